@@ -1,0 +1,53 @@
+//! Typed indices. Each one indexes exactly one list, so that a bucket is never used as a slot.
+
+use std::fmt;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident($int:ty) $letter:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[derive(serde::Serialize, serde::Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $int);
+
+        impl $name {
+            /// The position in the list that this id indexes.
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($letter, "{}"), self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A tensor of a graph.
+    TensorId(u32) "t";
+    /// A node (one application of an op) of a graph.
+    NodeId(u32) "n";
+    /// A parameter of a graph.
+    ParamId(u32) "p";
+    /// A flat range of parameters and of their gradients: the unit of reduction and of update.
+    BucketId(u32) "bucket ";
+    /// A stretch of the plan that a device runs without being asked again.
+    SegmentId(u32) "s";
+    /// A buffer that the plan assigns to activations by lifetime.
+    SlotId(u32) "slot ";
+    /// A device's number in a run, `0..world`.
+    Rank(u32) "rank ";
+    /// An optimizer step, counted from 1.
+    StepId(u64) "step ";
+    /// A place in a model that draws random numbers: a dropout, an attention, an initialisation.
+    Site(u32) "site ";
+}

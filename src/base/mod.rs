@@ -1,0 +1,9 @@
+//! Words every room shares: typed ids, shapes with a leading batch dimension, and
+//! counter-based random numbers. No IO.
+
+pub mod ids;
+pub mod rng;
+pub mod shape;
+
+pub use ids::{BucketId, NodeId, ParamId, Rank, SegmentId, Site, SlotId, StepId, TensorId};
+pub use shape::{DType, Shape};

@@ -1,0 +1,11 @@
+//! potluck trains neural networks on every GPU you have, whoever made it.
+//!
+//! The kernels are WGSL compute shaders on wgpu; the trainer is a library first and a binary on
+//! top of it. To train a model of your own, start at [`train::Trainer`], whose example is
+//! complete, and at [`graph::Builder`], which models are written with.
+//!
+//! The rooms, in layers; each imports only from layers below its own:
+//!
+
+pub mod base;
+pub mod files;
