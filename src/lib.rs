@@ -9,3 +9,4 @@
 
 pub mod base;
 pub mod files;
+pub mod graph;

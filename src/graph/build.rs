@@ -1,0 +1,300 @@
+//! The builder: how models are written. Each method adds a node and returns its output, or says
+//! which shapes do not fit; the model functions in `model` show the style.
+
+use super::op::{Binary, Op, Unary};
+use super::shapes::{self, ShapeError, Typed};
+use super::{Graph, Init, Node, Parameter, Phase, Role, Tensor};
+use crate::base::{DType, ParamId, Shape, Site, TensorId};
+
+/// What the builder's methods return: a tensor, or why the shapes do not fit.
+pub type Built = Result<TensorId, ShapeError>;
+
+/// Builds a forward graph, node by node.
+#[derive(Debug, Default)]
+pub struct Builder {
+    graph: Graph,
+    sites: u32,
+    scope: String,
+}
+
+impl Builder {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The finished forward graph.
+    pub fn finish(self) -> Graph {
+        self.graph
+    }
+
+    /// The shape of a tensor built so far.
+    pub fn shape(&self, x: TensorId) -> &Shape {
+        &self.graph.tensor(x).shape
+    }
+
+    /// Starts a block: a stretch of the model that a pipeline keeps on one device, whose
+    /// parameters are reduced together. Names of tensors made from now on begin with its name.
+    pub fn block(&mut self, name: &str) {
+        self.graph.blocks.push(name.to_string());
+        self.scope = name.to_string();
+    }
+
+    /// A batched float input; `dims[0]` entries of the leading dimension per sample.
+    pub fn input(&mut self, name: &str, dims: &[usize]) -> TensorId {
+        self.add_input(name, Shape::batched(dims), DType::F32)
+    }
+
+    /// A batched integer input: token ids, class targets.
+    pub fn input_ids(&mut self, name: &str, dims: &[usize]) -> TensorId {
+        self.add_input(name, Shape::batched(dims), DType::U32)
+    }
+
+    fn add_input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
+        assert!(self.graph.input(name).is_none(), "two inputs are called {name}");
+        let id = self.add_tensor(name.to_string(), (shape, dtype), Role::Input);
+        self.graph.inputs.push((name.to_string(), id));
+        id
+    }
+
+    /// The ids of the samples in the batch, `(b)`: what randomness is keyed by.
+    fn samples(&mut self) -> TensorId {
+        match self.graph.input("samples") {
+            Some(id) => id,
+            None => self.input_ids("samples", &[1]),
+        }
+    }
+
+    /// A parameter with a unique name; decays if it has at least two dimensions.
+    pub fn parameter(&mut self, name: &str, dims: &[usize], init: Init) -> TensorId {
+        let taken = self.graph.parameters.iter().any(|p| p.name == name);
+        assert!(!taken, "two parameters are called {name}");
+        let id = ParamId(self.graph.parameters.len() as u32);
+        let typed = (Shape::fixed(dims), DType::F32);
+        let tensor = self.add_tensor(name.to_string(), typed, Role::Parameter(id));
+        let decay = dims.len() >= 2;
+        let parameter = Parameter { name: name.into(), tensor, init, decay, gradient: None };
+        self.graph.parameters.push(parameter);
+        tensor
+    }
+
+    /// Marks a tensor as read after the forward pass, and names it.
+    pub fn output(&mut self, name: &str, x: TensorId) {
+        self.graph.outputs.push((name.to_string(), x));
+    }
+
+    /// `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading dimensions.
+    pub fn matmul(&mut self, a: TensorId, b: TensorId, ta: bool, tb: bool) -> Built {
+        let op = Op::MatMul { transpose_a: ta, transpose_b: tb };
+        let (shape, right) = (self.shape(a).clone(), self.shape(b).clone());
+        if right.rank() != 2 || shape.rank() < 3 || ta {
+            return self.apply(op, &[a, b]);
+        }
+        let dims = shape.dims();
+        let rows: usize = dims[..dims.len() - 1].iter().product();
+        let flat = self.reshape(a, &[rows, shape.last()])?;
+        let product = self.apply(op, &[flat, b])?;
+        let mut wanted = dims.to_vec();
+        wanted[dims.len() - 1] = self.shape(product).last();
+        self.reshape(product, &wanted)
+    }
+
+    /// `x (.., in) @ weight^T + bias`, with `weight (out, in)`, as in PyTorch's `Linear`.
+    pub fn linear(&mut self, x: TensorId, weight: TensorId, bias: Option<TensorId>) -> Built {
+        let y = self.matmul(x, weight, false, true)?;
+        match bias {
+            Some(bias) => self.add(y, bias),
+            None => Ok(y),
+        }
+    }
+
+    /// `a + b`; `b` may be a suffix of `a`'s shape: a bias, a table of positions.
+    pub fn add(&mut self, a: TensorId, b: TensorId) -> Built {
+        self.apply(Op::Binary(Binary::Add), &[a, b])
+    }
+
+    /// `a * b`, elementwise; `b` may be a suffix of `a`'s shape.
+    pub fn mul(&mut self, a: TensorId, b: TensorId) -> Built {
+        self.apply(Op::Binary(Binary::Mul), &[a, b])
+    }
+
+    pub fn scale(&mut self, x: TensorId, factor: f32) -> Built {
+        self.unary(x, Unary::Scale(factor))
+    }
+
+    pub fn unary(&mut self, x: TensorId, function: Unary) -> Built {
+        self.apply(Op::Unary(function), &[x])
+    }
+
+    /// The same elements under other dimensions (per row, if `x` is batched).
+    pub fn reshape(&mut self, x: TensorId, dims: &[usize]) -> Built {
+        let shape = self.shape(x).with_dims(dims);
+        if shape.per_row() != self.shape(x).per_row() || dims.is_empty() {
+            return Err(ShapeError {
+                op: Op::Reshape.to_string(),
+                inputs: self.shape(x).to_string(),
+                why: format!("{shape} has another number of elements"),
+            });
+        }
+        Ok(self.graph.add_alias(x, shape, Phase::F))
+    }
+
+    pub fn permute(&mut self, x: TensorId, axes: &[usize]) -> Built {
+        self.apply(Op::Permute { axes: axes.to_vec() }, &[x])
+    }
+
+    pub fn slice(&mut self, x: TensorId, axis: usize, start: usize, length: usize) -> Built {
+        self.apply(Op::Slice { axis, start, length }, &[x])
+    }
+
+    pub fn concat(&mut self, parts: &[TensorId], axis: usize) -> Built {
+        self.apply(Op::Concat { axis }, parts)
+    }
+
+    /// The sum over any set of axes, which vanish. Axis 0 of a batched tensor is the batch.
+    pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> Built {
+        let mut axes = axes.to_vec();
+        axes.sort_unstable();
+        axes.dedup();
+        let mut x = x;
+        // From the back, a run of neighbours at a time, so that axis numbers stay valid.
+        while let Some(last) = axes.pop() {
+            let mut first = last;
+            while axes.last().is_some_and(|&axis| axis + 1 == first) {
+                first -= 1;
+                axes.pop();
+            }
+            x = self.apply(Op::Sum { first, last }, &[x])?;
+        }
+        Ok(x)
+    }
+
+    /// Layer normalization over the last dimension, with a gain and perhaps a bias `(c)`.
+    pub fn layer_norm(&mut self, x: TensorId, gain: TensorId, bias: Option<TensorId>) -> Built {
+        let inputs: Vec<TensorId> = [x, gain].into_iter().chain(bias).collect();
+        self.apply(Op::LayerNorm { eps: 1e-5 }, &inputs)
+    }
+
+    /// Causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
+    pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> Built {
+        let op = Op::Attention { heads, dropout, site: self.next_site() };
+        let samples = if op.is_random() { Some(self.samples()) } else { None };
+        let inputs: Vec<TensorId> = [qkv].into_iter().chain(samples).collect();
+        self.apply(op, &inputs)
+    }
+
+    /// Rows of `table (v, c)` by `ids`.
+    pub fn embedding(&mut self, ids: TensorId, table: TensorId) -> Built {
+        self.apply(Op::Embedding, &[ids, table])
+    }
+
+    /// Drops elements of a batched tensor with probability `p` while training.
+    pub fn dropout(&mut self, x: TensorId, p: f32) -> Built {
+        if p == 0.0 {
+            return Ok(x);
+        }
+        let site = self.next_site();
+        let samples = self.samples();
+        self.apply(Op::Dropout { p, site }, &[x, samples])
+    }
+
+    /// Makes the cross-entropy of `logits (.., v)` with integer targets the loss of the graph.
+    /// Targets equal to [`super::IGNORED`] count neither in the sum nor in the count.
+    pub fn cross_entropy_loss(&mut self, logits: TensorId, targets: TensorId) -> Built {
+        let (shape, classes) = (self.shape(logits).clone(), self.shape(logits).last());
+        let rows = shape.per_row() / classes.max(1);
+        let flat = self.reshape(logits, &[rows, classes])?;
+        let targets = self.reshape(targets, &[rows])?;
+        let parts = self.apply(Op::CrossEntropy, &[flat, targets])?;
+        self.add_loss(parts)
+    }
+
+    /// Makes the squared error, averaged over all elements, the loss of the graph.
+    pub fn squared_error_loss(&mut self, x: TensorId, target: TensorId) -> Built {
+        let parts = self.apply(Op::SquaredError, &[x, target])?;
+        self.add_loss(parts)
+    }
+
+    /// Sums `parts (n, 2)` into the (sum, count) accumulator.
+    fn add_loss(&mut self, parts: TensorId) -> Built {
+        assert!(self.graph.loss.is_none(), "a graph has one loss");
+        let typed = (Shape::fixed(&[2]), DType::F32);
+        let loss = self.add_tensor("loss".into(), typed, Role::Loss);
+        let op = Op::Sum { first: 0, last: 0 };
+        self.graph.push_node(op, &[parts], vec![loss], true, Phase::F);
+        self.graph.loss = Some(loss);
+        Ok(loss)
+    }
+
+    fn next_site(&mut self) -> Site {
+        self.sites += 1;
+        Site(self.sites)
+    }
+
+    /// Adds any op; the first output is returned.
+    pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> Built {
+        let scope = std::mem::take(&mut self.scope);
+        let outputs = self.graph.apply(op, inputs, Phase::F, &scope);
+        self.scope = scope;
+        Ok(outputs?[0])
+    }
+
+    fn add_tensor(&mut self, name: String, typed: Typed, role: Role) -> TensorId {
+        self.graph.add_tensor(name, typed, role)
+    }
+}
+
+impl Graph {
+    pub(super) fn add_tensor(&mut self, name: String, typed: Typed, role: Role) -> TensorId {
+        let (shape, dtype) = typed;
+        self.tensors.push(Tensor { name, shape, dtype, role, alias_of: None });
+        TensorId(self.tensors.len() as u32 - 1)
+    }
+
+    pub(super) fn add_alias(&mut self, x: TensorId, shape: Shape, phase: Phase) -> TensorId {
+        let base = self.tensor(x).clone();
+        let role = Role::Activation;
+        self.tensors.push(Tensor { shape, alias_of: Some(x), role, ..base });
+        let id = TensorId(self.tensors.len() as u32 - 1);
+        self.push_node(Op::Reshape, &[x], vec![id], false, phase);
+        id
+    }
+
+    /// Adds a node with new activations as outputs.
+    pub(super) fn apply(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        phase: Phase,
+        scope: &str,
+    ) -> Result<Vec<TensorId>, ShapeError> {
+        let types: Vec<Typed> = inputs
+            .iter()
+            .map(|&id| (self.tensor(id).shape.clone(), self.tensor(id).dtype))
+            .collect();
+        let label = op.to_string();
+        let word = label.split(' ').next().unwrap_or_default();
+        let name = if scope.is_empty() { word.to_string() } else { format!("{scope}.{word}") };
+        let outputs: Vec<TensorId> = shapes::outputs(&op, &types)?
+            .into_iter()
+            .map(|typed| self.add_tensor(name.clone(), typed, Role::Activation))
+            .collect();
+        self.push_node(op, inputs, outputs.clone(), false, phase);
+        Ok(outputs)
+    }
+
+    pub(super) fn push_node(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        outputs: Vec<TensorId>,
+        accumulate: bool,
+        phase: Phase,
+    ) {
+        if self.blocks.is_empty() {
+            self.blocks.push("model".into());
+        }
+        let block = self.blocks.len() as u32 - 1;
+        let inputs = inputs.to_vec();
+        self.nodes.push(Node { op, inputs, outputs, accumulate, phase, block });
+    }
+}

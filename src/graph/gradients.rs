@@ -1,0 +1,320 @@
+//! Reverse-mode differentiation as a transformation: a forward graph in, the training graph out,
+//! which is the same graph with backward nodes behind it. The rule of each op is in `rule`.
+
+use std::cmp::Reverse;
+
+use super::op::{Binary, Op, Unary};
+use super::shapes::ShapeError;
+use super::{Graph, Phase, Role};
+use crate::base::{DType, NodeId, TensorId};
+
+/// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
+/// [`Role::Gradient`] tensor per parameter.
+///
+/// Gradients of activations are tagged [`Phase::B`], those of parameters [`Phase::W`]; both carry
+/// the block of the forward node they come from, and stand in the order: last block first, in
+/// each block B before W. A parameter used twice has two nodes that add to its gradient.
+///
+/// # Errors
+/// None for graphs made by the builder; the error type is that of the shape rules.
+///
+/// # Panics
+/// If the graph has no loss, or already has backward nodes.
+pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
+    assert!(graph.loss.is_some(), "differentiate needs a graph with a loss");
+    assert!(graph.nodes.iter().all(|n| n.phase == Phase::F), "the graph is differentiated already");
+    let mut backward = Backward::new(graph);
+    let forward = backward.graph.nodes.len();
+    for index in (0..forward).rev() {
+        let start = backward.graph.nodes.len();
+        rule(&mut backward, NodeId(index as u32))?;
+        let block = backward.graph.nodes[index].block;
+        for node in &mut backward.graph.nodes[start..] {
+            node.block = block;
+        }
+    }
+    let mut graph = backward.graph;
+    // A stable sort: within a block and phase, the order of emission is a valid order.
+    graph.nodes[forward..].sort_by_key(|node| (Reverse(node.block), node.phase));
+    Ok(graph)
+}
+
+/// The gradient rule of each op: what each input of `node` receives, given the gradient `dy` of
+/// its first output.
+fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
+    let node = b.graph.node(node).clone();
+    let x = &node.inputs;
+    // Losses are roots: their gradient is that of the sum, and needs no `dy`.
+    match node.op {
+        Op::CrossEntropy => {
+            return b.give(x[0], Op::CrossEntropyGrad, &[x[0], x[1], node.outputs[1]]);
+        }
+        Op::SquaredError => {
+            b.give(x[0], Op::SquaredErrorGrad, &[x[0], x[1]])?;
+            return b.give(x[1], Op::SquaredErrorGrad, &[x[1], x[0]]);
+        }
+        _ => {}
+    }
+    let Some(dy) = b.gradient_of(node.outputs[0]) else {
+        return Ok(());
+    };
+    match node.op {
+        Op::MatMul { transpose_a: ta, transpose_b: tb } => {
+            let matmul = |transpose_a, transpose_b| Op::MatMul { transpose_a, transpose_b };
+            match ta {
+                false => b.give(x[0], matmul(false, !tb), &[dy, x[1]])?,
+                true => b.give(x[0], matmul(tb, true), &[x[1], dy])?,
+            }
+            match tb {
+                false => b.give(x[1], matmul(!ta, false), &[x[0], dy]),
+                true => b.give(x[1], matmul(true, ta), &[dy, x[0]]),
+            }
+        }
+        Op::Unary(Unary::Scale(factor)) => b.give(x[0], Op::Unary(Unary::Scale(factor)), &[dy]),
+        Op::Unary(function) => b.give(x[0], Op::UnaryGrad(function), &[x[0], dy]),
+        Op::Binary(Binary::Add) => {
+            b.pass(x[0], dy);
+            b.give_summed(x[1], dy)
+        }
+        Op::Binary(Binary::Mul) => {
+            b.give(x[0], Op::Binary(Binary::Mul), &[dy, x[1]])?;
+            if !b.needs[x[1].index()] {
+                return Ok(());
+            }
+            let phase = b.phase_towards(x[1]);
+            let product = b.apply(Op::Binary(Binary::Mul), &[dy, x[0]], phase)?;
+            b.give_summed(x[1], product)
+        }
+        Op::Reshape => {
+            let (shape, phase) = (b.graph.tensor(x[0]).shape.clone(), b.phase_towards(x[0]));
+            if b.needs[x[0].index()] {
+                let dx = b.graph.add_alias(dy, shape, phase);
+                b.needs.push(false);
+                b.pass(x[0], dx);
+            }
+            Ok(())
+        }
+        Op::Permute { ref axes } => {
+            let mut inverse = vec![0; axes.len()];
+            for (to, &from) in axes.iter().enumerate() {
+                inverse[from] = to;
+            }
+            b.give(x[0], Op::Permute { axes: inverse }, &[dy])
+        }
+        Op::Slice { axis, start, length } => {
+            let whole = b.graph.tensor(x[0]).shape.dims()[axis];
+            let pad = Op::Pad { axis, before: start, after: whole - start - length };
+            b.give(x[0], pad, &[dy])
+        }
+        Op::Pad { axis, before, .. } => {
+            let length = b.graph.tensor(x[0]).shape.dims()[axis];
+            b.give(x[0], Op::Slice { axis, start: before, length }, &[dy])
+        }
+        Op::Concat { axis } => {
+            let mut start = 0;
+            for &part in x {
+                let length = b.graph.tensor(part).shape.dims()[axis];
+                b.give(part, Op::Slice { axis, start, length }, &[dy])?;
+                start += length;
+            }
+            Ok(())
+        }
+        Op::Sum { first, last } => {
+            let shape = &b.graph.tensor(x[0]).shape;
+            let dims = shape.dims()[first..=last].to_vec();
+            let batched = shape.is_batched() && first == 0;
+            b.give(x[0], Op::Broadcast { first, dims, batched }, &[dy])
+        }
+        Op::Broadcast { first, ref dims, .. } if !dims.is_empty() => {
+            b.give(x[0], Op::Sum { first, last: first + dims.len() - 1 }, &[dy])
+        }
+        Op::Broadcast { .. } => {
+            b.pass(x[0], dy);
+            Ok(())
+        }
+        Op::LayerNorm { .. } => {
+            let stats = node.outputs[1];
+            b.give(x[0], Op::LayerNormGrad, &[x[0], x[1], stats, dy])?;
+            b.give(x[1], Op::LayerNormGainGrad, &[x[0], stats, dy])?;
+            x.get(2).map_or(Ok(()), |&bias| b.give_summed(bias, dy))
+        }
+        Op::Attention { heads, dropout, site } => {
+            let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
+            inputs.extend(&x[1..]);
+            b.give(x[0], Op::AttentionGrad { heads, dropout, site }, &inputs)
+        }
+        Op::Embedding => {
+            let rows = b.graph.tensor(x[1]).shape.dims()[0];
+            b.give(x[1], Op::EmbeddingGrad { rows }, &[x[0], dy])
+        }
+        Op::Dropout { p, site } => b.give(x[0], Op::Dropout { p, site }, &[dy, x[1]]),
+        Op::CrossEntropy | Op::SquaredError => Ok(()),
+        Op::UnaryGrad(_)
+        | Op::LayerNormGrad
+        | Op::LayerNormGainGrad
+        | Op::AttentionGrad { .. }
+        | Op::EmbeddingGrad { .. }
+        | Op::CrossEntropyGrad
+        | Op::SquaredErrorGrad => panic!("{} has no second derivative", node.op),
+    }
+}
+
+/// The state of the walk from the loss to the parameters.
+struct Backward {
+    graph: Graph,
+    /// The gradient of each tensor so far: the sum of what its users gave.
+    adjoint: Vec<Option<TensorId>>,
+    /// Whether a parameter stands behind each tensor.
+    needs: Vec<bool>,
+}
+
+impl Backward {
+    fn new(mut graph: Graph) -> Self {
+        let mut needs = vec![false; graph.tensors.len()];
+        for parameter in &graph.parameters {
+            needs[parameter.tensor.index()] = true;
+        }
+        for node in &graph.nodes {
+            if node.inputs.iter().any(|input| needs[input.index()]) {
+                node.outputs.iter().for_each(|output| needs[output.index()] = true);
+            }
+        }
+        let adjoint = vec![None; graph.tensors.len()];
+        for index in 0..graph.parameters.len() {
+            let parameter = &graph.parameters[index];
+            let Role::Parameter(id) = graph.tensor(parameter.tensor).role else {
+                unreachable!("parameters are made with their role");
+            };
+            let typed = (graph.tensor(parameter.tensor).shape.clone(), DType::F32);
+            let name = format!("gradient of {}", parameter.name);
+            let gradient = graph.add_tensor(name, typed, Role::Gradient(id));
+            graph.parameters[index].gradient = Some(gradient);
+            needs.push(false);
+        }
+        Self { graph, adjoint, needs }
+    }
+
+    fn gradient_of(&self, tensor: TensorId) -> Option<TensorId> {
+        self.adjoint.get(tensor.index()).copied().flatten()
+    }
+
+    /// Gradients of parameters are W, all others B.
+    fn phase_towards(&self, target: TensorId) -> Phase {
+        match self.graph.tensor(target).role {
+            Role::Parameter(_) => Phase::W,
+            _ => Phase::B,
+        }
+    }
+
+    fn apply(&mut self, op: Op, inputs: &[TensorId], phase: Phase) -> Result<TensorId, ShapeError> {
+        let scope = self.graph.tensor(inputs[0]).name.clone();
+        let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
+        let outputs = self.graph.apply(op, inputs, phase, scope)?;
+        self.needs.extend(outputs.iter().map(|_| false));
+        Ok(outputs[0])
+    }
+
+    /// Gives `target` the result of `op`: added to its gradient in place if it is a parameter
+    /// and the op can, else as a tensor of its own.
+    fn give(&mut self, target: TensorId, op: Op, inputs: &[TensorId]) -> Result<(), ShapeError> {
+        if !self.needs[target.index()] {
+            return Ok(());
+        }
+        let gradient = self.parameter_gradient(target);
+        match gradient {
+            Some(gradient) if op.accumulates() => {
+                self.graph.push_node(op, inputs, vec![gradient], true, Phase::W);
+            }
+            _ => {
+                let phase = self.phase_towards(target);
+                let contribution = self.apply(op, inputs, phase)?;
+                self.pass(target, contribution);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a tensor that was broadcast over leading axes the sum of `dy` over them.
+    fn give_summed(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+        let (whole, part) = (self.rank(dy), self.rank(target));
+        if whole == part {
+            self.pass(target, dy);
+            return Ok(());
+        }
+        self.give(target, Op::Sum { first: 0, last: whole - part - 1 }, &[dy])
+    }
+
+    fn rank(&self, tensor: TensorId) -> usize {
+        self.graph.tensor(tensor).shape.rank()
+    }
+
+    /// Gives `target` a gradient that exists already.
+    fn pass(&mut self, target: TensorId, contribution: TensorId) {
+        if !self.needs[target.index()] {
+            return;
+        }
+        if let Some(gradient) = self.parameter_gradient(target) {
+            let copy = Op::Unary(Unary::Scale(1.0));
+            self.graph.push_node(copy, &[contribution], vec![gradient], true, Phase::W);
+            return;
+        }
+        let sum = match self.adjoint[target.index()] {
+            None => contribution,
+            Some(so_far) => {
+                let add = Op::Binary(Binary::Add);
+                let sum = self.apply(add, &[so_far, contribution], Phase::B);
+                // Both have the shape of `target`.
+                sum.unwrap_or_else(|error| panic!("contributions differ in shape: {error}"))
+            }
+        };
+        self.adjoint[target.index()] = Some(sum);
+    }
+
+    fn parameter_gradient(&self, target: TensorId) -> Option<TensorId> {
+        match self.graph.tensor(target).role {
+            Role::Parameter(id) => self.graph.parameters[id.index()].gradient,
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, Init};
+
+    #[test]
+    fn a_tied_parameter_gets_two_accumulating_nodes_and_blocks_run_backwards() {
+        let mut b = Builder::new();
+        let table = b.parameter("table", &[11, 4], Init::Zeros);
+        b.block("first");
+        let ids = b.input_ids("tokens", &[1, 3]);
+        let x = b.embedding(ids, table).unwrap();
+        b.block("last");
+        let logits = b.linear(x, table, None).unwrap();
+        let targets = b.input_ids("targets", &[1, 3]);
+        b.cross_entropy_loss(logits, targets).unwrap();
+        let graph = differentiate(b.finish()).unwrap();
+
+        let gradient = graph.parameters[0].gradient.unwrap();
+        let into: Vec<_> = graph.nodes.iter().filter(|n| n.outputs == [gradient]).collect();
+        assert_eq!(into.len(), 2);
+        assert!(into.iter().all(|n| n.accumulate && n.phase == Phase::W));
+        let blocks: Vec<u32> =
+            graph.nodes.iter().filter(|n| n.phase != Phase::F).map(|n| n.block).collect();
+        assert!(blocks.is_sorted_by_key(|&block| Reverse(block)), "{blocks:?}");
+    }
+
+    #[test]
+    fn nothing_is_computed_for_tensors_without_parameters_behind_them() {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 4]);
+        let y = b.unary(x, Unary::Relu).unwrap();
+        let w = b.parameter("w", &[2, 4], Init::Zeros);
+        let out = b.linear(y, w, None).unwrap();
+        let target = b.input("target", &[1, 2]);
+        b.squared_error_loss(out, target).unwrap();
+        let graph = differentiate(b.finish()).unwrap();
+        assert!(graph.nodes.iter().all(|n| !matches!(n.op, Op::UnaryGrad(_))));
+    }
+}

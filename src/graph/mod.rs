@@ -1,0 +1,165 @@
+//! Graphs of operations as plain data: built by [`Builder`], differentiated by
+//! [`differentiate`], ordered and placed in memory by [`Plan`].
+//!
+//! Nothing here knows a device, reads a clock or does IO. Losses are **sums**: a graph's loss is
+//! the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
+//! micro-batches, masked targets and uneven shares add up exactly.
+
+pub mod build;
+pub mod gradients;
+
+pub mod op;
+pub mod plan;
+pub mod print;
+
+pub mod shapes;
+pub mod update;
+
+pub use build::Builder;
+pub use gradients::differentiate;
+
+pub use op::{Binary, IGNORED, Op, Unary};
+
+pub use plan::{Bucket, Place, Plan, PlanOptions, Segment, Slot, SlotKind};
+pub use shapes::ShapeError;
+pub use update::{Update, UpdateRange};
+
+use crate::base::{DType, NodeId, ParamId, Shape, TensorId};
+
+/// What a tensor is to the run that executes the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Given by the caller for each micro-batch.
+    Input,
+    /// Trained; the same for all rows.
+    Parameter(ParamId),
+    /// The accumulated gradient of a parameter: the sum over the rows of all micro-batches.
+    Gradient(ParamId),
+    /// `(2)`: the accumulated (sum, count) of the loss.
+    Loss,
+    /// Computed by a node and used by others of the same micro-batch.
+    Activation,
+}
+
+/// A value of the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// For people: in printed graphs and in the report of a value that is not finite.
+    pub name: String,
+    pub shape: Shape,
+    pub dtype: DType,
+    pub role: Role,
+    /// The tensor whose elements these are, under another shape.
+    pub alias_of: Option<TensorId>,
+}
+
+/// Which pass a node belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Forward.
+    F,
+    /// Backward: the gradient of activations.
+    B,
+    /// Backward: the gradient of parameters, which no other device waits for.
+    W,
+}
+
+/// One application of an op.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    pub op: Op,
+    pub inputs: Vec<TensorId>,
+    pub outputs: Vec<TensorId>,
+    /// Add to what the output holds instead of replacing it.
+    pub accumulate: bool,
+    pub phase: Phase,
+    /// Index into [`Graph::blocks`].
+    pub block: u32,
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Zeros,
+    Ones,
+    /// Normal with mean 0.
+    Normal {
+        deviation: f32,
+    },
+    /// Uniform in `-bound .. bound`.
+    Uniform {
+        bound: f32,
+    },
+}
+
+/// A trained tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Unique; the name in checkpoints.
+    pub name: String,
+    pub tensor: TensorId,
+    pub init: Init,
+    /// Whether weight decay applies: by default to matrices, not to gains and biases.
+    pub decay: bool,
+    /// Where its gradient accumulates, once the graph is differentiated.
+    pub gradient: Option<TensorId>,
+}
+
+/// A graph in the order of execution: every node comes after those that give its inputs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    pub tensors: Vec<Tensor>,
+    pub nodes: Vec<Node>,
+    pub parameters: Vec<Parameter>,
+    /// The inputs by name, in the order in which the builder made them.
+    pub inputs: Vec<(String, TensorId)>,
+    /// Tensors that somebody reads after the forward pass (logits, say), by name.
+    pub outputs: Vec<(String, TensorId)>,
+    /// The names of the blocks, in forward order: where a pipeline may be cut.
+    pub blocks: Vec<String>,
+    /// The (sum, count) accumulator, if the graph has a loss.
+    pub loss: Option<TensorId>,
+}
+
+impl Graph {
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// The tensor that holds the elements of `id`: itself, or what it is an alias of.
+    pub fn root(&self, id: TensorId) -> TensorId {
+        let mut id = id;
+        while let Some(base) = self.tensor(id).alias_of {
+            id = base;
+        }
+        id
+    }
+
+    /// The input of this name.
+    pub fn input(&self, name: &str) -> Option<TensorId> {
+        find(&self.inputs, name)
+    }
+
+    /// The output of this name.
+    pub fn output(&self, name: &str) -> Option<TensorId> {
+        find(&self.outputs, name)
+    }
+
+    /// Whether it was differentiated: whether its parameters have gradients.
+    pub fn is_trained(&self) -> bool {
+        self.parameters.iter().any(|parameter| parameter.gradient.is_some())
+    }
+
+    /// The number of trained values.
+    pub fn parameter_count(&self) -> usize {
+        self.parameters.iter().map(|p| self.tensor(p.tensor).shape.per_row()).sum()
+    }
+}
+
+fn find(list: &[(String, TensorId)], name: &str) -> Option<TensorId> {
+    list.iter().find(|(known, _)| known == name).map(|(_, id)| *id)
+}

@@ -1,0 +1,149 @@
+//! The ops: what a node of a graph may compute. Shapes are in [`super::shapes`], gradients in
+//! [`super::gradients`], and each op's kernels in the twin that `kernels::twin` names.
+
+use std::fmt;
+
+use crate::base::Site;
+
+/// A target that does not count: neither in the loss, nor in its count, nor in the gradient.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Elementwise functions of one tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Unary {
+    /// `max(x, 0)`
+    Relu,
+    /// `x * Phi(x)`, with the error function (Hendrycks and Gimpel 2016).
+    Gelu,
+    /// The same with `Phi` approximated by a tanh, as GPT-2 has it.
+    GeluTanh,
+    /// `factor * x`
+    Scale(f32),
+}
+
+/// Elementwise functions of two tensors; the second may be a suffix of the first's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    Add,
+    Mul,
+}
+
+/// What a node computes, from inputs to outputs, in this order. `(b*t, c)` and the like are
+/// shapes; an op whose name ends in `Grad` gives the gradient of the op of that name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `a (m, k), b (k, n) -> (m, n)`, or with one equal leading dimension in all three. Each
+    /// side may be given transposed. A batched `k` is summed away.
+    MatMul { transpose_a: bool, transpose_b: bool },
+    /// `x -> y`, elementwise.
+    Unary(Unary),
+    /// `x, dy -> dx`
+    UnaryGrad(Unary),
+    /// `a, b -> y`, elementwise; `b` is broadcast over the leading dimensions of `a`.
+    Binary(Binary),
+    /// The same elements in the same order under another shape. Costs nothing: an alias.
+    Reshape,
+    /// Dimension `i` of the output is dimension `axes[i]` of the input; `axes[0] == 0` if batched.
+    Permute { axes: Vec<usize> },
+    /// Entries `start .. start + length` along an axis.
+    Slice { axis: usize, start: usize, length: usize },
+    /// Zeros put before and after along an axis: the gradient of a slice.
+    Pad { axis: usize, before: usize, after: usize },
+    /// Tensors one after the other along an axis.
+    Concat { axis: usize },
+    /// The sum over the axes `first ..= last`, which vanish.
+    Sum { first: usize, last: usize },
+    /// New axes put in front of dimension `first`, over which the values repeat: the gradient of
+    /// a sum. `dims` are the new dimensions, batched if `batched` (and then `first` is 0).
+    Broadcast { first: usize, dims: Vec<usize>, batched: bool },
+    /// `x (.., c), gain (c) [, bias (c)] -> y (.., c), stats (.., 2)`, with mean and 1/deviation
+    /// of each row of `c` in `stats` (Ba, Kiros, Hinton 2016).
+    LayerNorm { eps: f32 },
+    /// `x, gain, stats, dy -> dx`
+    LayerNormGrad,
+    /// `x, stats, dy -> dgain (c)`. The bias gradient is a [`Op::Sum`].
+    LayerNormGainGrad,
+    /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
+    /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
+    /// `lse` is the logarithm of the sum of exponentials of each row of scores.
+    Attention { heads: usize, dropout: f32, site: Site },
+    /// `qkv, y, lse, dy [, samples] -> dqkv`
+    AttentionGrad { heads: usize, dropout: f32, site: Site },
+    /// `ids (..) of u32, table (v, c) -> (.., c)`
+    Embedding,
+    /// `ids, dy -> dtable (v, c)`
+    EmbeddingGrad { rows: usize },
+    /// `x, samples (b) of u32 -> y`: zero with probability `p`, else divided by `1 - p`. It is
+    /// its own gradient.
+    Dropout { p: f32, site: Site },
+    /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss and the count (1,
+    /// or both 0 if the target is [`IGNORED`]) of each row.
+    CrossEntropy,
+    /// `logits, targets, lse -> dlogits`, the gradient of the summed loss.
+    CrossEntropyGrad,
+    /// `x (b*n, ..), target -> parts (b*n, 2)`: the sum of squared differences over each leading
+    /// entry, and how many it sums.
+    SquaredError,
+    /// `x, target -> dx`, the gradient of the summed loss.
+    SquaredErrorGrad,
+}
+
+impl Op {
+    /// Whether its kernels can add to what the output already holds. Ops that give the gradient
+    /// of a parameter do, so that micro-batches accumulate without a further pass.
+    pub fn accumulates(&self) -> bool {
+        matches!(
+            self,
+            Op::MatMul { .. }
+                | Op::Unary(Unary::Scale(_))
+                | Op::Sum { .. }
+                | Op::LayerNormGainGrad
+                | Op::EmbeddingGrad { .. }
+        )
+    }
+
+    /// Whether it draws random numbers, and so takes the sample ids as its last input.
+    pub fn is_random(&self) -> bool {
+        match self {
+            Op::Dropout { .. } => true,
+            Op::Attention { dropout, .. } | Op::AttentionGrad { dropout, .. } => *dropout > 0.0,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::MatMul { transpose_a, transpose_b } => {
+                let mark = |transposed: &bool| if *transposed { "^T" } else { "" };
+                write!(f, "matmul a{} b{}", mark(transpose_a), mark(transpose_b))
+            }
+            Op::Unary(Unary::Scale(factor)) => write!(f, "scale {factor}"),
+            Op::Unary(unary) => write!(f, "{}", format!("{unary:?}").to_lowercase()),
+            Op::UnaryGrad(unary) => write!(f, "{}_grad", format!("{unary:?}").to_lowercase()),
+            Op::Binary(binary) => write!(f, "{}", format!("{binary:?}").to_lowercase()),
+            Op::Reshape => write!(f, "reshape"),
+            Op::Permute { axes } => write!(f, "permute {axes:?}"),
+            Op::Slice { axis, start, length } => {
+                write!(f, "slice axis {axis} {start}..{}", start + length)
+            }
+            Op::Pad { axis, before, after } => write!(f, "pad axis {axis} {before}+{after}"),
+            Op::Concat { axis } => write!(f, "concat axis {axis}"),
+            Op::Sum { first, last } => write!(f, "sum axes {first}..={last}"),
+            Op::Broadcast { first, dims, .. } => write!(f, "broadcast {dims:?} at {first}"),
+            Op::LayerNorm { .. } => write!(f, "layer_norm"),
+            Op::LayerNormGrad => write!(f, "layer_norm_grad"),
+            Op::LayerNormGainGrad => write!(f, "layer_norm_gain_grad"),
+            Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
+            Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
+            Op::Embedding => write!(f, "embedding"),
+            Op::EmbeddingGrad { .. } => write!(f, "embedding_grad"),
+            Op::Dropout { p, .. } => write!(f, "dropout {p}"),
+            Op::CrossEntropy => write!(f, "cross_entropy"),
+            Op::CrossEntropyGrad => write!(f, "cross_entropy_grad"),
+            Op::SquaredError => write!(f, "squared_error"),
+            Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! The plan: a graph in order, cut into segments, its tensors placed in slots by lifetime and
+//! its parameters in buckets. Independent of the device; its limits are values.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{Graph, Phase, Role};
+use crate::base::shape::ELEMENT_BYTES;
+use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
+
+/// Tensors in buckets, and ranges of slots, start at multiples of this many bytes: what every
+/// device can bind at.
+pub const ALIGNMENT_BYTES: usize = 256;
+const ALIGNMENT: usize = ALIGNMENT_BYTES / ELEMENT_BYTES;
+
+/// What a plan is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// The most rows (samples) that one micro-batch has.
+    pub rows: usize,
+    /// Micro-batches whose forward pass may be done and backward pass not: copies of the stash.
+    pub in_flight: usize,
+    /// The most bytes that a bucket takes, unless one tensor alone is larger.
+    pub bucket_bytes_max: usize,
+}
+
+impl PlanOptions {
+    /// Options for one device that runs one micro-batch of up to `rows` rows at a time.
+    pub fn new(rows: usize) -> Self {
+        Self { rows, in_flight: 1, bucket_bytes_max: 64 << 20 }
+    }
+}
+
+/// A stretch of the plan: the nodes of one phase and block, which a device runs in one go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub phase: Phase,
+    pub block: u32,
+    /// Indices into [`Graph::nodes`].
+    pub nodes: Range<usize>,
+    /// The buckets whose gradients are complete for the micro-batch when it has run.
+    pub finishes: Vec<BucketId>,
+}
+
+/// How long a slot's contents must last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotKind {
+    /// Within one segment; one copy.
+    Scratch,
+    /// From one segment to another, so that other micro-batches may run between; one copy per
+    /// micro-batch in flight.
+    Stash,
+}
+
+/// A buffer for tensors whose lifetimes do not overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    pub kind: SlotKind,
+    pub bytes: usize,
+}
+
+/// Where a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Slot(SlotId),
+    /// Element `start` of the bucket's parameters.
+    Parameter {
+        bucket: BucketId,
+        start: usize,
+    },
+    /// Element `start` of the bucket's gradients.
+    Gradient {
+        bucket: BucketId,
+        start: usize,
+    },
+    /// The (sum, count) accumulator.
+    Loss,
+    /// Given and needed by nobody.
+    Nowhere,
+}
+
+/// A flat range of parameters, and of gradients and moments in the same order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Each parameter and its first element; those that decay come first.
+    pub parameters: Vec<(ParamId, usize)>,
+    /// Elements, with the gaps that alignment leaves (which stay zero).
+    pub length: usize,
+    /// Elements before this one decay.
+    pub decay_end: usize,
+}
+
+/// A graph, ordered and placed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub graph: Graph,
+    pub options: PlanOptions,
+    /// In the canonical order: F by block, then B and W by block from the last.
+    pub segments: Vec<Segment>,
+    pub slots: Vec<Slot>,
+    /// Per tensor.
+    pub places: Vec<Place>,
+    /// In the order in which the backward pass completes them.
+    pub buckets: Vec<Bucket>,
+}
+
+impl Plan {
+    /// Plans a forward or a training graph.
+    pub fn new(graph: Graph, options: PlanOptions) -> Self {
+        assert!(options.rows > 0 && options.in_flight > 0, "a plan has rows and one copy");
+        let mut segments = segments(&graph);
+        let (buckets, finished_by) = buckets(&graph, &segments, options.bucket_bytes_max);
+        for (bucket, segment) in finished_by.into_iter().enumerate() {
+            if let Some(segment) = segment {
+                segments[segment.index()].finishes.push(BucketId(bucket as u32));
+            }
+        }
+        let mut places = vec![Place::Nowhere; graph.tensors.len()];
+        place_parameters(&graph, &buckets, &mut places);
+        let slots = place_activations(&graph, &segments, options.rows, &mut places);
+        Self { graph, options, segments, slots, places, buckets }
+    }
+
+    /// Where the elements of a tensor are, through aliases.
+    pub fn place(&self, tensor: TensorId) -> Place {
+        self.places[self.graph.root(tensor).index()]
+    }
+
+    /// The segments of a phase, in canonical order.
+    pub fn phase(&self, phase: Phase) -> impl Iterator<Item = SegmentId> + '_ {
+        let of_phase = move |(index, segment): (usize, &Segment)| {
+            (segment.phase == phase).then_some(SegmentId(index as u32))
+        };
+        self.segments.iter().enumerate().filter_map(of_phase)
+    }
+
+    /// The segments of the forward pass, then those of the backward pass.
+    pub fn passes(&self) -> (Vec<SegmentId>, Vec<SegmentId>) {
+        (0..self.segments.len() as u32)
+            .map(SegmentId)
+            .partition(|id| self.segments[id.index()].phase == Phase::F)
+    }
+
+    /// The largest tensor in bytes, at the plan's capacity of rows: what one binding must hold.
+    pub fn tensor_bytes_max(&self) -> usize {
+        let rows = self.options.rows;
+        let bytes = |t: &super::Tensor| t.shape.elements(rows) * ELEMENT_BYTES;
+        self.graph.tensors.iter().map(bytes).max().unwrap_or(0)
+    }
+}
+
+/// Maximal runs of nodes of one phase and block.
+fn segments(graph: &Graph) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        match segments.last_mut() {
+            Some(last) if (last.phase, last.block) == (node.phase, node.block) => {
+                last.nodes.end = index + 1;
+            }
+            _ => segments.push(Segment {
+                phase: node.phase,
+                block: node.block,
+                nodes: index..index + 1,
+                finishes: Vec::new(),
+            }),
+        }
+    }
+    segments
+}
+
+/// Buckets in order of backward completion, and the segment that completes each: whole blocks
+/// from the last; a parameter that several blocks use has a bucket of its own, complete after the
+/// first of them.
+fn buckets(
+    graph: &Graph,
+    segments: &[Segment],
+    bytes_max: usize,
+) -> (Vec<Bucket>, Vec<Option<SegmentId>>) {
+    let mut used: Vec<Vec<u32>> = vec![Vec::new(); graph.parameters.len()];
+    for node in graph.nodes.iter().filter(|node| node.phase == Phase::F) {
+        for &input in &node.inputs {
+            if let Role::Parameter(id) = graph.tensor(graph.root(input)).role {
+                used[id.index()].push(node.block);
+            }
+        }
+    }
+    // Keyed so that iteration is the order of completion: by the first block that uses it, from
+    // the last block; within one, the block's own parameters before tied ones.
+    let mut groups: BTreeMap<(std::cmp::Reverse<u32>, Option<u32>), Vec<ParamId>> = BTreeMap::new();
+    for (index, blocks) in used.iter().enumerate() {
+        let first = blocks.iter().min().copied().unwrap_or(0);
+        let tied = blocks.iter().any(|&block| block != first);
+        let key = (std::cmp::Reverse(first), tied.then_some(index as u32));
+        groups.entry(key).or_default().push(ParamId(index as u32));
+    }
+    let mut buckets = Vec::new();
+    let mut finished_by = Vec::new();
+    for ((std::cmp::Reverse(block), _), parameters) in groups {
+        let last = segments.iter().rposition(|s| s.block == block && s.phase == Phase::W);
+        for bucket in pack(graph, parameters, bytes_max) {
+            buckets.push(bucket);
+            finished_by.push(last.map(|index| SegmentId(index as u32)));
+        }
+    }
+    (buckets, finished_by)
+}
+
+/// One or more buckets of at most `bytes_max` (but at least a tensor) each.
+fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket> {
+    let padded = |id: &ParamId| {
+        let tensor = graph.parameters[id.index()].tensor;
+        graph.tensor(tensor).shape.per_row().next_multiple_of(ALIGNMENT)
+    };
+    let mut parts: Vec<Vec<ParamId>> = vec![Vec::new()];
+    let mut length = 0;
+    for id in parameters {
+        if length > 0 && (length + padded(&id)) * ELEMENT_BYTES > bytes_max {
+            parts.push(Vec::new());
+            length = 0;
+        }
+        length += padded(&id);
+        if let Some(part) = parts.last_mut() {
+            part.push(id);
+        }
+    }
+    let lay_out = |mut ids: Vec<ParamId>| {
+        ids.sort_by_key(|id| !graph.parameters[id.index()].decay);
+        let mut bucket = Bucket { parameters: Vec::new(), length: 0, decay_end: 0 };
+        for id in ids {
+            bucket.parameters.push((id, bucket.length));
+            bucket.length += padded(&id);
+            if graph.parameters[id.index()].decay {
+                bucket.decay_end = bucket.length;
+            }
+        }
+        bucket
+    };
+    parts.into_iter().map(lay_out).collect()
+}
+
+fn place_parameters(graph: &Graph, buckets: &[Bucket], places: &mut [Place]) {
+    for (index, bucket) in buckets.iter().enumerate() {
+        let bucket_id = BucketId(index as u32);
+        for &(id, start) in &bucket.parameters {
+            let parameter = &graph.parameters[id.index()];
+            places[parameter.tensor.index()] = Place::Parameter { bucket: bucket_id, start };
+            if let Some(gradient) = parameter.gradient {
+                places[gradient.index()] = Place::Gradient { bucket: bucket_id, start };
+            }
+        }
+    }
+    if let Some(loss) = graph.loss {
+        places[loss.index()] = Place::Loss;
+    }
+}
+
+/// When a tensor is first written and last read, as node indices.
+#[derive(Clone, Copy)]
+struct Life {
+    first: usize,
+    last: usize,
+    kind: SlotKind,
+}
+
+fn lifetimes(graph: &Graph, segments: &[Segment]) -> Vec<Option<Life>> {
+    let mut segment_of = vec![0; graph.nodes.len()];
+    for (index, segment) in segments.iter().enumerate() {
+        segment_of[segment.nodes.clone()].fill(index);
+    }
+    let mut lives: Vec<Option<Life>> = vec![None; graph.tensors.len()];
+    // Inputs are there before the first node, and whoever reads outputs does so after the last
+    // forward node.
+    for (_, input) in &graph.inputs {
+        lives[input.index()] = Some(Life { first: 0, last: 0, kind: SlotKind::Stash });
+    }
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for &tensor in &node.inputs {
+            if let Some(life) = &mut lives[graph.root(tensor).index()] {
+                life.last = index;
+                if segment_of[life.first] != segment_of[index] {
+                    life.kind = SlotKind::Stash;
+                }
+            }
+        }
+        for &tensor in &node.outputs {
+            let known = graph.tensor(tensor);
+            if known.role == Role::Activation && known.alias_of.is_none() {
+                let life = Life { first: index, last: index, kind: SlotKind::Scratch };
+                lives[tensor.index()] = Some(life);
+            }
+        }
+    }
+    let forward_end = graph.nodes.iter().rposition(|n| n.phase == Phase::F).unwrap_or(0);
+    for (_, output) in &graph.outputs {
+        if let Some(life) = &mut lives[graph.root(*output).index()] {
+            life.last = life.last.max(forward_end);
+            life.kind = SlotKind::Stash;
+        }
+    }
+    lives
+}
+
+/// Assigns slots first come, first served: the free slot of the right kind that fits best, grown
+/// if none is large enough. A node's inputs stay taken while its outputs are placed, so that no
+/// kernel reads and writes one buffer.
+fn place_activations(
+    graph: &Graph,
+    segments: &[Segment],
+    rows: usize,
+    places: &mut [Place],
+) -> Vec<Slot> {
+    let lives = lifetimes(graph, segments);
+    let mut starts: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len().max(1)];
+    let mut ends = starts.clone();
+    for (tensor, life) in lives.iter().enumerate() {
+        if let Some(life) = life {
+            starts[life.first].push(tensor);
+            ends[life.last].push(tensor);
+        }
+    }
+    let mut slots: Vec<Slot> = Vec::new();
+    let mut free: Vec<usize> = Vec::new();
+    for index in 0..graph.nodes.len() {
+        for &tensor in &starts[index] {
+            let Some(life) = lives[tensor] else { continue };
+            let bytes = (graph.tensors[tensor].shape.elements(rows) * ELEMENT_BYTES)
+                .max(ELEMENT_BYTES)
+                .next_multiple_of(ALIGNMENT_BYTES);
+            let slot = take(&mut slots, &mut free, life.kind, bytes);
+            places[tensor] = Place::Slot(SlotId(slot as u32));
+        }
+        for &tensor in &ends[index] {
+            if let Place::Slot(slot) = places[tensor] {
+                free.push(slot.index());
+            }
+        }
+    }
+    slots
+}
+
+fn take(slots: &mut Vec<Slot>, free: &mut Vec<usize>, kind: SlotKind, bytes: usize) -> usize {
+    let misfit = |slot: usize| {
+        let has = slots[slot].bytes;
+        // The tightest that fits; else the largest, which grows least.
+        if has >= bytes { (false, has - bytes) } else { (true, bytes - has) }
+    };
+    let candidates = (0..free.len()).filter(|&i| slots[free[i]].kind == kind);
+    match candidates.min_by_key(|&i| (misfit(free[i]), free[i])) {
+        Some(position) => {
+            let slot = free.swap_remove(position);
+            slots[slot].bytes = slots[slot].bytes.max(bytes);
+            slot
+        }
+        None => {
+            slots.push(Slot { kind, bytes });
+            slots.len() - 1
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, Init, Unary, differentiate};
+
+    /// Three layers in two blocks, with one parameter used in both.
+    fn sample() -> Graph {
+        let mut b = Builder::new();
+        let shared = b.parameter("shared", &[8, 8], Init::Zeros);
+        b.block("one");
+        let x = b.input("x", &[1, 8]);
+        let w = b.parameter("w", &[8, 8], Init::Zeros);
+        let bias = b.parameter("bias", &[8], Init::Zeros);
+        let y = b.linear(x, w, Some(bias)).unwrap();
+        let y = b.unary(y, Unary::Gelu).unwrap();
+        let y = b.linear(y, shared, None).unwrap();
+        b.block("two");
+        let v = b.parameter("v", &[8, 8], Init::Zeros);
+        let y = b.linear(y, v, None).unwrap();
+        let y = b.unary(y, Unary::Relu).unwrap();
+        let y = b.linear(y, shared, None).unwrap();
+        b.output("y", y);
+        let target = b.input("target", &[1, 8]);
+        b.squared_error_loss(y, target).unwrap();
+        differentiate(b.finish()).unwrap()
+    }
+
+    #[test]
+    fn segments_go_forward_by_block_then_back() {
+        let plan = Plan::new(sample(), PlanOptions::new(4));
+        let order: Vec<String> =
+            plan.segments.iter().map(|s| format!("{:?}{}", s.phase, s.block)).collect();
+        assert_eq!(order, ["F0", "F1", "B1", "W1", "B0", "W0"]);
+    }
+
+    #[test]
+    fn buckets_complete_from_the_last_block_and_tied_ones_stand_alone() {
+        let plan = Plan::new(sample(), PlanOptions::new(4));
+        let names = |bucket: &Bucket| -> Vec<&str> {
+            let name = |(id, _): &(ParamId, usize)| &*plan.graph.parameters[id.index()].name;
+            bucket.parameters.iter().map(name).collect()
+        };
+        let all: Vec<_> = plan.buckets.iter().map(names).collect();
+        assert_eq!(all, [vec!["v"], vec!["w", "bias"], vec!["shared"]]);
+        assert_eq!(plan.segments[3].finishes, [BucketId(0)]);
+        assert_eq!(plan.segments[5].finishes, [BucketId(1), BucketId(2)]);
+        assert_eq!(plan.buckets[1].decay_end, 64);
+        assert!(plan.buckets.iter().flat_map(|b| &b.parameters).all(|(_, s)| s % 64 == 0));
+    }
+
+    #[test]
+    fn a_small_limit_splits_a_block_into_several_buckets() {
+        let options = PlanOptions { bucket_bytes_max: 256, ..PlanOptions::new(4) };
+        let plan = Plan::new(sample(), options);
+        assert_eq!(plan.buckets.len(), 4);
+    }
+
+    /// Replays the plan and checks, tensor by tensor, that nobody overwrites what is still read.
+    #[test]
+    fn no_slot_is_overwritten_while_it_is_needed() {
+        let plan = Plan::new(sample(), PlanOptions::new(4));
+        let mut holds: Vec<Option<TensorId>> = vec![None; plan.slots.len()];
+        for (_, input) in &plan.graph.inputs {
+            if let Place::Slot(slot) = plan.place(*input) {
+                assert_eq!(holds[slot.index()], None);
+                holds[slot.index()] = Some(*input);
+            }
+        }
+        for node in &plan.graph.nodes {
+            let at = |tensor: &TensorId| match plan.place(*tensor) {
+                Place::Slot(slot) => Some((slot, plan.graph.root(*tensor))),
+                _ => None,
+            };
+            for (slot, tensor) in node.inputs.iter().filter_map(at) {
+                assert_eq!(holds[slot.index()], Some(tensor), "{}", node.op);
+            }
+            let real = node.outputs.iter().filter(|t| plan.graph.tensor(**t).alias_of.is_none());
+            for (slot, tensor) in real.filter_map(at) {
+                assert!(node.inputs.iter().filter_map(at).all(|(s, _)| s != slot));
+                holds[slot.index()] = Some(tensor);
+            }
+        }
+    }
+
+    #[test]
+    fn what_crosses_segments_is_stashed_and_slots_are_shared() {
+        let plan = Plan::new(sample(), PlanOptions::new(4));
+        let activations = plan
+            .graph
+            .tensors
+            .iter()
+            .filter(|t| t.role == Role::Activation && t.alias_of.is_none())
+            .count();
+        assert!(plan.slots.len() < activations, "{} of {activations}", plan.slots.len());
+        assert!(plan.slots.iter().any(|s| s.kind == SlotKind::Scratch));
+        for (_, output) in &plan.graph.outputs {
+            let Place::Slot(slot) = plan.place(*output) else { panic!("outputs have slots") };
+            assert_eq!(plan.slots[slot.index()].kind, SlotKind::Stash);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Graphs and plans for people: tables, a drawing, and what a plan takes of memory.
+
+use std::fmt::Write;
+
+use super::{Graph, Phase, Place, Plan, Role, SlotKind};
+use crate::base::TensorId;
+use crate::base::shape::ELEMENT_BYTES;
+
+/// One line per node: phase, block, op, and the shapes it maps.
+pub fn graph_table(graph: &Graph) -> String {
+    let mut text = format!("{} parameters, {} nodes\n", graph.parameter_count(), graph.nodes.len());
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let block = &graph.blocks[node.block as usize];
+        let list = |ids: &[TensorId]| {
+            ids.iter().map(|id| operand(graph, *id)).collect::<Vec<_>>().join(", ")
+        };
+        let arrow = if node.accumulate { "+=>" } else { "->" };
+        let (op, phase) = (node.op.to_string(), node.phase);
+        let (inputs, outputs) = (list(&node.inputs), list(&node.outputs));
+        // Writing to a string cannot fail.
+        let _ =
+            writeln!(text, "{index:4} {phase:?} {block:<8} {op:<24} {inputs} {arrow} {outputs}");
+    }
+    text
+}
+
+/// A tensor as an operand: parameters and inputs by name, activations by number, with the shape.
+fn operand(graph: &Graph, id: TensorId) -> String {
+    let tensor = graph.tensor(id);
+    match tensor.role {
+        Role::Activation => format!("{id} {}", tensor.shape),
+        _ => format!("{} {}", tensor.name, tensor.shape),
+    }
+}
+
+/// The graph in Graphviz's language: nodes as boxes, clustered by phase and block.
+pub fn graph_dot(graph: &Graph) -> String {
+    let mut text = String::from("digraph potluck {\n  rankdir=TB; node [shape=box];\n");
+    let mut producer: Vec<Option<usize>> = vec![None; graph.tensors.len()];
+    let mut open: Option<(Phase, u32)> = None;
+    for (index, node) in graph.nodes.iter().enumerate() {
+        if open != Some((node.phase, node.block)) {
+            let close = if open.is_some() { "  }\n" } else { "" };
+            let label = format!("{:?} {}", node.phase, graph.blocks[node.block as usize]);
+            let _ = writeln!(text, "{close}  subgraph \"cluster {index}\" {{ label=\"{label}\";");
+            open = Some((node.phase, node.block));
+        }
+        let _ = writeln!(text, "    n{index} [label=\"{}\"];", node.op);
+    }
+    text.push_str(if open.is_some() { "  }\n" } else { "" });
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            let tensor = graph.tensor(*input);
+            match producer[input.index()] {
+                Some(from) => {
+                    let _ = writeln!(text, "  n{from} -> n{index} [label=\"{}\"];", tensor.shape);
+                }
+                None => {
+                    let style = "shape=ellipse, style=dashed";
+                    let (name, shape) = (&tensor.name, &tensor.shape);
+                    let _ = writeln!(text, "  {input} [label=\"{name}\\n{shape}\", {style}];");
+                    let _ = writeln!(text, "  {input} -> n{index};");
+                }
+            }
+        }
+        for output in &node.outputs {
+            // Gradients and the loss are accumulated by several nodes: drawn as sinks.
+            if graph.tensor(*output).role == Role::Activation {
+                producer[output.index()] = Some(index);
+            } else {
+                let name = &graph.tensor(*output).name;
+                let _ = writeln!(text, "  {output} [label=\"{name}\", shape=ellipse];");
+                let _ = writeln!(text, "  n{index} -> {output};");
+            }
+        }
+    }
+    text.push_str("}\n");
+    text
+}
+
+/// What a plan takes of a device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub parameters: usize,
+    pub gradients: usize,
+    pub moments: usize,
+    /// Kept from forward to backward, all copies.
+    pub stash: usize,
+    pub scratch: usize,
+}
+
+impl Memory {
+    /// The memory of a plan whose optimizer keeps `moments` numbers per parameter.
+    pub fn of(plan: &Plan, moments: usize) -> Self {
+        let parameters: usize =
+            plan.buckets.iter().map(|bucket| bucket.length * ELEMENT_BYTES).sum();
+        let of_kind = |kind| {
+            let bytes = plan.slots.iter().filter(|s| s.kind == kind).map(|s| s.bytes);
+            sum(bytes)
+        };
+        Self {
+            parameters,
+            gradients: if plan.graph.is_trained() { parameters } else { 0 },
+            moments: parameters * moments,
+            stash: of_kind(SlotKind::Stash).saturating_mul(plan.options.in_flight),
+            scratch: of_kind(SlotKind::Scratch),
+        }
+    }
+
+    /// Everything is allocated before the first step, so the peak is the sum.
+    pub fn peak(&self) -> usize {
+        sum([self.parameters, self.gradients, self.moments, self.stash, self.scratch])
+    }
+}
+
+/// The sum; of what no machine has, the largest number.
+fn sum(bytes: impl IntoIterator<Item = usize>) -> usize {
+    bytes.into_iter().fold(0, usize::saturating_add)
+}
+
+/// The memory of a plan as a table, then its buckets.
+pub fn memory_table(plan: &Plan, moments: usize) -> String {
+    let memory = Memory::of(plan, moments);
+    let placed = plan.graph.tensors.iter().zip(&plan.places);
+    let in_slots = placed.filter(|(_, place)| matches!(place, Place::Slot(_)));
+    let rows = plan.options.rows;
+    let unshared = sum(in_slots.map(|(tensor, _)| tensor.shape.elements(rows) * ELEMENT_BYTES));
+    let slots = |kind| plan.slots.iter().filter(|s| s.kind == kind).count();
+    let (stash, scratch) = (slots(SlotKind::Stash), slots(SlotKind::Scratch));
+    let rows = [
+        ("parameters", memory.parameters, format!("{} values", plan.graph.parameter_count())),
+        ("gradients", memory.gradients, "accumulated over micro-batches".into()),
+        ("moments", memory.moments, format!("{moments} per parameter")),
+        (
+            "stash",
+            memory.stash,
+            format!(
+                "{} kept between segments, times {}",
+                counted(stash, "slot"),
+                plan.options.in_flight
+            ),
+        ),
+        ("scratch", memory.scratch, format!("{} within a segment", counted(scratch, "slot"))),
+        ("peak", memory.peak(), "all of it allocated before the first step".into()),
+    ];
+    let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
+    for (name, bytes, note) in rows {
+        let _ = writeln!(text, "  {name:<11}{:>12}  {note}", size_text(bytes));
+    }
+    let _ = writeln!(
+        text,
+        "  activations would take {} without sharing of slots",
+        size_text(unshared).trim_start()
+    );
+    for (index, bucket) in plan.buckets.iter().enumerate() {
+        let tensors = counted(bucket.parameters.len(), "tensor");
+        let size = size_text(bucket.length * ELEMENT_BYTES);
+        let _ = writeln!(text, "  bucket {index:<4}{size:>12}  {tensors}");
+    }
+    text
+}
+
+/// `1 slot`, `2 slots`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn size_text(bytes: usize) -> String {
+    match bytes {
+        0 => "0 MiB".into(),
+        1..0x2_0000 => format!("{:.2} KiB", bytes as f64 / 1024.0),
+        _ => format!("{:.2} MiB", bytes as f64 / (1 << 20) as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, Init, PlanOptions, differentiate};
+
+    fn tiny() -> Graph {
+        let mut b = Builder::new();
+        b.block("only");
+        let x = b.input("x", &[1, 64]);
+        let w = b.parameter("w", &[64, 64], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        let target = b.input("target", &[1, 64]);
+        b.squared_error_loss(y, target).unwrap();
+        differentiate(b.finish()).unwrap()
+    }
+
+    #[test]
+    fn the_table_names_parameters_and_marks_accumulation() {
+        let table = graph_table(&tiny());
+        assert!(table.contains("matmul a b^T"), "{table}");
+        assert!(table.contains("+=> gradient of w (64, 64)"), "{table}");
+    }
+
+    #[test]
+    fn the_drawing_is_balanced_and_draws_every_node() {
+        let graph = tiny();
+        let dot = graph_dot(&graph);
+        assert_eq!(dot.matches('{').count(), dot.matches('}').count());
+        for index in 0..graph.nodes.len() {
+            assert!(dot.contains(&format!("n{index} [label=")), "{dot}");
+        }
+    }
+
+    #[test]
+    fn more_than_can_be_counted_is_the_largest_number() {
+        let mut plan = Plan::new(tiny(), PlanOptions::new(4));
+        plan.slots.iter_mut().for_each(|slot| slot.bytes = usize::MAX / 3);
+        assert_eq!(Memory::of(&plan, 2).peak(), usize::MAX);
+    }
+
+    #[test]
+    fn memory_adds_up() {
+        let plan = Plan::new(tiny(), PlanOptions::new(4));
+        let memory = Memory::of(&plan, 2);
+        assert_eq!(memory.parameters, 64 * 64 * 4);
+        assert_eq!(memory.moments, 2 * memory.parameters);
+        // x, target, y, dy and parts of the loss, in slots of 4 * 64 floats and less.
+        assert!(memory.stash >= 2 * 4 * 64 * 4, "{memory:?}");
+        assert_eq!(memory.peak(), 4 * memory.parameters + memory.stash + memory.scratch);
+        assert!(memory_table(&plan, 2).contains("16.00 KiB"), "{}", memory_table(&plan, 2));
+    }
+}

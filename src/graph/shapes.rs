@@ -1,0 +1,282 @@
+//! The shape rule of each op: from the shapes of the inputs to those of the outputs, or why
+//! they do not fit.
+
+use super::op::Op;
+use crate::base::{DType, Shape};
+
+/// Inputs that an op cannot take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{op} of {inputs}: {why}")]
+pub struct ShapeError {
+    pub op: String,
+    pub inputs: String,
+    pub why: String,
+}
+
+/// A shape and a type: what a rule sees of a tensor.
+pub type Typed = (Shape, DType);
+
+/// The outputs of `op` on `inputs`.
+pub fn outputs(op: &Op, inputs: &[Typed]) -> Result<Vec<Typed>, ShapeError> {
+    let fail = |why: String| ShapeError {
+        op: op.to_string(),
+        inputs: inputs.iter().map(|(s, _)| s.to_string()).collect::<Vec<_>>().join(", "),
+        why,
+    };
+    let (least, most) = arity(op);
+    if inputs.len() < least || inputs.len() > most {
+        return Err(fail(format!("takes {least} to {most} inputs, not {}", inputs.len())));
+    }
+    if let Some(at) = (0..inputs.len()).find(|&i| inputs[i].1 != input_type(op, i, inputs.len())) {
+        let want = input_type(op, at, inputs.len());
+        return Err(fail(format!("input {at} must be of {want:?}")));
+    }
+    let shapes: Vec<&Shape> = inputs.iter().map(|(shape, _)| shape).collect();
+    let floats = |shapes: Vec<Shape>| shapes.into_iter().map(|s| (s, DType::F32)).collect();
+    rule(op, &shapes).map(floats).map_err(fail)
+}
+
+fn arity(op: &Op) -> (usize, usize) {
+    match op {
+        Op::MatMul { .. } | Op::UnaryGrad(_) | Op::Binary(_) => (2, 2),
+        Op::Unary(_) | Op::Reshape | Op::Permute { .. } | Op::Slice { .. } => (1, 1),
+        Op::Pad { .. } | Op::Sum { .. } | Op::Broadcast { .. } => (1, 1),
+        Op::Concat { .. } => (1, 7),
+        Op::LayerNorm { .. } => (2, 3),
+        Op::LayerNormGrad => (4, 4),
+        Op::LayerNormGainGrad => (3, 3),
+        Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
+        Op::AttentionGrad { .. } => {
+            (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random()))
+        }
+        Op::Embedding | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
+        Op::CrossEntropy | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
+        Op::CrossEntropyGrad => (3, 3),
+    }
+}
+
+/// Ids, targets and sample ids are integers; everything else is a float.
+fn input_type(op: &Op, index: usize, count: usize) -> DType {
+    let integer = match op {
+        Op::Embedding | Op::EmbeddingGrad { .. } => index == 0,
+        Op::CrossEntropy | Op::CrossEntropyGrad => index == 1,
+        _ => op.is_random() && index + 1 == count,
+    };
+    if integer { DType::U32 } else { DType::F32 }
+}
+
+fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let require = |holds: bool, why: &str| if holds { Ok(()) } else { Err(why.to_string()) };
+    let axis_fits = |axis: usize| {
+        require(axis < x[0].rank(), "has no such axis")?;
+        require(axis > 0 || !x[0].is_batched(), "the batch axis cannot be cut or joined")
+    };
+    let cut = |axis: usize, length: usize| {
+        let mut dims = x[0].dims().to_vec();
+        dims[axis] = length;
+        x[0].with_dims(&dims)
+    };
+    match op {
+        Op::MatMul { transpose_a, transpose_b } => matmul(x[0], x[1], *transpose_a, *transpose_b),
+        Op::Unary(_) => Ok(vec![x[0].clone()]),
+        Op::UnaryGrad(_) | Op::SquaredErrorGrad => {
+            require(x[0] == x[1], "the two shapes must be equal")?;
+            Ok(vec![x[0].clone()])
+        }
+        Op::Binary(_) => {
+            require(x[1].is_suffix_of(x[0]), "the second must be a suffix of the first")?;
+            Ok(vec![x[0].clone()])
+        }
+        // The wanted shape is an argument of the builder, which checks it.
+        Op::Reshape => Ok(vec![x[0].clone()]),
+        Op::Permute { axes } => permute(x[0], axes),
+        Op::Slice { axis, start, length } => {
+            axis_fits(*axis)?;
+            require(*length > 0 && start + length <= x[0].dims()[*axis], "out of range")?;
+            Ok(vec![cut(*axis, *length)])
+        }
+        Op::Pad { axis, before, after } => {
+            axis_fits(*axis)?;
+            Ok(vec![cut(*axis, x[0].dims()[*axis] + before + after)])
+        }
+        Op::Concat { axis } => {
+            axis_fits(*axis)?;
+            let total: usize = x.iter().map(|s| s.dims().get(*axis).copied().unwrap_or(0)).sum();
+            let same = |s: &&Shape| s.rank() == x[0].rank() && cut(*axis, s.dims()[*axis]) == **s;
+            require(x.iter().all(same), "shapes may differ along the axis only")?;
+            Ok(vec![cut(*axis, total)])
+        }
+        Op::Sum { first, last } => {
+            require(first <= last && *last < x[0].rank(), "has no such axes")?;
+            let mut dims = x[0].dims().to_vec();
+            dims.drain(*first..=*last);
+            let batched = x[0].is_batched() && *first > 0;
+            Ok(vec![if batched { Shape::batched(&dims) } else { Shape::fixed(&dims) }])
+        }
+        Op::Broadcast { first, dims, batched } => {
+            require(*first <= x[0].rank(), "has no such place")?;
+            require(!batched || (*first == 0 && !x[0].is_batched()), "the batch comes first")?;
+            require(*first > 0 || !x[0].is_batched(), "the batch comes first")?;
+            let mut all = x[0].dims().to_vec();
+            all.splice(first..first, dims.iter().copied());
+            let batched = *batched || x[0].is_batched();
+            Ok(vec![if batched { Shape::batched(&all) } else { Shape::fixed(&all) }])
+        }
+        Op::LayerNorm { .. } => {
+            let channels = Shape::fixed(&[x[0].last()]);
+            let behind_batch = x[0].rank() > usize::from(x[0].is_batched());
+            require(behind_batch, "needs a dimension to normalize that is not the batch")?;
+            require(x[1..].iter().all(|s| **s == channels), "gain and bias are (c)")?;
+            Ok(vec![x[0].clone(), row_stats(x[0])])
+        }
+        Op::LayerNormGrad => Ok(vec![x[0].clone()]),
+        Op::LayerNormGainGrad => Ok(vec![Shape::fixed(&[x[0].last()])]),
+        Op::Attention { heads, .. } => attention(x[0], *heads),
+        Op::AttentionGrad { .. } => Ok(vec![x[0].clone()]),
+        Op::Embedding => {
+            require(x[1].rank() == 2 && !x[1].is_batched(), "the table is (v, c)")?;
+            let mut dims = x[0].dims().to_vec();
+            dims.push(x[1].last());
+            Ok(vec![x[0].with_dims(&dims)])
+        }
+        Op::EmbeddingGrad { rows } => Ok(vec![Shape::fixed(&[*rows, x[1].last()])]),
+        Op::Dropout { .. } => {
+            require(x[0].is_batched(), "only batched tensors have samples")?;
+            require(*x[1] == Shape::batched(&[1]), "sample ids are (b)")?;
+            Ok(vec![x[0].clone()])
+        }
+        Op::CrossEntropy => {
+            let wanted = "logits are (n, v), targets (n)";
+            require(x[0].rank() == 2, wanted)?;
+            let rows = x[0].with_dims(&x[0].dims()[..1]);
+            require(*x[1] == rows, wanted)?;
+            Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows])
+        }
+        Op::CrossEntropyGrad => Ok(vec![x[0].clone()]),
+        Op::SquaredError => {
+            require(x[0] == x[1] && x[0].rank() > 0, "the two shapes must be equal")?;
+            Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2])])
+        }
+    }
+}
+
+/// `(.., c) -> (.., 2)`
+fn row_stats(x: &Shape) -> Shape {
+    let mut dims = x.dims().to_vec();
+    if let Some(last) = dims.last_mut() {
+        *last = 2;
+    }
+    x.with_dims(&dims)
+}
+
+fn matmul(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Result<Vec<Shape>, String> {
+    let rank = a.rank();
+    if rank != b.rank() || !(2..=3).contains(&rank) {
+        return Err("both sides must have 2 dimensions, or both 3".into());
+    }
+    let (ad, bd) = (&a.dims()[rank - 2..], &b.dims()[rank - 2..]);
+    let (m, ka) = if ta { (ad[1], ad[0]) } else { (ad[0], ad[1]) };
+    let (n, kb) = if tb { (bd[0], bd[1]) } else { (bd[1], bd[0]) };
+    if ka != kb {
+        return Err(format!("sums over {ka} on the left and {kb} on the right"));
+    }
+    if rank == 3 {
+        if a.dims()[0] != b.dims()[0] || a.is_batched() != b.is_batched() {
+            return Err("the leading dimensions must be equal".into());
+        }
+        return Ok(vec![a.with_dims(&[a.dims()[0], m, n])]);
+    }
+    match (a.is_batched(), b.is_batched()) {
+        (false, false) => Ok(vec![Shape::fixed(&[m, n])]),
+        (true, false) if !ta => Ok(vec![Shape::batched(&[m, n])]),
+        (true, true) if ta && !tb => Ok(vec![Shape::fixed(&[m, n])]),
+        _ => Err("the batch must be the rows of the left side, or summed over".into()),
+    }
+}
+
+fn permute(x: &Shape, axes: &[usize]) -> Result<Vec<Shape>, String> {
+    let mut sorted = axes.to_vec();
+    sorted.sort_unstable();
+    if !sorted.iter().copied().eq(0..x.rank()) || x.rank() > 5 {
+        return Err("axes must name each of at most 5 dimensions once".into());
+    }
+    if x.is_batched() && axes[0] != 0 {
+        return Err("the batch axis stays in front".into());
+    }
+    let dims: Vec<usize> = axes.iter().map(|&axis| x.dims()[axis]).collect();
+    Ok(vec![x.with_dims(&dims)])
+}
+
+fn attention(qkv: &Shape, heads: usize) -> Result<Vec<Shape>, String> {
+    let [1, t, width] = *qkv.dims() else {
+        return Err("qkv is (b, t, 3c)".into());
+    };
+    if !qkv.is_batched() || heads == 0 || width % (3 * heads) != 0 {
+        return Err(format!("3c = {width} must be a multiple of 3 * {heads} heads"));
+    }
+    Ok(vec![Shape::batched(&[1, t, width / 3]), Shape::batched(&[1, heads, t])])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape_of(op: Op, inputs: &[Shape]) -> Result<String, String> {
+        let typed: Vec<Typed> = inputs
+            .iter()
+            .enumerate()
+            .map(|(i, s)| (s.clone(), input_type(&op, i, inputs.len())))
+            .collect();
+        let names = |shapes: Vec<Typed>| {
+            shapes.iter().map(|(s, _)| s.to_string()).collect::<Vec<_>>().join(" ")
+        };
+        outputs(&op, &typed).map(names).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn matmul_sums_a_batched_dimension_away() {
+        let op = |ta, tb| Op::MatMul { transpose_a: ta, transpose_b: tb };
+        let x = Shape::batched(&[64, 128]);
+        let w = Shape::fixed(&[512, 128]);
+        assert_eq!(shape_of(op(false, true), &[x.clone(), w]).unwrap(), "(b*64, 512)");
+        let dy = Shape::batched(&[64, 512]);
+        assert_eq!(shape_of(op(true, false), &[dy.clone(), x.clone()]).unwrap(), "(512, 128)");
+        let error = shape_of(op(false, false), &[dy, x]).unwrap_err();
+        assert!(error.contains("sums over 512 on the left and 64 on the right"), "{error}");
+    }
+
+    #[test]
+    fn the_batch_axis_is_kept_in_front() {
+        let x = Shape::batched(&[1, 4, 6]);
+        let swap = Op::Permute { axes: vec![1, 0, 2] };
+        assert!(shape_of(swap, std::slice::from_ref(&x)).unwrap_err().contains("batch axis"));
+        let sum = Op::Sum { first: 0, last: 1 };
+        assert_eq!(shape_of(sum, std::slice::from_ref(&x)).unwrap(), "(6)");
+        let sum = Op::Sum { first: 1, last: 1 };
+        assert_eq!(shape_of(sum, std::slice::from_ref(&x)).unwrap(), "(b, 6)");
+    }
+
+    #[test]
+    fn attention_wants_whole_heads() {
+        let op = |heads| Op::Attention { heads, dropout: 0.0, site: Default::default() };
+        let qkv = Shape::batched(&[1, 8, 48]);
+        assert_eq!(shape_of(op(4), std::slice::from_ref(&qkv)).unwrap(), "(b, 8, 16) (b, 4, 8)");
+        assert!(shape_of(op(5), &[qkv]).is_err());
+    }
+
+    #[test]
+    fn the_batch_is_not_normalized_and_scalars_are_no_logits() {
+        let norm = Op::LayerNorm { eps: 1e-5 };
+        let gain = Shape::fixed(&[4]);
+        let error = shape_of(norm.clone(), &[Shape::batched(&[4]), gain.clone()]).unwrap_err();
+        assert!(error.contains("not the batch"), "{error}");
+        assert_eq!(shape_of(norm, &[Shape::batched(&[1, 4]), gain]).unwrap(), "(b, 4) (b, 2)");
+        assert!(shape_of(Op::CrossEntropy, &[Shape::fixed(&[]), Shape::fixed(&[])]).is_err());
+    }
+
+    #[test]
+    fn wrong_types_are_refused() {
+        let floats = [(Shape::batched(&[4]), DType::F32), (Shape::fixed(&[9, 2]), DType::F32)];
+        assert!(outputs(&Op::Embedding, &floats).unwrap_err().why.contains("U32"));
+    }
+}

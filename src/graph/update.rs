@@ -1,0 +1,47 @@
+//! One optimizer update, as data: what `optim` decides for a step and `kernels` compute over a
+//! range of a bucket.
+
+/// An update rule with the numbers of one step put in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Update {
+    /// Stochastic gradient descent with momentum, as PyTorch's `SGD`:
+    /// `g += weight_decay p;  m = momentum m + g;  p -= lr m` (without momentum, `p -= lr g`).
+    Sgd { lr: f32, momentum: f32, weight_decay: f32 },
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019), as PyTorch's `AdamW`:
+    /// `p -= lr weight_decay p;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
+    /// p -= lr (m / correction1) / (sqrt(v / correction2) + eps)`.
+    AdamW {
+        lr: f32,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        weight_decay: f32,
+        /// `1 - beta1^t`, with `t` the optimizer's own step, from 1.
+        correction1: f32,
+        /// `1 - beta2^t`
+        correction2: f32,
+    },
+}
+
+impl Update {
+    /// Running averages that it keeps per parameter.
+    pub fn moments(&self) -> usize {
+        match self {
+            Self::Sgd { momentum, .. } => usize::from(*momentum != 0.0),
+            Self::AdamW { .. } => 2,
+        }
+    }
+}
+
+/// Which elements of a bucket an update covers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateRange {
+    /// The first element, and how many.
+    pub start: usize,
+    pub length: usize,
+    /// Elements of the bucket before this one decay, the others do not: buckets hold the
+    /// parameters that decay in front, so that one dispatch serves both.
+    pub decay_end: usize,
+    /// What gradient sums are multiplied by first: 1/count and the clipping factor.
+    pub gradient_scale: f32,
+}
