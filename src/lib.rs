@@ -8,5 +8,6 @@
 //!
 
 pub mod base;
+pub mod device;
 pub mod files;
 pub mod graph;

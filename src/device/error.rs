@@ -1,0 +1,41 @@
+//! What can go wrong with a device, and what to do about it.
+
+/// A device that is not there, or that failed. Each message is one sentence with the next action.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    #[error("no GPU adapter was found: {hint}")]
+    NoAdapter { hint: String },
+    #[error("no adapter matches '{selector}'; there are: {found}")]
+    NoMatch { selector: String, found: String },
+    #[error("'{selector}' is not a device selector: {why}")]
+    BadSelector { selector: String, why: String },
+    #[error("{adapter}: cannot be opened: {why}")]
+    Open { adapter: String, why: String },
+    #[error(
+        "{adapter}: a buffer of {bytes} bytes is over its limit of {limit}; \
+         lower train.micro_batch or the model's width"
+    )]
+    TooLarge { adapter: String, bytes: u64, limit: u64 },
+    #[error("{adapter}: out of memory at {what}; lower train.micro_batch")]
+    OutOfMemory { adapter: String, what: String },
+    #[error("{adapter}: the device was lost ({why}); resume from the last checkpoint")]
+    Lost { adapter: String, why: String },
+    #[error(
+        "{adapter}: {what} did not finish within {seconds} s; resume with a smaller micro-batch"
+    )]
+    Timeout { adapter: String, what: String, seconds: u64 },
+    #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
+    Refused { adapter: String, what: String, why: String },
+}
+
+/// The package that brings a software adapter on Debian and Ubuntu, and what hardware needs.
+pub fn driver_hint() -> String {
+    if cfg!(target_os = "linux") {
+        "install the Vulkan loader and a driver (on Debian and Ubuntu: apt-get install \
+         libvulkan1 mesa-vulkan-drivers; NVIDIA's driver brings its own), or train on the \
+         processor with --devices cpu"
+            .into()
+    } else {
+        "update the graphics driver, or train on the processor with --devices cpu".into()
+    }
+}
