@@ -11,3 +11,4 @@ pub mod base;
 pub mod device;
 pub mod files;
 pub mod graph;
+pub mod kernels;

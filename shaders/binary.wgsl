@@ -1,0 +1,62 @@
+// Elementwise functions of two tensors, the second broadcast over the leading dimensions.
+//
+//   add   y[i] = a[i] + b[i mod period]
+//   mul   y[i] = a[i] * b[i mod period]
+//
+// One workgroup of 64 per 512 elements, 8 per invocation, because software adapters pay more for
+// an invocation than for an element; 8 bytes moved per element and 4 per element of b.
+
+struct Params {
+    count: u32,
+    period: u32,
+    stride: u32,            // 64 mod period
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> a: array<f32>;           // (count)
+@group(0) @binding(1) var<storage, read> b: array<f32>;           // (period)
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;     // (count)
+
+// The elements of an invocation are first, first + 64, .. below end, so that neighbouring
+// invocations touch neighbouring elements.
+fn first(group: vec3u, groups: vec3u, local: u32) -> u32 {
+    return (group.x + group.y * groups.x) * 512u + local;
+}
+
+fn end(first: u32) -> u32 {
+    return min(first + 512u, p.count);
+}
+
+// The index into b for the element that comes 64 after that of index j.
+fn next(j: u32) -> u32 {
+    let after = j + p.stride;
+    return select(after, after - p.period, after >= p.period);
+}
+
+@compute @workgroup_size(64)
+fn add(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let start = first(group, groups, local);
+    var j = start % p.period;
+    for (var i = start; i < end(start); i += 64u) {
+        y[i] = a[i] + b[j];
+        j = next(j);
+    }
+}
+
+@compute @workgroup_size(64)
+fn mul(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let start = first(group, groups, local);
+    var j = start % p.period;
+    for (var i = start; i < end(start); i += 64u) {
+        y[i] = a[i] * b[j];
+        j = next(j);
+    }
+}

@@ -1,0 +1,51 @@
+// Moves elements between tensors of other layouts: permutes, slices, pads and concatenations.
+//
+//   y[y_base + i . y_strides] = x[x_base + (i - (0, .., 0, begin)) . x_strides]
+//                               where begin <= i_last < end, else 0
+//
+// over all 5-dimensional i below dims, the last of which is kept apart from the other four
+// (outer). One invocation per 8 elements of a run along the last dimension, which are `across`
+// apart so that neighbouring invocations touch neighbouring elements; divisions cost more than
+// the moves. 8 bytes moved per element.
+
+struct Params {
+    outer: vec4u,
+    x_outer_strides: vec4u,
+    y_outer_strides: vec4u,
+    count: u32,             // invocations: across times the product of outer
+    across: u32,            // invocations per run
+    last: u32,
+    x_stride: u32,          // of the last dimension; y's is 1
+    x_base: u32,
+    y_base: u32,
+    begin: u32,
+    end: u32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+
+@compute @workgroup_size(64)
+fn strided(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let index = id.x + id.y * (groups.x * 64u);
+    if (index >= p.count) { return; }
+    let first = index % p.across;
+    var rest = index / p.across;
+    var i: vec4u;
+    i.w = rest % p.outer.w;
+    rest /= p.outer.w;
+    i.z = rest % p.outer.z;
+    rest /= p.outer.z;
+    i.y = rest % p.outer.y;
+    i.x = rest / p.outer.y;
+    let x_start = p.x_base + dot(i, p.x_outer_strides);
+    let y_start = p.y_base + dot(i, p.y_outer_strides);
+    for (var last = first; last < p.last; last += p.across) {
+        var value = 0.0;
+        if (last >= p.begin && last < p.end) {
+            value = x[x_start + (last - p.begin) * p.x_stride];
+        }
+        y[y_start + last] = value;
+    }
+}

@@ -1,0 +1,42 @@
+// The product of two matrices, or of each pair in two batches of them.
+//
+//   c[z, i, j] = sum_q a[z, i, q] b[z, q, j]  (+ c, if accumulating)
+//
+// c is (batch, m, n); a is (batch, m, k) or transposed (batch, k, m), b is (batch, k, n) or
+// transposed (batch, n, k), which the strides say. One invocation per output, in the order of q:
+// 2 k FLOPs on 8 k bytes. The tiles of src/kernels/matmul_tile.rs compute the same faster.
+
+struct Params {
+    count: u32,             // batch m n
+    m: u32,
+    n: u32,
+    k: u32,
+    a_row: u32,             // elements from a[z, i, q] to a[z, i + 1, q]
+    a_step: u32,            // .. to a[z, i, q + 1]
+    b_step: u32,            // elements from b[z, q, j] to b[z, q + 1, j]
+    b_column: u32,          // .. to b[z, q, j + 1]
+    accumulate: u32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> a: array<f32>;
+@group(0) @binding(1) var<storage, read> b: array<f32>;
+@group(0) @binding(2) var<storage, read_write> c: array<f32>;
+
+@compute @workgroup_size(64)
+fn naive(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let index = id.x + id.y * (groups.x * 64u);
+    if (index >= p.count) { return; }
+    let j = index % p.n;
+    let i = index / p.n % p.m;
+    let z = index / (p.n * p.m);
+    var a_at = z * p.m * p.k + i * p.a_row;
+    var b_at = z * p.k * p.n + j * p.b_column;
+    var total = 0.0;
+    for (var q = 0u; q < p.k; q++) {
+        total += a[a_at] * b[b_at];
+        a_at += p.a_step;
+        b_at += p.b_step;
+    }
+    if (p.accumulate != 0u) { c[index] += total; } else { c[index] = total; }
+}

@@ -1,0 +1,63 @@
+// The sum of squares of a bucket of gradients, and how many of them are not finite.
+//
+//   partial_sums  partials[k] = (sum, not finite) over the elements k, k + parts, k + 2 parts, ..
+//   total         results[slot] = (sum, not finite) over partials[0 .. parts]
+//
+// Elements that are not finite (all exponent bits set) add nothing to the sum. All sums are in a
+// fixed order. partial_sums: one invocation per k, neighbours read neighbours; 4 bytes per element.
+// total: one workgroup, each of whose invocations sums a 256th of the partials; then the first
+// one sums what they left.
+
+struct Params { count: u32, parts: u32, slot: u32 }
+var<immediate> p: Params;
+
+// Read as integers: a driver that takes no float to be a NaN or infinite may drop a test of one.
+@group(0) @binding(0) var<storage, read> gradients: array<u32>;          // (count)
+@group(0) @binding(1) var<storage, read_write> partials: array<f32>;     // (parts, 2)
+@group(0) @binding(2) var<storage, read_write> results: array<f32>;      // (slots, 2)
+
+const NORM_EXPONENT: u32 = 0x7F800000u;
+var<workgroup> sums: array<f32, 256>;
+var<workgroup> counts: array<u32, 256>;
+
+@compute @workgroup_size(64)
+fn partial_sums(
+    @builtin(global_invocation_id) id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+) {
+    let k = id.x + id.y * (groups.x * 64u);
+    if (k >= p.parts) { return; }
+    var sum = 0.0;
+    var bad = 0u;
+    for (var i = k; i < p.count; i += p.parts) {
+        let bits = gradients[i];
+        if ((bits & NORM_EXPONENT) == NORM_EXPONENT) {
+            bad += 1u;
+        } else {
+            let value = bitcast<f32>(bits);
+            sum += value * value;
+        }
+    }
+    partials[2u * k] = sum;
+    partials[2u * k + 1u] = f32(bad);
+}
+
+@compute @workgroup_size(256)
+fn total(@builtin(local_invocation_index) local: u32) {
+    var sum = 0.0;
+    var bad = 0u;
+    for (var k = local; k < p.parts; k += 256u) {
+        sum += partials[2u * k];
+        bad += u32(partials[2u * k + 1u]);
+    }
+    sums[local] = sum;
+    counts[local] = bad;
+    workgroupBarrier();
+    if (local > 0u) { return; }
+    for (var other = 1u; other < 256u; other++) {
+        sum += sums[other];
+        bad += counts[other];
+    }
+    results[2u * p.slot] = sum;
+    results[2u * p.slot + 1u] = f32(bad);
+}

@@ -1,0 +1,68 @@
+// Sums over neighbouring axes, and the inverse, which repeats values over new axes. Tensors are
+// seen as (outer, middle, inner), where middle is what vanishes or appears.
+//
+//   columns    y[o, i] = sum_m x[o, m, i]  (+ y, if accumulating): one invocation per output,
+//              in the order of m; 4 bytes read per element
+//   tree       the same with one workgroup per output: invocation j sums x[o, j + 256 m, i], and
+//              two stages of 16 sum the 256 parts, in an order that never changes
+//   broadcast  y[o, m, i] = x[o, i]: one invocation per output; 4 bytes written per element
+
+struct Params { count: u32, middle: u32, inner: u32, accumulate: u32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;     // (count)
+
+fn store(at: u32, total: f32) {
+    if (p.accumulate != 0u) { y[at] += total; } else { y[at] = total; }
+}
+
+@compute @workgroup_size(64)
+fn columns(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let at = id.x + id.y * (groups.x * 64u);
+    if (at >= p.count) { return; }
+    var next = (at / p.inner) * p.middle * p.inner + at % p.inner;
+    var total = 0.0;
+    for (var m = 0u; m < p.middle; m++) {
+        total += x[next];
+        next += p.inner;
+    }
+    store(at, total);
+}
+
+var<workgroup> parts: array<f32, 256>;
+var<workgroup> sixteenths: array<f32, 16>;
+
+@compute @workgroup_size(256)
+fn tree(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) j: u32,
+) {
+    let at = group.x + group.y * groups.x;
+    var total = 0.0;
+    if (at < p.count) {
+        let start = (at / p.inner) * p.middle * p.inner + at % p.inner;
+        for (var m = j; m < p.middle; m += 256u) { total += x[start + m * p.inner]; }
+    }
+    parts[j] = total;
+    workgroupBarrier();
+    if (j < 16u) {
+        total = 0.0;
+        for (var part = 0u; part < 16u; part++) { total += parts[16u * j + part]; }
+        sixteenths[j] = total;
+    }
+    workgroupBarrier();
+    if (j == 0u && at < p.count) {
+        total = 0.0;
+        for (var part = 0u; part < 16u; part++) { total += sixteenths[part]; }
+        store(at, total);
+    }
+}
+
+@compute @workgroup_size(64)
+fn broadcast(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+    let at = id.x + id.y * (groups.x * 64u);
+    if (at >= p.count) { return; }
+    y[at] = x[at / (p.middle * p.inner) * p.inner + at % p.inner];
+}

@@ -1,0 +1,198 @@
+//! Adam with decoupled weight decay over a range of a bucket. Twin of `shaders/adamw.wgsl`, which
+//! has the formulas.
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::{Dispatch, Operand, Real, Shader};
+use crate::graph::{Update, UpdateRange};
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// The numbers that the formulas need.
+#[derive(Clone, Copy)]
+struct Numbers {
+    /// What gradients are multiplied by.
+    scale: f64,
+    /// `lr * weight_decay`
+    decay: f64,
+    beta1: f64,
+    beta2: f64,
+    /// `lr / correction1`
+    rate: f64,
+    correction2: f64,
+    eps: f64,
+}
+
+impl Numbers {
+    fn new(update: &Update, range: &UpdateRange) -> Self {
+        let Update::AdamW { lr, beta1, beta2, eps, weight_decay, correction1, correction2 } =
+            *update
+        else {
+            panic!("{update:?} is not AdamW")
+        };
+        let lr = f64::from(lr);
+        Self {
+            scale: range.gradient_scale.into(),
+            decay: lr * f64::from(weight_decay),
+            beta1: beta1.into(),
+            beta2: beta2.into(),
+            rate: lr / f64::from(correction1),
+            correction2: correction2.into(),
+            eps: eps.into(),
+        }
+    }
+}
+
+/// Updates elements `start .. start + length` of a bucket's `parameters`, and of its two `moments`:
+/// the running averages of gradients and of their squares. All slices are whole buckets.
+pub fn reference<T: Real>(
+    update: &Update,
+    range: &UpdateRange,
+    parameters: &mut [T],
+    gradients: &[T],
+    moments: &mut [&mut [T]],
+) {
+    let numbers = Numbers::new(update, range);
+    let [m, v] = moments else { panic!("AdamW keeps two moments, not {}", moments.len()) };
+    let [beta1, beta2] = [numbers.beta1, numbers.beta2].map(T::real);
+    for i in range.start..range.start + range.length {
+        let g = T::real(numbers.scale) * gradients[i];
+        if i < range.decay_end {
+            parameters[i] -= T::real(numbers.decay) * parameters[i];
+        }
+        m[i] = beta1 * m[i] + T::real(1.0 - numbers.beta1) * g;
+        v[i] = beta2 * v[i] + T::real(1.0 - numbers.beta2) * g * g;
+        let deviation = (v[i] / T::real(numbers.correction2)).sqrt() + T::real(numbers.eps);
+        parameters[i] -= T::real(numbers.rate) * m[i] / deviation;
+    }
+}
+
+/// The reference in f32, in parallel.
+pub fn fast(
+    update: &Update,
+    range: &UpdateRange,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    moments: &mut [&mut [f32]],
+) {
+    let numbers = Numbers::new(update, range);
+    let [m, v] = moments else { panic!("AdamW keeps two moments, not {}", moments.len()) };
+    let covered = range.start..range.start + range.length;
+    let parameters = parameters[covered.clone()].par_chunks_mut(TASK);
+    let gradients = gradients[covered.clone()].par_chunks(TASK);
+    let m = m[covered.clone()].par_chunks_mut(TASK);
+    let v = v[covered].par_chunks_mut(TASK);
+    let tasks = parameters.zip(gradients).zip(m.zip(v)).enumerate();
+    tasks.for_each(|(task, ((parameters, gradients), (m, v)))| {
+        // A part in front decays and a part behind does not; both may be empty.
+        let front = range.decay_end.saturating_sub(range.start + task * TASK);
+        let front = front.min(parameters.len());
+        let (p_front, p_rest) = parameters.split_at_mut(front);
+        let (m_front, m_rest) = m.split_at_mut(front);
+        let (v_front, v_rest) = v.split_at_mut(front);
+        update_slice(numbers, p_front, &gradients[..front], m_front, v_front);
+        let numbers = Numbers { decay: 0.0, ..numbers };
+        update_slice(numbers, p_rest, &gradients[front..], m_rest, v_rest);
+    });
+}
+
+/// One loop without branches, so that it can be vector instructions.
+fn update_slice(
+    numbers: Numbers,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+) {
+    let [beta1, rest1] = [numbers.beta1, 1.0 - numbers.beta1].map(|beta| beta as f32);
+    let [beta2, rest2] = [numbers.beta2, 1.0 - numbers.beta2].map(|beta| beta as f32);
+    let [scale, decay, rate] = [numbers.scale, numbers.decay, numbers.rate].map(|n| n as f32);
+    let [correction2, eps] = [numbers.correction2, numbers.eps].map(|number| number as f32);
+    for (((parameter, g), m), v) in parameters.iter_mut().zip(gradients).zip(m).zip(v) {
+        let g = scale * g;
+        *m = beta1 * *m + rest1 * g;
+        *v = beta2 * *v + rest2 * g * g;
+        let decayed = *parameter - decay * *parameter;
+        *parameter = decayed - rate * *m / ((*v / correction2).sqrt() + eps);
+    }
+}
+
+/// One invocation per element of the range. Input 0 is the gradients, output 0 the parameters,
+/// outputs 1 and 2 the running averages.
+pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
+    let numbers = Numbers::new(update, range);
+    let floats = [
+        numbers.scale,
+        numbers.decay,
+        numbers.beta1,
+        1.0 - numbers.beta1,
+        numbers.beta2,
+        1.0 - numbers.beta2,
+        numbers.rate,
+        numbers.correction2,
+        numbers.eps,
+    ];
+    let counts = [range.start, range.length, range.decay_end].map(|count| count as u32);
+    let words = floats.map(|number| (number as f32).to_bits());
+    Dispatch {
+        shader: Shader::new("adamw", "adamw"),
+        operands: vec![
+            Operand::Input(0),
+            Operand::Output(0),
+            Operand::Output(1),
+            Operand::Output(2),
+        ],
+        params: counts.into_iter().chain(words).collect(),
+        groups: grid(range.length, 64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::update::{UpdateTwin, check_update};
+
+    /// The update of step `t`, counted from 1.
+    fn update(t: i32, lr: f32, [beta1, beta2]: [f32; 2], eps: f32, weight_decay: f32) -> Update {
+        let correction1 = 1.0 - beta1.powi(t);
+        let correction2 = 1.0 - beta2.powi(t);
+        Update::AdamW { lr, beta1, beta2, eps, weight_decay, correction1, correction2 }
+    }
+
+    /// Two parameters, the first of which decays; the values are those of PyTorch's `AdamW` in
+    /// f64. All numbers are exact in f32, so that f64 must agree to the last digits.
+    #[test]
+    fn three_steps_give_the_values_of_pytorch() {
+        let range = UpdateRange { start: 0, length: 2, decay_end: 1, gradient_scale: 0.5 };
+        let expected = [
+            [0.37109398841812435, -1.1250001192091759],
+            [0.2519700444256976, -1.1723226018956878],
+            [0.29573756390689065, -1.2130010280547805],
+        ];
+        let (mut parameters, mut m, mut v) = ([0.5, -1.25], [0.0; 2], [0.0; 2]);
+        let gradients = [[1.0, -2.0], [0.5, 4.0], [-3.0, 0.25]];
+        for (t, (gradients, expected)) in (1..).zip(gradients.iter().zip(expected)) {
+            let step = update(t, 0.125, [0.875, 0.984375], 1.0 / 1_048_576.0, 0.0625);
+            reference::<f64>(&step, &range, &mut parameters, gradients, &mut [&mut m, &mut v]);
+            let close = |i: usize| (parameters[i] - expected[i]).abs() < 1e-12;
+            assert!(close(0) && close(1), "{parameters:?}, not {expected:?}");
+        }
+        assert!((v[0] - 0.039902687072753906).abs() < 1e-14, "{v:?}");
+        assert!((m[1] - 0.138671875).abs() < 1e-14, "{m:?}");
+    }
+
+    #[test]
+    fn ranges_within_a_bucket_agree_everywhere() {
+        let twin =
+            UpdateTwin { reference_f32: reference, reference_f64: reference, fast, dispatch };
+        let steps = [1, 2, 3].map(|t| update(t, 0.01, [0.9, 0.99], 1e-8, 0.5));
+        let ranges =
+            [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
+        for (start, length, decay_end) in ranges {
+            let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
+            check_update(start + length + 77, &range, &steps, &twin);
+        }
+    }
+}

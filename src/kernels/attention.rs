@@ -1,0 +1,588 @@
+//! Causal attention over packed queries, keys and values, and its gradient. Twin of
+//! `shaders/attention.wgsl`, which has the formulas.
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::simd::{exp, mul_add, sum_of, vectorized};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::base::rng::{Key, drop_threshold, threefry2x32};
+use crate::graph::Op;
+
+/// Queries that the fast version takes at a time: few enough to skip most of the keys behind
+/// them, many enough for its matrix products.
+const BLOCK: usize = 32;
+
+/// Columns of a head that one invocation of the shader gives: its `SLAB` of 16 vectors.
+const SLAB_COLUMNS: usize = 64;
+
+/// What a call's shapes and op say.
+#[derive(Clone, Copy)]
+struct Sizes {
+    b: usize,
+    t: usize,
+    c: usize,
+    heads: usize,
+    /// Columns of a head.
+    d: usize,
+    scale: f64,
+    /// The dropout of probabilities, if any are dropped in this pass.
+    drop: Option<Dropout>,
+}
+
+/// How probabilities are dropped.
+#[derive(Clone, Copy)]
+struct Dropout {
+    key: Key,
+    threshold: u32,
+    /// What kept probabilities are multiplied by.
+    factor: f64,
+}
+
+impl Sizes {
+    fn of(call: &Call) -> Self {
+        let (Op::Attention { heads, dropout, site } | Op::AttentionGrad { heads, dropout, site }) =
+            call.op
+        else {
+            panic!("{} is not an attention", call.op);
+        };
+        let [b, t, width] = call.inputs[0][..] else {
+            panic!("{}: qkv is (b, t, 3c)", call.op);
+        };
+        let (c, d) = (width / 3, width / 3 / heads);
+        let drop = (call.random.training && *dropout > 0.0).then(|| Dropout {
+            key: call.random.step_key.site(*site),
+            threshold: drop_threshold(*dropout),
+            factor: 1.0 / (1.0 - f64::from(*dropout)),
+        });
+        Self { b, t, c, heads: *heads, d, scale: 1.0 / (d as f64).sqrt(), drop }
+    }
+
+    /// The number of a pair of positions in its sample: what its random number is drawn by.
+    fn pair(&self, h: usize, i: usize, j: usize) -> u32 {
+        let position = ((h * self.t) as u32).wrapping_add(i as u32).wrapping_mul(self.t as u32);
+        position.wrapping_add(j as u32)
+    }
+}
+
+/// `qkv [, samples] -> y, lse`, or `qkv, y, lse, dy [, samples] -> dqkv`.
+pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+    let sizes = Sizes::of(call);
+    let qkv = inputs[0].floats();
+    for sample in 0..sizes.b {
+        let id = sizes.drop.map_or(0, |_| inputs[inputs.len() - 1].ints()[sample]);
+        for h in 0..sizes.heads {
+            let head = Head { sizes, sample, id, h };
+            match outputs {
+                [y, lse] => reference_forward(&head, qkv, y, lse),
+                [dqkv] => {
+                    let [y, lse, dy] = [1, 2, 3].map(|i| inputs[i].floats());
+                    reference_grad(&head, qkv, y, lse, dy, dqkv);
+                }
+                _ => panic!("{} has one output or two", call.op),
+            }
+        }
+    }
+}
+
+/// One head of one sample.
+#[derive(Clone, Copy)]
+struct Head {
+    sizes: Sizes,
+    sample: usize,
+    /// The sample's id, by which random numbers are drawn.
+    id: u32,
+    h: usize,
+}
+
+impl Head {
+    /// Where the head's columns of query (`which` 0), key (1) or value (2) `i` start in `qkv`.
+    fn at(&self, which: usize, i: usize) -> usize {
+        let Sizes { t, c, d, .. } = self.sizes;
+        (self.sample * t + i) * 3 * c + which * c + self.h * d
+    }
+
+    /// Where the head's columns of row `i` start in `y`.
+    fn y_at(&self, i: usize) -> usize {
+        let Sizes { t, c, d, .. } = self.sizes;
+        (self.sample * t + i) * c + self.h * d
+    }
+
+    /// Where position `i` is in `lse`.
+    fn lse_at(&self, i: usize) -> usize {
+        (self.sample * self.sizes.heads + self.h) * self.sizes.t + i
+    }
+
+    /// The scaled score of query `i` and key `j`.
+    fn score<T: Real>(&self, qkv: &[T], i: usize, j: usize) -> T {
+        let (q, k) = (self.at(0, i), self.at(1, j));
+        let d = self.sizes.d;
+        let product: T = qkv[q..q + d].iter().zip(&qkv[k..k + d]).map(|(q, k)| *q * *k).sum();
+        product * T::real(self.sizes.scale)
+    }
+
+    /// What the dropout multiplies the probability of a pair by.
+    fn kept<T: Real>(&self, i: usize, j: usize) -> T {
+        let Some(drop) = self.sizes.drop else { return T::one() };
+        let word = drop.key.words([self.id, self.sizes.pair(self.h, i, j)])[0];
+        if word >= drop.threshold { T::real(drop.factor) } else { T::zero() }
+    }
+}
+
+fn reference_forward<T: Real>(head: &Head, qkv: &[T], y: &mut [T], lse: &mut [T]) {
+    for i in 0..head.sizes.t {
+        let scores: Vec<T> = (0..=i).map(|j| head.score(qkv, i, j)).collect();
+        let highest = scores.iter().copied().fold(scores[0], T::max);
+        let total: T = scores.iter().map(|s| (*s - highest).exp()).sum();
+        lse[head.lse_at(i)] = highest + total.ln();
+        for column in 0..head.sizes.d {
+            let weighted = scores.iter().enumerate().map(|(j, s)| {
+                (*s - highest).exp() / total * head.kept(i, j) * qkv[head.at(2, j) + column]
+            });
+            y[head.y_at(i) + column] = weighted.sum();
+        }
+    }
+}
+
+fn reference_grad<T: Real>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T], dqkv: &mut [T]) {
+    let Sizes { t, d, .. } = head.sizes;
+    let scale = T::real(head.sizes.scale);
+    for i in 0..t {
+        for which in 0..3 {
+            dqkv[head.at(which, i)..head.at(which, i) + d].fill(T::zero());
+        }
+    }
+    for i in 0..t {
+        let dy = &dy[head.y_at(i)..head.y_at(i) + d];
+        let delta: T = (0..d).map(|k| dy[k] * y[head.y_at(i) + k]).sum();
+        for j in 0..=i {
+            let [q, k, v] = [head.at(0, i), head.at(1, j), head.at(2, j)];
+            let probability = (head.score(qkv, i, j) - lse[head.lse_at(i)]).exp();
+            let kept = head.kept::<T>(i, j);
+            let dp: T = kept * (0..d).map(|k| dy[k] * qkv[v + k]).sum::<T>();
+            let ds = scale * probability * (dp - delta);
+            for column in 0..d {
+                dqkv[q + column] += ds * qkv[k + column];
+                dqkv[k + column] += ds * qkv[q + column];
+                dqkv[v + column] += probability * kept * dy[column];
+            }
+        }
+    }
+}
+
+/// Heads in parallel, each in blocks of queries: scores by a matrix product, then row by row, then
+/// the sums by matrix products. Every block stops at its last query's key.
+pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let sizes = Sizes::of(call);
+    let Sizes { t, c, heads, d, .. } = sizes;
+    let ids = sizes.drop.map(|_| inputs[inputs.len() - 1].ints());
+    let head = |sample: usize, h: usize| {
+        let id = ids.map_or(0, |ids| ids[sample]);
+        // The head's slices below hold its own sample only.
+        Head { sizes, sample: 0, id, h }
+    };
+    let qkv = inputs[0].floats().par_chunks(3 * t * c);
+    match outputs {
+        [y, lse] => {
+            let samples = y.par_chunks_mut(t * c).zip(lse.par_chunks_mut(heads * t)).zip(qkv);
+            samples.enumerate().for_each(|(sample, ((y, lse), qkv))| {
+                let each = lse.par_chunks_mut(t).enumerate();
+                let parts: Vec<Vec<f32>> =
+                    each.map(|(h, lse)| forward_head(&head(sample, h), qkv, lse)).collect();
+                for (h, part) in parts.iter().enumerate() {
+                    put_columns(part, d, y, c, h * d);
+                }
+            });
+        }
+        [dqkv] => {
+            let [y, lse, dy] = [1, 2, 3].map(|i| inputs[i].floats());
+            let samples = dqkv.par_chunks_mut(3 * t * c).zip(qkv).zip(y.par_chunks(t * c));
+            let samples = samples.zip(dy.par_chunks(t * c)).zip(lse.par_chunks(heads * t));
+            samples.enumerate().for_each(|(sample, ((((dqkv, qkv), y), dy), lse))| {
+                let each = lse.par_chunks(t).enumerate();
+                let parts: Vec<[Vec<f32>; 3]> =
+                    each.map(|(h, lse)| grad_head(&head(sample, h), qkv, y, lse, dy)).collect();
+                for (h, part) in parts.iter().enumerate() {
+                    for (which, part) in part.iter().enumerate() {
+                        put_columns(part, d, dqkv, 3 * c, which * c + h * d);
+                    }
+                }
+            });
+        }
+        _ => panic!("{} has one output or two", call.op),
+    }
+}
+
+/// Copies rows of `d` values into columns of rows of `width` values.
+fn put_columns(from: &[f32], d: usize, to: &mut [f32], width: usize, first: usize) {
+    for (from, to) in from.chunks_exact(d).zip(to.chunks_exact_mut(width)) {
+        to[first..first + d].copy_from_slice(from);
+    }
+}
+
+/// `y (t, d)` of one head; `qkv` and `lse` are those of its sample and of itself.
+fn forward_head(head: &Head, qkv: &[f32], lse: &mut [f32]) -> Vec<f32> {
+    let Sizes { t, c, d, scale, .. } = head.sizes;
+    let rows = |which: usize, i: usize| Matrix::rows(&qkv[head.at(which, i)..], 3 * c);
+    let mut y = vec![0.0; t * d];
+    let mut weights = vec![0.0; BLOCK.min(t) * t];
+    for first in (0..t).step_by(BLOCK) {
+        let end = t.min(first + BLOCK);
+        let block = &mut weights[..(end - first) * end];
+        let scores = Product { m: end - first, n: end, k: d, factor: scale as f32, add: false };
+        scores.run(rows(0, first), rows(1, 0).transposed(), block, end);
+        for (i, row) in (first..end).zip(block.chunks_exact_mut(end)) {
+            let (seen, behind) = row.split_at_mut(i + 1);
+            lse[i] = softmax(seen);
+            behind.fill(0.0);
+            drop_row(head, i, seen);
+        }
+        let sums = Product { m: end - first, n: d, k: end, factor: 1.0, add: false };
+        sums.run(Matrix::rows(block, end), rows(2, 0), &mut y[first * d..], d);
+    }
+    y
+}
+
+/// `dq, dk, dv (t, d)` of one head; the slices are those of its sample, `lse` its own.
+fn grad_head(head: &Head, qkv: &[f32], y: &[f32], lse: &[f32], dy: &[f32]) -> [Vec<f32>; 3] {
+    let Sizes { t, c, d, scale, .. } = head.sizes;
+    let rows = |which: usize, i: usize| Matrix::rows(&qkv[head.at(which, i)..], 3 * c);
+    let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![0.0; t * d]);
+    let [mut weights, mut scratch] = [(); 2].map(|()| vec![0.0; BLOCK.min(t) * t]);
+    let mut kept = vec![1.0; t];
+    for first in (0..t).step_by(BLOCK) {
+        let end = t.min(first + BLOCK);
+        let size = (end - first) * end;
+        let (p, ds) = (&mut weights[..size], &mut scratch[..size]);
+        let dy_rows = Matrix::rows(&dy[head.y_at(first)..], c);
+        let scores = Product { m: end - first, n: end, k: d, factor: scale as f32, add: false };
+        scores.run(rows(0, first), rows(1, 0).transposed(), p, end);
+        let slopes = Product { factor: 1.0, ..scores };
+        slopes.run(dy_rows, rows(2, 0).transposed(), ds, end);
+        for ((i, p), ds) in (first..end).zip(p.chunks_exact_mut(end)).zip(ds.chunks_exact_mut(end))
+        {
+            let at = head.y_at(i);
+            let (p, behind) = p.split_at_mut(i + 1);
+            behind.fill(0.0);
+            let (ds, behind) = ds.split_at_mut(i + 1);
+            behind.fill(0.0);
+            if head.sizes.drop.is_some() {
+                kept[..=i].fill(1.0);
+                drop_row(head, i, &mut kept[..=i]);
+            }
+            let row = Row { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
+            grad_row(row, scale as f32, &kept[..=i], p, ds);
+        }
+        let by_query = Product { m: end - first, n: d, k: end, factor: 1.0, add: false };
+        by_query.run(Matrix::rows(ds, end), rows(1, 0), &mut dq[first * d..], d);
+        let by_key = Product { m: end, n: d, k: end - first, factor: 1.0, add: true };
+        by_key.run(Matrix::rows(ds, end).transposed(), rows(0, first), &mut dk, d);
+        by_key.run(Matrix::rows(p, end).transposed(), dy_rows, &mut dv, d);
+    }
+    [dq, dk, dv]
+}
+
+/// What the gradient of a row of scores needs of its query.
+struct Row<'a> {
+    lse: f32,
+    y: &'a [f32],
+    dy: &'a [f32],
+}
+
+/// Multiplies row `i` by what the dropout makes of it.
+fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
+    if let Some(drop) = head.sizes.drop {
+        let first_pair = head.sizes.pair(head.h, i, 0);
+        drop_pairs(drop.key, head.id, first_pair, drop.threshold, drop.factor as f32, row);
+    }
+}
+
+vectorized! {
+    /// Scores into probabilities; returns the logarithm of the sum of exponentials.
+    fn softmax<S>(row: &mut [f32]) -> f32 {
+        let highest = row.iter().copied().fold(f32::MIN, f32::max);
+        for value in row.iter_mut() {
+            *value = exp::<S>(*value - highest);
+        }
+        let total = sum_of(row.len(), |j| row[j]);
+        let share = 1.0 / total;
+        row.iter_mut().for_each(|value| *value *= share);
+        highest + total.ln()
+    }
+
+    /// Scores `p` into probabilities after the dropout, and `dy . v` in `ds` into slopes.
+    fn grad_row<S>(row: Row<'_>, scale: f32, kept: &[f32], p: &mut [f32], ds: &mut [f32]) {
+        let delta = sum_of(row.y.len(), |k| row.y[k] * row.dy[k]);
+        for ((p, ds), kept) in p.iter_mut().zip(ds).zip(kept) {
+            let probability = exp::<S>(*p - row.lse);
+            *ds = scale * probability * mul_add::<S>(*ds, *kept, -delta);
+            *p = probability * *kept;
+        }
+    }
+
+    /// Multiplies each value by the factor if its random number reaches the threshold, else by 0.
+    fn drop_pairs<S>(
+        key: Key,
+        sample: u32,
+        first_pair: u32,
+        threshold: u32,
+        factor: f32,
+        row: &mut [f32],
+    ) {
+        for (j, value) in row.iter_mut().enumerate() {
+            let pair = first_pair.wrapping_add(j as u32);
+            let word = threefry2x32(key.0, [sample, pair])[0];
+            *value *= if word >= threshold { factor } else { 0.0 };
+        }
+    }
+}
+
+/// A matrix within a slice, from its first element on.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    values: &'a [f32],
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Rows that lie `stride` apart.
+    fn rows(values: &'a [f32], stride: usize) -> Self {
+        Self { values, row_stride: stride, column_stride: 1 }
+    }
+
+    fn transposed(self) -> Self {
+        Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
+    }
+
+    fn holds(&self, rows: usize, columns: usize) -> bool {
+        (rows - 1) * self.row_stride + (columns - 1) * self.column_stride < self.values.len()
+    }
+}
+
+/// `out (m, n) = factor a (m, k) b (k, n)`, added to what `out` holds if `add`.
+#[derive(Clone, Copy)]
+struct Product {
+    m: usize,
+    n: usize,
+    k: usize,
+    factor: f32,
+    add: bool,
+}
+
+impl Product {
+    /// Runs on this thread; `out` has rows `stride` apart.
+    fn run(self, a: Matrix, b: Matrix, out: &mut [f32], stride: usize) {
+        let Self { m, n, k, factor, add } = self;
+        assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k) && b.holds(k, n));
+        assert!((m - 1) * stride + n <= out.len() && n <= stride);
+        // SAFETY: the last element of each matrix lies within its slice, as just asserted, and
+        // `out` is borrowed mutably, so it overlaps neither `a` nor `b`.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                k,
+                out.as_mut_ptr(),
+                1,
+                stride as isize,
+                add,
+                a.values.as_ptr(),
+                a.column_stride as isize,
+                a.row_stride as isize,
+                b.values.as_ptr(),
+                b.column_stride as isize,
+                b.row_stride as isize,
+                1.0,
+                factor,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
+    }
+}
+
+/// Forward is one dispatch; the gradient is three, in this order (see the shader). An invocation
+/// takes 4 positions and up to 64 columns of a head.
+pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    use Operand::{Input, Output};
+    let sizes = Sizes::of(call);
+    let drop = sizes.drop.unwrap_or(Dropout { key: Key([0; 2]), threshold: 0, factor: 1.0 });
+    let run = |entry, operands| Dispatch {
+        shader: shader(&sizes, entry),
+        operands,
+        params: vec![
+            sizes.b as u32,
+            sizes.heads as u32,
+            sizes.t as u32,
+            (sizes.scale as f32).to_bits(),
+            drop.threshold,
+            (drop.factor as f32).to_bits(),
+            drop.key.0[0],
+            drop.key.0[1],
+            sizes.d.div_ceil(4) as u32,
+        ],
+        groups: grid(
+            sizes.b * sizes.heads * sizes.t.div_ceil(4) * sizes.d.div_ceil(SLAB_COLUMNS),
+            32,
+        ),
+    };
+    // Without dropout the first input stands in place of the sample ids, unread.
+    let samples = Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 });
+    if matches!(call.op, Op::Attention { .. }) {
+        return vec![run("forward", vec![Input(0), samples, Output(0), Output(1)])];
+    }
+    let operands = [Input(0), samples, Input(2), Input(3), Output(0), Input(1)];
+    ["delta", "grad_kv", "grad_q"].map(|entry| run(entry, operands.to_vec())).to_vec()
+}
+
+/// The entry point with what it needs in front.
+fn shader(sizes: &Sizes, entry: &'static str) -> Shader {
+    let mut shader = Shader::new("attention", entry)
+        .with_const("D", sizes.d as u32)
+        .with_const("DROPOUT", u32::from(sizes.drop.is_some()));
+    // A binding has one type, so what reads it is chosen here and not by a condition.
+    let way = if sizes.d.is_multiple_of(4) { "vector" } else { "scalars" };
+    for tensor in ["qkv", "dy", "y"] {
+        let body = format!("{{ return {tensor}_{way}(row, part); }}");
+        shader.header += &format!("fn {tensor}_part(row: u32, part: u32) -> vec4f {body}\n");
+    }
+    shader
+}
+
+/// Half of the pairs of positions count. Forward has 2 products of `d` columns for each, the
+/// gradient 5; an exponential is counted as 10 FLOPs.
+pub fn cost(call: &Call) -> Cost {
+    let Sizes { b, t, heads, d, .. } = Sizes::of(call);
+    let pairs = (b * heads * t * (t + 1) / 2) as f64;
+    let products = if matches!(call.op, Op::Attention { .. }) { 2.0 } else { 5.0 };
+    Cost { flops: pairs * (2.0 * products * d as f64 + 10.0), bytes: Cost::moved(call) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{Shape, Site};
+    use crate::kernels::testing::{self, Fill, Values, check_with};
+
+    const SITE: Site = Site(9);
+
+    fn ops(heads: usize, dropout: f32) -> [Op; 2] {
+        [
+            Op::Attention { heads, dropout, site: SITE },
+            Op::AttentionGrad { heads, dropout, site: SITE },
+        ]
+    }
+
+    /// `qkv [, samples]`
+    fn inputs(t: usize, c: usize, dropout: f32, rows: usize, fill: Fill) -> Vec<(Shape, Values)> {
+        let qkv = Shape::batched(&[1, t, 3 * c]);
+        let values = testing::values(fill, qkv.elements(rows), 0);
+        let samples = (Shape::batched(&[1]), testing::values(Fill::Samples, rows, 1));
+        let qkv = (qkv, values);
+        if dropout > 0.0 { vec![qkv, samples] } else { vec![qkv] }
+    }
+
+    /// `qkv, y, lse, dy [, samples]` for a random `dy`.
+    fn grad_inputs(op: &Op, forward: &[(Shape, Values)], rows: usize) -> Vec<(Shape, Values)> {
+        let Op::Attention { heads, .. } = op else { panic!("{op} is not forward") };
+        let [_, t, width] = *forward[0].0.dims() else { panic!("qkv is (b, t, 3c)") };
+        let [y, lse] = testing::reference(op, forward, rows).try_into().expect("two outputs");
+        let y_shape = Shape::batched(&[1, t, width / 3]);
+        let dy = testing::values(Fill::Normal, y_shape.elements(rows), 2);
+        let mut inputs = vec![
+            forward[0].clone(),
+            (y_shape.clone(), Values::Float(y)),
+            (Shape::batched(&[1, *heads, t]), Values::Float(lse)),
+            (y_shape, dy),
+        ];
+        inputs.extend_from_slice(&forward[1..]);
+        inputs
+    }
+
+    /// Both ops on random input of `rows` samples.
+    fn agree(t: usize, c: usize, heads: usize, dropout: f32, rows: usize, fill: Fill) {
+        let [forward, grad] = ops(heads, dropout);
+        let inputs = inputs(t, c, dropout, rows, fill);
+        check_with(forward.clone(), &inputs, rows);
+        check_with(grad, &grad_inputs(&forward, &inputs, rows), rows);
+    }
+
+    #[test]
+    fn every_shape_agrees() {
+        for (t, c, heads, rows) in
+            [(1, 1, 1, 2), (5, 12, 2, 3), (33, 6, 1, 2), (67, 30, 3, 2), (64, 32, 4, 2)]
+        {
+            agree(t, c, heads, 0.0, rows, Fill::Normal);
+        }
+    }
+
+    /// Wider than 64 columns: several invocations share a head in the shader.
+    #[test]
+    fn wide_heads_agree() {
+        agree(9, 256, 1, 0.0, 1, Fill::Normal);
+        agree(6, 66, 1, 0.0, 2, Fill::Normal);
+    }
+
+    #[test]
+    fn every_device_drops_the_same() {
+        for (t, c, heads, rows) in [(7, 10, 2, 3), (37, 16, 4, 2)] {
+            agree(t, c, heads, 0.3, rows, Fill::Normal);
+        }
+    }
+
+    #[test]
+    fn sharp_scores_neither_overflow_nor_vanish() {
+        agree(19, 16, 2, 0.0, 2, Fill::Scaled(12.0, 0.0));
+    }
+
+    #[test]
+    fn nothing_is_dropped_outside_of_training() {
+        let inputs = inputs(6, 8, 0.5, 2, Fill::Normal);
+        let [(qkv, Values::Float(values)), (_, Values::Int(samples))] = &inputs[..] else {
+            panic!("floats and sample ids")
+        };
+        let run = |dropout: f32, training: bool| {
+            let [op, _] = ops(2, dropout);
+            let random = crate::kernels::Random { step_key: Key::new(1), training };
+            let outputs = vec![vec![2, 6, 8], vec![2, 2, 6]];
+            let dims = vec![qkv.resolve(2), vec![2]];
+            let call = Call { op: &op, inputs: dims, outputs, accumulate: false, random };
+            let (mut y, mut lse) = (vec![0.0; 96], vec![0.0; 24]);
+            let args = [Arg::Float(values.as_slice()), Arg::Int(samples)];
+            reference(&call, &args, &mut [&mut y, &mut lse]);
+            let constants = dispatch(&call)[0].shader.header.clone();
+            (y, constants.contains("DROPOUT: u32 = 1u"))
+        };
+        assert_eq!(run(0.5, false), run(0.0, true));
+        assert_ne!(run(0.5, true), run(0.0, true));
+    }
+
+    #[test]
+    fn gradients_are_finite_differences() {
+        for dropout in [0.0, 0.4] {
+            let rows = 2;
+            let [forward, grad] = ops(2, dropout);
+            let inputs = inputs(5, 6, dropout, rows, Fill::Normal);
+            let given = grad_inputs(&forward, &inputs, rows);
+            let Values::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
+            let dqkv = testing::reference(&grad, &given, rows).remove(0);
+            let scale = dqkv.iter().fold(0.0f64, |a, g| a.max(g.abs()));
+            for (at, exact) in dqkv.iter().enumerate() {
+                let value = |step: f64| {
+                    let mut moved = inputs.clone();
+                    if let Values::Float(values) = &mut moved[0].1 {
+                        values[at] += step;
+                    }
+                    let y = testing::reference(&forward, &moved, rows).remove(0);
+                    y.iter().zip(dy).map(|(y, dy)| y * dy).sum::<f64>()
+                };
+                let slope = (value(1e-6) - value(-1e-6)) / 2e-6;
+                let error = (slope - exact).abs() / scale;
+                assert!(error < 1e-5, "dropout {dropout}, element {at}: {slope} and {exact}");
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Elementwise functions of two tensors, the second a suffix of the first. Twin of
+//! `shaders/binary.wgsl`, which has the formulas.
+
+use std::borrow::Cow;
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::graph::{Binary, Op};
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// The shortest inner loop of the fast version: shorter ones do not fill vector registers.
+const LOOP: usize = 256;
+
+/// `y[i] = a[i] + b[i mod b's length]`, or the product.
+pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+    let (a, b) = (inputs[0].floats(), inputs[1].floats());
+    let function = function(call);
+    for (i, y) in outputs[0].iter_mut().enumerate() {
+        let (a, b) = (a[i], b[i % b.len()]);
+        *y = match function {
+            Binary::Add => a + b,
+            Binary::Mul => a * b,
+        };
+    }
+}
+
+/// The same in parallel, without a division: `b` is repeated until inner loops are long enough,
+/// and tasks are whole multiples of it.
+pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let (a, b) = (inputs[0].floats(), inputs[1].floats());
+    if a.is_empty() {
+        return;
+    }
+    if a.len() == b.len() {
+        let tasks = outputs[0].par_chunks_mut(TASK).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
+        return tasks.for_each(|((y, a), b)| combine(function(call), y, a, b));
+    }
+    let period: Cow<[f32]> = match b.len() < LOOP {
+        true => b.repeat(LOOP.div_ceil(b.len())).into(),
+        false => b.into(),
+    };
+    let task = period.len() * TASK.div_ceil(period.len());
+    let tasks = outputs[0].par_chunks_mut(task).zip(a.par_chunks(task));
+    tasks.for_each(|(y, a)| {
+        for (y, a) in y.chunks_mut(period.len()).zip(a.chunks(period.len())) {
+            combine(function(call), y, a, &period);
+        }
+    });
+}
+
+fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
+    let each = y.iter_mut().zip(a).zip(b);
+    match function {
+        Binary::Add => each.for_each(|((y, a), b)| *y = a + b),
+        Binary::Mul => each.for_each(|((y, a), b)| *y = a * b),
+    }
+}
+
+/// 8 elements per invocation.
+pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let entry = match function(call) {
+        Binary::Add => "add",
+        Binary::Mul => "mul",
+    };
+    let (count, period) = (call.output_len(0), call.input_len(1));
+    vec![Dispatch {
+        shader: Shader::new("binary", entry),
+        operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+        params: [count, period, 64 % period].map(|word| word as u32).to_vec(),
+        groups: grid(count, 512),
+    }]
+}
+
+/// One FLOP per element.
+pub fn cost(call: &Call) -> Cost {
+    Cost::elementwise(call, 1.0)
+}
+
+fn function(call: &Call) -> Binary {
+    match call.op {
+        Op::Binary(function) => *function,
+        other => panic!("{other} is not a function of two tensors"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Shape;
+    use crate::kernels::testing::{Fill, check};
+
+    fn check_both(a: Shape, b: Shape, rows: usize) {
+        for function in [Binary::Add, Binary::Mul] {
+            let inputs = [(a.clone(), Fill::Normal), (b.clone(), Fill::Scaled(2.0, 0.5))];
+            check(Op::Binary(function), &inputs, rows);
+        }
+    }
+
+    #[test]
+    fn equal_shapes_combine_elementwise() {
+        for rows in 1..=7 {
+            let shape = Shape::batched(&[3, 5]);
+            check_both(shape.clone(), shape, rows);
+        }
+        check_both(Shape::fixed(&[130, 257]), Shape::fixed(&[130, 257]), 1);
+    }
+
+    #[test]
+    fn suffixes_repeat_over_leading_dimensions() {
+        for rows in [1, 2, 7] {
+            check_both(Shape::batched(&[1, 3, 65]), Shape::fixed(&[65]), rows);
+            check_both(Shape::batched(&[1, 3, 65]), Shape::fixed(&[3, 65]), rows);
+            check_both(Shape::batched(&[11, 2]), Shape::fixed(&[2]), rows);
+            check_both(Shape::batched(&[37]), Shape::fixed(&[]), rows);
+        }
+    }
+
+    #[test]
+    fn tasks_of_the_fast_version_start_at_a_period() {
+        check_both(Shape::fixed(&[61, 701]), Shape::fixed(&[701]), 1);
+        check_both(Shape::fixed(&[20_011, 3]), Shape::fixed(&[3]), 1);
+    }
+}

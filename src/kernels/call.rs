@@ -1,0 +1,127 @@
+//! What a kernel is told about the node it computes, and the tensors it works on.
+
+use std::fmt::Debug;
+use std::iter::Sum;
+
+use crate::base::rng::Key;
+use crate::graph::Op;
+
+/// One application of an op with all sizes known.
+#[derive(Clone, Debug)]
+pub struct Call<'a> {
+    pub op: &'a Op,
+    /// The dimensions of each input, with the rows of this run put in.
+    pub inputs: Vec<Vec<usize>>,
+    pub outputs: Vec<Vec<usize>>,
+    /// Add to what the (only) output holds.
+    pub accumulate: bool,
+    pub random: Random,
+}
+
+/// Where random numbers of a pass come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Random {
+    /// The key of this step; a site's key is derived from it.
+    pub step_key: Key,
+    /// Whether anything is dropped: false in evaluation and generation.
+    pub training: bool,
+}
+
+impl Call<'_> {
+    /// Elements of input `index`.
+    pub fn input_len(&self, index: usize) -> usize {
+        self.inputs[index].iter().product()
+    }
+
+    /// Elements of output `index`.
+    pub fn output_len(&self, index: usize) -> usize {
+        self.outputs[index].iter().product()
+    }
+
+    /// The input as a matrix: all leading dimensions in one, and the last.
+    pub fn rows_and_last(&self, index: usize) -> (usize, usize) {
+        let last = self.inputs[index].last().copied().unwrap_or(1);
+        (self.input_len(index) / last.max(1), last)
+    }
+}
+
+/// An input on the host.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg<'a, T> {
+    Float(&'a [T]),
+    Int(&'a [u32]),
+}
+
+impl<'a, T> Arg<'a, T> {
+    /// The floats. The shape rules have checked the type, so another one is a defect.
+    pub fn floats(self) -> &'a [T] {
+        match self {
+            Arg::Float(values) => values,
+            Arg::Int(_) => panic!("an integer tensor where the shape rule wants floats"),
+        }
+    }
+
+    /// The integers.
+    pub fn ints(self) -> &'a [u32] {
+        match self {
+            Arg::Int(values) => values,
+            Arg::Float(_) => panic!("a float tensor where the shape rule wants integers"),
+        }
+    }
+}
+
+/// The numbers that references compute in: f32, and f64 for the tests' oracle.
+pub trait Real:
+    num_traits::Float + num_traits::NumAssign + Sum + Debug + Send + Sync + 'static
+{
+    fn real(value: f64) -> Self;
+    fn to_real(self) -> f64;
+    /// The error function.
+    fn erf(self) -> Self;
+}
+
+impl Real for f32 {
+    fn real(value: f64) -> Self {
+        value as f32
+    }
+    fn to_real(self) -> f64 {
+        f64::from(self)
+    }
+    fn erf(self) -> Self {
+        libm::erff(self)
+    }
+}
+
+impl Real for f64 {
+    fn real(value: f64) -> Self {
+        value
+    }
+    fn to_real(self) -> f64 {
+        self
+    }
+    fn erf(self) -> Self {
+        libm::erf(self)
+    }
+}
+
+/// What a call costs: the formula, not a measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    pub flops: f64,
+    /// Bytes read and written, each operand counted once.
+    pub bytes: f64,
+}
+
+impl Cost {
+    /// `flops_per_element` on each element of output 0, all operands moved once.
+    pub fn elementwise(call: &Call, flops_per_element: f64) -> Self {
+        Self { flops: flops_per_element * call.output_len(0) as f64, bytes: Self::moved(call) }
+    }
+
+    /// The bytes of all operands.
+    pub fn moved(call: &Call) -> f64 {
+        let inputs: usize = (0..call.inputs.len()).map(|i| call.input_len(i)).sum();
+        let outputs: usize = (0..call.outputs.len()).map(|i| call.output_len(i)).sum();
+        4.0 * (inputs + outputs) as f64
+    }
+}

@@ -1,0 +1,328 @@
+//! Ops that only move elements: permute, slice, pad and concat. Twin of `shaders/copy.wgsl`.
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::graph::Op;
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// Elements per invocation, where runs are as long.
+const PER_INVOCATION: usize = 8;
+
+/// Plain loops over the output's elements (permute) or over (outer, axis, inner).
+pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+    let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
+    match call.op {
+        Op::Permute { axes } => {
+            let (dims, strides) = (&call.outputs[0], strides(&call.inputs[0]));
+            for (index, y) in y.iter_mut().enumerate() {
+                let (mut rest, mut from) = (index, 0);
+                for axis in (0..dims.len()).rev() {
+                    from += rest % dims[axis] * strides[axes[axis]];
+                    rest /= dims[axis];
+                }
+                *y = x[from];
+            }
+        }
+        Op::Slice { axis, start, length } => {
+            let (outer, whole, inner) = around(&call.inputs[0], *axis);
+            for (o, i, j) in triples(outer, *length, inner) {
+                y[(o * length + i) * inner + j] = x[(o * whole + start + i) * inner + j];
+            }
+        }
+        Op::Pad { axis, before, .. } => {
+            let (outer, length, inner) = around(&call.inputs[0], *axis);
+            let whole = call.outputs[0][*axis];
+            y.fill(T::zero());
+            for (o, i, j) in triples(outer, length, inner) {
+                y[(o * whole + before + i) * inner + j] = x[(o * length + i) * inner + j];
+            }
+        }
+        Op::Concat { axis } => {
+            let (whole, mut start) = (call.outputs[0][*axis], 0);
+            for (x, dims) in inputs.iter().zip(&call.inputs) {
+                let (outer, length, inner) = around(dims, *axis);
+                for (o, i, j) in triples(outer, length, inner) {
+                    y[(o * whole + start + i) * inner + j] =
+                        x.floats()[(o * length + i) * inner + j];
+                }
+                start += length;
+            }
+        }
+        other => panic!("{other} does not only move elements"),
+    }
+}
+
+fn triples(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
+}
+
+/// The product of the dimensions before an axis, the axis, and the product of those after it.
+fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
+    (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
+}
+
+/// Row-major strides.
+fn strides(dims: &[usize]) -> Vec<usize> {
+    (0..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect()
+}
+
+/// A strided copy of one input: the formula is at the top of the shader.
+struct Move {
+    outer: [usize; 4],
+    x_outer_strides: [usize; 4],
+    y_outer_strides: [usize; 4],
+    last: usize,
+    x_stride: usize,
+    x_base: usize,
+    y_base: usize,
+    begin: usize,
+    end: usize,
+}
+
+impl Move {
+    /// `rows` runs of `last` elements each; the runs are `x_row` and `y_row` elements apart.
+    fn rows(rows: usize, last: usize, x_row: usize, y_row: usize) -> Self {
+        Self {
+            outer: [1, 1, 1, rows],
+            x_outer_strides: [0, 0, 0, x_row],
+            y_outer_strides: [0, 0, 0, y_row],
+            last,
+            x_stride: 1,
+            x_base: 0,
+            y_base: 0,
+            begin: 0,
+            end: last,
+        }
+    }
+
+    fn permute(axes: &[usize], from: &[usize]) -> Self {
+        let x_strides = strides(from);
+        let dims = merged(axes.iter().map(|&axis| (from[axis], x_strides[axis])));
+        let y_strides = strides(&dims.iter().map(|(dim, _)| *dim).collect::<Vec<_>>());
+        let (last, x_stride) = dims.last().copied().unwrap_or((1, 1));
+        let mut copy = Self::rows(1, last, 0, 0);
+        copy.x_stride = x_stride;
+        let shift = 5 - dims.len().max(1);
+        for axis in 0..dims.len().saturating_sub(1) {
+            let at = axis + shift;
+            copy.outer[at] = dims[axis].0;
+            copy.x_outer_strides[at] = dims[axis].1;
+            copy.y_outer_strides[at] = y_strides[axis];
+        }
+        copy
+    }
+
+    /// Invocations per run, and in all.
+    fn invocations(&self) -> (usize, usize) {
+        let across = self.last.div_ceil(PER_INVOCATION);
+        (across, across * self.outer.iter().product::<usize>())
+    }
+
+    /// Where run `row` starts in the input.
+    fn x_start(&self, row: usize) -> usize {
+        let (mut rest, mut start) = (row, self.x_base);
+        for axis in (0..4).rev() {
+            start += rest % self.outer[axis] * self.x_outer_strides[axis];
+            rest /= self.outer[axis];
+        }
+        start
+    }
+
+    /// Fills run `row` of the output.
+    fn fill(&self, row: usize, x: &[f32], y: &mut [f32]) {
+        let start = self.x_start(row);
+        y[..self.begin].fill(0.0);
+        y[self.end..].fill(0.0);
+        let y = &mut y[self.begin..self.end];
+        match self.x_stride {
+            1 => y.copy_from_slice(&x[start..start + y.len()]),
+            stride => {
+                y.iter_mut().zip(x[start..].iter().step_by(stride)).for_each(|(y, x)| *y = *x)
+            }
+        }
+    }
+
+    fn params(&self) -> Vec<u32> {
+        let (across, count) = self.invocations();
+        let lists = [self.outer, self.x_outer_strides, self.y_outer_strides];
+        let scalars = [count, across, self.last, self.x_stride, self.x_base, self.y_base];
+        let words = lists.into_iter().flatten().chain(scalars).chain([self.begin, self.end]);
+        words.map(|word| word as u32).collect()
+    }
+}
+
+/// Joins neighbouring (dimension, stride) pairs that one longer dimension can stand for, so that
+/// runs are as long as they can be.
+fn merged(dims: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
+    let mut joined: Vec<(usize, usize)> = Vec::new();
+    for (dim, stride) in dims.filter(|(dim, _)| *dim != 1) {
+        match joined.last_mut() {
+            Some((before, outer)) if *outer == dim * stride => {
+                (*before, *outer) = (*before * dim, stride)
+            }
+            _ => joined.push((dim, stride)),
+        }
+    }
+    joined
+}
+
+/// The copies that make up a call: one per input.
+fn moves(call: &Call) -> Vec<Move> {
+    match call.op {
+        Op::Permute { axes } => vec![Move::permute(axes, &call.inputs[0])],
+        Op::Slice { axis, start, length } => {
+            let (outer, whole, inner) = around(&call.inputs[0], *axis);
+            let rows = Move::rows(outer, length * inner, whole * inner, length * inner);
+            vec![Move { x_base: start * inner, ..rows }]
+        }
+        Op::Pad { axis, before, .. } => {
+            let (outer, length, inner) = around(&call.inputs[0], *axis);
+            let run = call.outputs[0][*axis] * inner;
+            let rows = Move::rows(outer, run, length * inner, run);
+            vec![Move { begin: before * inner, end: (before + length) * inner, ..rows }]
+        }
+        Op::Concat { axis } => {
+            let mut y_base = 0;
+            let inputs = call.inputs.iter().map(|dims| {
+                let (outer, length, inner) = around(dims, *axis);
+                let run = length * inner;
+                let rows = Move::rows(outer, run, run, call.outputs[0][*axis] * inner);
+                y_base += run;
+                Move { y_base: y_base - run, ..rows }
+            });
+            inputs.collect()
+        }
+        other => panic!("{other} does not only move elements"),
+    }
+}
+
+/// The same in parallel, run by run.
+pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let moves = moves(call);
+    // A row of the output takes one run of each move, one after the other.
+    let row: usize = moves.iter().map(|copy| copy.last).sum();
+    if outputs[0].is_empty() {
+        return;
+    }
+    let rows = outputs[0].par_chunks_mut(row).enumerate();
+    rows.with_min_len((TASK / row).max(1)).for_each(|(index, mut y)| {
+        for (copy, x) in moves.iter().zip(inputs) {
+            let (run, rest) = y.split_at_mut(copy.last);
+            copy.fill(index, x.floats(), run);
+            y = rest;
+        }
+    });
+}
+
+/// One dispatch per input.
+pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let dispatch = |(input, copy): (usize, Move)| {
+        let (_, count) = copy.invocations();
+        Dispatch {
+            shader: Shader::new("copy", "strided"),
+            operands: vec![Operand::Input(input), Operand::Output(0)],
+            params: copy.params(),
+            groups: grid(count, 64),
+        }
+    };
+    let all = moves(call).into_iter().enumerate();
+    all.filter(|(_, copy)| copy.invocations().1 > 0).map(dispatch).collect()
+}
+
+/// No FLOPs.
+pub fn cost(call: &Call) -> Cost {
+    Cost::elementwise(call, 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Shape;
+    use crate::kernels::testing::{Fill, check};
+
+    fn check_one(op: Op, shape: Shape, rows: usize) {
+        check(op, &[(shape, Fill::Normal)], rows);
+    }
+
+    #[test]
+    fn every_permutation_of_up_to_four_dimensions() {
+        let dims = [3, 2, 5, 4];
+        for rank in 1..=4 {
+            for axes in permutations(rank) {
+                check_one(Op::Permute { axes }, Shape::fixed(&dims[..rank]), 1);
+            }
+        }
+    }
+
+    fn permutations(rank: usize) -> Vec<Vec<usize>> {
+        if rank == 0 {
+            return vec![vec![]];
+        }
+        let shorter = permutations(rank - 1).into_iter();
+        let put = |axes: Vec<usize>, at: usize| [&axes[..at], &[rank - 1], &axes[at..]].concat();
+        shorter.flat_map(|axes| (0..rank).map(move |at| put(axes.clone(), at))).collect()
+    }
+
+    #[test]
+    fn permutations_of_five_dimensions_and_ones() {
+        for axes in [[4, 3, 2, 1, 0], [1, 0, 3, 2, 4], [2, 4, 1, 3, 0], [0, 1, 2, 3, 4]] {
+            let axes = axes.to_vec();
+            check_one(Op::Permute { axes: axes.clone() }, Shape::fixed(&[3, 2, 4, 5, 7]), 1);
+            check_one(Op::Permute { axes }, Shape::fixed(&[1, 3, 1, 5, 2]), 1);
+        }
+        check_one(Op::Permute { axes: vec![0, 1] }, Shape::fixed(&[1, 1]), 1);
+    }
+
+    #[test]
+    fn heads_move_in_front_for_any_rows() {
+        for rows in 1..=7 {
+            let shape = Shape::batched(&[1, 9, 4, 33]);
+            check_one(Op::Permute { axes: vec![0, 2, 1, 3] }, shape.clone(), rows);
+            check_one(Op::Permute { axes: vec![0, 3, 2, 1] }, shape, rows);
+        }
+    }
+
+    #[test]
+    fn slices_and_pads_along_every_axis() {
+        for (axis, dim) in [(1, 5), (2, 7), (3, 6)] {
+            for rows in [1, 3, 7] {
+                let shape = Shape::batched(&[2, 5, 7, 6]);
+                for (start, length) in [(0, dim), (0, 1), (2, 3), (dim - 1, 1)] {
+                    check_one(Op::Slice { axis, start, length }, shape.clone(), rows);
+                }
+                for (before, after) in [(0, 0), (3, 0), (0, 2), (1, 4)] {
+                    check_one(Op::Pad { axis, before, after }, shape.clone(), rows);
+                }
+            }
+        }
+        check_one(Op::Slice { axis: 0, start: 3, length: 4 }, Shape::fixed(&[9, 11]), 1);
+        check_one(Op::Pad { axis: 0, before: 1, after: 2 }, Shape::fixed(&[9]), 1);
+    }
+
+    #[test]
+    fn up_to_seven_tensors_stand_one_after_the_other() {
+        for rows in [1, 2, 7] {
+            for count in 1..=7 {
+                let part = |i: usize| (Shape::batched(&[3, 1 + i % 3, 5]), Fill::Normal);
+                let parts: Vec<_> = (0..count).map(part).collect();
+                check(Op::Concat { axis: 1 }, &parts, rows);
+            }
+            let last =
+                [(Shape::batched(&[3, 4]), Fill::Normal), (Shape::batched(&[3, 1]), Fill::Normal)];
+            check(Op::Concat { axis: 1 }, &last, rows);
+        }
+        let first =
+            [(Shape::fixed(&[2, 65]), Fill::Normal), (Shape::fixed(&[7, 65]), Fill::Normal)];
+        check(Op::Concat { axis: 0 }, &first, 1);
+    }
+
+    #[test]
+    fn long_runs_and_many_short_ones() {
+        check_one(Op::Permute { axes: vec![1, 0] }, Shape::fixed(&[301, 217]), 1);
+        check_one(Op::Slice { axis: 1, start: 1, length: 2 }, Shape::fixed(&[40_001, 4]), 1);
+    }
+}

@@ -1,0 +1,209 @@
+//! Dropout keyed by sample, which is its own gradient. Twin of `shaders/dropout.wgsl`, which has
+//! the formula.
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::base::rng::{Key, drop_threshold};
+use crate::graph::Op;
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 4 * 1024;
+
+/// What decides about each element.
+struct Mask {
+    key: Key,
+    /// Words from this one on are kept; 0 keeps all.
+    threshold: u32,
+    /// What is kept is multiplied by this.
+    factor: f64,
+    /// Elements of one sample.
+    elements: usize,
+}
+
+impl Mask {
+    fn new(call: &Call) -> Self {
+        let Op::Dropout { p, site } = call.op else { panic!("{} is not a dropout", call.op) };
+        let key = call.random.step_key.site(*site);
+        let elements = call.input_len(0) / call.input_len(1).max(1);
+        if !call.random.training {
+            return Self { key, threshold: 0, factor: 1.0, elements };
+        }
+        // With p = 1 one word of all would be kept: at 0, not at infinity.
+        let factor = if *p < 1.0 { 1.0 / (1.0 - f64::from(*p)) } else { 0.0 };
+        Self { key, threshold: drop_threshold(*p), factor, elements }
+    }
+
+    fn keeps(&self, sample: u32, element: usize) -> bool {
+        self.threshold == 0 || self.key.words([sample, element as u32])[0] >= self.threshold
+    }
+}
+
+/// `x (b, ..), samples (b) -> y (b, ..)`
+pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+    let (x, samples) = (inputs[0].floats(), inputs[1].ints());
+    let mask = Mask::new(call);
+    for (i, (y, x)) in outputs[0].iter_mut().zip(x).enumerate() {
+        let keep = mask.keeps(samples[i / mask.elements], i % mask.elements);
+        *y = if keep { T::real(mask.factor) * *x } else { T::zero() };
+    }
+}
+
+/// In parallel over runs of elements within a sample.
+pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let (x, samples) = (inputs[0].floats(), inputs[1].ints());
+    let mask = Mask::new(call);
+    let factor = mask.factor as f32;
+    let per_sample = outputs[0].par_chunks_mut(mask.elements.max(1));
+    let per_sample = per_sample.zip(x.par_chunks(mask.elements.max(1))).zip(samples);
+    per_sample.for_each(|((y, x), &sample)| {
+        let runs = y.par_chunks_mut(TASK).zip(x.par_chunks(TASK)).enumerate();
+        runs.for_each(|(run, (y, x))| {
+            for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
+                *y = if mask.keeps(sample, run * TASK + i) { factor * x } else { 0.0 };
+            }
+        });
+    });
+}
+
+/// One invocation per element.
+pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let mask = Mask::new(call);
+    let count = call.output_len(0);
+    let [key0, key1] = mask.key.0;
+    let factor = (mask.factor as f32).to_bits();
+    vec![Dispatch {
+        shader: Shader::new("dropout", "dropout"),
+        operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+        params: vec![count as u32, mask.elements as u32, mask.threshold, factor, key0, key1],
+        groups: grid(count, 64),
+    }]
+}
+
+/// About 110 integer operations per element, if anything is dropped.
+pub fn cost(call: &Call) -> Cost {
+    Cost::elementwise(call, if call.random.training { 110.0 } else { 1.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{Shape, Site};
+    use crate::kernels::testing::gradient::check_gradient;
+    use crate::kernels::testing::{self, Fill, Values, check, for_each_gpu, values};
+    use crate::kernels::{Random, source};
+
+    const SITE: Site = Site(9);
+
+    #[test]
+    fn dropped_elements_agree_everywhere() {
+        for (dims, p, rows) in [(&[1, 37][..], 0.1, 5), (&[3, 5, 7][..], 0.5, 2), (&[1], 0.9, 1)] {
+            let inputs =
+                [(Shape::batched(dims), Fill::Normal), (Shape::batched(&[1]), Fill::Samples)];
+            check(Op::Dropout { p, site: SITE }, &inputs, rows);
+        }
+    }
+
+    /// The words themselves, so that no bit of any implementation can differ unseen.
+    #[test]
+    fn the_shader_draws_the_same_words() {
+        const MAIN: &str = "
+            struct Params { count: u32, key0: u32, key1: u32 }
+            var<immediate> p: Params;
+            @group(0) @binding(0) var<storage, read> counters: array<u32>;
+            @group(0) @binding(1) var<storage, read_write> words: array<u32>;
+            @compute @workgroup_size(64)
+            fn draw(@builtin(global_invocation_id) id: vec3u) {
+                if (id.x >= p.count) { return; }
+                let counter = vec2u(counters[2u * id.x], counters[2u * id.x + 1u]);
+                let drawn = threefry2x32(vec2u(p.key0, p.key1), counter);
+                words[2u * id.x] = drawn.x;
+                words[2u * id.x + 1u] = drawn.y;
+            }";
+        let (_, snippet) = source::LIBRARY.iter().find(|(name, _)| *name == "rng").unwrap();
+        let count = 1000;
+        let key = Key::new(0xFEDC_BA98_7654_3210).step(3).site(SITE);
+        let counters: Vec<[u32; 2]> =
+            (0..count).map(|i: u32| [i.wrapping_mul(0x9E37_79B9), i]).collect();
+        let expected: Vec<u32> = counters.iter().flat_map(|c| key.words(*c)).collect();
+        let dispatch = Dispatch {
+            shader: Shader::emitted("draw", "draw", format!("{snippet}{MAIN}")),
+            operands: vec![Operand::Input(0), Operand::Output(0)],
+            params: vec![count, key.0[0], key.0[1]],
+            groups: grid(count as usize, 64),
+        };
+        for_each_gpu(|gpu, pipelines| {
+            let inputs = [bytemuck::cast_slice(&counters)];
+            let start = [vec![0.0; 2 * count as usize]];
+            let dispatches = std::slice::from_ref(&dispatch);
+            let got = testing::run_dispatches(gpu, pipelines, "draw", dispatches, &inputs, &start);
+            let got: Vec<u32> = got[0].iter().map(|word| word.to_bits()).collect();
+            assert_eq!(got, expected, "{}", gpu.name);
+        });
+    }
+
+    fn call(op: &Op, rows: usize, elements: usize, training: bool) -> Call<'_> {
+        Call {
+            op,
+            inputs: vec![vec![rows, elements], vec![rows]],
+            outputs: vec![vec![rows, elements]],
+            accumulate: false,
+            random: Random { step_key: Key::new(11).step(4), training },
+        }
+    }
+
+    /// What each implementation makes of `x` must be `expected`, bit for bit.
+    fn assert_bits(call: &Call, x: &[f32], samples: &[u32], expected: &[f32]) {
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        let args = [Arg::Float(x), Arg::Int(samples)];
+        for host in [reference::<f32>, fast] {
+            let mut y = vec![f32::NAN; x.len()];
+            host(call, &args, &mut [&mut y]);
+            assert_eq!(bits(&y), bits(expected));
+        }
+        for_each_gpu(|gpu, pipelines| {
+            let inputs = [bytemuck::cast_slice(x), bytemuck::cast_slice(samples)];
+            let (dispatches, start) = (dispatch(call), [vec![f32::NAN; x.len()]]);
+            let y =
+                testing::run_dispatches(gpu, pipelines, "dropout", &dispatches, &inputs, &start);
+            assert_eq!(bits(&y[0]), bits(expected), "{}", gpu.name);
+        });
+    }
+
+    #[test]
+    fn masks_are_those_of_the_sample_to_the_bit() {
+        let (op, samples) = (Op::Dropout { p: 0.25, site: SITE }, [7, 0, u32::MAX]);
+        let elements = TASK + 13;
+        let call = call(&op, samples.len(), elements, true);
+        let key = Key::new(11).step(4).site(SITE);
+        let expected: Vec<f32> = samples
+            .iter()
+            .flat_map(|&sample| (0..elements as u32).map(move |e| key.words([sample, e])[0]))
+            .map(|word| if word >= 1 << 30 { 1.0 / 0.75 } else { 0.0 })
+            .collect();
+        let kept = expected.iter().filter(|y| **y > 0.0).count() as f64 / expected.len() as f64;
+        assert!((kept - 0.75).abs() < 0.02, "{kept}");
+        assert_bits(&call, &vec![1.0; expected.len()], &samples, &expected);
+    }
+
+    #[test]
+    fn nothing_is_dropped_in_evaluation() {
+        let op = Op::Dropout { p: 0.5, site: SITE };
+        let Values::Float(x) = values(Fill::Normal, 2 * 70, 0) else { panic!("floats") };
+        let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
+        assert_bits(&call(&op, 2, 70, false), &x, &[3, 4], &x);
+    }
+
+    #[test]
+    fn it_is_its_own_gradient() {
+        let op = Op::Dropout { p: 0.4, site: SITE };
+        let shape = Shape::batched(&[1, 9]);
+        let samples = (Shape::batched(&[1]), values(Fill::Samples, 3, 0));
+        let x = (shape.clone(), values(Fill::Normal, 27, 0));
+        let dy = (shape, values(Fill::Normal, 27, 1));
+        let dx = testing::reference(&op, &[dy.clone(), samples.clone()], 3);
+        let Values::Float(weights) = dy.1 else { panic!("floats") };
+        check_gradient(&op, &[x, samples], 3, 0, &[weights], &dx[0]);
+    }
+}

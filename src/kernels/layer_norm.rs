@@ -1,0 +1,296 @@
+//! Layer normalization and its gradients. Twin of `shaders/layer_norm.wgsl`, which has the
+//! formulas.
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::simd::{mul_add, sum_of, vectorized};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::graph::Op;
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// Rows per partial sum of the gain's gradient in the fast version; fixed, so that the order of
+/// the sum depends neither on timing nor on the number of threads.
+const CHUNK_ROWS: usize = 64;
+
+/// `x, gain [, bias] -> y, stats`, or `x, gain, stats, dy -> dx`, or `x, stats, dy -> dgain`.
+pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+    let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
+    let c = call.rows_and_last(0).1;
+    match (call.op, inputs.as_slice(), outputs) {
+        (Op::LayerNorm { eps }, [x, gain, bias @ ..], [y, stats]) => {
+            let rows = y.chunks_mut(c).zip(x.chunks(c)).zip(stats.chunks_mut(2));
+            for ((y, x), stats) in rows {
+                (stats[0], stats[1]) = statistics(x, T::real(f64::from(*eps)));
+                for k in 0..c {
+                    let bias = bias.first().map_or(T::zero(), |bias| bias[k]);
+                    y[k] = (x[k] - stats[0]) * stats[1] * gain[k] + bias;
+                }
+            }
+        }
+        (Op::LayerNormGrad, [x, gain, stats, dy], [dx]) => {
+            let rows = dx.chunks_mut(c).zip(x.chunks(c)).zip(dy.chunks(c)).zip(stats.chunks(2));
+            for (((dx, x), dy), stats) in rows {
+                let xhat = |k: usize| (x[k] - stats[0]) * stats[1];
+                let g = |k: usize| gain[k] * dy[k];
+                let count = T::real(c as f64);
+                let mean_g = (0..c).map(g).sum::<T>() / count;
+                let mean_g_xhat = (0..c).map(|k| g(k) * xhat(k)).sum::<T>() / count;
+                for (k, dx) in dx.iter_mut().enumerate() {
+                    *dx = stats[1] * (g(k) - mean_g - xhat(k) * mean_g_xhat);
+                }
+            }
+        }
+        (Op::LayerNormGainGrad, [x, stats, dy], [dgain]) => {
+            for (k, dgain) in dgain.iter_mut().enumerate() {
+                let rows = x.chunks(c).zip(dy.chunks(c)).zip(stats.chunks(2));
+                let sum: T = rows.map(|((x, dy), s)| dy[k] * (x[k] - s[0]) * s[1]).sum();
+                *dgain = if call.accumulate { *dgain + sum } else { sum };
+            }
+        }
+        (other, ..) => panic!("{other} is not a layer normalization"),
+    }
+}
+
+/// Mean and 1/deviation of a row.
+fn statistics<T: Real>(x: &[T], eps: T) -> (T, T) {
+    let count = T::real(x.len() as f64);
+    let mean = x.iter().copied().sum::<T>() / count;
+    let variance = x.iter().map(|x| (*x - mean) * (*x - mean)).sum::<T>() / count;
+    (mean, (variance + eps).sqrt().recip())
+}
+
+/// Tasks of whole rows in parallel, each row in vectorized loops.
+pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
+    let c = call.rows_and_last(0).1;
+    let rows = (TASK / c).max(1);
+    match (call.op, inputs.as_slice(), outputs) {
+        (Op::LayerNorm { eps }, [x, gain, bias @ ..], [y, stats]) => {
+            let bias = bias.first().copied();
+            let tasks = y.par_chunks_mut(rows * c).zip(stats.par_chunks_mut(rows * 2));
+            tasks.zip(x.par_chunks(rows * c)).for_each(|((y, stats), x)| {
+                forward_rows(x, gain, bias, *eps, y, stats);
+            });
+        }
+        (Op::LayerNormGrad, [x, gain, stats, dy], [dx]) => {
+            let tasks = dx.par_chunks_mut(rows * c).zip(stats.par_chunks(rows * 2));
+            let tasks = tasks.zip(x.par_chunks(rows * c)).zip(dy.par_chunks(rows * c));
+            tasks.for_each(|(((dx, stats), x), dy)| grad_rows(x, gain, stats, dy, dx));
+        }
+        (Op::LayerNormGainGrad, [x, stats, dy], [dgain]) => {
+            let chunks = x.par_chunks(CHUNK_ROWS * c).zip(dy.par_chunks(CHUNK_ROWS * c));
+            let chunks = chunks.zip(stats.par_chunks(CHUNK_ROWS * 2));
+            let sums: Vec<Vec<f32>> =
+                chunks.map(|((x, dy), stats)| gain_grad_rows(x, stats, dy, c)).collect();
+            if !call.accumulate {
+                dgain.fill(0.0);
+            }
+            for sum in sums {
+                dgain.iter_mut().zip(sum).for_each(|(dgain, sum)| *dgain += sum);
+            }
+        }
+        (other, ..) => panic!("{other} is not a layer normalization"),
+    }
+}
+
+vectorized! {
+    fn forward_rows<S>(
+        x: &[f32],
+        gain: &[f32],
+        bias: Option<&[f32]>,
+        eps: f32,
+        y: &mut [f32],
+        stats: &mut [f32],
+    ) {
+        let c = gain.len();
+        let rows = x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats.chunks_mut(2));
+        for ((x, y), stats) in rows {
+            let mean = sum_of(c, |k| x[k]) / c as f32;
+            let variance = sum_of(c, |k| (x[k] - mean) * (x[k] - mean)) / c as f32;
+            let r = 1.0 / (variance + eps).sqrt();
+            for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
+                *y = (*x - mean) * r * *gain;
+            }
+            if let Some(bias) = bias {
+                y.iter_mut().zip(bias).for_each(|(y, bias)| *y += *bias);
+            }
+            (stats[0], stats[1]) = (mean, r);
+        }
+    }
+
+    fn grad_rows<S>(x: &[f32], gain: &[f32], stats: &[f32], dy: &[f32], dx: &mut [f32]) {
+        let c = gain.len();
+        let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c));
+        for (((x, dy), dx), stats) in rows.zip(stats.chunks_exact(2)) {
+            let (mean, r) = (stats[0], stats[1]);
+            let mean_g = sum_of(c, |k| gain[k] * dy[k]) / c as f32;
+            let mean_g_xhat = sum_of(c, |k| gain[k] * dy[k] * (x[k] - mean)) * r / c as f32;
+            for (((dx, x), dy), gain) in dx.iter_mut().zip(x).zip(dy).zip(gain) {
+                let xhat = (*x - mean) * r;
+                *dx = r * (mul_add::<S>(*gain, *dy, -mean_g) - xhat * mean_g_xhat);
+            }
+        }
+    }
+
+    fn gain_grad_rows<S>(x: &[f32], stats: &[f32], dy: &[f32], c: usize) -> Vec<f32> {
+        let mut sums = vec![0.0; c];
+        let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(stats.chunks_exact(2));
+        for ((x, dy), stats) in rows {
+            let (mean, r) = (stats[0], stats[1]);
+            for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
+                *sum = mul_add::<S>(*dy, (*x - mean) * r, *sum);
+            }
+        }
+        sums
+    }
+}
+
+/// One invocation per row, or per column for the gain's gradient.
+pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    use Operand::{Input, Output};
+    let (rows, c) = call.rows_and_last(0);
+    let (entry, operands, eps, flag) = match call.op {
+        Op::LayerNorm { eps } => {
+            // Without a bias the gain stands in its place, unread.
+            let has_bias = call.inputs.len() == 3;
+            let bias = Input(if has_bias { 2 } else { 1 });
+            let operands = vec![Input(0), Input(1), bias, Output(0), Output(1)];
+            ("forward", operands, *eps, has_bias)
+        }
+        Op::LayerNormGrad => {
+            ("grad", vec![Input(0), Input(1), Input(2), Input(3), Output(0)], 0.0, false)
+        }
+        Op::LayerNormGainGrad => {
+            ("gain_grad", vec![Input(0), Input(1), Input(2), Output(0)], 0.0, call.accumulate)
+        }
+        other => panic!("{other} is not a layer normalization"),
+    };
+    let invocations = if entry == "gain_grad" { c } else { rows };
+    vec![Dispatch {
+        shader: Shader::new("layer_norm", entry),
+        operands,
+        params: vec![rows as u32, c as u32, eps.to_bits(), u32::from(flag)],
+        groups: grid(invocations, 64),
+    }]
+}
+
+/// A handful of FLOPs per element of `x`; memory is what it costs.
+pub fn cost(call: &Call) -> Cost {
+    let flops = match call.op {
+        Op::LayerNormGrad => 11.0,
+        Op::LayerNormGainGrad => 4.0,
+        _ => 8.0,
+    };
+    Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Shape;
+    use crate::kernels::testing::{self, Fill, Values, check, check_with};
+
+    const EPS: f32 = 1e-5;
+
+    /// `x, gain, bias` of rows of `c` values around an offset.
+    fn inputs(per_row: usize, c: usize, rows: usize, offset: f32) -> Vec<(Shape, Values)> {
+        let x = Shape::batched(&[per_row, c]);
+        let fill = Fill::Scaled(1.0, offset);
+        let x_values = testing::values(fill, x.elements(rows), 0);
+        let gain = testing::values(Fill::Scaled(0.5, 1.0), c, 1);
+        let bias = testing::values(Fill::Normal, c, 2);
+        vec![(x, x_values), (Shape::fixed(&[c]), gain), (Shape::fixed(&[c]), bias)]
+    }
+
+    /// The inputs of both gradients for the same `x` and gain, and a random `dy`.
+    fn gradient_inputs(forward: &[(Shape, Values)], rows: usize) -> [Vec<(Shape, Values)>; 2] {
+        let op = Op::LayerNorm { eps: EPS };
+        let stats = testing::reference(&op, forward, rows).remove(1);
+        let (x, gain) = (forward[0].clone(), forward[1].clone());
+        let stats = (Shape::batched(&[x.0.dims()[0], 2]), Values::Float(stats));
+        let dy = (x.0.clone(), testing::values(Fill::Normal, x.0.elements(rows), 3));
+        [vec![x.clone(), gain, stats.clone(), dy.clone()], vec![x, stats, dy]]
+    }
+
+    #[test]
+    fn every_width_agrees_with_and_without_bias() {
+        for (per_row, c, rows) in [(1, 3, 3), (3, 7, 5), (5, 33, 4), (64, 128, 2), (2, 301, 3)] {
+            let forward = inputs(per_row, c, rows, 0.3);
+            check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
+            check_with(Op::LayerNorm { eps: EPS }, &forward[..2], rows);
+            let [grad, gain_grad] = gradient_inputs(&forward, rows);
+            check_with(Op::LayerNormGrad, &grad, rows);
+            check_with(Op::LayerNormGainGrad, &gain_grad, rows);
+        }
+    }
+
+    /// Its gradient is exactly zero, to which no relative error exists.
+    #[test]
+    fn a_row_of_one_value_gives_the_bias() {
+        check_with(Op::LayerNorm { eps: EPS }, &inputs(1, 1, 3, 0.3), 3);
+    }
+
+    #[test]
+    fn a_batched_vector_per_row_is_normalized() {
+        let x = (Shape::batched(&[1, 2, 9]), Fill::Normal);
+        let gain = (Shape::fixed(&[9]), Fill::Normal);
+        check(Op::LayerNorm { eps: EPS }, &[x, gain], 3);
+    }
+
+    #[test]
+    fn a_mean_far_above_the_deviation_loses_nothing() {
+        let rows = 3;
+        let forward = inputs(5, 96, rows, 100.0);
+        check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
+        let [grad, gain_grad] = gradient_inputs(&forward, rows);
+        check_with(Op::LayerNormGrad, &grad, rows);
+        check_with(Op::LayerNormGainGrad, &gain_grad, rows);
+    }
+
+    #[test]
+    fn gradients_of_more_rows_than_a_task_has_agree() {
+        let rows = 300;
+        let forward = inputs(2, 65, rows, -0.5);
+        check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
+        let [grad, gain_grad] = gradient_inputs(&forward, rows);
+        check_with(Op::LayerNormGrad, &grad, rows);
+        check_with(Op::LayerNormGainGrad, &gain_grad, rows);
+    }
+
+    /// `sum(dy y)` as a function of input `which`'s element `at`, moved by `step`.
+    fn objective(
+        inputs: &[(Shape, Values)],
+        dy: &[f64],
+        rows: usize,
+        (which, at, step): (usize, usize, f64),
+    ) -> f64 {
+        let mut inputs = inputs.to_vec();
+        if let Values::Float(values) = &mut inputs[which].1 {
+            values[at] += step;
+        }
+        let y = testing::reference(&Op::LayerNorm { eps: EPS }, &inputs, rows).remove(0);
+        y.iter().zip(dy).map(|(y, dy)| y * dy).sum()
+    }
+
+    #[test]
+    fn gradients_are_finite_differences() {
+        let rows = 2;
+        let forward = inputs(2, 5, rows, 0.3);
+        let [grad, gain_grad] = gradient_inputs(&forward, rows);
+        let Values::Float(dy) = &grad[3].1 else { panic!("dy is of floats") };
+        let dx = testing::reference(&Op::LayerNormGrad, &grad, rows).remove(0);
+        let dgain = testing::reference(&Op::LayerNormGainGrad, &gain_grad, rows).remove(0);
+        for (which, gradient) in [(0, dx), (1, dgain)] {
+            let scale = gradient.iter().fold(0.0f64, |a, g| a.max(g.abs()));
+            for (at, exact) in gradient.iter().enumerate() {
+                let value = |step| objective(&forward, dy, rows, (which, at, step));
+                let slope = (value(1e-6) - value(-1e-6)) / 2e-6;
+                let error = (slope - exact).abs() / scale;
+                assert!(error < 1e-5, "input {which}, element {at}: {slope} and {exact}");
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The kernels: one *twin* per op, a shader in `shaders/` and a Rust file of the same name here,
+//! which holds
+//! - `reference`: plain loops, generic over f32 and f64, never optimized: the oracle,
+//! - `fast`: the CPU device's version in f32, tested against the reference,
+//! - `dispatch`: how a call runs on a GPU, as data,
+//! - `cost`: FLOPs and bytes,
+//! - its tests, each a line over `testing::check`.
+//!
+//! [`twin`] is the table from ops to twins.
+
+pub mod call;
+pub mod dispatch;
+pub mod pipeline;
+pub mod simd;
+pub mod source;
+#[cfg(test)]
+pub mod testing;
+
+pub mod adamw;
+pub mod attention;
+pub mod binary;
+pub mod copy;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod embedding;
+pub mod layer_norm;
+pub mod matmul;
+pub mod matmul_tile;
+pub mod norm;
+pub mod sgd;
+pub mod squared_error;
+pub mod sum;
+pub mod unary;
+
+pub use call::{Arg, Call, Cost, Random, Real};
+pub use dispatch::{Dispatch, Operand, Shader};
+pub use pipeline::Pipelines;
+
+use crate::graph::Op;
+
+/// A CPU function: inputs, and outputs of the lengths that the call says.
+pub type Host<T> = fn(&Call, &[Arg<'_, T>], &mut [&mut [T]]);
+
+/// Everything an op needs to run.
+pub struct Twin {
+    pub name: &'static str,
+    pub reference_f32: Host<f32>,
+    pub reference_f64: Host<f64>,
+    pub fast: Host<f32>,
+    pub dispatch: fn(&Call) -> Vec<Dispatch>,
+    pub cost: fn(&Call) -> Cost,
+}
+
+macro_rules! twin {
+    ($room:ident) => {
+        &Twin {
+            name: stringify!($room),
+            reference_f32: $room::reference::<f32>,
+            reference_f64: $room::reference::<f64>,
+            fast: $room::fast,
+            dispatch: $room::dispatch,
+            cost: $room::cost,
+        }
+    };
+}
+
+/// The twin that computes an op, or `None` for a reshape, which moves nothing.
+pub fn twin(op: &Op) -> Option<&'static Twin> {
+    Some(match op {
+        Op::Reshape => return None,
+        Op::Unary(_) | Op::UnaryGrad(_) => twin!(unary),
+        Op::Binary(_) => twin!(binary),
+        Op::MatMul { .. } => twin!(matmul),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => twin!(copy),
+        Op::Sum { .. } | Op::Broadcast { .. } => twin!(sum),
+        Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormGainGrad => twin!(layer_norm),
+        Op::Attention { .. } | Op::AttentionGrad { .. } => twin!(attention),
+        Op::Embedding | Op::EmbeddingGrad { .. } => twin!(embedding),
+        Op::Dropout { .. } => twin!(dropout),
+        Op::CrossEntropy | Op::CrossEntropyGrad => twin!(cross_entropy),
+        Op::SquaredError | Op::SquaredErrorGrad => twin!(squared_error),
+    })
+}

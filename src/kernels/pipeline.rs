@@ -1,0 +1,109 @@
+//! Compiled pipelines of one device, one per (shader, constants, access).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::dispatch::{Dispatch, Operand, Shader};
+use super::source;
+use crate::device::{Checks, DeviceError, Gpu};
+
+/// The most bytes of immediates that a pipeline may declare; see [`Dispatch::params`].
+pub const IMMEDIATE_BYTES_MAX: u32 = 128;
+
+/// A compiled shader with the layout of its bindings.
+pub struct Pipeline {
+    pub pipeline: wgpu::ComputePipeline,
+    pub bindings: wgpu::BindGroupLayout,
+}
+
+type Key = (Shader, Vec<bool>);
+
+/// The pipelines made so far.
+#[derive(Default)]
+pub struct Pipelines {
+    made: HashMap<Key, Arc<Pipeline>>,
+}
+
+impl Pipelines {
+    /// The pipeline for a dispatch, compiled at first use.
+    pub fn get(&mut self, gpu: &Gpu, dispatch: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
+        let writable = |operand: &Operand| matches!(operand, Operand::Output(_));
+        let access: Vec<bool> = dispatch.operands.iter().map(writable).collect();
+        let key = (dispatch.shader.clone(), access);
+        if let Some(pipeline) = self.made.get(&key) {
+            return Ok(pipeline.clone());
+        }
+        let pipeline = Arc::new(compile(gpu, &key, immediate_bytes(dispatch))?);
+        self.made.insert(key, pipeline.clone());
+        Ok(pipeline)
+    }
+}
+
+/// Bytes of immediates that the dispatch sets.
+fn immediate_bytes(dispatch: &Dispatch) -> u32 {
+    let bytes = 4 * dispatch.params.len() as u32;
+    assert!(bytes <= IMMEDIATE_BYTES_MAX, "{}: too many parameters", dispatch.shader.file);
+    bytes
+}
+
+fn compile(gpu: &Gpu, (shader, access): &Key, immediates: u32) -> Result<Pipeline, DeviceError> {
+    let label = format!("{}.{}", shader.file, shader.entry);
+    let entries: Vec<wgpu::BindGroupLayoutEntry> = access
+        .iter()
+        .enumerate()
+        .map(|(binding, writable)| wgpu::BindGroupLayoutEntry {
+            binding: binding as u32,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only: !writable },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: None,
+        })
+        .collect();
+    let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let bindings = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+        label: Some(&label),
+        entries: &entries,
+    });
+    let layout = gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+        label: Some(&label),
+        bind_group_layouts: &[Some(&bindings)],
+        immediate_size: immediates,
+    });
+    let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label: Some(&label),
+        layout: Some(&layout),
+        module: &module(gpu, &label, source::text(shader)),
+        entry_point: Some(shader.entry),
+        compilation_options: wgpu::PipelineCompilationOptions {
+            zero_initialize_workgroup_memory: gpu.checks == Checks::Checked,
+            ..Default::default()
+        },
+        cache: None,
+    });
+    match pollster::block_on(scope.pop()) {
+        Some(error) => Err(DeviceError::Refused {
+            adapter: gpu.name.clone(),
+            what: format!("shader {label}"),
+            why: error.to_string(),
+        }),
+        None => Ok(Pipeline { pipeline, bindings }),
+    }
+}
+
+fn module(gpu: &Gpu, label: &str, text: String) -> wgpu::ShaderModule {
+    let source = wgpu::ShaderSource::Wgsl(text.into());
+    let descriptor = wgpu::ShaderModuleDescriptor { label: Some(label), source };
+    match gpu.checks {
+        Checks::Checked => gpu.device.create_shader_module(descriptor),
+        // SAFETY: unchecked modules must not index out of bounds and must not loop for ever. All
+        // text comes from this crate; each kernel is bounded by its parameters, and the tests run
+        // every one with sentinels behind every buffer in both modes.
+        Checks::Trusted => unsafe {
+            let checks = wgpu::ShaderRuntimeChecks::unchecked();
+            gpu.device.create_shader_module_trusted(descriptor, checks)
+        },
+    }
+}

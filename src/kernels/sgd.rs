@@ -1,0 +1,164 @@
+//! Stochastic gradient descent over a range of a bucket. Twin of `shaders/sgd.wgsl`, which has the
+//! formulas.
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::{Dispatch, Operand, Real, Shader};
+use crate::graph::{Update, UpdateRange};
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// `(lr, momentum, weight_decay)`
+fn numbers(update: &Update) -> (f32, f32, f32) {
+    match *update {
+        Update::Sgd { lr, momentum, weight_decay } => (lr, momentum, weight_decay),
+        other => panic!("{other:?} is not stochastic gradient descent"),
+    }
+}
+
+/// Updates elements `start .. start + length` of a bucket's `parameters`, and of its `moments` (one
+/// list if there is momentum, else none). All slices are whole buckets.
+pub fn reference<T: Real>(
+    update: &Update,
+    range: &UpdateRange,
+    parameters: &mut [T],
+    gradients: &[T],
+    moments: &mut [&mut [T]],
+) {
+    let real = |value: f32| T::real(f64::from(value));
+    let (lr, momentum, weight_decay) = numbers(update);
+    for i in range.start..range.start + range.length {
+        let decay = if i < range.decay_end { real(weight_decay) } else { T::zero() };
+        let mut g = real(range.gradient_scale) * gradients[i] + decay * parameters[i];
+        if let [m] = moments {
+            m[i] = real(momentum) * m[i] + g;
+            g = m[i];
+        }
+        parameters[i] -= real(lr) * g;
+    }
+}
+
+/// The reference in f32, in parallel.
+pub fn fast(
+    update: &Update,
+    range: &UpdateRange,
+    parameters: &mut [f32],
+    gradients: &[f32],
+    moments: &mut [&mut [f32]],
+) {
+    let (lr, momentum, weight_decay) = numbers(update);
+    let covered = range.start..range.start + range.length;
+    let parameters = parameters[covered.clone()].par_chunks_mut(TASK);
+    let tasks = parameters.zip(gradients[covered.clone()].par_chunks(TASK)).enumerate();
+    let gradient =
+        |g: &f32, parameter: f32, decay: f32| range.gradient_scale * g + decay * parameter;
+    // Each task has a part in front that decays and a part behind that does not; both may be empty.
+    let front = |task: usize| range.decay_end.saturating_sub(range.start + task * TASK);
+    match moments {
+        [] => tasks.for_each(|(task, (parameters, gradients))| {
+            let front = front(task).min(parameters.len());
+            let update = |parameters: &mut [f32], gradients: &[f32], decay: f32| {
+                for (parameter, g) in parameters.iter_mut().zip(gradients) {
+                    *parameter -= lr * gradient(g, *parameter, decay);
+                }
+            };
+            update(&mut parameters[..front], &gradients[..front], weight_decay);
+            update(&mut parameters[front..], &gradients[front..], 0.0);
+        }),
+        [m, ..] => tasks.zip(m[covered].par_chunks_mut(TASK)).for_each(|(pair, m)| {
+            let (task, (parameters, gradients)) = pair;
+            let front = front(task).min(parameters.len());
+            let update = |parameters: &mut [f32], gradients: &[f32], m: &mut [f32], decay| {
+                for ((parameter, g), m) in parameters.iter_mut().zip(gradients).zip(m) {
+                    *m = momentum * *m + gradient(g, *parameter, decay);
+                    *parameter -= lr * *m;
+                }
+            };
+            let (m_front, m_rest) = m.split_at_mut(front);
+            update(&mut parameters[..front], &gradients[..front], m_front, weight_decay);
+            update(&mut parameters[front..], &gradients[front..], m_rest, 0.0);
+        }),
+    }
+}
+
+/// One invocation per element of the range. Input 0 is the gradients, output 0 the parameters,
+/// output 1 the running average, if there is momentum.
+pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
+    let (lr, momentum, weight_decay) = numbers(update);
+    let mut operands = vec![Operand::Input(0), Operand::Output(0)];
+    operands.extend((0..update.moments()).map(|moment| Operand::Output(1 + moment)));
+    let entry = if update.moments() == 0 { "sgd_plain" } else { "sgd_momentum" };
+    let [start, length, decay_end] =
+        [range.start, range.length, range.decay_end].map(|count| count as u32);
+    let [scale, lr, momentum, decay] =
+        [range.gradient_scale, lr, momentum, weight_decay].map(f32::to_bits);
+    Dispatch {
+        shader: Shader::new("sgd", entry),
+        operands,
+        params: vec![start, length, decay_end, scale, lr, momentum, decay],
+        groups: grid(range.length, 64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::update::{UpdateTwin, check_update};
+
+    /// Numbers that f32 holds exactly, so that f64 must agree to the last digits.
+    fn update(momentum: f32) -> Update {
+        Update::Sgd { lr: 0.125, momentum, weight_decay: 0.0625 }
+    }
+
+    /// Two parameters, the first of which decays; the values are those of PyTorch's `SGD` in f64.
+    #[test]
+    fn three_steps_give_the_values_of_pytorch() {
+        let range = UpdateRange { start: 0, length: 2, decay_end: 1, gradient_scale: 0.5 };
+        let expected = [
+            (
+                0.0,
+                [
+                    [0.43359375, -1.125],
+                    [0.398956298828125, -1.375],
+                    [0.5833394527435303, -1.390625],
+                ],
+            ),
+            (
+                0.875,
+                [
+                    [0.43359375, -1.125],
+                    [0.340850830078125, -1.265625],
+                    [0.444537878036499, -1.404296875],
+                ],
+            ),
+        ];
+        for (momentum, steps) in expected {
+            let (mut parameters, mut m) = ([0.5, -1.25], [0.0, 0.0]);
+            let gradients = [[1.0, -2.0], [0.5, 4.0], [-3.0, 0.25]];
+            for (gradients, expected) in gradients.iter().zip(steps) {
+                let mut moments: Vec<&mut [f64]> = vec![&mut m];
+                moments.truncate(update(momentum).moments());
+                reference(&update(momentum), &range, &mut parameters, gradients, &mut moments);
+                let close = |i: usize| (parameters[i] - expected[i]).abs() < 1e-14;
+                assert!(close(0) && close(1), "{parameters:?}, not {expected:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_within_a_bucket_agree_everywhere() {
+        let twin =
+            UpdateTwin { reference_f32: reference, reference_f64: reference, fast, dispatch };
+        let ranges =
+            [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
+        for (start, length, decay_end) in ranges {
+            let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
+            for momentum in [0.0, 0.9] {
+                let step = Update::Sgd { lr: 0.1, momentum, weight_decay: 0.2 };
+                check_update(start + length + 77, &range, &[step; 3], &twin);
+            }
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The text of every shader: files of `shaders/` and the snippets of `shaders/lib/` they use.
+
+use super::dispatch::Shader;
+
+macro_rules! sources {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../../shaders/", $name, ".wgsl")))),*]
+    };
+}
+
+/// Every shader file by its stem.
+pub const FILES: &[(&str, &str)] = sources![
+    "adamw",
+    "attention",
+    "binary",
+    "copy",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "layer_norm",
+    "matmul",
+    "norm",
+    "sgd",
+    "squared_error",
+    "sum",
+    "unary",
+];
+
+/// Every shared snippet, named in a shader's head by a line `// uses lib/NAME`.
+pub const LIBRARY: &[(&str, &str)] = &[("rng", include_str!("../../shaders/lib/rng.wgsl"))];
+
+/// The WGSL of a shader: its constants, the snippets it uses, and its file.
+pub fn text(shader: &Shader) -> String {
+    if let Some(text) = &shader.text {
+        return text.clone();
+    }
+    let file = FILES.iter().find(|(name, _)| *name == shader.file);
+    let (_, body) = file.unwrap_or_else(|| panic!("no shader file is called {}", shader.file));
+    let mut text = shader.header.clone();
+    for (name, snippet) in LIBRARY {
+        if body.lines().any(|line| line.trim() == format!("// uses lib/{name}")) {
+            text.push_str(snippet);
+        }
+    }
+    text.push_str(body);
+    text
+}

@@ -1,0 +1,127 @@
+//! Squared error against a target, and its gradient. Twin of `shaders/squared_error.wgsl`, which
+//! has the formulas.
+
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::graph::Op;
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`
+pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+    let (x, target) = (inputs[0].floats(), inputs[1].floats());
+    let differences = x.iter().zip(target).map(|(x, target)| *x - *target);
+    if let Op::SquaredErrorGrad = call.op {
+        let two = T::real(2.0);
+        outputs[0].iter_mut().zip(differences).for_each(|(dx, difference)| *dx = two * difference);
+        return;
+    }
+    let (n, c) = entries(call);
+    let squares: Vec<T> = differences.map(|difference| difference * difference).collect();
+    for row in 0..n {
+        outputs[0][2 * row] = squares[row * c..][..c].iter().copied().sum();
+        outputs[0][2 * row + 1] = T::real(c as f64);
+    }
+}
+
+/// Entries of the leading dimension, and elements in each.
+fn entries(call: &Call) -> (usize, usize) {
+    let n = call.inputs[0].first().copied().unwrap_or(1);
+    (n, call.input_len(0) / n.max(1))
+}
+
+/// In parallel over entries, or over elements for the gradient.
+pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let (x, target) = (inputs[0].floats(), inputs[1].floats());
+    if let Op::SquaredErrorGrad = call.op {
+        let tasks = x.par_chunks(TASK).zip(target.par_chunks(TASK));
+        tasks.zip(outputs[0].par_chunks_mut(TASK)).for_each(|((x, target), dx)| {
+            dx.iter_mut().zip(x).zip(target).for_each(|((dx, x), t)| *dx = 2.0 * (x - t));
+        });
+        return;
+    }
+    let c = entries(call).1.max(1);
+    let rows = (TASK / c).max(1);
+    let tasks = x.par_chunks(rows * c).zip(target.par_chunks(rows * c));
+    tasks.zip(outputs[0].par_chunks_mut(2 * rows)).for_each(|((x, target), parts)| {
+        let rows = x.chunks_exact(c).zip(target.chunks_exact(c)).zip(parts.chunks_exact_mut(2));
+        rows.for_each(|((x, target), part)| {
+            part.copy_from_slice(&[sum_of_squares(x, target), c as f32]);
+        });
+    });
+}
+
+/// `sum_j (x[j] - target[j])^2`, in lanes, so that it can be vector instructions.
+fn sum_of_squares(x: &[f32], target: &[f32]) -> f32 {
+    const LANES: usize = 8;
+    let mut lanes = [0.0; LANES];
+    let (x, target) = (x.chunks_exact(LANES), target.chunks_exact(LANES));
+    let rest = x.remainder().iter().zip(target.remainder());
+    let rest: f32 = rest.map(|(x, t)| (x - t) * (x - t)).sum();
+    for (x, target) in x.zip(target) {
+        let pairs = lanes.iter_mut().zip(x).zip(target);
+        pairs.for_each(|((sum, x), t)| *sum += (x - t) * (x - t));
+    }
+    lanes.iter().sum::<f32>() + rest
+}
+
+/// One invocation per entry; the gradient takes one per element.
+pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let (n, c) = entries(call);
+    let (entry, invocations) = match call.op {
+        Op::SquaredError => ("squared_error", n),
+        _ => ("squared_error_grad", n * c),
+    };
+    vec![Dispatch {
+        shader: Shader::new("squared_error", entry),
+        operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+        params: vec![n as u32, c as u32],
+        groups: grid(invocations, 64),
+    }]
+}
+
+/// Three FLOPs per element, two for the gradient.
+pub fn cost(call: &Call) -> Cost {
+    let flops = if let Op::SquaredError = call.op { 3.0 } else { 2.0 };
+    Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Shape;
+    use crate::kernels::testing::gradient::check_gradient;
+    use crate::kernels::testing::{self, Fill, Values, check, values};
+
+    #[test]
+    fn errors_and_gradients_agree_everywhere() {
+        for (dims, rows) in [(&[1, 1][..], 1), (&[3], 5), (&[1, 37], 7), (&[2, 5, 31], 3)] {
+            let x = (Shape::batched(dims), Fill::Normal);
+            let target = (Shape::batched(dims), Fill::Scaled(0.5, 1.0));
+            check(Op::SquaredError, &[x.clone(), target.clone()], rows);
+            check(Op::SquaredErrorGrad, &[x, target], rows);
+        }
+    }
+
+    #[test]
+    fn parts_are_a_sum_and_a_count() {
+        let shape = Shape::batched(&[1, 3]);
+        let x = (shape.clone(), Values::Float(vec![1.0, 2.0, 3.0, 0.0, 0.0, 0.0]));
+        let target = (shape, Values::Float(vec![0.0, 4.0, 3.0, 1.0, 1.0, 1.0]));
+        let parts = testing::reference(&Op::SquaredError, &[x, target], 2);
+        assert_eq!(parts, [[5.0, 3.0, 3.0, 3.0]]);
+    }
+
+    #[test]
+    fn the_gradient_is_the_derivative() {
+        let shape = Shape::batched(&[2, 5]);
+        let x = (shape.clone(), values(Fill::Normal, 30, 0));
+        let target = (shape, values(Fill::Normal, 30, 1));
+        let dx = testing::reference(&Op::SquaredErrorGrad, &[x.clone(), target.clone()], 3);
+        let weights = [[1.0, 0.0].repeat(6)];
+        check_gradient(&Op::SquaredError, &[x, target], 3, 0, &weights, &dx[0]);
+    }
+}

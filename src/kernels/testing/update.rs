@@ -1,0 +1,107 @@
+//! The bench of the optimizer updates: several steps over a range in the middle of a bucket, on
+//! the CPU and on every adapter, against the reference in f64.
+
+use super::{NMSE_MAX, for_each_gpu, run_dispatches};
+use crate::base::Site;
+use crate::base::rng::Key;
+use crate::graph::{Update, UpdateRange};
+use crate::kernels::Dispatch;
+
+/// An update on host slices of a whole bucket: parameters, gradients, moments.
+type Host<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
+
+/// What an update rule's file offers.
+pub struct UpdateTwin {
+    pub reference_f32: Host<f32>,
+    pub reference_f64: Host<f64>,
+    pub fast: Host<f32>,
+    pub dispatch: fn(&Update, &UpdateRange) -> Dispatch,
+}
+
+/// The parameters and the moments of a bucket, which an update changes.
+type State<T> = Vec<Vec<T>>;
+
+/// Runs `steps` one after the other over `range` of a bucket of `elements` in every
+/// implementation. Compares how far each value moved with the reference in f64, and what lies
+/// outside the range with what it was, bit for bit.
+pub fn check_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
+    let start = state(elements, steps[0].moments());
+    let gradients: Vec<Vec<f32>> =
+        (0..steps.len()).map(|step| normals(elements, 50 + step as u32)).collect();
+    let wide: State<f64> = start.iter().map(|v| widen(v)).collect();
+    let wide_gradients: Vec<Vec<f64>> = gradients.iter().map(|v| widen(v)).collect();
+    let expected = host(twin.reference_f64, steps, range, wide, &wide_gradients);
+    let same = |who: &str, got: State<f32>| compare(who, range, &start, &got, &expected);
+    same("the reference in f32", host(twin.reference_f32, steps, range, start.clone(), &gradients));
+    same("the fast version", host(twin.fast, steps, range, start.clone(), &gradients));
+    for_each_gpu(|gpu, pipelines| {
+        let who = format!("{} ({:?})", gpu.name, gpu.checks);
+        let mut state = start.clone();
+        for (update, gradients) in steps.iter().zip(&gradients) {
+            let dispatches = [(twin.dispatch)(update, range)];
+            let inputs = [bytemuck::cast_slice(gradients)];
+            state = run_dispatches(gpu, pipelines, "an update", &dispatches, &inputs, &state);
+        }
+        same(&who, state);
+    });
+}
+
+/// One normal list of parameters; moments of squares are positive.
+fn state(elements: usize, moments: usize) -> State<f32> {
+    let mut state = vec![normals(elements, 40)];
+    for moment in 0..moments {
+        let mut values = normals(elements, 41 + moment as u32);
+        values.iter_mut().for_each(|v| *v = if moment == 1 { 0.1 + *v * *v } else { *v });
+        state.push(values);
+    }
+    state
+}
+
+fn normals(count: usize, site: u32) -> Vec<f32> {
+    let key = Key::new(42).site(Site(site));
+    (0..count).map(|i| key.normal(i as u64) as f32).collect()
+}
+
+fn widen(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&v| f64::from(v)).collect()
+}
+
+fn host<T: Clone>(
+    update: Host<T>,
+    steps: &[Update],
+    range: &UpdateRange,
+    mut state: State<T>,
+    gradients: &[Vec<T>],
+) -> State<T> {
+    for (step, gradients) in steps.iter().zip(gradients) {
+        let (parameters, moments) = state.split_first_mut().expect("parameters come first");
+        let mut moments: Vec<&mut [T]> = moments.iter_mut().map(Vec::as_mut_slice).collect();
+        update(step, range, parameters, gradients, &mut moments);
+    }
+    state
+}
+
+fn compare(
+    who: &str,
+    range: &UpdateRange,
+    start: &State<f32>,
+    got: &State<f32>,
+    expected: &State<f64>,
+) {
+    let covered = range.start..range.start + range.length;
+    for (list, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let (mut error, mut scale) = (0.0, 0.0);
+        for (i, &before) in start[list].iter().enumerate() {
+            if !covered.contains(&i) {
+                assert_eq!(got[i].to_bits(), before.to_bits(), "{who}: element {i} of {list}");
+                continue;
+            }
+            let moved = expected[i] - f64::from(before);
+            error += (f64::from(got[i]) - expected[i]).powi(2);
+            scale += moved * moved;
+        }
+        assert!(scale > 0.0, "{who}: the reference moves list {list}");
+        let nmse = error / scale;
+        assert!(nmse <= NMSE_MAX, "{who}: list {list} moved otherwise, NMSE {nmse:.2e}");
+    }
+}

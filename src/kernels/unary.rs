@@ -1,0 +1,250 @@
+//! Elementwise functions of one tensor, and their gradients. Twin of `shaders/unary.wgsl`,
+//! which has the formulas.
+
+use std::f32::consts::FRAC_1_SQRT_2;
+
+use pulp::Simd;
+use rayon::prelude::*;
+
+use super::dispatch::grid;
+use super::simd::{erf, exp, mul_add, tanh, vectorized};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::graph::{Op, Unary};
+
+/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// `y = f(x)`, or `dx = f'(x) dy`.
+pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+    let x = inputs[0].floats();
+    match call.op {
+        Op::Unary(Unary::Scale(factor)) => {
+            let factor = T::real(f64::from(*factor));
+            for (y, x) in outputs[0].iter_mut().zip(x) {
+                *y = if call.accumulate { *y + factor * *x } else { factor * *x };
+            }
+        }
+        Op::Unary(function) => {
+            for (y, x) in outputs[0].iter_mut().zip(x) {
+                *y = value(*function, *x);
+            }
+        }
+        Op::UnaryGrad(function) => {
+            for ((dx, x), dy) in outputs[0].iter_mut().zip(x).zip(inputs[1].floats()) {
+                *dx = slope(*function, *x) * *dy;
+            }
+        }
+        other => panic!("{other} is not a unary function"),
+    }
+}
+
+const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+const CUBIC: f64 = 0.044_715;
+
+fn value<T: Real>(function: Unary, x: T) -> T {
+    let half = T::real(0.5);
+    match function {
+        Unary::Relu => x.max(T::zero()),
+        Unary::Gelu => half * x * (T::one() + (x * T::real(0.5f64.sqrt())).erf()),
+        Unary::GeluTanh => {
+            let u = T::real(SQRT_2_OVER_PI) * (x + T::real(CUBIC) * x * x * x);
+            half * x * (T::one() + u.tanh())
+        }
+        Unary::Scale(factor) => T::real(f64::from(factor)) * x,
+    }
+}
+
+fn slope<T: Real>(function: Unary, x: T) -> T {
+    let half = T::real(0.5);
+    match function {
+        Unary::Relu => {
+            if x > T::zero() {
+                T::one()
+            } else {
+                T::zero()
+            }
+        }
+        Unary::Gelu => {
+            let distribution = half * (T::one() + (x * T::real(0.5f64.sqrt())).erf());
+            let density = T::real(1.0 / std::f64::consts::TAU.sqrt()) * (-half * x * x).exp();
+            distribution + x * density
+        }
+        Unary::GeluTanh => {
+            let th = (T::real(SQRT_2_OVER_PI) * (x + T::real(CUBIC) * x * x * x)).tanh();
+            let inner = T::real(SQRT_2_OVER_PI) * (T::one() + T::real(3.0 * CUBIC) * x * x);
+            half * (T::one() + th) + half * x * (T::one() - th * th) * inner
+        }
+        Unary::Scale(factor) => T::real(f64::from(factor)),
+    }
+}
+
+/// Tasks of `TASK` elements in parallel, each a vectorized loop.
+pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+    let x = inputs[0].floats();
+    let tasks = outputs[0].par_chunks_mut(TASK).zip(x.par_chunks(TASK));
+    match call.op {
+        Op::Unary(function) => tasks.for_each(|(y, x)| match function {
+            Unary::Relu => relu(x, y),
+            Unary::Gelu => gelu(x, y),
+            Unary::GeluTanh => gelu_tanh(x, y),
+            Unary::Scale(factor) if call.accumulate => add_scaled(*factor, x, y),
+            Unary::Scale(factor) => scale(*factor, x, y),
+        }),
+        Op::UnaryGrad(function) => {
+            let tasks = tasks.zip(inputs[1].floats().par_chunks(TASK));
+            tasks.for_each(|((dx, x), dy)| match function {
+                Unary::Relu => relu_grad(x, dy, dx),
+                Unary::Gelu => gelu_grad(x, dy, dx),
+                Unary::GeluTanh => gelu_tanh_grad(x, dy, dx),
+                Unary::Scale(factor) => scale(*factor, dy, dx),
+            });
+        }
+        other => panic!("{other} is not a unary function"),
+    }
+}
+
+/// `y = f(x)`
+#[inline(always)]
+fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y = f(*x);
+    }
+}
+
+/// `dx = f'(x) dy`
+#[inline(always)]
+fn map_grad(x: &[f32], dy: &[f32], dx: &mut [f32], slope: impl Fn(f32) -> f32) {
+    for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
+        *dx = slope(*x) * *dy;
+    }
+}
+
+/// The argument of the tanh: `sqrt(2/pi) (x + 0.044715 x^3)`.
+#[inline(always)]
+fn inner<S: Simd>(x: f32) -> f32 {
+    const LINEAR: f32 = SQRT_2_OVER_PI as f32;
+    x * mul_add::<S>(x * x, LINEAR * CUBIC as f32, LINEAR)
+}
+
+vectorized! {
+    fn relu<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| x.max(0.0));
+    }
+
+    fn relu_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        map_grad(x, dy, dx, |x| if x > 0.0 { 1.0 } else { 0.0 });
+    }
+
+    fn gelu<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| 0.5 * x * (1.0 + erf::<S>(x * FRAC_1_SQRT_2)));
+    }
+
+    fn gelu_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        const DENSITY: f32 = 0.398_942_3; // 1/sqrt(2 pi)
+        map_grad(x, dy, dx, |x| {
+            // Beyond 20 the density is nothing in f32.
+            let x = x.clamp(-20.0, 20.0);
+            let distribution = 0.5 * (1.0 + erf::<S>(x * FRAC_1_SQRT_2));
+            mul_add::<S>(x * DENSITY, exp::<S>(-0.5 * x * x), distribution)
+        });
+    }
+
+    fn gelu_tanh<S>(x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| 0.5 * x * (1.0 + tanh::<S>(inner::<S>(x))));
+    }
+
+    fn gelu_tanh_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        const LINEAR: f32 = SQRT_2_OVER_PI as f32;
+        map_grad(x, dy, dx, |x| {
+            // Beyond 10 the tanh is 1 in f32 and the slope 0.
+            let x = x.clamp(-10.0, 10.0);
+            let th = tanh::<S>(inner::<S>(x));
+            let slope = mul_add::<S>(x * x, 3.0 * LINEAR * CUBIC as f32, LINEAR);
+            mul_add::<S>(0.5 * x * (1.0 - th * th), slope, 0.5 * (1.0 + th))
+        });
+    }
+
+    fn scale<S>(factor: f32, x: &[f32], y: &mut [f32]) {
+        map(x, y, |x| factor * x);
+    }
+
+    fn add_scaled<S>(factor: f32, x: &[f32], y: &mut [f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = mul_add::<S>(factor, *x, *y);
+        }
+    }
+}
+
+/// One invocation per element.
+pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let (function, gradient) = match call.op {
+        Op::Unary(function) => (*function, false),
+        Op::UnaryGrad(function) => (*function, true),
+        other => panic!("{other} is not a unary function"),
+    };
+    let entry = match (function, gradient) {
+        (Unary::Relu, false) => "relu",
+        (Unary::Relu, true) => "relu_grad",
+        (Unary::Gelu, false) => "gelu",
+        (Unary::Gelu, true) => "gelu_grad",
+        (Unary::GeluTanh, false) => "gelutanh",
+        (Unary::GeluTanh, true) => "gelutanh_grad",
+        (Unary::Scale(_), _) => "scale",
+    };
+    let factor = if let Unary::Scale(factor) = function { factor } else { 1.0 };
+    let operands = match gradient {
+        false => vec![Operand::Input(0), Operand::Output(0)],
+        true => vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+    };
+    let count = call.output_len(0);
+    vec![Dispatch {
+        shader: Shader::new("unary", entry),
+        operands,
+        params: vec![count as u32, factor.to_bits(), u32::from(call.accumulate)],
+        groups: grid(count, 64),
+    }]
+}
+
+/// About 20 FLOPs per element for a GELU; memory is what it costs.
+pub fn cost(call: &Call) -> Cost {
+    let flops = match call.op {
+        Op::Unary(Unary::Gelu | Unary::GeluTanh) | Op::UnaryGrad(_) => 20.0,
+        _ => 1.0,
+    };
+    Cost::elementwise(call, flops)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Shape;
+    use crate::kernels::testing::{Fill, check};
+
+    #[test]
+    fn functions_and_slopes_agree_everywhere() {
+        let x = (Shape::batched(&[1, 37]), Fill::Scaled(3.0, 0.0));
+        for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1.5)] {
+            check(Op::Unary(function), std::slice::from_ref(&x), 5);
+            if !matches!(function, Unary::Scale(_)) {
+                let dy = (Shape::batched(&[1, 37]), Fill::Normal);
+                check(Op::UnaryGrad(function), &[x.clone(), dy], 5);
+            }
+        }
+    }
+
+    #[test]
+    fn many_tasks_cover_all_elements() {
+        let x = (Shape::batched(&[TASK / 2 + 1]), Fill::Normal);
+        check(Op::Unary(Unary::Scale(2.0)), std::slice::from_ref(&x), 5);
+        check(Op::UnaryGrad(Unary::Relu), &[x.clone(), x], 5);
+    }
+
+    #[test]
+    fn large_arguments_stay_finite() {
+        let x = (Shape::batched(&[1, 64]), Fill::Scaled(40.0, 0.0));
+        for function in [Unary::Gelu, Unary::GeluTanh] {
+            check(Op::Unary(function), std::slice::from_ref(&x), 2);
+            check(Op::UnaryGrad(function), &[x.clone(), x.clone()], 2);
+        }
+    }
+}
