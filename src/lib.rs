@@ -12,3 +12,6 @@ pub mod device;
 pub mod files;
 pub mod graph;
 pub mod kernels;
+pub mod model;
+pub mod optim;
+pub mod parallel;

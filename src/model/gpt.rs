@@ -1,0 +1,150 @@
+//! GPT-2 (Radford et al. 2019) as a decoder-only transformer: learned positions, layer norm in
+//! front of each part, causal attention, a two-layer MLP, and a head that may share the token
+//! embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
+
+use crate::base::TensorId;
+use crate::graph::build::{Builder, Built};
+use crate::graph::{Graph, Init, ShapeError, Unary};
+
+/// The sizes and choices of a GPT.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptConfig {
+    pub vocabulary: usize,
+    /// The most tokens it sees: t.
+    pub context: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// Channels of the residual stream: c, a multiple of `heads`.
+    pub width: usize,
+    /// Whether linear layers and layer norms have biases.
+    pub bias: bool,
+    /// Drops embeddings, attention probabilities and the output of each part, in training.
+    pub dropout: f32,
+    /// Whether the output head shares the token embedding.
+    pub tie: bool,
+    pub activation: Unary,
+}
+
+/// The graph of a GPT with inputs `tokens` and `targets` (both (b, t)), the output `logits`
+/// (b, t, v), and the cross-entropy of the next token as its loss.
+///
+/// # Errors
+/// If `width` is not a multiple of `heads`.
+pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
+    let (t, c) = (config.context, config.width);
+    let mut b = Builder::new();
+    b.block("embed");
+    let tokens = b.input_ids("tokens", &[1, t]);
+    let targets = b.input_ids("targets", &[1, t]);
+    let normal = Init::Normal { deviation: 0.02 };
+    let wte = b.parameter("wte.weight", &[config.vocabulary, c], normal);
+    let wpe = b.parameter("wpe.weight", &[t, c], normal);
+    let x = b.embedding(tokens, wte)?;
+    let x = b.add(x, wpe)?;
+    let mut x = b.dropout(x, config.dropout)?;
+
+    for layer in 0..config.layers {
+        let name = format!("h.{layer}");
+        b.block(&name);
+        x = attention(&mut b, config, &name, x)?;
+        x = feed_forward(&mut b, config, &name, x)?;
+    }
+
+    b.block("head");
+    let x = layer_norm(&mut b, config, "ln_f", x)?;
+    let head = match config.tie {
+        true => wte,
+        false => b.parameter("lm_head.weight", &[config.vocabulary, c], normal),
+    };
+    let logits = b.linear(x, head, None)?;
+    b.output("logits", logits);
+    b.cross_entropy_loss(logits, targets)?;
+    Ok(b.finish())
+}
+
+/// `x + proj(attention(qkv(norm(x))))`
+fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> Built {
+    let c = config.width;
+    let y = layer_norm(b, config, &format!("{block}.ln_1"), x)?;
+    let qkv = linear(b, config, &format!("{block}.attn.c_attn"), y, (c, 3 * c), 0.02)?;
+    let y = b.attention(qkv, config.heads, config.dropout)?;
+    residual(b, config, &format!("{block}.attn.c_proj"), x, y, c)
+}
+
+/// `x + proj(activation(fc(norm(x))))`
+fn feed_forward(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> Built {
+    let c = config.width;
+    let y = layer_norm(b, config, &format!("{block}.ln_2"), x)?;
+    let y = linear(b, config, &format!("{block}.mlp.c_fc"), y, (c, 4 * c), 0.02)?;
+    let y = b.unary(y, config.activation)?;
+    residual(b, config, &format!("{block}.mlp.c_proj"), x, y, 4 * c)
+}
+
+/// Adds a projection to the residual stream. Its weights start smaller with depth, so that the
+/// variance of the stream does not grow with the number of layers.
+fn residual(
+    b: &mut Builder,
+    config: &GptConfig,
+    name: &str,
+    x: TensorId,
+    y: TensorId,
+    from: usize,
+) -> Built {
+    let deviation = 0.02 / (2.0 * config.layers as f32).sqrt();
+    let y = linear(b, config, name, y, (from, config.width), deviation)?;
+    let y = b.dropout(y, config.dropout)?;
+    b.add(x, y)
+}
+
+fn linear(
+    b: &mut Builder,
+    config: &GptConfig,
+    name: &str,
+    x: TensorId,
+    (from, to): (usize, usize),
+    deviation: f32,
+) -> Built {
+    let weight = b.parameter(&format!("{name}.weight"), &[to, from], Init::Normal { deviation });
+    let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[to], Init::Zeros));
+    b.linear(x, weight, bias)
+}
+
+fn layer_norm(b: &mut Builder, config: &GptConfig, name: &str, x: TensorId) -> Built {
+    let c = config.width;
+    let gain = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
+    let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[c], Init::Zeros));
+    b.layer_norm(x, gain, bias)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// nanoGPT's CPU recipe and GPT-2's smallest model, whose counts are published (nanoGPT
+    /// prints the first without positions, as 0.80M).
+    #[test]
+    fn parameter_counts_are_the_known_ones() {
+        let small = GptConfig {
+            vocabulary: 65,
+            context: 64,
+            layers: 4,
+            heads: 4,
+            width: 128,
+            bias: false,
+            dropout: 0.0,
+            tie: true,
+            activation: Unary::Gelu,
+        };
+        assert_eq!(gpt(&small).unwrap().parameter_count(), 804_096);
+        let gpt2 = GptConfig {
+            vocabulary: 50257,
+            context: 1024,
+            layers: 12,
+            heads: 12,
+            width: 768,
+            bias: true,
+            ..small
+        };
+        assert_eq!(gpt(&gpt2).unwrap().parameter_count(), 124_439_808);
+    }
+}

@@ -1,0 +1,23 @@
+//! Initial values of parameters: a pure function of the seed and the parameter's number, computed
+//! on the host, so that every device starts from the same bits.
+
+use crate::base::rng::Key;
+use crate::base::{ParamId, Site};
+use crate::graph::{Graph, Init};
+
+/// The site of parameter 0; each parameter has one of its own, far from those of dropouts.
+const FIRST_SITE: u32 = 1 << 20;
+
+/// The initial values of a parameter.
+pub fn values(graph: &Graph, parameter: ParamId, seed: u64) -> Vec<f32> {
+    let known = &graph.parameters[parameter.index()];
+    let count = graph.tensor(known.tensor).shape.per_row() as u64;
+    let key = Key::new(seed).site(Site(FIRST_SITE + parameter.0));
+    let draw = |index: u64| match known.init {
+        Init::Zeros => 0.0,
+        Init::Ones => 1.0,
+        Init::Normal { deviation } => (f64::from(deviation) * key.normal(index)) as f32,
+        Init::Uniform { bound } => (f64::from(bound) * (2.0 * key.uniform(index) - 1.0)) as f32,
+    };
+    (0..count).map(draw).collect()
+}

@@ -1,0 +1,176 @@
+//! The interpreter: walks a program, hands out actions and takes in events. It does no IO, holds
+//! no tensors and never decides *how* something is done; the driver never decides *what* is next.
+
+use super::program::{Instruction, Program};
+use super::verdict::Verdict;
+use crate::base::{BucketId, SegmentId};
+
+/// What the driver is to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    Load {
+        micro_batch: usize,
+    },
+    Run {
+        segment: SegmentId,
+        micro_batch: usize,
+    },
+    /// Report the step's sums, and answer with [`Event::Verdict`] or [`Event::Fault`].
+    Vote,
+    Update {
+        bucket: BucketId,
+    },
+    /// The step is over; nothing follows.
+    Finish(Outcome),
+}
+
+/// What the driver reports.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The verdict on the step is known.
+    Verdict(Verdict),
+    /// Something failed: the step is discarded, no bucket not yet updated is touched.
+    Fault(String),
+}
+
+/// How a step ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Parameters were updated.
+    Updated,
+    /// Not finite: the batch is consumed, parameters are untouched.
+    Skipped,
+    /// A fault: the same samples are to run again.
+    Discarded(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// A vote was asked for; nothing happens until the verdict.
+    Voting,
+    Finished,
+}
+
+/// The state of one rank in one step.
+#[derive(Debug)]
+pub struct Interpreter<'a> {
+    program: &'a Program,
+    next: usize,
+    state: State,
+    outcome: Outcome,
+}
+
+impl<'a> Interpreter<'a> {
+    /// At the first instruction of `program`.
+    pub fn new(program: &'a Program) -> Self {
+        Self { program, next: 0, state: State::Running, outcome: Outcome::Updated }
+    }
+
+    /// The next action, or `None` if an event is awaited first or the step is over.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        if self.state != State::Running {
+            return None;
+        }
+        let Some(instruction) = self.program.instructions.get(self.next) else {
+            self.state = State::Finished;
+            return Some(Action::Finish(self.outcome.clone()));
+        };
+        self.next += 1;
+        Some(match *instruction {
+            Instruction::Load { micro_batch } => Action::Load { micro_batch },
+            Instruction::Run { segment, micro_batch } => Action::Run { segment, micro_batch },
+            Instruction::Verdict => {
+                self.state = State::Voting;
+                Action::Vote
+            }
+            Instruction::Update { bucket } => Action::Update { bucket },
+        })
+    }
+
+    /// Takes in what happened. A verdict that nobody waits for is a defect of the driver.
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::Verdict(verdict) => {
+                assert_eq!(self.state, State::Voting, "a verdict without a vote");
+                self.state = State::Running;
+                if let Verdict::Skip { .. } = verdict {
+                    self.end(Outcome::Skipped);
+                }
+            }
+            Event::Fault(why) if self.state != State::Finished => {
+                self.state = State::Running;
+                self.end(Outcome::Discarded(why));
+            }
+            Event::Fault(_) => {}
+        }
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.next = self.program.instructions.len();
+        self.outcome = outcome;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parallel::verdict::{SkipReason, Totals};
+
+    fn program() -> Program {
+        Program {
+            micro_batches: Vec::new(),
+            instructions: vec![
+                Instruction::Load { micro_batch: 0 },
+                Instruction::Run { segment: SegmentId(0), micro_batch: 0 },
+                Instruction::Verdict,
+                Instruction::Update { bucket: BucketId(0) },
+                Instruction::Update { bucket: BucketId(1) },
+            ],
+        }
+    }
+
+    const TOTALS: Totals = Totals { loss: 1.0, count: 1.0, gradient_norm: 1.0 };
+
+    /// All actions, answering the vote with `event`.
+    fn actions(event: &Event) -> Vec<Action> {
+        let program = program();
+        let mut interpreter = Interpreter::new(&program);
+        let mut actions = Vec::new();
+        loop {
+            match interpreter.poll_action() {
+                Some(action) => actions.push(action),
+                None if actions.last() == Some(&Action::Vote) => interpreter.handle(event.clone()),
+                None => return actions,
+            }
+        }
+    }
+
+    #[test]
+    fn a_commit_updates_every_bucket() {
+        let actions = actions(&Event::Verdict(Verdict::Commit(TOTALS)));
+        assert_eq!(actions.len(), 6);
+        assert_eq!(actions[4], Action::Update { bucket: BucketId(1) });
+        assert_eq!(actions[5], Action::Finish(Outcome::Updated));
+    }
+
+    #[test]
+    fn a_skip_or_a_fault_updates_none() {
+        let reason = SkipReason::LossNotFinite;
+        let skip = actions(&Event::Verdict(Verdict::Skip { totals: TOTALS, reason }));
+        assert_eq!(skip[3..], [Action::Finish(Outcome::Skipped)]);
+        let fault = actions(&Event::Fault("lost".into()));
+        assert_eq!(fault[3..], [Action::Finish(Outcome::Discarded("lost".into()))]);
+    }
+
+    #[test]
+    fn a_fault_before_the_vote_ends_the_step_at_once() {
+        let program = program();
+        let mut interpreter = Interpreter::new(&program);
+        interpreter.poll_action();
+        interpreter.handle(Event::Fault("no memory".into()));
+        let end = Action::Finish(Outcome::Discarded("no memory".into()));
+        assert_eq!(interpreter.poll_action(), Some(end));
+        assert_eq!(interpreter.poll_action(), None);
+    }
+}
