@@ -9,6 +9,7 @@
 
 pub mod base;
 pub mod device;
+pub mod exec;
 pub mod files;
 pub mod graph;
 pub mod kernels;

@@ -1,0 +1,291 @@
+//! The CPU device. With the fast functions it is a device like others; with the references, in
+//! f32 or f64, it is the oracle of the tests.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Bank, Executor, Input, Pass, StepSums};
+use crate::base::{BucketId, DType, TensorId};
+use crate::device::DeviceError;
+use crate::graph::{Place, Plan, Role, SlotKind, Update, UpdateRange};
+use crate::kernels::{Arg, Host, Real, Twin, adamw, norm, sgd, twin};
+
+/// An update rule over the slices of a bucket: parameters, gradients, moments.
+type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
+
+/// Which implementation of everything a [`Cpu`] calls.
+struct Functions<T> {
+    host: fn(&'static Twin) -> Host<T>,
+    sgd: UpdateFn<T>,
+    adamw: UpdateFn<T>,
+    norm: fn(&[T]) -> (f64, u64),
+}
+
+/// A plan and all its tensors in host memory, computed in `T`.
+pub struct Cpu<T> {
+    name: String,
+    /// Shared, so that a node can be read while the tensors change.
+    plan: Arc<Plan>,
+    functions: Functions<T>,
+    /// Per slot: the copies of its values.
+    slots: Vec<Vec<Vec<T>>>,
+    /// Integer inputs, per tensor and copy.
+    ints: Vec<Vec<Vec<u32>>>,
+    parameters: Vec<Vec<T>>,
+    gradients: Vec<Vec<T>>,
+    moments: Vec<Vec<Vec<T>>>,
+    loss: Vec<T>,
+}
+
+impl Cpu<f32> {
+    /// The CPU device: all cores, vector instructions.
+    pub fn fast(plan: Plan, moments: usize) -> Self {
+        let functions = Functions {
+            host: |twin: &'static Twin| twin.fast,
+            sgd: sgd::fast,
+            adamw: adamw::fast,
+            norm: norm::fast,
+        };
+        let name = format!("cpu ({} threads)", rayon::current_num_threads());
+        Self::new(name, plan, moments, functions)
+    }
+
+    /// Plain loops in f32.
+    pub fn reference(plan: Plan, moments: usize) -> Self {
+        let functions = Functions {
+            host: |twin: &'static Twin| twin.reference_f32,
+            sgd: sgd::reference::<f32>,
+            adamw: adamw::reference::<f32>,
+            norm: norm::reference,
+        };
+        Self::new("reference".into(), plan, moments, functions)
+    }
+}
+
+impl Cpu<f64> {
+    /// Plain loops in f64: what everything else is compared with.
+    pub fn oracle(plan: Plan, moments: usize) -> Self {
+        let functions = Functions {
+            host: |twin: &'static Twin| twin.reference_f64,
+            sgd: sgd::reference::<f64>,
+            adamw: adamw::reference::<f64>,
+            norm: |values| {
+                let finite = values.iter().filter(|v| v.is_finite());
+                let bad = values.iter().filter(|v| !v.is_finite()).count();
+                (finite.map(|v| v * v).sum(), bad as u64)
+            },
+        };
+        Self::new("oracle".into(), plan, moments, functions)
+    }
+}
+
+impl<T: Real> Cpu<T> {
+    fn new(name: String, plan: Plan, moments: usize, functions: Functions<T>) -> Self {
+        let zeros = |count: usize| vec![T::zero(); count];
+        let copies = |kind| if kind == SlotKind::Stash { plan.options.in_flight } else { 1 };
+        let slots =
+            plan.slots.iter().map(|slot| vec![zeros(slot.bytes / 4); copies(slot.kind)]).collect();
+        let ints = plan
+            .graph
+            .tensors
+            .iter()
+            .map(|tensor| match (tensor.role, tensor.dtype) {
+                (Role::Input, DType::U32) => {
+                    let count = tensor.shape.elements(plan.options.rows);
+                    vec![vec![0; count]; plan.options.in_flight]
+                }
+                _ => Vec::new(),
+            })
+            .collect();
+        let bank = || plan.buckets.iter().map(|bucket| zeros(bucket.length)).collect();
+        Self {
+            name,
+            functions,
+            slots,
+            ints,
+            parameters: bank(),
+            gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
+            moments: (0..moments).map(|_| bank()).collect(),
+            loss: zeros(2),
+            plan: Arc::new(plan),
+        }
+    }
+
+    /// Which copy of a slot a pass uses.
+    fn copy(&self, slot: usize, pass: &Pass) -> usize {
+        if self.plan.slots[slot].kind == SlotKind::Stash { pass.copy } else { 0 }
+    }
+
+    fn arg(&self, tensor: TensorId, pass: &Pass) -> Arg<'_, T> {
+        let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
+        let root = self.plan.graph.root(tensor);
+        if self.plan.graph.tensor(root).dtype == DType::U32 {
+            return Arg::Int(&self.ints[root.index()][pass.copy][..count]);
+        }
+        match self.plan.place(tensor) {
+            Place::Slot(slot) => {
+                let copy = self.copy(slot.index(), pass);
+                Arg::Float(&self.slots[slot.index()][copy][..count])
+            }
+            Place::Parameter { bucket, start } => {
+                Arg::Float(&self.parameters[bucket.index()][start..start + count])
+            }
+            Place::Gradient { bucket, start } => {
+                Arg::Float(&self.gradients[bucket.index()][start..start + count])
+            }
+            Place::Loss => Arg::Float(&self.loss),
+            Place::Nowhere => Arg::Float(&[]),
+        }
+    }
+
+    /// The buffer that holds an output, and where in it the tensor starts.
+    fn home(&mut self, tensor: TensorId, pass: &Pass) -> (&mut Vec<T>, usize) {
+        match self.plan.place(tensor) {
+            Place::Slot(slot) => {
+                let copy = self.copy(slot.index(), pass);
+                (&mut self.slots[slot.index()][copy], 0)
+            }
+            Place::Gradient { bucket, start } => (&mut self.gradients[bucket.index()], start),
+            Place::Loss => (&mut self.loss, 0),
+            other => panic!("no node writes to {other:?}"),
+        }
+    }
+
+    fn run_node(&mut self, index: usize, pass: &Pass) {
+        let plan = Arc::clone(&self.plan);
+        let node = &plan.graph.nodes[index];
+        let Some(twin) = twin(&node.op) else { return };
+        let call = pass.call(&plan.graph, node);
+        // Outputs are taken out of the machine while inputs are borrowed from it; the plan never
+        // puts an output where an input is.
+        let mut taken: Vec<(Vec<T>, usize)> = Vec::with_capacity(node.outputs.len());
+        for &output in &node.outputs {
+            let (home, start) = self.home(output, pass);
+            taken.push((std::mem::take(home), start));
+        }
+        let args: Vec<Arg<T>> = node.inputs.iter().map(|id| self.arg(*id, pass)).collect();
+        let mut outputs: Vec<&mut [T]> = taken
+            .iter_mut()
+            .enumerate()
+            .map(|(i, (values, start))| &mut values[*start..*start + call.output_len(i)])
+            .collect();
+        (self.functions.host)(twin)(&call, &args, &mut outputs);
+        for (&output, (values, _)) in node.outputs.iter().zip(taken) {
+            *self.home(output, pass).0 = values;
+        }
+    }
+
+    fn bank(&mut self, bank: Bank, bucket: BucketId) -> &mut Vec<T> {
+        match bank {
+            Bank::Parameters => &mut self.parameters[bucket.index()],
+            Bank::Gradients => &mut self.gradients[bucket.index()],
+            Bank::Moment(moment) => &mut self.moments[moment][bucket.index()],
+        }
+    }
+
+    /// A whole bucket in the precision of the device.
+    pub fn bank_values(&mut self, bank: Bank, bucket: BucketId) -> &[T] {
+        self.bank(bank, bucket)
+    }
+
+    /// Changes one element of a bucket: for finite differences.
+    pub fn set_element(&mut self, bank: Bank, bucket: BucketId, index: usize, value: T) {
+        self.bank(bank, bucket)[index] = value;
+    }
+}
+
+fn narrow<T: Real>(values: &[T]) -> Vec<f32> {
+    values.iter().map(|v| v.to_real() as f32).collect()
+}
+
+impl<T: Real> Executor for Cpu<T> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn set_input(
+        &mut self,
+        tensor: TensorId,
+        copy: usize,
+        values: Input,
+    ) -> Result<(), DeviceError> {
+        match (values, self.plan.place(tensor)) {
+            (Input::Int(values), _) => {
+                self.ints[tensor.index()][copy][..values.len()].copy_from_slice(values);
+            }
+            (Input::Float(values), Place::Slot(slot)) => {
+                for (to, from) in self.slots[slot.index()][copy].iter_mut().zip(values) {
+                    *to = T::real(f64::from(*from));
+                }
+            }
+            // An input that no node reads.
+            (Input::Float(_), _) => {}
+        }
+        Ok(())
+    }
+
+    fn begin_step(&mut self) -> Result<(), DeviceError> {
+        self.gradients.iter_mut().for_each(|bucket| bucket.fill(T::zero()));
+        self.loss.fill(T::zero());
+        Ok(())
+    }
+
+    fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
+        nodes.for_each(|index| self.run_node(index, pass));
+        Ok(())
+    }
+
+    fn finish_step(&mut self) -> Result<StepSums, DeviceError> {
+        let (loss, count) = self.loss()?;
+        let gradients = self.gradients.iter().map(|bucket| (self.functions.norm)(bucket));
+        Ok(StepSums { loss, count, gradients: gradients.collect() })
+    }
+
+    fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
+        Ok((self.loss[0].to_real(), self.loss[1].to_real()))
+    }
+
+    fn update(
+        &mut self,
+        bucket: BucketId,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<(), DeviceError> {
+        let function = match update {
+            Update::Sgd { .. } => self.functions.sgd,
+            Update::AdamW { .. } => self.functions.adamw,
+        };
+        let bucket = bucket.index();
+        let mut moments: Vec<&mut [T]> =
+            self.moments.iter_mut().map(|bank| bank[bucket].as_mut_slice()).collect();
+        let (parameters, gradients) = (&mut self.parameters[bucket], &self.gradients[bucket]);
+        function(update, range, parameters, gradients, &mut moments);
+        Ok(())
+    }
+
+    fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError> {
+        Ok(narrow(self.arg(tensor, pass).floats()))
+    }
+
+    fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+        Ok(narrow(self.bank(bank, bucket)))
+    }
+
+    fn write_bank(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let bank = self.bank(bank, bucket);
+        assert_eq!(bank.len(), values.len(), "a bank is written whole");
+        for (to, from) in bank.iter_mut().zip(values) {
+            *to = T::real(f64::from(*from));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! Runs plans: [`gpu`] lowers them to dispatches, [`cpu`] calls the twins' CPU functions. Both
+//! stand behind [`Executor`], which is what a worker drives; neither decides what comes next.
+
+pub mod cpu;
+pub mod gpu;
+
+use std::ops::Range;
+
+use crate::base::{BucketId, TensorId};
+use crate::device::DeviceError;
+use crate::graph::{Graph, Node, Plan, Update, UpdateRange};
+use crate::kernels::{Call, Random};
+
+pub use cpu::Cpu;
+pub use gpu::GpuExecutor;
+
+/// Values for an input tensor.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    Float(&'a [f32]),
+    Int(&'a [u32]),
+}
+
+/// What nodes run with.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// Which copy of the stash: `micro_batch % in_flight`.
+    pub copy: usize,
+    /// Valid rows, at most the plan's capacity.
+    pub rows: usize,
+    pub random: Random,
+}
+
+impl Pass {
+    /// A node of a graph as this pass runs it: with its rows put in.
+    fn call<'a>(&self, graph: &Graph, node: &'a Node) -> Call<'a> {
+        let dims = |ids: &[TensorId]| {
+            ids.iter().map(|id| graph.tensor(*id).shape.resolve(self.rows)).collect()
+        };
+        Call {
+            op: &node.op,
+            inputs: dims(&node.inputs),
+            outputs: dims(&node.outputs),
+            accumulate: node.accumulate,
+            random: self.random,
+        }
+    }
+}
+
+/// The buffers that a bucket has on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bank {
+    Parameters,
+    Gradients,
+    /// A running average of the optimizer.
+    Moment(usize),
+}
+
+/// What a device reports after the backward passes of a step: sums over its micro-batches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepSums {
+    pub loss: f64,
+    /// Rows (targets) that the loss counts.
+    pub count: f64,
+    /// Per bucket: the sum of squares of the gradient sums, and how many are not finite.
+    pub gradients: Vec<(f64, u64)>,
+}
+
+/// A device that holds a plan: its parameters, gradients, moments and activations.
+///
+/// Calls are queued in order; those that return values wait for the device.
+pub trait Executor: Send {
+    /// The device's name, for people.
+    fn name(&self) -> &str;
+
+    fn plan(&self) -> &Plan;
+
+    /// Sets the first rows of an input, for one copy of the stash.
+    fn set_input(
+        &mut self,
+        tensor: TensorId,
+        copy: usize,
+        values: Input,
+    ) -> Result<(), DeviceError>;
+
+    /// Zeroes gradients and the loss.
+    fn begin_step(&mut self) -> Result<(), DeviceError>;
+
+    /// Runs a range of the plan's nodes.
+    fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError>;
+
+    /// The sums of the step so far. Waits.
+    fn finish_step(&mut self) -> Result<StepSums, DeviceError>;
+
+    /// The (sum, count) of the loss so far. Waits.
+    fn loss(&mut self) -> Result<(f64, f64), DeviceError>;
+
+    /// Updates a range of a bucket from its gradients.
+    fn update(
+        &mut self,
+        bucket: BucketId,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<(), DeviceError>;
+
+    /// The float values of an activation as the last node left it. Waits.
+    fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError>;
+
+    /// A whole bucket. Waits.
+    fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
+
+    /// Replaces a whole bucket.
+    fn write_bank(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        values: &[f32],
+    ) -> Result<(), DeviceError>;
+}

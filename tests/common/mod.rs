@@ -1,0 +1,117 @@
+//! What several integration tests share: devices to run a plan on, and values to run it with.
+#![allow(dead_code, reason = "each test binary uses a part of this file")]
+
+use potluck::base::rng::Key;
+use potluck::base::{BucketId, DType};
+use potluck::device::{Checks, Gpu, list_adapters};
+use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Pass, StepSums};
+use potluck::graph::{Phase, Plan};
+use potluck::kernels::Random;
+
+/// The CPU device and every Vulkan, Metal or DX12 adapter of this machine, each with `plan`.
+pub fn devices(plan: &Plan, moments: usize) -> Vec<Box<dyn Executor>> {
+    let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(Cpu::fast(plan.clone(), moments))];
+    devices.extend(gpus(plan, moments));
+    devices
+}
+
+/// Every adapter of this machine that tests use, with `plan`; at least one.
+pub fn gpus(plan: &Plan, moments: usize) -> Vec<Box<dyn Executor>> {
+    let mut devices: Vec<Box<dyn Executor>> = Vec::new();
+    for adapter in list_adapters().iter().filter(|adapter| adapter.api != "gl") {
+        let gpu = Gpu::open(adapter, Checks::Checked).unwrap_or_else(|e| panic!("{e}"));
+        devices.push(Box::new(GpuExecutor::new(gpu, plan.clone(), moments).unwrap()));
+    }
+    assert!(!devices.is_empty(), "no adapter to test on: ./x test installs software ones");
+    devices
+}
+
+/// Runs without dropout count as training all the same.
+pub fn pass(copy: usize, rows: usize) -> Pass {
+    let step_key = Key::new(5).step(2);
+    Pass { copy, rows, random: Random { step_key, training: true } }
+}
+
+/// Fills every input of the plan for micro-batch `seed`: floats are standard normal, integers
+/// below `bound`.
+pub fn fill_inputs(device: &mut dyn Executor, copy: usize, rows: usize, seed: u64, bound: u32) {
+    let graph = device.plan().graph.clone();
+    for (name, id) in &graph.inputs {
+        let tensor = graph.tensor(*id);
+        let key = Key::new(seed).step(u64::from(id.0) + 1);
+        let count = tensor.shape.elements(rows);
+        match tensor.dtype {
+            DType::F32 => {
+                let values: Vec<f32> = (0..count).map(|i| key.normal(i as u64) as f32).collect();
+                device.set_input(*id, copy, Input::Float(&values)).unwrap();
+            }
+            DType::U32 => {
+                let bound = if name == "samples" { 1 << 20 } else { bound };
+                let draw = |i: usize| key.words([i as u32, 0])[0] % bound;
+                let values: Vec<u32> = (0..count).map(draw).collect();
+                device.set_input(*id, copy, Input::Int(&values)).unwrap();
+            }
+        }
+    }
+}
+
+/// Sets every parameter to small normal numbers, the same on every device.
+pub fn fill_parameters(device: &mut dyn Executor, deviation: f64) {
+    for bucket in 0..device.plan().buckets.len() {
+        let layout = device.plan().buckets[bucket].clone();
+        let mut values = vec![0.0; layout.length];
+        for (id, start) in layout.parameters {
+            let graph = &device.plan().graph;
+            let count = graph.tensor(graph.parameters[id.index()].tensor).shape.per_row();
+            let key = Key::new(77).step(u64::from(id.0) + 1);
+            for (i, value) in values[start..start + count].iter_mut().enumerate() {
+                *value = (deviation * key.normal(i as u64)) as f32;
+            }
+        }
+        device.write_bank(Bank::Parameters, BucketId(bucket as u32), &values).unwrap();
+    }
+}
+
+/// Runs all segments of the forward pass, or all others.
+pub fn run_phase(device: &mut dyn Executor, forward: bool, pass: &Pass) {
+    let segments = device.plan().segments.clone();
+    for segment in segments.iter().filter(|s| (s.phase == Phase::F) == forward) {
+        device.run(segment.nodes.clone(), pass).unwrap();
+    }
+}
+
+/// One step on one micro-batch; the sums.
+pub fn run_step(device: &mut dyn Executor, pass: &Pass) -> StepSums {
+    device.begin_step().unwrap();
+    run_phase(device, true, pass);
+    run_phase(device, false, pass);
+    device.finish_step().unwrap()
+}
+
+/// The values of one parameter in a bank.
+pub fn parameter(device: &mut dyn Executor, bank: Bank, name: &str) -> Vec<f32> {
+    let plan = device.plan();
+    let index = plan.graph.parameters.iter().position(|p| p.name == name);
+    let index = index.unwrap_or_else(|| panic!("no parameter is called {name}"));
+    let count = plan.graph.tensor(plan.graph.parameters[index].tensor).shape.per_row();
+    let (bucket, start) = plan
+        .buckets
+        .iter()
+        .enumerate()
+        .find_map(|(bucket, layout)| {
+            let found = layout.parameters.iter().find(|(id, _)| id.index() == index);
+            found.map(|(_, start)| (bucket, *start))
+        })
+        .unwrap();
+    device.read_bank(bank, BucketId(bucket as u32)).unwrap()[start..start + count].to_vec()
+}
+
+/// The squared error over the squared expectation.
+pub fn nmse(got: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let square = |v: f64| v * v;
+    let error: f64 =
+        got.iter().zip(expected).map(|(g, e)| square(f64::from(*g) - f64::from(*e))).sum();
+    let scale: f64 = expected.iter().map(|e| square(f64::from(*e))).sum();
+    error / scale.max(1e-30)
+}

@@ -1,0 +1,243 @@
+//! Every gradient rule against finite differences in f64, through whole graphs: what is proven
+//! here is the rule, the reference kernels it calls, and the plan that places them.
+
+mod common;
+
+use potluck::base::{BucketId, TensorId};
+use potluck::exec::{Bank, Cpu, Executor};
+use potluck::graph::build::Built;
+use potluck::graph::{Builder, Init, Op, Plan, PlanOptions, Unary, differentiate};
+
+const ROWS: usize = 3;
+/// Token ids and class numbers are below this.
+const IDS: u32 = 5;
+const STEP: f64 = 1e-5;
+
+/// A batched tensor of per-row dimensions `dims` (`dims[0]` entries per sample) that depends on a
+/// parameter: an input plus a suffix-shaped parameter.
+fn source(b: &mut Builder, name: &str, dims: &[usize]) -> TensorId {
+    let input = b.input(&format!("{name}.input"), dims);
+    let parameter = b.parameter(name, &dims[1..], Init::Zeros);
+    b.add(input, parameter).unwrap()
+}
+
+/// Builds `body`'s graph with a squared-error loss on its output, and compares the gradient of
+/// every element of every parameter with central differences.
+fn check(body: impl Fn(&mut Builder) -> Built) {
+    let mut b = Builder::new();
+    b.block("test");
+    let y = body(&mut b).unwrap();
+    let dims = b.shape(y).dims().to_vec();
+    let target = b.input("target", &dims);
+    b.squared_error_loss(y, target).unwrap();
+    check_graph(b);
+}
+
+fn check_graph(b: Builder) {
+    let graph = differentiate(b.finish()).unwrap();
+    let mut device = Cpu::oracle(Plan::new(graph, PlanOptions::new(ROWS)), 0);
+    common::fill_parameters(&mut device, 0.7);
+    common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
+    let pass = common::pass(0, ROWS);
+    common::run_step(&mut device, &pass);
+    let buckets = device.plan().buckets.clone();
+    let mut checked = 0;
+    for (index, bucket) in buckets.iter().enumerate() {
+        let id = BucketId(index as u32);
+        let gradients = device.bank_values(Bank::Gradients, id).to_vec();
+        let parameters = device.bank_values(Bank::Parameters, id).to_vec();
+        for &(parameter, start) in &bucket.parameters {
+            let graph = &device.plan().graph;
+            let known = &graph.parameters[parameter.index()];
+            let count = graph.tensor(known.tensor).shape.per_row();
+            let name = known.name.clone();
+            for at in start..start + count {
+                let mut loss = |offset: f64| {
+                    let value = parameters[at] + offset;
+                    device.set_element(Bank::Parameters, id, at, value);
+                    device.begin_step().unwrap();
+                    // Slots are shared: the last pass has used those of the inputs for others.
+                    common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
+                    common::run_phase(&mut device, true, &pass);
+                    device.loss().unwrap().0
+                };
+                let slope = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
+                loss(0.0);
+                let error = (gradients[at] - slope).abs() / slope.abs().max(1e-2);
+                let (got, at) = (gradients[at], at - start);
+                assert!(error < 1e-5, "{name}[{at}]: gradient {got}, difference {slope}");
+                checked += usize::from(slope != 0.0);
+            }
+        }
+    }
+    assert!(checked > 0, "no gradient was other than 0");
+}
+
+#[test]
+fn matmul_in_every_transposition() {
+    for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+        check(|b| {
+            let left = source(b, "left", if ta { &[2, 4, 3] } else { &[2, 3, 4] });
+            let right = source(b, "right", if tb { &[2, 5, 4] } else { &[2, 4, 5] });
+            b.matmul(left, right, ta, tb)
+        });
+    }
+    for tb in [false, true] {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 4]);
+            let w = b.parameter("w", if tb { &[3, 4] } else { &[4, 3] }, Init::Zeros);
+            b.matmul(x, w, false, tb)
+        });
+    }
+}
+
+/// A product of parameters alone, and a sum over the batch by a matmul.
+#[test]
+fn matmul_without_and_over_the_batch() {
+    check(|b| {
+        let v = b.parameter("v", &[4, 2], Init::Zeros);
+        let w = b.parameter("w", &[4, 3], Init::Zeros);
+        let product = b.matmul(v, w, true, false)?;
+        let x = source(b, "x", &[1, 2]);
+        b.matmul(x, product, false, false)
+    });
+    check(|b| {
+        let left = source(b, "left", &[2, 2]);
+        let right = source(b, "right", &[2, 3]);
+        let summed = b.matmul(left, right, true, false)?;
+        let x = source(b, "x", &[1, 2]);
+        b.matmul(x, summed, false, false)
+    });
+}
+
+#[test]
+fn elementwise_functions() {
+    for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-0.3)] {
+        check(|b| {
+            let x = source(b, "x", &[1, 7]);
+            b.unary(x, function)
+        });
+    }
+}
+
+#[test]
+fn sums_and_products_with_broadcasting_and_reuse() {
+    check(|b| {
+        let x = source(b, "x", &[1, 2, 3]);
+        let bias = b.parameter("bias", &[3], Init::Zeros);
+        let gain = b.parameter("gain", &[2, 3], Init::Zeros);
+        let y = b.add(x, bias)?;
+        let y = b.mul(y, gain)?;
+        // x is used three times, once with itself.
+        let y = b.mul(y, x)?;
+        b.add(y, x)
+    });
+}
+
+#[test]
+fn moving_elements() {
+    check(|b| {
+        let x = source(b, "x", &[1, 2, 3, 4]);
+        let y = b.permute(x, &[0, 3, 1, 2])?;
+        let y = b.reshape(y, &[4, 6])?;
+        let left = b.slice(y, 1, 0, 2)?;
+        let right = b.slice(y, 1, 3, 3)?;
+        let y = b.concat(&[right, left, right], 1)?;
+        b.permute(y, &[0, 1])
+    });
+    check(|b| {
+        let x = source(b, "x", &[1, 2, 3]);
+        b.apply(Op::Pad { axis: 1, before: 1, after: 2 }, &[x])
+    });
+}
+
+#[test]
+fn sums_over_any_axes() {
+    for axes in [&[1][..], &[2], &[1, 2], &[1, 3], &[3]] {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 3, 2]);
+            b.sum(x, axes)
+        });
+    }
+    // Over the batch, and then used by every row.
+    check(|b| {
+        let x = source(b, "x", &[1, 3]);
+        let sum = b.sum(x, &[0])?;
+        b.mul(x, sum)
+    });
+}
+
+#[test]
+fn layer_norm_with_and_without_bias() {
+    for bias in [false, true] {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 5]);
+            let gain = b.parameter("gain", &[5], Init::Zeros);
+            let bias = bias.then(|| b.parameter("bias", &[5], Init::Zeros));
+            b.layer_norm(x, gain, bias)
+        });
+    }
+}
+
+#[test]
+fn attention_with_and_without_dropout() {
+    for dropout in [0.0, 0.3] {
+        check(|b| {
+            let qkv = source(b, "qkv", &[1, 4, 12]);
+            b.attention(qkv, 2, dropout)
+        });
+    }
+}
+
+/// V reaches the attention through reshapes and a concatenation, whose gradients must not be
+/// lost on the way.
+#[test]
+fn attention_on_parts_that_were_reshaped() {
+    check(|b| {
+        let q = source(b, "q", &[1, 4, 4]);
+        let k = source(b, "k", &[1, 4, 4]);
+        let v = source(b, "v", &[1, 2, 8]);
+        let v = b.reshape(v, &[1, 4, 4])?;
+        let qkv = b.concat(&[q, k, v], 2)?;
+        b.attention(qkv, 2, 0.0)
+    });
+}
+
+#[test]
+fn dropout_draws_the_same_mask_forward_and_backward() {
+    check(|b| {
+        let x = source(b, "x", &[1, 6]);
+        b.dropout(x, 0.4)
+    });
+}
+
+#[test]
+fn a_tied_embedding_gets_both_gradients() {
+    let mut b = Builder::new();
+    b.block("test");
+    let table = b.parameter("table", &[IDS as usize, 4], Init::Zeros);
+    let ids = b.input_ids("tokens", &[1, 3]);
+    let x = b.embedding(ids, table).unwrap();
+    let logits = b.linear(x, table, None).unwrap();
+    let targets = b.input_ids("targets", &[1, 3]);
+    b.cross_entropy_loss(logits, targets).unwrap();
+    check_graph(b);
+}
+
+/// A parameter that is reshaped before use, and one that is used by an op that cannot add to a
+/// gradient in place.
+#[test]
+fn parameters_behind_aliases_and_slices() {
+    check(|b| {
+        let w = b.parameter("w", &[2, 6], Init::Zeros);
+        let w = b.reshape(w, &[4, 3])?;
+        let x = source(b, "x", &[1, 3]);
+        b.matmul(x, w, false, true)
+    });
+    check(|b| {
+        let w = b.parameter("w", &[4, 6], Init::Zeros);
+        let part = b.slice(w, 1, 1, 3)?;
+        let x = source(b, "x", &[1, 3]);
+        b.matmul(x, part, false, true)
+    });
+}

@@ -1,0 +1,97 @@
+//! A plan with two copies of its stash runs two micro-batches forward before it runs either
+//! backward, as pipelines do, and gets the same bits as one after the other.
+
+mod common;
+
+use potluck::base::BucketId;
+use potluck::exec::{Bank, Executor};
+use potluck::graph::{Plan, PlanOptions, Unary, differentiate};
+use potluck::model::{GptConfig, gpt};
+
+const ROWS: usize = 2;
+
+fn plan(in_flight: usize) -> Plan {
+    let config = GptConfig {
+        vocabulary: 11,
+        context: 6,
+        layers: 2,
+        heads: 2,
+        width: 12,
+        bias: true,
+        dropout: 0.2,
+        tie: true,
+        activation: Unary::Gelu,
+    };
+    let graph = differentiate(gpt(&config).unwrap()).unwrap();
+    Plan::new(graph, PlanOptions { in_flight, ..PlanOptions::new(ROWS) })
+}
+
+/// Gradients and loss after two micro-batches, the second with one row less.
+fn gradients(device: &mut dyn Executor, interleaved: bool) -> Vec<u32> {
+    common::fill_parameters(device, 0.3);
+    device.begin_step().unwrap();
+    let passes = [common::pass(0, ROWS), common::pass(1, ROWS - 1)];
+    let load = |device: &mut dyn Executor, i: usize| {
+        common::fill_inputs(device, i, passes[i].rows, i as u64, 11);
+    };
+    if interleaved {
+        for (i, pass) in passes.iter().enumerate() {
+            load(device, i);
+            common::run_phase(device, true, pass);
+        }
+        for pass in &passes {
+            common::run_phase(device, false, pass);
+        }
+    } else {
+        for (i, pass) in passes.iter().enumerate() {
+            load(device, i);
+            common::run_phase(device, true, pass);
+            common::run_phase(device, false, pass);
+        }
+    }
+    let (loss, count) = device.loss().unwrap();
+    assert_eq!(count, ((2 * ROWS - 1) * 6) as f64);
+    let mut bits = vec![(loss as f32).to_bits()];
+    for bucket in 0..device.plan().buckets.len() as u32 {
+        let values = device.read_bank(Bank::Gradients, BucketId(bucket)).unwrap();
+        bits.extend(values.iter().map(|v| v.to_bits()));
+    }
+    bits
+}
+
+#[test]
+fn interleaved_micro_batches_give_the_bits_of_sequential_ones() {
+    for mut device in common::devices(&plan(2), 0) {
+        let sequential = gradients(device.as_mut(), false);
+        assert!(sequential.iter().any(|bits| *bits != 0));
+        let interleaved = gradients(device.as_mut(), true);
+        assert!(sequential == interleaved, "{}: other bits", device.name());
+    }
+}
+
+/// The test above can fail: without a second copy, the first micro-batch's stash is overwritten.
+#[test]
+fn one_copy_is_not_enough() {
+    let two = plan(2);
+    let one = Plan { options: PlanOptions { in_flight: 1, ..two.options }, ..two.clone() };
+    let stash = |plan: &Plan| potluck::graph::print::Memory::of(plan, 0).stash;
+    assert_eq!(stash(&two), 2 * stash(&one));
+    let mut device = potluck::exec::Cpu::fast(two, 0);
+    let sequential = gradients(&mut device, false);
+    common::fill_parameters(&mut device, 0.3);
+    device.begin_step().unwrap();
+    // Both micro-batches in copy 0.
+    let passes = [common::pass(0, ROWS), common::pass(0, ROWS - 1)];
+    for (i, pass) in passes.iter().enumerate() {
+        common::fill_inputs(&mut device, 0, pass.rows, i as u64, 11);
+        common::run_phase(&mut device, true, pass);
+    }
+    passes.iter().for_each(|pass| common::run_phase(&mut device, false, pass));
+    let bits: Vec<u32> = device
+        .read_bank(Bank::Gradients, BucketId(0))
+        .unwrap()
+        .iter()
+        .map(|v| v.to_bits())
+        .collect();
+    assert!(!sequential[1..].starts_with(&bits));
+}
