@@ -8,11 +8,13 @@
 //!
 
 pub mod base;
+pub mod data;
 pub mod device;
 pub mod exec;
 pub mod files;
 pub mod graph;
 pub mod kernels;
+pub mod metrics;
 pub mod model;
 pub mod optim;
 pub mod parallel;

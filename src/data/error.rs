@@ -1,0 +1,35 @@
+//! What can be wrong with data, and where. Each message is one sentence.
+
+use std::io;
+
+use super::Part;
+
+/// Data that cannot be read or used. `name` is the path of a file, or what else the text is.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    #[error("{name}: cannot be read ({why}); give the path of a text file as --data or data.path")]
+    Read { name: String, why: io::Error },
+    #[error("{name}: is a directory; give the path of one text file as --data or data.path")]
+    Directory { name: String },
+    #[error("{name}: is empty; give a file with text in it as --data or data.path")]
+    Empty { name: String },
+    #[error(
+        "{name}: is not UTF-8 at byte {offset} (line {line}); \
+         convert it, or set data.tokenizer = \"byte\""
+    )]
+    NotUtf8 { name: String, offset: usize, line: usize },
+    #[error(
+        "{name}: the character {character:?} at byte {offset} (line {line}) is not in the \
+         vocabulary of {vocabulary} characters; remove it, or train with a text that has it"
+    )]
+    Unknown { name: String, character: char, offset: usize, line: usize, vocabulary: usize },
+    #[error(
+        "{name}: its {part} part has {tokens} tokens, and a context of {context} needs at least \
+         {}; give more text, lower model.context or change data.held_out", context + 1
+    )]
+    Short { name: String, part: Part, tokens: usize, context: usize },
+    #[error("{name}: has {tokens} tokens, more than {}; split it", u32::MAX)]
+    Long { name: String, tokens: usize },
+    #[error("data.held_out = {held_out} is not a part of the text; use 0 or more, and less than 1")]
+    HeldOut { held_out: f64 },
+}

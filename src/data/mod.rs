@@ -1,0 +1,14 @@
+//! Where samples come from: texts, tokenizers, the built-in corpus, and the sampler that says
+//! which sample is drawn at which place of which step.
+
+pub mod corpus;
+pub mod error;
+pub mod sampler;
+pub mod text;
+pub mod tokenizer;
+
+pub use corpus::CORPUS;
+pub use error::DataError;
+pub use sampler::{Drawn, Sampler};
+pub use text::{Part, TextData, TokenizerChoice};
+pub use tokenizer::{Decoder, Tokenizer, TokenizerKind};

@@ -1,0 +1,194 @@
+//! Which sample is drawn: a pure function of (seed, step, slot). There is no state to save, so
+//! that a resumed run, a run on more devices, and a repeated step draw what the first one drew.
+//!
+//! Each epoch is a permutation of all samples, computed without memory: a Feistel network over
+//! the smallest even number of bits that holds the population, walked along its cycle until it
+//! falls inside. Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
+
+use crate::base::Site;
+use crate::base::rng::Key;
+
+/// Keeps the sampler's random numbers apart from those of the models' sites.
+const SITE: Site = Site(u32::MAX);
+
+/// Luby and Rackoff need 4 rounds for large halves; small ones take more to mix.
+const ROUNDS: u32 = 8;
+
+/// Draws `batch` samples per step out of a population, without replacement in each epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampler {
+    seed: u64,
+    population: u64,
+    batch: u32,
+    /// Steps and samples done when this batch size began.
+    origin: (u64, u64),
+}
+
+/// A sample that was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Drawn {
+    /// How many times the whole population was drawn before; from 0.
+    pub epoch: u64,
+    /// Which sample, in `0..population`.
+    pub index: u64,
+}
+
+impl Sampler {
+    /// `population` is the number of samples to draw from, `batch` the global batch.
+    pub fn new(seed: u64, population: u64, batch: u32) -> Self {
+        assert!(population > 0, "there is a sample to draw");
+        assert!(batch > 0, "a step draws samples");
+        Self { seed, population, batch, origin: (0, 0) }
+    }
+
+    /// The same, for a run that goes on after `steps` steps which consumed `samples` samples,
+    /// perhaps with another batch size than now: no sample is skipped, none is drawn twice.
+    pub fn after(self, steps: u64, samples: u64) -> Self {
+        Self { origin: (steps, samples), ..self }
+    }
+
+    /// Samples consumed when `step` steps are done.
+    pub fn consumed(&self, step: u64) -> u64 {
+        let (steps, samples) = self.origin;
+        samples + (step - steps) * u64::from(self.batch)
+    }
+
+    /// The sample at place `slot` (`0..batch`) of the global batch of a step, which count from 1.
+    pub fn sample(&self, step: u64, slot: u32) -> Drawn {
+        assert!(step > self.origin.0, "steps count from 1, or from where the run goes on");
+        assert!(slot < self.batch, "slot {slot} is outside the batch of {}", self.batch);
+        let counter = self.consumed(step - 1) + u64::from(slot);
+        let epoch = counter / self.population;
+        let key = Key::new(self.seed).site(SITE).step(epoch);
+        Drawn { epoch, index: permuted(key, self.population, counter % self.population) }
+    }
+}
+
+/// Where a permutation of `0..population`, chosen by the key, takes `position`.
+fn permuted(key: Key, population: u64, position: u64) -> u64 {
+    let bits = u64::BITS - (population - 1).leading_zeros();
+    let half = bits.div_ceil(2);
+    let mut position = position;
+    // The network permutes less than 4 * population numbers, so that a walk takes less than 4
+    // steps on average; it returns inside because the cycle began there.
+    loop {
+        position = feistel(key, half, position);
+        if position < population {
+            return position;
+        }
+    }
+}
+
+/// A permutation of the numbers of `2 * half` bits; `half` is at most 32.
+fn feistel(key: Key, half: u32, number: u64) -> u64 {
+    let mask = (1u64 << half) - 1;
+    let (mut left, mut right) = (number >> half, number & mask);
+    for round in 0..ROUNDS {
+        let [word, _] = key.words([right as u32, round]);
+        (left, right) = (right, left ^ (u64::from(word) & mask));
+    }
+    left << half | right
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn epoch(seed: u64, population: u64, epoch: u64) -> Vec<u64> {
+        let sampler = Sampler::new(seed, population, 1);
+        let first = epoch * population + 1;
+        let drawn: Vec<Drawn> = (first..first + population).map(|s| sampler.sample(s, 0)).collect();
+        assert!(drawn.iter().all(|d| d.epoch == epoch));
+        drawn.into_iter().map(|d| d.index).collect()
+    }
+
+    #[test]
+    fn another_batch_size_goes_on_where_the_first_one_ended() {
+        let small = Sampler::new(3, 50, 4);
+        let all: Vec<Drawn> =
+            (1..=9).flat_map(|s| (0..4).map(move |i| small.sample(s, i))).collect();
+        let large = Sampler::new(3, 50, 6).after(3, small.consumed(3));
+        let rest: Vec<Drawn> =
+            (4..=7).flat_map(|s| (0..6).map(move |i| large.sample(s, i))).collect();
+        assert_eq!(rest, all[12..]);
+        assert_eq!(large.consumed(7), 36);
+    }
+
+    #[test]
+    fn each_epoch_visits_each_sample_once() {
+        for population in [1, 2, 3, 4, 5, 7, 16, 17, 101, 1000, 1024, 7919] {
+            for number in [0, 1, 5] {
+                let mut indices = epoch(1337, population, number);
+                indices.sort_unstable();
+                assert!(indices.into_iter().eq(0..population), "{population}, epoch {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn epochs_and_seeds_differ() {
+        let orders = [(1, 0), (1, 1), (1, 2), (2, 0), (1 << 32, 0)];
+        let distinct: HashSet<Vec<u64>> =
+            orders.iter().map(|(seed, number)| epoch(*seed, 1000, *number)).collect();
+        assert_eq!(distinct.len(), orders.len());
+        assert_ne!(epoch(1, 1000, 0), (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_order_of_asking_does_not_matter() {
+        let sampler = Sampler::new(3, 50, 12);
+        let places: Vec<(u64, u32)> =
+            (1..=20).flat_map(|step| (0..12).map(move |slot| (step, slot))).collect();
+        let ahead: Vec<Drawn> = places.iter().map(|(s, t)| sampler.sample(*s, *t)).collect();
+        let mut back: Vec<Drawn> =
+            places.iter().rev().map(|(s, t)| sampler.sample(*s, *t)).collect();
+        back.reverse();
+        assert_eq!(ahead, back);
+    }
+
+    #[test]
+    fn the_batch_only_cuts_the_sequence() {
+        let (one, many) = (Sampler::new(3, 50, 1), Sampler::new(3, 50, 12));
+        for counter in 0..120u64 {
+            let (step, slot) = (counter / 12 + 1, (counter % 12) as u32);
+            assert_eq!(many.sample(step, slot), one.sample(counter + 1, 0));
+        }
+    }
+
+    /// Over many epochs, every sample comes at every place about equally often: the sum of
+    /// (observed - expected)^2 / expected over all cells is about the degrees of freedom.
+    #[test]
+    fn orders_are_roughly_uniform() {
+        for population in [2u64, 3, 5, 10] {
+            let epochs = 4000;
+            let cells = (population * population) as usize;
+            let mut counts = vec![0u32; cells];
+            for number in 0..epochs {
+                for (place, index) in epoch(9, population, number).into_iter().enumerate() {
+                    counts[place * population as usize + index as usize] += 1;
+                }
+            }
+            let expected = epochs as f64 / population as f64;
+            let distance: f64 =
+                counts.iter().map(|c| (f64::from(*c) - expected).powi(2) / expected).sum();
+            let freedom = ((population - 1) * (population - 1)) as f64;
+            // Five standard deviations of the chi-squared distribution.
+            assert!(distance < freedom + 5.0 * (2.0 * freedom).sqrt(), "{population}: {distance}");
+        }
+    }
+
+    #[test]
+    fn neighbours_in_a_batch_are_not_neighbours_in_the_text() {
+        let indices = epoch(1337, 1_000_000, 0);
+        let near = indices.windows(2).filter(|w| w[0].abs_diff(w[1]) < 1000).count();
+        // Two random places are this near with probability 0.002.
+        assert!((1700..2300).contains(&near), "{near}");
+    }
+
+    #[test]
+    fn the_largest_population_works() {
+        let sampler = Sampler::new(1, u64::MAX, 1);
+        assert_ne!(sampler.sample(1, 0), sampler.sample(2, 0));
+    }
+}

@@ -1,0 +1,246 @@
+//! A text as tokens, cut into the part to train on and the held-out tail.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use super::{DataError, Tokenizer, TokenizerKind};
+
+/// One of the two parts of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The beginning: what the model is trained on.
+    Training,
+    /// The tail: what it is evaluated on.
+    HeldOut,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Training => "training",
+            Self::HeldOut => "held-out",
+        })
+    }
+}
+
+/// The tokenizer of a text: derived from it, or given (by a checkpoint, say).
+#[derive(Clone, Debug, PartialEq)]
+pub enum TokenizerChoice {
+    Derived(TokenizerKind),
+    Given(Tokenizer),
+}
+
+impl From<TokenizerKind> for TokenizerChoice {
+    fn from(kind: TokenizerKind) -> Self {
+        Self::Derived(kind)
+    }
+}
+
+impl From<Tokenizer> for TokenizerChoice {
+    fn from(tokenizer: Tokenizer) -> Self {
+        Self::Given(tokenizer)
+    }
+}
+
+/// The tokens of a text and their tokenizer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextData {
+    tokenizer: Tokenizer,
+    tokens: Vec<u32>,
+    /// How many of the tokens are the training part.
+    training: usize,
+}
+
+impl TextData {
+    /// Reads a text file. `held_out` is the part of its tokens, at the end, that is not trained
+    /// on (0 = none); `context` the number of tokens in a sample.
+    ///
+    /// Errors name the file and the place in it: it is missing, a directory, empty, not UTF-8
+    /// where characters are asked for, or has fewer than `context + 1` tokens in a part.
+    pub fn load(
+        path: &Path,
+        tokenizer: impl Into<TokenizerChoice>,
+        held_out: f64,
+        context: usize,
+    ) -> Result<Self, DataError> {
+        let name = path.display().to_string();
+        let bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(why) if why.kind() == io::ErrorKind::IsADirectory || path.is_dir() => {
+                return Err(DataError::Directory { name });
+            }
+            Err(why) => return Err(DataError::Read { name, why }),
+        };
+        Self::from_bytes(&name, &bytes, tokenizer, held_out, context)
+    }
+
+    /// Like [`TextData::load`], for a text in memory; `name` is what error messages call it.
+    pub fn from_bytes(
+        name: &str,
+        bytes: &[u8],
+        tokenizer: impl Into<TokenizerChoice>,
+        held_out: f64,
+        context: usize,
+    ) -> Result<Self, DataError> {
+        if !(0.0..1.0).contains(&held_out) {
+            return Err(DataError::HeldOut { held_out });
+        }
+        if bytes.is_empty() {
+            return Err(DataError::Empty { name: name.into() });
+        }
+        let tokenizer = match tokenizer.into() {
+            TokenizerChoice::Derived(kind) => Tokenizer::derive_named(kind, name, bytes)?,
+            TokenizerChoice::Given(tokenizer) => tokenizer,
+        };
+        let tokens = tokenizer.encode_named(name, bytes)?;
+        // Positions of tokens fit the 32-bit integers of the shaders.
+        if tokens.len() > u32::MAX as usize {
+            return Err(DataError::Long { name: name.into(), tokens: tokens.len() });
+        }
+        let training = ((1.0 - held_out) * tokens.len() as f64) as usize;
+        let data = Self { tokenizer, tokens, training };
+        for part in [Part::Training, Part::HeldOut] {
+            let tokens = data.tokens(part).len();
+            let used = part == Part::Training || held_out > 0.0;
+            if used && tokens < context + 1 {
+                return Err(DataError::Short { name: name.into(), part, tokens, context });
+            }
+        }
+        Ok(data)
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// A hash of the tokens and of where they are cut into parts: what a resumed run compares.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.training as u64).to_le_bytes());
+        // As they lie in memory, which is little-endian wherever checkpoints can be written.
+        hasher.update(bytemuck::cast_slice(&self.tokens));
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// The tokens of a part; none if nothing is held out.
+    pub fn tokens(&self, part: Part) -> &[u32] {
+        let (training, held_out) = self.tokens.split_at(self.training);
+        match part {
+            Part::Training => training,
+            Part::HeldOut => held_out,
+        }
+    }
+
+    /// The sample that starts at token `start` of a part: `(t)` tokens, and as targets the
+    /// `(t)` tokens that follow each of them. Panics if `start` is not below
+    /// [`TextData::starts`].
+    pub fn sample(&self, part: Part, start: u64, context: usize) -> (&[u32], &[u32]) {
+        let start = start as usize;
+        let window = &self.tokens(part)[start..start + context + 1];
+        (&window[..context], &window[1..])
+    }
+
+    /// How many samples a part has when they may overlap: every token but the last `context`
+    /// can start one.
+    pub fn starts(&self, part: Part, context: usize) -> u64 {
+        self.tokens(part).len().saturating_sub(context) as u64
+    }
+
+    /// The starts of the samples that cover a part once without overlap, as evaluation wants
+    /// them; a remainder at the end that does not fill a sample is left out.
+    pub fn windows(&self, part: Part, context: usize) -> Vec<u64> {
+        (0..self.starts(part, context)).step_by(context.max(1)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digits(held_out: f64, context: usize) -> Result<TextData, DataError> {
+        let text = b"01234567890123456789";
+        TextData::from_bytes("digits", text, TokenizerKind::Char, held_out, context)
+    }
+
+    #[test]
+    fn targets_are_the_tokens_that_follow() {
+        let data = digits(0.25, 4).unwrap();
+        assert_eq!(data.tokens(Part::Training).len(), 15);
+        assert_eq!(data.tokens(Part::HeldOut), [5, 6, 7, 8, 9]);
+        assert_eq!(data.sample(Part::Training, 2, 4), (&[2, 3, 4, 5][..], &[3, 4, 5, 6][..]));
+        assert_eq!(data.sample(Part::HeldOut, 0, 4), (&[5, 6, 7, 8][..], &[6, 7, 8, 9][..]));
+        let last = data.starts(Part::Training, 4) - 1;
+        assert_eq!(data.sample(Part::Training, last, 4), (&[0, 1, 2, 3][..], &[1, 2, 3, 4][..]));
+        assert_eq!(data.starts(Part::HeldOut, 4), 1);
+    }
+
+    #[test]
+    fn windows_do_not_overlap_and_fit() {
+        let data = digits(0.0, 4).unwrap();
+        assert_eq!(data.windows(Part::Training, 4), [0, 4, 8, 12]);
+        assert_eq!(data.windows(Part::Training, 3), [0, 3, 6, 9, 12, 15]);
+        assert_eq!(data.windows(Part::Training, 19), [0]);
+        assert!(data.windows(Part::HeldOut, 4).is_empty());
+        assert_eq!(data.starts(Part::HeldOut, 4), 0);
+    }
+
+    #[test]
+    fn the_held_out_tenth_is_cut_where_nano_gpt_cuts_it() {
+        let text = vec![b'a'; 1_115_394];
+        let data = TextData::from_bytes("text", &text, TokenizerKind::Byte, 0.1, 64).unwrap();
+        assert_eq!(data.tokens(Part::Training).len(), 1_003_854);
+        assert_eq!(data.windows(Part::HeldOut, 64).len(), 1742);
+    }
+
+    #[test]
+    fn parts_that_are_too_short_are_named() {
+        assert!(digits(0.0, 19).is_ok());
+        let error = digits(0.0, 20).unwrap_err();
+        assert!(matches!(error, DataError::Short { part: Part::Training, tokens: 20, .. }));
+        let error = digits(0.1, 4).unwrap_err();
+        assert!(matches!(error, DataError::Short { part: Part::HeldOut, tokens: 2, .. }));
+        assert_eq!(
+            error.to_string(),
+            "digits: its held-out part has 2 tokens, and a context of 4 needs at least 5; \
+             give more text, lower model.context or change data.held_out"
+        );
+        for held_out in [1.0, -0.1, f64::NAN] {
+            assert!(matches!(digits(held_out, 4), Err(DataError::HeldOut { .. })));
+        }
+    }
+
+    #[test]
+    fn a_given_tokenizer_is_used_as_it_is() {
+        let tokenizer = Tokenizer::Char { chars: vec!['b', 'a'] };
+        let data = TextData::from_bytes("text", b"abba", tokenizer.clone(), 0.0, 2).unwrap();
+        assert_eq!(data.tokens(Part::Training), [1, 0, 0, 1]);
+        assert_eq!(data.tokenizer(), &tokenizer);
+        let error = TextData::from_bytes("text", b"ab\nc", tokenizer, 0.0, 2).unwrap_err();
+        assert!(matches!(error, DataError::Unknown { character: '\n', .. }), "{error}");
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let load = |path: &Path| TextData::load(path, TokenizerKind::Char, 0.0, 4).unwrap_err();
+
+        let missing = directory.path().join("missing.txt");
+        assert!(matches!(load(&missing), DataError::Read { .. }));
+        assert!(load(&missing).to_string().contains("missing.txt"));
+        assert!(matches!(load(directory.path()), DataError::Directory { .. }));
+
+        let file = directory.path().join("file.txt");
+        fs::write(&file, b"").unwrap();
+        assert!(matches!(load(&file), DataError::Empty { .. }));
+        fs::write(&file, b"abc\nde\xC3").unwrap();
+        let error = load(&file);
+        assert!(matches!(error, DataError::NotUtf8 { offset: 6, line: 2, .. }), "{error}");
+        assert!(error.to_string().contains("file.txt"), "{error}");
+
+        fs::write(&file, "abcäef").unwrap();
+        let data = TextData::load(&file, TokenizerKind::Byte, 0.0, 4).unwrap();
+        assert_eq!(data.tokens(Part::Training).len(), 7);
+    }
+}

@@ -1,0 +1,118 @@
+//! What a run reports, and how it looks as a line of JSON. Numbers that are not finite become
+//! `null`, which JSON has instead.
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// One optimizer step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepRecord {
+    /// Counted from 1.
+    pub step: u64,
+    /// The mean loss over the global batch, before the update of this step.
+    pub loss: f64,
+    /// The learning rate of this step.
+    pub lr: f64,
+    /// The norm of the mean gradient over all parameters, before clipping.
+    pub grad_norm: f64,
+    /// Tokens (targets that count) in this step's global batch.
+    pub tokens: u64,
+    /// Wall time of the step, in milliseconds.
+    pub ms: f64,
+    pub tokens_per_s: f64,
+    /// Why the update was not applied, if it was not; written as `skipped` and `reason`.
+    pub skipped: Option<String>,
+}
+
+/// One evaluation on the held-out data.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct EvalRecord {
+    /// The number of steps done when it was evaluated; 0 is the initial model.
+    pub step: u64,
+    /// The mean loss over the held-out data.
+    pub val_loss: f64,
+}
+
+/// Any event: one line of the record.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[serde(untagged)]
+pub enum Record {
+    Step(StepRecord),
+    Eval(EvalRecord),
+}
+
+impl From<StepRecord> for Record {
+    fn from(record: StepRecord) -> Self {
+        Self::Step(record)
+    }
+}
+
+impl From<EvalRecord> for Record {
+    fn from(record: EvalRecord) -> Self {
+        Self::Eval(record)
+    }
+}
+
+impl Serialize for StepRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("step", &self.step)?;
+        map.serialize_entry("loss", &self.loss)?;
+        map.serialize_entry("lr", &self.lr)?;
+        map.serialize_entry("grad_norm", &self.grad_norm)?;
+        map.serialize_entry("tokens", &self.tokens)?;
+        map.serialize_entry("ms", &self.ms)?;
+        map.serialize_entry("tokens_per_s", &self.tokens_per_s)?;
+        if let Some(reason) = &self.skipped {
+            map.serialize_entry("skipped", &true)?;
+            map.serialize_entry("reason", reason)?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn step(step: u64) -> StepRecord {
+        StepRecord {
+            step,
+            loss: 4.25,
+            lr: 1e-3,
+            grad_norm: 0.5,
+            tokens: 768,
+            ms: 38.5,
+            tokens_per_s: 20_000.0,
+            skipped: None,
+        }
+    }
+
+    fn json(record: impl Into<Record>) -> String {
+        serde_json::to_string(&record.into()).unwrap()
+    }
+
+    #[test]
+    fn steps_and_evaluations_have_the_documented_keys() {
+        assert_eq!(
+            json(step(7)),
+            concat!(
+                r#"{"step":7,"loss":4.25,"lr":0.001,"grad_norm":0.5,"tokens":768,"ms":38.5,"#,
+                r#""tokens_per_s":20000.0}"#
+            )
+        );
+        assert_eq!(json(EvalRecord { step: 7, val_loss: 1.5 }), r#"{"step":7,"val_loss":1.5}"#);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_null() {
+        let mut record = step(7);
+        record.loss = f64::NAN;
+        record.grad_norm = f64::INFINITY;
+        record.skipped = Some("the gradient of wte is not finite".into());
+        let line = json(record);
+        assert!(line.contains(r#""loss":null"#), "{line}");
+        assert!(line.contains(r#""grad_norm":null"#), "{line}");
+        let ending = r#""skipped":true,"reason":"the gradient of wte is not finite"}"#;
+        assert!(line.ends_with(ending), "{line}");
+    }
+}

@@ -1,0 +1,220 @@
+//! The record of a run: a file with a line of JSON per event.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::Record;
+use crate::files;
+
+/// The record could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsError {
+    #[error("{}: cannot be written ({why}); free space there or set another --out", path.display())]
+    Write { path: PathBuf, why: io::Error },
+    #[error("{}: cannot be read ({why}); move it away or set another --out", path.display())]
+    Read { path: PathBuf, why: io::Error },
+}
+
+/// Appends events to a file; each is in the file (though not yet on the disk) when
+/// [`Recorder::record`] returns.
+#[derive(Debug)]
+pub struct Recorder {
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole lines.
+    length: u64,
+}
+
+impl Recorder {
+    /// A new, empty record; one that is there is overwritten.
+    pub fn create(path: &Path) -> Result<Self, MetricsError> {
+        let file = File::create(path).map_err(|why| write_error(path, why))?;
+        Ok(Self { path: path.into(), file, length: 0 })
+    }
+
+    /// Goes on with the record of a run that is resumed after `step`: see [`truncate_after`].
+    /// A record that is missing starts empty.
+    pub fn resume(path: &Path, step: u64) -> Result<(Self, Truncated), MetricsError> {
+        let truncated = truncate_after(path, step)?;
+        // Not in append mode, which on Windows may not cut a torn line off.
+        let mut options = OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(|why| write_error(path, why))?;
+        let length = file.seek(SeekFrom::End(0)).map_err(|why| write_error(path, why))?;
+        Ok((Self { path: path.into(), file, length }, truncated))
+    }
+
+    /// Appends one line. If that fails, nothing of the line stays in the file, so that a later
+    /// one can still be appended.
+    pub fn record(&mut self, record: impl Into<Record>) -> Result<(), MetricsError> {
+        let mut line = serde_json::to_vec(&record.into())
+            .map_err(|why| write_error(&self.path, why.into()))?;
+        line.push(b'\n');
+        if let Err(why) = self.file.write_all(&line) {
+            // Best effort: if this fails too, resuming drops the torn line.
+            let _ = self.file.set_len(self.length);
+            let _ = self.file.seek(SeekFrom::Start(self.length));
+            return Err(write_error(&self.path, why));
+        }
+        self.length += line.len() as u64;
+        Ok(())
+    }
+}
+
+/// What [`truncate_after`] did, in lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Truncated {
+    pub kept: u64,
+    /// Lines of later steps.
+    pub dropped: u64,
+    /// Lines that are not JSON with a step: one that was torn by a crash, at the end.
+    pub damaged: u64,
+    /// The loss of the evaluation after the very step, if there was one: it need not be repeated.
+    pub val_loss: Option<f64>,
+}
+
+/// Cuts a record at the step that a run is resumed after: lines of later steps and damaged ones
+/// go. The file is replaced whole or not at all. A missing file stays missing.
+pub fn truncate_after(path: &Path, step: u64) -> Result<Truncated, MetricsError> {
+    let read_error = |why| MetricsError::Read { path: path.into(), why };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Truncated::default()),
+        Err(why) => return Err(read_error(why)),
+    };
+    let mut reader = BufReader::new(file);
+    let mut truncated = Truncated::default();
+    let mut unread = None;
+    let written = files::replace_with(path, |file| {
+        let mut kept = BufWriter::new(file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match reader.read_until(b'\n', &mut line) {
+                Ok(0) => return kept.flush(),
+                Ok(_) => {}
+                Err(why) => {
+                    let kind = why.kind();
+                    unread = Some(why);
+                    return Err(kind.into());
+                }
+            }
+            match read_line(&line) {
+                Some((found, val_loss)) if found <= step => {
+                    kept.write_all(&line)?;
+                    truncated.kept += 1;
+                    truncated.val_loss = val_loss.filter(|_| found == step).or(truncated.val_loss);
+                }
+                Some(_) => truncated.dropped += 1,
+                None => truncated.damaged += 1,
+            }
+        }
+    });
+    match (written, unread) {
+        (_, Some(why)) => Err(read_error(why)),
+        (Err(why), None) => Err(write_error(path, why)),
+        (Ok(()), None) => Ok(truncated),
+    }
+}
+
+/// The step of a whole line, and its loss if it is an evaluation's.
+fn read_line(line: &[u8]) -> Option<(u64, Option<f64>)> {
+    let line = line.strip_suffix(b"\n")?;
+    let line: serde_json::Value = serde_json::from_slice(line).ok()?;
+    Some((line.get("step")?.as_u64()?, line.get("val_loss").and_then(|loss| loss.as_f64())))
+}
+
+fn write_error(path: &Path, why: io::Error) -> MetricsError {
+    MetricsError::Write { path: path.into(), why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::EvalRecord;
+    use crate::metrics::event::tests::step;
+    use std::fs;
+
+    fn steps(path: &Path) -> Vec<u64> {
+        let text = fs::read_to_string(path).unwrap();
+        assert!(text.is_empty() || text.ends_with('\n'));
+        text.lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+            .map(|value| value["step"].as_u64().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn resuming_cuts_the_record_at_the_step() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let mut recorder = Recorder::create(&path).unwrap();
+        recorder.record(EvalRecord { step: 0, val_loss: 4.0 }).unwrap();
+        for number in 1..=5 {
+            recorder.record(step(number)).unwrap();
+        }
+        recorder.record(EvalRecord { step: 3, val_loss: 3.0 }).unwrap();
+        assert_eq!(steps(&path), [0, 1, 2, 3, 4, 5, 3]);
+        drop(recorder);
+
+        let (mut recorder, truncated) = Recorder::resume(&path, 3).unwrap();
+        assert_eq!(truncated, Truncated { kept: 5, dropped: 2, damaged: 0, val_loss: Some(3.0) });
+        recorder.record(step(4)).unwrap();
+        recorder.record(step(5)).unwrap();
+        assert_eq!(steps(&path), [0, 1, 2, 3, 3, 4, 5]);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_torn_last_line_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        for torn in
+            ["{\"step\":2,\"lo", "{\"step\":2}", "\0\0\0\n", "{\"step\":null}\n", "\u{FF}\n"]
+        {
+            fs::write(&path, format!("{{\"step\":1}}\n{torn}")).unwrap();
+            let (mut recorder, truncated) = Recorder::resume(&path, 9).unwrap();
+            let expected = Truncated { kept: 1, damaged: 1, ..Truncated::default() };
+            assert_eq!(truncated, expected, "{torn:?}");
+            recorder.record(step(2)).unwrap();
+            assert_eq!(steps(&path), [1, 2]);
+        }
+    }
+
+    #[test]
+    fn a_missing_record_starts_empty_and_a_new_one_overwrites() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        let (mut recorder, truncated) = Recorder::resume(&path, 9).unwrap();
+        assert_eq!(truncated, Truncated::default());
+        recorder.record(step(10)).unwrap();
+        Recorder::create(&path).unwrap();
+        assert!(steps(&path).is_empty());
+    }
+
+    #[test]
+    fn errors_name_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let missing = directory.path().join("none/metrics.jsonl");
+        let error = Recorder::create(&missing).unwrap_err().to_string();
+        assert!(error.contains("none/metrics.jsonl: cannot be written"), "{error}");
+    }
+
+    /// A device that is always full, where the platform has one.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_is_an_error_and_not_a_torn_line() {
+        let mut recorder = Recorder::create(Path::new("/dev/full")).unwrap();
+        let error = recorder.record(step(1)).unwrap_err();
+        assert!(matches!(
+            &error,
+            MetricsError::Write { why, .. } if why.kind() == io::ErrorKind::StorageFull
+        ));
+        assert_eq!(recorder.length, 0);
+    }
+}
