@@ -1,0 +1,47 @@
+//! What can go wrong with checkpoints. Each message is one sentence with the next action.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A checkpoint that cannot be written, read or trusted.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    #[error(
+        "{}: the checkpoint cannot be written ({why}); free space there or set another --out",
+        path.display()
+    )]
+    Write { path: PathBuf, why: io::Error },
+    #[error("{}: cannot be read ({why}); resume from another checkpoint", path.display())]
+    Read { path: PathBuf, why: io::Error },
+    #[error("{}: is damaged: {why}; resume from another checkpoint", path.display())]
+    Damaged { path: PathBuf, why: String },
+    #[error(
+        "{}: has format {found}, and this version of potluck reads format {known}; \
+         use the version that wrote it",
+        path.display()
+    )]
+    Format { path: PathBuf, found: u64, known: u64 },
+    #[error(
+        "{}: there is no checkpoint; give a run directory or a checkpoint directory",
+        path.display()
+    )]
+    None { path: PathBuf },
+    #[error("{}: no checkpoint is good, start anew: {}", path.display(), reasons.join("; "))]
+    NoneGood { path: PathBuf, reasons: Vec<String> },
+    #[error(
+        "{}: the run is in use by {by}; wait until it ends or set another --out",
+        path.display()
+    )]
+    InUse { path: PathBuf, by: String },
+    #[error("{}: was opened to be read only", path.display())]
+    ReadOnly { path: PathBuf },
+    #[error("the tensor '{name}' cannot be saved: {why}")]
+    Unsavable { name: String, why: &'static str },
+    #[error("the checkpoint has no tensor '{name}'; use the model that it was trained with")]
+    NoTensor { name: String },
+    #[error(
+        "the checkpoint's tensor '{name}' has the shape {found:?} instead of {wanted:?}; \
+         use the model that it was trained with"
+    )]
+    Shape { name: String, found: Vec<usize>, wanted: Vec<usize> },
+}

@@ -1,0 +1,76 @@
+//! One writer per run directory.
+
+use std::fs::{File, TryLockError};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use super::CheckpointError;
+
+/// How often a lock that another process holds is tried again: one that ends, or that is just
+/// being started by the holder and has its files for a moment, lets go of it soon.
+const TRIES: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Holds `DIR/lock` until it is dropped. The operating system releases it when the process ends
+/// in whatever way, so that there are no stale locks; the file itself stays. It has the id of
+/// the process for the error message of another one.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock of a run directory. Errors: another process keeps it for half a second.
+    pub fn take(run: &Path) -> Result<Self, CheckpointError> {
+        let path = run.join("lock");
+        let error = |why| CheckpointError::Write { path: path.clone(), why };
+        let mut options = File::options();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(error)?;
+        let held = || matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+        let mut tries = 0;
+        while tries < TRIES && held() {
+            tries += 1;
+            thread::sleep(PAUSE);
+        }
+        if tries == TRIES {
+            let mut pid = String::new();
+            // Where a locked file cannot be read, the message does without the id.
+            let read = file.take(20).read_to_string(&mut pid);
+            let by = match (read, pid.trim()) {
+                (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
+                _ => "another process".into(),
+            };
+            return Err(CheckpointError::InUse { path: run.into(), by });
+        }
+        // Any other failure means a file system without locks, which is no reason not to train.
+        file.set_len(0).map_err(error)?;
+        writeln!(file, "{}", std::process::id()).map_err(error)?;
+        Ok(Self { _file: file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_let_go_soon_is_waited_for() {
+        let run = tempfile::tempdir().unwrap();
+        let first = Lock::take(run.path()).unwrap();
+        assert!(matches!(Lock::take(run.path()), Err(CheckpointError::InUse { .. })));
+        let ending = thread::spawn(move || {
+            thread::sleep(2 * PAUSE);
+            drop(first);
+        });
+        Lock::take(run.path()).unwrap();
+        ending.join().unwrap();
+    }
+}

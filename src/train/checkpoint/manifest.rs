@@ -1,0 +1,123 @@
+//! `manifest.json`: what a checkpoint consists of, written last.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use super::{CheckpointError, FILES, Meta};
+use crate::files;
+
+pub const NAME: &str = "manifest.json";
+
+const FORMAT: u64 = 1;
+
+/// More than any manifest has, so that a wrong file is not read into memory.
+const BYTES_MAX: u64 = 64 << 20;
+
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    format: u64,
+    pub meta: Meta,
+    /// One for each of [`FILES`], in that order.
+    files: Vec<FileEntry>,
+    /// BLAKE3 of this manifest with an empty string in this place.
+    pub blake3: String,
+}
+
+/// A file of the checkpoint.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    pub name: String,
+    pub bytes: u64,
+    pub blake3: String,
+}
+
+/// The one field that every format has.
+#[derive(serde::Deserialize)]
+struct Format {
+    format: u64,
+}
+
+impl Manifest {
+    pub fn new(meta: Meta, files: Vec<FileEntry>) -> Self {
+        let mut manifest = Self { format: FORMAT, meta, files, blake3: String::new() };
+        manifest.blake3 = manifest.digest();
+        manifest
+    }
+
+    /// Writes the manifest into a checkpoint directory, on the disk when it returns.
+    pub fn write(&self, directory: &Path) -> Result<(), CheckpointError> {
+        let path = directory.join(NAME);
+        files::replace(&path, &self.json())
+            .map_err(|why| CheckpointError::Write { path: path.clone(), why })
+    }
+
+    /// Reads and checks the manifest of a checkpoint directory, but not the files it names.
+    pub fn read(directory: &Path) -> Result<Self, CheckpointError> {
+        let path = directory.join(NAME);
+        let damaged = |why: String| CheckpointError::Damaged { path: path.clone(), why };
+        let read_error = |why| CheckpointError::Read { path: path.clone(), why };
+        let found = fs::symlink_metadata(&path).map_err(read_error)?;
+        if !found.is_file() || found.len() > BYTES_MAX {
+            return Err(damaged("it is not a manifest".into()));
+        }
+        let mut bytes = Vec::new();
+        let file = File::open(&path).map_err(read_error)?;
+        file.take(BYTES_MAX).read_to_end(&mut bytes).map_err(read_error)?;
+
+        let Format { format } =
+            serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
+        if format != FORMAT {
+            return Err(CheckpointError::Format { path, found: format, known: FORMAT });
+        }
+        let manifest: Self =
+            serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
+        if manifest.blake3 != manifest.digest() {
+            return Err(damaged("its content does not have its BLAKE3 hash".into()));
+        }
+        // Only the known names are ever opened: a path that leads elsewhere is not followed.
+        if !manifest.files.iter().map(|file| file.name.as_str()).eq(FILES) {
+            let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+            return Err(damaged(format!("it names the files {names:?} instead of {FILES:?}")));
+        }
+        if super::store::step_of(directory).is_some_and(|step| step != manifest.meta.step) {
+            return Err(damaged(format!("it is that of step {}", manifest.meta.step)));
+        }
+        Ok(manifest)
+    }
+
+    /// The entry of one of [`FILES`].
+    pub fn file(&self, name: &str) -> &FileEntry {
+        let found = self.files.iter().find(|file| file.name == name);
+        found.expect("a manifest is made and read with all files")
+    }
+
+    fn digest(&self) -> String {
+        let bare = Self { blake3: String::new(), ..self.clone() };
+        blake3::hash(&bare.json()).to_hex().to_string()
+    }
+
+    fn json(&self) -> Vec<u8> {
+        // Maps with keys that are not strings, and types that refuse, would fail; there are none.
+        let mut json = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
+        json.push(b'\n');
+        json
+    }
+}
+
+/// Floats as decimal text, which reads back as the same bits; JSON readers may round numbers,
+/// and JSON has none that are not finite.
+pub mod exact {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|_| serde::de::Error::custom(format!("'{text}' is not a number")))
+    }
+}

@@ -1,0 +1,121 @@
+//! Checkpoints: everything that a run needs to go on as if it had never stopped.
+//!
+//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files
+//! and `manifest.json`, which is written last and has the length and the BLAKE3 hash of each
+//! file and of itself. It is written under another name, forced to the disk and then renamed,
+//! so that a crash at any moment leaves the ones before it as they were. Tensors are stored by
+//! name and never by rank, so that a run with other devices can load them.
+
+pub mod error;
+mod lock;
+mod manifest;
+pub mod store;
+mod tensors;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+pub use error::CheckpointError;
+pub use store::Store;
+
+use crate::data::Tokenizer;
+use manifest::Manifest;
+
+/// The names of the tensor files, in the order in which they are written.
+const PARAMETERS: &str = "parameters.safetensors";
+const MOMENTS: &str = "moments.safetensors";
+const FILES: [&str; 2] = [PARAMETERS, MOMENTS];
+
+/// A training run between two steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    pub meta: Meta,
+    /// By the names that the model gives them.
+    pub parameters: Vec<NamedTensor>,
+    /// The optimizer's state of parameter `NAME`, as `NAME.0`, `NAME.1`.
+    pub moments: Vec<NamedTensor>,
+}
+
+/// What is known of a run besides its tensors.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    /// Steps done.
+    pub step: u64,
+    /// Updates done: steps without those that were skipped.
+    pub optimizer_step: u64,
+    pub seed: u64,
+    /// Samples consumed: the position in the data.
+    pub samples: u64,
+    /// The model's configuration, as TOML.
+    pub model: String,
+    /// The resolved configuration of the run, as TOML.
+    pub run: String,
+    /// Of a model of text.
+    pub tokenizer: Option<Tokenizer>,
+    /// The best evaluation so far.
+    pub best: Option<Best>,
+    /// The measured choices that can change a bit of the result, by name.
+    pub resolved: BTreeMap<String, String>,
+}
+
+/// An evaluation that was better than those before it.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    pub step: u64,
+    #[serde(with = "manifest::exact")]
+    pub val_loss: f64,
+}
+
+/// A tensor with its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedTensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// As many as the product of `shape`, which is 1 for a scalar.
+    pub values: Vec<f32>,
+}
+
+impl Checkpoint {
+    /// Reads a checkpoint directory and verifies every length and hash. Errors name the file
+    /// that is wrong.
+    pub fn load(directory: &Path) -> Result<Self, CheckpointError> {
+        let manifest = Manifest::read(directory)?;
+        let read = |name| tensors::read(&directory.join(name), manifest.file(name));
+        let parameters = read(PARAMETERS)?;
+        let moments = read(MOMENTS)?;
+        Ok(Self { meta: manifest.meta, parameters, moments })
+    }
+
+    /// Reads a checkpoint directory, or the newest good checkpoint of a run directory; then
+    /// with a warning for each newer one that is damaged.
+    pub fn load_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
+        if path.join(manifest::NAME).exists() {
+            return Ok((Self::load(path)?, Vec::new()));
+        }
+        Store::open_to_read(path).load_latest()
+    }
+}
+
+impl NamedTensor {
+    /// The tensor of this name, if it has this shape.
+    pub fn find<'a>(
+        tensors: &'a [Self],
+        name: &str,
+        shape: &[usize],
+    ) -> Result<&'a Self, CheckpointError> {
+        let found = tensors.iter().find(|tensor| tensor.name == name);
+        let tensor = found.ok_or_else(|| CheckpointError::NoTensor { name: name.into() })?;
+        if tensor.shape == shape {
+            return Ok(tensor);
+        }
+        Err(CheckpointError::Shape {
+            name: name.into(),
+            found: tensor.shape.clone(),
+            wanted: shape.into(),
+        })
+    }
+}

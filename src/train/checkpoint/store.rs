@@ -1,0 +1,339 @@
+//! The checkpoints of a run: written, verified, found again, and removed when they are old.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::lock::Lock;
+use super::manifest::Manifest;
+use super::{Checkpoint, CheckpointError, FILES, NamedTensor, PARAMETERS, tensors};
+use crate::files;
+use crate::train::fault::{Faults, Point};
+
+/// The file that names the best checkpoint.
+const BEST: &str = "best";
+
+// Directories with these endings are not checkpoints: one that is being written, one that a new
+// one of the same step is about to replace, one that is being removed, and one that was set
+// aside for the user.
+const TEMPORARY: &str = ".tmp";
+const OLD: &str = ".old";
+const GONE: &str = ".gone";
+const ASIDE: &str = ".aside";
+
+/// Prune keeps at least this many: the newest one may turn out to be bad.
+const KEEP_MIN: usize = 2;
+
+/// The checkpoints in `DIR/checkpoints`.
+#[derive(Debug)]
+pub struct Store {
+    directory: PathBuf,
+    /// None if opened to read.
+    lock: Option<Lock>,
+    faults: Faults,
+    /// The steps that this store has written or verified: not read again to prune.
+    verified: BTreeSet<u64>,
+}
+
+impl Store {
+    /// Opens the checkpoints of a run directory to write them, and makes the directory if it is
+    /// not there. What a crash left unfinished is cleaned up. Errors: another process writes
+    /// there.
+    pub fn open(run: &Path) -> Result<Self, CheckpointError> {
+        let mut store = Self::open_to_read(run);
+        let error = |why| CheckpointError::Write { path: store.directory.clone(), why };
+        fs::create_dir_all(&store.directory).map_err(error)?;
+        store.lock = Some(Lock::take(run)?);
+        store.clean_up().map_err(|why| store.write_error(why))?;
+        Ok(store)
+    }
+
+    /// Opens the checkpoints of a run directory to read them, also while another process writes.
+    pub fn open_to_read(run: &Path) -> Self {
+        Self {
+            directory: run.join("checkpoints"),
+            lock: None,
+            faults: Faults::none(),
+            verified: BTreeSet::new(),
+        }
+    }
+
+    /// With faults for tests, at the points `checkpoint-...` of the step that is saved.
+    pub fn with_faults(self, faults: Faults) -> Self {
+        Self { faults, ..self }
+    }
+
+    /// The directory of the checkpoint of a step, whether it is there or not.
+    pub fn path(&self, step: u64) -> PathBuf {
+        self.directory.join(name(step))
+    }
+
+    /// The steps of the checkpoints that are there, good or bad, oldest first.
+    pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        let error = |why| CheckpointError::Read { path: self.directory.clone(), why };
+        let entries = match fs::read_dir(&self.directory) {
+            Ok(entries) => entries,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(why) => return Err(error(why)),
+        };
+        let mut steps = Vec::new();
+        for entry in entries {
+            steps.extend(step_of(&entry.map_err(error)?.path()));
+        }
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// Writes a checkpoint and returns its directory; it is then on the disk under its name. If
+    /// there is one of the same step with the same content, that one stays. After an error the
+    /// others are as they were, and nothing unfinished is left.
+    pub fn save(&mut self, checkpoint: &Checkpoint) -> Result<PathBuf, CheckpointError> {
+        self.check_writable()?;
+        tensors::check(&checkpoint.parameters)?;
+        tensors::check(&checkpoint.moments)?;
+        let step = checkpoint.meta.step;
+        let path = self.path(step);
+        let temporary = files::beside(&path, TEMPORARY);
+        let saved = self
+            .write_files(checkpoint, &temporary)
+            .and_then(|manifest| self.put_in_place(&manifest, &temporary, &path));
+        if let Err(error) = saved {
+            // The first error is the one to report; the next save or start removes the rest.
+            let _ = fs::remove_dir_all(&temporary);
+            return Err(error);
+        }
+        self.verified.insert(step);
+        Ok(path)
+    }
+
+    /// Writes all files of a checkpoint into a new directory, the manifest last.
+    fn write_files(
+        &self,
+        checkpoint: &Checkpoint,
+        directory: &Path,
+    ) -> Result<Manifest, CheckpointError> {
+        let step = checkpoint.meta.step;
+        let error = |path: &Path, why| CheckpointError::Write { path: path.into(), why };
+        let at = |point| self.faults.at_write(point, step);
+        at(Point::CheckpointBegin)
+            .and_then(|()| remove_if_there(directory))
+            .and_then(|()| fs::create_dir(directory))
+            .map_err(|why| error(directory, why))?;
+
+        let mut entries = Vec::new();
+        for name in FILES {
+            let path = directory.join(name);
+            let written = tensors::write(&path, tensors_of(checkpoint, name), || {
+                at(Point::CheckpointTensors)
+            });
+            entries.push(written.map_err(|why| error(&path, why))?);
+        }
+        let manifest = Manifest::new(checkpoint.meta.clone(), entries);
+        at(Point::CheckpointManifest).map_err(|why| error(directory, why))?;
+        // This forces the directory to the disk too.
+        manifest.write(directory)?;
+        at(Point::CheckpointRename).map_err(|why| error(directory, why))?;
+        Ok(manifest)
+    }
+
+    /// Gives a complete checkpoint its name.
+    fn put_in_place(
+        &self,
+        manifest: &Manifest,
+        temporary: &Path,
+        path: &Path,
+    ) -> Result<(), CheckpointError> {
+        let error = |why| CheckpointError::Write { path: path.into(), why };
+        if fs::symlink_metadata(path).is_err() {
+            fs::rename(temporary, path).map_err(error)?;
+            return files::sync_directory(&self.directory).map_err(error);
+        }
+        if verify(path).is_ok_and(|there| there.blake3 == manifest.blake3) {
+            return fs::remove_dir_all(temporary).map_err(error);
+        }
+        let old = files::beside(path, OLD);
+        remove_if_there(&old).and_then(|()| fs::rename(path, &old)).map_err(error)?;
+        if let Err(why) = fs::rename(temporary, path) {
+            // If this fails too, the next start does it.
+            let _ = fs::rename(&old, path);
+            return Err(error(why));
+        }
+        files::sync_directory(&self.directory).map_err(error)?;
+        // The new one is safe; if the old one cannot be removed, the next start tries again.
+        let _ = fs::remove_dir_all(&old);
+        Ok(())
+    }
+
+    /// Loads the newest checkpoint that is good, with a warning for each newer one that is not.
+    pub fn load_latest(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
+        let mut warnings = Vec::new();
+        for step in self.steps()?.into_iter().rev() {
+            match Checkpoint::load(&self.path(step)) {
+                Ok(checkpoint) => return Ok((checkpoint, warnings)),
+                Err(error) => warnings.push(error.to_string()),
+            }
+        }
+        let path = self.directory.clone();
+        if warnings.is_empty() {
+            return Err(CheckpointError::None { path });
+        }
+        Err(CheckpointError::NoneGood { path, reasons: warnings })
+    }
+
+    /// Loads the checkpoint that was marked as the best one.
+    pub fn load_best(&self) -> Result<Checkpoint, CheckpointError> {
+        let none = || CheckpointError::None { path: self.directory.join(BEST) };
+        let step = self.best()?.ok_or_else(none)?;
+        Checkpoint::load(&self.path(step))
+    }
+
+    /// Removes old checkpoints, and returns their steps: all but the newest `keep` (at least 2)
+    /// that verify, those newer than them that do not, and the best one.
+    pub fn prune(&mut self, keep: usize) -> Result<Vec<u64>, CheckpointError> {
+        self.check_writable()?;
+        let steps = self.steps()?;
+        let newest = steps.last().copied().unwrap_or(0);
+        self.faults
+            .at_write(Point::CheckpointPrune, newest)
+            .map_err(|why| self.write_error(why))?;
+        let best = self.best()?;
+        let mut kept = 0;
+        let mut removed = Vec::new();
+        for step in steps.into_iter().rev() {
+            let path = self.path(step);
+            if kept < keep.max(KEEP_MIN) {
+                if self.verified.contains(&step) || verify(&path).is_ok() {
+                    self.verified.insert(step);
+                    kept += 1;
+                }
+            } else if best != Some(step) {
+                self.move_to(step, GONE)?;
+                let gone = files::beside(&path, GONE);
+                fs::remove_dir_all(&gone).map_err(|why| self.write_error(why))?;
+                removed.push(step);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Sets the checkpoints of later steps aside, under another name, and returns their new
+    /// paths. For a run that is resumed from an older checkpoint: the later ones are those of
+    /// another course of the run, and would be taken for the newest ones of this.
+    pub fn set_aside_after(&mut self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+        self.check_writable()?;
+        let later = self.steps()?.into_iter().filter(|found| *found > step);
+        let mut paths = Vec::new();
+        for step in later {
+            paths.push(self.move_to(step, ASIDE)?);
+        }
+        if self.best()?.is_some_and(|best| best > step) {
+            let path = self.directory.join(BEST);
+            fs::remove_file(&path).map_err(|why| CheckpointError::Write { path, why })?;
+        }
+        Ok(paths)
+    }
+
+    /// Makes the checkpoint of this step the best one, which is never pruned.
+    pub fn mark_best(&mut self, step: u64) -> Result<(), CheckpointError> {
+        self.check_writable()?;
+        if !self.path(step).is_dir() {
+            return Err(CheckpointError::None { path: self.path(step) });
+        }
+        let path = self.directory.join(BEST);
+        files::replace(&path, format!("{}\n", name(step)).as_bytes())
+            .map_err(|why| CheckpointError::Write { path, why })
+    }
+
+    /// The step that was marked as the best one.
+    pub fn best(&self) -> Result<Option<u64>, CheckpointError> {
+        let path = self.directory.join(BEST);
+        match fs::read_to_string(&path) {
+            Ok(text) => match step_of(Path::new(text.trim_end())) {
+                Some(step) => Ok(Some(step)),
+                None => Err(CheckpointError::Damaged { path, why: "it names no step".into() }),
+            },
+            Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(why) => Err(CheckpointError::Read { path, why }),
+        }
+    }
+
+    /// Renames the checkpoint of a step to one with an ending, in place of what has that name.
+    fn move_to(&mut self, step: u64, ending: &str) -> Result<PathBuf, CheckpointError> {
+        let path = self.path(step);
+        let target = files::beside(&path, ending);
+        remove_if_there(&target)
+            .and_then(|()| fs::rename(&path, &target))
+            .and_then(|()| files::sync_directory(&self.directory))
+            .map_err(|why| self.write_error(why))?;
+        self.verified.remove(&step);
+        Ok(target)
+    }
+
+    /// Finishes what a crash interrupted.
+    fn clean_up(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let is = |ending| without(&path, ending).is_some_and(|path| step_of(&path).is_some());
+            if is(TEMPORARY) || is(GONE) {
+                remove_if_there(&path)?;
+            } else if let Some(original) = without(&path, OLD).filter(|p| step_of(p).is_some()) {
+                if original.exists() {
+                    remove_if_there(&path)?;
+                } else {
+                    fs::rename(&path, &original)?;
+                }
+            }
+        }
+        files::sync_directory(&self.directory)
+    }
+
+    fn check_writable(&self) -> Result<(), CheckpointError> {
+        match self.lock {
+            Some(_) => Ok(()),
+            None => Err(CheckpointError::ReadOnly { path: self.directory.clone() }),
+        }
+    }
+
+    fn write_error(&self, why: io::Error) -> CheckpointError {
+        CheckpointError::Write { path: self.directory.clone(), why }
+    }
+}
+
+/// The step that the name of a checkpoint directory says.
+pub(super) fn step_of(path: &Path) -> Option<u64> {
+    let found = path.file_name()?.to_str()?;
+    let step = found.strip_prefix("step-")?.parse().ok()?;
+    // One step has one name.
+    (name(step) == found).then_some(step)
+}
+
+fn name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// The path without an ending, if it has that.
+fn without(path: &Path, ending: &str) -> Option<PathBuf> {
+    let stem = path.file_name()?.to_str()?.strip_suffix(ending)?;
+    Some(path.with_file_name(stem))
+}
+
+fn tensors_of<'a>(checkpoint: &'a Checkpoint, file: &str) -> &'a [NamedTensor] {
+    if file == PARAMETERS { &checkpoint.parameters } else { &checkpoint.moments }
+}
+
+/// Whether a checkpoint directory is what its manifest says.
+fn verify(directory: &Path) -> Result<Manifest, CheckpointError> {
+    let manifest = Manifest::read(directory)?;
+    for name in FILES {
+        tensors::verify(&directory.join(name), manifest.file(name))?;
+    }
+    Ok(manifest)
+}
+
+fn remove_if_there(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+        _ => Ok(()),
+    }
+}

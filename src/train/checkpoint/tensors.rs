@@ -1,0 +1,157 @@
+//! Tensors in a safetensors file: a header of JSON with names, shapes and offsets, then the
+//! values, little-endian, in the order of the header.
+//! <https://github.com/huggingface/safetensors#format>
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::manifest::FileEntry;
+use super::{CheckpointError, NamedTensor};
+
+const ELEMENT_BYTES: usize = size_of::<f32>();
+
+/// The length of the header's length.
+const PREFIX_BYTES: usize = size_of::<u64>();
+
+// Values are written and read as they lie in memory.
+const _: () = assert!(cfg!(target_endian = "little"), "safetensors are little-endian");
+
+/// Whether the tensors can be written and read back.
+pub fn check(tensors: &[NamedTensor]) -> Result<(), CheckpointError> {
+    let mut names = HashSet::new();
+    for NamedTensor { name, shape, values } in tensors {
+        let unsavable = |why| Err(CheckpointError::Unsavable { name: name.clone(), why });
+        if name == "__metadata__" {
+            return unsavable("the file format keeps this name for itself");
+        }
+        if !names.insert(name) {
+            return unsavable("another one has the same name");
+        }
+        if shape.iter().product::<usize>() != values.len() {
+            return unsavable("its values are not as many as its shape says");
+        }
+    }
+    Ok(())
+}
+
+/// Writes tensors that were checked to a new file, on the disk when it returns. `middle` is
+/// called when a part of them is written.
+pub fn write(
+    path: &Path,
+    tensors: &[NamedTensor],
+    middle: impl FnOnce() -> io::Result<()>,
+) -> io::Result<FileEntry> {
+    let header = header(tensors)?;
+    let mut file = File::create_new(path)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut bytes = 0;
+    let mut put = |part: &[u8]| {
+        hasher.update(part);
+        bytes += part.len() as u64;
+        file.write_all(part)
+    };
+    put(&(header.len() as u64).to_le_bytes())?;
+    put(&header)?;
+    let (first, second) = tensors.split_at(tensors.len() / 2);
+    first.iter().try_for_each(|tensor| put(bytemuck::cast_slice(&tensor.values)))?;
+    middle()?;
+    second.iter().try_for_each(|tensor| put(bytemuck::cast_slice(&tensor.values)))?;
+    file.sync_all()?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(FileEntry { name, bytes, blake3: hasher.finalize().to_hex().to_string() })
+}
+
+/// Reads a file that is exactly what its entry says.
+pub fn read(path: &Path, entry: &FileEntry) -> Result<Vec<NamedTensor>, CheckpointError> {
+    let mut bytes = Vec::new();
+    let mut file = open(path, entry)?;
+    file.read_to_end(&mut bytes).map_err(|why| CheckpointError::Read { path: path.into(), why })?;
+    compare(path, entry, blake3::hash(&bytes))?;
+    parse(&bytes).map_err(|why| CheckpointError::Damaged { path: path.into(), why })
+}
+
+/// Whether a file is exactly what its entry says, without keeping it in memory.
+pub fn verify(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
+    let mut hasher = blake3::Hasher::new();
+    hasher
+        .update_reader(open(path, entry)?)
+        .map_err(|why| CheckpointError::Read { path: path.into(), why })?;
+    compare(path, entry, hasher.finalize())
+}
+
+/// Opens a file that has the length of its entry.
+fn open(path: &Path, entry: &FileEntry) -> Result<io::Take<File>, CheckpointError> {
+    let damaged = |why| Err(CheckpointError::Damaged { path: path.into(), why });
+    let read_error = |why| CheckpointError::Read { path: path.into(), why };
+    let found = fs::symlink_metadata(path).map_err(read_error)?;
+    if !found.is_file() {
+        return damaged("it is not a regular file".into());
+    }
+    if found.len() != entry.bytes {
+        return damaged(format!("it has {} bytes instead of {}", found.len(), entry.bytes));
+    }
+    Ok(File::open(path).map_err(read_error)?.take(entry.bytes))
+}
+
+fn compare(path: &Path, entry: &FileEntry, hash: blake3::Hash) -> Result<(), CheckpointError> {
+    if hash.to_hex().as_str() == entry.blake3 {
+        return Ok(());
+    }
+    let why = "its content does not have the BLAKE3 hash of the manifest".into();
+    Err(CheckpointError::Damaged { path: path.into(), why })
+}
+
+/// The JSON header, filled up to a multiple of 8 bytes.
+fn header(tensors: &[NamedTensor]) -> io::Result<Vec<u8>> {
+    let mut offset = 0;
+    let mut infos = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        let end = offset + tensor.values.len() * ELEMENT_BYTES;
+        let info = TensorInfo {
+            dtype: Dtype::F32,
+            shape: tensor.shape.clone(),
+            data_offsets: (offset, end),
+        };
+        infos.push((tensor.name.clone(), info));
+        offset = end;
+    }
+    let metadata = Metadata::new(None, infos).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    header.resize(header.len().next_multiple_of(PREFIX_BYTES), b' ');
+    Ok(header)
+}
+
+/// The tensors of a file, in the order in which they lie in it. Never panics, and allocates no
+/// more than the bytes ask for. Errors say what is wrong.
+pub(super) fn parse(bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
+    let (prefix, rest) =
+        bytes.split_first_chunk::<PREFIX_BYTES>().ok_or("it is too short for its header")?;
+    let length = usize::try_from(u64::from_le_bytes(*prefix))
+        .ok()
+        .filter(|length| *length <= rest.len())
+        .ok_or("it is too short for its header")?;
+    let (header, values) = rest.split_at(length);
+    // This checks that the tensors follow each other without a gap, and that offsets fit shapes.
+    let metadata: Metadata =
+        serde_json::from_slice(header).map_err(|why| format!("its header is wrong: {why}"))?;
+    if metadata.data_len() != values.len() {
+        return Err("its tensors do not fill it".into());
+    }
+    metadata.offset_keys().into_iter().map(|name| tensor(name, &metadata, values)).collect()
+}
+
+fn tensor(name: String, metadata: &Metadata, values: &[u8]) -> Result<NamedTensor, String> {
+    let info = metadata.info(&name).ok_or("its header is wrong")?;
+    if info.dtype != Dtype::F32 {
+        return Err(format!("its tensor '{name}' is {:?} instead of F32", info.dtype));
+    }
+    // In range: offsets rise to the length of `values`, as the caller and `Metadata` checked.
+    let bytes = &values[info.data_offsets.0..info.data_offsets.1];
+    let values = bytemuck::pod_collect_to_vec(bytes);
+    Ok(NamedTensor { name, shape: info.shape.clone(), values })
+}

@@ -1,0 +1,311 @@
+//! Faults for tests, at named points of a step instead of by timing:
+//! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
+/// commas between them.
+pub const VARIABLE: &str = "POTLUCK_FAULT";
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The process ends at once, as by SIGKILL.
+    Kill,
+    /// The process gets SIGTERM, as from a job manager.
+    Term,
+    /// The process gets SIGINT, as from Ctrl-C.
+    Int,
+    /// A value of the gradient is not a number.
+    Nan,
+    /// There is no space left on the disk.
+    Full,
+}
+
+/// Where in the life of a step something goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    Forward,
+    Backward,
+    /// After the gradients are summed, before the vote.
+    Verdict,
+    Update,
+    /// Before the line of the step is written.
+    Metrics,
+    /// Before anything of a checkpoint is written.
+    CheckpointBegin,
+    /// In the middle of a checkpoint's tensor file.
+    CheckpointTensors,
+    /// After the tensor files, before the manifest.
+    CheckpointManifest,
+    /// After the manifest, before the checkpoint gets its name.
+    CheckpointRename,
+    /// Before old checkpoints are removed.
+    CheckpointPrune,
+}
+
+const FAULTS: [(Fault, &str); 5] = [
+    (Fault::Kill, "kill"),
+    (Fault::Term, "term"),
+    (Fault::Int, "int"),
+    (Fault::Nan, "nan"),
+    (Fault::Full, "full"),
+];
+
+const POINTS: [(Point, &str); 10] = [
+    (Point::Forward, "forward"),
+    (Point::Backward, "backward"),
+    (Point::Verdict, "verdict"),
+    (Point::Update, "update"),
+    (Point::Metrics, "metrics"),
+    (Point::CheckpointBegin, "checkpoint-begin"),
+    (Point::CheckpointTensors, "checkpoint-tensors"),
+    (Point::CheckpointManifest, "checkpoint-manifest"),
+    (Point::CheckpointRename, "checkpoint-rename"),
+    (Point::CheckpointPrune, "checkpoint-prune"),
+];
+
+/// A text in [`VARIABLE`] that is not a list of faults: a mistake in the configuration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FaultError {
+    #[error("{VARIABLE}: '{text}' is not FAULT@POINT:STEP, such as kill@verdict:37")]
+    Form { text: String },
+    #[error("{VARIABLE}: '{text}' is not a fault; there are: {known}")]
+    Fault { text: String, known: String },
+    #[error("{VARIABLE}: '{text}' is not a point; there are: {known}")]
+    Point { text: String, known: String },
+    #[error("{VARIABLE}: '{text}' is not a step; use a whole number")]
+    Step { text: String },
+    #[error("{VARIABLE}: '{fault}' cannot happen at '{point}'; use {allowed}")]
+    Place { fault: Fault, point: Point, allowed: String },
+}
+
+/// The faults of a process. Clones share which of them have happened: each happens once.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    planned: Arc<[Planned]>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    fault: Fault,
+    point: Point,
+    step: u64,
+    happened: AtomicBool,
+}
+
+impl Faults {
+    /// None: what every run outside of tests has.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// The faults that [`VARIABLE`] asks for.
+    pub fn from_environment() -> Result<Self, FaultError> {
+        match std::env::var_os(VARIABLE) {
+            Some(text) => text.to_string_lossy().parse(),
+            None => Ok(Self::none()),
+        }
+    }
+
+    /// Makes happen what is planned for a point of a step. [`Fault::Kill`] does not return;
+    /// [`Fault::Term`] and [`Fault::Int`] return after the signal was handled. The caller acts
+    /// on [`Fault::Nan`] by spoiling a gradient, and on [`Fault::Full`] by failing with
+    /// [`full`].
+    pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
+        let planned = self.planned.iter().find(|planned| {
+            planned.point == point
+                && planned.step == step
+                && !planned.happened.swap(true, Ordering::Relaxed)
+        })?;
+        match planned.fault {
+            Fault::Kill => kill(),
+            Fault::Term => signal(signal_hook::consts::SIGTERM),
+            Fault::Int => signal(signal_hook::consts::SIGINT),
+            Fault::Nan | Fault::Full => {}
+        }
+        Some(planned.fault)
+    }
+
+    /// Like [`Faults::at`], at a point that writes: [`Fault::Full`] is its error.
+    pub fn at_write(&self, point: Point, step: u64) -> io::Result<()> {
+        match self.at(point, step) {
+            Some(Fault::Full) => Err(full()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Faults {
+    type Err = FaultError;
+
+    fn from_str(text: &str) -> Result<Self, FaultError> {
+        let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+        Ok(Self { planned: items.map(Planned::parse).collect::<Result<_, _>>()? })
+    }
+}
+
+impl Planned {
+    fn parse(text: &str) -> Result<Self, FaultError> {
+        let form = || FaultError::Form { text: text.into() };
+        let (fault, rest) = text.split_once('@').ok_or_else(form)?;
+        let (point, step) = rest.split_once(':').ok_or_else(form)?;
+        let (fault, point): (Fault, Point) = (fault.parse()?, point.parse()?);
+        let step = step.parse().map_err(|_| FaultError::Step { text: step.into() })?;
+        // A fault that nobody acts on would make a test pass that tests nothing.
+        if !fault.may_happen_at(point) {
+            let points = POINTS.iter().filter(|(point, _)| fault.may_happen_at(*point));
+            let allowed = points.map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
+            return Err(FaultError::Place { fault, point, allowed });
+        }
+        Ok(Self { fault, point, step, happened: AtomicBool::new(false) })
+    }
+}
+
+impl Fault {
+    fn may_happen_at(self, point: Point) -> bool {
+        match self {
+            Self::Kill | Self::Term | Self::Int => true,
+            Self::Nan => matches!(point, Point::Forward | Point::Backward),
+            Self::Full => point.writes(),
+        }
+    }
+}
+
+impl Point {
+    fn writes(self) -> bool {
+        match self {
+            Self::Forward | Self::Backward | Self::Verdict | Self::Update => false,
+            Self::Metrics
+            | Self::CheckpointBegin
+            | Self::CheckpointTensors
+            | Self::CheckpointManifest
+            | Self::CheckpointRename
+            | Self::CheckpointPrune => true,
+        }
+    }
+}
+
+/// The error of a disk without space.
+pub fn full() -> io::Error {
+    io::ErrorKind::StorageFull.into()
+}
+
+fn kill() -> ! {
+    #[cfg(unix)]
+    signal(signal_hook::consts::SIGKILL);
+    // Where there is no such signal, an abort comes nearest: nothing is cleaned up.
+    std::process::abort()
+}
+
+fn signal(number: i32) {
+    // Raising can only fail for a number that is not a signal.
+    let _ = signal_hook::low_level::raise(number);
+}
+
+impl FromStr for Fault {
+    type Err = FaultError;
+
+    fn from_str(text: &str) -> Result<Self, FaultError> {
+        let known = || FaultError::Fault { text: text.into(), known: names(&FAULTS) };
+        value_of(&FAULTS, text).ok_or_else(known)
+    }
+}
+
+impl FromStr for Point {
+    type Err = FaultError;
+
+    fn from_str(text: &str) -> Result<Self, FaultError> {
+        let known = || FaultError::Point { text: text.into(), known: names(&POINTS) };
+        value_of(&POINTS, text).ok_or_else(known)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(name_of(&FAULTS, *self))
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(name_of(&POINTS, *self))
+    }
+}
+
+fn value_of<T: Copy>(table: &[(T, &str)], text: &str) -> Option<T> {
+    table.iter().find(|(_, name)| *name == text).map(|(value, _)| *value)
+}
+
+fn name_of<T: PartialEq>(table: &[(T, &'static str)], value: T) -> &'static str {
+    // The tests check that the tables are complete.
+    table.iter().find(|(known, _)| *known == value).map_or("?", |(_, name)| name)
+}
+
+fn names<T>(table: &[(T, &str)]) -> String {
+    table.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_and_point_has_its_name() {
+        for (fault, name) in FAULTS {
+            assert_eq!((name.parse(), fault.to_string().as_str()), (Ok(fault), name));
+        }
+        for (point, name) in POINTS {
+            assert_eq!((name.parse(), point.to_string().as_str()), (Ok(point), name));
+        }
+        // The variants are numbered in the order of the tables, and the last ones close them.
+        assert!(FAULTS.iter().enumerate().all(|(i, (fault, _))| *fault as usize == i));
+        assert!(POINTS.iter().enumerate().all(|(i, (point, _))| *point as usize == i));
+        assert_eq!(Fault::Full as usize + 1, FAULTS.len());
+        assert_eq!(Point::CheckpointPrune as usize + 1, POINTS.len());
+    }
+
+    #[test]
+    fn a_fault_happens_once_at_its_point_and_step() {
+        let faults: Faults = "nan@backward:3, full@metrics:4".parse().unwrap();
+        let shared = faults.clone();
+        assert_eq!(faults.at(Point::Backward, 2), None);
+        assert_eq!(faults.at(Point::Forward, 3), None);
+        assert_eq!(faults.at(Point::Backward, 3), Some(Fault::Nan));
+        assert_eq!(shared.at(Point::Backward, 3), None);
+        assert!(faults.at_write(Point::Metrics, 3).is_ok());
+        let error = shared.at_write(Point::Metrics, 4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(faults.at_write(Point::Metrics, 4).is_ok());
+        assert_eq!("".parse::<Faults>().unwrap().at(Point::Forward, 0), None);
+    }
+
+    #[test]
+    fn mistakes_name_what_would_be_accepted() {
+        let message = |text: &str| text.parse::<Faults>().unwrap_err().to_string();
+        assert!(message("kill").contains("'kill' is not FAULT@POINT:STEP"));
+        assert!(message("kill@verdict").contains("FAULT@POINT:STEP"));
+        assert!(message("slay@verdict:1").contains("there are: kill, term, int, nan, full"));
+        assert!(message("kill@lunch:1").contains("there are: forward, backward, verdict"));
+        assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
+        assert!(message("nan@metrics:1").ends_with("use forward, backward"));
+        assert!(message("full@update:1").contains("'full' cannot happen at 'update'"));
+        assert!("kill@verdict:1,x".parse::<Faults>().is_err());
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn signals_are_handled_when_the_point_is_passed() {
+        let seen = Arc::new(AtomicBool::new(false));
+        let id =
+            signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&seen)).unwrap();
+        let faults: Faults = "term@update:1".parse().unwrap();
+        assert_eq!(faults.at(Point::Update, 1), Some(Fault::Term));
+        assert!(seen.load(Ordering::Relaxed));
+        signal_hook::low_level::unregister(id);
+    }
+}

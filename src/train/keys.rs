@@ -1,0 +1,256 @@
+//! What a configuration key is: its name, what it accepts, its default and its meaning. The
+//! table of all keys, [`KEYS`](super::config::KEYS), is made of these; reading, checking,
+//! printing and the help listing are loops over it.
+
+use std::fmt;
+use std::ops::Bound;
+use std::path::PathBuf;
+
+use super::config::RunConfig;
+
+/// One key of the configuration.
+pub struct Key {
+    /// `section.leaf`, as flags and messages name it.
+    pub name: &'static str,
+    pub section: &'static str,
+    pub leaf: &'static str,
+    /// Sentences for people.
+    pub doc: &'static str,
+    pub accepts: Accepts,
+    /// Where the default comes from if it is not a constant: "as train.batch".
+    pub follows: Option<&'static str>,
+    /// The value in a configuration; `None` if it has none (a path that is not there).
+    pub get: fn(&RunConfig) -> Option<Value>,
+    /// Puts in a value that [`Key::accepts`] has checked. Panics on a value of another type.
+    pub set: fn(&mut RunConfig, Value),
+}
+
+/// A value of a key, of one of the types that TOML and the keys have in common.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    Whole(i128),
+    Real(f64),
+    Flag(bool),
+    Text(String),
+}
+
+/// The values that a key accepts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Accepts {
+    /// Whole numbers from the first to the last.
+    Whole(i64, i64),
+    /// Finite numbers between two bounds.
+    Real(Bound<f64>, Bound<f64>),
+    /// `true` or `false`.
+    Flag,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// Any string that is not empty.
+    Text,
+}
+
+impl Accepts {
+    /// The value in the key's own type (a whole number becomes a real one where that is asked
+    /// for), or `None` if it is of another type or out of range.
+    pub fn admit(&self, value: Value) -> Option<Value> {
+        match (self, value) {
+            (Accepts::Whole(first, last), Value::Whole(v)) => {
+                let within = (i128::from(*first)..=i128::from(*last)).contains(&v);
+                within.then_some(Value::Whole(v))
+            }
+            (Accepts::Real(..), Value::Whole(v)) => self.admit(Value::Real(v as f64)),
+            (Accepts::Real(from, to), Value::Real(v)) => {
+                // Devices compute in f32: what rounds to an excluded bound there is out as well.
+                let (low, high) = (*from, *to);
+                let is_v = |bound: f64| bound as f32 == v as f32;
+                let excluded =
+                    [low, high].iter().any(|b| matches!(b, Bound::Excluded(b) if is_v(*b)));
+                let within = std::ops::RangeBounds::contains(&(low, high), &v);
+                let within = v.is_finite() && within && !excluded;
+                // Adding zero turns -0.0 into 0.0, so that a value has one spelling.
+                within.then_some(Value::Real(v + 0.0))
+            }
+            (Accepts::Flag, Value::Flag(v)) => Some(Value::Flag(v)),
+            (Accepts::OneOf(words), Value::Text(v)) => {
+                words.contains(&v.as_str()).then_some(Value::Text(v))
+            }
+            (Accepts::Text, Value::Text(v)) => (!v.is_empty()).then_some(Value::Text(v)),
+            _ => None,
+        }
+    }
+}
+
+/// What is accepted, to follow "expects".
+impl fmt::Display for Accepts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Accepts::Whole(first, last) => write!(f, "a whole number from {first} to {last}"),
+            Accepts::Real(from, to) => {
+                let up_to = match from {
+                    Bound::Included(v) => write!(f, "a number from {}", short(*v)).map(|()| "to"),
+                    Bound::Excluded(v) => {
+                        write!(f, "a number above {},", short(*v)).map(|()| "at most")
+                    }
+                    Bound::Unbounded => f.write_str("a number").map(|()| "up to"),
+                }?;
+                match to {
+                    Bound::Included(v) => write!(f, " {up_to} {}", short(*v)),
+                    Bound::Excluded(v) => write!(f, " to below {}", short(*v)),
+                    Bound::Unbounded => Ok(()),
+                }
+            }
+            Accepts::Flag => f.write_str("true or false"),
+            Accepts::OneOf(words) => {
+                for (i, word) in words.iter().enumerate() {
+                    let between = match i {
+                        0 => "",
+                        i if i + 1 == words.len() => " or ",
+                        _ => ", ",
+                    };
+                    write!(f, "{between}\"{word}\"")?;
+                }
+                Ok(())
+            }
+            Accepts::Text => f.write_str("a string that is not empty"),
+        }
+    }
+}
+
+/// A number in its shortest form: 1, 0.5, 1e-20.
+fn short(value: f64) -> String {
+    let text = format!("{value:?}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
+
+/// As TOML writes it, so that reading it back gives the same value bit by bit.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Whole(v) => write!(f, "{v}"),
+            // The shortest digits that name this very number, always with a point or exponent.
+            Value::Real(v) => write!(f, "{v:?}"),
+            Value::Flag(v) => write!(f, "{v}"),
+            Value::Text(v) => write!(f, "{}", toml::Value::String(v.clone())),
+        }
+    }
+}
+
+/// A Rust type that holds a key's value.
+pub trait Field {
+    fn value(&self) -> Option<Value>;
+    fn replace(&mut self, value: Value);
+}
+
+macro_rules! fields {
+    ($($ty:ty, $kind:ident, $out:expr, $in:expr;)*) => {$(
+        impl Field for $ty {
+            fn value(&self) -> Option<Value> {
+                let out: fn(&$ty) -> _ = $out;
+                Some(Value::$kind(out(self)))
+            }
+            fn replace(&mut self, value: Value) {
+                match value {
+                    Value::$kind(v) => *self = $in(v),
+                    other => panic!("{other} was not admitted for this key"),
+                }
+            }
+        }
+    )*};
+}
+
+// What a key accepts starts at 0 or more and ends within `i64`, so no conversion loses anything.
+fields! {
+    usize, Whole, |v| *v as i128, |v| v as usize;
+    u64, Whole, |v| i128::from(*v), |v| v as u64;
+    f64, Real, |v| *v, |v| v;
+    bool, Flag, |v| *v, |v| v;
+}
+
+/// A path has no value when there is none, and when it is not Unicode, which TOML cannot hold.
+impl Field for Option<PathBuf> {
+    fn value(&self) -> Option<Value> {
+        let path = self.as_ref()?;
+        path.to_str().map(|path| Value::Text(path.to_owned()))
+    }
+
+    fn replace(&mut self, value: Value) {
+        match value {
+            Value::Text(path) => *self = Some(PathBuf::from(path)),
+            other => panic!("{other} was not admitted for this key"),
+        }
+    }
+}
+
+/// Enums whose variants are words of the configuration.
+macro_rules! words {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident {
+            $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)*
+        }
+    )*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        pub enum $name {
+            $($(#[$variant_doc])* #[serde(rename = $word)] $variant,)*
+        }
+
+        impl $name {
+            /// Every word, in the order of the variants.
+            pub const WORDS: &'static [&'static str] = &[$($word),*];
+
+            /// The word that the configuration uses.
+            pub fn word(self) -> &'static str {
+                match self { $($name::$variant => $word,)* }
+            }
+        }
+
+        impl $crate::train::keys::Field for $name {
+            fn value(&self) -> Option<$crate::train::keys::Value> {
+                Some($crate::train::keys::Value::Text(self.word().to_owned()))
+            }
+
+            fn replace(&mut self, value: $crate::train::keys::Value) {
+                *self = match value {
+                    $($crate::train::keys::Value::Text(word) if word == $word => $name::$variant,)*
+                    other => panic!("{other} was not admitted for this key"),
+                };
+            }
+        }
+    )*};
+}
+pub(super) use words;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_accepted_reads_as_a_sentence() {
+        let real = |from, to| Accepts::Real(from, to).to_string();
+        assert_eq!(Accepts::Whole(1, 9).to_string(), "a whole number from 1 to 9");
+        assert_eq!(real(Bound::Excluded(0.0), Bound::Included(1.0)), "a number above 0, at most 1");
+        assert_eq!(real(Bound::Included(0.0), Bound::Excluded(1.0)), "a number from 0 to below 1");
+        assert_eq!(
+            real(Bound::Included(1e-20), Bound::Included(0.5)),
+            "a number from 1e-20 to 0.5"
+        );
+        assert_eq!(Accepts::OneOf(&["a", "b", "c"]).to_string(), "\"a\", \"b\" or \"c\"");
+    }
+
+    #[test]
+    fn values_out_of_range_or_of_another_type_are_not_admitted() {
+        let unit = Accepts::Real(Bound::Included(0.0), Bound::Excluded(1.0));
+        assert_eq!(unit.admit(Value::Whole(0)), Some(Value::Real(0.0)));
+        assert_eq!(unit.admit(Value::Real(1.0)), None);
+        assert_eq!(unit.admit(Value::Real(0.999_999_999)), None, "it is 1 in f32");
+        assert!(unit.admit(Value::Real(0.999_999)).is_some());
+        assert_eq!(unit.admit(Value::Real(f64::NAN)), None);
+        assert_eq!(unit.admit(Value::Text("0.5".into())), None);
+        assert_eq!(unit.admit(Value::Real(-0.0)).unwrap().to_string(), "0.0");
+        assert_eq!(Accepts::Whole(0, 9).admit(Value::Whole(-1)), None);
+        assert_eq!(Accepts::Whole(0, 9).admit(Value::Real(1.0)), None);
+        assert_eq!(Accepts::Text.admit(Value::Text(String::new())), None);
+        assert_eq!(Accepts::OneOf(&["a"]).admit(Value::Text("A".into())), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! The loader: a thread that puts together the inputs of the coming steps while the device works.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+use crate::base::TensorId;
+use crate::base::shape::ELEMENT_BYTES;
+use crate::data::{Part, Sampler, TextData};
+use crate::parallel::{MicroBatch, Program};
+
+use super::generate::LanguageModel;
+use super::step::{Inputs, Values};
+
+/// Steps that wait ready.
+const AHEAD: usize = 2;
+
+/// The bytes of tokens and targets that a loader and the step under way hold at a time: what
+/// waits ready, what is put together, and what runs.
+pub fn bytes(batch: usize, context: usize) -> usize {
+    let tensors = 2 * ELEMENT_BYTES;
+    [batch, context, tensors].into_iter().fold(AHEAD + 2, usize::saturating_mul)
+}
+
+/// Where the inputs of steps come from.
+#[derive(Clone)]
+pub struct Source {
+    pub data: Arc<TextData>,
+    pub sampler: Sampler,
+    pub model: LanguageModel,
+    /// The sample ids, if anything in the model is random.
+    pub samples: Option<TensorId>,
+}
+
+impl Source {
+    /// The inputs of one micro-batch of a step.
+    fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Inputs {
+        let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
+        let starts = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
+        let mut inputs = self.windows(Part::Training, starts);
+        if let Some(samples) = self.samples {
+            inputs.push((samples, Values::Int(slots.collect())));
+        }
+        inputs
+    }
+
+    /// The inputs of windows that begin at `starts`, one row each.
+    pub fn windows(&self, part: Part, starts: impl Iterator<Item = u64>) -> Inputs {
+        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+        for start in starts {
+            let (window, next) = self.data.sample(part, start, self.model.context);
+            tokens.extend_from_slice(window);
+            targets.extend_from_slice(next);
+        }
+        vec![(self.model.tokens, Values::Int(tokens)), (self.model.targets, Values::Int(targets))]
+    }
+}
+
+/// A loader that is some steps ahead.
+pub struct Loader {
+    ready: mpsc::Receiver<Vec<Inputs>>,
+}
+
+impl Loader {
+    /// Loads the steps from `first` to `last`; the thread ends with them, or when the loader is
+    /// dropped.
+    pub fn start(
+        source: Source,
+        program: Arc<Program>,
+        first: u64,
+        last: u64,
+    ) -> std::io::Result<Self> {
+        let (sender, ready) = mpsc::sync_channel(AHEAD);
+        thread::Builder::new().name("loader".into()).spawn(move || {
+            for step in first..=last {
+                let micro_batches = program.micro_batches.iter();
+                let inputs = micro_batches.map(|m| source.micro_batch(step, m)).collect();
+                if sender.send(inputs).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { ready })
+    }
+
+    /// The inputs of the next step, per micro-batch; `None` after the last.
+    pub fn next_step(&self) -> Option<Vec<Inputs>> {
+        self.ready.recv().ok()
+    }
+}

@@ -1,0 +1,27 @@
+//! Training: the loop, the device's thread, data loading, evaluation, checkpoints, resume.
+//!
+//! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code.
+
+pub mod checkpoint;
+pub mod config;
+pub mod diagnose;
+pub mod driver;
+pub mod error;
+pub mod evaluate;
+pub mod fault;
+pub mod generate;
+pub mod keys;
+pub mod loader;
+pub mod memory;
+pub mod progress;
+pub mod run;
+pub mod setup;
+pub mod signals;
+pub mod state;
+pub mod step;
+pub mod text;
+pub mod trainer;
+
+pub use error::TrainError;
+pub use step::Values;
+pub use trainer::{Step, Trainer, TrainerOptions};

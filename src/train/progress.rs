@@ -1,0 +1,141 @@
+//! What a person sees of a run: a bar on a terminal, plain lines elsewhere, nothing if quiet. All
+//! of it goes to stderr; stdout is for what the run produces.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
+
+/// What is shown of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    pub step: u64,
+    pub loss: f64,
+    pub tokens_per_s: f64,
+}
+
+/// Shows a run.
+pub enum Progress {
+    Bar(ProgressBar),
+    Lines { log_every: u64, steps: u64, started: Instant, first: u64, device: String },
+    Quiet,
+}
+
+impl Progress {
+    /// For a run from step `done` to `steps` on `device`.
+    pub fn new(quiet: bool, log_every: u64, done: u64, steps: u64, device: &str) -> Self {
+        if quiet {
+            return Self::Quiet;
+        }
+        if !std::io::stderr().is_terminal() {
+            let (started, device) = (Instant::now(), device.to_string());
+            return Self::Lines { log_every, steps, started, first: done, device };
+        }
+        let bar = ProgressBar::new(steps).with_position(done);
+        // A test parses the template, so it cannot fail here.
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_prefix(device.to_string());
+        bar.reset_eta();
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self::Bar(bar)
+    }
+
+    /// After every step.
+    pub fn step(&self, shown: &Shown) {
+        let text = format!("loss {:.4}  {} tokens/s", shown.loss, thousands(shown.tokens_per_s));
+        match self {
+            Self::Bar(bar) => {
+                bar.set_message(text);
+                bar.set_position(shown.step);
+            }
+            Self::Lines { log_every, steps, started, first, device } => {
+                let due = *log_every > 0 && shown.step.is_multiple_of(*log_every);
+                if due || shown.step == *first + 1 || shown.step == *steps {
+                    let done = (shown.step - first) as f64;
+                    let left = (steps - shown.step) as f64 * started.elapsed().as_secs_f64() / done;
+                    let eta = duration(left);
+                    say(&format!("step {}/{steps}  {text}  eta {eta}  {device}", shown.step));
+                }
+            }
+            Self::Quiet => {}
+        }
+    }
+
+    /// A line that stays: an evaluation, a checkpoint, a warning.
+    pub fn note(&self, text: &str) {
+        match self {
+            Self::Bar(bar) => bar.suspend(|| say(text)),
+            Self::Lines { .. } => say(text),
+            Self::Quiet => {}
+        }
+    }
+
+    /// A line that is shown even if quiet: something is wrong.
+    pub fn warn(&self, text: &str) {
+        let text = format!("warning: {text}");
+        match self {
+            Self::Bar(bar) => bar.suspend(|| say(&text)),
+            _ => say(&text),
+        }
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Writes a line to stderr. If nobody reads it any more (a closed pipe, a terminal that is gone),
+/// that is no reason to end a run, as `eprintln` would.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// `12345.6` as `12,346`.
+fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Seconds as `1:02:03` or `2:03`.
+fn duration(seconds: f64) -> String {
+    let total = seconds.round() as u64;
+    let (hours, minutes, seconds) = (total / 3600, total / 60 % 60, total % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
+    } else {
+        format!("{minutes}:{seconds:02}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_read_well() {
+        assert_eq!(thousands(12345.6), "12,346");
+        assert_eq!(thousands(999.0), "999");
+        assert_eq!(thousands(1_234_567.0), "1,234,567");
+        assert_eq!(duration(62.0), "1:02");
+        assert_eq!(duration(3723.4), "1:02:03");
+    }
+
+    #[test]
+    fn the_bar_has_a_valid_template() {
+        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+    }
+}

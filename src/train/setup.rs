@@ -1,0 +1,152 @@
+//! From a configuration to what runs: model, plan, device, data.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::data::corpus::CORPUS;
+use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
+use crate::device::{AdapterKind, Checks, Gpu, Selection, list_adapters, select};
+use crate::exec::{Cpu, Executor, GpuExecutor};
+use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate};
+use crate::model::{GptConfig, gpt};
+use crate::optim::{Decay, Optimizer, Schedule};
+
+use super::config::{self, Activation, DataKind, OptimKind, RunConfig, ScheduleKind};
+use super::driver::Driver;
+use super::error::TrainError;
+use super::memory;
+
+/// The longest that one step, evaluation batch or save may keep a device busy.
+const JOB_DEADLINE: Duration = Duration::from_secs(1800);
+
+/// The text of a configuration, with the tokenizer that a checkpoint gives, or its own.
+pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
+    let tokenizer = match tokenizer {
+        Some(tokenizer) => TokenizerChoice::Given(tokenizer),
+        None => TokenizerChoice::Derived(match config.data.tokenizer {
+            config::Tokenizer::Char => TokenizerKind::Char,
+            config::Tokenizer::Byte => TokenizerKind::Byte,
+        }),
+    };
+    let (held_out, context) = (config.data.held_out, config.model.context);
+    Ok(match (config.data.kind, &config.data.path) {
+        (DataKind::Text, Some(path)) => TextData::load(path, tokenizer, held_out, context)?,
+        _ => {
+            let name = "the built-in corpus";
+            TextData::from_bytes(name, CORPUS.as_bytes(), tokenizer, held_out, context)?
+        }
+    })
+}
+
+/// The forward graph of the configured model, with its loss.
+pub fn graph(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError> {
+    let model = &config.model;
+    Ok(gpt(&GptConfig {
+        vocabulary,
+        context: model.context,
+        layers: model.layers,
+        heads: model.heads,
+        width: model.width,
+        bias: model.bias,
+        dropout: model.dropout as f32,
+        tie: model.tie,
+        activation: match model.activation {
+            Activation::Gelu => Unary::Gelu,
+            Activation::GeluTanh => Unary::GeluTanh,
+            Activation::Relu => Unary::Relu,
+        },
+    })?)
+}
+
+/// The training plan for micro-batches of the configured size.
+pub fn plan(config: &RunConfig, vocabulary: usize) -> Result<Plan, TrainError> {
+    let training = differentiate(graph(config, vocabulary)?)?;
+    Ok(Plan::new(training, PlanOptions::new(config.train.micro_batch)))
+}
+
+/// The plan of the forward pass alone, for up to `rows` samples at a time.
+pub fn forward_plan(
+    config: &RunConfig,
+    vocabulary: usize,
+    rows: usize,
+) -> Result<Plan, TrainError> {
+    Ok(Plan::new(graph(config, vocabulary)?, PlanOptions::new(rows)))
+}
+
+/// The configured update rule.
+pub fn optimizer(config: &RunConfig) -> Optimizer {
+    let optim = &config.optim;
+    let weight_decay = optim.weight_decay as f32;
+    match optim.kind {
+        OptimKind::AdamW => Optimizer::AdamW {
+            beta1: optim.beta1 as f32,
+            beta2: optim.beta2 as f32,
+            eps: optim.eps as f32,
+            weight_decay,
+        },
+        OptimKind::Sgd => Optimizer::Sgd { momentum: optim.momentum as f32, weight_decay },
+    }
+}
+
+/// The configured learning rate over the steps.
+pub fn schedule(config: &RunConfig) -> Schedule {
+    Schedule {
+        decay: match config.schedule.kind {
+            ScheduleKind::Constant => Decay::Constant,
+            ScheduleKind::Linear => Decay::Linear,
+            ScheduleKind::Cosine => Decay::Cosine,
+        },
+        lr: config.optim.lr,
+        min_lr: config.schedule.min_lr,
+        warmup: config.schedule.warmup,
+        decay_steps: config.schedule.decay_steps,
+    }
+}
+
+/// Where each slot of each step draws its window from.
+pub fn sampler(config: &RunConfig, data: &Arc<TextData>, done: (u64, u64)) -> Sampler {
+    let population = data.starts(Part::Training, config.model.context);
+    let (steps, samples) = done;
+    Sampler::new(config.train.seed, population, config.train.batch as u32).after(steps, samples)
+}
+
+/// A device that was chosen and opened, on its own thread.
+pub struct Opened {
+    pub driver: Driver,
+    /// Why this device, if the selector left it open.
+    pub note: Option<String>,
+    /// What decides about bits: recorded, and compared on resume.
+    pub identity: String,
+}
+
+/// Opens the device that `selector` names, with `plan` and room for the optimizer's moments.
+///
+/// # Errors
+/// No such device; one that the plan does not fit, or whose memory it does not.
+pub fn open(selector: &str, plan: Plan, moments: usize) -> Result<Opened, TrainError> {
+    let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
+        Selection::Cpu { because: None }
+    } else {
+        select(selector, &list_adapters())?
+    };
+    let (executor, note, identity): (Box<dyn Executor>, _, _) = match selection {
+        Selection::Cpu { because } => {
+            let note = because.map(|why| format!("training on the CPU: {why}"));
+            memory::require(memory::of_device(&plan, moments))?;
+            let device = Cpu::fast(plan, moments);
+            let identity = device.name().to_string();
+            (Box::new(device), note, identity)
+        }
+        Selection::Adapter(adapter) => {
+            if adapter.kind == AdapterKind::Software {
+                memory::require(memory::of_device(&plan, moments))?;
+            }
+            let gpu = Gpu::open(&adapter, Checks::Trusted)?;
+            let identity = format!("{}:{} ({})", adapter.api, adapter.name, adapter.driver);
+            (Box::new(GpuExecutor::new(gpu, plan, moments)?), None, identity)
+        }
+    };
+    let driver = Driver::start(executor, JOB_DEADLINE)
+        .map_err(|error| TrainError::Defect(format!("no thread could be started: {error}")))?;
+    Ok(Opened { driver, note, identity })
+}

@@ -1,0 +1,68 @@
+//! Text from a model: a prompt in, a continuation out, piece by piece.
+
+use crate::data::Tokenizer;
+use crate::data::tokenizer::Decoder;
+
+use super::driver::Driver;
+use super::error::TrainError;
+use super::generate::{LanguageModel, Sampling, next_token};
+
+/// What text starts from if nothing is asked for: a line break, or the first token if the
+/// vocabulary has none.
+pub fn opening(tokenizer: &Tokenizer) -> String {
+    let line_break = "\n";
+    match tokenizer.encode(line_break) {
+        Ok(_) => line_break.into(),
+        Err(_) => tokenizer.decode(&[0]),
+    }
+}
+
+/// Continues `prompt` by `count` tokens. Every piece of text is handed to `piece` as soon as it
+/// is whole, which may answer `false` to end it there; all of it is returned.
+///
+/// # Errors
+/// A prompt that is empty or has a character outside the vocabulary; a device that fails.
+pub fn generate(
+    driver: &Driver,
+    tokenizer: &Tokenizer,
+    model: LanguageModel,
+    prompt: &str,
+    sampling: &Sampling,
+    count: u64,
+    mut piece: impl FnMut(&str) -> bool,
+) -> Result<String, TrainError> {
+    let mut tokens = tokenizer.encode(prompt)?;
+    if tokens.is_empty() {
+        return Err(TrainError::Unusable("the prompt is empty; give at least one token".into()));
+    }
+    let sampling = *sampling;
+    let mut decoder = Decoder::new(tokenizer);
+    let mut text = String::new();
+    for index in 0..count {
+        let seen = tokens[tokens.len().saturating_sub(model.context)..].to_vec();
+        let token = driver
+            .run("a token", move |device| next_token(device, &model, &seen, &sampling, index))?;
+        tokens.push(token);
+        let new = decoder.push(token);
+        text += &new;
+        if !piece(&new) {
+            return Ok(text);
+        }
+    }
+    let rest = decoder.finish();
+    piece(&rest);
+    Ok(text + &rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::TokenizerKind;
+
+    #[test]
+    fn text_without_line_breaks_has_an_opening_too() {
+        let opening = |text: &str| opening(&Tokenizer::derive(TokenizerKind::Char, text).unwrap());
+        assert_eq!(opening("ab\n"), "\n");
+        assert_eq!(opening("ba"), "a");
+    }
+}
