@@ -8,6 +8,7 @@
 //!
 
 pub mod base;
+pub mod cli;
 pub mod data;
 pub mod device;
 pub mod exec;

@@ -1,0 +1,58 @@
+//! The command line: what was typed, turned into a run configuration, then one `match`.
+
+pub mod args;
+pub mod devices;
+pub mod model;
+pub mod raw;
+pub mod train;
+
+use std::io::Write;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+use crate::train::TrainError;
+use crate::train::error::{EXIT_CONFIGURATION, EXIT_DEFECT};
+
+/// Runs the command that was typed; the process's exit code.
+pub fn main() -> i32 {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Printing fails if the reader is gone; then there is nobody to tell.
+            let _ = error.print();
+            return if error.use_stderr() { EXIT_CONFIGURATION } else { 0 };
+        }
+    };
+    let result = match &cli.command {
+        Command::Devices { json } => devices::run(*json).map(|()| 0),
+        Command::Train(args) => train::run(args),
+        Command::Eval(args) => model::eval(args).map(|()| 0),
+        Command::Generate(args) => model::generate(args).map(|()| 0),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        exit_code(&error)
+    })
+}
+
+/// Writes to stdout; whether somebody still reads it. A reader that has seen enough (head, less)
+/// is no error, unlike to `println`.
+fn print(text: &str) -> bool {
+    let mut out = std::io::stdout();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+}
+
+fn exit_code(error: &anyhow::Error) -> i32 {
+    if let Some(error) = error.downcast_ref::<TrainError>() {
+        return error.exit_code();
+    }
+    let typed = error.is::<raw::ConfigError>() || error.is::<Usage>();
+    if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
+}
+
+/// Something typed that cannot be done.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);

@@ -1,0 +1,105 @@
+//! `potluck eval` and `potluck generate`: a checkpoint put to use.
+
+use std::sync::Arc;
+
+use super::args::{CheckpointArgs, EvalArgs, EvalPart, GenerateArgs};
+use super::train::saved_config;
+use crate::data::{Part, TextData};
+use crate::train::checkpoint::{Checkpoint, Store};
+use crate::train::config::{DataKind, RunConfig};
+use crate::train::driver::Driver;
+use crate::train::error::TrainError;
+use crate::train::generate::{LanguageModel, Sampling};
+use crate::train::loader::Source;
+use crate::train::{run, setup, state, text};
+
+/// Prints the mean loss, and the perplexity, of a checkpoint on held-out or other text.
+pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
+    let (checkpoint, mut config) = load(&args.checkpoint)?;
+    let mut part = match args.part {
+        EvalPart::HeldOut => Part::HeldOut,
+        EvalPart::Training => Part::Training,
+    };
+    if let Some(path) = &args.data {
+        config.data.kind = DataKind::Text;
+        config.data.path = Some(path.clone());
+        config.data.held_out = 0.0;
+        part = Part::Training;
+    }
+    if part == Part::HeldOut && config.data.held_out == 0.0 {
+        let why = "the run held nothing out; say --part training or --data PATH";
+        return Err(TrainError::Unusable(why.into()).into());
+    }
+    let step = checkpoint.meta.step;
+    let data = setup::data(&config, checkpoint.meta.tokenizer.clone())?;
+    let (driver, source) = open(&args.checkpoint, checkpoint, &config, data)?;
+    let loss = run::evaluate_part(&driver, &source, &config, part)?;
+    let targets = source.data.windows(part, source.model.context).len() * source.model.context;
+    if args.json {
+        let perplexity = loss.exp();
+        let line = serde_json::json!({
+            "step": step, "loss": loss, "perplexity": perplexity, "targets": targets
+        });
+        super::print(&format!("{line}\n"));
+    } else {
+        let perplexity = loss.exp();
+        super::print(&format!(
+            "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets\n"
+        ));
+    }
+    Ok(())
+}
+
+/// Writes the prompt and what the model makes of it, piece by piece.
+pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
+    let (checkpoint, config) = load(&args.checkpoint)?;
+    let no_text = || TrainError::Unusable("the checkpoint is not of a model of text".into());
+    let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
+    let prompt = args.prompt.clone().unwrap_or_else(|| text::opening(&tokenizer));
+    // A prompt that cannot be continued is refused before any of it is printed.
+    tokenizer.encode(&prompt).map_err(TrainError::from)?;
+    let plan = setup::forward_plan(&config, tokenizer.vocabulary(), 1)?;
+    let missing = || TrainError::Defect("the model has no logits".into());
+    let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
+    let driver = open_model(&args.checkpoint.devices, checkpoint, plan)?;
+    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    super::print(args.prompt.as_deref().unwrap_or_default());
+    text::generate(&driver, &tokenizer, model, &prompt, &sampling, args.tokens, super::print)?;
+    super::print("\n");
+    Ok(())
+}
+
+/// The checkpoint that was named, and the configuration of its run.
+fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunConfig)> {
+    let (checkpoint, warnings) = match args.best {
+        true => Store::open_to_read(&args.checkpoint).load_best().map(|best| (best, Vec::new())),
+        false => Checkpoint::load_path(&args.checkpoint),
+    }
+    .map_err(TrainError::from)?;
+    warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+    let config = saved_config(&checkpoint)?;
+    Ok((checkpoint, config))
+}
+
+fn open(
+    args: &CheckpointArgs,
+    checkpoint: Checkpoint,
+    config: &RunConfig,
+    data: TextData,
+) -> anyhow::Result<(Driver, Source)> {
+    let plan =
+        setup::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
+    let source = run::source(config, &plan, &Arc::new(data), (0, 0))?;
+    Ok((open_model(&args.devices, checkpoint, plan)?, source))
+}
+
+/// Opens a device with the checkpoint's parameters on it.
+fn open_model(
+    devices: &str,
+    checkpoint: Checkpoint,
+    plan: crate::graph::Plan,
+) -> anyhow::Result<Driver> {
+    let opened = setup::open(devices, plan, 0)?;
+    state::restore(&opened.driver, checkpoint.parameters, Vec::new(), 0)?;
+    Ok(opened.driver)
+}

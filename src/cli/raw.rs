@@ -1,0 +1,621 @@
+//! What was typed, a TOML file and then flags, becomes a checked [`RunConfig`]. Every error names
+//! its place (file and line, or the flag), the key, and what would be accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use crate::train::config::{DataKind, Invalid, KEYS, RunConfig, SECTIONS, key};
+use crate::train::keys::{Key, Value};
+
+/// A configuration that cannot be run: exit code 78.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{}: cannot be read: {why}", path.display())]
+    Unreadable { path: PathBuf, why: String },
+    #[error("{place}: {why}")]
+    Syntax { place: Place, why: String },
+    #[error("{place}: there is no {name}; {hint}")]
+    Unknown { place: Place, name: String, hint: String },
+    #[error("{place}: {name} {why}")]
+    Value { place: Place, name: String, why: String },
+}
+
+/// Where something was typed. The order is that of precedence: later ones win.
+#[derive(Clone, Debug, PartialEq, PartialOrd)]
+pub enum Place {
+    /// Nowhere: it is a default, or follows from other keys.
+    Default,
+    /// In the configuration that a checkpoint holds.
+    Saved,
+    /// A file and its line, counted from 1.
+    File(PathBuf, usize),
+    /// The nth flag, as it was typed.
+    Flag(usize, String),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Default => f.write_str("the defaults"),
+            Place::Saved => f.write_str("the saved configuration"),
+            Place::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Place::Flag(_, flag) => f.write_str(flag),
+        }
+    }
+}
+
+/// One flag that sets a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// As it was typed, for messages: `--steps 500`.
+    pub flag: String,
+    /// `section.leaf`.
+    pub key: String,
+    /// In TOML, or a bare word, which is a string.
+    pub value: String,
+}
+
+impl Setting {
+    /// `--set key=value`.
+    pub fn set(typed: &str) -> Result<Self, ConfigError> {
+        let flag = format!("--set {typed}");
+        match typed.split_once('=') {
+            Some((key, value)) => {
+                Ok(Self { flag, key: key.trim().into(), value: value.trim().into() })
+            }
+            None => {
+                let why = "expects key=value, such as --set train.steps=500".into();
+                Err(ConfigError::Syntax { place: Place::Flag(0, flag), why })
+            }
+        }
+    }
+
+    /// A flag of its own for a key, such as `--steps 500` for `train.steps`.
+    pub fn named(flag: &str, key: &str, value: impl fmt::Display) -> Self {
+        Self { flag: format!("{flag} {value}"), key: key.into(), value: value.to_string() }
+    }
+
+    /// `--data PATH`: the path, taken literally, and `data.kind = "text"`.
+    pub fn data(path: &Path) -> Result<[Self; 2], ConfigError> {
+        let flag = format!("--data {}", path.display());
+        let Some(literal) = path.to_str() else {
+            let why = "expects a path in Unicode; rename the file".into();
+            return Err(ConfigError::Syntax { place: Place::Flag(0, flag), why });
+        };
+        let set = |key: &str, value: &str| Self {
+            flag: flag.clone(),
+            key: key.into(),
+            value: Value::Text(value.into()).to_string(),
+        };
+        Ok([set("data.path", literal), set("data.kind", DataKind::Text.word())])
+    }
+}
+
+/// A configuration, and which of its keys were typed now: those that replace a saved value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    pub config: RunConfig,
+    pub typed: BTreeSet<&'static str>,
+}
+
+/// Reads a configuration: the saved one of a checkpoint (or the defaults), over it the file's
+/// keys, over them the flags', of which later ones win. Keys that nobody set follow those they
+/// depend on, as [`RunConfig::follow`] says.
+pub fn read(
+    saved: Option<RunConfig>,
+    file: Option<(&Path, &str)>,
+    settings: &[Setting],
+) -> Result<Resolved, ConfigError> {
+    let is_saved = saved.is_some();
+    let mut typed = Typed { config: saved.unwrap_or_default(), places: BTreeMap::new(), is_saved };
+    if let Some((path, text)) = file {
+        typed.file(path, text)?;
+    }
+    for (index, setting) in settings.iter().enumerate() {
+        typed.setting(index, setting)?;
+    }
+    typed.drop_path_of_builtin();
+    let keys: BTreeSet<&'static str> = typed.places.keys().copied().collect();
+    typed.config.follow(&keys, is_saved);
+    typed.config.check().map_err(|invalid| typed.locate(invalid))?;
+    Ok(Resolved { config: typed.config, typed: keys })
+}
+
+/// The text of a configuration file.
+pub fn load(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Unreadable { path: path.into(), why: error.to_string() })
+}
+
+/// A listing of all keys with what they accept, their defaults and their meaning.
+pub fn keys_help() -> String {
+    let defaults = RunConfig::default();
+    let mut text = String::new();
+    for (section, doc) in SECTIONS {
+        let gap = if text.is_empty() { "" } else { "\n" };
+        text.push_str(&format!("{gap}[{section}]  {}\n", doc.trim()));
+        for key in KEYS.iter().filter(|key| key.section == *section) {
+            let default = match (key.follows, (key.get)(&defaults)) {
+                (Some(follows), _) => follows.to_owned(),
+                (None, Some(value)) => value.to_string(),
+                (None, None) => "none".to_owned(),
+            };
+            text.push_str(&format!("  {:<17} {}\n", key.leaf, key.doc.trim()));
+            text.push_str(&format!("{:20}{}; default: {default}\n", "", key.accepts));
+        }
+    }
+    text
+}
+
+/// The configuration while it is read, and where each typed key was typed last.
+struct Typed {
+    config: RunConfig,
+    places: BTreeMap<&'static str, Place>,
+    is_saved: bool,
+}
+
+impl Typed {
+    fn file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+        let line = |offset: usize| {
+            let before = text.as_bytes().iter().take(offset);
+            Place::File(path.into(), 1 + before.filter(|byte| **byte == b'\n').count())
+        };
+        let root = DeTable::parse(text).map_err(|error| {
+            let span = error.span().unwrap_or(0..0);
+            let what = excerpt(text, &span);
+            let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
+            let place = line(span.start);
+            ConfigError::Syntax { place, why: format!("{}{at}", error.message()) }
+        })?;
+        for (name, section) in in_order(root.get_ref()) {
+            let place = line(name.span().start);
+            let section_name = name.get_ref().as_ref();
+            let known = SECTIONS.iter().any(|(known, _)| *known == section_name);
+            let table = match section.get_ref() {
+                DeValue::Table(table) if known => table,
+                DeValue::Table(_) => return Err(unknown_section(place, section_name)),
+                _ => return Err(unknown_key(place, section_name)),
+            };
+            for (leaf, value) in in_order(table) {
+                let name = format!("{section_name}.{}", leaf.get_ref());
+                let written = excerpt(text, &value.span());
+                self.put(line(leaf.span().start), &name, Some(value.get_ref()), &written)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn setting(&mut self, index: usize, setting: &Setting) -> Result<(), ConfigError> {
+        let place = Place::Flag(index, setting.flag.clone());
+        let parsed = DeValue::parse(&setting.value).ok();
+        let value = parsed.as_ref().map(|value| value.get_ref());
+        self.put(place, &setting.key, value, &setting.value)
+    }
+
+    /// Sets a key to a value, which is a bare word (`written` then) if it is `None`.
+    fn put(
+        &mut self,
+        place: Place,
+        name: &str,
+        value: Option<&DeValue>,
+        written: &str,
+    ) -> Result<(), ConfigError> {
+        let Some(key) = key(name) else {
+            return Err(unknown_key(place, name));
+        };
+        match admit(key, value, written) {
+            Some(value) => {
+                (key.set)(&mut self.config, value);
+                self.places.insert(key.name, place);
+                Ok(())
+            }
+            None => {
+                let got = match value {
+                    Some(DeValue::Table(_)) => "a table",
+                    Some(DeValue::Array(_)) => "an array",
+                    _ if written.is_empty() => "nothing",
+                    _ => written,
+                };
+                let why = format!("expects {}, got {got}", key.accepts);
+                Err(ConfigError::Value { place, name: key.name.into(), why })
+            }
+        }
+    }
+
+    fn place(&self, key: &str) -> Place {
+        let untyped = if self.is_saved { Place::Saved } else { Place::Default };
+        self.places.get(key).cloned().unwrap_or(untyped)
+    }
+
+    /// A flag that asks for the built-in corpus takes back the path that stands in the file or
+    /// in the checkpoint. Both in one file, or the path later, is a contradiction.
+    fn drop_path_of_builtin(&mut self) {
+        let (kind, path) = (self.place("data.kind"), self.place("data.path"));
+        let one_file = matches!((&kind, &path), (Place::File(..), Place::File(..)));
+        if self.config.data.kind == DataKind::Builtin && kind > path && !one_file {
+            self.config.data.path = None;
+            self.places.remove("data.path");
+        }
+    }
+
+    /// Where the contradiction came in: the last typed of the keys that are at odds.
+    fn locate(&self, invalid: Invalid) -> ConfigError {
+        let mut place = self.place(invalid.keys[0]);
+        for key in &invalid.keys[1..] {
+            let other = self.place(key);
+            place = if other > place { other } else { place };
+        }
+        ConfigError::Value { place, name: invalid.keys[0].into(), why: invalid.why }
+    }
+}
+
+/// The entries of a table by where they stand in the text, so that the first error is reported.
+fn in_order<'t, 'i>(
+    table: &'t DeTable<'i>,
+) -> Vec<(&'t toml::Spanned<toml::de::DeString<'i>>, &'t toml::Spanned<DeValue<'i>>)> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(name, _)| name.span().start);
+    entries
+}
+
+/// The value of a key, if it accepts what was written.
+fn admit(key: &Key, value: Option<&DeValue>, written: &str) -> Option<Value> {
+    let value = match value {
+        None => Value::Text(written.to_owned()),
+        Some(DeValue::String(text)) => Value::Text(text.clone().into_owned()),
+        Some(DeValue::Boolean(flag)) => Value::Flag(*flag),
+        Some(DeValue::Integer(number)) => {
+            Value::Whole(i128::from_str_radix(number.as_str(), number.radix()).ok()?)
+        }
+        Some(DeValue::Float(number)) => Value::Real(number.as_str().parse().ok()?),
+        Some(DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_)) => return None,
+    };
+    key.accepts.admit(value)
+}
+
+/// What stands in the text there: the first line of it, up to 40 characters.
+fn excerpt(text: &str, span: &Range<usize>) -> String {
+    let line = text.get(span.clone()).unwrap_or_default().lines().next().unwrap_or_default();
+    match line.char_indices().nth(40) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
+fn unknown_section(place: Place, name: &str) -> ConfigError {
+    let sections = SECTIONS.iter().map(|(section, _)| *section);
+    let hint = match nearest(name, sections.clone().map(|section| (section, section))) {
+        Some(near) => format!("did you mean [{near}]?"),
+        None => {
+            let known: Vec<String> = sections.map(|section| format!("[{section}]")).collect();
+            format!("there are {}", known.join(", "))
+        }
+    };
+    ConfigError::Unknown { place, name: format!("section [{name}]"), hint }
+}
+
+fn unknown_key(place: Place, name: &str) -> ConfigError {
+    let leaf = name.rsplit('.').next().unwrap_or(name);
+    let is_section = |name: &str| SECTIONS.iter().any(|(section, _)| *section == name);
+    let section = name.split('.').next().filter(|section| is_section(section));
+    let by_name = || nearest(name, KEYS.iter().map(|key| (key.name, key.name)));
+    let by_leaf = || nearest(leaf, KEYS.iter().map(|key| (key.leaf, key.name)));
+    // A near name in full (a slip) beats the same key of another section (a mistake).
+    let near = by_name().or_else(by_leaf);
+    let hint = match (near, section) {
+        (_, Some(section)) if section == name => format!("{section} is a section: [{section}]"),
+        (Some(near), _) => format!("did you mean {near}?"),
+        (None, section) => {
+            let of = |key: &&Key| section.is_none_or(|section| section == key.section);
+            let known: Vec<&str> = KEYS.iter().filter(of).map(|key| key.name).collect();
+            format!("there are {}", known.join(", "))
+        }
+    };
+    ConfigError::Unknown { place, name: format!("key {name}"), hint }
+}
+
+/// Of pairs (spelling, meaning), the meaning of the spelling nearest to what was typed, if it is
+/// near enough to be a slip: one edit per three letters.
+fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> Option<&'a str> {
+    let typed = typed.to_lowercase().replace('-', "_");
+    known
+        .map(|(spelling, meaning)| (strsim::osa_distance(&typed, spelling), spelling, meaning))
+        .filter(|(distance, spelling, _)| *distance <= spelling.len().div_ceil(4).min(3))
+        .min_by_key(|(distance, ..)| *distance)
+        .map(|(.., meaning)| meaning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::config::{Activation, OptimKind, ScheduleKind, Tokenizer};
+    use proptest::prelude::*;
+
+    fn settings(sets: &[&str]) -> Vec<Setting> {
+        sets.iter().map(|set| Setting::set(set).unwrap()).collect()
+    }
+
+    /// What a file and `--set` flags give, with the file called `run.toml`.
+    fn typed(text: &str, sets: &[&str]) -> Result<Resolved, ConfigError> {
+        read(None, Some((Path::new("run.toml"), text)), &settings(sets))
+    }
+
+    fn config(text: &str, sets: &[&str]) -> RunConfig {
+        typed(text, sets).unwrap_or_else(|error| panic!("{error}")).config
+    }
+
+    /// Asserts that a file and flags are refused with these words.
+    fn refused(text: &str, sets: &[&str], expected: &str) {
+        match typed(text, sets) {
+            Err(error) => assert_eq!(error.to_string(), expected),
+            Ok(_) => panic!("accepted, but expected: {expected}"),
+        }
+    }
+
+    #[test]
+    fn nothing_typed_gives_the_defaults() {
+        let resolved = read(None, None, &[]).unwrap();
+        assert_eq!(resolved.config, RunConfig::default());
+        assert!(resolved.typed.is_empty());
+        assert_eq!(config("", &[]), RunConfig::default());
+    }
+
+    #[test]
+    fn files_set_keys_and_flags_override_them() {
+        let text = "[model]\nwidth = 64 # comment\n[optim]\nlr = 1\n[train]\nsteps = 1_000";
+        let sets = ["train.steps=20", "train.steps = 30", "model.activation=relu"];
+        let resolved = typed(text, &sets).unwrap();
+        assert_eq!(resolved.config.model.width, 64);
+        assert_eq!(resolved.config.optim.lr, 1.0);
+        assert_eq!(resolved.config.train.steps, 30);
+        assert_eq!(resolved.config.model.activation, Activation::Relu);
+        let keys = ["model.activation", "model.width", "optim.lr", "train.steps"];
+        assert_eq!(resolved.typed, keys.into());
+    }
+
+    #[test]
+    fn dotted_and_inline_tables_are_the_same_keys() {
+        assert_eq!(config("train.steps = 7\noptim = { kind = \"sgd\" }", &[]).train.steps, 7);
+        assert_eq!(config("optim = { kind = \"sgd\" }", &[]).optim.kind, OptimKind::Sgd);
+        assert_eq!(config("\u{feff}[train]\r\nsteps = 0x10\r\n", &[]).train.steps, 16);
+        assert_eq!(config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer, Tokenizer::Byte);
+    }
+
+    #[test]
+    fn syntax_errors_name_the_line() {
+        refused("[train]\nsteps 5", &[], "run.toml:2: key with no value, expected `=`");
+        refused("[train]\nsteps = 5\nsteps = 6", &[], "run.toml:3: duplicate key at steps");
+        refused("[train]\n\n[train]", &[], "run.toml:3: duplicate key at train");
+        refused(
+            "[optim]\nkind = sgd",
+            &[],
+            "run.toml:2: string values must be quoted, expected literal string at sgd",
+        );
+    }
+
+    #[test]
+    fn unknown_names_come_with_the_nearest_known_one() {
+        let unknown = |text: &str, rest: &str| {
+            refused(text, &[], &format!("run.toml:2: there is no {rest}"));
+        };
+        unknown("\ntrain.stpes = 5", "key train.stpes; did you mean train.steps?");
+        unknown(
+            "\ntrain.micro-batch = 5",
+            "key train.micro-batch; did you mean train.micro_batch?",
+        );
+        unknown("\ntrain.lr = 5", "key train.lr; did you mean optim.lr?");
+        unknown("\nlr = 5", "key lr; did you mean optim.lr?");
+    }
+
+    #[test]
+    fn unknown_names_far_from_all_list_what_there_is() {
+        refused("[tarin]", &[], "run.toml:1: there is no section [tarin]; did you mean [train]?");
+        refused(
+            "[wandb]",
+            &[],
+            "run.toml:1: there is no section [wandb]; \
+             there are [model], [data], [train], [optim], [schedule]",
+        );
+        refused(
+            "[data]\nzzzzzz = 1",
+            &[],
+            "run.toml:2: there is no key data.zzzzzz; \
+             there are data.kind, data.path, data.tokenizer, data.held_out",
+        );
+        refused("train = 5", &[], "run.toml:1: there is no key train; train is a section: [train]");
+        refused(
+            "",
+            &["train=5"],
+            "--set train=5: there is no key train; train is a section: [train]",
+        );
+        refused(
+            "[[train]]\nsteps = 5",
+            &[],
+            "run.toml:1: there is no key train; train is a section: [train]",
+        );
+    }
+
+    #[test]
+    fn wrong_types_and_values_out_of_range_say_what_is_accepted() {
+        let value = |text: &str, rest: &str| refused(text, &[], &format!("run.toml:2: {rest}"));
+        let layers = "model.layers expects a whole number from 1 to 1024, got";
+        value("\nmodel.layers = \"12\"", &format!("{layers} \"12\""));
+        value("\nmodel.layers = 1.5", &format!("{layers} 1.5"));
+        value("\nmodel.layers = -4", &format!("{layers} -4"));
+        value("\nmodel.layers = 0", &format!("{layers} 0"));
+        value("\nmodel.layers = 1_000_000_000_000", &format!("{layers} 1_000_000_000_000"));
+        let digits = "9".repeat(60);
+        value(&format!("\nmodel.layers = {digits}"), &format!("{layers} {}...", &digits[..40]));
+        value("\nmodel.layers = [1]", &format!("{layers} an array"));
+        value("\n[model.layers]", &format!("{layers} a table"));
+        value("\nmodel.layers = 2001-01-01", &format!("{layers} 2001-01-01"));
+        let dropout = "model.dropout expects a number from 0 to below 1, got";
+        value("\nmodel.dropout = 1", &format!("{dropout} 1"));
+        value("\nmodel.dropout = nan", &format!("{dropout} nan"));
+        value("\nmodel.kind = \"cnn\"", "model.kind expects \"gpt\", got \"cnn\"");
+        value("\nmodel.bias = 1", "model.bias expects true or false, got 1");
+        let path = "data.path expects a string that is not empty, got \"\"";
+        value("\ndata.path = \"\"", path);
+        let keep = "train.checkpoint_keep expects a whole number from 2 to 1000000, got 1";
+        value("\ntrain.checkpoint_keep = 1", keep);
+    }
+
+    #[test]
+    fn errors_of_flags_name_the_flag() {
+        let steps = "train.steps expects a whole number from 0 to 1000000000, got";
+        refused("", &["train.steps=x"], &format!("--set train.steps=x: {steps} x"));
+        refused("", &["train.steps="], &format!("--set train.steps=: {steps} nothing"));
+        refused("", &["train.steps=5\ny=3"], &format!("--set train.steps=5\ny=3: {steps} 5\ny=3"));
+        let named = read(None, None, &[Setting::named("--steps", "train.steps", "-1")]);
+        assert_eq!(named.unwrap_err().to_string(), format!("--steps -1: {steps} -1"));
+        let key = "--set train.stpes=5: there is no key train.stpes; did you mean train.steps?";
+        refused("", &["train.stpes=5"], key);
+        let shape = "--set steps: expects key=value, such as --set train.steps=500";
+        assert_eq!(Setting::set("steps").unwrap_err().to_string(), shape);
+    }
+
+    #[test]
+    fn contradictions_name_the_place_that_was_typed_last() {
+        let heads = "model.heads expects a number that divides model.width = 130, got 4";
+        refused("[model]\nheads = 4\nwidth = 130", &[], &format!("run.toml:3: {heads}"));
+        refused("model.width = 130", &["model.heads=4"], &format!("--set model.heads=4: {heads}"));
+        let micro = "train.micro_batch expects at most train.batch = 4, got 8";
+        let sets = ["train.batch=4"];
+        refused("train.micro_batch = 8", &sets, &format!("--set train.batch=4: {micro}"));
+    }
+
+    #[test]
+    fn keys_that_follow_others_do_so_until_they_are_typed() {
+        let follow = config("", &["train.batch=7", "train.steps=30", "optim.lr=0.5"]);
+        assert_eq!(follow.train.micro_batch, 7);
+        assert_eq!(follow.schedule.decay_steps, 30);
+        assert_eq!(follow.schedule.warmup, 3);
+        assert_eq!(follow.schedule.min_lr, 0.05);
+        let typed = "[train]\nbatch = 7\nmicro_batch = 3\n[schedule]\ndecay_steps = 9\nwarmup = 90";
+        let typed = config(typed, &["train.steps=30"]);
+        assert_eq!((typed.train.micro_batch, typed.schedule.decay_steps), (3, 9));
+        assert_eq!(typed.schedule.warmup, 90);
+        let constant = config("schedule.kind = 'constant'\nschedule.min_lr = 1", &[]);
+        assert_eq!(constant.schedule.kind, ScheduleKind::Constant);
+    }
+
+    #[test]
+    fn a_path_means_text_and_the_builtin_corpus_has_none() {
+        assert_eq!(config("data.path = 'a.txt'", &[]).data.kind, DataKind::Text);
+        let data = |path: &str| Setting::data(Path::new(path)).unwrap();
+        let file = Some((Path::new("run.toml"), "data.kind = 'builtin'"));
+        for path in ["a b.txt", "12", "true", "\"quoted\"", "C:\\new\\table.txt"] {
+            let read = read(None, file, &data(path)).unwrap().config;
+            assert_eq!((read.data.kind, read.data.path), (DataKind::Text, Some(path.into())));
+        }
+        let back = config("data.path = 'a.txt'", &["data.kind=builtin"]);
+        assert_eq!((back.data.kind, back.data.path), (DataKind::Builtin, None));
+        let both = "data.path has no use with data.kind = \"builtin\"; leave one of them out";
+        let text = "[data]\npath = 'a'\nkind = 'builtin'";
+        refused(text, &[], &format!("run.toml:3: {both}"));
+        let none = "run.toml:1: data.kind = \"text\" expects a data.path; give --data PATH";
+        refused("data.kind = 'text'", &[], none);
+    }
+
+    /// What resuming from `saved` with these flags gives.
+    fn resumed(saved: &RunConfig, sets: &[&str]) -> RunConfig {
+        read(Some(saved.clone()), None, &settings(sets)).unwrap().config
+    }
+
+    #[test]
+    fn resuming_replaces_only_what_is_typed() {
+        let saved = config("train.batch = 8\ntrain.micro_batch = 4\noptim.lr = 0.5", &[]);
+        assert_eq!(resumed(&saved, &[]), saved);
+        let mut longer = saved.clone();
+        longer.train.steps = 900;
+        assert_eq!(resumed(&saved, &["train.steps=900"]), longer);
+        assert_eq!(longer.schedule.decay_steps, 500);
+        longer.schedule.decay_steps = 900;
+        assert_eq!(resumed(&saved, &["train.steps=900", "schedule.decay_steps=900"]), longer);
+        assert_eq!(resumed(&saved, &["train.batch=2"]).train.micro_batch, 2);
+        assert_eq!(resumed(&saved, &["train.batch=16"]).train.micro_batch, 4);
+        let heads = read(Some(saved), None, &settings(&["model.heads=3"])).unwrap_err();
+        let expected = "--set model.heads=3: model.heads expects a number that divides \
+                        model.width = 128, got 3";
+        assert_eq!(heads.to_string(), expected);
+    }
+
+    #[test]
+    fn a_checkpoint_of_no_steps_does_not_fix_the_schedule() {
+        let start = config("train.steps = 0", &[]);
+        let whole = config("train.steps = 300", &[]);
+        assert_eq!(resumed(&start, &["train.steps=300"]), whole);
+    }
+
+    #[test]
+    fn the_listing_names_every_key_within_the_columns() {
+        let help = keys_help();
+        for key in KEYS {
+            assert!(help.contains(&format!("\n  {} ", key.leaf)), "{} is missing", key.name);
+        }
+        for line in help.lines() {
+            assert!(line.chars().count() <= 100, "too long: {line}");
+        }
+        assert!(help.contains("default: as train.batch"));
+    }
+
+    #[test]
+    fn the_examples_are_read() {
+        for entry in std::fs::read_dir("examples/configs").unwrap() {
+            let path = entry.unwrap().path();
+            let text = load(&path).unwrap();
+            read(None, Some((&path, &text)), &[]).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
+    /// Every key's value at a place between 0 and 1 of what it accepts.
+    fn pick(key: &Key, place: f64) -> Option<Value> {
+        use crate::train::keys::Accepts;
+        use std::ops::Bound::{Excluded, Included};
+        let value = match key.accepts {
+            Accepts::Whole(first, last) => {
+                Value::Whole(i128::from(first) + ((last - first) as f64 * place.powi(8)) as i128)
+            }
+            Accepts::Real(Included(from) | Excluded(from), Included(to) | Excluded(to)) => {
+                Value::Real(from + (to - from) * place)
+            }
+            Accepts::Real(..) => panic!("{} has no bound", key.name),
+            Accepts::Flag => Value::Flag(place < 0.5),
+            Accepts::OneOf(words) => {
+                Value::Text(words[(place * words.len() as f64) as usize].into())
+            }
+            Accepts::Text => Value::Text(format!("a \"{place}\"\\\n'ü'")),
+        };
+        key.accepts.admit(value)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_reads_back_the_same(
+            places in proptest::collection::vec(0.0..1.0f64, KEYS.len())
+        ) {
+            let mut config = RunConfig::default();
+            for (key, place) in KEYS.iter().zip(places) {
+                let Some(value) = pick(key, place) else { continue };
+                let mut changed = config.clone();
+                (key.set)(&mut changed, value);
+                changed.train.batch = changed.train.batch.max(changed.train.micro_batch);
+                changed.model.width = changed.model.width.next_multiple_of(changed.model.heads);
+                if changed.data.path.is_some() {
+                    changed.data.kind = DataKind::Text;
+                }
+                if changed.check().is_ok() {
+                    config = changed;
+                }
+            }
+            prop_assume!(config.schedule.decay_steps > 0);
+            let text = config.to_toml();
+            let read = read(None, Some((Path::new("run.toml"), &text)), &[]);
+            prop_assert_eq!(read.unwrap().config, config);
+        }
+    }
+}

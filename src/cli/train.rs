@@ -1,0 +1,231 @@
+//! `potluck train`: start or resume a run, or explain it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::Usage;
+use super::args::{Explain, TrainArgs};
+use super::raw::{self, Resolved, Setting};
+use crate::data::Tokenizer;
+use crate::graph::print::{graph_dot, graph_table, memory_table};
+use crate::parallel::one_rank;
+use crate::train::checkpoint::{Checkpoint, Store};
+use crate::train::config::RunConfig;
+use crate::train::error::{EXIT_RESTART, TrainError};
+use crate::train::fault::Faults;
+use crate::train::progress::say;
+use crate::train::run::{Ending, Run, RunOptions, train};
+use crate::train::setup;
+use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
+
+/// Where runs go that say nothing else.
+const RUNS: &str = "runs";
+
+/// Runs the command; the exit code.
+pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
+    if args.explain == Some(Explain::Keys) {
+        super::print(&raw::keys_help());
+        return Ok(0);
+    }
+    let faults = Faults::from_environment().map_err(TrainError::from)?;
+    let resumed = args.resume.as_deref().map(|from| resume_point(from, args.out.as_deref()));
+    let (out, checkpoint) = match resumed.transpose()? {
+        Some((out, checkpoint)) => (Some(out), Some(checkpoint)),
+        None => (args.out.clone(), None),
+    };
+    let config = configuration(args, checkpoint.as_ref())?;
+    if let Some(explain) = args.explain {
+        let tokenizer = checkpoint.and_then(|checkpoint| checkpoint.meta.tokenizer);
+        super::print(&explanation(explain, &config, tokenizer)?);
+        return Ok(0);
+    }
+    let out = match out {
+        Some(out) => out,
+        None => next_free(Path::new(RUNS)),
+    };
+    let goes_on = args.resume.as_deref().is_some_and(|from| is_of_run(from, &out));
+    if !goes_on && !Store::open_to_read(&out).steps().map_err(TrainError::from)?.is_empty() {
+        return Err(TrainError::Occupied { out }.into());
+    }
+    let options = RunOptions { out, devices: args.devices.clone(), quiet: args.quiet, faults };
+    execute(config, options, checkpoint)
+}
+
+fn execute(
+    config: RunConfig,
+    options: RunOptions,
+    checkpoint: Option<Checkpoint>,
+) -> anyhow::Result<i32> {
+    let (quiet, out) = (options.quiet, options.out.clone());
+    let mut run = Run::start(config, options, checkpoint)?;
+    run.announce();
+    let ending = train(&mut run)?;
+    let resume = format!("continue it with: potluck train --resume {}", out.display());
+    match ending {
+        Ending::Done { .. } => {
+            let text = run.sample()?;
+            if !text.is_empty() {
+                super::print(&format!("{text}\n"));
+            }
+            if !quiet {
+                say(&format!("done; the model is in {}", out.display()));
+            }
+            Ok(0)
+        }
+        Ending::Interrupted(Interruption::Interrupt) => {
+            say(&format!("interrupted; the run is saved: {resume}"));
+            Ok(EXIT_INTERRUPTED)
+        }
+        Ending::Interrupted(Interruption::Terminate) => {
+            say(&format!("terminated; the run is saved: {resume}"));
+            Ok(EXIT_RESTART)
+        }
+    }
+}
+
+/// The run's directory and the checkpoint that `--resume` names.
+fn resume_point(from: &str, out: Option<&Path>) -> anyhow::Result<(PathBuf, Checkpoint)> {
+    let from = match (from, out) {
+        ("latest", Some(out)) => out.to_path_buf(),
+        ("latest", None) => newest(Path::new(RUNS)).ok_or_else(|| {
+            Usage(format!("there is no run in {RUNS}/ to resume; name one with --resume DIR"))
+        })?,
+        (path, _) => PathBuf::from(path),
+    };
+    let (checkpoint, warnings) = Checkpoint::load_path(&from).map_err(TrainError::from)?;
+    warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
+    Ok((out.map_or_else(|| run_of(&from), Path::to_path_buf), checkpoint))
+}
+
+/// Whether what `--resume` names is the run in this directory.
+fn is_of_run(from: &str, out: &Path) -> bool {
+    let named = run_of(Path::new(from));
+    let is_same = || named.canonicalize().ok().zip(out.canonicalize().ok());
+    from == "latest" || is_same().is_some_and(|(named, out)| named == out)
+}
+
+/// The run's directory: `from` itself, or that of the checkpoint `RUN/checkpoints/step-N`.
+fn run_of(from: &Path) -> PathBuf {
+    let parent = from.parent().filter(|parent| parent.ends_with("checkpoints"));
+    parent.and_then(Path::parent).unwrap_or(from).to_path_buf()
+}
+
+/// The configuration: the checkpoint's, the file's, the flags', later ones on top.
+fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::Result<RunConfig> {
+    let saved = checkpoint.map(saved_config).transpose()?;
+    let text = args.config.as_deref().map(raw::load).transpose()?;
+    let mut settings = Vec::new();
+    if let Some(path) = &args.data {
+        settings.extend(Setting::data(path)?);
+    }
+    let named = [
+        ("--steps", "train.steps", args.steps),
+        ("--seed", "train.seed", args.seed),
+        ("--log-every", "train.log_every", args.log_every),
+    ];
+    for (flag, key, value) in named {
+        settings.extend(value.map(|value| Setting::named(flag, key, value)));
+    }
+    for typed in &args.sets {
+        settings.push(Setting::set(typed)?);
+    }
+    let file = args.config.as_deref().zip(text.as_deref());
+    let Resolved { config, .. } = raw::read(saved.clone(), file, &settings)?;
+    if let Some(saved) = saved {
+        refuse_another(&saved, &config)?;
+    }
+    Ok(config)
+}
+
+/// The configuration in a checkpoint.
+pub fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<RunConfig> {
+    let place = Path::new("the checkpoint's configuration");
+    Ok(raw::read(None, Some((place, &checkpoint.meta.run)), &[])?.config)
+}
+
+/// A resumed run keeps its model, its tokenizer, and its optimizer's kind, whose moments mean
+/// something else to another one; everything else may change.
+fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainError> {
+    let (what, kept) = if saved.model != config.model {
+        ("the configuration's [model]", "model")
+    } else if saved.optim.kind != config.optim.kind {
+        ("optim.kind", "optimizer")
+    } else if saved.data.tokenizer != config.data.tokenizer {
+        ("data.tokenizer", "tokenizer")
+    } else {
+        return Ok(());
+    };
+    let why = format!("a resumed run keeps its {kept}; start a new run for another one");
+    Err(TrainError::Mismatch { what: what.into(), why })
+}
+
+fn explanation(
+    explain: Explain,
+    config: &RunConfig,
+    tokenizer: Option<Tokenizer>,
+) -> anyhow::Result<String> {
+    if explain == Explain::Config {
+        return Ok(config.to_toml());
+    }
+    let vocabulary = match tokenizer {
+        Some(saved) => saved.vocabulary(),
+        None => setup::data(config, None)?.tokenizer().vocabulary(),
+    };
+    let plan = setup::plan(config, vocabulary)?;
+    Ok(match explain {
+        Explain::Graph => graph_table(&plan.graph),
+        Explain::Dot => graph_dot(&plan.graph),
+        Explain::Memory => memory_table(&plan, setup::optimizer(config).moments()),
+        Explain::Program => {
+            let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
+            one_rank(&plan, batch, rows).to_string()
+        }
+        Explain::Keys | Explain::Config => String::new(),
+    })
+}
+
+/// `runs/0001` or the first after the highest that exists.
+fn next_free(runs: &Path) -> PathBuf {
+    let highest = numbered(runs).into_iter().max().unwrap_or(0);
+    runs.join(format!("{:04}", highest + 1))
+}
+
+/// The run with the highest number.
+fn newest(runs: &Path) -> Option<PathBuf> {
+    let highest = numbered(runs).into_iter().max()?;
+    Some(runs.join(format!("{highest:04}")))
+}
+
+fn numbered(runs: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resumed_run_keeps_its_model_and_its_optimizer() {
+        let resumed = |edit: fn(&mut RunConfig)| {
+            let (saved, mut config) = (RunConfig::default(), RunConfig::default());
+            edit(&mut config);
+            refuse_another(&saved, &config).map_err(|error| error.to_string())
+        };
+        assert_eq!(resumed(|c| c.optim.lr = 0.5), Ok(()));
+        assert!(resumed(|c| c.model.layers = 5).unwrap_err().contains("[model]"));
+        let kind = resumed(|c| c.optim.kind = crate::train::config::OptimKind::Sgd);
+        assert!(kind.unwrap_err().starts_with("optim.kind does not fit"));
+    }
+
+    #[test]
+    fn runs_are_numbered_one_after_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(next_free(dir.path()), dir.path().join("0001"));
+        assert_eq!(newest(dir.path()), None);
+        fs::create_dir(dir.path().join("0009")).unwrap();
+        fs::create_dir(dir.path().join("notes")).unwrap();
+        assert_eq!(next_free(dir.path()), dir.path().join("0010"));
+        assert_eq!(newest(dir.path()), Some(dir.path().join("0009")));
+    }
+}

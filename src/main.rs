@@ -1,0 +1,14 @@
+//! The trainer's binary; everything is in the library's `cli` room.
+
+use potluck::cli;
+use potluck::train::error::EXIT_DEFECT;
+
+fn main() {
+    // Mesa's Vulkan layer asks a display server which GPU is the default one, and prints an error
+    // where there is none. potluck chooses its devices itself, so the layer is switched off.
+    // SAFETY: no other thread exists yet that could read the environment.
+    unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
+    // What panicked has said so on stderr.
+    let code = std::panic::catch_unwind(cli::main).unwrap_or(EXIT_DEFECT);
+    std::process::exit(code);
+}

@@ -1,0 +1,326 @@
+//! The program as a user meets it: train, explain, evaluate, generate. What it refuses is in
+//! `refusals.rs`, what interrupts it in `interruptions.rs` and `resume.rs`.
+
+#[path = "common/process.rs"]
+mod process;
+
+use std::fs;
+use std::process::Stdio;
+
+use process::{Desk, Ran};
+use serde_json::Value;
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// A desk with a run of the tiny model in `run`, evaluated every 10 steps.
+fn trained() -> Desk {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --set train.eval_every=10").ok();
+    desk
+}
+
+fn parameters(desk: &Desk, run: &str) -> Vec<u8> {
+    desk.checkpoint(run, 30, "parameters.safetensors")
+}
+
+fn json(ran: &Ran) -> Value {
+    serde_json::from_str(&ran.out).unwrap()
+}
+
+// ---- train ----
+
+#[test]
+fn training_learns_and_records_every_step() {
+    let desk = Desk::new();
+    desk.train("--steps 60 --set train.eval_every=20 --quiet").ok();
+    let losses = desk.losses("runs/0001");
+    assert_eq!(losses.len(), 60);
+    assert!(mean(&losses[55..]) < mean(&losses[..5]) - 0.5, "{losses:?}");
+
+    let keys = ["step", "loss", "lr", "grad_norm", "tokens", "ms", "tokens_per_s"];
+    for (line, step) in desk.steps("runs/0001").iter().zip(1u64..) {
+        let found: Vec<&String> = line.as_object().unwrap().keys().collect();
+        assert_eq!(found, keys, "{line}");
+        assert_eq!((line["step"].as_u64(), line["tokens"].as_u64()), (Some(step), Some(4 * 8)));
+    }
+    let evaluations: Vec<Value> = desk.metrics("runs/0001");
+    let evaluations = evaluations.iter().filter(|line| line.get("val_loss").is_some());
+    let at: Vec<_> = evaluations.map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(at, [20, 40, 60]);
+}
+
+#[test]
+fn a_run_leaves_the_documented_files_and_its_configuration_reads_back() {
+    let desk = trained();
+    let checkpoint = ["manifest.json", "moments.safetensors", "parameters.safetensors"];
+    let in_run = ["checkpoints/best", "lock", "metrics.jsonl", "resolved.toml", "run.toml"];
+    let mut expected: Vec<String> = in_run.iter().map(|name| format!("run/{name}")).collect();
+    for step in [20, 30] {
+        let path = format!("run/checkpoints/step-{step:08}");
+        expected.extend(checkpoint.iter().map(|name| format!("{path}/{name}")));
+    }
+    expected.extend(["text.txt".into(), "tiny.toml".into()]);
+    expected.sort();
+    assert_eq!(desk.files(), expected);
+
+    let written = fs::read_to_string(desk.path("run/run.toml")).unwrap();
+    assert_eq!(desk.run("train run/run.toml --explain config").ok().out, written);
+    desk.run("train run/run.toml --devices cpu --quiet --out again").ok();
+    assert_eq!(parameters(&desk, "again"), parameters(&desk, "run"));
+}
+
+#[test]
+fn the_sample_is_on_stdout_and_progress_on_stderr_in_plain_lines() {
+    let desk = Desk::new();
+    let ran = desk.train("").ok();
+    assert_eq!(ran.out.chars().count(), 20 + 1, "{:?}", ran.out);
+    assert!(!ran.err.contains('\x1b') && !ran.err.contains('\r'), "{:?}", ran.err);
+    let lines: Vec<&str> = ran.err.lines().collect();
+    assert!(lines[0].starts_with("1 layers, 2 heads, width 16, context 8;"), "{}", ran.err);
+    for (line, step) in lines[1..5].iter().zip([1, 10, 20, 30]) {
+        assert!(line.starts_with(&format!("step {step}/30  loss ")), "{line}");
+        assert!(line.contains("tokens/s  eta 0:0") && line.contains("  cpu ("), "{line}");
+    }
+    assert!(lines[5].starts_with("step 30  val_loss "), "{}", lines[5]);
+    assert_eq!(lines[6..], ["done; the model is in runs/0001"]);
+
+    let every = desk.train("--log-every 7 --steps 15").ok();
+    let shown = every.lines("step ").into_iter().filter_map(|line| line.split('/').next());
+    assert!(shown.take(4).eq(["step 1", "step 7", "step 14", "step 15"]), "{}", every.err);
+
+    let quiet = desk.train("--quiet --set train.sample_tokens=0").ok();
+    assert_eq!((quiet.out.as_str(), quiet.err.as_str()), ("", ""));
+}
+
+#[test]
+fn a_resumed_run_says_that_it_is_done_or_that_its_schedule_is() {
+    let desk = Desk::new();
+    desk.train("--out run --steps 6 --quiet --set schedule.warmup=2").ok();
+    let done = desk.resume("run", "--steps 4").ok();
+    let note = done.line("step 6 of 4 is done already");
+    assert!(note.ends_with("give --steps a larger number"), "{note}");
+
+    let longer = desk.resume("run", "--steps 9").ok();
+    let note = longer.line("the learning rate stays");
+    assert!(note.contains("from step 6 on") && note.ends_with("decay_steps=9"), "{note}");
+    let lr = |index: usize| desk.steps("run")[index]["lr"].clone();
+    assert_eq!(lr(7), lr(6));
+
+    let stretched = desk.resume("run", "--steps 12 --set schedule.decay_steps=12").ok();
+    assert!(!stretched.err.contains("the learning rate stays"), "{}", stretched.err);
+}
+
+#[test]
+fn runs_are_numbered_and_the_newest_is_resumed() {
+    let desk = Desk::new();
+    desk.train("--steps 3 --quiet").ok();
+    desk.train("--steps 4 --quiet").ok();
+    assert_eq!((desk.steps("runs/0001").len(), desk.steps("runs/0002").len()), (3, 4));
+    desk.resume("latest", "--quiet --steps 6").ok();
+    assert_eq!((desk.steps("runs/0001").len(), desk.steps("runs/0002").len()), (3, 6));
+    // A checkpoint's directory names its run, and --out another place to go on in.
+    desk.resume("runs/0001/checkpoints/step-00000003", "--quiet --steps 5").ok();
+    desk.resume("runs/0001", "--quiet --steps 7 --out elsewhere").ok();
+    assert_eq!((desk.steps("runs/0001").len(), desk.steps("elsewhere").len()), (5, 2));
+    assert_eq!(desk.manifest("elsewhere", 7)["meta"]["step"], 7);
+}
+
+#[test]
+fn without_steps_the_initial_checkpoint_is_written() {
+    let desk = Desk::new();
+    desk.train("--steps 0 --quiet --out run").ok();
+    assert_eq!(desk.steps("run").len(), 0);
+    assert_eq!(desk.manifest("run", 0)["meta"]["optimizer_step"], 0);
+    // It is where a run with steps begins.
+    desk.resume("run", "--quiet --steps 30").ok();
+    desk.train("--quiet --out whole").ok();
+    assert_eq!(parameters(&desk, "run"), parameters(&desk, "whole"));
+}
+
+#[test]
+fn the_builtin_corpus_needs_neither_data_nor_configuration() {
+    let desk = Desk::new();
+    let small = "--set model.layers=1 --set model.heads=2 --set model.width=16 \
+                 --set model.context=8 --set train.batch=4";
+    desk.run(&format!("train --devices cpu --steps 2 --quiet {small}")).ok();
+    assert_eq!(desk.steps("runs/0001").len(), 2);
+    let toml = fs::read_to_string(desk.path("runs/0001/run.toml")).unwrap();
+    assert!(toml.contains("kind = \"builtin\"") && !toml.contains("path ="), "{toml}");
+}
+
+#[test]
+fn flags_win_over_the_file_and_later_flags_over_earlier_ones() {
+    let desk = Desk::new();
+    let config =
+        |line: &str| desk.run(&format!("train tiny.toml --explain config {line}")).ok().out;
+    assert!(config("").contains("\nlayers = 1\n") && config("").contains("\nsteps = 30\n"));
+    let typed = config("--set model.layers=3 --steps 9 --set train.steps=8 --seed 5");
+    for line in ["layers = 3", "heads = 2", "steps = 8", "seed = 5", "decay_steps = 8"] {
+        assert!(typed.contains(&format!("\n{line}\n")), "{line} in {typed}");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_bits_every_time() {
+    let desk = Desk::new();
+    for (out, seed) in [("one", 1), ("same", 1), ("other", 2)] {
+        desk.train(&format!("--quiet --out {out} --seed {seed} --set model.dropout=0.1")).ok();
+    }
+    assert_eq!(parameters(&desk, "one"), parameters(&desk, "same"));
+    assert_eq!(desk.losses("one"), desk.losses("same"));
+    assert_ne!(parameters(&desk, "one"), parameters(&desk, "other"));
+}
+
+#[test]
+fn micro_batches_change_rounding_only() {
+    let desk = Desk::new();
+    desk.train("--quiet --out whole").ok();
+    for rows in [1, 3] {
+        let out = format!("rows{rows}");
+        desk.train(&format!("--quiet --out {out} --set train.micro_batch={rows}")).ok();
+        let (losses, whole) = (desk.losses(&out), desk.losses("whole"));
+        assert!((losses[0] - whole[0]).abs() < 1e-5, "{} and {}", losses[0], whole[0]);
+        assert!((losses[29] - whole[29]).abs() < 1e-3, "{} and {}", losses[29], whole[29]);
+    }
+}
+
+// ---- --explain ----
+
+#[test]
+fn explaining_prints_and_writes_nothing() {
+    let desk = Desk::new();
+    let before = desk.files();
+    let explain = |what: &str| {
+        let ran = desk.train(&format!("--explain {what}")).ok();
+        assert_eq!(ran.err, "");
+        ran.out
+    };
+    let graph = explain("graph");
+    assert!(graph.lines().next().unwrap().contains("parameters, "), "{graph}");
+    for part in ["F embed", "B head", "W embed", "wte.weight", "attention", "cross_entropy"] {
+        assert!(graph.contains(part), "{part} is missing in:\n{graph}");
+    }
+    let dot = explain("dot");
+    assert!(dot.starts_with("digraph potluck {") && dot.trim_end().ends_with('}'), "{dot}");
+    assert!(dot.contains("->"));
+    let memory = explain("memory");
+    for part in ["parameters", "gradients", "moments", "peak"] {
+        assert!(memory.contains(&format!("\n  {part}")), "{part} is missing in:\n{memory}");
+    }
+    let program = explain("program --set train.micro_batch=3");
+    for part in ["micro-batch 0: 3 samples", "micro-batch 1: 1 samples", "load", "verdict"] {
+        assert!(program.contains(part), "{part} is missing in:\n{program}");
+    }
+    let keys = explain("keys");
+    for section in ["model", "data", "train", "optim", "schedule"] {
+        assert!(keys.contains(&format!("[{section}]")), "{section} is missing in:\n{keys}");
+    }
+    assert!(explain("config").contains("path = \"text.txt\""));
+    assert_eq!(desk.files(), before);
+}
+
+/// The exit code of a program whose output nobody reads.
+fn with_closed_stdout(desk: &Desk, line: &str) -> Ran {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let child = desk.command(line).stdout(Stdio::from(writer)).spawn().unwrap();
+    process::finish(child, line)
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let desk = trained();
+    for line in [
+        "generate run --devices cpu --tokens 1000000",
+        "eval run --devices cpu",
+        "train tiny.toml --explain graph",
+        "train --explain keys",
+        "train tiny.toml --data text.txt --devices cpu --quiet --steps 1",
+        "devices",
+    ] {
+        let ran = with_closed_stdout(&desk, line);
+        assert_eq!(ran.code(), Some(0), "{line}: {}", ran.err);
+        assert!(!ran.err.contains("panicked") && !ran.err.contains("Broken pipe"), "{}", ran.err);
+    }
+}
+
+// ---- eval ----
+
+#[test]
+fn evaluating_gives_the_loss_that_training_recorded() {
+    let desk = trained();
+    let recorded = desk.metrics("run").last().unwrap()["val_loss"].as_f64().unwrap();
+    let ran = desk.run("eval run --devices cpu --json").ok();
+    let line = json(&ran);
+    let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["step", "loss", "perplexity", "targets"]);
+    assert_eq!((line["step"].as_u64(), line["loss"].as_f64()), (Some(30), Some(recorded)));
+    assert!((line["perplexity"].as_f64().unwrap() - recorded.exp()).abs() < 1e-9);
+
+    let human = desk.run("eval run --devices cpu").ok();
+    assert!(human.out.starts_with(&format!("step 30  loss {recorded:.4}  ")), "{}", human.out);
+    assert_eq!(ran.err.clone() + &human.err, "");
+}
+
+#[test]
+fn evaluating_other_parts_other_texts_and_the_best() {
+    let desk = trained();
+    let eval = |line: &str| json(&desk.run(&format!("eval run --devices cpu --json {line}")).ok());
+    let (held_out, training) = (eval(""), eval("--part training"));
+    let targets = |line: &Value| line["targets"].as_u64().unwrap();
+    assert!(targets(&training) > 8 * targets(&held_out), "{training} {held_out}");
+
+    // All of the text, which is both parts: its loss lies between theirs.
+    let all = eval("--data text.txt");
+    let loss = |line: &Value| line["loss"].as_f64().unwrap();
+    assert!(targets(&all) >= targets(&training) + targets(&held_out) && loss(&all) > 0.0);
+    let (low, high) = (loss(&training).min(loss(&held_out)), loss(&training).max(loss(&held_out)));
+    assert!((low - 0.01..high + 0.01).contains(&loss(&all)), "{low} {} {high}", loss(&all));
+    desk.write("other.txt", "the table and the guests of the cook\n");
+    assert_ne!(loss(&eval("--data other.txt")), loss(&all));
+
+    // A learning rate that ruins the model after its best evaluation.
+    desk.resume("run", "--quiet --set optim.lr=1 --set schedule.min_lr=1 --steps 50").ok();
+    assert_eq!((eval("")["step"].as_u64(), eval("--best")["step"].as_u64()), (Some(50), Some(30)));
+    assert!(loss(&eval("")) > loss(&eval("--best")));
+}
+
+// ---- generate ----
+
+#[test]
+fn generating_is_repeatable_and_takes_a_prompt() {
+    let desk = trained();
+    let generate = |line: &str| {
+        let tokens = if line.contains("--tokens") { "" } else { "--tokens 40" };
+        let ran = desk.run(&format!("generate run --devices cpu {tokens} {line}")).ok();
+        assert_eq!(ran.err, "");
+        ran.out
+    };
+    let text = generate("--prompt the --seed 3");
+    assert!(text.starts_with("the") && text.ends_with('\n'), "{text:?}");
+    assert_eq!(text.chars().count(), 3 + 40 + 1);
+    assert_eq!(generate("--prompt the --seed 3"), text);
+    assert_ne!(generate("--prompt the --seed 4"), text);
+
+    // The most likely token needs no seed, and is the choice among one.
+    let safest = generate("--prompt the --temperature 0");
+    assert_eq!(generate("--prompt the --temperature 0 --seed 9"), safest);
+    assert_eq!(generate("--prompt the --top-k 1 --seed 7"), safest);
+    assert_ne!(generate("--prompt the --top-k 3 --temperature 5 --seed 7"), safest);
+    assert_eq!(generate("--prompt the --tokens 0").trim_end(), "the");
+    assert!(!generate("--best").is_empty());
+}
+
+#[test]
+fn bytes_make_a_model_of_any_file() {
+    let desk = Desk::new();
+    let bytes: Vec<u8> = (0..600u32).map(|i| (i * i % 251) as u8).collect();
+    desk.write("bytes", &bytes);
+    let line = "train tiny.toml --data bytes --devices cpu --out run --quiet --set \
+                data.tokenizer=byte --steps 5";
+    desk.run(line).ok();
+    let text = desk.run("generate run --devices cpu --tokens 30 --prompt ü").ok().out;
+    assert!(text.starts_with('ü'), "{text:?}");
+}

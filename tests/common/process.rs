@@ -1,0 +1,213 @@
+//! The program as its users run it: a working directory, command lines, exit codes, what was
+//! printed. Waits have an end and say what they waited for.
+#![allow(dead_code, reason = "each test binary uses a part of this file")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// The longest that one run of the program may take: most take a fraction of a second, and none
+/// more than a minute.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A model so small that a step takes less than a millisecond.
+const TINY: &str = "\
+[model]
+layers = 1
+heads = 2
+width = 16
+context = 8
+
+[train]
+batch = 4
+steps = 30
+sample_tokens = 20
+
+[optim]
+lr = 0.01
+
+[schedule]
+warmup = 5
+";
+
+/// A directory with `tiny.toml` and `text.txt`, in which the program runs.
+pub struct Desk {
+    directory: tempfile::TempDir,
+}
+
+/// A run of the program that ended.
+pub struct Ran {
+    pub status: ExitStatus,
+    pub out: String,
+    pub err: String,
+}
+
+impl Desk {
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("tiny.toml"), TINY).unwrap();
+        fs::write(directory.path().join("text.txt"), text()).unwrap();
+        Self { directory }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
+        fs::write(self.path(name), bytes).unwrap();
+    }
+
+    /// Every file below the directory, sorted.
+    pub fn files(&self) -> Vec<String> {
+        fn walk(directory: &Path, prefix: &str, files: &mut Vec<String>) {
+            for entry in fs::read_dir(directory).unwrap() {
+                let entry = entry.unwrap();
+                let name = format!("{prefix}{}", entry.file_name().to_str().unwrap());
+                if entry.file_type().unwrap().is_dir() {
+                    walk(&entry.path(), &format!("{name}/"), files);
+                } else {
+                    files.push(name);
+                }
+            }
+        }
+        let mut files = Vec::new();
+        walk(self.directory.path(), "", &mut files);
+        files.sort();
+        files
+    }
+
+    /// The program with the words of `line`, here.
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_potluck"));
+        command.args(line.split_whitespace()).current_dir(self.directory.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Some drivers complain on stderr when this is not set.
+        command.env("XDG_RUNTIME_DIR", self.directory.path()).env_remove("POTLUCK_FAULT");
+        command
+    }
+
+    pub fn run(&self, line: &str) -> Ran {
+        finish(self.command(line).spawn().unwrap(), line)
+    }
+
+    /// Trains the tiny model on the text on the CPU device, with these words added.
+    pub fn train(&self, line: &str) -> Ran {
+        self.run(&train_line(line))
+    }
+
+    /// Like [`Desk::train`], with faults.
+    pub fn train_with(&self, faults: &str, line: &str) -> Ran {
+        let line = train_line(line);
+        let child = self.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
+        finish(child, &format!("{faults}: {line}"))
+    }
+
+    /// Continues the run in a directory.
+    pub fn resume(&self, run: &str, line: &str) -> Ran {
+        self.run(&format!("train --devices cpu --resume {run} {line}"))
+    }
+
+    /// The bytes of a file of the checkpoint of a step.
+    pub fn checkpoint(&self, run: &str, step: u64, file: &str) -> Vec<u8> {
+        let path = self.path(run).join(format!("checkpoints/step-{step:08}/{file}"));
+        fs::read(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+    }
+
+    pub fn manifest(&self, run: &str, step: u64) -> Value {
+        serde_json::from_slice(&self.checkpoint(run, step, "manifest.json")).unwrap()
+    }
+
+    /// The lines of the run's record.
+    pub fn metrics(&self, run: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
+        assert!(text.is_empty() || text.ends_with('\n'), "a torn line: {text}");
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The lines of the record that are steps.
+    pub fn steps(&self, run: &str) -> Vec<Value> {
+        let lines = self.metrics(run).into_iter();
+        lines.filter(|line| line.get("val_loss").is_none()).collect()
+    }
+
+    pub fn losses(&self, run: &str) -> Vec<f64> {
+        self.steps(run).iter().map(|line| line["loss"].as_f64().unwrap()).collect()
+    }
+}
+
+fn train_line(line: &str) -> String {
+    format!("train tiny.toml --data text.txt --devices cpu {line}")
+}
+
+impl Ran {
+    pub fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    /// Asserts that it went well.
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code(), Some(0), "{}\n{}{}", self.status, self.out, self.err);
+        self
+    }
+
+    /// Asserts that it ended with this exit code.
+    pub fn ended(self, code: i32) -> Self {
+        assert_eq!(self.code(), Some(code), "{}\n{}{}", self.status, self.out, self.err);
+        self
+    }
+
+    /// The lines on stderr that begin so.
+    pub fn lines(&self, beginning: &str) -> Vec<&str> {
+        self.err.lines().filter(|line| line.starts_with(beginning)).collect()
+    }
+
+    /// The one line on stderr that begins so.
+    pub fn line(&self, beginning: &str) -> &str {
+        let lines = self.lines(beginning);
+        assert_eq!(lines.len(), 1, "not one line '{beginning}' in:\n{}", self.err);
+        lines[0]
+    }
+}
+
+/// Waits for the end of a child, and kills it if that does not come.
+pub fn finish(child: Child, what: &str) -> Ran {
+    let Output { status, stdout, stderr } = wait(child, what);
+    let text = |bytes| String::from_utf8(bytes).expect("the program prints UTF-8");
+    Ran { status, out: text(stdout), err: text(stderr) }
+}
+
+fn wait(child: Child, what: &str) -> Output {
+    let (id, (sender, receiver)) = (child.id(), mpsc::channel());
+    thread::spawn(move || sender.send(child.wait_with_output()));
+    match receiver.recv_timeout(PATIENCE) {
+        Ok(output) => output.unwrap(),
+        Err(_) => {
+            send_signal(id, "KILL");
+            panic!("did not end within {} s: {what}", PATIENCE.as_secs());
+        }
+    }
+}
+
+/// Sends a signal to a process.
+pub fn send_signal(process: u32, signal: &str) {
+    let line = format!("kill -{signal} {process}");
+    assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success(), "{line}");
+}
+
+/// About 2000 characters that a small model learns something about.
+fn text() -> String {
+    let words =
+        ["the", "cook", "brings", "bread", "and", "soup", "to", "a", "table", "of", "guests"];
+    let mut text = String::new();
+    for (index, step) in (0..400).zip((0..400).map(|i| (i * i) % 7 + i)) {
+        text.push_str(words[step % words.len()]);
+        text.push(if index % 9 == 8 { '\n' } else { ' ' });
+    }
+    text
+}

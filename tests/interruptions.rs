@@ -1,0 +1,128 @@
+//! Steps that are not finite, and signals: what the program does about them, says, and saves.
+
+#[path = "common/process.rs"]
+mod process;
+
+use process::Desk;
+
+const SKIPPED: [&str; 9] =
+    ["step", "loss", "lr", "grad_norm", "tokens", "ms", "tokens_per_s", "skipped", "reason"];
+
+#[test]
+fn a_step_that_is_not_finite_is_skipped_and_told() {
+    let desk = Desk::new();
+    let ran = desk.train_with("nan@backward:3", "--out run --quiet").ok();
+    let warning = ran.line("warning:");
+    for part in ["step 3 was skipped", "1 in a row", "not finite", "gradient of "] {
+        assert!(warning.contains(part), "'{part}' is missing in: {warning}");
+    }
+    let named = warning.rsplit("gradient of ").next().unwrap();
+    assert!(named.ends_with(".weight"), "no parameter is named: {warning}");
+
+    let lines = desk.steps("run");
+    assert_eq!(lines.len(), 30);
+    for line in &lines {
+        assert_eq!(line.get("skipped").is_some(), line["step"] == 3, "{line}");
+    }
+    let keys: Vec<&String> = lines[2].as_object().unwrap().keys().collect();
+    assert_eq!(keys, SKIPPED);
+    assert_eq!(lines[2]["skipped"], true);
+    assert_eq!(lines[2]["reason"], "a gradient is not finite");
+
+    let meta = &desk.manifest("run", 30)["meta"];
+    assert_eq!((&meta["step"], &meta["optimizer_step"]), (&30.into(), &29.into()));
+    assert!(desk.losses("run")[29] < desk.losses("run")[0]);
+}
+
+#[test]
+fn a_skipped_step_changes_nothing() {
+    let desk = Desk::new();
+    let settings = "--quiet --set train.checkpoint_every=1 --set train.checkpoint_keep=9 --steps 4";
+    desk.train_with("nan@backward:3", &format!("{settings} --out run")).ok();
+    for file in ["parameters.safetensors", "moments.safetensors"] {
+        assert!(desk.checkpoint("run", 3, file) == desk.checkpoint("run", 2, file), "{file}");
+        assert!(desk.checkpoint("run", 4, file) != desk.checkpoint("run", 3, file), "{file}");
+    }
+}
+
+#[test]
+fn steps_that_stay_not_finite_end_the_run() {
+    let desk = Desk::new();
+    let settings = "--out run --quiet --set train.skip_limit=4 --set train.checkpoint_every=1 \
+                    --set train.eval_every=1";
+    let ran = desk.train_with("nan@forward:3", settings).ended(78);
+    let error = ran.line("error:");
+    for part in ["4 steps in a row were not finite", "parameter ", ".weight", "step-00000002"] {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+    for (skipped, step) in (1..=4).zip(3..) {
+        let line = format!("warning: step {step} was skipped ({skipped} in a row");
+        assert_eq!(ran.lines(&line).len(), 1, "'{line}' is missing in:\n{}", ran.err);
+    }
+    // What is not finite was told, and neither saved nor taken for the best.
+    assert_eq!(ran.lines("warning: step 4 was not saved: the parameter ").len(), 1, "{}", ran.err);
+    let checkpoints = desk.files().into_iter().filter(|name| name.ends_with("manifest.json"));
+    let step = |number: u64| format!("run/checkpoints/step-{number:08}/manifest.json");
+    assert!(checkpoints.eq([step(1), step(2)]));
+    for best in ["", "--best"] {
+        desk.run(&format!("eval run --devices cpu {best}")).ok();
+    }
+    desk.resume("run", "--quiet").ok();
+    assert_eq!(desk.steps("run").len(), 30);
+}
+
+#[test]
+fn a_signal_saves_the_step_and_ends_the_run() {
+    for (fault, code, says) in
+        [("int@update:5", 130, "interrupted"), ("term@metrics:5", 75, "term")]
+    {
+        let desk = Desk::new();
+        let ran = desk.train_with(fault, "--out run --quiet").ended(code);
+        assert!(ran.line(says).ends_with("potluck train --resume run"), "{}", ran.err);
+        assert_eq!(ran.out, "", "{fault}");
+        assert_eq!(desk.manifest("run", 5)["meta"]["step"], 5);
+        desk.resume("run", "--quiet").ok();
+        assert_eq!(desk.steps("run").len(), 30);
+    }
+}
+
+#[test]
+fn a_second_interrupt_ends_the_run_at_once() {
+    let desk = Desk::new();
+    desk.train_with("int@forward:5,int@update:5", "--out run --quiet").ended(130);
+    assert_eq!(desk.steps("run").len(), 4);
+    desk.resume("run", "--quiet").ok();
+    assert_eq!(desk.steps("run").len(), 30);
+}
+
+/// Signals from outside, to a run that would take days.
+#[test]
+#[cfg(unix)]
+fn a_signal_from_outside_does_the_same() {
+    use std::io::{BufRead, BufReader};
+    for (signal, code) in [("INT", 130), ("TERM", 75)] {
+        let desk = Desk::new();
+        let line = "train tiny.toml --data text.txt --devices cpu --out run \
+                    --log-every 1000000 --steps 1000000000";
+        let mut child = desk.command(line).spawn().unwrap();
+        let mut seen = String::new();
+        let mut err = BufReader::new(child.stderr.take().unwrap());
+        while !seen.contains("\nstep 1/") {
+            let read = err.read_line(&mut seen).unwrap();
+            assert!(read > 0, "ended before its first step:\n{seen}");
+        }
+        process::send_signal(child.id(), signal);
+        let mut rest = String::new();
+        let reader = std::thread::spawn(move || {
+            std::io::Read::read_to_string(&mut err, &mut rest).map(|_| rest)
+        });
+        process::finish(child, &format!("SIG{signal}")).ended(code);
+        let rest = reader.join().unwrap().unwrap();
+        assert!(rest.contains("the run is saved"), "{rest}");
+
+        let done = desk.steps("run").len();
+        let steps = done + 2;
+        desk.resume("run", &format!("--quiet --steps {steps}")).ok();
+        assert_eq!(desk.steps("run").len(), steps, "SIG{signal} after {done} steps");
+    }
+}

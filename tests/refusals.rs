@@ -1,0 +1,186 @@
+//! What cannot be done is refused with exit code 78 and one sentence that names the file, the
+//! key or the place; and nothing is written.
+
+#[path = "common/process.rs"]
+mod process;
+
+use std::fs;
+
+use process::{Desk, Ran};
+
+/// Asserts exit code 78, nothing on stdout, one error line that has all of `parts`, and no new
+/// file.
+fn refused(desk: &Desk, before: &[String], ran: Ran, parts: &[&str]) {
+    let ran = ran.ended(78);
+    let line = ran.line("error:");
+    for part in parts {
+        assert!(line.contains(part), "'{part}' is missing in: {line}");
+    }
+    assert_eq!(ran.out, "", "{line}");
+    assert!(!ran.err.contains("panicked"), "{}", ran.err);
+    assert_eq!(desk.files(), before, "{line}");
+    assert!(!desk.path("runs").exists(), "{line}");
+}
+
+/// Refuses `potluck LINE` on a desk that has these files besides.
+fn refuses(files: &[(&str, &[u8])], line: &str, parts: &[&str]) {
+    let desk = Desk::new();
+    files.iter().for_each(|(name, bytes)| desk.write(name, bytes));
+    let before = desk.files();
+    let ran = desk.run(line);
+    refused(&desk, &before, ran, parts);
+}
+
+/// Refuses training on a text.
+fn refuses_text(bytes: &[u8], parts: &[&str]) {
+    let line = "train tiny.toml --data data.txt --devices cpu";
+    refuses(&[("data.txt", bytes)], line, &[&["data.txt: "], parts].concat());
+}
+
+/// Refuses training with a configuration.
+fn refuses_config(toml: &str, parts: &[&str]) {
+    let line = "train typed.toml --data text.txt --devices cpu";
+    refuses(&[("typed.toml", toml.as_bytes())], line, parts);
+}
+
+#[test]
+fn texts_that_cannot_be_trained_on() {
+    refuses_text(b"", &["is empty"]);
+    refuses_text(b"short", &["training part has 4 tokens", "needs at least 9", "model.context"]);
+    let not_utf8 = [&b"first line\nsecond"[..], &[0xFF], &b" line".repeat(20)].concat();
+    refuses_text(&not_utf8, &["not UTF-8 at byte 17 (line 2)", "data.tokenizer = \"byte\""]);
+    let line = "train tiny.toml --devices cpu --data";
+    refuses(&[], &format!("{line} missing.txt"), &["missing.txt: cannot be read", "No such file"]);
+    refuses(&[], &format!("{line} ."), &[".: is a directory"]);
+
+    let desk = Desk::new();
+    desk.write("data.txt", not_utf8);
+    let bytes = "--data data.txt --set data.tokenizer=byte --steps 2 --quiet";
+    desk.run(&format!("train tiny.toml --devices cpu {bytes}")).ok();
+}
+
+#[test]
+fn configurations_that_cannot_be_run() {
+    let place = "typed.toml:3: ";
+    refuses_config("[train]\n\nstpes = 5\n", &[place, "train.stpes", "did you mean train.steps?"]);
+    refuses_config("\n\n[trian]\n", &[place, "section [trian]", "did you mean [train]?"]);
+    refuses_config("[train]\n\nsteps = \"x\"\n", &[place, "train.steps expects a whole number"]);
+    refuses_config("[train]\n\nbatch = 0\n", &[place, "train.batch expects", "from 1", "got 0"]);
+    refuses_config("[model]\n\nheads = 3\n", &[place, "model.heads expects", "model.width"]);
+    refuses_config("[optim]\n\nkind = \"adam\"\n", &[place, "optim.kind expects", "adamw"]);
+    refuses_config("[train]\n\nsteps = \n", &[place]);
+    refuses(&[], "train missing.toml --devices cpu", &["missing.toml: cannot be read"]);
+
+    let set = "train tiny.toml --devices cpu --set";
+    let place = "--set train.stpes=5: ";
+    refuses(&[], &format!("{set} train.stpes=5"), &[place, "did you mean train.steps?"]);
+    refuses(&[], &format!("{set} model.dropout=1"), &["--set model.dropout=1: ", "got 1"]);
+    refuses(&[], &format!("{set} model.heads=3"), &["--set model.heads=3: ", "divides"]);
+    refuses(&[], &format!("{set} steps"), &["expects key=value"]);
+    refuses(&[], &format!("{set} train.micro_batch=5"), &["train.micro_batch", "train.batch = 4"]);
+}
+
+#[test]
+fn arguments_without_a_meaning() {
+    refuses(&[], "train --bogus", &["--bogus"]);
+    refuses(&[], "train --steps x", &["x", "--steps", "a whole number from 0 up"]);
+    refuses(&[], "train --explain all", &["all", "--explain"]);
+    refuses(&[], "generate", &["required arguments"]);
+    refuses(&[], "generate run --temperature -1", &["-1"]);
+    refuses(&[], "generate run --temperature=nan", &["nan", "from 0 up"]);
+    refuses(&[], "dance", &["dance"]);
+}
+
+#[test]
+fn devices_that_are_not_there() {
+    let train = "train tiny.toml --data text.txt --devices";
+    refuses(&[], &format!("{train} nosuchdevice"), &["nosuchdevice"]);
+    refuses(&[], &format!("{train} 999"), &["999"]);
+    refuses(&[], &format!("{train} nosuch,device"), &["nosuch,device"]);
+    refuses(&[], &format!("{train} cpu,cpu"), &["cpu,cpu"]);
+}
+
+#[test]
+fn faults_for_tests_that_do_not_exist() {
+    for (fault, part) in [
+        ("garbage", "'garbage' is not FAULT@POINT:STEP"),
+        ("kill@lunch:1", "'lunch' is not a point"),
+        ("nan@metrics:1", "'nan' cannot happen at 'metrics'"),
+    ] {
+        let desk = Desk::new();
+        let before = desk.files();
+        refused(&desk, &before, desk.train_with(fault, ""), &["POTLUCK_FAULT: ", part]);
+    }
+}
+
+#[test]
+fn checkpoints_that_are_not_there() {
+    refuses(&[], "train --devices cpu --resume latest", &["there is no run in runs/"]);
+    for line in ["train --resume", "eval", "eval --best", "generate"] {
+        let line = format!("{line} nowhere --devices cpu");
+        refuses(&[], &line, &["nowhere/checkpoints", "there is no checkpoint"]);
+    }
+}
+
+/// What a run refuses that is there already, and that must stay as it is.
+#[test]
+fn what_does_not_fit_a_run() {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 5").ok();
+    desk.write("other.txt", "Other Characters: ÄÖÜ. ".repeat(20));
+    desk.write("empty.txt", "");
+    let before = desk.files();
+    let metrics = || fs::read(desk.path("run/metrics.jsonl")).unwrap();
+    let bytes = metrics();
+    let refuses = |line: &str, parts: &[&str]| {
+        refused(&desk, &before, desk.run(&format!("{line} --devices cpu")), parts);
+        assert_eq!(metrics(), bytes, "{line}");
+    };
+    refuses("train tiny.toml --data text.txt --out run", &["run holds a run", "--resume latest"]);
+    refuses("train --resume run --set model.layers=2", &["[model] does not fit the checkpoint"]);
+    let kept = "data.tokenizer does not fit the checkpoint";
+    refuses("train --resume run --set data.tokenizer=byte", &[kept]);
+    refuses("train --resume run --set optim.kind=sgd", &["optim.kind does not fit"]);
+    refuses("train --resume run --data other.txt --steps 9", &["other.txt", "'O' at byte 0"]);
+    refuses("train --resume run --data empty.txt --steps 9", &["empty.txt: is empty"]);
+    refuses("train --resume run --set train.stpes=9", &["did you mean train.steps?"]);
+    refuses("eval run --data other.txt", &["other.txt", "'O' at byte 0", "vocabulary"]);
+    refuses("eval run --data missing.txt", &["missing.txt: cannot be read"]);
+    refuses("generate run --prompt the~cook", &["'~' at byte 3", "vocabulary"]);
+    refuses("generate run --prompt=", &["the prompt is empty"]);
+    let unknown = desk.run("train --resume run --steps 9 --devices nosuchdevice");
+    refused(&desk, &before, unknown, &["nosuchdevice"]);
+
+    // Another run's directory is no place to go on in, and the run itself can still do so.
+    desk.train("--out second --quiet --steps 5").ok();
+    let taken = desk.run("train --resume run --out second --devices cpu --steps 9").ended(78);
+    assert!(taken.line("error:").contains("second holds a run"), "{}", taken.err);
+    assert_eq!(desk.steps("second").len(), 5);
+    desk.resume("run", "--quiet --steps 9").ok();
+    assert_eq!(desk.steps("run").len(), 9);
+}
+
+#[test]
+fn evaluating_what_was_not_held_out() {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 2 --set data.held_out=0").ok();
+    let before = desk.files();
+    let ran = desk.run("eval run --devices cpu");
+    refused(&desk, &before, ran, &["held nothing out", "--part training"]);
+    desk.run("eval run --devices cpu --part training").ok();
+    assert!(desk.metrics("run").iter().all(|line| line.get("val_loss").is_none()));
+}
+
+#[test]
+#[cfg(unix)]
+fn a_run_has_one_writer_at_a_time() {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 2").ok();
+    let lock = fs::File::open(desk.path("run/lock")).unwrap();
+    lock.lock().unwrap();
+    let ran = desk.resume("run", "--steps 9").ended(78);
+    assert!(ran.line("error:").contains("run: the run is in use by process"), "{}", ran.err);
+    assert_eq!(desk.steps("run").len(), 2);
+    drop(lock);
+    desk.resume("run", "--quiet --steps 9").ok();
+}

@@ -1,0 +1,301 @@
+//! Runs that are killed, interrupted or out of space, and then resumed, end in the same bits as
+//! the run that nothing happened to. Real processes are killed, at named points.
+
+#[path = "common/process.rs"]
+mod process;
+
+use std::fs;
+use std::sync::LazyLock;
+
+use process::{Desk, Ran};
+use serde_json::Value;
+
+const STEPS: u64 = 30;
+/// Dropout, micro-batches that do not divide the batch, evaluations between the checkpoints (and
+/// a checkpoint where the loss is the best so far), and a text of less than one epoch.
+const SETTINGS: &str = "--quiet --set model.dropout=0.1 --set train.micro_batch=3 \
+     --set train.checkpoint_every=6 --set train.eval_every=7";
+
+/// The run that nothing happens to.
+static WHOLE: LazyLock<Desk> = LazyLock::new(|| {
+    let desk = Desk::new();
+    start(&desk, "").ok();
+    assert_eq!(desk.steps("run").len() as u64, STEPS);
+    desk
+});
+
+fn start(desk: &Desk, faults: &str) -> Ran {
+    desk.train_with(faults, &format!("--out run {SETTINGS}"))
+}
+
+fn resume(desk: &Desk) -> Ran {
+    desk.resume("run", "--quiet")
+}
+
+/// The record of a run without its times.
+fn record(desk: &Desk) -> Vec<Value> {
+    let mut lines = desk.metrics("run");
+    for line in lines.iter_mut().filter_map(Value::as_object_mut) {
+        line.remove("ms");
+        line.remove("tokens_per_s");
+    }
+    lines
+}
+
+/// Everything that a run leaves except `lock`, torn or aside files included.
+fn left(desk: &Desk) -> Vec<String> {
+    desk.files().into_iter().filter(|name| !name.ends_with(".aside")).collect()
+}
+
+/// Asserts that the run has come to the same end as the whole one.
+fn assert_same_end(desk: &Desk, what: &str) {
+    assert_same_bits(desk, &WHOLE, what);
+    assert_eq!(record(desk), record(&WHOLE), "{what}");
+    let best = |desk: &Desk| fs::read_to_string(desk.path("run/checkpoints/best")).unwrap();
+    assert_eq!(best(desk), best(&WHOLE), "{what}");
+    assert_eq!(desk.manifest("run", STEPS)["meta"], WHOLE.manifest("run", STEPS)["meta"], "{what}");
+}
+
+fn assert_same_bits(desk: &Desk, other: &Desk, what: &str) {
+    for file in ["parameters.safetensors", "moments.safetensors"] {
+        let same = desk.checkpoint("run", STEPS, file) == other.checkpoint("run", STEPS, file);
+        assert!(same, "{what}: {file} differs");
+    }
+}
+
+/// The step of the checkpoint that the run's directory gives, which must be good.
+fn loadable(desk: &Desk) -> u64 {
+    let ran = desk.run("eval run --devices cpu --json").ok();
+    assert_eq!(ran.lines("warning:"), [""; 0], "{}", ran.err);
+    serde_json::from_str::<Value>(&ran.out).unwrap()["step"].as_u64().unwrap()
+}
+
+/// Kills a run at a point of a step, and resumes it.
+fn killed_and_resumed(point: &str, step: u64, saved: u64) {
+    let what = format!("kill@{point}:{step}");
+    let desk = Desk::new();
+    let ran = start(&desk, &what);
+    assert_killed(&ran, &what);
+    assert_eq!(loadable(&desk), saved, "{what}");
+    let resumed = resume(&desk).ok();
+    assert_eq!(resumed.err, "", "{what}");
+    assert_same_end(&desk, &what);
+    assert_eq!(left(&desk), left(&WHOLE), "{what}");
+}
+
+#[cfg(unix)]
+fn assert_killed(ran: &Ran, what: &str) {
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(ran.status.signal(), Some(9), "{what}: {}", ran.err);
+}
+
+#[cfg(not(unix))]
+fn assert_killed(ran: &Ran, what: &str) {
+    assert!(!ran.status.success(), "{what}: {}", ran.err);
+}
+
+#[test]
+fn a_run_killed_in_the_middle_of_a_step_ends_in_the_same_bits() {
+    for point in ["forward", "backward", "verdict", "update", "metrics"] {
+        killed_and_resumed(point, 17, 14);
+    }
+    // Right after a checkpoint, in the last step, and in the first one.
+    killed_and_resumed("update", 19, 18);
+    killed_and_resumed("metrics", STEPS, 28);
+    killed_and_resumed("forward", 1, 0);
+}
+
+#[test]
+fn a_run_killed_while_it_saves_ends_in_the_same_bits() {
+    // Step 18 is saved because it is time, 21 because it is the best, 30 because it is the last.
+    for (step, before) in [(18, 14), (21, 18), (STEPS, 28)] {
+        let points = ["begin", "tensors", "manifest", "rename"];
+        for point in points {
+            killed_and_resumed(&format!("checkpoint-{point}"), step, before);
+        }
+        killed_and_resumed("checkpoint-prune", step, step);
+    }
+}
+
+#[test]
+fn a_run_killed_before_its_first_checkpoint_can_be_started_again() {
+    let desk = Desk::new();
+    assert_killed(&start(&desk, "kill@checkpoint-manifest:0"), "kill@checkpoint-manifest:0");
+    let refused = resume(&desk).ended(78);
+    assert!(refused.line("error:").contains("there is no checkpoint"), "{}", refused.err);
+    start(&desk, "").ok();
+    assert_same_end(&desk, "started again");
+}
+
+#[test]
+fn a_run_can_be_killed_and_resumed_again_and_again() {
+    let desk = Desk::new();
+    assert_killed(&start(&desk, "kill@backward:9"), "first");
+    for (fault, saved) in [("kill@update:16", 14), ("kill@checkpoint-rename:24", 21)] {
+        let line = "train --devices cpu --quiet --resume run";
+        let child = desk.command(line).env("POTLUCK_FAULT", fault).spawn().unwrap();
+        assert_killed(&process::finish(child, fault), fault);
+        assert_eq!(loadable(&desk), saved);
+    }
+    resume(&desk).ok();
+    assert_same_end(&desk, "killed three times");
+    // And once more, when there is nothing left to do.
+    resume(&desk).ok();
+    assert_same_end(&desk, "resumed after its end");
+}
+
+#[test]
+fn an_interrupted_run_ends_in_the_same_bits() {
+    for (fault, code) in [("int@update:16", 130), ("term@forward:16", 75)] {
+        let desk = Desk::new();
+        let ran = start(&desk, fault).ended(code);
+        assert!(ran.err.contains("potluck train --resume run"), "{}", ran.err);
+        assert_eq!(loadable(&desk), 16);
+        resume(&desk).ok();
+        assert_same_bits(&desk, &WHOLE, fault);
+        assert_eq!(record(&desk), record(&WHOLE), "{fault}");
+    }
+}
+
+#[test]
+fn a_resumed_run_can_be_made_longer() {
+    let settings = format!("--out run {SETTINGS} --set schedule.kind=constant");
+    let whole = Desk::new();
+    whole.train(&settings).ok();
+    let desk = Desk::new();
+    desk.train(&format!("{settings} --steps 17")).ok();
+    desk.resume("run", "--quiet --set train.steps=30").ok();
+    assert_same_bits(&desk, &whole, "17 steps and then 13");
+    // The first part ended with an evaluation of its own.
+    let numbers = |desk: &Desk| desk.losses("run");
+    assert_eq!(numbers(&desk), numbers(&whole));
+}
+
+/// Spoils the newest checkpoint of a run killed at step 20: the one before it is used.
+fn falls_back(file: &str, spoil: impl FnOnce(&mut Vec<u8>)) {
+    let desk = Desk::new();
+    assert_killed(&start(&desk, "kill@forward:20"), file);
+    let path = desk.path("run/checkpoints/step-00000018").join(file);
+    let mut bytes = fs::read(&path).unwrap();
+    spoil(&mut bytes);
+    fs::write(&path, bytes).unwrap();
+
+    let resumed = resume(&desk).ok();
+    let warning = resumed.line("warning:");
+    assert!(warning.contains("step-00000018") && warning.contains(file), "{warning}");
+    assert_same_end(&desk, file);
+    // What was damaged is kept for whoever wants to look at it.
+    assert!(desk.path("run/checkpoints/step-00000018.aside").is_dir());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_told_and_the_one_before_it_used() {
+    falls_back("parameters.safetensors", |bytes| bytes.truncate(bytes.len() / 2));
+    falls_back("moments.safetensors", |bytes| {
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+    });
+    falls_back("manifest.json", |bytes| bytes.clear());
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_moment_costs_one_checkpoint() {
+    for point in ["begin", "tensors", "manifest", "rename"] {
+        let desk = Desk::new();
+        let ran = start(&desk, &format!("full@checkpoint-{point}:18")).ok();
+        let warning = ran.line("warning:");
+        assert!(warning.contains("step 18 was not saved"), "{warning}");
+        assert!(warning.contains("step-00000018"), "{warning}");
+        assert_same_end(&desk, point);
+        assert_eq!(left(&desk), left(&WHOLE), "{point}");
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_at_the_end_is_an_error_after_which_the_run_can_go_on() {
+    // The last step is saved as the best, because it is time, and at the end.
+    for (point, times) in
+        [("checkpoint-tensors:30", 3), ("metrics:30", 1), ("checkpoint-begin:0", 1)]
+    {
+        let desk = Desk::new();
+        let ran = start(&desk, &vec![format!("full@{point}"); times].join(",")).ended(75);
+        assert!(ran.line("error:").contains("free space"), "{}", ran.err);
+        let again = if point.ends_with(":0") { start(&desk, "") } else { resume(&desk) };
+        again.ok();
+        assert_same_end(&desk, point);
+    }
+    // If only the first attempt fails, the second one saves it, and as the best.
+    let desk = Desk::new();
+    start(&desk, "full@checkpoint-manifest:30").ok().line("warning:");
+    assert_same_end(&desk, "the second attempt");
+}
+
+/// A file system of its own, with room for the first checkpoints but not for all.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_really_full_disk_leaves_a_run_that_goes_on_elsewhere() {
+    use std::process::{Command, Stdio};
+    let unshare = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-Urm", "sh", "-c", script]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let desk = Desk::new();
+    fs::create_dir(desk.path("disk")).unwrap();
+    let mount = "mount -t tmpfs -o size=96k none disk";
+    let permitted = unshare(mount).current_dir(desk.path("")).status();
+    if !permitted.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this system permits no file system of one's own (unshare -Urm)");
+        return;
+    }
+    let program = env!("CARGO_BIN_EXE_potluck");
+    let script = format!(
+        "{mount} && {program} train tiny.toml --data text.txt --devices cpu --out disk/run \
+         {SETTINGS}; code=$?; df -k disk; cp -r disk/run run; exit $code"
+    );
+    let child = unshare(&script).current_dir(desk.path("")).spawn().unwrap();
+    let ran = process::finish(child, &script).ended(75);
+    assert!(ran.line("error:").contains("No space left"), "{}", ran.err);
+    let saved = loadable(&desk);
+    assert!(saved < STEPS, "all of it fitted: {saved}");
+    let unfinished: Vec<String> =
+        desk.files().into_iter().filter(|name| name.contains(".tmp")).collect();
+    assert_eq!(unfinished, [""; 0]);
+    resume(&desk).ok();
+    assert_same_end(&desk, "on a larger disk");
+}
+
+/// Samples are counted, not steps: a run that goes on with another batch size neither repeats
+/// nor leaves out a sample.
+#[test]
+fn another_batch_size_goes_on_with_the_next_sample() {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 5").ok();
+    assert_eq!(desk.manifest("run", 5)["meta"]["samples"], 20);
+    desk.resume("run", "--quiet --steps 8 --set train.batch=6 --set train.micro_batch=6").ok();
+    assert_eq!(desk.manifest("run", 8)["meta"]["samples"], 38);
+    desk.resume("run", "--quiet --steps 10").ok();
+    assert_eq!(desk.manifest("run", 10)["meta"]["samples"], 50);
+}
+
+/// The same on every adapter that `./x test` names: killed between two checkpoints and resumed, a
+/// run on a GPU ends in the bits of the one that nothing happened to.
+#[test]
+fn a_run_on_an_adapter_resumes_to_the_same_bits() {
+    let adapters = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    for adapter in adapters.split(',').filter(|name| !name.is_empty()) {
+        let settings = format!("--out run {SETTINGS} --steps 14 --devices {adapter}");
+        let line = format!("train tiny.toml --data text.txt {settings}");
+        let whole = Desk::new();
+        whole.run(&line).ok();
+        let desk = Desk::new();
+        let killed = desk.command(&line).env("POTLUCK_FAULT", "kill@update:9").spawn().unwrap();
+        assert_eq!(process::finish(killed, &line).code(), None, "{adapter}: killed by a signal");
+        desk.run(&format!("train --quiet --resume run --devices {adapter}")).ok();
+        for file in ["parameters.safetensors", "moments.safetensors"] {
+            let same = desk.checkpoint("run", 14, file) == whole.checkpoint("run", 14, file);
+            assert!(same, "{adapter}: {file} differs");
+        }
+    }
+}
