@@ -6,6 +6,14 @@
 //!
 //! The rooms, in layers; each imports only from layers below its own:
 //!
+//! | layer | rooms |
+//! |---|---|
+//! | 0 | [`base`], [`files`] |
+//! | 1 | [`metrics`], [`device`], [`graph`], [`data`] |
+//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`] |
+//! | 3 | [`exec`] |
+//! | 4 | [`train`] |
+//! | 6 | [`cli`] |
 
 pub mod base;
 pub mod cli;

@@ -1,0 +1,81 @@
+//! The examples do what they say: they are run, on the CPU device, and their output is read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The example's program, which cargo builds next to the program that is tested.
+fn program(name: &str) -> PathBuf {
+    let directory = Path::new(env!("CARGO_BIN_EXE_potluck")).parent().unwrap().join("examples");
+    let path = directory.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(path.exists(), "{} is missing: run cargo build --examples first", path.display());
+    path
+}
+
+/// What the example prints.
+fn run(name: &str, args: &[&str]) -> String {
+    let mut command = Command::new(program(name));
+    let output = command.args(args).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let (out, err) = (text(output.stdout), text(output.stderr));
+    assert!(output.status.success(), "{name} {args:?}: {}\n{out}{err}", output.status);
+    out
+}
+
+/// The number after a word, in each line that has it.
+fn numbers(out: &str, word: &str) -> Vec<f64> {
+    let after =
+        |line: &str| line.split_whitespace().skip_while(|w| *w != word).nth(1)?.parse().ok();
+    out.lines().filter_map(after).collect()
+}
+
+#[test]
+fn exclusive_or_is_learned() {
+    let out = run("xor", &["cpu"]);
+    assert!(out.lines().any(|line| line == "learned"), "{out}");
+    assert!(out.starts_with("training on cpu"), "{out}");
+    let losses = numbers(&out, "loss");
+    assert!(losses.len() == 6 && losses[5] < losses[0], "{out}");
+}
+
+#[test]
+fn the_spirals_are_told_apart_and_wrong_shapes_told() {
+    let out = run("custom_model", &["cpu"]);
+    let accuracy = numbers(&out, "accuracy");
+    assert!(accuracy.len() == 1 && accuracy[0] >= 90.0, "{out}");
+    let told = out.lines().last().unwrap();
+    assert!(told.contains('3') && told.contains('4'), "the shapes are not named: {told}");
+}
+
+#[test]
+fn a_text_is_learned_and_continued() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("text.txt");
+    let text: String = (0..150).map(|i| format!("{i} plates on the table, and soup\n")).collect();
+    fs::write(&path, &text).unwrap();
+    let out = run("text", &[path.to_str().unwrap(), "cpu", "60"]);
+    let losses = numbers(&out, "loss");
+    assert!(losses.len() == 2 && losses[1] < losses[0] - 0.5, "{out}");
+    // The text's beginning, and a continuation that has learned something of it.
+    let begin = &text[..32];
+    let (_, continued) = out.split_once(begin).unwrap_or_else(|| panic!("no text in:\n{out}"));
+    assert_eq!(continued.chars().count(), 32 + 1, "{out}");
+}
+
+#[test]
+fn a_text_that_is_missing_is_told_in_a_sentence() {
+    let output = Command::new(program("text")).args(["nowhere.txt", "cpu"]).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(err.starts_with("Error: nowhere.txt: cannot be read (") && !output.status.success());
+}
+
+#[test]
+fn an_example_fits_a_page() {
+    for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            let lines = fs::read_to_string(&path).unwrap().lines().count();
+            assert!(lines < 100, "{} has {lines} lines", path.display());
+        }
+    }
+}
