@@ -67,7 +67,7 @@ fn main() -> anyhow::Result<()> {
     }
     let (points, arms) = sample(0);
     let logits = trainer.predict("logits", BATCH, &[("points", Values::Float(points))])?;
-    let right = logits.chunks(2).zip(&arms).filter(|(l, arm)| (l[1] > l[0]) == (**arm == 1));
+    let right = logits.outer_iter().zip(&arms).filter(|(l, arm)| (l[1] > l[0]) == (**arm == 1));
     println!("accuracy {:.1} %", 100.0 * right.count() as f64 / BATCH as f64);
 
     let mut b = Builder::new();

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use ndarray::s;
 use potluck::data::{Part, Sampler, TextData, TokenizerKind};
 use potluck::graph::Unary;
 use potluck::model::{GptConfig, gpt};
@@ -66,7 +67,7 @@ fn continuation(trainer: &mut Trainer, data: &TextData) -> Result<String, TrainE
     for _ in 0..CONTEXT {
         let window = tokens[tokens.len() - CONTEXT..].to_vec();
         let logits = trainer.predict("logits", 1, &[("tokens", Values::Int(window))])?;
-        let last = &logits[(CONTEXT - 1) * vocabulary..];
+        let last = logits.slice(s![0, CONTEXT - 1, ..]);
         let best = (0..vocabulary).max_by(|a, b| last[*a].total_cmp(&last[*b]));
         tokens.push(best.unwrap_or(0) as u32);
     }

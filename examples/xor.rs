@@ -2,6 +2,7 @@
 //!
 //!     cargo run --release --example xor -- [DEVICE]
 
+use ndarray::array;
 use potluck::graph::Unary;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
@@ -18,8 +19,8 @@ fn main() -> anyhow::Result<()> {
     let mut trainer = Trainer::new(mlp(&config)?, &TrainerOptions::new(&device, optimizer, 4))?;
     println!("training on {}", trainer.device());
 
-    let inputs = Values::Float(vec![0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0]);
-    let targets = Values::Float(vec![0.0, 1.0, 1.0, 0.0]);
+    let inputs = Values::from(array![[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]);
+    let targets = Values::from(array![[0.0], [1.0], [1.0], [0.0]]);
     let batch = [("inputs", inputs.clone()), ("targets", targets)];
     for step in 1..=300 {
         let report = trainer.step(&batch, 0.02)?;

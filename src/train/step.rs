@@ -19,6 +19,20 @@ pub enum Values {
     Int(Vec<u32>),
 }
 
+/// The elements in the order of the dimensions, whatever the array's memory layout.
+impl<D: ndarray::Dimension> From<ndarray::Array<f32, D>> for Values {
+    fn from(array: ndarray::Array<f32, D>) -> Self {
+        Self::Float(array.iter().copied().collect())
+    }
+}
+
+/// The elements in the order of the dimensions, whatever the array's memory layout.
+impl<D: ndarray::Dimension> From<ndarray::Array<u32, D>> for Values {
+    fn from(array: ndarray::Array<u32, D>) -> Self {
+        Self::Int(array.iter().copied().collect())
+    }
+}
+
 /// What one micro-batch is made of.
 pub type Inputs = Vec<(TensorId, Values)>;
 

@@ -1,6 +1,7 @@
 //! Training from code: any graph, one device, batches of your own.
 //!
 //! ```
+//! use ndarray::array;
 //! use potluck::graph::Unary;
 //! use potluck::model::{MlpConfig, MlpLoss, mlp};
 //! use potluck::optim::Optimizer;
@@ -14,8 +15,8 @@
 //! let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
 //! let mut trainer = Trainer::new(mlp(&config)?, &TrainerOptions::new("cpu", optimizer, 2))?;
 //! let batch = [
-//!     ("inputs", Values::Float(vec![0.0, 1.0, 1.0, 0.0])),
-//!     ("targets", Values::Float(vec![1.0, -1.0])),
+//!     ("inputs", Values::from(array![[0.0, 1.0], [1.0, 0.0]])),
+//!     ("targets", Values::from(array![[1.0], [-1.0]])),
 //! ];
 //! let before = trainer.step(&batch, 0.1)?.loss;
 //! let after = trainer.step(&batch, 0.1)?.loss;
@@ -24,6 +25,8 @@
 //! ```
 
 use std::sync::Arc;
+
+use ndarray::ArrayD;
 
 use crate::base::rng::Key;
 use crate::base::{DType, TensorId};
@@ -146,14 +149,18 @@ impl Trainer {
         Ok(Step { loss: totals.loss, gradient_norm, updated: report.updated })
     }
 
-    /// An output of the graph for `rows` samples (at most a micro-batch), without dropout. Inputs
-    /// that the output does not depend on (targets) may be left out.
+    /// An output of the graph for `rows` samples (at most a micro-batch), without dropout, in the
+    /// output's shape. Inputs that the output does not depend on (targets) may be left out.
+    ///
+    /// # Errors
+    /// No such output; rows that do not fit; an input of another type or length; a device that
+    /// fails.
     pub fn predict(
         &mut self,
         output: &str,
         rows: usize,
         inputs: &[(&str, Values)],
-    ) -> Result<Vec<f32>, TrainError> {
+    ) -> Result<ArrayD<f32>, TrainError> {
         let unknown = || TrainError::Unusable(format!("the graph has no output called {output}"));
         let tensor = self.graph.output(output).ok_or_else(unknown)?;
         if rows == 0 || rows > self.options.micro_batch {
@@ -173,7 +180,9 @@ impl Trainer {
             let pass = forward(device, rows)?;
             device.read(tensor, &pass)
         })?;
-        Ok(read)
+        let shape = self.graph.tensor(tensor).shape.resolve(rows);
+        let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
+        ArrayD::from_shape_vec(shape, read).map_err(why)
     }
 
     /// The parameters by name, in the model's order.
