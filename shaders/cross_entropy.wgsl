@@ -1,4 +1,5 @@
 // Cross-entropy of logits with integer targets, and its gradient.
+// uses lib/index
 //
 //   m = max_j x[r, j];  s = sum_j exp(x[r, j] - m);  lse[r] = m + log(s)
 //   cross_entropy       parts[r] = (log(s) - (x[r, target] - m), 1), or (0, 0) if ignored
@@ -18,10 +19,6 @@ var<immediate> p: Params;
 // Gradients bind x, targets, lse, dx.
 @group(0) @binding(2) var<storage, read> lse_in: array<f32>;          // (n)
 @group(0) @binding(3) var<storage, read_write> dx: array<f32>;        // (n, v)
-
-fn index(id: vec3u, groups: vec3u) -> u32 {
-    return id.x + id.y * (groups.x * 64u);
-}
 
 @compute @workgroup_size(64)
 fn cross_entropy(

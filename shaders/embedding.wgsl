@@ -1,4 +1,5 @@
 // Rows of a table by ids, and the gradient of the table.
+// uses lib/index
 //
 //   embedding       y[t, j] = table[ids[t], j]
 //   embedding_grad  dtable[r, j] = sum over the tokens t with ids[t] = r of dy[t, j]
@@ -20,10 +21,6 @@ var<immediate> p: Params;
 // Gradients bind ids, dy, dtable.
 @group(0) @binding(1) var<storage, read> dy: array<f32>;               // (n, c)
 @group(0) @binding(2) var<storage, read_write> dtable: array<f32>;     // (v, c)
-
-fn index(id: vec3u, groups: vec3u) -> u32 {
-    return id.x + id.y * (groups.x * 64u);
-}
 
 fn row_of(token: u32) -> u32 {
     return min(ids[token], p.v - 1u);

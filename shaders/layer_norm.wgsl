@@ -1,4 +1,5 @@
 // Layer normalization of rows of c values, and its gradients (Ba, Kiros, Hinton 2016).
+// uses lib/index
 //
 //   forward    y = gain (x - mean) r + bias       r = 1 / sqrt(variance + eps)
 //   grad       dx = r (g - mean(g) - xhat mean(g xhat))     g = gain dy, xhat = (x - mean) r
@@ -30,10 +31,6 @@ const BLOCK: u32 = 64u;
 @group(0) @binding(1) var<storage, read> row_stats: array<f32>;      // (rows, 2)
 @group(0) @binding(2) var<storage, read> dy_in: array<f32>;          // (rows, c)
 @group(0) @binding(3) var<storage, read_write> dgain: array<f32>;    // (c)
-
-fn index(id: vec3u, groups: vec3u) -> u32 {
-    return id.x + id.y * (groups.x * 64u);
-}
 
 @compute @workgroup_size(64)
 fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {

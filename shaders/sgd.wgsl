@@ -1,4 +1,5 @@
 // Stochastic gradient descent over a range of a bucket.
+// uses lib/index
 //
 //   g = scale gradient + decay parameter        decay for elements before decay_end, else 0
 //   sgd_plain     parameter -= lr g
@@ -22,10 +23,6 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> m: array<f32>;              // (bucket)
 
 // The place within the range.
-fn index(id: vec3u, groups: vec3u) -> u32 {
-    return id.x + id.y * (groups.x * 64u);
-}
-
 fn gradient(i: u32) -> f32 {
     let g = p.scale * gradients[i];
     if (i < p.decay_end) { return g + p.decay * parameters[i]; }

@@ -1,4 +1,5 @@
 // Squared error of a tensor against a target, and its gradient.
+// uses lib/index
 //
 //   squared_error       parts[r] = (sum_j (x[r, j] - target[r, j])^2, c)
 //   squared_error_grad  dx = 2 (x - target)
@@ -14,10 +15,6 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> parts: array<f32>;     // (n, 2)
 // Gradients bind x, target, dx.
 @group(0) @binding(2) var<storage, read_write> dx: array<f32>;        // (n, c)
-
-fn index(id: vec3u, groups: vec3u) -> u32 {
-    return id.x + id.y * (groups.x * 64u);
-}
 
 @compute @workgroup_size(64)
 fn squared_error(

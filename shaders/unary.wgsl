@@ -1,4 +1,5 @@
 // Elementwise functions of one tensor, and their gradients.
+// uses lib/index
 //
 //   relu       y = max(x, 0)                      dx = dy where x > 0, else 0
 //   gelu       y = x Phi(x)                       dx = dy (Phi(x) + x phi(x))
@@ -16,10 +17,6 @@ var<immediate> p: Params;
 // Gradients bind x, dy, dx.
 @group(0) @binding(1) var<storage, read> dy: array<f32>;          // (count)
 @group(0) @binding(2) var<storage, read_write> dx: array<f32>;    // (count)
-
-fn index(id: vec3u, groups: vec3u) -> u32 {
-    return id.x + id.y * (groups.x * 64u);
-}
 
 // The error function by 7.1.26 of Abramowitz and Stegun, |error| < 1.5e-7.
 fn erf(v: f32) -> f32 {

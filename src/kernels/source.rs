@@ -27,7 +27,10 @@ pub const FILES: &[(&str, &str)] = sources![
 ];
 
 /// Every shared snippet, named in a shader's head by a line `// uses lib/NAME`.
-pub const LIBRARY: &[(&str, &str)] = &[("rng", include_str!("../../shaders/lib/rng.wgsl"))];
+pub const LIBRARY: &[(&str, &str)] = &[
+    ("index", include_str!("../../shaders/lib/index.wgsl")),
+    ("rng", include_str!("../../shaders/lib/rng.wgsl")),
+];
 
 /// The WGSL of a shader: its constants, the snippets it uses, and its file.
 pub fn text(shader: &Shader) -> String {
