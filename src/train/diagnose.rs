@@ -1,12 +1,13 @@
 //! Where a value that is not finite began. Runs only after a step was skipped: the parameters are
 //! unchanged then, so that the same step can be run again, node by node.
 
-use crate::base::{BucketId, DType, TensorId};
+use crate::base::{DType, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Pass};
 use crate::graph::{Place, Role};
 use crate::kernels::Random;
 
+use super::state;
 use super::step::{StepInput, load};
 
 /// Names the first tensor of a skipped step that is not finite, in order of execution: a
@@ -31,20 +32,8 @@ pub fn first_not_finite(
 
 /// The first parameter, in the model's order, whose values in a bank are not all finite.
 fn bad_bank(device: &mut dyn Executor, bank: Bank) -> Result<Option<String>, DeviceError> {
-    let mut bad = None;
-    for bucket in 0..device.plan().buckets.len() as u32 {
-        let values = device.read_bank(bank, BucketId(bucket))?;
-        let plan = device.plan();
-        for &(id, start) in &plan.buckets[bucket as usize].parameters {
-            let tensor = plan.graph.parameters[id.index()].tensor;
-            let length = plan.graph.tensor(tensor).shape.per_row();
-            let finite = values[start..start + length].iter().all(|v| v.is_finite());
-            if !finite && bad.is_none_or(|known| id < known) {
-                bad = Some(id);
-            }
-        }
-    }
-    Ok(bad.map(|id| device.plan().graph.parameters[id.index()].name.clone()))
+    let mut tensors = state::read(device, bank)?.into_iter();
+    Ok(tensors.find(|tensor| !tensor.is_finite()).map(|tensor| tensor.name))
 }
 
 fn bad_activation(

@@ -364,8 +364,7 @@ impl Run {
         {
             return Ok(Some(loss));
         }
-        let starts = self.source.data.windows(Part::HeldOut, self.source.model.context);
-        if self.config.data.held_out == 0.0 || starts.is_empty() {
+        if self.source.data.starts(Part::HeldOut, self.source.model.context) == 0 {
             return Ok(None);
         }
         let val_loss = evaluate_part(&self.driver, &self.source, &self.config, Part::HeldOut)?;
@@ -429,8 +428,8 @@ impl Run {
     /// Parameters that are not finite cannot be trained any further: saving them would push the
     /// good checkpoints out.
     fn check_finite(&self, parameters: &[NamedTensor]) -> Result<(), TrainError> {
-        let is_bad = |tensor: &&NamedTensor| !tensor.values.iter().all(|v| v.is_finite());
-        let Some(bad) = parameters.iter().find(is_bad) else { return Ok(()) };
+        let bad = parameters.iter().find(|tensor| !tensor.is_finite());
+        let Some(bad) = bad else { return Ok(()) };
         let (step, name) = (self.step, &bad.name);
         let last = self.store.path(self.saved.unwrap_or(0));
         Err(TrainError::Unusable(format!(

@@ -101,6 +101,11 @@ impl Checkpoint {
 }
 
 impl NamedTensor {
+    /// Whether no value is NaN or infinite.
+    pub fn is_finite(&self) -> bool {
+        self.values.iter().all(|value| value.is_finite())
+    }
+
     /// The tensor of this name, if it has this shape.
     pub fn find<'a>(
         tensors: &'a [Self],
