@@ -1,4 +1,5 @@
 // Adam with decoupled weight decay (Loshchilov and Hutter 2019) over a range of a bucket.
+// uses lib/index
 //
 //   g = scale gradient
 //   parameter -= decay parameter                decay = lr weight_decay before decay_end, else 0
@@ -30,7 +31,7 @@ var<immediate> p: Params;
 
 @compute @workgroup_size(64)
 fn adamw(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-    let at = id.x + id.y * (groups.x * 64u);
+    let at = index(id, groups);
     if (at >= p.length) { return; }
     let i = p.start + at;
     let g = p.scale * gradients[i];

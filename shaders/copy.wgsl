@@ -1,4 +1,5 @@
 // Moves elements between tensors of other layouts: permutes, slices, pads and concatenations.
+// uses lib/index
 //
 //   y[y_base + i . y_strides] = x[x_base + (i - (0, .., 0, begin)) . x_strides]
 //                               where begin <= i_last < end, else 0
@@ -28,10 +29,10 @@ var<immediate> p: Params;
 
 @compute @workgroup_size(64)
 fn strided(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-    let index = id.x + id.y * (groups.x * 64u);
-    if (index >= p.count) { return; }
-    let first = index % p.across;
-    var rest = index / p.across;
+    let task = index(id, groups);
+    if (task >= p.count) { return; }
+    let first = task % p.across;
+    var rest = task / p.across;
     var i: vec4u;
     i.w = rest % p.outer.w;
     rest /= p.outer.w;

@@ -1,4 +1,5 @@
 // Dropout of elements, keyed by sample.
+// uses lib/index
 //
 //   y[i] = factor x[i] where threefry2x32(key, (samples[s], e)).x >= threshold, else 0
 //
@@ -29,7 +30,7 @@ fn keeps(i: u32) -> bool {
 
 @compute @workgroup_size(64)
 fn dropout(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-    let i = id.x + id.y * (groups.x * 64u);
+    let i = index(id, groups);
     if (i >= p.count) { return; }
     if (keeps(i)) { y[i] = p.factor * x[i]; } else { y[i] = 0.0; }
 }

@@ -1,4 +1,5 @@
 // The product of two matrices, or of each pair in two batches of them.
+// uses lib/index
 //
 //   c[z, i, j] = sum_q a[z, i, q] b[z, q, j]  (+ c, if accumulating)
 //
@@ -25,11 +26,11 @@ var<immediate> p: Params;
 
 @compute @workgroup_size(64)
 fn naive(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-    let index = id.x + id.y * (groups.x * 64u);
-    if (index >= p.count) { return; }
-    let j = index % p.n;
-    let i = index / p.n % p.m;
-    let z = index / (p.n * p.m);
+    let at = index(id, groups);
+    if (at >= p.count) { return; }
+    let j = at % p.n;
+    let i = at / p.n % p.m;
+    let z = at / (p.n * p.m);
     var a_at = z * p.m * p.k + i * p.a_row;
     var b_at = z * p.k * p.n + j * p.b_column;
     var total = 0.0;
@@ -38,5 +39,5 @@ fn naive(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
         a_at += p.a_step;
         b_at += p.b_step;
     }
-    if (p.accumulate != 0u) { c[index] += total; } else { c[index] = total; }
+    if (p.accumulate != 0u) { c[at] += total; } else { c[at] = total; }
 }

@@ -1,4 +1,5 @@
 // The sum of squares of a bucket of gradients, and how many of them are not finite.
+// uses lib/index
 //
 //   partial_sums  partials[k] = (sum, not finite) over the elements k, k + parts, k + 2 parts, ..
 //   total         results[slot] = (sum, not finite) over partials[0 .. parts]
@@ -25,7 +26,7 @@ fn partial_sums(
     @builtin(global_invocation_id) id: vec3u,
     @builtin(num_workgroups) groups: vec3u,
 ) {
-    let k = id.x + id.y * (groups.x * 64u);
+    let k = index(id, groups);
     if (k >= p.parts) { return; }
     var sum = 0.0;
     var bad = 0u;

@@ -1,4 +1,5 @@
 // Sums over neighbouring axes, and the inverse, which repeats values over new axes. Tensors are
+// uses lib/index
 // seen as (outer, middle, inner), where middle is what vanishes or appears.
 //
 //   columns    y[o, i] = sum_m x[o, m, i]  (+ y, if accumulating): one invocation per output,
@@ -19,7 +20,7 @@ fn store(at: u32, total: f32) {
 
 @compute @workgroup_size(64)
 fn columns(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-    let at = id.x + id.y * (groups.x * 64u);
+    let at = index(id, groups);
     if (at >= p.count) { return; }
     var next = (at / p.inner) * p.middle * p.inner + at % p.inner;
     var total = 0.0;
@@ -62,7 +63,7 @@ fn tree(
 
 @compute @workgroup_size(64)
 fn broadcast(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-    let at = id.x + id.y * (groups.x * 64u);
+    let at = index(id, groups);
     if (at >= p.count) { return; }
     y[at] = x[at / (p.middle * p.inner) * p.inner + at % p.inner];
 }
