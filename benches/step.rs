@@ -2,7 +2,7 @@
 //! matrix product of 512 on the CPU device and on every adapter found: medians, with the step's
 //! share of the FLOP/s that the product reaches in the same run.
 //!
-//!     cargo bench --bench step -- [DEVICE ..] [--steps N]
+//!     cargo bench --bench step -- [DEVICE ..] [--steps N] [--no-fuse]
 
 use std::time::Instant;
 
@@ -23,6 +23,8 @@ const PRODUCTS: usize = 8;
 fn main() -> Result<(), TrainError> {
     // Cargo passes --bench to every benchmark.
     let mut args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let fuse = !args.iter().any(|arg| arg == "--no-fuse");
+    args.retain(|arg| arg != "--no-fuse");
     let mut steps = 10;
     if let Some(at) = args.iter().position(|arg| arg == "--steps") {
         steps = args.get(at + 1).and_then(|n| n.parse().ok()).unwrap_or(steps);
@@ -39,7 +41,7 @@ fn main() -> Result<(), TrainError> {
         "device", "ms/step", "tokens/s", "GFLOP/s", "512^3 GFLOP/s"
     );
     for device in &args {
-        let (name, seconds) = step(device, steps)?;
+        let (name, seconds) = step(device, steps, fuse)?;
         let tokens = (BATCH * CONTEXT) as f64;
         let (rate, peak) = (flops() / seconds / 1e9, product(device, steps)?);
         let (ms, speed) = (1e3 * seconds, tokens / seconds);
@@ -57,7 +59,7 @@ fn flops() -> f64 {
 }
 
 /// The median seconds of a step, after three to warm up, and the device's name.
-fn step(device: &str, steps: usize) -> Result<(String, f64), TrainError> {
+fn step(device: &str, steps: usize, fuse: bool) -> Result<(String, f64), TrainError> {
     let config = GptConfig {
         vocabulary: VOCABULARY,
         context: CONTEXT,
@@ -70,7 +72,8 @@ fn step(device: &str, steps: usize) -> Result<(String, f64), TrainError> {
         activation: Unary::Gelu,
     };
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
-    let options = TrainerOptions { clip: 1.0, ..TrainerOptions::new(device, optimizer, BATCH) };
+    let options =
+        TrainerOptions { clip: 1.0, fuse, ..TrainerOptions::new(device, optimizer, BATCH) };
     let mut trainer = Trainer::new(gpt(&config)?, &options)?;
     let ids = |factor: u32| {
         let token = |i: u32| i.wrapping_mul(factor) % VOCABULARY as u32;

@@ -6,6 +6,7 @@
 // c is (batch, m, n); a is (batch, m, k) or transposed (batch, k, m), b is (batch, k, n) or
 // transposed (batch, n, k), which the strides say. One invocation per output, in the order of q:
 // 2 k FLOPs on 8 k bytes. The tiles of src/kernels/matmul_tile.rs compute the same faster.
+// `store` is put in front: src/kernels/epilogue.rs.
 
 struct Params {
     count: u32,             // batch m n
@@ -39,5 +40,5 @@ fn naive(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
         a_at += p.a_step;
         b_at += p.b_step;
     }
-    if (p.accumulate != 0u) { c[at] += total; } else { c[at] = total; }
+    store(at, total);
 }

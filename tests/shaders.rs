@@ -11,7 +11,7 @@ use naga::{AddressSpace, EntryPoint, Module};
 use potluck::base::Site;
 use potluck::base::rng::Key;
 use potluck::graph::Op;
-use potluck::kernels::source::{FILES, text};
+use potluck::kernels::source::{FILES, snippet, text};
 use potluck::kernels::{Call, Random, Shader, matmul_tile};
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
@@ -24,7 +24,7 @@ fn emitted() -> Vec<(String, String)> {
         for transposed in 0..4 {
             let (a, b) = (transposed & 1 != 0, transposed & 2 != 0);
             let name = format!("{} {a} {b}", tile.name);
-            texts.push((name, matmul_tile::text(tile, a, b)));
+            texts.push((name, matmul_tile::text(tile, a, b, snippet("store"))));
         }
     }
     texts
@@ -57,7 +57,9 @@ fn attention() -> Vec<(String, String)> {
 fn modules() -> Vec<(String, String)> {
     let mut modules = emitted();
     modules.extend(attention());
-    let alone = FILES.iter().filter(|(file, _)| *file != "attention");
+    let naive = Shader::new("matmul", "naive").with_text(snippet("store"));
+    modules.push(("matmul".into(), text(&naive)));
+    let alone = FILES.iter().filter(|(file, _)| !["attention", "matmul"].contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));
     modules
 }

@@ -7,7 +7,7 @@ use super::Usage;
 use super::args::{Explain, TrainArgs};
 use super::raw::{self, Resolved, Setting};
 use crate::data::Tokenizer;
-use crate::graph::print::{graph_dot, graph_table, memory_table};
+use crate::graph::print::{fusion_table, graph_dot, graph_table, memory_table};
 use crate::parallel::one_rank;
 use crate::train::checkpoint::{Checkpoint, Store};
 use crate::train::config::RunConfig;
@@ -173,7 +173,10 @@ fn explanation(
     };
     let plan = setup::plan(config, vocabulary)?;
     Ok(match explain {
-        Explain::Graph => graph_table(&plan.graph),
+        Explain::Graph => {
+            let fused = setup::fusions(config, vocabulary)?;
+            graph_table(&plan.graph) + &fusion_table(&fused, config.train.micro_batch)
+        }
         Explain::Dot => graph_dot(&plan.graph),
         Explain::Memory => memory_table(&plan, setup::optimizer(config).moments()),
         Explain::Program => {

@@ -50,6 +50,8 @@ pub struct Gpu {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub limits: Limits,
+    /// Nanoseconds per tick of the device's clock, if passes can be timed by it.
+    pub timestamp_period_ns: Option<f32>,
     faults: Arc<Mutex<Option<DeviceError>>>,
 }
 
@@ -89,9 +91,10 @@ impl Gpu {
         let fail = |why: String| DeviceError::Open { adapter: name.clone(), why };
         adapter.usable().map_err(fail)?;
         let limits = Limits::from(&required_limits);
+        let clock = adapter.wgpu.features() & wgpu::Features::TIMESTAMP_QUERY;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("potluck"),
-            required_features: wgpu::Features::IMMEDIATES,
+            required_features: wgpu::Features::IMMEDIATES | clock,
             required_limits,
             // The default hint suballocates from blocks of 128 MiB and more, a large part of what
             // an integrated or a software adapter has.
@@ -102,7 +105,9 @@ impl Gpu {
         let (device, queue) = opened.map_err(|error| fail(error.to_string()))?;
         let faults = Arc::new(Mutex::new(None));
         watch(&device, &name, &faults);
-        Ok(Self { name, api: adapter.api, checks, device, queue, limits, faults })
+        let timestamp_period_ns = (!clock.is_empty()).then(|| queue.get_timestamp_period());
+        let api = adapter.api;
+        Ok(Self { name, api, checks, device, queue, limits, timestamp_period_ns, faults })
     }
 
     /// The first fault that the driver or the validation reported since the last call.

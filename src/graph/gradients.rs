@@ -155,7 +155,8 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         | Op::AttentionGrad { .. }
         | Op::EmbeddingGrad { .. }
         | Op::CrossEntropyGrad
-        | Op::SquaredErrorGrad => panic!("{} has no second derivative", node.op),
+        | Op::SquaredErrorGrad
+        | Op::Fused { .. } => panic!("{} has no second derivative", node.op),
     }
 }
 

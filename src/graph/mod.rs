@@ -1,11 +1,12 @@
 //! Graphs of operations as plain data: built by [`Builder`], differentiated by
-//! [`differentiate`], ordered and placed in memory by [`Plan`].
+//! [`differentiate`], made smaller by [`fuse()`], ordered and placed in memory by [`Plan`].
 //!
 //! Nothing here knows a device, reads a clock or does IO. Losses are **sums**: a graph's loss is
 //! the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
 //! micro-batches, masked targets and uneven shares add up exactly.
 
 pub mod build;
+pub mod fuse;
 pub mod gradients;
 
 pub mod op;
@@ -16,9 +17,10 @@ pub mod shapes;
 pub mod update;
 
 pub use build::Builder;
+pub use fuse::fuse;
 pub use gradients::differentiate;
 
-pub use op::{Binary, IGNORED, Op, Unary};
+pub use op::{Binary, IGNORED, Op, Then, Unary};
 
 pub use plan::{Bucket, Place, Plan, PlanOptions, Segment, Slot, SlotKind};
 pub use shapes::ShapeError;

@@ -28,6 +28,26 @@ pub enum Binary {
     Mul,
 }
 
+/// A step applied to each value on its way to memory, in the kernel that computes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Then {
+    /// `f(v, operand)`; the operand has the elements of the value, or fewer that repeat.
+    Binary(Binary),
+    /// `f(v)`
+    Unary(Unary),
+    /// `v f'(operand)`, the gradient of `f` at the operand, which has the elements of the value.
+    UnaryGrad(Unary),
+    /// The value as it is now is an output too.
+    Keep,
+}
+
+impl Then {
+    /// Whether it takes a further input.
+    pub fn has_operand(self) -> bool {
+        matches!(self, Then::Binary(_) | Then::UnaryGrad(_))
+    }
+}
+
 /// What a node computes, from inputs to outputs, in this order. `(b*t, c)` and the like are
 /// shapes; an op whose name ends in `Grad` gives the gradient of the op of that name.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,9 +106,22 @@ pub enum Op {
     SquaredError,
     /// `x, target -> dx`, the gradient of the summed loss.
     SquaredErrorGrad,
+    /// An op of one output and steps on each of its values, in one kernel. Inputs: those of
+    /// `first`, then the operands of the steps. Outputs: the last value, then what is kept, each
+    /// with the elements that `first` gives, under any shape.
+    /// Made by the fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
+    Fused { first: Box<Op>, then: Vec<Then> },
 }
 
 impl Op {
+    /// The op that computes the values: `first` of a fused one, or itself.
+    pub fn base(&self) -> &Op {
+        match self {
+            Op::Fused { first, .. } => first,
+            other => other,
+        }
+    }
+
     /// Whether its kernels can add to what the output already holds. Ops that give the gradient
     /// of a parameter do, so that micro-batches accumulate without a further pass.
     pub fn accumulates(&self) -> bool {
@@ -144,6 +177,21 @@ impl fmt::Display for Op {
             Op::CrossEntropyGrad => write!(f, "cross_entropy_grad"),
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
+            Op::Fused { first, then } => {
+                write!(f, "{first}")?;
+                then.iter().try_for_each(|step| write!(f, " + {step}"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Then {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Then::Binary(binary) => write!(f, "{}", Op::Binary(*binary)),
+            Then::Unary(unary) => write!(f, "{}", Op::Unary(*unary)),
+            Then::UnaryGrad(unary) => write!(f, "{}", Op::UnaryGrad(*unary)),
+            Then::Keep => write!(f, "keep"),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::fuse::{Fusion, RULES};
 use super::{Graph, Phase, Place, Plan, Role, SlotKind};
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
@@ -9,6 +10,8 @@ use crate::base::shape::ELEMENT_BYTES;
 /// One line per node: phase, block, op, and the shapes it maps.
 pub fn graph_table(graph: &Graph) -> String {
     let mut text = format!("{} parameters, {} nodes\n", graph.parameter_count(), graph.nodes.len());
+    let widths = graph.nodes.iter().map(|node| node.op.to_string().len());
+    let width = widths.max().unwrap_or(0);
     for (index, node) in graph.nodes.iter().enumerate() {
         let block = &graph.blocks[node.block as usize];
         let list = |ids: &[TensorId]| {
@@ -18,9 +21,29 @@ pub fn graph_table(graph: &Graph) -> String {
         let (op, phase) = (node.op.to_string(), node.phase);
         let (inputs, outputs) = (list(&node.inputs), list(&node.outputs));
         // Writing to a string cannot fail.
-        let _ =
-            writeln!(text, "{index:4} {phase:?} {block:<8} {op:<24} {inputs} {arrow} {outputs}");
+        let _ = writeln!(
+            text,
+            "{index:4} {phase:?} {block:<8} {op:<width$} {inputs} {arrow} {outputs}"
+        );
     }
+    text
+}
+
+/// What was fused, by rule: how often, and the memory traffic that it saves in a micro-batch of
+/// `rows` rows.
+pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
+    let mut text = format!("fused, saving memory traffic per micro-batch of {rows} rows\n");
+    for rule in RULES {
+        let applied = done.iter().filter(|fusion| fusion.rule == rule.name);
+        let count = applied.clone().count();
+        if count > 0 {
+            let times = counted(count, "time");
+            let saved = size_text(sum(applied.map(|fusion| fusion.bytes_saved(rows))));
+            let _ = writeln!(text, "  {:<28}{times:>10}{saved:>14}  {}", rule.name, rule.why);
+        }
+    }
+    let saved = size_text(sum(done.iter().map(|fusion| fusion.bytes_saved(rows))));
+    let _ = writeln!(text, "  {:<28}{:>10}{saved:>14}", "all", counted(done.len(), "time"));
     text
 }
 

@@ -20,11 +20,15 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
     let function = function(call);
     for (i, y) in outputs[0].iter_mut().enumerate() {
-        let (a, b) = (a[i], b[i % b.len()]);
-        *y = match function {
-            Binary::Add => a + b,
-            Binary::Mul => a * b,
-        };
+        *y = value(function, a[i], b[i % b.len()]);
+    }
+}
+
+/// `f(a, b)`
+pub(super) fn value<T: Real>(function: Binary, a: T, b: T) -> T {
+    match function {
+        Binary::Add => a + b,
+        Binary::Mul => a * b,
     }
 }
 
@@ -39,10 +43,7 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
         let tasks = outputs[0].par_chunks_mut(TASK).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
         return tasks.for_each(|((y, a), b)| combine(function(call), y, a, b));
     }
-    let period: Cow<[f32]> = match b.len() < LOOP {
-        true => b.repeat(LOOP.div_ceil(b.len())).into(),
-        false => b.into(),
-    };
+    let period = repeated(b);
     let task = period.len() * TASK.div_ceil(period.len());
     let tasks = outputs[0].par_chunks_mut(task).zip(a.par_chunks(task));
     tasks.for_each(|(y, a)| {
@@ -52,7 +53,16 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     });
 }
 
-fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
+/// `b`, repeated until loops over it are long enough.
+pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
+    match b.len() < LOOP && !b.is_empty() {
+        true => b.repeat(LOOP.div_ceil(b.len())).into(),
+        false => b.into(),
+    }
+}
+
+/// `y = f(a, b)` in one thread.
+pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
     let each = y.iter_mut().zip(a).zip(b);
     match function {
         Binary::Add => each.for_each(|((y, a), b)| *y = a + b),

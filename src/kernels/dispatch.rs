@@ -6,7 +6,7 @@ pub struct Shader {
     /// The file's stem, or the name of emitted text (see [`Shader::emitted`]).
     pub file: &'static str,
     pub entry: &'static str,
-    /// WGSL put in front of the file: `const` declarations.
+    /// WGSL put in front of the file: `const` declarations, an epilogue.
     pub header: String,
     /// The whole text, for the one family of kernels that is emitted.
     pub text: Option<String>,
@@ -21,6 +21,12 @@ impl Shader {
     /// The same with a constant in front, e.g. `("D", "u32", 32)`.
     pub fn with_const(mut self, name: &str, value: u32) -> Self {
         self.header += &format!("const {name}: u32 = {value}u;\n");
+        self
+    }
+
+    /// The same with WGSL in front that the file counts on, such as an epilogue.
+    pub fn with_text(mut self, text: &str) -> Self {
+        self.header += text;
         self
     }
 

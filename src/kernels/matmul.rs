@@ -5,8 +5,9 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::dispatch::grid;
+use super::epilogue::{self, Epilogue};
 use super::matmul_tile::{self, TILES, Tile, WORKGROUP};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
 
 /// The fewest invocations that a tile must leave to be chosen: with fewer, a device would idle.
@@ -25,7 +26,7 @@ struct Sizes {
 
 impl Sizes {
     fn of(call: &Call) -> Self {
-        let Op::MatMul { transpose_a, transpose_b } = *call.op else {
+        let Op::MatMul { transpose_a, transpose_b } = *call.op.base() else {
             panic!("{} is not a matrix product", call.op);
         };
         let (a, c) = (&call.inputs[0], &call.outputs[0]);
@@ -168,12 +169,12 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
     }
 }
 
-/// Every way to compute the call on a GPU, by name.
-pub fn variants(call: &Call) -> Vec<(String, Vec<Dispatch>)> {
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
     let sizes = Sizes::of(call);
     let tiles = TILES.into_iter().filter(|tile| sizes.fits(*tile));
-    let tiled = tiles.map(|tile| (tile.name.to_string(), vec![tiled(call, sizes, tile)]));
-    std::iter::once(("matmul_naive".to_string(), vec![naive(call, sizes)])).chain(tiled).collect()
+    let tiled = tiles.map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
+    std::iter::once(Variant::new("matmul_naive", vec![naive(call, sizes)])).chain(tiled).collect()
 }
 
 const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
@@ -184,9 +185,10 @@ fn naive(call: &Call, sizes: Sizes) -> Dispatch {
     let Sizes { m, n, k, .. } = sizes;
     let accumulate = usize::from(call.accumulate);
     let params = [count, m, n, k, a_row, a_step, b_step, b_column, accumulate];
+    let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
     Dispatch {
-        shader: Shader::new("matmul", "naive"),
-        operands: OPERANDS.to_vec(),
+        shader: Shader::new("matmul", "naive").with_text(&store),
+        operands: [&OPERANDS[..], &operands].concat(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(count, 64),
     }
@@ -196,11 +198,12 @@ fn tiled(call: &Call, sizes: Sizes, tile: Tile) -> Dispatch {
     let (down, across) = sizes.tiles(tile);
     let tiles = sizes.batch * down * across;
     let Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
-    let text = matmul_tile::text(tile, transpose_a, transpose_b);
+    let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
+    let text = matmul_tile::text(tile, transpose_a, transpose_b, &store);
     let params = [tiles, down * across, across, m, n, k, usize::from(call.accumulate)];
     Dispatch {
         shader: Shader::emitted(tile.name, "tile", text),
-        operands: OPERANDS.to_vec(),
+        operands: [&OPERANDS[..], &operands].concat(),
         params: params.map(|word| word as u32).to_vec(),
         groups: grid(tiles, WORKGROUP),
     }
@@ -265,7 +268,7 @@ mod tests {
             let add = |c: &f64| if accumulate { c + 0.25 } else { *c };
             let sum: Vec<Vec<f64>> = product.iter().map(|c| c.iter().map(add).collect()).collect();
             for_each_gpu(|gpu, pipelines| {
-                for (name, dispatches) in variants(&call) {
+                for Variant { name, dispatches } in variants(&call) {
                     let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, start);
                     let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
                     let what = format!("{name} of {dims:?} {transposes:?} on {}", gpu.name);
@@ -290,7 +293,7 @@ mod tests {
         let op = op((false, false));
         let names = |m, n| {
             let call = call(&op, &operands(0, m, 3, n, (false, false)), false);
-            variants(&call).into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+            variants(&call).into_iter().map(|variant| variant.name).collect::<Vec<_>>()
         };
         assert_eq!(names(16, 16).len(), 1 + TILES.len());
         assert_eq!(names(16, 7), ["matmul_naive", "matmul_tile_4x4"]);

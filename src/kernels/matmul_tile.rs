@@ -55,15 +55,12 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read> a: array<f32>;
 @group(0) @binding(1) var<storage, read> b: array<f32>;
 @group(0) @binding(2) var<storage, read_write> c: array<f32>;
-
-fn store(at: u32, total: f32) {
-    if (p.accumulate != 0u) { c[at] += total; } else { c[at] = total; }
-}
 ";
 
 /// The WGSL of a tile, with the entry point `tile`, for operands that are given transposed or
-/// not. Its `Params` are in `HEAD`, and m and n must be at least those of the tile.
-pub fn text(tile: Tile, transpose_a: bool, transpose_b: bool) -> String {
+/// not. Its `Params` are in `HEAD`, `store` is that of [`super::epilogue`], and m and n must be
+/// at least those of the tile.
+pub fn text(tile: Tile, transpose_a: bool, transpose_b: bool, store: &str) -> String {
     // Elements to the next row of a, to the next column of b, and to the next term of the sum.
     let (a_row, a_step) = if transpose_a { ("1u", "p.m") } else { ("p.k", "1u") };
     let (b_column, b_step) = if transpose_b { ("p.k", "1u") } else { ("1u", "p.n") };
@@ -73,7 +70,7 @@ pub fn text(tile: Tile, transpose_a: bool, transpose_b: bool) -> String {
     let b_loads = loads("b", n, b_column);
     let stores = stores(tile);
     format!(
-        "{HEAD}
+        "{HEAD}{store}
 @compute @workgroup_size({WORKGROUP})
 fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {{
     let index = id.x + id.y * (groups.x * {WORKGROUP}u);
@@ -156,7 +153,7 @@ mod tests {
         for tile in TILES {
             let mut texts: Vec<String> =
                 [(false, false), (false, true), (true, false), (true, true)]
-                    .map(|(a, b)| text(tile, a, b))
+                    .map(|(a, b)| text(tile, a, b, ""))
                     .to_vec();
             assert!(texts.iter().all(|text| text.len() < 40_000), "{}", tile.name);
             texts.dedup();

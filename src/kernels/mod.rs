@@ -23,6 +23,8 @@ pub mod copy;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
+pub mod epilogue;
+pub mod fused;
 pub mod layer_norm;
 pub mod matmul;
 pub mod matmul_tile;
@@ -31,10 +33,12 @@ pub mod sgd;
 pub mod squared_error;
 pub mod sum;
 pub mod unary;
+pub mod variant;
 
 pub use call::{Arg, Call, Cost, Random, Real};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use pipeline::Pipelines;
+pub use variant::Variant;
 
 use crate::graph::Op;
 
@@ -47,18 +51,25 @@ pub struct Twin {
     pub reference_f32: Host<f32>,
     pub reference_f64: Host<f64>,
     pub fast: Host<f32>,
+    /// How a call runs where nothing was measured.
     pub dispatch: fn(&Call) -> Vec<Dispatch>,
+    /// Every way to run it. The first is the plain one, which fits every call.
+    pub variants: fn(&Call) -> Vec<Variant>,
     pub cost: fn(&Call) -> Cost,
 }
 
 macro_rules! twin {
     ($room:ident) => {
+        twin!($room, |call| vec![Variant::new(stringify!($room), $room::dispatch(call))])
+    };
+    ($room:ident, $variants:expr) => {
         &Twin {
             name: stringify!($room),
             reference_f32: $room::reference::<f32>,
             reference_f64: $room::reference::<f64>,
             fast: $room::fast,
             dispatch: $room::dispatch,
+            variants: $variants,
             cost: $room::cost,
         }
     };
@@ -70,7 +81,7 @@ pub fn twin(op: &Op) -> Option<&'static Twin> {
         Op::Reshape => return None,
         Op::Unary(_) | Op::UnaryGrad(_) => twin!(unary),
         Op::Binary(_) => twin!(binary),
-        Op::MatMul { .. } => twin!(matmul),
+        Op::MatMul { .. } => twin!(matmul, matmul::variants),
         Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => twin!(copy),
         Op::Sum { .. } | Op::Broadcast { .. } => twin!(sum),
         Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormGainGrad => twin!(layer_norm),
@@ -79,5 +90,6 @@ pub fn twin(op: &Op) -> Option<&'static Twin> {
         Op::Dropout { .. } => twin!(dropout),
         Op::CrossEntropy | Op::CrossEntropyGrad => twin!(cross_entropy),
         Op::SquaredError | Op::SquaredErrorGrad => twin!(squared_error),
+        Op::Fused { .. } => twin!(fused, fused::variants),
     })
 }

@@ -17,6 +17,7 @@ pub const FILES: &[(&str, &str)] = sources![
     "cross_entropy",
     "dropout",
     "embedding",
+    "fused",
     "layer_norm",
     "matmul",
     "norm",
@@ -28,9 +29,17 @@ pub const FILES: &[(&str, &str)] = sources![
 
 /// Every shared snippet, named in a shader's head by a line `// uses lib/NAME`.
 pub const LIBRARY: &[(&str, &str)] = &[
+    ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
     ("index", include_str!("../../shaders/lib/index.wgsl")),
     ("rng", include_str!("../../shaders/lib/rng.wgsl")),
+    ("store", include_str!("../../shaders/lib/store.wgsl")),
 ];
+
+/// A shared snippet by its name.
+pub fn snippet(name: &str) -> &'static str {
+    let found = LIBRARY.iter().find(|(known, _)| *known == name);
+    found.unwrap_or_else(|| panic!("no shared snippet is called {name}")).1
+}
 
 /// The WGSL of a shader: its constants, the snippets it uses, and its file.
 pub fn text(shader: &Shader) -> String {

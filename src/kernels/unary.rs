@@ -41,7 +41,8 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 const CUBIC: f64 = 0.044_715;
 
-fn value<T: Real>(function: Unary, x: T) -> T {
+/// `f(x)`
+pub(super) fn value<T: Real>(function: Unary, x: T) -> T {
     let half = T::real(0.5);
     match function {
         Unary::Relu => x.max(T::zero()),
@@ -54,7 +55,8 @@ fn value<T: Real>(function: Unary, x: T) -> T {
     }
 }
 
-fn slope<T: Real>(function: Unary, x: T) -> T {
+/// `f'(x)`
+pub(super) fn slope<T: Real>(function: Unary, x: T) -> T {
     let half = T::real(0.5);
     match function {
         Unary::Relu => {
@@ -83,23 +85,35 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let x = inputs[0].floats();
     let tasks = outputs[0].par_chunks_mut(TASK).zip(x.par_chunks(TASK));
     match call.op {
-        Op::Unary(function) => tasks.for_each(|(y, x)| match function {
-            Unary::Relu => relu(x, y),
-            Unary::Gelu => gelu(x, y),
-            Unary::GeluTanh => gelu_tanh(x, y),
-            Unary::Scale(factor) if call.accumulate => add_scaled(*factor, x, y),
-            Unary::Scale(factor) => scale(*factor, x, y),
-        }),
+        Op::Unary(Unary::Scale(factor)) if call.accumulate => {
+            tasks.for_each(|(y, x)| add_scaled(*factor, x, y));
+        }
+        Op::Unary(function) => tasks.for_each(|(y, x)| values(*function, x, y)),
         Op::UnaryGrad(function) => {
             let tasks = tasks.zip(inputs[1].floats().par_chunks(TASK));
-            tasks.for_each(|((dx, x), dy)| match function {
-                Unary::Relu => relu_grad(x, dy, dx),
-                Unary::Gelu => gelu_grad(x, dy, dx),
-                Unary::GeluTanh => gelu_tanh_grad(x, dy, dx),
-                Unary::Scale(factor) => scale(*factor, dy, dx),
-            });
+            tasks.for_each(|((dx, x), dy)| gradients(*function, x, dy, dx));
         }
         other => panic!("{other} is not a unary function"),
+    }
+}
+
+/// `y = f(x)` in one thread.
+pub(super) fn values(function: Unary, x: &[f32], y: &mut [f32]) {
+    match function {
+        Unary::Relu => relu(x, y),
+        Unary::Gelu => gelu(x, y),
+        Unary::GeluTanh => gelu_tanh(x, y),
+        Unary::Scale(factor) => scale(factor, x, y),
+    }
+}
+
+/// `dx = f'(x) dy` in one thread.
+pub(super) fn gradients(function: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    match function {
+        Unary::Relu => relu_grad(x, dy, dx),
+        Unary::Gelu => gelu_grad(x, dy, dx),
+        Unary::GeluTanh => gelu_tanh_grad(x, dy, dx),
+        Unary::Scale(factor) => scale(factor, dy, dx),
     }
 }
 
@@ -205,13 +219,19 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
     }]
 }
 
-/// About 20 FLOPs per element for a GELU; memory is what it costs.
+/// Memory is what it costs.
 pub fn cost(call: &Call) -> Cost {
     let flops = match call.op {
-        Op::Unary(Unary::Gelu | Unary::GeluTanh) | Op::UnaryGrad(_) => 20.0,
-        _ => 1.0,
+        Op::Unary(function) => flops(*function, false),
+        Op::UnaryGrad(function) => flops(*function, true),
+        other => panic!("{other} is not a unary function"),
     };
     Cost::elementwise(call, flops)
+}
+
+/// FLOPs per element: about 20 for a GELU and for every slope.
+pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
+    if gradient || matches!(function, Unary::Gelu | Unary::GeluTanh) { 20.0 } else { 1.0 }
 }
 
 #[cfg(test)]

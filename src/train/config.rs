@@ -153,6 +153,8 @@ sections! {
         batch: usize = 12, Accepts::Whole(1, SAMPLES);
         /// Samples that a device runs at a time; the last ones of a batch may be fewer.
         micro_batch: usize = 12, Accepts::Whole(1, SAMPLES), "as train.batch";
+        /// Whether neighbouring operations become one kernel.
+        fuse: bool = true, Accepts::Flag;
         /// The step after which the run ends; 0 writes the initial checkpoint only.
         steps: u64 = 500, Accepts::Whole(0, STEPS);
         /// What all random numbers are drawn from.

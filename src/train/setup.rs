@@ -7,7 +7,8 @@ use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
 use crate::device::{AdapterKind, Checks, Gpu, Selection, list_adapters, select};
 use crate::exec::{Cpu, Executor, GpuExecutor};
-use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate};
+use crate::graph::fuse::{Fusion, fuse_listed};
+use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
 use crate::optim::{Decay, Optimizer, Schedule};
 
@@ -60,8 +61,18 @@ pub fn graph(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError>
 
 /// The training plan for micro-batches of the configured size.
 pub fn plan(config: &RunConfig, vocabulary: usize) -> Result<Plan, TrainError> {
-    let training = differentiate(graph(config, vocabulary)?)?;
+    let training = fused(config, differentiate(graph(config, vocabulary)?)?);
     Ok(Plan::new(training, PlanOptions::new(config.train.micro_batch)))
+}
+
+/// What is fused in the training plan.
+pub fn fusions(config: &RunConfig, vocabulary: usize) -> Result<Vec<Fusion>, TrainError> {
+    let training = differentiate(graph(config, vocabulary)?)?;
+    Ok(if config.train.fuse { fuse_listed(training).1 } else { Vec::new() })
+}
+
+fn fused(config: &RunConfig, graph: Graph) -> Graph {
+    if config.train.fuse { fuse(graph) } else { graph }
 }
 
 /// The plan of the forward pass alone, for up to `rows` samples at a time.
@@ -70,7 +81,8 @@ pub fn forward_plan(
     vocabulary: usize,
     rows: usize,
 ) -> Result<Plan, TrainError> {
-    Ok(Plan::new(graph(config, vocabulary)?, PlanOptions::new(rows)))
+    let forward = fused(config, graph(config, vocabulary)?);
+    Ok(Plan::new(forward, PlanOptions::new(rows)))
 }
 
 /// The configured update rule.

@@ -31,7 +31,7 @@ use ndarray::ArrayD;
 use crate::base::rng::Key;
 use crate::base::{DType, TensorId};
 use crate::exec::Bank;
-use crate::graph::{Graph, Plan, PlanOptions, differentiate};
+use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Program, Verdict, one_rank};
 
@@ -56,13 +56,15 @@ pub struct TrainerOptions {
     /// The norm to which longer gradients are scaled down; 0: off.
     pub clip: f64,
     pub seed: u64,
+    /// Whether neighbouring operations become one kernel.
+    pub fuse: bool,
 }
 
 impl TrainerOptions {
-    /// Whole batches, no clipping, seed 0.
+    /// Whole batches, no clipping, seed 0, fused.
     pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
         let devices = devices.to_string();
-        Self { devices, optimizer, batch, micro_batch: batch, clip: 0.0, seed: 0 }
+        Self { devices, optimizer, batch, micro_batch: batch, clip: 0.0, seed: 0, fuse: true }
     }
 }
 
@@ -108,7 +110,9 @@ impl Trainer {
     /// that the plan does not fit.
     pub fn new(forward: Graph, options: &TrainerOptions) -> Result<Self, TrainError> {
         check(&forward, options)?;
-        let plan = Plan::new(differentiate(forward)?, PlanOptions::new(options.micro_batch));
+        let training = differentiate(forward)?;
+        let training = if options.fuse { fuse(training) } else { training };
+        let plan = Plan::new(training, PlanOptions::new(options.micro_batch));
         let graph = plan.graph.clone();
         let program = one_rank(&plan, options.batch as u32, options.micro_batch as u32);
         let driver = setup::open(&options.devices, plan, options.optimizer.moments())?.driver;

@@ -1,0 +1,371 @@
+//! Fusion: neighbouring nodes become one [`Op::Fused`], so that what one computes and the other
+//! reads never goes to memory. [`RULES`] says which nodes, `Fuser::value` under which conditions.
+//!
+//! The fused node stands where the second one stood: all its operands exist there, and the
+//! inputs of the first one still hold what they held. A value that others read later (the input
+//! of an activation, which the backward pass needs) is kept: written, but not read again.
+//!
+//! Dropout stays a node of its own: its random numbers depend on the step, and the steps of a
+//! fused kernel are constants. So do ops that reduce, such as layer norm.
+
+use super::op::{Binary, Op, Then, Unary};
+use super::{Graph, Node, Role};
+use crate::base::shape::ELEMENT_BYTES;
+use crate::base::{Shape, TensorId};
+
+/// The most tensors that a kernel binds: what every device has.
+const BINDINGS_MAX: usize = 8;
+
+/// Which nodes become one: the first op of the producer, and what the consumer does to its value.
+pub struct Rule {
+    pub name: &'static str,
+    pub why: &'static str,
+    applies: fn(&Pair) -> bool,
+}
+
+/// A producer and a consumer, as a rule sees them.
+struct Pair<'a> {
+    /// The op that computes the values, in front of steps that were fused before.
+    first: &'a Op,
+    then: Then,
+    /// Whether the operand of `then` is smaller than the value, and repeats.
+    repeats: bool,
+}
+
+impl Pair<'_> {
+    fn is_product(&self) -> bool {
+        matches!(self.first, Op::MatMul { .. })
+    }
+
+    fn is_chain(&self) -> bool {
+        matches!(self.first, Op::Unary(_) | Op::UnaryGrad(_) | Op::Binary(_))
+    }
+
+    fn adds(&self) -> bool {
+        self.then == Then::Binary(Binary::Add)
+    }
+
+    fn scales(&self) -> bool {
+        matches!(self.then, Then::Unary(Unary::Scale(_)))
+    }
+}
+
+/// Every rule. Where several apply to a node, the first one does.
+pub const RULES: &[Rule] = &[
+    Rule {
+        name: "matmul + bias",
+        why: "a bias is added to the sums that a product has in registers",
+        applies: |pair| pair.is_product() && pair.adds() && pair.repeats,
+    },
+    Rule {
+        name: "matmul + sum",
+        why: "a residual stream, or another gradient of the same tensor, is added to a product",
+        applies: |pair| pair.is_product() && pair.adds() && !pair.repeats,
+    },
+    Rule {
+        name: "matmul + factor",
+        why: "a gain or a gate multiplies a product",
+        applies: |pair| pair.is_product() && pair.then == Then::Binary(Binary::Mul),
+    },
+    Rule {
+        name: "matmul + scale",
+        why: "a constant multiplies a product",
+        applies: |pair| pair.is_product() && pair.scales(),
+    },
+    Rule {
+        name: "matmul + activation",
+        why: "training still needs what is activated, but writes it once and reads it later",
+        applies: |pair| pair.is_product() && matches!(pair.then, Then::Unary(_)) && !pair.scales(),
+    },
+    Rule {
+        name: "matmul + activation gradient",
+        why: "the gradient of an activation is a product that nobody else reads",
+        applies: |pair| pair.is_product() && matches!(pair.then, Then::UnaryGrad(_)),
+    },
+    Rule {
+        name: "elementwise chain",
+        why: "memory is all that elementwise ops cost",
+        applies: |pair| pair.is_chain(),
+    },
+];
+
+/// A rule that was applied.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fusion {
+    /// The name of the rule.
+    pub rule: &'static str,
+    /// The value between the two nodes.
+    pub value: Shape,
+    /// Whether it is still written, for others.
+    pub kept: bool,
+}
+
+impl Fusion {
+    /// Bytes that no longer go to memory or come from it, per micro-batch of `rows` rows.
+    pub fn bytes_saved(&self, rows: usize) -> usize {
+        let moves = if self.kept { 1 } else { 2 };
+        moves * ELEMENT_BYTES * self.value.elements(rows)
+    }
+}
+
+/// The same computation in fewer nodes. The graph is forward only, or differentiated already.
+pub fn fuse(graph: Graph) -> Graph {
+    fuse_listed(graph).0
+}
+
+/// [`fuse`], and what was fused, in order of application.
+pub fn fuse_listed(graph: Graph) -> (Graph, Vec<Fusion>) {
+    let mut fuser = Fuser::new(graph);
+    let mut done = Vec::new();
+    loop {
+        let before = done.len();
+        for at in 0..fuser.nodes.len() {
+            if let Some(found) = fuser.best(at) {
+                done.push(fuser.apply(at, found));
+            }
+        }
+        if done.len() == before {
+            return (fuser.finish(), done);
+        }
+    }
+}
+
+/// Two nodes that may become one.
+struct Found {
+    /// Index into [`RULES`].
+    rule: usize,
+    keep: bool,
+    /// Which input of the consumer is the value.
+    input: usize,
+    /// The position of the producer.
+    from: usize,
+    then: Then,
+    operand: Option<TensorId>,
+}
+
+/// A graph that is being fused. Positions are those of the nodes at the beginning.
+struct Fuser {
+    /// Its nodes are in `nodes` and `behind`.
+    graph: Graph,
+    /// What stands at each position now.
+    nodes: Vec<Option<Node>>,
+    /// Reshapes that moved behind a node with what they reshape.
+    behind: Vec<Vec<Node>>,
+    /// Per tensor that holds elements: the position of the node that computes it.
+    producer: Vec<Option<usize>>,
+    /// Per tensor that holds elements: the positions of nodes that read it, aliases included.
+    readers: Vec<Vec<usize>>,
+    /// Per tensor: how many nodes read it under this shape, and whether it has a name as output.
+    uses: Vec<usize>,
+}
+
+impl Fuser {
+    fn new(mut graph: Graph) -> Self {
+        let (tensors, nodes) = (graph.tensors.len(), std::mem::take(&mut graph.nodes));
+        let mut fuser = Self {
+            behind: vec![Vec::new(); nodes.len()],
+            producer: vec![None; tensors],
+            readers: vec![Vec::new(); tensors],
+            uses: vec![0; tensors],
+            nodes: Vec::new(),
+            graph,
+        };
+        for (at, node) in nodes.iter().enumerate() {
+            node.inputs.iter().for_each(|input| fuser.uses[input.index()] += 1);
+            if node.op != Op::Reshape {
+                node.outputs.iter().for_each(|id| fuser.producer[id.index()] = Some(at));
+                for input in &node.inputs {
+                    fuser.readers[fuser.graph.root(*input).index()].push(at);
+                }
+            }
+        }
+        for (_, output) in &fuser.graph.outputs {
+            fuser.uses[output.index()] += 1;
+        }
+        fuser.nodes = nodes.into_iter().map(Some).collect();
+        fuser
+    }
+
+    /// What to fuse the node at a position with: by the first rule, rather without keeping the
+    /// value, rather through the first input.
+    fn best(&self, at: usize) -> Option<Found> {
+        let consumer = self.nodes[at].as_ref()?;
+        let found = (0..consumer.inputs.len()).filter_map(|input| self.found(at, consumer, input));
+        found.min_by_key(|found| (found.rule, found.keep, found.input))
+    }
+
+    fn found(&self, at: usize, consumer: &Node, input: usize) -> Option<Found> {
+        let (then, operand) = self.step(consumer, input)?;
+        let (from, producer) = self.value(at, consumer, input, operand)?;
+        let value = consumer.inputs[input];
+        let first = producer.op.base();
+        let repeats = operand.is_some_and(|operand| !self.same_elements(operand, value));
+        let pair = Pair { first, then, repeats };
+        let rule = RULES.iter().position(|rule| (rule.applies)(&pair))?;
+        let keep = !self.is_read_once(value);
+        let bindings = producer.inputs.len() + producer.outputs.len();
+        let more = usize::from(operand.is_some()) + usize::from(keep);
+        let fits = bindings + more <= BINDINGS_MAX;
+        fits.then_some(Found { rule, keep, input, from, then, operand })
+    }
+
+    /// The consumer as a step on its input number `input`, with its other input.
+    fn step(&self, consumer: &Node, input: usize) -> Option<(Then, Option<TensorId>)> {
+        let x = &consumer.inputs;
+        match (&consumer.op, input) {
+            _ if consumer.accumulate || is_wild(&consumer.op) => None,
+            (Op::Unary(function), 0) => Some((Then::Unary(*function), None)),
+            (Op::UnaryGrad(function), 1) => Some((Then::UnaryGrad(*function), Some(x[0]))),
+            (Op::Binary(function), 0) => Some((Then::Binary(*function), Some(x[1]))),
+            // Sums and products commute; a smaller second input repeats, and is no value.
+            (Op::Binary(function), 1) if self.same_elements(x[0], x[1]) => {
+                Some((Then::Binary(*function), Some(x[0])))
+            }
+            _ => None,
+        }
+    }
+
+    /// The node that computes the value which the node at `at` reads as `input`, if it can be
+    /// computed there instead.
+    fn value(
+        &self,
+        at: usize,
+        consumer: &Node,
+        input: usize,
+        operand: Option<TensorId>,
+    ) -> Option<(usize, &Node)> {
+        let root = |id: TensorId| self.graph.root(id);
+        let value = root(consumer.inputs[input]);
+        let from = self.producer[value.index()]?;
+        let producer = self.nodes[from].as_ref()?;
+        let is_last = producer.outputs[0] == value;
+        let overwrites = producer.accumulate || is_wild(&producer.op);
+        let is_activation = |id: &TensorId| self.graph.tensor(*id).role == Role::Activation;
+        let named = self.graph.outputs.iter().any(|(_, output)| root(*output) == value);
+        // An operand that the same node computes is not in memory yet.
+        let is_own = operand.is_some_and(|id| producer.outputs.contains(&root(id)));
+        let only_later = |id: &TensorId| self.readers[id.index()].iter().all(|&r| r >= at);
+        // Gradients and the loss change from node to node.
+        let is_stable = |id: &TensorId| {
+            !matches!(self.graph.tensor(root(*id)).role, Role::Gradient(_) | Role::Loss)
+        };
+        let fits = is_last
+            && !overwrites
+            && !named
+            && !is_own
+            && producer.outputs.iter().all(is_activation)
+            && producer.outputs.iter().all(only_later)
+            && producer.inputs.iter().all(is_stable)
+            && self.in_one_segment(from, at)
+            && self.waits_for_free(from, at, producer);
+        fits.then_some((from, producer))
+    }
+
+    /// Whether a node may run later without a tensor that lives longer for it: nothing is
+    /// computed in between, or its inputs are read later anyway.
+    fn waits_for_free(&self, from: usize, to: usize, node: &Node) -> bool {
+        let computes = |node: &Node| node.op != Op::Reshape;
+        let adjacent = !self.nodes[from + 1..to].iter().flatten().any(computes);
+        let outlives = |id: &TensorId| {
+            let root = self.graph.root(*id);
+            matches!(self.graph.tensor(root).role, Role::Parameter(_))
+                || self.readers[root.index()].iter().any(|&reader| reader >= to)
+        };
+        adjacent || node.inputs.iter().all(outlives)
+    }
+
+    fn in_one_segment(&self, from: usize, to: usize) -> bool {
+        let mut places =
+            self.nodes[from..=to].iter().flatten().map(|node| (node.phase, node.block));
+        let first = places.next();
+        places.all(|place| Some(place) == first)
+    }
+
+    fn same_elements(&self, a: TensorId, b: TensorId) -> bool {
+        let (a, b) = (&self.graph.tensor(a).shape, &self.graph.tensor(b).shape);
+        a.is_batched() == b.is_batched() && a.per_row() == b.per_row()
+    }
+
+    /// Whether a tensor, and every one that it is an alias of, has no other use than this one.
+    fn is_read_once(&self, id: TensorId) -> bool {
+        let alias = self.graph.tensor(id).alias_of;
+        self.uses[id.index()] == 1 && alias.is_none_or(|of| self.is_read_once(of))
+    }
+
+    /// Makes one node of two, at the position of the second.
+    fn apply(&mut self, at: usize, found: Found) -> Fusion {
+        let take = |node: &mut Option<Node>| node.take().expect("what was found is there");
+        let consumer = take(&mut self.nodes[at]);
+        let producer = take(&mut self.nodes[found.from]);
+        let value = producer.outputs[0];
+        let (first, mut then) = match producer.op {
+            Op::Fused { first, then } => (first, then),
+            op => (Box::new(op), Vec::new()),
+        };
+        then.extend(found.keep.then_some(Then::Keep));
+        then.push(found.then);
+        let kept = producer.outputs[1..].iter().copied().chain(found.keep.then_some(value));
+        let node = Node {
+            op: Op::Fused { first, then },
+            inputs: producer.inputs.iter().copied().chain(found.operand).collect(),
+            outputs: [consumer.outputs[0]].into_iter().chain(kept).collect(),
+            ..consumer
+        };
+        self.move_reads(&producer.inputs, found.from, at);
+        node.outputs.iter().for_each(|id| self.producer[id.index()] = Some(at));
+        self.readers[value.index()].retain(|&reader| reader != at);
+        self.nodes[at] = Some(node);
+        self.release(consumer.inputs[found.input], found.from, at);
+        self.move_reshapes(found.from, at);
+        let value = self.graph.tensor(value).shape.clone();
+        Fusion { rule: RULES[found.rule].name, value, kept: found.keep }
+    }
+
+    fn move_reads(&mut self, inputs: &[TensorId], from: usize, to: usize) {
+        for input in inputs {
+            let readers = &mut self.readers[self.graph.root(*input).index()];
+            readers.iter_mut().filter(|reader| **reader == from).for_each(|reader| *reader = to);
+        }
+    }
+
+    /// Gives up one use of a tensor. A reshape that nobody uses any more, between two positions,
+    /// goes, and gives up its own.
+    fn release(&mut self, id: TensorId, from: usize, to: usize) {
+        self.uses[id.index()] -= 1;
+        let (0, Some(base)) = (self.uses[id.index()], self.graph.tensor(id).alias_of) else {
+            return;
+        };
+        let makes = |node: &Node| node.op == Op::Reshape && node.outputs == [id];
+        for place in from..=to {
+            self.behind[place].retain(|node| !makes(node));
+            self.nodes[place].take_if(|node| makes(node));
+        }
+        self.release(base, from, to);
+    }
+
+    /// Moves the reshapes of what the node at `to` computes now behind it.
+    fn move_reshapes(&mut self, from: usize, to: usize) {
+        let mut moved = Vec::new();
+        for place in from..to {
+            let is_of = |node: &Node| {
+                let base = self.graph.root(node.inputs[0]);
+                node.op == Op::Reshape && self.producer[base.index()] == Some(to)
+            };
+            moved.extend(self.nodes[place].take_if(|node| is_of(node)));
+            moved.extend(self.behind[place].extract_if(.., |node| is_of(node)));
+        }
+        moved.append(&mut self.behind[to]);
+        self.behind[to] = moved;
+    }
+
+    fn finish(self) -> Graph {
+        let places = self.nodes.into_iter().zip(self.behind);
+        let nodes = places.flat_map(|(node, behind)| node.into_iter().chain(behind)).collect();
+        Graph { nodes, ..self.graph }
+    }
+}
+
+/// A factor that no shader can write as a constant.
+fn is_wild(op: &Op) -> bool {
+    matches!(op, Op::Unary(Unary::Scale(f)) | Op::UnaryGrad(Unary::Scale(f)) if !f.is_finite())
+}
