@@ -12,7 +12,7 @@ use potluck::base::Site;
 use potluck::base::rng::Key;
 use potluck::graph::Op;
 use potluck::kernels::source::{FILES, snippet, text};
-use potluck::kernels::{Call, Random, Shader, matmul_tile};
+use potluck::kernels::{Call, Random, Shader, matmul_shared, matmul_tile, matmul_vector};
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
@@ -20,7 +20,7 @@ const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
 /// Shaders whose text is emitted, with every shape in use: `(name, text)`.
 fn emitted() -> Vec<(String, String)> {
     let mut texts = Vec::new();
-    for tile in matmul_tile::TILES {
+    for tile in matmul_tile::TILES.into_iter().chain(matmul_tile::NARROW) {
         for transposed in 0..4 {
             let (a, b) = (transposed & 1 != 0, transposed & 2 != 0);
             let name = format!("{} {a} {b}", tile.name);
@@ -53,13 +53,35 @@ fn attention() -> Vec<(String, String)> {
     texts
 }
 
+/// The files of matrix products as their dispatches complete them, in every combination.
+fn products() -> Vec<(String, String)> {
+    let store = snippet("store");
+    let naive = Shader::new("matmul", "naive").with_text(store);
+    let mut texts = vec![("matmul".to_string(), text(&naive))];
+    for tile in matmul_shared::TILES {
+        for bits in 0..16 {
+            let [a, b] = [0, 2].map(|shift| matmul_shared::Layout {
+                transposed: bits >> shift & 1 == 1,
+                vectors: bits >> shift & 2 == 2,
+            });
+            let shader = matmul_shared::shader(tile, a, b, store);
+            texts.push((format!("{} {a:?} {b:?}", tile.name), text(&shader)));
+        }
+    }
+    for along in [false, true] {
+        let shader = matmul_vector::shader(along, store);
+        texts.push((format!("matmul_vector {along}"), text(&shader)));
+    }
+    texts
+}
+
 /// Every module: `(name, text)`.
 fn modules() -> Vec<(String, String)> {
     let mut modules = emitted();
     modules.extend(attention());
-    let naive = Shader::new("matmul", "naive").with_text(snippet("store"));
-    modules.push(("matmul".into(), text(&naive)));
-    let alone = FILES.iter().filter(|(file, _)| !["attention", "matmul"].contains(file));
+    modules.extend(products());
+    let completed = ["attention", "matmul", "matmul_shared", "matmul_vector"];
+    let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));
     modules
 }

@@ -1,5 +1,6 @@
 //! Matrix products, one or a batch of them. Twin of `shaders/matmul.wgsl`, which has the
-//! formula, and of the tiles that [`matmul_tile`] writes.
+//! formula. Faster ones beside it: the register tiles that [`matmul_tile`] writes, the tiles in
+//! workgroup memory of [`matmul_shared`], and [`matmul_vector`] for few rows or columns.
 
 use gemm::Parallelism;
 use rayon::prelude::*;
@@ -8,6 +9,7 @@ use super::dispatch::grid;
 use super::epilogue::{self, Epilogue};
 use super::matmul_tile::{self, TILES, Tile, WORKGROUP};
 use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use super::{matmul_shared, matmul_vector};
 use crate::graph::Op;
 
 /// The fewest invocations that a tile must leave to be chosen: with fewer, a device would idle.
@@ -15,13 +17,13 @@ const INVOCATIONS: usize = 128;
 
 /// The sizes of a call: `batch` products of `(m, k)` and `(k, n)`.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
-    batch: usize,
-    m: usize,
-    n: usize,
-    k: usize,
-    transpose_a: bool,
-    transpose_b: bool,
+pub struct Sizes {
+    pub batch: usize,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub transpose_a: bool,
+    pub transpose_b: bool,
 }
 
 impl Sizes {
@@ -42,12 +44,12 @@ impl Sizes {
     }
 
     /// Elements to the next row of `a`, and to the next term of the sum.
-    fn a_strides(&self) -> (usize, usize) {
+    pub fn a_strides(&self) -> (usize, usize) {
         if self.transpose_a { (1, self.m) } else { (self.k, 1) }
     }
 
     /// Elements to the next term of the sum in `b`, and to the next column.
-    fn b_strides(&self) -> (usize, usize) {
+    pub fn b_strides(&self) -> (usize, usize) {
         if self.transpose_b { (1, self.k) } else { (self.n, 1) }
     }
 
@@ -58,6 +60,13 @@ impl Sizes {
 
     fn fits(&self, tile: Tile) -> bool {
         self.m >= tile.m && self.n >= tile.n
+    }
+
+    /// The register tiles worth a try.
+    fn register_tiles(&self) -> impl Iterator<Item = Tile> {
+        let narrow = self.m.min(self.n) < matmul_tile::NARROW_MAX;
+        let tiles: &[Tile] = if narrow { &matmul_tile::NARROW } else { &TILES };
+        tiles.iter().copied().filter(|tile| self.fits(*tile))
     }
 }
 
@@ -172,12 +181,19 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 /// Every way to compute the call on a GPU.
 pub fn variants(call: &Call) -> Vec<Variant> {
     let sizes = Sizes::of(call);
-    let tiles = TILES.into_iter().filter(|tile| sizes.fits(*tile));
-    let tiled = tiles.map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
-    std::iter::once(Variant::new("matmul_naive", vec![naive(call, sizes)])).chain(tiled).collect()
+    let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
+    let vector = matmul_vector::fits(&sizes)
+        .then(|| Variant::new("matmul_vector", vec![matmul_vector::dispatch(call, &sizes)]));
+    let tiled =
+        sizes.register_tiles().map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
+    let tiles = matmul_shared::TILES.into_iter().filter(|tile| tile.fits(&sizes));
+    let shared = tiles
+        .map(|tile| Variant::new(tile.name, vec![matmul_shared::dispatch(call, &sizes, tile)]));
+    std::iter::once(naive).chain(vector).chain(tiled).chain(shared).collect()
 }
 
-const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
+/// What every product but [`matmul_vector`]'s binds: a, b and c.
+pub const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
 
 fn naive(call: &Call, sizes: Sizes) -> Dispatch {
     let count = call.output_len(0);
@@ -255,8 +271,10 @@ mod tests {
         }
     }
 
-    /// Runs every variant on every adapter, and so more than the one that `dispatch` picks.
-    fn check_variants(batch: usize, m: usize, k: usize, n: usize, transposes: (bool, bool)) {
+    /// Runs every variant whose name has this part on every adapter, for products `(batch, m, k,
+    /// n)`: more than the one that `dispatch` picks.
+    fn check_variants(part: &str, product: [usize; 4], transposes: (bool, bool)) {
+        let [batch, m, k, n] = product;
         let op = op(transposes);
         let dims = operands(batch, m, k, n, transposes);
         let fill = |i: usize| values(Fill::Normal, dims[i].iter().product(), i);
@@ -268,7 +286,8 @@ mod tests {
             let add = |c: &f64| if accumulate { c + 0.25 } else { *c };
             let sum: Vec<Vec<f64>> = product.iter().map(|c| c.iter().map(add).collect()).collect();
             for_each_gpu(|gpu, pipelines| {
-                for Variant { name, dispatches } in variants(&call) {
+                let every = variants(&call).into_iter().filter(|one| one.name.contains(part));
+                for Variant { name, dispatches } in every {
                     let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, start);
                     let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
                     let what = format!("{name} of {dims:?} {transposes:?} on {}", gpu.name);
@@ -280,24 +299,60 @@ mod tests {
 
     #[test]
     fn every_variant_is_right_at_every_edge() {
+        let matrices = [[16, 3, 16], [17, 5, 31], [33, 1, 18], [4, 9, 67], [65, 8, 7]];
         for transposes in TRANSPOSES {
-            for (m, k, n) in [(16, 3, 16), (17, 5, 31), (33, 1, 18), (4, 9, 67), (65, 8, 7)] {
-                check_variants(0, m, k, n, transposes);
+            for [m, k, n] in matrices {
+                check_variants("matmul", [0, m, k, n], transposes);
             }
-            check_variants(3, 19, 6, 21, transposes);
+            check_variants("matmul", [3, 19, 6, 21], transposes);
+        }
+    }
+
+    /// Sizes that meet vectors, scalars and one of each, one tile and several, sums that end
+    /// within what is staged at a time, and sums that are split.
+    #[test]
+    fn tiles_in_workgroup_memory_are_right_at_every_edge() {
+        let matrices = [[68, 20, 132], [129, 33, 67], [70, 1, 66], [35, 300, 40]];
+        for transposes in TRANSPOSES {
+            for [m, k, n] in matrices {
+                check_variants("shared", [0, m, k, n], transposes);
+            }
+            check_variants("shared", [3, 36, 257, 20], transposes);
         }
     }
 
     #[test]
-    fn all_tiles_are_among_the_variants_of_large_products_only() {
+    fn few_rows_or_columns_are_right_with_either_neighbours() {
+        let matrices = [[1, 1, 1], [1, 37, 300], [8, 129, 97], [65, 70, 3], [2, 5, 2]];
+        for transposes in TRANSPOSES {
+            for [m, k, n] in matrices {
+                check_variants("matmul", [0, m, k, n], transposes);
+            }
+            check_variants("matmul", [3, 2, 40, 11], transposes);
+            check_variants("matmul", [2, 45, 9, 1], transposes);
+        }
+    }
+
+    #[test]
+    fn variants_are_those_that_may_win() {
         let op = op((false, false));
-        let names = |m, n| {
-            let call = call(&op, &operands(0, m, 3, n, (false, false)), false);
+        let names = |m, k, n| {
+            let call = call(&op, &operands(0, m, k, n, (false, false)), false);
             variants(&call).into_iter().map(|variant| variant.name).collect::<Vec<_>>()
         };
-        assert_eq!(names(16, 16).len(), 1 + TILES.len());
-        assert_eq!(names(16, 7), ["matmul_naive", "matmul_tile_4x4"]);
-        assert_eq!(names(3, 100), ["matmul_naive"]);
+        assert_eq!(names(16, 3, 16).len(), 1 + TILES.len());
+        assert_eq!(names(15, 3, 9), ["matmul_naive", "matmul_tile_8x8", "matmul_tile_4x4"]);
+        assert_eq!(names(16, 3, 7), ["matmul_naive", "matmul_vector", "matmul_tile_4x4"]);
+        assert_eq!(names(3, 3, 7), ["matmul_naive", "matmul_vector"]);
+        assert_eq!(names(3, 3, 100), ["matmul_naive", "matmul_vector", "matmul_tile_1x8"]);
+        assert_eq!(names(100, 3, 1), ["matmul_naive", "matmul_vector", "matmul_tile_8x1"]);
+        assert_eq!(names(65, 255, 65).len(), TILES.len() + matmul_shared::TILES.len());
+        let mut all = names(65, 256, 65);
+        assert_eq!(all.len(), 1 + TILES.len() + matmul_shared::TILES.len());
+        assert_eq!(names(32 * 32, 256, 32 * 32).len(), all.len() - 1);
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 1 + TILES.len() + matmul_shared::TILES.len());
     }
 
     #[test]

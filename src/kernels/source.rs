@@ -20,6 +20,8 @@ pub const FILES: &[(&str, &str)] = sources![
     "fused",
     "layer_norm",
     "matmul",
+    "matmul_shared",
+    "matmul_vector",
     "norm",
     "sgd",
     "squared_error",

@@ -1,0 +1,231 @@
+//! GFLOP/s of every variant of the matrix product, on every adapter found or on those named:
+//! medians of rounds in which the variants take turns, so that a load on the machine meets all.
+//!
+//!     cargo bench --bench matmul -- [ADAPTER ..] [--shapes gpt,square,gpt2,narrow]
+//!         [--variants PART,..] [--rounds N] [--checked]
+
+use std::error::Error;
+use std::time::Instant;
+
+use potluck::base::rng::Key;
+use potluck::device::{Adapter, Checks, Gpu, list_adapters};
+use potluck::graph::Op;
+use potluck::kernels::{Call, Dispatch, Operand, Pipelines, Random, Variant, matmul};
+
+/// The least seconds that are timed at once: far more than a submission takes by itself.
+const SECONDS_MIN: f64 = 0.02;
+/// The most dispatches that are timed at once.
+const REPEATS_MAX: u32 = 4096;
+
+/// The sizes of a product, and which operands are given transposed.
+type Product = (usize, usize, usize, &'static str);
+
+/// Products `(m, k, n, transposed)` by the name of their set: the step of a small GPT (benches/
+/// step.rs), squares, the blocks of GPT-2 124M for 256 tokens, and generation of one token.
+const SETS: [(&str, &[Product]); 4] = [
+    (
+        "gpt",
+        &[
+            (768, 128, 384, "b"),
+            (768, 128, 512, "b"),
+            (768, 512, 128, "b"),
+            (768, 128, 65, "b"),
+            (768, 384, 128, ""),
+            (768, 65, 128, ""),
+            (128, 768, 128, "a"),
+            (512, 768, 128, "a"),
+            (65, 768, 128, "a"),
+        ],
+    ),
+    ("square", &[(64, 64, 64, ""), (256, 256, 256, ""), (512, 512, 512, "")]),
+    (
+        "gpt2",
+        &[
+            (256, 768, 2304, "b"),
+            (256, 3072, 768, "b"),
+            (256, 2304, 768, ""),
+            (2304, 256, 768, "a"),
+            (64, 768, 50257, "b"),
+        ],
+    ),
+    (
+        "narrow",
+        &[
+            (1, 128, 384, "b"),
+            (1, 768, 2304, "b"),
+            (1, 3072, 768, "b"),
+            (1, 768, 2304, ""),
+            (4, 768, 2304, "b"),
+            (768, 2304, 1, ""),
+        ],
+    ),
+];
+
+struct Options {
+    adapters: Vec<String>,
+    sets: Vec<String>,
+    variants: Vec<String>,
+    rounds: usize,
+    checks: Checks,
+}
+
+impl Options {
+    fn parse(args: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let (adapters, sets, variants) = (Vec::new(), vec!["gpt".into(), "square".into()], vec![]);
+        let mut options = Self { adapters, sets, variants, rounds: 5, checks: Checks::Trusted };
+        // Cargo passes --bench to every benchmark.
+        let mut args = args.filter(|arg| arg != "--bench");
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+            let split = |list: String| list.split(',').map(str::to_string).collect();
+            match arg.as_str() {
+                "--shapes" => options.sets = split(value()?),
+                "--variants" => options.variants = split(value()?),
+                "--rounds" => options.rounds = value()?.parse::<usize>()?.max(1),
+                "--checked" => options.checks = Checks::Checked,
+                _ => options.adapters.push(arg.to_lowercase()),
+            }
+        }
+        Ok(options)
+    }
+
+    fn wants(&self, adapter: &Adapter) -> bool {
+        let name = adapter.name.to_lowercase();
+        match self.adapters.is_empty() {
+            true => adapter.merged_into.is_none() && adapter.usable().is_ok(),
+            false => self.adapters.iter().any(|part| name.contains(part)) && adapter.api != "gl",
+        }
+    }
+
+    fn times(&self, variant: &Variant) -> bool {
+        self.variants.is_empty() || self.variants.iter().any(|part| variant.name.contains(part))
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    let mut products = Vec::new();
+    for set in &options.sets {
+        let found = SETS.iter().find(|(name, _)| name == set);
+        products.extend(found.ok_or(format!("no set of shapes is called {set}"))?.1);
+    }
+    for adapter in list_adapters().iter().filter(|adapter| options.wants(adapter)) {
+        let gpu = Gpu::open(adapter, options.checks)?;
+        println!("{} ({}), GFLOP/s", gpu.name, gpu.api);
+        let mut pipelines = Pipelines::default();
+        for product in &products {
+            let rates = rates(&gpu, &mut pipelines, product, &options)?;
+            let best = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+            println!("  {}", shown(product));
+            for (name, rate) in rates {
+                let mark = if rate == best { "  <" } else { "" };
+                println!("    {name:<28}{rate:>10.2}{mark}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `(768, 128) (384, 128)^T`
+fn shown(&(m, k, n, transposed): &Product) -> String {
+    let matrix = |rows: usize, columns: usize, transposed: bool| match transposed {
+        true => format!("({columns}, {rows})^T"),
+        false => format!("({rows}, {columns})"),
+    };
+    let [a, b] = ["a", "b"].map(|operand| transposed.contains(operand));
+    format!("{} {}", matrix(m, k, a), matrix(k, n, b))
+}
+
+/// Every variant of a product that is asked for, with the median of its GFLOP/s.
+fn rates(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    &(m, k, n, transposed): &Product,
+    options: &Options,
+) -> Result<Vec<(String, f64)>, Box<dyn Error>> {
+    let [transpose_a, transpose_b] = ["a", "b"].map(|operand| transposed.contains(operand));
+    let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
+    let call = Call {
+        op: &Op::MatMul { transpose_a, transpose_b },
+        inputs: vec![pair(m, k, transpose_a).to_vec(), pair(k, n, transpose_b).to_vec()],
+        outputs: vec![vec![m, n]],
+        accumulate: false,
+        random: Random { step_key: Key::new(0), training: true },
+    };
+    let inputs = [filled(gpu, m * k)?, filled(gpu, k * n)?];
+    let output = gpu.storage("c", 4 * (m * n) as u64)?;
+    let mut timed = Vec::new();
+    for variant in matmul::variants(&call).into_iter().filter(|variant| options.times(variant)) {
+        let mut run =
+            |repeats| seconds(gpu, pipelines, &variant.dispatches, &inputs, &output, repeats);
+        run(1)?;
+        let mut repeats = 1;
+        while repeats < REPEATS_MAX && run(repeats)? * f64::from(repeats) < SECONDS_MIN {
+            repeats *= 2;
+        }
+        timed.push((variant, repeats, Vec::new()));
+    }
+    for _ in 0..options.rounds {
+        for (variant, repeats, taken) in &mut timed {
+            let one = &variant.dispatches;
+            taken.push(seconds(gpu, pipelines, one, &inputs, &output, *repeats)?);
+        }
+    }
+    let flops = matmul::cost(&call).flops;
+    let rate = |(variant, _, mut taken): (Variant, u32, Vec<f64>)| {
+        taken.sort_by(f64::total_cmp);
+        (variant.name, flops / taken[taken.len() / 2] / 1e9)
+    };
+    Ok(timed.into_iter().map(rate).collect())
+}
+
+/// A buffer of numbers in -1 .. 1.
+fn filled(gpu: &Gpu, count: usize) -> Result<wgpu::Buffer, Box<dyn Error>> {
+    let key = Key::new(count as u64);
+    let number = |i| key.words([i as u32, 0])[0] as f32 / 2f32.powi(31) - 1.0;
+    let numbers: Vec<f32> = (0..count).map(number).collect();
+    let buffer = gpu.storage("operand", 4 * count as u64)?;
+    gpu.upload(&buffer, 0, bytemuck::cast_slice(&numbers));
+    Ok(buffer)
+}
+
+/// Runs the dispatches `repeats` times in one submission; the seconds of one time.
+fn seconds(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    dispatches: &[Dispatch],
+    inputs: &[wgpu::Buffer; 2],
+    output: &wgpu::Buffer,
+    repeats: u32,
+) -> Result<f64, Box<dyn Error>> {
+    let mut encoder = gpu.device.create_command_encoder(&Default::default());
+    let mut pass = encoder.begin_compute_pass(&Default::default());
+    for dispatch in dispatches.iter().cycle().take(dispatches.len() * repeats as usize) {
+        let pipeline = pipelines.get(gpu, dispatch)?;
+        let buffers = dispatch.operands.iter().map(|operand| match operand {
+            Operand::Input(index) => &inputs[*index],
+            Operand::Output(_) => output,
+        });
+        let entries: Vec<_> = buffers
+            .enumerate()
+            .map(|(binding, buffer)| wgpu::BindGroupEntry {
+                binding: binding as u32,
+                resource: buffer.as_entire_binding(),
+            })
+            .collect();
+        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.bindings,
+            entries: &entries,
+        });
+        pass.set_pipeline(&pipeline.pipeline);
+        pass.set_bind_group(0, &group, &[]);
+        pass.set_immediates(0, bytemuck::cast_slice(&dispatch.params));
+        let [x, y, z] = dispatch.groups;
+        pass.dispatch_workgroups(x, y, z);
+    }
+    drop(pass);
+    let started = Instant::now();
+    gpu.submit_and_wait(encoder)?;
+    Ok(started.elapsed().as_secs_f64() / f64::from(repeats))
+}

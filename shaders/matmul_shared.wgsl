@@ -1,0 +1,209 @@
+// The product of two matrices, or of each pair in two batches of them, through workgroup memory.
+//
+//   c[z, i, j] = sum_q a[z, i, q] b[z, q, j]  (+ c, if accumulating)
+//
+// c is (batch, m, n); a is (batch, m, k) or transposed (batch, k, m), b is (batch, k, n) or
+// transposed (batch, n, k). A workgroup computes a tile of BM x BN outputs: it stages BK terms of
+// the sum at a time, and each of its invocations multiplies ROWS rows by COLUMNS columns of them
+// (4 or 8 each, in quads), while what comes next is already on its way from memory. With SPLIT > 1
+// as many invocations share each output: each takes its slice of the BK terms, and the slices are
+// added in their order. 2 k FLOPs per output on 4 k (1 / BM + 1 / BN) bytes.
+//
+// Put in front (src/kernels/matmul_shared.rs): the constants in capitals, the operands `a` and `b`
+// with `a_four` and `b_four`, which read elements `at`, at + 1, .. at + 3 of one and give zeros
+// for those from the `count`th on, and `store` (src/kernels/epilogue.rs).
+
+struct Params {
+    tiles: u32,             // in all matrices
+    tiles_each: u32,        // in one
+    tiles_across: u32,      // in one row of tiles
+    m: u32,
+    n: u32,
+    k: u32,
+    accumulate: u32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(2) var<storage, read_write> c: array<f32>;
+
+const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
+const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs
+const SIZE = SLICE * SPLIT;
+const A_QUADS = BM / 4u;
+const B_QUADS = BN / 4u;
+const K_QUADS = BK / 4u;
+const A_BLOCKS = A_QUADS * K_QUADS;
+const B_BLOCKS = B_QUADS * K_QUADS;
+const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
+const_assert A_QUADS % 8u == 0u && B_QUADS % 8u == 0u;
+const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN && BK % SPLIT == 0u);
+
+// Four rows of a, four columns of b per element; see `swizzle` for where they stand.
+var<workgroup> a_tile: array<vec4f, BK * A_QUADS>;
+var<workgroup> b_tile: array<vec4f, BK * B_QUADS>;
+
+// What a quad's place within the terms q .. q + 3 is XORed with, q a multiple of 4. So the writes
+// of neighbouring invocations, which hold other terms of the same quad, meet different banks.
+fn swizzle(q: u32) -> u32 {
+    return (q / 4u * max(8u / K_QUADS, 1u)) % 8u;
+}
+
+// Each invocation moves a block of four rows or columns and four terms. Which is the `t`th: its
+// place across the terms, and its first term. Neighbours read neighbouring addresses.
+fn block(t: u32, quads: u32, terms_are_neighbours: bool) -> vec2u {
+    return 4u * select(
+        vec2u(t % quads, t / quads),
+        vec2u(t / K_QUADS, t % K_QUADS),
+        terms_are_neighbours,
+    );
+}
+
+// Elements `at` .. at + 3 of a stored row of a matrix; zeros outside of it.
+fn a_line(z: u32, line: u32, at: u32) -> vec4f {
+    let size = select(vec2u(p.m, p.k), vec2u(p.k, p.m), TRANSPOSE_A == 1u);
+    if (line >= size.x || at >= size.y) { return vec4f(); }
+    return a_four((z * size.x + line) * size.y + at, size.y - at);
+}
+
+fn b_line(z: u32, line: u32, at: u32) -> vec4f {
+    let size = select(vec2u(p.k, p.n), vec2u(p.n, p.k), TRANSPOSE_B == 1u);
+    if (line >= size.x || at >= size.y) { return vec4f(); }
+    return b_four((z * size.x + line) * size.y + at, size.y - at);
+}
+
+// Rows i .. i + 3 of a for each of the terms q .. q + 3.
+fn load_a(z: u32, i: u32, q: u32) -> mat4x4f {
+    if (TRANSPOSE_A == 1u) {
+        return mat4x4f(
+            a_line(z, q, i), a_line(z, q + 1u, i), a_line(z, q + 2u, i), a_line(z, q + 3u, i),
+        );
+    }
+    return transpose(mat4x4f(
+        a_line(z, i, q), a_line(z, i + 1u, q), a_line(z, i + 2u, q), a_line(z, i + 3u, q),
+    ));
+}
+
+// Columns j .. j + 3 of b for each of the terms q .. q + 3.
+fn load_b(z: u32, q: u32, j: u32) -> mat4x4f {
+    if (TRANSPOSE_B == 0u) {
+        return mat4x4f(
+            b_line(z, q, j), b_line(z, q + 1u, j), b_line(z, q + 2u, j), b_line(z, q + 3u, j),
+        );
+    }
+    return transpose(mat4x4f(
+        b_line(z, j, q), b_line(z, j + 1u, q), b_line(z, j + 2u, q), b_line(z, j + 3u, q),
+    ));
+}
+
+// Every row of the result is a's element of that row times the row b.
+fn outer(a: vec4f, b: vec4f) -> mat4x4f {
+    return mat4x4f(a.x * b, a.y * b, a.z * b, a.w * b);
+}
+
+fn store_four(z: u32, i: u32, j: u32, totals: vec4f) {
+    if (i >= p.m) { return; }
+    let at = (z * p.m + i) * p.n + j;
+    if (j < p.n) { store(at, totals.x); }
+    if (j + 1u < p.n) { store(at + 1u, totals.y); }
+    if (j + 2u < p.n) { store(at + 2u, totals.z); }
+    if (j + 3u < p.n) { store(at + 3u, totals.w); }
+}
+
+@compute @workgroup_size(SIZE)
+fn shared_tile(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    if (index >= p.tiles) { return; }
+    let z = index / p.tiles_each;
+    let row = index % p.tiles_each / p.tiles_across * BM;
+    let column = index % p.tiles_each % p.tiles_across * BN;
+
+    // Blocks of a go to the first invocations and those of b to the last.
+    let reversed = SIZE - 1u - local;
+    let a_block = block(local, A_QUADS, TRANSPOSE_A == 0u);
+    let b_block = block(reversed, B_QUADS, TRANSPOSE_B == 1u);
+    let a_put = a_block.y * A_QUADS + (a_block.x / 4u ^ swizzle(a_block.y));
+    let b_put = b_block.y * B_QUADS + (b_block.x / 4u ^ swizzle(b_block.y));
+    var a_next = mat4x4f();
+    var b_next = mat4x4f();
+    if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, a_block.y); }
+    if (reversed < B_BLOCKS) { b_next = load_b(z, b_block.y, column + b_block.x); }
+
+    // This invocation's quads: rows y and, if it has 8, those half a tile below; columns x alike.
+    let y = local % SLICE / ACROSS;
+    let x = local % ACROSS;
+    let first = local / SLICE * (BK / SPLIT);
+    var upper_left = mat4x4f();
+    var upper_right = mat4x4f();
+    var lower_left = mat4x4f();
+    var lower_right = mat4x4f();
+    for (var q = 0u; q < p.k; q += BK) {
+        workgroupBarrier();
+        if (local < A_BLOCKS) {
+            a_tile[a_put] = a_next[0];
+            a_tile[a_put + A_QUADS] = a_next[1];
+            a_tile[a_put + 2u * A_QUADS] = a_next[2];
+            a_tile[a_put + 3u * A_QUADS] = a_next[3];
+        }
+        if (reversed < B_BLOCKS) {
+            b_tile[b_put] = b_next[0];
+            b_tile[b_put + B_QUADS] = b_next[1];
+            b_tile[b_put + 2u * B_QUADS] = b_next[2];
+            b_tile[b_put + 3u * B_QUADS] = b_next[3];
+        }
+        workgroupBarrier();
+        let next = q + BK;
+        if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, next + a_block.y); }
+        if (reversed < B_BLOCKS) { b_next = load_b(z, next + b_block.y, column + b_block.x); }
+        for (var s = first; s < first + BK / SPLIT; s++) {
+            let swap = swizzle(s);
+            let a0 = a_tile[s * A_QUADS + (y ^ swap)];
+            let b0 = b_tile[s * B_QUADS + (x ^ swap)];
+            upper_left += outer(a0, b0);
+            if (COLUMNS == 8u) {
+                upper_right += outer(a0, b_tile[s * B_QUADS + ((x + ACROSS) ^ swap)]);
+            }
+            if (ROWS == 8u) {
+                let a1 = a_tile[s * A_QUADS + ((y + A_QUADS / 2u) ^ swap)];
+                lower_left += outer(a1, b0);
+                if (COLUMNS == 8u) {
+                    lower_right += outer(a1, b_tile[s * B_QUADS + ((x + ACROSS) ^ swap)]);
+                }
+            }
+        }
+    }
+
+    // Slices hand their sums to the first one through a's tile.
+    for (var slice = 1u; slice < SPLIT; slice++) {
+        let at = local % SLICE;
+        workgroupBarrier();
+        if (local / SLICE == slice) {
+            a_tile[at] = upper_left[0];
+            a_tile[at + SLICE] = upper_left[1];
+            a_tile[at + 2u * SLICE] = upper_left[2];
+            a_tile[at + 3u * SLICE] = upper_left[3];
+        }
+        workgroupBarrier();
+        if (local < SLICE) {
+            upper_left += mat4x4f(
+                a_tile[at], a_tile[at + SLICE], a_tile[at + 2u * SLICE], a_tile[at + 3u * SLICE],
+            );
+        }
+    }
+    if (local >= SLICE) { return; }
+
+    // Stores stand there for one row, and sums move up to it: compilers are slow on long texts.
+    for (var r = 0u; r < ROWS; r++) {
+        let i = row + 4u * y + r % 4u + r / 4u * (BM / 2u);
+        let j = column + 4u * x;
+        store_four(z, i, j, upper_left[0]);
+        if (COLUMNS == 8u) { store_four(z, i, j + BN / 2u, upper_right[0]); }
+        upper_left = mat4x4f(upper_left[1], upper_left[2], upper_left[3], lower_left[0]);
+        upper_right = mat4x4f(upper_right[1], upper_right[2], upper_right[3], lower_right[0]);
+        lower_left = mat4x4f(lower_left[1], lower_left[2], lower_left[3], lower_left[3]);
+        lower_right = mat4x4f(lower_right[1], lower_right[2], lower_right[3], lower_right[3]);
+    }
+}

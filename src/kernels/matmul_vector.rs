@@ -1,0 +1,64 @@
+//! Products of a few rows or columns and a matrix. Twin of `shaders/matmul_vector.wgsl`, which
+//! has the formula.
+//!
+//! Such a product reads every element of the matrix once or a few times, so it is as fast as
+//! memory: what counts is that neighbours read neighbours and that enough invocations do.
+
+use super::epilogue::{self, Epilogue};
+use super::matmul::Sizes;
+use super::{Call, Dispatch, Operand, Shader, dispatch};
+
+/// The most rows or columns that count as few: each reads the whole matrix.
+pub const FEW: usize = 8;
+/// Invocations per workgroup.
+const SIZE: usize = 64;
+
+/// Invocations that share an output, where neighbours in memory are terms of the sum.
+const SLICES_OF_TERMS: usize = 16;
+/// The same where they are columns.
+const SLICES_OF_COLUMNS: usize = 8;
+
+/// Whether one side of the output is short.
+pub fn fits(sizes: &Sizes) -> bool {
+    sizes.m.min(sizes.n) <= FEW
+}
+
+/// The shader for a matrix whose neighbours in memory are terms of the sum, or else columns;
+/// `store` is that of [`super::epilogue`].
+pub fn shader(terms_are_neighbours: bool, store: &str) -> Shader {
+    Shader::new("matmul_vector", "vector")
+        .with_const("SLICES", slices(terms_are_neighbours) as u32)
+        .with_const("TERMS_ARE_NEIGHBOURS", u32::from(terms_are_neighbours))
+        .with_text(store)
+}
+
+fn slices(terms_are_neighbours: bool) -> usize {
+    if terms_are_neighbours { SLICES_OF_TERMS } else { SLICES_OF_COLUMNS }
+}
+
+/// How a call runs. If b has fewer columns than a has rows, it runs as the product of the
+/// transposes in exchanged places.
+pub fn dispatch(call: &Call, sizes: &Sizes) -> Dispatch {
+    let Sizes { batch, m, n, k, .. } = *sizes;
+    let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
+    let exchanged = n < m;
+    let (rows, few, columns, many, c) = match exchanged {
+        false => (m, [a_row, a_step], n, [b_step, b_column], [n, 1]),
+        true => (n, [b_column, b_step], m, [a_step, a_row], [1, n]),
+    };
+    let terms_are_neighbours = many[0] == 1;
+    let across = columns.div_ceil(SIZE / slices(terms_are_neighbours));
+    let workgroups = batch * rows * across;
+    let accumulate = usize::from(call.accumulate);
+    let head = [workgroups, across, rows, columns, k];
+    let params = [&head[..], &few, &many, &c, &[accumulate]].concat();
+    let inputs = if exchanged { [1, 0] } else { [0, 1] };
+    let own = [Operand::Input(inputs[0]), Operand::Input(inputs[1]), Operand::Output(0)];
+    let Epilogue { text: store, operands } = epilogue::of(call, own.len());
+    Dispatch {
+        shader: shader(terms_are_neighbours, &store),
+        operands: [&own[..], &operands].concat(),
+        params: params.into_iter().map(|word| word as u32).collect(),
+        groups: dispatch::grid(workgroups, 1),
+    }
+}
