@@ -13,9 +13,11 @@
 //! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`] |
 //! | 3 | [`exec`] |
 //! | 4 | [`train`] |
+//! | 5 | [`bench`] |
 //! | 6 | [`cli`] |
 
 pub mod base;
+pub mod bench;
 pub mod cli;
 pub mod data;
 pub mod device;

@@ -26,6 +26,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Write text with a checkpoint
     Generate(GenerateArgs),
+    /// Measure what the devices of this machine can do, or compare two such reports
+    Bench(BenchArgs),
 }
 
 /// What `train` takes.
@@ -144,6 +146,62 @@ pub struct GenerateArgs {
     /// The same seed writes the same text
     #[arg(long, default_value_t = 1337, value_name = "N", value_parser = whole::<u64>)]
     pub seed: u64,
+}
+
+/// What `bench` takes.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+    /// Devices, one after the other: selectors as for `potluck train`, with commas between; or all,
+    /// the CPU device and every adapter
+    #[arg(long, value_name = "SELECTOR,..", default_value = "all")]
+    pub devices: String,
+    /// Fewer and shorter samples: a quarter of a minute per device, and not up to a minute
+    #[arg(long)]
+    pub quick: bool,
+    /// Next to nothing, to see that everything runs
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Also the training step of GPT-2 124M at context 1024, on hardware GPUs
+    #[arg(long)]
+    pub full: bool,
+    /// Write the report as JSON to a file, or instead of the table to stdout: -
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+    /// The parts to measure
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PART,..",
+        value_delimiter = ',',
+        default_value = "peaks,matmul,step"
+    )]
+    pub only: Vec<BenchPart>,
+}
+
+/// What `bench` does instead of measuring.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Say how much better B is than A, figure by figure
+    Compare {
+        /// A report: a file that `potluck bench --json` wrote
+        a: PathBuf,
+        /// The report that is set beside it
+        b: PathBuf,
+    },
+}
+
+/// A part of the suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchPart {
+    /// Arithmetic, memory, transfers, dispatches
+    Peaks,
+    /// Matrix products over shapes
+    Matmul,
+    /// The training step of a GPT
+    Step,
 }
 
 fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {

@@ -1,6 +1,7 @@
 //! The command line: what was typed, turned into a run configuration, then one `match`.
 
 pub mod args;
+pub mod bench;
 pub mod devices;
 pub mod model;
 pub mod raw;
@@ -30,6 +31,7 @@ pub fn main() -> i32 {
         Command::Train(args) => train::run(args),
         Command::Eval(args) => model::eval(args).map(|()| 0),
         Command::Generate(args) => model::generate(args).map(|()| 0),
+        Command::Bench(args) => bench::run(args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

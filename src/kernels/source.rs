@@ -23,6 +23,7 @@ pub const FILES: &[(&str, &str)] = sources![
     "matmul_shared",
     "matmul_vector",
     "norm",
+    "peak",
     "sgd",
     "squared_error",
     "sum",

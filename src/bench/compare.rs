@@ -1,0 +1,163 @@
+//! Two reports side by side.
+
+use super::report::{Better, DeviceReport, Figure, Report, group_of};
+use super::table::{Table, number};
+
+/// The spread that a figure of one sample is taken to have.
+const SINGLE: f64 = 0.1;
+
+/// How report `b` does beside report `a`: for every figure that both have, how many times better
+/// b is. Figures whose samples overlap count as the same; one sample alone may be 10 % off.
+///
+/// Devices are matched by name and API, several of one name in their order. If each report has one
+/// device only, those two are compared, whatever they are.
+pub fn compare(a: &Report, b: &Report) -> String {
+    let mut text = String::new();
+    for (what, of_a, of_b) in
+        [("potluck", &a.potluck, &b.potluck), ("effort", &a.effort, &b.effort)]
+    {
+        if of_a != of_b {
+            text += &format!("note: not the same {what}, {of_a} in A and {of_b} in B\n");
+        }
+    }
+    let pairs = pairs(a, b);
+    for &(device_a, device_b) in &pairs {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text += &pair(device_a, device_b);
+    }
+    let unmatched = |which: &str, report: &Report, is_matched: &dyn Fn(&DeviceReport) -> bool| {
+        let devices = report.devices.iter().filter(|device| !is_matched(device));
+        devices.map(|device| format!("only in {which}: {}\n", title(device))).collect::<String>()
+    };
+    text += &unmatched("A", a, &|device| pairs.iter().any(|(a, _)| std::ptr::eq(*a, device)));
+    text += &unmatched("B", b, &|device| pairs.iter().any(|(_, b)| std::ptr::eq(*b, device)));
+    if pairs.is_empty() {
+        text += "no device is in both reports\n";
+    }
+    text
+}
+
+fn title(device: &DeviceReport) -> String {
+    format!("{} on {}", device.name, device.api)
+}
+
+fn pairs<'a>(a: &'a Report, b: &'a Report) -> Vec<(&'a DeviceReport, &'a DeviceReport)> {
+    if let ([one], [other]) = (&a.devices[..], &b.devices[..]) {
+        return vec![(one, other)];
+    }
+    let mut free: Vec<&DeviceReport> = b.devices.iter().collect();
+    let partner = |device: &'a DeviceReport| {
+        let same = |other: &&DeviceReport| (&other.name, &other.api) == (&device.name, &device.api);
+        let at = free.iter().position(same)?;
+        Some((device, free.remove(at)))
+    };
+    a.devices.iter().filter_map(partner).collect()
+}
+
+/// The figures of two devices, and those that only one of them has.
+fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
+    let mut table = Table::new(&["<figure", "<unit", "A", "B", "B is"]);
+    let mut group = None;
+    for figure in &a.figures {
+        let Some(other) = b.figure(&figure.name) else { continue };
+        // A gap between groups is easier on the eye.
+        if group.is_some_and(|group| group != group_of(&figure.name)) {
+            table.row(Vec::new());
+        }
+        group = Some(group_of(&figure.name));
+        table.row(vec![
+            figure.name.clone(),
+            figure.unit.clone(),
+            number(figure.median),
+            number(other.median),
+            verdict(figure, other),
+        ]);
+    }
+    let mut text = format!("A: {}\nB: {}\n", title(a), title(b));
+    if !table.is_empty() {
+        text += &format!("\n{table}");
+    }
+    for (which, device, other) in [("A", a, b), ("B", b, a)] {
+        let missing = device.figures.iter().filter(|figure| other.figure(&figure.name).is_none());
+        let names: Vec<&str> = missing.map(|figure| figure.name.as_str()).collect();
+        if !names.is_empty() {
+            text += &format!("only in {which}: {}\n", names.join(", "));
+        }
+    }
+    text
+}
+
+/// `1.50x`, how many times better the second is, or `same`.
+fn verdict(a: &Figure, b: &Figure) -> String {
+    if a.unit != b.unit || a.better != b.better {
+        return "another unit".into();
+    }
+    let ([a_min, a_max], [b_min, b_max]) = (range(a), range(b));
+    if a_min <= b_max && b_min <= a_max {
+        return "same".into();
+    }
+    let ratio = match a.better {
+        Better::Higher => b.median / a.median,
+        Better::Lower => a.median / b.median,
+    };
+    format!("{}x", number(ratio))
+}
+
+/// Where another measurement may lie.
+fn range(figure: &Figure) -> [f64; 2] {
+    match figure.samples {
+        1 => [1.0 - SINGLE, 1.0 + SINGLE].map(|factor| factor * figure.median),
+        _ => [figure.min, figure.max],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Effort;
+
+    fn figure(name: &str, better: Better, samples: &[f64]) -> Figure {
+        Figure::new(name, if better == Better::Lower { "us" } else { "GB/s" }, better, samples)
+    }
+
+    fn device(name: &str, figures: Vec<Figure>) -> DeviceReport {
+        let [api, driver, kind] = ["vulkan", "", "software"].map(String::from);
+        let (name, skipped) = (name.to_string(), Vec::new());
+        DeviceReport { name, api, driver, kind, figures, skipped, error: None }
+    }
+
+    #[test]
+    fn ratios_are_in_the_direction_of_better_and_overlaps_are_the_same() {
+        use Better::{Higher, Lower};
+        let verdict = |better, a: &[f64], b: &[f64]| {
+            verdict(&figure("a.b", better, a), &figure("a.b", better, b))
+        };
+        assert_eq!(verdict(Higher, &[2.0], &[3.0]), "1.50x");
+        assert_eq!(verdict(Higher, &[3.0], &[2.0]), "0.667x");
+        assert_eq!(verdict(Lower, &[3.0], &[2.0]), "1.50x");
+        assert_eq!(verdict(Lower, &[3.0], &[2.6]), "same");
+        assert_eq!(verdict(Higher, &[2.0, 2.2, 2.4], &[2.4, 3.0, 3.1]), "same");
+        assert_eq!(verdict(Higher, &[2.0, 2.2, 2.3], &[2.4, 3.0, 3.1]), "1.36x");
+    }
+
+    #[test]
+    fn devices_are_matched_by_name_in_their_order() {
+        let one =
+            |name: &str, value| device(name, vec![figure("memory.copy", Better::Higher, &[value])]);
+        let a = Report::new(Effort::Quick, vec![one("x", 1.0), one("y", 2.0), one("x", 3.0)]);
+        let b = Report::new(Effort::Quick, vec![one("x", 10.0), one("z", 4.0), one("x", 33.0)]);
+        let matched: Vec<(f64, f64)> = pairs(&a, &b)
+            .into_iter()
+            .map(|(a, b)| (a.figures[0].median, b.figures[0].median))
+            .collect();
+        assert_eq!(matched, [(1.0, 10.0), (3.0, 33.0)]);
+        let text = compare(&a, &b);
+        assert!(text.ends_with("only in A: y on vulkan\nonly in B: z on vulkan\n"), "{text}");
+
+        let (only_x, only_z) = (vec![one("x", 1.0)], vec![one("z", 2.0)]);
+        let [a, b] = [only_x, only_z].map(|devices| Report::new(Effort::Quick, devices));
+        assert!(compare(&a, &b).contains("memory.copy  GB/s  1.00  2.00  2.00x"));
+    }
+}

@@ -1,0 +1,231 @@
+//! Matrix products over shapes, in f32: squares, and those of two GPTs. On a GPU every variant of
+//! the kernel is tried, and the figure is that of the fastest.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::peaks::{timed, values};
+use super::report::{Figure, GFLOPS, Sheet};
+use super::sample::{Pace, fastest};
+use crate::base::rng::Key;
+use crate::device::DeviceError;
+use crate::graph::Op;
+use crate::kernels::stand::{Memory, Stand};
+use crate::kernels::{Arg, Call, Random, Twin, Variant, twin};
+
+/// The sides of square products.
+const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
+
+/// The products of a GPT's step: its name, tokens in a batch, width, vocabulary.
+const MODELS: [(&str, usize, usize, usize); 2] =
+    [("gpt_small", 12 * 64, 128, 65), ("gpt2", 1024, 768, 50_257)];
+
+/// Rates of variants on earlier shapes in FLOP/s: what predicts how long a product takes.
+type Rates = HashMap<String, f64>;
+
+/// A product of an (m, k) and a (k, n) matrix, which may be given transposed.
+#[derive(Clone, Debug, PartialEq)]
+struct Product {
+    name: String,
+    op: Op,
+    a: [usize; 2],
+    b: [usize; 2],
+    c: [usize; 2],
+}
+
+impl Product {
+    fn new(name: String, [m, k, n]: [usize; 3], transpose_a: bool, transpose_b: bool) -> Self {
+        let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
+        let op = Op::MatMul { transpose_a, transpose_b };
+        let (a, b) = (pair(m, k, transpose_a), pair(k, n, transpose_b));
+        Self { name: format!("matmul.{name}"), op, a, b, c: [m, n] }
+    }
+
+    fn call(&self) -> Call<'_> {
+        Call {
+            op: &self.op,
+            inputs: vec![self.a.to_vec(), self.b.to_vec()],
+            outputs: vec![self.c.to_vec()],
+            accumulate: false,
+            random: Random { step_key: Key::new(0), training: false },
+        }
+    }
+
+    fn twin(&self) -> &'static Twin {
+        twin(&self.op).expect("matrix products have a kernel")
+    }
+
+    fn flops(&self) -> f64 {
+        (self.twin().cost)(&self.call()).flops
+    }
+
+    /// `(768, 128) (384, 128)^T`
+    fn shape(&self) -> String {
+        let Op::MatMul { transpose_a, transpose_b } = self.op else { return String::new() };
+        let matrix = |[rows, columns]: [usize; 2], transposed| {
+            format!("({rows}, {columns}){}", if transposed { "^T" } else { "" })
+        };
+        format!("{} {}", matrix(self.a, transpose_a), matrix(self.b, transpose_b))
+    }
+}
+
+/// Every product, in the order of the report: the small ones of a family before the large.
+fn products() -> Vec<Product> {
+    let square = |n: usize| Product::new(format!("square_{n}"), [n, n, n], false, false);
+    let mut products: Vec<Product> = SQUARES.into_iter().map(square).collect();
+    for (model, t, c, v) in MODELS {
+        // Linear layers hold their weights as (outputs, inputs).
+        let mut add = |name: &str, sizes: [usize; 3], transpose_a: bool, transpose_b: bool| {
+            let name = format!("{model}_{name}");
+            products.push(Product::new(name, sizes, transpose_a, transpose_b));
+        };
+        add("proj", [t, c, c], false, true);
+        add("qkv", [t, c, 3 * c], false, true);
+        add("mlp_up", [t, c, 4 * c], false, true);
+        add("mlp_down", [t, 4 * c, c], false, true);
+        add("mlp_up_dx", [t, 4 * c, c], false, false);
+        add("mlp_up_dw", [4 * c, t, c], true, false);
+        add("head", [t, c, v], false, true);
+    }
+    products
+}
+
+/// Why a product of so many operations is left out, if it is: it would take too long at the best
+/// rate so far, or the time for all of them, which began at `begun`, is up.
+fn too_long(pace: &Pace, flops: f64, rates: &Rates, begun: Instant) -> Option<String> {
+    if begun.elapsed() >= Duration::from_secs_f64(pace.products_seconds_max) {
+        return Some("the time for products was used up".into());
+    }
+    let best = rates.values().copied().reduce(f64::max)?;
+    let seconds = flops / best;
+    (seconds > pace.product_seconds_max)
+        .then(|| format!("it would take about {seconds:.2} s at the best rate so far"))
+}
+
+/// Matrix products of the CPU device.
+pub fn of_host(pace: &Pace, sheet: &mut Sheet) {
+    let (mut rates, begun) = (Rates::new(), Instant::now());
+    for product in products() {
+        let flops = product.flops();
+        if let Some(why) = too_long(pace, flops, &rates, begun) {
+            sheet.skip(&product.name, why);
+            continue;
+        }
+        sheet.say(&product.name);
+        let call = product.call();
+        let (a, b) = (values(call.input_len(0)), values(call.input_len(1)));
+        let inputs = [Arg::Float(&a[..]), Arg::Float(&b[..])];
+        let mut c = vec![0.0; call.output_len(0)];
+        let seconds = timed(pace, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
+        let figure = Figure::rate(&product.name, GFLOPS, flops, &seconds);
+        rates.insert("gemm".into(), figure.median * 1e9);
+        sheet.add(figure.by("gemm").on(product.shape()));
+    }
+}
+
+/// Matrix products of an adapter.
+pub fn of_gpu(stand: &mut Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+    let (mut rates, begun) = (Rates::new(), Instant::now());
+    for product in products() {
+        let bytes = |dims: [usize; 2]| 4 * dims.iter().product::<usize>() as u64;
+        let largest = [product.a, product.b, product.c].map(bytes).into_iter().max().unwrap_or(0);
+        let limit = stand.gpu.limits.binding_bytes.min(stand.gpu.limits.buffer_bytes);
+        if let Some(why) = too_long(pace, product.flops(), &rates, begun) {
+            sheet.skip(&product.name, why);
+        } else if largest > limit {
+            let [largest, limit] = [largest, limit].map(|bytes| bytes >> 20);
+            let why = format!("it needs {largest} MiB in a matrix, and {limit} MiB are possible");
+            sheet.skip(&product.name, why);
+        } else {
+            sheet.say(&product.name);
+            match fastest_variant(stand, pace, &product, &mut rates) {
+                Ok(figure) => sheet.add(figure),
+                Err(DeviceError::OutOfMemory { .. }) => sheet.skip(&product.name, "out of memory"),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The figure of the fastest variant among those that are not too slow to be tried.
+fn fastest_variant(
+    stand: &mut Stand,
+    pace: &Pace,
+    product: &Product,
+    rates: &mut Rates,
+) -> Result<Figure, DeviceError> {
+    let call = product.call();
+    let [a, b] = [filled(stand, call.input_len(0))?, filled(stand, call.input_len(1))?];
+    let c = stand.memory(4 * call.output_len(0) as u64)?;
+    let flops = product.flops();
+    // A variant that was not tried yet may be the best one.
+    let in_time = |variant: &Variant| {
+        let rate = rates.get(&variant.name);
+        rate.is_none_or(|rate| flops / rate <= pace.product_seconds_max)
+    };
+    let variants: Vec<Variant> =
+        (product.twin().variants)(&call).into_iter().filter(in_time).collect();
+    let mut ready = Vec::with_capacity(variants.len());
+    for variant in &variants {
+        ready.push(stand.prepare(&variant.dispatches, &[&a, &b], &[&c])?);
+    }
+    let (best, seconds) = fastest(pace, variants.len(), |way, repeats| {
+        let seconds = stand.run(&ready[way], repeats)?.running;
+        let rate = flops * repeats as f64 / seconds;
+        let known = rates.entry(variants[way].name.clone()).or_insert(rate);
+        *known = known.max(rate);
+        Ok::<_, DeviceError>(seconds)
+    })?;
+    let figure = Figure::rate(&product.name, GFLOPS, flops, &seconds);
+    Ok(figure.by(&variants[best].name).on(product.shape()))
+}
+
+/// Memory with as many values in it.
+fn filled(stand: &Stand, count: usize) -> Result<Memory, DeviceError> {
+    let memory = stand.memory(4 * count as u64)?;
+    stand.upload(&memory, bytemuck::cast_slice(&values(count)))?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{DType, Shape};
+    use crate::bench::Effort;
+    use crate::graph::shapes;
+
+    #[test]
+    fn every_product_has_its_own_name_and_a_shape_that_fits() {
+        let products = products();
+        let mut names: Vec<&str> = products.iter().map(|product| &product.name[..]).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), products.len());
+        for product in &products {
+            let inputs = [product.a, product.b].map(|dims| (Shape::fixed(&dims), DType::F32));
+            let outputs = shapes::outputs(&product.op, &inputs).unwrap();
+            assert_eq!(outputs[0].0, Shape::fixed(&product.c), "{product:?}");
+        }
+        let find = |name: &str| products.iter().find(|product| product.name == name).unwrap();
+        let qkv = find("matmul.gpt_small_qkv");
+        assert_eq!(qkv.shape(), "(768, 128) (384, 128)^T");
+        assert_eq!(qkv.flops(), 2.0 * 768.0 * 128.0 * 384.0);
+        assert_eq!(find("matmul.gpt2_mlp_up_dw").shape(), "(1024, 3072)^T (1024, 768)");
+    }
+
+    #[test]
+    fn what_would_take_too_long_is_left_out() {
+        let (pace, begun) = (Effort::Normal.pace(), Instant::now());
+        let mut rates = Rates::new();
+        assert_eq!(too_long(&pace, 1e12, &rates, begun), None);
+        rates.insert("slow".into(), 1e9);
+        rates.insert("fast".into(), 1e10);
+        assert_eq!(too_long(&pace, 5e8, &rates, begun), None);
+        let why = "it would take about 0.50 s at the best rate so far";
+        assert_eq!(too_long(&pace, 5e9, &rates, begun).as_deref(), Some(why));
+        let over = Pace { products_seconds_max: 0.0, ..pace };
+        let why = "the time for products was used up";
+        assert_eq!(too_long(&over, 1.0, &rates, begun).as_deref(), Some(why));
+    }
+}

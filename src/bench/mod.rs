@@ -1,0 +1,133 @@
+//! The benchmark suite: what a device can do at most, how much of that matrix products reach, and
+//! how long a training step takes. The same figures on every platform, so that reports of
+//! different machines can be compared.
+//!
+//! [`run`] measures device after device and gives a [`Report`], which is printed as tables
+//! ([`Report`]'s `Display`) or kept as JSON; [`compare`] sets two of them side by side.
+//!
+//! ```
+//! use potluck::bench::{Effort, Options, Part, compare, run};
+//!
+//! let options = Options {
+//!     devices: "cpu".into(),
+//!     effort: Effort::Tiny,
+//!     parts: vec![Part::Peaks],
+//!     full: false,
+//! };
+//! let report = run(&options, &mut |progress| eprintln!("{progress}"))?;
+//! let peak = report.devices[0].figure("peak.flops").expect("every device has it");
+//! assert!(peak.median > 0.0 && peak.unit == "GFLOP/s");
+//! println!("{report}\n{}", compare(&report, &report));
+//! # Ok::<(), potluck::train::TrainError>(())
+//! ```
+
+pub mod compare;
+pub mod matmul;
+pub mod peaks;
+pub mod report;
+pub mod sample;
+pub mod step;
+pub mod system;
+pub mod table;
+pub mod target;
+
+pub use compare::compare;
+pub use report::{Better, DeviceReport, Figure, Report, ReportError, Skipped};
+pub use sample::Effort;
+pub use system::System;
+
+use crate::device::DeviceError;
+use crate::kernels::stand::Stand;
+use crate::train::TrainError;
+
+use report::Sheet;
+use sample::Pace;
+use target::{Place, Target};
+
+/// A part of the suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Floating-point operations, memory, transfers, and the cost of a dispatch.
+    Peaks,
+    /// Matrix products over shapes.
+    Matmul,
+    /// A training step of a GPT.
+    Step,
+}
+
+/// What is measured, where and how thoroughly.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Selectors as for `potluck train --devices`, separated by commas; or `all`: the CPU device
+    /// and every usable adapter, each physical one once.
+    pub devices: String,
+    pub effort: Effort,
+    pub parts: Vec<Part>,
+    /// Also the step of GPT-2 with 124 million parameters, on hardware GPUs.
+    pub full: bool,
+}
+
+/// Runs the suite on one device after the other; `progress` is told what is measured next.
+///
+/// A device that fails has the reason in [`DeviceReport::error`] beside the figures it gave
+/// before, and the others are measured all the same.
+///
+/// # Errors
+/// A selector that chooses no device; then nothing is measured.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, TrainError> {
+    let targets = target::targets(&options.devices)?;
+    let devices = targets.iter().map(|target| measure(target, options, progress)).collect();
+    Ok(Report::new(options.effort, devices))
+}
+
+fn measure(target: &Target, options: &Options, progress: &mut dyn FnMut(&str)) -> DeviceReport {
+    let name = target.name();
+    let mut say = |what: &str| progress(&format!("{name}: {what}"));
+    let mut sheet = Sheet::new(&mut say);
+    let error = measure_parts(target, options, &mut sheet).err().map(|error| error.to_string());
+    let (figures, skipped) = sheet.finish();
+    let (driver, kind) = (target.driver(), target.kind());
+    DeviceReport { name, api: target.api(), driver, kind, figures, skipped, error }
+}
+
+/// The step comes first, so that its first one is cold: nothing has opened the device before.
+fn measure_parts(target: &Target, options: &Options, sheet: &mut Sheet) -> Result<(), TrainError> {
+    let pace = options.effort.pace();
+    if options.parts.contains(&Part::Step) {
+        step::measure(target, &pace, options.full, sheet)?;
+    }
+    match &target.place {
+        Place::Cpu => measure_host(&options.parts, &pace, sheet),
+        Place::Adapter(adapter) if options.parts.iter().any(|part| *part != Part::Step) => {
+            let mut stand = Stand::open(adapter)?;
+            measure_gpu(&mut stand, target, &options.parts, &pace, sheet)?;
+        }
+        Place::Adapter(_) => (),
+    }
+    Ok(())
+}
+
+fn measure_host(parts: &[Part], pace: &Pace, sheet: &mut Sheet) {
+    if parts.contains(&Part::Peaks) {
+        peaks::of_host(pace, sheet);
+    }
+    if parts.contains(&Part::Matmul) {
+        matmul::of_host(pace, sheet);
+    }
+}
+
+fn measure_gpu(
+    stand: &mut Stand,
+    target: &Target,
+    parts: &[Part],
+    pace: &Pace,
+    sheet: &mut Sheet,
+) -> Result<(), DeviceError> {
+    if parts.contains(&Part::Peaks) {
+        peaks::of_gpu(stand, target.is_hardware(), pace, sheet)?;
+    }
+    if parts.contains(&Part::Matmul) {
+        matmul::of_gpu(stand, pace, sheet)?;
+    }
+    Ok(())
+}

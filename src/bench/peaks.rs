@@ -1,0 +1,233 @@
+//! What a device can do at most: floating-point operations in registers, streams through memory,
+//! transfers, and what a dispatch costs besides its work.
+
+use std::convert::Infallible;
+use std::time::Instant;
+
+use super::report::{Figure, GBS, GFLOPS, Sheet};
+use super::sample::{Pace, fastest, samples};
+use crate::device::DeviceError;
+use crate::kernels::Dispatch;
+use crate::kernels::peak::{self, Chains, Stream};
+use crate::kernels::stand::{Memory, Stand};
+
+/// The name of the figure that shares are of.
+pub const FLOPS: &str = "peak.flops";
+
+/// Invocations of the chains: from enough for two cores to enough for every large GPU.
+const INVOCATIONS: [usize; 2] = [1 << 14, 1 << 22];
+
+/// The factor of triads, as in STREAM.
+const FACTOR: f32 = 3.0;
+
+/// The least bytes of an array of the memory figures, where a device lacks memory for more.
+const MEMORY_BYTES_MIN: u64 = 4 << 20;
+
+const STREAMS: [(&str, Stream); 2] =
+    [("memory.copy", Stream::Copy), ("memory.triad", Stream::Triad)];
+
+/// Values between -1/2 and 1/2 that are neither zero nor equal: some devices are faster on those.
+pub fn values(count: usize) -> Vec<f32> {
+    // The fractional parts of multiples of the golden ratio are evenly spread.
+    let value = |i: usize| (i as f64 * 0.618_033_988_749_894_9).fract() as f32 - 0.5;
+    let pattern: Vec<f32> = (0..count.min(1 << 16)).map(value).collect();
+    pattern.iter().copied().cycle().take(count).collect()
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+// ---- The CPU device ----
+
+/// The peaks of the CPU device: multiply-adds in vector registers and streams, on all threads.
+pub fn of_host(pace: &Pace, sheet: &mut Sheet) {
+    sheet.say("multiply-adds");
+    let chains = Chains::new(64 * 1024, pace.rounds);
+    let mut sums = vec![0.0; chains.count];
+    let seconds = timed(pace, || peak::fast(&chains, &mut sums));
+    let threads = rayon::current_num_threads();
+    let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
+    sheet.add(figure.by("vector registers").on(format!("{threads} threads")));
+
+    sheet.say("memory");
+    let bytes = pace.memory_bytes[0];
+    let count = (bytes / 4) as usize;
+    let (x, z, mut y) = (values(count), values(count), vec![0.0; count]);
+    for (name, stream) in STREAMS {
+        let seconds = timed(pace, || stream.fast(&x, &z, FACTOR, &mut y));
+        let moved = stream.bytes_per_element() * count as f64;
+        sheet.add(Figure::rate(name, GBS, moved, &seconds).on(sizes(stream, bytes)));
+    }
+}
+
+/// Samples of the seconds of something on the host.
+pub fn timed(pace: &Pace, mut work: impl FnMut()) -> Vec<f64> {
+    let run = |repeats: usize| -> Result<f64, Infallible> {
+        let begun = Instant::now();
+        (0..repeats).for_each(|_| work());
+        Ok(begun.elapsed().as_secs_f64())
+    };
+    match samples(pace, run) {
+        Ok(samples) => samples,
+        Err(never) => match never {},
+    }
+}
+
+fn sizes(stream: Stream, bytes: u64) -> String {
+    let arrays = if stream == Stream::Copy { 2 } else { 3 };
+    format!("{arrays} x {}", mebibytes(bytes))
+}
+
+// ---- GPUs ----
+
+/// The peaks of an adapter.
+pub fn of_gpu(
+    stand: &mut Stand,
+    is_hardware: bool,
+    pace: &Pace,
+    sheet: &mut Sheet,
+) -> Result<(), DeviceError> {
+    sheet.say("multiply-adds");
+    sheet.add(flops(stand, pace)?);
+    sheet.say("memory");
+    memory(stand, is_hardware, pace, sheet)?;
+    sheet.say("transfers");
+    transfers(stand, pace, sheet)?;
+    sheet.say("dispatches");
+    dispatches(stand, pace, sheet)
+}
+
+/// Floating-point operations per second in registers: the faster of two ways to write them.
+fn flops(stand: &mut Stand, pace: &Pace) -> Result<Figure, DeviceError> {
+    let [least, most] = INVOCATIONS;
+    let sums = stand.memory(4 * most as u64)?;
+    // As many invocations as keep the device busy for a while: large ones need many.
+    let mut count = least;
+    loop {
+        let [(_, dispatch), _] = Chains::new(count, pace.rounds).dispatches();
+        let ready = stand.prepare(&[dispatch], &[], &[&sums])?;
+        stand.run(&ready, 1)?;
+        if count >= most || stand.run(&ready, 1)?.running > pace.sample_seconds / 8.0 {
+            break;
+        }
+        count *= 4;
+    }
+    let chains = Chains::new(count, pace.rounds);
+    let (way, seconds) = fastest_way(stand, pace, &chains.dispatches(), &[], &[&sums])?;
+    let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
+    Ok(figure.by(way).on(format!("{count} invocations")))
+}
+
+/// The name of the fastest of several dispatches that do the same, and samples of its seconds.
+fn fastest_way(
+    stand: &mut Stand,
+    pace: &Pace,
+    ways: &[(&'static str, Dispatch)],
+    inputs: &[&Memory],
+    outputs: &[&Memory],
+) -> Result<(&'static str, Vec<f64>), DeviceError> {
+    let mut ready = Vec::with_capacity(ways.len());
+    for (_, dispatch) in ways {
+        ready.push(stand.prepare(std::slice::from_ref(dispatch), inputs, outputs)?);
+    }
+    let (way, seconds) = fastest(pace, ways.len(), |way, repeats| {
+        stand.run(&ready[way], repeats).map(|timing| timing.running)
+    })?;
+    Ok((ways[way].0, seconds))
+}
+
+fn memory(
+    stand: &mut Stand,
+    is_hardware: bool,
+    pace: &Pace,
+    sheet: &mut Sheet,
+) -> Result<(), DeviceError> {
+    let limits = stand.gpu.limits;
+    let wanted = pace.memory_bytes[usize::from(is_hardware)];
+    let mut bytes = wanted.min(limits.binding_bytes).min(limits.buffer_bytes) / 256 * 256;
+    let arrays = loop {
+        let three = [0, 1, 2].map(|_| stand.memory(bytes));
+        match three {
+            [Ok(x), Ok(z), Ok(y)] => break [x, z, y],
+            // A device with little memory is measured on as much as it has.
+            [.., Err(DeviceError::OutOfMemory { .. })] if bytes > MEMORY_BYTES_MIN => bytes /= 2,
+            [x, z, y] => break [x?, z?, y?],
+        }
+    };
+    let [x, z, y] = &arrays;
+    let count = (bytes / 4) as usize;
+    let floats = values(count);
+    stand.upload(x, bytemuck::cast_slice(&floats))?;
+    stand.upload(z, bytemuck::cast_slice(&floats))?;
+    for (name, stream) in STREAMS {
+        let ways = stream.dispatches(count, FACTOR);
+        let (way, seconds) = fastest_way(stand, pace, &ways, &[x, z], &[y])?;
+        let moved = stream.bytes_per_element() * count as f64;
+        sheet.add(Figure::rate(name, GBS, moved, &seconds).by(way).on(sizes(stream, bytes)));
+    }
+    Ok(())
+}
+
+/// From the host to the device and back, with a check that the bytes are the same.
+fn transfers(stand: &Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+    let bytes = pace.transfer_bytes.min(stand.gpu.limits.buffer_bytes) / 256 * 256;
+    let (memory, staging) = (stand.memory(bytes)?, stand.staging(bytes)?);
+    let sent = values((bytes / 4) as usize);
+    let sent: &[u8] = bytemuck::cast_slice(&sent);
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    // The first ones allocate and touch pages, and count for nothing.
+    stand.upload(&memory, sent)?;
+    stand.read(&memory, &staging, bytes)?;
+    let begun = Instant::now();
+    while !pace.is_enough(up.len(), begun) {
+        up.push(stand.upload(&memory, sent)?);
+        let (read, seconds) = stand.read(&memory, &staging, bytes)?;
+        down.push(seconds);
+        if read != sent {
+            return Err(DeviceError::Refused {
+                adapter: stand.gpu.name.clone(),
+                what: "a readback".into(),
+                why: "other bytes came back than were sent".into(),
+            });
+        }
+    }
+    for (name, seconds) in [("transfer.upload", up), ("transfer.readback", down)] {
+        sheet.add(Figure::rate(name, GBS, bytes as f64, &seconds).on(mebibytes(bytes)));
+    }
+    Ok(())
+}
+
+/// What a dispatch without work costs: many in one pass, and one with a wait of its own.
+fn dispatches(stand: &mut Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+    let sums = stand.memory(256)?;
+    let [(_, empty), _] = Chains::new(0, 0).dispatches();
+    let ready = stand.prepare(&[empty], &[], &[&sums])?;
+    let in_pass = samples(pace, |repeats| {
+        stand.run(&ready, repeats).map(|timing| timing.recording + timing.running)
+    })?;
+    let alone = samples(pace, |repeats| {
+        let begun = Instant::now();
+        (0..repeats).try_for_each(|_| stand.run(&ready, 1).map(|_| ()))?;
+        Ok::<_, DeviceError>(begun.elapsed().as_secs_f64())
+    })?;
+    for (name, seconds) in [("dispatch.in_pass", in_pass), ("dispatch.round_trip", alone)] {
+        sheet.add(Figure::time(name, "us", 1e6, &seconds));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_spread_and_not_zero() {
+        let values = values(100_000);
+        assert_eq!(values.len(), 100_000);
+        let mean = values.iter().sum::<f32>() / values.len() as f32;
+        assert!(mean.abs() < 0.01 && values.iter().all(|v| (-0.5..=0.5).contains(v)));
+        let zeros = values.iter().filter(|v| **v == 0.0).count();
+        assert!(zeros < 10, "{zeros}");
+    }
+}

@@ -1,0 +1,205 @@
+//! Training steps of GPTs, through the trainer that runs them everywhere else.
+
+use std::time::{Duration, Instant};
+
+use super::report::{Better, Figure, GFLOPS, Sheet};
+use super::sample::Pace;
+use super::target::Target;
+use crate::base::rng::Key;
+use crate::device::DeviceError;
+use crate::graph::{Graph, Op, Unary, differentiate};
+use crate::kernels::{Call, Random, twin};
+use crate::model::{GptConfig, gpt};
+use crate::optim::Optimizer;
+use crate::train::{TrainError, Trainer, TrainerOptions, Values};
+
+/// Steps between the first one and those that are measured.
+const WARM_UP: usize = 2;
+
+/// The fewest steps that are measured, however long they take.
+const STEPS_MIN: usize = 3;
+
+/// Batches of GPT-2 124M, of which the largest that fits is measured.
+const BATCHES: [usize; 6] = [32, 16, 8, 4, 2, 1];
+
+/// nanoGPT's recipe for the CPU: 0.8 million parameters.
+fn small() -> GptConfig {
+    GptConfig {
+        vocabulary: 65,
+        context: 64,
+        layers: 4,
+        heads: 4,
+        width: 128,
+        bias: false,
+        dropout: 0.0,
+        tie: true,
+        activation: Unary::Gelu,
+    }
+}
+
+/// GPT-2 with 124 million parameters.
+fn gpt2() -> GptConfig {
+    GptConfig {
+        vocabulary: 50_257,
+        context: 1024,
+        layers: 12,
+        heads: 12,
+        width: 768,
+        bias: true,
+        dropout: 0.0,
+        tie: true,
+        activation: Unary::GeluTanh,
+    }
+}
+
+/// The steps of the small GPT and, with `full` on hardware, of GPT-2.
+pub fn measure(
+    target: &Target,
+    pace: &Pace,
+    full: bool,
+    sheet: &mut Sheet,
+) -> Result<(), TrainError> {
+    sheet.say("the step of a small GPT");
+    measure_model("gpt_small", &small(), pace.batch, target, pace, sheet)?;
+    if !full {
+        return Ok(());
+    }
+    if !target.is_hardware() {
+        sheet.skip("step.gpt2", "it is for hardware GPUs");
+        return Ok(());
+    }
+    for batch in BATCHES {
+        sheet.say(&format!("the step of GPT-2 124M, batch {batch}"));
+        match measure_model("gpt2", &gpt2(), batch, target, pace, sheet) {
+            Err(error) if does_not_fit(&error) => (),
+            other => return other,
+        }
+    }
+    sheet.skip("step.gpt2", "no batch fits");
+    Ok(())
+}
+
+fn does_not_fit(error: &TrainError) -> bool {
+    use DeviceError::{OutOfMemory, TooLarge};
+    matches!(error, TrainError::Memory { .. })
+        || matches!(error, TrainError::Device(OutOfMemory { .. } | TooLarge { .. }))
+}
+
+fn measure_model(
+    name: &str,
+    config: &GptConfig,
+    batch: usize,
+    target: &Target,
+    pace: &Pace,
+    sheet: &mut Sheet,
+) -> Result<(), TrainError> {
+    let tokens = batch * config.context;
+    let flops = flops(config, batch)?;
+    let (first, seconds) = steps(config, batch, target, pace)?;
+    let rates: Vec<f64> = seconds.iter().map(|seconds| tokens as f64 / seconds).collect();
+    let on = format!("batch {batch}, context {}, AdamW", config.context);
+    let what = |what: &str| format!("step.{name}_{what}");
+    let figures = [
+        Figure::time(&what("time"), "ms", 1e3, &seconds),
+        Figure::new(&what("tokens"), "tokens/s", Better::Higher, &rates),
+        Figure::rate(&what("flops"), GFLOPS, flops, &seconds),
+        Figure::time(&what("first_step"), "ms", 1e3, &[first]),
+    ];
+    figures.into_iter().for_each(|figure| sheet.add(figure.on(&on)));
+    Ok(())
+}
+
+/// The seconds to the end of the first step, from before the device is opened, and those of each
+/// step that is measured.
+fn steps(
+    config: &GptConfig,
+    batch: usize,
+    target: &Target,
+    pace: &Pace,
+) -> Result<(f64, Vec<f64>), TrainError> {
+    let ids = |factor: u32| {
+        let token = |i: u32| i.wrapping_mul(factor) % config.vocabulary as u32;
+        Values::Int((0..(batch * config.context) as u32).map(token).collect())
+    };
+    let values = [("tokens", ids(7)), ("targets", ids(11))];
+    let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+    let options =
+        TrainerOptions { clip: 1.0, ..TrainerOptions::new(&target.selector, optimizer, batch) };
+    let opened = Instant::now();
+    let mut trainer = Trainer::new(gpt(config)?, &options)?;
+    let mut step = || -> Result<f64, TrainError> {
+        let begun = Instant::now();
+        let step = trainer.step(&values, 1e-3)?;
+        if !step.updated {
+            let why = format!("a step was not finite, at a loss of {}", step.loss);
+            return Err(TrainError::Defect(why));
+        }
+        Ok(begun.elapsed().as_secs_f64())
+    };
+    step()?;
+    let first = opened.elapsed().as_secs_f64();
+    for _ in 0..WARM_UP {
+        step()?;
+    }
+    let mut seconds = Vec::with_capacity(pace.steps);
+    let (begun, longest) = (Instant::now(), Duration::from_secs_f64(pace.steps_seconds_max));
+    while seconds.len() < STEPS_MIN || (seconds.len() < pace.steps && begun.elapsed() < longest) {
+        seconds.push(step()?);
+    }
+    Ok((first, seconds))
+}
+
+/// Floating-point operations of a step: matrix products and attention, forward and backward.
+fn flops(config: &GptConfig, batch: usize) -> Result<f64, TrainError> {
+    Ok(flops_of(&differentiate(gpt(config)?)?, batch))
+}
+
+fn flops_of(graph: &Graph, batch: usize) -> f64 {
+    let dims = |ids: &[crate::base::TensorId]| -> Vec<Vec<usize>> {
+        ids.iter().map(|id| graph.tensor(*id).shape.resolve(batch)).collect()
+    };
+    let counted = graph.nodes.iter().filter(|node| {
+        matches!(node.op, Op::MatMul { .. } | Op::Attention { .. } | Op::AttentionGrad { .. })
+    });
+    let cost = counted.filter_map(|node| {
+        let call = Call {
+            op: &node.op,
+            inputs: dims(&node.inputs),
+            outputs: dims(&node.outputs),
+            accumulate: node.accumulate,
+            random: Random { step_key: Key::new(0), training: true },
+        };
+        twin(&node.op).map(|twin| (twin.cost)(&call).flops)
+    });
+    cost.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every weight takes part in a product forward and in two backward; see
+    /// Kaplan et al. 2020, section 2.1.
+    #[test]
+    fn the_operations_of_a_step_are_those_of_its_weights_and_of_attention() {
+        for (config, batch) in [(small(), 12), (gpt2(), 1)] {
+            let tokens = (batch * config.context) as f64;
+            let c = config.width as f64;
+            let layers = config.layers as f64;
+            let weights = layers * 12.0 * c * c + config.vocabulary as f64 * c;
+            // Two products forward and five backward, over half of the square.
+            let attention = 7.0 * tokens * (config.context as f64 + 1.0) * c * layers;
+            let expected = 6.0 * tokens * weights + attention;
+            let counted = flops(&config, batch).unwrap();
+            assert!((counted / expected - 1.0).abs() < 0.02, "{counted:e}, not {expected:e}");
+        }
+    }
+
+    #[test]
+    fn gpt_2_has_124_million_parameters() {
+        let graph = gpt(&gpt2()).unwrap();
+        let count = |id: &crate::base::TensorId| graph.tensor(*id).shape.elements(1);
+        let tensors = graph.parameters.iter().map(|parameter| count(&parameter.tensor));
+        assert_eq!(tensors.sum::<usize>(), 124_439_808);
+    }
+}

@@ -1,0 +1,279 @@
+//! Reports as text: a block per device, and a summary where there are several.
+
+use std::fmt;
+
+use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
+
+/// Rows of cells under a head, in columns as wide as their widest cell.
+#[derive(Default)]
+pub struct Table {
+    /// Per column: whether it holds text, which begins at the left.
+    text: Vec<bool>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these columns; those of a head that begins with `<` hold text.
+    pub fn new(head: &[&str]) -> Self {
+        let text = head.iter().map(|cell| cell.starts_with('<')).collect();
+        let head = head.iter().map(|cell| cell.trim_start_matches('<').to_string()).collect();
+        Self { text, rows: vec![head] }
+    }
+
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+}
+
+impl fmt::Display for Table {
+    /// Two spaces between columns, none at the end of a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.text.len()).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), text) in row.iter().zip(&widths).zip(&self.text) {
+                line += &match text {
+                    true => format!("{cell:<width$}  "),
+                    false => format!("{cell:>width$}  "),
+                };
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// Three digits that count, and commas between thousands.
+pub fn number(value: f64) -> String {
+    let digits = if value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else if value >= 0.9995 {
+        2
+    } else {
+        3
+    };
+    let plain = format!("{value:.digits$}");
+    let whole = plain.split('.').next().unwrap_or_default().len();
+    let mut text = String::with_capacity(plain.len() + whole / 3);
+    for (index, digit) in plain.chars().enumerate() {
+        if index > 0 && index < whole && (whole - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn spread(figure: &Figure) -> String {
+    match figure.samples {
+        1 => "one sample".into(),
+        _ => format!("±{:.0} %", 100.0 * figure.spread()),
+    }
+}
+
+fn share(figure: &Figure) -> String {
+    figure.of_peak.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share))
+}
+
+/// A name without its group.
+fn what(figure: &Figure) -> String {
+    figure.name.split_once('.').map_or(figure.name.as_str(), |(_, what)| what).replace('_', " ")
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let system = &self.system;
+        let (os, architecture, cpu) = (&system.os, &system.architecture, &system.cpu);
+        writeln!(
+            f,
+            "potluck {}, wgpu {}, {os} {architecture}, {cpu}, {} cores; {} run",
+            self.potluck, system.wgpu, system.cores, self.effort
+        )?;
+        for device in &self.devices {
+            writeln!(f, "\n{device}")?;
+        }
+        if self.devices.len() > 1 {
+            write!(f, "\n{}", summary(&self.devices))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for DeviceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}, {}", self.name, self.api, self.kind)?;
+        if !self.driver.is_empty() {
+            write!(f, ", driver {}", self.driver)?;
+        }
+        for table in [peaks(self), products(self), steps(self), skipped(self)] {
+            if !table.is_empty() {
+                write!(f, "\n\n{}", table.to_string().trim_end())?;
+            }
+        }
+        match &self.error {
+            Some(error) => write!(f, "\n\nended early: {error}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Everything that is neither a matrix product nor a step.
+fn peaks(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
+    let groups = ["matmul", "step"];
+    for figure in device.figures.iter().filter(|f| !groups.contains(&group_of(&f.name))) {
+        table.row(vec![
+            figure.name.replace(['.', '_'], " "),
+            number(figure.median),
+            figure.unit.clone(),
+            spread(figure),
+            figure.by.clone().unwrap_or_default(),
+            figure.on.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn products(device: &DeviceReport) -> Table {
+    let head = ["<matrix product", GFLOPS, "spread", "of peak", "<by", "<(m, k) (k, n)"];
+    let mut table = Table::new(&head);
+    for figure in device.group("matmul") {
+        table.row(vec![
+            what(figure),
+            number(figure.median),
+            spread(figure),
+            share(figure),
+            figure.by.clone().unwrap_or_default(),
+            figure.on.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn steps(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&["<training step", "median", "<unit", "spread", "of peak", "<on"]);
+    for figure in device.group("step") {
+        table.row(vec![
+            what(figure),
+            number(figure.median),
+            figure.unit.clone(),
+            spread(figure),
+            share(figure),
+            figure.on.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn skipped(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&["<skipped", "<why"]);
+    for Skipped { name, why } in &device.skipped {
+        table.row(vec![name.replace(['.', '_'], " "), why.clone()]);
+    }
+    table
+}
+
+/// The figures of the summary with their heads.
+const SUMMARY: [(&str, &str); 7] = [
+    ("peak.flops", "peak GFLOP/s"),
+    ("memory.copy", "copy GB/s"),
+    ("transfer.upload", "up GB/s"),
+    ("transfer.readback", "down GB/s"),
+    ("dispatch.in_pass", "us/dispatch"),
+    ("step.gpt_small_time", "ms/step"),
+    ("step.gpt_small_tokens", "tokens/s"),
+];
+
+/// A line per device.
+fn summary(devices: &[DeviceReport]) -> Table {
+    let mut head = vec!["<device"];
+    head.extend(SUMMARY.map(|(_, head)| head));
+    head.insert(6, "best matmul");
+    let mut table = Table::new(&head);
+    for device in devices {
+        let cell = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
+        let mut row = vec![device.name.clone()];
+        row.extend(SUMMARY.map(|(name, _)| cell(device.figure(name).map(|f| f.median))));
+        row.insert(6, cell(device.group("matmul").map(|f| f.median).reduce(f64::max)));
+        table.row(row);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::{Better, Sheet};
+    use crate::bench::{Effort, System};
+
+    #[test]
+    fn numbers_have_three_digits_that_count() {
+        let texts = [0.01234, 0.9996, 1.5, 9.996, 12.34, 99.96, 999.6, 1234.0, 1_234_567.8];
+        let expected =
+            ["0.012", "1.00", "1.50", "10.0", "12.3", "100", "1,000", "1,234", "1,234,568"];
+        assert_eq!(texts.map(number), expected);
+    }
+
+    fn device(name: &str) -> DeviceReport {
+        let mut say = |_: &str| {};
+        let mut sheet = Sheet::new(&mut say);
+        sheet.add(Figure::rate("peak.flops", GFLOPS, 1e12, &[1.0, 0.5, 2.0]).by("fused"));
+        let square = Figure::rate("matmul.square_128", GFLOPS, 1e9, &[0.01, 0.01]);
+        sheet.add(square.by("matmul_naive").on("(128, 128) (128, 128)"));
+        let ms = [0.001, 0.002];
+        sheet.add(Figure::time("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
+        sheet.add(Figure::new("step.gpt_small_tokens", "tokens/s", Better::Higher, &[44_100.0]));
+        let (figures, _) = sheet.finish();
+        let skipped = vec![Skipped { name: "matmul.square_256".into(), why: "too slow".into() }];
+        let [api, driver, kind] = ["vulkan", "Mesa", "software"].map(String::from);
+        DeviceReport { name: name.into(), api, driver, kind, figures, skipped, error: None }
+    }
+
+    #[test]
+    fn a_report_reads_as_tables() {
+        let mut report = Report::new(Effort::Quick, vec![device("first"), device("second one")]);
+        report.potluck = "1.2.3".into();
+        let [os, architecture, cpu, wgpu] =
+            ["linux", "x86_64", "Some CPU", "30.0.1"].map(String::from);
+        report.system = System { os, architecture, cpu, cores: 2, wgpu };
+        report.devices.iter_mut().for_each(|device| device.figures[0].on = Some("all".into()));
+        report.devices[1].error = Some("it was lost".into());
+        let block = "\
+on vulkan, software, driver Mesa
+
+peaks       median  unit     spread  by     on
+peak flops   1,000  GFLOP/s   ±75 %  fused  all
+
+matrix product  GFLOP/s  spread  of peak  by            (m, k) (k, n)
+square 128          100    ±0 %     10 %  matmul_naive  (128, 128) (128, 128)
+
+training step     median  unit          spread  of peak  on
+gpt small time      1.50  ms             ±33 %           batch 12
+gpt small tokens  44,100  tokens/s  one sample
+
+skipped            why
+matmul square 256  too slow
+";
+        let row =
+            "1,000          -        -          -            -          100     1.50    44,100";
+        let expected = format!(
+            "potluck 1.2.3, wgpu 30.0.1, linux x86_64, Some CPU, 2 cores; quick run\n\n\
+             first {block}\nsecond one {block}\nended early: it was lost\n\n\
+             device      peak GFLOP/s  copy GB/s  up GB/s  down GB/s  us/dispatch  best matmul  \
+             ms/step  tokens/s\n\
+             first              {row}\n\
+             second one         {row}\n"
+        );
+        assert_eq!(report.to_string(), expected);
+    }
+}

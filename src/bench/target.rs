@@ -1,0 +1,121 @@
+//! The devices that a benchmark visits.
+
+use crate::device::{Adapter, AdapterKind, DeviceError, Selection, list_adapters, select};
+
+/// A device to measure.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// What chooses it again, where a run opens its device by itself.
+    pub selector: String,
+    pub place: Place,
+}
+
+/// What a device is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// The built-in CPU device.
+    Cpu,
+    Adapter(Box<Adapter>),
+}
+
+impl Target {
+    pub fn name(&self) -> String {
+        match &self.place {
+            Place::Cpu => format!("cpu ({} threads)", rayon::current_num_threads()),
+            Place::Adapter(adapter) => adapter.name.clone(),
+        }
+    }
+
+    /// `vulkan`, `metal`, `dx12`, `gl`, or `cpu`.
+    pub fn api(&self) -> String {
+        match &self.place {
+            Place::Cpu => "cpu".into(),
+            Place::Adapter(adapter) => adapter.api.into(),
+        }
+    }
+
+    pub fn driver(&self) -> String {
+        match &self.place {
+            Place::Cpu => String::new(),
+            Place::Adapter(adapter) => adapter.driver.clone(),
+        }
+    }
+
+    pub fn kind(&self) -> String {
+        match &self.place {
+            Place::Cpu => "the built-in CPU device".into(),
+            Place::Adapter(adapter) => adapter.kind.to_string(),
+        }
+    }
+
+    /// Whether it has processors and memory of its own, or at least the first.
+    pub fn is_hardware(&self) -> bool {
+        matches!(&self.place, Place::Adapter(adapter) if adapter.kind != AdapterKind::Software)
+    }
+}
+
+/// The devices that a list of selectors chooses, in its order.
+///
+/// # Errors
+/// A selector that chooses nothing.
+pub fn targets(devices: &str) -> Result<Vec<Target>, DeviceError> {
+    let adapters = list_adapters();
+    if devices.trim().eq_ignore_ascii_case("all") {
+        return Ok(all(&adapters));
+    }
+    // A name may have commas in it, so the whole is tried before its parts.
+    let whole = target(devices, &adapters);
+    if whole.is_ok() || !devices.contains(',') {
+        return whole.map(|target| vec![target]);
+    }
+    let mut targets: Vec<Target> = Vec::new();
+    for selector in devices.split(',').map(str::trim) {
+        let target = target(selector, &adapters)?;
+        if !targets.iter().any(|known| known.selector == target.selector) {
+            targets.push(target);
+        }
+    }
+    Ok(targets)
+}
+
+fn target(selector: &str, adapters: &[Adapter]) -> Result<Target, DeviceError> {
+    let place = match select(selector, adapters)? {
+        Selection::Cpu { .. } => Place::Cpu,
+        Selection::Adapter(adapter) => {
+            let fail = |why| DeviceError::Open { adapter: adapter.name.clone(), why };
+            adapter.usable().map_err(fail)?;
+            Place::Adapter(adapter)
+        }
+    };
+    Ok(Target { selector: selector.trim().to_lowercase(), place })
+}
+
+/// The CPU device and every adapter that can be used, each physical one once.
+fn all(adapters: &[Adapter]) -> Vec<Target> {
+    let shown = adapters
+        .iter()
+        .enumerate()
+        .filter(|(_, adapter)| adapter.merged_into.is_none() && adapter.usable().is_ok());
+    let gpus = shown.map(|(index, adapter)| Target {
+        selector: index.to_string(),
+        place: Place::Adapter(Box::new(adapter.clone())),
+    });
+    std::iter::once(Target { selector: "cpu".into(), place: Place::Cpu }).chain(gpus).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_keep_their_order_and_name_each_device_once() {
+        let selectors = |devices: &str| -> Vec<String> {
+            targets(devices).unwrap().into_iter().map(|target| target.selector).collect()
+        };
+        assert_eq!(selectors("CPU"), ["cpu"]);
+        assert_eq!(selectors("cpu, auto,cpu"), ["cpu", "auto"]);
+        assert_eq!(selectors("all")[0], "cpu");
+        assert!(targets("cpu,no such device").is_err());
+        assert!(targets("").is_err());
+    }
+}

@@ -1,0 +1,74 @@
+//! `potluck bench`: what the devices here can do, and how two reports compare.
+
+use std::fs;
+use std::path::Path;
+
+use super::Usage;
+use super::args::{BenchArgs, BenchCommand, BenchPart};
+use crate::bench::{self, Effort, Options, Part, Report};
+use crate::files;
+use crate::train::TrainError;
+use crate::train::error::EXIT_RESTART;
+
+/// What `--json` takes for stdout.
+const STDOUT: &str = "-";
+
+/// Runs the suite or compares two reports; the exit code.
+pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
+    if let Some(BenchCommand::Compare { a, b }) = &args.command {
+        super::print(&bench::compare(&read(a)?, &read(b)?));
+        return Ok(0);
+    }
+    if let Some(path) = args.json.as_deref().filter(|path| *path != Path::new(STDOUT)) {
+        writable(path)?;
+    }
+    let report = bench::run(&options(args), &mut |progress| eprintln!("{progress}"))?;
+    match args.json.as_deref() {
+        Some(path) if path == Path::new(STDOUT) => {
+            super::print(&report.to_json());
+        }
+        Some(path) => {
+            super::print(&report.to_string());
+            let failed = |why| TrainError::Io { path: path.into(), why };
+            files::replace(path, report.to_json().as_bytes()).map_err(failed)?;
+        }
+        None => {
+            super::print(&report.to_string());
+        }
+    }
+    let failed: Vec<&String> = report.devices.iter().filter_map(|d| d.error.as_ref()).collect();
+    failed.iter().for_each(|error| eprintln!("error: {error}"));
+    Ok(if failed.is_empty() { 0 } else { EXIT_RESTART })
+}
+
+fn options(args: &BenchArgs) -> Options {
+    let effort = match (args.tiny, args.quick) {
+        (true, _) => Effort::Tiny,
+        (_, true) => Effort::Quick,
+        _ => Effort::Normal,
+    };
+    let part = |part: &BenchPart| match part {
+        BenchPart::Peaks => Part::Peaks,
+        BenchPart::Matmul => Part::Matmul,
+        BenchPart::Step => Part::Step,
+    };
+    let parts = args.only.iter().map(part).collect();
+    Options { devices: args.devices.clone(), effort, parts, full: args.full }
+}
+
+/// Refuses a place for the report before minutes are spent on it.
+fn writable(path: &Path) -> Result<(), Usage> {
+    let directory = files::parent(path);
+    if path.is_dir() || !directory.is_dir() {
+        let why = if path.is_dir() { "is a directory" } else { "is in no directory that exists" };
+        return Err(Usage(format!("{} {why}; name a file for --json", path.display())));
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<Report, Usage> {
+    let refused = |why: String| Usage(format!("{}: {why}", path.display()));
+    let text = fs::read_to_string(path);
+    let text = text.map_err(|why| refused(format!("cannot be read: {why}")))?;
+    Report::from_json(&text).map_err(|why| refused(why.to_string()))
+}

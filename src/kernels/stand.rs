@@ -1,0 +1,170 @@
+//! A device on which dispatches are timed, with buffers that belong to no plan: what the
+//! benchmarks stand on.
+//!
+//! Times are the host's, from the submission to the end of the wait, so whoever measures repeats a
+//! dispatch until that overhead is small beside it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::pipeline::Pipeline;
+use super::{Dispatch, Operand, Pipelines};
+use crate::device::{Adapter, Checks, DeviceError, Gpu};
+
+/// An opened device with the pipelines made on it so far.
+pub struct Stand {
+    pub gpu: Gpu,
+    pipelines: Pipelines,
+}
+
+/// Device memory that dispatches are bound to.
+#[derive(Clone)]
+pub struct Memory(wgpu::Buffer);
+
+impl Memory {
+    pub fn bytes(&self) -> u64 {
+        self.0.size()
+    }
+}
+
+/// Dispatches bound to memory, compiled.
+pub struct Ready(Vec<Bound>);
+
+struct Bound {
+    pipeline: Arc<Pipeline>,
+    group: wgpu::BindGroup,
+    params: Vec<u32>,
+    groups: [u32; 3],
+}
+
+/// Seconds that one submission took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Timing {
+    /// On the host, until it was submitted.
+    pub recording: f64,
+    /// From the submission until the device was done.
+    pub running: f64,
+}
+
+impl Stand {
+    /// Opens an adapter with the limits it has, as runs do.
+    pub fn open(adapter: &Adapter) -> Result<Self, DeviceError> {
+        Ok(Self { gpu: Gpu::open(adapter, Checks::Trusted)?, pipelines: Pipelines::default() })
+    }
+
+    /// Zeroed memory of at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// More than the device has, or than one buffer may take.
+    pub fn memory(&self, bytes: u64) -> Result<Memory, DeviceError> {
+        self.gpu.storage("benchmark", bytes).map(Memory)
+    }
+
+    /// Compiles dispatches and binds their operands.
+    ///
+    /// # Panics
+    /// If an operand is not among the inputs and outputs.
+    pub fn prepare(
+        &mut self,
+        dispatches: &[Dispatch],
+        inputs: &[&Memory],
+        outputs: &[&Memory],
+    ) -> Result<Ready, DeviceError> {
+        let bound = dispatches.iter().map(|dispatch| {
+            let pipeline = self.pipelines.get(&self.gpu, dispatch)?;
+            let operands = dispatch.operands.iter().map(|operand| match operand {
+                Operand::Input(index) => inputs[*index],
+                Operand::Output(index) => outputs[*index],
+            });
+            let entries: Vec<wgpu::BindGroupEntry> = (0..)
+                .zip(operands)
+                .map(|(binding, Memory(buffer))| wgpu::BindGroupEntry {
+                    binding,
+                    resource: buffer.as_entire_binding(),
+                })
+                .collect();
+            let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &pipeline.bindings,
+                entries: &entries,
+            });
+            let (params, groups) = (dispatch.params.clone(), dispatch.groups);
+            Ok(Bound { pipeline, group, params, groups })
+        });
+        let ready = bound.collect::<Result<_, DeviceError>>().map(Ready)?;
+        self.gpu.check()?;
+        Ok(ready)
+    }
+
+    /// Runs the dispatches `repeats` times, one after the other in one pass, and waits.
+    pub fn run(&self, ready: &Ready, repeats: usize) -> Result<Timing, DeviceError> {
+        let begun = Instant::now();
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            for bound in (0..repeats).flat_map(|_| &ready.0) {
+                pass.set_pipeline(&bound.pipeline.pipeline);
+                pass.set_bind_group(0, &bound.group, &[]);
+                pass.set_immediates(0, bytemuck::cast_slice(&bound.params));
+                let [x, y, z] = bound.groups;
+                pass.dispatch_workgroups(x, y, z);
+            }
+        }
+        let commands = encoder.finish();
+        let submitted = Instant::now();
+        let submission = self.gpu.queue.submit([commands]);
+        self.gpu.wait("a measurement", Some(submission))?;
+        let recording = (submitted - begun).as_secs_f64();
+        Ok(Timing { recording, running: submitted.elapsed().as_secs_f64() })
+    }
+
+    /// Writes bytes to memory and waits; the seconds it took.
+    pub fn upload(&self, memory: &Memory, bytes: &[u8]) -> Result<f64, DeviceError> {
+        let begun = Instant::now();
+        self.gpu.upload(&memory.0, 0, bytes);
+        let empty = self.gpu.device.create_command_encoder(&Default::default());
+        self.gpu.submit_and_wait(empty)?;
+        Ok(begun.elapsed().as_secs_f64())
+    }
+
+    /// Memory of the host that [`Stand::read`] goes through.
+    pub fn staging(&self, bytes: u64) -> Result<Memory, DeviceError> {
+        self.gpu.readback(bytes).map(Memory)
+    }
+
+    /// The first `bytes` bytes of memory through `staging`, and the seconds it took.
+    pub fn read(
+        &self,
+        memory: &Memory,
+        staging: &Memory,
+        bytes: u64,
+    ) -> Result<(Vec<u8>, f64), DeviceError> {
+        let begun = Instant::now();
+        let read = self.gpu.read(&staging.0, &[(&memory.0, 0, bytes)])?;
+        Ok((read, begun.elapsed().as_secs_f64()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::list_adapters;
+    use crate::kernels::peak::Stream;
+
+    #[test]
+    fn dispatches_run_on_memory_that_is_uploaded_and_read_back() {
+        let adapters = list_adapters();
+        let adapter = adapters.iter().find(|a| a.api != "gl").expect("an adapter to test on");
+        let mut stand = Stand::open(adapter).unwrap();
+        let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
+        let (x, y) = (stand.memory(1024).unwrap(), stand.memory(1024).unwrap());
+        assert!(stand.upload(&x, bytemuck::cast_slice(&values)).unwrap() > 0.0);
+        let [(_, copy), _] = Stream::Copy.dispatches(256, 0.0);
+        let ready = stand.prepare(&[copy], &[&x], &[&y]).unwrap();
+        let timing = stand.run(&ready, 3).unwrap();
+        assert!(timing.recording > 0.0 && timing.running > 0.0);
+        let staging = stand.staging(1024).unwrap();
+        let (read, seconds) = stand.read(&y, &staging, 1024).unwrap();
+        assert!(read == bytemuck::cast_slice::<f32, u8>(&values) && seconds > 0.0);
+    }
+}

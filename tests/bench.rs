@@ -1,0 +1,218 @@
+//! `potluck bench` as its users run it: the report's fields and order, plausible figures, and the
+//! comparison of two reports to the letter. How fast something is, no test asks.
+
+#[path = "common/process.rs"]
+mod process;
+
+use process::Desk;
+use serde_json::Value;
+
+/// The next to nothing that `--tiny` measures, as JSON.
+fn measured(desk: &Desk, line: &str) -> Value {
+    let ran = desk.run(&format!("bench --tiny --json - {line}")).ok();
+    serde_json::from_str(&ran.out).unwrap()
+}
+
+fn names(device: &Value, list: &str) -> Vec<String> {
+    let entries = device[list].as_array().unwrap().iter();
+    entries.map(|entry| entry["name"].as_str().unwrap().to_string()).collect()
+}
+
+fn median(device: &Value, name: &str) -> f64 {
+    let mut figures = device["figures"].as_array().unwrap().iter();
+    let figure = figures.find(|figure| figure["name"] == name);
+    figure.unwrap_or_else(|| panic!("{name} is missing"))["median"].as_f64().unwrap()
+}
+
+const STEP: [&str; 4] = ["time", "tokens", "flops", "first_step"];
+
+/// Every figure is positive, in order, of a known unit, and better in the right direction.
+fn check_figures(device: &Value) {
+    for figure in device["figures"].as_array().unwrap() {
+        let number = |field: &str| figure[field].as_f64().unwrap();
+        let [min, median, max] = ["min", "median", "max"].map(number);
+        assert!(0.0 < min && min <= median && median <= max, "{figure}");
+        assert!(number("samples") >= 1.0, "{figure}");
+        let better = match figure["unit"].as_str().unwrap() {
+            "GFLOP/s" | "GB/s" | "tokens/s" => "higher",
+            "ms" | "us" => "lower",
+            other => panic!("the unit {other}"),
+        };
+        assert_eq!(figure["better"], better, "{figure}");
+        let known = ["name", "unit", "median", "min", "max", "samples", "better"];
+        let fields: Vec<&String> = figure.as_object().unwrap().keys().collect();
+        assert!(fields.iter().zip(known).all(|(field, known)| *field == known), "{fields:?}");
+    }
+}
+
+#[test]
+fn the_cpu_and_an_adapter_have_all_figures_in_the_same_order() {
+    let desk = Desk::new();
+    let report = measured(&desk, "--devices cpu,llvmpipe");
+    assert_eq!((&report["schema"], &report["effort"]), (&1.into(), &"tiny".into()));
+    assert_eq!(report["potluck"], env!("CARGO_PKG_VERSION"));
+    for field in ["os", "architecture", "cpu", "wgpu"] {
+        assert!(report["system"][field].as_str().is_some_and(|text| !text.is_empty()), "{field}");
+    }
+    let devices = report["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 2);
+    assert_eq!((&devices[0]["api"], &devices[1]["api"]), (&"cpu".into(), &"vulkan".into()));
+    assert!(devices[1]["name"].as_str().unwrap().contains("llvmpipe"));
+    assert_eq!(devices[1]["kind"], "software");
+    for (device, peaks) in devices.iter().zip([
+        &["peak.flops", "memory.copy", "memory.triad"][..],
+        &[
+            "peak.flops",
+            "memory.copy",
+            "memory.triad",
+            "transfer.upload",
+            "transfer.readback",
+            "dispatch.in_pass",
+            "dispatch.round_trip",
+        ],
+    ]) {
+        assert!(device["error"].is_null(), "{device}");
+        check_figures(device);
+        let figures = names(device, "figures");
+        let step = STEP.map(|what| format!("step.gpt_small_{what}"));
+        assert_eq!(figures[..4], step);
+        assert_eq!(figures[4..4 + peaks.len()], *peaks);
+        let products = &figures[4 + peaks.len()..];
+        assert!(products[0] == "matmul.square_128", "{products:?}");
+        assert!(products.iter().all(|name| name.starts_with("matmul.")), "{products:?}");
+        let skipped = names(device, "skipped");
+        assert_eq!(products.len() + skipped.len(), 6 + 2 * 7, "{skipped:?}");
+        assert!(skipped.contains(&"matmul.square_4096".to_string()), "{skipped:?}");
+    }
+}
+
+/// Registers are faster than products, whose operands come from memory: with so much room that a
+/// busy machine does not matter.
+#[test]
+fn figures_fit_together() {
+    let desk = Desk::new();
+    let report = measured(&desk, "--devices llvmpipe --only peaks,matmul");
+    let device = &report["devices"][0];
+    let peak = median(device, "peak.flops");
+    let product = median(device, "matmul.square_128");
+    assert!(peak > 0.2 * product, "the peak {peak}, a product {product}");
+    let share = device["figures"].as_array().unwrap().iter();
+    let square = share.clone().find(|f| f["name"] == "matmul.square_128").unwrap();
+    assert!((square["of_peak"].as_f64().unwrap() - product / peak).abs() < 1e-9);
+    assert!(square["by"].as_str().unwrap().starts_with("matmul_"), "{square}");
+    assert_eq!(square["on"], "(128, 128) (128, 128)");
+    let (alone, in_pass) =
+        (median(device, "dispatch.round_trip"), median(device, "dispatch.in_pass"));
+    assert!(alone > in_pass, "a submission costs {alone} us, a dispatch in one {in_pass} us");
+}
+
+#[test]
+fn the_table_goes_to_stdout_progress_to_stderr_and_json_to_its_file() {
+    let desk = Desk::new();
+    let ran = desk.run("bench --tiny --devices cpu --only peaks --json report.json").ok();
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert!(lines[0].starts_with("potluck ") && lines[0].ends_with("; tiny run"), "{}", ran.out);
+    assert!(lines[2].starts_with("cpu (") && lines[2].contains(" threads) on cpu"), "{}", ran.out);
+    let columns: Vec<&str> = lines[4].split_whitespace().collect();
+    assert_eq!(columns, ["peaks", "median", "unit", "spread", "by", "on"]);
+    assert!(lines[5].starts_with("peak flops ") && lines.len() == 8, "{}", ran.out);
+    assert!(ran.err.lines().all(|line| line.starts_with("cpu (")), "{}", ran.err);
+    let file = std::fs::read_to_string(desk.path("report.json")).unwrap();
+    let report: Value = serde_json::from_str(&file).unwrap();
+    assert_eq!(names(&report["devices"][0], "figures").len(), 3);
+
+    let same = desk.run("bench compare report.json report.json").ok();
+    assert_eq!(same.out.matches("  same").count(), 3, "{}", same.out);
+}
+
+/// A report by hand: `figures` are lines of (name, unit, better, median, min, max).
+fn handmade(device: &str, figures: &[(&str, &str, &str, f64, f64, f64)]) -> String {
+    let figures: Vec<Value> = figures
+        .iter()
+        .map(|(name, unit, better, median, min, max)| {
+            serde_json::json!({
+                "name": name, "unit": unit, "median": median, "min": min, "max": max,
+                "samples": 5, "better": better,
+            })
+        })
+        .collect();
+    let system = serde_json::json!({
+        "os": "linux", "architecture": "x86_64", "cpu": "a", "cores": 2, "wgpu": "30.0.1"
+    });
+    let device = serde_json::json!({
+        "name": device, "api": "vulkan", "driver": "d", "kind": "software",
+        "figures": figures, "skipped": [], "error": null,
+    });
+    serde_json::json!({
+        "schema": 1, "potluck": "0.1.0", "effort": "normal", "system": system,
+        "devices": [device],
+    })
+    .to_string()
+}
+
+#[test]
+fn two_reports_compare_to_the_letter() {
+    let desk = Desk::new();
+    let a = handmade(
+        "llvmpipe",
+        &[
+            ("peak.flops", "GFLOP/s", "higher", 55.0, 54.0, 56.0),
+            ("memory.copy", "GB/s", "higher", 10.0, 9.0, 11.0),
+            ("dispatch.in_pass", "us", "lower", 3.0, 2.9, 3.1),
+            ("matmul.square_128", "GFLOP/s", "higher", 20.0, 19.0, 21.0),
+        ],
+    );
+    let b = handmade(
+        "RTX 4090",
+        &[
+            ("peak.flops", "GFLOP/s", "higher", 82_500.0, 82_000.0, 83_000.0),
+            ("memory.copy", "GB/s", "higher", 10.5, 10.0, 11.5),
+            ("dispatch.in_pass", "us", "lower", 6.0, 5.9, 6.1),
+            ("step.gpt_small_time", "ms", "lower", 1.0, 0.9, 1.1),
+        ],
+    );
+    desk.write("a.json", a);
+    desk.write("b.json", b);
+    let ran = desk.run("bench compare a.json b.json").ok();
+    let expected = "\
+A: llvmpipe on vulkan
+B: RTX 4090 on vulkan
+
+figure            unit        A       B    B is
+peak.flops        GFLOP/s  55.0  82,500  1,500x
+
+memory.copy       GB/s     10.0    10.5    same
+
+dispatch.in_pass  us       3.00    6.00  0.500x
+only in A: matmul.square_128
+only in B: step.gpt_small_time
+";
+    assert_eq!(ran.out, expected);
+    assert_eq!(ran.err, "");
+}
+
+/// Asserts exit code 78, nothing on stdout, and one sentence with these words.
+fn refuses(desk: &Desk, line: &str, words: &[&str]) {
+    let ran = desk.run(line).ended(78);
+    assert_eq!(ran.out, "");
+    let error = ran.line("error:");
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+}
+
+#[test]
+fn what_cannot_be_measured_or_compared_is_refused() {
+    let desk = Desk::new();
+    desk.write("good.json", handmade("d", &[]));
+    desk.write("text.json", "no report");
+    desk.write("other.json", "{\"schema\": 9}");
+    desk.write("zero.json", handmade("d", &[("a.b", "us", "lower", 0.0, 0.0, 0.0)]));
+    refuses(&desk, "bench compare good.json missing.json", &["missing.json: cannot be read"]);
+    refuses(&desk, "bench compare text.json good.json", &["text.json: is not a report"]);
+    refuses(&desk, "bench compare good.json other.json", &["other.json: is a report of schema 9"]);
+    refuses(&desk, "bench compare zero.json good.json", &["zero.json: ", "a.b cannot be"]);
+    refuses(&desk, "bench --tiny --devices nothing-like-it", &["nothing-like-it"]);
+    refuses(&desk, "bench --tiny --devices cpu,", &["it is empty"]);
+    refuses(&desk, "bench --tiny --json no/such/place.json", &["in no directory"]);
+    refuses(&desk, "bench --tiny --json .", &[". is a directory"]);
+    refuses(&desk, "bench --tiny --only peaks,nothing", &["nothing"]);
+}
