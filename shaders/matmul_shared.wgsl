@@ -95,6 +95,42 @@ fn load_b(z: u32, q: u32, j: u32) -> mat4x4f {
     ));
 }
 
+fn put_a(at: u32, rows: mat4x4f) {
+    a_tile[at] = rows[0];
+    a_tile[at + A_QUADS] = rows[1];
+    a_tile[at + 2u * A_QUADS] = rows[2];
+    a_tile[at + 3u * A_QUADS] = rows[3];
+}
+
+fn put_b(at: u32, columns: mat4x4f) {
+    b_tile[at] = columns[0];
+    b_tile[at + B_QUADS] = columns[1];
+    b_tile[at + 2u * B_QUADS] = columns[2];
+    b_tile[at + 3u * B_QUADS] = columns[3];
+}
+
+// Slices hand their sums to the first one, in their order, through a's tile.
+fn add_slices(local: u32, own: mat4x4f) -> mat4x4f {
+    let at = local % SLICE;
+    var sums = own;
+    for (var slice = 1u; slice < SPLIT; slice++) {
+        workgroupBarrier();
+        if (local / SLICE == slice) {
+            a_tile[at] = sums[0];
+            a_tile[at + SLICE] = sums[1];
+            a_tile[at + 2u * SLICE] = sums[2];
+            a_tile[at + 3u * SLICE] = sums[3];
+        }
+        workgroupBarrier();
+        if (local < SLICE) {
+            sums += mat4x4f(
+                a_tile[at], a_tile[at + SLICE], a_tile[at + 2u * SLICE], a_tile[at + 3u * SLICE],
+            );
+        }
+    }
+    return sums;
+}
+
 // Every row of the result is a's element of that row times the row b.
 fn outer(a: vec4f, b: vec4f) -> mat4x4f {
     return mat4x4f(a.x * b, a.y * b, a.z * b, a.w * b);
@@ -107,6 +143,32 @@ fn store_four(z: u32, i: u32, j: u32, totals: vec4f) {
     if (j + 1u < p.n) { store(at + 1u, totals.y); }
     if (j + 2u < p.n) { store(at + 2u, totals.z); }
     if (j + 3u < p.n) { store(at + 3u, totals.w); }
+}
+
+// Stores an invocation's sums. A store stands there for one row, and the others move up to it:
+// compilers are slow on long texts.
+fn store_all(
+    z: u32,
+    first: u32,
+    j: u32,
+    upper_left: mat4x4f,
+    upper_right: mat4x4f,
+    lower_left: mat4x4f,
+    lower_right: mat4x4f,
+) {
+    var ul = upper_left;
+    var ur = upper_right;
+    var ll = lower_left;
+    var lr = lower_right;
+    for (var r = 0u; r < ROWS; r++) {
+        let i = first + r % 4u + r / 4u * (BM / 2u);
+        store_four(z, i, j, ul[0]);
+        if (COLUMNS == 8u) { store_four(z, i, j + BN / 2u, ur[0]); }
+        ul = mat4x4f(ul[1], ul[2], ul[3], ll[0]);
+        ur = mat4x4f(ur[1], ur[2], ur[3], lr[0]);
+        ll = mat4x4f(ll[1], ll[2], ll[3], ll[3]);
+        lr = mat4x4f(lr[1], lr[2], lr[3], lr[3]);
+    }
 }
 
 @compute @workgroup_size(SIZE)
@@ -142,18 +204,8 @@ fn shared_tile(
     var lower_right = mat4x4f();
     for (var q = 0u; q < p.k; q += BK) {
         workgroupBarrier();
-        if (local < A_BLOCKS) {
-            a_tile[a_put] = a_next[0];
-            a_tile[a_put + A_QUADS] = a_next[1];
-            a_tile[a_put + 2u * A_QUADS] = a_next[2];
-            a_tile[a_put + 3u * A_QUADS] = a_next[3];
-        }
-        if (reversed < B_BLOCKS) {
-            b_tile[b_put] = b_next[0];
-            b_tile[b_put + B_QUADS] = b_next[1];
-            b_tile[b_put + 2u * B_QUADS] = b_next[2];
-            b_tile[b_put + 3u * B_QUADS] = b_next[3];
-        }
+        if (local < A_BLOCKS) { put_a(a_put, a_next); }
+        if (reversed < B_BLOCKS) { put_b(b_put, b_next); }
         workgroupBarrier();
         let next = q + BK;
         if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, next + a_block.y); }
@@ -176,34 +228,9 @@ fn shared_tile(
         }
     }
 
-    // Slices hand their sums to the first one through a's tile.
-    for (var slice = 1u; slice < SPLIT; slice++) {
-        let at = local % SLICE;
-        workgroupBarrier();
-        if (local / SLICE == slice) {
-            a_tile[at] = upper_left[0];
-            a_tile[at + SLICE] = upper_left[1];
-            a_tile[at + 2u * SLICE] = upper_left[2];
-            a_tile[at + 3u * SLICE] = upper_left[3];
-        }
-        workgroupBarrier();
-        if (local < SLICE) {
-            upper_left += mat4x4f(
-                a_tile[at], a_tile[at + SLICE], a_tile[at + 2u * SLICE], a_tile[at + 3u * SLICE],
-            );
-        }
-    }
+    upper_left = add_slices(local, upper_left);
     if (local >= SLICE) { return; }
-
-    // Stores stand there for one row, and sums move up to it: compilers are slow on long texts.
-    for (var r = 0u; r < ROWS; r++) {
-        let i = row + 4u * y + r % 4u + r / 4u * (BM / 2u);
-        let j = column + 4u * x;
-        store_four(z, i, j, upper_left[0]);
-        if (COLUMNS == 8u) { store_four(z, i, j + BN / 2u, upper_right[0]); }
-        upper_left = mat4x4f(upper_left[1], upper_left[2], upper_left[3], lower_left[0]);
-        upper_right = mat4x4f(upper_right[1], upper_right[2], upper_right[3], lower_right[0]);
-        lower_left = mat4x4f(lower_left[1], lower_left[2], lower_left[3], lower_left[3]);
-        lower_right = mat4x4f(lower_right[1], lower_right[2], lower_right[3], lower_right[3]);
-    }
+    let i = row + 4u * y;
+    let j = column + 4u * x;
+    store_all(z, i, j, upper_left, upper_right, lower_left, lower_right);
 }

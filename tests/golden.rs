@@ -1,6 +1,6 @@
 //! Parity with PyTorch: from equal weights and data, the gradients of the first step, the
 //! parameters after 10 steps of SGD and the losses of 50 steps of AdamW, on the CPU device and on
-//! every adapter. The data and the script that made them are in `tests/golden/`.
+//! every adapter, fused as runs are. The data and the script that made them are in `tests/golden/`.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use potluck::base::BucketId;
 use potluck::exec::{Bank, Executor, Input, StepSums};
-use potluck::graph::{Graph, Plan, PlanOptions, Unary, UpdateRange, differentiate};
+use potluck::graph::{Graph, Plan, PlanOptions, Unary, UpdateRange, differentiate, fuse};
 use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck::optim::Optimizer;
 use safetensors::{Dtype, SafeTensors};
@@ -165,7 +165,7 @@ impl Golden {
 fn check(case: &str) {
     let golden = Golden::read(case);
     let rows = golden.number("batch");
-    let plan = Plan::new(differentiate(golden.graph()).unwrap(), PlanOptions::new(rows));
+    let plan = Plan::new(fuse(differentiate(golden.graph()).unwrap()), PlanOptions::new(rows));
     for mut device in common::devices(&plan, 2) {
         let device = device.as_mut();
         let who = format!("{case} on {}", device.name());
@@ -240,7 +240,7 @@ fn a_planted_wrong_gradient_is_refused() {
 #[test]
 fn accumulated_gradients_are_those_of_the_whole_batch() {
     let golden = Golden::read("gpt");
-    let plan = Plan::new(differentiate(golden.graph()).unwrap(), PlanOptions::new(3));
+    let plan = Plan::new(fuse(differentiate(golden.graph()).unwrap()), PlanOptions::new(3));
     for mut device in common::devices(&plan, 0) {
         for rows in [1, 3] {
             for (name, gradient) in golden.gradients(device.as_mut(), rows) {

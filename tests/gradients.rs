@@ -6,7 +6,7 @@ mod common;
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{Bank, Cpu, Executor};
 use potluck::graph::build::Built;
-use potluck::graph::{Builder, Init, Op, Plan, PlanOptions, Unary, differentiate};
+use potluck::graph::{Builder, Graph, Init, Op, Plan, PlanOptions, Unary, differentiate, fuse};
 
 const ROWS: usize = 3;
 /// Token ids and class numbers are below this.
@@ -33,8 +33,14 @@ fn check(body: impl Fn(&mut Builder) -> Built) {
     check_graph(b);
 }
 
+/// Checks the graph as the rules give it, and fused.
 fn check_graph(b: Builder) {
     let graph = differentiate(b.finish()).unwrap();
+    check_gradients(fuse(graph.clone()));
+    check_gradients(graph);
+}
+
+fn check_gradients(graph: Graph) {
     let mut device = Cpu::oracle(Plan::new(graph, PlanOptions::new(ROWS)), 0);
     common::fill_parameters(&mut device, 0.7);
     common::fill_inputs(&mut device, 0, ROWS, 11, IDS);

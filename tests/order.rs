@@ -5,7 +5,7 @@ mod common;
 
 use potluck::base::BucketId;
 use potluck::exec::{Bank, Executor};
-use potluck::graph::{Plan, PlanOptions, Unary, differentiate};
+use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck::model::{GptConfig, gpt};
 
 const ROWS: usize = 2;
@@ -22,7 +22,7 @@ fn plan(in_flight: usize) -> Plan {
         tie: true,
         activation: Unary::Gelu,
     };
-    let graph = differentiate(gpt(&config).unwrap()).unwrap();
+    let graph = fuse(differentiate(gpt(&config).unwrap()).unwrap());
     Plan::new(graph, PlanOptions { in_flight, ..PlanOptions::new(ROWS) })
 }
 

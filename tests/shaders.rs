@@ -10,9 +10,9 @@ use naga::valid::{Capabilities, FunctionInfo, ModuleInfo, ValidationFlags, Valid
 use naga::{AddressSpace, EntryPoint, Module};
 use potluck::base::Site;
 use potluck::base::rng::Key;
-use potluck::graph::Op;
+use potluck::graph::{Binary, Op, Then, Unary};
 use potluck::kernels::source::{FILES, snippet, text};
-use potluck::kernels::{Call, Random, Shader, matmul_shared, matmul_tile, matmul_vector};
+use potluck::kernels::{Call, Random, Shader, matmul_shared, matmul_tile, matmul_vector, twin};
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
@@ -30,6 +30,42 @@ fn emitted() -> Vec<(String, String)> {
     texts
 }
 
+/// Chains and products with every kind of step, with repeating and whole operands.
+fn fused() -> Vec<(String, String)> {
+    let (add, mul) = (Then::Binary(Binary::Add), Then::Binary(Binary::Mul));
+    let mut chains = vec![vec![add, Then::Keep, mul], vec![mul, mul, Then::Keep, Then::Keep]];
+    for f in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1e-7)] {
+        chains.push(vec![Then::Unary(f)]);
+        chains.push(vec![add, Then::Keep, Then::Unary(f), mul, Then::UnaryGrad(f)]);
+    }
+    let product = |a, b| Op::MatMul { transpose_a: a, transpose_b: b };
+    let mut firsts = vec![Op::Unary(Unary::Gelu), Op::UnaryGrad(Unary::Relu)];
+    firsts.extend([Op::Binary(Binary::Add), product(false, false), product(true, true)]);
+    let mut texts = Vec::new();
+    for first in firsts {
+        for then in &chains {
+            let op = Op::Fused { first: Box::new(first.clone()), then: then.clone() };
+            for variant in (twin(&op).unwrap().variants)(&fused_call(&op, then)) {
+                let shader = &variant.dispatches[0].shader;
+                texts.push((format!("{op} by {}", variant.name), text(shader)));
+            }
+        }
+    }
+    texts
+}
+
+fn fused_call<'a>(op: &'a Op, then: &[Then]) -> Call<'a> {
+    let own = if matches!(op.base(), Op::Unary(_)) { 1 } else { 2 };
+    let mut inputs = vec![vec![32, 32]; own];
+    for step in then.iter().filter(|step| step.has_operand()) {
+        let repeats = *step == Then::Binary(Binary::Add);
+        inputs.push(if repeats { vec![32] } else { vec![32, 32] });
+    }
+    let kept = then.iter().filter(|step| **step == Then::Keep).count();
+    let random = Random { step_key: Key::new(1), training: true };
+    Call { op, inputs, outputs: vec![vec![32, 32]; 1 + kept], accumulate: false, random }
+}
+
 /// The text of a file that needs something in front, as its dispatches put it there, for head
 /// widths of every kind: odd, of one slab and of several, with and without dropout.
 fn attention() -> Vec<(String, String)> {
@@ -44,8 +80,7 @@ fn attention() -> Vec<(String, String)> {
                 accumulate: false,
                 random: Random { step_key: Key::new(1), training: true },
             };
-            let twin = potluck::kernels::twin(&op).unwrap();
-            let shader = &(twin.dispatch)(&call)[0].shader;
+            let shader = &(twin(&op).unwrap().dispatch)(&call)[0].shader;
             assert_eq!(shader.file, "attention");
             texts.push((format!("attention {d} {dropout}"), text(shader)));
         }
@@ -80,7 +115,8 @@ fn modules() -> Vec<(String, String)> {
     let mut modules = emitted();
     modules.extend(attention());
     modules.extend(products());
-    let completed = ["attention", "matmul", "matmul_shared", "matmul_vector"];
+    modules.extend(fused());
+    let completed = ["attention", "fused", "matmul", "matmul_shared", "matmul_vector"];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));
     modules

@@ -5,6 +5,9 @@
 //! inputs of the first one still hold what they held. A value that others read later (the input
 //! of an activation, which the backward pass needs) is kept: written, but not read again.
 //!
+//! Memory does not grow with it: nothing lives longer than it did, but for a tensor that must last
+//! to another segment and is placed apart from those that need not.
+//!
 //! Dropout stays a node of its own: its random numbers depend on the step, and the steps of a
 //! fused kernel are constants. So do ops that reduce, such as layer norm.
 
@@ -196,13 +199,16 @@ impl Fuser {
 
     fn found(&self, at: usize, consumer: &Node, input: usize) -> Option<Found> {
         let (then, operand) = self.step(consumer, input)?;
-        let (from, producer) = self.value(at, consumer, input, operand)?;
         let value = consumer.inputs[input];
+        let keep = !self.is_read_once(value);
+        let (from, producer) = self.value(at, consumer, input, operand)?;
+        if !self.takes_no_memory(from, at, producer, keep) {
+            return None;
+        }
         let first = producer.op.base();
         let repeats = operand.is_some_and(|operand| !self.same_elements(operand, value));
         let pair = Pair { first, then, repeats };
         let rule = RULES.iter().position(|rule| (rule.applies)(&pair))?;
-        let keep = !self.is_read_once(value);
         let bindings = producer.inputs.len() + producer.outputs.len();
         let more = usize::from(operand.is_some()) + usize::from(keep);
         let fits = bindings + more <= BINDINGS_MAX;
@@ -256,14 +262,14 @@ impl Fuser {
             && producer.outputs.iter().all(is_activation)
             && producer.outputs.iter().all(only_later)
             && producer.inputs.iter().all(is_stable)
-            && self.in_one_segment(from, at)
-            && self.waits_for_free(from, at, producer);
+            && self.in_one_segment(from, at);
         fits.then_some((from, producer))
     }
 
-    /// Whether a node may run later without a tensor that lives longer for it: nothing is
-    /// computed in between, or its inputs are read later anyway.
-    fn waits_for_free(&self, from: usize, to: usize, node: &Node) -> bool {
+    /// Whether a node may run later, together with its consumer, without a tensor that lives
+    /// longer for it: nothing is computed in between and the new output takes the place of the
+    /// value, or else all inputs are read later anyway.
+    fn takes_no_memory(&self, from: usize, to: usize, node: &Node, keep: bool) -> bool {
         let computes = |node: &Node| node.op != Op::Reshape;
         let adjacent = !self.nodes[from + 1..to].iter().flatten().any(computes);
         let outlives = |id: &TensorId| {
@@ -271,7 +277,7 @@ impl Fuser {
             matches!(self.graph.tensor(root).role, Role::Parameter(_))
                 || self.readers[root.index()].iter().any(|&reader| reader >= to)
         };
-        adjacent || node.inputs.iter().all(outlives)
+        (adjacent && !keep) || node.inputs.iter().all(outlives)
     }
 
     fn in_one_segment(&self, from: usize, to: usize) -> bool {

@@ -203,3 +203,180 @@ pub fn cost(call: &Call) -> Cost {
     let flops = first_flops + each * call.output_len(0) as f64;
     Cost { flops, bytes: Cost::moved(call) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::rng::Key;
+    use crate::graph::{Then, Unary};
+    use crate::kernels::Random;
+    use crate::kernels::testing::{
+        Fill, Values, check, compare, for_each_gpu, on_gpu, reference as expected, values,
+    };
+
+    const ADD: Then = Then::Binary(Binary::Add);
+    const MUL: Then = Then::Binary(Binary::Mul);
+
+    /// Steps, and for each operand whether it is as large as the value: every kind of step, in
+    /// kernels of up to 8 tensors.
+    const CHAINS: [(&[Then], &[bool]); 4] = [
+        (&[ADD, Then::Keep, Then::Unary(Unary::Gelu), MUL], &[false, true]),
+        (&[Then::UnaryGrad(Unary::GeluTanh), ADD, Then::Unary(Unary::Relu)], &[true, true]),
+        (
+            &[
+                Then::Unary(Unary::Scale(-0.3)),
+                Then::Keep,
+                Then::Unary(Unary::GeluTanh),
+                Then::UnaryGrad(Unary::Relu),
+                Then::Keep,
+                MUL,
+            ],
+            &[true, false],
+        ),
+        (&[Then::UnaryGrad(Unary::Gelu), Then::UnaryGrad(Unary::Scale(1.5e-3))], &[true, true]),
+    ];
+
+    fn fused(first: Op, then: &[Then]) -> Op {
+        Op::Fused { first: Box::new(first), then: then.to_vec() }
+    }
+
+    /// The shapes of the operands of a chain on values of shape `y`.
+    fn operands(y: &Shape, whole: &[bool]) -> Vec<(Shape, Fill)> {
+        let shape = |whole: &bool| if *whole { y.clone() } else { Shape::fixed(&[y.last()]) };
+        whole.iter().map(|whole| (shape(whole), Fill::Normal)).collect()
+    }
+
+    /// Checks every implementation, and on every adapter each variant, not only the one chosen.
+    fn check_variants(op: &Op, inputs: &[(Shape, Fill)]) {
+        check(op.clone(), inputs, 1);
+        let fill = |(i, (shape, fill)): (usize, &(Shape, Fill))| {
+            (shape.clone(), values(*fill, shape.elements(1), i))
+        };
+        let inputs: Vec<(Shape, Values)> = inputs.iter().enumerate().map(fill).collect();
+        let typed: Vec<_> = inputs.iter().map(|(shape, _)| (shape.clone(), DType::F32)).collect();
+        let outputs = shapes::outputs(op, &typed).unwrap();
+        let call = Call {
+            op,
+            inputs: inputs.iter().map(|(shape, _)| shape.resolve(1)).collect(),
+            outputs: outputs.iter().map(|(shape, _)| shape.resolve(1)).collect(),
+            accumulate: false,
+            random: Random { step_key: Key::new(0), training: true },
+        };
+        let expected = expected(op, &inputs, 1);
+        for_each_gpu(|gpu, pipelines| {
+            for Variant { name, dispatches } in variants(&call) {
+                let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, f32::NAN);
+                let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
+                let what = format!("{name} of {op} on {}", gpu.name);
+                compare(&what, &wide.collect::<Vec<_>>(), &expected);
+            }
+        });
+    }
+
+    fn product(transpose_a: bool, transpose_b: bool) -> Op {
+        Op::MatMul { transpose_a, transpose_b }
+    }
+
+    fn factors(batch: &[usize], [m, k, n]: [usize; 3], ta: bool, tb: bool) -> Vec<(Shape, Fill)> {
+        let a = if ta { [k, m] } else { [m, k] };
+        let b = if tb { [n, k] } else { [k, n] };
+        [a, b].map(|dims| (Shape::fixed(&[batch, &dims].concat()), Fill::Normal)).to_vec()
+    }
+
+    const TRANSPOSES: [(bool, bool); 4] =
+        [(false, false), (false, true), (true, false), (true, true)];
+
+    /// `store` is the same text for all transpositions, so each chain takes another one: hundreds
+    /// of large tiles would take minutes to compile.
+    #[test]
+    fn every_step_follows_every_variant_of_a_product() {
+        for ((then, whole), (ta, tb)) in CHAINS.into_iter().zip(TRANSPOSES) {
+            let [m, k, n] = [17, 5, 31];
+            let y = Shape::fixed(&[m, n]);
+            let inputs = [factors(&[], [m, k, n], ta, tb), operands(&y, whole)].concat();
+            check_variants(&fused(product(ta, tb), then), &inputs);
+        }
+    }
+
+    #[test]
+    fn steps_follow_batches_of_products_and_single_values() {
+        for (then, whole) in CHAINS {
+            for (batch, [m, k, n]) in [(3, [19, 6, 21]), (2, [1, 3, 1])] {
+                for (ta, tb) in TRANSPOSES {
+                    let front = factors(&[batch], [m, k, n], ta, tb);
+                    let behind = operands(&Shape::fixed(&[batch, m, n]), whole);
+                    check(fused(product(ta, tb), then), &[front, behind].concat(), 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chains_begin_with_any_elementwise_op() {
+        let y = Shape::batched(&[3, 5, 37]);
+        let x = (y.clone(), Fill::Scaled(2.0, 0.1));
+        for (then, whole) in CHAINS {
+            for rows in [1, 2, 7] {
+                let behind = |first: Op, own: &[(Shape, Fill)]| {
+                    check(fused(first, then), &[own, &operands(&y, whole)].concat(), rows);
+                };
+                behind(Op::Unary(Unary::Gelu), std::slice::from_ref(&x));
+                behind(Op::UnaryGrad(Unary::GeluTanh), &[x.clone(), x.clone()]);
+                behind(Op::Binary(Binary::Mul), &[x.clone(), x.clone()]);
+                behind(Op::Binary(Binary::Add), &[x.clone(), (Shape::fixed(&[37]), Fill::Normal)]);
+            }
+        }
+    }
+
+    /// An operand may have any shape with the elements of the value, or of its last dimensions
+    /// under another shape; all tasks of the fast version find their place in it.
+    #[test]
+    fn operands_are_read_in_order_whatever_their_shape() {
+        let x = (Shape::batched(&[96, 33]), Fill::Normal);
+        let w = (Shape::fixed(&[33, 40]), Fill::Normal);
+        let op = fused(product(false, false), &[ADD, MUL, ADD]);
+        let whole = (Shape::batched(&[1, 4, 24, 40]), Fill::Normal);
+        let positions = (Shape::fixed(&[24, 40]), Fill::Normal);
+        let all = (Shape::fixed(&[4, 24, 40]), Fill::Normal);
+        for rows in [1, 3] {
+            check(
+                op.clone(),
+                &[x.clone(), w.clone(), whole.clone(), positions.clone(), all.clone()],
+                rows,
+            );
+        }
+        let long = (Shape::batched(&[3, 701]), Fill::Normal);
+        let bias = (Shape::fixed(&[701]), Fill::Normal);
+        let op = fused(Op::Unary(Unary::Relu), &[ADD, MUL]);
+        check(op, &[long.clone(), bias, (Shape::fixed(&[]), Fill::Normal)], 5);
+    }
+
+    #[test]
+    fn operands_of_another_size_are_refused() {
+        let refused = |then: Then, operand: Shape| {
+            let op = fused(Op::Unary(Unary::Relu), &[then]);
+            let typed = [Shape::batched(&[2, 6]), operand].map(|shape| (shape, DType::F32));
+            shapes::outputs(&op, &typed).is_err()
+        };
+        assert!(!refused(ADD, Shape::fixed(&[3])));
+        assert!(!refused(Then::UnaryGrad(Unary::Relu), Shape::batched(&[1, 12])));
+        assert!(refused(ADD, Shape::fixed(&[5])));
+        assert!(refused(ADD, Shape::batched(&[6])));
+        assert!(refused(ADD, Shape::fixed(&[0])));
+        assert!(refused(Then::UnaryGrad(Unary::Relu), Shape::fixed(&[12])));
+    }
+
+    #[test]
+    fn cost_counts_operands_and_what_is_kept() {
+        let op = fused(product(false, false), &[ADD, Then::Keep, Then::Unary(Unary::Gelu)]);
+        let call = Call {
+            op: &op,
+            inputs: vec![vec![3, 4], vec![4, 5], vec![5]],
+            outputs: vec![vec![3, 5]; 2],
+            accumulate: false,
+            random: Random { step_key: Key::new(0), training: true },
+        };
+        let bytes = 4.0 * (12 + 20 + 5 + 15 + 15) as f64;
+        assert_eq!(cost(&call), Cost { flops: (2 * 3 * 4 * 5 + 15 + 20 * 15) as f64, bytes });
+    }
+}
