@@ -221,6 +221,40 @@ fn explaining_prints_and_writes_nothing() {
     assert_eq!(desk.files(), before);
 }
 
+#[test]
+fn explaining_kernels_times_every_part_of_a_step() {
+    let desk = Desk::new();
+    let before = desk.files();
+    for device in ["cpu", "0"] {
+        let line = "train tiny.toml --data text.txt --set train.micro_batch=3 --explain kernels";
+        let table = desk.run(&format!("{line} --devices {device}")).ok().out;
+        let lines: Vec<&str> = table.lines().collect();
+        let head: Vec<&str> = lines[2].split_whitespace().collect();
+        let columns = ["ms/step", "share", "count", "GFLOP/s", "GB/s", "op", "variant", "shape"];
+        assert_eq!(head, columns, "{table}");
+        let rows: Vec<&str> = lines[3..].iter().copied().take_while(|l| !l.is_empty()).collect();
+        let number = |line: &str, word: usize| -> f64 {
+            line.split_whitespace().nth(word).unwrap().parse().unwrap()
+        };
+        for op in ["matmul a b^T", "attention_grad 2 heads", "embedding_grad", "norm", "adamw"] {
+            let found = rows.iter().any(|row| row.contains(&format!("  {op} ")));
+            assert!(found, "{op} is missing in:\n{table}");
+        }
+        let times: Vec<f64> = rows.iter().map(|row| number(row, 0)).collect();
+        assert!(times.is_sorted_by(|a, b| a >= b) && times[0] > 0.0, "{table}");
+        let shares: f64 = rows.iter().map(|row| number(row, 1)).sum();
+        assert!((shares - 100.0).abs() < 0.05 * rows.len() as f64, "{shares} % in:\n{table}");
+        // Two micro-batches, of three rows and of one.
+        let attention: Vec<&&str> = rows.iter().filter(|r| r.contains("  attention 2")).collect();
+        assert_eq!(attention.len(), 2, "{table}");
+        let sums: Vec<&str> = table.lines().rev().take(3).collect();
+        let (total, wall) = (number(sums[2], 0), number(sums[1], 0));
+        assert!((total - times.iter().sum::<f64>()).abs() < 0.001 * rows.len() as f64, "{table}");
+        assert!(wall > 0.0 && sums[0].contains("busy"), "{table}");
+    }
+    assert_eq!(desk.files(), before);
+}
+
 /// The exit code of a program whose output nobody reads.
 fn with_closed_stdout(desk: &Desk, line: &str) -> Ran {
     let (reader, writer) = std::io::pipe().unwrap();

@@ -81,6 +81,8 @@ pub enum Explain {
     Memory,
     /// The instructions of a step
     Program,
+    /// Every kernel of a step, timed on the device
+    Kernels,
     /// Every key of the configuration with its meaning, range and default
     Keys,
     /// The configuration as it would run

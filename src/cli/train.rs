@@ -13,6 +13,7 @@ use crate::train::checkpoint::{Checkpoint, Store};
 use crate::train::config::RunConfig;
 use crate::train::error::{EXIT_RESTART, TrainError};
 use crate::train::fault::Faults;
+use crate::train::profile::Profile;
 use crate::train::progress::say;
 use crate::train::run::{Ending, Run, RunOptions, train};
 use crate::train::setup;
@@ -36,7 +37,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let config = configuration(args, checkpoint.as_ref())?;
     if let Some(explain) = args.explain {
         let tokenizer = checkpoint.and_then(|checkpoint| checkpoint.meta.tokenizer);
-        super::print(&explanation(explain, &config, tokenizer)?);
+        super::print(&explanation(explain, &config, &args.devices, tokenizer)?);
         return Ok(0);
     }
     let out = match out {
@@ -162,10 +163,14 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
 fn explanation(
     explain: Explain,
     config: &RunConfig,
+    devices: &str,
     tokenizer: Option<Tokenizer>,
 ) -> anyhow::Result<String> {
     if explain == Explain::Config {
         return Ok(config.to_toml());
+    }
+    if explain == Explain::Kernels {
+        return Ok(Profile::measure(config, devices, tokenizer)?.table());
     }
     let vocabulary = match tokenizer {
         Some(saved) => saved.vocabulary(),
@@ -183,7 +188,7 @@ fn explanation(
             let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
             one_rank(&plan, batch, rows).to_string()
         }
-        Explain::Keys | Explain::Config => String::new(),
+        Explain::Kernels | Explain::Keys | Explain::Config => String::new(),
     })
 }
 

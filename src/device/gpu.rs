@@ -1,5 +1,6 @@
 //! An opened adapter: its queue, buffers and transfers, and the faults it reported.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -53,6 +54,7 @@ pub struct Gpu {
     /// Nanoseconds per tick of the device's clock, if passes can be timed by it.
     pub timestamp_period_ns: Option<f32>,
     faults: Arc<Mutex<Option<DeviceError>>>,
+    made: AtomicU64,
 }
 
 impl Gpu {
@@ -106,8 +108,8 @@ impl Gpu {
         let faults = Arc::new(Mutex::new(None));
         watch(&device, &name, &faults);
         let timestamp_period_ns = (!clock.is_empty()).then(|| queue.get_timestamp_period());
-        let api = adapter.api;
-        Ok(Self { name, api, checks, device, queue, limits, timestamp_period_ns, faults })
+        let (api, made) = (adapter.api, AtomicU64::new(0));
+        Ok(Self { name, api, checks, device, queue, limits, timestamp_period_ns, faults, made })
     }
 
     /// The first fault that the driver or the validation reported since the last call.
@@ -125,7 +127,17 @@ impl Gpu {
         self.buffer(label, bytes, Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST)
     }
 
-    fn buffer(
+    /// Buffers, bind groups and pipelines made so far: a step in the middle of a run makes none.
+    pub fn made(&self) -> u64 {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Counts one more of what [`Gpu::made`] counts.
+    pub fn count_made(&self) {
+        self.made.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn buffer(
         &self,
         label: &str,
         bytes: u64,
@@ -139,6 +151,7 @@ impl Gpu {
         }
         let descriptor =
             wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: false };
+        self.count_made();
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let buffer = self.device.create_buffer(&descriptor);
         match pollster::block_on(scope.pop()) {
@@ -181,6 +194,12 @@ impl Gpu {
     pub fn readback(&self, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
         use wgpu::BufferUsages as Usage;
         self.buffer("readback", bytes, Usage::MAP_READ | Usage::COPY_DST)
+    }
+
+    /// A buffer of `bytes` bytes that timestamps are resolved to.
+    pub fn query_results(&self, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
+        use wgpu::BufferUsages as Usage;
+        self.buffer("query results", bytes, Usage::QUERY_RESOLVE | Usage::COPY_SRC)
     }
 
     /// Copies ranges `(buffer, offset, bytes)` to the host through `staging`, after everything

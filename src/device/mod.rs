@@ -6,8 +6,10 @@ pub mod adapters;
 pub mod error;
 pub mod gpu;
 pub mod select;
+pub mod staging;
 
 pub use adapters::{Adapter, AdapterKind, list_adapters};
 pub use error::{DeviceError, driver_hint};
 pub use gpu::{Checks, Gpu, Limits};
 pub use select::{Selection, select};
+pub use staging::{ReadbackRing, UploadRing};

@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::{Bank, Executor, Input, Pass, StepSums};
+use super::{Bank, Executor, Input, Pass, StepSums, Timing, Work};
 use crate::base::{BucketId, DType, TensorId};
 use crate::device::DeviceError;
 use crate::graph::{Place, Plan, Role, SlotKind, Update, UpdateRange};
@@ -242,7 +243,7 @@ impl<T: Real> Executor for Cpu<T> {
     fn finish_step(&mut self) -> Result<StepSums, DeviceError> {
         let (loss, count) = self.loss()?;
         let gradients = self.gradients.iter().map(|bucket| (self.functions.norm)(bucket));
-        Ok(StepSums { loss, count, gradients: gradients.collect() })
+        Ok(StepSums { loss, count, gradients: gradients.collect(), busy: None })
     }
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
@@ -287,5 +288,20 @@ impl<T: Real> Executor for Cpu<T> {
             *to = T::real(f64::from(*from));
         }
         Ok(())
+    }
+
+    fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {
+        let Some(mut timing) = Timing::of(&self.plan, work, pass) else { return Ok(None) };
+        timing.variant = "host".into();
+        let started = Instant::now();
+        match work {
+            Work::Node(index) => self.run_node(*index, pass),
+            Work::Norm(bucket) => {
+                (self.functions.norm)(&self.gradients[bucket.index()]);
+            }
+            Work::Update(bucket, update, range) => self.update(*bucket, update, range)?,
+        }
+        timing.seconds = started.elapsed().as_secs_f64();
+        Ok(Some(timing))
     }
 }

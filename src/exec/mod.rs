@@ -3,6 +3,7 @@
 
 pub mod cpu;
 pub mod gpu;
+pub mod timing;
 
 use std::ops::Range;
 
@@ -13,6 +14,7 @@ use crate::kernels::{Call, Random};
 
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
+pub use timing::{Timing, Work};
 
 /// Values for an input tensor.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +66,9 @@ pub struct StepSums {
     pub count: f64,
     /// Per bucket: the sum of squares of the gradient sums, and how many are not finite.
     pub gradients: Vec<(f64, u64)>,
+    /// The share of the time since the last report (or since the step began, if something else
+    /// was read in between) in which the device was busy, by its own clock; `None` without one.
+    pub busy: Option<f64>,
 }
 
 /// A device that holds a plan: its parameters, gradients, moments and activations.
@@ -103,6 +108,12 @@ pub trait Executor: Send {
         range: &UpdateRange,
     ) -> Result<(), DeviceError>;
 
+    /// Starts whatever is queued and not started. Waits are not needed for that: this is for the
+    /// end of a step, so that the device works while the host prepares the next.
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// The float values of an activation as the last node left it. Waits.
     fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError>;
 
@@ -116,4 +127,9 @@ pub trait Executor: Send {
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError>;
+
+    /// Runs a part of a step alone and times it: by the device's clock, or where it has none, by
+    /// repeating it, so that gradients and moments are worth nothing afterwards. `None` for nodes
+    /// that move nothing. Waits.
+    fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError>;
 }

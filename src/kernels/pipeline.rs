@@ -62,6 +62,7 @@ fn compile(gpu: &Gpu, (shader, access): &Key, immediates: u32) -> Result<Pipelin
             count: None,
         })
         .collect();
+    gpu.count_made();
     let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
     let bindings = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
         label: Some(&label),

@@ -19,6 +19,9 @@ pub struct StepRecord {
     /// Wall time of the step, in milliseconds.
     pub ms: f64,
     pub tokens_per_s: f64,
+    /// The share of the step in which the device was busy, by its own clock: 0 to 1, left out
+    /// where there is no clock.
+    pub busy: Option<f64>,
     /// Why the update was not applied, if it was not; written as `skipped` and `reason`.
     pub skipped: Option<String>,
 }
@@ -62,6 +65,9 @@ impl Serialize for StepRecord {
         map.serialize_entry("tokens", &self.tokens)?;
         map.serialize_entry("ms", &self.ms)?;
         map.serialize_entry("tokens_per_s", &self.tokens_per_s)?;
+        if let Some(busy) = &self.busy {
+            map.serialize_entry("busy", busy)?;
+        }
         if let Some(reason) = &self.skipped {
             map.serialize_entry("skipped", &true)?;
             map.serialize_entry("reason", reason)?;
@@ -83,6 +89,7 @@ pub(super) mod tests {
             tokens: 768,
             ms: 38.5,
             tokens_per_s: 20_000.0,
+            busy: None,
             skipped: None,
         }
     }
@@ -100,6 +107,8 @@ pub(super) mod tests {
                 r#""tokens_per_s":20000.0}"#
             )
         );
+        let busy = json(StepRecord { busy: Some(0.75), ..step(7) });
+        assert!(busy.ends_with(r#""tokens_per_s":20000.0,"busy":0.75}"#), "{busy}");
         assert_eq!(json(EvalRecord { step: 7, val_loss: 1.5 }), r#"{"step":7,"val_loss":1.5}"#);
     }
 

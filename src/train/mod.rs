@@ -13,6 +13,7 @@ pub mod generate;
 pub mod keys;
 pub mod loader;
 pub mod memory;
+pub mod profile;
 pub mod progress;
 pub mod run;
 pub mod setup;

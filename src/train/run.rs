@@ -314,6 +314,7 @@ impl Run {
             tokens: totals.count as u64,
             ms: 1e3 * seconds,
             tokens_per_s,
+            busy: report.busy,
             skipped: skipped.clone(),
         };
         self.options

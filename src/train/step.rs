@@ -58,13 +58,15 @@ pub struct StepInput {
 pub struct StepReport {
     pub verdict: Verdict,
     pub updated: bool,
+    /// As in [`StepSums::busy`].
+    pub busy: Option<f64>,
 }
 
 /// Runs one step: forward and backward of every micro-batch, the verdict, the update.
 pub fn run_step(device: &mut dyn Executor, input: &StepInput) -> Result<StepReport, DeviceError> {
     let random = Random { step_key: input.run_key.step(input.step), training: true };
     let mut interpreter = Interpreter::new(&input.program);
-    let mut verdict = None;
+    let (mut verdict, mut busy) = (None, None);
     if input.faults.at(Point::Forward, input.step) == Some(Fault::Nan) {
         poison(device, Bank::Parameters)?;
     }
@@ -81,8 +83,9 @@ pub fn run_step(device: &mut dyn Executor, input: &StepInput) -> Result<StepRepo
                 if input.faults.at(Point::Backward, input.step) == Some(Fault::Nan) {
                     poison(device, Bank::Gradients)?;
                 }
-                let vote = vote(Rank(0), &device.finish_step()?);
-                let decided = Verdict::from_votes(&[vote]);
+                let sums = device.finish_step()?;
+                let decided = Verdict::from_votes(&[vote(Rank(0), &sums)]);
+                busy = sums.busy;
                 input.faults.at(Point::Verdict, input.step);
                 interpreter.handle(Event::Verdict(decided.clone()));
                 verdict = Some(decided);
@@ -103,9 +106,10 @@ pub fn run_step(device: &mut dyn Executor, input: &StepInput) -> Result<StepRepo
                 input.faults.at(Point::Update, input.step);
             }
             Action::Finish(outcome) => {
+                device.flush()?;
                 let updated = outcome == Outcome::Updated;
                 let verdict = verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
-                return Ok(StepReport { verdict, updated });
+                return Ok(StepReport { verdict, updated, busy });
             }
         }
     }

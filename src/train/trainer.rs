@@ -77,6 +77,9 @@ pub struct Step {
     pub gradient_norm: f64,
     /// Whether parameters were updated: not if a value was not finite.
     pub updated: bool,
+    /// The share of the step (from the end of the last one's gradients to the end of this one's)
+    /// in which the device was busy, by its own clock; `None` without one.
+    pub busy: Option<f64>,
 }
 
 fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
@@ -149,8 +152,8 @@ impl Trainer {
         self.step += 1;
         self.updates += u64::from(report.updated);
         let (Verdict::Commit(totals) | Verdict::Skip { totals, .. }) = report.verdict;
-        let gradient_norm = totals.gradient_norm;
-        Ok(Step { loss: totals.loss, gradient_norm, updated: report.updated })
+        let (gradient_norm, busy) = (totals.gradient_norm, report.busy);
+        Ok(Step { loss: totals.loss, gradient_norm, updated: report.updated, busy })
     }
 
     /// An output of the graph for `rows` samples (at most a micro-batch), without dropout, in the

@@ -1,54 +1,44 @@
-//! A plan on an opened adapter: one buffer per slot copy and per bucket, one compute pass and one
-//! submission per range of nodes, bind groups and pipelines made once.
+//! A plan on an opened adapter: one buffer per slot copy and per bucket, bind groups and pipelines
+//! made once, and a stream of commands that is submitted in stretches of bounded length.
 
-use std::collections::{HashMap, VecDeque};
+mod clock;
+mod prepare;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::timing::{Timing, Work, norm_cost, update_cost};
 use super::{Bank, Executor, Input, Pass, StepSums};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
 use crate::device::{DeviceError, Gpu, Limits};
 use crate::graph::{Place, Plan, SlotKind, Update, UpdateRange};
-use crate::kernels::pipeline::Pipeline;
-use crate::kernels::{Dispatch, Operand, Pipelines, adamw, norm, sgd, twin};
+use crate::kernels::{Operand, Pipelines, adamw, norm, sgd, twin};
+use prepare::{Binding, Task};
+use stream::{ReadRange, Stream};
 
 /// Shaders index elements by 32-bit integers, and the last workgroups reach beyond the end: with
 /// this many elements at most, no index wraps around.
 const ELEMENTS_MAX: u64 = 1 << 31;
 
-/// Submissions that may wait for the device. Without a bound, a step of many micro-batches would
-/// queue up as a whole, and the wait at its end would pass the deadline on a slow device.
-const QUEUED_MAX: usize = 8;
-
-/// A dispatch ready to record: everything but the parameters of random ops, which change.
-struct Prepared {
-    pipeline: Arc<Pipeline>,
-    group: wgpu::BindGroup,
-    params: Vec<u32>,
-    groups: [u32; 3],
-}
-
 /// What a prepared node depends on: its index, the copy of the stash, the rows, and whether it
 /// draws random numbers now.
 type NodeKey = (usize, usize, usize, bool);
 
-/// A buffer range to bind: offset and size in bytes.
-#[derive(Clone)]
-struct Binding {
-    buffer: wgpu::Buffer,
-    offset: u64,
-    bytes: u64,
-}
+/// What a prepared update depends on: its bucket and the entry point of its shader.
+type UpdateKey = (usize, &'static str);
 
 /// A plan and all its tensors on a GPU. See [`Executor`].
 pub struct GpuExecutor {
-    gpu: Gpu,
+    gpu: Arc<Gpu>,
     /// Shared, so that a node can be read while others are prepared.
     plan: Arc<Plan>,
     pipelines: Pipelines,
-    /// Submissions that nobody has waited for, oldest first.
-    queued: VecDeque<wgpu::SubmissionIndex>,
+    stream: Stream,
     /// Per slot: its copies.
     slots: Vec<Vec<wgpu::Buffer>>,
     parameters: Vec<wgpu::Buffer>,
@@ -58,12 +48,11 @@ pub struct GpuExecutor {
     /// (sum of squares, number not finite) of first-stage parts, and per bucket.
     norm_parts: wgpu::Buffer,
     norms: wgpu::Buffer,
-    /// For the loss and the norms, read back after every step.
-    report: wgpu::Buffer,
-    /// Nodes prepared so far.
-    prepared: HashMap<NodeKey, Vec<Prepared>>,
-    /// First and second stage of the norm of each bucket.
-    norm_passes: Vec<Prepared>,
+    /// Nodes and updates prepared so far.
+    prepared: HashMap<NodeKey, Task>,
+    updates: HashMap<UpdateKey, Task>,
+    /// The norm of each bucket.
+    norm_tasks: Vec<Task>,
 }
 
 impl GpuExecutor {
@@ -73,6 +62,7 @@ impl GpuExecutor {
     /// A tensor or bucket over the device's limits, or too little memory; nothing is kept then.
     pub fn new(gpu: Gpu, plan: Plan, moments: usize) -> Result<Self, DeviceError> {
         check_limits(&gpu, &plan)?;
+        let gpu = Arc::new(gpu);
         let banks = |label: &str| -> Result<Vec<wgpu::Buffer>, DeviceError> {
             let bytes = |length: usize| (length * ELEMENT_BYTES) as u64;
             plan.buckets.iter().map(|b| gpu.storage(label, bytes(b.length))).collect()
@@ -95,11 +85,11 @@ impl GpuExecutor {
             loss: gpu.storage("loss", 8)?,
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
-            report: gpu.readback(8 + norms_bytes)?,
             prepared: HashMap::new(),
-            norm_passes: Vec::new(),
+            updates: HashMap::new(),
+            norm_tasks: Vec::new(),
             pipelines: Pipelines::default(),
-            queued: VecDeque::new(),
+            stream: Stream::new(gpu.clone())?,
             gpu,
             plan: Arc::new(plan),
         };
@@ -108,17 +98,17 @@ impl GpuExecutor {
     }
 
     fn prepare_norms(&mut self, parts: usize) -> Result<(), DeviceError> {
-        for index in 0..self.gradients.len() {
-            let inputs = [whole(&self.gradients[index])];
-            let outputs = [whole(&self.norm_parts), whole(&self.norms)];
-            for dispatch in norm::dispatch(self.plan.buckets[index].length, parts, index) {
-                let ready =
-                    prepare(&self.gpu, &mut self.pipelines, &dispatch, &|operand| match operand {
-                        Operand::Input(i) => inputs[i].clone(),
-                        Operand::Output(i) => outputs[i].clone(),
-                    })?;
-                self.norm_passes.push(ready);
-            }
+        for (index, gradients) in self.gradients.iter().enumerate() {
+            let length = self.plan.buckets[index].length;
+            let outputs = [&self.norm_parts, &self.norms];
+            let binding = |operand| match operand {
+                Operand::Input(_) => Binding::whole(gradients),
+                Operand::Output(i) => Binding::whole(outputs[i]),
+            };
+            let dispatches = norm::dispatch(length, parts, index);
+            let cost = norm_cost(length);
+            let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+            self.norm_tasks.push(task);
         }
         Ok(())
     }
@@ -160,45 +150,52 @@ impl GpuExecutor {
         if known && !node.op.is_random() {
             return Ok(());
         }
-        let dispatches = (twin.dispatch)(&pass.call(&plan.graph, node));
-        if let Some(prepared) = self.prepared.get_mut(&key) {
-            for (ready, dispatch) in prepared.iter_mut().zip(dispatches) {
-                ready.params = dispatch.params;
-            }
+        let call = pass.call(&plan.graph, node);
+        let dispatches = (twin.dispatch)(&call);
+        if let Some(task) = self.prepared.get_mut(&key) {
+            task.refresh(dispatches);
             return Ok(());
         }
         let bind = |ids: &[TensorId]| -> Vec<Binding> {
             ids.iter().map(|id| self.binding(*id, pass.copy)).collect()
         };
         let (inputs, outputs) = (bind(&node.inputs), bind(&node.outputs));
-        let mut prepared = Vec::with_capacity(dispatches.len());
-        for dispatch in &dispatches {
-            prepared.push(prepare(
-                &self.gpu,
-                &mut self.pipelines,
-                dispatch,
-                &|operand| match operand {
-                    Operand::Input(i) => inputs[i].clone(),
-                    Operand::Output(i) => outputs[i].clone(),
-                },
-            )?);
-        }
-        self.prepared.insert(key, prepared);
+        let binding = |operand| match operand {
+            Operand::Input(i) => inputs[i].clone(),
+            Operand::Output(i) => outputs[i].clone(),
+        };
+        let cost = (twin.cost)(&call);
+        let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+        self.prepared.insert(key, task);
         Ok(())
     }
 
-    fn encoder(&self) -> wgpu::CommandEncoder {
-        self.gpu.device.create_command_encoder(&Default::default())
-    }
-
-    /// Submits what was encoded, and waits for an earlier submission if too many are queued.
-    fn submit(&mut self, encoder: wgpu::CommandEncoder) -> Result<(), DeviceError> {
-        self.queued.push_back(self.gpu.queue.submit([encoder.finish()]));
-        if self.queued.len() > QUEUED_MAX {
-            let oldest = self.queued.pop_front();
-            self.gpu.wait("a submission", oldest)?;
+    /// Prepares an update at first use, and sets its numbers; where it is then.
+    fn prepare_update(
+        &mut self,
+        bucket: BucketId,
+        update: &Update,
+        range: &UpdateRange,
+    ) -> Result<UpdateKey, DeviceError> {
+        let dispatch = match update {
+            Update::Sgd { .. } => sgd::dispatch(update, range),
+            Update::AdamW { .. } => adamw::dispatch(update, range),
+        };
+        let index = bucket.index();
+        let key = (index, dispatch.shader.entry);
+        if let Some(task) = self.updates.get_mut(&key) {
+            task.refresh(vec![dispatch]);
+        } else {
+            let binding = |operand| match operand {
+                Operand::Input(_) => Binding::whole(&self.gradients[index]),
+                Operand::Output(0) => Binding::whole(&self.parameters[index]),
+                Operand::Output(moment) => Binding::whole(&self.moments[moment - 1][index]),
+            };
+            let (dispatches, cost) = ([dispatch], update_cost(update, range));
+            let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+            self.updates.insert(key, task);
         }
-        self.gpu.check()
+        Ok(key)
     }
 
     fn bank(&self, bank: Bank, bucket: BucketId) -> &wgpu::Buffer {
@@ -210,15 +207,15 @@ impl GpuExecutor {
     }
 
     fn read_range(
-        &self,
+        &mut self,
         buffer: &wgpu::Buffer,
         offset: u64,
         count: usize,
     ) -> Result<Vec<f32>, DeviceError> {
-        let bytes = (count * ELEMENT_BYTES) as u64;
-        let staging = self.gpu.readback(bytes)?;
-        let read = self.gpu.read(&staging, &[(buffer, offset, bytes)])?;
-        Ok(bytemuck::pod_collect_to_vec(&read))
+        let mut values = vec![0.0; count];
+        let range = (buffer, offset, (count * ELEMENT_BYTES) as u64);
+        self.stream.read(&[range], bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
     }
 }
 
@@ -236,47 +233,6 @@ fn check_limits(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
 /// The most bytes of a tensor or a bucket that the device binds and that shaders can index.
 fn tensor_bytes_max(limits: &Limits) -> u64 {
     limits.binding_bytes.min(ELEMENTS_MAX * ELEMENT_BYTES as u64)
-}
-
-fn whole(buffer: &wgpu::Buffer) -> Binding {
-    Binding { buffer: buffer.clone(), offset: 0, bytes: buffer.size() }
-}
-
-fn prepare(
-    gpu: &Gpu,
-    pipelines: &mut Pipelines,
-    dispatch: &Dispatch,
-    binding: &dyn Fn(Operand) -> Binding,
-) -> Result<Prepared, DeviceError> {
-    let pipeline = pipelines.get(gpu, dispatch)?;
-    let bound: Vec<Binding> = dispatch.operands.iter().map(|operand| binding(*operand)).collect();
-    let entries: Vec<wgpu::BindGroupEntry> = bound
-        .iter()
-        .enumerate()
-        .map(|(index, bound)| wgpu::BindGroupEntry {
-            binding: index as u32,
-            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                buffer: &bound.buffer,
-                offset: bound.offset,
-                size: std::num::NonZeroU64::new(bound.bytes),
-            }),
-        })
-        .collect();
-    let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: None,
-        layout: &pipeline.bindings,
-        entries: &entries,
-    });
-    let params = dispatch.params.clone();
-    Ok(Prepared { pipeline, group, params, groups: dispatch.groups })
-}
-
-fn record(pass: &mut wgpu::ComputePass, ready: &Prepared) {
-    pass.set_pipeline(&ready.pipeline.pipeline);
-    pass.set_bind_group(0, &ready.group, &[]);
-    pass.set_immediates(0, bytemuck::cast_slice(&ready.params));
-    let [x, y, z] = ready.groups;
-    pass.dispatch_workgroups(x, y, z);
 }
 
 impl Executor for GpuExecutor {
@@ -299,57 +255,48 @@ impl Executor for GpuExecutor {
                 Input::Float(values) => bytemuck::cast_slice(values),
                 Input::Int(values) => bytemuck::cast_slice(values),
             };
-            self.gpu.upload(&self.slots[slot.index()][copy], 0, bytes);
+            self.stream.upload(&self.slots[slot.index()][copy], 0, bytes)?;
         }
         Ok(())
     }
 
     fn begin_step(&mut self) -> Result<(), DeviceError> {
-        let mut encoder = self.encoder();
-        for buffer in self.gradients.iter().chain([&self.loss]) {
-            encoder.clear_buffer(buffer, 0, None);
-        }
-        self.submit(encoder)
+        self.stream.begin_step()?;
+        self.gradients.iter().chain([&self.loss]).for_each(|buffer| self.stream.clear(buffer));
+        Ok(())
     }
 
     fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
-        for index in nodes.clone() {
+        for index in nodes {
             self.prepare_node(index, pass)?;
-        }
-        let mut encoder = self.encoder();
-        {
-            let mut compute = encoder.begin_compute_pass(&Default::default());
-            for index in nodes {
-                let ready = self.prepared.get(&self.key(index, pass));
-                ready.into_iter().flatten().for_each(|ready| record(&mut compute, ready));
+            if let Some(task) = self.prepared.get(&self.key(index, pass)) {
+                self.stream.run(task)?;
             }
         }
-        self.submit(encoder)
+        self.stream.breathe()
     }
 
     fn finish_step(&mut self) -> Result<StepSums, DeviceError> {
-        let mut encoder = self.encoder();
-        {
-            let mut compute = encoder.begin_compute_pass(&Default::default());
-            self.norm_passes.iter().for_each(|ready| record(&mut compute, ready));
+        for task in &self.norm_tasks {
+            self.stream.run(task)?;
         }
-        self.submit(encoder)?;
-        let norms_bytes = (2 * self.plan.buckets.len() * ELEMENT_BYTES) as u64;
-        let ranges = [(&self.loss, 0, 8), (&self.norms, 0, norms_bytes)];
-        let read = self.gpu.read(&self.report, &ranges)?;
-        let values: Vec<f32> = bytemuck::pod_collect_to_vec(&read);
+        let norms = 2 * self.norm_tasks.len();
+        let mut values = vec![0f32; 2 + norms];
+        let ranges: [ReadRange; 2] =
+            [(&self.loss, 0, 8), (&self.norms, 0, (norms * ELEMENT_BYTES) as u64)];
+        let busy = self.stream.report(&ranges, bytemuck::cast_slice_mut(&mut values))?;
         let gradients =
             values[2..].chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));
         Ok(StepSums {
             loss: f64::from(values[0]),
             count: f64::from(values[1]),
             gradients: gradients.collect(),
+            busy,
         })
     }
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
-        let read = self.gpu.read(&self.report, &[(&self.loss, 0, 8)])?;
-        let values: Vec<f32> = bytemuck::pod_collect_to_vec(&read);
+        let values = self.read_range(&self.loss.clone(), 0, 2)?;
         Ok((f64::from(values[0]), f64::from(values[1])))
     }
 
@@ -359,19 +306,12 @@ impl Executor for GpuExecutor {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<(), DeviceError> {
-        let dispatch = match update {
-            Update::Sgd { .. } => sgd::dispatch(update, range),
-            Update::AdamW { .. } => adamw::dispatch(update, range),
-        };
-        let index = bucket.index();
-        let ready = prepare(&self.gpu, &mut self.pipelines, &dispatch, &|operand| match operand {
-            Operand::Input(_) => whole(&self.gradients[index]),
-            Operand::Output(0) => whole(&self.parameters[index]),
-            Operand::Output(moment) => whole(&self.moments[moment - 1][index]),
-        })?;
-        let mut encoder = self.encoder();
-        record(&mut encoder.begin_compute_pass(&Default::default()), &ready);
-        self.submit(encoder)
+        let key = self.prepare_update(bucket, update, range)?;
+        self.updates.get(&key).map_or(Ok(()), |task| self.stream.run(task))
+    }
+
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        self.stream.submit().map(|_| ())
     }
 
     fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError> {
@@ -382,7 +322,7 @@ impl Executor for GpuExecutor {
 
     fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
         let length = self.plan.buckets[bucket.index()].length;
-        self.read_range(self.bank(bank, bucket), 0, length)
+        self.read_range(&self.bank(bank, bucket).clone(), 0, length)
     }
 
     fn write_bank(
@@ -392,24 +332,27 @@ impl Executor for GpuExecutor {
         values: &[f32],
     ) -> Result<(), DeviceError> {
         assert_eq!(self.plan.buckets[bucket.index()].length, values.len(), "written whole");
-        self.gpu.upload(self.bank(bank, bucket), 0, bytemuck::cast_slice(values));
+        let buffer = self.bank(bank, bucket).clone();
+        self.stream.upload(&buffer, 0, bytemuck::cast_slice(values))?;
         self.gpu.check()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tensors_stay_within_what_32_bits_index() {
-        let limits = |binding_bytes| Limits {
-            binding_bytes,
-            buffer_bytes: u64::MAX,
-            workgroups: 65_535,
-            storage_buffers: 8,
+    fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {
+        let Some(mut timing) = Timing::of(&self.plan, work, pass) else { return Ok(None) };
+        let task = match work {
+            Work::Node(index) => {
+                self.prepare_node(*index, pass)?;
+                self.prepared.get(&self.key(*index, pass))
+            }
+            Work::Norm(bucket) => self.norm_tasks.get(bucket.index()),
+            Work::Update(bucket, update, range) => {
+                let key = self.prepare_update(*bucket, update, range)?;
+                self.updates.get(&key)
+            }
         };
-        assert_eq!(tensor_bytes_max(&limits(128 << 20)), 128 << 20);
-        assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
+        let Some(task) = task else { return Ok(None) };
+        timing.seconds = self.stream.time(task)?;
+        timing.variant.clone_from(&task.variant);
+        Ok(Some(timing))
     }
 }

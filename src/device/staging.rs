@@ -1,0 +1,207 @@
+//! Rings of mapped buffers between host and device, made once: what goes up is written into
+//! mapped memory and copied from there by the next submission, what comes back is copied into a
+//! slot and mapped when its submission is done. Both hold a fixed number of bytes however large
+//! the transfer is: longer ones go in pieces, and the host works on one slot while the device
+//! works on another.
+
+use std::sync::mpsc;
+
+use super::error::DeviceError;
+use super::gpu::Gpu;
+
+/// Where pieces start in a slot: mapped ranges start at multiples of 8.
+const ALIGNMENT: u64 = 16;
+
+/// A slot that becomes mapped when the device is done with a submission.
+struct Mapping {
+    submission: Option<wgpu::SubmissionIndex>,
+    result: mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>,
+}
+
+impl Mapping {
+    fn begin(
+        buffer: &wgpu::Buffer,
+        mode: wgpu::MapMode,
+        bytes: u64,
+        submission: Option<wgpu::SubmissionIndex>,
+    ) -> Self {
+        let (sender, result) = mpsc::sync_channel(1);
+        buffer.map_async(mode, 0..bytes, move |mapped| {
+            // A slot that nobody waits for any more belongs to a device that is being closed.
+            let _ = sender.send(mapped);
+        });
+        Self { submission, result }
+    }
+
+    /// Waits until the slot is mapped: not at all if earlier calls have found it done, otherwise
+    /// for its submission and those before it.
+    fn wait(self, gpu: &Gpu, what: &str) -> Result<(), DeviceError> {
+        let mapped = match self.result.try_recv() {
+            Ok(mapped) => mapped,
+            Err(_) => {
+                gpu.wait(what, self.submission)?;
+                // The callbacks of a submission are called by the poll that finds it done.
+                self.result.try_recv().map_err(|why| refused(gpu, what, &why))?
+            }
+        };
+        mapped.map_err(|why| refused(gpu, what, &why))
+    }
+}
+
+fn refused(gpu: &Gpu, what: &str, why: &dyn std::fmt::Display) -> DeviceError {
+    let (adapter, what) = (gpu.name.clone(), what.to_string());
+    DeviceError::Refused { adapter, what, why: why.to_string() }
+}
+
+/// Bytes in a slot, to be copied to where they belong.
+pub struct Staged<'a> {
+    pub buffer: &'a wgpu::Buffer,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+struct UploadSlot {
+    buffer: wgpu::Buffer,
+    /// `None` while the slot is mapped.
+    mapping: Option<Mapping>,
+}
+
+/// What goes up. A submission uses one slot: whoever records calls [`UploadRing::seal`] before it
+/// submits and [`UploadRing::sent`] after, and submits when the slot [is full](Self::is_full).
+pub struct UploadRing {
+    slots: Vec<UploadSlot>,
+    slot_bytes: u64,
+    /// The slot of the next submission, and how many bytes of it are taken.
+    current: usize,
+    taken: u64,
+}
+
+impl UploadRing {
+    /// A ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
+    pub fn new(gpu: &Gpu, slots: usize, slot_bytes: u64) -> Result<Self, DeviceError> {
+        use wgpu::BufferUsages as Usage;
+        let slot = |_| {
+            let usage = Usage::MAP_WRITE | Usage::COPY_SRC;
+            let buffer = gpu.buffer("upload", slot_bytes, usage)?;
+            let mapping = Mapping::begin(&buffer, wgpu::MapMode::Write, slot_bytes, None);
+            mapping.wait(gpu, "mapping an upload buffer")?;
+            Ok(UploadSlot { buffer, mapping: None })
+        };
+        let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
+        Ok(Self { slots, slot_bytes, current: 0, taken: 0 })
+    }
+
+    /// Whether nothing fits before the next submission.
+    pub fn is_full(&self) -> bool {
+        self.taken >= self.slot_bytes
+    }
+
+    /// Writes the front of `bytes`, a multiple of 4, as much as fits. Waits if the device has not
+    /// yet read what the slot held before.
+    ///
+    /// # Errors
+    /// A device that does not get there within its deadline, or that failed.
+    pub fn stage(&mut self, gpu: &Gpu, bytes: &[u8]) -> Result<Staged<'_>, DeviceError> {
+        let what = "an upload";
+        let (offset, room) = (self.taken, self.slot_bytes.saturating_sub(self.taken));
+        let count = room.min(bytes.len() as u64);
+        let slot = &mut self.slots[self.current];
+        if let Some(mapping) = slot.mapping.take() {
+            mapping.wait(gpu, what)?;
+        }
+        let range = offset..offset + count;
+        let view = slot.buffer.get_mapped_range_mut(range);
+        let mut view = view.map_err(|why| refused(gpu, what, &why))?;
+        view.copy_from_slice(&bytes[..count as usize]);
+        self.taken = (offset + count).next_multiple_of(ALIGNMENT);
+        Ok(Staged { buffer: &slot.buffer, offset, bytes: count })
+    }
+
+    /// Hands the slot to the device. Nothing is staged until [`UploadRing::sent`].
+    pub fn seal(&mut self) {
+        if self.taken > 0 {
+            self.slots[self.current].buffer.unmap();
+        }
+    }
+
+    /// Goes on to the next slot; this one is mapped again when the submission is done.
+    pub fn sent(&mut self, submission: &wgpu::SubmissionIndex) {
+        if self.taken == 0 {
+            return;
+        }
+        let (mode, bytes) = (wgpu::MapMode::Write, self.slot_bytes);
+        let slot = &mut self.slots[self.current];
+        let mapping = Mapping::begin(&slot.buffer, mode, bytes, Some(submission.clone()));
+        slot.mapping = Some(mapping);
+        self.current = (self.current + 1) % self.slots.len();
+        self.taken = 0;
+    }
+}
+
+struct ReadbackSlot {
+    buffer: wgpu::Buffer,
+    /// What is on its way into the slot: how many bytes.
+    coming: Option<(Mapping, u64)>,
+}
+
+/// What comes back: slots that take turns.
+pub struct ReadbackRing {
+    slots: Vec<ReadbackSlot>,
+    slot_bytes: u64,
+}
+
+impl ReadbackRing {
+    /// A ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
+    pub fn new(gpu: &Gpu, slots: usize, slot_bytes: u64) -> Result<Self, DeviceError> {
+        let slot = |_| Ok(ReadbackSlot { buffer: gpu.readback(slot_bytes)?, coming: None });
+        let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
+        Ok(Self { slots, slot_bytes })
+    }
+
+    /// The bytes that a piece has at most.
+    pub fn slot_bytes(&self) -> u64 {
+        self.slot_bytes
+    }
+
+    /// The buffer that piece `piece` is copied into. [`ReadbackRing::finish`] must have taken the
+    /// piece that was there before, `slots` pieces ago.
+    pub fn buffer(&self, piece: usize) -> &wgpu::Buffer {
+        &self.slots[piece % self.slots.len()].buffer
+    }
+
+    /// How many pieces may be under way.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Maps a piece of `bytes` bytes when the submission is done that copies it.
+    pub fn begin(&mut self, piece: usize, bytes: u64, submission: &wgpu::SubmissionIndex) {
+        let index = piece % self.slots.len();
+        let slot = &mut self.slots[index];
+        let (mode, submission) = (wgpu::MapMode::Read, Some(submission.clone()));
+        slot.coming = Some((Mapping::begin(&slot.buffer, mode, bytes, submission), bytes));
+    }
+
+    /// Waits for a piece, copies it to the front of `into`, and frees its slot; its bytes.
+    ///
+    /// # Errors
+    /// A device that does not get there within its deadline, or that failed.
+    pub fn finish(
+        &mut self,
+        gpu: &Gpu,
+        piece: usize,
+        into: &mut [u8],
+    ) -> Result<usize, DeviceError> {
+        let what = "a readback";
+        let index = piece % self.slots.len();
+        let slot = &mut self.slots[index];
+        let Some((mapping, bytes)) = slot.coming.take() else { return Ok(0) };
+        mapping.wait(gpu, what)?;
+        let view = slot.buffer.get_mapped_range(0..bytes);
+        let view = view.map_err(|why| refused(gpu, what, &why))?;
+        into[..bytes as usize].copy_from_slice(&view);
+        drop(view);
+        slot.buffer.unmap();
+        Ok(bytes as usize)
+    }
+}

@@ -1,0 +1,107 @@
+//! The device's clock: when each compute pass began and ended, in ticks that a query set keeps
+//! until they are read with the report of a step.
+
+use crate::device::{DeviceError, Gpu};
+
+/// Passes that are timed between two readings; a step has a few per micro-batch.
+const PASSES_MAX: u32 = 1024;
+const TICK_BYTES: u64 = 8;
+
+/// The queries of a device that has a clock.
+pub struct Clock {
+    period_ns: f64,
+    queries: wgpu::QuerySet,
+    /// Where queries are resolved to, to be copied.
+    resolved: wgpu::Buffer,
+    /// Passes begun since the last reading, and whether there were more than fit.
+    passes: u32,
+    overflowed: bool,
+}
+
+impl Clock {
+    /// The clock of a device, if it has one.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub fn new(gpu: &Gpu) -> Result<Option<Self>, DeviceError> {
+        let Some(period_ns) = gpu.timestamp_period_ns else { return Ok(None) };
+        let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
+            label: Some("clock"),
+            ty: wgpu::QueryType::Timestamp,
+            count: 2 * PASSES_MAX,
+        });
+        let resolved = gpu.query_results(u64::from(2 * PASSES_MAX) * TICK_BYTES)?;
+        let period_ns = f64::from(period_ns);
+        Ok(Some(Self { period_ns, queries, resolved, passes: 0, overflowed: false }))
+    }
+
+    /// Where the next pass writes its times.
+    pub fn next_pass(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
+        if self.passes == PASSES_MAX {
+            self.overflowed = true;
+            return None;
+        }
+        let first = 2 * self.passes;
+        self.passes += 1;
+        Some(wgpu::ComputePassTimestampWrites {
+            query_set: &self.queries,
+            beginning_of_pass_write_index: Some(first),
+            end_of_pass_write_index: Some(first + 1),
+        })
+    }
+
+    /// Forgets the passes so far. Those that are recorded must have been submitted.
+    pub fn forget(&mut self) {
+        (self.passes, self.overflowed) = (0, false);
+    }
+
+    /// Resolves the passes so far; the range to read then, if there is one.
+    pub fn resolve(&self, encoder: &mut wgpu::CommandEncoder) -> Option<(wgpu::Buffer, u64)> {
+        if self.passes == 0 {
+            return None;
+        }
+        encoder.resolve_query_set(&self.queries, 0..2 * self.passes, &self.resolved, 0);
+        Some((self.resolved.clone(), u64::from(2 * self.passes) * TICK_BYTES))
+    }
+
+    /// The seconds in which a pass was running, from what was resolved; `None` if not every pass
+    /// was timed, or if the ticks make no sense.
+    pub fn busy_seconds(&self, ticks: &[u8]) -> Option<f64> {
+        if self.overflowed || ticks.is_empty() {
+            return None;
+        }
+        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(ticks);
+        busy_ticks(&ticks).map(|ticks| ticks as f64 * self.period_ns * 1e-9)
+    }
+}
+
+/// The ticks covered by intervals `begin, end, begin, end, ..` in order of submission, each tick
+/// counted once; `None` if an interval ends before it begins or begins before the one in front
+/// of it.
+fn busy_ticks(ticks: &[u64]) -> Option<u64> {
+    let (mut busy, mut last, mut until) = (0u64, 0, 0);
+    for pair in ticks.chunks_exact(2) {
+        let (begin, end) = (pair[0], pair[1]);
+        if begin == 0 || end < begin || begin < last {
+            return None;
+        }
+        busy += end.saturating_sub(begin.max(until));
+        (last, until) = (begin, until.max(end));
+    }
+    Some(busy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tick_counts_once_and_nonsense_not_at_all() {
+        assert_eq!(busy_ticks(&[10, 20, 20, 25]), Some(15));
+        assert_eq!(busy_ticks(&[10, 20, 15, 25, 16, 18]), Some(15));
+        assert_eq!(busy_ticks(&[10, 20, 30, 30]), Some(10));
+        assert_eq!(busy_ticks(&[20, 10]), None);
+        assert_eq!(busy_ticks(&[30, 40, 10, 20]), None);
+        assert_eq!(busy_ticks(&[0, 0]), None);
+    }
+}

@@ -1,0 +1,124 @@
+//! Dispatches made ready: pipeline, bind group, parameters and grid, so that running them again
+//! records four commands and makes nothing.
+
+use std::sync::Arc;
+
+use crate::device::{DeviceError, Gpu};
+use crate::kernels::pipeline::Pipeline;
+use crate::kernels::{Cost, Dispatch, Operand, Pipelines};
+
+/// Rates at which the first step is timed in advance, below those of any device that trains; a
+/// step that was run replaces them.
+const NOMINAL_FLOPS: f64 = 2e9;
+const NOMINAL_BYTES: f64 = 2e9;
+
+/// A buffer range to bind: offset and size in bytes.
+#[derive(Clone)]
+pub struct Binding {
+    pub buffer: wgpu::Buffer,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+impl Binding {
+    /// All of a buffer.
+    pub fn whole(buffer: &wgpu::Buffer) -> Self {
+        Self { buffer: buffer.clone(), offset: 0, bytes: buffer.size() }
+    }
+}
+
+/// A dispatch ready to record.
+pub struct Prepared {
+    pipeline: Arc<Pipeline>,
+    group: wgpu::BindGroup,
+    params: Vec<u32>,
+    groups: [u32; 3],
+}
+
+/// What computes a node, an update or a norm.
+pub struct Task {
+    pub dispatches: Vec<Prepared>,
+    /// The shaders, for people.
+    pub variant: String,
+    /// How long it takes at the nominal rates.
+    pub seconds: f64,
+}
+
+impl Task {
+    /// Prepares dispatches whose operands are bound where `binding` says.
+    ///
+    /// # Errors
+    /// A shader that the device refuses.
+    pub fn new(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        dispatches: &[Dispatch],
+        binding: &dyn Fn(Operand) -> Binding,
+        cost: Cost,
+    ) -> Result<Self, DeviceError> {
+        let prepare = |dispatch| prepare(gpu, pipelines, dispatch, binding);
+        let seconds = cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES;
+        let variant = variant(dispatches);
+        let dispatches = dispatches.iter().map(prepare).collect::<Result<_, DeviceError>>()?;
+        Ok(Self { dispatches, variant, seconds })
+    }
+
+    /// Replaces what may change from step to step: parameters and grids.
+    pub fn refresh(&mut self, dispatches: Vec<Dispatch>) {
+        for (ready, dispatch) in self.dispatches.iter_mut().zip(dispatches) {
+            (ready.params, ready.groups) = (dispatch.params, dispatch.groups);
+        }
+    }
+
+    /// Records the dispatches into a pass.
+    pub fn record(&self, pass: &mut wgpu::ComputePass) {
+        for ready in &self.dispatches {
+            pass.set_pipeline(&ready.pipeline.pipeline);
+            pass.set_bind_group(0, &ready.group, &[]);
+            pass.set_immediates(0, bytemuck::cast_slice(&ready.params));
+            let [x, y, z] = ready.groups;
+            pass.dispatch_workgroups(x, y, z);
+        }
+    }
+}
+
+/// The entry points in order, with that of the file only where it says something else.
+fn variant(dispatches: &[Dispatch]) -> String {
+    let name = |dispatch: &Dispatch| {
+        let (file, entry) = (dispatch.shader.file, dispatch.shader.entry);
+        if file == entry { file.to_string() } else { format!("{file}.{entry}") }
+    };
+    let mut names: Vec<String> = dispatches.iter().map(name).collect();
+    names.dedup();
+    names.join(" ")
+}
+
+fn prepare(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    dispatch: &Dispatch,
+    binding: &dyn Fn(Operand) -> Binding,
+) -> Result<Prepared, DeviceError> {
+    let pipeline = pipelines.get(gpu, dispatch)?;
+    let bound: Vec<Binding> = dispatch.operands.iter().map(|operand| binding(*operand)).collect();
+    let entries: Vec<wgpu::BindGroupEntry> = bound
+        .iter()
+        .enumerate()
+        .map(|(index, bound)| wgpu::BindGroupEntry {
+            binding: index as u32,
+            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                buffer: &bound.buffer,
+                offset: bound.offset,
+                size: std::num::NonZeroU64::new(bound.bytes),
+            }),
+        })
+        .collect();
+    gpu.count_made();
+    let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: None,
+        layout: &pipeline.bindings,
+        entries: &entries,
+    });
+    let params = dispatch.params.clone();
+    Ok(Prepared { pipeline, group, params, groups: dispatch.groups })
+}

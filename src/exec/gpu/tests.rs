@@ -1,0 +1,252 @@
+//! What the executor promises beyond results: nothing made after the first step, little read,
+//! transfers of any length, times that fit the wall clock.
+
+use super::*;
+use crate::base::rng::Key;
+use crate::device::{Checks, list_adapters};
+use crate::graph::{Builder, Init, PlanOptions, differentiate};
+use crate::kernels::Random;
+
+const ROWS: usize = 4;
+
+/// Two layers with dropout, of this width.
+fn plan(width: usize) -> Plan {
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, width]);
+    let dropped = b.dropout(x, 0.25).unwrap();
+    let w = b.parameter("w", &[width, width], Init::Zeros);
+    let hidden = b.linear(dropped, w, None).unwrap();
+    b.block("second");
+    let v = b.parameter("v", &[width, width], Init::Zeros);
+    let y = b.linear(hidden, v, None).unwrap();
+    let target = b.input("target", &[1, width]);
+    b.squared_error_loss(y, target).unwrap();
+    Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
+}
+
+/// Every adapter of the kernel tests.
+fn executors(plan: &Plan) -> impl Iterator<Item = GpuExecutor> {
+    let adapters = list_adapters().into_iter().filter(|adapter| adapter.api != "gl");
+    adapters.map(|adapter| {
+        let gpu = Gpu::open_portable(&adapter, Checks::Trusted).unwrap();
+        GpuExecutor::new(gpu, plan.clone(), 2).unwrap()
+    })
+}
+
+fn pass(step: u64, rows: usize) -> Pass {
+    Pass { copy: 0, rows, random: Random { step_key: Key::new(1).step(step), training: true } }
+}
+
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let key = Key::new(seed);
+    (0..count).map(|i| 0.1 * key.normal(i as u64) as f32).collect()
+}
+
+fn fill(device: &mut GpuExecutor) {
+    for bucket in 0..device.plan.buckets.len() as u32 {
+        let values = numbers(device.plan.buckets[bucket as usize].length, u64::from(bucket));
+        device.write_bank(Bank::Parameters, BucketId(bucket), &values).unwrap();
+    }
+}
+
+/// A step of two micro-batches, the second with one row less, and its update.
+fn step(device: &mut GpuExecutor, number: u64) -> StepSums {
+    device.begin_step().unwrap();
+    for rows in [ROWS, ROWS - 1] {
+        for (name, id) in device.plan.graph.inputs.clone() {
+            let count = device.plan.graph.tensor(id).shape.elements(rows);
+            let (floats, ints) = (numbers(count, number), vec![number as u32; count]);
+            let values = if name == "samples" { Input::Int(&ints) } else { Input::Float(&floats) };
+            device.set_input(id, 0, values).unwrap();
+        }
+        for segment in device.plan.segments.clone() {
+            device.run(segment.nodes, &pass(number, rows)).unwrap();
+        }
+    }
+    let sums = device.finish_step().unwrap();
+    for bucket in 0..device.plan.buckets.len() {
+        let (update, range) = adam(device, bucket, number);
+        device.update(BucketId(bucket as u32), &update, &range).unwrap();
+    }
+    device.flush().unwrap();
+    sums
+}
+
+fn adam(device: &GpuExecutor, bucket: usize, step: u64) -> (Update, UpdateRange) {
+    let correction = |beta: f32| 1.0 - beta.powi(step as i32);
+    let update = Update::AdamW {
+        lr: 1e-2,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        correction1: correction(0.9),
+        correction2: correction(0.99),
+    };
+    let layout = &device.plan.buckets[bucket];
+    let (length, decay_end) = (layout.length, layout.decay_end);
+    (update, UpdateRange { start: 0, length, decay_end, gradient_scale: 0.1 })
+}
+
+#[test]
+fn after_the_first_step_nothing_is_made_and_only_the_sums_come_back() {
+    for mut device in executors(&plan(64)) {
+        fill(&mut device);
+        step(&mut device, 1);
+        let (made, buckets) = (device.gpu.made(), device.plan.buckets.len() as u64);
+        assert!(made > 20 && buckets == 2, "{made} made, {buckets} buckets");
+        for number in 2..5 {
+            let before = device.stream.traffic;
+            step(&mut device, number);
+            let after = device.stream.traffic;
+            // Loss and count, two floats per bucket; 16 bytes per timed pass.
+            let sums = 8 + 8 * buckets;
+            let submissions = after.submissions - before.submissions;
+            let clock = if device.gpu.timestamp_period_ns.is_some() { 16 * 8 } else { 0 };
+            let back = after.bytes_back - before.bytes_back;
+            assert!((sums..=sums + clock).contains(&back), "{}: {back} bytes", device.name());
+            // Everything up to the report, and the updates.
+            assert_eq!(submissions, 2, "{}", device.name());
+        }
+        assert_eq!(device.gpu.made(), made, "{}: made in a later step", device.name());
+    }
+}
+
+/// The counter of the test above counts.
+#[test]
+fn another_number_of_rows_makes_bind_groups() {
+    for mut device in executors(&plan(16)) {
+        device.run(0..2, &pass(1, 1)).unwrap();
+        let made = device.gpu.made();
+        device.run(0..2, &pass(1, 1)).unwrap();
+        assert_eq!(device.gpu.made(), made);
+        device.run(0..2, &pass(1, 2)).unwrap();
+        assert!(device.gpu.made() > made);
+    }
+}
+
+#[test]
+fn transfers_longer_than_the_rings_arrive_whole_and_in_order() {
+    // A bucket of 36 MiB: more than twice what all slots hold.
+    let plan = plan(3 * 1024);
+    let length = plan.buckets[0].length;
+    let values = |start: u32| -> Vec<f32> {
+        (0..length as u32).map(|i| f32::from_bits((i + start) % 0x7F00_0000)).collect()
+    };
+    for mut device in executors(&plan) {
+        for bank in [Bank::Parameters, Bank::Moment(1)] {
+            let start = if bank == Bank::Parameters { 0 } else { 1 << 20 };
+            device.write_bank(bank, BucketId(0), &values(start)).unwrap();
+        }
+        let made = device.gpu.made();
+        let read = device.read_bank(Bank::Parameters, BucketId(0)).unwrap();
+        assert!(read == values(0), "{}: parameters", device.name());
+        // Overwritten after it was read, and before it is read again.
+        device.write_bank(Bank::Parameters, BucketId(0), &values(77)).unwrap();
+        let read = device.read_bank(Bank::Moment(1), BucketId(0)).unwrap();
+        assert!(read == values(1 << 20), "{}: moments", device.name());
+        let read = device.read_bank(Bank::Parameters, BucketId(0)).unwrap();
+        assert!(read == values(77), "{}: parameters again", device.name());
+        assert_eq!(device.gpu.made(), made, "{}: a transfer made something", device.name());
+    }
+}
+
+#[test]
+fn an_input_written_twice_in_one_submission_serves_both_passes() {
+    for mut device in executors(&plan(16)) {
+        let (x, node) = (device.plan.graph.input("x").unwrap(), 0);
+        let output = device.plan.graph.nodes[node].outputs[0];
+        let evaluation =
+            Pass { random: Random { training: false, ..pass(1, 1).random }, ..pass(1, 1) };
+        let submissions = device.stream.traffic.submissions;
+        device.set_input(x, 0, Input::Float(&[1.0; 16])).unwrap();
+        device.run(node..node + 1, &evaluation).unwrap();
+        let at = device.binding(output, 0);
+        let kept = device.norm_parts.clone();
+        device.stream.copy(&at.buffer, &kept, 8);
+        device.set_input(x, 0, Input::Float(&[2.0; 16])).unwrap();
+        device.run(node..node + 1, &evaluation).unwrap();
+        assert_eq!(device.stream.traffic.submissions, submissions, "{}", device.name());
+        assert_eq!(device.read_range(&kept, 0, 2).unwrap(), [1.0; 2], "{}", device.name());
+        assert_eq!(device.read(output, &evaluation).unwrap(), [2.0; 16], "{}", device.name());
+    }
+}
+
+#[test]
+fn slow_steps_are_cut_into_more_submissions_with_the_same_bits() {
+    let bits = |device: &mut GpuExecutor| {
+        let values = device.read_bank(Bank::Parameters, BucketId(1)).unwrap();
+        values.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+    };
+    let plan = plan(64);
+    for (mut whole, mut cut) in executors(&plan).zip(executors(&plan)) {
+        for device in [&mut whole, &mut cut] {
+            fill(device);
+            step(device, 1);
+        }
+        // As if every node took seconds.
+        cut.stream.pace = 1e9;
+        let before = cut.stream.traffic.submissions;
+        assert_eq!(step(&mut whole, 2).loss, step(&mut cut, 2).loss);
+        let nodes = cut.plan.graph.nodes.len() as u64;
+        assert!(cut.stream.traffic.submissions - before >= nodes, "{}", cut.name());
+        assert!(bits(&mut whole) == bits(&mut cut), "{}: other bits", cut.name());
+    }
+}
+
+#[test]
+fn every_part_of_a_step_can_be_timed_and_the_busy_share_is_one() {
+    for mut device in executors(&plan(256)) {
+        fill(&mut device);
+        for number in 1..4 {
+            let busy = step(&mut device, number).busy;
+            let has_clock = device.gpu.timestamp_period_ns.is_some();
+            assert_eq!(busy.is_some(), has_clock, "{}", device.name());
+            assert!(busy.is_none_or(|busy| busy > 0.0 && busy <= 1.0), "{busy:?}");
+        }
+        let (update, range) = adam(&device, 0, 4);
+        let mut work: Vec<Work> = (0..device.plan.graph.nodes.len()).map(Work::Node).collect();
+        work.extend([Work::Norm(BucketId(0)), Work::Update(BucketId(0), update, range)]);
+        for work in work {
+            let timing = device.time(&work, &pass(4, ROWS)).unwrap().unwrap();
+            let is_sane = timing.seconds > 0.0 && timing.seconds < 10.0;
+            assert!(is_sane && !timing.variant.is_empty(), "{}: {timing:?}", device.name());
+        }
+    }
+}
+
+/// Ticks that are no nanoseconds, or that are taken when a pass is recorded and not when it runs,
+/// would be off by more.
+#[test]
+fn the_clock_agrees_with_the_wall_clock_within_a_factor_of_ten() {
+    for mut device in executors(&plan(1024)) {
+        fill(&mut device);
+        step(&mut device, 1);
+        let seconds = |device: &GpuExecutor, node: usize| {
+            device.prepared.get(&device.key(node, &pass(1, ROWS))).map_or(0.0, |t| t.seconds)
+        };
+        let nodes = 0..device.plan.graph.nodes.len();
+        let longest = nodes.max_by(|a, b| seconds(&device, *a).total_cmp(&seconds(&device, *b)));
+        let key = device.key(longest.unwrap(), &pass(1, ROWS));
+        let (mut ticks, mut wall) = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..3 {
+            let task = &device.prepared[&key];
+            ticks = ticks.min(device.stream.time(task).unwrap());
+            wall = wall.min(device.stream.time_by_repeating(task).unwrap());
+        }
+        let ratio = ticks / wall;
+        assert!((0.1..10.0).contains(&ratio), "{}: {ticks} s, {wall} s", device.name());
+    }
+}
+
+#[test]
+fn tensors_stay_within_what_32_bits_index() {
+    let limits = |binding_bytes| Limits {
+        binding_bytes,
+        buffer_bytes: u64::MAX,
+        workgroups: 65_535,
+        storage_buffers: 8,
+    };
+    assert_eq!(tensor_bytes_max(&limits(128 << 20)), 128 << 20);
+    assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
+}

@@ -1,0 +1,99 @@
+//! Single kernels, timed and named for people.
+
+use super::Pass;
+use crate::base::BucketId;
+use crate::graph::{Plan, Update, UpdateRange};
+use crate::kernels::{Cost, twin};
+
+/// A part of a step that can be timed alone.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// A node of the graph, by its index.
+    Node(usize),
+    /// The norm of a bucket's gradients.
+    Norm(BucketId),
+    Update(BucketId, Update, UpdateRange),
+}
+
+/// What a part of a step took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timing {
+    /// The op, `norm`, or the optimizer.
+    pub op: String,
+    /// The dimensions of inputs and outputs, with equal ones in a row counted.
+    pub shape: String,
+    /// How the device computes it.
+    pub variant: String,
+    pub seconds: f64,
+    pub cost: Cost,
+}
+
+impl Timing {
+    /// What is to be timed, with no time and no variant yet; `None` for what moves nothing.
+    pub(super) fn of(plan: &Plan, work: &Work, pass: &Pass) -> Option<Self> {
+        let (op, shape, cost) = match work {
+            Work::Node(index) => {
+                let node = &plan.graph.nodes[*index];
+                let call = pass.call(&plan.graph, node);
+                let arrow = if call.accumulate { "+=>" } else { "->" };
+                let (inputs, outputs) = (dims(&call.inputs), dims(&call.outputs));
+                let cost = (twin(&node.op)?.cost)(&call);
+                (node.op.to_string(), format!("{inputs} {arrow} {outputs}"), cost)
+            }
+            Work::Norm(bucket) => {
+                let length = plan.buckets[bucket.index()].length;
+                ("norm".into(), format!("({length})"), norm_cost(length))
+            }
+            Work::Update(_, update, range) => {
+                let name = match update {
+                    Update::Sgd { .. } => "sgd",
+                    Update::AdamW { .. } => "adamw",
+                };
+                (name.into(), format!("({})", range.length), update_cost(update, range))
+            }
+        };
+        Some(Self { op, shape, variant: String::new(), seconds: 0.0, cost })
+    }
+}
+
+/// `2*(64, 128) (128)`
+fn dims(tensors: &[Vec<usize>]) -> String {
+    let text = |tensor: &[usize]| {
+        let numbers: Vec<String> = tensor.iter().map(usize::to_string).collect();
+        format!("({})", numbers.join(","))
+    };
+    let runs = tensors.chunk_by(|a, b| a == b);
+    let counted = runs.map(|run| match run.len() {
+        1 => text(&run[0]),
+        count => format!("{count}*{}", text(&run[0])),
+    });
+    counted.collect::<Vec<_>>().join(" ")
+}
+
+/// Every gradient squared, added, and read once.
+pub(super) fn norm_cost(length: usize) -> Cost {
+    Cost { flops: 2.0 * length as f64, bytes: 4.0 * length as f64 }
+}
+
+/// Gradients are read, parameters and moments read and written. Operations of the formulas in
+/// [`Update`], with a square root and a division as one each.
+pub(super) fn update_cost(update: &Update, range: &UpdateRange) -> Cost {
+    let length = range.length as f64;
+    let flops = match update {
+        Update::Sgd { .. } if update.moments() == 0 => 5.0,
+        Update::Sgd { .. } => 7.0,
+        Update::AdamW { .. } => 15.0,
+    };
+    Cost { flops: flops * length, bytes: 4.0 * length * (3 + 2 * update.moments()) as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_dimensions_in_a_row_are_counted() {
+        assert_eq!(dims(&[vec![64, 128], vec![64, 128], vec![128]]), "2*(64,128) (128)");
+        assert_eq!(dims(&[vec![2], vec![3], vec![2]]), "(2) (3) (2)");
+    }
+}

@@ -1,0 +1,295 @@
+//! What a step is made of: every kernel timed alone on the device, beside whole steps.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::base::BucketId;
+use crate::base::rng::Key;
+use crate::data::Tokenizer;
+use crate::device::DeviceError;
+use crate::exec::{Executor, Pass, Timing, Work};
+use crate::graph::UpdateRange;
+use crate::kernels::{Cost, Random};
+use crate::parallel::{Instruction, Program, one_rank};
+
+use super::config::RunConfig;
+use super::driver::Driver;
+use super::error::TrainError;
+use super::fault::Faults;
+use super::loader::{Loader, Source};
+use super::run::source;
+use super::step::{StepInput, load, run_step};
+use super::{setup, state};
+
+/// Steps before anything is measured: the first compiles the shaders.
+const WARM_UP: u64 = 2;
+/// Whole steps that are measured, and steps whose kernels are timed one by one; medians count.
+const STEPS: usize = 5;
+const REPEATS: usize = 3;
+
+/// A step of a configured model on a device, taken apart.
+pub struct Profile {
+    device: String,
+    rows: Vec<Row>,
+    /// The wall time of a whole step, and the share of it in which the device was busy by its
+    /// own clock.
+    seconds: f64,
+    busy: Option<f64>,
+}
+
+/// The kernels of a step that do the same.
+struct Row {
+    /// What was timed; seconds and cost are those of all of them.
+    timing: Timing,
+    count: usize,
+    part: Part,
+}
+
+/// The parts of a step in the sum below the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Nodes,
+    Norms,
+    Updates,
+}
+
+impl Profile {
+    /// Runs a few steps with random parameters on the configured data; nothing is written.
+    ///
+    /// # Errors
+    /// As those of a run that starts.
+    pub fn measure(
+        config: &RunConfig,
+        selector: &str,
+        tokenizer: Option<Tokenizer>,
+    ) -> Result<Self, TrainError> {
+        let data = Arc::new(setup::data(config, tokenizer)?);
+        let plan = setup::plan(config, data.tokenizer().vocabulary())?;
+        let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
+        let program = Arc::new(one_rank(&plan, batch, rows));
+        let inputs = inputs(config, source(config, &plan, &data, (0, 0))?, &program)?;
+        let moments = setup::optimizer(config).moments();
+        let setup::Opened { driver, identity, .. } = setup::open(selector, plan, moments)?;
+        let seed = config.train.seed;
+        driver.run("initialization", move |device| state::initialize(device, seed))?;
+        let (mut seconds, mut busy) = (Vec::new(), Vec::new());
+        for input in &inputs {
+            let (share, took) = timed_step(&driver, input)?;
+            if input.step > WARM_UP {
+                seconds.push(took);
+                busy.extend(share);
+            }
+        }
+        let input = Arc::clone(&inputs[0]);
+        let rows = driver.run("timing kernels", move |device| timed_rows(device, &input))?;
+        let busy = (busy.len() == seconds.len()).then(|| median(&mut busy));
+        Ok(Self { device: identity, rows, seconds: median(&mut seconds), busy })
+    }
+
+    fn sum(&self, part: Part) -> f64 {
+        self.rows.iter().filter(|row| row.part == part).map(|row| row.timing.seconds).sum()
+    }
+
+    /// The table: a row per kind and shape, the longest first, and the sums.
+    pub fn table(&self) -> String {
+        let total: f64 = self.rows.iter().map(|row| row.timing.seconds).sum();
+        let mut text = format!("a step on {}, every kernel timed alone\n\n", self.device);
+        let width = |of: fn(&Row) -> &str| self.rows.iter().map(|row| of(row).len()).max();
+        let op_width = width(|row| &row.timing.op).unwrap_or(0).max(2);
+        let variant_width = width(|row| &row.timing.variant).unwrap_or(0).max(7);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:>10} {:>7} {:>6} {:>9} {:>8}  {:<op_width$}  {:<variant_width$}  shape",
+            "ms/step", "share", "count", "GFLOP/s", "GB/s", "op", "variant"
+        );
+        for Row { timing, count, .. } in &self.rows {
+            let Timing { op, shape, variant, seconds, cost } = timing;
+            let share = 100.0 * seconds / total;
+            let rate = |work: f64| if *seconds > 0.0 { 1e-9 * work / seconds } else { 0.0 };
+            let (flops, bytes) = (rate(cost.flops), rate(cost.bytes));
+            let _ = writeln!(
+                text,
+                "{:>10.3} {share:>5.1} % {count:>6} {flops:>9.2} {bytes:>8.2}  {op:<op_width$}  \
+                 {variant:<variant_width$}  {shape}",
+                1e3 * seconds
+            );
+        }
+        text.push('\n');
+        let parts = [(Part::Nodes, "nodes"), (Part::Norms, "norms"), (Part::Updates, "updates")];
+        for (part, name) in parts {
+            let seconds = self.sum(part);
+            let (ms, share) = (1e3 * seconds, 100.0 * seconds / total);
+            let _ = writeln!(text, "{ms:>10.3} {share:>5.1} %  {name}");
+        }
+        let _ = writeln!(text, "{:>10.3} {:>5.1} %  sum of kernels", 1e3 * total, 100.0);
+        let _ = writeln!(
+            text,
+            "{:>10.3}          wall time of a step, the median of {STEPS}",
+            1e3 * self.seconds
+        );
+        let _ = match self.busy {
+            Some(busy) => writeln!(
+                text,
+                "{:>10} {:>5.1} %  of it the device was busy, by its own clock",
+                "",
+                100.0 * busy
+            ),
+            None => writeln!(text, "{:>10} {:>7}  busy share: the device has no clock", "", "-"),
+        };
+        text
+    }
+}
+
+/// The steps to run: as a run's first ones.
+fn inputs(
+    config: &RunConfig,
+    source: Source,
+    program: &Arc<Program>,
+) -> Result<Vec<Arc<StepInput>>, TrainError> {
+    let count = WARM_UP + STEPS as u64;
+    let ended = || TrainError::Defect("the loader ended before the last step".into());
+    let loader = Loader::start(source, program.clone(), 1, count);
+    let loader = loader.map_err(|why| TrainError::Defect(format!("no thread: {why}")))?;
+    let input = |step| {
+        let micro_batches = loader.next_step().ok_or_else(ended)?;
+        Ok(Arc::new(StepInput {
+            step,
+            program: program.clone(),
+            micro_batches,
+            run_key: Key::new(config.train.seed),
+            update: setup::optimizer(config).update(config.optim.lr, step),
+            clip: config.optim.clip,
+            faults: Faults::none(),
+        }))
+    };
+    (1..=count).map(input).collect()
+}
+
+/// The busy share that a step reports, and its wall time.
+fn timed_step(driver: &Driver, input: &Arc<StepInput>) -> Result<(Option<f64>, f64), DeviceError> {
+    let input = Arc::clone(input);
+    driver.run("a step", move |device| {
+        let started = Instant::now();
+        let report = run_step(device, &input)?;
+        // The updates are part of the step: a read waits for them.
+        device.loss()?;
+        Ok((report.busy, started.elapsed().as_secs_f64()))
+    })
+}
+
+/// The kernels of a step, added up by kind and shape, the longest first.
+fn timed_rows(device: &mut dyn Executor, input: &StepInput) -> Result<Vec<Row>, DeviceError> {
+    let mut steps = Vec::with_capacity(REPEATS);
+    for _ in 0..REPEATS {
+        steps.push(kernels(device, input)?);
+    }
+    let mut rows: Vec<Row> = Vec::new();
+    for (index, (part, timing)) in steps[0].iter().enumerate() {
+        let mut seconds: Vec<f64> = steps.iter().map(|step| step[index].1.seconds).collect();
+        let seconds = median(&mut seconds);
+        let same = |row: &&mut Row| {
+            let known = &row.timing;
+            (&known.op, &known.shape, &known.variant)
+                == (&timing.op, &timing.shape, &timing.variant)
+        };
+        if let Some(row) = rows.iter_mut().find(same) {
+            let cost = &mut row.timing.cost;
+            *cost = Cost {
+                flops: cost.flops + timing.cost.flops,
+                bytes: cost.bytes + timing.cost.bytes,
+            };
+            row.timing.seconds += seconds;
+            row.count += 1;
+        } else {
+            let timing = Timing { seconds, ..timing.clone() };
+            rows.push(Row { timing, count: 1, part: *part });
+        }
+    }
+    rows.sort_by(|a, b| b.timing.seconds.total_cmp(&a.timing.seconds));
+    Ok(rows)
+}
+
+/// One step, kernel by kernel in the order of its program.
+fn kernels(
+    device: &mut dyn Executor,
+    input: &StepInput,
+) -> Result<Vec<(Part, Timing)>, DeviceError> {
+    let random = Random { step_key: input.run_key.step(input.step), training: true };
+    let samples: u32 = input.program.micro_batches.iter().map(|m| m.rows).sum();
+    let pass = |micro_batch: usize| {
+        let rows = input.program.micro_batches[micro_batch].rows as usize;
+        Pass { copy: 0, rows, random }
+    };
+    let mut timings = Vec::new();
+    device.begin_step()?;
+    for instruction in &input.program.instructions {
+        let (part, works, pass) = match *instruction {
+            Instruction::Load { micro_batch } => {
+                load(device, &input.micro_batches[micro_batch], 0)?;
+                continue;
+            }
+            Instruction::Run { segment, micro_batch } => {
+                let nodes = device.plan().segments[segment.index()].nodes.clone();
+                (Part::Nodes, nodes.map(Work::Node).collect::<Vec<_>>(), pass(micro_batch))
+            }
+            Instruction::Verdict => {
+                let buckets = 0..device.plan().buckets.len() as u32;
+                (Part::Norms, buckets.map(|b| Work::Norm(BucketId(b))).collect(), pass(0))
+            }
+            Instruction::Update { bucket } => {
+                let layout = &device.plan().buckets[bucket.index()];
+                let range = UpdateRange {
+                    start: 0,
+                    length: layout.length,
+                    decay_end: layout.decay_end,
+                    gradient_scale: 1.0 / samples as f32,
+                };
+                (Part::Updates, vec![Work::Update(bucket, input.update, range)], pass(0))
+            }
+        };
+        for work in works {
+            timings.extend(device.time(&work, &pass)?.map(|timing| (part, timing)));
+        }
+    }
+    Ok(timings)
+}
+
+/// The middle value; at least one is there.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_adds_up_and_the_longest_comes_first() {
+        let row = |op: &str, seconds: f64, part: Part| Row {
+            timing: Timing {
+                op: op.into(),
+                shape: "(8,8) -> (8,8)".into(),
+                variant: "plain".into(),
+                seconds,
+                cost: Cost { flops: 3e9 * seconds, bytes: 1.5e9 * seconds },
+            },
+            count: 2,
+            part,
+        };
+        let rows = vec![row("matmul", 3e-3, Part::Nodes), row("norm", 1e-3, Part::Norms)];
+        let device = "a device".into();
+        let table = Profile { device, rows, seconds: 5e-3, busy: Some(0.8) }.table();
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[0], "a step on a device, every kernel timed alone");
+        let words = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+        let matmul = ["3.000", "75.0", "%", "2", "3.00", "1.50", "matmul", "plain"];
+        assert_eq!(words(lines[3])[..8], matmul);
+        assert_eq!(words(lines[4])[..4], ["1.000", "25.0", "%", "2"]);
+        assert_eq!(words(lines[6]), ["3.000", "75.0", "%", "nodes"]);
+        assert_eq!(words(lines[9])[..3], ["4.000", "100.0", "%"]);
+        assert!(lines[10].contains("5.000") && lines[11].contains("80.0 %"), "{table}");
+    }
+}
