@@ -186,6 +186,94 @@ fn micro_batches_change_rounding_only() {
     }
 }
 
+// ---- devices ----
+
+fn assert_fields(value: &Value, fields: &[&str]) {
+    let found: Vec<&String> = value.as_object().unwrap().keys().collect();
+    assert_eq!(found, fields, "{value}");
+}
+
+#[test]
+fn devices_are_listed_once_each_with_what_they_have() {
+    let desk = Desk::new();
+    let ran = desk.run("devices --json").ok();
+    assert_eq!(ran.err, "");
+    let (listed, table) = (json(&ran), desk.run("devices").ok().out);
+    assert_fields(&listed, &["cpu", "adapters"]);
+    assert_fields(&listed["cpu"], &["selector", "name", "threads", "memory_bytes"]);
+    assert!(listed["cpu"]["threads"].as_u64() > Some(0), "{listed}");
+    assert!(table.starts_with("cpu  "), "{table}");
+
+    let adapters = listed["adapters"].as_array().unwrap();
+    let mut selectors = Vec::new();
+    for adapter in adapters {
+        let fields = [
+            "selector",
+            "name",
+            "api",
+            "kind",
+            "driver",
+            "merged",
+            "usable",
+            "why_not",
+            "memory_bytes",
+            "memory_of_host",
+            "limits",
+            "features",
+        ];
+        assert_fields(adapter, &fields);
+        let limits = [
+            "binding_bytes",
+            "buffer_bytes",
+            "workgroups",
+            "storage_buffers",
+            "workgroup_bytes",
+            "invocations",
+            "immediate_bytes",
+        ];
+        assert_fields(&adapter["limits"], &limits);
+        let features = ["f16", "subgroups", "timestamps", "cooperative_matrix", "mappable"];
+        assert_fields(&adapter["features"], &features);
+        let (name, api) = (adapter["name"].as_str().unwrap(), adapter["api"].as_str().unwrap());
+        let selector = adapter["selector"].as_str().unwrap();
+        assert!(table.contains(&format!("{selector:>3}  {name} on {api}\n")), "{table}");
+        selectors.push(selector);
+        for merged in adapter["merged"].as_array().unwrap() {
+            assert_fields(merged, &["selector", "api", "name"]);
+            assert_ne!(merged["api"], api);
+            selectors.push(merged["selector"].as_str().unwrap());
+        }
+        // Vulkan tells how much memory there is; software adapters take the host's.
+        assert!(api != "vulkan" || adapter["memory_bytes"].as_u64() > Some(1 << 20), "{adapter}");
+        let of_host = ["software", "integrated GPU"].map(Value::from).contains(&adapter["kind"]);
+        assert_eq!(adapter["memory_of_host"], of_host, "{adapter}");
+    }
+    selectors.sort_by_key(|selector| selector.parse::<usize>().unwrap());
+    let numbers: Vec<String> = (0..selectors.len()).map(|index| index.to_string()).collect();
+    assert_eq!(selectors, numbers, "an adapter is missing or is listed twice");
+}
+
+/// llvmpipe is one adapter through two APIs, and SwiftShader another one.
+#[test]
+fn the_adapters_of_the_tests_are_merged_and_named() {
+    let wanted = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let desk = Desk::new();
+    let listed = json(&desk.run("devices --json").ok());
+    let found = |api: &str, name: &str| {
+        let adapters = listed["adapters"].as_array().unwrap().iter();
+        let merged = adapters.clone().flat_map(|adapter| adapter["merged"].as_array().unwrap());
+        adapters.chain(merged).any(|entry| {
+            entry["api"] == api && entry["name"].as_str().is_some_and(|has| has.contains(name))
+        })
+    };
+    for (api, name) in wanted.split(',').filter_map(|name| name.split_once(':')) {
+        assert!(found(api, name), "{api}:{name} is not in {listed}");
+    }
+    let physical = listed["adapters"].as_array().unwrap().iter();
+    let llvmpipes = physical.filter(|a| a["name"].as_str().unwrap().contains("llvmpipe")).count();
+    assert!(llvmpipes <= 1, "{listed}");
+}
+
 // ---- --explain ----
 
 #[test]

@@ -1,71 +1,200 @@
 //! `potluck devices`: what is here.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::device::{Adapter, Limits, driver_hint, list_adapters};
+use crate::device::{Adapter, AdapterMemory, Features, Host, Limits, driver_hint, list_adapters};
 
-/// Prints the CPU device and every adapter, one line per physical one.
+/// Prints the CPU device and every adapter, one entry per physical one.
 pub fn run(as_json: bool) -> anyhow::Result<()> {
     let adapters = list_adapters();
-    let threads = rayon::current_num_threads();
-    if as_json {
-        let list: Vec<_> = adapters.iter().enumerate().map(describe).collect();
-        let cpu = json!({ "selector": "cpu", "threads": threads });
-        let text = serde_json::to_string_pretty(&json!({ "cpu": cpu, "adapters": list }))?;
-        super::print(&(text + "\n"));
-        return Ok(());
-    }
-    let mut text = format!("  cpu  the built-in CPU device, {threads} threads\n");
-    for (index, adapter) in adapters.iter().enumerate() {
-        if adapter.merged_into.is_none() {
-            text += &lines_of(index, adapter, &adapters);
+    let (host, threads) = (Host::ask(), rayon::current_num_threads());
+    let text = if as_json {
+        let entries: Vec<Value> = entries(&adapters).map(|entry| entry.json()).collect();
+        let cpu = json!({
+            "selector": "cpu",
+            "name": host.model,
+            "threads": threads,
+            "memory_bytes": host.memory,
+        });
+        serde_json::to_string_pretty(&json!({ "cpu": cpu, "adapters": entries }))? + "\n"
+    } else {
+        let mut blocks = vec![cpu_block(&host, threads)];
+        blocks.extend(entries(&adapters).map(|entry| entry.block()));
+        if adapters.is_empty() {
+            blocks.push(format!("no GPU adapter was found: {}\n", driver_hint()));
         }
-    }
-    if adapters.is_empty() {
-        text += &format!("no GPU adapter was found: {}\n", driver_hint());
-    }
+        blocks.join("\n")
+    };
     super::print(&text);
     Ok(())
 }
 
-fn lines_of(index: usize, adapter: &Adapter, all: &[Adapter]) -> String {
-    let merged = all.iter().filter(|other| other.merged_into == Some(index));
-    let also: Vec<&str> = merged.map(|other| other.api).collect();
-    let also = if also.is_empty() { String::new() } else { format!(" (also {})", also.join(", ")) };
-    let (name, api, kind) = (&adapter.name, adapter.api, adapter.kind);
-    let mut lines = format!("{index:5}  {name} on {api}{also}, {kind}\n");
-    if !adapter.driver.is_empty() {
-        lines += &format!("       driver {}\n", adapter.driver);
-    }
-    let Limits { binding_bytes, buffer_bytes, workgroups, storage_buffers } = adapter.limits();
-    lines += &format!(
-        "       tensors up to {} MiB, buffers up to {} MiB, {workgroups} workgroups, \
-         {storage_buffers} storage buffers per kernel\n",
-        binding_bytes >> 20,
-        buffer_bytes >> 20,
-    );
-    if let Err(why) = adapter.usable() {
-        lines += &format!("       not usable: {why}\n");
-    }
-    lines
+/// A physical adapter: its preferred entry, and the others by which it can be named.
+struct Entry<'a> {
+    index: usize,
+    adapter: &'a Adapter,
+    /// `(index, adapter)` of the same adapter through other APIs.
+    merged: Vec<(usize, &'a Adapter)>,
 }
 
-fn describe((index, adapter): (usize, &Adapter)) -> serde_json::Value {
-    let limits = adapter.limits();
-    json!({
-        "selector": index.to_string(),
-        "name": adapter.name,
-        "api": adapter.api,
-        "kind": adapter.kind.to_string(),
-        "driver": adapter.driver,
-        "merged_into": adapter.merged_into,
-        "usable": adapter.usable().is_ok(),
-        "why_not": adapter.usable().err(),
-        "limits": {
-            "binding_bytes": limits.binding_bytes,
-            "buffer_bytes": limits.buffer_bytes,
-            "workgroups": limits.workgroups,
-            "storage_buffers": limits.storage_buffers,
-        },
+fn entries(all: &[Adapter]) -> impl Iterator<Item = Entry<'_>> {
+    let numbered = || all.iter().enumerate();
+    let physical = numbered().filter(|(_, adapter)| adapter.merged_into.is_none());
+    physical.map(move |(index, adapter)| {
+        let is_merged = |(_, other): &(usize, &Adapter)| other.merged_into == Some(index);
+        Entry { index, adapter, merged: numbered().filter(is_merged).collect() }
     })
+}
+
+impl Entry<'_> {
+    fn block(&self) -> String {
+        let adapter = self.adapter;
+        let mut lines = vec![("kind", adapter.kind.to_string())];
+        if !adapter.driver.is_empty() {
+            lines.push(("driver", adapter.driver.clone()));
+        }
+        lines.push(("memory", memory_text(adapter.memory)));
+        lines.extend(limits_text(&adapter.limits()));
+        lines.push(("features", features_text(&adapter.features())));
+        for (index, other) in &self.merged {
+            let name = if other.name == adapter.name { "" } else { other.name.as_str() };
+            lines.push(("also", format!("{}, as {index} {name}", other.api).trim().into()));
+        }
+        if let Err(why) = adapter.usable() {
+            lines.push(("not usable", why));
+        }
+        block(&self.index.to_string(), &format!("{} on {}", adapter.name, adapter.api), &lines)
+    }
+
+    fn json(&self) -> Value {
+        let adapter = self.adapter;
+        let merged = self.merged.iter().map(|(index, other)| {
+            json!({ "selector": index.to_string(), "api": other.api, "name": other.name })
+        });
+        json!({
+            "selector": self.index.to_string(),
+            "name": adapter.name,
+            "api": adapter.api,
+            "kind": adapter.kind.to_string(),
+            "driver": adapter.driver,
+            "merged": merged.collect::<Vec<_>>(),
+            "usable": adapter.usable().is_ok(),
+            "why_not": adapter.usable().err(),
+            "memory_bytes": adapter.memory.bytes,
+            "memory_of_host": adapter.memory.of_host,
+            "limits": limits_json(&adapter.limits()),
+            "features": features_json(&adapter.features()),
+        })
+    }
+}
+
+fn cpu_block(host: &Host, threads: usize) -> String {
+    let mut lines = vec![("kind", format!("the built-in CPU device, {threads} threads"))];
+    let memory = host.memory.map_or("unknown".into(), binary);
+    lines.push(("memory", format!("{memory}, the host's")));
+    block("cpu", host.model.as_deref().unwrap_or("processor"), &lines)
+}
+
+/// A selector and a name, and below them a column of lines with their labels.
+fn block(selector: &str, name: &str, lines: &[(&str, String)]) -> String {
+    let mut text = format!("{selector:>3}  {name}\n");
+    for (label, value) in lines {
+        text += &format!("     {label:<10} {value}\n");
+    }
+    text
+}
+
+fn memory_text(memory: AdapterMemory) -> String {
+    match (memory.bytes, memory.of_host) {
+        (Some(bytes), false) => binary(bytes),
+        (Some(bytes), true) => format!("up to {} of the host's", binary(bytes)),
+        (None, true) => "the host's; how much of it is unknown".into(),
+        (None, false) => "unknown; train.memory_mib sets it".into(),
+    }
+}
+
+fn limits_text(limits: &Limits) -> [(&'static str, String); 2] {
+    let sizes = format!(
+        "tensors of {}, buffers of {}",
+        binary(limits.binding_bytes),
+        binary(limits.buffer_bytes)
+    );
+    let kernels = format!(
+        "{} storage buffers, {} invocations, {} shared, {} workgroups",
+        limits.storage_buffers,
+        limits.invocations,
+        binary(limits.workgroup_bytes.into()),
+        limits.workgroups
+    );
+    [("at most", sizes), ("kernels", kernels)]
+}
+
+fn limits_json(limits: &Limits) -> Value {
+    json!({
+        "binding_bytes": limits.binding_bytes,
+        "buffer_bytes": limits.buffer_bytes,
+        "workgroups": limits.workgroups,
+        "storage_buffers": limits.storage_buffers,
+        "workgroup_bytes": limits.workgroup_bytes,
+        "invocations": limits.invocations,
+        "immediate_bytes": limits.immediate_bytes,
+    })
+}
+
+fn features_text(features: &Features) -> String {
+    let subgroups = features.subgroups.map(|(min, max)| match min == max {
+        true => format!("subgroups of {min}"),
+        false => format!("subgroups of {min} to {max}"),
+    });
+    let named = [
+        (features.f16, "f16"),
+        (features.timestamps, "timestamps"),
+        (features.cooperative_matrix, "cooperative matrix"),
+        (features.mappable, "mappable storage"),
+    ];
+    let named = named.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_string());
+    let all: Vec<String> = subgroups.into_iter().chain(named).collect();
+    if all.is_empty() { "none beyond the portable core".into() } else { all.join(", ") }
+}
+
+fn features_json(features: &Features) -> Value {
+    json!({
+        "f16": features.f16,
+        "subgroups": features.subgroups.map(|(min, max)| [min, max]),
+        "timestamps": features.timestamps,
+        "cooperative_matrix": features.cooperative_matrix,
+        "mappable": features.mappable,
+    })
+}
+
+/// Bytes for people: the largest unit of which there is at least one.
+fn binary(bytes: u64) -> String {
+    let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let unit = (1..units.len()).rev().find(|unit| bytes >> (10 * unit) > 0).unwrap_or(0);
+    let value = bytes as f64 / (1u64 << (10 * unit)) as f64;
+    let digits = usize::from(unit > 0 && value.fract() >= 0.05 && value.fract() < 0.95);
+    format!("{value:.digits$} {}", units[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(binary(0), "0 bytes");
+        assert_eq!(binary(16 << 10), "16 KiB");
+        assert_eq!(binary((1 << 31) - 1), "2 GiB");
+        assert_eq!(binary(3 << 29), "1.5 GiB");
+        assert_eq!(binary(139 << 30), "139 GiB");
+    }
+
+    #[test]
+    fn memory_says_whose_it_is() {
+        let text = |bytes, of_host| memory_text(AdapterMemory { bytes, of_host });
+        assert_eq!(text(Some(8 << 30), false), "8 GiB");
+        assert_eq!(text(Some(8 << 30), true), "up to 8 GiB of the host's");
+        assert!(text(None, false).contains("train.memory_mib"));
+        assert!(text(None, true).contains("unknown"));
+    }
 }

@@ -61,7 +61,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let plan = setup::forward_plan(&config, tokenizer.vocabulary(), 1)?;
     let missing = || TrainError::Defect("the model has no logits".into());
     let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
-    let driver = open_model(&args.checkpoint.devices, checkpoint, plan)?;
+    let driver = open_model(&args.checkpoint.devices, &config, checkpoint, plan)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     text::generate(&driver, &tokenizer, model, &prompt, &sampling, args.tokens, super::print)?;
@@ -90,16 +90,17 @@ fn open(
     let plan =
         setup::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
     let source = run::source(config, &plan, &Arc::new(data), (0, 0))?;
-    Ok((open_model(&args.devices, checkpoint, plan)?, source))
+    Ok((open_model(&args.devices, config, checkpoint, plan)?, source))
 }
 
 /// Opens a device with the checkpoint's parameters on it.
 fn open_model(
     devices: &str,
+    config: &RunConfig,
     checkpoint: Checkpoint,
     plan: crate::graph::Plan,
 ) -> anyhow::Result<Driver> {
-    let opened = setup::open(devices, plan, 0)?;
+    let opened = setup::open(devices, plan, 0, &setup::OpenOptions::of(config))?;
     state::restore(&opened.driver, checkpoint.parameters, Vec::new(), 0)?;
     Ok(opened.driver)
 }

@@ -1,6 +1,11 @@
 //! The adapters of this machine: one entry per physical one, whichever APIs show it.
 
 use std::fmt;
+use std::sync::OnceLock;
+
+use super::features::Features;
+use super::limits::Limits;
+use super::memory::AdapterMemory;
 
 /// What an adapter is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +52,19 @@ pub struct Adapter {
     pub driver: String,
     /// The preferred API's entry of the same physical adapter, if this is another.
     pub merged_into: Option<usize>,
+    pub memory: AdapterMemory,
     pub(super) wgpu: wgpu::Adapter,
 }
 
 impl Adapter {
     /// The limits the adapter states.
-    pub fn limits(&self) -> super::Limits {
-        super::Limits::from(&self.wgpu.limits())
+    pub fn limits(&self) -> Limits {
+        Limits::from(&self.wgpu.limits())
+    }
+
+    /// What the adapter offers beyond the portable core.
+    pub fn features(&self) -> Features {
+        Features::of(self.wgpu.features(), &self.wgpu.get_info())
     }
 
     /// Whether potluck's kernels can run there, or what is missing.
@@ -96,34 +107,83 @@ fn api_name(backend: wgpu::Backend) -> &'static str {
 
 /// Every adapter of every API, native APIs before GL; those seen through two APIs are merged
 /// (`merged_into`). The order is stable on a machine, so an index selects the same one again.
+///
+/// They are found once per process. Drivers are not made to be loaded and unloaded again and
+/// again, and all devices of a GL adapter must share the lock that keeps its context on one thread.
 pub fn list_adapters() -> Vec<Adapter> {
+    static FOUND: OnceLock<Vec<Adapter>> = OnceLock::new();
+    FOUND.get_or_init(find_adapters).clone()
+}
+
+fn find_adapters() -> Vec<Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.flags = wgpu::InstanceFlags::empty().with_env();
     let instance = wgpu::Instance::new(descriptor);
     let mut found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     found.sort_by_key(|adapter| adapter.get_info().backend == wgpu::Backend::Gl);
-    let mut list: Vec<Adapter> = Vec::with_capacity(found.len());
-    for wgpu in found {
-        let info = wgpu.get_info();
-        let api = api_name(info.backend);
-        let merged_into = list.iter().position(|known| {
-            known.api != api && known.merged_into.is_none() && same_adapter(&known.wgpu, &info)
-        });
-        let driver = format!("{} {}", info.driver, info.driver_info).trim().to_string();
-        let kind = info.device_type.into();
-        list.push(Adapter { name: info.name, api, kind, driver, merged_into, wgpu });
+    let infos: Vec<wgpu::AdapterInfo> = found.iter().map(wgpu::Adapter::get_info).collect();
+    let seen = infos.iter().map(|info| Seen {
+        api: api_name(info.backend),
+        name: &info.name,
+        bus: &info.device_pci_bus_id,
+    });
+    let merged = merge(&seen.collect::<Vec<_>>());
+    let entries = found.into_iter().zip(&infos).zip(merged);
+    let entry = |((wgpu, info), merged_into): ((wgpu::Adapter, &wgpu::AdapterInfo), _)| {
+        let kind = AdapterKind::from(info.device_type);
+        Adapter {
+            name: info.name.clone(),
+            api: api_name(info.backend),
+            kind,
+            driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+            merged_into,
+            memory: AdapterMemory::of(&wgpu, kind),
+            wgpu,
+        }
+    };
+    let mut list: Vec<Adapter> = entries.map(entry).collect();
+    // What one API does not tell, another may: GL has no way to ask for the memory.
+    for index in 0..list.len() {
+        if let Some(preferred) = list[index].merged_into {
+            list[index].memory.bytes = list[index].memory.bytes.or(list[preferred].memory.bytes);
+        }
     }
     list
 }
 
-/// Two APIs show one card if they agree on its bus address or, where one does not tell, on its
-/// name. Two entries of one API are always two adapters.
-fn same_adapter(known: &wgpu::Adapter, info: &wgpu::AdapterInfo) -> bool {
-    let known = known.get_info();
-    if !known.device_pci_bus_id.is_empty() && !info.device_pci_bus_id.is_empty() {
-        return known.device_pci_bus_id == info.device_pci_bus_id;
+/// What tells whether two entries are one adapter.
+struct Seen<'a> {
+    api: &'static str,
+    name: &'a str,
+    /// Its address, if the API tells it.
+    bus: &'a str,
+}
+
+/// For each entry, the earlier one of another API that is the same adapter. Two entries of one
+/// API are always two adapters, so an entry takes at most one other of each API.
+fn merge(seen: &[Seen]) -> Vec<Option<usize>> {
+    let mut merged: Vec<Option<usize>> = Vec::with_capacity(seen.len());
+    for entry in seen {
+        let takes = |known: usize| {
+            let another_api = seen[known].api != entry.api && merged[known].is_none();
+            let mut taken = merged.iter().zip(seen);
+            let free = !taken.any(|(into, other)| *into == Some(known) && other.api == entry.api);
+            another_api && free && same_adapter(&seen[known], entry)
+        };
+        let into = (0..merged.len()).find(|known| takes(*known));
+        merged.push(into);
     }
-    known.name == info.name || info.name.contains(&known.name) || known.name.contains(&info.name)
+    merged
+}
+
+/// Two APIs show one card if they agree on its bus address or, where one does not tell, on its
+/// name.
+fn same_adapter(known: &Seen, other: &Seen) -> bool {
+    if !known.bus.is_empty() && !other.bus.is_empty() {
+        return known.bus == other.bus;
+    }
+    let named = !known.name.is_empty() && !other.name.is_empty();
+    named && (other.name.contains(known.name) || known.name.contains(other.name))
 }
 
 #[cfg(test)]
@@ -137,5 +197,25 @@ mod tests {
         let few = wgpu::Limits { max_storage_buffers_per_shader_stage: 4, ..enough };
         let told = "it offers 4 storage buffers per kernel, and 8 are needed";
         assert_eq!(missing_limit(&few).as_deref(), Some(told));
+    }
+
+    #[test]
+    fn entries_of_two_apis_are_merged_and_two_of_one_api_are_not() {
+        let seen = |api, name, bus| Seen { api, name, bus };
+        let two_cards = [
+            seen("vulkan", "Card", ""),
+            seen("vulkan", "Card", ""),
+            seen("dx12", "Card", ""),
+            seen("dx12", "Card", ""),
+            seen("gl", "Card/PCIe", ""),
+        ];
+        assert_eq!(merge(&two_cards), [None, None, Some(0), Some(1), Some(0)]);
+        let by_address = [
+            seen("vulkan", "Card", "0000:01:00.0"),
+            seen("vulkan", "Card", "0000:02:00.0"),
+            seen("dx12", "Card", "0000:02:00.0"),
+            seen("gl", "", ""),
+        ];
+        assert_eq!(merge(&by_address), [None, None, Some(1), None]);
     }
 }

@@ -1,7 +1,7 @@
 //! What can go wrong with a device, and what to do about it.
 
 /// A device that is not there, or that failed. Each message is one sentence with the next action.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum DeviceError {
     #[error("no GPU adapter was found: {hint}")]
     NoAdapter { hint: String },
@@ -21,9 +21,10 @@ pub enum DeviceError {
     #[error("{adapter}: the device was lost ({why}); resume from the last checkpoint")]
     Lost { adapter: String, why: String },
     #[error(
-        "{adapter}: {what} did not finish within {seconds} s; resume with a smaller micro-batch"
+        "{adapter}: {what} did not finish within {seconds} s, so the device counts as hung; resume \
+         from the last checkpoint, with a smaller micro-batch or a larger train.deadline_s"
     )]
-    Timeout { adapter: String, what: String, seconds: u64 },
+    Timeout { adapter: String, what: String, seconds: f64 },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
     Refused { adapter: String, what: String, why: String },
 }

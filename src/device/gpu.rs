@@ -1,14 +1,22 @@
 //! An opened adapter: its queue, buffers and transfers, and the faults it reported.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::time::{Duration, Instant};
 
 use super::adapters::Adapter;
 use super::error::DeviceError;
+use super::features::{self, Features};
+use super::limits::{self, Limits};
+use super::pulse::Pulse;
 
-/// The longest a submission may take before the device counts as hung.
-const SUBMISSION_DEADLINE: Duration = Duration::from_secs(120);
+/// The longest a submission may take before the device counts as hung, unless a run says more.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The longest that one wait of the driver takes: GL's holds a lock meanwhile, for which other
+/// threads wait six seconds and then panic, and it ends after four seconds by itself.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Whether shaders run with the checks that wgpu injects (array bounds, loop counters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,30 +27,6 @@ pub enum Checks {
     Trusted,
 }
 
-/// What a plan must respect on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of one binding, and so of one tensor.
-    pub binding_bytes: u64,
-    /// Bytes of one buffer, and so of one bucket.
-    pub buffer_bytes: u64,
-    /// Workgroups in one dimension of a dispatch.
-    pub workgroups: u32,
-    /// Storage buffers that one kernel may bind.
-    pub storage_buffers: u32,
-}
-
-impl From<&wgpu::Limits> for Limits {
-    fn from(limits: &wgpu::Limits) -> Self {
-        Self {
-            binding_bytes: limits.max_storage_buffer_binding_size,
-            buffer_bytes: limits.max_buffer_size,
-            workgroups: limits.max_compute_workgroups_per_dimension,
-            storage_buffers: limits.max_storage_buffers_per_shader_stage,
-        }
-    }
-}
-
 /// An opened device. Owned by one thread at a time.
 pub struct Gpu {
     pub name: String,
@@ -51,52 +35,46 @@ pub struct Gpu {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub limits: Limits,
+    /// What shaders may use beyond the portable core.
+    pub features: Features,
     /// Nanoseconds per tick of the device's clock, if passes can be timed by it.
     pub timestamp_period_ns: Option<f32>,
-    faults: Arc<Mutex<Option<DeviceError>>>,
+    /// The longest that a wait takes before the device counts as hung.
+    pub deadline: Duration,
+    /// Beats whenever the driver comes back.
+    pub pulse: Pulse,
+    faults: Faults,
     made: AtomicU64,
 }
 
 impl Gpu {
-    /// Opens `adapter` with the limits it has.
+    /// Opens `adapter` with the limits it has and the features that variants of kernels use.
     pub fn open(adapter: &Adapter, checks: Checks) -> Result<Self, DeviceError> {
-        let own = adapter.wgpu.limits();
-        let limits = wgpu::Limits {
-            max_storage_buffer_binding_size: own.max_storage_buffer_binding_size,
-            max_buffer_size: own.max_buffer_size,
-            ..Self::portable_limits(&own)
-        };
-        Self::open_with(adapter, checks, limits)
+        let features = features::for_runs(adapter.wgpu.features());
+        Self::open_with(adapter, checks, features, limits::for_runs(&adapter.wgpu.limits()))
     }
 
     /// Opens `adapter` with exactly the portable limits: what kernel tests run under, so that a
     /// kernel that needs more fails there.
     pub fn open_portable(adapter: &Adapter, checks: Checks) -> Result<Self, DeviceError> {
-        let limits = Self::portable_limits(&adapter.wgpu.limits());
-        Self::open_with(adapter, checks, limits)
-    }
-
-    /// What every kernel may rely on: the WebGPU defaults and 128 bytes of immediates; less
-    /// where the adapter has less, which concerns textures only.
-    fn portable_limits(own: &wgpu::Limits) -> wgpu::Limits {
-        let portable = wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() };
-        // `Adapter::usable` has refused those that have less of what kernels rely on.
-        portable.or_worse_values_from(own)
+        let features = features::portable(adapter.wgpu.features());
+        Self::open_with(adapter, checks, features, limits::portable(&adapter.wgpu.limits()))
     }
 
     fn open_with(
         adapter: &Adapter,
         checks: Checks,
+        required_features: wgpu::Features,
         required_limits: wgpu::Limits,
     ) -> Result<Self, DeviceError> {
         let name = adapter.name.clone();
         let fail = |why: String| DeviceError::Open { adapter: name.clone(), why };
         adapter.usable().map_err(fail)?;
         let limits = Limits::from(&required_limits);
-        let clock = adapter.wgpu.features() & wgpu::Features::TIMESTAMP_QUERY;
+        let features = Features::of(required_features, &adapter.wgpu.get_info());
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("potluck"),
-            required_features: wgpu::Features::IMMEDIATES | clock,
+            required_features,
             required_limits,
             // The default hint suballocates from blocks of 128 MiB and more, a large part of what
             // an integrated or a software adapter has.
@@ -105,20 +83,42 @@ impl Gpu {
         };
         let opened = pollster::block_on(adapter.wgpu.request_device(&descriptor));
         let (device, queue) = opened.map_err(|error| fail(error.to_string()))?;
-        let faults = Arc::new(Mutex::new(None));
-        watch(&device, &name, &faults);
-        let timestamp_period_ns = (!clock.is_empty()).then(|| queue.get_timestamp_period());
-        let (api, made) = (adapter.api, AtomicU64::new(0));
-        Ok(Self { name, api, checks, device, queue, limits, timestamp_period_ns, faults, made })
+        let faults = Faults::watch(&device, &name);
+        Ok(Self {
+            timestamp_period_ns: features.timestamps.then(|| queue.get_timestamp_period()),
+            name,
+            api: adapter.api,
+            checks,
+            device,
+            queue,
+            limits,
+            features,
+            deadline: DEADLINE,
+            pulse: Pulse::default(),
+            faults,
+            made: AtomicU64::new(0),
+        })
     }
 
-    /// The first fault that the driver or the validation reported since the last call.
+    /// The first fault that the driver or the validation reported since the last call. A device
+    /// that is gone reports why for ever.
     pub fn check(&self) -> Result<(), DeviceError> {
-        // A poisoned lock only means that a reporting thread panicked; the report is still good.
-        match self.faults.lock().unwrap_or_else(|e| e.into_inner()).take() {
-            Some(fault) => Err(fault),
-            None => Ok(()),
+        self.pulse.beat();
+        self.first_fault().map_or(Ok(()), Err)
+    }
+
+    fn first_fault(&self) -> Option<DeviceError> {
+        if self.faults.is_refusal() {
+            self.learn_of_loss();
         }
+        self.faults.take()
+    }
+
+    /// A lost device refuses commands, and may do so before it says that it is lost: after a wait,
+    /// it has said so.
+    fn learn_of_loss(&self) {
+        // How the wait ends is of no matter.
+        let _ = self.poll(None, WAIT_MAX);
     }
 
     /// A storage buffer of at least `bytes` bytes, zeroed, that can be copied from and to.
@@ -175,19 +175,63 @@ impl Gpu {
     }
 
     /// Waits until the device is done with a submission, or with all of them.
+    ///
+    /// # Errors
+    /// What the device reported; a timeout after [`Gpu::deadline`].
     pub fn wait(
         &self,
         what: &str,
-        submission_index: Option<wgpu::SubmissionIndex>,
+        mut submission_index: Option<wgpu::SubmissionIndex>,
     ) -> Result<(), DeviceError> {
-        let timeout = Some(SUBMISSION_DEADLINE);
-        let polled = self.device.poll(wgpu::PollType::Wait { submission_index, timeout });
-        self.check()?;
-        polled.map(|_| ()).map_err(|_| DeviceError::Timeout {
-            adapter: self.name.clone(),
-            what: what.to_string(),
-            seconds: SUBMISSION_DEADLINE.as_secs(),
+        let end = Instant::now() + self.deadline;
+        let mut unknown = None;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let polled = self.poll(submission_index.clone(), left.min(WAIT_MAX));
+            if let Some(fault) = self.first_fault() {
+                return Err(fault);
+            }
+            match polled {
+                Ok(_) => {
+                    self.pulse.beat();
+                    return unknown.map_or(Ok(()), |why| Err(self.refused(what, why)));
+                }
+                Err(wgpu::PollError::Timeout) if left.is_zero() => return Err(self.timeout(what)),
+                Err(wgpu::PollError::Timeout) => {}
+                // The submission failed. Why is told once the ones before it are done.
+                Err(error @ wgpu::PollError::WrongSubmissionIndex(..)) => {
+                    unknown = Some(error.to_string());
+                    submission_index = None;
+                }
+            }
+        }
+    }
+
+    fn poll(
+        &self,
+        submission_index: Option<wgpu::SubmissionIndex>,
+        timeout: Duration,
+    ) -> Result<wgpu::PollStatus, wgpu::PollError> {
+        let wait = wgpu::PollType::Wait { submission_index, timeout: Some(timeout) };
+        // wgpu panics when the driver says in a wait that the device is lost. The panic leaves
+        // nothing half done: it comes after the wait, and after the callback for lost devices.
+        catch_unwind(AssertUnwindSafe(|| self.device.poll(wait))).unwrap_or_else(|_| {
+            let (adapter, why) = (self.name.clone(), "the driver failed in a wait".into());
+            self.faults.lose(DeviceError::Lost { adapter, why });
+            Ok(wgpu::PollStatus::QueueEmpty)
         })
+    }
+
+    fn timeout(&self, what: &str) -> DeviceError {
+        let (adapter, seconds) = (self.name.clone(), self.deadline.as_secs_f64());
+        DeviceError::Timeout { adapter, what: what.to_string(), seconds }
+    }
+
+    /// The refusal of `what`; if it is the consequence of an earlier fault, that one.
+    pub fn refused(&self, what: &str, why: String) -> DeviceError {
+        self.learn_of_loss();
+        let (adapter, what) = (self.name.clone(), what.to_string());
+        self.faults.take().unwrap_or(DeviceError::Refused { adapter, what, why })
     }
 
     /// A buffer to read results through, for [`Gpu::read`].
@@ -222,11 +266,7 @@ impl Gpu {
             let _ = sender.send(result);
         });
         self.wait("a readback", Some(submission))?;
-        let refused = |why: String| DeviceError::Refused {
-            adapter: self.name.clone(),
-            what: "reading a buffer".into(),
-            why,
-        };
+        let refused = |why: String| self.refused("reading a buffer", why);
         let mapped = receiver.recv().map_err(|error| refused(error.to_string()))?;
         mapped.map_err(|error| refused(error.to_string()))?;
         let view = staging.get_mapped_range(0..total).map_err(|e| refused(e.to_string()))?;
@@ -237,31 +277,136 @@ impl Gpu {
     }
 }
 
-/// Turns what wgpu reports (by default: a panic) into a value for [`Gpu::check`].
-fn watch(device: &wgpu::Device, name: &str, faults: &Arc<Mutex<Option<DeviceError>>>) {
-    let record = {
-        let faults = faults.clone();
-        move |fault: DeviceError| {
-            let mut first = faults.lock().unwrap_or_else(|e| e.into_inner());
-            first.get_or_insert(fault);
-        }
-    };
-    let (adapter, on_lost) = (name.to_string(), record.clone());
-    device.set_device_lost_callback(move |reason, message| {
-        // Dropping the device also reports it as destroyed: nobody asks for faults after that.
-        let why = format!("{reason:?} {message}").trim().to_string();
-        on_lost(DeviceError::Lost { adapter: adapter.clone(), why });
-    });
-    let adapter = name.to_string();
-    device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-        let adapter = adapter.clone();
-        record(match error {
-            wgpu::Error::OutOfMemory { .. } => {
-                DeviceError::OutOfMemory { adapter, what: "a submission".into() }
-            }
-            other => {
-                DeviceError::Refused { adapter, what: "a command".into(), why: other.to_string() }
-            }
+/// What wgpu reports (by default: by a panic), as values. Clones share it.
+#[derive(Clone, Default)]
+struct Faults {
+    reported: Arc<Mutex<Reported>>,
+}
+
+#[derive(Default)]
+struct Reported {
+    /// What came first; what follows is a consequence.
+    first: Option<DeviceError>,
+    /// The device is gone: `first` says why, from now on.
+    lost: bool,
+}
+
+impl Faults {
+    /// Those of a device from now on.
+    fn watch(device: &wgpu::Device, name: &str) -> Self {
+        let faults = Self::default();
+        let (on_lost, adapter) = (faults.clone(), name.to_string());
+        device.set_device_lost_callback(move |reason, message| {
+            // Dropping the device also reports it as destroyed: nobody asks for faults after that.
+            on_lost.lose(lost(adapter.clone(), reason, &message));
         });
-    }));
+        let (on_error, adapter) = (faults.clone(), name.to_string());
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            let adapter = adapter.clone();
+            let fault = match error {
+                wgpu::Error::OutOfMemory { .. } => {
+                    DeviceError::OutOfMemory { adapter, what: "a submission".into() }
+                }
+                other => {
+                    let (what, why) = ("a command".into(), other.to_string());
+                    DeviceError::Refused { adapter, what, why }
+                }
+            };
+            on_error.lock().first.get_or_insert(fault);
+        }));
+        faults
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Reported> {
+        // A poisoned lock only means that a reporting thread panicked; the report is still good.
+        self.reported.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn lose(&self, why: DeviceError) {
+        let mut reported = self.lock();
+        match &reported.first {
+            // The memory is why the device was lost; a refusal came because it was.
+            Some(first) if !matches!(first, DeviceError::Refused { .. }) => {}
+            _ => reported.first = Some(why),
+        }
+        reported.lost = true;
+    }
+
+    fn is_refusal(&self) -> bool {
+        let reported = self.lock();
+        !reported.lost && matches!(reported.first, Some(DeviceError::Refused { .. }))
+    }
+
+    fn take(&self) -> Option<DeviceError> {
+        let mut reported = self.lock();
+        if reported.lost { reported.first.clone() } else { reported.first.take() }
+    }
+}
+
+/// A lost device as an error. A driver that has no memory left in a submission loses its device,
+/// and the memory is what the user can do something about.
+fn lost(adapter: String, reason: wgpu::DeviceLostReason, message: &str) -> DeviceError {
+    if message == wgpu::hal::DeviceError::OutOfMemory.to_string() {
+        return DeviceError::OutOfMemory { adapter, what: "a submission".into() };
+    }
+    let why = match reason {
+        wgpu::DeviceLostReason::Destroyed => "it was destroyed".to_string(),
+        wgpu::DeviceLostReason::Unknown => message.to_string(),
+    };
+    DeviceError::Lost { adapter, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device_lost(why: &str) -> DeviceError {
+        DeviceError::Lost { adapter: "a".into(), why: why.into() }
+    }
+
+    #[test]
+    fn a_lost_device_says_for_ever_why() {
+        let faults = Faults::default();
+        assert!(faults.take().is_none());
+        faults.lose(device_lost("first"));
+        faults.lose(device_lost("second"));
+        for _ in 0..2 {
+            assert!(matches!(faults.take(), Some(DeviceError::Lost { why, .. }) if why == "first"));
+        }
+    }
+
+    #[test]
+    fn a_refusal_is_a_consequence_of_the_loss_and_want_of_memory_its_cause() {
+        let faults = Faults::default();
+        let (adapter, what, why) = ("a".to_string(), "b".to_string(), "c".to_string());
+        faults.lock().first = Some(DeviceError::Refused { adapter, what, why });
+        assert!(faults.is_refusal());
+        faults.lose(device_lost("first"));
+        assert!(!faults.is_refusal() && matches!(faults.take(), Some(DeviceError::Lost { .. })));
+
+        let faults = Faults::default();
+        let (adapter, what) = ("a".to_string(), "b".to_string());
+        faults.lock().first = Some(DeviceError::OutOfMemory { adapter, what });
+        faults.lose(device_lost("later"));
+        assert!(matches!(faults.take(), Some(DeviceError::OutOfMemory { .. })));
+    }
+
+    #[test]
+    fn other_faults_are_told_once() {
+        let faults = Faults::default();
+        faults.lock().first =
+            Some(DeviceError::OutOfMemory { adapter: "a".into(), what: "x".into() });
+        assert!(matches!(faults.take(), Some(DeviceError::OutOfMemory { .. })));
+        assert!(faults.take().is_none());
+    }
+
+    #[test]
+    fn a_device_that_is_lost_for_want_of_memory_says_so() {
+        let unknown = wgpu::DeviceLostReason::Unknown;
+        let message = wgpu::hal::DeviceError::OutOfMemory.to_string();
+        let error = lost("a".into(), unknown, &message);
+        assert!(matches!(error, DeviceError::OutOfMemory { .. }), "{error}");
+        let error = lost("a".into(), unknown, "it fell off the bus");
+        assert!(error.to_string().contains("it fell off the bus"), "{error}");
+    }
 }

@@ -4,12 +4,24 @@
 
 pub mod adapters;
 pub mod error;
+pub mod features;
 pub mod gpu;
+pub mod host;
+pub mod injected;
+pub mod limits;
+pub mod memory;
+pub mod pulse;
 pub mod select;
 pub mod staging;
 
 pub use adapters::{Adapter, AdapterKind, list_adapters};
 pub use error::{DeviceError, driver_hint};
-pub use gpu::{Checks, Gpu, Limits};
+pub use features::Features;
+pub use gpu::{Checks, Gpu};
+pub use host::Host;
+pub use injected::Injected;
+pub use limits::Limits;
+pub use memory::AdapterMemory;
+pub use pulse::Pulse;
 pub use select::{Selection, select};
 pub use staging::{ReadbackRing, UploadRing};

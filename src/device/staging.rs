@@ -41,16 +41,11 @@ impl Mapping {
             Err(_) => {
                 gpu.wait(what, self.submission)?;
                 // The callbacks of a submission are called by the poll that finds it done.
-                self.result.try_recv().map_err(|why| refused(gpu, what, &why))?
+                self.result.try_recv().map_err(|why| gpu.refused(what, why.to_string()))?
             }
         };
-        mapped.map_err(|why| refused(gpu, what, &why))
+        mapped.map_err(|why| gpu.refused(what, why.to_string()))
     }
-}
-
-fn refused(gpu: &Gpu, what: &str, why: &dyn std::fmt::Display) -> DeviceError {
-    let (adapter, what) = (gpu.name.clone(), what.to_string());
-    DeviceError::Refused { adapter, what, why: why.to_string() }
 }
 
 /// Bytes in a slot, to be copied to where they belong.
@@ -111,7 +106,7 @@ impl UploadRing {
         }
         let range = offset..offset + count;
         let view = slot.buffer.get_mapped_range_mut(range);
-        let mut view = view.map_err(|why| refused(gpu, what, &why))?;
+        let mut view = view.map_err(|why| gpu.refused(what, why.to_string()))?;
         view.copy_from_slice(&bytes[..count as usize]);
         self.taken = (offset + count).next_multiple_of(ALIGNMENT);
         Ok(Staged { buffer: &slot.buffer, offset, bytes: count })
@@ -198,7 +193,7 @@ impl ReadbackRing {
         let Some((mapping, bytes)) = slot.coming.take() else { return Ok(0) };
         mapping.wait(gpu, what)?;
         let view = slot.buffer.get_mapped_range(0..bytes);
-        let view = view.map_err(|why| refused(gpu, what, &why))?;
+        let view = view.map_err(|why| gpu.refused(what, why.to_string()))?;
         into[..bytes as usize].copy_from_slice(&view);
         drop(view);
         slot.buffer.unmap();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::{Bank, Executor, Input, Pass, StepSums, Timing, Work};
 use crate::base::{BucketId, DType, TensorId};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Injected, Pulse};
 use crate::graph::{Place, Plan, Role, SlotKind, Update, UpdateRange};
 use crate::kernels::{Arg, Host, Real, Twin, adamw, norm, sgd, twin};
 
@@ -36,6 +36,8 @@ pub struct Cpu<T> {
     gradients: Vec<Vec<T>>,
     moments: Vec<Vec<Vec<T>>>,
     loss: Vec<T>,
+    /// Beats with every node.
+    pulse: Pulse,
 }
 
 impl Cpu<f32> {
@@ -108,6 +110,7 @@ impl<T: Real> Cpu<T> {
             gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
             moments: (0..moments).map(|_| bank()).collect(),
             loss: zeros(2),
+            pulse: Pulse::default(),
             plan: Arc::new(plan),
         }
     }
@@ -208,6 +211,14 @@ impl<T: Real> Executor for Cpu<T> {
         &self.plan
     }
 
+    fn pulse(&self) -> Pulse {
+        self.pulse.clone()
+    }
+
+    fn fault(&mut self, fault: Injected) -> Result<(), DeviceError> {
+        fault.on_host(&self.name)
+    }
+
     fn set_input(
         &mut self,
         tensor: TensorId,
@@ -236,7 +247,10 @@ impl<T: Real> Executor for Cpu<T> {
     }
 
     fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
-        nodes.for_each(|index| self.run_node(index, pass));
+        for index in nodes {
+            self.run_node(index, pass);
+            self.pulse.beat();
+        }
         Ok(())
     }
 

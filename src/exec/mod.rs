@@ -2,13 +2,14 @@
 //! stand behind [`Executor`], which is what a worker drives; neither decides what comes next.
 
 pub mod cpu;
+mod fault;
 pub mod gpu;
 pub mod timing;
 
 use std::ops::Range;
 
 use crate::base::{BucketId, TensorId};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Injected, Pulse};
 use crate::graph::{Graph, Node, Plan, Update, UpdateRange};
 use crate::kernels::{Call, Random};
 
@@ -79,6 +80,12 @@ pub trait Executor: Send {
     fn name(&self) -> &str;
 
     fn plan(&self) -> &Plan;
+
+    /// Its signs of life, for whoever waits for it.
+    fn pulse(&self) -> Pulse;
+
+    /// Has a fault now: for tests.
+    fn fault(&mut self, fault: Injected) -> Result<(), DeviceError>;
 
     /// Sets the first rows of an input, for one copy of the stash.
     fn set_input(

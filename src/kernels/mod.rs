@@ -33,6 +33,7 @@ pub mod matmul_vector;
 pub mod norm;
 pub mod peak;
 pub mod sgd;
+pub mod spin;
 pub mod squared_error;
 pub mod stand;
 pub mod sum;

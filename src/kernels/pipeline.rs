@@ -84,12 +84,11 @@ fn compile(gpu: &Gpu, (shader, access): &Key, immediates: u32) -> Result<Pipelin
         },
         cache: None,
     });
-    match pollster::block_on(scope.pop()) {
-        Some(error) => Err(DeviceError::Refused {
-            adapter: gpu.name.clone(),
-            what: format!("shader {label}"),
-            why: error.to_string(),
-        }),
+    let refused = pollster::block_on(scope.pop());
+    // Compiling may take long, and several pipelines may follow each other.
+    gpu.pulse.beat();
+    match refused {
+        Some(error) => Err(gpu.refused(&format!("shader {label}"), error.to_string())),
         None => Ok(Pipeline { pipeline, bindings }),
     }
 }

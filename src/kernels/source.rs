@@ -25,6 +25,7 @@ pub const FILES: &[(&str, &str)] = sources![
     "norm",
     "peak",
     "sgd",
+    "spin",
     "squared_error",
     "sum",
     "unary",

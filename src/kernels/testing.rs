@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use super::{Arg, Call, Dispatch, Operand, Pipelines, Random, Twin, twin};
 use crate::base::rng::Key;
 use crate::base::{Shape, Site};
-use crate::device::{AdapterKind, Checks, Gpu, list_adapters};
+use crate::device::{Adapter, AdapterKind, Checks, Gpu, list_adapters};
 use crate::graph::{IGNORED, Op, shapes};
 
 /// The normalized mean squared error up to which f32 agrees with f64.
@@ -121,7 +121,7 @@ fn run_all(op: &Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) {
     same("the reference in f32", host(&call, inputs, start, twin.reference_f32));
     same("the fast version", host(&call, inputs, start, twin.fast));
     for_each_gpu(|gpu, pipelines| {
-        let who = format!("{} ({:?})", gpu.name, gpu.checks);
+        let who = format!("{}:{} ({:?})", gpu.api, gpu.name, gpu.checks);
         same(&who, on_gpu(gpu, pipelines, &call, &(twin.dispatch)(&call), inputs, start));
     });
 }
@@ -277,44 +277,55 @@ pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
     }
 }
 
-/// Every adapter that tests use, opened with the portable limits, checked and trusted. Vulkan,
-/// Metal and DX12 only: GL shares a context lock between threads.
+/// Every adapter that tests use, opened with the portable limits, checked and trusted. One that
+/// two APIs show is tested through both.
 pub fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
     for opened in gpus() {
-        let mut guard = lock(opened);
-        let (gpu, pipelines) = &mut *guard;
-        body(gpu, pipelines);
+        for (gpu, pipelines) in lock(opened).iter_mut() {
+            body(gpu, pipelines);
+        }
     }
 }
 
-type Opened = Mutex<(Gpu, Pipelines)>;
+/// Devices that must not be used at the same time. Those of a GL adapter share a context, which
+/// is on one thread at a time; every other is alone.
+type Opened = Mutex<Vec<(Gpu, Pipelines)>>;
 
 /// A test that failed on a device leaves it usable: each test makes its own buffers.
-fn lock(opened: &Opened) -> MutexGuard<'_, (Gpu, Pipelines)> {
+fn lock(opened: &Opened) -> MutexGuard<'_, Vec<(Gpu, Pipelines)>> {
     opened.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn gpus() -> &'static [Opened] {
     static GPUS: OnceLock<Vec<Opened>> = OnceLock::new();
     GPUS.get_or_init(|| {
-        let adapters: Vec<_> = list_adapters()
-            .into_iter()
-            .filter(|adapter| adapter.api != "gl" && adapter.kind != AdapterKind::Other)
-            .collect();
+        let is_tested = |adapter: &Adapter| adapter.kind != AdapterKind::Other;
+        let adapters: Vec<_> = list_adapters().into_iter().filter(is_tested).collect();
         assert!(!adapters.is_empty(), "no adapter to test on: ./x test installs software ones");
-        let open = |adapter, checks| {
-            let gpu = Gpu::open_portable(adapter, checks).unwrap_or_else(|e| panic!("{e}"));
-            Mutex::new((gpu, Pipelines::default()))
-        };
-        adapters.iter().flat_map(|a| [open(a, Checks::Checked), open(a, Checks::Trusted)]).collect()
+        let mut groups = Vec::new();
+        for adapter in &adapters {
+            let open = |checks| {
+                let gpu = Gpu::open_portable(adapter, checks).unwrap_or_else(|e| panic!("{e}"));
+                (gpu, Pipelines::default())
+            };
+            let both = [Checks::Checked, Checks::Trusted].map(open);
+            match adapter.api {
+                "gl" => groups.push(Mutex::new(both.into())),
+                _ => groups.extend(both.map(|one| Mutex::new(vec![one]))),
+            }
+        }
+        groups
     })
 }
 
-/// `./x test` names the adapters it installed: each must be among those tested.
+/// `./x test` names the adapters it installed, GL's with `gl:` in front: each must be among those
+/// tested.
 #[test]
 fn every_adapter_that_should_be_here_is_tested() {
     let wanted = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
-    let found: Vec<String> = gpus().iter().map(|opened| lock(opened).0.name.clone()).collect();
+    let named = |(gpu, _): &(Gpu, Pipelines)| format!("{}:{}", gpu.api, gpu.name);
+    let named = |opened| lock(opened).iter().map(named).collect::<Vec<_>>();
+    let found: Vec<String> = gpus().iter().flat_map(named).collect();
     for name in wanted.split(',').filter(|name| !name.is_empty()) {
         assert!(found.iter().any(|f| f.contains(name)), "{name} is not among {found:?}");
     }

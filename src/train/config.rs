@@ -167,6 +167,10 @@ sections! {
         checkpoint_keep: usize = 2, Accepts::Whole(2, 1_000_000);
         /// Steps in a row skipped as not finite after which the run stops.
         skip_limit: u64 = 10, Accepts::Whole(1, STEPS);
+        /// Seconds without a sign of life after which a device counts as hung.
+        deadline_s: f64 = 300.0, Accepts::Real(Excluded(0.0), Included(86_400.0));
+        /// MiB of the device's memory that a run may take; 0 = what it tells.
+        memory_mib: u64 = 0, Accepts::Whole(0, 1 << 30);
         /// Steps between lines of progress where there is no terminal.
         log_every: u64 = 10, Accepts::Whole(1, STEPS);
         /// Tokens of the text that is printed at the end; 0 = none.

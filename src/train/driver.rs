@@ -1,12 +1,13 @@
 //! The thread that owns a device. Everything that touches the device is a job handed to it, and
-//! every wait for a job has a deadline: a device that hangs is left behind, never joined.
+//! every wait for a job ends when the device has given no sign of life for too long: a device that
+//! hangs is left behind, never joined.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Pulse};
 use crate::exec::Executor;
 
 type Job = Box<dyn FnOnce(&mut dyn Executor) + Send>;
@@ -18,6 +19,11 @@ const QUEUE_MAX: usize = 2;
 /// drivers (GL's) fail when the process ends in the middle of it.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(5);
 
+/// How often within a deadline a waiting thread looks for signs of life, and the longest between
+/// two looks.
+const LOOKS: u32 = 8;
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
 /// A handle on a device's thread.
 pub struct Driver {
     name: String,
@@ -25,18 +31,20 @@ pub struct Driver {
     jobs: Option<mpsc::SyncSender<Job>>,
     /// Disconnects when the thread has closed the device.
     closed: mpsc::Receiver<()>,
+    pulse: Pulse,
     /// A job did not end in time: nobody waits for this device any more.
     hung: AtomicBool,
     deadline: Duration,
 }
 
 impl Driver {
-    /// Moves `executor` to a thread of its own, which ends when the handle is dropped. A job that
-    /// takes longer than `deadline` counts as a hung device.
+    /// Moves `executor` to a thread of its own, which ends when the handle is dropped. A device
+    /// that gives no sign of life for `deadline` in the middle of a job counts as hung; a job of
+    /// many parts may take longer.
     pub fn start(mut executor: Box<dyn Executor>, deadline: Duration) -> std::io::Result<Self> {
         let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
         let (closing, closed) = mpsc::sync_channel(1);
-        let name = executor.name().to_string();
+        let (name, pulse) = (executor.name().to_string(), executor.pulse());
         thread::Builder::new().name(format!("driver of {name}")).spawn(move || {
             for job in queue {
                 job(executor.as_mut());
@@ -44,7 +52,8 @@ impl Driver {
             drop(executor);
             drop(closing);
         })?;
-        Ok(Self { name, jobs: Some(jobs), closed, hung: AtomicBool::new(false), deadline })
+        let hung = AtomicBool::new(false);
+        Ok(Self { name, jobs: Some(jobs), closed, pulse, hung, deadline })
     }
 
     /// The device's name.
@@ -74,16 +83,36 @@ impl Driver {
         });
         let jobs = self.jobs.as_ref().ok_or_else(panicked)?;
         jobs.send(job).map_err(|_| panicked())?;
-        match receiver.recv_timeout(self.deadline) {
-            Ok(result) => result,
+        match self.await_result(&receiver) {
+            Ok(result) => {
+                // The driver may hang when the device is closed as well.
+                let hung = matches!(result, Err(DeviceError::Timeout { .. }));
+                self.hung.fetch_or(hung, Ordering::Relaxed);
+                result
+            }
             Err(RecvTimeoutError::Disconnected) => Err(panicked()),
             Err(RecvTimeoutError::Timeout) => {
                 self.hung.store(true, Ordering::Relaxed);
                 Err(DeviceError::Timeout {
                     adapter: self.name.clone(),
                     what: what.to_string(),
-                    seconds: self.deadline.as_secs(),
+                    seconds: self.deadline.as_secs_f64(),
                 })
+            }
+        }
+    }
+
+    /// Waits for what a job sends, as long as the device gives signs of life.
+    fn await_result<R>(&self, receiver: &mpsc::Receiver<R>) -> Result<R, RecvTimeoutError> {
+        let look_every = (self.deadline / LOOKS).min(LOOK_MAX);
+        let (mut beats, mut alive) = (self.pulse.count(), Instant::now());
+        loop {
+            match receiver.recv_timeout(look_every) {
+                Err(RecvTimeoutError::Timeout) if self.pulse.count() != beats => {
+                    (beats, alive) = (self.pulse.count(), Instant::now());
+                }
+                Err(RecvTimeoutError::Timeout) if alive.elapsed() < self.deadline => {}
+                ended => return ended,
             }
         }
     }
@@ -139,6 +168,39 @@ mod tests {
         drop(driver);
         assert!(started.elapsed() < CLOSING_DEADLINE);
         drop(release);
+    }
+
+    #[test]
+    fn a_long_job_of_a_device_that_lives_is_waited_for() {
+        let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+        let deadline = Duration::from_millis(400);
+        let driver = Driver::start(Box::new(Cpu::reference(plan, 0)), deadline).unwrap();
+        let step = Duration::from_millis(50);
+        let beating = driver.run("a long job", move |device| {
+            for _ in 0..20 {
+                thread::sleep(step);
+                device.pulse().beat();
+            }
+            Ok(7)
+        });
+        assert_eq!(beating.unwrap(), 7);
+        let silent = driver.run("a silent job", move |_| {
+            thread::sleep(20 * step);
+            Ok(7)
+        });
+        assert!(matches!(silent, Err(DeviceError::Timeout { seconds: 0.4, .. })));
+    }
+
+    #[test]
+    fn a_timeout_that_the_device_tells_leaves_it_behind() {
+        let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
+        let driver = Driver::start(Box::new(Cpu::reference(plan, 0)), DEADLINE).unwrap();
+        let timeout = |_: &mut dyn Executor| -> Result<(), DeviceError> {
+            let (adapter, what) = ("a".into(), "a submission".into());
+            Err(DeviceError::Timeout { adapter, what, seconds: 1.0 })
+        };
+        driver.run("a step", timeout).unwrap_err();
+        assert!(driver.hung.load(Ordering::Relaxed));
     }
 
     #[test]

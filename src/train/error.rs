@@ -42,6 +42,16 @@ pub enum TrainError {
          train.micro_batch, train.batch, model.context, model.width or model.layers"
     )]
     Memory { needed: String, available: String },
+    #[error(
+        "{adapter}: the run needs {needed} of its memory and it has {has}, {told}; lower \
+         train.micro_batch, model.context, model.width or model.layers, or choose another device"
+    )]
+    DeviceMemory { adapter: String, needed: String, has: String, told: &'static str },
+    #[error(
+        "{adapter}: its driver has no memory for {what}, of {needed} that the run needs; lower \
+         train.micro_batch, model.context, model.width or model.layers, or choose another device"
+    )]
+    NoRoom { adapter: String, what: String, needed: String },
     #[error("{what} does not fit the checkpoint: {why}")]
     Mismatch { what: String, why: String },
     #[error("{0}")]

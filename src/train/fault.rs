@@ -7,6 +7,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::device::Injected;
+
 /// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
 /// commas between them.
 pub const VARIABLE: &str = "POTLUCK_FAULT";
@@ -24,6 +26,12 @@ pub enum Fault {
     Nan,
     /// There is no space left on the disk.
     Full,
+    /// The device is lost.
+    Lost,
+    /// The device has no memory left.
+    Oom,
+    /// The device does not come back.
+    Hang,
 }
 
 /// Where in the life of a step something goes wrong.
@@ -48,12 +56,15 @@ pub enum Point {
     CheckpointPrune,
 }
 
-const FAULTS: [(Fault, &str); 5] = [
+const FAULTS: [(Fault, &str); 8] = [
     (Fault::Kill, "kill"),
     (Fault::Term, "term"),
     (Fault::Int, "int"),
     (Fault::Nan, "nan"),
     (Fault::Full, "full"),
+    (Fault::Lost, "lost"),
+    (Fault::Oom, "oom"),
+    (Fault::Hang, "hang"),
 ];
 
 const POINTS: [(Point, &str); 10] = [
@@ -114,8 +125,8 @@ impl Faults {
 
     /// Makes happen what is planned for a point of a step. [`Fault::Kill`] does not return;
     /// [`Fault::Term`] and [`Fault::Int`] return after the signal was handled. The caller acts
-    /// on [`Fault::Nan`] by spoiling a gradient, and on [`Fault::Full`] by failing with
-    /// [`full`].
+    /// on [`Fault::Nan`] by spoiling a gradient, on [`Fault::Full`] by failing with [`full`], and
+    /// on those of a device ([`Fault::of_device`]) by handing them to it.
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
         let planned = self.planned.iter().find(|planned| {
             planned.point == point
@@ -126,7 +137,7 @@ impl Faults {
             Fault::Kill => kill(),
             Fault::Term => signal(signal_hook::consts::SIGTERM),
             Fault::Int => signal(signal_hook::consts::SIGINT),
-            Fault::Nan | Fault::Full => {}
+            Fault::Nan | Fault::Full | Fault::Lost | Fault::Oom | Fault::Hang => {}
         }
         Some(planned.fault)
     }
@@ -172,6 +183,19 @@ impl Fault {
             Self::Kill | Self::Term | Self::Int => true,
             Self::Nan => matches!(point, Point::Forward | Point::Backward),
             Self::Full => point.writes(),
+            Self::Lost | Self::Oom | Self::Hang => {
+                matches!(point, Point::Forward | Point::Backward | Point::Verdict | Point::Update)
+            }
+        }
+    }
+
+    /// What a device is told to have, if it is the one that fails.
+    pub fn of_device(self) -> Option<Injected> {
+        match self {
+            Self::Lost => Some(Injected::Lost),
+            Self::Oom => Some(Injected::OutOfMemory),
+            Self::Hang => Some(Injected::Hang),
+            Self::Kill | Self::Term | Self::Int | Self::Nan | Self::Full => None,
         }
     }
 }
@@ -265,7 +289,7 @@ mod tests {
         // The variants are numbered in the order of the tables, and the last ones close them.
         assert!(FAULTS.iter().enumerate().all(|(i, (fault, _))| *fault as usize == i));
         assert!(POINTS.iter().enumerate().all(|(i, (point, _))| *point as usize == i));
-        assert_eq!(Fault::Full as usize + 1, FAULTS.len());
+        assert_eq!(Fault::Hang as usize + 1, FAULTS.len());
         assert_eq!(Point::CheckpointPrune as usize + 1, POINTS.len());
     }
 
@@ -289,10 +313,14 @@ mod tests {
         let message = |text: &str| text.parse::<Faults>().unwrap_err().to_string();
         assert!(message("kill").contains("'kill' is not FAULT@POINT:STEP"));
         assert!(message("kill@verdict").contains("FAULT@POINT:STEP"));
-        assert!(message("slay@verdict:1").contains("there are: kill, term, int, nan, full"));
+        assert!(
+            message("slay@verdict:1").contains("there are: kill, term, int, nan, full, lost, oom")
+        );
         assert!(message("kill@lunch:1").contains("there are: forward, backward, verdict"));
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
+        let places = "use forward, backward, verdict, update";
+        assert!(message("lost@metrics:1").ends_with(places));
         assert!(message("full@update:1").contains("'full' cannot happen at 'update'"));
         assert!("kill@verdict:1,x".parse::<Faults>().is_err());
     }

@@ -1,6 +1,8 @@
-//! Whether the host has the memory that a run needs, asked before anything is allocated: a
-//! system that runs out of it kills processes without a word.
+//! Whether host and device have the memory that a run needs, asked before anything is allocated: a
+//! system that runs out of it kills processes without a word, and a driver may swap.
 
+use crate::device::host::available_memory;
+use crate::device::{Adapter, AdapterMemory};
 use crate::graph::Plan;
 use crate::graph::print::Memory;
 use crate::parallel::Instruction;
@@ -10,12 +12,52 @@ use super::loader;
 
 /// Refuses what needs more bytes than the host has available; where that is not known, nothing.
 pub fn require(bytes: usize) -> Result<(), TrainError> {
-    match available() {
-        Some(available) if bytes > available => {
-            let [needed, available] = [bytes, available].map(gibibytes);
-            Err(TrainError::Memory { needed, available })
+    match available_memory() {
+        Some(available) if bytes as u64 > available => {
+            let needed = gibibytes(bytes as u64);
+            Err(TrainError::Memory { needed, available: gibibytes(available) })
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses a plan that an adapter, or the host whose memory it takes, has no room for. `setting`
+/// is `train.memory_mib`, which goes before what the adapter tells. Where nothing is known, the
+/// need is returned as a note.
+pub fn require_on(
+    adapter: &Adapter,
+    setting: u64,
+    plan: &Plan,
+    moments: usize,
+) -> Result<Option<String>, TrainError> {
+    if adapter.memory.of_host {
+        require(of_device(plan, moments))?;
+    }
+    let needed = Memory::of(plan, moments).peak() as u64;
+    fits(&adapter.name, adapter.memory, setting, needed)
+}
+
+fn fits(
+    name: &str,
+    memory: AdapterMemory,
+    setting: u64,
+    needed: u64,
+) -> Result<Option<String>, TrainError> {
+    let (has, told) = match setting {
+        0 => (memory.bytes, "as its driver says (train.memory_mib overrides that)"),
+        mebibytes => (Some(mebibytes << 20), "as train.memory_mib says"),
+    };
+    match has {
+        Some(has) if needed > has => {
+            let (adapter, needed, has) = (name.into(), gibibytes(needed), gibibytes(has));
+            Err(TrainError::DeviceMemory { adapter, needed, has, told })
+        }
+        Some(_) => Ok(None),
+        None => Ok(Some(format!(
+            "{name} does not tell how much memory it has; the run needs {} of it (train.memory_mib \
+             sets what there is)",
+            gibibytes(needed)
+        ))),
     }
 }
 
@@ -35,21 +77,13 @@ pub fn of_run(plan: &Plan, batch: usize, micro_batch: usize, context: usize) -> 
     program.saturating_add(loader::bytes(batch, context))
 }
 
-fn gibibytes(bytes: usize) -> String {
-    format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
-}
-
-/// The bytes that can be allocated without swapping, where the system says so.
-fn available() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    parse(&text)
-}
-
-/// The line `MemAvailable:   123456 kB`, in bytes.
-fn parse(meminfo: &str) -> Option<usize> {
-    let rest = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: usize = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kibibytes.checked_mul(1024)
+/// Bytes for people.
+pub fn gibibytes(bytes: u64) -> String {
+    let gibibytes = bytes as f64 / (1u64 << 30) as f64;
+    if gibibytes < 0.1 {
+        return format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64);
+    }
+    format!("{gibibytes:.1} GiB")
 }
 
 #[cfg(test)]
@@ -59,11 +93,20 @@ mod tests {
     use crate::train::setup;
 
     #[test]
-    fn the_available_memory_is_read() {
-        let text = "MemTotal:       24000000 kB\nMemAvailable:    1024 kB\n";
-        assert_eq!(parse(text), Some(1 << 20));
-        assert_eq!(parse("MemAvailable: lots"), None);
-        assert_eq!(parse(""), None);
+    fn what_is_known_and_too_small_is_refused_with_the_figures() {
+        let memory = |bytes| AdapterMemory { bytes, of_host: false };
+        let told = |bytes, setting| match fits("Card", memory(bytes), setting, 3 << 30) {
+            Ok(note) => note.unwrap_or_else(|| "fits".into()),
+            Err(error) => format!("{}: {error}", error.exit_code()),
+        };
+        assert_eq!(told(Some(4 << 30), 0), "fits");
+        assert_eq!(told(None, 4096), "fits");
+        let refused = told(Some(2 << 30), 0);
+        for part in ["78: Card:", "needs 3.0 GiB", "has 2.0 GiB, as its driver", "micro_batch"] {
+            assert!(refused.contains(part), "'{part}' is missing in: {refused}");
+        }
+        assert!(told(Some(4 << 30), 1024).contains("has 1.0 GiB, as train.memory_mib says"));
+        assert!(told(None, 0).contains("the run needs 3.0 GiB"), "{}", told(None, 0));
         assert!(require(0).is_ok());
     }
 
@@ -74,7 +117,9 @@ mod tests {
         (config.model.width, config.model.layers) = (65_536, 1024);
         config.check().unwrap();
         let plan = setup::plan(&config, 65).unwrap();
-        let Err(error) = setup::open("cpu", plan, 2) else { panic!("no host has this") };
+        let Err(error) = setup::open("cpu", plan, 2, &setup::OpenOptions::default()) else {
+            panic!("no host has this")
+        };
         let text = error.to_string();
         assert!(text.contains("GiB") && text.contains("model.width"), "{text}");
         assert_eq!(error.exit_code(), crate::train::error::EXIT_CONFIGURATION);

@@ -70,7 +70,9 @@ impl Profile {
         let program = Arc::new(one_rank(&plan, batch, rows));
         let inputs = inputs(config, source(config, &plan, &data, (0, 0))?, &program)?;
         let moments = setup::optimizer(config).moments();
-        let setup::Opened { driver, identity, .. } = setup::open(selector, plan, moments)?;
+        let options = setup::OpenOptions::of(config);
+        let setup::Opened { driver, identity, .. } =
+            setup::open(selector, plan, moments, &options)?;
         let seed = config.train.seed;
         driver.run("initialization", move |device| state::initialize(device, seed))?;
         let (mut seconds, mut busy) = (Vec::new(), Vec::new());

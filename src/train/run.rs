@@ -122,7 +122,8 @@ impl Run {
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
         let source = source(&config, &plan, &data, done)?;
         // The device comes first: without one, nothing is written.
-        let opened = setup::open(&options.devices, plan, optimizer.moments())?;
+        let opening = setup::OpenOptions::of(&config);
+        let opened = setup::open(&options.devices, plan, optimizer.moments(), &opening)?;
         let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let metrics = options.out.join("metrics.jsonl");

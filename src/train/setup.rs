@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
-use crate::device::{AdapterKind, Checks, Gpu, Selection, list_adapters, select};
+use crate::device::{Adapter, Checks, DeviceError, Gpu, Selection, list_adapters, select};
 use crate::exec::{Cpu, Executor, GpuExecutor};
 use crate::graph::fuse::{Fusion, fuse_listed};
+use crate::graph::print::Memory;
 use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
 use crate::optim::{Decay, Optimizer, Schedule};
@@ -16,9 +17,6 @@ use super::config::{self, Activation, DataKind, OptimKind, RunConfig, ScheduleKi
 use super::driver::Driver;
 use super::error::TrainError;
 use super::memory;
-
-/// The longest that one step, evaluation batch or save may keep a device busy.
-const JOB_DEADLINE: Duration = Duration::from_secs(1800);
 
 /// The text of a configuration, with the tokenizer that a checkpoint gives, or its own.
 pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
@@ -131,11 +129,39 @@ pub struct Opened {
     pub identity: String,
 }
 
+/// How a device is opened, besides its plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OpenOptions {
+    /// How long a device may give no sign of life (`train.deadline_s`).
+    pub deadline: Duration,
+    /// The device's memory in MiB; 0: what it tells (`train.memory_mib`).
+    pub memory_mib: u64,
+}
+
+impl OpenOptions {
+    /// As a configuration says.
+    pub fn of(config: &RunConfig) -> Self {
+        let train = &config.train;
+        Self { deadline: Duration::from_secs_f64(train.deadline_s), memory_mib: train.memory_mib }
+    }
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::of(&RunConfig::default())
+    }
+}
+
 /// Opens the device that `selector` names, with `plan` and room for the optimizer's moments.
 ///
 /// # Errors
 /// No such device; one that the plan does not fit, or whose memory it does not.
-pub fn open(selector: &str, plan: Plan, moments: usize) -> Result<Opened, TrainError> {
+pub fn open(
+    selector: &str,
+    plan: Plan,
+    moments: usize,
+    options: &OpenOptions,
+) -> Result<Opened, TrainError> {
     let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
         Selection::Cpu { because: None }
     } else {
@@ -150,15 +176,30 @@ pub fn open(selector: &str, plan: Plan, moments: usize) -> Result<Opened, TrainE
             (Box::new(device), note, identity)
         }
         Selection::Adapter(adapter) => {
-            if adapter.kind == AdapterKind::Software {
-                memory::require(memory::of_device(&plan, moments))?;
-            }
-            let gpu = Gpu::open(&adapter, Checks::Trusted)?;
+            let note = memory::require_on(&adapter, options.memory_mib, &plan, moments)?;
+            let device = open_adapter(&adapter, plan, moments, options)?;
             let identity = format!("{}:{} ({})", adapter.api, adapter.name, adapter.driver);
-            (Box::new(GpuExecutor::new(gpu, plan, moments)?), None, identity)
+            (Box::new(device), note, identity)
         }
     };
-    let driver = Driver::start(executor, JOB_DEADLINE)
+    let driver = Driver::start(executor, options.deadline)
         .map_err(|error| TrainError::Defect(format!("no thread could be started: {error}")))?;
     Ok(Opened { driver, note, identity })
+}
+
+/// An adapter with everything of a plan on it. That it has no room now is a matter of the
+/// configuration, unlike in the middle of a run.
+fn open_adapter(
+    adapter: &Adapter,
+    plan: Plan,
+    moments: usize,
+    options: &OpenOptions,
+) -> Result<GpuExecutor, TrainError> {
+    let needed = memory::gibibytes(Memory::of(&plan, moments).peak() as u64);
+    let mut gpu = Gpu::open(adapter, Checks::Trusted)?;
+    gpu.deadline = options.deadline;
+    GpuExecutor::new(gpu, plan, moments).map_err(|error| match error {
+        DeviceError::OutOfMemory { adapter, what } => TrainError::NoRoom { adapter, what, needed },
+        other => other.into(),
+    })
 }

@@ -67,9 +67,7 @@ pub fn run_step(device: &mut dyn Executor, input: &StepInput) -> Result<StepRepo
     let random = Random { step_key: input.run_key.step(input.step), training: true };
     let mut interpreter = Interpreter::new(&input.program);
     let (mut verdict, mut busy) = (None, None);
-    if input.faults.at(Point::Forward, input.step) == Some(Fault::Nan) {
-        poison(device, Bank::Parameters)?;
-    }
+    fault(device, input, Point::Forward)?;
     device.begin_step()?;
     while let Some(action) = interpreter.poll_action() {
         match action {
@@ -80,13 +78,11 @@ pub fn run_step(device: &mut dyn Executor, input: &StepInput) -> Result<StepRepo
                 device.run(nodes, &Pass { copy: 0, rows, random })?;
             }
             Action::Vote => {
-                if input.faults.at(Point::Backward, input.step) == Some(Fault::Nan) {
-                    poison(device, Bank::Gradients)?;
-                }
+                fault(device, input, Point::Backward)?;
                 let sums = device.finish_step()?;
                 let decided = Verdict::from_votes(&[vote(Rank(0), &sums)]);
                 busy = sums.busy;
-                input.faults.at(Point::Verdict, input.step);
+                fault(device, input, Point::Verdict)?;
                 interpreter.handle(Event::Verdict(decided.clone()));
                 verdict = Some(decided);
             }
@@ -103,7 +99,7 @@ pub fn run_step(device: &mut dyn Executor, input: &StepInput) -> Result<StepRepo
                     gradient_scale: (clip / totals.count) as f32,
                 };
                 device.update(bucket, &input.update, &range)?;
-                input.faults.at(Point::Update, input.step);
+                fault(device, input, Point::Update)?;
             }
             Action::Finish(outcome) => {
                 device.flush()?;
@@ -135,6 +131,16 @@ fn vote(rank: Rank, sums: &StepSums) -> Vote {
         count: sums.count,
         sum_squares: sums.gradients.iter().map(|(squares, _)| squares).sum(),
         not_finite: sums.gradients.iter().map(|(_, bad)| bad).sum(),
+    }
+}
+
+/// Makes what is planned for a point of the step happen on the device.
+fn fault(device: &mut dyn Executor, input: &StepInput, point: Point) -> Result<(), DeviceError> {
+    match input.faults.at(point, input.step) {
+        Some(Fault::Nan) if point == Point::Forward => poison(device, Bank::Parameters),
+        Some(Fault::Nan) => poison(device, Bank::Gradients),
+        Some(other) => other.of_device().map_or(Ok(()), |injected| device.fault(injected)),
+        None => Ok(()),
     }
 }
 

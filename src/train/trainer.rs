@@ -118,7 +118,9 @@ impl Trainer {
         let plan = Plan::new(training, PlanOptions::new(options.micro_batch));
         let graph = plan.graph.clone();
         let program = one_rank(&plan, options.batch as u32, options.micro_batch as u32);
-        let driver = setup::open(&options.devices, plan, options.optimizer.moments())?.driver;
+        let moments = options.optimizer.moments();
+        let opening = setup::OpenOptions::default();
+        let driver = setup::open(&options.devices, plan, moments, &opening)?.driver;
         let seed = options.seed;
         driver.run("initialization", move |device| state::initialize(device, seed))?;
         let (program, options) = (Arc::new(program), options.clone());

@@ -1,29 +1,53 @@
 //! What several integration tests share: devices to run a plan on, and values to run it with.
 #![allow(dead_code, reason = "each test binary uses a part of this file")]
 
+use std::sync::{Mutex, MutexGuard};
+
 use potluck::base::rng::Key;
 use potluck::base::{BucketId, DType};
-use potluck::device::{Checks, Gpu, list_adapters};
+use potluck::device::{Adapter, Checks, Gpu, list_adapters};
 use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Pass, StepSums};
 use potluck::graph::{Phase, Plan};
 use potluck::kernels::Random;
 
-/// The CPU device and every Vulkan, Metal or DX12 adapter of this machine, each with `plan`.
-pub fn devices(plan: &Plan, moments: usize) -> Vec<Box<dyn Executor>> {
-    let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(Cpu::fast(plan.clone(), moments))];
-    devices.extend(gpus(plan, moments));
-    devices
+/// Held by a test while it uses adapters. Software adapters use every core, so that one test at
+/// a time is as fast as several; and GL's context is on one thread at a time.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that failed leaves nothing behind that the next one relies on.
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Every adapter of this machine that tests use, with `plan`; at least one.
-pub fn gpus(plan: &Plan, moments: usize) -> Vec<Box<dyn Executor>> {
-    let mut devices: Vec<Box<dyn Executor>> = Vec::new();
-    for adapter in list_adapters().iter().filter(|adapter| adapter.api != "gl") {
-        let gpu = Gpu::open(adapter, Checks::Checked).unwrap_or_else(|e| panic!("{e}"));
+/// Devices for one test, which has its turn until they are dropped.
+pub struct Devices {
+    devices: std::vec::IntoIter<Box<dyn Executor>>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Iterator for Devices {
+    type Item = Box<dyn Executor>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.devices.next()
+    }
+}
+
+/// The CPU device and every adapter of this machine, through every API, each with `plan`.
+pub fn devices(plan: &Plan, moments: usize) -> Devices {
+    let turn = turn();
+    let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(Cpu::fast(plan.clone(), moments))];
+    for adapter in adapters() {
+        let gpu = Gpu::open(&adapter, Checks::Checked).unwrap_or_else(|e| panic!("{e}"));
         devices.push(Box::new(GpuExecutor::new(gpu, plan.clone(), moments).unwrap()));
     }
-    assert!(!devices.is_empty(), "no adapter to test on: ./x test installs software ones");
-    devices
+    Devices { devices: devices.into_iter(), _turn: turn }
+}
+
+/// Every adapter of this machine; at least one.
+pub fn adapters() -> Vec<Adapter> {
+    let adapters = list_adapters();
+    assert!(!adapters.is_empty(), "no adapter to test on: ./x test installs software ones");
+    adapters
 }
 
 /// Runs without dropout count as training all the same.

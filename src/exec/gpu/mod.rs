@@ -15,7 +15,7 @@ use super::timing::{Timing, Work, norm_cost, update_cost};
 use super::{Bank, Executor, Input, Pass, StepSums};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
-use crate::device::{DeviceError, Gpu, Limits};
+use crate::device::{DeviceError, Gpu, Injected, Limits, Pulse};
 use crate::graph::{Place, Plan, SlotKind, Update, UpdateRange};
 use crate::kernels::{Operand, Pipelines, adamw, norm, sgd, twin};
 use prepare::{Binding, Task};
@@ -242,6 +242,14 @@ impl Executor for GpuExecutor {
 
     fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    fn pulse(&self) -> Pulse {
+        self.gpu.pulse.clone()
+    }
+
+    fn fault(&mut self, fault: Injected) -> Result<(), DeviceError> {
+        super::fault::have(fault, &self.gpu, &mut self.pipelines)
     }
 
     fn set_input(

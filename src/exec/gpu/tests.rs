@@ -241,12 +241,7 @@ fn the_clock_agrees_with_the_wall_clock_within_a_factor_of_ten() {
 
 #[test]
 fn tensors_stay_within_what_32_bits_index() {
-    let limits = |binding_bytes| Limits {
-        binding_bytes,
-        buffer_bytes: u64::MAX,
-        workgroups: 65_535,
-        storage_buffers: 8,
-    };
+    let limits = |binding_bytes| Limits { binding_bytes, ..Limits::portable() };
     assert_eq!(tensor_bytes_max(&limits(128 << 20)), 128 << 20);
     assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
 }

@@ -1,0 +1,63 @@
+//! What the system tells about the host: its processor and its memory.
+
+/// The host that the CPU device and software adapters run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The processor's name, where the system tells it.
+    pub model: Option<String>,
+    /// Bytes of memory, where the system tells it.
+    pub memory: Option<u64>,
+}
+
+impl Host {
+    /// Asks the system.
+    pub fn ask() -> Self {
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").ok();
+        let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
+        Self {
+            model: cpuinfo.and_then(|text| model(&text)),
+            memory: meminfo.and_then(|text| kibibytes(&text, "MemTotal:")),
+        }
+    }
+}
+
+/// The bytes that can be allocated without swapping, where the system tells it.
+pub fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    kibibytes(&text, "MemAvailable:")
+}
+
+/// The line `model name : NAME`.
+fn model(cpuinfo: &str) -> Option<String> {
+    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
+    let (_, name) = line.split_once(':')?;
+    Some(name.trim().to_string()).filter(|name| !name.is_empty())
+}
+
+/// A line such as `MemAvailable:   123456 kB`, in bytes.
+fn kibibytes(meminfo: &str, field: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.strip_prefix(field))?;
+    let kibibytes: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_is_read() {
+        let text = "MemTotal:       24000000 kB\nMemAvailable:    1024 kB\n";
+        assert_eq!(kibibytes(text, "MemAvailable:"), Some(1 << 20));
+        assert_eq!(kibibytes("MemAvailable: lots", "MemAvailable:"), None);
+        assert_eq!(kibibytes("", "MemTotal:"), None);
+    }
+
+    #[test]
+    fn the_processor_is_read() {
+        let text = "processor\t: 0\nmodel name\t: Some CPU @ 2.0 GHz\nmodel name\t: Other\n";
+        assert_eq!(model(text).as_deref(), Some("Some CPU @ 2.0 GHz"));
+        assert_eq!(model("model name :\n"), None);
+        assert_eq!(model(""), None);
+    }
+}

@@ -1,0 +1,22 @@
+//! Signs of life of a device, counted: what tells a long job from a hung one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts what a device has done. Clones share the count, so that another thread can watch it.
+#[derive(Clone, Debug, Default)]
+pub struct Pulse {
+    beats: Arc<AtomicU64>,
+}
+
+impl Pulse {
+    /// The device did something: it ran a node, or came back from its driver.
+    pub fn beat(&self) {
+        self.beats.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The beats so far.
+    pub fn count(&self) -> u64 {
+        self.beats.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,34 @@
+//! Faults for tests on an opened adapter. A lost device is destroyed, and a hanging one is busy.
+
+use std::time::{Duration, Instant};
+
+use crate::device::injected::HANG_MAX;
+use crate::device::{DeviceError, Gpu, Injected};
+use crate::kernels::Pipelines;
+use crate::kernels::spin::{self, Spin};
+
+/// Makes a fault happen on a device.
+pub fn have(fault: Injected, gpu: &Gpu, pipelines: &mut Pipelines) -> Result<(), DeviceError> {
+    match fault {
+        // What follows finds out by itself, as after a real loss.
+        Injected::Lost => {
+            gpu.device.destroy();
+            Ok(())
+        }
+        Injected::Hang => hang(gpu, pipelines, HANG_MAX),
+        Injected::OutOfMemory => fault.on_host(&gpu.name),
+    }
+}
+
+/// Keeps the device busy and the thread in its driver, with no sign of life.
+fn hang(gpu: &Gpu, pipelines: &mut Pipelines, time: Duration) -> Result<(), DeviceError> {
+    let spinning = Spin::new(gpu, pipelines)?;
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let submission_index = Some(spinning.submit(gpu, spin::GROUPS_MAX));
+        let timeout = Some(end.saturating_duration_since(Instant::now()));
+        // A timeout ends the loop as well; the fault is over then.
+        let _ = gpu.device.poll(wgpu::PollType::Wait { submission_index, timeout });
+    }
+    Ok(())
+}

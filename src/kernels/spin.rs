@@ -1,0 +1,82 @@
+//! Work without a use, for tests of deadlines. Twin of `shaders/spin.wgsl`, which has the formula.
+
+use std::sync::Arc;
+
+use super::pipeline::Pipeline;
+use super::{Dispatch, Operand, Pipelines, Shader};
+use crate::device::{DeviceError, Gpu};
+
+/// The most workgroups of a submission; on a processor this is a matter of seconds.
+pub const GROUPS_MAX: u32 = 32_768;
+
+/// Elements that are written; the others only take time.
+const ELEMENTS: u32 = 64;
+
+/// What element `i` becomes.
+pub fn reference(i: u32) -> u32 {
+    (0..4096).fold(i + 1, |word, _| {
+        let word = word ^ (word << 13);
+        let word = word ^ (word >> 17);
+        word ^ (word << 5)
+    })
+}
+
+/// The work, ready to be submitted.
+pub struct Spin {
+    pipeline: Arc<Pipeline>,
+    group: wgpu::BindGroup,
+    pub words: wgpu::Buffer,
+}
+
+impl Spin {
+    /// Compiles it.
+    pub fn new(gpu: &Gpu, pipelines: &mut Pipelines) -> Result<Self, DeviceError> {
+        let dispatch = Dispatch {
+            shader: Shader::new("spin", "spin"),
+            operands: vec![Operand::Output(0)],
+            params: vec![ELEMENTS],
+            groups: [GROUPS_MAX, 1, 1],
+        };
+        let pipeline = pipelines.get(gpu, &dispatch)?;
+        let words = gpu.storage("spin", 4 * u64::from(ELEMENTS))?;
+        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: Some("spin"),
+            layout: &pipeline.bindings,
+            entries: &[wgpu::BindGroupEntry { binding: 0, resource: words.as_entire_binding() }],
+        });
+        Ok(Self { pipeline, group, words })
+    }
+
+    /// Keeps the device busy in proportion to `groups`, at most [`GROUPS_MAX`].
+    pub fn submit(&self, gpu: &Gpu, groups: u32) -> wgpu::SubmissionIndex {
+        let mut encoder = gpu.device.create_command_encoder(&Default::default());
+        {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            pass.set_pipeline(&self.pipeline.pipeline);
+            pass.set_bind_group(0, &self.group, &[]);
+            pass.set_immediates(0, bytemuck::bytes_of(&ELEMENTS));
+            pass.dispatch_workgroups(groups.min(GROUPS_MAX), 1, 1);
+        }
+        gpu.queue.submit([encoder.finish()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::for_each_gpu;
+
+    #[test]
+    fn every_step_of_the_chain_is_taken() {
+        let expected: Vec<u32> = (0..ELEMENTS).map(reference).collect();
+        for_each_gpu(|gpu, pipelines| {
+            let spin = Spin::new(gpu, pipelines).unwrap();
+            let submission = spin.submit(gpu, 2);
+            gpu.wait("the chain", Some(submission)).unwrap();
+            let bytes = 4 * u64::from(ELEMENTS);
+            let staging = gpu.readback(bytes).unwrap();
+            let read = gpu.read(&staging, &[(&spin.words, 0, bytes)]).unwrap();
+            assert_eq!(bytemuck::pod_collect_to_vec::<u8, u32>(&read), expected, "{}", gpu.name);
+        });
+    }
+}

@@ -1,0 +1,266 @@
+//! What fails in a device or is missing: the message, the exit code, how soon it comes, and that a
+//! resumed run ends in the bits of the one that nothing happened to.
+
+mod common;
+#[path = "common/process.rs"]
+mod process;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use potluck::device::injected::HANG_MAX;
+use potluck::device::{Checks, DeviceError, Gpu};
+use potluck::kernels::Pipelines;
+use potluck::kernels::spin::{GROUPS_MAX, Spin};
+use process::{Desk, Ran};
+
+const STEPS: u64 = 14;
+const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch=3 \
+     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.deadline_s=20";
+
+/// The CPU device, and the adapters that `./x test` names.
+fn selectors() -> Vec<String> {
+    let adapters = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let named = adapters.split(',').filter(|name| !name.is_empty());
+    std::iter::once("cpu").chain(named).map(str::to_string).collect()
+}
+
+fn train(desk: &Desk, faults: &str, devices: &str) -> Ran {
+    let line = format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices}");
+    let child = desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
+    process::finish(child, &format!("{faults}: {line}"))
+}
+
+/// The run on a device that nothing happens to. Each is made once.
+fn whole(devices: &str) -> Arc<Desk> {
+    static WHOLE: Mutex<Option<HashMap<String, Arc<Desk>>>> = Mutex::new(None);
+    let mut made = WHOLE.lock().unwrap();
+    let made = made.get_or_insert_default();
+    let make = || {
+        let desk = Desk::new();
+        train(&desk, "", devices).ok();
+        Arc::new(desk)
+    };
+    made.entry(devices.to_string()).or_insert_with(make).clone()
+}
+
+/// Resumes a run that a fault ended, and asserts that it comes to the same end.
+fn resumed(desk: &Desk, fault: &str, devices: &str) {
+    let ran = desk.run(&format!("train --quiet --resume run --devices {devices}")).ok();
+    assert_eq!(ran.err, "", "{fault} on {devices}");
+    let whole = whole(devices);
+    for file in ["parameters.safetensors", "moments.safetensors"] {
+        let same = desk.checkpoint("run", STEPS, file) == whole.checkpoint("run", STEPS, file);
+        assert!(same, "{fault} on {devices}: {file} differs");
+    }
+    assert_eq!(desk.losses("run"), whole.losses("run"), "{fault} on {devices}");
+}
+
+/// Trains with a fault of the device, which is told as such, and resumes.
+fn failed_and_resumed(fault: &str, devices: &str, says: &str) {
+    let _turn = common::turn();
+    let desk = Desk::new();
+    let started = Instant::now();
+    let ran = train(&desk, fault, devices).ended(75);
+    let error = ran.line("error:");
+    let name = match devices.rsplit(':').next().unwrap() {
+        "cpu" => "cpu (",
+        name => name,
+    };
+    assert!(error.starts_with(&format!("error: {name}")), "{fault} on {devices}: {error}");
+    assert!(error.contains(says), "{fault} on {devices}: {error}");
+    let took = started.elapsed();
+    assert!(took < HANG_MAX, "{fault} on {devices} took {took:?}");
+    assert!(!ran.err.contains("panicked"), "{fault} on {devices}: {}", ran.err);
+    assert_eq!(ran.out, "", "{fault} on {devices}");
+    resumed(&desk, fault, devices);
+}
+
+const LOST: &str = "the device was lost";
+const NO_MEMORY: &str = "out of memory";
+
+#[test]
+fn a_lost_device_and_one_without_memory_end_a_run_that_resumes_to_the_same_bits() {
+    for (fault, says) in [("lost", LOST), ("oom", NO_MEMORY)] {
+        for point in ["forward", "backward", "verdict", "update"] {
+            failed_and_resumed(&format!("{fault}@{point}:9"), "cpu", says);
+        }
+    }
+    for devices in selectors().iter().skip(1) {
+        for fault in ["lost@forward:9", "lost@verdict:10", "lost@update:14"] {
+            failed_and_resumed(fault, devices, LOST);
+        }
+        failed_and_resumed("oom@backward:9", devices, NO_MEMORY);
+    }
+}
+
+/// Nobody waits for the end of a hang: not the run, and not the end of the process.
+#[test]
+fn a_hung_device_ends_the_run_at_its_deadline() {
+    for devices in selectors() {
+        failed_and_resumed("hang@update:9", &devices, "did not finish within 20 s");
+    }
+}
+
+#[test]
+fn without_an_adapter_a_run_says_what_to_install() {
+    let desk = Desk::new();
+    let before = desk.files();
+    let run = |line: &str| {
+        let mut command = desk.command(line);
+        command.env("VK_DRIVER_FILES", "/nonexistent").env_remove("VK_ADD_DRIVER_FILES");
+        command.env("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent");
+        process::finish(command.spawn().unwrap(), line)
+    };
+    let tiny = "train tiny.toml --data text.txt --steps 1 --quiet --out run";
+    let ran = run(&format!("{tiny} --devices llvmpipe")).ended(78);
+    let error = ran.line("error: no GPU adapter was found");
+    assert!(error.contains("--devices cpu"), "{error}");
+    if cfg!(target_os = "linux") {
+        assert!(error.contains("apt-get install libvulkan1 mesa-vulkan-drivers"), "{error}");
+    }
+    assert_eq!(desk.files(), before);
+    assert!(run("devices").ok().out.contains("no GPU adapter was found: "));
+    let ran = run("train tiny.toml --data text.txt --steps 1 --out run").ok();
+    ran.line("training on the CPU: no hardware GPU was found");
+}
+
+#[test]
+fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures() {
+    for devices in selectors().iter().skip(1) {
+        let desk = Desk::new();
+        let before = desk.files();
+        let line = "train tiny.toml --data text.txt --out run --set train.memory_mib=1 \
+                    --set train.batch=512";
+        let ran = desk.run(&format!("{line} --devices {devices}")).ended(78);
+        let error = ran.line("error:");
+        for part in ["the run needs", "it has 1.0 MiB, as train.memory_mib says", "micro_batch"] {
+            assert!(error.contains(part), "'{part}' is missing in: {error}");
+        }
+        assert_eq!(desk.files(), before, "{devices}");
+    }
+}
+
+/// SwiftShader refuses a buffer of 1 GiB, which its limits allow: its driver is asked for one, for
+/// the logits of 131,072 samples of 8 tokens with 256 values.
+#[test]
+fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() {
+    let swiftshader = selectors().into_iter().find(|name| name.contains("SwiftShader"));
+    let Some(swiftshader) = swiftshader else {
+        eprintln!("skipped: POTLUCK_TEST_ADAPTERS does not name SwiftShader");
+        return;
+    };
+    let desk = Desk::new();
+    let before = desk.files();
+    let line = format!(
+        "train tiny.toml --data text.txt --out run --devices {swiftshader} --set model.width=2 \
+         --set model.heads=1 --set data.tokenizer=byte --set train.batch=131072 \
+         --set train.memory_mib=100000"
+    );
+    let ran = desk.run(&line).ended(78);
+    let error = ran.line("error: SwiftShader");
+    for part in ["its driver has no memory for", "1073741824 bytes", "that the run needs"] {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+    assert_eq!(desk.files(), before);
+}
+
+fn each_gpu(mut body: impl FnMut(&mut Gpu)) {
+    let _turn = common::turn();
+    for adapter in common::adapters() {
+        body(&mut Gpu::open(&adapter, Checks::Trusted).unwrap());
+    }
+}
+
+fn assert_lost<T>(gpu: &Gpu, when: &str, result: Result<T, DeviceError>) {
+    let Err(error) = result else { panic!("{} {when}: nothing was told", gpu.name) };
+    assert!(matches!(error, DeviceError::Lost { .. }), "{} {when}: {error}", gpu.name);
+    let text = error.to_string();
+    assert!(text.contains(&gpu.name) && text.contains("resume from"), "{text}");
+    // It stays lost, and that is what is told, not what follows from it.
+    assert!(matches!(gpu.check(), Err(DeviceError::Lost { .. })), "{} {when}", gpu.name);
+    let again = gpu.wait("another wait", None);
+    assert!(matches!(again, Err(DeviceError::Lost { .. })), "{} {when}: {again:?}", gpu.name);
+}
+
+#[test]
+fn a_device_lost_after_an_upload_or_before_a_readback_says_lost() {
+    each_gpu(|gpu| {
+        let (buffer, staging) = (gpu.storage("a", 1024).unwrap(), gpu.readback(1024).unwrap());
+        gpu.upload(&buffer, 0, &[7; 1024]);
+        gpu.device.destroy();
+        assert_lost(gpu, "between upload and readback", gpu.read(&staging, &[(&buffer, 0, 64)]));
+    });
+    each_gpu(|gpu| {
+        gpu.device.destroy();
+        // What is made on a lost device is of no use, which the first wait tells.
+        let buffer = gpu.storage("a", 1024).unwrap();
+        gpu.upload(&buffer, 0, &[7; 1024]);
+        let lost = gpu.submit_and_wait(gpu.device.create_command_encoder(&Default::default()));
+        assert_lost(gpu, "before an upload", lost);
+        let staging = gpu.readback(1024).unwrap();
+        assert_lost(gpu, "and then a readback", gpu.read(&staging, &[(&buffer, 0, 64)]));
+    });
+}
+
+#[test]
+fn a_device_lost_while_a_buffer_is_mapped_says_lost() {
+    each_gpu(|gpu| {
+        let (buffer, staging) = (gpu.storage("a", 1024).unwrap(), gpu.readback(1024).unwrap());
+        let outcome = Arc::new(Mutex::new(None));
+        let seen = Arc::clone(&outcome);
+        staging.map_async(wgpu::MapMode::Read, .., move |mapped| {
+            *seen.lock().unwrap() = Some(mapped.is_ok());
+        });
+        gpu.device.destroy();
+        assert_lost(gpu, "with a mapping under way", gpu.wait("a mapping", None));
+        // The mapping came to an end, well or badly: nobody waits for it for ever.
+        assert!(outcome.lock().unwrap().is_some(), "{}", gpu.name);
+        // The buffer is mapped or gone; using it again fails because the device is lost.
+        assert_lost(gpu, "with a mapped buffer", gpu.read(&staging, &[(&buffer, 0, 64)]));
+    });
+}
+
+#[test]
+fn a_device_lost_in_the_middle_of_work_says_lost() {
+    each_gpu(|gpu| {
+        let spin = Spin::new(gpu, &mut Pipelines::default()).unwrap();
+        let submission = spin.submit(gpu, 64);
+        gpu.device.destroy();
+        assert_lost(gpu, "at work", gpu.wait("the work", Some(submission)));
+        let refused = spin.submit(gpu, 64);
+        assert_lost(gpu, "with more work", gpu.wait("more work", Some(refused)));
+    });
+}
+
+#[test]
+fn a_submission_that_takes_too_long_is_a_timeout_and_the_device_lives_on() {
+    each_gpu(|gpu| {
+        let spin = Spin::new(gpu, &mut Pipelines::default()).unwrap();
+        let started = Instant::now();
+        let few = spin.submit(gpu, 64);
+        gpu.wait("a few groups", Some(few)).unwrap();
+        // As many as take about three seconds: the device is slow, not hung.
+        let groups = 64.0 * 3.0 / started.elapsed().as_secs_f64();
+        let groups = (groups as u32).clamp(64, GROUPS_MAX);
+        gpu.deadline = Duration::from_millis(200);
+        // GL's llvmpipe is done with a submission before it says that it took it.
+        let (started, many) = (Instant::now(), spin.submit(gpu, groups));
+        let submitted = started.elapsed();
+        let waited = gpu.wait("many groups", Some(many.clone()));
+        if submitted < gpu.deadline {
+            let error = waited.unwrap_err();
+            let text = error.to_string();
+            assert!(matches!(error, DeviceError::Timeout { .. }), "{text}");
+            for part in [gpu.name.as_str(), "many groups", "0.2 s", "train.deadline_s"] {
+                assert!(text.contains(part), "'{part}' is missing in: {text}");
+            }
+            assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+        } else {
+            assert_eq!(gpu.api, "gl", "{}: {groups} groups took {submitted:?}", gpu.name);
+        }
+        gpu.deadline = Duration::from_secs(120);
+        gpu.wait("many groups", Some(many)).unwrap();
+    });
+}
