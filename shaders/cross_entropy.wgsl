@@ -1,15 +1,28 @@
 // Cross-entropy of logits with integer targets, and its gradient.
 // uses lib/index
+// uses lib/run
 //
 //   m = max_j x[r, j];  s = sum_j exp(x[r, j] - m);  lse[r] = m + log(s)
 //   cross_entropy       parts[r] = (log(s) - (x[r, target] - m), 1), or (0, 0) if ignored
 //   cross_entropy_grad  dx[r, j] = exp(x[r, j] - lse[r]) - (j == target), or 0 if ignored
 //
 // x (n, v), targets (n), parts (n, 2), lse (n). A target that is no class is ignored: IGNORED is
-// the largest u32. cross_entropy: one invocation per row, which reads it twice (8 v bytes), so
-// that no sum crosses invocations. cross_entropy_grad: one per element, 8 bytes each.
+// the largest u32.
+//
+// cross_entropy: one invocation per row, which reads it twice (8 v bytes), so that no sum crosses
+// invocations. cross_entropy_group: one workgroup per row of at least 256, which reads it once
+// (4 v bytes); m and s are those of what was seen so far (Milakov and Gimelshein 2018), of every
+// 256th element by an invocation, then of halves in an order that never changes.
+//
+// cross_entropy_grad: one invocation per 8 elements of a row, 8 bytes each; cross_entropy_grad4:
+// per 8 vectors of 4.
 
-struct Params { n: u32, v: u32 }
+struct Params {
+    n: u32,
+    v: u32,
+    across: u32,            // invocations per row of gradients
+    step: u32,              // elements from one of an invocation to its next
+}
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;               // (n, v)
@@ -32,16 +45,55 @@ fn cross_entropy(
     for (var j = 1u; j < p.v; j++) { m = max(m, x[first + j]); }
     var s = 0.0;
     for (var j = 0u; j < p.v; j++) { s += exp(x[first + j] - m); }
-    let log_s = log(s);
+    store_parts(row, m, log(s));
+}
+
+// The parts of a row's loss.
+fn store_parts(row: u32, m: f32, log_s: f32) {
     lse[row] = m + log_s;
     let class_of_row = targets[row];
     if (class_of_row < p.v) {
-        parts[2u * row] = log_s - (x[first + class_of_row] - m);
+        parts[2u * row] = log_s - (x[row * p.v + class_of_row] - m);
         parts[2u * row + 1u] = 1.0;
     } else {
         parts[2u * row] = 0.0;
         parts[2u * row + 1u] = 0.0;
     }
+}
+
+var<workgroup> seen: array<vec2f, 256>;     // m, s
+
+@compute @workgroup_size(256)
+fn cross_entropy_group(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let row = group.x + group.y * groups.x;
+    if (row >= p.n) { return; }
+    let first = row * p.v;
+    var m = x[first + local];
+    var s = 1.0;
+    for (var j = local + 256u; j < p.v; j += 256u) {
+        let value = x[first + j];
+        // Of the two terms the larger is exp(0).
+        let smaller = exp(-abs(value - m));
+        s = select(s + smaller, s * smaller + 1.0, value > m);
+        m = max(m, value);
+    }
+    seen[local] = vec2f(m, s);
+    workgroupBarrier();
+    for (var width = 128u; width > 0u; width /= 2u) {
+        if (local < width) {
+            let a = seen[local];
+            let b = seen[local + width];
+            let larger = max(a.x, b.x);
+            let sum = a.y * exp(a.x - larger) + b.y * exp(b.x - larger);
+            seen[local] = vec2f(larger, sum);
+        }
+        workgroupBarrier();
+    }
+    if (local == 0u) { store_parts(row, seen[0].x, log(seen[0].y)); }
 }
 
 @compute @workgroup_size(64)
@@ -50,12 +102,37 @@ fn cross_entropy_grad(
     @builtin(num_workgroups) groups: vec3u,
 ) {
     let i = index(id, groups);
-    if (i >= p.n * p.v) { return; }
-    let row = i / p.v;
+    if (i >= p.n * p.across) { return; }
+    let row = i / p.across;
     let class_of_row = targets[row];
-    if (class_of_row < p.v) {
-        dx[i] = exp(x[i] - lse_in[row]) - select(0.0, 1.0, i % p.v == class_of_row);
-    } else {
-        dx[i] = 0.0;
+    let counts = select(0.0, 1.0, class_of_row < p.v);
+    let lse_of_row = lse_in[row];
+    let own = run(i % p.across, p.step, p.v);
+    for (var j = own.x; j < own.y; j += p.step) {
+        let hit = select(0.0, 1.0, j == class_of_row);
+        dx[row * p.v + j] = counts * exp(x[row * p.v + j] - lse_of_row) - hit;
+    }
+}
+
+@group(0) @binding(0) var<storage, read> x4: array<vec4f>;              // (n, v / 4)
+@group(0) @binding(3) var<storage, read_write> dx4: array<vec4f>;       // (n, v / 4)
+
+@compute @workgroup_size(64)
+fn cross_entropy_grad4(
+    @builtin(global_invocation_id) id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+) {
+    let i = index(id, groups);
+    if (i >= p.n * p.across) { return; }
+    let row = i / p.across;
+    let width = p.v / 4u;
+    let class_of_row = targets[row];
+    let counts = select(0.0, 1.0, class_of_row < p.v);
+    let lse_of_row = lse_in[row];
+    let own = run(i % p.across, p.step, width);
+    for (var j = own.x; j < own.y; j += p.step) {
+        let classes = 4u * j + vec4u(0u, 1u, 2u, 3u);
+        let hits = select(vec4f(0.0), vec4f(1.0), classes == vec4u(class_of_row));
+        dx4[row * width + j] = counts * exp(x4[row * width + j] - lse_of_row) - hits;
     }
 }

@@ -5,7 +5,10 @@
 //   squared_error_grad  dx = 2 (x - target)
 //
 // x, target (n, c) with all trailing dimensions in c, parts (n, 2). squared_error: one
-// invocation per row, 8 c bytes each. squared_error_grad: one per element, 12 bytes each.
+// invocation per row, 8 c bytes each; squared_error_group: one workgroup per row, every 256th
+// element to an invocation, then halves in an order that never changes. squared_error_grad: one
+// invocation per 8 elements, 12 bytes each; squared_error_grad4: per 4 vectors of 4.
+// uses lib/span
 
 struct Params { n: u32, c: u32 }
 var<immediate> p: Params;
@@ -32,11 +35,57 @@ fn squared_error(
     parts[2u * row + 1u] = f32(p.c);
 }
 
+var<workgroup> sums: array<f32, 256>;
+
+@compute @workgroup_size(256)
+fn squared_error_group(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let row = group.x + group.y * groups.x;
+    if (row >= p.n) { return; }
+    var sum = 0.0;
+    for (var j = local; j < p.c; j += 256u) {
+        let difference = x[row * p.c + j] - wanted[row * p.c + j];
+        sum += difference * difference;
+    }
+    sums[local] = sum;
+    workgroupBarrier();
+    for (var width = 128u; width > 0u; width /= 2u) {
+        if (local < width) { sums[local] += sums[local + width]; }
+        workgroupBarrier();
+    }
+    if (local == 0u) {
+        parts[2u * row] = sums[0];
+        parts[2u * row + 1u] = f32(p.c);
+    }
+}
+
 @compute @workgroup_size(64)
 fn squared_error_grad(
-    @builtin(global_invocation_id) id: vec3u,
+    @builtin(workgroup_id) group: vec3u,
     @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
 ) {
-    let i = index(id, groups);
-    if (i < p.n * p.c) { dx[i] = 2.0 * (x[i] - wanted[i]); }
+    let own = span(group, groups, local, 512u, p.n * p.c);
+    for (var i = own.x; i < own.y; i += 64u) {
+        dx[i] = 2.0 * (x[i] - wanted[i]);
+    }
+}
+
+@group(0) @binding(0) var<storage, read> x4: array<vec4f>;              // (n c / 4)
+@group(0) @binding(1) var<storage, read> wanted4: array<vec4f>;         // (n c / 4)
+@group(0) @binding(2) var<storage, read_write> dx4: array<vec4f>;       // (n c / 4)
+
+@compute @workgroup_size(64)
+fn squared_error_grad4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let own = span(group, groups, local, 256u, p.n * p.c / 4u);
+    for (var i = own.x; i < own.y; i += 64u) {
+        dx4[i] = 2.0 * (x4[i] - wanted4[i]);
+    }
 }

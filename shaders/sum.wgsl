@@ -1,11 +1,15 @@
 // Sums over neighbouring axes, and the inverse, which repeats values over new axes. Tensors are
-// uses lib/index
 // seen as (outer, middle, inner), where middle is what vanishes or appears.
+// uses lib/index
 //
 //   columns    y[o, i] = sum_m x[o, m, i]  (+ y, if accumulating): one invocation per output,
 //              in the order of m; 4 bytes read per element
 //   tree       the same with one workgroup per output: invocation j sums x[o, j + 256 m, i], and
 //              two stages of 16 sum the 256 parts, in an order that never changes
+//   tile4      the same on vectors of 4 outputs, where inner is a multiple of 4: one workgroup per
+//              16 vectors of columns of one o, 4 invocations to each, which take every 4th m
+//   tall       for hardware: one workgroup per 16 columns, 16 invocations to each; and tall4: per 8
+//              vectors of columns, 32 to each
 //   broadcast  y[o, m, i] = x[o, i]: one invocation per output; 4 bytes written per element
 
 struct Params { count: u32, middle: u32, inner: u32, accumulate: u32 }
@@ -59,6 +63,61 @@ fn tree(
         for (var part = 0u; part < 16u; part++) { total += sixteenths[part]; }
         store(at, total);
     }
+}
+
+@group(0) @binding(0) var<storage, read> x4: array<vec4f>;
+@group(0) @binding(1) var<storage, read_write> y4: array<vec4f>;  // (count / 4)
+var<workgroup> parts4: array<vec4f, 256>;
+
+fn store4(at: u32, total: vec4f) {
+    if (p.accumulate != 0u) { y4[at] += total; } else { y4[at] = total; }
+}
+
+@compute @workgroup_size(64)
+fn tile4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) j: u32) {
+    let width = p.inner / 4u;
+    let column = group.x * 16u + j % 16u;
+    var total = vec4f(0.0);
+    if (column < width) {
+        let start = group.y * p.middle * width + column;
+        for (var m = j / 16u; m < p.middle; m += 4u) { total += x4[start + m * width]; }
+    }
+    parts4[j] = total;
+    workgroupBarrier();
+    if (j >= 16u || column >= width) { return; }
+    for (var other = j + 16u; other < 64u; other += 16u) { total += parts4[other]; }
+    store4(group.y * width + column, total);
+}
+
+@compute @workgroup_size(256)
+fn tall4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) j: u32) {
+    let width = p.inner / 4u;
+    let column = group.x * 8u + j % 8u;
+    var total = vec4f(0.0);
+    if (column < width) {
+        let start = group.y * p.middle * width + column;
+        for (var m = j / 8u; m < p.middle; m += 32u) { total += x4[start + m * width]; }
+    }
+    parts4[j] = total;
+    workgroupBarrier();
+    if (j >= 8u || column >= width) { return; }
+    for (var other = j + 8u; other < 256u; other += 8u) { total += parts4[other]; }
+    store4(group.y * width + column, total);
+}
+
+@compute @workgroup_size(256)
+fn tall(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) j: u32) {
+    let column = group.x * 16u + j % 16u;
+    var total = 0.0;
+    if (column < p.inner) {
+        let start = group.y * p.middle * p.inner + column;
+        for (var m = j / 16u; m < p.middle; m += 16u) { total += x[start + m * p.inner]; }
+    }
+    parts[j] = total;
+    workgroupBarrier();
+    if (j >= 16u || column >= p.inner) { return; }
+    for (var other = j + 16u; other < 256u; other += 16u) { total += parts[other]; }
+    store(group.y * p.inner + column, total);
 }
 
 @compute @workgroup_size(64)

@@ -17,7 +17,7 @@ use process::{Desk, Ran};
 
 const STEPS: u64 = 14;
 const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch=3 \
-     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.deadline_s=20";
+     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.deadline_s=10";
 
 /// The CPU device, and the adapters that `./x test` names.
 fn selectors() -> Vec<String> {
@@ -99,7 +99,7 @@ fn a_lost_device_and_one_without_memory_end_a_run_that_resumes_to_the_same_bits(
 #[test]
 fn a_hung_device_ends_the_run_at_its_deadline() {
     for devices in selectors() {
-        failed_and_resumed("hang@update:9", &devices, "did not finish within 20 s");
+        failed_and_resumed("hang@update:9", &devices, "did not finish within 10 s");
     }
 }
 

@@ -110,13 +110,24 @@ fn products() -> Vec<(String, String)> {
     texts
 }
 
+/// The same of the layer normalization by workgroups, for the widest rows of each size.
+fn layer_norm_group() -> Vec<(String, String)> {
+    let text = |group, c| {
+        let shader = Shader::new("layer_norm_group", "").with_const("GROUP", group);
+        (format!("layer_norm_group {group} {c}"), text(&shader.with_const("C", c)))
+    };
+    vec![text(64, 1), text(64, 1984), text(256, 1792)]
+}
+
 /// Every module: `(name, text)`.
 fn modules() -> Vec<(String, String)> {
     let mut modules = emitted();
     modules.extend(attention());
     modules.extend(products());
     modules.extend(fused());
-    let completed = ["attention", "fused", "matmul", "matmul_shared", "matmul_vector"];
+    modules.extend(layer_norm_group());
+    let completed =
+        ["attention", "fused", "layer_norm_group", "matmul", "matmul_shared", "matmul_vector"];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));
     modules

@@ -32,7 +32,7 @@ pub struct Pace {
     pub memory_bytes: [u64; 2],
     /// Bytes of an upload and of a readback.
     pub transfer_bytes: u64,
-    /// Rounds of the chains of multiply-adds.
+    /// Rounds of the chains of multiply-adds on GPUs; the processor does four times as many.
     pub rounds: usize,
     /// Samples in a batch of the training step.
     pub batch: usize,
@@ -59,7 +59,7 @@ impl Effort {
             steps_seconds_max: 8.0,
             memory_bytes: [128 << 20, 256 << 20],
             transfer_bytes: 64 << 20,
-            rounds: 64,
+            rounds: 16,
             batch: 12,
         };
         match self {
@@ -84,7 +84,7 @@ impl Effort {
                 steps_seconds_max: 0.1,
                 memory_bytes: [1 << 20; 2],
                 transfer_bytes: 1 << 20,
-                rounds: 16,
+                rounds: 4,
                 batch: 1,
             },
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
+use super::sample::median;
 
 /// Rows of cells under a head, in columns as wide as their widest cell.
 #[derive(Default)]
@@ -120,11 +121,26 @@ impl fmt::Display for DeviceReport {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
         }
+        if let Some(spread) = unsteady(self) {
+            let percent = 100.0 * spread;
+            write!(f, "\n\nnote: half of the figures spread by ±{percent:.0} % or more; ")?;
+            write!(f, "something else kept this device busy")?;
+        }
         match &self.error {
             Some(error) => write!(f, "\n\nended early: {error}"),
             None => Ok(()),
         }
     }
+}
+
+/// Figures that spread more than this are of a machine that does other things too.
+const STEADY: f64 = 0.2;
+
+/// The median spread, if it is more than that of a device that has nothing else to do.
+fn unsteady(device: &DeviceReport) -> Option<f64> {
+    let figures = device.figures.iter().filter(|figure| figure.samples > 1);
+    let spreads: Vec<f64> = figures.map(Figure::spread).collect();
+    if spreads.is_empty() { None } else { Some(median(&spreads)).filter(|s| *s > STEADY) }
 }
 
 /// Everything that is neither a matrix product nor a step.
@@ -263,6 +279,8 @@ gpt small tokens  44,100  tokens/s  one sample
 
 skipped            why
 matmul square 256  too slow
+
+note: half of the figures spread by ±33 % or more; something else kept this device busy
 ";
         let row =
             "1,000          -        -          -            -          100     1.50    44,100";

@@ -25,6 +25,11 @@ pub enum DeviceError {
          from the last checkpoint, with a smaller micro-batch or a larger train.deadline_s"
     )]
     Timeout { adapter: String, what: String, seconds: f64 },
+    #[error(
+        "{adapter}: what was read back of {what} is not what the device holds; save again, and \
+         if that fails too, use another device"
+    )]
+    ReadBack { adapter: String, what: String },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
     Refused { adapter: String, what: String, why: String },
 }

@@ -222,7 +222,8 @@ impl Gpu {
         })
     }
 
-    fn timeout(&self, what: &str) -> DeviceError {
+    /// That `what` took longer than [`Gpu::deadline`].
+    pub fn timeout(&self, what: &str) -> DeviceError {
         let (adapter, seconds) = (self.name.clone(), self.deadline.as_secs_f64());
         DeviceError::Timeout { adapter, what: what.to_string(), seconds }
     }

@@ -9,7 +9,7 @@ use super::{Bank, Executor, Input, Pass, StepSums, Timing, Work};
 use crate::base::{BucketId, DType, TensorId};
 use crate::device::{DeviceError, Injected, Pulse};
 use crate::graph::{Place, Plan, Role, SlotKind, Update, UpdateRange};
-use crate::kernels::{Arg, Host, Real, Twin, adamw, norm, sgd, twin};
+use crate::kernels::{Arg, Host, Real, Twin, adamw, hash, norm, sgd, twin};
 
 /// An update rule over the slices of a bucket: parameters, gradients, moments.
 type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
@@ -288,6 +288,11 @@ impl<T: Real> Executor for Cpu<T> {
 
     fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
         Ok(narrow(self.bank(bank, bucket)))
+    }
+
+    fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError> {
+        let values = narrow(self.bank(bank, bucket));
+        Ok(hash::fast(bytemuck::cast_slice(&values), 0))
     }
 
     fn write_bank(

@@ -127,6 +127,10 @@ pub trait Executor: Send {
     /// A whole bucket. Waits.
     fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
+    /// The hash of a whole bucket as the device holds it (see [`crate::kernels::hash`], from
+    /// position 0), over the words of its floats as [`Executor::read_bank`] gives them. Waits.
+    fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError>;
+
     /// Replaces a whole bucket.
     fn write_bank(
         &mut self,

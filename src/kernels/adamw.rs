@@ -119,8 +119,8 @@ fn update_slice(
     }
 }
 
-/// One invocation per element of the range. Input 0 is the gradients, output 0 the parameters,
-/// outputs 1 and 2 the running averages.
+/// One invocation per 8 elements of the range, or per 4 vectors of 4. Input 0 is the gradients,
+/// output 0 the parameters, outputs 1 and 2 the running averages.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     let numbers = Numbers::new(update, range);
     let floats = [
@@ -136,8 +136,9 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     ];
     let counts = [range.start, range.length, range.decay_end].map(|count| count as u32);
     let words = floats.map(|number| (number as f32).to_bits());
+    let vectors = range.start.is_multiple_of(4) && range.length.is_multiple_of(4);
     Dispatch {
-        shader: Shader::new("adamw", "adamw"),
+        shader: Shader::new("adamw", if vectors { "adamw4" } else { "adamw" }),
         operands: vec![
             Operand::Input(0),
             Operand::Output(0),
@@ -145,7 +146,7 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
             Operand::Output(2),
         ],
         params: counts.into_iter().chain(words).collect(),
-        groups: grid(range.length, 64),
+        groups: grid(range.length, if vectors { 1024 } else { 512 }),
     }
 }
 
@@ -190,7 +191,8 @@ mod tests {
         let steps = [1, 2, 3].map(|t| update(t, 0.01, [0.9, 0.99], 1e-8, 0.5));
         let ranges =
             [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
-        for (start, length, decay_end) in ranges {
+        let vectors = [(0, 4, 3), (64, 4096, 2001), (128, 1028, 64), (4, 700, 5000)];
+        for (start, length, decay_end) in ranges.into_iter().chain(vectors) {
             let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
             check_update(start + length + 77, &range, &steps, &twin);
         }

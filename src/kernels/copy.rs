@@ -2,15 +2,12 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::dispatch::{Runs, grid};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
-
-/// Elements per invocation, where runs are as long.
-const PER_INVOCATION: usize = 8;
 
 /// Plain loops over the output's elements (permute) or over (outer, axis, inner).
 pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
@@ -118,7 +115,7 @@ impl Move {
 
     /// Invocations per run, and in all.
     fn invocations(&self) -> (usize, usize) {
-        let across = self.last.div_ceil(PER_INVOCATION);
+        let across = Runs::new(self.last).across;
         (across, across * self.outer.iter().product::<usize>())
     }
 
@@ -146,11 +143,43 @@ impl Move {
         }
     }
 
+    /// The same move of vectors of 4 elements, if that is possible.
+    fn vectors(&self) -> Option<Self> {
+        let lists = [self.x_outer_strides, self.y_outer_strides].into_iter().flatten();
+        let scalars = [self.last, self.x_base, self.y_base, self.begin, self.end];
+        let whole = lists.chain(scalars).all(|number| number.is_multiple_of(4));
+        (whole && self.x_stride == 1).then(|| Self {
+            outer: self.outer,
+            x_outer_strides: self.x_outer_strides.map(|stride| stride / 4),
+            y_outer_strides: self.y_outer_strides.map(|stride| stride / 4),
+            last: self.last / 4,
+            x_stride: 1,
+            x_base: self.x_base / 4,
+            y_base: self.y_base / 4,
+            begin: self.begin / 4,
+            end: self.end / 4,
+        })
+    }
+
+    /// The move of input `input` as a dispatch, if it moves anything.
+    fn dispatch(&self, input: usize, entry: &'static str) -> Option<Dispatch> {
+        let (_, count) = self.invocations();
+        (count > 0).then(|| Dispatch {
+            shader: Shader::new("copy", entry),
+            operands: vec![Operand::Input(input), Operand::Output(0)],
+            params: self.params(),
+            groups: grid(count, 64),
+        })
+    }
+
     fn params(&self) -> Vec<u32> {
-        let (across, count) = self.invocations();
+        let (_, count) = self.invocations();
+        let Runs { across, step } = Runs::new(self.last);
         let lists = [self.outer, self.x_outer_strides, self.y_outer_strides];
         let scalars = [count, across, self.last, self.x_stride, self.x_base, self.y_base];
-        let words = lists.into_iter().flatten().chain(scalars).chain([self.begin, self.end]);
+        // The struct's size is a multiple of its vectors'.
+        let rest = [self.begin, self.end, step, 0, 0, 0];
+        let words = lists.into_iter().flatten().chain(scalars).chain(rest);
         words.map(|word| word as u32).collect()
     }
 }
@@ -218,19 +247,22 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     });
 }
 
-/// One dispatch per input.
+/// One dispatch per input, of vectors of 4 where they fit.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
-    let dispatch = |(input, copy): (usize, Move)| {
-        let (_, count) = copy.invocations();
-        Dispatch {
-            shader: Shader::new("copy", "strided"),
-            operands: vec![Operand::Input(input), Operand::Output(0)],
-            params: copy.params(),
-            groups: grid(count, 64),
-        }
+    let best = |(input, copy): (usize, Move)| match copy.vectors() {
+        Some(vectors) => vectors.dispatch(input, "strided4"),
+        None => copy.dispatch(input, "strided"),
     };
-    let all = moves(call).into_iter().enumerate();
-    all.filter(|(_, copy)| copy.invocations().1 > 0).map(dispatch).collect()
+    moves(call).into_iter().enumerate().filter_map(best).collect()
+}
+
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
+    let single = |(input, copy): (usize, Move)| copy.dispatch(input, "strided");
+    let plain: Vec<Dispatch> = moves(call).into_iter().enumerate().filter_map(single).collect();
+    let vectors = Some(dispatch(call)).filter(|best| *best != plain);
+    let vectors = vectors.map(|best| Variant::new("copy_vectors", best));
+    std::iter::once(Variant::new("copy", plain)).chain(vectors).collect()
 }
 
 /// No FLOPs.
@@ -318,6 +350,25 @@ mod tests {
         let first =
             [(Shape::fixed(&[2, 65]), Fill::Normal), (Shape::fixed(&[7, 65]), Fill::Normal)];
         check(Op::Concat { axis: 0 }, &first, 1);
+    }
+
+    /// All sizes are multiples of 4, or all but one.
+    #[test]
+    fn vectors_of_four_move_alike() {
+        for (width, start) in [(8, 4), (8, 3), (7, 4), (6, 4)] {
+            let shape = Shape::batched(&[12, width, 4]);
+            check_one(Op::Permute { axes: vec![0, 2, 1, 3] }, Shape::batched(&[3, 5, 7, 8]), 2);
+            check_one(Op::Slice { axis: 1, start, length: 4 }, Shape::batched(&[12, 12, width]), 2);
+            check_one(Op::Pad { axis: 2, before: start, after: 2 }, shape.clone(), 2);
+            let parts = [(shape.clone(), Fill::Normal), (shape.clone(), Fill::Normal)];
+            check(Op::Concat { axis: 2 }, &parts, 2);
+            check_one(
+                Op::Slice { axis: 0, start: 4 * start, length: 5000 + width },
+                Shape::fixed(&[6000]),
+                1,
+            );
+            check_one(Op::Slice { axis: 0, start, length: width }, Shape::fixed(&[16]), 1);
+        }
     }
 
     #[test]

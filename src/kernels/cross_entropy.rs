@@ -3,13 +3,16 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
+use super::dispatch::{ITERATIONS_MAX, Runs, grid};
 use super::simd::{LANES, exp, sum_of, vectorized};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 4 * 1024;
+
+/// Invocations of a workgroup that has a row to itself; each takes at least one element.
+const GROUP: usize = 256;
 
 /// `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
@@ -91,19 +94,62 @@ fn largest(x: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(x[0], |m, x| m.max(*x))
 }
 
-/// One invocation per row; the gradient takes one per element.
+/// The plain way, but vectors of 4 for gradients of as many classes.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let plain = plain(call);
+    vec![vectors(call).unwrap_or(plain)]
+}
+
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
+    let others = [vectors(call), group(call)].into_iter().flatten();
+    let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
+    std::iter::once(plain(call)).chain(others).map(named).collect()
+}
+
+/// One invocation per row, or a workgroup where an invocation would loop for too long; the
+/// gradient takes one per 8 elements of a row.
+fn plain(call: &Call) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
-    let (entry, last, invocations) = match call.op {
-        Op::CrossEntropy => ("cross_entropy", [Operand::Output(0), Operand::Output(1)], n),
-        _ => ("cross_entropy_grad", [Operand::Input(2), Operand::Output(0)], n * v),
+    match call.op {
+        Op::CrossEntropy if 2 * v > ITERATIONS_MAX => {
+            one(call, "cross_entropy_group", Runs::new(v), grid(n, 1))
+        }
+        Op::CrossEntropy => one(call, "cross_entropy", Runs::new(v), grid(n, 64)),
+        _ => {
+            let runs = Runs::new(v);
+            one(call, "cross_entropy_grad", runs, grid(n * runs.across, 64))
+        }
+    }
+}
+
+/// The gradient with one invocation per 8 vectors of a row.
+fn vectors(call: &Call) -> Option<Dispatch> {
+    let (n, v) = call.rows_and_last(0);
+    let runs = Runs::new(v / 4);
+    let fits = v.is_multiple_of(4) && matches!(call.op, Op::CrossEntropyGrad);
+    fits.then(|| one(call, "cross_entropy_grad4", runs, grid(n * runs.across, 64)))
+}
+
+/// The loss with one workgroup per row, if that is not the plain way.
+fn group(call: &Call) -> Option<Dispatch> {
+    let (n, v) = call.rows_and_last(0);
+    let fits = (GROUP..=ITERATIONS_MAX / 2).contains(&v) && matches!(call.op, Op::CrossEntropy);
+    fits.then(|| one(call, "cross_entropy_group", Runs::new(v), grid(n, 1)))
+}
+
+fn one(call: &Call, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Dispatch {
+    let (n, v) = call.rows_and_last(0);
+    let last = match call.op {
+        Op::CrossEntropy => [Operand::Output(0), Operand::Output(1)],
+        _ => [Operand::Input(2), Operand::Output(0)],
     };
-    vec![Dispatch {
+    Dispatch {
         shader: Shader::new("cross_entropy", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), last[0], last[1]],
-        params: vec![n as u32, v as u32],
-        groups: grid(invocations, 64),
-    }]
+        params: [n, v, runs.across, runs.step].map(|word| word as u32).to_vec(),
+        groups,
+    }
 }
 
 /// About 10 FLOPs per exponential, one of which each logit takes.
@@ -144,7 +190,16 @@ mod tests {
 
     #[test]
     fn losses_and_gradients_agree_everywhere() {
-        for (n, v, rows) in [(1, 1, 1), (3, 7, 2), (64, 65, 3), (1, 8, 5), (1, 5003, 2)] {
+        for (n, v, rows) in [
+            (1, 1, 1),
+            (3, 7, 2),
+            (64, 65, 3),
+            (1, 8, 5),
+            (3, 300, 7),
+            (1, 2500, 2),
+            (1, 5003, 2),
+            (1, 50_257, 3),
+        ] {
             let targets = Fill::Targets(v as u32);
             check_both(inputs(n, v, rows, Fill::Normal, targets), rows);
         }

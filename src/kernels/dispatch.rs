@@ -57,6 +57,52 @@ pub struct Dispatch {
 /// The most workgroups in x before a grid is folded into y; every device allows 65,535.
 const GROUPS_X: u32 = 32_768;
 
+/// The most iterations that the loops of one invocation may make in all. llvmpipe silently ends
+/// every loop of an invocation after 65,535 of them, so that longer sums need a workgroup each.
+pub const ITERATIONS_MAX: usize = 60_000;
+
+/// How a run of elements is dealt out, 8 to an invocation, a `step` apart so that neighbours touch
+/// neighbours, and close together so that a software adapter walks through memory in order too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runs {
+    /// Invocations per run.
+    pub across: usize,
+    pub step: usize,
+}
+
+impl Runs {
+    /// Elements of an invocation.
+    const EACH: usize = 8;
+
+    /// Deals out runs of `length`. Invocation `a` of a run has the 8 elements from
+    /// `a / step * 8 * step + a % step` on that lie within the run.
+    pub fn new(length: usize) -> Self {
+        let step = length.div_ceil(Self::EACH).clamp(1, 64);
+        Self { across: length.div_ceil(Self::EACH * step) * step, step }
+    }
+}
+
+/// How the first stage of a sum over a bucket is dealt out: to each workgroup of 64 a strip of
+/// neighbouring elements, so that a software adapter walks through memory in order too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strips {
+    /// Partial sums, one per invocation: fewer than 64, or a multiple of 64.
+    pub parts: usize,
+    /// Elements of a strip.
+    pub strip: usize,
+    /// Invocations of a workgroup that have a partial sum.
+    pub lanes: usize,
+}
+
+impl Strips {
+    /// Cuts `count` elements for at most `parts` partial sums, of which there is room for one.
+    pub fn new(count: usize, parts: usize) -> Self {
+        let lanes = parts.clamp(1, 64);
+        let workgroups = (parts / lanes).max(1);
+        Self { parts: workgroups * lanes, strip: count.div_ceil(workgroups), lanes }
+    }
+}
+
 /// The grid for `invocations` in workgroups of `size`, folded into y where x would be too long.
 /// Shaders find their index as `id.x + id.y * (groups.x * size)` and stop at the count.
 pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
@@ -70,6 +116,29 @@ pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_have_every_element_once() {
+        for length in [0, 1, 7, 8, 9, 63, 64, 65, 511, 512, 513, 5003] {
+            let Runs { across, step } = Runs::new(length);
+            let of = |a: usize| (0..8).map(move |i| a / step * 8 * step + a % step + i * step);
+            let mut all: Vec<usize> = (0..across).flat_map(of).filter(|i| *i < length).collect();
+            all.sort_unstable();
+            assert_eq!(all, (0..length).collect::<Vec<_>>(), "{length}");
+        }
+    }
+
+    #[test]
+    fn strips_cover_all_and_have_room() {
+        for (count, parts) in [(0, 1), (5, 7), (1000, 64), (1000, 100), (1_000_003, 32_768)] {
+            let cut = Strips::new(count, parts);
+            assert!(cut.parts <= parts && cut.parts.div_ceil(64) * cut.strip >= count, "{cut:?}");
+            assert!(
+                cut.lanes == cut.parts || cut.lanes == 64 && cut.parts.is_multiple_of(64),
+                "{cut:?}"
+            );
+        }
+    }
 
     #[test]
     fn long_grids_fold_into_y_and_cover_all() {

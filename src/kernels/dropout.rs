@@ -4,7 +4,7 @@
 use rayon::prelude::*;
 
 use super::dispatch::grid;
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::base::rng::{Key, drop_threshold};
 use crate::graph::Op;
 
@@ -67,18 +67,31 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     });
 }
 
-/// One invocation per element.
+/// Vectors of 4 where the elements allow them.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let whole = call.output_len(0).is_multiple_of(4);
+    vec![one(call, if whole { "dropout4" } else { "dropout" })]
+}
+
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
+    let vectors = call.output_len(0).is_multiple_of(4).then_some("dropout4");
+    let entries = std::iter::once("dropout").chain(vectors);
+    entries.map(|entry| Variant::new(entry, vec![one(call, entry)])).collect()
+}
+
+/// One invocation per 8 elements, or per 4 vectors of 4.
+fn one(call: &Call, entry: &'static str) -> Dispatch {
     let mask = Mask::new(call);
     let count = call.output_len(0);
     let [key0, key1] = mask.key.0;
     let factor = (mask.factor as f32).to_bits();
-    vec![Dispatch {
-        shader: Shader::new("dropout", "dropout"),
+    Dispatch {
+        shader: Shader::new("dropout", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
         params: vec![count as u32, mask.elements as u32, mask.threshold, factor, key0, key1],
-        groups: grid(count, 64),
-    }]
+        groups: grid(count, if entry == "dropout4" { 1024 } else { 512 }),
+    }
 }
 
 /// About 110 integer operations per element, if anything is dropped.
@@ -98,7 +111,9 @@ mod tests {
 
     #[test]
     fn dropped_elements_agree_everywhere() {
-        for (dims, p, rows) in [(&[1, 37][..], 0.1, 5), (&[3, 5, 7][..], 0.5, 2), (&[1], 0.9, 1)] {
+        for (dims, p, rows) in
+            [(&[1, 37][..], 0.1, 5), (&[3, 5, 7], 0.5, 2), (&[1], 0.9, 1), (&[1, 777], 0.3, 4)]
+        {
             let inputs =
                 [(Shape::batched(dims), Fill::Normal), (Shape::batched(&[1]), Fill::Samples)];
             check(Op::Dropout { p, site: SITE }, &inputs, rows);
@@ -164,17 +179,19 @@ mod tests {
         }
         for_each_gpu(|gpu, pipelines| {
             let inputs = [bytemuck::cast_slice(x), bytemuck::cast_slice(samples)];
-            let (dispatches, start) = (dispatch(call), [vec![f32::NAN; x.len()]]);
-            let y =
-                testing::run_dispatches(gpu, pipelines, "dropout", &dispatches, &inputs, &start);
-            assert_eq!(bits(&y[0]), bits(expected), "{}", gpu.name);
+            let start = [vec![f32::NAN; x.len()]];
+            for Variant { name, dispatches } in variants(call) {
+                let y =
+                    testing::run_dispatches(gpu, pipelines, &name, &dispatches, &inputs, &start);
+                assert_eq!(bits(&y[0]), bits(expected), "{name} on {}", gpu.name);
+            }
         });
     }
 
     #[test]
     fn masks_are_those_of_the_sample_to_the_bit() {
         let (op, samples) = (Op::Dropout { p: 0.25, site: SITE }, [7, 0, u32::MAX]);
-        let elements = TASK + 13;
+        let elements = TASK + 12;
         let call = call(&op, samples.len(), elements, true);
         let key = Key::new(11).step(4).site(SITE);
         let expected: Vec<f32> = samples

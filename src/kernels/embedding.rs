@@ -1,18 +1,26 @@
 //! Rows of a table by ids, and the gradient of the table. Twin of `shaders/embedding.wgsl`, which
 //! has the formulas.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::dispatch::{ITERATIONS_MAX, grid};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
 
-/// Invocations that the gradient aims at: enough to fill a device, where the table has the rows
-/// for it, and few enough that their walks over all ids stay cheap.
-const GRAD_INVOCATIONS: usize = 4096;
+/// Elements of a row per invocation.
+const PER_INVOCATION: usize = 8;
+
+/// The most workgroups of the gradient: enough to fill a device, where the table has the rows for
+/// it, and few enough that reading all ids in each stays cheap.
+const GRAD_WORKGROUPS: usize = 1024;
+
+/// Tokens whose rows the gradient's workgroups note at once.
+const NOTED: usize = 2048;
 
 /// `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`. Loading the
 /// data checks ids; one beyond the table means its last row here, as in the shader.
@@ -80,21 +88,71 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     });
 }
 
-/// One invocation per element of the output; the gradient zeroes the table first, unless it
-/// accumulates, and then takes one per column and part of the table.
+/// Vectors of 4 where the rows allow them, and for the gradient where they keep a workgroup busy.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+    let wide = matches!(call.op, Op::Embedding) || table_size(call).1 >= 4 * 64;
+    vectors(call).filter(|_| wide).unwrap_or_else(|| plain(call))
+}
+
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
+    let named = |way: Vec<Dispatch>| Variant::new(way[0].shader.entry, way);
+    std::iter::once(plain(call)).chain(vectors(call)).map(named).collect()
+}
+
+fn plain(call: &Call) -> Vec<Dispatch> {
+    match call.op {
+        Op::Embedding => gather(call, "embedding", PER_INVOCATION),
+        _ => scatter(call, "embedding_grad", 1),
+    }
+}
+
+/// The same on vectors of 4.
+fn vectors(call: &Call) -> Option<Vec<Dispatch>> {
+    let fits = table_size(call).1.is_multiple_of(4);
+    fits.then(|| match call.op {
+        Op::Embedding => gather(call, "embedding4", 2 * PER_INVOCATION),
+        _ => scatter(call, "embedding_grad4", 4),
+    })
+}
+
+/// The rows of the ids, with so many elements of a row to an invocation.
+fn gather(call: &Call, entry: &'static str, per_invocation: usize) -> Vec<Dispatch> {
+    let (n, across) = (call.input_len(0), table_size(call).1.div_ceil(per_invocation));
+    vec![one(call, entry, 0..n, across, grid(n * across, 64))]
+}
+
+/// The gradient, with columns in vectors of `lanes`: one dispatch for as many tokens as fit the
+/// iterations of an invocation, should they all have one id.
+fn scatter(call: &Call, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
     let (n, (v, c)) = (call.input_len(0), table_size(call));
-    let parts = (GRAD_INVOCATIONS / c).clamp(1, v);
-    let one = |entry, invocations| Dispatch {
+    let iterations = 2 + c.div_ceil(64 * lanes);
+    let tokens = (ITERATIONS_MAX / iterations / NOTED * NOTED).max(NOTED);
+    let groups = grid(v.div_ceil(share(v)), 1);
+    let each = (0..n.max(1)).step_by(tokens);
+    each.map(|first| one(call, entry, first..n.min(first + tokens), 1, groups)).collect()
+}
+
+/// Rows of the table to a workgroup of the gradient.
+fn share(v: usize) -> usize {
+    v.div_ceil(GRAD_WORKGROUPS).max(1)
+}
+
+fn one(
+    call: &Call,
+    entry: &'static str,
+    tokens: Range<usize>,
+    across: usize,
+    groups: [u32; 3],
+) -> Dispatch {
+    let (v, c) = table_size(call);
+    let accumulate = usize::from(call.accumulate || tokens.start > 0);
+    let params = [tokens.start, tokens.end, c, v, across, share(v), accumulate];
+    Dispatch {
         shader: Shader::new("embedding", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-        params: vec![n as u32, c as u32, v as u32, parts as u32],
-        groups: grid(invocations, 64),
-    };
-    match call.op {
-        Op::Embedding => vec![one("embedding", n * c)],
-        _ if call.accumulate => vec![one("embedding_grad", parts * c)],
-        _ => vec![one("clear", v * c), one("embedding_grad", parts * c)],
+        params: params.map(|word| word as u32).to_vec(),
+        groups,
     }
 }
 
@@ -116,7 +174,7 @@ mod tests {
 
     #[test]
     fn rows_are_found_and_their_gradients_added() {
-        for (t, v, c, rows) in [(7, 5, 3, 2), (1, 1, 1, 1), (64, 65, 130, 3), (11, 301, 7, 5)] {
+        for (t, v, c, rows) in [(7, 5, 3, 2), (1, 1, 1, 1), (64, 65, 132, 3), (11, 301, 7, 5)] {
             let ids = (Shape::batched(&[1, t]), Fill::Ids(v as u32));
             check(Op::Embedding, &[ids.clone(), (Shape::fixed(&[v, c]), Fill::Normal)], rows);
             let dy = (Shape::batched(&[1, t, c]), Fill::Normal);
@@ -124,12 +182,25 @@ mod tests {
         }
     }
 
-    /// More columns than the gradient wants invocations, so that the table is one part.
+    /// Rows that share a workgroup, and more tokens than its words have bits for.
     #[test]
-    fn a_wide_table_is_one_part() {
-        let c = GRAD_INVOCATIONS + 1;
-        let ids = (Shape::batched(&[3]), Fill::Ids(4));
-        check(Op::EmbeddingGrad { rows: 4 }, &[ids, (Shape::batched(&[3, c]), Fill::Normal)], 2);
+    fn rows_of_a_large_table_share_workgroups() {
+        let v = 2 * GRAD_WORKGROUPS + 3;
+        for c in [5, 68] {
+            let ids = (Shape::batched(&[2100]), Fill::Ids(v as u32));
+            let dy = (Shape::batched(&[2100, c]), Fill::Normal);
+            check(Op::EmbeddingGrad { rows: v }, &[ids, dy], 2);
+        }
+    }
+
+    /// More tokens of one id than the loops of an invocation may have iterations.
+    #[test]
+    fn one_id_may_be_everywhere() {
+        for c in [3, 4] {
+            let ids = (Shape::batched(&[70_001]), Fill::Ids(1));
+            let dy = (Shape::batched(&[70_001, c]), Fill::Scaled(1.0, 0.5));
+            check(Op::EmbeddingGrad { rows: 2 }, &[ids, dy], 1);
+        }
     }
 
     #[test]

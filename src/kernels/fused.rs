@@ -59,16 +59,19 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
     };
     reference(&first, inputs, &mut [values.as_mut_slice()]);
     for step in epilogue::steps(call) {
-        let each = values.iter_mut().enumerate();
         match step {
-            Step::Unary(function) => each.for_each(|(_, v)| *v = unary::value(function, *v)),
+            Step::Unary(function) => {
+                values.iter_mut().for_each(|v| *v = unary::value(function, *v))
+            }
             Step::UnaryGrad(function, input) => {
                 let x = inputs[input].floats();
-                each.for_each(|(i, v)| *v *= unary::slope(function, x[i]));
+                let pairs = values.iter_mut().zip(x);
+                pairs.for_each(|(v, x)| *v *= unary::slope(function, *x));
             }
             Step::Binary(function, input) => {
                 let b = inputs[input].floats();
-                each.for_each(|(i, v)| *v = binary::value(function, *v, b[i % b.len()]));
+                let pairs = values.iter_mut().zip(b.iter().cycle());
+                pairs.for_each(|(v, b)| *v = binary::value(function, *v, *b));
             }
             Step::Keep(output) => outputs[output].copy_from_slice(&values),
         }

@@ -25,7 +25,9 @@ pub mod dropout;
 pub mod embedding;
 pub mod epilogue;
 pub mod fused;
+pub mod hash;
 pub mod layer_norm;
+pub mod layer_norm_group;
 pub mod matmul;
 pub mod matmul_shared;
 pub mod matmul_tile;
@@ -84,17 +86,21 @@ macro_rules! twin {
 pub fn twin(op: &Op) -> Option<&'static Twin> {
     Some(match op {
         Op::Reshape => return None,
-        Op::Unary(_) | Op::UnaryGrad(_) => twin!(unary),
+        Op::Unary(_) | Op::UnaryGrad(_) => twin!(unary, unary::variants),
         Op::Binary(_) => twin!(binary),
         Op::MatMul { .. } => twin!(matmul, matmul::variants),
-        Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => twin!(copy),
-        Op::Sum { .. } | Op::Broadcast { .. } => twin!(sum),
-        Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormGainGrad => twin!(layer_norm),
+        Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => {
+            twin!(copy, copy::variants)
+        }
+        Op::Sum { .. } | Op::Broadcast { .. } => twin!(sum, sum::variants),
+        Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormGainGrad => {
+            twin!(layer_norm, layer_norm::variants)
+        }
         Op::Attention { .. } | Op::AttentionGrad { .. } => twin!(attention),
-        Op::Embedding | Op::EmbeddingGrad { .. } => twin!(embedding),
-        Op::Dropout { .. } => twin!(dropout),
-        Op::CrossEntropy | Op::CrossEntropyGrad => twin!(cross_entropy),
-        Op::SquaredError | Op::SquaredErrorGrad => twin!(squared_error),
+        Op::Embedding | Op::EmbeddingGrad { .. } => twin!(embedding, embedding::variants),
+        Op::Dropout { .. } => twin!(dropout, dropout::variants),
+        Op::CrossEntropy | Op::CrossEntropyGrad => twin!(cross_entropy, cross_entropy::variants),
+        Op::SquaredError | Op::SquaredErrorGrad => twin!(squared_error, squared_error::variants),
         Op::Fused { .. } => twin!(fused, fused::variants),
     })
 }

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
+use super::dispatch::{Strips, grid};
 use super::{Dispatch, Operand, Shader};
 
 /// Elements per task of the fast version, which fixes the order of its sums.
@@ -64,15 +64,18 @@ pub fn partials(count: usize) -> usize {
 /// partials (room for `parts` pairs, of which [`partials`] are used at most), output 1 the results:
 /// (sum of squares, count of what is not finite) as two floats in `slot`.
 pub fn dispatch(count: usize, parts: usize, slot: usize) -> Vec<Dispatch> {
-    let parts = partials(count).min(parts);
     assert!(parts > 0, "the norm needs room for one partial sum");
+    let whole = count.is_multiple_of(4);
+    let strips = Strips::new(if whole { count / 4 } else { count }, partials(count).min(parts));
+    let Strips { parts, strip, lanes } = strips;
     let stage = |entry, groups| Dispatch {
         shader: Shader::new("norm", entry),
         operands: vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
-        params: vec![count as u32, parts as u32, slot as u32],
+        params: [count, parts, strip, lanes, slot].map(|word| word as u32).to_vec(),
         groups,
     };
-    vec![stage("partial_sums", grid(parts, 64)), stage("total", [1, 1, 1])]
+    let first = if whole { "partial_sums4" } else { "partial_sums" };
+    vec![stage(first, grid(parts, 64)), stage("total", [1, 1, 1])]
 }
 
 #[cfg(test)]
@@ -121,8 +124,17 @@ mod tests {
 
     #[test]
     fn sums_and_counts_agree_everywhere() {
-        for (count, bad) in [(1, 0), (1, 1), (2, 1), (255, 4), (257, 0), (65_537, 9), (300_001, 3)]
-        {
+        for (count, bad) in [
+            (1, 0),
+            (1, 1),
+            (2, 1),
+            (255, 4),
+            (256, 3),
+            (257, 0),
+            (65_536, 9),
+            (300_001, 3),
+            (65_537, 4),
+        ] {
             check(&values(count, bad), partials(count));
         }
     }

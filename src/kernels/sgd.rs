@@ -83,13 +83,19 @@ pub fn fast(
     }
 }
 
-/// One invocation per element of the range. Input 0 is the gradients, output 0 the parameters,
-/// output 1 the running average, if there is momentum.
+/// One invocation per 8 elements of the range, or per 4 vectors of 4. Input 0 is the gradients,
+/// output 0 the parameters, output 1 the running average, if there is momentum.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     let (lr, momentum, weight_decay) = numbers(update);
     let mut operands = vec![Operand::Input(0), Operand::Output(0)];
     operands.extend((0..update.moments()).map(|moment| Operand::Output(1 + moment)));
-    let entry = if update.moments() == 0 { "sgd_plain" } else { "sgd_momentum" };
+    let vectors = range.start.is_multiple_of(4) && range.length.is_multiple_of(4);
+    let entry = match (update.moments(), vectors) {
+        (0, false) => "sgd_plain",
+        (0, true) => "sgd_plain4",
+        (_, false) => "sgd_momentum",
+        (_, true) => "sgd_momentum4",
+    };
     let [start, length, decay_end] =
         [range.start, range.length, range.decay_end].map(|count| count as u32);
     let [scale, lr, momentum, decay] =
@@ -98,7 +104,7 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
         shader: Shader::new("sgd", entry),
         operands,
         params: vec![start, length, decay_end, scale, lr, momentum, decay],
-        groups: grid(range.length, 64),
+        groups: grid(range.length, if vectors { 1024 } else { 512 }),
     }
 }
 
@@ -153,7 +159,8 @@ mod tests {
             UpdateTwin { reference_f32: reference, reference_f64: reference, fast, dispatch };
         let ranges =
             [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
-        for (start, length, decay_end) in ranges {
+        let vectors = [(0, 4, 3), (64, 4096, 2001), (128, 1028, 64), (4, 700, 5000)];
+        for (start, length, decay_end) in ranges.into_iter().chain(vectors) {
             let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
             for momentum in [0.0, 0.9] {
                 let step = Update::Sgd { lr: 0.1, momentum, weight_decay: 0.2 };

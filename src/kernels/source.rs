@@ -18,7 +18,9 @@ pub const FILES: &[(&str, &str)] = sources![
     "dropout",
     "embedding",
     "fused",
+    "hash",
     "layer_norm",
+    "layer_norm_group",
     "matmul",
     "matmul_shared",
     "matmul_vector",
@@ -35,6 +37,8 @@ pub const FILES: &[(&str, &str)] = sources![
 pub const LIBRARY: &[(&str, &str)] = &[
     ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
     ("index", include_str!("../../shaders/lib/index.wgsl")),
+    ("run", include_str!("../../shaders/lib/run.wgsl")),
+    ("span", include_str!("../../shaders/lib/span.wgsl")),
     ("rng", include_str!("../../shaders/lib/rng.wgsl")),
     ("store", include_str!("../../shaders/lib/store.wgsl")),
 ];

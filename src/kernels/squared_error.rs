@@ -3,12 +3,15 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::dispatch::{ITERATIONS_MAX, grid};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
+
+/// Invocations of a workgroup that has an entry to itself.
+const GROUP: usize = 256;
 
 /// `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`
 pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
@@ -68,19 +71,46 @@ fn sum_of_squares(x: &[f32], target: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// One invocation per entry; the gradient takes one per element.
+/// One invocation per entry, or a workgroup where an invocation would loop for too long; the
+/// gradient takes one per 8 elements, or per 4 vectors of 4.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
     let (n, c) = entries(call);
-    let (entry, invocations) = match call.op {
-        Op::SquaredError => ("squared_error", n),
-        _ => ("squared_error_grad", n * c),
+    vec![match call.op {
+        Op::SquaredError if c > ITERATIONS_MAX => one(call, "squared_error_group", grid(n, 1)),
+        Op::SquaredError => one(call, "squared_error", grid(n, 64)),
+        _ if (n * c).is_multiple_of(4) => one(call, "squared_error_grad4", grid(n * c, 1024)),
+        _ => one(call, "squared_error_grad", grid(n * c, 512)),
+    }]
+}
+
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
+    let (n, c) = entries(call);
+    let chosen = dispatch(call);
+    let other = match call.op {
+        Op::SquaredError if (GROUP..=ITERATIONS_MAX).contains(&c) => {
+            Some(one(call, "squared_error_group", grid(n, 1)))
+        }
+        Op::SquaredErrorGrad if chosen[0].shader.entry != "squared_error_grad" => {
+            Some(one(call, "squared_error_grad", grid(n * c, 512)))
+        }
+        _ => None,
     };
-    vec![Dispatch {
+    let mut ways: Vec<Dispatch> = chosen.into_iter().chain(other).collect();
+    // By these names the plain way comes first.
+    ways.sort_by_key(|way| way.shader.entry);
+    let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
+    ways.into_iter().map(named).collect()
+}
+
+fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
+    let (n, c) = entries(call);
+    Dispatch {
         shader: Shader::new("squared_error", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
         params: vec![n as u32, c as u32],
-        groups: grid(invocations, 64),
-    }]
+        groups,
+    }
 }
 
 /// Three FLOPs per element, two for the gradient.
@@ -98,7 +128,14 @@ mod tests {
 
     #[test]
     fn errors_and_gradients_agree_everywhere() {
-        for (dims, rows) in [(&[1, 1][..], 1), (&[3], 5), (&[1, 37], 7), (&[2, 5, 31], 3)] {
+        for (dims, rows) in [
+            (&[1, 1][..], 1),
+            (&[3], 5),
+            (&[1, 37], 7),
+            (&[2, 5, 31], 3),
+            (&[1, 700], 4),
+            (&[1, 70_001], 2),
+        ] {
             let x = (Shape::batched(dims), Fill::Normal);
             let target = (Shape::batched(dims), Fill::Scaled(0.5, 1.0));
             check(Op::SquaredError, &[x.clone(), target.clone()], rows);

@@ -3,8 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::dispatch::{ITERATIONS_MAX, grid};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
@@ -15,6 +15,9 @@ const LANES: usize = 64;
 
 /// The invocations of a workgroup that sums one output.
 const TREE: usize = 256;
+
+/// The most tiles in y: every device allows 65,535 workgroups.
+const TILES_Y: usize = 65_535;
 
 /// The larger tensor of a sum or a broadcast, seen as (outer, middle, inner).
 #[derive(Clone, Copy)]
@@ -115,23 +118,68 @@ fn add(y: &mut [f32], x: &[f32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
 }
 
-/// One invocation per output; or one workgroup per output, where few outputs sum up so much that
-/// single invocations would leave a device idle.
+/// One workgroup per output, where few outputs sum up so much that single invocations would leave
+/// a device idle; tiles of vectors for wide sums; or else one invocation per output.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
-    let View { middle, inner, .. } = View::of(call);
+    let view = View::of(call);
     let count = call.output_len(0);
-    let (entry, groups) = match call.op {
-        Op::Broadcast { .. } => ("broadcast", grid(count, 64)),
-        _ if middle >= TREE && count <= TREE / 4 => ("tree", grid(count, 1)),
-        _ => ("columns", grid(count, 64)),
-    };
-    let params = [count, middle, inner, usize::from(call.accumulate)];
-    vec![Dispatch {
+    let few = view.middle >= TREE && count <= TREE / 4;
+    let is_sum = matches!(call.op, Op::Sum { .. });
+    vec![match tile(view, 64, 4).filter(|_| is_sum && !few) {
+        Some(groups) => one(call, "tile4", groups),
+        None if is_sum && few => one(call, "tree", grid(count, 1)),
+        None => plain(call),
+    }]
+}
+
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
+    let view = View::of(call);
+    let mut ways = vec![plain(call)];
+    if let Op::Sum { .. } = call.op {
+        let narrow = view.inner < 16 && (64..=ITERATIONS_MAX).contains(&view.middle);
+        let tree = narrow.then(|| ("tree", grid(call.output_len(0), 1)));
+        let tile4 = tile(view, 64, 4).map(|groups| ("tile4", groups));
+        let tall = match tile(view, 32, 4) {
+            Some(groups) => Some(("tall4", groups)),
+            None => tile(view, 16, 1).map(|groups| ("tall", groups)),
+        };
+        let others = [tree, tile4, tall].into_iter().flatten();
+        ways.extend(others.map(|(entry, groups)| one(call, entry, groups)));
+    }
+    let named = |way: Dispatch| Variant::new(format!("sum_{}", way.shader.entry), vec![way]);
+    ways.into_iter().map(named).collect()
+}
+
+/// The grid of tiles of `across` columns of vectors of `lanes`: where they fit, and sum enough rows
+/// to be worth their barrier.
+fn tile(view: View, across: usize, lanes: usize) -> Option<[u32; 3]> {
+    let fits = view.inner.is_multiple_of(lanes) && view.outer <= TILES_Y && view.middle >= 16;
+    let groups = [view.inner.div_ceil(across), view.outer, 1].map(|n| n as u32);
+    // The fewest invocations to a column are 4.
+    let short = view.middle <= 4 * ITERATIONS_MAX;
+    (fits && short && view.inner >= 16 && view.outer > 0).then_some(groups)
+}
+
+/// One invocation per output, or a workgroup where an invocation would loop for too long.
+fn plain(call: &Call) -> Dispatch {
+    let count = call.output_len(0);
+    match call.op {
+        Op::Broadcast { .. } => one(call, "broadcast", grid(count, 64)),
+        _ if View::of(call).middle > ITERATIONS_MAX => one(call, "tree", grid(count, 1)),
+        _ => one(call, "columns", grid(count, 64)),
+    }
+}
+
+fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
+    let View { middle, inner, .. } = View::of(call);
+    let params = [call.output_len(0), middle, inner, usize::from(call.accumulate)];
+    Dispatch {
         shader: Shader::new("sum", entry),
         operands: vec![Operand::Input(0), Operand::Output(0)],
         params: params.map(|word| word as u32).to_vec(),
         groups,
-    }]
+    }
 }
 
 /// One FLOP per element of a sum, none of a broadcast.
@@ -171,6 +219,14 @@ mod tests {
         check_sum(Shape::batched(&[64, 2]), 0, 0, 12);
         check_sum(Shape::batched(&[1, 64, 128]), 0, 0, 12);
         check_sum(Shape::batched(&[1, 64, 128]), 0, 1, 12);
+    }
+
+    /// Every kind of tile, with columns and rows beyond its edge, and several outer entries.
+    #[test]
+    fn tiles_of_columns() {
+        for shape in [[3, 65, 68], [2, 16, 16], [1, 100, 260], [5, 33, 19], [1, 257, 131]] {
+            check_sum(Shape::fixed(&shape), 1, 1, 1);
+        }
     }
 
     #[test]

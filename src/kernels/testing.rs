@@ -5,9 +5,10 @@
 pub mod gradient;
 pub mod update;
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use super::{Arg, Call, Dispatch, Operand, Pipelines, Random, Twin, twin};
+use super::{Arg, Call, Dispatch, Operand, Pipelines, Random, Twin, Variant, twin};
 use crate::base::rng::Key;
 use crate::base::{Shape, Site};
 use crate::device::{Adapter, AdapterKind, Checks, Gpu, list_adapters};
@@ -121,9 +122,23 @@ fn run_all(op: &Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) {
     same("the reference in f32", host(&call, inputs, start, twin.reference_f32));
     same("the fast version", host(&call, inputs, start, twin.fast));
     for_each_gpu(|gpu, pipelines| {
-        let who = format!("{}:{} ({:?})", gpu.api, gpu.name, gpu.checks);
-        same(&who, on_gpu(gpu, pipelines, &call, &(twin.dispatch)(&call), inputs, start));
+        for Variant { name, dispatches } in every_way(twin, &call) {
+            let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
+            same(&who, on_gpu(gpu, pipelines, &call, &dispatches, inputs, start));
+        }
     });
+}
+
+/// The variants of a call, and its static choice where that is none of them.
+fn every_way(twin: &Twin, call: &Call) -> Vec<Variant> {
+    let mut ways = (twin.variants)(call);
+    let chosen = (twin.dispatch)(call);
+    let names: BTreeSet<&String> = ways.iter().map(|way| &way.name).collect();
+    assert_eq!(names.len(), ways.len(), "{}: the names of variants differ", twin.name);
+    if ways.iter().all(|way| way.dispatches != chosen) {
+        ways.push(Variant::new("the static choice", chosen));
+    }
+    ways
 }
 
 /// Runs a host function on the inputs, in outputs that start as `start`.

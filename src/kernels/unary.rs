@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::dispatch::grid;
 use super::simd::{erf, exp, mul_add, tanh, vectorized};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::{Op, Unary};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
@@ -189,14 +189,23 @@ vectorized! {
     }
 }
 
-/// One invocation per element.
+/// Vectors of 4 where the elements allow them, which took a fifth of the time of single elements
+/// on SwiftShader, and from a half down to a quarter on llvmpipe.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
-    let (function, gradient) = match call.op {
-        Op::Unary(function) => (*function, false),
-        Op::UnaryGrad(function) => (*function, true),
-        other => panic!("{other} is not a unary function"),
-    };
-    let entry = match (function, gradient) {
+    let whole = call.output_len(0).is_multiple_of(4);
+    vec![if whole { vectors(call) } else { plain(call) }]
+}
+
+/// Every way to compute the call on a GPU.
+pub fn variants(call: &Call) -> Vec<Variant> {
+    let vectors = call.output_len(0).is_multiple_of(4).then(|| vectors(call));
+    let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
+    std::iter::once(plain(call)).chain(vectors).map(named).collect()
+}
+
+/// One invocation per 8 elements.
+fn plain(call: &Call) -> Dispatch {
+    let entry = match function(call) {
         (Unary::Relu, false) => "relu",
         (Unary::Relu, true) => "relu_grad",
         (Unary::Gelu, false) => "gelu",
@@ -205,18 +214,47 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
         (Unary::GeluTanh, true) => "gelutanh_grad",
         (Unary::Scale(_), _) => "scale",
     };
+    one(call, entry, 512)
+}
+
+/// One invocation per 4 vectors of 4.
+fn vectors(call: &Call) -> Dispatch {
+    let entry = match function(call) {
+        (Unary::Relu, false) => "relu4",
+        (Unary::Relu, true) => "relu_grad4",
+        (Unary::Gelu, false) => "gelu4",
+        (Unary::Gelu, true) => "gelu_grad4",
+        (Unary::GeluTanh, false) => "gelutanh4",
+        (Unary::GeluTanh, true) => "gelutanh_grad4",
+        (Unary::Scale(_), _) => "scale4",
+    };
+    one(call, entry, 1024)
+}
+
+/// The function, and whether its gradient is asked for.
+fn function(call: &Call) -> (Unary, bool) {
+    match call.op {
+        Op::Unary(function) => (*function, false),
+        Op::UnaryGrad(function) => (*function, true),
+        other => panic!("{other} is not a unary function"),
+    }
+}
+
+/// An entry point whose workgroups have `size` elements each.
+fn one(call: &Call, entry: &'static str, size: u32) -> Dispatch {
+    let (function, gradient) = function(call);
     let factor = if let Unary::Scale(factor) = function { factor } else { 1.0 };
     let operands = match gradient {
         false => vec![Operand::Input(0), Operand::Output(0)],
         true => vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
     };
     let count = call.output_len(0);
-    vec![Dispatch {
+    Dispatch {
         shader: Shader::new("unary", entry),
         operands,
         params: vec![count as u32, factor.to_bits(), u32::from(call.accumulate)],
-        groups: grid(count, 64),
-    }]
+        groups: grid(count, size),
+    }
 }
 
 /// Memory is what it costs.
@@ -242,11 +280,20 @@ mod tests {
 
     #[test]
     fn functions_and_slopes_agree_everywhere() {
-        let x = (Shape::batched(&[1, 37]), Fill::Scaled(3.0, 0.0));
+        agree(37);
+    }
+
+    #[test]
+    fn vectors_of_four_agree_everywhere() {
+        agree(300);
+    }
+
+    fn agree(per_row: usize) {
+        let x = (Shape::batched(&[1, per_row]), Fill::Scaled(3.0, 0.0));
         for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1.5)] {
             check(Op::Unary(function), std::slice::from_ref(&x), 5);
             if !matches!(function, Unary::Scale(_)) {
-                let dy = (Shape::batched(&[1, 37]), Fill::Normal);
+                let dy = (Shape::batched(&[1, per_row]), Fill::Normal);
                 check(Op::UnaryGrad(function), &[x.clone(), dy], 5);
             }
         }

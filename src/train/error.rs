@@ -78,6 +78,7 @@ impl TrainError {
                 DeviceError::Refused { .. } => EXIT_DEFECT,
                 DeviceError::OutOfMemory { .. }
                 | DeviceError::Lost { .. }
+                | DeviceError::ReadBack { .. }
                 | DeviceError::Timeout { .. } => EXIT_RESTART,
             },
             // A disk that is full or gone: nothing is wrong with the run itself.

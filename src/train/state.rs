@@ -4,17 +4,42 @@ use crate::base::{BucketId, ParamId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
+use crate::kernels::hash;
 use crate::model;
 
 use super::checkpoint::{CheckpointError, NamedTensor};
 use super::driver::Driver;
 use super::error::TrainError;
 
+/// A whole bucket, which is compared with the hash that the device computes where it stands.
+///
+/// # Errors
+/// A device that fails, or values that are not what it holds.
+fn read_bucket(
+    device: &mut dyn Executor,
+    bank: Bank,
+    bucket: BucketId,
+) -> Result<Vec<f32>, DeviceError> {
+    let values = device.read_bank(bank, bucket)?;
+    if hash::fast(bytemuck::cast_slice(&values), 0) == device.hash(bank, bucket)? {
+        return Ok(values);
+    }
+    let what = match bank {
+        Bank::Parameters => format!("bucket {} of the parameters", bucket.0),
+        Bank::Gradients => format!("bucket {} of the gradients", bucket.0),
+        Bank::Moment(moment) => format!("bucket {} of moment {moment}", bucket.0),
+    };
+    Err(DeviceError::ReadBack { adapter: device.name().to_string(), what })
+}
+
 /// Every parameter in one bank, in the model's order.
+///
+/// # Errors
+/// A device that fails, or values that are not what it holds.
 pub fn read(device: &mut dyn Executor, bank: Bank) -> Result<Vec<NamedTensor>, DeviceError> {
     let mut tensors: Vec<(ParamId, NamedTensor)> = Vec::new();
     for bucket in 0..device.plan().buckets.len() as u32 {
-        let values = device.read_bank(bank, BucketId(bucket))?;
+        let values = read_bucket(device, bank, BucketId(bucket))?;
         let plan = device.plan();
         for &(id, start) in &plan.buckets[bucket as usize].parameters {
             let parameter = &plan.graph.parameters[id.index()];
@@ -148,8 +173,105 @@ pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceErro
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use super::*;
-    use crate::graph::{Builder, Init, PlanOptions};
+    use crate::base::TensorId;
+    use crate::device::{Injected, Pulse};
+    use crate::exec::{Cpu, Input, Pass, StepSums, Timing, Work};
+    use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
+
+    /// The CPU device, but reading a bucket back flips bit 0 of its word `flips`.
+    struct Flipping {
+        cpu: Cpu<f32>,
+        flips: Option<(Bank, BucketId, usize)>,
+    }
+
+    impl Executor for Flipping {
+        fn name(&self) -> &str {
+            "a broken device"
+        }
+        fn plan(&self) -> &Plan {
+            self.cpu.plan()
+        }
+        fn pulse(&self) -> Pulse {
+            self.cpu.pulse()
+        }
+        fn fault(&mut self, fault: Injected) -> Result<(), DeviceError> {
+            self.cpu.fault(fault)
+        }
+        fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {
+            self.cpu.time(work, pass)
+        }
+        fn set_input(&mut self, id: TensorId, copy: usize, from: Input) -> Result<(), DeviceError> {
+            self.cpu.set_input(id, copy, from)
+        }
+        fn begin_step(&mut self) -> Result<(), DeviceError> {
+            self.cpu.begin_step()
+        }
+        fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
+            self.cpu.run(nodes, pass)
+        }
+        fn finish_step(&mut self) -> Result<StepSums, DeviceError> {
+            self.cpu.finish_step()
+        }
+        fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
+            self.cpu.loss()
+        }
+        fn update(
+            &mut self,
+            bucket: BucketId,
+            update: &Update,
+            range: &UpdateRange,
+        ) -> Result<(), DeviceError> {
+            self.cpu.update(bucket, update, range)
+        }
+        fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError> {
+            self.cpu.read(tensor, pass)
+        }
+        fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+            let mut values = self.cpu.read_bank(bank, bucket)?;
+            if let Some((_, _, at)) =
+                self.flips.filter(|flips| (flips.0, flips.1) == (bank, bucket))
+            {
+                values[at] = f32::from_bits(values[at].to_bits() ^ 1);
+            }
+            Ok(values)
+        }
+        fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError> {
+            self.cpu.hash(bank, bucket)
+        }
+        fn write_bank(
+            &mut self,
+            bank: Bank,
+            bucket: BucketId,
+            values: &[f32],
+        ) -> Result<(), DeviceError> {
+            self.cpu.write_bank(bank, bucket, values)
+        }
+    }
+
+    #[test]
+    fn a_bit_that_flips_on_the_way_back_is_an_error_that_names_the_bucket() {
+        let mut b = Builder::new();
+        b.parameter("w", &[20, 3], Init::Normal { deviation: 1.0 });
+        let plan = Plan::new(b.finish(), PlanOptions::new(1));
+        let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None };
+        initialize(&mut device, 5).unwrap();
+        let sound = read(&mut device, Bank::Parameters).unwrap();
+        for at in [0, 31, 59] {
+            device.flips = Some((Bank::Parameters, BucketId(0), at));
+            let error = read(&mut device, Bank::Parameters).unwrap_err().to_string();
+            assert!(error.contains("a broken device: what was read back"), "{error}");
+            assert!(error.contains("bucket 0 of the parameters"), "{error}");
+            assert!(read(&mut device, Bank::Moment(1)).is_ok(), "another bank");
+        }
+        device.flips = Some((Bank::Moment(1), BucketId(0), 7));
+        let error = read(&mut device, Bank::Moment(1)).unwrap_err().to_string();
+        assert!(error.contains("bucket 0 of moment 1"), "{error}");
+        let again = read(&mut device, Bank::Parameters).unwrap();
+        assert_eq!(again[0].values, sound[0].values);
+    }
 
     fn tensor(name: &str, shape: &[usize]) -> NamedTensor {
         let values = vec![0.0; shape.iter().product()];

@@ -17,7 +17,7 @@ use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
 use crate::device::{DeviceError, Gpu, Injected, Limits, Pulse};
 use crate::graph::{Place, Plan, SlotKind, Update, UpdateRange};
-use crate::kernels::{Operand, Pipelines, adamw, norm, sgd, twin};
+use crate::kernels::{Operand, Pipelines, adamw, hash, norm, sgd, twin};
 use prepare::{Binding, Task};
 use stream::{ReadRange, Stream};
 
@@ -48,6 +48,8 @@ pub struct GpuExecutor {
     /// (sum of squares, number not finite) of first-stage parts, and per bucket.
     norm_parts: wgpu::Buffer,
     norms: wgpu::Buffer,
+    /// The two words of the last hash of a bucket, whose parts stand where those of norms do.
+    hashed: wgpu::Buffer,
     /// Nodes and updates prepared so far.
     prepared: HashMap<NodeKey, Task>,
     updates: HashMap<UpdateKey, Task>,
@@ -85,6 +87,7 @@ impl GpuExecutor {
             loss: gpu.storage("loss", 8)?,
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
+            hashed: gpu.storage("hash", 8)?,
             prepared: HashMap::new(),
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
@@ -331,6 +334,23 @@ impl Executor for GpuExecutor {
     fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
         let length = self.plan.buckets[bucket.index()].length;
         self.read_range(&self.bank(bank, bucket).clone(), 0, length)
+    }
+
+    fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError> {
+        let length = self.plan.buckets[bucket.index()].length;
+        let words = self.bank(bank, bucket).clone();
+        let outputs = [&self.norm_parts, &self.hashed];
+        let binding = |operand| match operand {
+            Operand::Input(_) => Binding::whole(&words),
+            Operand::Output(i) => Binding::whole(outputs[i]),
+        };
+        let parts = self.norm_parts.size() as usize / (2 * ELEMENT_BYTES);
+        let (dispatches, cost) = (hash::dispatch(0..length, parts), norm_cost(length));
+        let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+        self.stream.run(&task)?;
+        let mut lanes = [0u32; 2];
+        self.stream.read(&[(&self.hashed, 0, 8)], bytemuck::cast_slice_mut(&mut lanes))?;
+        Ok(hash::join(lanes))
     }
 
     fn write_bank(

@@ -1,0 +1,371 @@
+//! Every variant of the kernels that only stream memory, at the shapes of the small GPT step (768
+//! tokens, width 128, vocabulary 65) and of GPT-2 124M (1024 tokens, width 768, vocabulary 50257),
+//! on every adapter found or named: milliseconds, and GB/s beside those of a copy in the same run.
+//!
+//!     cargo bench --bench kernels -- [ADAPTER ..] [--only TEXT] [--rounds N]
+//!
+//! Variants of a case are timed in turns, and the table has medians. A star marks what runs where
+//! nothing was measured.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use potluck::base::rng::Key;
+use potluck::base::{DType, Shape, Site};
+use potluck::device::{Checks, DeviceError, Gpu, list_adapters};
+use potluck::graph::{Binary, Op, Unary, Update, UpdateRange, shapes};
+use potluck::kernels::pipeline::Pipeline;
+use potluck::kernels::{
+    Call, Dispatch, Operand, Pipelines, Random, Variant, adamw, hash, norm, sgd, twin,
+};
+
+/// Seconds that one timed submission aims at.
+const SUBMISSION: f64 = 0.02;
+/// The most repetitions in one submission.
+const REPEATS_MAX: usize = 100;
+
+/// What is timed: ways to compute one thing on the same buffers.
+struct Case {
+    name: String,
+    ways: Vec<Variant>,
+    /// Which of them is the static choice.
+    chosen: usize,
+    inputs: Vec<Contents>,
+    /// Words of each output.
+    outputs: Vec<usize>,
+    /// Bytes that any way has to move.
+    bytes: f64,
+}
+
+/// What an input holds.
+#[derive(Clone, Copy)]
+enum Contents {
+    Floats(usize),
+    /// Integers below a bound.
+    Ints(usize, u32),
+}
+
+/// The sizes of a model's step.
+struct Sizes {
+    name: &'static str,
+    tokens: usize,
+    width: usize,
+    /// Rows of logits; fewer than tokens where all would not fit a portable binding.
+    logits: usize,
+    vocabulary: usize,
+    /// Elements of one bucket.
+    bucket: usize,
+}
+
+const SMALL: Sizes = Sizes {
+    name: "small",
+    tokens: 768,
+    width: 128,
+    logits: 768,
+    vocabulary: 65,
+    bucket: 12 * 128 * 128,
+};
+const GPT2: Sizes = Sizes {
+    name: "gpt2",
+    tokens: 1024,
+    width: 768,
+    logits: 128,
+    vocabulary: 50257,
+    bucket: 12 * 768 * 768,
+};
+
+struct Arguments {
+    adapters: Vec<usize>,
+    only: String,
+    rounds: usize,
+}
+
+fn main() -> Result<(), DeviceError> {
+    let Arguments { adapters, only, rounds } = arguments();
+    let found = list_adapters();
+    for index in adapters {
+        let Some(adapter) = found.get(index) else {
+            println!("there is no adapter {index}");
+            continue;
+        };
+        let gpu = match Gpu::open(adapter, Checks::Trusted) {
+            Ok(gpu) => gpu,
+            Err(error) => {
+                println!("{error}");
+                continue;
+            }
+        };
+        let mut bench = Bench { gpu, pipelines: Pipelines::default(), rounds };
+        let copied = bench.copy()?;
+        println!("\n{} ({}): a copy moves {copied:.2} GB/s", bench.gpu.name, bench.gpu.api);
+        println!("{:<34}{:<22}{:>10}{:>9}{:>9}", "", "", "ms", "GB/s", "of copy");
+        for case in cases().into_iter().filter(|case| case.name.contains(&only)) {
+            bench.report(&case, copied)?;
+        }
+    }
+    Ok(())
+}
+
+fn arguments() -> Arguments {
+    // Cargo passes --bench to every benchmark.
+    let mut words = std::env::args().skip(1).filter(|arg| arg != "--bench");
+    let mut arguments = Arguments { adapters: Vec::new(), only: String::new(), rounds: 7 };
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--only" => arguments.only = words.next().unwrap_or_default(),
+            "--rounds" => {
+                arguments.rounds = words.next().and_then(|n| n.parse().ok()).unwrap_or(7).max(1);
+            }
+            index => arguments.adapters.extend(index.parse::<usize>()),
+        }
+    }
+    if arguments.adapters.is_empty() {
+        let adapters = list_adapters();
+        let shown = (0..adapters.len()).filter(|&index| adapters[index].merged_into.is_none());
+        arguments.adapters = shown.collect();
+    }
+    arguments
+}
+
+/// An op on inputs of these shapes, of `rows` rows where they are batched; integers are below
+/// `bound`.
+fn op_case(name: String, op: &Op, rows: usize, inputs: &[(Shape, DType)], bound: usize) -> Case {
+    let outputs = shapes::outputs(op, inputs).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let dims = |typed: &[(Shape, DType)]| typed.iter().map(|(s, _)| s.resolve(rows)).collect();
+    let call = Call {
+        op,
+        inputs: dims(inputs),
+        outputs: dims(&outputs),
+        accumulate: false,
+        random: Random { step_key: Key::new(3), training: true },
+    };
+    let twin = twin(op).unwrap_or_else(|| panic!("{name}: {op} has a kernel"));
+    let mut ways = (twin.variants)(&call);
+    let choice = (twin.dispatch)(&call);
+    let chosen = ways.iter().position(|way| way.dispatches == choice).unwrap_or_else(|| {
+        ways.push(Variant::new("the static choice", choice));
+        ways.len() - 1
+    });
+    let contents = |(shape, dtype): &(Shape, DType)| match dtype {
+        DType::F32 => Contents::Floats(shape.elements(rows)),
+        DType::U32 => Contents::Ints(shape.elements(rows), bound as u32),
+    };
+    Case {
+        ways,
+        chosen,
+        inputs: inputs.iter().map(contents).collect(),
+        outputs: (0..call.outputs.len()).map(|i| call.output_len(i)).collect(),
+        bytes: (twin.cost)(&call).bytes,
+        name,
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let all = |sizes| op_cases(sizes).into_iter().chain(bucket_cases(sizes));
+    [&SMALL, &GPT2].into_iter().flat_map(all).collect()
+}
+
+fn op_cases(sizes: &Sizes) -> Vec<Case> {
+    let Sizes { tokens, width: c, logits, vocabulary: v, .. } = *sizes;
+    let rows = |dims: &[usize]| (Shape::batched(&[&[1], dims].concat()), DType::F32);
+    let fixed = |dims: &[usize]| (Shape::fixed(dims), DType::F32);
+    let ids = || (Shape::batched(&[1]), DType::U32);
+    let (x, stats, wide, table) = (|| rows(&[c]), || rows(&[2]), || rows(&[4 * c]), fixed(&[v, c]));
+    let dropout = Op::Dropout { p: 0.1, site: Site(1) };
+    let by_width = [
+        (Op::LayerNorm { eps: 1e-5 }, "layer_norm", vec![x(), fixed(&[c])]),
+        (Op::LayerNormGrad, "layer_norm_grad", vec![x(), fixed(&[c]), stats(), x()]),
+        (Op::LayerNormGainGrad, "layer_norm_gain_grad", vec![x(), stats(), x()]),
+        (Op::Sum { first: 0, last: 0 }, "sum of rows", vec![wide()]),
+        (Op::Sum { first: 1, last: 1 }, "sum of columns", vec![wide()]),
+        (Op::Unary(Unary::Gelu), "gelu", vec![wide()]),
+        (Op::UnaryGrad(Unary::Gelu), "gelu_grad", vec![wide(), wide()]),
+        (Op::Unary(Unary::Scale(0.5)), "scale", vec![wide()]),
+        (Op::Binary(Binary::Add), "add", vec![wide(), wide()]),
+        (Op::Permute { axes: vec![1, 0] }, "transpose", vec![fixed(&[tokens, c])]),
+        (Op::Slice { axis: 1, start: c, length: c }, "slice", vec![wide()]),
+        (dropout, "dropout", vec![x(), ids()]),
+        (Op::Embedding, "embedding", vec![ids(), table]),
+        (Op::EmbeddingGrad { rows: v }, "embedding_grad", vec![ids(), x()]),
+        (Op::SquaredError, "squared_error", vec![x(), x()]),
+        (Op::SquaredErrorGrad, "squared_error_grad", vec![x(), x()]),
+    ];
+    let by_classes = [
+        (Op::CrossEntropy, "cross_entropy", vec![rows(&[v]), ids()]),
+        (Op::CrossEntropyGrad, "cross_entropy_grad", vec![rows(&[v]), ids(), rows(&[])]),
+    ];
+    let case = |(op, what, inputs): (Op, &str, Vec<(Shape, DType)>), rows| {
+        op_case(format!("{} {what}", sizes.name), &op, rows, &inputs, v)
+    };
+    let by_width = by_width.into_iter().map(|each| case(each, tokens));
+    by_width.chain(by_classes.into_iter().map(|each| case(each, logits))).collect()
+}
+
+/// What works on buckets and belongs to no op.
+fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
+    let count = sizes.bucket;
+    let range = UpdateRange { start: 0, length: count, decay_end: count, gradient_scale: 1.0 };
+    let odd = UpdateRange { start: 1, length: count - 1, ..range };
+    let adam = Update::AdamW {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.1,
+        correction1: 0.1,
+        correction2: 0.01,
+    };
+    let momentum = Update::Sgd { lr: 1e-3, momentum: 0.9, weight_decay: 0.1 };
+    let parts = norm::partials(count);
+    let one = |what: &str, ways: Vec<Variant>, outputs: Vec<usize>, words: usize| Case {
+        name: format!("{} {what}", sizes.name),
+        ways,
+        chosen: 0,
+        inputs: vec![Contents::Floats(count)],
+        outputs,
+        bytes: 4.0 * (words * count) as f64,
+    };
+    // Ranges that start anywhere are not moved in vectors.
+    let whole = |update| {
+        [("whole", range), ("from element 1", odd)].map(|(name, range)| {
+            let dispatch = match update {
+                Update::AdamW { .. } => adamw::dispatch(&update, &range),
+                Update::Sgd { .. } => sgd::dispatch(&update, &range),
+            };
+            Variant::new(name, vec![dispatch])
+        })
+    };
+    let only = |what: &str, dispatches| vec![Variant::new(what, dispatches)];
+    let hashed = hash::partials(count);
+    vec![
+        one("adamw", whole(adam).to_vec(), vec![count; 3], 7),
+        one("sgd with momentum", whole(momentum).to_vec(), vec![count; 2], 5),
+        one("norm", only("norm", norm::dispatch(count, parts, 0)), vec![2 * parts, 2], 1),
+        one("hash", only("hash", hash::dispatch(0..count, hashed)), vec![2 * hashed, 2], 1),
+    ]
+}
+
+/// A dispatch ready to record.
+struct Ready {
+    pipeline: Arc<Pipeline>,
+    group: wgpu::BindGroup,
+    dispatch: Dispatch,
+}
+
+/// An adapter under test.
+struct Bench {
+    gpu: Gpu,
+    pipelines: Pipelines,
+    rounds: usize,
+}
+
+impl Bench {
+    /// GB/s of a copy of 4 Mi elements.
+    fn copy(&mut self) -> Result<f64, DeviceError> {
+        let op = Op::Permute { axes: vec![0] };
+        let case = op_case("copy".into(), &op, 1, &[(Shape::fixed(&[4 << 20]), DType::F32)], 0);
+        Ok(case.bytes / self.seconds(&case)?[case.chosen] / 1e9)
+    }
+
+    fn report(&mut self, case: &Case, copied: f64) -> Result<(), DeviceError> {
+        let seconds = self.seconds(case)?;
+        for (index, (way, seconds)) in case.ways.iter().zip(seconds).enumerate() {
+            let name = if index == 0 { case.name.as_str() } else { "" };
+            let star = if index == case.chosen { "*" } else { "" };
+            let (ms, rate) = (1e3 * seconds, case.bytes / seconds / 1e9);
+            let (way, share) = (format!("{}{star}", way.name), 100.0 * rate / copied);
+            println!("{name:<34}{way:<22}{ms:>10.3}{rate:>9.2}{share:>8.0}%");
+        }
+        Ok(())
+    }
+
+    /// The median seconds of each way of a case.
+    fn seconds(&mut self, case: &Case) -> Result<Vec<f64>, DeviceError> {
+        let inputs: Vec<wgpu::Buffer> =
+            case.inputs.iter().map(|input| self.input(*input)).collect::<Result<_, _>>()?;
+        let outputs: Vec<wgpu::Buffer> = case
+            .outputs
+            .iter()
+            .map(|words| self.gpu.storage("output", 4 * *words as u64))
+            .collect::<Result<_, _>>()?;
+        let mut ways = Vec::with_capacity(case.ways.len());
+        for way in &case.ways {
+            let mut ready = Vec::with_capacity(way.dispatches.len());
+            for dispatch in &way.dispatches {
+                ready.push(self.prepare(dispatch, &inputs, &outputs)?);
+            }
+            // The first run compiles; the second tells how often to repeat.
+            self.time(&ready, 1)?;
+            let repeats = (SUBMISSION / self.time(&ready, 1)?).ceil() as usize;
+            ways.push((ready, repeats.clamp(1, REPEATS_MAX), Vec::with_capacity(self.rounds)));
+        }
+        for _ in 0..self.rounds {
+            for (ready, repeats, times) in &mut ways {
+                times.push(self.time(ready, *repeats)?);
+            }
+        }
+        let median = |mut times: Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        Ok(ways.into_iter().map(|(_, _, times)| median(times)).collect())
+    }
+
+    fn input(&self, contents: Contents) -> Result<wgpu::Buffer, DeviceError> {
+        let mixed = |i: usize| (i as u32).wrapping_mul(0x9E37_79B9).rotate_left(13);
+        let words: Vec<u32> = match contents {
+            Contents::Floats(count) => {
+                let float = |i: usize| mixed(i) as f32 / 2.0f32.powi(31) - 1.0;
+                (0..count).map(|i| float(i).to_bits()).collect()
+            }
+            Contents::Ints(count, bound) => (0..count).map(|i| mixed(i) % bound).collect(),
+        };
+        let bytes: &[u8] = bytemuck::cast_slice(&words);
+        let buffer = self.gpu.storage("input", bytes.len() as u64)?;
+        self.gpu.upload(&buffer, 0, bytes);
+        Ok(buffer)
+    }
+
+    fn prepare(
+        &mut self,
+        dispatch: &Dispatch,
+        inputs: &[wgpu::Buffer],
+        outputs: &[wgpu::Buffer],
+    ) -> Result<Ready, DeviceError> {
+        let pipeline = self.pipelines.get(&self.gpu, dispatch)?;
+        let operands = dispatch.operands.iter().enumerate();
+        let entries: Vec<wgpu::BindGroupEntry> = operands
+            .map(|(binding, operand)| wgpu::BindGroupEntry {
+                binding: binding as u32,
+                resource: match operand {
+                    Operand::Input(i) => inputs[*i].as_entire_binding(),
+                    Operand::Output(i) => outputs[*i].as_entire_binding(),
+                },
+            })
+            .collect();
+        let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.bindings,
+            entries: &entries,
+        });
+        Ok(Ready { pipeline, group, dispatch: dispatch.clone() })
+    }
+
+    /// Seconds per repetition of dispatches that run `repeats` times in one submission.
+    fn time(&self, ready: &[Ready], repeats: usize) -> Result<f64, DeviceError> {
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        {
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            for Ready { pipeline, group, dispatch } in (0..repeats).flat_map(|_| ready) {
+                pass.set_pipeline(&pipeline.pipeline);
+                pass.set_bind_group(0, group, &[]);
+                pass.set_immediates(0, bytemuck::cast_slice(&dispatch.params));
+                let [x, y, z] = dispatch.groups;
+                pass.dispatch_workgroups(x, y, z);
+            }
+        }
+        let started = Instant::now();
+        self.gpu.submit_and_wait(encoder)?;
+        Ok(started.elapsed().as_secs_f64() / repeats as f64)
+    }
+}

@@ -1,0 +1,104 @@
+// Layer normalization with one workgroup of GROUP invocations per row; the formulas are those of
+// layer_norm.wgsl.
+//
+//   forward  keeps the row in workgroup memory, so that mean and variance around it cost one read
+//   grad     keeps g = gain dy and xhat
+//
+// 8 bytes per element moved (12 by grad), each once. The header says GROUP, and the width C, which
+// must fit the workgroup memory. Sums are over every GROUP-th element, then of halves, always in
+// the same order.
+
+struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
+// `flag`: forward adds a bias.
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;                // (rows, C)
+// forward binds x, gain, bias (gain again if there is none), y, stats.
+@group(0) @binding(1) var<storage, read> gain: array<f32>;             // (C)
+@group(0) @binding(2) var<storage, read> bias: array<f32>;             // (C)
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;          // (rows, C)
+@group(0) @binding(4) var<storage, read_write> new_stats: array<f32>;  // (rows, 2): mean, r
+// grad binds x, gain, stats, dy, dx.
+@group(0) @binding(2) var<storage, read> stats: array<f32>;            // (rows, 2)
+@group(0) @binding(3) var<storage, read> dy: array<f32>;               // (rows, C)
+@group(0) @binding(4) var<storage, read_write> dx: array<f32>;         // (rows, C)
+
+var<workgroup> kept: array<f32, C>;
+var<workgroup> kept_g: array<f32, C>;
+var<workgroup> sums: array<vec2f, GROUP>;
+
+// The sum of what all invocations bring.
+fn all_of(mine: vec2f, local: u32) -> vec2f {
+    sums[local] = mine;
+    workgroupBarrier();
+    for (var width = GROUP / 2u; width > 0u; width /= 2u) {
+        if (local < width) { sums[local] += sums[local + width]; }
+        workgroupBarrier();
+    }
+    let total = sums[0];
+    // Before the next call writes there.
+    workgroupBarrier();
+    return total;
+}
+
+@compute @workgroup_size(GROUP)
+fn forward(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let row = group.x + group.y * groups.x;
+    if (row >= p.rows) { return; }
+    let start = row * C;
+
+    var part = 0.0;
+    for (var k = local; k < C; k += GROUP) {
+        let value = x[start + k];
+        kept[k] = value;
+        part += value;
+    }
+    let mean = all_of(vec2f(part, 0.0), local).x / f32(C);
+
+    part = 0.0;
+    for (var k = local; k < C; k += GROUP) {
+        let centered = kept[k] - mean;
+        part += centered * centered;
+    }
+    let r = 1.0 / sqrt(all_of(vec2f(part, 0.0), local).x / f32(C) + p.eps);
+
+    for (var k = local; k < C; k += GROUP) {
+        var value = (kept[k] - mean) * r * gain[k];
+        if (p.flag != 0u) { value += bias[k]; }
+        y[start + k] = value;
+    }
+    if (local == 0u) {
+        new_stats[2u * row] = mean;
+        new_stats[2u * row + 1u] = r;
+    }
+}
+
+@compute @workgroup_size(GROUP)
+fn grad(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let row = group.x + group.y * groups.x;
+    if (row >= p.rows) { return; }
+    let start = row * C;
+    let mean = stats[2u * row];
+    let r = stats[2u * row + 1u];
+
+    var part = vec2f(0.0);  // of g, and of g xhat
+    for (var k = local; k < C; k += GROUP) {
+        let xhat = (x[start + k] - mean) * r;
+        let g = gain[k] * dy[start + k];
+        kept[k] = xhat;
+        kept_g[k] = g;
+        part += vec2f(g, g * xhat);
+    }
+    let means = all_of(part, local) / f32(C);
+    for (var k = local; k < C; k += GROUP) {
+        dx[start + k] = r * (kept_g[k] - means.x - kept[k] * means.y);
+    }
+}

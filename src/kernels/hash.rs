@@ -1,0 +1,181 @@
+//! A hash over a range of a bucket's words, which a device computes where they lie, so that what
+//! is read back can be compared with what it holds. Twin of `shaders/hash.wgsl`, which has the
+//! formula.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::dispatch::{Strips, grid};
+use super::{Dispatch, Operand, Shader};
+
+/// Words per task of the fast version: enough to outweigh handing it to a thread.
+const TASK: usize = 16 * 1024;
+
+/// Words that one invocation sums, in buckets that do not need the most invocations.
+const RUN: usize = 256;
+
+/// The most invocations of the first stage: they fill large devices, and the second stage still
+/// has few enough partials for one workgroup.
+const PARTIALS_MAX: usize = 32 * 1024;
+
+/// The finalizer of MurmurHash3 (Appleby 2011).
+fn mix_a(word: u32) -> u32 {
+    let h = (word ^ word >> 16).wrapping_mul(0x85EB_CA6B);
+    let h = (h ^ h >> 13).wrapping_mul(0xC2B2_AE35);
+    h ^ h >> 16
+}
+
+/// `lowbias32` (Wellons 2018).
+fn mix_b(word: u32) -> u32 {
+    let h = (word ^ word >> 16).wrapping_mul(0x7FEB_352D);
+    let h = (h ^ h >> 15).wrapping_mul(0x846C_A68B);
+    h ^ h >> 16
+}
+
+/// What word `i` adds to each of the two lanes.
+fn term(i: u32, word: u32) -> [u32; 2] {
+    let place = mix_a(i.wrapping_add(0x9E37_79B9));
+    let turned = place.rotate_left(16);
+    [mix_a(word ^ place), mix_b(word.wrapping_add(turned).wrapping_add(0x85EB_CA77))]
+}
+
+/// The hash of words that stand at `start` and behind: the first lane in the low half. That of no
+/// words is 0.
+pub fn reference(words: &[u32], start: u32) -> u64 {
+    let numbered = (start..).zip(words);
+    let terms = numbered.map(|(i, word)| term(i, *word));
+    let [a, b] = terms.fold([0u32; 2], |a, b| [0, 1].map(|lane| a[lane].wrapping_add(b[lane])));
+    join([a, b])
+}
+
+/// The reference, in parallel.
+pub fn fast(words: &[u32], start: u32) -> u64 {
+    let tasks = words.par_chunks(TASK).enumerate();
+    let parts = tasks.map(|(task, words)| reference(words, start + (task * TASK) as u32));
+    parts.reduce(|| 0, combine)
+}
+
+/// The hash of a range from those of its two parts.
+pub fn combine(a: u64, b: u64) -> u64 {
+    let lanes = |hash: u64| [hash as u32, (hash >> 32) as u32];
+    let (a, b) = (lanes(a), lanes(b));
+    join([0, 1].map(|lane| a[lane].wrapping_add(b[lane])))
+}
+
+/// The two lanes in one number.
+pub fn join([low, high]: [u32; 2]) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// The pairs of words that the first stage wants room for, on a range of `count` words.
+pub fn partials(count: usize) -> usize {
+    count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
+}
+
+/// The two stages on a range of a bucket. Input 0 is the bucket, output 0 the partials (room for
+/// `parts` pairs of words, of which [`partials`] are used at most), output 1 the two lanes.
+pub fn dispatch(range: Range<usize>, parts: usize) -> Vec<Dispatch> {
+    let count = range.len();
+    assert!(parts > 0, "the hash needs room for one partial sum");
+    let whole = range.start.is_multiple_of(4) && count.is_multiple_of(4);
+    let strips = Strips::new(if whole { count / 4 } else { count }, partials(count).min(parts));
+    let Strips { parts, strip, lanes } = strips;
+    let first = if whole { "partial_sums4" } else { "partial_sums" };
+    let stage = |entry, operands, groups| Dispatch {
+        shader: Shader::new("hash", entry),
+        operands,
+        params: [range.start, count, parts, strip, lanes].map(|word| word as u32).to_vec(),
+        groups,
+    };
+    let operands = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
+    vec![stage(first, operands.clone(), grid(parts, 64)), stage("total", operands, [1, 1, 1])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Site;
+    use crate::base::rng::Key;
+    use crate::kernels::testing::{for_each_gpu, run_dispatches};
+
+    fn words(count: usize) -> Vec<u32> {
+        let key = Key::new(42).site(Site(6));
+        (0..count).map(|i| key.words([i as u32, 0])[0]).collect()
+    }
+
+    /// The hash of a range by all implementations, which agree to the last bit.
+    fn hash_everywhere(words: &[u32], range: Range<usize>, parts: usize) -> u64 {
+        let start = range.start as u32;
+        let expected = reference(&words[range.clone()], start);
+        assert_eq!(fast(&words[range.clone()], start), expected);
+        for_each_gpu(|gpu, pipelines| {
+            let starts = [vec![0.0; 2 * parts], vec![0.0; 2]];
+            let dispatches = dispatch(range.clone(), parts);
+            let inputs = [bytemuck::cast_slice(words)];
+            let got = run_dispatches(gpu, pipelines, "hash", &dispatches, &inputs, &starts);
+            let lanes = [got[1][0].to_bits(), got[1][1].to_bits()];
+            let who = format!("{} ({:?}), {range:?}", gpu.name, gpu.checks);
+            assert_eq!(join(lanes), expected, "{who}");
+        });
+        expected
+    }
+
+    /// The values are those of another program that was written from the formula.
+    #[test]
+    fn the_formula_stays_as_it_is() {
+        assert_eq!(reference(&[], 5), 0);
+        assert_eq!(reference(&[0], 0), 0xE004_AE34_AA3E_5B61);
+        assert_eq!(reference(&[1, 2, u32::MAX], 7), 0xF25B_FB09_EF7E_C1DE);
+        let numbers: Vec<u32> = (0..1000).collect();
+        assert_eq!(reference(&numbers, 1 << 31), 0xA3C8_86D3_5A71_E6EE);
+    }
+
+    #[test]
+    fn every_device_finds_the_same_hash() {
+        for (count, range) in [
+            (1, 0..1),
+            (4, 0..4),
+            (7, 3..3),
+            (257, 1..257),
+            (1000, 4..400),
+            (70_001, 12_345..70_001),
+            (300_000, 0..300_000),
+        ] {
+            hash_everywhere(&words(count), range.clone(), partials(range.len()));
+        }
+    }
+
+    #[test]
+    fn less_room_and_other_splits_give_the_same() {
+        let words = words(10_000);
+        let whole = hash_everywhere(&words, 0..10_000, 40);
+        assert_eq!(hash_everywhere(&words, 0..10_000, 1), whole);
+        assert_eq!(hash_everywhere(&words, 0..10_000, 7), whole);
+        for cut in [0, 1, 4096, 9_999, 10_000] {
+            let parts = [0..cut, cut..10_000].map(|part| hash_everywhere(&words, part, 40));
+            assert_eq!(combine(parts[0], parts[1]), whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn any_change_changes_the_hash() {
+        let words = words(500);
+        let hash = reference(&words, 0);
+        for at in 0..words.len() {
+            for bit in [0, 1, 7, 30, 31] {
+                let mut flipped = words.clone();
+                flipped[at] ^= 1 << bit;
+                assert_ne!(reference(&flipped, 0), hash, "bit {bit} of word {at}");
+            }
+            let mut swapped = words.clone();
+            swapped.swap(at, (at + 1) % 500);
+            assert_ne!(reference(&swapped, 0), hash, "word {at} and the next");
+            assert_ne!(reference(&words[..at], 0), hash, "the first {at} words");
+        }
+        assert_ne!(reference(&words, 1), hash, "one place further");
+        let zeros = |count| reference(&vec![0; count], 0);
+        let hashes: std::collections::BTreeSet<u64> = (0..1000).map(zeros).collect();
+        assert_eq!(hashes.len(), 1000, "every length of zeros");
+    }
+}

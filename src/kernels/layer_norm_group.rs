@@ -1,0 +1,34 @@
+//! Layer normalization and its gradient with one workgroup per row, which reads the row once. Twin
+//! of `shaders/layer_norm_group.wgsl`, and a variant of [`super::layer_norm`], which has the
+//! reference and the tests.
+//!
+//! Meant for hardware, where neighbouring invocations read neighbouring values; a software adapter
+//! pays more for the barriers than for reading rows again.
+
+use super::dispatch::{Operand, grid};
+use super::{Call, Dispatch, Shader, Variant};
+use crate::graph::Op;
+
+/// Bytes of workgroup memory on every device.
+const WORKGROUP_BYTES: usize = 16 * 1024;
+
+/// Rows from this width on are worth workgroups of 256.
+const WIDE: usize = 2048;
+
+/// The variant for a call with these operands and parameters, if a row fits workgroup memory.
+pub fn variant(call: &Call, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
+    let (rows, c) = call.rows_and_last(0);
+    let group = if c < WIDE { 64 } else { 256 };
+    let (entry, arrays) = match call.op {
+        Op::LayerNorm { .. } => ("forward", 1),
+        Op::LayerNormGrad => ("grad", 2),
+        _ => return None,
+    };
+    if 4 * arrays * c + 8 * group > WORKGROUP_BYTES {
+        return None;
+    }
+    let shader = Shader::new("layer_norm_group", entry);
+    let shader = shader.with_const("GROUP", group as u32).with_const("C", c as u32);
+    let dispatch = Dispatch { shader, operands, params, groups: grid(rows, 1) };
+    Some(Variant::new("layer_norm_group", vec![dispatch]))
+}
