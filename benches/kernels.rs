@@ -268,6 +268,14 @@ impl Bench {
     }
 
     fn report(&mut self, case: &Case, copied: f64) -> Result<(), DeviceError> {
+        let inputs = case.inputs.iter().map(|input| match input {
+            Contents::Floats(count) | Contents::Ints(count, _) => *count,
+        });
+        let words = inputs.chain(case.outputs.iter().copied()).max().unwrap_or(0);
+        if 4 * words as u64 > self.gpu.limits.binding_bytes {
+            println!("{:<34}has a tensor that the device does not bind", case.name);
+            return Ok(());
+        }
         let seconds = self.seconds(case)?;
         for (index, (way, seconds)) in case.ways.iter().zip(seconds).enumerate() {
             let name = if index == 0 { case.name.as_str() } else { "" };

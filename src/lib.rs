@@ -13,7 +13,7 @@
 //! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`] |
 //! | 3 | [`exec`] |
 //! | 4 | [`train`] |
-//! | 5 | [`bench`] |
+//! | 5 | [`mod@bench`] |
 //! | 6 | [`cli`] |
 
 pub mod base;

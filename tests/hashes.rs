@@ -1,4 +1,4 @@
-//! The hash of a bucket, computed on the device, is that of what was written there, on every device.
+//! The hash of a bucket, computed where it stands, is that of what is read back, on every device.
 
 mod common;
 

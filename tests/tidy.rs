@@ -27,7 +27,7 @@ const ROOMS: &[(u8, &str, &str)] = &[
     (1, "collective", "base"),
     (1, "cluster", "base"),
     (1, "data", "base"),
-    (2, "kernels", "base device graph"),
+    (2, "kernels", "base device files graph"),
     (2, "model", "base graph"),
     (2, "optim", "base graph"),
     (2, "parallel", "base graph collective"),

@@ -3,7 +3,7 @@
 //! different machines can be compared.
 //!
 //! [`run`] measures device after device and gives a [`Report`], which is printed as tables
-//! ([`Report`]'s `Display`) or kept as JSON; [`compare`] sets two of them side by side.
+//! ([`Report`]'s `Display`) or kept as JSON; [`compare()`] sets two of them side by side.
 //!
 //! ```
 //! use potluck::bench::{Effort, Options, Part, compare, run};

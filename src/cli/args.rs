@@ -19,6 +19,9 @@ pub enum Command {
         /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
+        /// Try every kernel on an adapter, or on all of them, and say which are certified
+        #[arg(long, value_name = "SELECTOR")]
+        certify: Option<Option<String>>,
     },
     /// Train a model; without arguments a small GPT on the built-in corpus
     Train(TrainArgs),
@@ -56,6 +59,10 @@ pub struct TrainArgs {
     /// else the one with the highest number in runs/
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<String>,
+    /// Time the kernels of a GPU again, whatever is recorded of it or saved with the run
+    #[arg(long)]
+    pub retune: bool,
+
     /// Print something about the run instead of running it
     #[arg(long, value_enum, value_name = "WHAT")]
     pub explain: Option<Explain>,

@@ -1,12 +1,29 @@
-//! `potluck devices`: what is here.
+//! `potluck devices`: what is here, and which kernels run right on it.
 
 use serde_json::{Value, json};
 
-use crate::device::{Adapter, AdapterMemory, Features, Host, Limits, driver_hint, list_adapters};
+use crate::device::{
+    Adapter, AdapterMemory, Checks, DeviceError, Features, Gpu, Host, Limits, Selection,
+    driver_hint, list_adapters, select,
+};
+use crate::kernels::{Kernels, Record, record};
+use crate::train::TrainError;
+use crate::train::fault::Faults;
+use crate::train::progress::say;
 
-/// Prints the CPU device and every adapter, one entry per physical one.
-pub fn run(as_json: bool) -> anyhow::Result<()> {
+/// Prints the CPU device and every adapter, one entry per physical one. With `certify`, tries all
+/// kernels before, on the adapter that its selector names or on every one that is listed.
+///
+/// # Errors
+/// No such adapter; one that cannot be opened, or fails.
+pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
     let adapters = list_adapters();
+    if let Some(selector) = certify {
+        let faults = Faults::from_environment().map_err(TrainError::from)?;
+        for adapter in chosen(&adapters, selector).map_err(TrainError::from)? {
+            certify_all(&adapter, &faults).map_err(TrainError::from)?;
+        }
+    }
     let (host, threads) = (Host::ask(), rayon::current_num_threads());
     let text = if as_json {
         let entries: Vec<Value> = entries(&adapters).map(|entry| entry.json()).collect();
@@ -27,6 +44,56 @@ pub fn run(as_json: bool) -> anyhow::Result<()> {
     };
     super::print(&text);
     Ok(())
+}
+
+/// The adapters to certify kernels on.
+fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, DeviceError> {
+    let Some(selector) = selector else {
+        let listed = |adapter: &&Adapter| adapter.merged_into.is_none() && adapter.usable().is_ok();
+        return Ok(adapters.iter().filter(listed).cloned().collect());
+    };
+    match select(selector, adapters)? {
+        Selection::Adapter(adapter) => Ok(vec![*adapter]),
+        Selection::Cpu { .. } => Err(DeviceError::BadSelector {
+            selector: selector.into(),
+            why: "the CPU device has no kernels to certify; name an adapter".into(),
+        }),
+    }
+}
+
+fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
+    say(&format!("certifying every kernel on {}", adapter.name));
+    let gpu = Gpu::open(adapter, Checks::Trusted)?;
+    let mut kernels = Kernels::new(Record::of(adapter));
+    let certified = kernels.certify_all(&gpu, faults.wrong_kernels());
+    kernels.take_notes().iter().for_each(|note| say(note));
+    certified
+}
+
+/// What is known about an adapter's kernels: how many are certified, and which are switched off.
+fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
+    let mut known = Record::of(adapter);
+    known.take_notes().iter().for_each(|note| say(note));
+    record::summary(&known)
+}
+
+/// [`known_kernels`] in a line, and a line for each that is switched off.
+fn kernels_lines(
+    (certified, wrong): (usize, Vec<(String, String)>),
+) -> Vec<(&'static str, String)> {
+    if certified == 0 && wrong.is_empty() {
+        return vec![("certified", "no kernel yet: a run does it, or --certify".into())];
+    }
+    let off = match wrong.len() {
+        0 => "none is switched off".to_string(),
+        count => format!("{count} switched off"),
+    };
+    let mut lines = vec![("certified", format!("{certified} kernels, {off}"))];
+    lines.extend(wrong.into_iter().map(|(kernel, why)| {
+        // Compilers say more than fits.
+        ("off", format!("{kernel}: {}", why.lines().next().unwrap_or_default()))
+    }));
+    lines
 }
 
 /// A physical adapter: its preferred entry, and the others by which it can be named.
@@ -60,8 +127,9 @@ impl Entry<'_> {
             let name = if other.name == adapter.name { "" } else { other.name.as_str() };
             lines.push(("also", format!("{}, as {index} {name}", other.api).trim().into()));
         }
-        if let Err(why) = adapter.usable() {
-            lines.push(("not usable", why));
+        match adapter.usable() {
+            Ok(()) => lines.extend(kernels_lines(known_kernels(adapter))),
+            Err(why) => lines.push(("not usable", why)),
         }
         block(&self.index.to_string(), &format!("{} on {}", adapter.name, adapter.api), &lines)
     }
@@ -71,6 +139,8 @@ impl Entry<'_> {
         let merged = self.merged.iter().map(|(index, other)| {
             json!({ "selector": index.to_string(), "api": other.api, "name": other.name })
         });
+        let (certified, wrong) = known_kernels(adapter);
+        let off = wrong.iter().map(|(kernel, why)| json!({ "kernel": kernel, "why": why }));
         json!({
             "selector": self.index.to_string(),
             "name": adapter.name,
@@ -84,6 +154,7 @@ impl Entry<'_> {
             "memory_of_host": adapter.memory.of_host,
             "limits": limits_json(&adapter.limits()),
             "features": features_json(&adapter.features()),
+            "kernels": { "certified": certified, "switched_off": off.collect::<Vec<_>>() },
         })
     }
 }

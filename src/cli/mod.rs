@@ -27,7 +27,10 @@ pub fn main() -> i32 {
         }
     };
     let result = match &cli.command {
-        Command::Devices { json } => devices::run(*json).map(|()| 0),
+        Command::Devices { json, certify } => {
+            let certify = certify.as_ref().map(Option::as_deref);
+            devices::run(*json, certify).map(|()| 0)
+        }
         Command::Train(args) => train::run(args),
         Command::Eval(args) => model::eval(args).map(|()| 0),
         Command::Generate(args) => model::generate(args).map(|()| 0),

@@ -11,6 +11,7 @@ use crate::train::driver::Driver;
 use crate::train::error::TrainError;
 use crate::train::generate::{LanguageModel, Sampling};
 use crate::train::loader::Source;
+use crate::train::progress::say;
 use crate::train::{run, setup, state, text};
 
 /// Prints the mean loss, and the perplexity, of a checkpoint on held-out or other text.
@@ -101,6 +102,7 @@ fn open_model(
     plan: crate::graph::Plan,
 ) -> anyhow::Result<Driver> {
     let opened = setup::open(devices, plan, 0, &setup::OpenOptions::of(config))?;
+    opened.notes.iter().for_each(|note| say(note));
     state::restore(&opened.driver, checkpoint.parameters, Vec::new(), 0)?;
     Ok(opened.driver)
 }

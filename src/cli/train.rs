@@ -48,7 +48,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if !goes_on && !Store::open_to_read(&out).steps().map_err(TrainError::from)?.is_empty() {
         return Err(TrainError::Occupied { out }.into());
     }
-    let options = RunOptions { out, devices: args.devices.clone(), quiet: args.quiet, faults };
+    let (devices, quiet, retune) = (args.devices.clone(), args.quiet, args.retune);
+    let options = RunOptions { out, devices, quiet, retune, faults };
     execute(config, options, checkpoint)
 }
 

@@ -30,6 +30,11 @@ pub enum DeviceError {
          if that fails too, use another device"
     )]
     ReadBack { adapter: String, what: String },
+    #[error(
+        "{adapter}: the kernel {kernel} cannot be trusted on this driver: {why}; update the \
+         driver, or choose another device, such as --devices cpu"
+    )]
+    Uncertified { adapter: String, kernel: String, why: String },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
     Refused { adapter: String, what: String, why: String },
 }

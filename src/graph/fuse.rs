@@ -54,6 +54,11 @@ impl Pair<'_> {
 }
 
 /// Every rule. Where several apply to a node, the first one does.
+///
+/// Four layers of each kind of (768, 256) (256, 256)^T, forward, unfused time over fused, lower
+/// quartile of 30 alternated passes on two cores of an AMD EPYC under load: a bias 1.3 on
+/// SwiftShader, a sum 1.13 on llvmpipe and 1.05 on SwiftShader, a GELU 1.04 and 1.06, chains of
+/// four elementwise ops 2.3 on llvmpipe. On the CPU device, 0.98 to 1.
 pub const RULES: &[Rule] = &[
     Rule {
         name: "matmul + bias",

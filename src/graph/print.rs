@@ -32,6 +32,9 @@ pub fn graph_table(graph: &Graph) -> String {
 /// What was fused, by rule: how often, and the memory traffic that it saves in a micro-batch of
 /// `rows` rows.
 pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
+    if done.is_empty() {
+        return "nothing is fused\n".into();
+    }
     let mut text = format!("fused, saving memory traffic per micro-batch of {rows} rows\n");
     for rule in RULES {
         let applied = done.iter().filter(|fusion| fusion.rule == rule.name);

@@ -61,17 +61,16 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
     for step in epilogue::steps(call) {
         match step {
             Step::Unary(function) => {
-                values.iter_mut().for_each(|v| *v = unary::value(function, *v))
+                values.iter_mut().for_each(|v| *v = unary::value(function, *v));
             }
             Step::UnaryGrad(function, input) => {
                 let x = inputs[input].floats();
-                let pairs = values.iter_mut().zip(x);
-                pairs.for_each(|(v, x)| *v *= unary::slope(function, *x));
+                values.iter_mut().zip(x).for_each(|(v, x)| *v *= unary::slope(function, *x));
             }
             Step::Binary(function, input) => {
-                let b = inputs[input].floats();
-                let pairs = values.iter_mut().zip(b.iter().cycle());
-                pairs.for_each(|(v, b)| *v = binary::value(function, *v, *b));
+                let b = inputs[input].floats().iter().cycle();
+                let each = values.iter_mut().zip(b);
+                each.for_each(|(v, b)| *v = binary::value(function, *v, *b));
             }
             Step::Keep(output) => outputs[output].copy_from_slice(&values),
         }
@@ -79,7 +78,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
     outputs[0].copy_from_slice(&values);
 }
 
-/// A product, and its steps in a second pass over it; a chain in one pass. Tasks of [`TASK`]
+/// A product, and its steps in a second pass over it; a chain in one pass. Tasks of `TASK`
 /// elements run in parallel, and a step is the loop that computes the op where it is not fused.
 pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (source, steps) = match chain(call) {

@@ -8,58 +8,13 @@ pub mod update;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use super::{Arg, Call, Dispatch, Operand, Pipelines, Random, Twin, Variant, twin};
+use super::{Call, Dispatch, Host, Pipelines, Random, Real, Twin, Variant, trial, twin};
+use crate::base::Shape;
 use crate::base::rng::Key;
-use crate::base::{Shape, Site};
 use crate::device::{Adapter, AdapterKind, Checks, Gpu, list_adapters};
-use crate::graph::{IGNORED, Op, shapes};
+use crate::graph::{Op, shapes};
 
-/// The normalized mean squared error up to which f32 agrees with f64.
-pub const NMSE_MAX: f64 = 1e-6;
-
-/// What stands behind every output; any other value there was written out of bounds.
-const SENTINEL: f32 = -12345.5;
-const SENTINELS: usize = 64;
-
-/// What an input is filled with.
-#[derive(Clone, Copy, Debug)]
-pub enum Fill {
-    /// Standard normal floats.
-    Normal,
-    /// Normal floats times a factor, plus an offset.
-    Scaled(f32, f32),
-    /// Integers below a bound.
-    Ids(u32),
-    /// Integers below a bound, about one in five replaced by [`IGNORED`].
-    Targets(u32),
-    /// 1000, 1001, ..: sample ids.
-    Samples,
-}
-
-/// A host tensor of either type.
-#[derive(Clone, Debug)]
-pub enum Values {
-    Float(Vec<f64>),
-    Int(Vec<u32>),
-}
-
-/// Random values for `count` elements; `which` makes inputs differ.
-pub fn values(fill: Fill, count: usize, which: usize) -> Values {
-    let key = Key::new(42).site(Site(which as u32));
-    let ids = |bound: u32| (0..count).map(move |i| key.words([i as u32, 7])[0] % bound);
-    let normal = |i: usize| f64::from(key.normal(i as u64) as f32);
-    match fill {
-        Fill::Normal => Values::Float((0..count).map(normal).collect()),
-        Fill::Scaled(factor, offset) => Values::Float(
-            (0..count).map(|i| f64::from((normal(i) as f32).mul_add(factor, offset))).collect(),
-        ),
-        Fill::Ids(bound) => Values::Int(ids(bound).collect()),
-        Fill::Targets(bound) => Values::Int(
-            ids(5 * bound).map(|id| if id % 5 == 0 { IGNORED } else { id / 5 }).collect(),
-        ),
-        Fill::Samples => Values::Int((0..count).map(|i| 1000 + i as u32).collect()),
-    }
-}
+pub use super::trial::{Fill, NMSE_MAX, Values, values};
 
 /// Checks `op` on random inputs of these shapes, with `rows` rows in batched ones, in every
 /// implementation; and once more accumulating, if the op can.
@@ -142,32 +97,17 @@ fn every_way(twin: &Twin, call: &Call) -> Vec<Variant> {
 }
 
 /// Runs a host function on the inputs, in outputs that start as `start`.
-fn host<T: super::Real>(
+fn host<T: Real>(
     call: &Call,
     inputs: &[(Shape, Values)],
     start: T,
-    function: super::Host<T>,
+    function: Host<T>,
 ) -> Vec<Vec<T>> {
-    let floats: Vec<Vec<T>> = inputs
-        .iter()
-        .map(|(_, values)| match values {
-            Values::Float(v) => v.iter().map(|&v| T::real(v)).collect(),
-            Values::Int(_) => Vec::new(),
-        })
-        .collect();
-    let args: Vec<Arg<T>> = inputs
-        .iter()
-        .zip(&floats)
-        .map(|((_, values), floats)| match values {
-            Values::Float(_) => Arg::Float(floats),
-            Values::Int(ids) => Arg::Int(ids),
-        })
-        .collect();
-    let mut outputs: Vec<Vec<T>> =
-        (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
-    let mut views: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
-    function(call, &args, &mut views);
-    outputs
+    trial::host(call, &values_of(inputs), start, function)
+}
+
+fn values_of(inputs: &[(Shape, Values)]) -> Vec<&Values> {
+    inputs.iter().map(|(_, values)| values).collect()
 }
 
 /// Runs dispatches on a device, in outputs that start as `start` with sentinels behind.
@@ -179,24 +119,8 @@ pub fn on_gpu(
     inputs: &[(Shape, Values)],
     start: f32,
 ) -> Vec<Vec<f32>> {
-    let narrow: Vec<Vec<f32>> = inputs
-        .iter()
-        .map(|(_, values)| match values {
-            Values::Float(v) => v.iter().map(|&v| v as f32).collect(),
-            Values::Int(_) => Vec::new(),
-        })
-        .collect();
-    let bytes: Vec<&[u8]> = inputs
-        .iter()
-        .zip(&narrow)
-        .map(|((_, values), narrow)| match values {
-            Values::Float(_) => bytemuck::cast_slice(narrow),
-            Values::Int(ids) => bytemuck::cast_slice(ids),
-        })
-        .collect();
-    let starts: Vec<Vec<f32>> =
-        (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
-    run_dispatches(gpu, pipelines, &call.op.to_string(), dispatches, &bytes, &starts)
+    let ran = trial::run_call(gpu, pipelines, call, dispatches, &values_of(inputs), start);
+    ran.unwrap_or_else(|error| panic!("{} on {}: {error}", call.op, gpu.name))
 }
 
 /// Runs dispatches that need not belong to an op, on the bytes of each input and on outputs that
@@ -209,74 +133,8 @@ pub fn run_dispatches(
     inputs: &[&[u8]],
     starts: &[Vec<f32>],
 ) -> Vec<Vec<f32>> {
-    let inputs: Vec<wgpu::Buffer> = inputs.iter().map(|bytes| filled(gpu, bytes)).collect();
-    let outputs: Vec<wgpu::Buffer> = starts
-        .iter()
-        .map(|start| {
-            let mut initial = start.clone();
-            initial.extend([SENTINEL; SENTINELS]);
-            filled(gpu, bytemuck::cast_slice(&initial))
-        })
-        .collect();
-    let mut encoder = gpu.device.create_command_encoder(&Default::default());
-    {
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        for dispatch in dispatches {
-            record(gpu, pipelines, &mut pass, dispatch, &inputs, &outputs);
-        }
-    }
-    gpu.submit_and_wait(encoder).expect("the dispatches run");
-    let read = |(i, start): (usize, &Vec<f32>)| {
-        let bytes = 4 * (start.len() + SENTINELS) as u64;
-        let staging = gpu.readback(bytes).expect("a staging buffer");
-        let read = gpu.read(&staging, &[(&outputs[i], 0, bytes)]).expect("a readback");
-        let values: &[f32] = bytemuck::cast_slice(&read);
-        let (values, behind) = values.split_at(start.len());
-        let intact = behind.iter().all(|v| *v == SENTINEL);
-        assert!(intact, "{what} on {}: output {i} was written out of bounds", gpu.name);
-        values.to_vec()
-    };
-    starts.iter().enumerate().map(read).collect()
-}
-
-fn record(
-    gpu: &Gpu,
-    pipelines: &mut Pipelines,
-    pass: &mut wgpu::ComputePass,
-    dispatch: &Dispatch,
-    inputs: &[wgpu::Buffer],
-    outputs: &[wgpu::Buffer],
-) {
-    let pipeline = pipelines.get(gpu, dispatch).unwrap_or_else(|error| panic!("{error}"));
-    let entries: Vec<wgpu::BindGroupEntry> = dispatch
-        .operands
-        .iter()
-        .enumerate()
-        .map(|(binding, operand)| wgpu::BindGroupEntry {
-            binding: binding as u32,
-            resource: match operand {
-                Operand::Input(i) => inputs[*i].as_entire_binding(),
-                Operand::Output(i) => outputs[*i].as_entire_binding(),
-            },
-        })
-        .collect();
-    let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: None,
-        layout: &pipeline.bindings,
-        entries: &entries,
-    });
-    pass.set_pipeline(&pipeline.pipeline);
-    pass.set_bind_group(0, &group, &[]);
-    pass.set_immediates(0, bytemuck::cast_slice(&dispatch.params));
-    let [x, y, z] = dispatch.groups;
-    pass.dispatch_workgroups(x, y, z);
-}
-
-/// A buffer with these bytes, and nothing behind them but what its alignment needs.
-fn filled(gpu: &Gpu, bytes: &[u8]) -> wgpu::Buffer {
-    let buffer = gpu.storage("test", bytes.len() as u64).expect("a buffer");
-    gpu.upload(&buffer, 0, bytes);
-    buffer
+    let ran = trial::run(gpu, pipelines, dispatches, inputs, starts);
+    ran.unwrap_or_else(|error| panic!("{what} on {}: {error}", gpu.name))
 }
 
 /// Asserts that each output agrees: the squared error over the squared expectation.
@@ -284,11 +142,8 @@ pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
     assert_eq!(got.len(), expected.len(), "{what}: number of outputs");
     for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert_eq!(got.len(), expected.len(), "{what}: length of output {i}");
-        let error: f64 = got.iter().zip(expected).map(|(g, e)| (g - e).powi(2)).sum();
-        let scale: f64 = expected.iter().map(|e| e * e).sum();
-        let nmse = error / scale.max(1e-30);
-        let within = nmse <= NMSE_MAX || error == 0.0;
-        assert!(within, "{what}: output {i} differs, NMSE {nmse:.2e}");
+        let nmse = trial::nmse(got.iter().copied(), expected);
+        assert!(nmse <= NMSE_MAX, "{what}: output {i} differs, NMSE {nmse:.2e}");
     }
 }
 

@@ -165,6 +165,8 @@ sections! {
         checkpoint_every: u64 = 250, Accepts::Whole(0, STEPS);
         /// Checkpoints that are kept; older ones are deleted.
         checkpoint_keep: usize = 2, Accepts::Whole(2, 1_000_000);
+        /// Seconds for timing the kernels of a GPU before the first step; 0 = none.
+        tune_seconds: f64 = 5.0, Accepts::Real(Included(0.0), Included(3600.0));
         /// Steps in a row skipped as not finite after which the run stops.
         skip_limit: u64 = 10, Accepts::Whole(1, STEPS);
         /// Seconds without a sign of life after which a device counts as hung.

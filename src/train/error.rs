@@ -74,7 +74,8 @@ impl TrainError {
                 | DeviceError::NoMatch { .. }
                 | DeviceError::BadSelector { .. }
                 | DeviceError::Open { .. }
-                | DeviceError::TooLarge { .. } => EXIT_CONFIGURATION,
+                | DeviceError::TooLarge { .. }
+                | DeviceError::Uncertified { .. } => EXIT_CONFIGURATION,
                 DeviceError::Refused { .. } => EXIT_DEFECT,
                 DeviceError::OutOfMemory { .. }
                 | DeviceError::Lost { .. }

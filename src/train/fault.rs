@@ -1,5 +1,6 @@
 //! Faults for tests, at named points of a step instead of by timing:
-//! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37.
+//! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. A kernel is wrong
+//! from the start: `wrong@kernel:NAME` spoils the results by which that variant is certified.
 
 use std::fmt;
 use std::io;
@@ -8,10 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::device::Injected;
+use crate::kernels::table;
 
 /// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
 /// commas between them.
 pub const VARIABLE: &str = "POTLUCK_FAULT";
+
+/// How the fault begins that is not bound to a step.
+const WRONG_KERNEL: &str = "wrong@kernel:";
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +96,8 @@ pub enum FaultError {
     Point { text: String, known: String },
     #[error("{VARIABLE}: '{text}' is not a step; use a whole number")]
     Step { text: String },
+    #[error("{VARIABLE}: '{text}' is not a kernel; there are: {known}")]
+    Kernel { text: String, known: String },
     #[error("{VARIABLE}: '{fault}' cannot happen at '{point}'; use {allowed}")]
     Place { fault: Fault, point: Point, allowed: String },
 }
@@ -99,6 +106,7 @@ pub enum FaultError {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     planned: Arc<[Planned]>,
+    wrong_kernels: Arc<[String]>,
 }
 
 #[derive(Debug)]
@@ -121,6 +129,11 @@ impl Faults {
             Some(text) => text.to_string_lossy().parse(),
             None => Ok(Self::none()),
         }
+    }
+
+    /// The kernels whose results are to be spoiled when they are certified.
+    pub fn wrong_kernels(&self) -> &[String] {
+        &self.wrong_kernels
     }
 
     /// Makes happen what is planned for a point of a step. [`Fault::Kill`] does not return;
@@ -156,7 +169,22 @@ impl FromStr for Faults {
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
         let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
-        Ok(Self { planned: items.map(Planned::parse).collect::<Result<_, _>>()? })
+        let (kernels, steps): (Vec<&str>, Vec<&str>) =
+            items.partition(|item| item.starts_with(WRONG_KERNEL));
+        Ok(Self {
+            planned: steps.into_iter().map(Planned::parse).collect::<Result<_, _>>()?,
+            wrong_kernels: kernels.into_iter().map(kernel).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// The name in `wrong@kernel:NAME`.
+fn kernel(item: &str) -> Result<String, FaultError> {
+    let text = item.trim_start_matches(WRONG_KERNEL).to_string();
+    let names = table::names();
+    match names.contains(&text) {
+        true => Ok(text),
+        false => Err(FaultError::Kernel { text, known: names.join(", ") }),
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::kernels;
+
 const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
 
 /// What is shown of a step.
@@ -87,6 +89,21 @@ impl Progress {
     pub fn finish(&self) {
         if let Self::Bar(bar) = self {
             bar.finish_and_clear();
+        }
+    }
+}
+
+/// Tells how far certifying and timing kernels is, if that takes long: after a second, and then
+/// after every five.
+pub fn kernels_note(quiet: bool) -> impl FnMut(&str, kernels::Progress) {
+    let mut next = Duration::from_secs(1);
+    move |device, kernels::Progress { done, total, elapsed }| {
+        if !quiet && elapsed >= next {
+            next = elapsed + Duration::from_secs(5);
+            let seconds = elapsed.as_secs_f64();
+            say(&format!(
+                "certifying and timing kernels on {device}: {done} of {total}, {seconds:.1} s"
+            ));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A training run: started or resumed, stepped, evaluated, saved.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +10,8 @@ use crate::data::{Part, TextData};
 use crate::device::DeviceError;
 use crate::exec::Bank;
 use crate::files;
+use crate::graph::Plan;
+use crate::kernels::{Choices, Tuning};
 use crate::metrics::{EvalRecord, Recorder, StepRecord};
 use crate::optim::{Decay, Optimizer, Schedule};
 use crate::parallel::{Program, Verdict, one_rank};
@@ -23,10 +26,14 @@ use super::fault::{Faults, Point};
 use super::generate::{LanguageModel, Sampling};
 use super::loader::{Loader, Source};
 use super::memory;
-use super::progress::{Progress, Shown};
+use super::progress::{Progress, Shown, kernels_note};
+use super::setup::Opened;
 use super::signals::{Interruption, Signals};
 use super::step::{StepInput, StepReport, run_step};
 use super::{setup, state, text};
+
+/// What stands before a call's signature among what a checkpoint says was resolved.
+const KERNEL: &str = "kernels.";
 
 /// What was asked for besides the configuration.
 #[derive(Clone, Debug)]
@@ -36,6 +43,8 @@ pub struct RunOptions {
     /// The selector of the device.
     pub devices: String,
     pub quiet: bool,
+    /// Time the kernels again, whatever is recorded.
+    pub retune: bool,
     /// For tests.
     pub faults: Faults,
 }
@@ -64,6 +73,8 @@ pub struct Run {
     optimizer: Optimizer,
     schedule: Schedule,
     identity: String,
+    /// Which kernels run, where there is a choice.
+    choices: Choices,
     /// Of the data: a hash of all tokens, so it is made once.
     fingerprint: String,
     /// Steps done, and updates made (skipped steps make none).
@@ -122,8 +133,7 @@ impl Run {
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
         let source = source(&config, &plan, &data, done)?;
         // The device comes first: without one, nothing is written.
-        let opening = setup::OpenOptions::of(&config);
-        let opened = setup::open(&options.devices, plan, optimizer.moments(), &opening)?;
+        let opened = open(&config, &options, resumed.as_ref(), plan)?;
         let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let metrics = options.out.join("metrics.jsonl");
@@ -145,6 +155,7 @@ impl Run {
             signals: Signals::install().map_err(|why| io(&options.out, why))?,
             driver: opened.driver,
             identity: opened.identity,
+            choices: opened.choices,
             fingerprint: data.fingerprint(),
             updates: 0,
             skipped_in_row: 0,
@@ -162,7 +173,7 @@ impl Run {
             optimizer,
             step,
         };
-        opened.note.iter().for_each(|note| run.progress.note(note));
+        opened.notes.iter().for_each(|note| run.progress.note(note));
         match resumed {
             Some(checkpoint) => run.restore(checkpoint)?,
             None => run.initialize()?,
@@ -248,8 +259,15 @@ impl Run {
     /// `run.toml` and `resolved.toml`: what was asked for, and what was decided.
     fn write_files(&self) -> Result<(), TrainError> {
         let mut resolved = String::from("# What this run decided before its first step.\n");
-        for (key, value) in self.resolved() {
-            resolved += &format!("{key} = {}\n", toml::Value::String(value));
+        for (key, value) in self.resolved().iter().filter(|(key, _)| !key.starts_with(KERNEL)) {
+            resolved += &format!("{key} = {}\n", toml::Value::String(value.clone()));
+        }
+        if self.choices.iter().next().is_some() {
+            resolved += "\n# The variant of each call that has several.\n[kernels]\n";
+        }
+        for (signature, name) in self.choices.iter() {
+            let [signature, name] = [signature, name].map(|s| toml::Value::String(s.into()));
+            resolved += &format!("{signature} = {name}\n");
         }
         let files = [("run.toml", self.config.to_toml()), ("resolved.toml", resolved)];
         for (name, text) in files {
@@ -259,7 +277,7 @@ impl Run {
         Ok(())
     }
 
-    fn resolved(&self) -> std::collections::BTreeMap<String, String> {
+    fn resolved(&self) -> BTreeMap<String, String> {
         let rows: Vec<String> =
             self.program.micro_batches.iter().map(|m| m.rows.to_string()).collect();
         [
@@ -269,7 +287,9 @@ impl Run {
             ("version", env!("CARGO_PKG_VERSION").to_string()),
         ]
         .map(|(key, value)| (key.to_string(), value))
-        .into()
+        .into_iter()
+        .chain(self.choices.iter().map(|(call, name)| (format!("{KERNEL}{call}"), name.into())))
+        .collect()
     }
 
     fn next_step(&mut self) -> Result<Arc<StepInput>, TrainError> {
@@ -452,11 +472,47 @@ impl Run {
     }
 }
 
+/// Opens the device of a run.
+fn open(
+    config: &RunConfig,
+    options: &RunOptions,
+    resumed: Option<&Checkpoint>,
+    plan: Plan,
+) -> Result<Opened, TrainError> {
+    let saved = resumed.map(|checkpoint| &checkpoint.meta.resolved);
+    let tuning = |identity: &str| tuning(config, options, saved, identity);
+    let moments = setup::optimizer(config).moments();
+    let mut report = kernels_note(options.quiet);
+    let opening = setup::OpenOptions::of(config);
+    setup::open_tuned(&options.devices, plan, moments, &opening, tuning, &mut report)
+}
+
+/// How kernels are chosen: a run that goes on keeps its own on the same device.
+fn tuning(
+    config: &RunConfig,
+    options: &RunOptions,
+    saved: Option<&BTreeMap<String, String>>,
+    identity: &str,
+) -> Tuning {
+    let same = saved.filter(|saved| saved.get("device").is_some_and(|was| was == identity));
+    let choice = |(key, name): (&String, &String)| {
+        Some((key.strip_prefix(KERNEL)?.to_string(), name.clone()))
+    };
+    Tuning {
+        seconds: config.train.tune_seconds,
+        again: options.retune,
+        saved: same.into_iter().flatten().filter_map(choice).collect(),
+        update: Some(setup::optimizer(config).update(config.optim.lr, 1)),
+        planted: options.faults.wrong_kernels().to_vec(),
+        ..Tuning::default()
+    }
+}
+
 /// Finds what the loader fills in the plan's graph; `done` are the steps and samples of the run
 /// so far.
 pub fn source(
     config: &RunConfig,
-    plan: &crate::graph::Plan,
+    plan: &Plan,
     data: &Arc<TextData>,
     done: (u64, u64),
 ) -> Result<Source, TrainError> {

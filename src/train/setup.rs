@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
-use crate::device::{Adapter, Checks, DeviceError, Gpu, Selection, list_adapters, select};
+use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
 use crate::exec::{Cpu, Executor, GpuExecutor};
 use crate::graph::fuse::{Fusion, fuse_listed};
 use crate::graph::print::Memory;
 use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
+use crate::kernels::{self, Choices, Kernels, Record, Tuning, record};
 use crate::model::{GptConfig, gpt};
 use crate::optim::{Decay, Optimizer, Schedule};
 
@@ -123,10 +124,12 @@ pub fn sampler(config: &RunConfig, data: &Arc<TextData>, done: (u64, u64)) -> Sa
 /// A device that was chosen and opened, on its own thread.
 pub struct Opened {
     pub driver: Driver,
-    /// Why this device, if the selector left it open.
-    pub note: Option<String>,
+    /// What a person should know: why this device, and about its kernels.
+    pub notes: Vec<String>,
     /// What decides about bits: recorded, and compared on resume.
     pub identity: String,
+    /// Which kernels run, where there is a choice.
+    pub choices: Choices,
 }
 
 /// How a device is opened, besides its plan.
@@ -152,53 +155,78 @@ impl Default for OpenOptions {
     }
 }
 
-/// Opens the device that `selector` names, with `plan` and room for the optimizer's moments.
+/// Opens the device that `selector` names, with `plan` and room for the optimizer's moments. Its
+/// kernels are chosen by what is recorded of the adapter; nothing is timed.
 ///
 /// # Errors
-/// No such device; one that the plan does not fit, or whose memory it does not.
+/// No such device; one that the plan does not fit, or whose memory it does not; one with a driver
+/// that runs a kernel wrong.
 pub fn open(
     selector: &str,
     plan: Plan,
     moments: usize,
     options: &OpenOptions,
 ) -> Result<Opened, TrainError> {
+    open_tuned(selector, plan, moments, options, |_| Tuning::default(), &mut |_, _| {})
+}
+
+/// Like [`open`], with kernels chosen as `tuning` says for the device of an identity; `report` is
+/// told its name and how far that is.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_tuned(
+    selector: &str,
+    plan: Plan,
+    moments: usize,
+    options: &OpenOptions,
+    tuning: impl FnOnce(&str) -> Tuning,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Opened, TrainError> {
     let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
         Selection::Cpu { because: None }
     } else {
         select(selector, &list_adapters())?
     };
-    let (executor, note, identity): (Box<dyn Executor>, _, _) = match selection {
+    let (executor, notes, identity, choices): (Box<dyn Executor>, _, _, _) = match selection {
         Selection::Cpu { because } => {
             let note = because.map(|why| format!("training on the CPU: {why}"));
             memory::require(memory::of_device(&plan, moments))?;
             let device = Cpu::fast(plan, moments);
             let identity = device.name().to_string();
-            (Box::new(device), note, identity)
+            (Box::new(device), Vec::from_iter(note), identity, Choices::default())
         }
         Selection::Adapter(adapter) => {
-            let note = memory::require_on(&adapter, options.memory_mib, &plan, moments)?;
-            let device = open_adapter(&adapter, plan, moments, options)?;
-            let identity = format!("{}:{} ({})", adapter.api, adapter.name, adapter.driver);
-            (Box::new(device), note, identity)
+            let mut notes =
+                Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, moments)?);
+            let identity = record::identity(&adapter);
+            let is_software = adapter.kind == AdapterKind::Software;
+            let tuning = Tuning { is_software, ..tuning(&identity) };
+            let mut gpu = Gpu::open(&adapter, Checks::Trusted)?;
+            gpu.deadline = options.deadline;
+            let mut kernels = Kernels::new(Record::of(&adapter));
+            let mut report = |progress| report(&adapter.name, progress);
+            notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
+            let choices = kernels.choices().clone();
+            let device = allocate(gpu, plan, moments, kernels)?;
+            (Box::new(device), notes, identity, choices)
         }
     };
     let driver = Driver::start(executor, options.deadline)
         .map_err(|error| TrainError::Defect(format!("no thread could be started: {error}")))?;
-    Ok(Opened { driver, note, identity })
+    Ok(Opened { driver, notes, identity, choices })
 }
 
 /// An adapter with everything of a plan on it. That it has no room now is a matter of the
 /// configuration, unlike in the middle of a run.
-fn open_adapter(
-    adapter: &Adapter,
+fn allocate(
+    gpu: Gpu,
     plan: Plan,
     moments: usize,
-    options: &OpenOptions,
+    kernels: Kernels,
 ) -> Result<GpuExecutor, TrainError> {
     let needed = memory::gibibytes(Memory::of(&plan, moments).peak() as u64);
-    let mut gpu = Gpu::open(adapter, Checks::Trusted)?;
-    gpu.deadline = options.deadline;
-    GpuExecutor::new(gpu, plan, moments).map_err(|error| match error {
+    GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| match error {
         DeviceError::OutOfMemory { adapter, what } => TrainError::NoRoom { adapter, what, needed },
         other => other.into(),
     })

@@ -8,7 +8,7 @@ use potluck::base::{BucketId, DType};
 use potluck::device::{Adapter, Checks, Gpu, list_adapters};
 use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Pass, StepSums};
 use potluck::graph::{Phase, Plan};
-use potluck::kernels::Random;
+use potluck::kernels::{Kernels, Random, Record};
 
 /// Held by a test while it uses adapters. Software adapters use every core, so that one test at
 /// a time is as fast as several; and GL's context is on one thread at a time.
@@ -38,7 +38,8 @@ pub fn devices(plan: &Plan, moments: usize) -> Devices {
     let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(Cpu::fast(plan.clone(), moments))];
     for adapter in adapters() {
         let gpu = Gpu::open(&adapter, Checks::Checked).unwrap_or_else(|e| panic!("{e}"));
-        devices.push(Box::new(GpuExecutor::new(gpu, plan.clone(), moments).unwrap()));
+        let kernels = Kernels::new(Record::in_memory());
+        devices.push(Box::new(GpuExecutor::new(gpu, plan.clone(), moments, kernels).unwrap()));
     }
     Devices { devices: devices.into_iter(), _turn: turn }
 }

@@ -38,6 +38,8 @@ warmup = 5
 /// A directory with `tiny.toml` and `text.txt`, in which the program runs.
 pub struct Desk {
     directory: tempfile::TempDir,
+    /// What the program keeps between runs.
+    cache: tempfile::TempDir,
 }
 
 /// A run of the program that ended.
@@ -52,7 +54,12 @@ impl Desk {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("tiny.toml"), TINY).unwrap();
         fs::write(directory.path().join("text.txt"), text()).unwrap();
-        Self { directory }
+        Self { directory, cache: tempfile::tempdir().unwrap() }
+    }
+
+    /// The directory of what is kept between runs.
+    pub fn cache(&self) -> &Path {
+        self.cache.path()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -89,6 +96,7 @@ impl Desk {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Some drivers complain on stderr when this is not set.
         command.env("XDG_RUNTIME_DIR", self.directory.path()).env_remove("POTLUCK_FAULT");
+        command.env("POTLUCK_CACHE", self.cache.path());
         command
     }
 

@@ -17,7 +17,7 @@ use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
 use crate::device::{DeviceError, Gpu, Injected, Limits, Pulse};
 use crate::graph::{Place, Plan, SlotKind, Update, UpdateRange};
-use crate::kernels::{Operand, Pipelines, adamw, hash, norm, sgd, twin};
+use crate::kernels::{Kernels, Operand, hash, norm, twin};
 use prepare::{Binding, Task};
 use stream::{ReadRange, Stream};
 
@@ -37,7 +37,7 @@ pub struct GpuExecutor {
     gpu: Arc<Gpu>,
     /// Shared, so that a node can be read while others are prepared.
     plan: Arc<Plan>,
-    pipelines: Pipelines,
+    kernels: Kernels,
     stream: Stream,
     /// Per slot: its copies.
     slots: Vec<Vec<wgpu::Buffer>>,
@@ -58,11 +58,17 @@ pub struct GpuExecutor {
 }
 
 impl GpuExecutor {
-    /// Allocates everything that the plan needs.
+    /// Allocates everything that the plan needs. Runs what `kernels` certify and choose.
     ///
     /// # Errors
-    /// A tensor or bucket over the device's limits, or too little memory; nothing is kept then.
-    pub fn new(gpu: Gpu, plan: Plan, moments: usize) -> Result<Self, DeviceError> {
+    /// A tensor or bucket over the device's limits, or too little memory; nothing is kept then. A
+    /// kernel that is wrong on this driver.
+    pub fn new(
+        gpu: Gpu,
+        plan: Plan,
+        moments: usize,
+        kernels: Kernels,
+    ) -> Result<Self, DeviceError> {
         check_limits(&gpu, &plan)?;
         let gpu = Arc::new(gpu);
         let banks = |label: &str| -> Result<Vec<wgpu::Buffer>, DeviceError> {
@@ -91,8 +97,8 @@ impl GpuExecutor {
             prepared: HashMap::new(),
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
-            pipelines: Pipelines::default(),
             stream: Stream::new(gpu.clone())?,
+            kernels,
             gpu,
             plan: Arc::new(plan),
         };
@@ -108,9 +114,10 @@ impl GpuExecutor {
                 Operand::Input(_) => Binding::whole(gradients),
                 Operand::Output(i) => Binding::whole(outputs[i]),
             };
-            let dispatches = norm::dispatch(length, parts, index);
+            let dispatches = self.kernels.norm(&self.gpu, length, parts, index)?;
             let cost = norm_cost(length);
-            let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+            let pipelines = &mut self.kernels.pipelines;
+            let task = Task::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
             self.norm_tasks.push(task);
         }
         Ok(())
@@ -154,7 +161,8 @@ impl GpuExecutor {
             return Ok(());
         }
         let call = pass.call(&plan.graph, node);
-        let dispatches = (twin.dispatch)(&call);
+        let full = Pass { rows: plan.options.rows, ..*pass }.call(&plan.graph, node);
+        let dispatches = self.kernels.dispatches(&self.gpu, &call, &full)?;
         if let Some(task) = self.prepared.get_mut(&key) {
             task.refresh(dispatches);
             return Ok(());
@@ -168,7 +176,7 @@ impl GpuExecutor {
             Operand::Output(i) => outputs[i].clone(),
         };
         let cost = (twin.cost)(&call);
-        let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+        let task = Task::new(&self.gpu, &mut self.kernels.pipelines, &dispatches, &binding, cost)?;
         self.prepared.insert(key, task);
         Ok(())
     }
@@ -180,10 +188,7 @@ impl GpuExecutor {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<UpdateKey, DeviceError> {
-        let dispatch = match update {
-            Update::Sgd { .. } => sgd::dispatch(update, range),
-            Update::AdamW { .. } => adamw::dispatch(update, range),
-        };
+        let dispatch = self.kernels.update(&self.gpu, update, range)?;
         let index = bucket.index();
         let key = (index, dispatch.shader.entry);
         if let Some(task) = self.updates.get_mut(&key) {
@@ -195,7 +200,8 @@ impl GpuExecutor {
                 Operand::Output(moment) => Binding::whole(&self.moments[moment - 1][index]),
             };
             let (dispatches, cost) = ([dispatch], update_cost(update, range));
-            let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+            let task =
+                Task::new(&self.gpu, &mut self.kernels.pipelines, &dispatches, &binding, cost)?;
             self.updates.insert(key, task);
         }
         Ok(key)
@@ -252,7 +258,7 @@ impl Executor for GpuExecutor {
     }
 
     fn fault(&mut self, fault: Injected) -> Result<(), DeviceError> {
-        super::fault::have(fault, &self.gpu, &mut self.pipelines)
+        super::fault::have(fault, &self.gpu, &mut self.kernels.pipelines)
     }
 
     fn set_input(
@@ -345,8 +351,9 @@ impl Executor for GpuExecutor {
             Operand::Output(i) => Binding::whole(outputs[i]),
         };
         let parts = self.norm_parts.size() as usize / (2 * ELEMENT_BYTES);
-        let (dispatches, cost) = (hash::dispatch(0..length, parts), norm_cost(length));
-        let task = Task::new(&self.gpu, &mut self.pipelines, &dispatches, &binding, cost)?;
+        let dispatches = self.kernels.hash(&self.gpu, length, parts)?;
+        let (pipelines, cost) = (&mut self.kernels.pipelines, norm_cost(length));
+        let task = Task::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
         self.stream.run(&task)?;
         let mut lanes = [0u32; 2];
         self.stream.read(&[(&self.hashed, 0, 8)], bytemuck::cast_slice_mut(&mut lanes))?;

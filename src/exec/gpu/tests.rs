@@ -5,7 +5,7 @@ use super::*;
 use crate::base::rng::Key;
 use crate::device::{Checks, list_adapters};
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
-use crate::kernels::Random;
+use crate::kernels::{Random, Record};
 
 const ROWS: usize = 4;
 
@@ -29,7 +29,8 @@ fn executors(plan: &Plan) -> impl Iterator<Item = GpuExecutor> {
     let adapters = list_adapters().into_iter().filter(|adapter| adapter.api != "gl");
     adapters.map(|adapter| {
         let gpu = Gpu::open_portable(&adapter, Checks::Trusted).unwrap();
-        GpuExecutor::new(gpu, plan.clone(), 2).unwrap()
+        let kernels = Kernels::new(Record::in_memory());
+        GpuExecutor::new(gpu, plan.clone(), 2, kernels).unwrap()
     })
 }
 

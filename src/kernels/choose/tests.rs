@@ -1,0 +1,264 @@
+//! What is certified, timed, chosen, remembered and refused.
+
+use std::path::Path;
+
+use super::*;
+use crate::base::Site;
+use crate::base::rng::Key;
+use crate::graph::{Builder, Init, Op, PlanOptions, Unary, differentiate};
+use crate::kernels::Random;
+use crate::kernels::probe::Problem;
+use crate::kernels::testing::for_each_gpu;
+
+/// Rows at full capacity: enough for every tile.
+const ROWS: usize = 64;
+
+/// A linear layer in training, whose products have several variants.
+fn plan() -> Plan {
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, 40]);
+    let target = b.input("target", &[1, 48]);
+    let w = b.parameter("w", &[48, 40], Init::Zeros);
+    let y = b.linear(x, w, None).unwrap();
+    b.squared_error_loss(y, target).unwrap();
+    Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
+}
+
+/// One adapter: what is tested here is on this side of the device.
+fn on_one_gpu(mut body: impl FnMut(&Gpu)) {
+    let mut is_first = true;
+    for_each_gpu(|gpu, _| {
+        if std::mem::take(&mut is_first) {
+            body(gpu);
+        }
+    });
+}
+
+fn record(directory: &Path) -> Record {
+    Record::open(directory, "a device")
+}
+
+/// More time than the plan needs.
+fn enough() -> Tuning {
+    Tuning { seconds: 600.0, is_software: true, ..Tuning::default() }
+}
+
+fn planted(names: &[&str]) -> Tuning {
+    Tuning { planted: names.iter().map(|name| name.to_string()).collect(), ..Tuning::default() }
+}
+
+fn prepared(gpu: &Gpu, record: Record, tuning: &Tuning) -> (Kernels, Vec<String>) {
+    let mut kernels = Kernels::new(record);
+    let notes = kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap();
+    (kernels, notes)
+}
+
+fn refused(gpu: &Gpu, tuning: &Tuning) -> String {
+    let mut kernels = Kernels::new(Record::in_memory());
+    kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap_err().to_string()
+}
+
+/// The calls of the plan that can run in several ways.
+fn several() -> usize {
+    let several = uses(&plan()).iter().filter(|used| used.variants.len() > 1).count();
+    assert!(several >= 2, "at least the two products");
+    several
+}
+
+/// The forward product with this many rows.
+fn product(rows: usize) -> Problem {
+    let op = Op::MatMul { transpose_a: false, transpose_b: true };
+    let random = Random { step_key: Key::new(0), training: true };
+    Problem::new(op, vec![vec![rows, 40], vec![48, 40]], random).unwrap()
+}
+
+/// What the product with these rows runs.
+fn runs(kernels: &mut Kernels, gpu: &Gpu, rows: usize) -> &'static str {
+    let (call, full) = (product(rows), product(ROWS));
+    let dispatches = kernels.dispatches(gpu, &call.call(), &full.call()).unwrap();
+    dispatches[0].shader.file
+}
+
+#[test]
+fn signatures_name_a_call() {
+    assert_eq!(signature(&product(768).call()), "matmul a b^T (768, 40) (48, 40)");
+    let mut sum = product(3);
+    sum.accumulate = true;
+    assert!(signature(&sum.call()).ends_with(" accumulating"));
+    let dropout = Op::Dropout { p: 0.1, site: Site(1) };
+    let random = Random { step_key: Key::new(0), training: true };
+    let dropout = Problem::new(dropout, vec![vec![2, 3], vec![2]], random).unwrap();
+    assert_eq!(signature(&dropout.call()), "dropout 0.1 (2, 3) (2) training");
+}
+
+#[test]
+fn everything_is_timed_once_and_remembered() {
+    on_one_gpu(|gpu| {
+        let cache = tempfile::tempdir().unwrap();
+        let mut shown = Vec::new();
+        let mut first = Kernels::new(record(cache.path()));
+        let mut report = |progress| shown.push(progress);
+        let notes = first.prepare(gpu, &plan(), &enough(), &mut report).unwrap();
+        assert_eq!(notes, [""; 0]);
+        let product = product(ROWS);
+        let variants = (twin(&product.op).unwrap().variants)(&product.call());
+        let choices: Vec<_> = first.choices().iter().collect();
+        assert_eq!(choices.len(), several(), "{choices:?}");
+        assert!(first.work().timed >= 2 * 3 && first.work().certified > variants.len());
+        let last: &Progress = shown.last().unwrap();
+        assert_eq!((last.done, last.total), (last.total, shown[0].total));
+
+        // What is fastest is chosen.
+        let candidates = candidates(gpu, &product.call(), &variants);
+        let known = first.record().timings(&signature(&product.call()), &candidates).unwrap();
+        let timings = known.measured.values();
+        let best = timings.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap();
+        assert_eq!(first.choices().get(&signature(&product.call())), Some(best.variant.as_str()));
+
+        let (second, _) = prepared(gpu, record(cache.path()), &enough());
+        assert_eq!(second.work(), Work::default());
+        assert_eq!(second.choices(), first.choices());
+        let again = Tuning { again: true, ..enough() };
+        let (third, _) = prepared(gpu, record(cache.path()), &again);
+        let first_again = Work { certified: 0, ..first.work() };
+        assert_eq!(third.work(), first_again);
+    });
+}
+
+#[test]
+fn recorded_timings_decide_and_those_of_other_candidates_do_not() {
+    on_one_gpu(|gpu| {
+        let product = product(ROWS);
+        let (call, signature) = (product.call(), signature(&product.call()));
+        let variants = (twin(&product.op).unwrap().variants)(&call);
+        let slowest = variants[0].name.clone();
+        let timing = Timing { variant: slowest.clone(), seconds: 1e-9 };
+        let measured: BTreeMap<String, Timing> = [("any".to_string(), timing)].into();
+        let chosen = |candidates: String| {
+            let mut record = Record::in_memory();
+            record.time(signature.clone(), Timings { candidates, measured: measured.clone() });
+            let (kernels, _) = prepared(gpu, record, &Tuning::default());
+            kernels.choices().get(&signature).unwrap().to_string()
+        };
+        assert_eq!(chosen(candidates(gpu, &call, &variants)), slowest);
+        assert_ne!(chosen(candidates(gpu, &call, &variants[1..])), slowest);
+    });
+}
+
+#[test]
+fn a_wrong_variant_is_refused_and_another_runs() {
+    on_one_gpu(|gpu| {
+        let (mut kernels, _) = prepared(gpu, Record::in_memory(), &Tuning::default());
+        let unmeasured = runs(&mut kernels, gpu, ROWS);
+        assert_ne!(unmeasured, "matmul", "a tile is chosen without measuring");
+
+        let cache = tempfile::tempdir().unwrap();
+        for tuning in [planted(&[unmeasured]), enough()] {
+            // The second run has no planted error, but the record.
+            let (mut kernels, _) = prepared(gpu, record(cache.path()), &tuning);
+            assert_ne!(runs(&mut kernels, gpu, ROWS), unmeasured);
+            assert!(kernels.choices().iter().all(|(_, name)| name != unmeasured));
+            let (right, wrong) = crate::kernels::record::summary(kernels.record());
+            assert!(right > 0 && !wrong.is_empty(), "{right} {wrong:?}");
+            for (kernel, why) in wrong {
+                assert!(kernel.starts_with(unmeasured) && why.contains("NMSE"), "{kernel}: {why}");
+            }
+        }
+        // Not even if a saved choice or a timing asks for it.
+        let saved = kernels.choices().clone();
+        let tuning = Tuning { saved, ..Tuning::default() };
+        let (kernels, notes) = prepared(gpu, record(cache.path()), &tuning);
+        assert!(notes.iter().any(|note| note.contains("is switched off here")), "{notes:?}");
+        assert!(kernels.choices().iter().all(|(_, name)| name != unmeasured));
+    });
+}
+
+#[test]
+fn without_a_right_plain_variant_nothing_runs() {
+    on_one_gpu(|gpu| {
+        let error = refused(gpu, &planted(&["matmul_naive"]));
+        for part in [gpu.name.as_str(), "matmul_naive of matmul", "NMSE", "--devices cpu"] {
+            assert!(error.contains(part), "{part} is missing in: {error}");
+        }
+        assert!(refused(gpu, &planted(&["squared_error"])).contains("squared_error"));
+
+        let (mut kernels, _) = prepared(gpu, Record::in_memory(), &planted(&["adamw", "norm"]));
+        assert!(kernels.norm(gpu, 10, 1, 0).unwrap_err().to_string().contains("norm"));
+        for (rule, range) in table::updates() {
+            let is_right = !matches!(rule, Update::AdamW { .. });
+            assert_eq!(kernels.update(gpu, &rule, &range).is_ok(), is_right, "{rule:?}");
+        }
+    });
+}
+
+#[test]
+fn the_time_for_measuring_is_kept() {
+    on_one_gpu(|gpu| {
+        let (kernels, notes) = prepared(gpu, Record::in_memory(), &Tuning::default());
+        assert_eq!((kernels.work().timed, notes.len()), (0, 0));
+        let cache = tempfile::tempdir().unwrap();
+        let hurried = Tuning { seconds: 1e-9, ..enough() };
+        let (first, notes) = prepared(gpu, record(cache.path()), &hurried);
+        assert_eq!((first.work().timed, first.work().untimed), (0, several()));
+        assert_eq!(first.choices(), kernels.choices(), "as without measuring");
+        let all = format!("{0} of {0} calls", several());
+        assert!(notes[0].contains(&all) && notes[0].contains("--retune"), "{notes:?}");
+        // Two runs choose alike, so what was left out is not measured later by itself.
+        let (later, notes) = prepared(gpu, record(cache.path()), &enough());
+        assert_eq!((later.work(), notes.len()), (Work::default(), 0));
+        assert_eq!(later.choices(), first.choices());
+    });
+}
+
+#[test]
+fn saved_choices_are_kept_without_measuring() {
+    on_one_gpu(|gpu| {
+        let signature = signature(&product(ROWS).call());
+        let saved: Choices =
+            [(signature.clone(), "matmul_naive".to_string())].into_iter().collect();
+        let with = |saved: &Choices, again| {
+            let tuning = Tuning { saved: saved.clone(), again, ..Tuning::default() };
+            prepared(gpu, Record::in_memory(), &tuning)
+        };
+        let (kernels, notes) = with(&saved, false);
+        assert_eq!((kernels.choices().get(&signature), notes.len()), (Some("matmul_naive"), 0));
+        let (kernels, _) = with(&saved, true);
+        assert_ne!(kernels.choices().get(&signature), Some("matmul_naive"), "asked to measure");
+        let unknown = [(signature.clone(), "matmul_by_magic".to_string())].into_iter().collect();
+        let (kernels, notes) = with(&unknown, false);
+        assert!(notes[0].contains("matmul_by_magic") && notes[0].contains("is not known"));
+        assert_ne!(kernels.choices().get(&signature), Some("matmul_by_magic"));
+    });
+}
+
+#[test]
+fn fewer_rows_run_the_chosen_variant_if_it_fits() {
+    on_one_gpu(|gpu| {
+        let signature = signature(&product(ROWS).call());
+        let name = "matmul_tile_16x16";
+        let saved = [(signature, name.to_string())].into_iter().collect();
+        let tuning = Tuning { saved, ..Tuning::default() };
+        let (mut kernels, _) = prepared(gpu, Record::in_memory(), &tuning);
+        assert_eq!(runs(&mut kernels, gpu, ROWS), name);
+        assert_eq!(runs(&mut kernels, gpu, 16), name);
+        assert_eq!(runs(&mut kernels, gpu, 15), "matmul");
+        assert_eq!(runs(&mut kernels, gpu, 1), "matmul");
+    });
+}
+
+#[test]
+fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
+    on_one_gpu(|gpu| {
+        let mut kernels = Kernels::new(Record::in_memory());
+        kernels.planted = vec!["relu".into()];
+        let op = Op::Unary(Unary::Relu);
+        let random = Random { step_key: Key::new(0), training: true };
+        let relu = Problem::new(op, vec![vec![3, 5]], random).unwrap();
+        let error = kernels.dispatches(gpu, &relu.call(), &relu.call()).unwrap_err();
+        assert!(error.to_string().contains("relu of relu"), "{error}");
+        assert_eq!(kernels.work().certified, 1);
+        // Reshapes have no kernel.
+        let reshape = Problem { op: Op::Reshape, ..relu };
+        assert_eq!(kernels.dispatches(gpu, &reshape.call(), &reshape.call()).unwrap(), []);
+    });
+}

@@ -1,0 +1,379 @@
+//! What is known about the kernels on one driver, kept on disk: which are certified, and how fast
+//! they are. One file per adapter, API and driver, which several processes may write.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::certify::Finding;
+use crate::device::Adapter;
+use crate::files;
+
+/// The environment variable that names another directory for what is kept between runs.
+pub const VARIABLE: &str = "POTLUCK_CACHE";
+
+const FORMAT: u64 = 1;
+
+/// How often, and after what pause, a lock is tried that another process holds to write.
+const TRIES: u32 = 40;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A kernel with what its trials said.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Certificate {
+    /// For people: variant and op.
+    pub kernel: String,
+    pub finding: Finding,
+}
+
+/// How long a variant of a call takes.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Timing {
+    pub variant: String,
+    pub seconds: f64,
+}
+
+/// What is known about the variants of a call.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Timings {
+    /// The hash of all variants that there were to choose from.
+    pub candidates: String,
+    /// By kernel hash. Empty if the time for measuring did not reach this call.
+    pub measured: BTreeMap<String, Timing>,
+}
+
+/// The file.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    format: u64,
+    device: String,
+    /// By kernel hash.
+    #[serde(default)]
+    certificates: BTreeMap<String, Certificate>,
+    /// By the signature of the call.
+    #[serde(default)]
+    timings: BTreeMap<String, Timings>,
+}
+
+/// The record of one device.
+#[derive(Debug)]
+pub struct Record {
+    /// None: kept in memory only.
+    path: Option<PathBuf>,
+    content: Content,
+    /// What was found or measured and is not on the disk.
+    is_dirty: bool,
+    notes: Vec<String>,
+}
+
+/// Names a device to the kernels: another driver may be right or wrong in other ways.
+pub fn identity(adapter: &Adapter) -> String {
+    format!("{}:{} ({})", adapter.api, adapter.name, adapter.driver)
+}
+
+/// Where records are kept: `POTLUCK_CACHE`, or `potluck` in the user's directory for such files.
+pub fn directory() -> Option<PathBuf> {
+    match std::env::var_os(VARIABLE) {
+        Some(path) if !path.is_empty() => Some(PathBuf::from(path)),
+        _ => dirs::cache_dir().map(|cache| cache.join("potluck")),
+    }
+}
+
+impl Record {
+    /// An empty one, that is never written.
+    pub fn in_memory() -> Self {
+        let content = Content {
+            format: FORMAT,
+            device: String::new(),
+            certificates: BTreeMap::new(),
+            timings: BTreeMap::new(),
+        };
+        Self { path: None, content, is_dirty: false, notes: Vec::new() }
+    }
+
+    /// The record of an adapter in [`directory`]; in memory, with a note, if there is none.
+    pub fn of(adapter: &Adapter) -> Self {
+        match directory() {
+            Some(directory) => Self::open(&directory, &identity(adapter)),
+            None => {
+                let mut record = Self::in_memory();
+                record.notes.push(format!(
+                    "what is found out about kernels is not kept: there is no directory for it; \
+                     name one with {VARIABLE}"
+                ));
+                record
+            }
+        }
+    }
+
+    /// The record of a device in a directory. A file that is not one is a note, and set aside when
+    /// this one is saved.
+    pub fn open(directory: &Path, device: &str) -> Self {
+        let path = directory.join(file_name(device));
+        let mut record = Self::in_memory();
+        record.content.device = device.to_string();
+        match read(&path, device) {
+            Ok(Some(content)) => record.content = content,
+            Ok(None) => {}
+            Err(why) => record.notes.push(format!(
+                "{} is no record of kernels ({why}): a new one replaces it, and it is kept as {}",
+                path.display(),
+                damaged(&path).display()
+            )),
+        }
+        record.path = Some(path);
+        record
+    }
+
+    /// What was found out about a kernel.
+    pub fn certificate(&self, hash: &str) -> Option<&Certificate> {
+        self.content.certificates.get(hash)
+    }
+
+    pub fn certify(&mut self, hash: String, certificate: Certificate) {
+        self.content.certificates.insert(hash, certificate);
+        self.is_dirty = true;
+    }
+
+    /// Forgets what was tried; what is on the disk stays until it is tried again.
+    pub fn forget_certificates(&mut self) {
+        self.content.certificates.clear();
+    }
+
+    /// Every kernel that was tried.
+    pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
+        self.content.certificates.values()
+    }
+
+    /// What is known about a call with these candidates.
+    pub fn timings(&self, signature: &str, candidates: &str) -> Option<&Timings> {
+        self.content.timings.get(signature).filter(|known| known.candidates == candidates)
+    }
+
+    pub fn time(&mut self, signature: String, timings: Timings) {
+        self.content.timings.insert(signature, timings);
+        self.is_dirty = true;
+    }
+
+    /// What a person should know about the file, once.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Writes what is new, together with what other processes wrote meanwhile. A failure is a note:
+    /// a run does not depend on it.
+    pub fn save(&mut self) {
+        let Some(path) = self.path.clone().filter(|_| self.is_dirty) else { return };
+        self.is_dirty = false;
+        if let Err(why) = self.merge_into(&path) {
+            self.notes.push(format!(
+                "what was found out about kernels is not kept: {}: {why}; name another directory \
+                 with {VARIABLE}",
+                path.display()
+            ));
+        }
+    }
+
+    fn merge_into(&mut self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(files::parent(path))?;
+        let _lock = lock(&files::beside(path, ".lock"))?;
+        match read(path, &self.content.device) {
+            Ok(Some(mut theirs)) => {
+                theirs.certificates.append(&mut self.content.certificates);
+                theirs.timings.append(&mut self.content.timings);
+                self.content = theirs;
+            }
+            Ok(None) => {}
+            Err(_) => fs::rename(path, damaged(path))?,
+        }
+        let mut json = serde_json::to_vec_pretty(&self.content)?;
+        json.push(b'\n');
+        files::replace(path, &json)
+    }
+}
+
+/// Where a file goes that is no record.
+fn damaged(path: &Path) -> PathBuf {
+    files::beside(path, ".damaged")
+}
+
+/// Held by one process at a time, until it is dropped. A file system without locks has none to
+/// wait for.
+fn lock(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            _ => return Ok(file),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps it locked"))
+}
+
+/// The content of a record, `None` if there is no file, or why it is none.
+fn read(path: &Path, device: &str) -> Result<Option<Content>, String> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(why) => return Err(why.to_string()),
+    };
+    let content: Content = serde_json::from_slice(&bytes).map_err(|why| why.to_string())?;
+    if content.format != FORMAT {
+        return Err(format!("its format is {}, not {FORMAT}", content.format));
+    }
+    if content.device != device {
+        return Err(format!("it is that of {}", content.device));
+    }
+    let wrong = |timing: &Timing| !(timing.seconds.is_finite() && timing.seconds > 0.0);
+    match content.timings.values().flat_map(|known| known.measured.values()).find(|t| wrong(t)) {
+        Some(timing) => Err(format!("{} takes {} s", timing.variant, timing.seconds)),
+        None => Ok(Some(content)),
+    }
+}
+
+/// Readable, and different for different devices.
+fn file_name(device: &str) -> String {
+    let mut slug = String::new();
+    for letter in device.to_lowercase().chars() {
+        match letter {
+            'a'..='z' | '0'..='9' => slug.push(letter),
+            _ if !slug.ends_with('-') => slug.push('-'),
+            _ => {}
+        }
+    }
+    let slug: String = slug.chars().take(60).collect();
+    let hash = blake3::hash(device.as_bytes()).to_hex();
+    format!("kernels-{}-{}.json", slug.trim_matches('-'), &hash[..8])
+}
+
+/// How many kernels are certified, and the others with the reason, by name.
+pub fn summary(record: &Record) -> (usize, Vec<(String, String)>) {
+    let mut wrong: HashMap<&str, &str> = HashMap::new();
+    let mut right = 0;
+    for Certificate { kernel, finding } in record.certificates() {
+        match finding {
+            Finding::Right { .. } => right += 1,
+            Finding::Wrong { why } => {
+                wrong.insert(kernel, why);
+            }
+        }
+    }
+    let mut wrong: Vec<_> =
+        wrong.into_iter().map(|(name, why)| (name.to_string(), why.to_string())).collect();
+    wrong.sort();
+    (right, wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn certificate(kernel: &str) -> Certificate {
+        Certificate { kernel: kernel.into(), finding: Finding::Right { nmse: 1.25e-13 } }
+    }
+
+    fn timings(seconds: f64) -> Timings {
+        let timing = Timing { variant: "a".into(), seconds };
+        Timings { candidates: "all".into(), measured: [("hash".into(), timing)].into() }
+    }
+
+    #[test]
+    fn what_is_saved_is_read_again() {
+        let cache = tempfile::tempdir().unwrap();
+        let directory = cache.path().join("new");
+        let mut record = Record::open(&directory, "vulkan:A (1)");
+        record.certify("one".into(), certificate("one"));
+        let wrong = Finding::Wrong { why: "NMSE 1".into() };
+        record.certify("two".into(), Certificate { kernel: "two".into(), finding: wrong });
+        record.time("call".into(), timings(0.1 + 0.2));
+        record.save();
+        assert_eq!(record.take_notes(), [""; 0]);
+
+        let again = Record::open(&directory, "vulkan:A (1)");
+        assert_eq!(again.content, record.content);
+        assert_eq!(again.timings("call", "all"), Some(&timings(0.1 + 0.2)));
+        assert_eq!(again.timings("call", "other candidates"), None);
+        assert_eq!(summary(&again), (1, vec![("two".into(), "NMSE 1".into())]));
+        let other = Record::open(&directory, "vulkan:A (2)");
+        assert_eq!(summary(&other), (0, vec![]), "another driver knows nothing");
+    }
+
+    #[test]
+    fn writers_keep_what_others_wrote() {
+        let cache = tempfile::tempdir().unwrap();
+        let open = || Record::open(cache.path(), "device");
+        let writers: Vec<_> = (0..8)
+            .map(|writer| {
+                let mut record = open();
+                std::thread::spawn(move || {
+                    for i in 0..5 {
+                        let name = format!("{writer}-{i}");
+                        record.certify(name.clone(), certificate(&name));
+                        record.save();
+                    }
+                    record.take_notes()
+                })
+            })
+            .collect();
+        for writer in writers {
+            assert_eq!(writer.join().unwrap(), [""; 0]);
+        }
+        assert_eq!(summary(&open()).0, 40);
+    }
+
+    #[test]
+    fn damaged_and_foreign_files_are_set_aside() {
+        let good = {
+            let cache = tempfile::tempdir().unwrap();
+            let mut record = Record::open(cache.path(), "device");
+            record.time("call".into(), timings(0.5));
+            record.save();
+            fs::read_to_string(record.path.unwrap()).unwrap()
+        };
+        let spoiled = [
+            (String::new(), "EOF"),
+            (good[..good.len() / 2].to_string(), "EOF"),
+            (good.replace("\"format\": 1", "\"format\": 2"), "format is 2"),
+            (good.replace("\"device\": \"device\"", "\"device\": \"B\""), "that of B"),
+            (good.replace("0.5", "-0.5"), "takes -0.5 s"),
+            ("{\"a\": 1}".into(), "unknown field"),
+        ];
+        for (text, why) in spoiled {
+            let cache = tempfile::tempdir().unwrap();
+            let path = cache.path().join(file_name("device"));
+            fs::write(&path, &text).unwrap();
+            let mut record = Record::open(cache.path(), "device");
+            let notes = record.take_notes();
+            assert!(notes.len() == 1 && notes[0].contains(why), "{why}: {notes:?}");
+            record.certify("one".into(), certificate("one"));
+            record.save();
+            assert_eq!(fs::read_to_string(damaged(&path)).unwrap(), text);
+            assert_eq!(summary(&Record::open(cache.path(), "device")).0, 1);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_a_note() {
+        let cache = tempfile::tempdir().unwrap();
+        let file = cache.path().join("file");
+        fs::write(&file, "").unwrap();
+        let mut record = Record::open(&file.join("below"), "device");
+        record.take_notes();
+        record.certify("one".into(), certificate("one"));
+        record.save();
+        let notes = record.take_notes();
+        assert!(notes.len() == 1 && notes[0].contains(VARIABLE), "{notes:?}");
+        assert!(record.certificate("one").is_some(), "the run goes on");
+    }
+
+    #[test]
+    fn names_of_files_are_readable_and_differ() {
+        let name = file_name("vulkan:llvmpipe (LLVM 15.0.6, 256 bits) (Mesa)");
+        assert!(name.starts_with("kernels-vulkan-llvmpipe-llvm-15-0-6-256-bits-mesa-"), "{name}");
+        assert_ne!(name, file_name("vulkan:llvmpipe (LLVM 15.0.6; 256 bits) (Mesa)"));
+        assert!(file_name(&"x".repeat(1000)).len() < 100);
+    }
+}

@@ -1,0 +1,224 @@
+//! One run of dispatches on host data, with sentinels behind every output: what certification and
+//! the kernel tests stand on.
+
+use super::{Arg, Call, Dispatch, Host, Operand, Pipelines, Real};
+use crate::base::Site;
+use crate::base::rng::Key;
+use crate::device::{DeviceError, Gpu};
+use crate::graph::IGNORED;
+
+/// The normalized mean squared error up to which f32 agrees with f64.
+pub const NMSE_MAX: f64 = 1e-6;
+
+/// What stands behind every output; any other value there was written out of bounds.
+const SENTINEL: f32 = -12345.5;
+const SENTINELS: usize = 64;
+
+/// Why a trial has no outputs.
+#[derive(Debug, thiserror::Error)]
+pub enum TrialError {
+    #[error("output {0} was written out of bounds")]
+    OutOfBounds(usize),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// What an input is filled with.
+#[derive(Clone, Copy, Debug)]
+pub enum Fill {
+    /// Standard normal floats.
+    Normal,
+    /// Normal floats times a factor, plus an offset.
+    Scaled(f32, f32),
+    /// Integers below a bound.
+    Ids(u32),
+    /// Integers below a bound, about one in five replaced by [`IGNORED`].
+    Targets(u32),
+    /// 1000, 1001, ..: sample ids.
+    Samples,
+}
+
+/// A host tensor of either type.
+#[derive(Clone, Debug)]
+pub enum Values {
+    Float(Vec<f64>),
+    Int(Vec<u32>),
+}
+
+/// Random values for `count` elements; `which` makes inputs differ.
+pub fn values(fill: Fill, count: usize, which: usize) -> Values {
+    let key = Key::new(42).site(Site(which as u32));
+    let ids = |bound: u32| (0..count).map(move |i| key.words([i as u32, 7])[0] % bound);
+    let normal = |i: usize| f64::from(key.normal(i as u64) as f32);
+    match fill {
+        Fill::Normal => Values::Float((0..count).map(normal).collect()),
+        Fill::Scaled(factor, offset) => Values::Float(
+            (0..count).map(|i| f64::from((normal(i) as f32).mul_add(factor, offset))).collect(),
+        ),
+        Fill::Ids(bound) => Values::Int(ids(bound).collect()),
+        Fill::Targets(bound) => Values::Int(
+            ids(5 * bound).map(|id| if id % 5 == 0 { IGNORED } else { id / 5 }).collect(),
+        ),
+        Fill::Samples => Values::Int((0..count).map(|i| 1000 + i as u32).collect()),
+    }
+}
+
+/// Runs a host function on the inputs, in outputs that start as `start`.
+pub fn host<T: Real>(call: &Call, inputs: &[&Values], start: T, function: Host<T>) -> Vec<Vec<T>> {
+    let floats: Vec<Vec<T>> = inputs
+        .iter()
+        .map(|values| match values {
+            Values::Float(v) => v.iter().map(|&v| T::real(v)).collect(),
+            Values::Int(_) => Vec::new(),
+        })
+        .collect();
+    let args: Vec<Arg<T>> = inputs
+        .iter()
+        .zip(&floats)
+        .map(|(values, floats)| match values {
+            Values::Float(_) => Arg::Float(floats),
+            Values::Int(ids) => Arg::Int(ids),
+        })
+        .collect();
+    let mut outputs: Vec<Vec<T>> =
+        (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
+    let mut views: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+    function(call, &args, &mut views);
+    outputs
+}
+
+/// Runs the dispatches of a call on a device, in outputs that start as `start`.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_call(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    call: &Call,
+    dispatches: &[Dispatch],
+    inputs: &[&Values],
+    start: f32,
+) -> Result<Vec<Vec<f32>>, TrialError> {
+    let words: Vec<Vec<u32>> = inputs
+        .iter()
+        .map(|values| match values {
+            Values::Float(v) => v.iter().map(|&v| (v as f32).to_bits()).collect(),
+            Values::Int(ids) => ids.clone(),
+        })
+        .collect();
+    let bytes: Vec<&[u8]> = words.iter().map(|words| bytemuck::cast_slice(words)).collect();
+    let starts: Vec<Vec<f32>> =
+        (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
+    run(gpu, pipelines, dispatches, &bytes, &starts)
+}
+
+/// Runs dispatches that need not belong to an op, on the bytes of each input and on outputs that
+/// start with the given values, with sentinels behind; what the outputs then hold.
+///
+/// # Errors
+/// Something written behind an output; a shader that does not compile; a device that fails.
+pub fn run(
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+    dispatches: &[Dispatch],
+    inputs: &[&[u8]],
+    starts: &[Vec<f32>],
+) -> Result<Vec<Vec<f32>>, TrialError> {
+    let bytes = |start: &Vec<f32>| 4 * (start.len() + SENTINELS) as u64;
+    let upload = |bytes: &&[u8]| filled(gpu, bytes);
+    let inputs = inputs.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
+    let mut outputs = Vec::with_capacity(starts.len());
+    for start in starts {
+        let initial = [start, &[SENTINEL; SENTINELS][..]].concat();
+        outputs.push(filled(gpu, bytemuck::cast_slice(&initial))?);
+    }
+    let mut encoder = gpu.device.create_command_encoder(&Default::default());
+    {
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        for dispatch in dispatches {
+            Bound::new(gpu, pipelines, dispatch, &inputs, &outputs)?.record(&mut pass);
+        }
+    }
+    gpu.queue.submit([encoder.finish()]);
+    let staging = gpu.readback(starts.iter().map(bytes).sum())?;
+    let ranges: Vec<_> =
+        outputs.iter().zip(starts).map(|(o, start)| (o, 0, bytes(start))).collect();
+    let read: Vec<f32> = bytemuck::pod_collect_to_vec(&gpu.read(&staging, &ranges)?);
+    let mut rest = &read[..];
+    let mut results = Vec::with_capacity(starts.len());
+    for (index, start) in starts.iter().enumerate() {
+        let (values, behind) = rest.split_at(start.len());
+        let (sentinels, others) = behind.split_at(SENTINELS);
+        if sentinels.iter().any(|v| *v != SENTINEL) {
+            return Err(TrialError::OutOfBounds(index));
+        }
+        results.push(values.to_vec());
+        rest = others;
+    }
+    Ok(results)
+}
+
+/// A dispatch with its pipeline and its buffers, whole.
+pub struct Bound {
+    pipeline: wgpu::ComputePipeline,
+    group: wgpu::BindGroup,
+    params: Vec<u32>,
+    groups: [u32; 3],
+}
+
+impl Bound {
+    /// Compiles the pipeline if need be.
+    ///
+    /// # Errors
+    /// A shader that the driver or the validation refuses.
+    pub fn new(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        dispatch: &Dispatch,
+        inputs: &[wgpu::Buffer],
+        outputs: &[wgpu::Buffer],
+    ) -> Result<Self, DeviceError> {
+        let pipeline = pipelines.get(gpu, dispatch)?;
+        let entries: Vec<wgpu::BindGroupEntry> = dispatch
+            .operands
+            .iter()
+            .enumerate()
+            .map(|(binding, operand)| wgpu::BindGroupEntry {
+                binding: binding as u32,
+                resource: match operand {
+                    Operand::Input(i) => inputs[*i].as_entire_binding(),
+                    Operand::Output(i) => outputs[*i].as_entire_binding(),
+                },
+            })
+            .collect();
+        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.bindings,
+            entries: &entries,
+        });
+        let (params, groups) = (dispatch.params.clone(), dispatch.groups);
+        Ok(Self { pipeline: pipeline.pipeline.clone(), group, params, groups })
+    }
+
+    pub fn record(&self, pass: &mut wgpu::ComputePass) {
+        pass.set_pipeline(&self.pipeline);
+        pass.set_bind_group(0, &self.group, &[]);
+        pass.set_immediates(0, bytemuck::cast_slice(&self.params));
+        let [x, y, z] = self.groups;
+        pass.dispatch_workgroups(x, y, z);
+    }
+}
+
+/// A buffer with these bytes, and nothing behind them but what its alignment needs.
+pub fn filled(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
+    let buffer = gpu.storage("trial", bytes.len() as u64)?;
+    gpu.upload(&buffer, 0, bytes);
+    Ok(buffer)
+}
+
+/// The squared error over the squared expectation. Not finite if a value is not.
+pub fn nmse(got: impl Iterator<Item = f64>, expected: &[f64]) -> f64 {
+    let error: f64 = got.zip(expected).map(|(g, e)| (g - e).powi(2)).sum();
+    let scale: f64 = expected.iter().map(|e| e * e).sum();
+    if error == 0.0 { 0.0 } else { error / scale.max(1e-30) }
+}

@@ -1,0 +1,247 @@
+//! Times the variants of a call at its real shape, on random input.
+
+use std::cmp::Reverse;
+use std::time::{Duration, Instant};
+
+use super::probe::{Problem, fill};
+use super::trial::{Bound, Values, filled, values};
+use super::{Call, Pipelines, Variant, source};
+use crate::device::{DeviceError, Gpu};
+
+/// What one sample should take, so that the cost of a submission vanishes in it.
+const SAMPLE: Duration = Duration::from_millis(4);
+
+/// The most runs in one sample.
+const RUNS_MAX: u32 = 500;
+
+/// Samples of a variant; it ends before the last if two fastest ones agree within [`AGREEMENT`].
+const SAMPLES: std::ops::RangeInclusive<usize> = 3..=10;
+const AGREEMENT: f64 = 0.03;
+
+/// A variant is not timed further if it is slower than the best one by this factor after one run,
+/// which may have warmed something up, after one sample, and after the fewest samples.
+const HOPELESS: [f64; 3] = [3.0, 1.5, 1.1];
+
+/// Random elements that fill an input again and again: drawing millions would take longer than
+/// measuring.
+const PATTERN: usize = 4099;
+
+/// A call with buffers at its real shape.
+pub struct Bench<'a> {
+    gpu: &'a Gpu,
+    inputs: Vec<wgpu::Buffer>,
+    outputs: Vec<wgpu::Buffer>,
+    clock: Option<Clock>,
+}
+
+impl<'a> Bench<'a> {
+    /// Fills buffers for a call.
+    ///
+    /// # Errors
+    /// Too little memory; a device that fails.
+    pub fn new(gpu: &'a Gpu, problem: &Problem) -> Result<Self, DeviceError> {
+        let count = |dims: &Vec<usize>| dims.iter().product::<usize>();
+        let input = |(index, dims): (usize, &Vec<usize>)| {
+            let fill = fill(&problem.op, &problem.inputs, index);
+            let pattern: Vec<u32> = match values(fill, PATTERN.min(count(dims)), index) {
+                Values::Float(v) => v.iter().map(|v| (*v as f32).to_bits()).collect(),
+                Values::Int(ids) => ids,
+            };
+            let words: Vec<u32> = pattern.iter().copied().cycle().take(count(dims)).collect();
+            filled(gpu, bytemuck::cast_slice(&words))
+        };
+        let output = |dims: &Vec<usize>| gpu.storage("tuning", 4 * count(dims) as u64);
+        Ok(Self {
+            gpu,
+            inputs: problem.inputs.iter().enumerate().map(input).collect::<Result<_, _>>()?,
+            outputs: problem.outputs.iter().map(output).collect::<Result<_, _>>()?,
+            clock: Clock::new(gpu)?,
+        })
+    }
+
+    /// Seconds that a variant takes, the least of several samples; of fewer if it is far slower
+    /// than `best`, or if `until` has passed.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn time(
+        &self,
+        pipelines: &mut Pipelines,
+        variant: &Variant,
+        best: Option<f64>,
+        until: Instant,
+    ) -> Result<f64, DeviceError> {
+        let bound = variant
+            .dispatches
+            .iter()
+            .map(|dispatch| Bound::new(self.gpu, pipelines, dispatch, &self.inputs, &self.outputs));
+        let bound = bound.collect::<Result<Vec<_>, _>>()?;
+        let hopeless = |seconds: f64, factor| best.is_some_and(|best| seconds > factor * best);
+        // Warm-up: the driver may still compile.
+        let warm = self.sample(&bound, 1)?;
+        if hopeless(warm, HOPELESS[0]) {
+            return Ok(warm);
+        }
+        let mut runs = runs_for(warm);
+        let mut fastest = vec![self.sample(&bound, runs)?];
+        while fastest.len() < *SAMPLES.end() {
+            let is_enough = fastest.len() >= *SAMPLES.start();
+            let agree = || fastest[1] - fastest[0] <= AGREEMENT * fastest[0];
+            let settled = is_enough && (agree() || hopeless(fastest[0], HOPELESS[2]));
+            if settled || hopeless(fastest[0], HOPELESS[1]) || Instant::now() >= until {
+                break;
+            }
+            runs = runs.max(runs_for(fastest[0]));
+            fastest.push(self.sample(&bound, runs)?);
+            fastest.sort_by(f64::total_cmp);
+        }
+        Ok(fastest[0])
+    }
+
+    /// Seconds per run of `runs` runs in one submission, by the device's clock or else this one's.
+    fn sample(&self, bound: &[Bound], runs: u32) -> Result<f64, DeviceError> {
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        {
+            let timestamp_writes = self.clock.as_ref().map(Clock::writes);
+            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+            let mut pass = encoder.begin_compute_pass(&descriptor);
+            for _ in 0..runs {
+                bound.iter().for_each(|dispatch| dispatch.record(&mut pass));
+            }
+        }
+        if let Some(clock) = &self.clock {
+            encoder.resolve_query_set(&clock.queries, 0..2, &clock.resolved, 0);
+        }
+        let started = Instant::now();
+        self.gpu.submit_and_wait(encoder)?;
+        let elapsed = started.elapsed().as_secs_f64();
+        let measured = match &self.clock {
+            Some(clock) => clock.seconds(self.gpu)?,
+            None => None,
+        };
+        // A clock that stands still or runs wild is not believed.
+        let seconds = measured.filter(|seconds| *seconds <= elapsed).unwrap_or(elapsed);
+        Ok(seconds / f64::from(runs))
+    }
+}
+
+/// How often something that takes so long fits into a sample.
+fn runs_for(seconds: f64) -> u32 {
+    (SAMPLE.as_secs_f64() / seconds.max(1e-9)).ceil().clamp(1.0, f64::from(RUNS_MAX)) as u32
+}
+
+/// The device's own clock at the beginning and the end of a pass.
+struct Clock {
+    queries: wgpu::QuerySet,
+    resolved: wgpu::Buffer,
+    staging: wgpu::Buffer,
+    period_ns: f64,
+}
+
+impl Clock {
+    fn new(gpu: &Gpu) -> Result<Option<Self>, DeviceError> {
+        let Some(period_ns) = gpu.timestamp_period_ns else { return Ok(None) };
+        let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
+            label: None,
+            ty: wgpu::QueryType::Timestamp,
+            count: 2,
+        });
+        let resolved = gpu.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: 256,
+            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: false,
+        });
+        let staging = gpu.readback(16)?;
+        Ok(Some(Self { queries, resolved, staging, period_ns: f64::from(period_ns) }))
+    }
+
+    fn writes(&self) -> wgpu::ComputePassTimestampWrites<'_> {
+        wgpu::ComputePassTimestampWrites {
+            query_set: &self.queries,
+            beginning_of_pass_write_index: Some(0),
+            end_of_pass_write_index: Some(1),
+        }
+    }
+
+    fn seconds(&self, gpu: &Gpu) -> Result<Option<f64>, DeviceError> {
+        let read = gpu.read(&self.staging, &[(&self.resolved, 0, 16)])?;
+        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&read);
+        let passed = ticks[1].checked_sub(ticks[0]).filter(|ticks| *ticks > 0);
+        Ok(passed.map(|ticks| ticks as f64 * self.period_ns * 1e-9))
+    }
+}
+
+/// The order in which variants are timed: what was chosen without measuring, then, on a software
+/// adapter, those without workgroup memory (barriers are slow there), on hardware those with it,
+/// and the plain one last. Indices into `variants`.
+pub fn order(call: &Call, variants: &[Variant], is_software: bool) -> Vec<usize> {
+    let unmeasured = unmeasured(call, variants);
+    let mut order: Vec<usize> = (0..variants.len()).collect();
+    order.sort_by_key(|&index| {
+        (index != unmeasured, index == 0, Reverse(shares(&variants[index]) != is_software), index)
+    });
+    order
+}
+
+/// Whether the invocations of a workgroup share memory.
+fn shares(variant: &Variant) -> bool {
+    let mut texts = variant.dispatches.iter().map(|dispatch| source::text(&dispatch.shader));
+    texts.any(|text| text.contains("var<workgroup>"))
+}
+
+/// The variant that the twin dispatches where nothing was measured; an index.
+pub fn unmeasured(call: &Call, variants: &[Variant]) -> usize {
+    let dispatches = super::twin(call.op).map(|twin| (twin.dispatch)(call)).unwrap_or_default();
+    variants.iter().position(|variant| variant.dispatches == dispatches).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::table::problems;
+    use crate::kernels::testing::for_each_gpu;
+    use crate::kernels::twin;
+
+    fn product() -> Problem {
+        problems().into_iter().find(|p| p.op.to_string() == "matmul a b^T").unwrap()
+    }
+
+    #[test]
+    fn the_likeliest_variants_come_first_and_the_plain_one_last() {
+        let problem = product();
+        let call = problem.call();
+        let variants = (twin(call.op).unwrap().variants)(&call);
+        let chosen = unmeasured(&call, &variants);
+        assert!(chosen > 0, "the call is large enough for a tile");
+        let last = variants.len() - 1;
+        for is_software in [true, false] {
+            let order = order(&call, &variants, is_software);
+            assert_eq!((order[0], order[last]), (chosen, 0));
+            let shared: Vec<bool> =
+                order[1..last].iter().map(|at| shares(&variants[*at]) == is_software).collect();
+            // Workgroup memory is likely to be fast on hardware, and unlikely on the processor.
+            assert!(shared.is_sorted() && shared.contains(&true) && shared.contains(&false));
+        }
+    }
+
+    #[test]
+    fn more_work_takes_longer() {
+        let small = product();
+        let mut large = small.clone();
+        // Four times the rows.
+        large.inputs[0][0] *= 4;
+        large.outputs[0][0] *= 4;
+        for_each_gpu(|gpu, pipelines| {
+            let mut time = |problem: &Problem| {
+                let call = problem.call();
+                let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
+                let bench = Bench::new(gpu, problem).unwrap();
+                let until = Instant::now() + Duration::from_secs(60);
+                bench.time(pipelines, &plain, None, until).unwrap()
+            };
+            let (few, many) = (time(&small), time(&large));
+            assert!(many > 1.5 * few, "{few} s and {many} s on {}", gpu.name);
+        });
+    }
+}

@@ -1,0 +1,197 @@
+//! The kernels that work on buckets and not on the tensors of a graph: the update rules and the
+//! norm and the hash. What they are certified on: a range in the middle of a bucket, some gradients
+//! not finite. Counts that four divides and others run kernels of their own, so there is a probe
+//! of each.
+
+use super::{Dispatch, adamw, hash, norm, sgd};
+use crate::base::Site;
+use crate::base::rng::Key;
+use crate::graph::{Update, UpdateRange};
+
+const ELEMENTS: usize = 1000;
+const RANGES: [UpdateRange; 2] = [
+    UpdateRange { start: 64, length: 901, decay_end: 517, gradient_scale: 0.5 },
+    UpdateRange { start: 64, length: 900, decay_end: 517, gradient_scale: 0.5 },
+];
+
+/// Elements of the probes of the norm and the hash.
+const COUNTS: [usize; 2] = [65_537, 65_540];
+
+/// What every fourth of a few elements is in the norm's probe.
+const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+
+/// How an update runs on a GPU.
+pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
+    match update {
+        Update::Sgd { .. } => sgd::dispatch(update, range),
+        Update::AdamW { .. } => adamw::dispatch(update, range),
+    }
+}
+
+/// One update of a small bucket.
+pub struct Probe {
+    update: Update,
+    range: UpdateRange,
+    pub gradients: Vec<f32>,
+    /// The parameters, then each moment.
+    pub state: Vec<Vec<f32>>,
+}
+
+impl Probe {
+    /// For the rule of `update` and the kernel that a range like `like` runs, with numbers that
+    /// move every value a long way: of a small step only rounding would be seen.
+    pub fn new(update: &Update, like: &UpdateRange) -> Self {
+        let shader = dispatch(update, like).shader;
+        let same = |range: &UpdateRange| dispatch(update, range).shader == shader;
+        let range = RANGES.into_iter().find(same).unwrap_or(RANGES[0]);
+        let update = match *update {
+            Update::Sgd { momentum, .. } => {
+                let momentum = if momentum == 0.0 { 0.0 } else { 0.9 };
+                Update::Sgd { lr: 0.1, momentum, weight_decay: 0.1 }
+            }
+            Update::AdamW { .. } => Update::AdamW {
+                lr: 0.1,
+                beta1: 0.9,
+                beta2: 0.99,
+                eps: 1e-8,
+                weight_decay: 0.1,
+                correction1: 0.271,
+                correction2: 0.029_701,
+            },
+        };
+        let mut state = vec![normals(ELEMENTS, 40)];
+        for moment in 0..update.moments() {
+            let mut values = normals(ELEMENTS, 41 + moment as u32);
+            // Averages of squares are positive.
+            values.iter_mut().for_each(|v| *v = if moment == 1 { 0.1 + *v * *v } else { *v });
+            state.push(values);
+        }
+        Self { update, range, gradients: normals(ELEMENTS, 50), state }
+    }
+
+    /// The rule's name.
+    pub fn name(&self) -> &'static str {
+        name(&self.update)
+    }
+
+    pub fn dispatch(&self) -> Dispatch {
+        dispatch(&self.update, &self.range)
+    }
+
+    /// The squared error of how far values moved, over the squared way, against the reference in
+    /// f64, of results multiplied by `factor`; infinite if a value outside the range changed.
+    pub fn error(&self, got: &[Vec<f32>], factor: f32) -> f64 {
+        let wide = |values: &Vec<f32>| values.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
+        let mut expected: Vec<Vec<f64>> = self.state.iter().map(wide).collect();
+        let gradients = wide(&self.gradients);
+        if let Some((parameters, moments)) = expected.split_first_mut() {
+            let mut moments: Vec<&mut [f64]> = moments.iter_mut().map(Vec::as_mut_slice).collect();
+            let rule = match self.update {
+                Update::Sgd { .. } => sgd::reference::<f64>,
+                Update::AdamW { .. } => adamw::reference::<f64>,
+            };
+            rule(&self.update, &self.range, parameters, &gradients, &mut moments);
+        }
+        let covered = self.range.start..self.range.start + self.range.length;
+        let mut worst: f64 = 0.0;
+        for ((got, expected), before) in got.iter().zip(&expected).zip(&self.state) {
+            let (mut error, mut way) = (0.0, 0.0);
+            for i in 0..before.len() {
+                if covered.contains(&i) {
+                    error += (f64::from(got[i] * factor) - expected[i]).powi(2);
+                    way += (expected[i] - f64::from(before[i])).powi(2);
+                } else if got[i].to_bits() != before[i].to_bits() {
+                    return f64::INFINITY;
+                }
+            }
+            let nmse: f64 = error / way;
+            worst = if nmse <= worst { worst } else { nmse };
+        }
+        worst
+    }
+}
+
+/// The name of a rule.
+pub fn name(update: &Update) -> &'static str {
+    match update {
+        Update::Sgd { .. } => "sgd",
+        Update::AdamW { .. } => "adamw",
+    }
+}
+
+/// The norm of a bucket, in the middle one of three slots.
+pub struct NormProbe {
+    pub gradients: Vec<f32>,
+}
+
+impl NormProbe {
+    /// For the kernels that a bucket of `like` elements runs.
+    pub fn new(like: usize) -> Self {
+        let first = |count: usize| norm::dispatch(count, 1, 0).swap_remove(0).shader;
+        let same = |count: &usize| first(*count) == first(like);
+        let count = COUNTS.into_iter().find(same).unwrap_or(COUNTS[0]);
+        let mut gradients = normals(count, 51);
+        for (i, bad) in NOT_FINITE.into_iter().enumerate() {
+            gradients[(i * 7919 + count / 2) % count] = bad;
+        }
+        Self { gradients }
+    }
+
+    /// The room for partial sums.
+    pub fn parts(&self) -> usize {
+        norm::partials(self.gradients.len())
+    }
+
+    /// What the partial sums and the slots hold before.
+    pub fn starts(&self) -> [Vec<f32>; 2] {
+        [vec![f32::NAN; 2 * self.parts()], vec![0.5; 6]]
+    }
+
+    /// The squared relative error of the norm, from the slots and multiplied by `factor`; infinite
+    /// if the count is wrong or another slot changed.
+    pub fn error(&self, slots: &[f32], factor: f32) -> f64 {
+        let (sum, bad) = norm::reference(&self.gradients);
+        let others = [&slots[..2], &slots[4..]].concat();
+        if slots[3] != bad as f32 || others != [0.5; 4] {
+            return f64::INFINITY;
+        }
+        (f64::from(slots[2] * factor) / sum - 1.0).powi(2)
+    }
+}
+
+/// The hash of a whole bucket.
+pub struct HashProbe {
+    pub words: Vec<u32>,
+}
+
+impl HashProbe {
+    /// For the kernels that a bucket of `like` words runs.
+    pub fn new(like: usize) -> Self {
+        let first = |count: usize| hash::dispatch(0..count, 1).swap_remove(0).shader;
+        let same = |count: &usize| first(*count) == first(like);
+        let count = COUNTS.into_iter().find(same).unwrap_or(COUNTS[0]);
+        let key = Key::new(42).site(Site(52));
+        Self { words: (0..count).map(|i| key.words([i as u32, 0])[0]).collect() }
+    }
+
+    /// The room for partial sums.
+    pub fn parts(&self) -> usize {
+        hash::partials(self.words.len())
+    }
+
+    /// What the partial sums and the result hold before.
+    pub fn starts(&self) -> [Vec<f32>; 2] {
+        [vec![f32::NAN; 2 * self.parts()], vec![f32::NAN; 2]]
+    }
+
+    /// 0 for the right result, whose bits are those of floats, after adding `error` to it.
+    pub fn error(&self, lanes: &[f32], error: u64) -> f64 {
+        let got = hash::join([lanes[0].to_bits(), lanes[1].to_bits()]).wrapping_add(error);
+        if got == hash::reference(&self.words, 0) { 0.0 } else { f64::INFINITY }
+    }
+}
+
+fn normals(count: usize, site: u32) -> Vec<f32> {
+    let key = Key::new(42).site(Site(site));
+    (0..count).map(|i| key.normal(i as u64) as f32).collect()
+}
