@@ -220,8 +220,10 @@ fn devices_are_listed_once_each_with_what_they_have() {
             "memory_of_host",
             "limits",
             "features",
+            "kernels",
         ];
         assert_fields(adapter, &fields);
+        assert_fields(&adapter["kernels"], &["certified", "switched_off"]);
         let limits = [
             "binding_bytes",
             "buffer_bytes",

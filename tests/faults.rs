@@ -17,13 +17,19 @@ use process::{Desk, Ran};
 
 const STEPS: u64 = 14;
 const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch=3 \
-     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.deadline_s=10";
+     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.deadline_s=10 \
+     --set train.tune_seconds=0";
 
-/// The CPU device, and the adapters that `./x test` names.
+/// The CPU device, and the adapters that `./x test` names, or else all.
 fn selectors() -> Vec<String> {
     let adapters = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
-    let named = adapters.split(',').filter(|name| !name.is_empty());
-    std::iter::once("cpu").chain(named).map(str::to_string).collect()
+    let named = adapters.split(',').filter(|name| !name.is_empty()).map(str::to_string);
+    let mut named: Vec<String> = named.collect();
+    if named.is_empty() {
+        named = (0..potluck::device::list_adapters().len()).map(|at| at.to_string()).collect();
+    }
+    assert!(!named.is_empty(), "no adapter to test on: ./x test installs software ones");
+    std::iter::once("cpu".to_string()).chain(named).collect()
 }
 
 fn train(desk: &Desk, faults: &str, devices: &str) -> Ran {

@@ -61,7 +61,7 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
     let desk = Desk::new();
     let (_, name) = adapter(&desk);
     let none = desk.run("devices").ok().out;
-    assert!(none.contains("no kernel is certified yet"), "{none}");
+    assert!(none.contains("no kernel yet"), "{none}");
 
     let time = "--set train.tune_seconds=120";
     train(&desk, &format!("wrong@kernel:{TILE}"), &format!("--out first {time}")).ok();
@@ -71,13 +71,15 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
     assert!(!timings(&desk).to_string().contains(TILE), "what is wrong is not timed");
     let listed = desk.run("devices").ok().out;
     let line = format!("{TILE} of matmul a b^T: its results are wrong, NMSE 1.00e-4");
-    assert!(listed.contains("switched off:\n") && listed.contains(&line), "{listed}");
+    assert!(listed.contains(" switched off\n") && listed.contains(&line), "{listed}");
     let json: Value = serde_json::from_str(&desk.run("devices --json").ok().out).unwrap();
     let mut adapters = json["adapters"].as_array().unwrap().iter();
     let kernels = &adapters.find(|a| a["name"] == name.as_str()).unwrap()["kernels"];
     let off = kernels["switched_off"].as_array().unwrap();
     assert!(kernels["certified"].as_u64().unwrap() > 20, "{kernels}");
-    assert!(off.len() == 3 && off[0]["kernel"].as_str().unwrap().starts_with(TILE), "{kernels}");
+    // Once per pair of transposes, and per steps behind the product.
+    let is_tile = |one: &Value| one["kernel"].as_str().unwrap().starts_with(TILE);
+    assert!(off.len() >= 3 && off.iter().all(is_tile), "{kernels}");
 
     // A later run, without the planted error, believes the record, and measures nothing.
     let known = fs::read(record(&desk)).unwrap();
@@ -85,8 +87,9 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
     assert_eq!((choices(&desk, "second"), fs::read(record(&desk)).unwrap()), (first, known));
     train(&desk, "", "--out third --retune --set train.tune_seconds=120").ok();
     assert!(!runs(&choices(&desk, "third"), TILE), "certificates are not taken anew");
-    let known: Value = serde_json::from_slice(&fs::read(record(&desk)).unwrap()).unwrap();
-    assert_ne!(known["timings"], Value::Null);
+    let measured = timings(&desk);
+    assert!(measured.as_object().is_some_and(|calls| !calls.is_empty()), "{measured}");
+    assert!(!measured.to_string().contains(TILE), "what is wrong is not timed: {measured}");
 }
 
 #[test]
@@ -120,7 +123,7 @@ fn a_run_that_goes_on_keeps_its_kernels() {
 fn without_a_right_kernel_nothing_starts() {
     let desk = Desk::new();
     let (_, name) = adapter(&desk);
-    for kernel in ["layer_norm", "matmul_naive", "adamw"] {
+    for kernel in ["layer_norm_forward", "matmul_naive", "adamw"] {
         let faults = format!("wrong@kernel:{kernel}");
         let ran = train(&desk, &faults, "--set train.tune_seconds=0").ended(78);
         let line = ran.line("error:");
@@ -180,6 +183,6 @@ fn every_kernel_of_an_adapter_can_be_certified() {
 
     // Asked for again, all are tried again: nothing is planted now.
     let again = desk.run(&format!("devices --certify {selector}")).ok();
-    assert!(again.out.contains("kernels certified, none is switched off"), "{}", again.out);
+    assert!(again.out.contains("kernels, none is switched off"), "{}", again.out);
     desk.run("devices --certify cpu").ended(78);
 }

@@ -80,9 +80,15 @@ pub fn measure(
 }
 
 fn does_not_fit(error: &TrainError) -> bool {
-    use DeviceError::{OutOfMemory, TooLarge};
-    matches!(error, TrainError::Memory { .. })
-        || matches!(error, TrainError::Device(OutOfMemory { .. } | TooLarge { .. }))
+    use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};
+    use TrainError::{Device, DeviceMemory, Memory, NoRoom};
+    matches!(
+        error,
+        Memory { .. }
+            | DeviceMemory { .. }
+            | NoRoom { .. }
+            | Device(LoopTooLong { .. } | OutOfMemory { .. } | TooLarge { .. })
+    )
 }
 
 fn measure_model(

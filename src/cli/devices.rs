@@ -18,10 +18,12 @@ use crate::train::progress::say;
 /// No such adapter; one that cannot be opened, or fails.
 pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
     let adapters = list_adapters();
+    let mut failed = None;
     if let Some(selector) = certify {
         let faults = Faults::from_environment().map_err(TrainError::from)?;
         for adapter in chosen(&adapters, selector).map_err(TrainError::from)? {
-            certify_all(&adapter, &faults).map_err(TrainError::from)?;
+            // The others are tried all the same, and the first failure is told in the end.
+            failed = failed.or(certify_all(&adapter, &faults).err());
         }
     }
     let (host, threads) = (Host::ask(), rayon::current_num_threads());
@@ -43,7 +45,7 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
         blocks.join("\n")
     };
     super::print(&text);
-    Ok(())
+    failed.map_or(Ok(()), |error| Err(TrainError::from(error).into()))
 }
 
 /// The adapters to certify kernels on.

@@ -101,7 +101,9 @@ fn open_model(
     checkpoint: Checkpoint,
     plan: crate::graph::Plan,
 ) -> anyhow::Result<Driver> {
-    let opened = setup::open(devices, plan, 0, &setup::OpenOptions::of(config))?;
+    // Few passes are made: timing kernels would take longer than it saves.
+    let options = setup::OpenOptions { tune_seconds: 0.0, ..setup::OpenOptions::of(config) };
+    let opened = setup::open(devices, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| say(note));
     state::restore(&opened.driver, checkpoint.parameters, Vec::new(), 0)?;
     Ok(opened.driver)

@@ -164,16 +164,22 @@ struct Seen<'a> {
 fn merge(seen: &[Seen]) -> Vec<Option<usize>> {
     let mut merged: Vec<Option<usize>> = Vec::with_capacity(seen.len());
     for entry in seen {
-        let takes = |known: usize| {
+        let takes = |known: usize, same: fn(&Seen, &Seen) -> bool| {
             let another_api = seen[known].api != entry.api && merged[known].is_none();
             let mut taken = merged.iter().zip(seen);
             let free = !taken.any(|(into, other)| *into == Some(known) && other.api == entry.api);
-            another_api && free && same_adapter(&seen[known], entry)
+            another_api && free && same(&seen[known], entry)
         };
-        let into = (0..merged.len()).find(|known| takes(*known));
+        // One card's name may be a part of another's: an equal one goes before.
+        let mut ways = [equal_name, same_adapter].into_iter();
+        let into = ways.find_map(|same| (0..merged.len()).find(|known| takes(*known, same)));
         merged.push(into);
     }
     merged
+}
+
+fn equal_name(known: &Seen, other: &Seen) -> bool {
+    known.name == other.name && same_adapter(known, other)
 }
 
 /// Two APIs show one card if they agree on its bus address or, where one does not tell, on its
@@ -197,6 +203,18 @@ mod tests {
         let few = wgpu::Limits { max_storage_buffers_per_shader_stage: 4, ..enough };
         let told = "it offers 4 storage buffers per kernel, and 8 are needed";
         assert_eq!(missing_limit(&few).as_deref(), Some(told));
+    }
+
+    #[test]
+    fn a_name_within_another_is_taken_by_its_equal() {
+        let seen = |api, name| Seen { api, name, bus: "" };
+        let cards = [
+            seen("vulkan", "RTX 3060"),
+            seen("vulkan", "RTX 3060 Ti"),
+            seen("gl", "RTX 3060 Ti"),
+            seen("gl", "RTX 3060"),
+        ];
+        assert_eq!(merge(&cards), [None, None, Some(1), Some(0)]);
     }
 
     #[test]

@@ -16,6 +16,11 @@ pub enum DeviceError {
          lower train.micro_batch or the model's width"
     )]
     TooLarge { adapter: String, bytes: u64, limit: u64 },
+    #[error(
+        "{adapter}: {what} would loop {iterations} times, and this driver ends loops silently \
+         after {limit}; lower train.micro_batch, the model's width or its context"
+    )]
+    LoopTooLong { adapter: String, what: String, iterations: usize, limit: usize },
     #[error("{adapter}: out of memory at {what}; lower train.micro_batch")]
     OutOfMemory { adapter: String, what: String },
     #[error("{adapter}: the device was lost ({why}); resume from the last checkpoint")]
@@ -32,7 +37,8 @@ pub enum DeviceError {
     ReadBack { adapter: String, what: String },
     #[error(
         "{adapter}: the kernel {kernel} cannot be trusted on this driver: {why}; update the \
-         driver, or choose another device, such as --devices cpu"
+         driver, try it again with potluck devices --certify, or choose another device, such as \
+         --devices cpu"
     )]
     Uncertified { adapter: String, kernel: String, why: String },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]

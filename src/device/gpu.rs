@@ -100,6 +100,12 @@ impl Gpu {
         })
     }
 
+    /// The most iterations that an invocation may make in all its loops, if the driver ends them
+    /// silently after that, as llvmpipe does (gallivm's limit of 65,535, not a Vulkan limit).
+    pub fn loop_iterations_max(&self) -> Option<usize> {
+        self.name.contains("llvmpipe").then_some(65_535)
+    }
+
     /// The first fault that the driver or the validation reported since the last call. A device
     /// that is gone reports why for ever.
     pub fn check(&self) -> Result<(), DeviceError> {

@@ -38,6 +38,28 @@ impl Call<'_> {
         self.outputs[index].iter().product()
     }
 
+    /// The most iterations that one invocation makes in its loops, of ops whose kernels do not
+    /// share long loops out: those of the others stay below
+    /// [`super::dispatch::ITERATIONS_MAX`].
+    pub fn iterations(&self) -> usize {
+        let x = &self.inputs[0];
+        match self.op.base() {
+            // One per term of a sum, and one per row of the largest tile.
+            Op::MatMul { transpose_a, .. } => x[x.len() - if *transpose_a { 2 } else { 1 }] + 16,
+            // The row in three passes, by blocks of 64.
+            Op::LayerNorm { .. } | Op::LayerNormGrad => {
+                let c = x[x.len() - 1];
+                3 * c + c / 32
+            }
+            // Keys or queries by fours, with two passes over the parts of a head in each.
+            Op::Attention { heads, .. } | Op::AttentionGrad { heads, .. } => {
+                let parts = (x[2] / (3 * heads)).div_ceil(4);
+                x[1].div_ceil(4) * (2 * parts + 1) + 4 * (parts + 1)
+            }
+            _ => 0,
+        }
+    }
+
     /// The input as a matrix: all leading dimensions in one, and the last.
     pub fn rows_and_last(&self, index: usize) -> (usize, usize) {
         let last = self.inputs[index].last().copied().unwrap_or(1);

@@ -1,7 +1,7 @@
 //! Certification: is a kernel right on this device and driver? It runs on probes and is compared
 //! with the reference in f64, with sentinels behind every output.
 
-use super::probe::{Problem, probes};
+use super::probe::{Oracle, Problem, probes};
 use super::trial::{self, NMSE_MAX, TrialError};
 use super::{Call, Dispatch, Operand, Pipelines, Variant, hash, norm, source, twin, updates};
 use crate::device::{Checks, DeviceError, Gpu};
@@ -88,6 +88,7 @@ pub fn variant_hash(checks: Checks, call: &Call, variant: &Variant) -> String {
 pub struct Subject<'a> {
     pub gpu: &'a Gpu,
     pub pipelines: &'a mut Pipelines,
+    pub oracle: &'a mut Oracle,
     /// Names of kernels whose results are spoiled, for tests of what happens then.
     pub planted: &'a [String],
 }
@@ -120,8 +121,8 @@ impl Subject<'_> {
 
     fn problem(&mut self, problem: &Problem, variant: &Variant) -> Result<Finding, DeviceError> {
         let start = if problem.accumulate { 0.25 } else { f32::NAN };
-        let inputs = problem.values();
-        let given: Vec<_> = inputs.iter().collect();
+        let solved = self.oracle.solve(problem, f64::from(start));
+        let given: Vec<_> = solved.inputs.iter().collect();
         let (call, dispatches) = (problem.call(), &variant.dispatches);
         let ran = trial::run_call(self.gpu, self.pipelines, &call, dispatches, &given, start);
         let outputs = match ran {
@@ -129,8 +130,7 @@ impl Subject<'_> {
             Err(error) => return finding_of(error),
         };
         let factor = f64::from(self.factor(&variant.name));
-        let expected = problem.expected(&inputs, f64::from(start));
-        let errors = outputs.iter().zip(&expected).map(|(got, expected)| {
+        let errors = outputs.iter().zip(&solved.expected).map(|(got, expected)| {
             let got = got.iter().map(|v| f64::from(*v) * factor);
             Finding::of(trial::nmse(got, expected))
         });
@@ -200,6 +200,9 @@ fn finding_of(error: TrialError) -> Result<Finding, DeviceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::rng::Key;
+    use crate::graph::Op;
+    use crate::kernels::Random;
     use crate::kernels::table::{COUNTS, problems, updates as rules};
     use crate::kernels::testing::for_each_gpu;
 
@@ -211,8 +214,10 @@ mod tests {
 
     #[test]
     fn every_variant_of_the_table_has_probes_and_is_right_on_every_adapter() {
+        let mut oracle = Oracle::default();
         for_each_gpu(|gpu, pipelines| {
-            let mut subject = Subject { gpu, pipelines, planted: &[] };
+            let oracle = &mut oracle;
+            let mut subject = Subject { gpu, pipelines, oracle, planted: &[] };
             let check = |what: &str, finding: Finding| {
                 assert!(finding.is_right(), "{what} on {}: {finding:?}", gpu.name);
             };
@@ -257,7 +262,7 @@ mod tests {
     #[test]
     fn a_planted_error_is_found_in_every_kernel() {
         // The error is planted on this side of the device: one is enough.
-        let mut is_first = true;
+        let (mut is_first, mut oracle) = (true, Oracle::default());
         for_each_gpu(|gpu, pipelines| {
             if !std::mem::take(&mut is_first) {
                 return;
@@ -266,12 +271,14 @@ mod tests {
                 let call = problem.call();
                 let variant = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
                 let planted = [variant.name.clone()];
-                let mut subject = Subject { gpu, pipelines, planted: &planted };
+                let oracle = &mut oracle;
+                let mut subject = Subject { gpu, pipelines, oracle, planted: &planted };
                 let finding = subject.variant(&call, &variant).unwrap();
                 assert!(!finding.is_right(), "{} of {}", variant.name, call.op);
             }
             let planted = ["sgd", "adamw", "norm", "hash"].map(String::from);
-            let mut subject = Subject { gpu, pipelines, planted: &planted };
+            let oracle = &mut oracle;
+            let mut subject = Subject { gpu, pipelines, oracle, planted: &planted };
             for (rule, range) in rules() {
                 let finding = subject.update(&rule, &range).unwrap();
                 assert!(!finding.is_right(), "{rule:?} {range:?}");
@@ -280,6 +287,21 @@ mod tests {
                 assert!(!subject.norm(count).unwrap().is_right());
                 assert!(!subject.hash(count).unwrap().is_right());
             }
+        });
+    }
+
+    #[test]
+    fn layer_norm_of_two_values_is_certified_all_the_same() {
+        let random = Random { step_key: Key::new(1), training: true };
+        let inputs = vec![vec![9, 2], vec![2], vec![9, 2], vec![9, 2]];
+        let problem = Problem::new(Op::LayerNormGrad, inputs, random).unwrap();
+        let call = problem.call();
+        for_each_gpu(|gpu, pipelines| {
+            let oracle = &mut Oracle::default();
+            let mut subject = Subject { gpu, pipelines, oracle, planted: &[] };
+            let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
+            let finding = subject.variant(&call, &plain).unwrap();
+            assert!(finding.is_right(), "{finding:?} on {}", gpu.name);
         });
     }
 
@@ -300,7 +322,8 @@ mod tests {
             wrong.dispatches[0].shader = Shader::emitted("wrong", shader.entry, text);
             let mut found = Vec::new();
             for_each_gpu(|gpu, pipelines| {
-                let mut subject = Subject { gpu, pipelines, planted: &[] };
+                let oracle = &mut Oracle::default();
+                let mut subject = Subject { gpu, pipelines, oracle, planted: &[] };
                 // No probe has this text, so the kernel runs on the call itself.
                 match subject.variant(&call, &wrong).unwrap() {
                     Finding::Wrong { why } => found.push(why),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::certify::{Finding, Subject, kernel_hash, variant_hash};
 use super::choices::{Choices, Use, candidates, signature, uses};
+use super::probe::Oracle;
 use super::record::{Certificate, Record, Timing, Timings};
 use super::tune::{Bench, order, unmeasured};
 use super::{Call, Dispatch, Pipelines, Variant, hash, norm, table, twin, updates};
@@ -52,6 +53,7 @@ pub struct Work {
 /// The kernels of one device.
 pub struct Kernels {
     pub pipelines: Pipelines,
+    oracle: Oracle,
     record: Record,
     choices: Choices,
     planted: Vec<String>,
@@ -67,6 +69,7 @@ impl Kernels {
     pub fn new(record: Record) -> Self {
         Self {
             pipelines: Pipelines::default(),
+            oracle: Oracle::default(),
             record,
             choices: Choices::default(),
             planted: Vec::new(),
@@ -107,6 +110,7 @@ impl Kernels {
             self.certify_needed(gpu, plan, tuning, report).and_then(|(uses, mut meter)| {
                 self.choose_all(gpu, uses, tuning, &mut meter, &mut notes)
             });
+        self.oracle.forget();
         // What is wrong is kept too.
         self.record.save();
         notes.extend(self.record.take_notes());
@@ -290,17 +294,11 @@ impl Kernels {
     ///
     /// # Errors
     /// A call whose plain variant is wrong; a shader that does not compile; a device that fails.
-    pub fn dispatches(
-        &mut self,
-        gpu: &Gpu,
-        call: &Call,
-        full: &Call,
-    ) -> Result<Vec<Dispatch>, DeviceError> {
-        let Some(twin) = twin(call.op) else { return Ok(Vec::new()) };
-        let mut variants = (twin.variants)(call);
-        if variants.len() == 1 && self.is_known(gpu, call, &variants[0]) {
-            return Ok(variants.swap_remove(0).dispatches);
-        }
+    pub fn variant(&mut self, gpu: &Gpu, call: &Call, full: &Call) -> Result<Variant, DeviceError> {
+        let mut variants = match twin(call.op) {
+            Some(twin) => (twin.variants)(call),
+            None => return Ok(Variant::new("none", Vec::new())),
+        };
         let chosen = self.choices.get(&signature(full)).map(str::to_string);
         let key = (signature(call), chosen.clone().unwrap_or_default());
         let index = match self.admitted.get(&key) {
@@ -311,12 +309,7 @@ impl Kernels {
                 index
             }
         };
-        Ok(variants.swap_remove(index).dispatches)
-    }
-
-    fn is_known(&self, gpu: &Gpu, call: &Call, variant: &Variant) -> bool {
-        let hash = variant_hash(gpu.checks, call, variant);
-        self.record.certificate(&hash).is_some_and(|known| known.finding.is_right())
+        Ok(variants.swap_remove(index))
     }
 
     /// The first certified one of: the chosen variant, the twin's own choice if there is none, the
@@ -412,6 +405,13 @@ impl Kernels {
     pub fn certify_all(&mut self, gpu: &Gpu, planted: &[String]) -> Result<(), DeviceError> {
         self.planted = planted.to_vec();
         self.record.forget_certificates();
+        let tried = self.try_all(gpu);
+        self.oracle.forget();
+        self.record.save();
+        tried
+    }
+
+    fn try_all(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
         for problem in table::problems() {
             let call = problem.call();
             let variants = twin(call.op).map(|twin| (twin.variants)(&call)).unwrap_or_default();
@@ -431,7 +431,6 @@ impl Kernels {
             let key = kernel_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));
             self.certified(gpu, "hash".into(), key, |subject| subject.hash(count))?;
         }
-        self.record.save();
         Ok(())
     }
 
@@ -458,8 +457,8 @@ impl Kernels {
         if right { Ok(()) } else { Err(self.refusal(gpu, kernel.into(), &hash)) }
     }
 
-    /// Whether a kernel is right, from the record or by a trial. One during which the device was
-    /// lost or hung is switched off too, for the next run.
+    /// Whether a kernel is right, from the record or by a trial. A device that fails says nothing
+    /// about the kernel: the next run tries it again.
     fn certified(
         &mut self,
         gpu: &Gpu,
@@ -471,21 +470,11 @@ impl Kernels {
             return Ok(known.finding.is_right());
         }
         self.work.certified += 1;
-        let (pipelines, planted) = (&mut self.pipelines, &self.planted[..]);
-        let tried = attempt(&mut Subject { gpu, pipelines, planted });
-        let finding = match &tried {
-            Ok(finding) => finding.clone(),
-            Err(error @ (DeviceError::Lost { .. } | DeviceError::Timeout { .. })) => {
-                Finding::Wrong { why: format!("the device failed under it: {error}") }
-            }
-            Err(_) => return tried.map(|_| false),
-        };
+        let Self { pipelines, oracle, planted, .. } = self;
+        let finding = attempt(&mut Subject { gpu, pipelines, oracle, planted })?;
         let right = finding.is_right();
-        self.record.certify(hash, Certificate { kernel, finding });
-        if tried.is_err() {
-            self.record.save();
-        }
-        tried.map(|_| right)
+        self.record.certify(hash, Certificate::new(kernel, finding));
+        Ok(right)
     }
 
     fn uncertified(&self, gpu: &Gpu, call: &Call, variant: &Variant) -> DeviceError {

@@ -2,6 +2,9 @@
 //! head width, the transposes and the steps of the call, sizes that are odd, so that tiles and
 //! loops meet their edges, and random inputs of the right kind.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use super::trial::{self, Fill, Values, values};
 use super::{Call, Random, twin};
 use crate::base::{DType, Shape};
@@ -124,6 +127,36 @@ impl Problem {
     }
 }
 
+/// Inputs of probes and what the reference gives, kept because all variants of a call run the same
+/// probes.
+#[derive(Default)]
+pub struct Oracle {
+    solved: HashMap<String, Arc<Solved>>,
+}
+
+/// The inputs of a problem and its outputs in f64.
+pub struct Solved {
+    pub inputs: Vec<Values>,
+    pub expected: Vec<Vec<f64>>,
+}
+
+impl Oracle {
+    /// The inputs and outputs of a problem, whose outputs start as `start`.
+    pub fn solve(&mut self, problem: &Problem, start: f64) -> Arc<Solved> {
+        let solved = self.solved.entry(format!("{problem:?}")).or_insert_with(|| {
+            let inputs = problem.values();
+            let expected = problem.expected(&inputs, start);
+            Arc::new(Solved { inputs, expected })
+        });
+        Arc::clone(solved)
+    }
+
+    /// Frees what is kept.
+    pub fn forget(&mut self) {
+        self.solved.clear();
+    }
+}
+
 /// What an input of an op holds, given the dimensions of all of them.
 pub fn fill(op: &Op, inputs: &[Vec<usize>], index: usize) -> Fill {
     match op.base() {
@@ -201,9 +234,12 @@ fn shrunk(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
             let vectors = vec![vec![c]; inputs.len() - 1];
             with([5, 67].map(|rows| [vec![vec![rows, c]], vectors.clone()].concat()).to_vec())
         }
-        Op::LayerNormGrad => with(
-            [5, 67].map(|rows| vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]]).to_vec(),
-        ),
+        Op::LayerNormGrad => {
+            // Of one or two values nothing is left but rounding: the gradient is nearly 0.
+            let c = if c < 8 { c + 8 } else { c };
+            let sized = |rows| vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]];
+            with([5, 67].map(sized).to_vec())
+        }
         Op::LayerNormGainGrad => {
             with([5, 67].map(|rows| vec![vec![rows, c], vec![rows, 2], vec![rows, c]]).to_vec())
         }

@@ -1,13 +1,15 @@
 //! What is known about the kernels on one driver, kept on disk: which are certified, and how fast
 //! they are. One file per adapter, API and driver, which several processes may write.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::certify::Finding;
+use super::{matmul_tile, source};
 use crate::device::Adapter;
 use crate::files;
 
@@ -26,6 +28,29 @@ pub struct Certificate {
     /// For people: variant and op.
     pub kernel: String,
     pub finding: Finding,
+    /// Of which build's kernels it is one: a hash of them all.
+    pub build: String,
+}
+
+impl Certificate {
+    /// Of a kernel of this build.
+    pub fn new(kernel: impl Into<String>, finding: Finding) -> Self {
+        Self { kernel: kernel.into(), finding, build: build().into() }
+    }
+}
+
+/// Names the set of kernels of this build: other builds may have corrected what is wrong here.
+fn build() -> &'static str {
+    static BUILD: OnceLock<String> = OnceLock::new();
+    BUILD.get_or_init(|| {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
+        for (name, text) in source::FILES.iter().chain(source::LIBRARY) {
+            hasher.update(name.as_bytes()).update(text.as_bytes());
+        }
+        hasher.update(matmul_tile::text(matmul_tile::TILES[0], false, false, "").as_bytes());
+        hasher.finalize().to_hex()[..16].to_string()
+    })
 }
 
 /// How long a variant of a call takes.
@@ -64,8 +89,8 @@ pub struct Record {
     /// None: kept in memory only.
     path: Option<PathBuf>,
     content: Content,
-    /// What was found or measured and is not on the disk.
-    is_dirty: bool,
+    /// What was found or measured and is not on the disk: certificates and timings by their keys.
+    fresh: [BTreeSet<String>; 2],
     notes: Vec<String>,
 }
 
@@ -91,7 +116,7 @@ impl Record {
             certificates: BTreeMap::new(),
             timings: BTreeMap::new(),
         };
-        Self { path: None, content, is_dirty: false, notes: Vec::new() }
+        Self { path: None, content, fresh: Default::default(), notes: Vec::new() }
     }
 
     /// The record of an adapter in [`directory`]; in memory, with a note, if there is none.
@@ -134,8 +159,8 @@ impl Record {
     }
 
     pub fn certify(&mut self, hash: String, certificate: Certificate) {
+        self.fresh[0].insert(hash.clone());
         self.content.certificates.insert(hash, certificate);
-        self.is_dirty = true;
     }
 
     /// Forgets what was tried; what is on the disk stays until it is tried again.
@@ -154,8 +179,8 @@ impl Record {
     }
 
     pub fn time(&mut self, signature: String, timings: Timings) {
+        self.fresh[1].insert(signature.clone());
         self.content.timings.insert(signature, timings);
-        self.is_dirty = true;
     }
 
     /// What a person should know about the file, once.
@@ -166,9 +191,10 @@ impl Record {
     /// Writes what is new, together with what other processes wrote meanwhile. A failure is a note:
     /// a run does not depend on it.
     pub fn save(&mut self) {
-        let Some(path) = self.path.clone().filter(|_| self.is_dirty) else { return };
-        self.is_dirty = false;
-        if let Err(why) = self.merge_into(&path) {
+        let is_dirty = self.fresh.iter().any(|keys| !keys.is_empty());
+        let Some(path) = self.path.clone().filter(|_| is_dirty) else { return };
+        let fresh = std::mem::take(&mut self.fresh);
+        if let Err(why) = self.merge_into(&path, &fresh) {
             self.notes.push(format!(
                 "what was found out about kernels is not kept: {}: {why}; name another directory \
                  with {VARIABLE}",
@@ -177,14 +203,19 @@ impl Record {
         }
     }
 
-    fn merge_into(&mut self, path: &Path) -> io::Result<()> {
+    /// Adds what is fresh to what is on the disk now, and takes over the rest of that.
+    fn merge_into(&mut self, path: &Path, fresh: &[BTreeSet<String>; 2]) -> io::Result<()> {
         fs::create_dir_all(files::parent(path))?;
         let _lock = lock(&files::beside(path, ".lock"))?;
         match read(path, &self.content.device) {
-            Ok(Some(mut theirs)) => {
-                theirs.certificates.append(&mut self.content.certificates);
-                theirs.timings.append(&mut self.content.timings);
-                self.content = theirs;
+            Ok(Some(theirs)) => {
+                let own = std::mem::replace(&mut self.content, theirs);
+                let is_fresh = |keys: &BTreeSet<String>, key: &String| keys.contains(key);
+                let certificates = own.certificates.into_iter();
+                let certificates = certificates.filter(|(key, _)| is_fresh(&fresh[0], key));
+                self.content.certificates.extend(certificates);
+                let timings = own.timings.into_iter().filter(|(key, _)| is_fresh(&fresh[1], key));
+                self.content.timings.extend(timings);
             }
             Ok(None) => {}
             Err(_) => fs::rename(path, damaged(path))?,
@@ -249,11 +280,12 @@ fn file_name(device: &str) -> String {
     format!("kernels-{}-{}.json", slug.trim_matches('-'), &hash[..8])
 }
 
-/// How many kernels are certified, and the others with the reason, by name.
+/// How many kernels of this build are certified, and the others with the reason, by name.
 pub fn summary(record: &Record) -> (usize, Vec<(String, String)>) {
     let mut wrong: HashMap<&str, &str> = HashMap::new();
     let mut right = 0;
-    for Certificate { kernel, finding } in record.certificates() {
+    let of_this_build = record.certificates().filter(|known| known.build == build());
+    for Certificate { kernel, finding, .. } in of_this_build {
         match finding {
             Finding::Right { .. } => right += 1,
             Finding::Wrong { why } => {
@@ -272,7 +304,7 @@ mod tests {
     use super::*;
 
     fn certificate(kernel: &str) -> Certificate {
-        Certificate { kernel: kernel.into(), finding: Finding::Right { nmse: 1.25e-13 } }
+        Certificate::new(kernel, Finding::Right { nmse: 1.25e-13 })
     }
 
     fn timings(seconds: f64) -> Timings {
@@ -287,7 +319,7 @@ mod tests {
         let mut record = Record::open(&directory, "vulkan:A (1)");
         record.certify("one".into(), certificate("one"));
         let wrong = Finding::Wrong { why: "NMSE 1".into() };
-        record.certify("two".into(), Certificate { kernel: "two".into(), finding: wrong });
+        record.certify("two".into(), Certificate::new("two", wrong));
         record.time("call".into(), timings(0.1 + 0.2));
         record.save();
         assert_eq!(record.take_notes(), [""; 0]);

@@ -75,6 +75,7 @@ impl TrainError {
                 | DeviceError::BadSelector { .. }
                 | DeviceError::Open { .. }
                 | DeviceError::TooLarge { .. }
+                | DeviceError::LoopTooLong { .. }
                 | DeviceError::Uncertified { .. } => EXIT_CONFIGURATION,
                 DeviceError::Refused { .. } => EXIT_DEFECT,
                 DeviceError::OutOfMemory { .. }

@@ -139,13 +139,19 @@ pub struct OpenOptions {
     pub deadline: Duration,
     /// The device's memory in MiB; 0: what it tells (`train.memory_mib`).
     pub memory_mib: u64,
+    /// The most seconds to time kernels in that are not recorded (`train.tune_seconds`).
+    pub tune_seconds: f64,
 }
 
 impl OpenOptions {
     /// As a configuration says.
     pub fn of(config: &RunConfig) -> Self {
         let train = &config.train;
-        Self { deadline: Duration::from_secs_f64(train.deadline_s), memory_mib: train.memory_mib }
+        Self {
+            deadline: Duration::from_secs_f64(train.deadline_s),
+            memory_mib: train.memory_mib,
+            tune_seconds: train.tune_seconds,
+        }
     }
 }
 
@@ -156,7 +162,7 @@ impl Default for OpenOptions {
 }
 
 /// Opens the device that `selector` names, with `plan` and room for the optimizer's moments. Its
-/// kernels are chosen by what is recorded of the adapter; nothing is timed.
+/// kernels are chosen by what is recorded of the adapter, or else timed.
 ///
 /// # Errors
 /// No such device; one that the plan does not fit, or whose memory it does not; one with a driver
@@ -167,7 +173,8 @@ pub fn open(
     moments: usize,
     options: &OpenOptions,
 ) -> Result<Opened, TrainError> {
-    open_tuned(selector, plan, moments, options, |_| Tuning::default(), &mut |_, _| {})
+    let tuning = Tuning { seconds: options.tune_seconds, ..Tuning::default() };
+    open_tuned(selector, plan, moments, options, |_| tuning, &mut |_, _| {})
 }
 
 /// Like [`open`], with kernels chosen as `tuning` says for the device of an identity; `report` is

@@ -58,13 +58,24 @@ pub struct TrainerOptions {
     pub seed: u64,
     /// Whether neighbouring operations become one kernel.
     pub fuse: bool,
+    /// The most seconds to time kernels in that were not timed before on this machine; 0: none.
+    /// Which run can change the last bits of results.
+    pub tune_seconds: f64,
 }
 
 impl TrainerOptions {
-    /// Whole batches, no clipping, seed 0, fused.
+    /// Whole batches, no clipping, seed 0, fused, kernels timed for up to 5 seconds.
     pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
-        let devices = devices.to_string();
-        Self { devices, optimizer, batch, micro_batch: batch, clip: 0.0, seed: 0, fuse: true }
+        Self {
+            devices: devices.to_string(),
+            optimizer,
+            batch,
+            micro_batch: batch,
+            clip: 0.0,
+            seed: 0,
+            fuse: true,
+            tune_seconds: 5.0,
+        }
     }
 }
 
@@ -119,7 +130,8 @@ impl Trainer {
         let graph = plan.graph.clone();
         let program = one_rank(&plan, options.batch as u32, options.micro_batch as u32);
         let moments = options.optimizer.moments();
-        let opening = setup::OpenOptions::default();
+        let tune_seconds = options.tune_seconds;
+        let opening = setup::OpenOptions { tune_seconds, ..Default::default() };
         let driver = setup::open(&options.devices, plan, moments, &opening)?.driver;
         let seed = options.seed;
         driver.run("initialization", move |device| state::initialize(device, seed))?;

@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use super::timing::{Timing, Work, norm_cost, update_cost};
 use super::{Bank, Executor, Input, Pass, StepSums};
+use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
 use crate::device::{DeviceError, Gpu, Injected, Limits, Pulse};
 use crate::graph::{Place, Plan, SlotKind, Update, UpdateRange};
-use crate::kernels::{Kernels, Operand, hash, norm, twin};
+use crate::kernels::{Call, Kernels, Operand, Random, Variant, hash, norm, twin};
 use prepare::{Binding, Task};
 use stream::{ReadRange, Stream};
 
@@ -123,8 +124,8 @@ impl GpuExecutor {
         Ok(())
     }
 
-    /// Where a tensor is bound: as many bytes as it takes at the plan's capacity, so that one
-    /// bind group serves any number of rows.
+    /// Where a tensor is bound: as many bytes as it takes at the plan's capacity, whatever
+    /// the rows of a pass: kernels stop at the rows they are told.
     fn binding(&self, tensor: TensorId, copy: usize) -> Binding {
         let count = self.plan.graph.tensor(tensor).shape.elements(self.plan.options.rows);
         let bytes = (count.max(1) * ELEMENT_BYTES) as u64;
@@ -162,7 +163,7 @@ impl GpuExecutor {
         }
         let call = pass.call(&plan.graph, node);
         let full = Pass { rows: plan.options.rows, ..*pass }.call(&plan.graph, node);
-        let dispatches = self.kernels.dispatches(&self.gpu, &call, &full)?;
+        let Variant { name, dispatches } = self.kernels.variant(&self.gpu, &call, &full)?;
         if let Some(task) = self.prepared.get_mut(&key) {
             task.refresh(dispatches);
             return Ok(());
@@ -176,7 +177,9 @@ impl GpuExecutor {
             Operand::Output(i) => outputs[i].clone(),
         };
         let cost = (twin.cost)(&call);
-        let task = Task::new(&self.gpu, &mut self.kernels.pipelines, &dispatches, &binding, cost)?;
+        let pipelines = &mut self.kernels.pipelines;
+        let mut task = Task::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+        task.variant = name;
         self.prepared.insert(key, task);
         Ok(())
     }
@@ -236,7 +239,21 @@ fn check_limits(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
     if bytes > limit {
         return Err(DeviceError::TooLarge { adapter: gpu.name.clone(), bytes, limit });
     }
-    Ok(())
+    match gpu.loop_iterations_max() {
+        Some(limit) => check_loops(gpu, plan, limit),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a plan of which an invocation would make more iterations than the driver lets it.
+fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
+    let random = Random { step_key: Key::new(0), training: true };
+    let full = Pass { copy: 0, rows: plan.options.rows, random };
+    let calls = plan.graph.nodes.iter().map(|node| full.call(&plan.graph, node));
+    let longest = calls.max_by_key(Call::iterations);
+    let Some(call) = longest.filter(|call| call.iterations() > limit) else { return Ok(()) };
+    let (adapter, what) = (gpu.name.clone(), call.op.to_string());
+    Err(DeviceError::LoopTooLong { adapter, what, iterations: call.iterations(), limit })
 }
 
 /// The most bytes of a tensor or a bucket that the device binds and that shaders can index.

@@ -38,7 +38,7 @@ pub struct Prepared {
 /// What computes a node, an update or a norm.
 pub struct Task {
     pub dispatches: Vec<Prepared>,
-    /// The shaders, for people.
+    /// For people: the variant of a node, or else the shaders.
     pub variant: String,
     /// How long it takes at the nominal rates.
     pub seconds: f64,

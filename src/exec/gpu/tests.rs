@@ -2,10 +2,9 @@
 //! transfers of any length, times that fit the wall clock.
 
 use super::*;
-use crate::base::rng::Key;
 use crate::device::{Checks, list_adapters};
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
-use crate::kernels::{Random, Record};
+use crate::kernels::Record;
 
 const ROWS: usize = 4;
 
@@ -245,4 +244,30 @@ fn tensors_stay_within_what_32_bits_index() {
     let limits = |binding_bytes| Limits { binding_bytes, ..Limits::portable() };
     assert_eq!(tensor_bytes_max(&limits(128 << 20)), 128 << 20);
     assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
+}
+
+/// A gradient that sums over 70,000 rows is right where loops may be that long, and refused where
+/// the driver would end them early.
+#[test]
+fn loops_that_a_driver_would_end_early_are_refused() {
+    const LONG: usize = 70_000;
+    let mut b = Builder::new();
+    let x = b.input("x", &[LONG, 2]);
+    let w = b.parameter("w", &[3, 2], Init::Zeros);
+    let y = b.linear(x, w, None).unwrap();
+    let target = b.input("target", &[LONG, 3]);
+    b.squared_error_loss(y, target).unwrap();
+    let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(1));
+    for adapter in list_adapters() {
+        let gpu = Gpu::open_portable(&adapter, Checks::Trusted).unwrap();
+        let limited = gpu.loop_iterations_max().is_some();
+        let refused = GpuExecutor::new(gpu, plan.clone(), 0, Kernels::new(Record::in_memory()));
+        match refused {
+            Ok(_) => assert!(!limited, "{}", adapter.name),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(limited && text.contains("matmul") && text.contains("70016"), "{text}");
+            }
+        }
+    }
 }
