@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::device::Host;
+
 /// What figures depend on besides the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct System {
@@ -21,7 +23,7 @@ impl System {
         Self {
             os: std::env::consts::OS.into(),
             architecture: std::env::consts::ARCH.into(),
-            cpu: cpu().unwrap_or_else(|| "unknown".into()),
+            cpu: Host::ask().model.unwrap_or_else(|| "unknown".into()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             wgpu: version_of(LOCK, "wgpu").unwrap_or("unknown").into(),
         }
@@ -37,40 +39,16 @@ fn version_of<'a>(lock: &'a str, name: &str) -> Option<&'a str> {
     lines.next()?.strip_prefix("version = \"")?.strip_suffix('"')
 }
 
-/// The processor's name as the system tells it.
-fn cpu() -> Option<String> {
-    let name = if cfg!(target_os = "macos") {
-        let mut sysctl = std::process::Command::new("sysctl");
-        let output = sysctl.args(["-n", "machdep.cpu.brand_string"]).output().ok()?;
-        String::from_utf8(output.stdout).ok()?
-    } else if cfg!(windows) {
-        std::env::var("PROCESSOR_IDENTIFIER").ok()?
-    } else {
-        model_name(&std::fs::read_to_string("/proc/cpuinfo").ok()?)?.into()
-    };
-    let name = name.trim();
-    (!name.is_empty()).then(|| name.to_string())
-}
-
-/// The line `model name : NAME` of the first processor.
-fn model_name(cpuinfo: &str) -> Option<&str> {
-    let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
-    line.split_once(':').map(|(_, name)| name.trim())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_and_versions_are_found() {
+    fn versions_are_found() {
         let lock = "[[package]]\nname = \"wgpu-core\"\nversion = \"1.0.0\"\n\n\
                     [[package]]\nname = \"wgpu\"\nversion = \"30.1.2\"\n";
         assert_eq!(version_of(lock, "wgpu"), Some("30.1.2"));
         assert_eq!(version_of(lock, "naga"), None);
-        let cpuinfo = "processor\t: 0\nmodel name\t: AMD EPYC\nmodel name\t: other\n";
-        assert_eq!(model_name(cpuinfo), Some("AMD EPYC"));
-        assert_eq!(model_name("Features\t: fp"), None);
         let here = System::here();
         assert!(here.wgpu.starts_with("30.") && here.cores > 0, "{here:?}");
     }

@@ -12,12 +12,8 @@ pub struct Host {
 impl Host {
     /// Asks the system.
     pub fn ask() -> Self {
-        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").ok();
         let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
-        Self {
-            model: cpuinfo.and_then(|text| model(&text)),
-            memory: meminfo.and_then(|text| kibibytes(&text, "MemTotal:")),
-        }
+        Self { model: processor(), memory: meminfo.and_then(|text| kibibytes(&text, "MemTotal:")) }
     }
 }
 
@@ -27,7 +23,21 @@ pub fn available_memory() -> Option<u64> {
     kibibytes(&text, "MemAvailable:")
 }
 
-/// The line `model name : NAME`.
+/// The processor's name as the system tells it.
+fn processor() -> Option<String> {
+    let name = if cfg!(target_os = "macos") {
+        let mut sysctl = std::process::Command::new("sysctl");
+        let output = sysctl.args(["-n", "machdep.cpu.brand_string"]).output().ok()?;
+        String::from_utf8(output.stdout).ok()?
+    } else if cfg!(windows) {
+        std::env::var("PROCESSOR_IDENTIFIER").ok()?
+    } else {
+        model(&std::fs::read_to_string("/proc/cpuinfo").ok()?)?
+    };
+    Some(name.trim().to_string()).filter(|name| !name.is_empty())
+}
+
+/// The line `model name : NAME` of the first processor.
 fn model(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     let (_, name) = line.split_once(':')?;
@@ -59,5 +69,6 @@ mod tests {
         assert_eq!(model(text).as_deref(), Some("Some CPU @ 2.0 GHz"));
         assert_eq!(model("model name :\n"), None);
         assert_eq!(model(""), None);
+        assert_eq!(model("Features\t: fp"), None);
     }
 }

@@ -146,12 +146,7 @@ impl Clock {
             ty: wgpu::QueryType::Timestamp,
             count: 2,
         });
-        let resolved = gpu.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: 256,
-            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-            mapped_at_creation: false,
-        });
+        let resolved = gpu.query_results(16)?;
         let staging = gpu.readback(16)?;
         Ok(Some(Self { queries, resolved, staging, period_ns: f64::from(period_ns) }))
     }
