@@ -9,8 +9,8 @@
 //! | layer | rooms |
 //! |---|---|
 //! | 0 | [`base`], [`files`] |
-//! | 1 | [`metrics`], [`device`], [`graph`], [`data`] |
-//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`] |
+//! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
+//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`group`] |
 //! | 3 | [`exec`] |
 //! | 4 | [`train`] |
 //! | 5 | [`mod@bench`] |
@@ -19,11 +19,13 @@
 pub mod base;
 pub mod bench;
 pub mod cli;
+pub mod collective;
 pub mod data;
 pub mod device;
 pub mod exec;
 pub mod files;
 pub mod graph;
+pub mod group;
 pub mod kernels;
 pub mod metrics;
 pub mod model;

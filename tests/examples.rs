@@ -48,6 +48,21 @@ fn the_spirals_are_told_apart_and_wrong_shapes_told() {
 }
 
 #[test]
+fn threads_average_their_gradients_and_agree_to_the_bit() {
+    for world in ["1", "3"] {
+        let out = run("all_reduce", &[world]);
+        let count: usize = world.parse().unwrap();
+        for (word, expected) in [("slope", 3.0), ("offset", -1.0)] {
+            let found = numbers(&out, word);
+            assert!(found.len() == count, "{out}");
+            assert!(found.iter().all(|value| (value - expected).abs() < 1e-3), "{out}");
+        }
+        let bits = |line: &str| line.split_once("slope").map(|(_, rest)| rest.to_owned());
+        assert!(out.lines().all(|line| bits(line) == bits(out.lines().next().unwrap())), "{out}");
+    }
+}
+
+#[test]
 fn a_text_is_learned_and_continued() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("text.txt");

@@ -31,6 +31,7 @@ const ROOMS: &[(u8, &str, &str)] = &[
     (2, "model", "base graph"),
     (2, "optim", "base graph"),
     (2, "parallel", "base graph collective"),
+    (2, "group", "base collective"),
     (2, "net", "base collective cluster"),
     (3, "exec", "base device kernels graph"),
     (3, "sim", "base collective cluster parallel"),

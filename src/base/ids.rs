@@ -40,6 +40,8 @@ ids! {
     ParamId(u32) "p";
     /// A flat range of parameters and of their gradients: the unit of reduction and of update.
     BucketId(u32) "bucket ";
+    /// A part of a bucket that travels in one message.
+    ChunkId(u32) "chunk ";
     /// A stretch of the plan that a device runs without being asked again.
     SegmentId(u32) "s";
     /// A buffer that the plan assigns to activations by lifetime.

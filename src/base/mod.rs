@@ -5,5 +5,7 @@ pub mod ids;
 pub mod rng;
 pub mod shape;
 
-pub use ids::{BucketId, NodeId, ParamId, Rank, SegmentId, Site, SlotId, StepId, TensorId};
+pub use ids::{
+    BucketId, ChunkId, NodeId, ParamId, Rank, SegmentId, Site, SlotId, StepId, TensorId,
+};
 pub use shape::{DType, Shape};

@@ -1,0 +1,225 @@
+//! What collectives cost, in messages and bytes: the formulas of their documents as functions. A
+//! shard, and a tree's block, of `s` bytes travels in `ceil(s / chunk)` messages.
+
+use super::schedule::levels;
+
+/// What the busiest rank sends, or what it receives if that is more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Messages, one after the other.
+    pub steps: u64,
+    pub bytes: u64,
+}
+
+impl Cost {
+    /// First this, then the other.
+    pub fn then(self, other: Self) -> Self {
+        Self { steps: self.steps + other.steps, bytes: self.bytes + other.bytes }
+    }
+
+    /// Seconds, of links that start a message within `latency_s` and move `bytes_per_s` each way:
+    /// `steps * latency + bytes / bandwidth` (Hockney 1994).
+    pub fn seconds(self, latency_s: f64, bytes_per_s: f64) -> f64 {
+        self.steps as f64 * latency_s + self.bytes as f64 / bytes_per_s
+    }
+}
+
+/// `times` transfers of the whole.
+fn whole(times: u64, bytes: u64, chunk: u64) -> Cost {
+    Cost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
+}
+
+/// Everything but the smallest of `world` shards.
+fn all_but_a_shard(world: u32, bytes: u64, chunk: u64) -> Cost {
+    let world = u64::from(world);
+    let (short, longer) = (bytes / world, bytes % world);
+    let chunks_of = |shard: u64| shard.div_ceil(chunk);
+    let steps = longer * chunks_of(short + 1) + (world - longer - 1) * chunks_of(short);
+    Cost { steps, bytes: bytes - short }
+}
+
+/// Ring: `world - 1` steps per chunk of a shard, and `(world - 1) / world` of the bytes (but for
+/// what shards are uneven).
+pub fn ring_reduce_scatter(world: u32, bytes: u64, chunk: u64) -> Cost {
+    all_but_a_shard(world, bytes, chunk)
+}
+
+/// As [`ring_reduce_scatter`].
+pub fn ring_all_gather(world: u32, bytes: u64, chunk: u64) -> Cost {
+    all_but_a_shard(world, bytes, chunk)
+}
+
+/// Both halves: `2 (world - 1)` steps per chunk of a shard, `2 (world - 1) / world` of the bytes.
+pub fn ring_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+    ring_reduce_scatter(world, bytes, chunk).then(ring_all_gather(world, bytes, chunk))
+}
+
+/// Star: the server receives everything `world - 1` times.
+pub fn star_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+    whole(u64::from(world) - 1, bytes, chunk)
+}
+
+/// Star: the server sends everything `world - 1` times.
+pub fn star_gather(world: u32, bytes: u64, chunk: u64) -> Cost {
+    whole(u64::from(world) - 1, bytes, chunk)
+}
+
+/// Both halves: everything `2 (world - 1)` times through the server.
+pub fn star_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+    star_reduce(world, bytes, chunk).then(star_gather(world, bytes, chunk))
+}
+
+/// [`super::schedule::reduce`]: the root receives everything `L` times.
+pub fn tree_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+    whole(levels(world).into(), bytes, chunk)
+}
+
+/// [`super::schedule::broadcast`]: the root sends everything `L` times.
+pub fn tree_broadcast(world: u32, bytes: u64, chunk: u64) -> Cost {
+    whole(levels(world).into(), bytes, chunk)
+}
+
+/// [`super::schedule::all_reduce`]: `2 L` steps, everything `2 L` times through rank 0.
+pub fn tree_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+    tree_reduce(world, bytes, chunk).then(tree_broadcast(world, bytes, chunk))
+}
+
+/// [`super::schedule::gather`] of one block of `bytes` per rank: `world - 1` of them.
+pub fn gather(world: u32, bytes: u64, chunk: u64) -> Cost {
+    whole(u64::from(world) - 1, bytes, chunk)
+}
+
+/// [`super::schedule::scatter`], as [`gather`].
+pub fn scatter(world: u32, bytes: u64, chunk: u64) -> Cost {
+    whole(u64::from(world) - 1, bytes, chunk)
+}
+
+/// [`super::schedule::barrier`]: `L` messages without values.
+pub fn barrier(world: u32) -> Cost {
+    Cost { steps: levels(world).into(), bytes: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::base::{ChunkId, Rank};
+    use crate::collective::schedule::{self, Step};
+    use crate::collective::{Action, Event, Exchange, Layout, Phase, Topology};
+
+    /// Messages and bytes that ranks send and receive, counted.
+    #[derive(Clone, Debug, Default)]
+    struct Tally {
+        /// Sent, then received, by rank.
+        ranks: Vec<[Cost; 2]>,
+    }
+
+    impl Tally {
+        fn new(world: u32) -> Self {
+            Self { ranks: vec![Default::default(); world as usize] }
+        }
+
+        fn count(&mut self, from: Rank, to: Rank, bytes: u64) {
+            let message = Cost { steps: 1, bytes };
+            let [sent, _] = &mut self.ranks[from.index()];
+            *sent = sent.then(message);
+            let [_, received] = &mut self.ranks[to.index()];
+            *received = received.then(message);
+        }
+
+        /// The cost as the formulas state it.
+        fn cost(&self) -> Cost {
+            let all = || self.ranks.iter().flatten();
+            Cost {
+                steps: all().map(|cost| cost.steps).max().unwrap_or(0),
+                bytes: all().map(|cost| cost.bytes).max().unwrap_or(0),
+            }
+        }
+    }
+
+    /// What the state machines send in one phase, of buckets counted in bytes.
+    fn sent(topology: Topology, world: u32, bytes: u64, chunk: u64, phase: Phase) -> Cost {
+        let layout = Layout::new(topology, world, &[bytes as usize], 1, chunk as usize);
+        let layout = Arc::new(layout);
+        let mut ranks: Vec<Exchange> =
+            (0..world).map(|rank| Exchange::new(layout.clone(), Rank(rank), 2)).collect();
+        let mut events = VecDeque::new();
+        for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
+            let owner = layout.chunk(chunk).owner;
+            let ready = (0..world).map(Rank);
+            let ready = ready.filter(|rank| phase == Phase::Reduce || *rank == owner);
+            events.extend(ready.map(|rank| (rank, Event::Ready { phase, chunk })));
+        }
+        let mut tally = Tally::new(world);
+        while let Some((rank, event)) = events.pop_front() {
+            let exchange = &mut ranks[rank.index()];
+            exchange.handle(event);
+            while let Some(action) = exchange.poll_action() {
+                if let Action::Send { phase, chunk, to } = action {
+                    tally.count(rank, to, layout.chunk(chunk).range.len() as u64);
+                    events.push_back((to, Event::Received { phase, chunk, from: rank }));
+                }
+            }
+        }
+        tally.cost()
+    }
+
+    /// What lists of steps send, each block in chunks.
+    fn listed(world: u32, bytes: u64, chunk: u64, list: impl Fn(Rank) -> Vec<Step>) -> Cost {
+        let mut tally = Tally::new(world);
+        for rank in (0..world).map(Rank) {
+            for step in list(rank) {
+                if let Step::Send { to, .. } = step {
+                    let starts = (0..bytes).step_by(chunk as usize);
+                    starts.for_each(|start| tally.count(rank, to, chunk.min(bytes - start)));
+                }
+            }
+        }
+        tally.cost()
+    }
+
+    #[test]
+    fn the_formulas_are_what_the_state_machines_send() {
+        for world in 1..=9 {
+            for (bytes, chunk) in [(0, 8), (1, 8), (100, 7), (720, 16), (721, 16), (5040, 5040)] {
+                let ring = |phase| sent(Topology::Ring, world, bytes, chunk, phase);
+                assert_eq!(ring(Phase::Reduce), ring_reduce_scatter(world, bytes, chunk));
+                assert_eq!(ring(Phase::Gather), ring_all_gather(world, bytes, chunk));
+                let star = |phase| sent(Topology::Star, world, bytes, chunk, phase);
+                assert_eq!(star(Phase::Reduce), star_reduce(world, bytes, chunk));
+                assert_eq!(star(Phase::Gather), star_gather(world, bytes, chunk));
+            }
+        }
+    }
+
+    #[test]
+    fn the_formulas_are_what_the_lists_send() {
+        for world in 1..=9 {
+            for root in (0..world).map(Rank) {
+                let (bytes, chunk) = (100, 7);
+                let of = |list: fn(u32, Rank, Rank) -> Vec<Step>| {
+                    listed(world, bytes, chunk, |rank| list(world, root, rank))
+                };
+                assert_eq!(of(schedule::reduce), tree_reduce(world, bytes, chunk));
+                assert_eq!(of(schedule::broadcast), tree_broadcast(world, bytes, chunk));
+                assert_eq!(of(schedule::gather), gather(world, bytes, chunk));
+                assert_eq!(of(schedule::scatter), scatter(world, bytes, chunk));
+            }
+            let barriers = listed(world, 1, 1, |rank| schedule::barrier(world, rank));
+            assert_eq!(barriers.steps, barrier(world).steps);
+        }
+    }
+
+    #[test]
+    fn known_costs() {
+        let mib = 1 << 20;
+        assert_eq!(ring_all_reduce(4, 64 * mib, mib), Cost { steps: 96, bytes: 96 * mib });
+        assert_eq!(ring_all_reduce(1, 64 * mib, mib), Cost { steps: 0, bytes: 0 });
+        assert_eq!(star_all_reduce(4, mib, mib), Cost { steps: 6, bytes: 6 * mib });
+        assert_eq!(tree_all_reduce(5, 8, 8), Cost { steps: 6, bytes: 48 });
+        let seconds = Cost { steps: 3, bytes: 1000 }.seconds(1e-3, 1e6);
+        assert!((seconds - 4e-3).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,306 @@
+//! How buckets are cut: into one shard per rank, and shards into chunks that travel in one message.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::base::{BucketId, ChunkId, Rank};
+
+/// Along which way values travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// From rank to rank; every rank owns a shard of each bucket.
+    Ring,
+    /// To and from rank 0, the server, which owns everything ("parameter server").
+    Star,
+}
+
+/// What travels in one message: a part of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    pub bucket: BucketId,
+    /// Elements of the bucket.
+    pub range: Range<usize>,
+    /// Who reduces it, updates it and hands it out.
+    pub owner: Rank,
+}
+
+/// For people: the bucket and its elements.
+impl fmt::Display for Chunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}..{}", self.bucket, self.range.start, self.range.end)
+    }
+}
+
+/// The cut of all buckets of a run; the same on every rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub topology: Topology,
+    pub world: u32,
+    /// By bucket, then by position.
+    pub chunks: Vec<Chunk>,
+    align: usize,
+    chunk_max: usize,
+    /// Elements, by bucket.
+    lengths: Vec<usize>,
+    /// Where the chunks of each bucket begin, and their number at the end.
+    firsts: Vec<usize>,
+}
+
+/// Part `part` of `units` units cut into `parts` parts, the longer ones first.
+fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
+    let start = |part: usize| part * (units / parts) + part.min(units % parts);
+    start(part)..start(part + 1)
+}
+
+impl Layout {
+    /// Cuts buckets of these lengths (elements). Bounds of shards and chunks are multiples of
+    /// `align` elements but for the end of a bucket; a chunk has at most `chunk_max` elements,
+    /// and shards may be empty. Shards of a bucket differ by at most one unit of alignment, and
+    /// in their number of chunks by at most one.
+    ///
+    /// # Panics
+    ///
+    /// Without ranks, or if a chunk could not hold a unit of `align >= 1` elements.
+    pub fn new(
+        topology: Topology,
+        world: u32,
+        lengths: &[usize],
+        align: usize,
+        chunk_max: usize,
+    ) -> Self {
+        assert!(world > 0, "a layout needs a rank");
+        assert!(align > 0 && chunk_max >= align, "chunks of {chunk_max} cannot keep to {align}");
+        let lengths = lengths.to_vec();
+        let (chunks, firsts) = (Vec::new(), vec![0]);
+        let mut layout = Self { topology, world, chunks, align, chunk_max, lengths, firsts };
+        for bucket in 0..layout.lengths.len() {
+            for rank in 0..world {
+                layout.cut_shard(BucketId(bucket as u32), Rank(rank));
+            }
+            layout.firsts.push(layout.chunks.len());
+        }
+        layout
+    }
+
+    /// Appends the chunks of a shard: as few as their size allows, nearly equal.
+    fn cut_shard(&mut self, bucket: BucketId, owner: Rank) {
+        let shard = self.shard(bucket, owner);
+        let units = shard.len().div_ceil(self.align);
+        let parts = units.div_ceil(self.chunk_max / self.align);
+        for part in 0..parts {
+            let units = cut(units, parts, part);
+            let start = shard.start + units.start * self.align;
+            let range = start..(shard.start + units.end * self.align).min(shard.end);
+            self.chunks.push(Chunk { bucket, range, owner });
+        }
+    }
+
+    pub fn chunk(&self, id: ChunkId) -> &Chunk {
+        &self.chunks[id.index()]
+    }
+
+    /// The number of buckets.
+    pub fn buckets(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// The elements of a bucket.
+    pub fn length(&self, bucket: BucketId) -> usize {
+        self.lengths[bucket.index()]
+    }
+
+    /// The elements that a chunk has at most.
+    pub fn chunk_max(&self) -> usize {
+        self.chunk_max
+    }
+
+    /// What a rank owns of a bucket; may be empty.
+    pub fn shard(&self, bucket: BucketId, rank: Rank) -> Range<usize> {
+        let length = self.length(bucket);
+        let units = length.div_ceil(self.align);
+        let units = match self.topology {
+            Topology::Ring => cut(units, self.world as usize, rank.index()),
+            Topology::Star if rank.index() == 0 => 0..units,
+            Topology::Star => units..units,
+        };
+        (units.start * self.align).min(length)..(units.end * self.align).min(length)
+    }
+
+    /// The chunks of a bucket, as indices of [`Layout::chunks`].
+    pub fn chunks_of(&self, bucket: BucketId) -> Range<usize> {
+        self.firsts[bucket.index()]..self.firsts[bucket.index() + 1]
+    }
+
+    /// The chunks of a bucket in the order in which a rank's own values of them are used when
+    /// all ranks are equally fast: in a ring, of each shard the first chunk, beginning with the
+    /// one that this rank begins and then as they come around, then the second of each, and so
+    /// on.
+    ///
+    /// Whoever reads values in this order needs room for one chunk only. Take the first chunk of
+    /// the order, round by round, that some rank has not used: the rank that begins it needs no
+    /// message, its window is open because every sum of earlier rounds has ended, and each next
+    /// rank finds it first among what it has not used, too. In the order of positions instead,
+    /// ranks with little room would wait for each other for ever.
+    pub fn order_of_use(&self, bucket: BucketId, rank: Rank) -> Vec<ChunkId> {
+        let chunks = self.chunks_of(bucket).map(|index| ChunkId(index as u32));
+        if self.topology == Topology::Star {
+            return chunks.collect();
+        }
+        let mut shards: Vec<Vec<ChunkId>> = vec![Vec::new(); self.world as usize];
+        for id in chunks {
+            shards[self.chunk(id).owner.index()].push(id);
+        }
+        let rounds = shards.iter().map(Vec::len).max().unwrap_or(0);
+        // The shard that a rank begins is owned by the one before it.
+        let world = self.world as usize;
+        let around = |hop: usize| (rank.index() + 2 * world - 1 - hop) % world;
+        let of_round = |round: usize| (0..world).map(move |hop| (around(hop), round));
+        let order = (0..rounds).flat_map(of_round);
+        order.filter_map(|(owner, round)| shards[owner].get(round).copied()).collect()
+    }
+
+    /// Whether a rank sends its own values of a chunk first, before anything is added to them.
+    pub fn is_begun_by(&self, id: ChunkId, rank: Rank) -> bool {
+        let owner = self.chunk(id).owner;
+        match self.topology {
+            Topology::Ring => self.world > 1 && rank == self.next(owner),
+            Topology::Star => rank != owner,
+        }
+    }
+
+    /// The messages that a rank receives in one exchange at most, both phases together: a bound
+    /// for its mailbox, and twice that where ranks may be in the next exchange already.
+    pub fn messages_max(&self, rank: Rank) -> usize {
+        let (chunks, others) = (self.chunks.len(), self.world as usize - 1);
+        match self.topology {
+            _ if others == 0 => 0,
+            Topology::Ring => 2 * chunks,
+            Topology::Star if rank.index() == 0 => others * chunks,
+            Topology::Star => chunks,
+        }
+    }
+
+    /// The rank behind another one in the ring.
+    pub fn next(&self, rank: Rank) -> Rank {
+        Rank((rank.0 + 1) % self.world)
+    }
+
+    /// The rank before another one in the ring.
+    pub fn previous(&self, rank: Rank) -> Rank {
+        Rank((rank.0 + self.world - 1) % self.world)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::collective::{Action, Event, Exchange, Phase};
+
+    fn shards(layout: &Layout) -> Vec<Range<usize>> {
+        (0..layout.world).map(|rank| layout.shard(BucketId(0), Rank(rank))).collect()
+    }
+
+    #[test]
+    fn shards_are_as_equal_as_the_alignment_allows() {
+        let ring = |world, length| Layout::new(Topology::Ring, world, &[length], 64, 128);
+        assert_eq!(shards(&ring(3, 64 * 7)), [0..192, 192..320, 320..448]);
+        assert_eq!(shards(&ring(3, 64 * 7 - 1)), [0..192, 192..320, 320..447]);
+        assert_eq!(shards(&ring(3, 65)), [0..64, 64..65, 65..65]);
+        assert_eq!(shards(&ring(2, 0)), [0..0, 0..0]);
+        let star = Layout::new(Topology::Star, 3, &[100], 64, 64);
+        assert_eq!(shards(&star), [0..100, 100..100, 100..100]);
+    }
+
+    /// Whether a reduce-scatter ends in which each rank has room for one of its own chunks at a
+    /// time and reads them in this order.
+    fn ends(layout: &Layout, order: impl Fn(Rank) -> Vec<ChunkId>) -> bool {
+        let shared = Arc::new(layout.clone());
+        let ranks = || (0..layout.world).map(Rank);
+        let mut exchanges: Vec<_> =
+            ranks().map(|rank| Exchange::new(shared.clone(), rank, 1)).collect();
+        let mut unread: Vec<VecDeque<ChunkId>> = ranks().map(|r| order(r).into()).collect();
+        let mut read: Vec<Option<ChunkId>> = vec![None; unread.len()];
+        let mut messages = VecDeque::new();
+        let phase = Phase::Reduce;
+        loop {
+            let mut moved = false;
+            for rank in 0..exchanges.len() {
+                if read[rank].is_none()
+                    && let Some(chunk) = unread[rank].pop_front()
+                {
+                    (read[rank], moved) = (Some(chunk), true);
+                    exchanges[rank].handle(Event::Ready { phase, chunk });
+                }
+                while let Some(action) = exchanges[rank].poll_action() {
+                    if let Action::Send { chunk, .. } | Action::Fold { chunk, .. } = action
+                        && read[rank] == Some(chunk)
+                    {
+                        read[rank] = None;
+                    }
+                    if let Action::Send { chunk, to, .. } = action {
+                        messages.push_back((chunk, Rank(rank as u32), to));
+                    }
+                }
+            }
+            if let Some((chunk, from, to)) = messages.pop_front() {
+                exchanges[to.index()].handle(Event::Received { phase, chunk, from });
+                moved = true;
+            }
+            if !moved {
+                return unread.iter().all(VecDeque::is_empty) && read.iter().all(Option::is_none);
+            }
+        }
+    }
+
+    #[test]
+    fn room_for_one_chunk_is_enough_in_the_order_of_use_and_not_in_that_of_positions() {
+        let bucket = BucketId(0);
+        for topology in [Topology::Ring, Topology::Star] {
+            for world in 2..=9 {
+                for length in [0, 1, 64, 1000, 5000] {
+                    let layout = Layout::new(topology, world, &[length], 64, 64);
+                    let used = |rank| layout.order_of_use(bucket, rank);
+                    assert!(ends(&layout, used), "{topology:?} of {world}, {length}");
+                }
+            }
+        }
+        let layout = Layout::new(Topology::Ring, 2, &[5000], 64, 64);
+        assert!(!ends(&layout, |_| (0..layout.chunks.len() as u32).map(ChunkId).collect()));
+    }
+
+    #[test]
+    fn chunks_cover_every_bucket_in_order_and_keep_their_bounds() {
+        for topology in [Topology::Ring, Topology::Star] {
+            for world in 1..=9 {
+                for (align, chunk_max) in [(1, 1), (1, 7), (4, 4), (4, 11), (64, 200)] {
+                    let lengths = [0, 1, 63, 64, 65, 1000];
+                    check(&Layout::new(topology, world, &lengths, align, chunk_max), chunk_max);
+                }
+            }
+        }
+    }
+
+    fn check(layout: &Layout, chunk_max: usize) {
+        for bucket in (0..layout.buckets()).map(|bucket| BucketId(bucket as u32)) {
+            let chunks = &layout.chunks[layout.chunks_of(bucket)];
+            let mut counts = vec![0; layout.world as usize];
+            let mut end = 0;
+            for chunk in chunks {
+                assert_eq!((chunk.bucket, chunk.range.start), (bucket, end));
+                assert!(!chunk.range.is_empty() && chunk.range.len() <= chunk_max);
+                assert!(chunk.range.start.is_multiple_of(layout.align));
+                let shard = layout.shard(bucket, chunk.owner);
+                assert!(shard.start <= chunk.range.start && chunk.range.end <= shard.end);
+                counts[chunk.owner.index()] += 1;
+                end = chunk.range.end;
+            }
+            assert_eq!(end, layout.length(bucket));
+            if layout.topology == Topology::Ring {
+                assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! Collectives as state machines: who sends which range to whom, and what is added to what. They
+//! hold no values, do no IO and know no time; whoever drives them moves the bytes.
+
+pub mod cost;
+pub mod exchange;
+pub mod layout;
+pub mod schedule;
+
+pub use cost::Cost;
+pub use exchange::{Action, Event, Exchange, Phase};
+pub use layout::{Chunk, Layout, Topology};
+pub use schedule::Step;

@@ -1,0 +1,86 @@
+//! The types whose values travel between ranks.
+
+use std::fmt;
+
+use super::packet::{Body, Load, Pools};
+use super::pool::Pool;
+
+/// What packets and pools need to know of a type; nobody else implements it.
+pub trait Sealed: Sized {
+    fn wrap(load: Load<Self>) -> Body
+    where
+        Self: Element;
+
+    /// The values, if they are of this type.
+    fn unwrap(body: Body) -> Option<Load<Self>>
+    where
+        Self: Element;
+
+    fn pool(pools: &Pools) -> &Pool<Self>
+    where
+        Self: Element;
+}
+
+/// A number that collectives work on: `f32`, `f64`, `i32`, `u32`, `i64` or `u64`.
+pub trait Element:
+    Sealed + Copy + Default + PartialOrd + fmt::Debug + Send + Sync + 'static
+{
+    /// As Rust writes it.
+    const NAME: &'static str;
+    /// Whether a mean of them is one of them.
+    const IS_FLOAT: bool;
+
+    /// The sum; of integers modulo their number of bits.
+    fn plus(self, other: Self) -> Self;
+
+    /// The product with a number rounded to this type.
+    fn times(self, factor: f64) -> Self;
+
+    /// The quotient by a number rounded to this type.
+    fn over(self, divisor: f64) -> Self;
+}
+
+macro_rules! elements {
+    ($is_float:literal, $plus:expr; $($type:ident $variant:ident $pool:ident)*) => {$(
+        impl Sealed for $type {
+            fn wrap(load: Load<Self>) -> Body {
+                Body::$variant(load)
+            }
+
+            fn unwrap(body: Body) -> Option<Load<Self>> {
+                match body {
+                    Body::$variant(load) => Some(load),
+                    _ => None,
+                }
+            }
+
+            fn pool(pools: &Pools) -> &Pool<Self> {
+                &pools.$pool
+            }
+        }
+
+        impl Element for $type {
+            const NAME: &'static str = stringify!($type);
+            const IS_FLOAT: bool = $is_float;
+
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                let plus: fn(Self, Self) -> Self = $plus;
+                plus(self, other)
+            }
+
+            #[inline(always)]
+            fn times(self, factor: f64) -> Self {
+                self * factor as Self
+            }
+
+            #[inline(always)]
+            fn over(self, divisor: f64) -> Self {
+                self / divisor as Self
+            }
+        }
+    )*};
+}
+
+elements!(true, |a, b| a + b; f32 F32 f32 f64 F64 f64);
+elements!(false, |a, b| a.wrapping_add(b); i32 I32 i32 u32 U32 u32 i64 I64 i64 u64 U64 u64);

@@ -1,0 +1,96 @@
+//! How values of several ranks become one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::add::add_assign;
+use super::element::Element;
+
+/// What a reduction does with the values of all ranks, element by element, in a fixed order.
+#[derive(Clone)]
+pub enum Op<T> {
+    /// Integers wrap.
+    Sum,
+    /// `sum(weight[r] * value[r]) / sum(weight[r])`, where each rank gives its own weight; of
+    /// floating point numbers only. With a weight of 1 everywhere it is the mean.
+    Mean { weight: f64 },
+    /// A value that is not a number wins.
+    Max,
+    /// A value that is not a number wins.
+    Min,
+    /// The user's own. It should be commutative, and associative but for rounding.
+    User(Arc<dyn Fn(T, T) -> T + Send + Sync>),
+}
+
+impl<T> Op<T> {
+    /// An operation of the user's own, the same on every rank.
+    pub fn user(combine: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
+        Self::User(Arc::new(combine))
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Mean { .. } => "mean",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::User(_) => "user",
+        }
+    }
+}
+
+impl<T> fmt::Debug for Op<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// `into[i] = combine(into[i], from[i])`.
+fn zip<T: Copy>(into: &mut [T], from: &[T], combine: impl Fn(T, T) -> T) {
+    for (into, from) in into.iter_mut().zip(from) {
+        *into = combine(*into, *from);
+    }
+}
+
+/// An operation with what all ranks know of it.
+pub(super) struct Combine<'a, T> {
+    pub op: &'a Op<T>,
+    /// The weights of all ranks, for a mean.
+    pub weights: f64,
+}
+
+impl<T: Element> Combine<'_, T> {
+    /// A rank's own values, as they go into a partial result.
+    pub fn copy(&self, own: &[T], into: &mut [T]) {
+        match self.op {
+            Op::Mean { weight } => zip(into, own, |_, own| own.times(*weight)),
+            _ => into.copy_from_slice(own),
+        }
+    }
+
+    /// A rank's own values come to a partial result.
+    pub fn add_own(&self, partial: &mut [T], own: &[T]) {
+        match self.op {
+            Op::Mean { weight } => zip(partial, own, |sum, own| sum.plus(own.times(*weight))),
+            _ => self.add(partial, own),
+        }
+    }
+
+    /// Two partial results become one.
+    #[expect(clippy::eq_op, reason = "only what is not a number differs from itself")]
+    pub fn add(&self, partial: &mut [T], other: &[T]) {
+        match self.op {
+            Op::Sum | Op::Mean { .. } => add_assign(partial, other),
+            Op::Max => zip(partial, other, |a, b| if a > b || a != a { a } else { b }),
+            Op::Min => zip(partial, other, |a, b| if a < b || a != a { a } else { b }),
+            Op::User(combine) => zip(partial, other, |a, b| combine(a, b)),
+        }
+    }
+
+    /// What has come from all ranks becomes the result.
+    pub fn finish(&self, sum: &mut [T]) {
+        if let Op::Mean { .. } = self.op {
+            sum.iter_mut().for_each(|sum| *sum = sum.over(self.weights));
+        }
+    }
+}

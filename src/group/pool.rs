@@ -1,0 +1,134 @@
+//! Boxes for values on their way between ranks, used again and again: a fresh box of this size is
+//! page faults, and an old one is likely still in a cache.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::element::Element;
+
+/// A pool of boxes; clones are handles on the same one.
+#[derive(Clone)]
+pub struct Pool<T> {
+    free: Arc<Mutex<Vec<Vec<T>>>>,
+    /// Boxes that are kept while nobody uses them.
+    free_max: usize,
+}
+
+impl<T: Element> Pool<T> {
+    /// Empty; keeps at most `free_max` boxes.
+    pub fn new(free_max: usize) -> Self {
+        Self { free: Arc::default(), free_max }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<T>>> {
+        // Only pushes and pops run under the lock, so a thread that panicked left it whole.
+        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A box of this length, the one that was used last; what is in it is of no meaning.
+    pub fn take(&self, length: usize) -> Values<T> {
+        let mut values = self.lock().pop().unwrap_or_default();
+        values.resize(length, T::default());
+        Values { values, pool: Some(self.clone()) }
+    }
+
+    /// How many boxes wait for their next use.
+    pub fn free(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+/// A box of values with one owner. It goes back to its pool when it is dropped.
+pub struct Values<T: Element = f32> {
+    values: Vec<T>,
+    pool: Option<Pool<T>>,
+}
+
+impl<T: Element> Values<T> {
+    /// From now on many read it, and nobody writes.
+    pub fn share(self) -> Shared<T> {
+        Shared(Arc::new(self))
+    }
+}
+
+impl<T: Element> Deref for Values<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.values
+    }
+}
+
+impl<T: Element> DerefMut for Values<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.values
+    }
+}
+
+impl<T: Element> Drop for Values<T> {
+    fn drop(&mut self) {
+        if let Some(pool) = &self.pool {
+            let mut free = pool.lock();
+            if free.len() < pool.free_max {
+                free.push(std::mem::take(&mut self.values));
+            }
+        }
+    }
+}
+
+impl<T: Element> fmt::Debug for Values<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}; {}]", T::NAME, self.len())
+    }
+}
+
+/// Final values that several ranks read; clones are handles on the same ones. Its box goes back
+/// to its pool when the last handle is dropped.
+#[derive(Clone, Debug)]
+pub struct Shared<T: Element = f32>(Arc<Values<T>>);
+
+impl<T: Element> Deref for Shared<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.0
+    }
+}
+
+impl<T: Element> From<Vec<T>> for Shared<T> {
+    /// Without a pool: the memory is freed at the end.
+    fn from(values: Vec<T>) -> Self {
+        Values { values, pool: None }.share()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_box_comes_back_when_its_last_reader_is_gone() {
+        let pool = Pool::<f32>::new(2);
+        let mut values = pool.take(3);
+        values.copy_from_slice(&[1.0, 2.0, 3.0]);
+        let place = values.as_ptr();
+        let shared = values.share();
+        let other = shared.clone();
+        drop(shared);
+        assert_eq!((&other[..], pool.free()), (&[1.0, 2.0, 3.0][..], 0));
+        std::thread::spawn(move || drop(other)).join().unwrap();
+        assert_eq!(pool.free(), 1);
+        assert_eq!(pool.take(2).as_ptr(), place);
+        assert_eq!(pool.take(3).len(), 3);
+    }
+
+    #[test]
+    fn a_pool_keeps_no_more_than_it_may() {
+        let pool = Pool::<u64>::new(2);
+        drop([pool.take(1), pool.take(2), pool.take(3)]);
+        assert_eq!(pool.free(), 2);
+        drop(Shared::from(vec![1u64]));
+        assert_eq!(pool.free(), 2);
+    }
+}

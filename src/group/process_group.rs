@@ -1,0 +1,258 @@
+//! Collectives on host slices, under the names of torch.distributed: [`init`] makes a [`Group`]
+//! handle per rank, each thread takes one, and all call the same methods in the same order.
+//!
+//! **Results.** Values are combined in an order that depends on the number of ranks and elements
+//! only, never on who is when, and every rank gets the same bits. Above [`TREE_BYTES`] an
+//! all-reduce is a ring ([`crate::collective::exchange`]), up to them a tree
+//! ([`crate::collective::schedule`]).
+//!
+//! **Failures.** A call that fails on one rank fails on all, at the latest in their next call,
+//! with an error that names the rank: calls that do not belong together, a handle that is dropped,
+//! a thread that panics, a deadline that passes. The group is of no use then, and what slices hold
+//! is of no meaning.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::element::Element;
+use super::link::{GroupError, Link};
+use super::op::{Combine, Op};
+use super::packet::{Call, Kind};
+use super::perform::chunks;
+use super::side::Slices;
+use crate::base::Rank;
+use crate::collective::{Layout, Step, schedule};
+
+/// Up to so many bytes, an all-reduce goes along a tree: `2 ceil(log2(world))` steps instead of
+/// `2 (world - 1)`.
+pub const TREE_BYTES: usize = 4 << 10;
+/// How long a call may take unless it is set.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Makes a group of `world` ranks: one handle for each, in order, to be moved to its thread.
+///
+/// ```
+/// use potluck::group::{Op, init};
+///
+/// std::thread::scope(|scope| {
+///     for mut group in init(3) {
+///         scope.spawn(move || {
+///             let mut values = [f32::from(group.rank().0 as u8), 1.0];
+///             group.all_reduce(&mut values, Op::Sum).unwrap();
+///             assert_eq!(values, [0.0 + 1.0 + 2.0, 3.0]);
+///         });
+///     }
+/// });
+/// ```
+///
+/// # Panics
+///
+/// If `world` is 0.
+pub fn init(world: u32) -> Vec<Group> {
+    assert!(world > 0, "a group needs a rank");
+    Link::all(world, DEADLINE).into_iter().map(|link| Group { link, layout: None }).collect()
+}
+
+/// One rank's handle on its group. When it is dropped, calls of others that need this rank fail.
+pub struct Group {
+    pub(super) link: Link,
+    /// The last cut, which the next call of the same length takes again.
+    pub(super) layout: Option<Arc<Layout>>,
+}
+
+/// How a call ends.
+pub(super) type Done = Result<(), GroupError>;
+
+impl Group {
+    pub fn rank(&self) -> Rank {
+        self.link.rank()
+    }
+
+    pub fn world_size(&self) -> usize {
+        self.link.world() as usize
+    }
+
+    /// How long a call may take; 5 minutes at first. Each rank has its own.
+    pub fn set_deadline(&mut self, deadline: Duration) {
+        self.link.patience = deadline;
+    }
+
+    /// Gives up the group: calls of all ranks fail, with this reason.
+    pub fn abort(&self, why: &str) {
+        self.link.abort(&format!("{} gave up: {why}", self.rank()));
+    }
+
+    /// Leaves the group, as dropping the handle does.
+    pub fn destroy(self) {}
+
+    // ---- Everyone has values and everyone gets results ----
+
+    /// Combines everyone's values, in place. `2 (world - 1) / world` of the bytes go through each
+    /// rank.
+    pub fn all_reduce<T: Element>(&mut self, values: &mut [T], op: Op<T>) -> Done {
+        let weights = self.weights(&op)?;
+        let combine = Combine { op: &op, weights };
+        let call = Call { op: op.name(), ..Call::new::<T>(Kind::AllReduce, values.len()) };
+        if size_of_val(values) <= TREE_BYTES {
+            return self.call(call, |group| group.all_reduce_tree(values, &combine));
+        }
+        let length = values.len();
+        self.call(call, |group| {
+            group.exchange(length, Slices::InPlace(values), combine, [true, true])
+        })
+    }
+
+    /// Combines everyone's `world * into.len()` values; rank `r` gets part `r` of the result.
+    /// `(world - 1) / world` of the bytes go through each rank.
+    pub fn reduce_scatter<T: Element>(&mut self, values: &[T], into: &mut [T], op: Op<T>) -> Done {
+        let weights = self.weights(&op)?;
+        let combine = Combine { op: &op, weights };
+        let call = Call { op: op.name(), ..Call::new::<T>(Kind::ReduceScatter, into.len()) };
+        self.call(call, |group| {
+            group.expect_blocks("values", values.len(), into.len())?;
+            let result_at = group.rank().index() * into.len();
+            let slices = Slices::Apart { own: values, own_at: 0, result: into, result_at };
+            group.exchange(values.len(), slices, combine, [true, false])
+        })
+    }
+
+    /// Everyone's values, one after the other by rank, go to everyone; `into` is `world` times as
+    /// long. `(world - 1) / world` of its bytes go through each rank.
+    pub fn all_gather_into<T: Element>(&mut self, values: &[T], into: &mut [T]) -> Done {
+        let call = Call::new::<T>(Kind::AllGather, values.len());
+        self.call(call, |group| {
+            group.expect_blocks("into", into.len(), values.len())?;
+            let own_at = group.rank().index() * values.len();
+            into[own_at..own_at + values.len()].copy_from_slice(values);
+            let length = into.len();
+            let slices = Slices::Apart { own: values, own_at, result: into, result_at: 0 };
+            let combine = Combine { op: &Op::Sum, weights: 0.0 };
+            group.exchange(length, slices, combine, [false, true])
+        })
+    }
+
+    /// As [`Self::all_gather_into`], in vectors by rank.
+    pub fn all_gather<T: Element>(&mut self, values: &[T]) -> Result<Vec<Vec<T>>, GroupError> {
+        let mut all = vec![T::default(); self.world_size() * values.len()];
+        self.all_gather_into(values, &mut all)?;
+        let block = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
+        Ok((0..self.world_size()).map(block).collect())
+    }
+
+    /// Returns when everyone has called it.
+    pub fn barrier(&mut self) -> Done {
+        self.call(Call::barrier(), Self::meet)
+    }
+
+    // ---- One rank has values, or gets results ----
+
+    /// Combines everyone's values on `dst`, in place; elsewhere they stay as they are. Everything
+    /// goes `ceil(log2(world))` times through `dst`.
+    pub fn reduce<T: Element>(&mut self, values: &mut [T], dst: Rank, op: Op<T>) -> Done {
+        let weights = self.weights(&op)?;
+        let combine = Combine { op: &op, weights };
+        let call = Call { op: op.name(), ..Call::new::<T>(Kind::Reduce { dst }, values.len()) };
+        self.call(call, |group| {
+            group.expect_rank(dst)?;
+            let steps = schedule::reduce(group.link.world(), dst, group.rank());
+            for range in chunks::<T>(values.len()) {
+                let own = &mut values[range];
+                if let Some(result) = group.climb(&steps, own, &combine)? {
+                    own.copy_from_slice(&result);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The values of `src` go to everyone. They go `ceil(log2(world))` times through `src`.
+    pub fn broadcast<T: Element>(&mut self, values: &mut [T], src: Rank) -> Done {
+        let call = Call::new::<T>(Kind::Broadcast { src }, values.len());
+        self.call(call, |group| {
+            group.expect_rank(src)?;
+            let steps = schedule::broadcast(group.link.world(), src, group.rank());
+            chunks::<T>(values.len())
+                .try_for_each(|range| group.descend(&steps, &mut values[range], None))
+        })
+    }
+
+    /// Everyone's values, one after the other by rank, go to `dst`, where `into` is `world` times
+    /// as long; elsewhere it is empty.
+    pub fn gather<T: Element>(&mut self, values: &[T], into: &mut [T], dst: Rank) -> Done {
+        let call = Call::new::<T>(Kind::Gather { dst }, values.len());
+        self.call(call, |group| {
+            group.expect_rank(dst)?;
+            let length = values.len();
+            let block = |rank: Rank| rank.index() * length..(rank.index() + 1) * length;
+            if group.rank() == dst {
+                group.expect_blocks("into", into.len(), length)?;
+                into[block(dst)].copy_from_slice(values);
+            } else {
+                group.expect_length("into", into.len(), 0)?;
+            }
+            for step in schedule::gather(group.link.world(), dst, group.rank()) {
+                match step {
+                    Step::Send { to, .. } => group.give(values, to)?,
+                    Step::Receive { from, block: of } | Step::Fold { from, block: of } => {
+                        group.take(&mut into[block(of)], from)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Part `r` of the values of `src`, which are `world` times as long as `into`, goes to rank
+    /// `r`; elsewhere `values` is empty.
+    pub fn scatter<T: Element>(&mut self, values: &[T], into: &mut [T], src: Rank) -> Done {
+        let call = Call::new::<T>(Kind::Scatter { src }, into.len());
+        self.call(call, |group| {
+            group.expect_rank(src)?;
+            let length = into.len();
+            let block = |rank: Rank| rank.index() * length..(rank.index() + 1) * length;
+            if group.rank() == src {
+                group.expect_blocks("values", values.len(), length)?;
+                into.copy_from_slice(&values[block(src)]);
+            } else {
+                group.expect_length("values", values.len(), 0)?;
+            }
+            for step in schedule::scatter(group.link.world(), src, group.rank()) {
+                match step {
+                    Step::Send { to, block: of } => group.give(&values[block(of)], to)?,
+                    Step::Receive { from, .. } | Step::Fold { from, .. } => {
+                        group.take(into, from)?;
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    // ---- From rank to rank ----
+
+    /// Sends values to a rank, which calls [`Self::recv`]. Returns when they are handed over: at
+    /// once while at most 16 messages of 256 KiB, at least one for each send, wait for that rank,
+    /// and else when it has taken enough of them. Collectives in between need no room of these.
+    pub fn send<T: Element>(&mut self, values: &[T], dst: Rank) -> Done {
+        let call = Call::new::<T>(Kind::Send { dst }, values.len());
+        self.call(call, |group| {
+            group.expect_other(dst)?;
+            group.give(values, dst)
+        })
+    }
+
+    /// What a rank sends, which must be as long.
+    pub fn recv<T: Element>(&mut self, values: &mut [T], src: Rank) -> Done {
+        let call = Call::new::<T>(Kind::Recv { src }, values.len());
+        self.call(call, |group| {
+            group.expect_other(src)?;
+            group.take(values, src)
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.link.leave(std::thread::panicking());
+    }
+}

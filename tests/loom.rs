@@ -1,0 +1,128 @@
+//! The hand-over between threads under loom, which tries every order in which the threads may run:
+//! the very file of the library, with loom's locks in place of the standard library's.
+
+use std::time::{Duration, Instant};
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+
+mod sync {
+    pub use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
+}
+
+#[path = "../src/group/mailbox.rs"]
+mod mailbox;
+
+use mailbox::{Closed, Mailbox, Waited};
+
+#[test]
+fn a_waiting_thread_is_woken_and_each_sender_keeps_its_order() {
+    loom::model(|| {
+        let mailbox = Mailbox::new(3);
+        let senders: Vec<_> = [&[10, 11][..], &[20]]
+            .into_iter()
+            .map(|items| {
+                let mailbox = mailbox.clone();
+                thread::spawn(move || items.iter().try_for_each(|item| mailbox.send(*item)))
+            })
+            .collect();
+        let came: Vec<i32> = (0..3).map(|_| mailbox.receive(None).unwrap()).collect();
+        let of_one: Vec<i32> = came.iter().copied().filter(|item| *item < 20).collect();
+        assert_eq!(of_one, [10, 11]);
+        assert!(came.contains(&20));
+        assert_eq!(mailbox.try_receive(), Ok(None));
+        senders.into_iter().for_each(|sender| sender.join().unwrap().unwrap());
+    });
+}
+
+#[test]
+fn a_close_wakes_everyone_with_the_first_reason() {
+    loom::model(|| {
+        let mailbox = Mailbox::<i32>::new(1);
+        let waiting: Vec<_> = (0..2)
+            .map(|_| {
+                let mailbox = mailbox.clone();
+                thread::spawn(move || mailbox.receive(None))
+            })
+            .collect();
+        mailbox.close("first");
+        mailbox.close("second");
+        assert_eq!(mailbox.closed(), Some(Closed("first".into())));
+        let why = Closed("first".into());
+        for waiting in waiting {
+            assert_eq!(waiting.join().unwrap(), Err(Waited::Closed(why.clone())));
+        }
+        assert_eq!(mailbox.closed(), Some(why.clone()));
+        assert_eq!(mailbox.send(1), Err(why.clone()));
+        assert_eq!(mailbox.try_receive(), Err(why));
+    });
+}
+
+/// Counts how often it is dropped.
+struct Parcel(Arc<AtomicUsize>);
+
+impl Drop for Parcel {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_box_has_one_owner_also_when_a_close_comes_between() {
+    loom::model(|| {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let mailbox = Mailbox::new(1);
+        let sender = {
+            let (mailbox, parcel) = (mailbox.clone(), Parcel(drops.clone()));
+            thread::spawn(move || mailbox.send(Box::new(parcel)).is_ok())
+        };
+        let closer = {
+            let mailbox = mailbox.clone();
+            thread::spawn(move || mailbox.close("over"))
+        };
+        let got = mailbox.receive(None);
+        let was_sent = sender.join().unwrap();
+        closer.join().unwrap();
+        assert!(was_sent || got.is_err(), "what was refused has come");
+        assert_eq!(drops.load(Ordering::SeqCst), usize::from(got.is_err()));
+        drop(got);
+        assert_eq!(drops.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn ownership_goes_around_two_threads() {
+    loom::model(|| {
+        let (there, back) = (Mailbox::new(1), Mailbox::new(1));
+        let other = {
+            let (there, back) = (there.clone(), back.clone());
+            thread::spawn(move || {
+                let mut values: Box<[i32; 2]> = there.receive(None).unwrap();
+                values[1] += 1;
+                back.send(values).unwrap();
+            })
+        };
+        there.send(Box::new([1, 2])).unwrap();
+        assert_eq!(*back.receive(None).unwrap(), [1, 3]);
+        other.join().unwrap();
+    });
+}
+
+/// Loom knows no time: a deadline that has passed does not wait, and one far off is a wait.
+#[test]
+fn a_deadline_ends_a_wait_only_when_nothing_is_there() {
+    loom::model(|| {
+        let mailbox = Mailbox::new(1);
+        assert_eq!(mailbox.receive(Some(Instant::now())), Err(Waited::TimedOut));
+        let sender = {
+            let mailbox = mailbox.clone();
+            thread::spawn(move || mailbox.send(1).unwrap())
+        };
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(mailbox.receive(Some(deadline)), Ok(1));
+        sender.join().unwrap();
+        mailbox.send(2).unwrap();
+        assert_eq!(mailbox.receive(Some(Instant::now())), Ok(2));
+    });
+}
