@@ -11,7 +11,7 @@
 //! | 0 | [`base`], [`files`] |
 //! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
 //! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`group`] |
-//! | 3 | [`exec`] |
+//! | 3 | [`exec`], [`sim`] |
 //! | 4 | [`train`] |
 //! | 5 | [`mod@bench`] |
 //! | 6 | [`cli`] |
@@ -31,4 +31,5 @@ pub mod metrics;
 pub mod model;
 pub mod optim;
 pub mod parallel;
+pub mod sim;
 pub mod train;

@@ -304,10 +304,61 @@ fn explaining_prints_and_writes_nothing() {
         assert!(program.contains(part), "{part} is missing in:\n{program}");
     }
     let keys = explain("keys");
-    for section in ["model", "data", "train", "optim", "schedule"] {
+    for section in ["model", "data", "train", "parallel", "optim", "schedule"] {
         assert!(keys.contains(&format!("[{section}]")), "{section} is missing in:\n{keys}");
     }
+    assert_eq!(explain("communication"), "one device: nothing travels\n");
     assert!(explain("config").contains("path = \"text.txt\""));
+    assert_eq!(desk.files(), before);
+}
+
+/// The numbers in the lines that begin with this.
+fn numbers(text: &str, start: &str) -> Vec<f64> {
+    let lines = text.lines().filter_map(|line| line.trim_start().strip_prefix(start));
+    lines.map(|line| line.split_whitespace().next().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn explaining_several_devices_tells_what_each_does() {
+    let desk = Desk::new();
+    let before = desk.files();
+    let explain = |what: &str| {
+        let line = "train tiny.toml --data text.txt --devices cpu*3 --explain";
+        let ran = desk.run(&format!("{line} {what}")).ok();
+        assert_eq!(ran.err, "");
+        ran.out
+    };
+    let memory = explain("memory");
+    let alone = desk.run("train tiny.toml --data text.txt --devices cpu --explain memory").ok().out;
+    for rank in 0..3 {
+        assert!(memory.contains(&format!("rank {rank}: cpu, micro-batches")), "{memory}");
+    }
+    let (shared, whole) = (numbers(&memory, "moments"), numbers(&alone, "moments")[0]);
+    // Each rank keeps about a third, and all together everything.
+    assert!(shared.iter().all(|part| (0.2 * whole..0.5 * whole).contains(part)), "{memory}");
+    assert!((shared.iter().sum::<f64>() - whole).abs() < 0.05, "{memory}");
+
+    let program = explain("program --set parallel.shares=2,1,1");
+    let parts: Vec<&str> = program.split("\n\n").collect();
+    for (part, (rank, rows)) in parts.iter().zip([(0, 2), (1, 1), (2, 1)]) {
+        let title = format!("rank {rank}: cpu, {rows} samples\nmicro-batch 0: {rows} samples from");
+        assert!(part.starts_with(&title), "{part}");
+        for step in ["start to reduce bucket 0", "verdict", "wait to gather bucket 0"] {
+            assert!(part.contains(step), "{step} is missing in:\n{part}");
+        }
+    }
+    assert_eq!(parts.len(), 3);
+
+    let caveat = "shares are measured when the run starts";
+    assert!(explain("communication").starts_with(caveat));
+    let ring = explain("communication --set parallel.balance=fixed");
+    let star = explain("communication --set parallel.balance=fixed --set parallel.collective=star");
+    assert!(ring.starts_with("ring of 3 devices") && star.starts_with("star of 3 devices"));
+    // The server of a star sends all parameters twice and no gradient; the sums are the same.
+    let sums = |text: &str| numbers(text, "all");
+    assert_eq!(sums(&ring), sums(&star));
+    assert_eq!(numbers(&star, "rank 0 "), [0.0], "{star}");
+    assert!(numbers(&ring, "rank 0 ")[0] > 0.0, "{ring}");
     assert_eq!(desk.files(), before);
 }
 

@@ -116,7 +116,7 @@ impl Golden {
             common::run_phase(device, true, &pass);
             common::run_phase(device, false, &pass);
         }
-        device.finish_step().unwrap()
+        device.finish_step(true).unwrap()
     }
 
     fn train(

@@ -96,8 +96,66 @@ fn devices_that_are_not_there() {
     let train = "train tiny.toml --data text.txt --devices";
     refuses(&[], &format!("{train} nosuchdevice"), &["nosuchdevice"]);
     refuses(&[], &format!("{train} 999"), &["999"]);
-    refuses(&[], &format!("{train} nosuch,device"), &["nosuch,device"]);
-    refuses(&[], &format!("{train} cpu,cpu"), &["cpu,cpu"]);
+    refuses(&[], &format!("{train} nosuch,device"), &["nosuch"]);
+    refuses(&[], &format!("{train} cpu,cpu"), &["cpu"]);
+}
+
+#[test]
+fn lists_of_devices_that_are_wrong_in_a_part() {
+    let train = "train tiny.toml --data text.txt --explain memory --devices";
+    let refuses = |list: &str, parts: &[&str]| refuses(&[], &format!("{train} {list}"), parts);
+    refuses("cpu,nosuchdevice", &["'nosuchdevice'"]);
+    refuses("cpu,cpu", &["'cpu' is not a device selector", "say cpu*2 once"]);
+    refuses("cpu*2,cpu", &["'cpu' is not a device selector", "the list has this device already"]);
+    refuses("cpu,", &["'' is not a device selector", "empty"]);
+    refuses("cpu,all", &["'all' is not a device selector", "stands alone"]);
+    for count in ["cpu*0", "cpu*65", "cpu*x", "cpu*"] {
+        refuses(count, &[&format!("'{count}' is not"), "a whole number from 1 to 64"]);
+    }
+    let shares = "cpu*3 --set parallel.shares=2,2";
+    refuses(shares, &["parallel.shares has 2 entries for 3 devices"]);
+    // Measured shares may leave devices out; fixed ones may not.
+    let fixed = "cpu*5 --set parallel.balance=fixed";
+    refuses(fixed, &["train.batch = 4 has no sample for each of 5 devices"]);
+    let desk = Desk::new();
+    assert!(desk.run(&format!("{train} cpu*5")).ok().out.starts_with("shares are measured"));
+}
+
+#[test]
+fn several_devices_for_a_command_that_takes_one() {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 2").ok();
+    let before = desk.files();
+    for line in ["eval run", "generate run"] {
+        for list in ["cpu,nosuch", "cpu*2", "all"] {
+            let ran = desk.run(&format!("{line} --devices {list}"));
+            refused(&desk, &before, ran, &[list, "this command takes one device"]);
+        }
+    }
+}
+
+#[test]
+fn shares_that_do_not_fit() {
+    let place = "typed.toml:3: parallel.shares ";
+    let list = "expects a list of whole numbers from 1 on";
+    refuses_config("[parallel]\n\nshares = [2, 0, 2]\n", &[place, list, "got [2, 0, 2]"]);
+    refuses_config("[parallel]\n\nshares = 'even'\n", &[place, list, "got 'even'"]);
+    let sum = "the sum train.batch = 12, got [2, 3], whose sum is 5";
+    refuses_config("[parallel]\n\nshares = [2, 3]\n", &[place, sum]);
+    let both = "shares = [12]\nbalance = 'measured'\n";
+    refuses_config(&format!("[parallel]\n{both}"), &["parallel.shares has no use with"]);
+    let set = "train tiny.toml --devices cpu --set parallel.shares";
+    refuses(&[], &format!("{set}=2,1"), &["--set parallel.shares=2,1: ", "whose sum is 3"]);
+    refuses(&[], &format!("{set}=4,"), &["--set parallel.shares=4,: ", list, "got 4,"]);
+}
+
+#[test]
+fn traces_that_cannot_be_written() {
+    let line = "train tiny.toml --data text.txt --devices cpu --trace";
+    refuses(&[], &format!("{line} ."), &[". is a directory; name a file for --trace"]);
+    let missing = "nowhere/trace.json is in no directory that exists";
+    refuses(&[], &format!("{line} nowhere/trace.json"), &[missing, "--trace"]);
+    refuses(&[], &format!("{line} trace.json --explain memory"), &["--trace", "--explain"]);
 }
 
 #[test]
@@ -106,6 +164,9 @@ fn faults_for_tests_that_do_not_exist() {
         ("garbage", "'garbage' is not FAULT@POINT:STEP"),
         ("kill@lunch:1", "'lunch' is not a point"),
         ("nan@metrics:1", "'nan' cannot happen at 'metrics'"),
+        ("flip@forward:1/1", "'flip' cannot happen at 'forward'; use gather"),
+        ("lost@reduce:1/x", "'x' is not a rank"),
+        ("kill@metrics:1/1", "'metrics' is a point of the process, not of rank 1"),
     ] {
         let desk = Desk::new();
         let before = desk.files();

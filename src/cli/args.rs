@@ -45,9 +45,10 @@ pub struct TrainArgs {
     /// The step at which the run ends (train.steps)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub steps: Option<u64>,
-    /// The device: auto (the first hardware GPU, or else the CPU), cpu, or an index or a part of a
-    /// name from `potluck devices`, such as 0, llvmpipe or vulkan:llvmpipe
-    #[arg(long, value_name = "SELECTOR", default_value = "auto")]
+    /// The devices: auto (every hardware GPU, or else the CPU), all (every adapter, software ones
+    /// too, and the CPU), or a list of cpu and indices or parts of names from `potluck devices`,
+    /// *K behind one for K devices on it: 0 or rtx,radeon or vulkan:llvmpipe,cpu or llvmpipe*2,cpu
+    #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
     /// The run's directory [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
@@ -59,7 +60,8 @@ pub struct TrainArgs {
     /// else the one with the highest number in runs/
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<String>,
-    /// Time the kernels of a GPU again, whatever is recorded of it or saved with the run
+    /// Time the kernels of GPUs and measure the shares of devices again, whatever is recorded or
+    /// saved with the run
     #[arg(long)]
     pub retune: bool,
 
@@ -72,6 +74,9 @@ pub struct TrainArgs {
     /// Steps between lines of progress where stderr is no terminal (train.log_every)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub log_every: Option<u64>,
+    /// Write what each device does when to a file, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE", conflicts_with = "explain")]
+    pub trace: Option<PathBuf>,
     /// Set any key of the configuration; may be repeated, the last one counts
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
@@ -84,10 +89,12 @@ pub enum Explain {
     Graph,
     /// The training graph in Graphviz's language: pipe it into `dot -Tsvg`
     Dot,
-    /// Parameters, gradients, moments, activations and the peak before the first step
+    /// Parameters, gradients, moments, activations and the peak of each device
     Memory,
-    /// The instructions of a step
+    /// The instructions of a step, for each device
     Program,
+    /// What devices send each other in a step
+    Communication,
     /// Every kernel of a step, timed on the device
     Kernels,
     /// Every key of the configuration with its meaning, range and default
@@ -104,8 +111,8 @@ pub struct CheckpointArgs {
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]
     pub best: bool,
-    /// The device, as for `potluck train`: auto, cpu, or an index or a part of a name from
-    /// `potluck devices`
+    /// One device: auto (the first hardware GPU, or else the CPU), cpu, or an index or a part of a
+    /// name from `potluck devices`, such as 0, llvmpipe or vulkan:llvmpipe
     #[arg(long, value_name = "SELECTOR", default_value = "auto")]
     pub devices: String,
 }
@@ -163,7 +170,7 @@ pub struct GenerateArgs {
 pub struct BenchArgs {
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
-    /// Devices, one after the other: selectors as for `potluck train`, with commas between; or all,
+    /// Devices, one after the other: selectors as for `potluck eval`, with commas between; or all,
     /// the CPU device and every adapter
     #[arg(long, value_name = "SELECTOR,..", default_value = "all")]
     pub devices: String,

@@ -20,7 +20,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
         return Ok(0);
     }
     if let Some(path) = args.json.as_deref().filter(|path| *path != Path::new(STDOUT)) {
-        writable(path)?;
+        super::writable(path, "--json")?;
     }
     let report = bench::run(&options(args), &mut |progress| eprintln!("{progress}"))?;
     match args.json.as_deref() {
@@ -54,16 +54,6 @@ fn options(args: &BenchArgs) -> Options {
     };
     let parts = args.only.iter().map(part).collect();
     Options { devices: args.devices.clone(), effort, parts, full: args.full }
-}
-
-/// Refuses a place for the report before minutes are spent on it.
-fn writable(path: &Path) -> Result<(), Usage> {
-    let directory = files::parent(path);
-    if path.is_dir() || !directory.is_dir() {
-        let why = if path.is_dir() { "is a directory" } else { "is in no directory that exists" };
-        return Err(Usage(format!("{} {why}; name a file for --json", path.display())));
-    }
-    Ok(())
 }
 
 fn read(path: &Path) -> Result<Report, Usage> {

@@ -3,16 +3,20 @@
 pub mod args;
 pub mod bench;
 pub mod devices;
+pub mod explain;
 pub mod model;
 pub mod raw;
 pub mod train;
 
-use std::io::Write;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::Path;
 
 use clap::Parser;
 
 use args::{Cli, Command};
 
+use crate::files;
 use crate::train::TrainError;
 use crate::train::error::{EXIT_CONFIGURATION, EXIT_DEFECT};
 
@@ -55,6 +59,24 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     }
     let typed = error.is::<raw::ConfigError>() || error.is::<Usage>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
+}
+
+/// Refuses a place for the file that a flag names before minutes are spent on what it will hold.
+fn writable(path: &Path, flag: &str) -> Result<(), Usage> {
+    let refused = |why| Err(Usage(format!("{} {why}; name a file for {flag}", path.display())));
+    if path.is_dir() {
+        return refused("is a directory".to_string());
+    }
+    if !files::parent(path).is_dir() {
+        return refused("is in no directory that exists".into());
+    }
+    // A file that is there is opened and left as it is; another is not made yet.
+    match OpenOptions::new().write(true).open(path) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => {
+            refused(format!("cannot be written: {why}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Something typed that cannot be done.

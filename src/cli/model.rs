@@ -7,11 +7,12 @@ use super::train::saved_config;
 use crate::data::{Part, TextData};
 use crate::train::checkpoint::{Checkpoint, Store};
 use crate::train::config::{DataKind, RunConfig};
-use crate::train::driver::Driver;
 use crate::train::error::TrainError;
+use crate::train::evaluate::evaluate_part;
 use crate::train::generate::{LanguageModel, Sampling};
 use crate::train::loader::Source;
 use crate::train::progress::say;
+use crate::train::team::Team;
 use crate::train::{run, setup, state, text};
 
 /// Prints the mean loss, and the perplexity, of a checkpoint on held-out or other text.
@@ -33,8 +34,9 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     }
     let step = checkpoint.meta.step;
     let data = setup::data(&config, checkpoint.meta.tokenizer.clone())?;
-    let (driver, source) = open(&args.checkpoint, checkpoint, &config, data)?;
-    let loss = run::evaluate_part(&driver, &source, &config, part)?;
+    let (team, source) = open(&args.checkpoint, checkpoint, &config, data)?;
+    let rows = [config.train.micro_batch as u32];
+    let loss = evaluate_part(&team, &source, &rows, &[1], part)?;
     let targets = source.data.windows(part, source.model.context).len() * source.model.context;
     if args.json {
         let perplexity = loss.exp();
@@ -62,10 +64,18 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let plan = setup::forward_plan(&config, tokenizer.vocabulary(), 1)?;
     let missing = || TrainError::Defect("the model has no logits".into());
     let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
-    let driver = open_model(&args.checkpoint.devices, &config, checkpoint, plan)?;
+    let team = open_model(&args.checkpoint.devices, &config, checkpoint, plan)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
-    text::generate(&driver, &tokenizer, model, &prompt, &sampling, args.tokens, super::print)?;
+    text::generate(
+        team.first()?,
+        &tokenizer,
+        model,
+        &prompt,
+        &sampling,
+        args.tokens,
+        super::print,
+    )?;
     super::print("\n");
     Ok(())
 }
@@ -87,10 +97,10 @@ fn open(
     checkpoint: Checkpoint,
     config: &RunConfig,
     data: TextData,
-) -> anyhow::Result<(Driver, Source)> {
+) -> anyhow::Result<(Team, Source)> {
     let plan =
         setup::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
-    let source = run::source(config, &plan, &Arc::new(data), (0, 0))?;
+    let source = run::source(config, &plan.graph, &Arc::new(data), (0, 0))?;
     Ok((open_model(&args.devices, config, checkpoint, plan)?, source))
 }
 
@@ -100,11 +110,12 @@ fn open_model(
     config: &RunConfig,
     checkpoint: Checkpoint,
     plan: crate::graph::Plan,
-) -> anyhow::Result<Driver> {
+) -> anyhow::Result<Team> {
     // Few passes are made: timing kernels would take longer than it saves.
     let options = setup::OpenOptions { tune_seconds: 0.0, ..setup::OpenOptions::of(config) };
     let opened = setup::open(devices, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| say(note));
-    state::restore(&opened.driver, checkpoint.parameters, Vec::new(), 0)?;
-    Ok(opened.driver)
+    let team = Team::alone(opened.driver)?;
+    state::restore(&team, checkpoint.parameters, &[], 0)?;
+    Ok(team)
 }

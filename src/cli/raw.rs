@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use crate::train::config::{DataKind, Invalid, KEYS, RunConfig, SECTIONS, key};
-use crate::train::keys::{Key, Value};
+use crate::train::config::{Balance, DataKind, Invalid, KEYS, RunConfig, SECTIONS, key};
+use crate::train::keys::{Accepts, Key, Value};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -119,6 +119,7 @@ pub fn read(
         typed.setting(index, setting)?;
     }
     typed.drop_path_of_builtin();
+    typed.drop_shares_of_measured();
     let keys: BTreeSet<&'static str> = typed.places.keys().copied().collect();
     typed.config.follow(&keys, is_saved);
     typed.config.check().map_err(|invalid| typed.locate(invalid))?;
@@ -216,6 +217,7 @@ impl Typed {
             None => {
                 let got = match value {
                     Some(DeValue::Table(_)) => "a table",
+                    Some(DeValue::Array(_)) if key.accepts == Accepts::Counts => written,
                     Some(DeValue::Array(_)) => "an array",
                     _ if written.is_empty() => "nothing",
                     _ => written,
@@ -242,6 +244,16 @@ impl Typed {
         }
     }
 
+    /// A flag that asks for measured shares takes back those that stand in the file.
+    fn drop_shares_of_measured(&mut self) {
+        let (balance, shares) = (self.place("parallel.balance"), self.place("parallel.shares"));
+        let by_flag = matches!(balance, Place::Flag(..)) && balance > shares;
+        if self.config.parallel.balance == Balance::Measured && by_flag {
+            self.config.parallel.shares.clear();
+            self.places.remove("parallel.shares");
+        }
+    }
+
     /// Where the contradiction came in: the last typed of the keys that are at odds.
     fn locate(&self, invalid: Invalid) -> ConfigError {
         let mut place = self.place(invalid.keys[0]);
@@ -264,13 +276,28 @@ fn in_order<'t, 'i>(
 
 /// The value of a key, if it accepts what was written.
 fn admit(key: &Key, value: Option<&DeValue>, written: &str) -> Option<Value> {
+    let whole =
+        |number: &toml::de::DeInteger| i128::from_str_radix(number.as_str(), number.radix()).ok();
     let value = match value {
+        // Without brackets, as a flag may have it: 4,4,4.
+        None if key.accepts == Accepts::Counts => {
+            let counts = written.split(',').map(|count| count.trim().parse().ok());
+            Value::Counts(counts.collect::<Option<_>>()?)
+        }
+        Some(DeValue::Integer(count)) if key.accepts == Accepts::Counts => {
+            Value::Counts(vec![whole(count)?.try_into().ok()?])
+        }
+        Some(DeValue::Array(counts)) if key.accepts == Accepts::Counts => {
+            let count = |count: &toml::Spanned<DeValue>| match count.get_ref() {
+                DeValue::Integer(count) => whole(count)?.try_into().ok(),
+                _ => None,
+            };
+            Value::Counts(counts.iter().map(count).collect::<Option<_>>()?)
+        }
         None => Value::Text(written.to_owned()),
         Some(DeValue::String(text)) => Value::Text(text.clone().into_owned()),
         Some(DeValue::Boolean(flag)) => Value::Flag(*flag),
-        Some(DeValue::Integer(number)) => {
-            Value::Whole(i128::from_str_radix(number.as_str(), number.radix()).ok()?)
-        }
+        Some(DeValue::Integer(number)) => Value::Whole(whole(number)?),
         Some(DeValue::Float(number)) => Value::Real(number.as_str().parse().ok()?),
         Some(DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_)) => return None,
     };
@@ -418,7 +445,7 @@ mod tests {
             "[wandb]",
             &[],
             "run.toml:1: there is no section [wandb]; \
-             there are [model], [data], [train], [optim], [schedule]",
+             there are [model], [data], [train], [parallel], [optim], [schedule]",
         );
         refused(
             "[data]\nzzzzzz = 1",
@@ -521,6 +548,57 @@ mod tests {
         refused("data.kind = 'text'", &[], none);
     }
 
+    #[test]
+    fn shares_are_a_list_and_mean_a_fixed_balance() {
+        let shares = |text: &str, sets: &[&str]| {
+            let parallel = config(text, sets).parallel;
+            (parallel.balance == Balance::Fixed).then_some(parallel.shares)
+        };
+        let file = "[parallel]\nshares = [4, # two\n 0x4, 4]";
+        assert_eq!(shares(file, &[]), Some(vec![4, 4, 4]));
+        for set in ["shares=[2,2,8]", "shares=2,2,8", "shares = 2, 2,8"] {
+            assert_eq!(shares(file, &[&format!("parallel.{set}")]), Some(vec![2, 2, 8]), "{set}");
+        }
+        assert_eq!(shares("", &["parallel.shares=12"]), Some(vec![12]));
+        assert_eq!(shares(file, &["parallel.shares=[]"]), Some(vec![]), "evenly");
+        assert_eq!(shares("", &[]), None);
+        // A later flag takes them back, from a file and from a checkpoint.
+        assert_eq!(shares(file, &["parallel.balance=measured"]), None);
+        let back = resumed(&config(file, &[]), &["parallel.balance=measured"]);
+        assert_eq!(back, RunConfig::default());
+    }
+
+    #[test]
+    fn shares_that_cannot_be_are_refused_with_line_and_key() {
+        let list = "expects a list of whole numbers from 1 on, such as [4, 4, 4], got";
+        for (value, got) in [
+            ("[4, 0, 8]", "[4, 0, 8]"),
+            ("[4, 4.0, 4]", "[4, 4.0, 4]"),
+            ("[[4], 8]", "[[4], 8]"),
+            ("'4,4,4'", "'4,4,4'"),
+            ("{ a = 4 }", "a table"),
+            ("-12", "-12"),
+        ] {
+            let text = format!("[parallel]\nshares = {value}");
+            refused(&text, &[], &format!("run.toml:2: parallel.shares {list} {got}"));
+        }
+        for set in ["parallel.shares=4,,8", "parallel.shares=4,x"] {
+            let got = set.split_once('=').unwrap().1;
+            refused("", &[set], &format!("--set {set}: parallel.shares {list} {got}"));
+        }
+        let empty = format!("--set parallel.shares=: parallel.shares {list} nothing");
+        refused("", &["parallel.shares="], &empty);
+        let sum = "parallel.shares expects numbers with the sum train.batch = 12, got [4, 4], \
+                   whose sum is 8";
+        refused("\n[parallel]\nshares = [4, 4]", &[], &format!("run.toml:3: {sum}"));
+        let set = ["train.batch=12"];
+        refused("parallel.shares = [4, 4]", &set, &format!("--set train.batch=12: {sum}"));
+        let both = "parallel.shares has no use with parallel.balance = \"measured\"; leave one of \
+                    them out";
+        let text = "[parallel]\nshares = [12]\nbalance = 'measured'";
+        refused(text, &[], &format!("run.toml:3: {both}"));
+    }
+
     /// What resuming from `saved` with these flags gives.
     fn resumed(saved: &RunConfig, sets: &[&str]) -> RunConfig {
         read(Some(saved.clone()), None, &settings(sets)).unwrap().config
@@ -574,7 +652,6 @@ mod tests {
 
     /// Every key's value at a place between 0 and 1 of what it accepts.
     fn pick(key: &Key, place: f64) -> Option<Value> {
-        use crate::train::keys::Accepts;
         use std::ops::Bound::{Excluded, Included};
         let value = match key.accepts {
             Accepts::Whole(first, last) => {
@@ -588,6 +665,7 @@ mod tests {
             Accepts::OneOf(words) => {
                 Value::Text(words[(place * words.len() as f64) as usize].into())
             }
+            Accepts::Counts => Value::Counts(vec![1 + (place * 9.0) as u64; 3]),
             Accepts::Text => Value::Text(format!("a \"{place}\"\\\n'ü'")),
         };
         key.accepts.admit(value)
@@ -605,6 +683,12 @@ mod tests {
                 (key.set)(&mut changed, value);
                 changed.train.batch = changed.train.batch.max(changed.train.micro_batch);
                 changed.model.width = changed.model.width.next_multiple_of(changed.model.heads);
+                if !changed.parallel.shares.is_empty() {
+                    let batch = changed.parallel.shares.iter().sum::<u64>() as usize;
+                    changed.parallel.balance = Balance::Fixed;
+                    changed.train.batch = batch;
+                    changed.train.micro_batch = changed.train.micro_batch.min(batch);
+                }
                 if changed.data.path.is_some() {
                     changed.data.kind = DataKind::Text;
                 }

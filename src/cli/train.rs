@@ -3,20 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::Usage;
 use super::args::{Explain, TrainArgs};
+use super::explain::explanation;
 use super::raw::{self, Resolved, Setting};
-use crate::data::Tokenizer;
-use crate::graph::print::{fusion_table, graph_dot, graph_table, memory_table};
-use crate::parallel::one_rank;
+use super::{Usage, writable};
 use crate::train::checkpoint::{Checkpoint, Store};
 use crate::train::config::RunConfig;
 use crate::train::error::{EXIT_RESTART, TrainError};
 use crate::train::fault::Faults;
-use crate::train::profile::Profile;
 use crate::train::progress::say;
 use crate::train::run::{Ending, Run, RunOptions, train};
-use crate::train::setup;
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
 
 /// Where runs go that say nothing else.
@@ -29,6 +25,9 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         return Ok(0);
     }
     let faults = Faults::from_environment().map_err(TrainError::from)?;
+    if let Some(path) = &args.trace {
+        writable(path, "--trace")?;
+    }
     let resumed = args.resume.as_deref().map(|from| resume_point(from, args.out.as_deref()));
     let (out, checkpoint) = match resumed.transpose()? {
         Some((out, checkpoint)) => (Some(out), Some(checkpoint)),
@@ -49,7 +48,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         return Err(TrainError::Occupied { out }.into());
     }
     let (devices, quiet, retune) = (args.devices.clone(), args.quiet, args.retune);
-    let options = RunOptions { out, devices, quiet, retune, faults };
+    let options = RunOptions { out, devices, quiet, trace: args.trace.clone(), retune, faults };
     execute(config, options, checkpoint)
 }
 
@@ -159,38 +158,6 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
     };
     let why = format!("a resumed run keeps its {kept}; start a new run for another one");
     Err(TrainError::Mismatch { what: what.into(), why })
-}
-
-fn explanation(
-    explain: Explain,
-    config: &RunConfig,
-    devices: &str,
-    tokenizer: Option<Tokenizer>,
-) -> anyhow::Result<String> {
-    if explain == Explain::Config {
-        return Ok(config.to_toml());
-    }
-    if explain == Explain::Kernels {
-        return Ok(Profile::measure(config, devices, tokenizer)?.table());
-    }
-    let vocabulary = match tokenizer {
-        Some(saved) => saved.vocabulary(),
-        None => setup::data(config, None)?.tokenizer().vocabulary(),
-    };
-    let plan = setup::plan(config, vocabulary)?;
-    Ok(match explain {
-        Explain::Graph => {
-            let fused = setup::fusions(config, vocabulary)?;
-            graph_table(&plan.graph) + &fusion_table(&fused, config.train.micro_batch)
-        }
-        Explain::Dot => graph_dot(&plan.graph),
-        Explain::Memory => memory_table(&plan, setup::optimizer(config).moments()),
-        Explain::Program => {
-            let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
-            one_rank(&plan, batch, rows).to_string()
-        }
-        Explain::Kernels | Explain::Keys | Explain::Config => String::new(),
-    })
 }
 
 /// `runs/0001` or the first after the highest that exists.

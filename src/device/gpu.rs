@@ -213,19 +213,44 @@ impl Gpu {
         }
     }
 
+    /// Lets callbacks run of what the device has done by now, without waiting. That a device is
+    /// asked is no sign of its life, so the pulse does not beat.
+    ///
+    /// # Errors
+    /// What the device reported.
+    pub fn poll_now(&self) -> Result<(), DeviceError> {
+        let polled = self.poll_for(wgpu::PollType::Poll);
+        self.first_fault().map_or(Ok(()), Err)?;
+        polled.map(|_| ()).map_err(|why| self.refused("a look at the device", why.to_string()))
+    }
+
     fn poll(
         &self,
         submission_index: Option<wgpu::SubmissionIndex>,
         timeout: Duration,
     ) -> Result<wgpu::PollStatus, wgpu::PollError> {
-        let wait = wgpu::PollType::Wait { submission_index, timeout: Some(timeout) };
+        self.poll_for(wgpu::PollType::Wait { submission_index, timeout: Some(timeout) })
+    }
+
+    fn poll_for(&self, what: wgpu::PollType) -> Result<wgpu::PollStatus, wgpu::PollError> {
+        // A poll of a lost device frees its buffers, also those that are mapped, while another
+        // thread may still read what came back in one.
+        if self.faults.is_lost() {
+            return Ok(wgpu::PollStatus::QueueEmpty);
+        }
         // wgpu panics when the driver says in a wait that the device is lost. The panic leaves
         // nothing half done: it comes after the wait, and after the callback for lost devices.
-        catch_unwind(AssertUnwindSafe(|| self.device.poll(wait))).unwrap_or_else(|_| {
+        catch_unwind(AssertUnwindSafe(|| self.device.poll(what))).unwrap_or_else(|_| {
             let (adapter, why) = (self.name.clone(), "the driver failed in a wait".into());
             self.faults.lose(DeviceError::Lost { adapter, why });
             Ok(wgpu::PollStatus::QueueEmpty)
         })
+    }
+
+    /// Loses the device: for tests of what happens then.
+    pub fn destroy(&self) {
+        self.faults.lose(lost(self.name.clone(), wgpu::DeviceLostReason::Destroyed, ""));
+        self.device.destroy();
     }
 
     /// That `what` took longer than [`Gpu::deadline`].
@@ -337,6 +362,10 @@ impl Faults {
             _ => reported.first = Some(why),
         }
         reported.lost = true;
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lock().lost
     }
 
     fn is_refusal(&self) -> bool {

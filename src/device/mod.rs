@@ -23,5 +23,5 @@ pub use injected::Injected;
 pub use limits::Limits;
 pub use memory::AdapterMemory;
 pub use pulse::Pulse;
-pub use select::{Selection, select};
-pub use staging::{ReadbackRing, UploadRing};
+pub use select::{Selection, select, select_all};
+pub use staging::{Mapping, ReadbackRing, UploadRing};

@@ -3,6 +3,9 @@
 use super::adapters::{Adapter, AdapterKind};
 use super::error::{DeviceError, driver_hint};
 
+/// The most devices that `*K` makes of one adapter.
+const COPIES_MAX: usize = 64;
+
 /// What a selector chose.
 #[derive(Clone, Debug)]
 pub enum Selection {
@@ -17,93 +20,288 @@ pub enum Selection {
 /// `auto` is the first hardware GPU, or the CPU device if there is none; `cpu` is the CPU
 /// device; anything else is an index or a part of a name, after `api:` if the API matters (which
 /// also finds merged entries). Upper and lower case are the same.
+///
+/// # Errors
+/// Nothing has that name; a list, or `all`, which are several devices.
 pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceError> {
-    let bad = |why: &str| {
-        let why = format!("{why}; say auto, cpu, an index or a part of a name");
-        Err(DeviceError::BadSelector { selector: selector.into(), why })
-    };
-    let one_device = "a run takes one device";
-    match selector.trim().to_lowercase().as_str() {
-        "" => bad("it is empty"),
-        "cpu" => Ok(Selection::Cpu { because: None }),
-        "auto" => Ok(automatic(adapters)),
-        "all" => bad(one_device),
-        one => match named(one, adapters) {
-            Ok(adapter) => Ok(Selection::Adapter(Box::new(adapter.clone()))),
-            // Names may have commas too, so this is a list only if nothing has that name.
-            Err(_) if one.contains([',', '*']) => bad(one_device),
-            Err(error) => Err(error),
-        },
+    let known = known(adapters);
+    let typed = selector.trim().to_lowercase();
+    if typed == "auto" {
+        return Ok(automatic(&known).map_or_else(no_hardware, |at| selection(at, adapters)));
+    }
+    match one(&typed, &known) {
+        Ok(chosen) => Ok(selection(chosen, adapters)),
+        // Names may have commas too, so this is a list only if nothing has that name.
+        Err(_) if typed == "all" || typed.contains([',', '*']) => {
+            Err(bad(&typed, "this command takes one device"))
+        }
+        Err(error) => Err(error),
     }
 }
 
-fn automatic(adapters: &[Adapter]) -> Selection {
-    let hardware = adapters.iter().find(|adapter| {
-        let software = adapter.kind == AdapterKind::Software;
-        !software && adapter.merged_into.is_none() && adapter.usable().is_ok()
-    });
-    match hardware {
-        Some(adapter) => Selection::Adapter(Box::new(adapter.clone())),
-        None => {
-            let because = "no hardware GPU was found".to_string();
-            Selection::Cpu { because: Some(because) }
+/// Chooses the devices of a run, in this order of ranks.
+///
+/// `auto` is every hardware GPU, or the CPU device if there is none; `all` is every adapter that
+/// can run kernels, software ones too, and the CPU device at the end; anything else is a list with
+/// commas of what [`select`] takes but for `auto`. `*K` after a name makes K devices of it. A
+/// name may have commas and stars itself: the longest stretch that names a device is taken.
+///
+/// # Errors
+/// A part of the list names nothing; a device named twice, which `*2` says without doubt.
+pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>, DeviceError> {
+    let known = known(adapters);
+    let typed = selector.trim().to_lowercase();
+    let chosen = match typed.as_str() {
+        "auto" => known.iter().enumerate().filter(|(_, k)| k.is_hardware()).map(at).collect(),
+        "all" => {
+            let usable = known.iter().enumerate().filter(|(_, k)| k.is_listed && k.is_usable);
+            usable.map(at).chain([Chosen::Cpu]).collect()
+        }
+        list => parse_list(list, &known)?,
+    };
+    if chosen.is_empty() {
+        return Ok(vec![no_hardware()]);
+    }
+    Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters)).collect())
+}
+
+/// What a selector looks at of an adapter.
+struct Known {
+    name: String,
+    api: &'static str,
+    /// Not merged into another entry.
+    is_listed: bool,
+    is_software: bool,
+    is_usable: bool,
+}
+
+impl Known {
+    fn is_hardware(&self) -> bool {
+        self.is_listed && self.is_usable && !self.is_software
+    }
+}
+
+fn known(adapters: &[Adapter]) -> Vec<Known> {
+    let known = |adapter: &Adapter| Known {
+        name: adapter.name.clone(),
+        api: adapter.api,
+        is_listed: adapter.merged_into.is_none(),
+        is_software: adapter.kind == AdapterKind::Software,
+        is_usable: adapter.usable().is_ok(),
+    };
+    adapters.iter().map(known).collect()
+}
+
+/// A device by its place in the list of adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chosen {
+    Cpu,
+    Index(usize),
+}
+
+fn at((index, _): (usize, &Known)) -> Chosen {
+    Chosen::Index(index)
+}
+
+fn selection(chosen: Chosen, adapters: &[Adapter]) -> Selection {
+    match chosen {
+        Chosen::Cpu => Selection::Cpu { because: None },
+        Chosen::Index(index) => Selection::Adapter(Box::new(adapters[index].clone())),
+    }
+}
+
+/// The first hardware GPU.
+fn automatic(known: &[Known]) -> Option<Chosen> {
+    known.iter().position(Known::is_hardware).map(Chosen::Index)
+}
+
+fn no_hardware() -> Selection {
+    Selection::Cpu { because: Some("no hardware GPU was found".into()) }
+}
+
+/// The devices of a list in lower case.
+fn parse_list(list: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
+    let mut chosen = Vec::new();
+    let mut rest = list;
+    loop {
+        let (part, (device, count)) = longest(rest, known)?;
+        if chosen.contains(&device) {
+            let name = part.trim().split('*').next().unwrap_or_default();
+            let why = format!("the list has this device already; for two on it, say {name}*2 once");
+            return Err(bad(part, &why));
+        }
+        chosen.extend(std::iter::repeat_n(device, count));
+        match rest.get(part.len() + 1..) {
+            Some(more) => rest = more,
+            None => return Ok(chosen),
         }
     }
 }
 
-/// The adapter that a selector in lower case names.
-fn named<'a>(selector: &str, adapters: &'a [Adapter]) -> Result<&'a Adapter, DeviceError> {
-    if adapters.is_empty() {
-        return Err(DeviceError::NoAdapter { hint: driver_hint() });
+/// The longest stretch up to a comma or the end that names a device: commas may belong to names.
+fn longest<'a>(rest: &'a str, known: &[Known]) -> Result<(&'a str, (Chosen, usize)), DeviceError> {
+    let ends = rest.rmatch_indices(',').map(|(end, _)| end);
+    let mut wrong = empty(rest);
+    for end in std::iter::once(rest.len()).chain(ends) {
+        match several(rest[..end].trim(), known) {
+            Ok(devices) => return Ok((&rest[..end], devices)),
+            Err(error) => wrong = error,
+        }
     }
-    let (api, wanted) = match selector.split_once(':') {
-        Some((api, name)) if ["vulkan", "metal", "dx12", "gl"].contains(&api) => (Some(api), name),
-        _ => (None, selector),
-    };
-    let visible = |adapter: &&Adapter| match api {
-        Some(api) => adapter.api == api,
-        None => adapter.merged_into.is_none(),
-    };
-    let by_index = wanted.parse::<usize>().ok().and_then(|index| adapters.get(index));
-    by_index
-        .filter(|adapter| api.is_none() || visible(adapter))
-        .or_else(|| {
-            let mut shown = adapters.iter().filter(visible);
-            shown.find(|adapter| adapter.name.to_lowercase().contains(wanted))
-        })
-        .ok_or_else(|| DeviceError::NoMatch {
-            selector: selector.into(),
-            found: describe(adapters),
-        })
+    // That of the shortest stretch, which is the part of the list that is wrong.
+    Err(wrong)
 }
 
-fn describe(adapters: &[Adapter]) -> String {
-    let shown: Vec<String> = adapters
-        .iter()
-        .enumerate()
-        .map(|(index, adapter)| format!("{index} {}:{}", adapter.api, adapter.name))
-        .collect();
+/// One part of a list: a device, and how many of it.
+fn several(part: &str, known: &[Known]) -> Result<(Chosen, usize), DeviceError> {
+    let error = match one(part, known) {
+        Ok(device) => return Ok((device, 1)),
+        Err(error) => error,
+    };
+    let Some((name, count)) = part.rsplit_once('*') else { return Err(error) };
+    let device = one(name.trim_end(), known)?;
+    match count.trim().parse() {
+        Ok(count) if (1..=COPIES_MAX).contains(&count) => Ok((device, count)),
+        _ => Err(bad(part, &format!("behind * stands a whole number from 1 to {COPIES_MAX}"))),
+    }
+}
+
+/// The device that a text in lower case names.
+fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
+    match typed {
+        "" => Err(empty(typed)),
+        "cpu" => Ok(Chosen::Cpu),
+        // These are words, not parts of a name.
+        "auto" | "all" => Err(bad(typed, "it stands alone, not in a list")),
+        name => named(name, known).map(Chosen::Index),
+    }
+}
+
+/// The adapter that a text in lower case names.
+fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
+    if known.is_empty() {
+        return Err(DeviceError::NoAdapter { hint: driver_hint() });
+    }
+    let (api, wanted) = match typed.split_once(':') {
+        Some((api, name)) if ["vulkan", "metal", "dx12", "gl"].contains(&api) => (Some(api), name),
+        _ => (None, typed),
+    };
+    let of_api = |entry: &Known| api.is_none_or(|api| entry.api == api);
+    let by_index = wanted.parse::<usize>().ok().filter(|at| known.get(*at).is_some_and(of_api));
+    let visible = |entry: &Known| of_api(entry) && (api.is_some() || entry.is_listed);
+    let has_name = |entry: &Known| entry.name.to_lowercase().contains(wanted);
+    let by_name = || known.iter().position(|entry| visible(entry) && has_name(entry));
+    by_index
+        .or_else(by_name)
+        .ok_or_else(|| DeviceError::NoMatch { selector: typed.into(), found: describe(known) })
+}
+
+fn describe(known: &[Known]) -> String {
+    let entry = |(index, Known { api, name, .. }): (usize, &Known)| format!("{index} {api}:{name}");
+    let shown: Vec<String> = known.iter().enumerate().map(entry).collect();
     format!("cpu, {}", shown.join(", "))
+}
+
+fn bad(part: &str, why: &str) -> DeviceError {
+    DeviceError::BadSelector { selector: part.trim().into(), why: why.into() }
+}
+
+fn empty(part: &str) -> DeviceError {
+    bad(part, "it is empty; say auto, all, cpu, an index or a part of a name")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Chosen::{Cpu, Index};
     use super::*;
+
+    fn entry(api: &'static str, name: &str) -> Known {
+        let is_software = name.contains("llvmpipe");
+        let is_listed = api != "gl";
+        Known { name: name.into(), api, is_listed, is_software, is_usable: true }
+    }
+
+    fn machine() -> Vec<Known> {
+        vec![
+            entry("vulkan", "llvmpipe (LLVM 19.1, 256 bits)"),
+            entry("vulkan", "NVIDIA GeForce RTX 3060"),
+            entry("vulkan", "Intel Graphics, UHD*2"),
+            entry("gl", "llvmpipe (LLVM 19.1, 256 bits)"),
+        ]
+    }
+
+    fn list(typed: &str) -> Result<Vec<Chosen>, String> {
+        parse_list(&typed.to_lowercase(), &machine()).map_err(|error| error.to_string())
+    }
 
     #[test]
     fn without_adapters_auto_is_the_cpu_and_names_are_errors() {
         assert!(matches!(select("auto", &[]), Ok(Selection::Cpu { because: Some(_) })));
+        let all = select_all("Auto", &[]).unwrap();
+        assert!(matches!(all[..], [Selection::Cpu { because: Some(_) }]));
+        let all = select_all("all", &[]).unwrap();
+        assert!(matches!(all[..], [Selection::Cpu { because: None }]));
         for cpu in ["cpu", "CPU", " cpu "] {
             assert!(matches!(select(cpu, &[]), Ok(Selection::Cpu { because: None })));
         }
-        let error = select("llvmpipe", &[]).unwrap_err().to_string();
-        assert!(error.contains("--devices cpu"), "{error}");
+        assert_eq!(select_all("cpu * 3", &[]).unwrap().len(), 3);
+        for error in [select("llvmpipe", &[]).unwrap_err(), select_all("x", &[]).unwrap_err()] {
+            assert!(error.to_string().contains("--devices cpu"), "{error}");
+        }
     }
 
     #[test]
-    fn lists_are_refused_with_the_reason() {
-        let error = select("a,b", &[]).unwrap_err().to_string();
-        assert!(error.contains("one device"), "{error}");
+    fn one_device_is_no_list() {
+        for several in ["a,b", "all", "cpu*2"] {
+            let error = select(several, &[]).unwrap_err().to_string();
+            assert!(error.contains("this command takes one device"), "{error}");
+        }
         assert!(select(" ", &[]).unwrap_err().to_string().contains("empty"));
+    }
+
+    #[test]
+    fn lists_keep_their_order_and_their_counts() {
+        assert_eq!(list("cpu"), Ok(vec![Cpu]));
+        assert_eq!(list("cpu, RTX ,0"), Ok(vec![Cpu, Index(1), Index(0)]));
+        assert_eq!(list("llvmpipe*2,cpu * 2"), Ok(vec![Index(0), Index(0), Cpu, Cpu]));
+        assert_eq!(list("gl:llvmpipe,vulkan:llvmpipe"), Ok(vec![Index(3), Index(0)]));
+        assert_eq!(list("3,0"), Ok(vec![Index(3), Index(0)]), "an index finds merged ones too");
+    }
+
+    #[test]
+    fn the_longest_name_wins_over_cutting_it() {
+        assert_eq!(list("llvmpipe (LLVM 19.1, 256 bits)"), Ok(vec![Index(0)]));
+        assert_eq!(list("cpu,llvmpipe (LLVM 19.1, 256 bits)*2"), Ok(vec![Cpu, Index(0), Index(0)]));
+        // A star of a name counts nothing.
+        assert_eq!(list("uhd*2"), Ok(vec![Index(2)]));
+        assert_eq!(list("graphics, uhd*2*3,cpu"), Ok(vec![Index(2), Index(2), Index(2), Cpu]));
+    }
+
+    #[test]
+    fn errors_name_the_part_that_is_wrong() {
+        let refused = |typed: &str, parts: &[&str]| {
+            let error = list(typed).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{typed}: {error}");
+        };
+        refused("cpu,radeon,0", &["no adapter matches 'radeon'", "1 vulkan:NVIDIA"]);
+        refused("cpu,,0", &["'' is not", "empty"]);
+        refused("cpu,", &["'' is not", "empty"]);
+        refused("cpu*0", &["'cpu*0' is not", "from 1 to 64"]);
+        refused("cpu,rtx*65", &["'rtx*65' is not", "from 1 to 64"]);
+        refused("rtx*x,cpu", &["'rtx*x' is not", "from 1 to 64"]);
+        refused("radeon*2", &["no adapter matches 'radeon'"]);
+        refused("cpu,auto", &["'auto' is not", "stands alone"]);
+        refused("all*2,cpu", &["'all' is not", "stands alone"]);
+        refused("cpu,rtx,cpu", &["'cpu' is not", "already", "cpu*2"]);
+        refused("rtx,nvidia*2", &["'nvidia*2' is not", "nvidia*2"]);
+    }
+
+    #[test]
+    fn hardware_is_listed_usable_and_not_software() {
+        let mut machine = machine();
+        assert_eq!(automatic(&machine), Some(Index(1)));
+        machine[1].is_usable = false;
+        machine[2].is_listed = false;
+        assert_eq!(automatic(&machine), None);
     }
 }

@@ -13,13 +13,16 @@ use super::gpu::Gpu;
 const ALIGNMENT: u64 = 16;
 
 /// A slot that becomes mapped when the device is done with a submission.
-struct Mapping {
+pub struct Mapping {
     submission: Option<wgpu::SubmissionIndex>,
     result: mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>,
+    done: bool,
 }
 
 impl Mapping {
-    fn begin(
+    /// Maps the front of a buffer when the device is done with `submission`, and all others that
+    /// use it.
+    pub fn begin(
         buffer: &wgpu::Buffer,
         mode: wgpu::MapMode,
         bytes: u64,
@@ -30,21 +33,36 @@ impl Mapping {
             // A slot that nobody waits for any more belongs to a device that is being closed.
             let _ = sender.send(mapped);
         });
-        Self { submission, result }
+        Self { submission, result, done: false }
+    }
+
+    /// Whether the slot is mapped, as far as calls to the device up to now have found out.
+    ///
+    /// # Errors
+    /// A device that failed.
+    pub fn is_done(&mut self, gpu: &Gpu, what: &str) -> Result<bool, DeviceError> {
+        if let Ok(mapped) = self.result.try_recv() {
+            mapped.map_err(|why| gpu.refused(what, why.to_string()))?;
+            self.done = true;
+        }
+        Ok(self.done)
     }
 
     /// Waits until the slot is mapped: not at all if earlier calls have found it done, otherwise
     /// for its submission and those before it.
-    fn wait(self, gpu: &Gpu, what: &str) -> Result<(), DeviceError> {
-        let mapped = match self.result.try_recv() {
-            Ok(mapped) => mapped,
-            Err(_) => {
-                gpu.wait(what, self.submission)?;
-                // The callbacks of a submission are called by the poll that finds it done.
-                self.result.try_recv().map_err(|why| gpu.refused(what, why.to_string()))?
-            }
-        };
-        mapped.map_err(|why| gpu.refused(what, why.to_string()))
+    ///
+    /// # Errors
+    /// A device that does not get there within its deadline, or that failed.
+    pub fn wait(&mut self, gpu: &Gpu, what: &str) -> Result<(), DeviceError> {
+        if self.is_done(gpu, what)? {
+            return Ok(());
+        }
+        gpu.wait(what, self.submission.clone())?;
+        // The callbacks of a submission are called by the poll that finds it done.
+        match self.is_done(gpu, what)? {
+            true => Ok(()),
+            false => Err(gpu.refused(what, "it was not mapped".into())),
+        }
     }
 }
 
@@ -78,12 +96,17 @@ impl UploadRing {
         let slot = |_| {
             let usage = Usage::MAP_WRITE | Usage::COPY_SRC;
             let buffer = gpu.buffer("upload", slot_bytes, usage)?;
-            let mapping = Mapping::begin(&buffer, wgpu::MapMode::Write, slot_bytes, None);
+            let mut mapping = Mapping::begin(&buffer, wgpu::MapMode::Write, slot_bytes, None);
             mapping.wait(gpu, "mapping an upload buffer")?;
             Ok(UploadSlot { buffer, mapping: None })
         };
         let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
         Ok(Self { slots, slot_bytes, current: 0, taken: 0 })
+    }
+
+    /// The bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.slots.len() as u64 * self.slot_bytes
     }
 
     /// Whether nothing fits before the next submission.
@@ -101,7 +124,7 @@ impl UploadRing {
         let (offset, room) = (self.taken, self.slot_bytes.saturating_sub(self.taken));
         let count = room.min(bytes.len() as u64);
         let slot = &mut self.slots[self.current];
-        if let Some(mapping) = slot.mapping.take() {
+        if let Some(mut mapping) = slot.mapping.take() {
             mapping.wait(gpu, what)?;
         }
         let range = offset..offset + count;
@@ -153,6 +176,11 @@ impl ReadbackRing {
         Ok(Self { slots, slot_bytes })
     }
 
+    /// The bytes of all slots.
+    pub fn bytes(&self) -> u64 {
+        self.slots.len() as u64 * self.slot_bytes
+    }
+
     /// The bytes that a piece has at most.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_bytes
@@ -190,7 +218,7 @@ impl ReadbackRing {
         let what = "a readback";
         let index = piece % self.slots.len();
         let slot = &mut self.slots[index];
-        let Some((mapping, bytes)) = slot.coming.take() else { return Ok(0) };
+        let Some((mut mapping, bytes)) = slot.coming.take() else { return Ok(0) };
         mapping.wait(gpu, what)?;
         let view = slot.buffer.get_mapped_range(0..bytes);
         let view = view.map_err(|why| gpu.refused(what, why.to_string()))?;

@@ -1,18 +1,28 @@
 //! The CPU device. With the fast functions it is a device like others; with the references, in
 //! f32 or f64, it is the oracle of the tests.
 
+mod pieces;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{Bank, Executor, Input, Pass, StepSums, Timing, Work};
+use super::shards::Shards;
+use super::staging::Places;
+use super::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums, Timing, Work};
 use crate::base::{BucketId, DType, TensorId};
 use crate::device::{DeviceError, Injected, Pulse};
 use crate::graph::{Place, Plan, Role, SlotKind, Update, UpdateRange};
 use crate::kernels::{Arg, Host, Real, Twin, adamw, hash, norm, sgd, twin};
+use pieces::Pieces;
 
 /// An update rule over the slices of a bucket: parameters, gradients, moments.
 type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
+
+/// The CPU device's name, with what decides about its speed and, by the order of sums, its bits.
+pub fn host_name() -> String {
+    format!("cpu ({} threads)", rayon::current_num_threads())
+}
 
 /// Which implementation of everything a [`Cpu`] calls.
 struct Functions<T> {
@@ -34,7 +44,11 @@ pub struct Cpu<T> {
     ints: Vec<Vec<Vec<u32>>>,
     parameters: Vec<Vec<T>>,
     gradients: Vec<Vec<T>>,
+    /// Per moment and bucket: of the elements that are owned.
     moments: Vec<Vec<Vec<T>>>,
+    shards: Shards,
+    pieces: Pieces,
+    piece_elements: usize,
     loss: Vec<T>,
     /// Beats with every node.
     pulse: Pulse,
@@ -42,19 +56,18 @@ pub struct Cpu<T> {
 
 impl Cpu<f32> {
     /// The CPU device: all cores, vector instructions.
-    pub fn fast(plan: Plan, moments: usize) -> Self {
+    pub fn fast(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.fast,
             sgd: sgd::fast,
             adamw: adamw::fast,
             norm: norm::fast,
         };
-        let name = format!("cpu ({} threads)", rayon::current_num_threads());
-        Self::new(name, plan, moments, functions)
+        Self::new(host_name(), plan, moments, functions)
     }
 
     /// Plain loops in f32.
-    pub fn reference(plan: Plan, moments: usize) -> Self {
+    pub fn reference(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.reference_f32,
             sgd: sgd::reference::<f32>,
@@ -67,7 +80,7 @@ impl Cpu<f32> {
 
 impl Cpu<f64> {
     /// Plain loops in f64: what everything else is compared with.
-    pub fn oracle(plan: Plan, moments: usize) -> Self {
+    pub fn oracle(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.reference_f64,
             sgd: sgd::reference::<f64>,
@@ -83,7 +96,7 @@ impl Cpu<f64> {
 }
 
 impl<T: Real> Cpu<T> {
-    fn new(name: String, plan: Plan, moments: usize, functions: Functions<T>) -> Self {
+    fn new(name: String, plan: Plan, moments: impl Into<Moments>, functions: Functions<T>) -> Self {
         let zeros = |count: usize| vec![T::zero(); count];
         let copies = |kind| if kind == SlotKind::Stash { plan.options.in_flight } else { 1 };
         let slots =
@@ -101,6 +114,8 @@ impl<T: Real> Cpu<T> {
             })
             .collect();
         let bank = || plan.buckets.iter().map(|bucket| zeros(bucket.length)).collect();
+        let moments: Moments = moments.into();
+        let shards = Shards::new(&plan, &moments);
         Self {
             name,
             functions,
@@ -108,7 +123,10 @@ impl<T: Real> Cpu<T> {
             ints,
             parameters: bank(),
             gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
-            moments: (0..moments).map(|_| bank()).collect(),
+            moments: vec![zero_shards(&shards); moments.count],
+            shards,
+            pieces: Pieces::new(Places::of(&plan, PIECE_ELEMENTS).total()),
+            piece_elements: PIECE_ELEMENTS,
             loss: zeros(2),
             pulse: Pulse::default(),
             plan: Arc::new(plan),
@@ -192,14 +210,28 @@ impl<T: Real> Cpu<T> {
         self.bank(bank, bucket)
     }
 
+    /// Sets [`Executor::piece_elements`].
+    pub fn set_piece_elements(&mut self, elements: usize) {
+        self.piece_elements = elements;
+    }
+
     /// Changes one element of a bucket: for finite differences.
     pub fn set_element(&mut self, bank: Bank, bucket: BucketId, index: usize, value: T) {
         self.bank(bank, bucket)[index] = value;
     }
 }
 
+/// Zeros for what is owned of every bucket.
+fn zero_shards<T: Real>(shards: &Shards) -> Vec<Vec<T>> {
+    shards.all_owned().map(|owned| vec![T::zero(); owned.len()]).collect()
+}
+
 fn narrow<T: Real>(values: &[T]) -> Vec<f32> {
     values.iter().map(|v| v.to_real() as f32).collect()
+}
+
+fn widen<T: Real>(to: &mut [T], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = T::real(f64::from(*from)));
 }
 
 impl<T: Real> Executor for Cpu<T> {
@@ -230,9 +262,7 @@ impl<T: Real> Executor for Cpu<T> {
                 self.ints[tensor.index()][copy][..values.len()].copy_from_slice(values);
             }
             (Input::Float(values), Place::Slot(slot)) => {
-                for (to, from) in self.slots[slot.index()][copy].iter_mut().zip(values) {
-                    *to = T::real(f64::from(*from));
-                }
+                widen(&mut self.slots[slot.index()][copy], values);
             }
             // An input that no node reads.
             (Input::Float(_), _) => {}
@@ -254,10 +284,11 @@ impl<T: Real> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn finish_step(&mut self) -> Result<StepSums, DeviceError> {
+    fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
         let (loss, count) = self.loss()?;
-        let gradients = self.gradients.iter().map(|bucket| (self.functions.norm)(bucket));
-        Ok(StepSums { loss, count, gradients: gradients.collect(), busy: None })
+        let buckets = self.gradients.iter().filter(|_| norms);
+        let gradients = buckets.map(|bucket| (self.functions.norm)(bucket)).collect();
+        Ok(StepSums { loss, count, gradients, busy: None })
     }
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
@@ -274,11 +305,13 @@ impl<T: Real> Executor for Cpu<T> {
             Update::Sgd { .. } => self.functions.sgd,
             Update::AdamW { .. } => self.functions.adamw,
         };
+        let (owned, range) = (self.shards.owned(bucket), self.shards.update(bucket, range));
         let bucket = bucket.index();
         let mut moments: Vec<&mut [T]> =
             self.moments.iter_mut().map(|bank| bank[bucket].as_mut_slice()).collect();
-        let (parameters, gradients) = (&mut self.parameters[bucket], &self.gradients[bucket]);
-        function(update, range, parameters, gradients, &mut moments);
+        let parameters = &mut self.parameters[bucket][owned.clone()];
+        let gradients = &self.gradients[bucket][owned];
+        function(update, &range, parameters, gradients, &mut moments);
         Ok(())
     }
 
@@ -303,9 +336,73 @@ impl<T: Real> Executor for Cpu<T> {
     ) -> Result<(), DeviceError> {
         let bank = self.bank(bank, bucket);
         assert_eq!(bank.len(), values.len(), "a bank is written whole");
-        for (to, from) in bank.iter_mut().zip(values) {
-            *to = T::real(f64::from(*from));
+        widen(bank, values);
+        Ok(())
+    }
+
+    fn keep(&mut self, moments: Moments) -> Result<(), DeviceError> {
+        self.shards = Shards::new(&self.plan, &moments);
+        self.moments = vec![zero_shards(&self.shards); moments.count];
+        Ok(())
+    }
+
+    fn owned(&self, bucket: BucketId) -> Range<usize> {
+        self.shards.owned(bucket)
+    }
+
+    fn begin_read(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        assert!(range.len() <= self.piece_elements, "{range:?} is longer than a piece");
+        let place = self.shards.place(bank, bucket, &range);
+        let mut copy = self.pieces.buffer();
+        copy.extend(self.bank(bank, bucket)[place].iter().map(|v| v.to_real() as f32));
+        self.pieces.begin(bank, bucket, range, copy);
+        Ok(())
+    }
+
+    fn take_read(&mut self, _wait: bool) -> Result<Option<Piece>, DeviceError> {
+        Ok(self.pieces.take())
+    }
+
+    fn is_reading(&self) -> bool {
+        self.pieces.is_reading()
+    }
+
+    fn piece_elements(&self) -> usize {
+        self.piece_elements
+    }
+
+    fn write_range(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let place = self.shards.place(bank, bucket, &(start..start + values.len()));
+        widen(&mut self.bank(bank, bucket)[place], values);
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        partial: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let gradients = &self.gradients[bucket.index()][start..start + partial.len()];
+        for (sum, gradient) in partial.iter_mut().zip(gradients) {
+            *sum = (T::real(f64::from(*sum)) + *gradient).to_real() as f32;
         }
+        Ok(())
+    }
+
+    fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+        then();
         Ok(())
     }
 

@@ -12,7 +12,7 @@ pub fn have(fault: Injected, gpu: &Gpu, pipelines: &mut Pipelines) -> Result<(),
     match fault {
         // What follows finds out by itself, as after a real loss.
         Injected::Lost => {
-            gpu.device.destroy();
+            gpu.destroy();
             Ok(())
         }
         Injected::Hang => hang(gpu, pipelines, HANG_MAX),

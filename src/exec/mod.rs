@@ -4,6 +4,8 @@
 pub mod cpu;
 mod fault;
 pub mod gpu;
+mod shards;
+mod staging;
 pub mod timing;
 
 use std::ops::Range;
@@ -15,7 +17,11 @@ use crate::kernels::{Call, Random};
 
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
+pub use staging::staging_bytes;
 pub use timing::{Timing, Work};
+
+/// Elements of a piece unless a run says otherwise: 1 MiB.
+const PIECE_ELEMENTS: usize = 1 << 18;
 
 /// Values for an input tensor.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +63,38 @@ pub enum Bank {
     Gradients,
     /// A running average of the optimizer.
     Moment(usize),
+}
+
+/// What the optimizer keeps on a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Moments {
+    /// Running averages per parameter.
+    pub count: usize,
+    /// Per bucket: the elements that this device updates and keeps moments of; `None`: all. They
+    /// start at multiples of 64 elements, end at one or with the bucket, and may be none.
+    pub owned: Option<Vec<Range<usize>>>,
+}
+
+impl From<usize> for Moments {
+    fn from(count: usize) -> Self {
+        Self { count, owned: None }
+    }
+}
+
+/// Values on their way from a device that have come: read-only, and where the device's memory can
+/// be mapped, not copied. Dropping it frees its place in the device's ring.
+pub struct Piece {
+    pub bank: Bank,
+    pub bucket: BucketId,
+    /// Elements of the bucket.
+    pub range: Range<usize>,
+    values: Box<dyn AsRef<[f32]> + Send + Sync>,
+}
+
+impl Piece {
+    pub fn values(&self) -> &[f32] {
+        (*self.values).as_ref()
+    }
 }
 
 /// What a device reports after the backward passes of a step: sums over its micro-batches.
@@ -101,13 +139,14 @@ pub trait Executor: Send {
     /// Runs a range of the plan's nodes.
     fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError>;
 
-    /// The sums of the step so far. Waits.
-    fn finish_step(&mut self) -> Result<StepSums, DeviceError>;
+    /// The sums of the step so far; `norms`: also those of the gradients, per bucket, which are
+    /// of no use where gradients are summed over ranks. Waits.
+    fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError>;
 
     /// The (sum, count) of the loss so far. Waits.
     fn loss(&mut self) -> Result<(f64, f64), DeviceError>;
 
-    /// Updates a range of a bucket from its gradients.
+    /// Updates a range of a bucket from its gradients, within what the device owns.
     fn update(
         &mut self,
         bucket: BucketId,
@@ -124,20 +163,90 @@ pub trait Executor: Send {
     /// The float values of an activation as the last node left it. Waits.
     fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError>;
 
-    /// A whole bucket. Waits.
+    /// A whole bucket; of moments, the elements that the device [owns](Executor::owned). Waits.
     fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
     /// The hash of a whole bucket as the device holds it (see [`crate::kernels::hash`], from
-    /// position 0), over the words of its floats as [`Executor::read_bank`] gives them. Waits.
+    /// position 0), over the words of its floats as [`Executor::read_bank`] gives them: of moments,
+    /// those of the owned elements. Waits.
     fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError>;
 
-    /// Replaces a whole bucket.
+    /// Replaces a whole bucket, as far as the bank holds it.
     fn write_bank(
         &mut self,
         bank: Bank,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError>;
+
+    /// Makes room for other moments, which start as zeros: before the first step, when it is known
+    /// which devices take part.
+    ///
+    /// # Errors
+    /// Too little memory; the device is of no use then.
+    fn keep(&mut self, moments: Moments) -> Result<(), DeviceError>;
+
+    /// The elements of a bucket that this device updates and keeps moments of.
+    fn owned(&self, bucket: BucketId) -> Range<usize>;
+
+    /// Begins to bring a range of a bucket to the host as it will be after what is queued. Never
+    /// waits. Pieces come in the order in which they were begun ([`Executor::take_read`]); a range
+    /// comes in one piece, so it must be at most [`Executor::piece_elements`] long. What waits for
+    /// a slot when its elements are about to change takes more memory.
+    fn begin_read(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError>;
+
+    /// The next piece, if it has come; `wait`: or else waits for it, as long as its copy is under
+    /// way on the device. A device with few free slots begins the copies that wait for one here.
+    ///
+    /// It never waits for whoever holds pieces: if all slots are taken by those, it gives `None`
+    /// at once, though [something is wanted](Executor::is_reading). The caller may be the one who
+    /// has to act before a piece is dropped; it asks again when one may have been. `None` also if
+    /// nothing is wanted, or nothing has come and `wait` is not set.
+    ///
+    /// # Errors
+    /// A device that fails, or does not get there within its deadline.
+    fn take_read(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError>;
+
+    /// Whether a read that was begun has not been taken yet.
+    fn is_reading(&self) -> bool;
+
+    /// The most elements of a piece.
+    fn piece_elements(&self) -> usize;
+
+    /// Replaces elements of a bucket from `start` on.
+    fn write_range(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), DeviceError>;
+
+    /// Makes what [`Executor::add`] needs for chunks of these lengths, so that it makes nothing
+    /// in a step.
+    ///
+    /// # Errors
+    /// Too little memory; a kernel that is wrong on the device's driver.
+    fn prepare_add(&mut self, _lengths: &[usize]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// `partial += gradients[start..]`, computed on the device. Waits.
+    fn add(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        partial: &mut [f32],
+    ) -> Result<(), DeviceError>;
+
+    /// Calls `then` when the device has done what is queued so far; at the latest in the next
+    /// call that waits. Submits what is recorded.
+    fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
 
     /// Runs a part of a step alone and times it: by the device's clock, or where it has none, by
     /// repeating it, so that gradients and moments are worth nothing afterwards. `None` for nodes

@@ -133,6 +133,13 @@ impl Memory {
         }
     }
 
+    /// [`Memory::of`] on one of several ranks, which keeps the moments of the `owned` parameters
+    /// only that it updates.
+    pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
+        let moments = owned.saturating_mul(ELEMENT_BYTES).saturating_mul(moments);
+        Self { moments, ..Self::of(plan, 0) }
+    }
+
     /// Everything is allocated before the first step, so the peak is the sum.
     pub fn peak(&self) -> usize {
         sum([self.parameters, self.gradients, self.moments, self.stash, self.scratch])
@@ -144,40 +151,68 @@ fn sum(bytes: impl IntoIterator<Item = usize>) -> usize {
     bytes.into_iter().fold(0, usize::saturating_add)
 }
 
+/// One of several ranks in [`memory_tables`].
+#[derive(Clone, Copy, Debug)]
+pub struct RankMemory<'a> {
+    /// The device's name.
+    pub name: &'a str,
+    pub plan: &'a Plan,
+    /// How many parameters it updates.
+    pub owned: usize,
+    /// Bytes of the host's memory that values travel through, where that is known.
+    pub staging: Option<usize>,
+}
+
 /// The memory of a plan as a table, then its buckets.
 pub fn memory_table(plan: &Plan, moments: usize) -> String {
-    let memory = Memory::of(plan, moments);
+    let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
+    let note = format!("{moments} per parameter");
+    text += &memory_rows(plan, &Memory::of(plan, moments), &note, None);
+    text + &bucket_rows(plan)
+}
+
+/// The memory of ranks that share the moments, a table for each, then the buckets, which all have.
+pub fn memory_tables(ranks: &[RankMemory], moments: usize) -> String {
+    let mut text = String::new();
+    for (rank, RankMemory { name, plan, owned, staging }) in ranks.iter().enumerate() {
+        let rows = plan.options.rows;
+        let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
+        let all: usize = plan.buckets.iter().map(|bucket| bucket.length).sum();
+        let note = format!("{moments} per parameter that it updates, {owned} of {all}");
+        let memory = Memory::of_shard(plan, moments, *owned);
+        text += &memory_rows(plan, &memory, &note, *staging);
+    }
+    text + &ranks.first().map_or_else(String::new, |first| bucket_rows(first.plan))
+}
+
+fn memory_rows(plan: &Plan, memory: &Memory, moments: &str, staging: Option<usize>) -> String {
     let placed = plan.graph.tensors.iter().zip(&plan.places);
     let in_slots = placed.filter(|(_, place)| matches!(place, Place::Slot(_)));
     let rows = plan.options.rows;
     let unshared = sum(in_slots.map(|(tensor, _)| tensor.shape.elements(rows) * ELEMENT_BYTES));
-    let slots = |kind| plan.slots.iter().filter(|s| s.kind == kind).count();
+    let slots = |kind| counted(plan.slots.iter().filter(|s| s.kind == kind).count(), "slot");
     let (stash, scratch) = (slots(SlotKind::Stash), slots(SlotKind::Scratch));
-    let rows = [
+    let copies = plan.options.in_flight;
+    let mut rows = vec![
         ("parameters", memory.parameters, format!("{} values", plan.graph.parameter_count())),
         ("gradients", memory.gradients, "accumulated over micro-batches".into()),
-        ("moments", memory.moments, format!("{moments} per parameter")),
-        (
-            "stash",
-            memory.stash,
-            format!(
-                "{} kept between segments, times {}",
-                counted(stash, "slot"),
-                plan.options.in_flight
-            ),
-        ),
-        ("scratch", memory.scratch, format!("{} within a segment", counted(scratch, "slot"))),
+        ("moments", memory.moments, moments.into()),
+        ("stash", memory.stash, format!("{stash} kept between segments, times {copies}")),
+        ("scratch", memory.scratch, format!("{scratch} within a segment")),
         ("peak", memory.peak(), "all of it allocated before the first step".into()),
     ];
-    let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
+    rows.extend(staging.map(|bytes| ("staging", bytes, "of the host, for what travels".into())));
+    let mut text = String::new();
     for (name, bytes, note) in rows {
         let _ = writeln!(text, "  {name:<11}{:>12}  {note}", size_text(bytes));
     }
-    let _ = writeln!(
-        text,
-        "  activations would take {} without sharing of slots",
-        size_text(unshared).trim_start()
-    );
+    let unshared = size_text(unshared);
+    let _ = writeln!(text, "  activations would take {unshared} without sharing of slots");
+    text
+}
+
+fn bucket_rows(plan: &Plan) -> String {
+    let mut text = String::new();
     for (index, bucket) in plan.buckets.iter().enumerate() {
         let tensors = counted(bucket.parameters.len(), "tensor");
         let size = size_text(bucket.length * ELEMENT_BYTES);
@@ -191,7 +226,8 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn size_text(bytes: usize) -> String {
+/// Bytes for people: `1.50 MiB`.
+pub fn size_text(bytes: usize) -> String {
     match bytes {
         0 => "0 MiB".into(),
         1..0x2_0000 => format!("{:.2} KiB", bytes as f64 / 1024.0),
@@ -249,5 +285,30 @@ mod tests {
         assert!(memory.stash >= 2 * 4 * 64 * 4, "{memory:?}");
         assert_eq!(memory.peak(), 4 * memory.parameters + memory.stash + memory.scratch);
         assert!(memory_table(&plan, 2).contains("16.00 KiB"), "{}", memory_table(&plan, 2));
+    }
+
+    #[test]
+    fn ranks_share_the_moments_and_nothing_else() {
+        let plan = Plan::new(tiny(), PlanOptions::new(4));
+        let whole = Memory::of(&plan, 2);
+        assert_eq!(Memory::of_shard(&plan, 2, 64 * 64), whole);
+        let part = Memory::of_shard(&plan, 2, 64);
+        assert_eq!(part, Memory { moments: 2 * 64 * 4, ..whole });
+        assert_eq!(whole.peak() - part.peak(), 2 * (64 * 64 - 64) * 4);
+        assert_eq!(Memory::of_shard(&plan, 2, usize::MAX).peak(), usize::MAX);
+
+        let rank = |name, owned, staging| RankMemory { name, plan: &plan, owned, staging };
+        let ranks = [rank("llvmpipe", 4032, None), rank("cpu", 64, Some(3 << 20))];
+        let text = memory_tables(&ranks, 2);
+        for line in [
+            "rank 0: llvmpipe, micro-batches of up to 4 rows",
+            "rank 1: cpu, micro-batches of up to 4 rows",
+            "  moments       31.50 KiB  2 per parameter that it updates, 4032 of 4096",
+            "  moments        0.50 KiB  2 per parameter that it updates, 64 of 4096",
+            "  staging        3.00 MiB  of the host, for what travels",
+        ] {
+            assert_eq!(text.matches(&format!("{line}\n")).count(), 1, "{line} in:\n{text}");
+        }
+        assert_eq!(text.matches("  bucket 0").count(), 1, "{text}");
     }
 }

@@ -22,8 +22,29 @@ pub struct StepRecord {
     /// The share of the step in which the device was busy, by its own clock: 0 to 1, left out
     /// where there is no clock.
     pub busy: Option<f64>,
+    /// Per rank, if there are several; left out for one.
+    pub ranks: Vec<RankRecord>,
     /// Why the update was not applied, if it was not; written as `skipped` and `reason`.
     pub skipped: Option<String>,
+}
+
+/// What one of several devices did in a step.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct RankRecord {
+    /// Samples of the step.
+    pub share: u64,
+    /// From the start of the step until its gradients were computed, in milliseconds. Written
+    /// with 3 digits behind the point, as `wait_ms` is.
+    #[serde(serialize_with = "microseconds")]
+    pub work_ms: f64,
+    /// In which it waited for others, in milliseconds.
+    #[serde(serialize_with = "microseconds")]
+    pub wait_ms: f64,
+}
+
+/// Milliseconds to the microsecond: what is finer is noise.
+fn microseconds<S: Serializer>(ms: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((ms * 1e3).round() / 1e3)
 }
 
 /// One evaluation on the held-out data.
@@ -68,6 +89,9 @@ impl Serialize for StepRecord {
         if let Some(busy) = &self.busy {
             map.serialize_entry("busy", busy)?;
         }
+        if !self.ranks.is_empty() {
+            map.serialize_entry("ranks", &self.ranks)?;
+        }
         if let Some(reason) = &self.skipped {
             map.serialize_entry("skipped", &true)?;
             map.serialize_entry("reason", reason)?;
@@ -90,6 +114,7 @@ pub(super) mod tests {
             ms: 38.5,
             tokens_per_s: 20_000.0,
             busy: None,
+            ranks: Vec::new(),
             skipped: None,
         }
     }
@@ -110,6 +135,20 @@ pub(super) mod tests {
         let busy = json(StepRecord { busy: Some(0.75), ..step(7) });
         assert!(busy.ends_with(r#""tokens_per_s":20000.0,"busy":0.75}"#), "{busy}");
         assert_eq!(json(EvalRecord { step: 7, val_loss: 1.5 }), r#"{"step":7,"val_loss":1.5}"#);
+    }
+
+    #[test]
+    fn several_devices_are_told_with_their_share_and_their_times() {
+        let rank = |share, wait_ms| RankRecord { share, work_ms: 1_234.567_89, wait_ms };
+        let line = json(StepRecord { ranks: vec![rank(4, 0.0), rank(8, 1e-9)], ..step(7) });
+        let expected = concat!(
+            r#""tokens_per_s":20000.0,"#,
+            r#""ranks":[{"share":4,"work_ms":1234.568,"wait_ms":0.0},"#,
+            r#"{"share":8,"work_ms":1234.568,"wait_ms":0.0}]}"#
+        );
+        assert!(line.ends_with(expected), "{line}");
+        let ranks = vec![rank(1, f64::NAN)];
+        assert!(json(StepRecord { ranks, ..step(7) }).contains(r#""wait_ms":null"#));
     }
 
     #[test]

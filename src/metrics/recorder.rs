@@ -7,13 +7,16 @@ use std::path::{Path, PathBuf};
 use super::Record;
 use crate::files;
 
-/// The record could not be read or written.
+/// The record or the trace could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     #[error("{}: cannot be written ({why}); free space there or set another --out", path.display())]
     Write { path: PathBuf, why: io::Error },
     #[error("{}: cannot be read ({why}); move it away or set another --out", path.display())]
     Read { path: PathBuf, why: io::Error },
+    #[error("{}: the trace cannot be written ({why}); free space there or name another file",
+        path.display())]
+    Trace { path: PathBuf, why: io::Error },
 }
 
 /// Appends events to a file; each is in the file (though not yet on the disk) when

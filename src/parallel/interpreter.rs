@@ -1,13 +1,14 @@
 //! The interpreter: walks a program, hands out actions and takes in events. It does no IO, holds
 //! no tensors and never decides *how* something is done; the driver never decides *what* is next.
 
-use super::program::{Instruction, Program};
+use super::program::{Collective, Instruction, Program};
 use super::verdict::Verdict;
 use crate::base::{BucketId, SegmentId};
 
 /// What the driver is to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
+    Clear,
     Load {
         micro_batch: usize,
     },
@@ -15,6 +16,10 @@ pub enum Action {
         segment: SegmentId,
         micro_batch: usize,
     },
+    /// Begin this rank's part in a collective; [`Event::Done`] says when it is over.
+    Start(Collective),
+    /// Nothing until [`Event::Done`] of this collective, or [`Event::Fault`].
+    Wait(Collective),
     /// Report the step's sums, and answer with [`Event::Verdict`] or [`Event::Fault`].
     Vote,
     Update {
@@ -27,6 +32,8 @@ pub enum Action {
 /// What the driver reports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// This rank's part in a collective is over.
+    Done(Collective),
     /// The verdict on the step is known.
     Verdict(Verdict),
     /// Something failed: the step is discarded, no bucket not yet updated is touched.
@@ -49,6 +56,8 @@ enum State {
     Running,
     /// A vote was asked for; nothing happens until the verdict.
     Voting,
+    /// Nothing happens until this is done.
+    Waiting(Collective),
     Finished,
 }
 
@@ -59,27 +68,44 @@ pub struct Interpreter<'a> {
     next: usize,
     state: State,
     outcome: Outcome,
+    /// Collectives that are over. One may be over before the rank gets to its start: a rank that
+    /// owns nothing of a bucket only receives, and others may be ahead of it.
+    done: Vec<Collective>,
 }
 
 impl<'a> Interpreter<'a> {
     /// At the first instruction of `program`.
     pub fn new(program: &'a Program) -> Self {
-        Self { program, next: 0, state: State::Running, outcome: Outcome::Updated }
+        Self { program, next: 0, state: State::Running, outcome: Outcome::Updated, done: vec![] }
     }
 
     /// The next action, or `None` if an event is awaited first or the step is over.
     pub fn poll_action(&mut self) -> Option<Action> {
-        if self.state != State::Running {
-            return None;
+        while self.state == State::Running {
+            let Some(&instruction) = self.program.instructions.get(self.next) else {
+                self.state = State::Finished;
+                return Some(Action::Finish(self.outcome.clone()));
+            };
+            self.next += 1;
+            if let Some(action) = self.begin(instruction) {
+                return Some(action);
+            }
         }
-        let Some(instruction) = self.program.instructions.get(self.next) else {
-            self.state = State::Finished;
-            return Some(Action::Finish(self.outcome.clone()));
-        };
-        self.next += 1;
-        Some(match *instruction {
+        None
+    }
+
+    /// What an instruction asks for; a wait for what is over asks for nothing.
+    fn begin(&mut self, instruction: Instruction) -> Option<Action> {
+        Some(match instruction {
+            Instruction::Clear => Action::Clear,
             Instruction::Load { micro_batch } => Action::Load { micro_batch },
             Instruction::Run { segment, micro_batch } => Action::Run { segment, micro_batch },
+            Instruction::Start(collective) => Action::Start(collective),
+            Instruction::Wait(collective) if self.done.contains(&collective) => return None,
+            Instruction::Wait(collective) => {
+                self.state = State::Waiting(collective);
+                Action::Wait(collective)
+            }
             Instruction::Verdict => {
                 self.state = State::Voting;
                 Action::Vote
@@ -88,9 +114,17 @@ impl<'a> Interpreter<'a> {
         })
     }
 
-    /// Takes in what happened. A verdict that nobody waits for is a defect of the driver.
+    /// Takes in what happened. A verdict that nobody waits for and a collective that is over
+    /// twice are defects of the driver.
     pub fn handle(&mut self, event: Event) {
         match event {
+            Event::Done(collective) => {
+                assert!(!self.done.contains(&collective), "{collective} is over twice");
+                self.done.push(collective);
+                if self.state == State::Waiting(collective) {
+                    self.state = State::Running;
+                }
+            }
             Event::Verdict(verdict) => {
                 assert_eq!(self.state, State::Voting, "a verdict without a vote");
                 self.state = State::Running;
@@ -161,6 +195,62 @@ mod tests {
         assert_eq!(skip[3..], [Action::Finish(Outcome::Skipped)]);
         let fault = actions(&Event::Fault("lost".into()));
         assert_eq!(fault[3..], [Action::Finish(Outcome::Discarded("lost".into()))]);
+    }
+
+    const REDUCE: Collective = Collective::Reduce(BucketId(0));
+    const GATHER: Collective = Collective::Gather(BucketId(0));
+
+    fn collectives() -> Program {
+        Program {
+            micro_batches: Vec::new(),
+            instructions: vec![
+                Instruction::Start(REDUCE),
+                Instruction::Wait(REDUCE),
+                Instruction::Verdict,
+                Instruction::Start(GATHER),
+                Instruction::Wait(GATHER),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_wait_lasts_until_its_own_collective_is_over() {
+        let program = collectives();
+        let mut interpreter = Interpreter::new(&program);
+        assert_eq!(interpreter.poll_action(), Some(Action::Start(REDUCE)));
+        assert_eq!(interpreter.poll_action(), Some(Action::Wait(REDUCE)));
+        assert_eq!(interpreter.poll_action(), None);
+        interpreter.handle(Event::Done(GATHER));
+        assert_eq!(interpreter.poll_action(), None);
+        interpreter.handle(Event::Done(REDUCE));
+        assert_eq!(interpreter.poll_action(), Some(Action::Vote));
+        interpreter.handle(Event::Verdict(Verdict::Commit(TOTALS)));
+        assert_eq!(interpreter.poll_action(), Some(Action::Start(GATHER)));
+        // It was over before it was started here, so nobody waits.
+        assert_eq!(interpreter.poll_action(), Some(Action::Finish(Outcome::Updated)));
+    }
+
+    #[test]
+    fn a_fault_ends_a_wait_and_what_comes_later_changes_nothing() {
+        let program = collectives();
+        let mut interpreter = Interpreter::new(&program);
+        while interpreter.poll_action().is_some() {}
+        interpreter.handle(Event::Fault("lost".into()));
+        interpreter.handle(Event::Done(REDUCE));
+        let end = Action::Finish(Outcome::Discarded("lost".into()));
+        assert_eq!(interpreter.poll_action(), Some(end));
+        interpreter.handle(Event::Done(GATHER));
+        interpreter.handle(Event::Fault("late".into()));
+        assert_eq!(interpreter.poll_action(), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "reduce bucket 0 is over twice")]
+    fn over_twice_is_a_defect() {
+        let program = collectives();
+        let mut interpreter = Interpreter::new(&program);
+        interpreter.handle(Event::Done(REDUCE));
+        interpreter.handle(Event::Done(REDUCE));
     }
 
     #[test]

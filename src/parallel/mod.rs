@@ -1,10 +1,15 @@
 //! Who computes what, when: instructions, the programs made of them, and the interpreter that
 //! turns a program into actions. Pure and sans-IO: `train` performs the actions on real devices.
 
+pub mod coordinator;
 pub mod interpreter;
 pub mod program;
+pub mod shares;
 pub mod verdict;
 
+pub use coordinator::{Announcement, Coordinator};
 pub use interpreter::{Action, Event, Interpreter, Outcome};
-pub use program::{Instruction, MicroBatch, Program, one_rank};
+pub use program::{
+    Collective, Instruction, MicroBatch, Program, Share, all_reduce, data_parallel, one_rank,
+};
 pub use verdict::{Verdict, Vote};

@@ -5,17 +5,32 @@ use std::fmt;
 use crate::base::{BucketId, SegmentId};
 use crate::graph::Plan;
 
+/// A transfer among all ranks of one bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Collective {
+    /// Gradients are summed on the way to the owner of each shard.
+    Reduce(BucketId),
+    /// The owners' parameters go to everyone.
+    Gather(BucketId),
+}
+
 /// What a rank is told to do. Instructions name segments and buckets, not whole passes, so that
 /// schedules differ only in their lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
+    /// Zero the gradients and the loss.
+    Clear,
     /// Put the samples of a micro-batch where the plan wants them.
     Load { micro_batch: usize },
     /// Run a segment on a micro-batch.
     Run { segment: SegmentId, micro_batch: usize },
+    /// Begin this rank's part in a collective; it goes on by itself.
+    Start(Collective),
+    /// Go on when this rank's part in a collective is over.
+    Wait(Collective),
     /// Say how the step went, and wait until it is known whether it counts.
     Verdict,
-    /// Update a bucket from its gradients.
+    /// Update what the rank owns of a bucket from its gradients.
     Update { bucket: BucketId },
 }
 
@@ -41,11 +56,100 @@ pub fn micro_batches(first: u32, count: u32, rows_max: u32) -> Vec<MicroBatch> {
     starts.map(|at| MicroBatch { first: first + at, rows: rows_max.min(count - at) }).collect()
 }
 
+/// A rank's part of the global batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The slot of its first sample, and how many it takes.
+    pub first: u32,
+    pub count: u32,
+    /// The most samples that it runs at a time.
+    pub micro_batch: u32,
+}
+
+/// Cuts a share into micro-batches of at most `share.micro_batch` samples, as few as possible and
+/// nearly equal: sizes differ by at most one, the larger ones first.
+fn nearly_equal(share: Share) -> Vec<MicroBatch> {
+    let pieces = share.count.div_ceil(share.micro_batch.max(1));
+    let mut first = share.first;
+    let next = |index: u32| {
+        let rows = share.count / pieces + u32::from(index < share.count % pieces);
+        let micro_batch = MicroBatch { first, rows };
+        first += rows;
+        micro_batch
+    };
+    (0..pieces).map(next).collect()
+}
+
+/// Buckets in the order in which a rank's gradients become final: as the segments finish them,
+/// then those that none finishes. A property of the plan, so it is the same on every rank, also
+/// on one that runs nothing.
+fn completion_order(plan: &Plan) -> Vec<BucketId> {
+    let (_, backward) = plan.passes();
+    let mut order = Vec::with_capacity(plan.buckets.len());
+    let finished = backward.iter().flat_map(|segment| &plan.segments[segment.index()].finishes);
+    let all = (0..plan.buckets.len() as u32).map(BucketId);
+    for bucket in finished.copied().chain(all) {
+        if !order.contains(&bucket) {
+            order.push(bucket);
+        }
+    }
+    order
+}
+
+/// The program of one of several ranks that hold the same parameters: each runs its share, sums
+/// gradients with the others, updates what it owns and hands that out. With `overlap`, a bucket's
+/// reduction starts in the last micro-batch as soon as its gradients are complete, or else after
+/// the whole backward pass.
+///
+/// Micro-batches are nearly equal, at most `share.micro_batch` samples each. A rank without a
+/// sample runs no segment and takes part in every collective, with gradients of zero.
+pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
+    let micro_batches = nearly_equal(share);
+    let (forward, backward) = plan.passes();
+    let buckets = completion_order(plan);
+    let mut instructions = vec![Instruction::Clear];
+    let mut started = Vec::new();
+    for micro_batch in 0..micro_batches.len() {
+        instructions.push(Instruction::Load { micro_batch });
+        for &segment in forward.iter().chain(&backward) {
+            instructions.push(Instruction::Run { segment, micro_batch });
+            // Earlier micro-batches only accumulate.
+            if overlap && micro_batch + 1 == micro_batches.len() {
+                for &bucket in &plan.segments[segment.index()].finishes {
+                    instructions.push(Instruction::Start(Collective::Reduce(bucket)));
+                    started.push(bucket);
+                }
+            }
+        }
+    }
+    let late = buckets.iter().filter(|bucket| !started.contains(bucket));
+    instructions.extend(late.map(|&bucket| Instruction::Start(Collective::Reduce(bucket))));
+    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::Reduce(b))));
+    instructions.push(Instruction::Verdict);
+    for &bucket in &buckets {
+        instructions.push(Instruction::Update { bucket });
+        instructions.push(Instruction::Start(Collective::Gather(bucket)));
+    }
+    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::Gather(b))));
+    Program { micro_batches, instructions }
+}
+
+/// The program of a rank that sums its gradients with the others, so that all hold the sums, and
+/// does nothing else.
+pub fn all_reduce(plan: &Plan) -> Program {
+    let buckets = completion_order(plan);
+    let all = |of: fn(BucketId) -> Instruction| buckets.iter().map(move |&bucket| of(bucket));
+    let instructions = all(|bucket| Instruction::Start(Collective::Reduce(bucket)))
+        .chain(all(|bucket| Instruction::Wait(Collective::Reduce(bucket))))
+        .chain(all(|bucket| Instruction::Wait(Collective::Gather(bucket))));
+    Program { micro_batches: Vec::new(), instructions: instructions.collect() }
+}
+
 /// The program of a rank that is alone: each micro-batch forward and backward, then one update.
 /// Gradients accumulate over micro-batches; at most one is in flight.
 pub fn one_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
     let micro_batches = micro_batches(0, batch, micro_batch);
-    let mut instructions = Vec::new();
+    let mut instructions = vec![Instruction::Clear];
     for index in 0..micro_batches.len() {
         instructions.push(Instruction::Load { micro_batch: index });
         let (forward, backward) = plan.passes();
@@ -62,13 +166,25 @@ pub fn one_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
     Program { micro_batches, instructions }
 }
 
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Reduce(bucket) => write!(f, "reduce {bucket}"),
+            Self::Gather(bucket) => write!(f, "gather {bucket}"),
+        }
+    }
+}
+
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Clear => write!(f, "clear gradients and loss"),
             Self::Load { micro_batch } => write!(f, "load micro-batch {micro_batch}"),
             Self::Run { segment, micro_batch } => {
                 write!(f, "run {segment} on micro-batch {micro_batch}")
             }
+            Self::Start(collective) => write!(f, "start to {collective}"),
+            Self::Wait(collective) => write!(f, "wait to {collective}"),
             Self::Verdict => write!(f, "verdict"),
             Self::Update { bucket } => write!(f, "update {bucket}"),
         }
@@ -124,5 +240,134 @@ mod tests {
         assert!(before.iter().all(|i| !matches!(i, Instruction::Update { .. })));
         assert!(after[1..].iter().all(|i| matches!(i, Instruction::Update { .. })));
         assert!(program.to_string().contains("run s0 on micro-batch 2"));
+    }
+
+    /// Two blocks, a bucket each, and one for a tensor that both use.
+    fn tied() -> Plan {
+        let mut b = Builder::new();
+        b.block("first");
+        let x = b.input("x", &[1, 2]);
+        let w = b.parameter("w", &[2, 2], Init::Zeros);
+        let shared = b.parameter("shared", &[2, 2], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        let y = b.linear(y, shared, None).unwrap();
+        b.block("second");
+        let v = b.parameter("v", &[2, 2], Init::Zeros);
+        let y = b.linear(y, v, None).unwrap();
+        let y = b.linear(y, shared, None).unwrap();
+        let target = b.input("target", &[1, 2]);
+        b.squared_error_loss(y, target).unwrap();
+        Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(4))
+    }
+
+    fn share(count: u32, micro_batch: u32) -> Share {
+        Share { first: 3, count, micro_batch }
+    }
+
+    fn position(program: &Program, wanted: Instruction) -> usize {
+        let mut found = program.instructions.iter().enumerate().filter(|(_, i)| **i == wanted);
+        let position = found.next().unwrap_or_else(|| panic!("no {wanted}")).0;
+        assert_eq!(found.next(), None, "{wanted} twice");
+        position
+    }
+
+    #[test]
+    fn micro_batches_of_a_share_are_nearly_equal() {
+        for count in 0..40 {
+            for most in 1..12 {
+                let cut = nearly_equal(share(count, most));
+                assert_eq!(cut.len() as u32, count.div_ceil(most));
+                assert_eq!(cut.iter().map(|m| m.rows).sum::<u32>(), count);
+                assert!(cut.iter().all(|m| (1..=most).contains(&m.rows)));
+                let sizes = cut.iter().map(|m| m.rows);
+                assert!(sizes.clone().max().unwrap_or(0) - sizes.min().unwrap_or(0) <= 1);
+                let mut next = 3;
+                for m in cut {
+                    assert_eq!(m.first, next);
+                    next += m.rows;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_bucket_is_reduced_updated_and_gathered_once_in_this_order() {
+        let plan = tied();
+        assert!(plan.buckets.len() >= 3);
+        for (count, overlap) in [(0, false), (0, true), (1, true), (10, false), (10, true)] {
+            let program = data_parallel(&plan, share(count, 4), overlap);
+            let verdict = position(&program, Instruction::Verdict);
+            for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+                let (reduce, gather) = (Collective::Reduce(bucket), Collective::Gather(bucket));
+                let steps = [
+                    position(&program, Instruction::Start(reduce)),
+                    position(&program, Instruction::Wait(reduce)),
+                    verdict,
+                    position(&program, Instruction::Update { bucket }),
+                    position(&program, Instruction::Start(gather)),
+                    position(&program, Instruction::Wait(gather)),
+                ];
+                assert!(steps.is_sorted(), "{program}");
+            }
+            let runs = program.instructions.iter();
+            let runs = runs.filter(|i| matches!(i, Instruction::Run { .. })).count();
+            assert_eq!(runs, count.div_ceil(4) as usize * plan.segments.len());
+            let collectives = 4 * plan.buckets.len();
+            assert_eq!(program.instructions[0], Instruction::Clear);
+            // Clear and the verdict, an update per bucket, a load per micro-batch.
+            let others = 2 + plan.buckets.len() + count.div_ceil(4) as usize;
+            assert_eq!(program.instructions.len(), runs + collectives + others);
+        }
+    }
+
+    #[test]
+    fn a_reduction_starts_behind_the_last_segment_that_adds_to_it() {
+        let plan = tied();
+        let program = data_parallel(&plan, share(10, 4), true);
+        let last_run =
+            program.instructions.iter().rposition(|i| matches!(i, Instruction::Run { .. }));
+        let mut early = 0;
+        for (index, segment) in plan.segments.iter().enumerate() {
+            for &bucket in &segment.finishes {
+                let run = Instruction::Run { segment: SegmentId(index as u32), micro_batch: 2 };
+                let start = Instruction::Start(Collective::Reduce(bucket));
+                let between =
+                    &program.instructions[position(&program, run)..position(&program, start)];
+                assert!(!between[1..].iter().any(|i| matches!(i, Instruction::Run { .. })));
+                early += usize::from(position(&program, start) < last_run.unwrap());
+            }
+        }
+        assert!(early > 0, "nothing overlaps");
+        let without = data_parallel(&plan, share(10, 4), false);
+        let is_start = |i: &Instruction| matches!(i, Instruction::Start(Collective::Reduce(_)));
+        let first = without.instructions.iter().position(is_start).unwrap();
+        let ran = &without.instructions[first..];
+        assert!(!ran.iter().any(|i| matches!(i, Instruction::Run { .. })));
+    }
+
+    #[test]
+    fn ranks_start_collectives_in_the_same_order_whatever_they_run() {
+        let plan = tied();
+        let starts = |count: u32, overlap: bool| {
+            let program = data_parallel(&plan, share(count, 4), overlap);
+            let is_start = |i: &Instruction| matches!(i, Instruction::Start(_));
+            program.instructions.into_iter().filter(is_start).collect::<Vec<_>>()
+        };
+        for count in [0, 1, 9] {
+            assert_eq!(starts(count, true), starts(0, false));
+            assert_eq!(starts(count, false), starts(0, false));
+        }
+    }
+
+    #[test]
+    fn buckets_that_no_segment_finishes_are_not_missed() {
+        let mut plan = tied();
+        for segment in &mut plan.segments {
+            segment.finishes.clear();
+        }
+        let program = data_parallel(&plan, share(5, 4), true);
+        for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+            position(&program, Instruction::Start(Collective::Reduce(bucket)));
+        }
     }
 }

@@ -50,6 +50,39 @@ words! {
     }
 }
 
+words! {
+    /// How the global batch is shared out.
+    Balance {
+        /// By the measured speed of each device.
+        Measured = "measured",
+        /// As parallel.shares says, or evenly.
+        Fixed = "fixed",
+    }
+    /// Along which way gradients and parameters travel.
+    CollectiveKind {
+        /// From device to device; each updates an equal part.
+        Ring = "ring",
+        /// To and from the first device, which updates everything.
+        Star = "star",
+    }
+    /// Where gradients of devices are added.
+    Adding {
+        /// Where it is faster.
+        Measured = "measured",
+        /// On the host.
+        Host = "host",
+        /// On the devices.
+        Device = "device",
+    }
+    /// What happens when devices do not hold the same parameters.
+    OnDifference {
+        /// The run ends.
+        Stop = "stop",
+        /// They are replaced by those of the device that updates them.
+        Repair = "repair",
+    }
+}
+
 /// Counts of steps: a billion is years on any device.
 const STEPS: i64 = 1_000_000_000;
 /// Samples of a batch.
@@ -178,6 +211,25 @@ sections! {
         /// Tokens of the text that is printed at the end; 0 = none.
         sample_tokens: usize = 200, Accepts::Whole(0, 1_000_000);
     }
+    /// Several devices in one run.
+    parallel: Parallel {
+        /// How the batch is shared out: by measured speed, or as parallel.shares says.
+        balance: Balance = Balance::Measured, Accepts::OneOf(Balance::WORDS);
+        /// Samples of the batch for each device, in their order; for balance = "fixed".
+        shares: Vec<u64> = Vec::new(), Accepts::Counts, "evenly";
+        /// How gradients and parameters travel: around, or over the first device.
+        collective: CollectiveKind = CollectiveKind::Ring, Accepts::OneOf(CollectiveKind::WORDS);
+        /// Whether gradients travel while the backward pass still computes others.
+        overlap: bool = true, Accepts::Flag;
+        /// Where gradients of several devices are added.
+        adding: Adding = Adding::Measured, Accepts::OneOf(Adding::WORDS);
+        /// KiB that travel in one message.
+        chunk_kib: usize = 1024, Accepts::Whole(1, 1024);
+        /// Steps between comparisons of all devices' parameters; 0 = with checkpoints only.
+        hash_every: u64 = 100, Accepts::Whole(0, STEPS);
+        /// What happens when devices do not hold the same parameters.
+        on_difference: OnDifference = OnDifference::Stop, Accepts::OneOf(OnDifference::WORDS);
+    }
     /// The optimizer.
     optim: Optim {
         /// The update rule.
@@ -229,6 +281,12 @@ impl RunConfig {
         if typed.contains("data.path") && !typed.contains("data.kind") {
             self.data.kind = DataKind::Text;
         }
+        if typed.contains("parallel.shares") && !typed.contains("parallel.balance") {
+            self.parallel.balance = Balance::Fixed;
+        } else if self.parallel.balance == Balance::Measured && !typed.contains("parallel.shares") {
+            // Those of a checkpoint, which whoever typed the balance does not want.
+            self.parallel.shares.clear();
+        }
         if free("train.micro_batch") {
             self.train.micro_batch = self.train.batch;
         } else if !typed.contains("train.micro_batch") {
@@ -277,6 +335,7 @@ impl RunConfig {
                 format!("expects at most train.batch = {}, got {}", train.batch, train.micro_batch);
             return fail(&["train.micro_batch", "train.batch"], why);
         }
+        self.check_shares()?;
         let (lr, min_lr) = (self.optim.lr, self.schedule.min_lr);
         if self.schedule.kind != ScheduleKind::Constant && min_lr > lr {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
@@ -295,6 +354,28 @@ impl RunConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_shares(&self) -> Result<(), Invalid> {
+        let (shares, batch) = (&self.parallel.shares, self.train.batch);
+        let fail = |other, why| Err(Invalid { keys: vec!["parallel.shares", other], why });
+        if shares.is_empty() {
+            return Ok(());
+        }
+        if self.parallel.balance == Balance::Measured {
+            let why = "has no use with parallel.balance = \"measured\"; leave one of them out";
+            return fail("parallel.balance", why.into());
+        }
+        // Of numbers that nobody checked, the sum may be larger than any of them can be.
+        let sum: u128 = shares.iter().map(|share| u128::from(*share)).sum();
+        if sum != batch as u128 {
+            let why = format!(
+                "expects numbers with the sum train.batch = {batch}, got {shares:?}, whose sum is \
+                 {sum}"
+            );
+            return fail("train.batch", why);
+        }
+        Ok(())
     }
 
     /// Every key with its value, as a TOML file that gives this configuration again.
@@ -365,6 +446,17 @@ mod tests {
     fn impossible_values_name_the_key_and_what_is_accepted() {
         let heads = "model.heads expects a number that divides model.width = 128, got 3";
         assert_eq!(check(|c| c.model.heads = 3), heads);
+        let shares = |c: &mut RunConfig, shares: &[u64]| {
+            (c.parallel.shares, c.parallel.balance) = (shares.to_vec(), Balance::Fixed);
+        };
+        let sum = "parallel.shares expects numbers with the sum train.batch = 12, got [4, 4], \
+                   whose sum is 8";
+        assert_eq!(check(|c| shares(c, &[4, 4])), sum);
+        assert!(check(|c| shares(c, &[u64::MAX, 13])).contains("18446744073709551628"));
+        assert!(check(|c| shares(c, &[12, 0])).contains("whole numbers from 1 on"));
+        assert_eq!(check(|c| shares(c, &[4, 8])), "fine");
+        let measured = check(|c| c.parallel.shares = vec![12]);
+        assert!(measured.contains("has no use with parallel.balance"), "{measured}");
         let layers = "model.layers expects a whole number from 1 to 1024, got 1000000000000";
         assert_eq!(check(|c| c.model.layers = 1_000_000_000_000), layers);
         assert!(check(|c| c.train.seed = u64::MAX).ends_with("got 18446744073709551615"));

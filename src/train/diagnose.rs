@@ -1,39 +1,90 @@
 //! Where a value that is not finite began. Runs only after a step was skipped: the parameters are
 //! unchanged then, so that the same step can be run again, node by node.
 
-use crate::base::{DType, TensorId};
+use std::fmt;
+
+use crate::base::{BucketId, DType, ParamId, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Pass};
 use crate::graph::{Place, Role};
 use crate::kernels::Random;
+use crate::parallel::Instruction;
 
-use super::state;
 use super::step::{StepInput, load};
 
-/// Names the first tensor of a skipped step that is not finite, in order of execution: a
-/// parameter, an activation, or a gradient.
+/// What is said when every value is finite by itself.
+pub const OVERFLOWED: &str = "the sum of the loss or of the squared gradients, which overflowed";
+
+/// A tensor that is not finite, in the order in which a step comes to it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotFinite {
+    Parameter(String),
+    /// With its op and micro-batch.
+    Activation(String),
+    Gradient(String),
+    /// The gradient as the sum over all ranks, to which any of them may have brought it.
+    Sum(String),
+}
+
+impl fmt::Display for NotFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Parameter(name) => write!(f, "parameter {name}"),
+            Self::Activation(name) => f.write_str(name),
+            Self::Gradient(name) => write!(f, "gradient of {name}"),
+            Self::Sum(name) => write!(f, "the sum of the gradients of {name}"),
+        }
+    }
+}
+
+/// The first tensor of a skipped step that is not finite, in order of execution; `None` if there
+/// is none.
 pub fn first_not_finite(
     device: &mut dyn Executor,
     input: &StepInput,
-) -> Result<String, DeviceError> {
-    if let Some(name) = bad_bank(device, Bank::Parameters)? {
-        return Ok(format!("parameter {name}"));
+) -> Result<Option<NotFinite>, DeviceError> {
+    let is_start = |instruction: &Instruction| matches!(instruction, Instruction::Start(_));
+    let has_sums = input.program.instructions.iter().any(is_start);
+    if let Some((name, _)) = bad_bank(device, Bank::Parameters, false)? {
+        return Ok(Some(NotFinite::Parameter(name)));
     }
     // Gradients first, because running the step again overwrites them.
-    let gradient = bad_bank(device, Bank::Gradients)?;
+    let gradient = bad_bank(device, Bank::Gradients, has_sums)?;
     if let Some(found) = bad_activation(device, input)? {
-        return Ok(found);
+        return Ok(Some(NotFinite::Activation(found)));
     }
-    Ok(match gradient {
-        Some(name) => format!("gradient of {name}"),
-        None => "the sum of the loss or of the squared gradients, which overflowed".into(),
-    })
+    Ok(gradient.map(|(name, is_summed)| match is_summed {
+        true => NotFinite::Sum(name),
+        false => NotFinite::Gradient(name),
+    }))
 }
 
-/// The first parameter, in the model's order, whose values in a bank are not all finite.
-fn bad_bank(device: &mut dyn Executor, bank: Bank) -> Result<Option<String>, DeviceError> {
-    let mut tensors = state::read(device, bank)?.into_iter();
-    Ok(tensors.find(|tensor| !tensor.is_finite()).map(|tensor| tensor.name))
+/// The first parameter, in the model's order, whose values in a bank are not all finite; and
+/// whether that is only in what the device owns, if it has the sums of all ranks there.
+fn bad_bank(
+    device: &mut dyn Executor,
+    bank: Bank,
+    has_sums: bool,
+) -> Result<Option<(String, bool)>, DeviceError> {
+    let buckets = 0..device.plan().buckets.len() as u32;
+    let mut found: Option<(bool, ParamId)> = None;
+    for bucket in buckets.map(BucketId) {
+        let values = device.read_bank(bank, bucket)?;
+        let plan = device.plan();
+        let layout = &plan.buckets[bucket.index()];
+        let owned = device.owned(bucket);
+        for &(id, start) in &layout.parameters {
+            let shape = &plan.graph.tensor(plan.graph.parameters[id.index()].tensor).shape;
+            let elements = start..start + shape.per_row();
+            let mut bad = elements.filter(|index| !values[*index].is_finite()).peekable();
+            if bad.peek().is_some() {
+                let is_summed = has_sums && bad.all(|index| owned.contains(&index));
+                found = Some(found.map_or((is_summed, id), |known| known.min((is_summed, id))));
+            }
+        }
+    }
+    let name = |id: ParamId| device.plan().graph.parameters[id.index()].name.clone();
+    Ok(found.map(|(is_summed, id)| (name(id), is_summed)))
 }
 
 fn bad_activation(

@@ -71,50 +71,135 @@ impl Driver {
         R: Send + 'static,
         F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
     {
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let panicked = || DeviceError::Refused {
+        self.begin(what, job)?.wait()
+    }
+
+    /// Hands `job` to the device's thread; its result is waited for later.
+    ///
+    /// # Errors
+    /// A thread that has ended.
+    pub fn begin<R, F>(&self, what: &str, job: F) -> Result<Pending<'_, R>, DeviceError>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
+    {
+        let (sender, result) = mpsc::sync_channel(1);
+        self.post(what, move |executor| {
+            // If nobody waits any more, the result is of no use.
+            let _ = sender.send(job(executor));
+        })?;
+        Ok(Pending { driver: self, what: what.to_string(), result })
+    }
+
+    /// Hands over a job that tells its result itself.
+    ///
+    /// # Errors
+    /// A thread that has ended.
+    pub fn post<F>(&self, what: &str, job: F) -> Result<(), DeviceError>
+    where
+        F: FnOnce(&mut dyn Executor) + Send + 'static,
+    {
+        if self.hung.load(Ordering::Relaxed) {
+            // Its queue would fill up behind what never ends.
+            return Err(self.give_up(what));
+        }
+        let jobs = self.jobs.as_ref().ok_or_else(|| self.panicked(what))?;
+        jobs.send(Box::new(job)).map_err(|_| self.panicked(what))
+    }
+
+    /// The error of a job that ended without a result.
+    pub fn panicked(&self, what: &str) -> DeviceError {
+        DeviceError::Refused {
             adapter: self.name.clone(),
             what: what.to_string(),
             why: "its thread panicked, which is a defect of potluck; please report it".into(),
-        };
-        let job: Job = Box::new(move |executor| {
-            // If nobody waits any more, the result is of no use.
-            let _ = sender.send(job(executor));
-        });
-        let jobs = self.jobs.as_ref().ok_or_else(panicked)?;
-        jobs.send(job).map_err(|_| panicked())?;
-        match self.await_result(&receiver) {
-            Ok(result) => {
-                // The driver may hang when the device is closed as well.
-                let hung = matches!(result, Err(DeviceError::Timeout { .. }));
-                self.hung.fetch_or(hung, Ordering::Relaxed);
-                result
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(panicked()),
-            Err(RecvTimeoutError::Timeout) => {
-                self.hung.store(true, Ordering::Relaxed);
-                Err(DeviceError::Timeout {
-                    adapter: self.name.clone(),
-                    what: what.to_string(),
-                    seconds: self.deadline.as_secs_f64(),
-                })
-            }
         }
     }
 
-    /// Waits for what a job sends, as long as the device gives signs of life.
-    fn await_result<R>(&self, receiver: &mpsc::Receiver<R>) -> Result<R, RecvTimeoutError> {
-        let look_every = (self.deadline / LOOKS).min(LOOK_MAX);
-        let (mut beats, mut alive) = (self.pulse.count(), Instant::now());
+    /// Gives the device up: nobody waits for it any more. The error that says so.
+    pub fn give_up(&self, what: &str) -> DeviceError {
+        self.hung.store(true, Ordering::Relaxed);
+        DeviceError::Timeout {
+            adapter: self.name.clone(),
+            what: what.to_string(),
+            seconds: self.deadline.as_secs_f64(),
+        }
+    }
+
+    /// Remembers an error after which the driver may hang when the device is closed as well.
+    pub fn note(&self, error: &DeviceError) {
+        let hung = matches!(error, DeviceError::Timeout { .. });
+        self.hung.fetch_or(hung, Ordering::Relaxed);
+    }
+
+    /// Watches for the device's signs of life from now on.
+    pub fn watch(&self) -> Watch {
+        let (pulse, deadline) = (self.pulse.clone(), self.deadline);
+        Watch { beats: pulse.count(), alive: Instant::now(), pulse, deadline }
+    }
+}
+
+/// A job under way.
+pub struct Pending<'d, R> {
+    driver: &'d Driver,
+    what: String,
+    result: mpsc::Receiver<Result<R, DeviceError>>,
+}
+
+impl<R> Pending<'_, R> {
+    /// Waits for the result, as long as the device gives signs of life.
+    ///
+    /// # Errors
+    /// As [`Driver::run`].
+    pub fn wait(self) -> Result<R, DeviceError> {
+        let mut watch = self.driver.watch();
         loop {
-            match receiver.recv_timeout(look_every) {
-                Err(RecvTimeoutError::Timeout) if self.pulse.count() != beats => {
-                    (beats, alive) = (self.pulse.count(), Instant::now());
+            match self.result.recv_timeout(watch.look_every()) {
+                Ok(result) => {
+                    return result.inspect_err(|error| self.driver.note(error));
                 }
-                Err(RecvTimeoutError::Timeout) if alive.elapsed() < self.deadline => {}
-                ended => return ended,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(self.driver.panicked(&self.what));
+                }
+                Err(RecvTimeoutError::Timeout) if watch.is_silent() => {
+                    return Err(self.driver.give_up(&self.what));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
             }
         }
+    }
+}
+
+/// Whether a device still gives signs of life.
+pub struct Watch {
+    pulse: Pulse,
+    beats: u64,
+    alive: Instant,
+    deadline: Duration,
+}
+
+impl Watch {
+    /// How long to wait between two looks.
+    pub fn look_every(&self) -> Duration {
+        (self.deadline / LOOKS).min(LOOK_MAX)
+    }
+
+    /// How long a device may be silent.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Counts the time from now on, whatever was before.
+    pub fn renew(&mut self) {
+        (self.beats, self.alive) = (self.pulse.count(), Instant::now());
+    }
+
+    /// Whether the last sign of life is longer ago than the deadline.
+    pub fn is_silent(&mut self) -> bool {
+        if self.pulse.count() != self.beats {
+            (self.beats, self.alive) = (self.pulse.count(), Instant::now());
+        }
+        self.alive.elapsed() >= self.deadline
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::checkpoint::CheckpointError;
 use super::fault::FaultError;
+use crate::base::Rank;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::metrics::MetricsError;
@@ -24,6 +25,15 @@ pub enum TrainError {
     Data(#[from] DataError),
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Of one of several devices.
+    #[error("{rank}: {error}")]
+    Rank { rank: Rank, error: DeviceError },
+    #[error(
+        "{device} ({rank}) does not hold the same parameters as the others after step {step}: \
+         {what}; resume from {checkpoint}, without that device or with \
+         parallel.on_difference=repair"
+    )]
+    Differs { rank: Rank, device: String, step: u64, what: String, checkpoint: PathBuf },
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
@@ -66,10 +76,23 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// Whether fewer samples at a time may help.
+    pub fn is_of_size(&self) -> bool {
+        use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};
+        let of_device = |error: &DeviceError| {
+            matches!(error, TooLarge { .. } | LoopTooLong { .. } | OutOfMemory { .. })
+        };
+        match self {
+            Self::Memory { .. } | Self::DeviceMemory { .. } | Self::NoRoom { .. } => true,
+            Self::Device(error) => of_device(error),
+            _ => false,
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Device(error) => match error {
+            Self::Device(error) | Self::Rank { error, .. } => match error {
                 DeviceError::NoAdapter { .. }
                 | DeviceError::NoMatch { .. }
                 | DeviceError::BadSelector { .. }
@@ -85,7 +108,7 @@ impl TrainError {
             },
             // A disk that is full or gone: nothing is wrong with the run itself.
             Self::Checkpoint(CheckpointError::Write { .. }) => EXIT_RESTART,
-            Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
+            Self::Differs { .. } | Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,
         }

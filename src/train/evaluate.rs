@@ -1,16 +1,22 @@
 //! The loss on held-out data: forward passes over windows that do not overlap.
 
+use std::sync::Arc;
+
 use crate::base::rng::Key;
+use crate::data::Part;
 use crate::device::DeviceError;
 use crate::exec::{Executor, Pass};
 use crate::graph::Phase;
 use crate::kernels::Random;
 
+use super::error::TrainError;
+use super::loader::Source;
 use super::step::{Inputs, load};
+use super::team::Team;
 
-/// The most micro-batches of one evaluation, whose losses the device adds up in f32; the host
-/// adds up evaluations in f64.
-pub const BATCHES_PER_JOB: usize = 16;
+/// The most micro-batches whose losses a device adds up in f32; the host adds up those sums in
+/// f64.
+const BATCHES_PER_SUM: usize = 16;
 
 /// The summed loss of `batches`, which are (rows, inputs), and how many targets it counts.
 pub fn evaluate(
@@ -25,6 +31,51 @@ pub fn evaluate(
     device.loss()
 }
 
+/// The mean loss over the windows of a part that do not overlap, which the team shares out like a
+/// batch: `rows` and `weights` are the most samples that each rank runs at a time, and its share.
+///
+/// # Errors
+/// A device that fails.
+pub fn evaluate_part(
+    team: &Team,
+    source: &Source,
+    rows: &[u32],
+    weights: &[u32],
+    part: Part,
+) -> Result<f64, TrainError> {
+    let starts = source.data.windows(part, source.model.context);
+    let parts: Arc<Vec<Vec<u64>>> = Arc::new(share_out(&starts, weights));
+    let (source, rows) = (source.clone(), rows.to_vec());
+    let sums = team.each("an evaluation", move |rank, device| {
+        let rows = rows[rank.index()].max(1) as usize;
+        let (mut sum, mut count) = (0.0, 0.0);
+        for job in parts[rank.index()].chunks(rows * BATCHES_PER_SUM) {
+            let batches =
+                job.chunks(rows).map(|c| (c.len(), source.windows(part, c.iter().copied())));
+            let (loss, targets) = evaluate(device, batches)?;
+            sum += loss;
+            count += targets;
+        }
+        Ok((sum, count))
+    })?;
+    let total = sums.iter().fold((0.0, 0.0), |all, of| (all.0 + of.0, all.1 + of.1));
+    Ok(total.0 / total.1)
+}
+
+/// Consecutive parts in proportion to weights.
+fn share_out(starts: &[u64], weights: &[u32]) -> Vec<Vec<u64>> {
+    let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+    let (mut seen, mut from) = (0, 0);
+    let part = |weight: &u32| {
+        seen += u64::from(*weight);
+        let to = (starts.len() as u64 * seen / total.max(1)) as usize;
+        let part = starts[from..to].to_vec();
+        from = to;
+        part
+    };
+    weights.iter().map(part).collect()
+}
+
 /// The forward pass without dropout, on inputs that are loaded. Outputs can be read with the
 /// returned pass until something else runs.
 pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceError> {
@@ -36,4 +87,19 @@ pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceErr
         device.run(nodes, &pass)?;
     }
     Ok(pass)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_window_is_evaluated_once_by_someone() {
+        let starts: Vec<u64> = (0..10).collect();
+        let parts = share_out(&starts, &[7, 0, 3]);
+        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [7, 0, 3]);
+        for weights in [vec![1], vec![1, 1, 1], vec![5, 90, 1]] {
+            assert_eq!(share_out(&starts, &weights).concat(), starts, "{weights:?}");
+        }
+    }
 }

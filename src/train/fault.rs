@@ -8,11 +8,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::base::Rank;
 use crate::device::Injected;
 use crate::kernels::table;
 
 /// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
-/// commas between them.
+/// commas between them; `FAULT@POINT:STEP/RANK` for another device than the first.
 pub const VARIABLE: &str = "POTLUCK_FAULT";
 
 /// How the fault begins that is not bound to a step.
@@ -37,6 +38,8 @@ pub enum Fault {
     Oom,
     /// The device does not come back.
     Hang,
+    /// One bit of the device's parameters flips.
+    Flip,
 }
 
 /// Where in the life of a step something goes wrong.
@@ -44,9 +47,13 @@ pub enum Fault {
 pub enum Point {
     Forward,
     Backward,
+    /// While gradients are summed over devices.
+    Reduce,
     /// After the gradients are summed, before the vote.
     Verdict,
     Update,
+    /// After parameters were handed out to all devices.
+    Gather,
     /// Before the line of the step is written.
     Metrics,
     /// Before anything of a checkpoint is written.
@@ -61,7 +68,7 @@ pub enum Point {
     CheckpointPrune,
 }
 
-const FAULTS: [(Fault, &str); 8] = [
+const FAULTS: [(Fault, &str); 9] = [
     (Fault::Kill, "kill"),
     (Fault::Term, "term"),
     (Fault::Int, "int"),
@@ -70,13 +77,16 @@ const FAULTS: [(Fault, &str); 8] = [
     (Fault::Lost, "lost"),
     (Fault::Oom, "oom"),
     (Fault::Hang, "hang"),
+    (Fault::Flip, "flip"),
 ];
 
-const POINTS: [(Point, &str); 10] = [
+const POINTS: [(Point, &str); 12] = [
     (Point::Forward, "forward"),
     (Point::Backward, "backward"),
+    (Point::Reduce, "reduce"),
     (Point::Verdict, "verdict"),
     (Point::Update, "update"),
+    (Point::Gather, "gather"),
     (Point::Metrics, "metrics"),
     (Point::CheckpointBegin, "checkpoint-begin"),
     (Point::CheckpointTensors, "checkpoint-tensors"),
@@ -88,7 +98,10 @@ const POINTS: [(Point, &str); 10] = [
 /// A text in [`VARIABLE`] that is not a list of faults: a mistake in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
-    #[error("{VARIABLE}: '{text}' is not FAULT@POINT:STEP, such as kill@verdict:37")]
+    #[error(
+        "{VARIABLE}: '{text}' is not FAULT@POINT:STEP or FAULT@POINT:STEP/RANK, such as \
+         kill@verdict:37"
+    )]
     Form { text: String },
     #[error("{VARIABLE}: '{text}' is not a fault; there are: {known}")]
     Fault { text: String, known: String },
@@ -98,6 +111,12 @@ pub enum FaultError {
     Step { text: String },
     #[error("{VARIABLE}: '{text}' is not a kernel; there are: {known}")]
     Kernel { text: String, known: String },
+    #[error("{VARIABLE}: '{text}' is not a rank; use a whole number from 0 up")]
+    Rank { text: String },
+    #[error(
+        "{VARIABLE}: '{point}' is a point of the process, not of rank {rank}; leave /{rank} out"
+    )]
+    NoRank { point: Point, rank: u32 },
     #[error("{VARIABLE}: '{fault}' cannot happen at '{point}'; use {allowed}")]
     Place { fault: Fault, point: Point, allowed: String },
 }
@@ -114,6 +133,8 @@ struct Planned {
     fault: Fault,
     point: Point,
     step: u64,
+    /// 0 at a point of the process.
+    rank: Rank,
     happened: AtomicBool,
 }
 
@@ -136,21 +157,27 @@ impl Faults {
         &self.wrong_kernels
     }
 
-    /// Makes happen what is planned for a point of a step. [`Fault::Kill`] does not return;
-    /// [`Fault::Term`] and [`Fault::Int`] return after the signal was handled. The caller acts
-    /// on [`Fault::Nan`] by spoiling a gradient, on [`Fault::Full`] by failing with [`full`], and
-    /// on those of a device ([`Fault::of_device`]) by handing them to it.
+    /// Makes happen what is planned for a point of the process: those that write metrics and
+    /// checkpoints. [`Fault::Kill`] does not return; [`Fault::Term`] and [`Fault::Int`] return
+    /// after the signal was handled. The caller acts on [`Fault::Full`] by failing with [`full`].
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
+        self.at_rank(point, step, Rank(0))
+    }
+
+    /// Like [`Faults::at`], for a point of a step of one device: `lost@backward:3/1` is rank 1's,
+    /// and `lost@backward:3` rank 0's. The caller acts on [`Fault::Nan`] by spoiling a gradient, on
+    /// [`Fault::Flip`] by spoiling a bit of its parameters, and on those of a device
+    /// ([`Fault::of_device`]) by handing them to it.
+    pub fn at_rank(&self, point: Point, step: u64, rank: Rank) -> Option<Fault> {
         let planned = self.planned.iter().find(|planned| {
-            planned.point == point
-                && planned.step == step
+            (planned.point, planned.step, planned.rank) == (point, step, rank)
                 && !planned.happened.swap(true, Ordering::Relaxed)
         })?;
         match planned.fault {
             Fault::Kill => kill(),
             Fault::Term => signal(signal_hook::consts::SIGTERM),
             Fault::Int => signal(signal_hook::consts::SIGINT),
-            Fault::Nan | Fault::Full | Fault::Lost | Fault::Oom | Fault::Hang => {}
+            Fault::Nan | Fault::Full | Fault::Lost | Fault::Oom | Fault::Hang | Fault::Flip => {}
         }
         Some(planned.fault)
     }
@@ -194,14 +221,23 @@ impl Planned {
         let (fault, rest) = text.split_once('@').ok_or_else(form)?;
         let (point, step) = rest.split_once(':').ok_or_else(form)?;
         let (fault, point): (Fault, Point) = (fault.parse()?, point.parse()?);
+        let (step, rank) = step.split_once('/').map_or((step, None), |(s, r)| (s, Some(r)));
         let step = step.parse().map_err(|_| FaultError::Step { text: step.into() })?;
+        let rank =
+            rank.map(|text| text.parse().map_err(|_| FaultError::Rank { text: text.into() }));
+        let rank = rank.transpose()?;
         // A fault that nobody acts on would make a test pass that tests nothing.
         if !fault.may_happen_at(point) {
             let points = POINTS.iter().filter(|(point, _)| fault.may_happen_at(*point));
             let allowed = points.map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
             return Err(FaultError::Place { fault, point, allowed });
         }
-        Ok(Self { fault, point, step, happened: AtomicBool::new(false) })
+        // Nobody asks for it there, so that it would never happen.
+        if let Some(rank) = rank.filter(|_| !point.is_of_rank()) {
+            return Err(FaultError::NoRank { point, rank });
+        }
+        let rank = Rank(rank.unwrap_or(0));
+        Ok(Self { fault, point, step, rank, happened: AtomicBool::new(false) })
     }
 }
 
@@ -210,10 +246,9 @@ impl Fault {
         match self {
             Self::Kill | Self::Term | Self::Int => true,
             Self::Nan => matches!(point, Point::Forward | Point::Backward),
-            Self::Full => point.writes(),
-            Self::Lost | Self::Oom | Self::Hang => {
-                matches!(point, Point::Forward | Point::Backward | Point::Verdict | Point::Update)
-            }
+            Self::Full => !point.is_of_rank(),
+            Self::Flip => point == Point::Gather,
+            Self::Lost | Self::Oom | Self::Hang => point.is_of_rank(),
         }
     }
 
@@ -223,21 +258,27 @@ impl Fault {
             Self::Lost => Some(Injected::Lost),
             Self::Oom => Some(Injected::OutOfMemory),
             Self::Hang => Some(Injected::Hang),
-            Self::Kill | Self::Term | Self::Int | Self::Nan | Self::Full => None,
+            Self::Kill | Self::Term | Self::Int | Self::Nan | Self::Full | Self::Flip => None,
         }
     }
 }
 
 impl Point {
-    fn writes(self) -> bool {
+    /// Whether every device passes it; the others are passed once per process, and write files.
+    fn is_of_rank(self) -> bool {
         match self {
-            Self::Forward | Self::Backward | Self::Verdict | Self::Update => false,
+            Self::Forward
+            | Self::Backward
+            | Self::Reduce
+            | Self::Verdict
+            | Self::Update
+            | Self::Gather => true,
             Self::Metrics
             | Self::CheckpointBegin
             | Self::CheckpointTensors
             | Self::CheckpointManifest
             | Self::CheckpointRename
-            | Self::CheckpointPrune => true,
+            | Self::CheckpointPrune => false,
         }
     }
 }
@@ -317,7 +358,7 @@ mod tests {
         // The variants are numbered in the order of the tables, and the last ones close them.
         assert!(FAULTS.iter().enumerate().all(|(i, (fault, _))| *fault as usize == i));
         assert!(POINTS.iter().enumerate().all(|(i, (point, _))| *point as usize == i));
-        assert_eq!(Fault::Hang as usize + 1, FAULTS.len());
+        assert_eq!(Fault::Flip as usize + 1, FAULTS.len());
         assert_eq!(Point::CheckpointPrune as usize + 1, POINTS.len());
     }
 
@@ -337,6 +378,17 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_of_a_rank_happens_to_no_other() {
+        let faults: Faults = "lost@reduce:3/2, flip@gather:4/1, hang@gather:3".parse().unwrap();
+        let at = |point, step, rank| faults.at_rank(point, step, Rank(rank));
+        assert_eq!((at(Point::Reduce, 3, 0), at(Point::Reduce, 3, 1)), (None, None));
+        assert_eq!(at(Point::Reduce, 3, 2), Some(Fault::Lost));
+        assert_eq!(at(Point::Reduce, 3, 2), None, "it happened");
+        assert_eq!((at(Point::Gather, 4, 0), at(Point::Gather, 4, 1)), (None, Some(Fault::Flip)));
+        assert_eq!((at(Point::Gather, 3, 1), at(Point::Gather, 3, 0)), (None, Some(Fault::Hang)));
+    }
+
+    #[test]
     fn mistakes_name_what_would_be_accepted() {
         let message = |text: &str| text.parse::<Faults>().unwrap_err().to_string();
         assert!(message("kill").contains("'kill' is not FAULT@POINT:STEP"));
@@ -344,11 +396,17 @@ mod tests {
         assert!(
             message("slay@verdict:1").contains("there are: kill, term, int, nan, full, lost, oom")
         );
-        assert!(message("kill@lunch:1").contains("there are: forward, backward, verdict"));
+        assert!(message("kill@lunch:1").contains("there are: forward, backward, reduce, verdict"));
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
-        let places = "use forward, backward, verdict, update";
+        let places = "use forward, backward, reduce, verdict, update, gather";
         assert!(message("lost@metrics:1").ends_with(places));
+        assert!(message("flip@update:1/1").ends_with("use gather"));
+        assert!(message("lost@forward:1/x").contains("'x' is not a rank"));
+        assert!(message("lost@forward:1/-1").contains("'-1' is not a rank"));
+        assert!(message("lost@forward:1/").contains("'' is not a rank"));
+        assert!(message("lost@forward:/1").contains("'' is not a step"));
+        assert!(message("kill@metrics:1/1").contains("'metrics' is a point of the process"));
         assert!(message("full@update:1").contains("'full' cannot happen at 'update'"));
         assert!("kill@verdict:1,x".parse::<Faults>().is_err());
     }

@@ -32,6 +32,8 @@ pub enum Value {
     Real(f64),
     Flag(bool),
     Text(String),
+    /// Whole numbers.
+    Counts(Vec<u64>),
 }
 
 /// The values that a key accepts.
@@ -47,6 +49,8 @@ pub enum Accepts {
     OneOf(&'static [&'static str]),
     /// Any string that is not empty.
     Text,
+    /// A list of whole numbers of at least 1; may be empty.
+    Counts,
 }
 
 impl Accepts {
@@ -73,6 +77,9 @@ impl Accepts {
             (Accepts::Flag, Value::Flag(v)) => Some(Value::Flag(v)),
             (Accepts::OneOf(words), Value::Text(v)) => {
                 words.contains(&v.as_str()).then_some(Value::Text(v))
+            }
+            (Accepts::Counts, Value::Counts(v)) => {
+                v.iter().all(|count| *count > 0).then_some(Value::Counts(v))
             }
             (Accepts::Text, Value::Text(v)) => (!v.is_empty()).then_some(Value::Text(v)),
             _ => None,
@@ -111,6 +118,7 @@ impl fmt::Display for Accepts {
                 }
                 Ok(())
             }
+            Accepts::Counts => f.write_str("a list of whole numbers from 1 on, such as [4, 4, 4]"),
             Accepts::Text => f.write_str("a string that is not empty"),
         }
     }
@@ -130,6 +138,7 @@ impl fmt::Display for Value {
             // The shortest digits that name this very number, always with a point or exponent.
             Value::Real(v) => write!(f, "{v:?}"),
             Value::Flag(v) => write!(f, "{v}"),
+            Value::Counts(v) => write!(f, "{v:?}"),
             Value::Text(v) => write!(f, "{}", toml::Value::String(v.clone())),
         }
     }
@@ -164,6 +173,7 @@ fields! {
     u64, Whole, |v| i128::from(*v), |v| v as u64;
     f64, Real, |v| *v, |v| v;
     bool, Flag, |v| *v, |v| v;
+    Vec<u64>, Counts, |v| v.clone(), |v| v;
 }
 
 /// A path has no value when there is none, and when it is not Unicode, which TOML cannot hold.

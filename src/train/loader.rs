@@ -34,7 +34,7 @@ pub struct Source {
 
 impl Source {
     /// The inputs of one micro-batch of a step.
-    fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Inputs {
+    pub fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Inputs {
         let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
         let starts = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
         let mut inputs = self.windows(Part::Training, starts);
@@ -58,23 +58,26 @@ impl Source {
 
 /// A loader that is some steps ahead.
 pub struct Loader {
-    ready: mpsc::Receiver<Vec<Inputs>>,
+    ready: mpsc::Receiver<Vec<Vec<Inputs>>>,
 }
 
 impl Loader {
-    /// Loads the steps from `first` to `last`; the thread ends with them, or when the loader is
-    /// dropped.
+    /// Loads what all ranks need in the steps from `first` to `last`; the thread ends with them, or
+    /// when the loader is dropped.
     pub fn start(
         source: Source,
-        program: Arc<Program>,
+        programs: Vec<Arc<Program>>,
         first: u64,
         last: u64,
     ) -> std::io::Result<Self> {
         let (sender, ready) = mpsc::sync_channel(AHEAD);
         thread::Builder::new().name("loader".into()).spawn(move || {
             for step in first..=last {
-                let micro_batches = program.micro_batches.iter();
-                let inputs = micro_batches.map(|m| source.micro_batch(step, m)).collect();
+                let of_rank = |program: &Arc<Program>| {
+                    let micro_batches = program.micro_batches.iter();
+                    micro_batches.map(|m| source.micro_batch(step, m)).collect()
+                };
+                let inputs = programs.iter().map(of_rank).collect();
                 if sender.send(inputs).is_err() {
                     return;
                 }
@@ -83,8 +86,8 @@ impl Loader {
         Ok(Self { ready })
     }
 
-    /// The inputs of the next step, per micro-batch; `None` after the last.
-    pub fn next_step(&self) -> Option<Vec<Inputs>> {
+    /// The inputs of the next step, per rank and micro-batch; `None` after the last.
+    pub fn next_step(&self) -> Option<Vec<Vec<Inputs>>> {
         self.ready.recv().ok()
     }
 }

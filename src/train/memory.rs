@@ -2,7 +2,8 @@
 //! system that runs out of it kills processes without a word, and a driver may swap.
 
 use crate::device::host::available_memory;
-use crate::device::{Adapter, AdapterMemory};
+use crate::device::{Adapter, AdapterMemory, Selection};
+use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::graph::print::Memory;
 use crate::parallel::Instruction;
@@ -21,19 +22,33 @@ pub fn require(bytes: usize) -> Result<(), TrainError> {
     }
 }
 
-/// Refuses a plan that an adapter, or the host whose memory it takes, has no room for. `setting`
+/// Refuses a plan for a device that draws on the host's memory, if the host has no room for it.
+pub fn require_of_host(
+    selection: &Selection,
+    plan: &Plan,
+    moments: &Moments,
+) -> Result<(), TrainError> {
+    if is_of_host(selection) { require(of_device(plan, moments)) } else { Ok(()) }
+}
+
+/// Whether a device draws on the host's memory.
+pub fn is_of_host(selection: &Selection) -> bool {
+    match selection {
+        Selection::Cpu { .. } => true,
+        Selection::Adapter(adapter) => adapter.memory.of_host,
+    }
+}
+
+/// Refuses a plan that an adapter has no room for. `setting`
 /// is `train.memory_mib`, which goes before what the adapter tells. Where nothing is known, the
 /// need is returned as a note.
 pub fn require_on(
     adapter: &Adapter,
     setting: u64,
     plan: &Plan,
-    moments: usize,
+    moments: &Moments,
 ) -> Result<Option<String>, TrainError> {
-    if adapter.memory.of_host {
-        require(of_device(plan, moments))?;
-    }
-    let needed = Memory::of(plan, moments).peak() as u64;
+    let needed = memory(plan, moments).peak() as u64;
     fits(&adapter.name, adapter.memory, setting, needed)
 }
 
@@ -61,10 +76,21 @@ fn fits(
     }
 }
 
+/// What a plan takes on a device that keeps these moments.
+pub fn memory(plan: &Plan, moments: &Moments) -> Memory {
+    match &moments.owned {
+        Some(owned) => {
+            let owned = owned.iter().map(ExactSizeIterator::len).sum();
+            Memory::of_shard(plan, moments.count, owned)
+        }
+        None => Memory::of(plan, moments.count),
+    }
+}
+
 /// What a plan takes on a device that shares the host's memory, with the copy of parameters and
 /// moments that saving them makes.
-pub fn of_device(plan: &Plan, moments: usize) -> usize {
-    let memory = Memory::of(plan, moments);
+pub fn of_device(plan: &Plan, moments: &Moments) -> usize {
+    let memory = memory(plan, moments);
     let saved = memory.parameters.saturating_add(memory.moments);
     memory.peak().saturating_add(saved)
 }

@@ -15,11 +15,13 @@ pub mod loader;
 pub mod memory;
 pub mod profile;
 pub mod progress;
+pub mod ranks;
 pub mod run;
 pub mod setup;
 pub mod signals;
 pub mod state;
 pub mod step;
+pub mod team;
 pub mod text;
 pub mod trainer;
 

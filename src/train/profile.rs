@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::BucketId;
 use crate::base::rng::Key;
+use crate::base::{BucketId, Rank};
 use crate::data::Tokenizer;
 use crate::device::DeviceError;
 use crate::exec::{Executor, Pass, Timing, Work};
@@ -19,7 +19,7 @@ use super::error::TrainError;
 use super::fault::Faults;
 use super::loader::{Loader, Source};
 use super::run::source;
-use super::step::{StepInput, load, run_step};
+use super::step::{Alone, StepInput, load, run_step};
 use super::{setup, state};
 
 /// Steps before anything is measured: the first compiles the shaders.
@@ -68,7 +68,7 @@ impl Profile {
         let plan = setup::plan(config, data.tokenizer().vocabulary())?;
         let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
         let program = Arc::new(one_rank(&plan, batch, rows));
-        let inputs = inputs(config, source(config, &plan, &data, (0, 0))?, &program)?;
+        let inputs = inputs(config, source(config, &plan.graph, &data, (0, 0))?, &program)?;
         let moments = setup::optimizer(config).moments();
         let options = setup::OpenOptions::of(config);
         let setup::Opened { driver, identity, .. } =
@@ -152,12 +152,13 @@ fn inputs(
 ) -> Result<Vec<Arc<StepInput>>, TrainError> {
     let count = WARM_UP + STEPS as u64;
     let ended = || TrainError::Defect("the loader ended before the last step".into());
-    let loader = Loader::start(source, program.clone(), 1, count);
+    let loader = Loader::start(source, vec![program.clone()], 1, count);
     let loader = loader.map_err(|why| TrainError::Defect(format!("no thread: {why}")))?;
     let input = |step| {
-        let micro_batches = loader.next_step().ok_or_else(ended)?;
+        let micro_batches = loader.next_step().into_iter().flatten().next().ok_or_else(ended)?;
         Ok(Arc::new(StepInput {
             step,
+            rank: Rank(0),
             program: program.clone(),
             micro_batches,
             run_key: Key::new(config.train.seed),
@@ -174,7 +175,7 @@ fn timed_step(driver: &Driver, input: &Arc<StepInput>) -> Result<(Option<f64>, f
     let input = Arc::clone(input);
     driver.run("a step", move |device| {
         let started = Instant::now();
-        let report = run_step(device, &input)?;
+        let report = run_step(device, &input, &mut Alone::default())?;
         // The updates are part of the step: a read waits for them.
         device.loss()?;
         Ok((report.busy, started.elapsed().as_secs_f64()))
@@ -236,6 +237,7 @@ fn kernels(
                 let nodes = device.plan().segments[segment.index()].nodes.clone();
                 (Part::Nodes, nodes.map(Work::Node).collect::<Vec<_>>(), pass(micro_batch))
             }
+            Instruction::Clear | Instruction::Start(_) | Instruction::Wait(_) => continue,
             Instruction::Verdict => {
                 let buckets = 0..device.plan().buckets.len() as u32;
                 (Part::Norms, buckets.map(|b| Work::Norm(BucketId(b))).collect(), pass(0))

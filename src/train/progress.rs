@@ -6,22 +6,39 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::ranks::{Means, ShownRank};
 use crate::kernels;
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
 
+/// How much of what the bar shows of each device is older than the last step.
+const SMOOTHING: f64 = 0.8;
+
 /// What is shown of a step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Shown {
     pub step: u64,
     pub loss: f64,
     pub tokens_per_s: f64,
+    /// By rank, if there are several.
+    pub ranks: Vec<ShownRank>,
+}
+
+/// What plain lines need to know.
+pub struct Lines {
+    log_every: u64,
+    steps: u64,
+    started: Instant,
+    first: u64,
+    device: String,
+    /// Since the last line.
+    means: Means,
 }
 
 /// Shows a run.
 pub enum Progress {
-    Bar(ProgressBar),
-    Lines { log_every: u64, steps: u64, started: Instant, first: u64, device: String },
+    Bar(ProgressBar, Means),
+    Lines(Lines),
     Quiet,
 }
 
@@ -32,8 +49,8 @@ impl Progress {
             return Self::Quiet;
         }
         if !std::io::stderr().is_terminal() {
-            let (started, device) = (Instant::now(), device.to_string());
-            return Self::Lines { log_every, steps, started, first: done, device };
+            let (started, device, means) = (Instant::now(), device.to_string(), Means::default());
+            return Self::Lines(Lines { log_every, steps, started, first: done, device, means });
         }
         let bar = ProgressBar::new(steps).with_position(done);
         // A test parses the template, so it cannot fail here.
@@ -43,26 +60,23 @@ impl Progress {
         bar.set_prefix(device.to_string());
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self::Bar(bar)
+        Self::Bar(bar, Means::default())
     }
 
     /// After every step.
-    pub fn step(&self, shown: &Shown) {
+    pub fn step(&mut self, shown: &Shown) {
         let text = format!("loss {:.4}  {} tokens/s", shown.loss, thousands(shown.tokens_per_s));
         match self {
-            Self::Bar(bar) => {
+            Self::Bar(bar, means) => {
                 bar.set_message(text);
+                if !shown.ranks.is_empty() {
+                    means.forget(SMOOTHING);
+                    means.add(&shown.ranks);
+                    bar.set_prefix(format!("\n{}", means.block()));
+                }
                 bar.set_position(shown.step);
             }
-            Self::Lines { log_every, steps, started, first, device } => {
-                let due = *log_every > 0 && shown.step.is_multiple_of(*log_every);
-                if due || shown.step == *first + 1 || shown.step == *steps {
-                    let done = (shown.step - first) as f64;
-                    let left = (steps - shown.step) as f64 * started.elapsed().as_secs_f64() / done;
-                    let eta = duration(left);
-                    say(&format!("step {}/{steps}  {text}  eta {eta}  {device}", shown.step));
-                }
-            }
+            Self::Lines(lines) => lines.step(shown, &text),
             Self::Quiet => {}
         }
     }
@@ -70,8 +84,8 @@ impl Progress {
     /// A line that stays: an evaluation, a checkpoint, a warning.
     pub fn note(&self, text: &str) {
         match self {
-            Self::Bar(bar) => bar.suspend(|| say(text)),
-            Self::Lines { .. } => say(text),
+            Self::Bar(bar, _) => bar.suspend(|| say(text)),
+            Self::Lines(_) => say(text),
             Self::Quiet => {}
         }
     }
@@ -80,15 +94,31 @@ impl Progress {
     pub fn warn(&self, text: &str) {
         let text = format!("warning: {text}");
         match self {
-            Self::Bar(bar) => bar.suspend(|| say(&text)),
+            Self::Bar(bar, _) => bar.suspend(|| say(&text)),
             _ => say(&text),
         }
     }
 
     /// Removes the bar.
     pub fn finish(&self) {
-        if let Self::Bar(bar) = self {
+        if let Self::Bar(bar, _) = self {
             bar.finish_and_clear();
+        }
+    }
+}
+
+impl Lines {
+    fn step(&mut self, shown: &Shown, text: &str) {
+        let Self { log_every, steps, started, first, device, means } = self;
+        means.add(&shown.ranks);
+        let due = *log_every > 0 && shown.step.is_multiple_of(*log_every);
+        if due || shown.step == *first + 1 || shown.step == *steps {
+            let done = (shown.step - *first) as f64;
+            let left = (*steps - shown.step) as f64 * started.elapsed().as_secs_f64() / done;
+            let eta = duration(left);
+            let devices = if shown.ranks.is_empty() { device.clone() } else { means.line() };
+            say(&format!("step {}/{steps}  {text}  eta {eta}  {devices}", shown.step));
+            *means = Means::default();
         }
     }
 }
@@ -115,7 +145,7 @@ pub fn say(text: &str) {
 }
 
 /// `12345.6` as `12,346`.
-fn thousands(value: f64) -> String {
+pub(super) fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -6,9 +6,8 @@ use std::time::Duration;
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
 use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
-use crate::exec::{Cpu, Executor, GpuExecutor};
+use crate::exec::{Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::fuse::{Fusion, fuse_listed};
-use crate::graph::print::Memory;
 use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
 use crate::kernels::{self, Choices, Kernels, Record, Tuning, record};
 use crate::model::{GptConfig, gpt};
@@ -60,8 +59,13 @@ pub fn graph(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError>
 
 /// The training plan for micro-batches of the configured size.
 pub fn plan(config: &RunConfig, vocabulary: usize) -> Result<Plan, TrainError> {
-    let training = fused(config, differentiate(graph(config, vocabulary)?)?);
+    let training = training(config, vocabulary)?;
     Ok(Plan::new(training, PlanOptions::new(config.train.micro_batch)))
+}
+
+/// The training graph, fused if that is configured.
+pub fn training(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError> {
+    Ok(fused(config, differentiate(graph(config, vocabulary)?)?))
 }
 
 /// What is fused in the training plan.
@@ -128,6 +132,11 @@ pub struct Opened {
     pub notes: Vec<String>,
     /// What decides about bits: recorded, and compared on resume.
     pub identity: String,
+    pub is_cpu: bool,
+    /// Its place among the devices that were asked for.
+    pub position: usize,
+    /// The most rows of its plan.
+    pub rows: u32,
     /// Which kernels run, where there is a choice.
     pub choices: Choices,
 }
@@ -174,38 +183,40 @@ pub fn open(
     options: &OpenOptions,
 ) -> Result<Opened, TrainError> {
     let tuning = Tuning { seconds: options.tune_seconds, ..Tuning::default() };
-    open_tuned(selector, plan, moments, options, |_| tuning, &mut |_, _| {})
-}
-
-/// Like [`open`], with kernels chosen as `tuning` says for the device of an identity; `report` is
-/// told its name and how far that is.
-///
-/// # Errors
-/// As [`open`].
-pub fn open_tuned(
-    selector: &str,
-    plan: Plan,
-    moments: usize,
-    options: &OpenOptions,
-    tuning: impl FnOnce(&str) -> Tuning,
-    report: &mut dyn FnMut(&str, kernels::Progress),
-) -> Result<Opened, TrainError> {
     let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
         Selection::Cpu { because: None }
     } else {
         select(selector, &list_adapters())?
     };
+    memory::require_of_host(&selection, &plan, &moments.into())?;
+    open_selected(selection, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
+}
+
+/// Like [`open`] for a device that is chosen, with kernels chosen as `tuning` says for the device
+/// of an identity; `report` is told its name and how far that is.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_selected(
+    selection: Selection,
+    plan: Plan,
+    moments: Moments,
+    options: &OpenOptions,
+    tuning: impl FnOnce(&str) -> Tuning,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Opened, TrainError> {
+    let is_cpu = matches!(selection, Selection::Cpu { .. });
+    let rows = plan.options.rows as u32;
     let (executor, notes, identity, choices): (Box<dyn Executor>, _, _, _) = match selection {
         Selection::Cpu { because } => {
             let note = because.map(|why| format!("training on the CPU: {why}"));
-            memory::require(memory::of_device(&plan, moments))?;
             let device = Cpu::fast(plan, moments);
             let identity = device.name().to_string();
             (Box::new(device), Vec::from_iter(note), identity, Choices::default())
         }
         Selection::Adapter(adapter) => {
             let mut notes =
-                Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, moments)?);
+                Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, &moments)?);
             let identity = record::identity(&adapter);
             let is_software = adapter.kind == AdapterKind::Software;
             let tuning = Tuning { is_software, ..tuning(&identity) };
@@ -221,7 +232,7 @@ pub fn open_tuned(
     };
     let driver = Driver::start(executor, options.deadline)
         .map_err(|error| TrainError::Defect(format!("no thread could be started: {error}")))?;
-    Ok(Opened { driver, notes, identity, choices })
+    Ok(Opened { driver, notes, identity, is_cpu, position: 0, rows, choices })
 }
 
 /// An adapter with everything of a plan on it. That it has no room now is a matter of the
@@ -229,10 +240,10 @@ pub fn open_tuned(
 fn allocate(
     gpu: Gpu,
     plan: Plan,
-    moments: usize,
+    moments: Moments,
     kernels: Kernels,
 ) -> Result<GpuExecutor, TrainError> {
-    let needed = memory::gibibytes(Memory::of(&plan, moments).peak() as u64);
+    let needed = memory::gibibytes(memory::memory(&plan, &moments).peak() as u64);
     GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| match error {
         DeviceError::OutOfMemory { adapter, what } => TrainError::NoRoom { adapter, what, needed },
         other => other.into(),

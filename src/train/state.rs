@@ -1,6 +1,8 @@
 //! Parameters and moments by name, to and from a device: what checkpoints hold.
 
-use crate::base::{BucketId, ParamId};
+use std::sync::Arc;
+
+use crate::base::{BucketId, ParamId, Rank};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
@@ -8,8 +10,8 @@ use crate::kernels::hash;
 use crate::model;
 
 use super::checkpoint::{CheckpointError, NamedTensor};
-use super::driver::Driver;
 use super::error::TrainError;
+use super::team::Team;
 
 /// A whole bucket, which is compared with the hash that the device computes where it stands.
 ///
@@ -32,16 +34,26 @@ fn read_bucket(
     Err(DeviceError::ReadBack { adapter: device.name().to_string(), what })
 }
 
-/// Every parameter in one bank, in the model's order.
+/// Every parameter in one bank, in the model's order. The device holds all of it.
 ///
 /// # Errors
 /// A device that fails, or values that are not what it holds.
 pub fn read(device: &mut dyn Executor, bank: Bank) -> Result<Vec<NamedTensor>, DeviceError> {
+    let buckets = read_buckets(device, bank)?;
+    Ok(tensors(device.plan(), &buckets))
+}
+
+/// What a device holds of every bucket of a bank.
+fn read_buckets(device: &mut dyn Executor, bank: Bank) -> Result<Vec<Vec<f32>>, DeviceError> {
+    let buckets = 0..device.plan().buckets.len() as u32;
+    buckets.map(|bucket| read_bucket(device, bank, BucketId(bucket))).collect()
+}
+
+/// The parameters in whole buckets, in the model's order.
+fn tensors(plan: &Plan, buckets: &[Vec<f32>]) -> Vec<NamedTensor> {
     let mut tensors: Vec<(ParamId, NamedTensor)> = Vec::new();
-    for bucket in 0..device.plan().buckets.len() as u32 {
-        let values = read_bucket(device, bank, BucketId(bucket))?;
-        let plan = device.plan();
-        for &(id, start) in &plan.buckets[bucket as usize].parameters {
+    for (bucket, values) in plan.buckets.iter().zip(buckets) {
+        for &(id, start) in &bucket.parameters {
             let parameter = &plan.graph.parameters[id.index()];
             let shape = plan.graph.tensor(parameter.tensor).shape.dims().to_vec();
             let length: usize = shape.iter().product();
@@ -50,10 +62,47 @@ pub fn read(device: &mut dyn Executor, bank: Bank) -> Result<Vec<NamedTensor>, D
         }
     }
     tensors.sort_by_key(|(id, _)| *id);
-    Ok(tensors.into_iter().map(|(_, tensor)| tensor).collect())
+    tensors.into_iter().map(|(_, tensor)| tensor).collect()
 }
 
-/// Writes a bank from values by name; every parameter must be there with its shape.
+/// Parameters and moments of a team, by name: the parameters of the first rank, since all hold
+/// the same, and the moments of those who keep them.
+///
+/// # Errors
+/// A device that fails, or values that are not what it holds.
+pub fn save(
+    team: &Team,
+    moments: usize,
+) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>), TrainError> {
+    let read = |device: &mut dyn Executor| state_of(device, Bank::Parameters);
+    let first = team.first()?.run("reading the parameters", read);
+    let (plan, parameters) = first.map_err(|error| team.error(Rank(0), error))?;
+    let mut all = Vec::new();
+    for moment in 0..moments {
+        let parts = team.each("reading the moments", move |_, device| {
+            let buckets = 0..device.plan().buckets.len() as u32;
+            let owned: Vec<_> = buckets.map(|bucket| device.owned(BucketId(bucket))).collect();
+            Ok((owned, read_buckets(device, Bank::Moment(moment))?))
+        })?;
+        let mut whole: Vec<Vec<f32>> = plan.buckets.iter().map(|b| vec![0.0; b.length]).collect();
+        for (owned, values) in parts {
+            for (bucket, (range, values)) in owned.into_iter().zip(values).enumerate() {
+                whole[bucket][range].copy_from_slice(&values);
+            }
+        }
+        all.push(tensors(&plan, &whole));
+    }
+    Ok((tensors(&plan, &parameters), join_moments(all)))
+}
+
+/// A device's plan and what it holds of a bank.
+fn state_of(device: &mut dyn Executor, bank: Bank) -> Result<(Plan, Vec<Vec<f32>>), DeviceError> {
+    let buckets = read_buckets(device, bank)?;
+    Ok((device.plan().clone(), buckets))
+}
+
+/// Writes what a device holds of a bank from values by name; every parameter must be there with
+/// its shape.
 ///
 /// # Errors
 /// A tensor that is missing or has another shape; a device that fails.
@@ -67,7 +116,12 @@ fn write(
         Err(error) => return Ok(Err(error)),
     };
     for (index, values) in buckets.iter().enumerate() {
-        device.write_bank(bank, BucketId(index as u32), values)?;
+        let bucket = BucketId(index as u32);
+        let held = match bank {
+            Bank::Moment(_) => device.owned(bucket),
+            Bank::Parameters | Bank::Gradients => 0..values.len(),
+        };
+        device.write_bank(bank, bucket, &values[held])?;
     }
     Ok(Ok(()))
 }
@@ -135,26 +189,30 @@ pub fn check(
     Ok(())
 }
 
-/// Puts a checkpoint's tensors on a device.
+/// Puts a checkpoint's tensors on all devices.
 ///
 /// # Errors
 /// A tensor that is missing or has another shape; a device that fails.
 pub fn restore(
-    driver: &Driver,
+    team: &Team,
     parameters: Vec<NamedTensor>,
-    moments: Vec<NamedTensor>,
+    moments: &[NamedTensor],
     kept: usize,
 ) -> Result<(), TrainError> {
-    let restored = driver.run("restoring the state", move |device| {
-        let mut written = write(device, Bank::Parameters, &parameters)?;
-        for index in 0..restored(&moments, kept) {
+    let moments: Vec<_> =
+        (0..restored(moments, kept)).map(|index| split_moments(moments, index)).collect();
+    let state = Arc::new((parameters, moments));
+    let restored = team.each("restoring the state", move |_, device| {
+        let (parameters, moments) = state.as_ref();
+        let mut written = write(device, Bank::Parameters, parameters)?;
+        for (index, moment) in moments.iter().enumerate() {
             if written.is_ok() {
-                written = write(device, Bank::Moment(index), &split_moments(&moments, index))?;
+                written = write(device, Bank::Moment(index), moment)?;
             }
         }
         Ok(written)
     })?;
-    Ok(restored?)
+    Ok(restored.into_iter().collect::<Result<(), CheckpointError>>()?)
 }
 
 /// Sets the initial parameters of a seed; moments start as zeros.
@@ -178,8 +236,10 @@ mod tests {
     use super::*;
     use crate::base::TensorId;
     use crate::device::{Injected, Pulse};
-    use crate::exec::{Cpu, Input, Pass, StepSums, Timing, Work};
+    use crate::exec::{Cpu, Input, Pass, Piece, StepSums, Timing, Work};
     use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
+
+    type Done = Result<(), DeviceError>;
 
     /// The CPU device, but reading a bucket back flips bit 0 of its word `flips`.
     struct Flipping {
@@ -212,8 +272,8 @@ mod tests {
         fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
             self.cpu.run(nodes, pass)
         }
-        fn finish_step(&mut self) -> Result<StepSums, DeviceError> {
-            self.cpu.finish_step()
+        fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
+            self.cpu.finish_step(norms)
         }
         fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
             self.cpu.loss()
@@ -248,6 +308,33 @@ mod tests {
             values: &[f32],
         ) -> Result<(), DeviceError> {
             self.cpu.write_bank(bank, bucket, values)
+        }
+        fn keep(&mut self, moments: crate::exec::Moments) -> Result<(), DeviceError> {
+            self.cpu.keep(moments)
+        }
+        fn owned(&self, bucket: BucketId) -> Range<usize> {
+            self.cpu.owned(bucket)
+        }
+        fn begin_read(&mut self, bank: Bank, id: BucketId, at: Range<usize>) -> Done {
+            self.cpu.begin_read(bank, id, at)
+        }
+        fn take_read(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError> {
+            self.cpu.take_read(wait)
+        }
+        fn is_reading(&self) -> bool {
+            self.cpu.is_reading()
+        }
+        fn piece_elements(&self) -> usize {
+            self.cpu.piece_elements()
+        }
+        fn write_range(&mut self, bank: Bank, id: BucketId, start: usize, from: &[f32]) -> Done {
+            self.cpu.write_range(bank, id, start, from)
+        }
+        fn add(&mut self, id: BucketId, start: usize, partial: &mut [f32]) -> Done {
+            self.cpu.add(id, start, partial)
+        }
+        fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Done {
+            self.cpu.when_done(then)
         }
     }
 

@@ -1,14 +1,17 @@
-//! One step on one device: the interpreter's actions performed on an executor.
+//! One step on one device: the interpreter's actions performed on an executor, alone or together
+//! with other ranks.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::base::rng::Key;
-use crate::base::{BucketId, Rank, TensorId};
+use crate::base::{BucketId, Rank, SegmentId, TensorId};
 use crate::device::DeviceError;
-use crate::exec::{Bank, Executor, Input, Pass, StepSums};
+use crate::exec::{Bank, Executor, Input, Pass};
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::Random;
-use crate::parallel::{Action, Event, Interpreter, Outcome, Program, Verdict, Vote};
+use crate::metrics::Lane;
+use crate::parallel::{Action, Collective, Event, Interpreter, Outcome, Program, Verdict, Vote};
 
 use super::fault::{Fault, Faults, Point};
 
@@ -36,10 +39,11 @@ impl<D: ndarray::Dimension> From<ndarray::Array<u32, D>> for Values {
 /// What one micro-batch is made of.
 pub type Inputs = Vec<(TensorId, Values)>;
 
-/// Everything that a step needs.
+/// Everything that a rank needs for a step.
 #[derive(Clone, Debug)]
 pub struct StepInput {
     pub step: u64,
+    pub rank: Rank,
     pub program: Arc<Program>,
     /// Per micro-batch of the program.
     pub micro_batches: Vec<Inputs>,
@@ -57,59 +61,273 @@ pub struct StepInput {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     pub verdict: Verdict,
-    pub updated: bool,
-    /// As in [`StepSums::busy`].
+    pub outcome: Outcome,
+    /// As in [`crate::exec::StepSums::busy`].
     pub busy: Option<f64>,
+    /// From the beginning to the end, and how much of that it waited for other ranks.
+    pub time: Duration,
+    pub waited: Duration,
+}
+
+impl StepReport {
+    pub fn is_updated(&self) -> bool {
+        self.outcome == Outcome::Updated
+    }
+}
+
+/// The ranks that a step is made with, as one of them sees them.
+pub trait Others {
+    /// A step begins: forgets what the last one left.
+    fn restart(&mut self);
+
+    /// Begins this rank's part in a collective.
+    fn start(
+        &mut self,
+        device: &mut dyn Executor,
+        collective: Collective,
+    ) -> Result<(), DeviceError>;
+
+    /// What the program waits for next, for people: a collective or the verdict.
+    fn will_wait(&mut self, awaited: Option<Collective>);
+
+    /// Sends the vote; the answer comes as an event.
+    fn vote(&mut self, vote: Vote) -> Result<(), DeviceError>;
+
+    /// What happened; with `wait`, waits until something does, and adds to `waited` how long it
+    /// waited for others. `None` only without `wait`.
+    fn event(
+        &mut self,
+        device: &mut dyn Executor,
+        wait: bool,
+        waited: &mut Duration,
+    ) -> Result<Option<Event>, DeviceError>;
+
+    /// Whether the sums of gradients come from the ranks together, not from the device.
+    fn sum_gradients(&self) -> bool;
+
+    /// Where what this rank does is traced, and what its device does.
+    fn lanes(&self) -> (&Lane, &Lane);
+}
+
+/// No other ranks.
+#[derive(Default)]
+pub struct Alone {
+    vote: Option<Vote>,
+    lane: Lane,
+    device: Lane,
+}
+
+impl Alone {
+    /// Traced on the lanes of its driver and of its device.
+    pub fn traced(lane: Lane, device: Lane) -> Self {
+        Self { vote: None, lane, device }
+    }
+}
+
+impl Others for Alone {
+    fn restart(&mut self) {
+        self.vote = None;
+    }
+
+    fn start(&mut self, _: &mut dyn Executor, _: Collective) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn will_wait(&mut self, _: Option<Collective>) {}
+
+    fn vote(&mut self, vote: Vote) -> Result<(), DeviceError> {
+        self.vote = Some(vote);
+        Ok(())
+    }
+
+    fn event(
+        &mut self,
+        _: &mut dyn Executor,
+        _: bool,
+        _: &mut Duration,
+    ) -> Result<Option<Event>, DeviceError> {
+        Ok(self.vote.take().map(|vote| Event::Verdict(Verdict::from_votes(&[vote]))))
+    }
+
+    fn sum_gradients(&self) -> bool {
+        false
+    }
+
+    fn lanes(&self) -> (&Lane, &Lane) {
+        (&self.lane, &self.device)
+    }
 }
 
 /// Runs one step: forward and backward of every micro-batch, the verdict, the update.
-pub fn run_step(device: &mut dyn Executor, input: &StepInput) -> Result<StepReport, DeviceError> {
-    let random = Random { step_key: input.run_key.step(input.step), training: true };
+pub fn run_step(
+    device: &mut dyn Executor,
+    input: &StepInput,
+    others: &mut dyn Others,
+) -> Result<StepReport, DeviceError> {
     let mut interpreter = Interpreter::new(&input.program);
-    let (mut verdict, mut busy) = (None, None);
-    fault(device, input, Point::Forward)?;
-    device.begin_step()?;
-    while let Some(action) = interpreter.poll_action() {
-        match action {
-            Action::Load { micro_batch } => load(device, &input.micro_batches[micro_batch], 0)?,
-            Action::Run { segment, micro_batch } => {
-                let nodes = device.plan().segments[segment.index()].nodes.clone();
-                let rows = input.program.micro_batches[micro_batch].rows as usize;
-                device.run(nodes, &Pass { copy: 0, rows, random })?;
+    let mut performer = Performer::new(device, input, others);
+    performer.fault(Point::Forward)?;
+    loop {
+        while let Some(action) = interpreter.poll_action() {
+            if let Action::Finish(outcome) = action {
+                return performer.finish(outcome);
             }
-            Action::Vote => {
-                fault(device, input, Point::Backward)?;
-                let sums = device.finish_step()?;
-                let decided = Verdict::from_votes(&[vote(Rank(0), &sums)]);
-                busy = sums.busy;
-                fault(device, input, Point::Verdict)?;
-                interpreter.handle(Event::Verdict(decided.clone()));
-                verdict = Some(decided);
-            }
-            Action::Update { bucket } => {
-                // A program updates after its verdict only.
-                let Some(verdict) = &verdict else { continue };
-                let totals = verdict.totals();
-                let clip = crate::optim::clip_factor(totals.gradient_norm, input.clip);
-                let layout = &device.plan().buckets[bucket.index()];
-                let range = UpdateRange {
-                    start: 0,
-                    length: layout.length,
-                    decay_end: layout.decay_end,
-                    gradient_scale: (clip / totals.count) as f32,
-                };
-                device.update(bucket, &input.update, &range)?;
-                fault(device, input, Point::Update)?;
-            }
-            Action::Finish(outcome) => {
-                device.flush()?;
-                let updated = outcome == Outcome::Updated;
-                let verdict = verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
-                return Ok(StepReport { verdict, updated, busy });
+            performer.perform(action)?;
+            while let Some(event) = performer.event(false)? {
+                let is_over = matches!(event, Event::Fault(_));
+                interpreter.handle(event);
+                if is_over {
+                    break;
+                }
             }
         }
+        if let Some(event) = performer.event(true)? {
+            interpreter.handle(event);
+        }
     }
-    unreachable!("a program ends with Finish, and only a vote waits for an event")
+}
+
+/// What performs the actions of a step, and what it has learned so far.
+struct Performer<'a> {
+    device: &'a mut dyn Executor,
+    input: &'a StepInput,
+    others: &'a mut dyn Others,
+    random: Random,
+    verdict: Option<Verdict>,
+    busy: Option<f64>,
+    started: Instant,
+    waited: Duration,
+    /// Points that come once, though several actions lead there.
+    passed: Vec<Point>,
+}
+
+impl<'a> Performer<'a> {
+    fn new(device: &'a mut dyn Executor, input: &'a StepInput, others: &'a mut dyn Others) -> Self {
+        let random = Random { step_key: input.run_key.step(input.step), training: true };
+        let (started, waited) = (Instant::now(), Duration::ZERO);
+        let (verdict, busy, passed) = (None, None, Vec::new());
+        Self { device, input, others, random, verdict, busy, started, waited, passed }
+    }
+
+    fn perform(&mut self, action: Action) -> Result<(), DeviceError> {
+        match action {
+            Action::Clear => self.device.begin_step(),
+            Action::Load { micro_batch } => {
+                load(self.device, &self.input.micro_batches[micro_batch], 0)
+            }
+            Action::Run { segment, micro_batch } => self.run(segment, micro_batch),
+            Action::Start(collective) => {
+                if let Collective::Reduce(_) = collective {
+                    self.fault_once(Point::Backward)?;
+                }
+                self.others.start(self.device, collective)
+            }
+            Action::Wait(collective) => {
+                self.others.will_wait(Some(collective));
+                match collective {
+                    Collective::Reduce(_) => self.fault_once(Point::Reduce),
+                    Collective::Gather(_) => Ok(()),
+                }
+            }
+            Action::Finish(_) => Ok(()),
+            Action::Vote => self.vote(),
+            Action::Update { bucket } => self.update(bucket),
+        }
+    }
+
+    fn run(&mut self, segment: SegmentId, micro_batch: usize) -> Result<(), DeviceError> {
+        let found = &self.device.plan().segments[segment.index()];
+        let (nodes, phase, block) = (found.nodes.clone(), found.phase, found.block);
+        let rows = self.input.program.micro_batches[micro_batch].rows as usize;
+        let pass = Pass { copy: 0, rows, random: self.random };
+        let (driver, device) = self.others.lanes();
+        let (name, recorded) = (|| format!("{phase:?} {block}"), driver.clone());
+        let begun = Instant::now();
+        let _span = recorded.span(|| format!("record {}", name()));
+        let of_device = device.clone();
+        self.device.run(nodes, &pass)?;
+        if of_device.is_on() {
+            let name = name();
+            self.device.when_done(Box::new(move || of_device.follow(|| name, begun)))?;
+        }
+        Ok(())
+    }
+
+    fn vote(&mut self) -> Result<(), DeviceError> {
+        self.fault_once(Point::Backward)?;
+        self.fault_once(Point::Reduce)?;
+        let sums = self.device.finish_step(!self.others.sum_gradients())?;
+        self.busy = sums.busy;
+        self.fault(Point::Verdict)?;
+        self.others.will_wait(None);
+        self.others.vote(Vote {
+            rank: self.input.rank,
+            loss: sums.loss,
+            count: sums.count,
+            sum_squares: sums.gradients.iter().map(|(squares, _)| squares).sum(),
+            not_finite: sums.gradients.iter().map(|(_, bad)| bad).sum(),
+        })
+    }
+
+    fn update(&mut self, bucket: BucketId) -> Result<(), DeviceError> {
+        // A program updates after its verdict only.
+        let Some(verdict) = &self.verdict else { return Ok(()) };
+        let totals = verdict.totals();
+        let clip = crate::optim::clip_factor(totals.gradient_norm, self.input.clip);
+        let owned = self.device.owned(bucket);
+        let range = UpdateRange {
+            start: owned.start,
+            length: owned.len(),
+            decay_end: self.device.plan().buckets[bucket.index()].decay_end,
+            gradient_scale: (clip / totals.count) as f32,
+        };
+        if range.length > 0 {
+            let _span = self.others.lanes().0.span(|| format!("update {bucket}"));
+            self.device.update(bucket, &self.input.update, &range)?;
+        }
+        self.fault(Point::Update)
+    }
+
+    fn event(&mut self, wait: bool) -> Result<Option<Event>, DeviceError> {
+        let event = self.others.event(self.device, wait, &mut self.waited)?;
+        if let Some(Event::Verdict(verdict)) = &event {
+            self.verdict = Some(verdict.clone());
+        }
+        Ok(event)
+    }
+
+    fn finish(&mut self, outcome: Outcome) -> Result<StepReport, DeviceError> {
+        self.device.flush()?;
+        if outcome == Outcome::Updated {
+            self.fault(Point::Gather)?;
+        }
+        let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
+        let (time, waited) = (self.started.elapsed(), self.waited);
+        Ok(StepReport { verdict, outcome, busy: self.busy, time, waited })
+    }
+
+    fn fault_once(&mut self, point: Point) -> Result<(), DeviceError> {
+        if self.passed.contains(&point) {
+            return Ok(());
+        }
+        self.passed.push(point);
+        self.fault(point)
+    }
+
+    /// Makes what is planned for a point of the step happen on the device.
+    fn fault(&mut self, point: Point) -> Result<(), DeviceError> {
+        match self.input.faults.at_rank(point, self.input.step, self.input.rank) {
+            Some(Fault::Nan) if point == Point::Forward => {
+                poison(self.device, Bank::Parameters, |_| f32::NAN)
+            }
+            Some(Fault::Nan) => poison(self.device, Bank::Gradients, |_| f32::NAN),
+            Some(Fault::Flip) => {
+                poison(self.device, Bank::Parameters, |v| f32::from_bits(v.to_bits() ^ 1))
+            }
+            Some(other) => other.of_device().map_or(Ok(()), |injected| self.device.fault(injected)),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Puts the inputs of a micro-batch into a copy of the stash.
@@ -124,29 +342,13 @@ pub fn load(device: &mut dyn Executor, inputs: &Inputs, copy: usize) -> Result<(
     Ok(())
 }
 
-fn vote(rank: Rank, sums: &StepSums) -> Vote {
-    Vote {
-        rank,
-        loss: sums.loss,
-        count: sums.count,
-        sum_squares: sums.gradients.iter().map(|(squares, _)| squares).sum(),
-        not_finite: sums.gradients.iter().map(|(_, bad)| bad).sum(),
-    }
-}
-
-/// Makes what is planned for a point of the step happen on the device.
-fn fault(device: &mut dyn Executor, input: &StepInput, point: Point) -> Result<(), DeviceError> {
-    match input.faults.at(point, input.step) {
-        Some(Fault::Nan) if point == Point::Forward => poison(device, Bank::Parameters),
-        Some(Fault::Nan) => poison(device, Bank::Gradients),
-        Some(other) => other.of_device().map_or(Ok(()), |injected| device.fault(injected)),
-        None => Ok(()),
-    }
-}
-
-/// Puts a NaN into the first bucket of a bank: a fault for tests.
-fn poison(device: &mut dyn Executor, bank: Bank) -> Result<(), DeviceError> {
+/// Changes the first value of the first bucket of a bank: a fault for tests.
+fn poison(
+    device: &mut dyn Executor,
+    bank: Bank,
+    change: impl Fn(f32) -> f32,
+) -> Result<(), DeviceError> {
     let mut values = device.read_bank(bank, BucketId(0))?;
-    values[0] = f32::NAN;
+    values[0] = change(values[0]);
     device.write_bank(bank, BucketId(0), &values)
 }

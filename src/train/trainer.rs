@@ -1,4 +1,4 @@
-//! Training from code: any graph, one device, batches of your own.
+//! Training from code: any graph, one device or several, batches of your own.
 //!
 //! ```
 //! use ndarray::array;
@@ -24,30 +24,36 @@
 //! # Ok::<(), potluck::train::TrainError>(())
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ndarray::ArrayD;
 
 use crate::base::rng::Key;
-use crate::base::{DType, TensorId};
+use crate::base::{DType, Rank, TensorId};
 use crate::exec::Bank;
 use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
+use crate::kernels::Tuning;
 use crate::optim::Optimizer;
-use crate::parallel::{MicroBatch, Program, Verdict, one_rank};
+use crate::parallel::{MicroBatch, Outcome, Program, Verdict};
 
 use super::checkpoint::NamedTensor;
-use super::driver::Driver;
+use super::config::{Adding, Balance, Parallel};
 use super::error::TrainError;
 use super::evaluate::forward;
 use super::fault::Faults;
-use super::step::{Inputs, StepInput, Values, load, run_step};
+use super::step::{Inputs, StepInput, Values, load};
+use super::team::Team;
+use super::team::assemble::{Assembled, Request, assemble};
 use super::{setup, state};
 
 /// How a [`Trainer`] trains.
 #[derive(Clone, Debug)]
 pub struct TrainerOptions {
-    /// The selector of the device, as for `potluck train --devices`.
+    /// The selector of the devices, as for `potluck train --devices`.
     pub devices: String,
+    /// Samples of each of several devices; empty: evenly.
+    pub shares: Vec<usize>,
     pub optimizer: Optimizer,
     /// Samples per step.
     pub batch: usize,
@@ -68,6 +74,7 @@ impl TrainerOptions {
     pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
         Self {
             devices: devices.to_string(),
+            shares: Vec::new(),
             optimizer,
             batch,
             micro_batch: batch,
@@ -105,18 +112,19 @@ fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// A graph in training on one device.
+/// A graph in training.
 pub struct Trainer {
-    driver: Driver,
+    team: Team,
     graph: Graph,
-    program: Arc<Program>,
+    /// By rank.
+    programs: Vec<Arc<Program>>,
     options: TrainerOptions,
     step: u64,
     updates: u64,
 }
 
 impl Trainer {
-    /// Plans the training of a forward graph with a loss, opens the device and initialises the
+    /// Plans the training of a forward graph with a loss, opens the devices and initialises the
     /// parameters.
     ///
     /// # Errors
@@ -126,22 +134,48 @@ impl Trainer {
         check(&forward, options)?;
         let training = differentiate(forward)?;
         let training = if options.fuse { fuse(training) } else { training };
-        let plan = Plan::new(training, PlanOptions::new(options.micro_batch));
-        let graph = plan.graph.clone();
-        let program = one_rank(&plan, options.batch as u32, options.micro_batch as u32);
-        let moments = options.optimizer.moments();
+        let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
         let tune_seconds = options.tune_seconds;
-        let opening = setup::OpenOptions { tune_seconds, ..Default::default() };
-        let driver = setup::open(&options.devices, plan, moments, &opening)?.driver;
+        let tuning =
+            |_: &str, _: &BTreeMap<_, _>| Tuning { seconds: tune_seconds, ..Tuning::default() };
+        let parallel = Parallel {
+            balance: Balance::Fixed,
+            // What is measured is recorded with a run, and a trainer has none.
+            adding: Adding::Host,
+            shares: options.shares.iter().map(|share| *share as u64).collect(),
+            ..Parallel::default()
+        };
+        let request = Request {
+            selector: &options.devices,
+            parallel: &parallel,
+            batch: options.batch as u32,
+            micro_batch: options.micro_batch as u32,
+            optimizer: &options.optimizer,
+            plan: &plan,
+            probe: None,
+            seed: options.seed,
+            opening: setup::OpenOptions { tune_seconds, ..Default::default() },
+            tuning: &tuning,
+            saved: None,
+            again: false,
+            say: &|_| {},
+            trace: None,
+        };
+        let Assembled { team, plan, programs, .. } = assemble(&request, &mut |_, _| {})?;
         let seed = options.seed;
-        driver.run("initialization", move |device| state::initialize(device, seed))?;
-        let (program, options) = (Arc::new(program), options.clone());
-        Ok(Self { driver, graph, program, options, step: 0, updates: 0 })
+        team.each("initialization", move |_, device| state::initialize(device, seed))?;
+        let (graph, options) = (plan.graph, options.clone());
+        Ok(Self { team, graph, programs, options, step: 0, updates: 0 })
     }
 
-    /// The device's name.
+    /// The name of the first device.
     pub fn device(&self) -> &str {
-        self.driver.name()
+        self.team.name(Rank(0))
+    }
+
+    /// How many devices there are.
+    pub fn world(&self) -> usize {
+        self.team.world()
     }
 
     /// One step at this learning rate on a whole batch: the values of every input of the graph
@@ -150,28 +184,36 @@ impl Trainer {
     /// # Errors
     /// An input that is missing or has another type or length; a device that fails.
     pub fn step(&mut self, batch: &[(&str, Values)], lr: f64) -> Result<Step, TrainError> {
-        let micro_batches = self.program.micro_batches.iter();
-        let inputs: Result<Vec<Inputs>, TrainError> =
-            micro_batches.map(|part| self.cut(batch, self.options.batch, part)).collect();
-        let input = StepInput {
-            step: self.step + 1,
-            program: self.program.clone(),
-            micro_batches: inputs?,
-            run_key: Key::new(self.options.seed),
-            update: self.options.optimizer.update(lr, self.updates + 1),
-            clip: self.options.clip,
-            faults: Faults::none(),
-        };
-        let report = self.driver.run("a step", move |device| run_step(device, &input))?;
+        let update = self.options.optimizer.update(lr, self.updates + 1);
+        let mut inputs = Vec::with_capacity(self.programs.len());
+        for (rank, program) in self.programs.iter().enumerate() {
+            let parts = program.micro_batches.iter();
+            let micro_batches: Result<Vec<Inputs>, TrainError> =
+                parts.map(|part| self.cut(batch, self.options.batch, part)).collect();
+            inputs.push(Arc::new(StepInput {
+                step: self.step + 1,
+                rank: Rank(rank as u32),
+                program: program.clone(),
+                micro_batches: micro_batches?,
+                run_key: Key::new(self.options.seed),
+                update,
+                clip: self.options.clip,
+                faults: Faults::none(),
+            }));
+        }
+        let mut reports = self.team.step(&inputs)?;
+        let report = reports.swap_remove(0);
         self.step += 1;
-        self.updates += u64::from(report.updated);
+        self.updates += u64::from(report.is_updated());
         let (Verdict::Commit(totals) | Verdict::Skip { totals, .. }) = report.verdict;
-        let (gradient_norm, busy) = (totals.gradient_norm, report.busy);
-        Ok(Step { loss: totals.loss, gradient_norm, updated: report.updated, busy })
+        let (gradient_norm, updated) = (totals.gradient_norm, report.outcome == Outcome::Updated);
+        let busy = report.busy.filter(|_| self.world() == 1);
+        Ok(Step { loss: totals.loss, gradient_norm, updated, busy })
     }
 
-    /// An output of the graph for `rows` samples (at most a micro-batch), without dropout, in the
-    /// output's shape. Inputs that the output does not depend on (targets) may be left out.
+    /// An output of the graph for `rows` samples (at most a micro-batch) from the first device,
+    /// without dropout, in the output's shape. Inputs that the output does not depend on (targets)
+    /// may be left out.
     ///
     /// # Errors
     /// No such output; rows that do not fit; an input of another type or length; a device that
@@ -184,8 +226,8 @@ impl Trainer {
     ) -> Result<ArrayD<f32>, TrainError> {
         let unknown = || TrainError::Unusable(format!("the graph has no output called {output}"));
         let tensor = self.graph.output(output).ok_or_else(unknown)?;
-        if rows == 0 || rows > self.options.micro_batch {
-            let most = self.options.micro_batch;
+        let most = self.rows_max();
+        if rows == 0 || rows > most {
             return Err(TrainError::Unusable(format!("{rows} rows asked for, 1 to {most} fit")));
         }
         let part = MicroBatch { first: 0, rows: rows as u32 };
@@ -196,7 +238,7 @@ impl Trainer {
             }
         }
         let values = self.cut(&given, rows, &part)?;
-        let read = self.driver.run("a prediction", move |device| {
+        let read = self.team.first()?.run("a prediction", move |device| {
             load(device, &values, 0)?;
             let pass = forward(device, rows)?;
             device.read(tensor, &pass)
@@ -209,7 +251,13 @@ impl Trainer {
     /// The parameters by name, in the model's order.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
         let read = |device: &mut dyn crate::exec::Executor| state::read(device, Bank::Parameters);
-        Ok(self.driver.run("reading parameters", read)?)
+        Ok(self.team.first()?.run("reading parameters", read)?)
+    }
+
+    /// The most rows that the first device runs at a time.
+    fn rows_max(&self) -> usize {
+        let rows = self.programs[0].micro_batches.iter().map(|part| part.rows as usize);
+        rows.max().unwrap_or(1)
     }
 
     fn zeros(&self, input: TensorId, rows: usize) -> Values {

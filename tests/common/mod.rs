@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use potluck::base::rng::Key;
 use potluck::base::{BucketId, DType};
 use potluck::device::{Adapter, Checks, Gpu, list_adapters};
-use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Pass, StepSums};
+use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Moments, Pass, StepSums};
 use potluck::graph::{Phase, Plan};
 use potluck::kernels::{Kernels, Random, Record};
 
@@ -33,13 +33,26 @@ impl Iterator for Devices {
 }
 
 /// The CPU device and every adapter of this machine, through every API, each with `plan`.
-pub fn devices(plan: &Plan, moments: usize) -> Devices {
-    let turn = turn();
-    let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(Cpu::fast(plan.clone(), moments))];
+pub fn devices(plan: &Plan, moments: impl Into<Moments>) -> Devices {
+    devices_with(plan, moments, None)
+}
+
+/// [`devices`] whose pieces have at most so many elements.
+pub fn devices_with(
+    plan: &Plan,
+    moments: impl Into<Moments>,
+    piece_elements: Option<usize>,
+) -> Devices {
+    let (turn, moments) = (turn(), moments.into());
+    let mut cpu = Cpu::fast(plan.clone(), moments.clone());
+    piece_elements.iter().for_each(|elements| cpu.set_piece_elements(*elements));
+    let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for adapter in adapters() {
         let gpu = Gpu::open(&adapter, Checks::Checked).unwrap_or_else(|e| panic!("{e}"));
         let kernels = Kernels::new(Record::in_memory());
-        devices.push(Box::new(GpuExecutor::new(gpu, plan.clone(), moments, kernels).unwrap()));
+        let mut gpu = GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap();
+        piece_elements.iter().for_each(|elements| gpu.set_piece_elements(*elements).unwrap());
+        devices.push(Box::new(gpu));
     }
     Devices { devices: devices.into_iter(), _turn: turn }
 }
@@ -110,7 +123,7 @@ pub fn run_step(device: &mut dyn Executor, pass: &Pass) -> StepSums {
     device.begin_step().unwrap();
     run_phase(device, true, pass);
     run_phase(device, false, pass);
-    device.finish_step().unwrap()
+    device.finish_step(true).unwrap()
 }
 
 /// The values of one parameter in a bank.

@@ -1,7 +1,13 @@
 //! A plan on an opened adapter: one buffer per slot copy and per bucket, bind groups and pipelines
 //! made once, and a stream of commands that is submitted in stretches of bounded length.
 
+mod add;
+mod banks;
 mod clock;
+mod limits;
+#[cfg(test)]
+mod piece_tests;
+mod pieces;
 mod prepare;
 mod stream;
 #[cfg(test)]
@@ -11,20 +17,20 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::staging::Places;
 use super::timing::{Timing, Work, norm_cost, update_cost};
-use super::{Bank, Executor, Input, Pass, StepSums};
-use crate::base::rng::Key;
+use super::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
-use crate::device::{DeviceError, Gpu, Injected, Limits, Pulse};
+use crate::device::{DeviceError, Gpu, Injected, Pulse};
 use crate::graph::{Place, Plan, SlotKind, Update, UpdateRange};
-use crate::kernels::{Call, Kernels, Operand, Random, Variant, hash, norm, twin};
+use crate::kernels::{Kernels, Operand, Variant, hash, norm, twin};
+use add::Adder;
+use banks::Banks;
+use pieces::{Pieces, Wanted};
 use prepare::{Binding, Task};
+pub use stream::RING_BYTES;
 use stream::{ReadRange, Stream};
-
-/// Shaders index elements by 32-bit integers, and the last workgroups reach beyond the end: with
-/// this many elements at most, no index wraps around.
-const ELEMENTS_MAX: u64 = 1 << 31;
 
 /// What a prepared node depends on: its index, the copy of the stash, the rows, and whether it
 /// draws random numbers now.
@@ -42,9 +48,7 @@ pub struct GpuExecutor {
     stream: Stream,
     /// Per slot: its copies.
     slots: Vec<Vec<wgpu::Buffer>>,
-    parameters: Vec<wgpu::Buffer>,
-    gradients: Vec<wgpu::Buffer>,
-    moments: Vec<Vec<wgpu::Buffer>>,
+    banks: Banks,
     loss: wgpu::Buffer,
     /// (sum of squares, number not finite) of first-stage parts, and per bucket.
     norm_parts: wgpu::Buffer,
@@ -56,6 +60,8 @@ pub struct GpuExecutor {
     updates: HashMap<UpdateKey, Task>,
     /// The norm of each bucket.
     norm_tasks: Vec<Task>,
+    /// What adds gradients to what others have summed, once that was asked for.
+    adder: Option<Adder>,
 }
 
 impl GpuExecutor {
@@ -67,15 +73,12 @@ impl GpuExecutor {
     pub fn new(
         gpu: Gpu,
         plan: Plan,
-        moments: usize,
+        moments: impl Into<Moments>,
         kernels: Kernels,
     ) -> Result<Self, DeviceError> {
-        check_limits(&gpu, &plan)?;
+        let moments: Moments = moments.into();
+        limits::check(&gpu, &plan)?;
         let gpu = Arc::new(gpu);
-        let banks = |label: &str| -> Result<Vec<wgpu::Buffer>, DeviceError> {
-            let bytes = |length: usize| (length * ELEMENT_BYTES) as u64;
-            plan.buckets.iter().map(|b| gpu.storage(label, bytes(b.length))).collect()
-        };
         let slots = plan
             .slots
             .iter()
@@ -88,9 +91,7 @@ impl GpuExecutor {
         let norms_bytes = (2 * plan.buckets.len() * ELEMENT_BYTES) as u64;
         let mut executor = Self {
             slots,
-            parameters: banks("parameters")?,
-            gradients: if plan.graph.is_trained() { banks("gradients")? } else { Vec::new() },
-            moments: (0..moments).map(|_| banks("moments")).collect::<Result<_, _>>()?,
+            banks: Banks::new(&gpu, &plan, &moments)?,
             loss: gpu.storage("loss", 8)?,
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
@@ -98,17 +99,32 @@ impl GpuExecutor {
             prepared: HashMap::new(),
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
-            stream: Stream::new(gpu.clone())?,
+            adder: None,
+            stream: Stream::new(gpu.clone(), pieces(&plan, PIECE_ELEMENTS))?,
             kernels,
             gpu,
             plan: Arc::new(plan),
         };
         executor.prepare_norms(parts)?;
+        if moments.owned.is_some() {
+            executor.stream.pieces.make(&executor.gpu)?;
+        }
         Ok(executor)
     }
 
+    /// Sets [`Executor::piece_elements`], before the first piece is begun: memory for pieces is
+    /// made anew.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub fn set_piece_elements(&mut self, elements: usize) -> Result<(), DeviceError> {
+        self.stream.pieces = pieces(&self.plan, elements);
+        self.adder = None;
+        self.stream.pieces.make(&self.gpu)
+    }
+
     fn prepare_norms(&mut self, parts: usize) -> Result<(), DeviceError> {
-        for (index, gradients) in self.gradients.iter().enumerate() {
+        for (index, gradients) in self.banks.gradients.iter().enumerate() {
             let length = self.plan.buckets[index].length;
             let outputs = [&self.norm_parts, &self.norms];
             let binding = |operand| match operand {
@@ -139,8 +155,8 @@ impl GpuExecutor {
                 let copies = &self.slots[slot.index()];
                 at(&copies[copy % copies.len()], 0)
             }
-            Place::Parameter { bucket, start } => at(&self.parameters[bucket.index()], start),
-            Place::Gradient { bucket, start } => at(&self.gradients[bucket.index()], start),
+            Place::Parameter { bucket, start } => at(&self.banks.parameters[bucket.index()], start),
+            Place::Gradient { bucket, start } => at(&self.banks.gradients[bucket.index()], start),
             Place::Loss => at(&self.loss, 0),
             Place::Nowhere => panic!("no node touches a tensor without a place"),
         }
@@ -184,25 +200,25 @@ impl GpuExecutor {
         Ok(())
     }
 
-    /// Prepares an update at first use, and sets its numbers; where it is then.
+    /// Prepares an update of owned elements at first use, and sets its numbers; where it is then.
     fn prepare_update(
         &mut self,
         bucket: BucketId,
         update: &Update,
         range: &UpdateRange,
     ) -> Result<UpdateKey, DeviceError> {
-        let dispatch = self.kernels.update(&self.gpu, update, range)?;
-        let index = bucket.index();
-        let key = (index, dispatch.shader.entry);
+        let range = self.banks.shards.update(bucket, range);
+        let dispatch = self.kernels.update(&self.gpu, update, &range)?;
+        let key = (bucket.index(), dispatch.shader.entry);
         if let Some(task) = self.updates.get_mut(&key) {
             task.refresh(vec![dispatch]);
         } else {
             let binding = |operand| match operand {
-                Operand::Input(_) => Binding::whole(&self.gradients[index]),
-                Operand::Output(0) => Binding::whole(&self.parameters[index]),
-                Operand::Output(moment) => Binding::whole(&self.moments[moment - 1][index]),
+                Operand::Input(_) => self.banks.owned(Bank::Gradients, bucket),
+                Operand::Output(0) => self.banks.owned(Bank::Parameters, bucket),
+                Operand::Output(moment) => self.banks.owned(Bank::Moment(moment - 1), bucket),
             };
-            let (dispatches, cost) = ([dispatch], update_cost(update, range));
+            let (dispatches, cost) = ([dispatch], update_cost(update, &range));
             let task =
                 Task::new(&self.gpu, &mut self.kernels.pipelines, &dispatches, &binding, cost)?;
             self.updates.insert(key, task);
@@ -210,12 +226,18 @@ impl GpuExecutor {
         Ok(key)
     }
 
-    fn bank(&self, bank: Bank, bucket: BucketId) -> &wgpu::Buffer {
-        match bank {
-            Bank::Parameters => &self.parameters[bucket.index()],
-            Bank::Gradients => &self.gradients[bucket.index()],
-            Bank::Moment(moment) => &self.moments[moment][bucket.index()],
+    /// Before nodes run: what waits to be copied out of the gradients that they change is.
+    fn keep_gradients(&mut self, nodes: &Range<usize>) -> Result<(), DeviceError> {
+        if !self.stream.pieces.is_waiting() {
+            return Ok(());
         }
+        for output in self.plan.graph.nodes[nodes.clone()].iter().flat_map(|node| &node.outputs) {
+            if let Place::Gradient { .. } = self.plan.place(*output) {
+                let changed = self.binding(*output, 0);
+                self.stream.keep_pieces(&changed.buffer, changed.range())?;
+            }
+        }
+        Ok(())
     }
 
     fn read_range(
@@ -231,34 +253,22 @@ impl GpuExecutor {
     }
 }
 
-/// Refuses a plan that the device cannot bind, before anything is allocated.
-fn check_limits(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
-    let largest_bucket = plan.buckets.iter().map(|b| b.length * ELEMENT_BYTES).max().unwrap_or(0);
-    let bytes = plan.tensor_bytes_max().max(largest_bucket) as u64;
-    let limit = tensor_bytes_max(&gpu.limits);
-    if bytes > limit {
-        return Err(DeviceError::TooLarge { adapter: gpu.name.clone(), bytes, limit });
-    }
-    match gpu.loop_iterations_max() {
-        Some(limit) => check_loops(gpu, plan, limit),
-        None => Ok(()),
-    }
+/// Room for the buckets of a plan on their way back.
+fn pieces(plan: &Plan, elements: usize) -> Pieces {
+    Pieces::new(elements, Places::of(plan, elements))
 }
 
-/// Refuses a plan of which an invocation would make more iterations than the driver lets it.
-fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
-    let random = Random { step_key: Key::new(0), training: true };
-    let full = Pass { copy: 0, rows: plan.options.rows, random };
-    let calls = plan.graph.nodes.iter().map(|node| full.call(&plan.graph, node));
-    let longest = calls.max_by_key(Call::iterations);
-    let Some(call) = longest.filter(|call| call.iterations() > limit) else { return Ok(()) };
-    let (adapter, what) = (gpu.name.clone(), call.op.to_string());
-    Err(DeviceError::LoopTooLong { adapter, what, iterations: call.iterations(), limit })
-}
-
-/// The most bytes of a tensor or a bucket that the device binds and that shaders can index.
-fn tensor_bytes_max(limits: &Limits) -> u64 {
-    limits.binding_bytes.min(ELEMENTS_MAX * ELEMENT_BYTES as u64)
+/// The device's adder; one for about `elements` elements if there is none.
+fn adder<'a>(
+    adder: &'a mut Option<Adder>,
+    gpu: &Arc<Gpu>,
+    kernels: &mut Kernels,
+    elements: usize,
+) -> Result<&'a mut Adder, DeviceError> {
+    match adder {
+        Some(adder) => Ok(adder),
+        none => Ok(none.insert(Adder::new(gpu, kernels, elements)?)),
+    }
 }
 
 impl Executor for GpuExecutor {
@@ -296,11 +306,16 @@ impl Executor for GpuExecutor {
 
     fn begin_step(&mut self) -> Result<(), DeviceError> {
         self.stream.begin_step()?;
-        self.gradients.iter().chain([&self.loss]).for_each(|buffer| self.stream.clear(buffer));
+        for buffer in self.banks.gradients.iter().chain([&self.loss]) {
+            self.stream.keep_pieces(buffer, 0..buffer.size())?;
+            self.stream.clear(buffer);
+        }
         Ok(())
     }
 
     fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
+        self.stream.start_pieces()?;
+        self.keep_gradients(&nodes)?;
         for index in nodes {
             self.prepare_node(index, pass)?;
             if let Some(task) = self.prepared.get(&self.key(index, pass)) {
@@ -310,11 +325,12 @@ impl Executor for GpuExecutor {
         self.stream.breathe()
     }
 
-    fn finish_step(&mut self) -> Result<StepSums, DeviceError> {
-        for task in &self.norm_tasks {
+    fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
+        let tasks = if norms { self.norm_tasks.as_slice() } else { &[] };
+        for task in tasks {
             self.stream.run(task)?;
         }
-        let norms = 2 * self.norm_tasks.len();
+        let norms = 2 * tasks.len();
         let mut values = vec![0f32; 2 + norms];
         let ranges: [ReadRange; 2] =
             [(&self.loss, 0, 8), (&self.norms, 0, (norms * ELEMENT_BYTES) as u64)];
@@ -340,8 +356,19 @@ impl Executor for GpuExecutor {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<(), DeviceError> {
+        if range.length == 0 {
+            return Ok(());
+        }
         let key = self.prepare_update(bucket, update, range)?;
-        self.updates.get(&key).map_or(Ok(()), |task| self.stream.run(task))
+        let Some(task) = self.updates.get(&key) else { return Ok(()) };
+        let changed = range.start..range.start + range.length;
+        let bytes = (range.length * ELEMENT_BYTES) as u64;
+        let moments = (0..update.moments()).map(Bank::Moment);
+        for bank in [Bank::Parameters].into_iter().chain(moments) {
+            let (buffer, offset) = self.banks.place(bank, bucket, &changed);
+            self.stream.keep_pieces(&buffer, offset..offset + bytes)?;
+        }
+        self.stream.run(task)
     }
 
     fn flush(&mut self) -> Result<(), DeviceError> {
@@ -355,13 +382,16 @@ impl Executor for GpuExecutor {
     }
 
     fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
-        let length = self.plan.buckets[bucket.index()].length;
-        self.read_range(&self.bank(bank, bucket).clone(), 0, length)
+        let length = self.banks.shards.held(bank, bucket).len();
+        self.read_range(&self.banks.buffer(bank, bucket).clone(), 0, length)
     }
 
     fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError> {
-        let length = self.plan.buckets[bucket.index()].length;
-        let words = self.bank(bank, bucket).clone();
+        let length = self.banks.shards.held(bank, bucket).len();
+        if length == 0 {
+            return Ok(hash::fast(&[], 0));
+        }
+        let words = self.banks.buffer(bank, bucket).clone();
         let outputs = [&self.norm_parts, &self.hashed];
         let binding = |operand| match operand {
             Operand::Input(_) => Binding::whole(&words),
@@ -383,10 +413,84 @@ impl Executor for GpuExecutor {
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
-        assert_eq!(self.plan.buckets[bucket.index()].length, values.len(), "written whole");
-        let buffer = self.bank(bank, bucket).clone();
-        self.stream.upload(&buffer, 0, bytemuck::cast_slice(values))?;
+        let held = self.banks.shards.held(bank, bucket);
+        assert_eq!(held.len(), values.len(), "a bank is written whole");
+        self.write_range(bank, bucket, held.start, values)?;
         self.gpu.check()
+    }
+
+    fn keep(&mut self, moments: Moments) -> Result<(), DeviceError> {
+        // They bind the old ones.
+        self.updates.clear();
+        self.banks.keep(&self.gpu, &self.plan, &moments)?;
+        if moments.owned.is_some() {
+            self.stream.pieces.make(&self.gpu)?;
+        }
+        Ok(())
+    }
+
+    fn owned(&self, bucket: BucketId) -> Range<usize> {
+        self.banks.shards.owned(bucket)
+    }
+
+    fn begin_read(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError> {
+        assert!(range.len() <= self.piece_elements(), "{range:?} is longer than a piece");
+        let (source, offset) = self.banks.place(bank, bucket, &range);
+        self.stream.begin_piece(Wanted { bank, bucket, range, source, offset })
+    }
+
+    fn take_read(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError> {
+        self.stream.take_piece(wait)
+    }
+
+    fn is_reading(&self) -> bool {
+        self.stream.pieces.is_reading()
+    }
+
+    fn piece_elements(&self) -> usize {
+        self.stream.pieces.elements()
+    }
+
+    fn write_range(
+        &mut self,
+        bank: Bank,
+        bucket: BucketId,
+        start: usize,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let (target, offset) = self.banks.place(bank, bucket, &(start..start + values.len()));
+        self.stream.keep_pieces(&target, offset..offset + size_of_val(values) as u64)?;
+        self.stream.upload(&target, offset, bytemuck::cast_slice(values))
+    }
+
+    fn prepare_add(&mut self, lengths: &[usize]) -> Result<(), DeviceError> {
+        let Some(longest) = lengths.iter().copied().max() else { return Ok(()) };
+        let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, longest)?;
+        adder.prepare(&mut self.kernels, lengths)
+    }
+
+    fn add(
+        &mut self,
+        bucket: BucketId,
+        start: usize,
+        partial: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        let range = start..start + partial.len();
+        let (source, offset) = self.banks.place(Bank::Gradients, bucket, &range);
+        let elements = self.stream.pieces.elements();
+        let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, elements)?;
+        adder.add(&mut self.stream, &mut self.kernels, (&source, offset), partial)
+    }
+
+    fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+        self.stream.submit()?;
+        self.gpu.queue.on_submitted_work_done(then);
+        Ok(())
     }
 
     fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {

@@ -1,6 +1,7 @@
 //! Dispatches made ready: pipeline, bind group, parameters and grid, so that running them again
 //! records four commands and makes nothing.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::device::{DeviceError, Gpu};
@@ -24,6 +25,11 @@ impl Binding {
     /// All of a buffer.
     pub fn whole(buffer: &wgpu::Buffer) -> Self {
         Self { buffer: buffer.clone(), offset: 0, bytes: buffer.size() }
+    }
+
+    /// The bytes of the buffer that it covers.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
     }
 }
 

@@ -3,12 +3,15 @@
 //! so short that submitting costs more than computing, nor so long that a watchdog fires.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::clock::Clock;
+use super::pieces::{Pieces, Wanted};
 use super::prepare::Task;
 use crate::device::{DeviceError, Gpu, ReadbackRing, UploadRing};
+use crate::exec::Piece;
 
 /// Submissions that may wait for the device. Without a bound, a step of many micro-batches would
 /// queue up as a whole, and the wait at its end would pass the deadline on a slow device.
@@ -27,6 +30,9 @@ const DISPATCHES: usize = 32;
 const UPLOAD_SLOTS: usize = 4;
 const READBACK_SLOTS: usize = 2;
 const SLOT_BYTES: u64 = 4 << 20;
+
+/// Bytes that both rings take.
+pub const RING_BYTES: usize = (UPLOAD_SLOTS + READBACK_SLOTS) * SLOT_BYTES as usize;
 
 /// A range of a buffer to read: offset and size in bytes.
 pub type ReadRange<'a> = (&'a wgpu::Buffer, u64, u64);
@@ -52,6 +58,7 @@ pub struct Stream {
     queued: VecDeque<wgpu::SubmissionIndex>,
     uploads: UploadRing,
     readbacks: ReadbackRing,
+    pub pieces: Pieces,
     clock: Option<Clock>,
     /// When the step under way began: at its first command, or at the report before it if only
     /// that step's updates came since.
@@ -65,7 +72,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub fn new(gpu: Arc<Gpu>) -> Result<Self, DeviceError> {
+    pub fn new(gpu: Arc<Gpu>, pieces: Pieces) -> Result<Self, DeviceError> {
         Ok(Self {
             pass: None,
             encoder: None,
@@ -74,6 +81,7 @@ impl Stream {
             queued: VecDeque::new(),
             uploads: UploadRing::new(&gpu, UPLOAD_SLOTS, SLOT_BYTES)?,
             readbacks: ReadbackRing::new(&gpu, READBACK_SLOTS, SLOT_BYTES)?,
+            pieces,
             clock: Clock::new(&gpu)?,
             began: None,
             nominal: 0.0,
@@ -82,6 +90,12 @@ impl Stream {
             traffic: Traffic::default(),
             gpu,
         })
+    }
+
+    /// The bytes of both rings.
+    #[cfg(test)]
+    pub fn rings_bytes(&self) -> u64 {
+        self.uploads.bytes() + self.readbacks.bytes()
     }
 
     /// The encoder, outside passes.
@@ -129,10 +143,53 @@ impl Stream {
         self.encoder().clear_buffer(buffer, 0, None);
     }
 
-    /// Copies the front of one buffer to another's.
-    #[cfg(test)]
-    pub fn copy(&mut self, from: &wgpu::Buffer, to: &wgpu::Buffer, bytes: u64) {
-        self.encoder().copy_buffer_to_buffer(from, 0, to, 0, bytes);
+    /// Copies bytes of one buffer, from a position on, to the front of another.
+    pub fn copy(&mut self, (from, offset): (&wgpu::Buffer, u64), to: &wgpu::Buffer, bytes: u64) {
+        self.encoder().copy_buffer_to_buffer(from, offset, to, 0, bytes);
+    }
+
+    /// Begins a piece. Its copy is recorded now if a slot is free, and not submitted before
+    /// [`Stream::start_pieces`] unless other commands are, so that several share a submission.
+    pub fn begin_piece(&mut self, wanted: Wanted) -> Result<(), DeviceError> {
+        self.pieces.begin(&self.gpu, wanted)?;
+        self.record_pieces();
+        Ok(())
+    }
+
+    fn record_pieces(&mut self) {
+        while let Some((source, offset, slot, bytes)) = self.pieces.next_copy() {
+            self.traffic.bytes_back += bytes;
+            self.copy((&source, offset), &slot, bytes);
+        }
+    }
+
+    /// Gives pieces that wait for a slot those that are free now, and submits what is recorded
+    /// for pieces, so that they come while the device does what follows.
+    pub fn start_pieces(&mut self) -> Result<(), DeviceError> {
+        self.record_pieces();
+        if self.pieces.is_recorded() {
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    /// The next piece; see [`crate::exec::Executor::take_read`].
+    pub fn take_piece(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError> {
+        self.start_pieces()?;
+        self.pieces.take(&self.gpu, wait)
+    }
+
+    /// To be called before `bytes` of `buffer` change: copies of some of them that wait for a slot
+    /// are recorded.
+    pub fn keep_pieces(
+        &mut self,
+        buffer: &wgpu::Buffer,
+        bytes: Range<u64>,
+    ) -> Result<(), DeviceError> {
+        if self.pieces.provide(&self.gpu, buffer, &bytes)? {
+            self.record_pieces();
+        }
+        Ok(())
     }
 
     /// Writes bytes at `offset`, both multiples of 4.
@@ -166,6 +223,7 @@ impl Stream {
         self.uploads.seal();
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.uploads.sent(&submission);
+        self.pieces.sent(&submission);
         (self.dispatches, self.seconds) = (0, 0.0);
         self.traffic.submissions += 1;
         self.queued.push_back(submission.clone());
@@ -193,7 +251,12 @@ impl Stream {
         }
     }
 
-    fn transfer(&mut self, ranges: &[ReadRange], mut into: &mut [u8]) -> Result<(), DeviceError> {
+    /// The same within a step.
+    pub fn transfer(
+        &mut self,
+        ranges: &[ReadRange],
+        mut into: &mut [u8],
+    ) -> Result<(), DeviceError> {
         let pieces = cut(ranges, self.readbacks.slot_bytes());
         let under_way = self.readbacks.slots();
         for (piece, copies) in pieces.iter().enumerate() {
@@ -268,15 +331,17 @@ impl Stream {
             busy
         });
         let seconds = self.began.map(|began| now.duration_since(began).as_secs_f64());
-        // The time of a step that compiled shaders says little about the device.
+        let share = busy.zip(seconds).and_then(|(busy, seconds)| share(busy, seconds));
+        // The time of a step that compiled shaders says little about the device, and without a
+        // clock what it waited for others counts as well.
         if let Some(seconds) = seconds
             && self.made == self.gpu.made()
             && self.nominal > 0.0
         {
-            self.pace = seconds / self.nominal;
+            self.pace = seconds * share.unwrap_or(1.0) / self.nominal;
         }
         self.mark(now);
-        share(busy?, seconds?)
+        share
     }
 
     /// The seconds that a task takes alone, by the device's clock, or else by many repetitions in

@@ -1,15 +1,17 @@
 //! What the executor promises beyond results: nothing made after the first step, little read,
 //! transfers of any length, times that fit the wall clock.
 
+use super::limits::tensor_bytes_max;
 use super::*;
-use crate::device::{Checks, list_adapters};
+use crate::base::rng::Key;
+use crate::device::{Checks, Limits, list_adapters};
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
-use crate::kernels::Record;
+use crate::kernels::{Random, Record};
 
 const ROWS: usize = 4;
 
 /// Two layers with dropout, of this width.
-fn plan(width: usize) -> Plan {
+pub fn plan(width: usize) -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, width]);
     let dropped = b.dropout(x, 0.25).unwrap();
@@ -24,16 +26,27 @@ fn plan(width: usize) -> Plan {
 }
 
 /// Every adapter of the kernel tests.
-fn executors(plan: &Plan) -> impl Iterator<Item = GpuExecutor> {
+pub fn executors(plan: &Plan) -> impl Iterator<Item = GpuExecutor> {
+    executors_with(plan, 2, |_| ())
+}
+
+/// The same with other moments, on devices that `set` has changed.
+pub fn executors_with(
+    plan: &Plan,
+    moments: impl Into<Moments>,
+    set: impl Fn(&mut Gpu),
+) -> impl Iterator<Item = GpuExecutor> {
     let adapters = list_adapters().into_iter().filter(|adapter| adapter.api != "gl");
-    adapters.map(|adapter| {
-        let gpu = Gpu::open_portable(&adapter, Checks::Trusted).unwrap();
+    let moments = moments.into();
+    adapters.map(move |adapter| {
+        let mut gpu = Gpu::open_portable(&adapter, Checks::Trusted).unwrap();
+        set(&mut gpu);
         let kernels = Kernels::new(Record::in_memory());
-        GpuExecutor::new(gpu, plan.clone(), 2, kernels).unwrap()
+        GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap()
     })
 }
 
-fn pass(step: u64, rows: usize) -> Pass {
+pub fn pass(step: u64, rows: usize) -> Pass {
     Pass { copy: 0, rows, random: Random { step_key: Key::new(1).step(step), training: true } }
 }
 
@@ -42,7 +55,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|i| 0.1 * key.normal(i as u64) as f32).collect()
 }
 
-fn fill(device: &mut GpuExecutor) {
+pub fn fill(device: &mut GpuExecutor) {
     for bucket in 0..device.plan.buckets.len() as u32 {
         let values = numbers(device.plan.buckets[bucket as usize].length, u64::from(bucket));
         device.write_bank(Bank::Parameters, BucketId(bucket), &values).unwrap();
@@ -50,7 +63,7 @@ fn fill(device: &mut GpuExecutor) {
 }
 
 /// A step of two micro-batches, the second with one row less, and its update.
-fn step(device: &mut GpuExecutor, number: u64) -> StepSums {
+pub fn step(device: &mut GpuExecutor, number: u64) -> StepSums {
     device.begin_step().unwrap();
     for rows in [ROWS, ROWS - 1] {
         for (name, id) in device.plan.graph.inputs.clone() {
@@ -63,7 +76,7 @@ fn step(device: &mut GpuExecutor, number: u64) -> StepSums {
             device.run(segment.nodes, &pass(number, rows)).unwrap();
         }
     }
-    let sums = device.finish_step().unwrap();
+    let sums = device.finish_step(true).unwrap();
     for bucket in 0..device.plan.buckets.len() {
         let (update, range) = adam(device, bucket, number);
         device.update(BucketId(bucket as u32), &update, &range).unwrap();
@@ -163,7 +176,7 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
         device.run(node..node + 1, &evaluation).unwrap();
         let at = device.binding(output, 0);
         let kept = device.norm_parts.clone();
-        device.stream.copy(&at.buffer, &kept, 8);
+        device.stream.copy((&at.buffer, 0), &kept, 8);
         device.set_input(x, 0, Input::Float(&[2.0; 16])).unwrap();
         device.run(node..node + 1, &evaluation).unwrap();
         assert_eq!(device.stream.traffic.submissions, submissions, "{}", device.name());

@@ -1,0 +1,153 @@
+//! How fast 64 MiB of gradients go back and forth, on the CPU device and on every adapter found:
+//! GB/s, medians of some rounds, in which all ways take turns.
+//!
+//!     cargo bench --bench pieces -- [--rounds N]
+//!
+//!     copied      no device: memory copied on one core, 1 MiB at a time
+//!     bank        read_bank: mapped, and copied to one vector
+//!     pieces      begin_read and take_read: mapped, and dropped unread
+//!     summed      the same, each piece added to a partial sum on another thread, as a ring does
+//!     written     write_range, 1 MiB at a time
+//!     added       add: up, added by the device, back, 1 MiB at a time
+
+use std::sync::{LazyLock, mpsc};
+use std::time::Instant;
+
+use potluck::base::BucketId;
+use potluck::device::{Checks, DeviceError, Gpu, list_adapters};
+use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Piece};
+use potluck::graph::{Builder, Init, Plan, PlanOptions, differentiate};
+use potluck::kernels::{Kernels, Record};
+
+const WIDTH: usize = 4096;
+const BUCKET: BucketId = BucketId(0);
+
+/// A way to move gradients.
+type Way = fn(&mut dyn Executor) -> Result<(), DeviceError>;
+const WAYS: [(&str, Way); 6] = [
+    ("copied", copied),
+    ("bank", bank),
+    ("pieces", |device| pieces(device, &mut drop)),
+    ("summed", summed),
+    ("written", written),
+    ("added", added),
+];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let at = arguments.iter().position(|argument| argument == "--rounds");
+    let rounds =
+        at.and_then(|at| arguments.get(at + 1)).map_or(5, |n| n.parse().expect("--rounds"));
+    println!("{:44}{}", "", WAYS.map(|(name, _)| format!("{name:>9}")).concat());
+    measure(&mut Cpu::fast(plan(), 0), rounds);
+    for adapter in list_adapters() {
+        let opened = Gpu::open(&adapter, Checks::Trusted)
+            .and_then(|gpu| GpuExecutor::new(gpu, plan(), 0, Kernels::new(Record::in_memory())));
+        match opened {
+            Ok(mut device) => measure(&mut device, rounds),
+            Err(error) => println!("{}: {error}", adapter.name),
+        }
+    }
+}
+
+/// One square matrix of 64 MiB.
+fn plan() -> Plan {
+    let mut b = Builder::new();
+    let (x, target) = (b.input("x", &[1, WIDTH]), b.input("target", &[1, WIDTH]));
+    let w = b.parameter("w", &[WIDTH, WIDTH], Init::Zeros);
+    let y = b.linear(x, w, None).expect("shapes fit");
+    b.squared_error_loss(y, target).expect("shapes fit");
+    Plan::new(differentiate(b.finish()).expect("it has a loss"), PlanOptions::new(1))
+}
+
+fn measure(device: &mut dyn Executor, rounds: usize) {
+    let mut seconds = WAYS.map(|_| Vec::new());
+    // One round more, which makes what is made once.
+    for _ in 0..=rounds {
+        for ((name, way), seconds) in WAYS.iter().zip(&mut seconds) {
+            let started = Instant::now();
+            way(device).unwrap_or_else(|error| panic!("{name}: {error}"));
+            seconds.push(started.elapsed().as_secs_f64());
+        }
+    }
+    let bytes = (4 * length(device)) as f64;
+    let cells = seconds.map(|mut seconds| {
+        seconds.remove(0);
+        seconds.sort_by(f64::total_cmp);
+        format!("{:9.2}", bytes / seconds[seconds.len() / 2] * 1e-9)
+    });
+    let name: String = device.name().chars().take(43).collect();
+    println!("{name:44}{}", cells.concat());
+}
+
+fn length(device: &dyn Executor) -> usize {
+    device.plan().buckets[BUCKET.index()].length
+}
+
+/// The start and the length of every piece.
+fn parts(device: &dyn Executor) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let (all, most) = (length(device), device.piece_elements());
+    (0..all).step_by(most).map(move |start| (start, most.min(all - start)))
+}
+
+fn copied(device: &mut dyn Executor) -> Result<(), DeviceError> {
+    static VALUES: LazyLock<Vec<f32>> = LazyLock::new(|| vec![1.0; WIDTH * WIDTH]);
+    let mut copy = vec![0.0; device.piece_elements()];
+    for (start, count) in parts(device) {
+        copy[..count].copy_from_slice(&VALUES[start..start + count]);
+        std::hint::black_box(&mut copy);
+    }
+    Ok(())
+}
+
+fn bank(device: &mut dyn Executor) -> Result<(), DeviceError> {
+    device.read_bank(Bank::Gradients, BUCKET).map(|values| drop(std::hint::black_box(values)))
+}
+
+fn pieces(device: &mut dyn Executor, done: &mut dyn FnMut(Piece)) -> Result<(), DeviceError> {
+    for (start, count) in parts(device) {
+        device.begin_read(Bank::Gradients, BUCKET, start..start + count)?;
+    }
+    while device.is_reading() {
+        match device.take_read(true)? {
+            Some(piece) => done(piece),
+            // Whoever sums holds all of them.
+            None => std::thread::yield_now(),
+        }
+    }
+    Ok(())
+}
+
+fn summed(device: &mut dyn Executor) -> Result<(), DeviceError> {
+    let (sender, received) = mpsc::channel::<Piece>();
+    let mut sums = vec![1.0f32; device.piece_elements()];
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for piece in received {
+                sums.iter_mut().zip(piece.values()).for_each(|(sum, value)| *sum += value);
+            }
+            std::hint::black_box(sums)
+        });
+        // The receiver ends after the sender.
+        let moved = pieces(device, &mut |piece| sender.send(piece).expect("it receives"));
+        drop(sender);
+        moved
+    })
+}
+
+fn written(device: &mut dyn Executor) -> Result<(), DeviceError> {
+    let values = vec![1.0; device.piece_elements()];
+    for (start, count) in parts(device) {
+        device.write_range(Bank::Gradients, BUCKET, start, &values[..count])?;
+    }
+    // Waits for all of it.
+    device.loss().map(drop)
+}
+
+fn added(device: &mut dyn Executor) -> Result<(), DeviceError> {
+    let mut values = vec![1.0; device.piece_elements()];
+    for (start, count) in parts(device) {
+        device.add(BUCKET, start, &mut values[..count])?;
+    }
+    Ok(())
+}

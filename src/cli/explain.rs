@@ -1,0 +1,300 @@
+//! `potluck train --explain`: a run as tables, without running it.
+
+use std::fmt::Write;
+
+use super::args::Explain;
+use crate::base::{BucketId, Rank};
+use crate::collective::{Layout, Topology};
+use crate::data::Tokenizer;
+use crate::device::Selection;
+use crate::exec::staging_bytes;
+use crate::graph::Plan;
+use crate::graph::print::{
+    RankMemory, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
+};
+use crate::parallel::shares::consecutive;
+use crate::parallel::{Share, data_parallel, one_rank};
+use crate::train::TrainError;
+use crate::train::config::{Balance, CollectiveKind, RunConfig};
+use crate::train::profile::Profile;
+use crate::train::setup;
+use crate::train::team::assemble::{fixed_counts, layout_of, selections};
+use crate::train::team::measure;
+
+/// Bytes of a value that travels.
+const VALUE_BYTES: usize = size_of::<f32>();
+
+/// What `--explain` prints; `devices` is the selector, and `tokenizer` a checkpoint's.
+pub fn explanation(
+    explain: Explain,
+    config: &RunConfig,
+    devices: &str,
+    tokenizer: Option<Tokenizer>,
+) -> anyhow::Result<String> {
+    if explain == Explain::Config {
+        return Ok(config.to_toml());
+    }
+    if explain == Explain::Kernels {
+        return Ok(Profile::measure(config, devices, tokenizer)?.table());
+    }
+    let vocabulary = match tokenizer {
+        Some(saved) => saved.vocabulary(),
+        None => setup::data(config, None)?.tokenizer().vocabulary(),
+    };
+    let plan = setup::plan(config, vocabulary)?;
+    Ok(match explain {
+        Explain::Graph => {
+            let fused = setup::fusions(config, vocabulary)?;
+            graph_table(&plan.graph) + &fusion_table(&fused, config.train.micro_batch)
+        }
+        Explain::Dot => graph_dot(&plan.graph),
+        Explain::Memory | Explain::Program | Explain::Communication => {
+            let team = Team::of(config, devices)?;
+            let told = match explain {
+                Explain::Memory => memory(config, &team, vocabulary)?,
+                Explain::Program => program(config, &team, &plan),
+                _ => communication(config, &team, &plan),
+            };
+            team.caveat(config).to_string() + &told
+        }
+        Explain::Kernels | Explain::Keys | Explain::Config => String::new(),
+    })
+}
+
+/// The devices of a run as far as they are known without being opened.
+struct Team {
+    names: Vec<String>,
+    shares: Vec<Share>,
+}
+
+impl Team {
+    fn of(config: &RunConfig, devices: &str) -> anyhow::Result<Self> {
+        let chosen = selections(devices)?;
+        let name = |selection: &Selection| match selection {
+            Selection::Cpu { .. } => "cpu".to_string(),
+            Selection::Adapter(adapter) => adapter.name.clone(),
+        };
+        let names: Vec<String> = chosen.iter().map(name).collect();
+        let batch = config.train.batch as u32;
+        let counts = match is_measured(config) {
+            true => measure::even(batch, names.len()),
+            false => fixed_counts(&config.parallel, batch, names.len())?,
+        };
+        let rows = config.train.micro_batch as u32;
+        let shares = consecutive(&counts, &vec![rows; counts.len()]);
+        Ok(Self { names, shares })
+    }
+
+    /// What is not known before the devices are measured.
+    fn caveat(&self, config: &RunConfig) -> &'static str {
+        match is_measured(config) && self.names.len() > 1 {
+            true => {
+                "shares are measured when the run starts, and devices may be left out; here \
+                     they are even\n"
+            }
+            false => "",
+        }
+    }
+
+    fn world(&self) -> u32 {
+        self.names.len() as u32
+    }
+
+    /// The title of a rank's part.
+    fn title(&self, rank: usize) -> String {
+        format!("rank {rank}: {}, {} samples", self.names[rank], self.shares[rank].count)
+    }
+}
+
+/// Whether a run finds out the shares.
+fn is_measured(config: &RunConfig) -> bool {
+    config.parallel.balance == Balance::Measured
+}
+
+fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
+    (0..plan.buckets.len() as u32).map(BucketId)
+}
+
+fn memory(config: &RunConfig, team: &Team, vocabulary: usize) -> Result<String, TrainError> {
+    let moments = setup::optimizer(config).moments();
+    let of_rank = |(rank, share): (u32, &Share)| {
+        let mut config = config.clone();
+        config.train.micro_batch = share.micro_batch.min(share.count).max(1) as usize;
+        let plan = setup::plan(&config, vocabulary)?;
+        let layout = layout_of(&config.parallel, &plan, team.names.len());
+        let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Rank(rank)).len()).sum();
+        Ok((plan, owned))
+    };
+    let plans = (0..).zip(&team.shares).map(of_rank).collect::<Result<Vec<_>, TrainError>>()?;
+    if let [(plan, _)] = &plans[..] {
+        return Ok(memory_table(plan, moments));
+    }
+    let ranks = team.names.iter().zip(&plans).map(|(name, (plan, owned))| RankMemory {
+        name,
+        plan,
+        owned: *owned,
+        staging: Some(staging_bytes(plan)),
+    });
+    Ok(memory_tables(&ranks.collect::<Vec<_>>(), moments))
+}
+
+fn program(config: &RunConfig, team: &Team, plan: &Plan) -> String {
+    if let [share] = team.shares[..] {
+        return one_rank(plan, share.count, share.micro_batch).to_string();
+    }
+    let overlap = config.parallel.overlap;
+    let programs = team.shares.iter().enumerate().map(|(rank, share)| {
+        format!("{}\n{}", team.title(rank), data_parallel(plan, *share, overlap))
+    });
+    programs.collect::<Vec<_>>().join("\n")
+}
+
+/// What a rank sends in one phase of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sent {
+    messages: usize,
+    bytes: usize,
+}
+
+impl Sent {
+    fn add(&mut self, messages: usize, bytes: usize) {
+        self.messages += messages;
+        self.bytes += messages * bytes;
+    }
+
+    fn plus(self, other: Self) -> Self {
+        let Self { messages, bytes } = self;
+        Self { messages: messages + other.messages, bytes: bytes + other.bytes }
+    }
+}
+
+/// What a rank sends of all chunks: to reduce them, and to gather them.
+fn sent(layout: &Layout, rank: u32) -> [Sent; 2] {
+    let [mut reduce, mut gather] = [Sent::default(); 2];
+    let others = layout.world - 1;
+    for chunk in &layout.chunks {
+        let bytes = chunk.range.len() * VALUE_BYTES;
+        match layout.topology {
+            // Around, but for the way on from the owner, and for the way back to it.
+            Topology::Ring => {
+                let next = (rank + 1) % layout.world;
+                reduce.add(usize::from(chunk.owner != Rank(rank)), bytes);
+                gather.add(usize::from(chunk.owner != Rank(next)), bytes);
+            }
+            Topology::Star if rank == 0 => gather.add(others as usize, bytes),
+            Topology::Star => reduce.add(1, bytes),
+        }
+    }
+    [reduce, gather]
+}
+
+fn communication(config: &RunConfig, team: &Team, plan: &Plan) -> String {
+    if team.world() == 1 {
+        return "one device: nothing travels\n".into();
+    }
+    let layout = layout_of(&config.parallel, plan, team.names.len());
+    [head(config, team), bucket_rows(&layout, plan), sender_rows(&layout, team)].join("\n")
+}
+
+fn head(config: &RunConfig, team: &Team) -> String {
+    let world = team.world();
+    let hops = match config.parallel.collective {
+        CollectiveKind::Ring => world - 1,
+        CollectiveKind::Star => 1,
+    };
+    let (way, kib) = (config.parallel.collective.word(), config.parallel.chunk_kib);
+    format!(
+        "{way} of {world} devices, messages of up to {kib} KiB\n\
+         a gradient is summed after {hops} messages in a row, a parameter is everywhere after \
+         {hops} more\n"
+    )
+}
+
+/// Who owns which values of each bucket.
+fn bucket_rows(layout: &Layout, plan: &Plan) -> String {
+    let mut text =
+        "  bucket        size  messages  values that rank 0, 1, .. updates\n".to_string();
+    for bucket in buckets(plan) {
+        let size = size_text(plan.buckets[bucket.index()].length * VALUE_BYTES);
+        let messages = layout.chunks_of(bucket).len();
+        let owned = (0..layout.world).map(|rank| layout.shard(bucket, Rank(rank)));
+        let owned = owned.map(|range| format!("{}..{}", range.start, range.end));
+        let owned = owned.collect::<Vec<_>>().join("  ");
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {:<6}{size:>12}{messages:>10}  {owned}", bucket.index());
+    }
+    text
+}
+
+/// What each rank sends in a step, and in how many messages.
+fn sender_rows(layout: &Layout, team: &Team) -> String {
+    let columns = ["reduce", "gather", "a step"].map(|title| format!("{title:>11}{:8}", ""));
+    let mut text = format!("  {:<8}{}\n", "sends", columns.concat().trim_end());
+    let mut all = [Sent::default(); 3];
+    let mut row = |title: &str, sent: &[Sent; 3], name: &str| {
+        let cell = |sent: &Sent| format!("{:>11} in {:<4}", size_text(sent.bytes), sent.messages);
+        let cells: String = sent.iter().map(cell).collect();
+        let _ = writeln!(text, "  {title:<8}{}", format!("{cells} {name}").trim_end());
+    };
+    for (name, rank) in team.names.iter().zip(0..) {
+        let [reduce, gather] = sent(layout, rank);
+        let sent = [reduce, gather, reduce.plus(gather)];
+        all = std::array::from_fn(|column| all[column].plus(sent[column]));
+        row(&format!("rank {rank}"), &sent, name);
+    }
+    row("all", &all, "");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::base::ChunkId;
+    use crate::collective::{Action, Event, Exchange, Phase};
+
+    /// What the ranks of an exchange really send, by rank.
+    fn exchanged(layout: &Layout) -> Vec<[Sent; 2]> {
+        let layout = Arc::new(layout.clone());
+        let all = 0..layout.world;
+        let exchange = |rank| Exchange::new(layout.clone(), Rank(rank), 1);
+        let mut ranks: Vec<Exchange> = all.clone().map(exchange).collect();
+        let mut events: VecDeque<(Rank, Event)> = VecDeque::new();
+        for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
+            let ready = Event::Ready { phase: Phase::Reduce, chunk };
+            events.extend(all.clone().map(|rank| (Rank(rank), ready)));
+        }
+        let mut sent = vec![[Sent::default(); 2]; all.len()];
+        while let Some((rank, event)) = events.pop_front() {
+            ranks[rank.index()].handle(event);
+            while let Some(action) = ranks[rank.index()].poll_action() {
+                match action {
+                    Action::Send { phase, chunk, to } => {
+                        let bytes = layout.chunk(chunk).range.len() * VALUE_BYTES;
+                        sent[rank.index()][phase as usize].add(1, bytes);
+                        events.push_back((to, Event::Received { phase, chunk, from: rank }));
+                    }
+                    Action::Reduced { chunk } => {
+                        let phase = Phase::Gather;
+                        events.push_back((rank, Event::Ready { phase, chunk }));
+                    }
+                    Action::Fold { .. } | Action::Keep { .. } | Action::Done { .. } => {}
+                }
+            }
+        }
+        sent
+    }
+
+    #[test]
+    fn what_is_told_is_what_an_exchange_sends() {
+        for topology in [Topology::Ring, Topology::Star] {
+            for world in 1..=5 {
+                let layout = Layout::new(topology, world, &[1000, 64, 4097], 64, 256);
+                let told: Vec<[Sent; 2]> = (0..world).map(|rank| sent(&layout, rank)).collect();
+                assert_eq!(told, exchanged(&layout), "{topology:?} of {world}");
+            }
+        }
+    }
+}

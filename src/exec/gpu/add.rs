@@ -1,0 +1,108 @@
+//! Sums of gradients with what other devices have summed so far, computed on this one: for
+//! devices that add faster than their host does, although all has to go up and come back.
+
+use std::sync::Arc;
+
+use super::prepare::{Binding, Task};
+use super::stream::Stream;
+use crate::base::rng::Key;
+use crate::base::shape::ELEMENT_BYTES;
+use crate::device::{DeviceError, Gpu};
+use crate::graph::{Binary, Op};
+use crate::kernels::{Call, Kernels, Operand, Random, Variant, twin};
+
+/// The most elements that are added at a time, as many as come back at once.
+const ELEMENTS_MAX: usize = 1 << 20;
+
+/// Scratch for sums of a bounded length, made once, and the kernel that fills it.
+pub struct Adder {
+    gpu: Arc<Gpu>,
+    elements: usize,
+    partial: wgpu::Buffer,
+    gradients: wgpu::Buffer,
+    sum: wgpu::Buffer,
+    task: Task,
+}
+
+impl Adder {
+    /// For sums of about `elements` elements; longer ones are taken in parts.
+    ///
+    /// # Errors
+    /// Too little memory; a kernel that is wrong on this driver.
+    pub fn new(
+        gpu: &Arc<Gpu>,
+        kernels: &mut Kernels,
+        elements: usize,
+    ) -> Result<Self, DeviceError> {
+        let elements = elements.clamp(1, ELEMENTS_MAX);
+        let bytes = (elements * ELEMENT_BYTES) as u64;
+        let scratch = || gpu.storage("sums", bytes);
+        let (partial, gradients, sum) = (scratch()?, scratch()?, scratch()?);
+        let binding = |operand| match operand {
+            Operand::Input(0) => Binding::whole(&partial),
+            Operand::Input(_) => Binding::whole(&gradients),
+            Operand::Output(_) => Binding::whole(&sum),
+        };
+        let full = call(elements);
+        let variant = kernels.variant(gpu, &full, &full)?;
+        let cost = twin(full.op).map(|twin| (twin.cost)(&full)).unwrap_or_default();
+        let task = Task::new(gpu, &mut kernels.pipelines, &variant.dispatches, &binding, cost)?;
+        Ok(Self { gpu: gpu.clone(), elements, partial, gradients, sum, task })
+    }
+
+    /// Certifies and chooses what runs for sums of these lengths.
+    ///
+    /// # Errors
+    /// A kernel that is wrong on this driver.
+    pub fn prepare(&mut self, kernels: &mut Kernels, lengths: &[usize]) -> Result<(), DeviceError> {
+        for length in lengths {
+            let (parts, rest) = (length / self.elements, length % self.elements);
+            for part in [self.elements.min(parts * self.elements), rest] {
+                if part > 0 {
+                    self.variant(kernels, part)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How a part of so many elements is added: by the kernel of all, since tasks keep theirs.
+    fn variant(&self, kernels: &mut Kernels, part: usize) -> Result<Variant, DeviceError> {
+        kernels.variant(&self.gpu, &call(part), &call(self.elements))
+    }
+
+    /// `partial += source`, from byte `offset` of `source` on.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn add(
+        &mut self,
+        stream: &mut Stream,
+        kernels: &mut Kernels,
+        (source, mut offset): (&wgpu::Buffer, u64),
+        partial: &mut [f32],
+    ) -> Result<(), DeviceError> {
+        for part in partial.chunks_mut(self.elements) {
+            let bytes = size_of_val(part) as u64;
+            let variant = self.variant(kernels, part.len())?;
+            self.task.refresh(variant.dispatches);
+            stream.upload(&self.partial, 0, bytemuck::cast_slice(part))?;
+            stream.copy((source, offset), &self.gradients, bytes);
+            stream.run(&self.task)?;
+            stream.transfer(&[(&self.sum, 0, bytes)], bytemuck::cast_slice_mut(part))?;
+            offset += bytes;
+        }
+        Ok(())
+    }
+}
+
+/// The sum of two tensors of so many elements.
+fn call(elements: usize) -> Call<'static> {
+    Call {
+        op: &Op::Binary(Binary::Add),
+        inputs: vec![vec![elements]; 2],
+        outputs: vec![vec![elements]],
+        accumulate: false,
+        random: Random { step_key: Key::new(0), training: false },
+    }
+}

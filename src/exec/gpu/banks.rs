@@ -1,0 +1,95 @@
+//! The buffers of the buckets.
+
+use std::ops::Range;
+
+use super::prepare::Binding;
+use crate::base::BucketId;
+use crate::base::shape::ELEMENT_BYTES;
+use crate::device::{DeviceError, Gpu};
+use crate::exec::shards::Shards;
+use crate::exec::{Bank, Moments};
+use crate::graph::Plan;
+
+/// Parameters and gradients of every bucket, and moments of what the device owns of it.
+pub struct Banks {
+    pub parameters: Vec<wgpu::Buffer>,
+    /// Of a plan that is trained.
+    pub gradients: Vec<wgpu::Buffer>,
+    /// Per moment, then per bucket.
+    moments: Vec<Vec<wgpu::Buffer>>,
+    pub shards: Shards,
+}
+
+impl Banks {
+    /// Allocates them.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub fn new(gpu: &Gpu, plan: &Plan, moments: &Moments) -> Result<Self, DeviceError> {
+        let shards = Shards::new(plan, moments);
+        let make = |label: &str, bank: Bank| make(gpu, plan, &shards, label, bank);
+        let trained = plan.graph.is_trained();
+        let mut banks = Self {
+            parameters: make("parameters", Bank::Parameters)?,
+            gradients: if trained { make("gradients", Bank::Gradients)? } else { Vec::new() },
+            moments: Vec::new(),
+            shards,
+        };
+        banks.keep(gpu, plan, moments)?;
+        Ok(banks)
+    }
+
+    /// Replaces the moments by others, which are zeros.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub fn keep(&mut self, gpu: &Gpu, plan: &Plan, moments: &Moments) -> Result<(), DeviceError> {
+        self.moments.clear();
+        self.shards = Shards::new(plan, moments);
+        let make = |moment| make(gpu, plan, &self.shards, "moments", Bank::Moment(moment));
+        self.moments = (0..moments.count).map(make).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    pub fn buffer(&self, bank: Bank, bucket: BucketId) -> &wgpu::Buffer {
+        match bank {
+            Bank::Parameters => &self.parameters[bucket.index()],
+            Bank::Gradients => &self.gradients[bucket.index()],
+            Bank::Moment(moment) => &self.moments[moment][bucket.index()],
+        }
+    }
+
+    /// The buffer that holds elements of a bucket, and where in it they are, in bytes.
+    ///
+    /// # Panics
+    /// If the bank does not hold all of them.
+    pub fn place(
+        &self,
+        bank: Bank,
+        bucket: BucketId,
+        elements: &Range<usize>,
+    ) -> (wgpu::Buffer, u64) {
+        let place = self.shards.place(bank, bucket, elements);
+        (self.buffer(bank, bucket).clone(), (place.start * ELEMENT_BYTES) as u64)
+    }
+
+    /// What an update of a bucket binds of a bank: the owned elements, of which there are some.
+    pub fn owned(&self, bank: Bank, bucket: BucketId) -> Binding {
+        let owned = self.shards.owned(bucket);
+        let (buffer, offset) = self.place(bank, bucket, &owned);
+        Binding { buffer, offset, bytes: (owned.len() * ELEMENT_BYTES) as u64 }
+    }
+}
+
+/// The buffers of a bank, one per bucket.
+fn make(
+    gpu: &Gpu,
+    plan: &Plan,
+    shards: &Shards,
+    label: &str,
+    bank: Bank,
+) -> Result<Vec<wgpu::Buffer>, DeviceError> {
+    let buckets = (0..plan.buckets.len() as u32).map(BucketId);
+    let bytes = |bucket| (shards.held(bank, bucket).len() * ELEMENT_BYTES) as u64;
+    buckets.map(|bucket| gpu.storage(label, bytes(bucket))).collect()
+}

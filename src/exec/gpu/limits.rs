@@ -1,0 +1,42 @@
+//! What a plan may ask of a device.
+
+use crate::base::rng::Key;
+use crate::base::shape::ELEMENT_BYTES;
+use crate::device::{DeviceError, Gpu, Limits};
+use crate::exec::Pass;
+use crate::graph::Plan;
+use crate::kernels::{Call, Random};
+
+/// Shaders index elements by 32-bit integers, and the last workgroups reach beyond the end: with
+/// this many elements at most, no index wraps around.
+const ELEMENTS_MAX: u64 = 1 << 31;
+
+/// Refuses a plan that the device cannot bind, before anything is allocated.
+pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
+    let largest_bucket = plan.buckets.iter().map(|b| b.length * ELEMENT_BYTES).max().unwrap_or(0);
+    let bytes = plan.tensor_bytes_max().max(largest_bucket) as u64;
+    let limit = tensor_bytes_max(&gpu.limits);
+    if bytes > limit {
+        return Err(DeviceError::TooLarge { adapter: gpu.name.clone(), bytes, limit });
+    }
+    match gpu.loop_iterations_max() {
+        Some(limit) => check_loops(gpu, plan, limit),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a plan of which an invocation would make more iterations than the driver lets it.
+fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
+    let random = Random { step_key: Key::new(0), training: true };
+    let full = Pass { copy: 0, rows: plan.options.rows, random };
+    let calls = plan.graph.nodes.iter().map(|node| full.call(&plan.graph, node));
+    let longest = calls.max_by_key(Call::iterations);
+    let Some(call) = longest.filter(|call| call.iterations() > limit) else { return Ok(()) };
+    let (adapter, what) = (gpu.name.clone(), call.op.to_string());
+    Err(DeviceError::LoopTooLong { adapter, what, iterations: call.iterations(), limit })
+}
+
+/// The most bytes of a tensor or a bucket that the device binds and that shaders can index.
+pub fn tensor_bytes_max(limits: &Limits) -> u64 {
+    limits.binding_bytes.min(ELEMENTS_MAX * ELEMENT_BYTES as u64)
+}

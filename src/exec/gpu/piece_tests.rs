@@ -1,0 +1,228 @@
+//! What pieces cost: nothing made after the first round, few submissions, memory with a bound.
+//! What they hold is in `tests/pieces.rs`.
+
+use std::time::{Duration, Instant};
+
+use super::tests::{executors, executors_with, fill, pass, plan, step};
+use super::*;
+
+/// Takes all pieces that are under way; how many.
+fn drain(device: &mut GpuExecutor) -> usize {
+    std::iter::from_fn(|| device.take_read(true).unwrap()).count()
+}
+
+/// Begins to read a bucket's gradients, in pieces of `size`.
+fn begin(device: &mut GpuExecutor, size: usize) -> usize {
+    let length = device.plan.buckets[0].length;
+    for start in (0..length).step_by(size) {
+        let range = start..length.min(start + size);
+        device.begin_read(Bank::Gradients, BucketId(0), range).unwrap();
+    }
+    length.div_ceil(size)
+}
+
+/// What data parallelism does in a step, in small.
+fn round(device: &mut GpuExecutor, number: u64) {
+    step(device, number);
+    let pieces = begin(device, 1000);
+    assert_eq!(drain(device), pieces);
+    let mut sums = vec![1.0; 5000];
+    device.add(BucketId(0), 64, &mut sums).unwrap();
+    device.add(BucketId(0), 0, &mut sums[..77]).unwrap();
+    device.write_range(Bank::Parameters, BucketId(1), 128, &sums).unwrap();
+    device.when_done(Box::new(|| ())).unwrap();
+    device.finish_step(false).unwrap();
+}
+
+#[test]
+fn after_the_first_round_nothing_is_made() {
+    for mut device in executors(&plan(128)) {
+        device.set_piece_elements(2000).unwrap();
+        fill(&mut device);
+        round(&mut device, 1);
+        let made = device.gpu.made();
+        for number in 2..5 {
+            round(&mut device, number);
+        }
+        assert_eq!(device.gpu.made(), made, "{}", device.name());
+    }
+}
+
+/// A device that is one of several has its slots before the first step.
+#[test]
+fn slots_are_made_with_the_shards() {
+    let plan = plan(128);
+    for device in executors(&plan) {
+        assert!(device.stream.pieces.slots().is_empty(), "one device alone needs none");
+    }
+    let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
+    let moments = Moments { count: 1, owned: Some(owned) };
+    for mut device in executors_with(&plan, moments, |_| ()) {
+        let slots = device.stream.pieces.slots();
+        let bytes: u64 = slots.iter().map(wgpu::Buffer::size).sum();
+        assert!((4..=256).contains(&slots.len()) && bytes <= 64 << 20, "{}", slots.len());
+        let made = device.gpu.made();
+        let pieces = begin(&mut device, 1000);
+        assert_eq!(drain(&mut device), pieces);
+        assert_eq!(device.gpu.made(), made, "{}", device.name());
+    }
+}
+
+#[test]
+fn pieces_begun_in_a_row_share_a_submission_and_leave_with_what_follows() {
+    for mut device in executors(&plan(64)) {
+        let pieces = begin(&mut device, 400);
+        let before = device.stream.traffic.submissions;
+        device.run(0..1, &pass(1, 1)).unwrap();
+        assert_eq!(device.stream.traffic.submissions, before + 1, "{}", device.name());
+        assert_eq!(drain(&mut device), pieces);
+        assert_eq!(device.stream.traffic.submissions, before + 1, "{}", device.name());
+        // Those that find no slot share submissions too.
+        let (slots, pieces) = (device.stream.pieces.slots().len(), begin(&mut device, 20));
+        assert!(pieces > 10 * slots && slots >= 16, "{pieces} pieces, {slots} slots");
+        let before = device.stream.traffic.submissions;
+        assert_eq!(drain(&mut device), pieces);
+        let submissions = device.stream.traffic.submissions - before;
+        assert!(submissions as usize <= pieces.div_ceil(slots / 4), "{submissions}");
+    }
+}
+
+/// A device whose first bucket has far more pieces of 500 elements than there are slots, all of
+/// them begun, and as many as there are slots taken.
+fn with_full_slots(device: &mut GpuExecutor) -> Vec<Piece> {
+    device.stream.pieces = Pieces::new(500, Places::new(500, &[500]));
+    let pieces = begin(device, 500);
+    let slots = device.stream.pieces.slots().len();
+    assert!(slots == 8 && pieces > 3 * slots, "{pieces} pieces, {slots} slots");
+    (0..slots).map(|_| device.take_read(true).unwrap().unwrap()).collect()
+}
+
+/// Whoever holds the pieces may wait for the thread that asks for more.
+#[test]
+fn a_device_whose_pieces_are_all_held_neither_waits_nor_fails() {
+    let plan = plan(128);
+    let soon = |gpu: &mut Gpu| gpu.deadline = Duration::from_secs(3);
+    for mut device in executors_with(&plan, 0, soon) {
+        let mut held = with_full_slots(&mut device);
+        let slots = held.len();
+        for wait in [false, true] {
+            let asked = Instant::now();
+            assert!(device.take_read(wait).unwrap().is_none(), "there is no slot");
+            assert!(asked.elapsed() < device.gpu.deadline && device.is_reading());
+        }
+        // Others may take longer than this device may.
+        std::thread::sleep(device.gpu.deadline + Duration::from_millis(100));
+        assert!(device.take_read(true).unwrap().is_none(), "still no slot");
+        held.remove(3);
+        let next = device.take_read(true).unwrap().unwrap();
+        assert_eq!(next.range, 500 * slots..500 * (slots + 1), "{}", device.name());
+        assert!(device.take_read(true).unwrap().is_none() && device.is_reading());
+        drop((held, next));
+        assert_eq!(drain(&mut device), device.plan.buckets[0].length.div_ceil(500) - slots - 1);
+        assert!(!device.is_reading() && device.stream.pieces.slots().len() == slots);
+    }
+}
+
+/// Gradients that are written are others than those that wait to be read, so that nothing is
+/// made; where they are not, as much is made as it takes.
+#[test]
+fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
+    for mut device in executors(&plan(128)) {
+        let (first, second) = (BucketId(0), BucketId(1));
+        fill(&mut device);
+        let before: Vec<f32> = (0..device.plan.buckets[0].length).map(|i| i as f32).collect();
+        device.write_bank(Bank::Gradients, first, &before).unwrap();
+        let held = with_full_slots(&mut device);
+        let (slots, made) = (held.len(), device.gpu.made());
+        let copied = 500 * slots;
+        device.write_range(Bank::Gradients, first, 0, &vec![-1.0; copied]).unwrap();
+        device.write_range(Bank::Gradients, second, 0, &vec![-1.0; 3 * copied]).unwrap();
+        device.write_range(Bank::Parameters, first, 0, &vec![-1.0; 3 * copied]).unwrap();
+        device.write_range(Bank::Gradients, first, copied, &[]).unwrap();
+        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        // The last element of one piece and the first of the next, and those before.
+        device.write_range(Bank::Gradients, first, copied + 999, &[-1.0; 2]).unwrap();
+        assert_eq!(device.gpu.made(), made + 3, "{}", device.name());
+        drop(held);
+        // Now slots are free.
+        device.write_range(Bank::Gradients, first, copied + 1500, &[-1.0]).unwrap();
+        assert_eq!(device.gpu.made(), made + 3, "{}", device.name());
+        let mut at = copied;
+        while let Some(piece) = device.take_read(true).unwrap() {
+            assert!(piece.values() == &before[piece.range.clone()], "{:?}", piece.range);
+            assert_eq!(piece.range.start, at);
+            at = piece.range.end;
+        }
+        assert_eq!(at, before.len(), "{}", device.name());
+    }
+}
+
+/// A rank updates its shard while the shards of others still wait to be read, and that of its
+/// own does not.
+#[test]
+fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
+    let plan = plan(128);
+    let length = plan.buckets[0].length;
+    let (owned, rule) = (1024..2048, Update::Sgd { lr: 0.5, momentum: 0.9, weight_decay: 0.0 });
+    let shards = vec![owned.clone(), 0..plan.buckets[1].length];
+    let moments = Moments { count: 1, owned: Some(shards) };
+    for mut device in executors_with(&plan, moments, |_| ()) {
+        let update = |device: &mut GpuExecutor, start: usize| {
+            let (decay_end, gradient_scale) = (0, 1.0);
+            let range = UpdateRange { start, length: 512, decay_end, gradient_scale };
+            device.update(BucketId(0), &rule, &range).unwrap();
+        };
+        update(&mut device, owned.start);
+        device.stream.pieces = Pieces::new(256, Places::new(256, &[256]));
+        let begin = |device: &mut GpuExecutor, bank: Bank, all: Range<usize>| {
+            for start in all.step_by(256) {
+                device.begin_read(bank, BucketId(0), start..start + 256).unwrap();
+            }
+        };
+        begin(&mut device, Bank::Gradients, 0..length);
+        let held: Vec<Piece> = (0..8).map(|_| device.take_read(true).unwrap().unwrap()).collect();
+        begin(&mut device, Bank::Parameters, 0..owned.start);
+        begin(&mut device, Bank::Parameters, owned.start + 512..length);
+        begin(&mut device, Bank::Moment(0), owned.start + 512..owned.end);
+        let made = device.gpu.made();
+        update(&mut device, owned.start);
+        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        update(&mut device, owned.start + 512);
+        assert!(device.gpu.made() > made, "{}", device.name());
+        drop(held);
+        assert!(drain(&mut device) > 8);
+    }
+}
+
+/// What is said about memory is what is made.
+#[test]
+fn staging_takes_what_is_said() {
+    let plan = plan(300);
+    let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
+    let moments = Moments { count: 1, owned: Some(owned) };
+    for device in executors_with(&plan, moments, |_| ()) {
+        let pieces: u64 = device.stream.pieces.slots().iter().map(wgpu::Buffer::size).sum();
+        let rings = device.stream.rings_bytes();
+        assert_eq!((pieces + rings) as usize, crate::exec::staging_bytes(&plan));
+    }
+}
+
+#[test]
+fn what_is_prepared_for_sums_makes_nothing_later() {
+    for mut device in executors(&plan(128)) {
+        device.prepare_add(&[]).unwrap();
+        device.prepare_add(&[640, 6400, 77, 0]).unwrap();
+        let made = device.gpu.made();
+        for length in [77, 6400, 640, 0] {
+            let mut sums = vec![1.0; length];
+            let before = device.stream.traffic.submissions;
+            device.add(BucketId(0), 64, &mut sums).unwrap();
+            assert!(sums.iter().all(|sum| *sum == 1.0));
+            let submissions = device.stream.traffic.submissions - before;
+            assert_eq!(submissions, length.min(1) as u64, "{length} elements");
+        }
+        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        device.prepare_add(&[640]).unwrap();
+        assert_eq!(device.gpu.made(), made, "{}", device.name());
+    }
+}

@@ -1,0 +1,117 @@
+//! Which elements of each bucket a device updates, and where they stand in its banks: parameters
+//! and gradients are held whole, moments only of what the device owns.
+
+use std::ops::Range;
+
+use super::{Bank, Moments};
+use crate::base::BucketId;
+use crate::graph::{Plan, UpdateRange};
+
+/// Elements that a shard starts at a multiple of: 256 bytes, where any device can bind a buffer,
+/// and where every kernel that covers a whole bucket covers a shard with the same bits.
+const ALIGNMENT: usize = 64;
+
+/// Per bucket: its length, and what is owned of it.
+pub struct Shards {
+    buckets: Vec<(usize, Range<usize>)>,
+}
+
+impl Shards {
+    /// The shards of a device that holds `plan` and keeps `moments`.
+    ///
+    /// # Panics
+    /// If there is not one range per bucket, or one does not start at a multiple of 64 elements,
+    /// or ends neither at one nor with its bucket.
+    pub fn new(plan: &Plan, moments: &Moments) -> Self {
+        let lengths = plan.buckets.iter().map(|bucket| bucket.length);
+        let Some(owned) = &moments.owned else {
+            return Self { buckets: lengths.map(|length| (length, 0..length)).collect() };
+        };
+        assert_eq!(owned.len(), plan.buckets.len(), "one range per bucket");
+        let buckets: Vec<(usize, Range<usize>)> = lengths.zip(owned.iter().cloned()).collect();
+        for (length, Range { start, end }) in &buckets {
+            let fits = start <= end && end <= length && start.is_multiple_of(ALIGNMENT);
+            let whole = end.is_multiple_of(ALIGNMENT) || end == length;
+            assert!(fits && whole, "{start}..{end} is no shard of a bucket of {length}");
+        }
+        Self { buckets }
+    }
+
+    /// The elements of a bucket that the device updates.
+    pub fn owned(&self, bucket: BucketId) -> Range<usize> {
+        self.buckets[bucket.index()].1.clone()
+    }
+
+    /// The same for all buckets.
+    pub fn all_owned(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.buckets.iter().map(|(_, owned)| owned.clone())
+    }
+
+    /// The elements of a bucket that a bank holds.
+    pub fn held(&self, bank: Bank, bucket: BucketId) -> Range<usize> {
+        match bank {
+            Bank::Parameters | Bank::Gradients => 0..self.buckets[bucket.index()].0,
+            Bank::Moment(_) => self.owned(bucket),
+        }
+    }
+
+    /// Where elements of a bucket stand in a bank.
+    ///
+    /// # Panics
+    /// If the bank does not hold all of them.
+    pub fn place(&self, bank: Bank, bucket: BucketId, elements: &Range<usize>) -> Range<usize> {
+        let held = self.held(bank, bucket);
+        let inside = held.start <= elements.start && elements.end <= held.end;
+        assert!(inside, "{elements:?} of bucket {}, which holds {held:?}", bucket.0);
+        elements.start - held.start..elements.end - held.start
+    }
+
+    /// What an update covers, counted from the first owned element.
+    ///
+    /// # Panics
+    /// If it covers more than is owned.
+    pub fn update(&self, bucket: BucketId, range: &UpdateRange) -> UpdateRange {
+        let covered = range.start..range.start + range.length;
+        let start = self.place(Bank::Moment(0), bucket, &covered).start;
+        let decay_end = range.decay_end.saturating_sub(range.start - start);
+        UpdateRange { start, decay_end, ..*range }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shards(owned: Range<usize>) -> Shards {
+        Shards { buckets: vec![(1024, owned)] }
+    }
+
+    #[test]
+    fn updates_are_counted_from_the_shard() {
+        let of = |owned: Range<usize>, start, decay_end| {
+            let range = UpdateRange { start, length: 64, decay_end, gradient_scale: 1.0 };
+            let local = shards(owned).update(BucketId(0), &range);
+            (local.start, local.length, local.decay_end)
+        };
+        assert_eq!(of(0..1024, 128, 150), (128, 64, 150));
+        assert_eq!(of(128..512, 128, 150), (0, 64, 22));
+        assert_eq!(of(128..512, 192, 150), (64, 64, 22));
+        assert_eq!(of(128..512, 192, 100), (64, 64, 0));
+        assert_eq!(of(128..512, 192, 1024), (64, 64, 896));
+    }
+
+    #[test]
+    fn banks_hold_all_but_moments_of_others() {
+        let shards = shards(128..512);
+        assert_eq!(shards.held(Bank::Gradients, BucketId(0)), 0..1024);
+        assert_eq!(shards.held(Bank::Moment(1), BucketId(0)), 128..512);
+        assert_eq!(shards.place(Bank::Parameters, BucketId(0), &(130..140)), 130..140);
+        assert_eq!(shards.place(Bank::Moment(0), BucketId(0), &(130..140)), 2..12);
+    }
+
+    #[test]
+    #[should_panic(expected = "120..140 of bucket 0, which holds 128..512")]
+    fn what_is_not_held_has_no_place() {
+        shards(128..512).place(Bank::Moment(0), BucketId(0), &(120..140));
+    }
+}

@@ -1,0 +1,137 @@
+//! The verdict as a state machine: votes and failures of ranks in, one announcement for all out.
+//!
+//! Nobody updates before a verdict of commit was announced, and it is announced only when every
+//! rank has voted. So as long as a rank may still fail, all parameters are those of the step
+//! before.
+
+use super::verdict::{Verdict, Vote};
+use crate::base::Rank;
+
+/// What every rank is told, once per step; all are told the same.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Announcement {
+    Verdict(Verdict),
+    /// Nobody updates, and the same samples are to run again.
+    Discard {
+        rank: Rank,
+        why: String,
+    },
+}
+
+/// Collects what ranks say of one step.
+#[derive(Debug)]
+pub struct Coordinator {
+    votes: Vec<Option<Vote>>,
+    /// The first failure was announced; nothing is announced after it.
+    failed: bool,
+}
+
+impl Coordinator {
+    /// For one step of ranks `0..world`, none of which has voted.
+    pub fn new(world: u32) -> Self {
+        Self { votes: vec![None; world as usize], failed: false }
+    }
+
+    /// A rank votes. The announcement, if this was the last vote that was missing. A vote after
+    /// a failure (its rank did not know yet) changes nothing. A rank outside the world and a
+    /// second vote of one rank are defects.
+    pub fn vote(&mut self, vote: Vote) -> Option<Announcement> {
+        let Rank(rank) = vote.rank;
+        let world = self.votes.len();
+        assert!((rank as usize) < world, "rank {rank} votes in a world of {world}");
+        let slot = &mut self.votes[rank as usize];
+        assert!(slot.is_none(), "rank {rank} votes twice");
+        *slot = Some(vote);
+        if self.failed || !self.missing().is_empty() {
+            return None;
+        }
+        let votes: Vec<Vote> = self.votes.iter().flatten().cloned().collect();
+        Some(Announcement::Verdict(Verdict::from_votes(&votes)))
+    }
+
+    /// A rank failed. The announcement, if no failure was announced before. After a verdict of
+    /// commit the step cannot be taken back: the failure is announced all the same, once, as what
+    /// ends the run.
+    pub fn fail(&mut self, rank: Rank, why: &str) -> Option<Announcement> {
+        assert!(rank.index() < self.votes.len(), "{rank} fails in a world of {}", self.votes.len());
+        if std::mem::replace(&mut self.failed, true) {
+            return None;
+        }
+        Some(Announcement::Discard { rank, why: why.to_owned() })
+    }
+
+    /// The ranks whose votes are waited for: none once a failure was announced.
+    pub fn missing(&self) -> Vec<Rank> {
+        let ranks = (0..self.votes.len() as u32).map(Rank);
+        let is_missing = |rank: &Rank| !self.failed && self.votes[rank.index()].is_none();
+        ranks.filter(is_missing).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vote(rank: u32) -> Vote {
+        Vote { rank: Rank(rank), loss: 2.0, count: 1.0, sum_squares: 4.0, not_finite: 0 }
+    }
+
+    fn discard(rank: u32, why: &str) -> Option<Announcement> {
+        Some(Announcement::Discard { rank: Rank(rank), why: why.into() })
+    }
+
+    #[test]
+    fn the_last_vote_decides_in_any_order() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+            let mut coordinator = Coordinator::new(3);
+            assert_eq!(coordinator.vote(vote(order[0])), None);
+            assert_eq!(coordinator.vote(vote(order[1])), None);
+            assert_eq!(coordinator.missing(), [Rank(order[2])]);
+            let expected = Verdict::from_votes(&[vote(0), vote(1), vote(2)]);
+            let last = coordinator.vote(vote(order[2]));
+            assert_eq!(last, Some(Announcement::Verdict(expected)));
+            assert!(coordinator.missing().is_empty());
+        }
+    }
+
+    #[test]
+    fn one_value_that_is_not_finite_skips_for_all() {
+        let mut coordinator = Coordinator::new(2);
+        coordinator.vote(Vote { not_finite: 1, ..vote(1) });
+        let said = coordinator.vote(vote(0));
+        assert!(matches!(said, Some(Announcement::Verdict(Verdict::Skip { .. }))), "{said:?}");
+    }
+
+    #[test]
+    fn the_first_failure_is_announced_and_no_verdict_after_it() {
+        let mut coordinator = Coordinator::new(2);
+        assert_eq!(coordinator.vote(vote(0)), None);
+        assert_eq!(coordinator.fail(Rank(1), "lost"), discard(1, "lost"));
+        assert!(coordinator.missing().is_empty());
+        assert_eq!(coordinator.fail(Rank(0), "its neighbour is gone"), None);
+        assert_eq!(coordinator.vote(vote(1)), None);
+    }
+
+    #[test]
+    fn a_failure_after_the_verdict_is_announced_once() {
+        let mut coordinator = Coordinator::new(1);
+        let said = coordinator.vote(vote(0));
+        assert!(matches!(said, Some(Announcement::Verdict(Verdict::Commit(_)))));
+        assert_eq!(coordinator.fail(Rank(0), "lost"), discard(0, "lost"));
+        assert_eq!(coordinator.fail(Rank(0), "lost"), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "rank 1 votes twice")]
+    fn a_second_vote_of_a_rank_is_a_defect() {
+        let mut coordinator = Coordinator::new(2);
+        coordinator.vote(vote(1));
+        coordinator.vote(vote(1));
+    }
+
+    #[test]
+    #[should_panic(expected = "rank 2 votes in a world of 2")]
+    fn a_vote_of_nobody_is_a_defect() {
+        Coordinator::new(2).vote(vote(2));
+    }
+}

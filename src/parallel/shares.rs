@@ -1,0 +1,248 @@
+//! How the global batch is shared out among devices of unlike speed, and which devices are worth
+//! having at all.
+
+use super::program::Share;
+
+/// A device must make a step shorter by this part of it to be taken.
+const GAIN_MIN: f64 = 0.02;
+
+/// What was measured of a device: a micro-batch of `rows` samples takes `fixed_s + rows * row_s`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    pub fixed_s: f64,
+    pub row_s: f64,
+    /// The most samples it runs at a time.
+    pub micro_batch: u32,
+}
+
+impl Speed {
+    /// The seconds that `count` samples take, in as few micro-batches as they fit in.
+    pub fn seconds(&self, count: u32) -> f64 {
+        let micro_batches = count.div_ceil(self.micro_batch.max(1));
+        f64::from(micro_batches) * self.fixed_s + f64::from(count) * self.row_s
+    }
+}
+
+/// Samples per rank, summing to `batch`, so that the slowest is done as early as possible.
+///
+/// Each sample goes to the rank that would be done with it first, the lower one of several. That
+/// is exact, because a device's time never falls with its count: the `batch` smallest of all
+/// times "rank r is done with its n-th sample" are taken, in their order, and no other choice of
+/// `batch` of them ends before the last one taken.
+pub fn apportion(batch: u32, speeds: &[Speed]) -> Vec<u32> {
+    assert!(!speeds.is_empty() || batch == 0, "nobody takes the {batch} samples");
+    let mut counts = vec![0; speeds.len()];
+    for _ in 0..batch {
+        let done = |&rank: &usize| speeds[rank].seconds(counts[rank] + 1);
+        let first = (0..speeds.len()).min_by(|a, b| done(a).total_cmp(&done(b)));
+        if let Some(rank) = first {
+            counts[rank] += 1;
+        }
+    }
+    counts
+}
+
+/// The seconds until the slowest is done.
+pub fn makespan(counts: &[u32], speeds: &[Speed]) -> f64 {
+    let done = counts.iter().zip(speeds).map(|(&count, speed)| speed.seconds(count));
+    done.fold(0.0, f64::max)
+}
+
+/// Consecutive shares of these sizes, each with the most samples that its rank runs at a time.
+pub fn consecutive(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
+    assert_eq!(counts.len(), micro_batches.len(), "a size and a micro-batch per rank");
+    let mut first = 0;
+    let share = |(&count, &micro_batch): (&u32, &u32)| {
+        let share = Share { first, count, micro_batch };
+        first += count;
+        share
+    };
+    counts.iter().zip(micro_batches).map(share).collect()
+}
+
+/// Whether a device is to be taken: steps of `with_s` seconds with it against `without_s`.
+pub fn worth_it(with_s: f64, without_s: f64) -> bool {
+    with_s <= without_s * (1.0 - GAIN_MIN)
+}
+
+/// A device that is not taken, with the step's seconds that say why.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeftOut {
+    /// Its place among the candidates.
+    pub device: usize,
+    pub with_s: f64,
+    pub without_s: f64,
+}
+
+impl LeftOut {
+    /// The reason in a sentence for people.
+    pub fn sentence(&self, name: &str) -> String {
+        let (with, without) = (milliseconds(self.with_s), milliseconds(self.without_s));
+        format!("{name} is left out: with it a step would take {with} ms, without it {without} ms")
+    }
+}
+
+/// Three digits at least, and no fraction where they are enough.
+fn milliseconds(seconds: f64) -> String {
+    let ms = seconds * 1e3;
+    match ms {
+        ..10.0 => format!("{ms:.2}"),
+        10.0..100.0 => format!("{ms:.1}"),
+        _ => format!("{ms:.0}"),
+    }
+}
+
+/// Who takes part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admission {
+    /// The devices that are taken, ascending; never empty if there is a candidate.
+    pub taken: Vec<usize>,
+    /// Those that are not, in the order in which they were tried.
+    pub left_out: Vec<LeftOut>,
+    /// The seconds of a step of those that are taken.
+    pub step_s: f64,
+}
+
+/// Decides who takes part, by trying the devices `0..devices` from the fastest to the slowest:
+/// the first is taken, each other one if a step with it is shorter by [`worth_it`]'s gain.
+///
+/// `step_s` is told a set of devices, ascending, and says how long a step of these takes, as
+/// measured or as predicted. It is asked once for each device alone and once for each set with a
+/// device more: `2 * devices - 1` times.
+pub fn admit(devices: usize, mut step_s: impl FnMut(&[usize]) -> f64) -> Admission {
+    let mut order: Vec<(usize, f64)> = (0..devices).map(|i| (i, step_s(&[i]))).collect();
+    order.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let Some(&(fastest, alone_s)) = order.first() else {
+        return Admission { taken: Vec::new(), left_out: Vec::new(), step_s: 0.0 };
+    };
+    let mut admission = Admission { taken: vec![fastest], left_out: Vec::new(), step_s: alone_s };
+    for &(device, _) in &order[1..] {
+        let mut with = admission.taken.clone();
+        with.push(device);
+        with.sort_unstable();
+        let (with_s, without_s) = (step_s(&with), admission.step_s);
+        if worth_it(with_s, without_s) {
+            admission.taken = with;
+            admission.step_s = with_s;
+        } else {
+            admission.left_out.push(LeftOut { device, with_s, without_s });
+        }
+    }
+    admission
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The smallest makespan of all ways to share out a batch.
+    fn best(batch: u32, speeds: &[Speed], counts: &mut Vec<u32>) -> f64 {
+        if counts.len() + 1 == speeds.len() {
+            counts.push(batch);
+            let seconds = makespan(counts, speeds);
+            counts.pop();
+            return seconds;
+        }
+        let mut least = f64::INFINITY;
+        for count in 0..=batch {
+            counts.push(count);
+            least = least.min(best(batch - count, speeds, counts));
+            counts.pop();
+        }
+        least
+    }
+
+    fn speed() -> impl Strategy<Value = Speed> {
+        let times = (0u32..20, 0u32..20, 1u32..6);
+        times.prop_map(|(fixed, row, micro_batch)| Speed {
+            fixed_s: f64::from(fixed) / 8.0,
+            row_s: f64::from(row) / 8.0,
+            micro_batch,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn no_other_way_to_share_out_is_faster(
+            batch in 0u32..14,
+            speeds in proptest::collection::vec(speed(), 1..5),
+        ) {
+            let counts = apportion(batch, &speeds);
+            prop_assert_eq!(counts.iter().sum::<u32>(), batch);
+            // Times are small multiples of 1/8, so they are exact.
+            prop_assert_eq!(makespan(&counts, &speeds), best(batch, &speeds, &mut Vec::new()));
+        }
+    }
+
+    #[test]
+    fn equal_devices_share_equally_and_the_first_takes_the_rest() {
+        let speed = Speed { fixed_s: 0.0, row_s: 1.0, micro_batch: 8 };
+        assert_eq!(apportion(11, &[speed; 4]), [3, 3, 3, 2]);
+        assert_eq!(apportion(0, &[speed; 2]), [0, 0]);
+        assert_eq!(apportion(0, &[]), [0u32; 0]);
+    }
+
+    #[test]
+    fn shares_follow_speed_and_a_hopeless_device_gets_none() {
+        let at = |row_s: f64| Speed { fixed_s: 0.0, row_s, micro_batch: 64 };
+        assert_eq!(apportion(16, &[at(0.1), at(0.3)]), [12, 4]);
+        assert_eq!(apportion(16, &[at(10.0), at(0.1)]), [0, 16]);
+        let slow_to_start = Speed { fixed_s: 5.0, row_s: 0.0, micro_batch: 64 };
+        assert_eq!(apportion(4, &[slow_to_start, at(1.0)]), [0, 4]);
+        assert_eq!(apportion(20, &[slow_to_start, at(1.0)]), [16, 4]);
+    }
+
+    #[test]
+    fn the_cost_of_a_micro_batch_counts_for_each() {
+        let speed = Speed { fixed_s: 1.0, row_s: 0.5, micro_batch: 4 };
+        assert_eq!(speed.seconds(0), 0.0);
+        assert_eq!(speed.seconds(4), 3.0);
+        assert_eq!(speed.seconds(5), 4.5);
+        assert_eq!(makespan(&[4, 5], &[speed, speed]), 4.5);
+    }
+
+    #[test]
+    fn shares_are_consecutive() {
+        let shares = consecutive(&[3, 0, 5], &[2, 4, 8]);
+        let triples: Vec<_> = shares.iter().map(|s| (s.first, s.count, s.micro_batch)).collect();
+        assert_eq!(triples, [(0, 3, 2), (3, 0, 4), (3, 5, 8)]);
+    }
+
+    #[test]
+    fn a_device_must_gain_something() {
+        assert!(worth_it(0.98, 1.0));
+        assert!(!worth_it(0.981, 1.0));
+        assert!(!worth_it(f64::NAN, 1.0));
+        assert!(worth_it(0.5, f64::INFINITY));
+    }
+
+    #[test]
+    fn the_fastest_stays_and_who_slows_the_others_is_left_out() {
+        // Speeds in samples per second; a device more costs 5 ms of each step.
+        let speeds = [20.0, 200.0, 2.0, 100.0];
+        let step_s = |set: &[usize]| {
+            let sum: f64 = set.iter().map(|&device| speeds[device]).sum();
+            120.0 / sum + 0.005 * set.len() as f64
+        };
+        let admission = admit(speeds.len(), step_s);
+        assert_eq!(admission.taken, [0, 1, 3]);
+        assert_eq!(admission.step_s, step_s(&[0, 1, 3]));
+        let [left] = admission.left_out[..] else { panic!("{admission:?}") };
+        assert_eq!((left.device, left.without_s), (2, admission.step_s));
+        assert_eq!(left.with_s, step_s(&[0, 1, 2, 3]));
+        assert_eq!(admit(0, step_s).taken, [0usize; 0]);
+        assert_eq!(admit(1, step_s).taken, [0]);
+    }
+
+    #[test]
+    fn the_reason_is_a_sentence() {
+        let left = LeftOut { device: 1, with_s: 0.412, without_s: 0.38 };
+        let sentence = "Intel UHD 620 is left out: with it a step would take 412 ms, \
+                        without it 380 ms";
+        assert_eq!(left.sentence("Intel UHD 620"), sentence);
+        let left = LeftOut { device: 1, with_s: 0.00412, without_s: 0.0995 };
+        assert!(left.sentence("x").ends_with("take 4.12 ms, without it 99.5 ms"));
+    }
+}

@@ -1,0 +1,69 @@
+//! What must hold after every run, whatever went wrong in it.
+
+use super::reference::reference;
+use super::report::{End, RankReport, Report};
+use super::scenario::Scenario;
+use super::values::Buckets;
+
+/// Checks a run against its scenario:
+///
+/// - no live rank waits for ever, and none changed a parameter in a step before all had voted;
+/// - all live ranks ended alike: completed, or failed with the same rank and reason; and only a
+///   rank to which a fault was planned is named;
+/// - if they completed, each holds the bits of [`reference()`] after the last step;
+/// - if they failed, every element of each is that of the last step it finished, or of the one
+///   after, which all had voted for.
+///
+/// The error says what does not hold.
+pub fn check(scenario: &Scenario, report: &Report) -> Result<(), String> {
+    if let Some(violation) = report.violations.first() {
+        return Err(violation.clone());
+    }
+    let live = || report.ranks.iter().enumerate().filter(|(_, rank)| rank.is_live);
+    let mut ends = live().map(|(_, rank)| &rank.end);
+    let Some(first) = ends.next() else { return Ok(()) };
+    if let Some(other) = ends.find(|end| *end != first) {
+        return Err(format!("live ranks end unlike: {first:?} and {other:?}"));
+    }
+    let is_completed = match first {
+        None => return Err("a live rank has no end".into()),
+        Some(End::Completed) => true,
+        Some(End::Failed { rank, why }) => {
+            if why.is_empty() || !scenario.may_end(*rank) {
+                return Err(format!("{rank} is said to have failed ({why}), and did not"));
+            }
+            false
+        }
+    };
+    if scenario.values.is_none() {
+        return Ok(());
+    }
+    let after = reference(scenario);
+    for (rank, report) in live() {
+        has_the_bits(report, is_completed, &after).map_err(|why| format!("rank {rank}: {why}"))?;
+    }
+    Ok(())
+}
+
+/// Compares the parameters of a rank with those after each step.
+fn has_the_bits(rank: &RankReport, is_completed: bool, after: &[Buckets]) -> Result<(), String> {
+    let finished = rank.finished as usize;
+    if is_completed && finished + 1 != after.len() {
+        return Err(format!("completed with {finished} of {} steps", after.len() - 1));
+    }
+    let next = if is_completed { finished } else { (finished + 1).min(after.len() - 1) };
+    for (bucket, values) in rank.parameters.iter().enumerate() {
+        let (old, new) = (&after[finished][bucket], &after[next][bucket]);
+        for (index, value) in values.iter().enumerate() {
+            let bits = value.to_bits();
+            if bits != old[index].to_bits() && bits != new[index].to_bits() {
+                let expected = new[index];
+                return Err(format!(
+                    "element {index} of bucket {bucket} is {value:?}, not {expected:?}, \
+                     after {finished} finished steps"
+                ));
+            }
+        }
+    }
+    Ok(())
+}

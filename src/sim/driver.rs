@@ -1,0 +1,220 @@
+//! The driver thread of a virtual rank: performs the actions of an interpreter, one at a time.
+
+use std::collections::VecDeque;
+
+use super::main_thread::{Mail, News};
+use super::queue::{Nanos, nanos};
+use super::report::End;
+use super::ring::Item;
+use super::scenario::Defect;
+use super::timeline::Lane;
+use super::world::{Event, World};
+use crate::base::Rank;
+use crate::parallel::{Action, Collective, Event as Happened, Interpreter, Outcome, Verdict};
+
+/// The driver thread.
+#[derive(Debug, Default)]
+pub(super) struct Driver<'a> {
+    /// `None` between steps.
+    interpreter: Option<Interpreter<'a>>,
+    /// Counted from 1.
+    pub step: u64,
+    /// Steps that are over.
+    pub finished: u64,
+    /// What it is busy with until `free_at`.
+    doing: Option<Action>,
+    pub free_at: Nanos,
+    /// A wake-up is on its way.
+    wakes: bool,
+    mail: VecDeque<Mail>,
+    /// Collectives of the next step that are over before it begins.
+    early: Vec<Collective>,
+    verdict: Option<Verdict>,
+    failure: Option<(Rank, String)>,
+    /// For people.
+    pub waits_for: String,
+}
+
+impl World<'_> {
+    /// Puts mail where the driver looks when it is free.
+    pub(super) fn hand_to_driver(&mut self, rank: Rank, mail: Mail) {
+        self.members[rank.index()].driver.mail.push_back(mail);
+        self.wake_driver(rank);
+    }
+
+    fn wake_driver(&mut self, rank: Rank) {
+        let now = self.queue.now();
+        let driver = &mut self.members[rank.index()].driver;
+        if !driver.wakes {
+            driver.wakes = true;
+            self.queue.push(driver.free_at.max(now), Event::Driver(rank));
+        }
+    }
+
+    /// Lets a driver end what it does, read its mail, and go on as far as it can.
+    pub(super) fn drive(&mut self, rank: Rank) {
+        let member = &mut self.members[rank.index()];
+        member.driver.wakes = false;
+        if !member.drives() {
+            return;
+        }
+        if self.queue.now() < member.driver.free_at {
+            return self.wake_driver(rank);
+        }
+        if let Some(action) = member.driver.doing.take() {
+            self.complete(rank, &action);
+        }
+        while let Some(mail) = self.members[rank.index()].driver.mail.pop_front() {
+            self.read(rank, mail);
+        }
+        while let Some(action) = self.next_action(rank) {
+            if let Some(takes) = self.takes(rank, &action) {
+                return self.do_for(rank, action, takes);
+            }
+            self.act(rank, action);
+        }
+    }
+
+    fn next_action(&mut self, rank: Rank) -> Option<Action> {
+        self.members[rank.index()].driver.interpreter.as_mut()?.poll_action()
+    }
+
+    fn do_for(&mut self, rank: Rank, action: Action, takes: Nanos) {
+        let (from, to) = (self.queue.now(), self.queue.now() + takes);
+        self.timeline.add(rank, Lane::Driver, (from, to), || name(&action));
+        let driver = &mut self.members[rank.index()].driver;
+        driver.doing = Some(action);
+        driver.free_at = to;
+        self.wake_driver(rank);
+    }
+
+    /// How long an action keeps the driver busy; nothing if it only hands something on.
+    fn takes(&mut self, rank: Rank, action: &Action) -> Option<Nanos> {
+        let costs = &self.scenario.costs[rank.index()];
+        let seconds = match *action {
+            Action::Load { .. } => costs.load_s,
+            Action::Run { segment, micro_batch } => {
+                let cost = costs.segments[segment.index()];
+                let rows = self.scenario.programs[rank.index()].micro_batches[micro_batch].rows;
+                cost.fixed_s + f64::from(rows) * cost.row_s
+            }
+            Action::Update { bucket } => {
+                self.scenario.layout.shard(bucket, rank).len() as f64 * costs.update_element_s
+            }
+            Action::Clear
+            | Action::Start(_)
+            | Action::Wait(_)
+            | Action::Vote
+            | Action::Finish(_) => return None,
+        };
+        Some(nanos(seconds) + self.jitter())
+    }
+
+    /// What is true when an action that took time is over.
+    fn complete(&mut self, rank: Rank, action: &Action) {
+        if let Action::Update { .. } = action {
+            self.is_committed(rank, "updates");
+        }
+        let member = &mut self.members[rank.index()];
+        let step = member.driver.step;
+        match *action {
+            Action::Load { micro_batch } => {
+                member.model.count(step, member.program.micro_batches[micro_batch]);
+            }
+            Action::Run { segment, micro_batch } => {
+                let buckets = &self.scenario.finishes[segment.index()];
+                member.model.run(step, member.program.micro_batches[micro_batch], buckets);
+            }
+            Action::Update { bucket } => {
+                let shard = self.scenario.layout.shard(bucket, rank);
+                if let Some(verdict) = &member.driver.verdict {
+                    member.model.update(bucket, shard, verdict);
+                }
+            }
+            Action::Clear
+            | Action::Start(_)
+            | Action::Wait(_)
+            | Action::Vote
+            | Action::Finish(_) => {}
+        }
+    }
+
+    /// Actions that hand something on, or only wait.
+    fn act(&mut self, rank: Rank, action: Action) {
+        let member = &mut self.members[rank.index()];
+        match action {
+            Action::Start(collective) => self.read_back(rank, collective),
+            Action::Wait(collective) => member.driver.waits_for = collective.to_string(),
+            Action::Vote => {
+                member.driver.waits_for = "the verdict".into();
+                self.voted[rank.index()] = member.driver.step;
+                let vote = member.model.vote(&self.scenario.layout, rank);
+                self.tell_main(News::Vote(vote), 0);
+            }
+            Action::Finish(Outcome::Discarded(_)) => self.fail(rank),
+            Action::Finish(Outcome::Updated | Outcome::Skipped) => {
+                member.driver.interpreter = None;
+                member.driver.finished += 1;
+                member.driver.waits_for = "the next step".into();
+                self.tell_main(News::Finished { rank }, 0);
+            }
+            Action::Clear | Action::Load { .. } | Action::Run { .. } | Action::Update { .. } => {}
+        }
+    }
+
+    fn read(&mut self, rank: Rank, mail: Mail) {
+        let member = &mut self.members[rank.index()];
+        let driver = &mut member.driver;
+        match (mail, &mut driver.interpreter) {
+            (Mail::Done(done), Some(interpreter)) => interpreter.handle(Happened::Done(done)),
+            (Mail::Done(done), None) => driver.early.push(done),
+            (Mail::Verdict(verdict), Some(interpreter)) => {
+                interpreter.handle(Happened::Verdict(verdict.clone()));
+                driver.verdict = Some(verdict);
+            }
+            (Mail::Discard { rank: failed, why }, Some(interpreter)) => {
+                interpreter.handle(Happened::Fault(format!("{failed} failed: {why}")));
+                driver.failure = Some((failed, why));
+            }
+            (Mail::Discard { rank: failed, why }, None) => {
+                driver.failure = Some((failed, why));
+                self.fail(rank);
+            }
+            (Mail::Step(step), None) => {
+                let mut interpreter = Interpreter::new(member.program);
+                for done in driver.early.drain(..) {
+                    interpreter.handle(Happened::Done(done));
+                }
+                driver.interpreter = Some(interpreter);
+                driver.step = step;
+                member.model.begin_step(self.scenario.is_not_finite(rank, step));
+                if self.scenario.defect == Some(Defect::RestartsApart) {
+                    self.hand_to_ring(rank, Item::Restart);
+                }
+            }
+            (Mail::Over, None) => self.end(rank, End::Completed),
+            (mail, _) => self.violations.push(format!("{rank} is told {mail:?} at a wrong time")),
+        }
+    }
+
+    fn fail(&mut self, rank: Rank) {
+        let failure = self.members[rank.index()].driver.failure.take();
+        match failure {
+            Some((rank_failed, why)) => self.end(rank, End::Failed { rank: rank_failed, why }),
+            None => self.violations.push(format!("{rank} discards a step without a reason")),
+        }
+    }
+}
+
+fn name(action: &Action) -> String {
+    match action {
+        Action::Clear => "clear".into(),
+        Action::Load { micro_batch } => format!("load micro-batch {micro_batch}"),
+        Action::Run { segment, micro_batch } => format!("run {segment} on {micro_batch}"),
+        Action::Update { bucket } => format!("update {bucket}"),
+        Action::Start(collective) => format!("start {collective}"),
+        Action::Wait(collective) => format!("wait {collective}"),
+        Action::Vote => "vote".into(),
+        Action::Finish(_) => "finish".into(),
+    }
+}

@@ -1,0 +1,137 @@
+//! The thread that the drivers report to: it asks a [`Coordinator`] per step, tells everyone what
+//! it announces, and begins the next step when every rank has reported the end of this one.
+
+use super::scenario::{Defect, Scenario};
+use crate::base::Rank;
+use crate::parallel::{Announcement, Collective, Coordinator, Verdict, Vote};
+
+/// What main is told.
+#[derive(Clone, Debug)]
+pub enum News {
+    Vote(Vote),
+    Failed {
+        rank: Rank,
+        why: String,
+    },
+    /// A rank's step is over, updated or skipped.
+    Finished {
+        rank: Rank,
+    },
+}
+
+/// What a driver is told.
+#[derive(Clone, Debug)]
+pub enum Mail {
+    /// By its own ring.
+    Done(Collective),
+    Verdict(Verdict),
+    Discard {
+        rank: Rank,
+        why: String,
+    },
+    /// Begin this step.
+    Step(u64),
+    /// The run is over.
+    Over,
+}
+
+/// The main thread.
+#[derive(Debug)]
+pub struct Main {
+    coordinator: Coordinator,
+    step: u64,
+    steps: u64,
+    finished: Vec<bool>,
+    is_over: bool,
+    /// For [`Defect::CommitsEarly`]: votes of this step, and who was told too early.
+    votes: Vec<Vote>,
+    early: Option<Rank>,
+    defect: Option<Defect>,
+}
+
+impl Main {
+    pub fn new(scenario: &Scenario) -> Self {
+        Self {
+            coordinator: Coordinator::new(scenario.layout.world),
+            step: 0,
+            steps: scenario.steps,
+            finished: vec![true; scenario.world()],
+            is_over: false,
+            votes: Vec::new(),
+            early: None,
+            defect: scenario.defect,
+        }
+    }
+
+    /// What is to be told when every rank is ready for the next step.
+    pub fn next_step(&mut self) -> Vec<(Rank, Mail)> {
+        self.is_over = self.step == self.steps;
+        if self.is_over {
+            return self.to_all(&Mail::Over);
+        }
+        self.step += 1;
+        self.finished.fill(false);
+        self.coordinator = Coordinator::new(self.finished.len() as u32);
+        self.votes.clear();
+        self.early = None;
+        self.to_all(&Mail::Step(self.step))
+    }
+
+    /// Takes in what is told, and says what is to be told.
+    pub fn handle(&mut self, news: News) -> Vec<(Rank, Mail)> {
+        match news {
+            News::Vote(vote) => {
+                let told_early = self.commit_early(&vote);
+                let announced = self.coordinator.vote(vote);
+                announced.map_or(told_early, |said| self.announce(said))
+            }
+            // A run that is over cannot fail any more.
+            News::Failed { .. } if self.is_over => Vec::new(),
+            News::Failed { rank, why } => {
+                let announced = self.coordinator.fail(rank, &why);
+                announced.map_or(Vec::new(), |said| self.announce(said))
+            }
+            News::Finished { rank } => {
+                self.finished[rank.index()] = true;
+                let is_next = self.finished.iter().all(|&is_finished| is_finished);
+                if is_next { self.next_step() } else { Vec::new() }
+            }
+        }
+    }
+
+    fn announce(&self, said: Announcement) -> Vec<(Rank, Mail)> {
+        match said {
+            Announcement::Verdict(verdict) => {
+                let mut told = self.to_all(&Mail::Verdict(verdict));
+                told.retain(|(rank, _)| Some(*rank) != self.early);
+                told
+            }
+            Announcement::Discard { rank, why } => {
+                let mut told = self.to_all(&Mail::Discard { rank, why });
+                if self.defect == Some(Defect::ForgetsToTell) {
+                    let forgotten = told.iter().rposition(|(other, _)| *other != rank);
+                    forgotten.map(|index| told.remove(index));
+                }
+                told
+            }
+        }
+    }
+
+    /// The planted defect, if it is planted.
+    fn commit_early(&mut self, vote: &Vote) -> Vec<(Rank, Mail)> {
+        if self.defect != Some(Defect::CommitsEarly) {
+            return Vec::new();
+        }
+        self.votes.push(vote.clone());
+        if self.votes.len() + 1 != self.finished.len() {
+            return Vec::new();
+        }
+        let first = self.votes[0].rank;
+        self.early = Some(first);
+        vec![(first, Mail::Verdict(Verdict::from_votes(&self.votes)))]
+    }
+
+    fn to_all(&self, mail: &Mail) -> Vec<(Rank, Mail)> {
+        (0..self.finished.len() as u32).map(|rank| (Rank(rank), mail.clone())).collect()
+    }
+}

@@ -1,0 +1,230 @@
+//! The ring thread of a virtual rank: performs the actions of an exchange on values.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::queue::Nanos;
+use super::scenario::Link;
+use crate::base::{BucketId, ChunkId, Rank};
+use crate::collective::{Action, Event, Exchange, Layout, Phase};
+use crate::parallel::Collective;
+
+/// The values of a chunk.
+pub type Payload = Rc<Vec<f32>>;
+
+/// What travels between rings.
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub phase: Phase,
+    pub chunk: ChunkId,
+    pub from: Rank,
+    /// How often the sender was restarted.
+    pub round: u64,
+    pub values: Payload,
+}
+
+/// What a ring is handed.
+#[derive(Clone, Debug)]
+pub enum Item {
+    /// The rank's own values were read back.
+    Ready {
+        phase: Phase,
+        chunk: ChunkId,
+        values: Payload,
+    },
+    Message(Message),
+    /// A step begins. All rings are told so before any rank runs.
+    Restart,
+}
+
+impl Item {
+    /// For people.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Ready { phase: Phase::Reduce, .. } => "own gradients",
+            Self::Ready { phase: Phase::Gather, .. } => "own parameters",
+            Self::Message(Message { phase: Phase::Reduce, .. }) => "add",
+            Self::Message(Message { phase: Phase::Gather, .. }) => "hand on",
+            Self::Restart => "restart",
+        }
+    }
+}
+
+/// What a ring does to the rest of the world.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    Send {
+        to: Rank,
+        message: Message,
+    },
+    /// Summed gradients for the rank's own device.
+    Reduced {
+        chunk: ChunkId,
+        values: Payload,
+    },
+    /// Another owner's parameters for the rank's own device.
+    Kept {
+        chunk: ChunkId,
+        values: Payload,
+    },
+    /// Own values were copied or added, so that the place that they were read back to is free.
+    Used,
+    /// A message of another step came, and is dropped. It must not.
+    Strayed(ChunkId),
+    Done(Collective),
+}
+
+/// What a ring has of one chunk.
+#[derive(Clone, Debug, Default)]
+struct Holding {
+    /// The rank's own gradients.
+    own: Option<Payload>,
+    /// A partial sum, or final values.
+    held: Option<Payload>,
+    /// Messages that the exchange has not asked for yet.
+    arrived: Vec<(Phase, Rank, Payload)>,
+}
+
+impl Holding {
+    fn take(&mut self) -> Payload {
+        self.held.take().or_else(|| self.own.take()).expect("the exchange asked for what is there")
+    }
+
+    fn take_message(&mut self, phase: Phase, from: Rank) -> Payload {
+        let is_it =
+            |(other, sender, _): &(Phase, Rank, Payload)| (*other, *sender) == (phase, from);
+        let index = self.arrived.iter().position(is_it);
+        let index = index.expect("the exchange asked for a message that has come");
+        self.arrived.swap_remove(index).2
+    }
+}
+
+/// The ring thread.
+#[derive(Debug)]
+pub struct Ring {
+    exchange: Exchange,
+    /// How often it was restarted.
+    round: u64,
+    holdings: Vec<Holding>,
+    host: Link,
+    pub inbox: VecDeque<Item>,
+    /// When it can take the next item.
+    pub free_at: Nanos,
+    /// It is to wake at `free_at`.
+    pub wakes: bool,
+}
+
+/// What came of one item: how long it took, and what happened how long after its begin.
+#[derive(Debug, Default)]
+pub struct Work {
+    pub takes: Nanos,
+    pub effects: Vec<(Nanos, Effect)>,
+}
+
+impl Ring {
+    /// A ring that adds as fast as `host`.
+    pub fn new(layout: &Arc<Layout>, rank: Rank, window: usize, host: Link) -> Self {
+        Self {
+            exchange: Exchange::new(layout.clone(), rank, window),
+            round: 0,
+            holdings: vec![Holding::default(); layout.chunks.len()],
+            host,
+            inbox: VecDeque::new(),
+            free_at: 0,
+            wakes: false,
+        }
+    }
+
+    /// Takes one item and does all that follows from it.
+    pub fn handle(&mut self, item: Item) -> Work {
+        let mut work = Work::default();
+        match item {
+            Item::Restart => {
+                self.exchange.restart();
+                self.round += 1;
+                self.holdings.fill(Holding::default());
+            }
+            Item::Ready { phase, chunk, values } => {
+                let holding = &mut self.holdings[chunk.index()];
+                match phase {
+                    Phase::Reduce => holding.own = Some(values),
+                    Phase::Gather => {
+                        holding.held = Some(values);
+                        work.effects.push((0, Effect::Used));
+                    }
+                }
+                self.exchange.handle(Event::Ready { phase, chunk });
+            }
+            Item::Message(Message { round, chunk, .. }) if round != self.round => {
+                work.effects.push((0, Effect::Strayed(chunk)));
+            }
+            Item::Message(Message { phase, chunk, from, values, .. }) => {
+                self.holdings[chunk.index()].arrived.push((phase, from, values));
+                self.exchange.handle(Event::Received { phase, chunk, from });
+            }
+        }
+        while let Some(action) = self.exchange.poll_action() {
+            self.perform(action, &mut work);
+        }
+        work
+    }
+
+    fn perform(&mut self, action: Action, work: &mut Work) {
+        let (from, round) = (self.exchange.rank(), self.round);
+        let pass = |chunk: ChunkId| self.host.busy(self.exchange.layout().chunk(chunk));
+        let effect = match action {
+            Action::Send { phase, chunk, to } => {
+                let holding = &mut self.holdings[chunk.index()];
+                let values = match phase {
+                    Phase::Gather => holding.held.clone().expect("final values are handed on"),
+                    Phase::Reduce => {
+                        // Own values are copied out of where they were read back to.
+                        if holding.held.is_none() {
+                            work.takes += pass(chunk);
+                            work.effects.push((work.takes, Effect::Used));
+                        }
+                        holding.take()
+                    }
+                };
+                Effect::Send { to, message: Message { phase, chunk, from, round, values } }
+            }
+            Action::Fold { chunk, from } => {
+                work.takes += pass(chunk);
+                let holding = &mut self.holdings[chunk.index()];
+                if holding.held.is_none() {
+                    work.effects.push((work.takes, Effect::Used));
+                }
+                let mut sum = Rc::unwrap_or_clone(holding.take_message(Phase::Reduce, from));
+                for (sum, value) in sum.iter_mut().zip(holding.take().iter()) {
+                    *sum += value;
+                }
+                holding.held = Some(Rc::new(sum));
+                return;
+            }
+            Action::Reduced { chunk } => {
+                let holding = &mut self.holdings[chunk.index()];
+                if holding.held.is_none() {
+                    work.effects.push((work.takes, Effect::Used));
+                }
+                Effect::Reduced { chunk, values: holding.take() }
+            }
+            Action::Keep { chunk, from } => {
+                let holding = &mut self.holdings[chunk.index()];
+                let values = holding.take_message(Phase::Gather, from);
+                holding.held = Some(values.clone());
+                Effect::Kept { chunk, values }
+            }
+            Action::Done { phase, bucket } => Effect::Done(collective(phase, bucket)),
+        };
+        work.effects.push((work.takes, effect));
+    }
+}
+
+/// What the programs call a phase of a bucket.
+pub fn collective(phase: Phase, bucket: BucketId) -> Collective {
+    match phase {
+        Phase::Reduce => Collective::Reduce(bucket),
+        Phase::Gather => Collective::Gather(bucket),
+    }
+}

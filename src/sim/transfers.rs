@@ -1,0 +1,169 @@
+//! What moves between the parts of a rank, and from rank to rank.
+
+use std::rc::Rc;
+
+use super::main_thread::Mail;
+use super::queue::{Nanos, nanos};
+use super::report::End;
+use super::ring::{Effect, Item, Message};
+use super::scenario::Defect;
+use super::timeline::Lane;
+use super::world::{Event, World};
+use crate::base::{ChunkId, Rank};
+use crate::collective::{Phase, Topology};
+use crate::parallel::Collective;
+
+impl World<'_> {
+    pub fn hand_to_ring(&mut self, rank: Rank, item: Item) {
+        self.members[rank.index()].ring.inbox.push_back(item);
+        self.wake_ring(rank);
+    }
+
+    fn wake_ring(&mut self, rank: Rank) {
+        let now = self.queue.now();
+        let ring = &mut self.members[rank.index()].ring;
+        if !ring.inbox.is_empty() && !ring.wakes {
+            ring.wakes = true;
+            self.queue.push(ring.free_at.max(now), Event::Ring(rank));
+        }
+    }
+
+    pub fn ring_works(&mut self, rank: Rank, item: Item) {
+        let member = &mut self.members[rank.index()];
+        if member.died_at.is_some() || matches!(member.end, Some(End::Failed { .. })) {
+            return;
+        }
+        let now = self.queue.now();
+        let what = item.name();
+        let work = member.ring.handle(item);
+        member.ring.free_at = now + work.takes;
+        if work.takes > 0 {
+            self.timeline.add(rank, Lane::Ring, (now, now + work.takes), || what.into());
+        }
+        for (after, effect) in work.effects {
+            self.take_effect(rank, now + after, effect);
+        }
+        self.wake_ring(rank);
+    }
+
+    fn take_effect(&mut self, rank: Rank, at: Nanos, effect: Effect) {
+        match effect {
+            Effect::Send { to, message } => self.send(to, message, at),
+            Effect::Reduced { chunk, values } => {
+                let place = self.scenario.layout.chunk(chunk);
+                let model = &mut self.members[rank.index()].model;
+                model.set_gradients(place.bucket, place.range.clone(), &values);
+                self.upload(rank, at, chunk);
+            }
+            Effect::Kept { chunk, values } => {
+                let place = self.scenario.layout.chunk(chunk);
+                self.is_committed(rank, "takes parameters");
+                let model = &mut self.members[rank.index()].model;
+                model.set_parameters(place.bucket, place.range.clone(), &values);
+                self.upload(rank, at, chunk);
+            }
+            // Places are counted only where they are few.
+            Effect::Used if self.scenario.places_max.is_none() => {}
+            Effect::Used => self.queue.push(at, Event::Place(rank)),
+            Effect::Strayed(chunk) => {
+                self.violations
+                    .push(format!("a message for {chunk} of another step came to {rank}"));
+            }
+            Effect::Done(done) => {
+                let at = at.max(self.members[rank.index()].upload_last);
+                self.queue.push(at, Event::Mail { to: rank, mail: Mail::Done(done) });
+            }
+        }
+    }
+
+    /// The planted defect, if it is planted: what comes n-th is taken for what is n-th in order.
+    pub fn in_arrival_order(&mut self, item: Item) -> Item {
+        match item {
+            Item::Message(message)
+                if self.scenario.defect == Some(Defect::FoldsInArrivalOrder)
+                    && self.scenario.layout.topology == Topology::Star
+                    && message.phase == Phase::Reduce =>
+            {
+                let arrived = &mut self.arrived[message.chunk.index()];
+                *arrived = *arrived % (self.scenario.layout.world - 1) + 1;
+                Item::Message(Message { from: Rank(*arrived), ..message })
+            }
+            item => item,
+        }
+    }
+
+    fn send(&mut self, to: Rank, message: Message, at: Nanos) {
+        let (from, chunk) = (message.from, message.chunk);
+        self.messages += 1;
+        if self.scenario.defect == Some(Defect::LosesMessage(self.messages)) {
+            return;
+        }
+        let link = &self.scenario.links[from.index()][to.index()];
+        let free_at = &mut self.links_free_at[from.index()][to.index()];
+        let start = at.max(*free_at);
+        let gone = start + link.busy(self.scenario.layout.chunk(chunk));
+        *free_at = gone;
+        let there = gone + nanos(link.latency_s) + self.jitter();
+        self.timeline.add(from, Lane::Link, (start, there), || format!("{chunk} to {to}"));
+        let item = Item::Message(message);
+        self.queue.push(there, Event::Item { to, item, sent: Some((from, at)) });
+    }
+
+    /// Brings a chunk to the device, behind those before it.
+    fn upload(&mut self, rank: Rank, at: Nanos, chunk: ChunkId) {
+        let link = &self.scenario.costs[rank.index()].upload;
+        let member = &mut self.members[rank.index()];
+        let start = at.max(member.upload_free_at);
+        member.upload_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
+        member.upload_last = member.upload_free_at + nanos(link.latency_s);
+        let span = (start, member.upload_last);
+        self.timeline.add(rank, Lane::Upload, span, || chunk.to_string());
+    }
+
+    /// Puts what a rank gives to a collective, as it is now, where it waits to be read back.
+    pub fn read_back(&mut self, rank: Rank, started: Collective) {
+        let layout = &self.scenario.layout;
+        let (phase, bucket) = match started {
+            Collective::Reduce(bucket) => (Phase::Reduce, bucket),
+            Collective::Gather(bucket) => (Phase::Gather, bucket),
+        };
+        let mut order = layout.order_of_use(bucket, rank);
+        if self.scenario.defect == Some(Defect::ReadsByPosition) {
+            order.sort();
+        }
+        for chunk in order {
+            let place = layout.chunk(chunk);
+            if phase == Phase::Gather && place.owner != rank {
+                continue;
+            }
+            let member = &mut self.members[rank.index()];
+            let values = match phase {
+                Phase::Reduce => member.model.gradients(bucket, place.range.clone()),
+                Phase::Gather => member.model.parameters(bucket, place.range.clone()),
+            };
+            let item = Item::Ready { phase, chunk, values: Rc::new(values.to_vec()) };
+            member.unread.push_back((chunk, item));
+        }
+        self.read_on(rank);
+    }
+
+    /// Reads back one chunk after the other, as long as there are places for them.
+    pub fn read_on(&mut self, rank: Rank) {
+        let link = &self.scenario.costs[rank.index()].read_back;
+        let now = self.queue.now();
+        let member = &mut self.members[rank.index()];
+        while self.scenario.places_max.is_none_or(|most| member.places < most)
+            && let Some((chunk, item)) = member.unread.pop_front()
+        {
+            member.places += usize::from(self.scenario.places_max.is_some());
+            let start = now.max(member.read_back_free_at);
+            member.read_back_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
+            let there = member.read_back_free_at + nanos(link.latency_s);
+            // In order, also if they take no time.
+            member.read_back_last = there.max(member.read_back_last + 1);
+            let at = member.read_back_last;
+            self.queue.push(at, Event::Item { to: rank, item, sent: None });
+            self.timeline.add(rank, Lane::ReadBack, (start, at), || chunk.to_string());
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The values that travel: parameters and gradients of one virtual rank.
+
+use std::ops::Range;
+
+use super::scenario::Scenario;
+use crate::base::{BucketId, Rank};
+use crate::collective::Layout;
+use crate::parallel::{MicroBatch, Verdict, Vote};
+
+const LEARNING_RATE: f32 = 0.05;
+
+/// Values of each bucket.
+pub type Buckets = Vec<Vec<f32>>;
+
+/// A mixing of 64 bits: the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast splittable
+/// pseudorandom number generators", OOPSLA 2014).
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// A number of either sign between 2^-9 and 4 in size, with a full mantissa, so that sums in
+/// another order have other bits.
+fn number(word: u64) -> f32 {
+    let exponent = 118 + (word >> 60) % 10;
+    f32::from_bits((word as u32 & 0x807f_ffff) | (exponent as u32) << 23)
+}
+
+/// What one sample adds to the gradient of an element: a function of the sample and of the
+/// element's own value, so that parameters that differ make gradients that differ.
+pub(super) fn sample_gradient(key: u64, index: usize, parameter: f32) -> f32 {
+    number(mix(key.wrapping_add(index as u64))) * (1.0 + 0.125 * parameter)
+}
+
+/// The key of one sample's gradients in one bucket.
+pub(super) fn sample_key(seed: u64, step: u64, slot: u32, bucket: BucketId) -> u64 {
+    mix(mix(mix(seed ^ mix(step)) ^ u64::from(slot)) ^ u64::from(bucket.0))
+}
+
+fn sample_loss(seed: u64, step: u64, slot: u32) -> f64 {
+    f64::from(number(sample_key(seed, step, slot, BucketId(u32::MAX))).abs())
+}
+
+/// The update rule: plain descent.
+pub(super) fn updated(parameter: f32, gradient: f32, scale: f32) -> f32 {
+    parameter - LEARNING_RATE * (gradient * scale)
+}
+
+/// The parameters before the first step.
+pub(super) fn initial(seed: u64, lengths: &[usize]) -> Buckets {
+    let bucket = |(bucket, &length): (usize, &usize)| {
+        let key = mix(!seed ^ bucket as u64);
+        (0..length).map(|index| number(mix(key.wrapping_add(index as u64)))).collect()
+    };
+    lengths.iter().enumerate().map(bucket).collect()
+}
+
+/// A hash of the bits, the lengths and the order of all values (FNV-1a over words).
+pub fn hash(buckets: &Buckets) -> u64 {
+    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+    buckets.iter().fold(0xcbf2_9ce4_8422_2325, |hash, bucket| {
+        let hash = step(hash, bucket.len() as u64);
+        bucket.iter().fold(hash, |hash, value| step(hash, u64::from(value.to_bits())))
+    })
+}
+
+/// What one virtual device holds.
+#[derive(Debug)]
+pub struct Model {
+    /// Nothing is held without it.
+    seed: Option<u64>,
+    pub parameters: Buckets,
+    gradients: Buckets,
+    loss: f64,
+    count: f64,
+}
+
+impl Model {
+    pub fn new(scenario: &Scenario) -> Self {
+        let lengths = scenario.lengths();
+        let (parameters, gradients) = match scenario.values {
+            Some(seed) => {
+                let zeros = lengths.iter().map(|&length| vec![0.0; length]).collect();
+                (initial(seed, &lengths), zeros)
+            }
+            None => (vec![Vec::new(); lengths.len()], vec![Vec::new(); lengths.len()]),
+        };
+        Self { seed: scenario.values, parameters, gradients, loss: 0.0, count: 0.0 }
+    }
+
+    /// Gradients are zero again; if `is_not_finite`, one is a NaN.
+    pub fn begin_step(&mut self, is_not_finite: bool) {
+        for bucket in &mut self.gradients {
+            bucket.fill(0.0);
+        }
+        (self.loss, self.count) = (0.0, 0.0);
+        let longest = self.gradients.iter_mut().max_by_key(|bucket| bucket.len());
+        if let Some(value) = longest.and_then(|b| b.last_mut()).filter(|_| is_not_finite) {
+            *value = f32::NAN;
+        }
+    }
+
+    /// Adds the gradients of a micro-batch to buckets.
+    pub fn run(&mut self, step: u64, samples: MicroBatch, buckets: &[BucketId]) {
+        let Some(seed) = self.seed else { return };
+        for &bucket in buckets {
+            let parameters = &self.parameters[bucket.index()];
+            for slot in samples.first..samples.first + samples.rows {
+                let key = sample_key(seed, step, slot, bucket);
+                let values = self.gradients[bucket.index()].iter_mut().zip(parameters);
+                for (index, (gradient, &parameter)) in values.enumerate() {
+                    *gradient += sample_gradient(key, index, parameter);
+                }
+            }
+        }
+    }
+
+    /// Counts the samples of a micro-batch and adds their losses.
+    pub fn count(&mut self, step: u64, samples: MicroBatch) {
+        for slot in samples.first..samples.first + samples.rows {
+            self.loss += sample_loss(self.seed.unwrap_or(0), step, slot);
+            self.count += 1.0;
+        }
+    }
+
+    /// What the rank says of the step, when the gradients that it owns are summed over all ranks.
+    pub fn vote(&self, layout: &Layout, rank: Rank) -> Vote {
+        let owned = (0..self.gradients.len()).flat_map(|bucket| {
+            let shard = layout.shard(BucketId(bucket as u32), rank);
+            &self.gradients[bucket][self.held(shard)]
+        });
+        let not_finite = owned.clone().filter(|value| !value.is_finite()).count() as u64;
+        let sum_squares = owned.map(|&value| f64::from(value) * f64::from(value)).sum();
+        Vote { rank, loss: self.loss, count: self.count, sum_squares, not_finite }
+    }
+
+    /// Updates a range of a bucket.
+    pub fn update(&mut self, bucket: BucketId, range: Range<usize>, verdict: &Verdict) {
+        let scale = (1.0 / verdict.totals().count) as f32;
+        let range = self.held(range);
+        let gradients = &self.gradients[bucket.index()][range.clone()];
+        for (value, &gradient) in self.parameters[bucket.index()][range].iter_mut().zip(gradients) {
+            *value = updated(*value, gradient, scale);
+        }
+    }
+
+    pub fn gradients(&self, bucket: BucketId, range: Range<usize>) -> &[f32] {
+        &self.gradients[bucket.index()][self.held(range)]
+    }
+
+    pub fn parameters(&self, bucket: BucketId, range: Range<usize>) -> &[f32] {
+        &self.parameters[bucket.index()][self.held(range)]
+    }
+
+    pub fn set_gradients(&mut self, bucket: BucketId, range: Range<usize>, values: &[f32]) {
+        let range = self.held(range);
+        self.gradients[bucket.index()][range].copy_from_slice(values);
+    }
+
+    pub fn set_parameters(&mut self, bucket: BucketId, range: Range<usize>, values: &[f32]) {
+        let range = self.held(range);
+        self.parameters[bucket.index()][range].copy_from_slice(values);
+    }
+
+    /// What is held of a range: nothing, if there are no values.
+    fn held(&self, range: Range<usize>) -> Range<usize> {
+        if self.seed.is_some() { range } else { 0..0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_bounded_and_the_order_of_their_sum_matters() {
+        let numbers: Vec<f32> = (0..1000).map(|word| number(mix(word))).collect();
+        assert!(numbers.iter().all(|x| (2f32.powi(-9)..4.0).contains(&x.abs())));
+        assert!(numbers.iter().any(|x| *x < 0.0) && numbers.iter().any(|x| *x > 0.0));
+        let triples = numbers.windows(3);
+        let other = triples.filter(|t| (t[0] + t[1]) + t[2] != (t[1] + t[2]) + t[0]).count();
+        assert!(other > 100, "{other}");
+    }
+
+    #[test]
+    fn a_hash_sees_bits_lengths_and_order() {
+        let buckets = vec![vec![1.0, 2.0], vec![3.0]];
+        let others = [
+            vec![vec![1.0, 2.0, 3.0]],
+            vec![vec![2.0, 1.0], vec![3.0]],
+            vec![vec![1.0, 2.0], vec![3.0000002]],
+            vec![vec![1.0, 2.0], vec![3.0], vec![]],
+            vec![vec![0.0, 2.0], vec![3.0]],
+        ];
+        for other in others {
+            assert_ne!(hash(&other), hash(&buckets));
+        }
+        assert_ne!(hash(&vec![vec![0.0]]), hash(&vec![vec![-0.0]]));
+    }
+}

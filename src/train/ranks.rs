@@ -1,0 +1,203 @@
+//! What progress shows of several devices: each one's share, its speed while it works, and how
+//! much of a step it waits for the others.
+
+use super::progress::thousands;
+
+/// The most characters of a line of [`Means::block`], which are below those of most terminals.
+const COLUMNS: usize = 78;
+/// The most lines of [`Means::block`].
+const LINES_MAX: usize = 6;
+
+/// What is shown of one of several devices in a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShownRank {
+    /// The device's name; it is shortened to be shown.
+    pub name: String,
+    /// Samples of the step.
+    pub share: u64,
+    /// Samples per second while it computes.
+    pub samples_per_s: f64,
+    /// The part of the step in which it waits for others: 0 to 1.
+    pub wait: f64,
+}
+
+/// The means of all devices over steps.
+#[derive(Clone, Debug, Default)]
+pub struct Means {
+    ranks: Vec<Mean>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Mean {
+    name: String,
+    /// Of the last step.
+    share: u64,
+    /// Sums over steps: of samples, of the seconds that they took, of the parts that it waited.
+    samples: f64,
+    seconds: f64,
+    waited: f64,
+    steps: f64,
+}
+
+impl Means {
+    /// Takes in a step.
+    pub fn add(&mut self, ranks: &[ShownRank]) {
+        self.ranks.resize_with(ranks.len(), Mean::default);
+        for (mean, rank) in self.ranks.iter_mut().zip(ranks) {
+            mean.name = short_name(&rank.name);
+            mean.share = rank.share;
+            // A speed that is not known yet says nothing.
+            if rank.samples_per_s > 0.0 && rank.samples_per_s.is_finite() {
+                mean.samples += rank.share as f64;
+                mean.seconds += rank.share as f64 / rank.samples_per_s;
+            }
+            mean.waited += rank.wait.clamp(0.0, 1.0);
+            mean.steps += 1.0;
+        }
+    }
+
+    /// Lets all steps so far count for `part` of what they did.
+    pub fn forget(&mut self, part: f64) {
+        for mean in &mut self.ranks {
+            for sum in [&mut mean.samples, &mut mean.seconds, &mut mean.waited, &mut mean.steps] {
+                *sum *= part;
+            }
+        }
+    }
+
+    /// All devices in one line.
+    pub fn line(&self) -> String {
+        self.ranks.iter().map(Mean::text).collect::<Vec<_>>().join(", ")
+    }
+
+    /// All devices in short lines, and no more than fit under a bar.
+    pub fn block(&self) -> String {
+        let mut lines = vec![String::new()];
+        for (index, mean) in self.ranks.iter().enumerate() {
+            let left = self.ranks.len() - index;
+            let text = format!("{}{}", mean.text(), if left > 1 { "," } else { "" });
+            // There is always a last line; it only grows here.
+            let full = lines.last().is_some_and(|line| {
+                !line.is_empty() && line.chars().count() + 1 + text.chars().count() > COLUMNS - 2
+            });
+            if full && lines.len() == LINES_MAX {
+                lines.push(format!("and {left} more"));
+                break;
+            } else if full {
+                lines.push(String::new());
+            }
+            if let Some(line) = lines.last_mut() {
+                line.push_str(if line.is_empty() { "" } else { " " });
+                line.push_str(&text);
+            }
+        }
+        lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Mean {
+    /// `llvmpipe 4 (55/s, waits 3 %)`
+    fn text(&self) -> String {
+        let speed = self.samples / self.seconds;
+        let speed = if !speed.is_finite() {
+            // It had no samples.
+            String::new()
+        } else if speed < 9.95 {
+            format!("{speed:.1}/s, ")
+        } else {
+            format!("{}/s, ", thousands(speed))
+        };
+        let waits = 100.0 * self.waited / self.steps;
+        format!("{} {} ({speed}waits {waits:.0} %)", self.name, self.share)
+    }
+}
+
+/// What tells devices of a machine apart in few letters: "RTX 3060" of "NVIDIA GeForce RTX 3060".
+pub fn short_name(name: &str) -> String {
+    let mut plain = name.replace("(R)", "").replace("(TM)", "");
+    if let Some(at) = plain.find(['(', '/']) {
+        plain.truncate(at);
+    }
+    let words = plain.split_whitespace();
+    let dull = ["nvidia", "geforce", "amd", "intel", "corporation", "device", "mesa"];
+    let telling = words.filter(|word| !dull.contains(&word.to_lowercase().as_str()));
+    let telling: Vec<&str> = telling.collect();
+    let short = if telling.is_empty() { plain.trim().to_string() } else { telling.join(" ") };
+    match short.char_indices().nth(20) {
+        Some((end, _)) => format!("{}..", short[..end].trim_end()),
+        None => short,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(name: &str, share: u64, samples_per_s: f64, wait: f64) -> ShownRank {
+        ShownRank { name: name.into(), share, samples_per_s, wait }
+    }
+
+    #[test]
+    fn a_line_tells_share_speed_and_waiting() {
+        let mut means = Means::default();
+        means.add(&[
+            rank("llvmpipe (LLVM 19.1.7, 256 bits)", 4, 55.2, 0.031),
+            rank("SwiftShader Device (LLVM 10.0.0)", 4, 3.12, 0.0),
+            rank("cpu (8 threads)", 0, 0.0, 1.5),
+            rank("RTX", 4, 5432.1, 0.999),
+        ]);
+        let line = "llvmpipe 4 (55/s, waits 3 %), SwiftShader 4 (3.1/s, waits 0 %), \
+                    cpu 0 (waits 100 %), RTX 4 (5,432/s, waits 100 %)";
+        assert_eq!(means.line(), line);
+    }
+
+    #[test]
+    fn speeds_are_means_over_time_and_waits_over_steps() {
+        let mut means = Means::default();
+        // 4 samples in 1 s and 4 in 3 s are 8 in 4 s.
+        means.add(&[rank("a", 4, 4.0, 0.1)]);
+        means.add(&[rank("a", 4, 4.0 / 3.0, 0.3)]);
+        assert_eq!(means.line(), "a 4 (2.0/s, waits 20 %)");
+        // What is forgotten weighs nothing, and a change shows gradually.
+        means.forget(0.5);
+        means.add(&[rank("a", 2, 2.0, 0.2)]);
+        assert_eq!(means.line(), "a 2 (2.0/s, waits 20 %)");
+        means.forget(0.0);
+        means.add(&[rank("a", 2, 8.0, 0.9)]);
+        assert_eq!(means.line(), "a 2 (8.0/s, waits 90 %)");
+        means.add(&[rank("a", 2, f64::NAN, 0.9)]);
+        assert_eq!(means.line(), "a 2 (8.0/s, waits 90 %)");
+    }
+
+    #[test]
+    fn under_a_bar_lines_are_short_and_few() {
+        let mut means = Means::default();
+        means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 3]);
+        let one = "llvmpipe 4 (55/s, waits 3 %)";
+        assert_eq!(means.block(), format!("  {one}, {one},\n  {one}"));
+        means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 64]);
+        let block = means.block();
+        assert!(block.lines().all(|line| line.len() <= COLUMNS), "{block}");
+        assert_eq!(block.lines().count(), LINES_MAX + 1);
+        assert_eq!(block.matches(one).count() + 52, 64);
+        assert!(block.ends_with("\n  and 52 more"), "{block}");
+    }
+
+    #[test]
+    fn names_are_short_and_still_tell_cards_apart() {
+        for (name, short) in [
+            ("llvmpipe (LLVM 19.1.7, 256 bits)", "llvmpipe"),
+            ("SwiftShader Device (LLVM 10.0.0)", "SwiftShader"),
+            ("NVIDIA GeForce RTX 3060 Ti", "RTX 3060 Ti"),
+            ("AMD Radeon RX 6600 (RADV NAVI23)", "Radeon RX 6600"),
+            ("Intel(R) UHD Graphics 620 (KBL GT2)", "UHD Graphics 620"),
+            ("NVIDIA H200/PCIe/SSE2", "H200"),
+            ("cpu (AMD EPYC, 2 threads)", "cpu"),
+            ("NVIDIA", "NVIDIA"),
+            ("A Card With A Very Long Name", "A Card With A Very L.."),
+            ("", ""),
+        ] {
+            assert_eq!(short_name(name), short);
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! A training run: started or resumed, stepped, evaluated, saved.
+
+mod open;
+mod words;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::base::Rank;
+use crate::base::rng::Key;
+use crate::data::Part;
+use crate::files;
+use crate::graph::{Graph, Plan, PlanOptions};
+use crate::metrics::{EvalRecord, Recorder, StepRecord, Trace};
+use crate::optim::{Optimizer, Schedule};
+use crate::parallel::{Program, Verdict};
+
+use crate::train::checkpoint::{Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store};
+use crate::train::config::{OnDifference, RunConfig};
+use crate::train::diagnose::{NotFinite, OVERFLOWED, first_not_finite};
+use crate::train::error::TrainError;
+use crate::train::evaluate::evaluate_part;
+use crate::train::fault::{Faults, Point};
+use crate::train::generate::Sampling;
+use crate::train::loader::{Loader, Source};
+use crate::train::memory;
+use crate::train::progress::{Progress, Shown};
+use crate::train::signals::{Interruption, Signals};
+use crate::train::step::{Inputs, StepInput, StepReport};
+use crate::train::team::Team;
+use crate::train::team::assemble::{Assembled, Placed};
+use crate::train::team::check::{Difference, compare};
+use crate::train::team::resolved;
+use crate::train::{setup, state, text};
+
+pub use open::source;
+
+/// What was asked for besides the configuration.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The run's directory.
+    pub out: PathBuf,
+    /// The selector of the devices.
+    pub devices: String,
+    pub quiet: bool,
+    /// Where a trace of the devices is written, if one is.
+    pub trace: Option<PathBuf>,
+    /// Time the kernels again, whatever is recorded.
+    pub retune: bool,
+    /// For tests.
+    pub faults: Faults,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ending {
+    /// All steps are done; the last loss on held-out data, if there is any.
+    Done { val_loss: Option<f64> },
+    /// A signal came; the state is saved.
+    Interrupted(Interruption),
+}
+
+/// A run under way.
+pub struct Run {
+    config: RunConfig,
+    options: RunOptions,
+    store: Store,
+    recorder: Recorder,
+    progress: Progress,
+    signals: Signals,
+    team: Team,
+    /// Of the first rank; buckets are the same on all.
+    plan: Plan,
+    source: Source,
+    loader: Loader,
+    /// By rank.
+    programs: Vec<Arc<Program>>,
+    placed: Vec<Placed>,
+    /// What was decided about devices, as it is recorded.
+    decided: BTreeMap<String, String>,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    trace: Option<Trace>,
+    /// Of the data: a hash of all tokens, so it is made once.
+    fingerprint: String,
+    /// Steps done, and updates made (skipped steps make none).
+    step: u64,
+    updates: u64,
+    skipped_in_row: u64,
+    best: Option<Best>,
+    /// The step and loss of the last evaluation, and the last step saved.
+    evaluated: Option<(u64, f64)>,
+    saved: Option<u64>,
+}
+
+/// Runs until the configured number of steps or a signal.
+///
+/// # Errors
+/// What ends the run before.
+pub fn train(run: &mut Run) -> Result<Ending, TrainError> {
+    let ended = steps(run);
+    run.progress.finish();
+    // The end is what a trace of a failed run is looked at for.
+    let traced = run.finish_trace();
+    let ending = ended?;
+    traced.map(|()| ending)
+}
+
+/// This is the whole loop.
+fn steps(run: &mut Run) -> Result<Ending, TrainError> {
+    while run.step < run.config.train.steps {
+        let started = Instant::now();
+        let inputs = run.next_step()?;
+        let reports = run.team.step(&inputs)?;
+        run.record(&inputs, &reports, started)?;
+        if run.due(run.config.parallel.hash_every) {
+            run.compare_parameters()?;
+        }
+        if run.due(run.config.train.eval_every) {
+            run.evaluate()?;
+        }
+        if run.due(run.config.train.checkpoint_every) {
+            run.save_or_warn()?;
+        }
+        if let Some(signal) = run.signals.pending() {
+            run.save()?;
+            return Ok(Ending::Interrupted(signal));
+        }
+    }
+    let val_loss = run.evaluate()?;
+    run.save()?;
+    Ok(Ending::Done { val_loss })
+}
+
+impl Run {
+    /// Opens the device and the run's directory, and starts from new parameters or `resumed`.
+    pub fn start(
+        config: RunConfig,
+        options: RunOptions,
+        resumed: Option<Checkpoint>,
+    ) -> Result<Self, TrainError> {
+        let tokenizer = resumed.as_ref().and_then(|checkpoint| checkpoint.meta.tokenizer.clone());
+        let data = Arc::new(setup::data(&config, tokenizer)?);
+        let training = setup::training(&config, data.tokenizer().vocabulary())?;
+        let optimizer = setup::optimizer(&config);
+        check(&config, &training, &optimizer, resumed.as_ref())?;
+        let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
+        let source = source(&config, &training, &data, done)?;
+        // The devices come first: without them, nothing is written.
+        let assembled = open::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
+        let decided = assembled.resolved();
+        let Assembled { team, plan, programs, placed, notes, trace, .. } = assembled;
+        let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
+        let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
+        let (recorder, evaluated) = recorder(&options, &mut store, resumed.as_ref().map(|_| step))?;
+        let (log_every, steps) = (config.train.log_every, config.train.steps);
+        let progress = Progress::new(options.quiet, log_every, step, steps, team.name(Rank(0)));
+        let loader = Loader::start(source.clone(), programs.clone(), step + 1, steps)
+            .map_err(|why| io(&options.out, why))?;
+        let mut run = Self {
+            schedule: setup::schedule(&config),
+            signals: Signals::install().map_err(|why| io(&options.out, why))?,
+            team,
+            plan,
+            placed,
+            decided,
+            trace,
+            fingerprint: data.fingerprint(),
+            updates: 0,
+            skipped_in_row: 0,
+            best: None,
+            evaluated,
+            saved: None,
+            config,
+            options,
+            store,
+            recorder,
+            progress,
+            source,
+            loader,
+            programs,
+            optimizer,
+            step,
+        };
+        notes.iter().for_each(|note| run.progress.note(note));
+        match resumed {
+            Some(checkpoint) => run.restore(checkpoint)?,
+            None => run.initialize()?,
+        }
+        run.compare_parameters()?;
+        run.write_files()?;
+        Ok(run)
+    }
+
+    fn initialize(&mut self) -> Result<(), TrainError> {
+        let seed = self.config.train.seed;
+        self.team.each("initialization", move |_, device| state::initialize(device, seed))?;
+        self.save()
+    }
+
+    fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
+        let Checkpoint { meta, parameters, moments } = checkpoint;
+        self.updates = meta.optimizer_step;
+        self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
+        // A best one that is gone (pruned after a later one, or of another directory) must not
+        // keep the next from being marked; one that is there may not have been marked yet.
+        self.best = meta.best.filter(|best| self.store.path(best.step).is_dir());
+        if let Some(best) = self.best {
+            self.store.mark_best(best.step)?;
+        }
+        self.note_changes(&meta.resolved);
+        if meta.resolved.get("data") != Some(&self.fingerprint) {
+            self.progress.warn("the data are not those that the checkpoint was trained on");
+        }
+        state::restore(&self.team, parameters, &moments, self.optimizer.moments())
+    }
+
+    /// Says that a resumed run decided otherwise than before, if that changes bits.
+    fn note_changes(&self, before: &BTreeMap<String, String>) {
+        let (was, is) = (resolved::devices(before), resolved::devices(&self.decided));
+        let what = if was != is {
+            format!("the run was on {was} and continues on {is}")
+        } else if self.decided.iter().any(|(key, value)| before.get(key) != Some(value)) {
+            "the run continues with other shares, micro-batches or kernels".into()
+        } else {
+            return;
+        };
+        self.progress
+            .note(&format!("{what}: its bits will differ from those of an uninterrupted run"));
+    }
+
+    /// `run.toml` and `resolved.toml`: what was asked for, and what was decided.
+    fn write_files(&self) -> Result<(), TrainError> {
+        let decided = resolved::resolved_toml(&self.resolved());
+        let files = [("run.toml", self.config.to_toml()), ("resolved.toml", decided)];
+        for (name, text) in files {
+            let path = self.options.out.join(name);
+            files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
+        }
+        Ok(())
+    }
+
+    fn resolved(&self) -> BTreeMap<String, String> {
+        let mut resolved = self.decided.clone();
+        resolved.insert("data".into(), self.fingerprint.clone());
+        resolved.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+        resolved
+    }
+
+    /// What each rank needs for the next step.
+    fn next_step(&mut self) -> Result<Vec<Arc<StepInput>>, TrainError> {
+        let ended = || TrainError::Defect("the loader ended before the last step".into());
+        let ranks = self.loader.next_step().ok_or_else(ended)?;
+        let step = self.step + 1;
+        let lr = self.schedule.lr(step);
+        let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
+            Arc::new(StepInput {
+                step,
+                rank: Rank(rank as u32),
+                program: self.programs[rank].clone(),
+                micro_batches,
+                run_key: Key::new(self.config.train.seed),
+                update: self.optimizer.update(lr, self.updates + 1),
+                clip: self.config.optim.clip,
+                faults: self.options.faults.clone(),
+            })
+        };
+        Ok(ranks.into_iter().enumerate().map(input).collect())
+    }
+
+    fn record(
+        &mut self,
+        inputs: &[Arc<StepInput>],
+        reports: &[StepReport],
+        started: Instant,
+    ) -> Result<(), TrainError> {
+        let (input, report) = (&inputs[0], &reports[0]);
+        self.step = input.step;
+        let totals = *report.verdict.totals();
+        let seconds = started.elapsed().as_secs_f64();
+        let tokens_per_s = totals.count / seconds;
+        let skipped = match &report.verdict {
+            Verdict::Skip { reason, .. } => Some(reason.to_string()),
+            Verdict::Commit(_) => None,
+        };
+        let record = StepRecord {
+            step: input.step,
+            loss: totals.loss,
+            lr: self.schedule.lr(input.step),
+            grad_norm: totals.gradient_norm,
+            tokens: totals.count as u64,
+            ms: 1e3 * seconds,
+            tokens_per_s,
+            busy: report.busy.filter(|_| reports.len() == 1),
+            ranks: self.ranks(reports),
+            skipped: skipped.clone(),
+        };
+        self.options
+            .faults
+            .at_write(Point::Metrics, input.step)
+            .map_err(|why| io(&self.options.out, why))?;
+        self.recorder.record(record)?;
+        let ranks = self.shown_ranks(reports);
+        let shown = Shown { step: input.step, loss: totals.loss, tokens_per_s, ranks };
+        self.progress.step(&shown);
+        match skipped {
+            None => {
+                self.updates += 1;
+                self.skipped_in_row = 0;
+                Ok(())
+            }
+            Some(reason) => self.skip(inputs, reason),
+        }
+    }
+
+    /// A step that was not finite: says where that began, and ends the run after too many.
+    fn skip(&mut self, inputs: &[Arc<StepInput>], reason: String) -> Result<(), TrainError> {
+        self.skipped_in_row += 1;
+        let again = inputs.to_vec();
+        let began = self.team.each("a diagnosis", move |rank, device| {
+            first_not_finite(device, &again[rank.index()])
+        })?;
+        let began = self.first_cause(began);
+        let step = self.step;
+        let limit = self.config.train.skip_limit;
+        self.progress.warn(&format!(
+            "step {step} was skipped ({} in a row, the run ends at {limit}): {reason}; it began \
+             at {began}",
+            self.skipped_in_row
+        ));
+        if self.skipped_in_row < limit {
+            return Ok(());
+        }
+        self.progress.finish();
+        let checkpoint = self.store.path(self.saved.unwrap_or(0));
+        Err(TrainError::Diverged { count: limit, reason, began, checkpoint })
+    }
+
+    /// Where it began, and on which device if there are several: what comes first in a step, and
+    /// of that the lowest rank's.
+    fn first_cause(&self, began: Vec<Option<NotFinite>>) -> String {
+        let known = began.into_iter().enumerate();
+        let first = known.filter_map(|(rank, what)| Some((what?, rank))).min();
+        match first {
+            Some((what, _)) if self.placed.len() == 1 => what.to_string(),
+            Some((what, rank)) => format!("{what} on rank {rank}, {}", self.placed[rank].name),
+            None => OVERFLOWED.into(),
+        }
+    }
+
+    /// Compares the parameters of all devices, and makes them equal again or ends the run, as
+    /// parallel.on_difference says.
+    fn compare_parameters(&mut self) -> Result<(), TrainError> {
+        let repair = self.config.parallel.on_difference == OnDifference::Repair;
+        let mut found = compare(&self.team, &self.plan, repair)?;
+        if repair && !found.is_empty() {
+            for Difference { rank, what } in &found {
+                let (device, step) = (&self.placed[rank.index()].name, self.step);
+                self.progress.warn(&format!(
+                    "{device} ({rank}) did not hold the same parameters as the others after step \
+                     {step}: {what}; they were repaired"
+                ));
+            }
+            found = compare(&self.team, &self.plan, false)?;
+        }
+        let Some(Difference { rank, what }) = found.into_iter().next() else { return Ok(()) };
+        let device = self.placed[rank.index()].name.clone();
+        let (step, checkpoint) = (self.step, self.store.path(self.saved.unwrap_or(0)));
+        Err(TrainError::Differs { rank, device, step, what, checkpoint })
+    }
+
+    /// The most samples that each rank runs at a time, and its share.
+    fn rows_and_shares(&self) -> (Vec<u32>, Vec<u32>) {
+        self.placed.iter().map(|placed| (placed.micro_batch, placed.count)).unzip()
+    }
+
+    fn finish_trace(&self) -> Result<(), TrainError> {
+        self.trace.as_ref().map_or(Ok(()), |trace| Ok(trace.finish()?))
+    }
+
+    fn due(&self, every: u64) -> bool {
+        every > 0 && self.step.is_multiple_of(every)
+    }
+
+    /// The loss on the whole held-out part; `None` if there is none. A new best is saved.
+    fn evaluate(&mut self) -> Result<Option<f64>, TrainError> {
+        if let Some((step, loss)) = self.evaluated
+            && step == self.step
+        {
+            return Ok(Some(loss));
+        }
+        if self.source.data.starts(Part::HeldOut, self.source.model.context) == 0 {
+            return Ok(None);
+        }
+        let (rows, weights) = self.rows_and_shares();
+        let val_loss = evaluate_part(&self.team, &self.source, &rows, &weights, Part::HeldOut)?;
+        self.evaluated = Some((self.step, val_loss));
+        self.recorder.record(EvalRecord { step: self.step, val_loss })?;
+        let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
+        let mark = if is_best { ", the best so far" } else { "" };
+        self.progress.note(&format!("step {}  val_loss {val_loss:.4}{mark}", self.step));
+        if is_best {
+            self.best = Some(Best { step: self.step, val_loss });
+            // Saved again if it was saved without knowing that it is the best.
+            self.saved = self.saved.filter(|step| *step != self.step);
+            self.save_or_warn()?;
+        }
+        Ok(Some(val_loss))
+    }
+
+    /// Saves; a disk that fails, and parameters that are not worth saving, are told, and the run
+    /// goes on from memory: earlier checkpoints are untouched, and the next save may succeed.
+    ///
+    /// # Errors
+    /// A device that fails, or that does not hold what the others hold.
+    fn save_or_warn(&mut self) -> Result<(), TrainError> {
+        use TrainError::{Checkpoint, Io, Unusable};
+        match self.save() {
+            Err(error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | Unusable(_))) => {
+                self.progress.warn(&format!("step {} was not saved: {error}", self.step));
+                Ok(())
+            }
+            saved => saved,
+        }
+    }
+
+    fn save(&mut self) -> Result<(), TrainError> {
+        if self.saved == Some(self.step) {
+            return Ok(());
+        }
+        let moments = self.optimizer.moments();
+        self.compare_parameters()?;
+        let (parameters, moments) = state::save(&self.team, moments)?;
+        self.check_finite(&parameters)?;
+        let meta = Meta {
+            step: self.step,
+            optimizer_step: self.updates,
+            seed: self.config.train.seed,
+            model: self.config.section_toml("model"),
+            samples: self.source.sampler.consumed(self.step),
+            run: self.config.to_toml(),
+            tokenizer: Some(self.source.data.tokenizer().clone()),
+            best: self.best,
+            resolved: self.resolved(),
+        };
+        self.store.save(&Checkpoint { meta, parameters, moments })?;
+        if self.best.is_some_and(|best| best.step == self.step) {
+            self.store.mark_best(self.step)?;
+        }
+        self.saved = Some(self.step);
+        if let Err(error) = self.store.prune(self.config.train.checkpoint_keep) {
+            // This one is saved; the next save tries again.
+            self.progress.warn(&format!("old checkpoints were not removed: {error}"));
+        }
+        Ok(())
+    }
+
+    /// Parameters that are not finite cannot be trained any further: saving them would push the
+    /// good checkpoints out.
+    fn check_finite(&self, parameters: &[NamedTensor]) -> Result<(), TrainError> {
+        let bad = parameters.iter().find(|tensor| !tensor.is_finite());
+        let Some(bad) = bad else { return Ok(()) };
+        let (step, name) = (self.step, &bad.name);
+        let last = self.store.path(self.saved.unwrap_or(0));
+        Err(TrainError::Unusable(format!(
+            "the parameter {name} is not finite after step {step}, which is not worth saving; \
+             lower optim.lr or set optim.clip, then resume from {}",
+            last.display()
+        )))
+    }
+
+    /// Text that the model writes from a line break on, as `train.sample_tokens` asks for.
+    pub fn sample(&self) -> Result<String, TrainError> {
+        let count = self.config.train.sample_tokens as u64;
+        let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.config.train.seed };
+        let (data, model) = (&self.source.data, self.source.model);
+        let tokenizer = data.tokenizer();
+        let prompt = text::opening(tokenizer);
+        text::generate(self.team.first()?, tokenizer, model, &prompt, &sampling, count, |_| true)
+    }
+}
+
+/// Whether a checkpoint fits the model, and the run the host's memory: before anything in the run's
+/// directory is touched.
+fn check(
+    config: &RunConfig,
+    training: &Graph,
+    optimizer: &Optimizer,
+    resumed: Option<&Checkpoint>,
+) -> Result<(), TrainError> {
+    let (batch, rows) = (config.train.batch, config.train.micro_batch);
+    let plan = Plan::new(training.clone(), PlanOptions::new(rows));
+    if let Some(Checkpoint { parameters, moments, .. }) = resumed {
+        state::check(&plan, parameters, moments, optimizer.moments())?;
+    }
+    memory::require(memory::of_run(&plan, batch, rows, config.model.context))
+}
+
+/// The run's record, cut at the step from which it is resumed, and the last evaluation if that was
+/// made there.
+fn recorder(
+    options: &RunOptions,
+    store: &mut Store,
+    resumed: Option<u64>,
+) -> Result<(Recorder, Option<(u64, f64)>), TrainError> {
+    let metrics = options.out.join("metrics.jsonl");
+    let Some(step) = resumed else { return Ok((Recorder::create(&metrics)?, None)) };
+    store.set_aside_after(step)?;
+    let (recorder, truncated) = Recorder::resume(&metrics, step)?;
+    Ok((recorder, truncated.val_loss.map(|val_loss| (step, val_loss))))
+}
+
+fn io(out: &std::path::Path, why: std::io::Error) -> TrainError {
+    TrainError::Io { path: out.to_path_buf(), why }
+}

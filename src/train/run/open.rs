@@ -1,0 +1,98 @@
+//! From a configuration to the devices and the data of a run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::RunOptions;
+use crate::data::TextData;
+use crate::graph::{Graph, Plan, PlanOptions};
+use crate::kernels::Tuning;
+use crate::parallel::MicroBatch;
+use crate::train::checkpoint::Checkpoint;
+use crate::train::config::RunConfig;
+use crate::train::error::TrainError;
+use crate::train::generate::LanguageModel;
+use crate::train::loader::Source;
+use crate::train::progress::{kernels_note, say};
+use crate::train::setup;
+use crate::train::team::assemble::{Assembled, Request, assemble};
+use crate::train::team::measure::Probe;
+use crate::train::team::resolved::KERNEL;
+
+/// Opens the devices of a run.
+pub(super) fn assembled(
+    config: &RunConfig,
+    options: &RunOptions,
+    resumed: Option<&Checkpoint>,
+    (training, source): (&Graph, &Source),
+) -> Result<Assembled, TrainError> {
+    let optimizer = setup::optimizer(config);
+    let tuning =
+        |identity: &str, saved: &BTreeMap<String, String>| tuning(config, options, saved, identity);
+    let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
+    let probing = source.clone();
+    let next = 1 + resumed.map_or(0, |checkpoint| checkpoint.meta.step);
+    let probe: Probe = Arc::new(move |rows| {
+        let micro_batch = MicroBatch { first: 0, rows: rows as u32 };
+        probing.micro_batch(next, &micro_batch)
+    });
+    let note = |text: &str| {
+        if !options.quiet {
+            say(text);
+        }
+    };
+    let request = Request {
+        selector: &options.devices,
+        parallel: &config.parallel,
+        batch: config.train.batch as u32,
+        micro_batch: config.train.micro_batch as u32,
+        optimizer: &optimizer,
+        plan: &plan,
+        probe: Some(probe),
+        seed: config.train.seed,
+        opening: setup::OpenOptions::of(config),
+        tuning: &tuning,
+        saved: resumed.map(|checkpoint| &checkpoint.meta.resolved),
+        again: options.retune,
+        say: &note,
+        trace: options.trace.clone(),
+    };
+    assemble(&request, &mut kernels_note(options.quiet))
+}
+
+/// How kernels are chosen: a run that goes on keeps its own on the same device.
+fn tuning(
+    config: &RunConfig,
+    options: &RunOptions,
+    saved: &BTreeMap<String, String>,
+    identity: &str,
+) -> Tuning {
+    let is_same = saved.get("device").is_some_and(|was| was == identity);
+    let choice = |(key, name): (&String, &String)| {
+        Some((key.strip_prefix(KERNEL)?.to_string(), name.clone()))
+    };
+    Tuning {
+        seconds: config.train.tune_seconds,
+        again: options.retune,
+        saved: saved.iter().filter(|_| is_same).filter_map(choice).collect(),
+        update: Some(setup::optimizer(config).update(config.optim.lr, 1)),
+        planted: options.faults.wrong_kernels().to_vec(),
+        ..Tuning::default()
+    }
+}
+
+/// Finds what the loader fills in a graph; `done` are the steps and samples of the run so far.
+pub fn source(
+    config: &RunConfig,
+    graph: &Graph,
+    data: &Arc<TextData>,
+    done: (u64, u64),
+) -> Result<Source, TrainError> {
+    let missing = || TrainError::Defect("the model has no tokens or no logits".into());
+    Ok(Source {
+        data: data.clone(),
+        sampler: setup::sampler(config, data, done),
+        model: LanguageModel::of(graph).ok_or_else(missing)?,
+        samples: graph.input("samples"),
+    })
+}

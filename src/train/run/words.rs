@@ -1,0 +1,91 @@
+//! What a run says of itself, and of its devices.
+
+use super::Run;
+use crate::data::Part;
+use crate::metrics::RankRecord;
+use crate::optim::Decay;
+use crate::train::ranks::ShownRank;
+use crate::train::step::StepReport;
+use crate::train::team::assemble::Placed;
+use crate::train::team::resolved;
+
+impl Run {
+    /// Says what runs, where, and in which directory.
+    pub fn announce(&self) {
+        let model = &self.config.model;
+        let data = &self.source.data;
+        let micro_batches = match self.programs[0].micro_batches.len() {
+            count if count > 1 && self.placed.len() == 1 => format!(" in {count} micro-batches"),
+            _ => String::new(),
+        };
+        self.progress.note(&format!(
+            "{} layers, {} heads, width {}, context {}; {} training tokens, vocabulary {}; \
+             batch {}{micro_batches}; on {}; in {}",
+            model.layers,
+            model.heads,
+            model.width,
+            model.context,
+            data.tokens(Part::Training).len(),
+            data.tokenizer().vocabulary(),
+            self.config.train.batch,
+            resolved::devices(&self.decided),
+            self.options.out.display()
+        ));
+        if self.placed.len() > 1 {
+            self.progress.note(&self.announce_shares());
+        }
+        self.announce_the_end();
+    }
+
+    /// Who takes how many samples of a step.
+    fn announce_shares(&self) -> String {
+        let share = |placed: &Placed| format!("{} {}", placed.name, placed.count);
+        let shares: Vec<String> = self.placed.iter().map(share).collect();
+        format!("samples per step: {}", shares.join(", "))
+    }
+
+    /// Says what a user who resumes with another number of steps may not expect: that nothing is
+    /// left to do, or that the learning rate falls no further.
+    fn announce_the_end(&self) {
+        let (steps, decay_steps) = (self.config.train.steps, self.config.schedule.decay_steps);
+        if self.step > 0 && self.step >= steps {
+            let step = self.step;
+            self.progress.note(&format!(
+                "step {step} of {steps} is done already: nothing is left to train; to go on, give \
+                 --steps a larger number"
+            ));
+        } else if self.step > 0 && steps > decay_steps && self.schedule.decay != Decay::Constant {
+            let lr = self.schedule.min_lr;
+            self.progress.note(&format!(
+                "the learning rate stays at {lr} from step {decay_steps} on, where its schedule \
+                 ends; to stretch it, add --set schedule.decay_steps={steps}"
+            ));
+        }
+    }
+
+    /// What each of several ranks did.
+    pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
+        let record = |(placed, report): (&Placed, &StepReport)| RankRecord {
+            share: u64::from(placed.count),
+            work_ms: 1e3 * (report.time - report.waited).as_secs_f64(),
+            wait_ms: 1e3 * report.waited.as_secs_f64(),
+        };
+        let several = self.placed.len() > 1;
+        self.placed.iter().zip(reports).filter(|_| several).map(record).collect()
+    }
+
+    /// What is shown of each of several ranks.
+    pub(super) fn shown_ranks(&self, reports: &[StepReport]) -> Vec<ShownRank> {
+        let shown = |(placed, report): (&Placed, &StepReport)| {
+            let (whole, waited) = (report.time.as_secs_f64(), report.waited.as_secs_f64());
+            ShownRank {
+                name: placed.name.clone(),
+                share: u64::from(placed.count),
+                samples_per_s: f64::from(placed.count) / (whole - waited),
+                wait: waited / whole,
+            }
+        };
+        let several = self.placed.len() > 1;
+        self.placed.iter().zip(reports).filter(|_| several).map(shown).collect()
+    }
+}

@@ -1,0 +1,284 @@
+//! From what was asked for to a team at work: which devices, with which shares, opened and tied
+//! together. Everything measured here is decided before step 1, recorded, and kept on resume.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::link::AddingPlace;
+use super::measure::{self, Probe};
+use super::opening::{Chosen, open_new, open_recorded};
+use super::resolved::{key, recorded};
+use super::{Team, TeamOptions, layout};
+use crate::base::{BucketId, Rank};
+use crate::collective::{Layout, Topology};
+use crate::device::{Selection, list_adapters, select_all};
+use crate::exec::cpu::host_name;
+use crate::exec::{Executor, Moments};
+use crate::graph::Plan;
+use crate::kernels::{self, Choices, Tuning, record};
+use crate::metrics::Trace;
+use crate::optim::Optimizer;
+use crate::parallel::shares::consecutive;
+use crate::parallel::{Program, data_parallel, one_rank};
+use crate::train::config::{Adding, CollectiveKind, Parallel};
+use crate::train::error::TrainError;
+use crate::train::setup::{OpenOptions, Opened};
+
+/// What stands between the identities of devices.
+pub const BETWEEN: &str = " | ";
+
+/// What a team is made from.
+pub struct Request<'a> {
+    /// As `--devices` has it.
+    pub selector: &'a str,
+    pub parallel: &'a Parallel,
+    pub batch: u32,
+    /// The most samples that a device runs at a time.
+    pub micro_batch: u32,
+    pub optimizer: &'a Optimizer,
+    /// The plan for so many rows.
+    pub plan: &'a dyn Fn(u32) -> Plan,
+    /// The inputs of a micro-batch of the plan, to measure with.
+    pub probe: Option<Probe>,
+    pub seed: u64,
+    pub opening: OpenOptions,
+    /// How the kernels of a device are chosen: its identity, and what a checkpoint says of it.
+    pub tuning: &'a dyn Fn(&str, &BTreeMap<String, String>) -> Tuning,
+    /// What the run that goes on had resolved.
+    pub saved: Option<&'a BTreeMap<String, String>>,
+    /// Measure anew, whatever was saved.
+    pub again: bool,
+    /// Tells a person what takes a while.
+    pub say: &'a dyn Fn(&str),
+    /// Where a trace goes, if it is to be made.
+    pub trace: Option<PathBuf>,
+}
+
+/// A device of a team, as it was resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    /// For people.
+    pub name: String,
+    /// What decides about bits: recorded, and compared on resume.
+    pub identity: String,
+    /// Its place among those that were asked for.
+    pub position: usize,
+    /// Samples of each step, and the most of them that it runs at a time.
+    pub count: u32,
+    pub micro_batch: u32,
+    /// The rows of its plan.
+    pub rows: u32,
+    pub adding: AddingPlace,
+    /// Which kernels run, where there is a choice.
+    pub choices: Choices,
+}
+
+/// A team, and how it came about.
+pub struct Assembled {
+    pub team: Team,
+    /// Of the first rank; the others' differ in the rows that fit.
+    pub plan: Plan,
+    /// By rank.
+    pub programs: Vec<Arc<Program>>,
+    pub placed: Vec<Placed>,
+    /// The identities of all devices that were asked for.
+    pub candidates: String,
+    /// What a person should know.
+    pub notes: Vec<String>,
+    pub trace: Option<Trace>,
+    /// The most samples that any device was to run at a time.
+    pub micro_batch_max: u32,
+}
+
+/// Opens the devices that are asked for, measures them if it is to, and ties them together.
+///
+/// # Errors
+/// No such device; one that the plan does not fit, or whose memory it does not; shares that do not
+/// fit the devices; a device that fails.
+pub fn assemble(
+    request: &Request,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Assembled, TrainError> {
+    let selections = selections(request.selector)?;
+    let identities: Vec<String> = selections.iter().map(identity).collect();
+    let candidates = identities.join(BETWEEN);
+    let saved = request.saved.filter(|saved| {
+        let of_one = saved.get("device").filter(|_| identities.len() == 1);
+        saved.get("devices").or(of_one) == Some(&candidates)
+    });
+    let recorded = saved.filter(|_| !request.again).and_then(|saved| recorded(saved, request));
+    let chosen = match recorded {
+        Some(kept) => open_recorded(request, &selections, saved, &kept, report)?,
+        None => open_new(request, &selections, saved, report)?,
+    };
+    tie(request, saved.filter(|_| !request.again), chosen, candidates)
+}
+
+/// What a selector chooses. The adapters are not listed where none is meant, which takes a while.
+pub fn selections(selector: &str) -> Result<Vec<Selection>, TrainError> {
+    let is_cpu = |part: &str| {
+        let name = part.split('*').next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("cpu")
+    };
+    let adapters = match selector.split(',').all(is_cpu) {
+        true => Vec::new(),
+        false => list_adapters(),
+    };
+    Ok(select_all(selector, &adapters)?)
+}
+
+fn identity(selection: &Selection) -> String {
+    match selection {
+        Selection::Cpu { .. } => host_name(),
+        Selection::Adapter(adapter) => record::identity(adapter),
+    }
+}
+
+/// The topology of a configuration.
+pub fn topology(parallel: &Parallel) -> Topology {
+    match parallel.collective {
+        CollectiveKind::Ring => Topology::Ring,
+        CollectiveKind::Star => Topology::Star,
+    }
+}
+
+/// The cut of a plan's buckets that a configuration asks for.
+pub fn layout_of(parallel: &Parallel, plan: &Plan, world: usize) -> Layout {
+    layout(plan, topology(parallel), world, parallel.chunk_kib << 10)
+}
+
+/// What the optimizer keeps on a rank.
+pub fn moments(optimizer: &Optimizer, layout: &Layout, buckets: usize, rank: usize) -> Moments {
+    let shard = |bucket| layout.shard(BucketId(bucket as u32), Rank(rank as u32));
+    let owned = (layout.world > 1).then(|| (0..buckets).map(shard).collect());
+    Moments { count: optimizer.moments(), owned }
+}
+
+/// Samples per device where nothing is measured.
+///
+/// # Errors
+/// Shares for another number of devices, or that are not the batch; fewer samples than devices.
+pub fn fixed_counts(parallel: &Parallel, batch: u32, world: usize) -> Result<Vec<u32>, TrainError> {
+    let unusable = |why: String| Err(TrainError::Unusable(why));
+    let shares = &parallel.shares;
+    if shares.is_empty() && (batch as usize) < world {
+        return unusable(format!(
+            "train.batch = {batch} has no sample for each of {world} devices; raise it, or choose \
+             fewer with --devices"
+        ));
+    }
+    if shares.is_empty() {
+        return Ok(measure::even(batch, world));
+    }
+    if shares.len() != world {
+        return unusable(format!(
+            "parallel.shares has {} entries for {world} devices; give one per device, in the \
+             order of --devices",
+            shares.len()
+        ));
+    }
+    if shares.iter().sum::<u64>() != u64::from(batch) {
+        return unusable(format!("parallel.shares must add up to train.batch = {batch}"));
+    }
+    // Each is at most the batch, which fits.
+    Ok(shares.iter().map(|share| *share as u32).collect())
+}
+
+/// Writes the programs, resolves where gradients are added, and starts the team.
+fn tie(
+    request: &Request,
+    saved: Option<&BTreeMap<String, String>>,
+    Chosen { members, mut notes }: Chosen,
+    candidates: String,
+) -> Result<Assembled, TrainError> {
+    let world = members.len();
+    let plan = (request.plan)(members[0].0.rows);
+    let layout = layout_of(request.parallel, &plan, world);
+    let mut placed = Vec::new();
+    for (rank, (one, count, micro_batch)) in members.iter().enumerate() {
+        notes.extend(one.notes.iter().cloned());
+        let saved = saved.and_then(|saved| saved.get(&key(rank, world, "adding")));
+        placed.push(Placed {
+            name: one.driver.name().to_string(),
+            identity: one.identity.clone(),
+            position: one.position,
+            count: *count,
+            micro_batch: (*micro_batch).min(one.rows),
+            rows: one.rows,
+            adding: adding(request, one, &layout, saved)?,
+            choices: one.choices.clone(),
+        });
+    }
+    let programs = programs(request, &plan, &placed);
+    let trace = request.trace.as_deref().map(Trace::create).transpose()?;
+    let options = TeamOptions {
+        adding: placed.iter().map(|placed| placed.adding).collect(),
+        trace: trace.clone(),
+        is_chained: false,
+    };
+    let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
+    let team = Team::start(drivers, layout, &options)?;
+    let micro_batch_max = request.micro_batch;
+    Ok(Assembled { team, plan, programs, placed, candidates, notes, trace, micro_batch_max })
+}
+
+fn programs(request: &Request, plan: &Plan, placed: &[Placed]) -> Vec<Arc<Program>> {
+    if let [one] = placed {
+        return vec![Arc::new(one_rank(plan, one.count, one.micro_batch))];
+    }
+    let counts: Vec<u32> = placed.iter().map(|placed| placed.count).collect();
+    let micro_batches: Vec<u32> = placed.iter().map(|placed| placed.micro_batch).collect();
+    let shares = consecutive(&counts, &micro_batches);
+    let program = |share| Arc::new(data_parallel(plan, share, request.parallel.overlap));
+    shares.into_iter().map(program).collect()
+}
+
+/// Where a device's gradients are added to others'; what that takes is made.
+fn adding(
+    request: &Request,
+    one: &Opened,
+    layout: &Layout,
+    saved: Option<&String>,
+) -> Result<AddingPlace, TrainError> {
+    if layout.world == 1 || one.is_cpu {
+        return Ok(AddingPlace::Host);
+    }
+    let mut lengths: Vec<usize> = layout.chunks.iter().map(|chunk| chunk.range.len()).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
+    match (request.parallel.adding, saved.map(String::as_str)) {
+        (Adding::Host, _) | (Adding::Measured, Some("host")) => Ok(AddingPlace::Host),
+        (Adding::Device, _) | (Adding::Measured, Some("device")) => {
+            one.driver.run("preparing to add gradients", prepare)?;
+            Ok(AddingPlace::Device)
+        }
+        (Adding::Measured, _) => {
+            let layout = layout.clone();
+            let timing = move |device: &mut dyn Executor| {
+                prepare(device)?;
+                measure::adding_place(device, &layout)
+            };
+            Ok(one.driver.run("timing the addition of gradients", timing)?)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_shared_evenly_or_as_it_is_given() {
+        let mut parallel = Parallel::default();
+        assert_eq!(fixed_counts(&parallel, 12, 5).unwrap(), [3, 3, 2, 2, 2]);
+        let error = fixed_counts(&parallel, 12, 13).unwrap_err().to_string();
+        assert!(error.contains("no sample for each of 13 devices"), "{error}");
+        parallel.shares = vec![4, 8];
+        assert_eq!(fixed_counts(&parallel, 12, 2).unwrap(), [4, 8]);
+        let error = fixed_counts(&parallel, 12, 3).unwrap_err().to_string();
+        assert!(error.contains("parallel.shares has 2 entries for 3 devices"), "{error}");
+        assert!(fixed_counts(&parallel, 13, 2).is_err());
+    }
+}

@@ -1,0 +1,142 @@
+//! Whether all ranks hold the same parameters: hashes that each device computes from its own
+//! memory are compared, and where they differ, the values.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::Team;
+use crate::base::{BucketId, Rank};
+use crate::exec::{Bank, Executor};
+use crate::graph::Plan;
+use crate::train::TrainError;
+
+/// A rank whose parameters are not those of the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub rank: Rank,
+    /// The tensors and how many of their values differ, for people.
+    pub what: String,
+}
+
+/// Compares the parameters of all ranks; with `repair`, makes them equal again. What most ranks
+/// hold counts, and without a majority what the owner holds, who is the one that writes it.
+///
+/// # Errors
+/// A device that fails.
+pub fn compare(team: &Team, plan: &Plan, repair: bool) -> Result<Vec<Difference>, TrainError> {
+    if team.world() == 1 {
+        return Ok(Vec::new());
+    }
+    let buckets = 0..plan.buckets.len() as u32;
+    let hashed = buckets.clone();
+    let hashes: Vec<Vec<u64>> = team.each("hashing the parameters", move |_, device| {
+        hashed.clone().map(|bucket| device.hash(Bank::Parameters, BucketId(bucket))).collect()
+    })?;
+    let mut found: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
+    for bucket in buckets.map(BucketId) {
+        let of_bucket: Vec<u64> = hashes.iter().map(|of_rank| of_rank[bucket.index()]).collect();
+        if of_bucket.iter().all(|hash| *hash == of_bucket[0]) {
+            continue;
+        }
+        for (rank, what) in differences(team, plan, bucket, &of_bucket, repair)? {
+            found.entry(rank).or_default().push(what);
+        }
+    }
+    Ok(found.into_iter().map(|(rank, what)| Difference { rank, what: what.join(", ") }).collect())
+}
+
+/// What is wrong with a bucket of which the ranks' hashes differ.
+fn differences(
+    team: &Team,
+    plan: &Plan,
+    bucket: BucketId,
+    hashes: &[u64],
+    repair: bool,
+) -> Result<Vec<(Rank, String)>, TrainError> {
+    let read = move |_: Rank, device: &mut dyn Executor| device.read_bank(Bank::Parameters, bucket);
+    let held = team.each("reading the parameters", read)?;
+    let truth = truth(team, bucket, &held);
+    let mut found = Vec::new();
+    for (rank, values) in held.iter().enumerate() {
+        let tensors = differing(plan, bucket, values, &truth.values);
+        if tensors.is_empty() {
+            continue;
+        }
+        let rank = Rank(rank as u32);
+        let believed =
+            if truth.is_voted { "" } else { " from those of the device that updates them" };
+        found.push((rank, format!("{}{believed}", tensors.join(", "))));
+        if repair {
+            let values = truth.values.clone();
+            let write = move |device: &mut dyn Executor| {
+                device.write_bank(Bank::Parameters, bucket, &values)
+            };
+            let written = team.driver(rank)?.run("repairing the parameters", write);
+            written.map_err(|error| team.error(rank, error))?;
+        }
+    }
+    if found.is_empty() {
+        // A device that hashes its memory to something else than it gives back is not to be
+        // trusted, whichever of the two is wrong.
+        let most = most_common(hashes.iter().copied());
+        let what = format!("the hash of {bucket} differs, though what is read back does not");
+        let odd = (0..).zip(hashes).filter(|(_, hash)| Some(**hash) != most.map(|(most, _)| most));
+        found.extend(odd.map(|(rank, _)| (Rank(rank), what.clone())));
+    }
+    Ok(found)
+}
+
+/// The value that most have, and how many.
+fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
+    values: impl Iterator<Item = V>,
+) -> Option<(V, usize)> {
+    let mut votes: HashMap<V, usize> = HashMap::new();
+    values.for_each(|value| *votes.entry(value).or_default() += 1);
+    // Of several, the smallest, so that the order of the table is of no matter.
+    votes.into_iter().max_by_key(|(value, count)| (*count, std::cmp::Reverse(*value)))
+}
+
+/// What a bucket should hold, and whether a majority holds every value of it.
+struct Truth {
+    values: Vec<f32>,
+    is_voted: bool,
+}
+
+fn truth(team: &Team, bucket: BucketId, held: &[Vec<f32>]) -> Truth {
+    let owner_of = |index: usize| {
+        let owns = |rank: &u32| team.layout().shard(bucket, Rank(*rank)).contains(&index);
+        (0..held.len() as u32).find(owns).unwrap_or(0) as usize
+    };
+    let mut is_voted = true;
+    let pick = |index: usize| {
+        let most = most_common(held.iter().map(|values| values[index].to_bits()));
+        match most.filter(|(_, count)| 2 * count > held.len()) {
+            Some((bits, _)) => f32::from_bits(bits),
+            None => {
+                is_voted = false;
+                held[owner_of(index)][index]
+            }
+        }
+    };
+    let values = (0..held[0].len()).map(pick).collect();
+    Truth { values, is_voted }
+}
+
+/// The tensors of a bucket of which values differ in any bit.
+fn differing(plan: &Plan, bucket: BucketId, values: &[f32], truth: &[f32]) -> Vec<String> {
+    let wrong = |index: &usize| values[*index].to_bits() != truth[*index].to_bits();
+    let mut found = Vec::new();
+    for &(id, start) in &plan.buckets[bucket.index()].parameters {
+        let parameter = &plan.graph.parameters[id.index()];
+        let count = plan.graph.tensor(parameter.tensor).shape.per_row();
+        let bad: Vec<usize> = (start..start + count).filter(wrong).collect();
+        if let Some(first) = bad.first() {
+            let (name, first, number) = (&parameter.name, first - start, bad.len());
+            found
+                .push(format!("{number} of {count} values of {name} differ, the first at {first}"));
+        }
+    }
+    if found.is_empty() && values.iter().zip(truth).any(|(a, b)| a.to_bits() != b.to_bits()) {
+        found.push(format!("values between the tensors of {bucket} differ"));
+    }
+    found
+}

@@ -1,0 +1,299 @@
+//! What devices bring: each is timed on real micro-batches, alone and then together with others,
+//! because devices may share a processor or a bus. From that follow the shares, and who is left
+//! out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::link::AddingPlace;
+use crate::base::BucketId;
+use crate::base::rng::Key;
+use crate::collective::Layout;
+use crate::device::DeviceError;
+use crate::exec::{Bank, Executor, Pass};
+use crate::group::add::add_assign;
+use crate::kernels::Random;
+use crate::parallel::shares::{LeftOut, Speed, admit, apportion, makespan};
+use crate::train::driver::{Driver, Pending};
+use crate::train::error::TrainError;
+use crate::train::step::{Inputs, load};
+
+/// Timed repetitions of a micro-batch, of which the fastest counts when a device is alone and the
+/// mean when others work at the same time.
+const REPEATS: usize = 3;
+
+/// What counts as clearly faster: this part of the other's time.
+const CLEARLY: f64 = 0.9;
+
+/// Gives the inputs of a micro-batch of so many rows.
+pub type Probe = Arc<dyn Fn(usize) -> Inputs + Send + Sync>;
+
+/// What came out of measuring.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Balance {
+    /// Positions of the devices that take part, and the samples of each.
+    pub members: Vec<usize>,
+    pub counts: Vec<u32>,
+    /// The most samples that each of them runs at a time.
+    pub micro_batches: Vec<u32>,
+    /// Sentences on who was left out.
+    pub notes: Vec<String>,
+}
+
+impl Balance {
+    /// All samples to one device.
+    pub fn of_one(batch: u32, micro_batch: u32) -> Self {
+        let (members, counts, micro_batches) = (vec![0], vec![batch], vec![micro_batch]);
+        Self { members, counts, micro_batches, notes: Vec::new() }
+    }
+}
+
+/// Times devices on micro-batches of `probe` and shares `batch` samples out among those that are
+/// worth it. `rows` are the most samples that each can run at a time. Devices that work together
+/// are timed for `patience` at most.
+///
+/// # Errors
+/// A device that fails.
+pub fn balance(
+    drivers: &[&Driver],
+    probe: &Probe,
+    batch: u32,
+    rows: &[u32],
+    patience: Duration,
+) -> Result<Balance, TrainError> {
+    let mut solo = Vec::new();
+    for (driver, &rows) in drivers.iter().zip(rows) {
+        let probe = Arc::clone(probe);
+        let timing = move |device: &mut dyn Executor| alone(device, &probe, rows);
+        solo.push(driver.run("timing micro-batches", timing)?);
+    }
+    // Shares and steps of the sets that were tried, and the first failure, which ends the trying.
+    let mut tried: HashMap<Vec<usize>, (Vec<u32>, f64)> = HashMap::new();
+    let mut failed = None;
+    let admission = admit(drivers.len(), |set| {
+        let speeds = match set {
+            &[device] => vec![solo[device].speed],
+            _ if failed.is_some() => return f64::INFINITY,
+            _ => match together(drivers, set, &solo, probe, patience) {
+                Ok(speeds) => speeds,
+                Err(error) => {
+                    failed = Some(error);
+                    return f64::INFINITY;
+                }
+            },
+        };
+        let counts = apportion(batch, &speeds);
+        let exchange_s = match set.len() {
+            1 => 0.0,
+            _ => set.iter().map(|device| solo[*device].exchange_s).fold(0.0, f64::max),
+        };
+        let mut step_s = makespan(&counts, &speeds) + exchange_s;
+        // A device without a sample brings nothing, whatever the noise of the timing says.
+        for idle in (0..set.len()).filter(|at| counts[*at] == 0) {
+            let others: Vec<usize> = set.iter().copied().filter(|d| *d != set[idle]).collect();
+            step_s = tried.get(&others).map_or(step_s, |(_, without_s)| step_s.max(*without_s));
+        }
+        tried.insert(set.to_vec(), (counts, step_s));
+        step_s
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let sentence = |left: &LeftOut| left.sentence(drivers[left.device].name());
+    let mut notes: Vec<String> = admission.left_out.iter().map(sentence).collect();
+    let (counts, _) = tried.remove(&admission.taken).unwrap_or_default();
+    // One that joined early may have nothing to do beside faster ones that joined later.
+    let (working, idle): (Vec<_>, Vec<_>) =
+        admission.taken.into_iter().zip(counts).partition(|(_, count)| *count > 0);
+    let name = |(device, _): &(usize, u32)| drivers[*device].name();
+    notes.extend(
+        idle.iter().map(|one| format!("{} is left out: no sample is left for it", name(one))),
+    );
+    let (members, counts): (Vec<usize>, Vec<u32>) = working.into_iter().unzip();
+    let micro_batches = members.iter().map(|device| solo[*device].speed.micro_batch).collect();
+    Ok(Balance { members, counts, micro_batches, notes })
+}
+
+/// What was measured of a device alone.
+#[derive(Clone, Copy, Debug)]
+struct Solo {
+    speed: Speed,
+    /// Seconds of a micro-batch of as many samples as it runs at a time.
+    full_s: f64,
+    /// Seconds to bring all gradients to the host and all parameters back.
+    exchange_s: f64,
+}
+
+/// Times micro-batches of all rows that fit and of half of them. The smaller ones are taken where
+/// samples are clearly faster in them: more work at a time may not fit a cache.
+fn alone(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<Solo, DeviceError> {
+    let full_s = fastest(device, probe, rows)?;
+    let half = rows.div_ceil(2);
+    if half == rows {
+        let speed = Speed { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
+        return Ok(Solo { speed, full_s, exchange_s: exchange(device)? });
+    }
+    let half_s = fastest(device, probe, half)?;
+    let (per_row, per_row_of_half) = (full_s / f64::from(rows), half_s / f64::from(half));
+    if per_row_of_half < CLEARLY * per_row {
+        let speed = Speed { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
+        return Ok(Solo { speed, full_s: half_s, exchange_s: exchange(device)? });
+    }
+    // Noise may make the half slower than the whole, or less than half of it.
+    let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
+    let fixed_s = full_s - row_s * f64::from(rows);
+    let speed = Speed { fixed_s, row_s, micro_batch: rows };
+    Ok(Solo { speed, full_s, exchange_s: exchange(device)? })
+}
+
+/// The fastest of some repetitions, after one that makes everything ready.
+fn fastest(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, DeviceError> {
+    micro_batch(device, probe, rows)?;
+    let mut best = f64::INFINITY;
+    for _ in 0..REPEATS {
+        best = best.min(micro_batch(device, probe, rows)?);
+    }
+    Ok(best)
+}
+
+/// Seconds of forward and backward on `rows` rows, with the wait for the end of both.
+fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, DeviceError> {
+    let inputs = probe(rows as usize);
+    let random = Random { step_key: Key::new(0), training: true };
+    let started = Instant::now();
+    device.begin_step()?;
+    load(device, &inputs, 0)?;
+    let segments: Vec<_> = device.plan().segments.iter().map(|s| s.nodes.clone()).collect();
+    for nodes in segments {
+        device.run(nodes, &Pass { copy: 0, rows: rows as usize, random })?;
+    }
+    device.finish_step(false)?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+/// Seconds to bring all gradients to the host and all parameters back to the device; they stay as
+/// they are.
+fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
+    let buckets: Vec<usize> = device.plan().buckets.iter().map(|b| b.length).collect();
+    let mut parameters = Vec::new();
+    for bucket in 0..buckets.len() as u32 {
+        parameters.push(device.read_bank(Bank::Parameters, BucketId(bucket))?);
+    }
+    let piece = device.piece_elements();
+    let mut best = f64::INFINITY;
+    for _ in 0..REPEATS {
+        let started = Instant::now();
+        for (bucket, length) in buckets.iter().enumerate() {
+            for start in (0..*length).step_by(piece) {
+                let range = start..(start + piece).min(*length);
+                device.begin_read(Bank::Gradients, BucketId(bucket as u32), range)?;
+            }
+        }
+        while device.take_read(true)?.is_some() {}
+        for (bucket, values) in parameters.iter().enumerate() {
+            device.write_range(Bank::Parameters, BucketId(bucket as u32), 0, values)?;
+        }
+        device.finish_step(false)?;
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// The speeds of devices that work at the same time: as alone, but slower by what they share.
+fn together(
+    drivers: &[&Driver],
+    members: &[usize],
+    solo: &[Solo],
+    probe: &Probe,
+    patience: Duration,
+) -> Result<Vec<Speed>, TrainError> {
+    let untimed = Arc::new(AtomicUsize::new(members.len()));
+    let until = Instant::now() + patience;
+    let begin = |&member: &usize| {
+        let (probe, timed) = (Arc::clone(probe), Timed(Arc::clone(&untimed)));
+        let rows = solo[member].speed.micro_batch;
+        let timing = move |device: &mut dyn Executor| contended(device, &probe, rows, timed, until);
+        drivers[member].begin("timing micro-batches", timing)
+    };
+    // All are begun, and waited for, also when one fails: each runs until all have been timed.
+    let pending: Vec<_> = members.iter().map(begin).collect();
+    let ended: Vec<_> = pending.into_iter().map(|job| job.and_then(Pending::wait)).collect();
+    let mut speeds = Vec::new();
+    for (member, seconds) in members.iter().zip(ended) {
+        let Solo { speed, full_s, .. } = solo[*member];
+        let slower = seconds? / full_s;
+        let (fixed_s, row_s) = (speed.fixed_s * slower, speed.row_s * slower);
+        speeds.push(Speed { fixed_s, row_s, ..speed });
+    }
+    Ok(speeds)
+}
+
+/// Counts a device as timed when it is dropped: also one that fails, or was never begun.
+struct Timed(Arc<AtomicUsize>);
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The mean seconds of a micro-batch while others work too: until all have been timed, or time is
+/// up because one of them hangs.
+fn contended(
+    device: &mut dyn Executor,
+    probe: &Probe,
+    rows: u32,
+    timed: Timed,
+    until: Instant,
+) -> Result<f64, DeviceError> {
+    let untimed = Arc::clone(&timed.0);
+    let mut timed = Some(timed);
+    let (mut count, mut sum) = (0, 0.0);
+    while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until) {
+        sum += micro_batch(device, probe, rows)?;
+        count += 1;
+        if count == REPEATS {
+            timed.take();
+        }
+    }
+    Ok(sum / count as f64)
+}
+
+/// Where a device's gradients are better added to partial sums: on the host or by the device.
+///
+/// # Errors
+/// A device that fails.
+pub fn adding_place(
+    device: &mut dyn Executor,
+    layout: &Layout,
+) -> Result<AddingPlace, DeviceError> {
+    let longest = layout.chunks.iter().max_by_key(|chunk| chunk.range.len());
+    let Some(chunk) = longest.cloned() else { return Ok(AddingPlace::Host) };
+    let mut partial = vec![0.0; chunk.range.len()];
+    let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);
+    // The first repetition makes what is needed.
+    for repeat in 0..=REPEATS {
+        let started = Instant::now();
+        device.begin_read(Bank::Gradients, chunk.bucket, chunk.range.clone())?;
+        if let Some(piece) = device.take_read(true)? {
+            add_assign(&mut partial, piece.values());
+        }
+        let host = started.elapsed().as_secs_f64();
+        let started = Instant::now();
+        device.add(chunk.bucket, chunk.range.start, &mut partial)?;
+        let device = started.elapsed().as_secs_f64();
+        if repeat > 0 {
+            (on_host, on_device) = (on_host.min(host), on_device.min(device));
+        }
+    }
+    let is_device = on_device < CLEARLY * on_host;
+    Ok(if is_device { AddingPlace::Device } else { AddingPlace::Host })
+}
+
+/// Evenly, as far as that goes: the first ones take one more.
+pub fn even(batch: u32, world: usize) -> Vec<u32> {
+    let world = world as u32;
+    (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()
+}

@@ -1,0 +1,225 @@
+//! Opens the devices of a team: with the shares that are given or were recorded, or for measuring.
+
+use std::collections::BTreeMap;
+
+use super::assemble::{Request, fixed_counts, layout_of, moments};
+use super::measure::{self, Probe};
+use super::resolved::{Recorded, saved_of};
+use crate::device::Selection;
+use crate::exec::{Executor, Moments, staging_bytes};
+use crate::kernels;
+use crate::train::config::Balance;
+use crate::train::driver::Driver;
+use crate::train::error::TrainError;
+use crate::train::setup::{self, Opened};
+use crate::train::{memory, state};
+
+/// Devices, and how the batch is shared out among them.
+pub struct Chosen {
+    /// With the samples of each, and the most that it runs at a time.
+    pub members: Vec<(Opened, u32, u32)>,
+    pub notes: Vec<String>,
+}
+
+/// A device that is to be opened.
+struct Candidate {
+    /// Its place among those that were asked for.
+    position: usize,
+    selection: Selection,
+    /// Samples of each step, and the most of them that it runs at a time.
+    count: u32,
+    micro_batch: u32,
+    /// The rows of its plan.
+    rows: u32,
+}
+
+fn open_one(
+    request: &Request,
+    selection: &Selection,
+    rows: u32,
+    moments: Moments,
+    saved: &BTreeMap<String, String>,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Opened, TrainError> {
+    let tuning = |identity: &str| (request.tuning)(identity, saved);
+    let plan = (request.plan)(rows);
+    let one =
+        setup::open_selected(selection.clone(), plan, moments, &request.opening, tuning, report)?;
+    Ok(Opened { rows, ..one })
+}
+
+/// Opens the devices of a run that goes on, as it had them.
+pub fn open_recorded(
+    request: &Request,
+    selections: &[Selection],
+    saved: Option<&BTreeMap<String, String>>,
+    kept: &[Recorded],
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Chosen, TrainError> {
+    let candidate = |&[position, count, micro_batch, rows]: &Recorded| {
+        let selection = selections.get(position as usize)?.clone();
+        let position = position as usize;
+        (rows > 0).then_some(Candidate { position, selection, count, micro_batch, rows })
+    };
+    let unknown = || {
+        let why = "the ranks that the checkpoint recorded are not those of its devices; measure \
+                   anew with --retune";
+        TrainError::Unusable(why.into())
+    };
+    let chosen: Option<Vec<Candidate>> = kept.iter().map(candidate).collect();
+    open_fixed(request, chosen.ok_or_else(unknown)?, saved, report)
+}
+
+/// Opens devices with the shares they have.
+fn open_fixed(
+    request: &Request,
+    chosen: Vec<Candidate>,
+    saved: Option<&BTreeMap<String, String>>,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Chosen, TrainError> {
+    let world = chosen.len();
+    let plan = (request.plan)(1);
+    let layout = layout_of(request.parallel, &plan, world);
+    require_host_memory(request, &chosen)?;
+    let mut members = Vec::new();
+    for (rank, candidate) in chosen.into_iter().enumerate() {
+        let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
+        let saved = saved_of(saved, rank, world);
+        let Candidate { position, selection, count, micro_batch, rows } = candidate;
+        let one = open_one(request, &selection, rows, moments, &saved, report)?;
+        members.push((Opened { position, ..one }, count, micro_batch));
+    }
+    Ok(Chosen { members, notes: Vec::new() })
+}
+
+/// Devices that draw on the host's memory need room for all of them together, and what travels
+/// between devices passes through it.
+fn require_host_memory(request: &Request, chosen: &[Candidate]) -> Result<(), TrainError> {
+    let world = chosen.len();
+    let layout = layout_of(request.parallel, &(request.plan)(1), world);
+    let need = |(rank, candidate): (usize, &Candidate)| {
+        let plan = (request.plan)(candidate.rows);
+        let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
+        let staging = if world > 1 { staging_bytes(&plan) } else { 0 };
+        match memory::is_of_host(&candidate.selection) {
+            true => staging.saturating_add(memory::of_device(&plan, &moments)),
+            false => staging,
+        }
+    };
+    memory::require(chosen.iter().enumerate().map(need).fold(0, usize::saturating_add))
+}
+
+/// Opens the devices of a new run: with fixed shares, or with those that are measured.
+pub fn open_new(
+    request: &Request,
+    selections: &[Selection],
+    saved: Option<&BTreeMap<String, String>>,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Chosen, TrainError> {
+    let world = selections.len();
+    let probe = request.probe.as_ref().filter(|_| request.parallel.balance == Balance::Measured);
+    if let Some(probe) = probe.filter(|_| world > 1) {
+        return open_measured(request, selections, probe, report);
+    }
+    let counts = match world {
+        1 => vec![request.batch],
+        _ => fixed_counts(request.parallel, request.batch, world)?,
+    };
+    let candidate = |(position, (selection, count)): (usize, (&Selection, u32))| Candidate {
+        position,
+        selection: selection.clone(),
+        count,
+        micro_batch: request.micro_batch,
+        rows: request.micro_batch.min(count).max(1),
+    };
+    let chosen = selections.iter().zip(counts).enumerate().map(candidate).collect();
+    open_fixed(request, chosen, saved, report)
+}
+
+/// Opens devices and shares the batch out by their measured speed, among those that are worth it.
+fn open_measured(
+    request: &Request,
+    selections: &[Selection],
+    probe: &Probe,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Chosen, TrainError> {
+    let (mut opened, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
+    let named = !["auto", "all"].contains(&request.selector.trim().to_lowercase().as_str());
+    for (position, selection) in selections.iter().enumerate() {
+        match open_fitting(request, selection, selections.len(), report) {
+            Ok(one) => opened.push(Opened { position, ..one }),
+            // One that was asked for by name must not be missing in silence.
+            Err(error) if named => return Err(error),
+            Err(error) => {
+                notes.push(format!("left out: {error}"));
+                failed = Some(error);
+            }
+        }
+    }
+    if let Some(error) = failed.filter(|_| opened.is_empty()) {
+        return Err(error);
+    }
+    let found = match &opened[..] {
+        [_] => measure::Balance::of_one(request.batch, request.micro_batch.min(request.batch)),
+        _ => {
+            (request.say)(&format!(
+                "measuring {} devices, alone and together, on micro-batches of up to {} samples",
+                opened.len(),
+                request.micro_batch.min(request.batch)
+            ));
+            let drivers: Vec<&Driver> = opened.iter().map(|one| &one.driver).collect();
+            let rows: Vec<u32> = opened.iter().map(|one| one.rows).collect();
+            let patience = request.opening.deadline;
+            measure::balance(&drivers, probe, request.batch, &rows, patience)?
+        }
+    };
+    notes.extend(found.notes.iter().cloned());
+    let mut members = Vec::new();
+    for (place, one) in opened.into_iter().enumerate() {
+        if let Some(rank) = found.members.iter().position(|member| *member == place) {
+            let (count, micro_batch) = (found.counts[rank], found.micro_batches[rank]);
+            members.push((one, count, micro_batch.min(request.micro_batch)));
+        }
+    }
+    let plan = (request.plan)(1);
+    let layout = layout_of(request.parallel, &plan, members.len());
+    for (rank, (one, ..)) in members.iter().enumerate() {
+        let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
+        one.driver.run("making room for moments", move |device| device.keep(moments.clone()))?;
+    }
+    Ok(Chosen { members, notes })
+}
+
+/// Opens a device for as many rows at a time as it has memory for: all, half of them, and so on.
+/// It has room for the moments of its part, which it gets when it is known who takes part.
+fn open_fitting(
+    request: &Request,
+    selection: &Selection,
+    world: usize,
+    report: &mut dyn FnMut(&str, kernels::Progress),
+) -> Result<Opened, TrainError> {
+    let mut rows = request.micro_batch.min(request.batch);
+    loop {
+        let candidate = |_| Candidate {
+            position: 0,
+            selection: selection.clone(),
+            count: rows,
+            micro_batch: rows,
+            rows,
+        };
+        let fits = require_host_memory(request, &(0..world).map(candidate).collect::<Vec<_>>());
+        let nothing = BTreeMap::new();
+        let opened = fits
+            .and_then(|()| open_one(request, selection, rows, Moments::from(0), &nothing, report));
+        match opened {
+            Err(error) if rows > 1 && error.is_of_size() => rows = rows.div_ceil(2),
+            Err(error) => return Err(error),
+            Ok(one) => {
+                let seed = request.seed;
+                let initialize = move |device: &mut dyn Executor| state::initialize(device, seed);
+                one.driver.run("initialization", initialize)?;
+                return Ok(one);
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The ring thread of a rank: takes in the rank's own values and the others' messages, adds, and
+//! hands on. It waits on one mailbox and touches no device but for reading mapped values.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use crate::base::{BucketId, ChunkId, Rank};
+use crate::collective::{Chunk, Layout, Phase};
+use crate::exec::Piece;
+use crate::group::add::add_assign;
+use crate::group::{Closed, Mailbox, Member, Message, Own, Pool, Shared, Values, Waited};
+use crate::kernels::norm;
+use crate::metrics::Lane;
+use crate::parallel::{Collective, Verdict};
+
+/// How often a ring thread that waits for its device looks whether the run is over.
+const BEAT: Duration = Duration::from_millis(100);
+
+/// Partial sums that a rank begins beyond those it has received: enough to hide one hop, few
+/// enough to stay in a cache.
+const WINDOW: usize = 4;
+
+/// What a ring thread is told.
+pub enum ToRing {
+    /// A step begins. Whoever begins it says so to all rings before any rank runs.
+    Restart,
+    /// The rank's own values of a chunk are there: as a piece, or on the device only, which then
+    /// adds them itself.
+    Ready {
+        phase: Phase,
+        chunk: ChunkId,
+        piece: Option<Piece>,
+    },
+    Message(Message),
+}
+
+/// What a driver is told.
+pub enum ToDriver {
+    /// A chunk that the rank owns is summed over all ranks.
+    Reduced {
+        chunk: ChunkId,
+        sum: Shared,
+        squares: f64,
+        not_finite: u64,
+    },
+    /// The final values of a chunk that another rank owns.
+    Gathered {
+        chunk: ChunkId,
+        values: Shared,
+    },
+    /// The device is to add its own values of a chunk to a partial sum.
+    Add {
+        chunk: ChunkId,
+        partial: Vec<f32>,
+        reply: mpsc::SyncSender<Vec<f32>>,
+    },
+    Done(Collective),
+    Announced(Verdict),
+}
+
+/// The mailboxes of a ring thread.
+pub struct Wiring {
+    pub rank: Rank,
+    pub layout: Arc<Layout>,
+    pub inbox: Mailbox<ToRing>,
+    /// Of all ranks' ring threads.
+    pub rings: Arc<[Mailbox<ToRing>]>,
+    pub driver: Mailbox<ToDriver>,
+    pub lane: Lane,
+    /// Whether sums are handed out as they are.
+    pub is_chained: bool,
+}
+
+/// Starts a ring thread; it ends when its mailbox is closed.
+pub fn start(wiring: Wiring) -> std::io::Result<thread::JoinHandle<()>> {
+    let name = format!("ring of {}", wiring.rank);
+    let ending = Ending { driver: wiring.driver.clone(), why: String::new() };
+    thread::Builder::new().name(name).spawn(move || {
+        let mut ending = ending;
+        ending.why = run(wiring).0;
+    })
+}
+
+/// Tells the driver that its ring thread is gone, whatever ended it: it would wait for ever.
+struct Ending {
+    driver: Mailbox<ToDriver>,
+    why: String,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        match thread::panicking() {
+            true => self.driver.close("its ring thread panicked, which is a defect of potluck"),
+            false => self.driver.close(&self.why),
+        }
+    }
+}
+
+fn run(wiring: Wiring) -> Closed {
+    let inbox = wiring.inbox.clone();
+    let mut member = Member::new(wiring.layout.clone(), wiring.rank, WINDOW);
+    if wiring.is_chained {
+        member = member.chained();
+    }
+    let mut side = Side { wiring, pieces: HashMap::new(), pool: member.pool().clone() };
+    loop {
+        let told = match inbox.receive(None) {
+            Ok(told) => told,
+            Err(Waited::Closed(closed)) => return closed,
+            Err(Waited::TimedOut) => continue,
+        };
+        let handled = match told {
+            ToRing::Restart => {
+                side.pieces.clear();
+                member.restart();
+                member.start(&mut side)
+            }
+            ToRing::Ready { phase, chunk, piece } => {
+                side.pieces.extend(piece.map(|piece| (chunk, piece)));
+                member.ready(phase, chunk, &mut side)
+            }
+            ToRing::Message(message) => member.receive(message, &mut side),
+        };
+        if let Err(closed) = handled {
+            return closed;
+        }
+    }
+}
+
+/// A rank's own side of the exchange.
+struct Side {
+    wiring: Wiring,
+    /// Own values that were read back and not used yet.
+    pieces: HashMap<ChunkId, Piece>,
+    pool: Pool<f32>,
+}
+
+impl Side {
+    fn tell(&self, told: ToDriver) -> Result<(), Closed> {
+        self.wiring.driver.send(told)
+    }
+
+    /// Moves the rank's own values of a chunk to where they are wanted.
+    fn put(
+        &mut self,
+        id: ChunkId,
+        chunk: &Chunk,
+        into: &mut [f32],
+        what: &str,
+    ) -> Result<(), Closed> {
+        let missing = || Closed(format!("the values of {id} never came, a defect of potluck"));
+        let piece = self.pieces.remove(&id).ok_or_else(missing)?;
+        let _span = self.wiring.lane.span(|| format!("{what} {chunk}"));
+        into.copy_from_slice(piece.values());
+        Ok(())
+    }
+}
+
+impl Own for Side {
+    type Error = Closed;
+
+    fn copy_to(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [f32]) -> Result<(), Closed> {
+        self.put(id, chunk, into, "begin")
+    }
+
+    fn add_to(&mut self, id: ChunkId, chunk: &Chunk, partial: &mut [f32]) -> Result<(), Closed> {
+        let _span = self.wiring.lane.span(|| format!("add {chunk}"));
+        if let Some(piece) = self.pieces.remove(&id) {
+            add_assign(partial, piece.values());
+            return Ok(());
+        }
+        let (reply, sum) = mpsc::sync_channel(1);
+        self.tell(ToDriver::Add { chunk: id, partial: partial.to_vec(), reply })?;
+        loop {
+            match sum.recv_timeout(BEAT) {
+                Ok(sum) => {
+                    partial.copy_from_slice(&sum);
+                    return Ok(());
+                }
+                // The driver drops the request when its step ends early; one that hangs keeps it.
+                Err(RecvTimeoutError::Disconnected) => {
+                    let why = "the step ended before a device had added its gradients";
+                    return Err(Closed(why.into()));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.wiring.inbox.closed().map_or(Ok(()), Err)?;
+                }
+            }
+        }
+    }
+
+    fn reduced(&mut self, chunk: ChunkId, _: &Chunk, sum: Values) -> Result<Shared, Closed> {
+        // A chained team has no vote that they are for.
+        let is_voted = !self.wiring.is_chained;
+        let (squares, not_finite) = if is_voted { norm::alone(&sum) } else { (0.0, 0) };
+        let sum = sum.share();
+        self.tell(ToDriver::Reduced { chunk, sum: sum.clone(), squares, not_finite })?;
+        Ok(sum)
+    }
+
+    fn hand_out(&mut self, id: ChunkId, chunk: &Chunk) -> Result<Shared, Closed> {
+        let mut values = self.pool.take(chunk.range.len());
+        self.put(id, chunk, &mut values, "hand out")?;
+        Ok(values.share())
+    }
+
+    fn gathered(&mut self, chunk: ChunkId, _: &Chunk, values: &Shared) -> Result<(), Closed> {
+        self.tell(ToDriver::Gathered { chunk, values: values.clone() })
+    }
+
+    fn send(&mut self, to: Rank, message: Message) -> Result<(), Closed> {
+        self.wiring.rings[to.index()].send(ToRing::Message(message))
+    }
+
+    fn done(&mut self, phase: Phase, bucket: BucketId) -> Result<(), Closed> {
+        self.tell(ToDriver::Done(match phase {
+            Phase::Reduce => Collective::Reduce(bucket),
+            Phase::Gather => Collective::Gather(bucket),
+        }))
+    }
+}

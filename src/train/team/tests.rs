@@ -1,0 +1,153 @@
+//! Teams in this process: what is left of them when they end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::link::AddingPlace;
+use super::*;
+use crate::base::BucketId;
+use crate::base::rng::Key;
+use crate::exec::{Cpu, Moments};
+use crate::graph::{Builder, Init, PlanOptions, differentiate};
+use crate::optim::Optimizer;
+use crate::parallel::{Share, data_parallel};
+use crate::train::fault::Faults;
+use crate::train::state;
+use crate::train::step::Values;
+
+const WORLD: u32 = 3;
+const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
+
+fn plan() -> Plan {
+    let mut b = Builder::new();
+    b.block("only");
+    let x = b.input("x", &[1, 40]);
+    let w = b.parameter("w", &[40, 40], Init::Normal { deviation: 0.1 });
+    let y = b.linear(x, w, None).unwrap();
+    b.squared_error_loss(y, x).unwrap();
+    Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(2))
+}
+
+fn team(adding: AddingPlace) -> Team {
+    let layout = layout(&plan(), Topology::Ring, WORLD as usize, 1024);
+    let drivers = (0..WORLD).map(|rank| {
+        let owned = vec![layout.shard(BucketId(0), Rank(rank))];
+        let moments = Moments { count: SGD.moments(), owned: Some(owned) };
+        Driver::start(Box::new(Cpu::oracle(plan(), moments)), Duration::from_secs(60)).unwrap()
+    });
+    let adding = vec![adding; WORLD as usize];
+    let options = TeamOptions { adding, ..TeamOptions::default() };
+    let team = Team::start(drivers.collect(), layout.clone(), &options).unwrap();
+    team.each("initialization", |_, device| state::initialize(device, 5)).unwrap();
+    team
+}
+
+fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
+    let plan = plan();
+    let x = plan.graph.input("x").unwrap();
+    let input = |rank: u32| {
+        let share = Share { first: 2 * rank, count: 2, micro_batch: 2 };
+        let values = (0..80).map(|i| Key::new(3).step(step).normal(i + 80 * u64::from(rank)));
+        let values = Values::Float(values.map(|value| value as f32).collect());
+        Arc::new(StepInput {
+            step,
+            rank: Rank(rank),
+            program: Arc::new(data_parallel(&plan, share, true)),
+            micro_batches: vec![vec![(x, values)]],
+            run_key: Key::new(7),
+            update: SGD.update(0.1, step),
+            clip: 0.0,
+            faults: faults.clone(),
+        })
+    };
+    (0..WORLD).map(input).collect()
+}
+
+/// Held by a test with a team, so that another's threads are not counted.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    lock(&TURN)
+}
+
+/// Waits until the threads of all teams in this process are gone, which the system may show a
+/// little later than they are joined. No other test has a driver of this device.
+#[cfg(target_os = "linux")]
+fn await_no_thread(what: &str) {
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
+    let left = || -> Vec<String> {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| name(task).ok());
+        names.filter(|n| n.starts_with("ring of") || n.starts_with("driver of orac")).collect()
+    };
+    let started = Instant::now();
+    while !left().is_empty() {
+        assert!(started.elapsed() < Duration::from_secs(10), "{what}: {:?}", left());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn no_thread_is_left_behind_whatever_fails_where() {
+    let _turn = turn();
+    for adding in [AddingPlace::Host, AddingPlace::Device] {
+        drop(team(adding));
+        await_no_thread("a sound team");
+        for point in ["forward", "backward", "reduce", "verdict", "update", "gather"] {
+            for rank in 0..WORLD {
+                let faults: Faults = format!("lost@{point}:2/{rank}").parse().unwrap();
+                let mut team = team(adding);
+                team.step(&inputs(1, &faults)).unwrap();
+                let error = match team.step(&inputs(2, &faults)) {
+                    Err(error) => error.to_string(),
+                    Ok(_) => panic!("{point} of {rank}: a step with a lost device"),
+                };
+                assert!(error.starts_with(&format!("rank {rank}: ")), "{point}: {error}");
+                // Whoever asks again is told the same, and not what is half made.
+                let again = team.step(&inputs(3, &faults)).unwrap_err().to_string();
+                assert_eq!(again, error);
+                let read = team.each("reading", |_, device| device.loss()).unwrap_err();
+                assert_eq!(read.to_string(), error);
+                drop(team);
+                await_no_thread(&format!("{point} of {rank}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_that_panics_ends_the_step_for_all() {
+    let _turn = turn();
+    let mut team = team(AddingPlace::Host);
+    let mut broken = inputs(1, &Faults::none());
+    let input = StepInput { micro_batches: Vec::new(), ..(*broken[1]).clone() };
+    broken[1] = Arc::new(input);
+    let error = team.step(&broken).unwrap_err().to_string();
+    assert!(error.contains("rank 1: ") && error.contains("panicked"), "{error}");
+}
+
+#[test]
+fn all_ranks_hold_the_same_and_a_difference_is_found_and_repaired() {
+    let _turn = turn();
+    let mut team = team(AddingPlace::Device);
+    for step in 1..=3 {
+        let reports = team.step(&inputs(step, &Faults::none())).unwrap();
+        assert!(reports.iter().all(StepReport::is_updated));
+    }
+    let plan = plan();
+    let compare = |repair| check::compare(&team, &plan, repair).unwrap();
+    assert_eq!(compare(false), []);
+    for rank in 0..WORLD {
+        let flip = move |device: &mut dyn Executor| {
+            let mut values = device.read_bank(Bank::Parameters, BucketId(0))?;
+            values[777] = f32::from_bits(values[777].to_bits() ^ 1);
+            device.write_bank(Bank::Parameters, BucketId(0), &values)
+        };
+        team.driver(Rank(rank)).unwrap().run("a flip", flip).unwrap();
+        let found = compare(true);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].rank, Rank(rank));
+        assert_eq!(found[0].what, "1 of 1600 values of w differ, the first at 777");
+        assert_eq!(compare(false), []);
+    }
+}

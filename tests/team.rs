@@ -1,0 +1,373 @@
+//! Several devices in one run: shares, sums, order, equal parameters, faults, and checkpoints, on
+//! CPU devices and on the adapters that are found.
+
+mod common;
+#[path = "common/process.rs"]
+mod process;
+
+use std::time::Instant;
+
+use ndarray::{Array1, Array2};
+use potluck::base::rng::Key;
+use potluck::device::injected::HANG_MAX;
+use potluck::graph::{Graph, Unary};
+use potluck::model::{MlpConfig, MlpLoss, mlp};
+use potluck::optim::Optimizer;
+use potluck::train::{Trainer, TrainerOptions, Values};
+use process::{Desk, Ran};
+
+/// The CPU device and two adapters of unlike makers, or as many as there are.
+fn unlike() -> String {
+    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let mut names: Vec<String> = named.split(',').map(str::to_string).collect();
+    if named.is_empty() {
+        names = (0..common::adapters().len()).map(|index| index.to_string()).collect();
+    }
+    names.truncate(2);
+    assert!(!names.is_empty(), "no adapter to test on: ./x test installs software ones");
+    while names.len() < 3 {
+        names.push(if names.contains(&"cpu".to_string()) { "cpu*2" } else { "cpu" }.into());
+    }
+    names.join(",").replace("cpu,cpu*2", "cpu*2")
+}
+
+const CLASSES: u32 = 5;
+const WIDTH: usize = 70;
+const BATCH: usize = 12;
+
+fn classifier() -> Graph {
+    let widths = vec![WIDTH, 130, CLASSES as usize];
+    mlp(&MlpConfig { widths, activation: Unary::Gelu, loss: MlpLoss::CrossEntropy }).unwrap()
+}
+
+/// A batch of which some targets do not count: all of the last device's but one, so that shares
+/// of samples are not shares of targets.
+fn batch(step: u64) -> [(&'static str, Values); 2] {
+    let key = Key::new(9).step(step);
+    let inputs =
+        Array2::from_shape_fn((BATCH, WIDTH), |(i, j)| key.normal((i * WIDTH + j) as u64) as f32);
+    let ignored = u32::MAX;
+    let targets = Array1::from_shape_fn(BATCH, |i| match i {
+        1 | 10 => ignored,
+        i => key.words([i as u32, 7])[0] % CLASSES,
+    });
+    [("inputs", Values::from(inputs)), ("targets", Values::from(targets))]
+}
+
+/// Losses, gradient norms and final parameters of some steps.
+fn trained(devices: &str, shares: &[usize], micro_batch: usize) -> (Vec<f64>, Vec<f32>) {
+    let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.01 };
+    let options = TrainerOptions {
+        shares: shares.to_vec(),
+        micro_batch,
+        clip: 0.5,
+        tune_seconds: 0.0,
+        ..TrainerOptions::new(devices, optimizer, BATCH)
+    };
+    let mut trainer = Trainer::new(classifier(), &options).unwrap();
+    let mut figures = Vec::new();
+    for step in 1..=5 {
+        let done = trainer.step(&batch(step), 0.2).unwrap();
+        assert!(done.updated);
+        figures.extend([done.loss, done.gradient_norm]);
+    }
+    let parameters = trainer.parameters().unwrap();
+    (figures, parameters.into_iter().flat_map(|tensor| tensor.values).collect())
+}
+
+#[test]
+fn masked_targets_in_shares_7_3_2_are_one_batch_of_12() {
+    let _turn = common::turn();
+    let (figures, parameters) = trained("cpu", &[], BATCH);
+    for devices in ["cpu*3", &unlike()] {
+        for micro_batch in [12, 2] {
+            let (shared, others) = trained(devices, &[7, 3, 2], micro_batch);
+            for (a, b) in figures.iter().zip(&shared) {
+                assert!((a - b).abs() <= 1e-5 * a.abs(), "{devices}: {a} and {b}");
+            }
+            let nmse = common::nmse(&others, &parameters);
+            assert!(nmse <= 1e-9, "{devices}, micro-batches of {micro_batch}: {nmse}");
+        }
+    }
+}
+
+/// What a trainer that forgets the counts computes, the mean of the ranks' means, must not pass
+/// for the above.
+#[test]
+fn the_mean_of_means_is_not_the_mean() {
+    let after = |rows: std::ops::Range<usize>| {
+        let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+        let options = TrainerOptions::new("cpu", optimizer, rows.len());
+        let mut trainer = Trainer::new(classifier(), &options).unwrap();
+        let [(_, Values::Float(inputs)), (_, Values::Int(targets))] = batch(1) else {
+            panic!("inputs are floats and targets integers")
+        };
+        let part = [
+            ("inputs", Values::Float(inputs[rows.start * WIDTH..rows.end * WIDTH].to_vec())),
+            ("targets", Values::Int(targets[rows].to_vec())),
+        ];
+        trainer.step(&part, 0.2).unwrap();
+        let parameters = trainer.parameters().unwrap();
+        parameters.into_iter().flat_map(|tensor| tensor.values).collect::<Vec<f32>>()
+    };
+    let whole = after(0..12);
+    let parts = [after(0..7), after(7..10), after(10..12)];
+    let mean: Vec<f32> =
+        (0..whole.len()).map(|i| parts.iter().map(|part| part[i]).sum::<f32>() / 3.0).collect();
+    let nmse = common::nmse(&mean, &whole);
+    assert!(nmse > 1e-6, "{nmse}");
+}
+
+#[test]
+fn two_runs_of_unlike_devices_end_in_the_same_bits() {
+    let _turn = common::turn();
+    let devices = unlike();
+    let once = trained(&devices, &[6, 3, 3], 3);
+    assert_eq!(trained(&devices, &[6, 3, 3], 3), once);
+}
+
+const SETTINGS: &str = "--quiet --steps 12 --set train.batch=12 --set model.dropout=0.1 \
+     --set train.micro_batch=3 --set train.checkpoint_every=4 --set train.eval_every=6 \
+     --set train.tune_seconds=0 \
+     --set parallel.shares=7,3,2 --set parallel.hash_every=1 --set train.deadline_s=10";
+const STEPS: u64 = 12;
+
+fn train(desk: &Desk, fault: &str, devices: &str, more: &str) -> Ran {
+    let line =
+        format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices} {more}");
+    let child = desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap();
+    process::finish(child, &format!("{fault}: {line}"))
+}
+
+fn state(desk: &Desk) -> [Vec<u8>; 2] {
+    ["parameters.safetensors", "moments.safetensors"]
+        .map(|file| desk.checkpoint("run", STEPS, file))
+}
+
+#[test]
+fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
+    let _turn = common::turn();
+    let devices = unlike();
+    let desk = Desk::new();
+    train(&desk, "", &devices, "").ok();
+    let whole = state(&desk);
+    let same = |more: &str| {
+        let desk = Desk::new();
+        train(&desk, "", &devices, more).ok();
+        state(&desk) == whole
+    };
+    assert!(same("--set parallel.overlap=false"));
+    assert!(same("--set parallel.adding=host"));
+    assert!(same("--set parallel.adding=device"), "addition is exact on every device");
+    // Norms are added up by chunk, so clipping would see other last bits. There are more chunks
+    // than places to read them back to.
+    let unclipped = Desk::new();
+    train(&unclipped, "", &devices, "--set optim.clip=0").ok();
+    let small = Desk::new();
+    train(&small, "", &devices, "--set optim.clip=0 --set parallel.chunk_kib=1").ok();
+    assert!(state(&small) == state(&unclipped), "smaller chunks change a sum");
+
+    let resumed = Desk::new();
+    train(&resumed, "lost@backward:7/1", &devices, "").ended(75);
+    resumed.run(&format!("train --quiet --resume run --devices {devices}")).ok();
+    assert!(state(&resumed) == whole, "a resumed run ends in other bits");
+    assert_eq!(resumed.losses("run"), desk.losses("run"));
+
+    let star = Desk::new();
+    train(&star, "", &devices, "--set parallel.collective=star").ok();
+    for (a, b) in star.losses("run").iter().zip(desk.losses("run")) {
+        assert!((a - b).abs() < 1e-4, "star {a}, ring {b}");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
+    let _turn = common::turn();
+    let three = unlike();
+    let desk = Desk::new();
+    train(&desk, "", &three, "").ok();
+    let mut before = "run".to_string();
+    // Nothing is left to train, so what is saved is what was restored and gathered.
+    for (world, devices) in [(1, "cpu"), (2, "cpu*2"), (5, "cpu*5"), (3, &three)] {
+        let now = format!("on-{world}");
+        let line = format!(
+            "train --quiet --resume {before} --out {now} --devices {devices} --set \
+             parallel.balance=fixed --set parallel.shares=[] --set train.sample_tokens=0"
+        );
+        desk.run(&line).ok();
+        for file in ["parameters.safetensors", "moments.safetensors"] {
+            let same = desk.checkpoint(&now, STEPS, file) == desk.checkpoint("run", STEPS, file);
+            assert!(same, "{file} on {devices}");
+        }
+        before = now;
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
+    let _turn = common::turn();
+    let devices = unlike();
+    for rank in [0, 2] {
+        let desk = Desk::new();
+        let ran = train(&desk, &format!("flip@gather:6/{rank}"), &devices, "").ended(75);
+        let error = ran.line("error:");
+        assert!(error.contains(&format!("(rank {rank})")), "{error}");
+        assert!(error.contains("after step 6"), "{error}");
+        assert!(error.contains("1 of "), "{error}");
+    }
+    // Where only checkpoints compare, too: the one of step 8 is not written.
+    let desk = Desk::new();
+    let rarely = "--set parallel.hash_every=0";
+    let ran = train(&desk, "flip@gather:8/1", &devices, rarely).ended(75);
+    assert!(ran.line("error:").contains("after step 8"), "{}", ran.err);
+    assert!(!desk.path("run/checkpoints/step-00000008").exists());
+    let desk = Desk::new();
+    let repair = "--set parallel.on_difference=repair";
+    let ran = train(&desk, "flip@gather:6/1", &devices, repair).ok();
+    assert!(ran.line("warning:").contains("were repaired"), "{}", ran.err);
+    let undisturbed = Desk::new();
+    train(&undisturbed, "", &devices, "").ok();
+    assert!(state(&desk) == state(&undisturbed), "a repaired run has other bits");
+}
+
+#[test]
+fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
+    let _turn = common::turn();
+    let devices = unlike();
+    let undisturbed = Desk::new();
+    train(&undisturbed, "", &devices, "").ok();
+    for point in ["forward", "backward", "reduce", "verdict", "update", "gather"] {
+        for (fault, says) in [("lost", "was lost"), ("oom", "out of memory")] {
+            let rank = point.len() % 3;
+            let desk = Desk::new();
+            let fault = format!("{fault}@{point}:7/{rank}");
+            let ran = train(&desk, &fault, &devices, "").ended(75);
+            let error = ran.line("error:");
+            assert!(error.contains(&format!("rank {rank}: ")), "{fault}: {error}");
+            assert!(error.contains(says), "{fault}: {error}");
+            desk.run(&format!("train --quiet --resume run --devices {devices}")).ok();
+            assert!(state(&desk) == state(&undisturbed), "{fault}: other bits after resuming");
+        }
+    }
+}
+
+/// Nobody waits for a device that hangs: not the others, not the ring thread that asked it to add,
+/// and not the end of the process.
+#[test]
+fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
+    let _turn = common::turn();
+    for (point, adding) in [("reduce", "host"), ("reduce", "device")] {
+        let desk = Desk::new();
+        let started = Instant::now();
+        let adding = format!("--set parallel.adding={adding}");
+        let ran = train(&desk, &format!("hang@{point}:7/1"), &unlike(), &adding).ended(75);
+        let error = ran.line("error:");
+        assert!(error.contains("rank 1: "), "{error}");
+        assert!(error.contains("did not finish within 10 s"), "{error}");
+        assert!(started.elapsed() < HANG_MAX, "{:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_skips_the_step_everywhere() {
+    let _turn = common::turn();
+    let desk = Desk::new();
+    let ran = train(&desk, "nan@backward:7/1", &unlike(), "").ok();
+    let warning = ran.line("warning:");
+    assert!(warning.contains("step 7 was skipped"), "{warning}");
+    // Rank 0 holds the sum that the value went into, and is not the one that brought it.
+    assert!(warning.contains("gradient of ") && warning.contains(" on rank 1, "), "{warning}");
+    let steps = desk.steps("run");
+    assert_eq!(steps[6]["skipped"], true);
+    assert_eq!(steps.len() as u64, STEPS);
+    assert!(steps[7]["loss"].as_f64().is_some());
+}
+
+/// The spans of a trace as (rank, lane, name, start, end), in microseconds.
+fn spans(desk: &Desk) -> Vec<(u64, String, String, f64, f64)> {
+    let text = std::fs::read_to_string(desk.path("trace.json")).unwrap();
+    let events: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let complete = events.iter().filter(|event| event["ph"] == "X");
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
+    let span = |event: &serde_json::Value| {
+        let (from, length) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+        let rank = event["pid"].as_u64().unwrap();
+        (rank, text(&event["cat"]), text(&event["name"]), from, from + length)
+    };
+    complete.map(span).collect()
+}
+
+/// How many additions of gradients were over before their rank's last backward segment was.
+fn inside_backward(more: &str) -> usize {
+    let desk = Desk::new();
+    train(&desk, "", "cpu*3", &format!("--trace trace.json {more}")).ok();
+    let spans = spans(&desk);
+    for lane in ["driver", "device", "staging", "ring"] {
+        for rank in 0..3 {
+            assert!(spans.iter().any(|span| span.0 == rank && span.1 == lane), "{rank} {lane}");
+        }
+    }
+    for (lane, name) in [("ring", "add "), ("driver", "update "), ("driver", "wait")] {
+        assert!(spans.iter().any(|s| s.1 == lane && s.2.starts_with(name)), "{name}");
+    }
+    let last = |rank| {
+        let backward = spans.iter().filter(move |s| s.0 == rank && s.1 == "device");
+        backward.filter(|s| s.2.starts_with("W ") && s.2.ends_with(" 0")).collect::<Vec<_>>()
+    };
+    let adds = spans.iter().filter(|s| s.1 == "ring" && s.2.starts_with("add bucket 0"));
+    // The segment that ends a backward pass comes at most a step later than the addition.
+    let is_inside = |add: &&(u64, String, String, f64, f64)| {
+        let next_end = last(add.0).iter().map(|s| s.4).find(|end| *end > add.4);
+        let next_update = spans.iter().filter(|s| s.0 == add.0 && s.2.starts_with("update"));
+        let next_update = next_update.map(|s| s.3).find(|start| *start > add.4);
+        next_end.is_some_and(|end| next_update.is_none_or(|update| end < update))
+    };
+    adds.filter(is_inside).count()
+}
+
+#[test]
+fn gradients_are_added_inside_the_backward_pass_and_only_with_overlap() {
+    let _turn = common::turn();
+    assert!(inside_backward("") > 0);
+    assert_eq!(inside_backward("--set parallel.overlap=false"), 0);
+}
+
+#[test]
+fn measured_shares_are_recorded_and_kept_and_a_device_may_be_left_out() {
+    let _turn = common::turn();
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --out run --steps 3 --devices cpu*2 \
+         --set train.batch=12 --set train.micro_batch=3 --set train.sample_tokens=0";
+    let first = desk.run(line).ok();
+    assert!(first.err.contains("measuring 2 devices, alone and together"), "{}", first.err);
+    let resolved = || std::fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
+    let decided = resolved();
+    let left_out = first.err.contains("is left out: with it a step would take");
+    assert_ne!(left_out, decided.contains("rank1"), "{decided}");
+    let again = desk.run("train --resume run --steps 6 --devices cpu*2").ok();
+    assert!(!again.err.contains("measuring"), "{}", again.err);
+    assert_eq!(resolved(), decided);
+    let anew = desk.run("train --resume run --steps 8 --devices cpu*2 --retune").ok();
+    assert!(anew.err.contains("measuring 2 devices"), "{}", anew.err);
+}
+
+/// A run with measured shares keeps them, and its kernels, and so its bits.
+#[test]
+fn a_resumed_run_with_measured_shares_ends_in_the_same_bits() {
+    let _turn = common::turn();
+    let devices = unlike();
+    let desk = Desk::new();
+    let more = "--set train.batch=24 --set train.micro_batch=6 --set train.checkpoint_every=4 \
+         --set train.checkpoint_keep=9 --set train.tune_seconds=1 --set train.sample_tokens=0";
+    let line = format!("train tiny.toml --data text.txt --out run --devices {devices} {more}");
+    desk.run(&format!("{line} --steps 12")).ok();
+    let from = "run/checkpoints/step-00000004";
+    let again = format!("train --resume {from} --out again --devices {devices}");
+    let ran = desk.run(&again).ok();
+    assert!(!ran.err.contains("measuring"), "{}", ran.err);
+    assert!(!ran.err.contains("bits will differ"), "{}", ran.err);
+    for file in ["parameters.safetensors", "moments.safetensors"] {
+        let same = desk.checkpoint("again", 12, file) == desk.checkpoint("run", 12, file);
+        assert!(same, "{file}");
+    }
+}
