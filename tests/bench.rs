@@ -221,3 +221,93 @@ fn what_cannot_be_measured_or_compared_is_refused() {
     refuses(&desk, "bench --tiny --json .", &[". is a directory"]);
     refuses(&desk, "bench --tiny --only peaks,nothing", &["nothing"]);
 }
+
+#[test]
+fn collectives_have_all_their_points_and_a_drawing() {
+    let desk = Desk::new();
+    let line = "bench collectives --tiny --ranks 2,3 --devices cpu,llvmpipe --svg all.svg";
+    let ran = desk.run(&format!("{line} --json report.json")).ok();
+    assert!(ran.out.contains("\ncollective  ") && ran.out.contains("of copy"), "{}", ran.out);
+    assert!(ran.out.contains("of transfers"), "{}", ran.out);
+    let file = std::fs::read_to_string(desk.path("report.json")).unwrap();
+    let report: Value = serde_json::from_str(&file).unwrap();
+    let [slices, gradients] = &report["devices"].as_array().unwrap()[..] else {
+        panic!("{file}");
+    };
+    assert_eq!((&slices["name"], &slices["api"]), (&"slices in memory".into(), &"cpu".into()));
+    assert!(gradients["name"].as_str().unwrap().starts_with("cpu + llvmpipe"), "{gradients}");
+    let mut expected = Vec::new();
+    for ranks in [2, 3] {
+        let sizes = ["4_KiB", "1_MiB"];
+        expected.extend(sizes.map(|size| format!("all_reduce.{size}_{ranks}_ranks")));
+    }
+    for other in ["reduce_scatter", "all_gather", "broadcast"] {
+        expected.extend([2, 3].map(|ranks| format!("{other}.1_MiB_{ranks}_ranks")));
+    }
+    expected.extend(["copy.4_KiB", "copy.1_MiB"].map(String::from));
+    assert_eq!(names(slices, "figures"), expected);
+    let of_devices = ["all_reduce.1_MiB_2_devices", "transfers.1_MiB_2_devices"];
+    assert_eq!(names(gradients, "figures"), of_devices);
+    check_moved(slices, "of_copy");
+    check_moved(gradients, "of_transfers");
+
+    let svg = std::fs::read_to_string(desk.path("all.svg")).unwrap();
+    check_markup(&svg);
+    // A line per number of ranks, and the copy's.
+    assert_eq!(svg.matches("<polyline").count(), 3, "{svg}");
+    assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
+    for text in [">4 KiB<", ">1 MiB<", ">2 ranks<", ">3 ranks<", ">copy<", "GiB/s<"] {
+        assert!(svg.contains(text), "{text} is missing: {svg}");
+    }
+
+    let same = desk.run("bench compare report.json report.json").ok();
+    assert_eq!(same.out.matches("  same").count(), expected.len() + 2, "{}", same.out);
+}
+
+/// The figures of a device's collectives fit together.
+fn check_moved(device: &Value, share: &str) {
+    assert!(device["error"].is_null(), "{device}");
+    for figure in device["figures"].as_array().unwrap() {
+        let (moved, bus) = (&figure["moved"], figure["median"].as_f64().unwrap());
+        assert_eq!((&figure["unit"], &figure["better"]), (&"GiB/s".into(), &"higher".into()));
+        let number = |field: &str| moved[field].as_f64().unwrap_or_else(|| panic!("{figure}"));
+        let (ranks, algorithm) = (number("ranks"), number("algorithm"));
+        assert!(bus > 0.0 && number("seconds") > 0.0 && number("bytes") >= 4096.0, "{figure}");
+        let factor = match moved["by"].as_str().unwrap() {
+            "all_reduce" => 2.0 * (ranks - 1.0) / ranks,
+            "reduce_scatter" | "all_gather" => (ranks - 1.0) / ranks,
+            "broadcast" | "copy" | "transfers" => 1.0,
+            other => panic!("{other}"),
+        };
+        assert!((bus / algorithm / factor - 1.0).abs() < 1e-9, "{figure}");
+        let is_alone = ["copy", "transfers"].contains(&moved["by"].as_str().unwrap());
+        assert_eq!(moved[share].as_f64().is_some_and(|share| share > 0.0), !is_alone, "{figure}");
+    }
+}
+
+/// Every element is closed, in order, and its attributes are quoted.
+fn check_markup(svg: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (tag, text) = tag.split_once('>').unwrap_or_else(|| panic!("<{tag} has no end"));
+        assert!(!text.contains('>') && tag.matches('"').count() % 2 == 0, "<{tag}>{text}");
+        match (tag.strip_prefix('/'), tag.ends_with('/')) {
+            (Some(name), _) => assert_eq!(open.pop(), Some(name)),
+            (None, false) => open.push(tag.split_whitespace().next().unwrap()),
+            (None, true) => {}
+        }
+    }
+    assert!(svg.starts_with("<svg ") && open.is_empty(), "{open:?}");
+}
+
+#[test]
+fn collectives_need_no_device_and_refuse_what_cannot_be() {
+    let desk = Desk::new();
+    let ran = desk.run("bench collectives --tiny --ranks 5 --devices none --json -").ok();
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(report["devices"].as_array().unwrap().len(), 1);
+    check_moved(&report["devices"][0], "of_copy");
+    refuses(&desk, "bench collectives --tiny --devices nothing-like-it", &["nothing-like-it"]);
+    refuses(&desk, "bench collectives --tiny --ranks 1", &["1", "2..=64"]);
+    refuses(&desk, "bench collectives --tiny --svg no/such/place.svg", &["in no directory"]);
+}

@@ -4,6 +4,7 @@
 //!
 //! [`run`] measures device after device and gives a [`Report`], which is printed as tables
 //! ([`Report`]'s `Display`) or kept as JSON; [`compare()`] sets two of them side by side.
+//! [`collectives::run`] does the same for what ranks exchange.
 //!
 //! ```
 //! use potluck::bench::{Effort, Options, Part, compare, run};
@@ -21,6 +22,7 @@
 //! # Ok::<(), potluck::train::TrainError>(())
 //! ```
 
+pub mod collectives;
 pub mod compare;
 pub mod matmul;
 pub mod peaks;
@@ -32,7 +34,7 @@ pub mod table;
 pub mod target;
 
 pub use compare::compare;
-pub use report::{Better, DeviceReport, Figure, Report, ReportError, Skipped};
+pub use report::{Better, DeviceReport, Figure, Moved, Report, ReportError, Skipped};
 pub use sample::Effort;
 pub use system::System;
 

@@ -69,6 +69,30 @@ pub struct Figure {
     /// What was worked on: shapes, sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
+    /// Of a collective: what it moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved: Option<Moved>,
+}
+
+/// What a collective moved, and how fast. Its figure is the bus bandwidth.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    /// The collective, or what is measured beside it.
+    pub by: String,
+    pub ranks: usize,
+    /// Of the longest buffer of a rank.
+    pub bytes: u64,
+    /// The median of a call on the slowest rank.
+    pub seconds: f64,
+    /// The algorithm bandwidth: bytes per second, in the figure's unit.
+    pub algorithm: f64,
+    /// The bus bandwidth as a share of a copy of the same bytes in the same rounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_copy: Option<f64>,
+    /// Seconds of a readback and an upload of the same bytes in the same rounds, as a share of
+    /// those of the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_transfers: Option<f64>,
 }
 
 /// A figure that was not measured.
@@ -104,6 +128,7 @@ impl Figure {
             of_peak: None,
             by: None,
             on: None,
+            moved: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::collectives::size;
 use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
 
@@ -103,7 +104,9 @@ impl fmt::Display for Report {
         for device in &self.devices {
             writeln!(f, "\n{device}")?;
         }
-        if self.devices.len() > 1 {
+        let is_moved = |figure: &Figure| figure.moved.is_some();
+        let is_of_devices = !self.devices.iter().any(|one| one.figures.iter().any(is_moved));
+        if self.devices.len() > 1 && is_of_devices {
             write!(f, "\n{}", summary(&self.devices))?;
         }
         Ok(())
@@ -116,7 +119,7 @@ impl fmt::Display for DeviceReport {
         if !self.driver.is_empty() {
             write!(f, ", driver {}", self.driver)?;
         }
-        for table in [peaks(self), products(self), steps(self), skipped(self)] {
+        for table in [peaks(self), products(self), steps(self), moved(self), skipped(self)] {
             if !table.is_empty() {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
@@ -143,11 +146,12 @@ fn unsteady(device: &DeviceReport) -> Option<f64> {
     if spreads.is_empty() { None } else { Some(median(&spreads)).filter(|s| *s > STEADY) }
 }
 
-/// Everything that is neither a matrix product nor a step.
+/// Everything that is neither a matrix product nor a step nor a collective.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
     let groups = ["matmul", "step"];
-    for figure in device.figures.iter().filter(|f| !groups.contains(&group_of(&f.name))) {
+    let is_other = |f: &&Figure| !groups.contains(&group_of(&f.name)) && f.moved.is_none();
+    for figure in device.figures.iter().filter(is_other) {
         table.row(vec![
             figure.name.replace(['.', '_'], " "),
             number(figure.median),
@@ -189,6 +193,53 @@ fn steps(device: &DeviceReport) -> Table {
         ]);
     }
     table
+}
+
+/// What ranks exchange, with a gap where the collective or the number of ranks changes.
+fn moved(device: &DeviceReport) -> Table {
+    let mut all = device.figures.iter().filter_map(|figure| figure.moved.as_ref());
+    let is_of_devices = all.any(|moved| moved.of_transfers.is_some());
+    let share_of = if is_of_devices { "of transfers" } else { "of copy" };
+    let mut table = Table::new(&[
+        "<collective",
+        "ranks",
+        "size",
+        "time",
+        "algorithm GiB/s",
+        "bus GiB/s",
+        "spread",
+        share_of,
+    ]);
+    let mut last = None;
+    for figure in &device.figures {
+        let Some(moved) = &figure.moved else { continue };
+        let this = (&moved.by, moved.ranks);
+        if last.is_some_and(|last| last != this) {
+            table.row(Vec::new());
+        }
+        last = Some(this);
+        let share = if is_of_devices { moved.of_transfers } else { moved.of_copy };
+        table.row(vec![
+            moved.by.replace('_', " "),
+            moved.ranks.to_string(),
+            size(moved.bytes),
+            duration(moved.seconds),
+            number(moved.algorithm),
+            number(figure.median),
+            spread(figure),
+            share.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share)),
+        ]);
+    }
+    table
+}
+
+/// Seconds in a unit in which they are more than 1.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{} us", number(s * 1e6)),
+        s if s < 1.0 => format!("{} ms", number(s * 1e3)),
+        s => format!("{} s", number(s)),
+    }
 }
 
 fn skipped(device: &DeviceReport) -> Table {

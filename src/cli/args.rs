@@ -207,6 +207,41 @@ pub enum BenchCommand {
         /// The report that is set beside it
         b: PathBuf,
     },
+    /// Measure how fast ranks exchange values: slices in memory, 2 to 8 ranks, 4 KiB to 256 MiB,
+    /// and the gradients of devices
+    Collectives(CollectivesArgs),
+}
+
+/// What `bench collectives` takes.
+#[derive(Debug, Args)]
+pub struct CollectivesArgs {
+    /// The devices that sum gradients: selectors as for `potluck train`, one alone counts twice; or
+    /// none, for slices in memory only
+    #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
+    pub devices: String,
+    /// Numbers of ranks on slices in memory [default: 2,3,4,8, and 2,4 with --quick]
+    #[arg(
+        long,
+        value_name = "N,..",
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(2..=64)
+    )]
+    pub ranks: Vec<u32>,
+    /// Fewer sizes and samples: some seconds, and not about a minute
+    #[arg(long)]
+    pub quick: bool,
+    /// Next to nothing, to see that everything runs
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Every power of two and every number of ranks: some minutes
+    #[arg(long)]
+    pub full: bool,
+    /// Write the report as JSON to a file, or instead of the table to stdout: -
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+    /// Draw the bus bandwidth of all-reduce over its size
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// A part of the suite.

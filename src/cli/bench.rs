@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use super::Usage;
-use super::args::{BenchArgs, BenchCommand, BenchPart};
-use crate::bench::{self, Effort, Options, Part, Report};
+use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs};
+use crate::bench::{self, Effort, Options, Part, Report, collectives};
 use crate::files;
 use crate::train::TrainError;
 use crate::train::error::EXIT_RESTART;
@@ -13,17 +13,49 @@ use crate::train::error::EXIT_RESTART;
 /// What `--json` takes for stdout.
 const STDOUT: &str = "-";
 
-/// Runs the suite or compares two reports; the exit code.
+/// Runs the suite or a part of its own, or compares two reports; the exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
-    if let Some(BenchCommand::Compare { a, b }) = &args.command {
-        super::print(&bench::compare(&read(a)?, &read(b)?));
-        return Ok(0);
+    match &args.command {
+        Some(BenchCommand::Compare { a, b }) => {
+            super::print(&bench::compare(&read(a)?, &read(b)?));
+            Ok(0)
+        }
+        Some(BenchCommand::Collectives(args)) => collectives(args),
+        None => {
+            writable(args.json.as_deref(), "--json")?;
+            let report = bench::run(&options(args), &mut |progress| eprintln!("{progress}"))?;
+            deliver(&report, args.json.as_deref())
+        }
     }
-    if let Some(path) = args.json.as_deref().filter(|path| *path != Path::new(STDOUT)) {
-        super::writable(path, "--json")?;
+}
+
+fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
+    writable(args.json.as_deref(), "--json")?;
+    writable(args.svg.as_deref(), "--svg")?;
+    let options = collectives::Options {
+        devices: args.devices.clone(),
+        effort: effort(args.tiny, args.quick),
+        ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
+        full: args.full,
+    };
+    let report = collectives::run(&options, &mut |progress| eprintln!("{progress}"))?;
+    if let Some(path) = &args.svg {
+        let drawing = collectives::svg::draw(&report);
+        let failed = |why| TrainError::Io { path: path.clone(), why };
+        files::replace(path, drawing.as_bytes()).map_err(failed)?;
     }
-    let report = bench::run(&options(args), &mut |progress| eprintln!("{progress}"))?;
-    match args.json.as_deref() {
+    deliver(&report, args.json.as_deref())
+}
+
+/// Whether a file can be written, before anything is measured for it.
+fn writable(path: Option<&Path>, flag: &str) -> Result<(), Usage> {
+    let file = path.filter(|path| *path != Path::new(STDOUT));
+    file.map_or(Ok(()), |path| super::writable(path, flag))
+}
+
+/// Prints a report, or writes it where `--json` says; the exit code.
+fn deliver(report: &Report, json: Option<&Path>) -> anyhow::Result<i32> {
+    match json {
         Some(path) if path == Path::new(STDOUT) => {
             super::print(&report.to_json());
         }
@@ -41,18 +73,22 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     Ok(if failed.is_empty() { 0 } else { EXIT_RESTART })
 }
 
-fn options(args: &BenchArgs) -> Options {
-    let effort = match (args.tiny, args.quick) {
+fn effort(tiny: bool, quick: bool) -> Effort {
+    match (tiny, quick) {
         (true, _) => Effort::Tiny,
         (_, true) => Effort::Quick,
         _ => Effort::Normal,
-    };
+    }
+}
+
+fn options(args: &BenchArgs) -> Options {
     let part = |part: &BenchPart| match part {
         BenchPart::Peaks => Part::Peaks,
         BenchPart::Matmul => Part::Matmul,
         BenchPart::Step => Part::Step,
     };
     let parts = args.only.iter().map(part).collect();
+    let effort = effort(args.tiny, args.quick);
     Options { devices: args.devices.clone(), effort, parts, full: args.full }
 }
 

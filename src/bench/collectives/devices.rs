@@ -1,0 +1,269 @@
+//! An all-reduce of gradients between devices, beside what the same bytes cost without others:
+//! each device reads its gradients back to memory of the host and writes them again from there, all
+//! at the same time.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use super::host::{fill, is_filled, value};
+use super::{GIB, GIBS, Kind, size};
+use crate::base::rng::Key;
+use crate::base::shape::ELEMENT_BYTES;
+use crate::base::{BucketId, Rank};
+use crate::bench::report::{Better, DeviceReport, Figure, Moved, Sheet};
+use crate::bench::sample::{Effort, Pace, median};
+use crate::collective::Topology;
+use crate::device::{DeviceError, Selection, list_adapters, select_all};
+use crate::exec::{Bank, Executor, Moments};
+use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
+use crate::kernels::Tuning;
+use crate::parallel::{Program, all_reduce};
+use crate::train::TrainError;
+use crate::train::config::RunConfig;
+use crate::train::fault::Faults;
+use crate::train::memory;
+use crate::train::setup::{OpenOptions, Opened, open_selected};
+use crate::train::step::StepInput;
+use crate::train::team::link::AddingPlace;
+use crate::train::team::{Team, TeamOptions, layout, measure as timing};
+
+/// The only bucket of the plan.
+const BUCKET: BucketId = BucketId(0);
+
+/// The devices that take part, at least two.
+pub struct World {
+    selections: Vec<Selection>,
+}
+
+/// The devices of a list of selectors; nothing for `none`, and one alone twice.
+///
+/// # Errors
+/// A selector that chooses no device.
+pub fn choose(devices: &str) -> Result<Option<World>, TrainError> {
+    if devices.trim().eq_ignore_ascii_case("none") {
+        return Ok(None);
+    }
+    let mut selections = select_all(devices, &list_adapters())?;
+    if let [alone] = &selections[..] {
+        selections.push(alone.clone());
+    }
+    Ok(Some(World { selections }))
+}
+
+impl World {
+    /// The names of all, in the order of ranks.
+    fn name(&self) -> String {
+        let name = |selection: &Selection| match selection {
+            Selection::Cpu { .. } => "cpu".to_string(),
+            Selection::Adapter(adapter) => adapter.name.clone(),
+        };
+        self.selections.iter().map(name).collect::<Vec<_>>().join(" + ")
+    }
+
+    /// The interfaces to them, each once.
+    fn apis(&self) -> String {
+        let api = |selection: &Selection| match selection {
+            Selection::Cpu { .. } => "cpu",
+            Selection::Adapter(adapter) => adapter.api,
+        };
+        let apis: BTreeSet<&str> = self.selections.iter().map(api).collect();
+        Vec::from_iter(apis).join(", ")
+    }
+}
+
+/// The report on a world.
+pub fn measure(world: World, effort: Effort, progress: &mut dyn FnMut(&str)) -> DeviceReport {
+    let name = world.name();
+    let mut say = |what: &str| progress(&format!("{name}: {what}"));
+    let mut sheet = Sheet::new(&mut say);
+    let error = measure_sizes(&world, effort, &mut sheet).err().map(|error| error.to_string());
+    let (figures, skipped) = sheet.finish();
+    let kind = format!("{} devices that sum gradients", world.selections.len());
+    DeviceReport { name, api: world.apis(), driver: String::new(), kind, figures, skipped, error }
+}
+
+/// The widths of the square parameters: of 1, 4, 16 and 64 MiB.
+fn widths(effort: Effort) -> &'static [usize] {
+    match effort {
+        Effort::Tiny => &[512],
+        Effort::Quick => &[4096],
+        Effort::Normal => &[1024, 2048, 4096],
+    }
+}
+
+fn measure_sizes(world: &World, effort: Effort, sheet: &mut Sheet) -> Result<(), TrainError> {
+    for &width in widths(effort) {
+        let plan = plan(width)?;
+        let bytes = (plan.buckets[BUCKET.index()].length * ELEMENT_BYTES) as u64;
+        let mut team = match start(world, &plan) {
+            Err(error @ (TrainError::Memory { .. } | TrainError::NoRoom { .. })) => {
+                sheet.skip(&name(Kind::AllReduce.name(), bytes, world), error.to_string());
+                continue;
+            }
+            started => started?,
+        };
+        sheet.say(&format!("all_reduce of {} of gradients", size(bytes)));
+        let program = Arc::new(all_reduce(&plan));
+        check(&mut team, &program)?;
+        let timed = rounds(&mut team, &program, &effort.pace())?;
+        add(world, bytes, &timed, sheet);
+    }
+    Ok(())
+}
+
+fn name(what: &str, bytes: u64, world: &World) -> String {
+    format!("{what}.{}_{}_devices", size(bytes).replace(' ', "_"), world.selections.len())
+}
+
+/// One square matrix of so many rows.
+fn plan(width: usize) -> Result<Plan, TrainError> {
+    let mut b = Builder::new();
+    let (x, target) = (b.input("x", &[1, width]), b.input("target", &[1, width]));
+    let w = b.parameter("w", &[width, width], Init::Zeros);
+    let y = b.linear(x, w, None)?;
+    b.squared_error_loss(y, target)?;
+    Ok(Plan::new(differentiate(b.finish())?, PlanOptions::new(1)))
+}
+
+/// Opens the devices, finds out where each adds best, and ties them together as a run does.
+fn start(world: &World, plan: &Plan) -> Result<Team, TrainError> {
+    let of_host = world.selections.iter().filter(|selection| memory::is_of_host(selection));
+    memory::require(of_host.count().saturating_mul(memory::of_device(plan, &0.into())))?;
+    let chunk_bytes = RunConfig::default().parallel.chunk_kib << 10;
+    let layout = layout(plan, Topology::Ring, world.selections.len(), chunk_bytes);
+    let (mut drivers, mut adding) = (Vec::new(), Vec::new());
+    for selection in &world.selections {
+        let opened = open(selection, plan)?;
+        adding.push(match opened.is_cpu {
+            true => AddingPlace::Host,
+            false => {
+                let layout = layout.clone();
+                let timing = move |device: &mut dyn Executor| timing::adding_place(device, &layout);
+                opened.driver.run("timing the addition of gradients", timing)?
+            }
+        });
+        drivers.push(opened.driver);
+    }
+    Team::start(drivers, layout, &TeamOptions { adding, is_chained: true, ..Default::default() })
+}
+
+/// Nothing of the plan runs, so no kernel is timed.
+fn open(selection: &Selection, plan: &Plan) -> Result<Opened, TrainError> {
+    let (options, moments) = (OpenOptions::default(), Moments::from(0));
+    let tuning = |_: &str| Tuning { seconds: 0.0, ..Tuning::default() };
+    open_selected(selection.clone(), plan.clone(), moments, &options, tuning, &mut |_, _| {})
+}
+
+/// An all-reduce of what the devices hold.
+fn sum(team: &mut Team, program: &Arc<Program>) -> Result<(), TrainError> {
+    let input = |rank: usize| {
+        Arc::new(StepInput {
+            step: 1,
+            rank: Rank(rank as u32),
+            program: program.clone(),
+            micro_batches: Vec::new(),
+            run_key: Key::new(0),
+            update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
+            clip: 0.0,
+            faults: Faults::default(),
+        })
+    };
+    let inputs: Vec<Arc<StepInput>> = (0..team.world()).map(input).collect();
+    team.step(&inputs).map(drop)
+}
+
+/// Sums known values and compares every bit of every device; then all hold zeros, which stay so
+/// however often they are summed.
+fn check(team: &mut Team, program: &Arc<Program>) -> Result<(), TrainError> {
+    let world = team.world();
+    team.each("writing gradients", |rank, device| {
+        let mut values = vec![0.0; device.plan().buckets[BUCKET.index()].length];
+        fill(&mut values, 0, |at| value(rank.index(), at));
+        device.write_bank(Bank::Gradients, BUCKET, &values)
+    })?;
+    sum(team, program)?;
+    let right = team.each("reading gradients", move |_, device| {
+        let values = device.read_bank(Bank::Gradients, BUCKET)?;
+        let total = |at: usize| (0..world).map(|rank| value(rank, at)).sum::<f32>();
+        device.begin_step()?;
+        Ok(is_filled(&values, 0, total))
+    })?;
+    match right.iter().position(|right| !right) {
+        None => Ok(()),
+        Some(rank) => {
+            let (rank, name) = (Rank(rank as u32), team.name(Rank(rank as u32)));
+            Err(TrainError::Defect(format!("{rank} ({name}) has wrong sums of gradients")))
+        }
+    }
+}
+
+/// What was measured, in rounds: seconds of an all-reduce and of the transfers.
+#[derive(Default)]
+struct Timed {
+    sums: Vec<f64>,
+    transfers: Vec<f64>,
+}
+
+fn rounds(team: &mut Team, program: &Arc<Program>, pace: &Pace) -> Result<Timed, TrainError> {
+    // Where the gradients of each device come to: the same memory in every round.
+    let host: Arc<[Mutex<Vec<f32>>]> = (0..team.world()).map(|_| Mutex::default()).collect();
+    let transfers = move |rank: Rank, device: &mut dyn Executor| {
+        let values = host[rank.index()].lock();
+        transfer(device, &mut values.unwrap_or_else(PoisonError::into_inner))
+    };
+    // One for nothing: it makes what is made once.
+    sum(team, program)?;
+    team.each("transfers", transfers.clone())?;
+    let (mut timed, begun) = (Timed::default(), Instant::now());
+    while !pace.is_enough(timed.sums.len(), begun) {
+        let started = Instant::now();
+        sum(team, program)?;
+        team.each("waiting", |_, device| settle(device))?;
+        timed.sums.push(started.elapsed().as_secs_f64());
+        let started = Instant::now();
+        team.each("transfers", transfers.clone())?;
+        timed.transfers.push(started.elapsed().as_secs_f64());
+    }
+    Ok(timed)
+}
+
+/// Waits until everything is done that the device was told.
+fn settle(device: &mut dyn Executor) -> Result<(), DeviceError> {
+    device.finish_step(false).map(drop)
+}
+
+/// Reads all gradients back to memory of the host and writes them again from there. Waits.
+fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), DeviceError> {
+    let (length, most) = (device.plan().buckets[BUCKET.index()].length, device.piece_elements());
+    values.resize(length, 0.0);
+    let ranges = || (0..length).step_by(most).map(|start| start..(start + most).min(length));
+    for range in ranges() {
+        device.begin_read(Bank::Gradients, BUCKET, range)?;
+    }
+    for range in ranges() {
+        if let Some(piece) = device.take_read(true)? {
+            values[range].copy_from_slice(piece.values());
+        }
+    }
+    for range in ranges() {
+        device.write_range(Bank::Gradients, BUCKET, range.start, &values[range])?;
+    }
+    settle(device)
+}
+
+fn add(world: &World, bytes: u64, timed: &Timed, sheet: &mut Sheet) {
+    let ranks = world.selections.len();
+    let shares = timed.transfers.iter().zip(&timed.sums).map(|(transfers, sum)| transfers / sum);
+    let share = median(&Vec::from_iter(shares));
+    let mut figure = |by: &str, factor: f64, seconds: &[f64], of_transfers| {
+        let rates: Vec<f64> = seconds.iter().map(|s| bytes as f64 * factor / s / GIB).collect();
+        let mut figure = Figure::new(&name(by, bytes, world), GIBS, Better::Higher, &rates);
+        let (by, seconds) = (by.into(), median(seconds));
+        let (algorithm, of_copy) = (figure.median / factor, None);
+        figure.moved = Some(Moved { by, ranks, bytes, seconds, algorithm, of_copy, of_transfers });
+        sheet.add(figure);
+    };
+    figure(Kind::AllReduce.name(), Kind::AllReduce.bus_factor(ranks), &timed.sums, Some(share));
+    figure("transfers", 1.0, &timed.transfers, None);
+}

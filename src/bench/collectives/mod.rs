@@ -1,0 +1,256 @@
+//! How fast ranks exchange values: the collectives of [`crate::group`] on slices in memory, and an
+//! all-reduce of gradients between devices.
+//!
+//! Rates follow the rule of nccl-tests. The *algorithm bandwidth* is bytes per second of a call,
+//! where the bytes are those of the longest buffer of a rank; the *bus bandwidth* is what the
+//! slowest connection carries of them, and the figure by which numbers of ranks compare
+//! ([`Kind::bus_factor`]). Both are in GiB/s, beside a copy in memory of the same bytes by one
+//! thread, which takes turns with the calls.
+
+pub mod devices;
+pub mod host;
+pub mod svg;
+
+use crate::device::host::available_memory;
+use crate::train::TrainError;
+
+use super::report::{DeviceReport, Figure, Moved, Report, Sheet};
+use super::sample::{Effort, median};
+use super::table::number;
+use host::{Point, Timed};
+
+/// The unit of rates.
+pub const GIBS: &str = "GiB/s";
+pub(super) const GIB: f64 = (1u64 << 30) as f64;
+const MIB: u64 = 1 << 20;
+
+/// A collective that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+}
+
+impl Kind {
+    pub const ALL: [Self; 4] =
+        [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast];
+
+    /// As in figures and as the method of [`crate::group::Group`].
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast => "broadcast",
+        }
+    }
+
+    /// Bus bandwidth per algorithm bandwidth: the share of the bytes that must pass each rank's
+    /// connection in one direction (nccl-tests, `doc/PERFORMANCE.md`).
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        let others = (ranks - 1) as f64 / ranks as f64;
+        match self {
+            Self::AllReduce => 2.0 * others,
+            Self::ReduceScatter | Self::AllGather => others,
+            Self::Broadcast => 1.0,
+        }
+    }
+}
+
+/// What is measured and how thoroughly.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// As `potluck train --devices` has it; `none` for slices in memory only. A device alone is
+    /// taken twice.
+    pub devices: String,
+    pub effort: Effort,
+    /// Numbers of ranks, at least 2 each; those of the effort if there are none.
+    pub ranks: Vec<usize>,
+    /// Every power of two and 2 to 8 ranks.
+    pub full: bool,
+}
+
+/// The report on slices, then on devices; `progress` is told what is measured next.
+///
+/// # Errors
+/// A selector that chooses no device; then nothing is measured. Whatever else fails is in
+/// [`DeviceReport::error`].
+pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, TrainError> {
+    let world = devices::choose(&options.devices)?;
+    let mut reports = vec![slices(options, progress)];
+    reports.extend(world.map(|world| devices::measure(world, options.effort, progress)));
+    Ok(Report::new(options.effort, reports))
+}
+
+/// The name of the report on slices.
+pub const SLICES: &str = "slices in memory";
+
+fn slices(options: &Options, progress: &mut dyn FnMut(&str)) -> DeviceReport {
+    let mut say = |what: &str| progress(&format!("{SLICES}: {what}"));
+    let mut sheet = Sheet::new(&mut say);
+    let error = measure(options, &mut sheet).err();
+    let (figures, skipped) = sheet.finish();
+    let kind = "the threads of a process".into();
+    let (name, api, driver) = (SLICES.into(), "cpu".into(), String::new());
+    DeviceReport { name, api, driver, kind, figures, skipped, error }
+}
+
+/// The points in order: by collective, ranks, size.
+fn points(options: &Options) -> Vec<Point> {
+    let ranks = match (&options.ranks[..], options.full, options.effort) {
+        ([], true, _) => (2..=8).collect(),
+        ([], _, Effort::Normal) => vec![2, 3, 4, 8],
+        ([], _, Effort::Quick) => vec![2, 4],
+        ([], _, Effort::Tiny) => vec![2, 3],
+        (given, ..) => given.to_vec(),
+    };
+    let mut points = Vec::new();
+    for kind in Kind::ALL {
+        let sizes = sizes(kind, options);
+        let pairs = ranks.iter().flat_map(|ranks| sizes.iter().map(move |bytes| (*ranks, *bytes)));
+        points.extend(pairs.map(|(ranks, bytes)| Point { kind, ranks, bytes }));
+    }
+    points
+}
+
+/// Bytes, from the fewest on.
+fn sizes(kind: Kind, options: &Options) -> Vec<u64> {
+    let powers = |factor: u64, last: u64| {
+        std::iter::successors(Some(4 << 10), |bytes| Some(bytes * factor))
+            .take_while(|bytes| *bytes <= last)
+            .collect()
+    };
+    match (kind, options.full, options.effort) {
+        (Kind::AllReduce, true, _) => powers(2, 256 * MIB),
+        (Kind::AllReduce, _, Effort::Normal) | (_, true, _) => powers(4, 256 * MIB),
+        (Kind::AllReduce, _, Effort::Quick) => {
+            vec![4 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB]
+        }
+        (Kind::AllReduce, _, Effort::Tiny) => vec![4 << 10, MIB],
+        (_, _, Effort::Normal) => vec![64 << 10, 4 * MIB, 64 * MIB],
+        (_, _, Effort::Quick) => vec![16 * MIB],
+        (_, _, Effort::Tiny) => vec![MIB],
+    }
+}
+
+fn measure(options: &Options, sheet: &mut Sheet) -> Result<(), String> {
+    let pace = options.effort.pace();
+    let mut copies: Vec<(u64, Vec<f64>)> = Vec::new();
+    for point in points(options) {
+        if let Some(available) = available_memory().filter(|memory| *memory < point.needs()) {
+            let mib = [point.needs(), available].map(|bytes| number((bytes / MIB) as f64));
+            let why = format!("needs {} MiB of memory and {} MiB are free", mib[0], mib[1]);
+            sheet.skip(&name(&point), why);
+            continue;
+        }
+        sheet.say(&point.to_string());
+        let timed = host::measure(&point, &pace).map_err(|error| format!("{point}: {error}"))?;
+        sheet.add(figure(&point, &timed));
+        match copies.iter_mut().find(|(bytes, _)| *bytes == point.bytes) {
+            Some((_, seconds)) => seconds.extend(timed.copies),
+            None => copies.push((point.bytes, timed.copies)),
+        }
+    }
+    copies.sort_by_key(|(bytes, _)| *bytes);
+    copies.iter().for_each(|(bytes, seconds)| sheet.add(copy_figure(*bytes, seconds)));
+    Ok(())
+}
+
+/// The collective's figures begin with its name.
+fn name(point: &Point) -> String {
+    let Point { kind, ranks, bytes } = point;
+    format!("{}.{}_{ranks}_ranks", kind.name(), size(*bytes).replace(' ', "_"))
+}
+
+/// `64 MiB`: bytes in the largest unit that gives a whole number.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["bytes", "KiB", "MiB", "GiB"];
+    let fits = |unit: &u32| bytes > 0 && bytes.is_multiple_of(1 << (10 * unit));
+    let unit = (0..UNITS.len() as u32).rev().find(fits).unwrap_or(0);
+    format!("{} {}", bytes >> (10 * unit), UNITS[unit as usize])
+}
+
+fn figure(point: &Point, timed: &Timed) -> Figure {
+    let bytes = point.bytes as f64;
+    let factor = point.kind.bus_factor(point.ranks);
+    let rates: Vec<f64> = timed.calls.iter().map(|call| bytes * factor / call / GIB).collect();
+    let seconds = median(&timed.calls);
+    // Both of a round, so that what else the machine does slows down either.
+    let shares = timed.calls.iter().zip(&timed.copies).map(|(call, copy)| factor * copy / call);
+    let shares: Vec<f64> = shares.collect();
+    let mut figure = Figure::new(&name(point), GIBS, super::Better::Higher, &rates);
+    figure.moved = Some(Moved {
+        by: point.kind.name().into(),
+        ranks: point.ranks,
+        bytes: point.bytes,
+        seconds,
+        algorithm: figure.median / factor,
+        of_copy: Some(median(&shares)),
+        of_transfers: None,
+    });
+    figure
+}
+
+/// What stands for a collective in figures of a copy.
+pub const COPY: &str = "copy";
+
+fn copy_figure(bytes: u64, seconds: &[f64]) -> Figure {
+    let rates: Vec<f64> = seconds.iter().map(|seconds| bytes as f64 / seconds / GIB).collect();
+    let name = format!("{COPY}.{}", size(bytes).replace(' ', "_"));
+    let mut figure = Figure::new(&name, GIBS, super::Better::Higher, &rates);
+    let (by, seconds, algorithm) = (COPY.into(), median(seconds), figure.median);
+    let (of_copy, of_transfers) = (None, None);
+    figure.moved = Some(Moved { by, ranks: 1, bytes, seconds, algorithm, of_copy, of_transfers });
+    figure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_bandwidth_is_by_the_rule_of_nccl_tests() {
+        let factors = |ranks: usize| Kind::ALL.map(|kind| kind.bus_factor(ranks));
+        assert_eq!(factors(2), [1.0, 0.5, 0.5, 1.0]);
+        assert_eq!(factors(4), [1.5, 0.75, 0.75, 1.0]);
+        assert_eq!(factors(8), [1.75, 0.875, 0.875, 1.0]);
+        let point = Point { kind: Kind::AllReduce, ranks: 4, bytes: 2 << 30 };
+        let timed = Timed { calls: vec![2.0, 1.0, 4.0], copies: vec![1.0, 0.25, 0.5] };
+        let figure = figure(&point, &timed);
+        assert_eq!((figure.median, figure.min, figure.max), (1.5, 0.75, 3.0));
+        assert_eq!(
+            (figure.name.as_str(), figure.unit.as_str()),
+            ("all_reduce.2_GiB_4_ranks", GIBS)
+        );
+        let moved = figure.moved.unwrap();
+        assert_eq!((moved.seconds, moved.algorithm, moved.ranks), (2.0, 1.0, 4));
+        // Per round 1.5 times 1/2, 1/4, 1/8.
+        assert_eq!(moved.of_copy, Some(0.375));
+    }
+
+    #[test]
+    fn sizes_go_from_4_kib_to_256_mib() {
+        let options = |effort, full| {
+            let (devices, ranks) = ("none".into(), Vec::new());
+            Options { devices, effort, ranks, full }
+        };
+        let normal = sizes(Kind::AllReduce, &options(Effort::Normal, false));
+        let names: Vec<String> = normal.iter().map(|bytes| size(*bytes)).collect();
+        assert_eq!(names[..3], ["4 KiB", "16 KiB", "64 KiB"]);
+        assert_eq!(names[names.len() - 2..], ["64 MiB", "256 MiB"]);
+        assert_eq!(sizes(Kind::AllReduce, &options(Effort::Quick, true)).len(), 17);
+        let ranks = |options: &Options| {
+            let mut ranks: Vec<usize> = points(options).iter().map(|point| point.ranks).collect();
+            ranks.sort_unstable();
+            ranks.dedup();
+            ranks
+        };
+        assert_eq!(ranks(&options(Effort::Normal, false)), [2, 3, 4, 8]);
+        assert_eq!(ranks(&options(Effort::Normal, true)), [2, 3, 4, 5, 6, 7, 8]);
+        let given = Options { ranks: vec![5], ..options(Effort::Tiny, true) };
+        assert_eq!(ranks(&given), [5]);
+        assert_eq!([0, 5, 1536, 3 << 30].map(size), ["0 bytes", "5 bytes", "1536 bytes", "3 GiB"]);
+    }
+}
