@@ -20,16 +20,6 @@ pub struct Message<T: Element = f32> {
     payload: Payload<T>,
 }
 
-impl<T: Element> Message<T> {
-    /// Its number of values.
-    pub fn values_len(&self) -> usize {
-        match &self.payload {
-            Payload::Partial(values) => values.len(),
-            Payload::Final(values) => values.len(),
-        }
-    }
-}
-
 /// A partial sum has one holder; final values are shared.
 #[derive(Debug)]
 enum Payload<T: Element> {

@@ -186,10 +186,13 @@ impl Run {
         };
         notes.iter().for_each(|note| run.progress.note(note));
         match resumed {
-            Some(checkpoint) => run.restore(checkpoint)?,
+            Some(checkpoint) => {
+                run.restore(checkpoint)?;
+                run.compare_parameters()?;
+            }
+            // The first checkpoint compares as every one does.
             None => run.initialize()?,
         }
-        run.compare_parameters()?;
         run.write_files()?;
         Ok(run)
     }
