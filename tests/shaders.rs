@@ -135,8 +135,14 @@ fn modules() -> Vec<(String, String)> {
 
 #[test]
 fn every_shader_is_portable_and_translates() {
+    let modules = modules();
+    // tests/guard/guard.sh compares the texts of two commits.
+    if let Some(path) = std::env::var_os("POTLUCK_WRITE_SHADERS") {
+        let texts = modules.iter().map(|(name, text)| format!("==> {name} <==\n{text}\n"));
+        std::fs::write(path, texts.collect::<String>()).unwrap();
+    }
     let mut failures = Vec::new();
-    for (name, text) in modules() {
+    for (name, text) in modules {
         match check(&text) {
             Err(why) => failures.push(format!("{name}: {why}")),
             Ok(0) => failures.push(format!("{name}: no entry point")),

@@ -3,12 +3,12 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use potluck::base::rng::Key;
-use potluck::base::{BucketId, DType};
+use potluck::autotune::{Kernels, Record};
+use potluck::base::{BucketId, DType, rng::Key};
 use potluck::device::{Adapter, Checks, Gpu, list_adapters};
 use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Moments, Pass, StepSums};
 use potluck::graph::{Phase, Plan};
-use potluck::kernels::{Kernels, Random, Record};
+use potluck::kernels::Random;
 
 /// Held by a test while it uses adapters. Software adapters use every core, so that one test at
 /// a time is as fast as several; and GL's context is on one thread at a time.
