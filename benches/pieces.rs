@@ -13,11 +13,11 @@
 use std::sync::{LazyLock, mpsc};
 use std::time::Instant;
 
+use potluck::autotune::{Kernels, Record};
 use potluck::base::BucketId;
 use potluck::device::{Checks, DeviceError, Gpu, list_adapters};
 use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Piece};
 use potluck::graph::{Builder, Init, Plan, PlanOptions, differentiate};
-use potluck::kernels::{Kernels, Record};
 
 const WIDTH: usize = 4096;
 const BUCKET: BucketId = BucketId(0);

@@ -11,11 +11,13 @@
 //! | 0 | [`base`], [`files`] |
 //! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
 //! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`group`] |
-//! | 3 | [`exec`], [`sim`] |
-//! | 4 | [`train`] |
-//! | 5 | [`mod@bench`] |
-//! | 6 | [`cli`] |
+//! | 3 | [`autotune`], [`sim`] |
+//! | 4 | [`exec`] |
+//! | 6 | [`train`] |
+//! | 7 | [`mod@bench`] |
+//! | 8 | [`cli`] |
 
+pub mod autotune;
 pub mod base;
 pub mod bench;
 pub mod cli;

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
+use crate::autotune::{Kernels, Record, cache};
 use crate::device::{
     Adapter, AdapterMemory, Checks, DeviceError, Features, Gpu, Host, Limits, Selection,
     driver_hint, list_adapters, select,
 };
-use crate::kernels::{Kernels, Record, record};
 use crate::train::TrainError;
 use crate::train::fault::Faults;
 use crate::train::progress::say;
@@ -76,7 +76,7 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
 fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
     let mut known = Record::of(adapter);
     known.take_notes().iter().for_each(|note| say(note));
-    record::summary(&known)
+    cache::summary(&known)
 }
 
 /// [`known_kernels`] in a line, and a line for each that is switched off.

@@ -9,21 +9,13 @@
 //! [`twin`] is the table from ops to twins.
 
 pub mod call;
-pub mod certify;
-pub mod choices;
-pub mod choose;
 pub mod dispatch;
 pub mod pipeline;
-pub mod probe;
-pub mod record;
 pub mod simd;
 pub mod source;
-pub mod table;
 #[cfg(test)]
 pub mod testing;
 pub mod trial;
-pub mod tune;
-pub mod updates;
 
 pub mod adamw;
 pub mod attention;
@@ -52,11 +44,8 @@ pub mod unary;
 pub mod variant;
 
 pub use call::{Arg, Call, Cost, Random, Real};
-pub use choices::Choices;
-pub use choose::{Kernels, Progress, Tuning};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use pipeline::Pipelines;
-pub use record::Record;
 pub use variant::Variant;
 
 use crate::graph::Op;

@@ -8,9 +8,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::autotune::catalog;
 use crate::base::Rank;
 use crate::device::Injected;
-use crate::kernels::table;
 
 /// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
 /// commas between them; `FAULT@POINT:STEP/RANK` for another device than the first.
@@ -208,7 +208,7 @@ impl FromStr for Faults {
 /// The name in `wrong@kernel:NAME`.
 fn kernel(item: &str) -> Result<String, FaultError> {
     let text = item.trim_start_matches(WRONG_KERNEL).to_string();
-    let names = table::names();
+    let names = catalog::names();
     match names.contains(&text) {
         true => Ok(text),
         false => Err(FaultError::Kernel { text, known: names.join(", ") }),

@@ -3,20 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::config::{Activation, DataKind, OptimKind, RunConfig, ScheduleKind};
+use super::driver::Driver;
+use super::error::TrainError;
+use super::{config, memory};
+use crate::autotune::{self, Choices, Kernels, Record, Tuning, cache};
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
 use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
 use crate::exec::{Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
-use crate::kernels::{self, Choices, Kernels, Record, Tuning, record};
 use crate::model::{GptConfig, gpt};
 use crate::optim::{Decay, Optimizer, Schedule};
-
-use super::config::{self, Activation, DataKind, OptimKind, RunConfig, ScheduleKind};
-use super::driver::Driver;
-use super::error::TrainError;
-use super::memory;
 
 /// The text of a configuration, with the tokenizer that a checkpoint gives, or its own.
 pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
@@ -203,7 +202,7 @@ pub fn open_selected(
     moments: Moments,
     options: &OpenOptions,
     tuning: impl FnOnce(&str) -> Tuning,
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Opened, TrainError> {
     let is_cpu = matches!(selection, Selection::Cpu { .. });
     let rows = plan.options.rows as u32;
@@ -217,7 +216,7 @@ pub fn open_selected(
         Selection::Adapter(adapter) => {
             let mut notes =
                 Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, &moments)?);
-            let identity = record::identity(&adapter);
+            let identity = cache::identity(&adapter);
             let is_software = adapter.kind == AdapterKind::Software;
             let tuning = Tuning { is_software, ..tuning(&identity) };
             let mut gpu = Gpu::open(&adapter, Checks::Trusted)?;

@@ -29,14 +29,6 @@ use std::sync::Arc;
 
 use ndarray::ArrayD;
 
-use crate::base::rng::Key;
-use crate::base::{DType, Rank, TensorId};
-use crate::exec::Bank;
-use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
-use crate::kernels::Tuning;
-use crate::optim::Optimizer;
-use crate::parallel::{MicroBatch, Outcome, Program, Verdict};
-
 use super::checkpoint::NamedTensor;
 use super::config::{Adding, Balance, Parallel};
 use super::error::TrainError;
@@ -46,6 +38,13 @@ use super::step::{Inputs, StepInput, Values, load};
 use super::team::Team;
 use super::team::assemble::{Assembled, Request, assemble};
 use super::{setup, state};
+use crate::autotune::Tuning;
+use crate::base::rng::Key;
+use crate::base::{DType, Rank, TensorId};
+use crate::exec::Bank;
+use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
+use crate::optim::Optimizer;
+use crate::parallel::{MicroBatch, Outcome, Program, Verdict};
 
 /// How a [`Trainer`] trains.
 #[derive(Clone, Debug)]

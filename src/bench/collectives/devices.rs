@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::host::{fill, is_filled, value};
 use super::{GIB, GIBS, Kind, size};
+use crate::autotune::Tuning;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Rank};
@@ -17,16 +18,14 @@ use crate::collective::Topology;
 use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{Bank, Executor, Moments};
 use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
-use crate::kernels::Tuning;
 use crate::parallel::{Program, all_reduce};
-use crate::train::TrainError;
 use crate::train::config::RunConfig;
 use crate::train::fault::Faults;
-use crate::train::memory;
 use crate::train::setup::{OpenOptions, Opened, open_selected};
 use crate::train::step::StepInput;
 use crate::train::team::link::AddingPlace;
 use crate::train::team::{Team, TeamOptions, layout, measure as timing};
+use crate::train::{TrainError, memory};
 
 /// The only bucket of the plan.
 const BUCKET: BucketId = BucketId(0);

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::prepare::{Binding, Task};
 use super::stream::Stream;
+use crate::autotune::Kernels;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Binary, Op};
-use crate::kernels::{Call, Kernels, Operand, Random, Variant, twin};
+use crate::kernels::{Call, Operand, Random, Variant, twin};
 
 /// The most elements that are added at a time, as many as come back at once.
 const ELEMENTS_MAX: usize = 1 << 20;

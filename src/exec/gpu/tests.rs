@@ -3,10 +3,11 @@
 
 use super::limits::tensor_bytes_max;
 use super::*;
+use crate::autotune::Record;
 use crate::base::rng::Key;
 use crate::device::{Checks, Limits, list_adapters};
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
-use crate::kernels::{Random, Record};
+use crate::kernels::Random;
 
 const ROWS: usize = 4;
 

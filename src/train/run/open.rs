@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::RunOptions;
+use crate::autotune::Tuning;
 use crate::data::TextData;
 use crate::graph::{Graph, Plan, PlanOptions};
-use crate::kernels::Tuning;
 use crate::parallel::MicroBatch;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::config::RunConfig;

@@ -6,17 +6,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::link::AddingPlace;
-use super::measure::{self, Probe};
+use super::measure::Probe;
 use super::opening::{Chosen, open_new, open_recorded};
 use super::resolved::{key, recorded};
-use super::{Team, TeamOptions, layout};
+use super::{Team, TeamOptions, layout, measure};
+use crate::autotune::{self, Choices, Tuning, cache};
 use crate::base::{BucketId, Rank};
 use crate::collective::{Layout, Topology};
 use crate::device::{Selection, list_adapters, select_all};
 use crate::exec::cpu::host_name;
 use crate::exec::{Executor, Moments};
 use crate::graph::Plan;
-use crate::kernels::{self, Choices, Tuning, record};
+
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::shares::consecutive;
@@ -98,7 +99,7 @@ pub struct Assembled {
 /// fit the devices; a device that fails.
 pub fn assemble(
     request: &Request,
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Assembled, TrainError> {
     let selections = selections(request.selector)?;
     let identities: Vec<String> = selections.iter().map(identity).collect();
@@ -131,7 +132,7 @@ pub fn selections(selector: &str) -> Result<Vec<Selection>, TrainError> {
 fn identity(selection: &Selection) -> String {
     match selection {
         Selection::Cpu { .. } => host_name(),
-        Selection::Adapter(adapter) => record::identity(adapter),
+        Selection::Adapter(adapter) => cache::identity(adapter),
     }
 }
 

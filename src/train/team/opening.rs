@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use super::assemble::{Request, fixed_counts, layout_of, moments};
 use super::measure::{self, Probe};
 use super::resolved::{Recorded, saved_of};
+use crate::autotune;
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
-use crate::kernels;
 use crate::train::config::Balance;
 use crate::train::driver::Driver;
 use crate::train::error::TrainError;
@@ -39,7 +39,7 @@ fn open_one(
     rows: u32,
     moments: Moments,
     saved: &BTreeMap<String, String>,
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Opened, TrainError> {
     let tuning = |identity: &str| (request.tuning)(identity, saved);
     let plan = (request.plan)(rows);
@@ -54,7 +54,7 @@ pub fn open_recorded(
     selections: &[Selection],
     saved: Option<&BTreeMap<String, String>>,
     kept: &[Recorded],
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Chosen, TrainError> {
     let candidate = |&[position, count, micro_batch, rows]: &Recorded| {
         let selection = selections.get(position as usize)?.clone();
@@ -75,7 +75,7 @@ fn open_fixed(
     request: &Request,
     chosen: Vec<Candidate>,
     saved: Option<&BTreeMap<String, String>>,
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Chosen, TrainError> {
     let world = chosen.len();
     let plan = (request.plan)(1);
@@ -114,7 +114,7 @@ pub fn open_new(
     request: &Request,
     selections: &[Selection],
     saved: Option<&BTreeMap<String, String>>,
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Chosen, TrainError> {
     let world = selections.len();
     let probe = request.probe.as_ref().filter(|_| request.parallel.balance == Balance::Measured);
@@ -141,7 +141,7 @@ fn open_measured(
     request: &Request,
     selections: &[Selection],
     probe: &Probe,
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Chosen, TrainError> {
     let (mut opened, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
     let named = !["auto", "all"].contains(&request.selector.trim().to_lowercase().as_str());
@@ -196,7 +196,7 @@ fn open_fitting(
     request: &Request,
     selection: &Selection,
     world: usize,
-    report: &mut dyn FnMut(&str, kernels::Progress),
+    report: &mut dyn FnMut(&str, autotune::Progress),
 ) -> Result<Opened, TrainError> {
     let mut rows = request.micro_batch.min(request.batch);
     loop {

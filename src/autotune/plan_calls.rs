@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::certify::variant_hash;
-use super::probe::Problem;
-use super::{Call, Random, Variant, twin};
+use super::probes::Problem;
 use crate::base::TensorId;
 use crate::base::rng::Key;
 use crate::device::Gpu;
 use crate::graph::Plan;
+use crate::kernels::{Call, Random, Variant, twin};
 
 /// The variant of each call that has several, by the call's [`signature`] at full capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

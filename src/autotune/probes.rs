@@ -5,10 +5,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::trial::{self, Fill, Values, values};
-use super::{Call, Random, twin};
 use crate::base::{DType, Shape};
 use crate::graph::{Op, Then, shapes};
+use crate::kernels::trial::{Fill, Values, values};
+use crate::kernels::{Call, Random, trial, twin};
 
 /// Dimensions along which nothing depends on the size shrink to these, which differ.
 const SMALL: [usize; 4] = [3, 7, 5, 11];

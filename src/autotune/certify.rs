@@ -1,11 +1,14 @@
 //! Certification: is a kernel right on this device and driver? It runs on probes and is compared
 //! with the reference in f64, with sentinels behind every output.
 
-use super::probe::{Oracle, Problem, probes};
-use super::trial::{self, NMSE_MAX, TrialError};
-use super::{Call, Dispatch, Operand, Pipelines, Variant, hash, norm, source, twin, updates};
+use super::probes::{Oracle, Problem, probes};
+use super::update_probes;
 use crate::device::{Checks, DeviceError, Gpu};
 use crate::graph::{Update, UpdateRange};
+use crate::kernels::trial::{NMSE_MAX, TrialError};
+use crate::kernels::{
+    Call, Dispatch, Operand, Pipelines, Variant, hash, norm, source, trial, twin,
+};
 
 /// The release of wgpu, which translates the shaders: another one may do so otherwise.
 const WGPU: &str = "30.0.1";
@@ -146,7 +149,7 @@ impl Subject<'_> {
     /// # Errors
     /// As [`Subject::variant`].
     pub fn update(&mut self, update: &Update, like: &UpdateRange) -> Result<Finding, DeviceError> {
-        let probe = updates::Probe::new(update, like);
+        let probe = update_probes::Probe::new(update, like);
         let inputs = [bytemuck::cast_slice(&probe.gradients)];
         let dispatches = [probe.dispatch()];
         match trial::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.state) {
@@ -161,7 +164,7 @@ impl Subject<'_> {
     /// # Errors
     /// As [`Subject::variant`].
     pub fn norm(&mut self, like: usize) -> Result<Finding, DeviceError> {
-        let probe = updates::NormProbe::new(like);
+        let probe = update_probes::NormProbe::new(like);
         let inputs = [bytemuck::cast_slice(&probe.gradients)];
         let dispatches = norm::dispatch(probe.gradients.len(), probe.parts(), 1);
         match trial::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.starts()) {
@@ -175,7 +178,7 @@ impl Subject<'_> {
     /// # Errors
     /// As [`Subject::variant`].
     pub fn hash(&mut self, like: usize) -> Result<Finding, DeviceError> {
-        let probe = updates::HashProbe::new(like);
+        let probe = update_probes::HashProbe::new(like);
         let inputs = [bytemuck::cast_slice(&probe.words)];
         let dispatches = hash::dispatch(0..probe.words.len(), probe.parts());
         let error = u64::from(self.factor("hash") != 1.0);
@@ -200,10 +203,10 @@ fn finding_of(error: TrialError) -> Result<Finding, DeviceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::autotune::catalog::{COUNTS, problems, updates as rules};
     use crate::base::rng::Key;
     use crate::graph::Op;
     use crate::kernels::Random;
-    use crate::kernels::table::{COUNTS, problems, updates as rules};
     use crate::kernels::testing::for_each_gpu;
 
     #[test]

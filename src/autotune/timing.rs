@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use super::probe::{Problem, fill};
-use super::trial::{Bound, Values, filled, values};
-use super::{Call, Pipelines, Variant, source};
+use super::probes::{Problem, fill};
 use crate::device::{DeviceError, Gpu};
+use crate::kernels::trial::{Bound, Values, filled, values};
+use crate::kernels::{Call, Pipelines, Variant, source};
 
 /// What one sample should take, so that the cost of a submission vanishes in it.
 const SAMPLE: Duration = Duration::from_millis(4);
@@ -187,14 +187,15 @@ fn shares(variant: &Variant) -> bool {
 
 /// The variant that the twin dispatches where nothing was measured; an index.
 pub fn unmeasured(call: &Call, variants: &[Variant]) -> usize {
-    let dispatches = super::twin(call.op).map(|twin| (twin.dispatch)(call)).unwrap_or_default();
+    let dispatches =
+        crate::kernels::twin(call.op).map(|twin| (twin.dispatch)(call)).unwrap_or_default();
     variants.iter().position(|variant| variant.dispatches == dispatches).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::table::problems;
+    use crate::autotune::catalog::problems;
     use crate::kernels::testing::for_each_gpu;
     use crate::kernels::twin;
 

@@ -3,10 +3,10 @@
 //! not finite. Counts that four divides and others run kernels of their own, so there is a probe
 //! of each.
 
-use super::{Dispatch, adamw, hash, norm, sgd};
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
+use crate::kernels::{Dispatch, adamw, hash, norm, sgd};
 
 const ELEMENTS: usize = 1000;
 const RANGES: [UpdateRange; 2] = [

@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use super::certify::Finding;
-use super::{matmul_tile, source};
 use crate::device::Adapter;
 use crate::files;
+use crate::kernels::{matmul_tile, source};
 
 /// The environment variable that names another directory for what is kept between runs.
 pub const VARIABLE: &str = "POTLUCK_CACHE";

@@ -4,14 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use super::cache::{Certificate, Timing, Timings};
 use super::certify::{Finding, Subject, kernel_hash, variant_hash};
-use super::choices::{Choices, Use, candidates, signature, uses};
-use super::probe::Oracle;
-use super::record::{Certificate, Record, Timing, Timings};
-use super::tune::{Bench, order, unmeasured};
-use super::{Call, Dispatch, Pipelines, Variant, hash, norm, table, twin, updates};
+use super::plan_calls::{Use, candidates, signature, uses};
+use super::probes::Oracle;
+use super::timing::{Bench, order, unmeasured};
+use super::{Choices, Record, catalog, update_probes};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange};
+use crate::kernels::{Call, Dispatch, Pipelines, Variant, hash, norm, twin};
 
 /// How kernels are chosen.
 #[derive(Clone, Debug, Default)]
@@ -129,7 +130,7 @@ impl Kernels {
         let uses = uses(plan);
         let mut meter = Meter::new(gpu, &uses, report);
         if let Some(update) = &tuning.update {
-            for range in table::RANGES {
+            for range in catalog::RANGES {
                 self.update(gpu, update, &range)?;
             }
         }
@@ -345,9 +346,9 @@ impl Kernels {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<Dispatch, DeviceError> {
-        let dispatch = updates::dispatch(update, range);
+        let dispatch = update_probes::dispatch(update, range);
         let entry = dispatch.shader.entry;
-        let name = updates::name(update);
+        let name = update_probes::name(update);
         if !self.admitted_buckets.contains(&(name, entry)) {
             let hash = kernel_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
             self.require(gpu, name, hash, |subject| subject.update(update, range))?;
@@ -398,7 +399,7 @@ impl Kernels {
     }
 
     /// Certifies every variant of the table and every update rule, again if they are known; see
-    /// [`super::table`].
+    /// [`super::catalog`].
     ///
     /// # Errors
     /// A device that fails. Kernels that are wrong are in the record.
@@ -412,20 +413,20 @@ impl Kernels {
     }
 
     fn try_all(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
-        for problem in table::problems() {
+        for problem in catalog::problems() {
             let call = problem.call();
             let variants = twin(call.op).map(|twin| (twin.variants)(&call)).unwrap_or_default();
             for variant in variants {
                 self.is_right(gpu, &call, &variant)?;
             }
         }
-        for (rule, range) in table::updates() {
-            let dispatch = updates::dispatch(&rule, &range);
-            let name = updates::name(&rule);
+        for (rule, range) in catalog::updates() {
+            let dispatch = update_probes::dispatch(&rule, &range);
+            let name = update_probes::name(&rule);
             let hash = kernel_hash(gpu.checks, name, &[dispatch]);
             self.certified(gpu, name.into(), hash, |subject| subject.update(&rule, &range))?;
         }
-        for count in table::COUNTS {
+        for count in catalog::COUNTS {
             let key = kernel_hash(gpu.checks, "norm", &norm::dispatch(count, 1, 0));
             self.certified(gpu, "norm".into(), key, |subject| subject.norm(count))?;
             let key = kernel_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));

@@ -1,10 +1,10 @@
 //! Calls that together use every kernel: what `potluck devices --certify` certifies.
 
-use super::probe::Problem;
-use super::{Random, twin};
+use super::probes::Problem;
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Binary, Op, Then, Unary, Update, UpdateRange};
+use crate::kernels::{Random, twin};
 
 /// Samples, tokens, heads, channels and classes of the calls: a small GPT.
 const B: usize = 4;

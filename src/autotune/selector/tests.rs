@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::*;
+use crate::autotune::probes::Problem;
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Builder, Init, Op, PlanOptions, Unary, differentiate};
 use crate::kernels::Random;
-use crate::kernels::probe::Problem;
 use crate::kernels::testing::for_each_gpu;
 
 /// Rows at full capacity: enough for every tile.
@@ -160,7 +160,7 @@ fn a_wrong_variant_is_refused_and_another_runs() {
             // Of other calls it is another kernel, which is right.
             let chosen = kernels.choices().get(&signature(&product(ROWS).call()));
             assert!(chosen.is_some_and(|name| name != unmeasured), "{chosen:?}");
-            let (right, wrong) = crate::kernels::record::summary(kernels.record());
+            let (right, wrong) = crate::autotune::cache::summary(kernels.record());
             assert!(right > 0 && !wrong.is_empty(), "{right} {wrong:?}");
             for (kernel, why) in wrong {
                 assert!(kernel.starts_with(unmeasured) && why.contains("NMSE"), "{kernel}: {why}");
@@ -186,7 +186,7 @@ fn without_a_right_plain_variant_nothing_runs() {
 
         let (mut kernels, _) = prepared(gpu, Record::in_memory(), &planted(&["adamw", "norm"]));
         assert!(kernels.norm(gpu, 10, 1, 0).unwrap_err().to_string().contains("norm"));
-        for (rule, range) in table::updates() {
+        for (rule, range) in catalog::updates() {
             let is_right = !matches!(rule, Update::AdamW { .. });
             assert_eq!(kernels.update(gpu, &rule, &range).is_ok(), is_right, "{rule:?}");
         }

@@ -1,0 +1,18 @@
+//! Which variant of a kernel runs on a device: only certified ones, and among those of a call the
+//! fastest, by timing. What is found out is remembered per adapter and driver.
+//!
+//! In layers of its own: `probes` and `update_probes` (small problems with their reference results),
+//! `certify`, `timing` and `catalog`, `plan_calls` and `cache`, `selector`.
+
+pub mod cache;
+pub mod catalog;
+pub mod certify;
+pub mod plan_calls;
+pub mod probes;
+pub mod selector;
+pub mod timing;
+pub mod update_probes;
+
+pub use cache::Record;
+pub use plan_calls::Choices;
+pub use selector::{Kernels, Progress, Tuning};
