@@ -11,6 +11,7 @@ use crate::graph::{Graph, Op, Unary, differentiate};
 use crate::kernels::{Call, Random, twin};
 use crate::model::{GptConfig, gpt};
 use crate::optim::Optimizer;
+use crate::train::runtime_error::RuntimeError;
 use crate::train::{TrainError, Trainer, TrainerOptions, Values};
 
 /// Steps between the first one and those that are measured.
@@ -81,7 +82,8 @@ pub fn measure(
 
 fn does_not_fit(error: &TrainError) -> bool {
     use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};
-    use TrainError::{Device, DeviceMemory, Memory, NoRoom};
+    use RuntimeError::{Device, DeviceMemory, Memory, NoRoom};
+    let TrainError::Runtime(error) = error else { return false };
     matches!(
         error,
         Memory { .. }

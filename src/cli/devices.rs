@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::autotune::{Kernels, Record, cache};
+use crate::autotune::{Kernels, Record, cache, catalog};
 use crate::device::{
     Adapter, AdapterMemory, Checks, DeviceError, Features, Gpu, Host, Limits, Selection,
     driver_hint, list_adapters, select,
@@ -21,6 +21,7 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
     let mut failed = None;
     if let Some(selector) = certify {
         let faults = Faults::from_environment().map_err(TrainError::from)?;
+        faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
         for adapter in chosen(&adapters, selector).map_err(TrainError::from)? {
             // The others are tried all the same, and the first failure is told in the end.
             failed = failed.or(certify_all(&adapter, &faults).err());

@@ -78,7 +78,7 @@ impl Team {
         let batch = config.train.batch as u32;
         let counts = match is_measured(config) {
             true => measure::even(batch, names.len()),
-            false => fixed_counts(&config.parallel, batch, names.len())?,
+            false => fixed_counts(&setup::parallel_options(config), batch, names.len())?,
         };
         let rows = config.train.micro_batch as u32;
         let shares = consecutive(&counts, &vec![rows; counts.len()]);
@@ -121,7 +121,7 @@ fn memory(config: &RunConfig, team: &Team, vocabulary: usize) -> Result<String, 
         let mut config = config.clone();
         config.train.micro_batch = share.micro_batch.min(share.count).max(1) as usize;
         let plan = setup::plan(&config, vocabulary)?;
-        let layout = layout_of(&config.parallel, &plan, team.names.len());
+        let layout = layout_of(&setup::parallel_options(&config), &plan, team.names.len());
         let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Rank(rank)).len()).sum();
         Ok((plan, owned))
     };
@@ -192,7 +192,7 @@ fn communication(config: &RunConfig, team: &Team, plan: &Plan) -> String {
     if team.world() == 1 {
         return "one device: nothing travels\n".into();
     }
-    let layout = layout_of(&config.parallel, plan, team.names.len());
+    let layout = layout_of(&setup::parallel_options(config), plan, team.names.len());
     [head(config, team), bucket_rows(&layout, plan), sender_rows(&layout, team)].join("\n")
 }
 

@@ -11,6 +11,7 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
 use crate::train::generate::{LanguageModel, Sampling};
 use crate::train::loader::Source;
+use crate::train::open::{self, OpenOptions};
 use crate::train::progress::say;
 use crate::train::team::Team;
 use crate::train::{run, setup, state, text};
@@ -112,8 +113,8 @@ fn open_model(
     plan: crate::graph::Plan,
 ) -> anyhow::Result<Team> {
     // Few passes are made: timing kernels would take longer than it saves.
-    let options = setup::OpenOptions { tune_seconds: 0.0, ..setup::OpenOptions::of(config) };
-    let opened = setup::open(devices, plan, 0, &options)?;
+    let options = OpenOptions { tune_seconds: 0.0, ..setup::open_options(config) };
+    let opened = open::open(devices, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| say(note));
     let team = Team::alone(opened.driver)?;
     state::restore(&team, checkpoint.parameters, &[], 0)?;

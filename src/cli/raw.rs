@@ -275,7 +275,7 @@ fn in_order<'t, 'i>(
 }
 
 /// The value of a key, if it accepts what was written.
-fn admit(key: &Key, value: Option<&DeValue>, written: &str) -> Option<Value> {
+fn admit(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option<Value> {
     let whole =
         |number: &toml::de::DeInteger| i128::from_str_radix(number.as_str(), number.radix()).ok();
     let value = match value {
@@ -337,7 +337,7 @@ fn unknown_key(place: Place, name: &str) -> ConfigError {
         (_, Some(section)) if section == name => format!("{section} is a section: [{section}]"),
         (Some(near), _) => format!("did you mean {near}?"),
         (None, section) => {
-            let of = |key: &&Key| section.is_none_or(|section| section == key.section);
+            let of = |key: &&Key<RunConfig>| section.is_none_or(|section| section == key.section);
             let known: Vec<&str> = KEYS.iter().filter(of).map(|key| key.name).collect();
             format!("there are {}", known.join(", "))
         }
@@ -651,7 +651,7 @@ mod tests {
     }
 
     /// Every key's value at a place between 0 and 1 of what it accepts.
-    fn pick(key: &Key, place: f64) -> Option<Value> {
+    fn pick(key: &Key<RunConfig>, place: f64) -> Option<Value> {
         use std::ops::Bound::{Excluded, Included};
         let value = match key.accepts {
             Accepts::Whole(first, last) => {

@@ -7,6 +7,7 @@ use super::args::{Explain, TrainArgs};
 use super::explain::explanation;
 use super::raw::{self, Resolved, Setting};
 use super::{Usage, writable};
+use crate::autotune::catalog;
 use crate::train::checkpoint::{Checkpoint, Store};
 use crate::train::config::RunConfig;
 use crate::train::error::{EXIT_RESTART, TrainError};
@@ -25,6 +26,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         return Ok(0);
     }
     let faults = Faults::from_environment().map_err(TrainError::from)?;
+    faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     if let Some(path) = &args.trace {
         writable(path, "--trace")?;
     }

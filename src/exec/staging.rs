@@ -1,6 +1,6 @@
 //! What transfers take of the host's memory: one rule for all devices.
 
-use super::{PIECE_ELEMENTS, gpu};
+use super::PIECE_ELEMENTS;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::graph::Plan;
 
@@ -10,6 +10,15 @@ use crate::graph::Plan;
 const PLACES_BYTES: usize = 64 << 20;
 const PLACES_TIMES: usize = 8;
 const PLACES: (usize, usize) = (4, 256);
+
+/// Slots of a GPU's two rings that take turns, and bytes of each: large enough that a submission
+/// per slot does not show in the bandwidth.
+pub const UPLOAD_SLOTS: usize = 4;
+pub const READBACK_SLOTS: usize = 2;
+pub const SLOT_BYTES: u64 = 4 << 20;
+
+/// Bytes that both rings take.
+const RING_BYTES: usize = (UPLOAD_SLOTS + READBACK_SLOTS) * SLOT_BYTES as usize;
 
 /// Room for pieces: how many, and bytes of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +56,7 @@ impl Places {
 /// begun; it takes as much as its pieces that are not dropped yet, and keeps for the next ones
 /// what is within the same bound for places.
 pub fn staging_bytes(plan: &Plan) -> usize {
-    Places::of(plan, PIECE_ELEMENTS).total() + gpu::RING_BYTES
+    Places::of(plan, PIECE_ELEMENTS).total() + RING_BYTES
 }
 
 #[cfg(test)]

@@ -2,28 +2,14 @@
 
 use std::fmt;
 
-use super::packet::{Body, Load, Pools};
-use super::pool::Pool;
-
-/// What packets and pools need to know of a type; nobody else implements it.
-pub trait Sealed: Sized {
-    fn wrap(load: Load<Self>) -> Body
-    where
-        Self: Element;
-
-    /// The values, if they are of this type.
-    fn unwrap(body: Body) -> Option<Load<Self>>
-    where
-        Self: Element;
-
-    fn pool(pools: &Pools) -> &Pool<Self>
-    where
-        Self: Element;
+/// Only the types of this file are elements.
+mod sealed {
+    pub trait Sealed {}
 }
 
 /// A number that collectives work on: `f32`, `f64`, `i32`, `u32`, `i64` or `u64`.
 pub trait Element:
-    Sealed + Copy + Default + PartialOrd + fmt::Debug + Send + Sync + 'static
+    sealed::Sealed + Copy + Default + PartialOrd + fmt::Debug + Send + Sync + 'static
 {
     /// As Rust writes it.
     const NAME: &'static str;
@@ -41,23 +27,8 @@ pub trait Element:
 }
 
 macro_rules! elements {
-    ($is_float:literal, $plus:expr; $($type:ident $variant:ident $pool:ident)*) => {$(
-        impl Sealed for $type {
-            fn wrap(load: Load<Self>) -> Body {
-                Body::$variant(load)
-            }
-
-            fn unwrap(body: Body) -> Option<Load<Self>> {
-                match body {
-                    Body::$variant(load) => Some(load),
-                    _ => None,
-                }
-            }
-
-            fn pool(pools: &Pools) -> &Pool<Self> {
-                &pools.$pool
-            }
-        }
+    ($is_float:literal, $plus:expr; $($type:ident)*) => {$(
+        impl sealed::Sealed for $type {}
 
         impl Element for $type {
             const NAME: &'static str = stringify!($type);
@@ -82,5 +53,5 @@ macro_rules! elements {
     )*};
 }
 
-elements!(true, |a, b| a + b; f32 F32 f32 f64 F64 f64);
-elements!(false, |a, b| a.wrapping_add(b); i32 I32 i32 u32 U32 u32 i64 I64 i64 u64 U64 u64);
+elements!(true, |a, b| a + b; f32 f64);
+elements!(false, |a, b| a.wrapping_add(b); i32 u32 i64 u64);

@@ -20,6 +20,7 @@ pub use link::GroupError;
 pub use mailbox::{Closed, Mailbox, Waited};
 pub use member::{Member, Message, Own};
 pub use op::Op;
+pub use packet::Transferable;
 pub use pool::{Pool, Shared, Values};
 pub use process_group::{Group, init};
 

@@ -88,6 +88,16 @@ pub enum Load<T: Element> {
     Shared(Shared<T>),
 }
 
+/// An element whose values packets carry and pools keep: all of them are.
+pub trait Transferable: Element {
+    fn wrap(load: Load<Self>) -> Body;
+
+    /// The values, if they are of this type.
+    fn unwrap(body: Body) -> Option<Load<Self>>;
+
+    fn pool(pools: &Pools) -> &Pool<Self>;
+}
+
 /// What is between the two brackets, for each type.
 macro_rules! for_each_type {
     ($($type:ident $variant:ident)*) => {
@@ -109,6 +119,25 @@ macro_rules! for_each_type {
                 Self { $($type: Pool::new(FREE_MAX),)* }
             }
         }
+
+        $(
+            impl Transferable for $type {
+                fn wrap(load: Load<Self>) -> Body {
+                    Body::$variant(load)
+                }
+
+                fn unwrap(body: Body) -> Option<Load<Self>> {
+                    match body {
+                        Body::$variant(load) => Some(load),
+                        _ => None,
+                    }
+                }
+
+                fn pool(pools: &Pools) -> &Pool<Self> {
+                    &pools.$type
+                }
+            }
+        )*
     };
 }
 

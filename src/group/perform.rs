@@ -3,11 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::element::Element;
 use super::link::{GroupError, WINDOW};
 use super::member::Member;
 use super::op::{Combine, Op};
-use super::packet::{Body, Call, Kind, Load};
+use super::packet::{Body, Call, Kind, Load, Transferable};
 use super::pool::{Shared, Values};
 use super::process_group::{Done, Group};
 use super::side::{Side, Slices};
@@ -42,7 +41,7 @@ impl Group {
     }
 
     /// The sum of all weights of a mean; the same bits on all ranks.
-    pub(super) fn weights<T: Element>(&mut self, op: &Op<T>) -> Result<f64, GroupError> {
+    pub(super) fn weights<T: Transferable>(&mut self, op: &Op<T>) -> Result<f64, GroupError> {
         let Op::Mean { weight } = op else { return Ok(0.0) };
         let mut weights = [*weight];
         let call = Call { op: "weights of a mean", ..Call::new::<f64>(Kind::AllReduce, 1) };
@@ -77,7 +76,7 @@ impl Group {
     }
 
     /// The phases (reduce, gather) of a ring.
-    pub(super) fn exchange<T: Element>(
+    pub(super) fn exchange<T: Transferable>(
         &mut self,
         length: usize,
         slices: Slices<'_, T>,
@@ -131,7 +130,7 @@ impl Group {
     }
 
     /// The tree of a few values, in one message.
-    pub(super) fn all_reduce_tree<T: Element>(
+    pub(super) fn all_reduce_tree<T: Transferable>(
         &mut self,
         values: &mut [T],
         combine: &Combine<'_, T>,
@@ -143,7 +142,7 @@ impl Group {
     }
 
     /// Performs the steps of a reduction; the result, where it ends.
-    pub(super) fn climb<T: Element>(
+    pub(super) fn climb<T: Transferable>(
         &mut self,
         steps: &[Step],
         own: &[T],
@@ -176,14 +175,14 @@ impl Group {
         Ok(Some(result))
     }
 
-    fn copy<T: Element>(&self, own: &[T], combine: &Combine<'_, T>) -> Values<T> {
+    fn copy<T: Transferable>(&self, own: &[T], combine: &Combine<'_, T>) -> Values<T> {
         let mut values = T::pool(&self.link.pools).take(own.len());
         combine.copy(own, &mut values);
         values
     }
 
     /// Performs the steps of a broadcast, of the values or of what is held instead.
-    pub(super) fn descend<T: Element>(
+    pub(super) fn descend<T: Transferable>(
         &mut self,
         steps: &[Step],
         values: &mut [T],
@@ -211,17 +210,17 @@ impl Group {
         Ok(())
     }
 
-    pub(super) fn give<T: Element>(&mut self, values: &[T], to: Rank) -> Done {
+    pub(super) fn give<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
         chunks::<T>(values.len()).try_for_each(|range| self.give_part(&values[range], to))
     }
 
-    fn give_part<T: Element>(&mut self, values: &[T], to: Rank) -> Done {
+    fn give_part<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
         let mut part = T::pool(&self.link.pools).take(values.len());
         part.copy_from_slice(values);
         self.link.send_credited(to, T::wrap(Load::Values(part)))
     }
 
-    pub(super) fn take<T: Element>(&mut self, values: &mut [T], from: Rank) -> Done {
+    pub(super) fn take<T: Transferable>(&mut self, values: &mut [T], from: Rank) -> Done {
         for range in chunks::<T>(values.len()) {
             let Load::Values(came) = self.take_part(from)? else { unreachable!("{OTHER}") };
             values[range].copy_from_slice(&came);
@@ -229,7 +228,7 @@ impl Group {
         Ok(())
     }
 
-    fn take_part<T: Element>(&mut self, from: Rank) -> Result<Load<T>, GroupError> {
+    fn take_part<T: Transferable>(&mut self, from: Rank) -> Result<Load<T>, GroupError> {
         let body = self.link.receive(from)?;
         Ok(T::unwrap(body).expect(OTHER))
     }

@@ -14,10 +14,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::element::Element;
 use super::link::{GroupError, Link};
 use super::op::{Combine, Op};
-use super::packet::{Call, Kind};
+use super::packet::{Call, Kind, Transferable};
 use super::perform::chunks;
 use super::side::Slices;
 use crate::base::Rank;
@@ -89,7 +88,7 @@ impl Group {
 
     /// Combines everyone's values, in place. `2 (world - 1) / world` of the bytes go through each
     /// rank.
-    pub fn all_reduce<T: Element>(&mut self, values: &mut [T], op: Op<T>) -> Done {
+    pub fn all_reduce<T: Transferable>(&mut self, values: &mut [T], op: Op<T>) -> Done {
         let weights = self.weights(&op)?;
         let combine = Combine { op: &op, weights };
         let call = Call { op: op.name(), ..Call::new::<T>(Kind::AllReduce, values.len()) };
@@ -104,7 +103,12 @@ impl Group {
 
     /// Combines everyone's `world * into.len()` values; rank `r` gets part `r` of the result.
     /// `(world - 1) / world` of the bytes go through each rank.
-    pub fn reduce_scatter<T: Element>(&mut self, values: &[T], into: &mut [T], op: Op<T>) -> Done {
+    pub fn reduce_scatter<T: Transferable>(
+        &mut self,
+        values: &[T],
+        into: &mut [T],
+        op: Op<T>,
+    ) -> Done {
         let weights = self.weights(&op)?;
         let combine = Combine { op: &op, weights };
         let call = Call { op: op.name(), ..Call::new::<T>(Kind::ReduceScatter, into.len()) };
@@ -118,7 +122,7 @@ impl Group {
 
     /// Everyone's values, one after the other by rank, go to everyone; `into` is `world` times as
     /// long. `(world - 1) / world` of its bytes go through each rank.
-    pub fn all_gather_into<T: Element>(&mut self, values: &[T], into: &mut [T]) -> Done {
+    pub fn all_gather_into<T: Transferable>(&mut self, values: &[T], into: &mut [T]) -> Done {
         let call = Call::new::<T>(Kind::AllGather, values.len());
         self.call(call, |group| {
             group.expect_blocks("into", into.len(), values.len())?;
@@ -132,7 +136,7 @@ impl Group {
     }
 
     /// As [`Self::all_gather_into`], in vectors by rank.
-    pub fn all_gather<T: Element>(&mut self, values: &[T]) -> Result<Vec<Vec<T>>, GroupError> {
+    pub fn all_gather<T: Transferable>(&mut self, values: &[T]) -> Result<Vec<Vec<T>>, GroupError> {
         let mut all = vec![T::default(); self.world_size() * values.len()];
         self.all_gather_into(values, &mut all)?;
         let block = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
@@ -148,7 +152,7 @@ impl Group {
 
     /// Combines everyone's values on `dst`, in place; elsewhere they stay as they are. Everything
     /// goes `ceil(log2(world))` times through `dst`.
-    pub fn reduce<T: Element>(&mut self, values: &mut [T], dst: Rank, op: Op<T>) -> Done {
+    pub fn reduce<T: Transferable>(&mut self, values: &mut [T], dst: Rank, op: Op<T>) -> Done {
         let weights = self.weights(&op)?;
         let combine = Combine { op: &op, weights };
         let call = Call { op: op.name(), ..Call::new::<T>(Kind::Reduce { dst }, values.len()) };
@@ -166,7 +170,7 @@ impl Group {
     }
 
     /// The values of `src` go to everyone. They go `ceil(log2(world))` times through `src`.
-    pub fn broadcast<T: Element>(&mut self, values: &mut [T], src: Rank) -> Done {
+    pub fn broadcast<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
         let call = Call::new::<T>(Kind::Broadcast { src }, values.len());
         self.call(call, |group| {
             group.expect_rank(src)?;
@@ -178,7 +182,7 @@ impl Group {
 
     /// Everyone's values, one after the other by rank, go to `dst`, where `into` is `world` times
     /// as long; elsewhere it is empty.
-    pub fn gather<T: Element>(&mut self, values: &[T], into: &mut [T], dst: Rank) -> Done {
+    pub fn gather<T: Transferable>(&mut self, values: &[T], into: &mut [T], dst: Rank) -> Done {
         let call = Call::new::<T>(Kind::Gather { dst }, values.len());
         self.call(call, |group| {
             group.expect_rank(dst)?;
@@ -204,7 +208,7 @@ impl Group {
 
     /// Part `r` of the values of `src`, which are `world` times as long as `into`, goes to rank
     /// `r`; elsewhere `values` is empty.
-    pub fn scatter<T: Element>(&mut self, values: &[T], into: &mut [T], src: Rank) -> Done {
+    pub fn scatter<T: Transferable>(&mut self, values: &[T], into: &mut [T], src: Rank) -> Done {
         let call = Call::new::<T>(Kind::Scatter { src }, into.len());
         self.call(call, |group| {
             group.expect_rank(src)?;
@@ -233,7 +237,7 @@ impl Group {
     /// Sends values to a rank, which calls [`Self::recv`]. Returns when they are handed over: at
     /// once while at most 16 messages of 256 KiB, at least one for each send, wait for that rank,
     /// and else when it has taken enough of them. Collectives in between need no room of these.
-    pub fn send<T: Element>(&mut self, values: &[T], dst: Rank) -> Done {
+    pub fn send<T: Transferable>(&mut self, values: &[T], dst: Rank) -> Done {
         let call = Call::new::<T>(Kind::Send { dst }, values.len());
         self.call(call, |group| {
             group.expect_other(dst)?;
@@ -242,7 +246,7 @@ impl Group {
     }
 
     /// What a rank sends, which must be as long.
-    pub fn recv<T: Element>(&mut self, values: &mut [T], src: Rank) -> Done {
+    pub fn recv<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
         let call = Call::new::<T>(Kind::Recv { src }, values.len());
         self.call(call, |group| {
             group.expect_other(src)?;

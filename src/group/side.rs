@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use super::element::Element;
 use super::link::{GroupError, Link};
 use super::member::{Message, Own};
 use super::op::Combine;
-use super::packet::{Body, Load};
+use super::packet::{Body, Load, Transferable};
 use super::pool::{Shared, Values};
 use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Chunk, Phase};
@@ -38,7 +37,7 @@ impl<T> Slices<'_, T> {
 }
 
 /// A rank's side of one collective.
-pub struct Side<'a, T: Element> {
+pub struct Side<'a, T: Transferable> {
     pub link: &'a mut Link,
     pub slices: Slices<'a, T>,
     pub combine: Combine<'a, T>,
@@ -48,7 +47,7 @@ pub struct Side<'a, T: Element> {
     pub gathered: usize,
 }
 
-impl<T: Element> Own<T> for Side<'_, T> {
+impl<T: Transferable> Own<T> for Side<'_, T> {
     type Error = GroupError;
 
     fn copy_to(&mut self, _: ChunkId, chunk: &Chunk, into: &mut [T]) -> Result<(), GroupError> {

@@ -133,7 +133,7 @@ macro_rules! sections {
             &[$((stringify!($section), concat!($($section_doc),*)),)*];
 
         /// Every key, in the order in which they are printed.
-        pub const KEYS: &[Key] = &[$($(Key {
+        pub const KEYS: &[Key<RunConfig>] = &[$($(Key {
             name: concat!(stringify!($section), ".", stringify!($key)),
             section: stringify!($section),
             leaf: stringify!($key),
@@ -398,7 +398,7 @@ impl RunConfig {
 }
 
 /// The key of this name, `section.leaf`.
-pub fn key(name: &str) -> Option<&'static Key> {
+pub fn key(name: &str) -> Option<&'static Key<RunConfig>> {
     KEYS.iter().find(|key| key.name == name)
 }
 

@@ -221,8 +221,7 @@ mod tests {
 
     use crate::exec::Cpu;
     use crate::graph::{Builder, Plan, PlanOptions};
-    use crate::train::TrainError;
-    use crate::train::error::EXIT_DEFECT;
+    use crate::train::runtime_error::{EXIT_DEFECT, RuntimeError};
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -296,7 +295,7 @@ mod tests {
         for what in ["a step", "another step"] {
             let error = driver.run(what, |_| -> Result<(), _> { panic!("planted") }).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
-            assert_eq!(TrainError::from(error).exit_code(), EXIT_DEFECT);
+            assert_eq!(RuntimeError::from(error).exit_code(), EXIT_DEFECT);
         }
     }
 }

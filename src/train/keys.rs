@@ -6,10 +6,8 @@ use std::fmt;
 use std::ops::Bound;
 use std::path::PathBuf;
 
-use super::config::RunConfig;
-
-/// One key of the configuration.
-pub struct Key {
+/// One key of a configuration `C`.
+pub struct Key<C: 'static> {
     /// `section.leaf`, as flags and messages name it.
     pub name: &'static str,
     pub section: &'static str,
@@ -20,9 +18,9 @@ pub struct Key {
     /// Where the default comes from if it is not a constant: "as train.batch".
     pub follows: Option<&'static str>,
     /// The value in a configuration; `None` if it has none (a path that is not there).
-    pub get: fn(&RunConfig) -> Option<Value>,
+    pub get: fn(&C) -> Option<Value>,
     /// Puts in a value that [`Key::accepts`] has checked. Panics on a value of another type.
-    pub set: fn(&mut RunConfig, Value),
+    pub set: fn(&mut C, Value),
 }
 
 /// A value of a key, of one of the types that TOML and the keys have in common.

@@ -8,15 +8,14 @@ use crate::graph::Plan;
 use crate::graph::print::Memory;
 use crate::parallel::Instruction;
 
-use super::error::TrainError;
-use super::loader;
+use super::runtime_error::RuntimeError;
 
 /// Refuses what needs more bytes than the host has available; where that is not known, nothing.
-pub fn require(bytes: usize) -> Result<(), TrainError> {
+pub fn require(bytes: usize) -> Result<(), RuntimeError> {
     match available_memory() {
         Some(available) if bytes as u64 > available => {
             let needed = gibibytes(bytes as u64);
-            Err(TrainError::Memory { needed, available: gibibytes(available) })
+            Err(RuntimeError::Memory { needed, available: gibibytes(available) })
         }
         _ => Ok(()),
     }
@@ -27,7 +26,7 @@ pub fn require_of_host(
     selection: &Selection,
     plan: &Plan,
     moments: &Moments,
-) -> Result<(), TrainError> {
+) -> Result<(), RuntimeError> {
     if is_of_host(selection) { require(of_device(plan, moments)) } else { Ok(()) }
 }
 
@@ -47,7 +46,7 @@ pub fn require_on(
     setting: u64,
     plan: &Plan,
     moments: &Moments,
-) -> Result<Option<String>, TrainError> {
+) -> Result<Option<String>, RuntimeError> {
     let needed = memory(plan, moments).peak() as u64;
     fits(&adapter.name, adapter.memory, setting, needed)
 }
@@ -57,7 +56,7 @@ fn fits(
     memory: AdapterMemory,
     setting: u64,
     needed: u64,
-) -> Result<Option<String>, TrainError> {
+) -> Result<Option<String>, RuntimeError> {
     let (has, told) = match setting {
         0 => (memory.bytes, "as its driver says (train.memory_mib overrides that)"),
         mebibytes => (Some(mebibytes << 20), "as train.memory_mib says"),
@@ -65,7 +64,7 @@ fn fits(
     match has {
         Some(has) if needed > has => {
             let (adapter, needed, has) = (name.into(), gibibytes(needed), gibibytes(has));
-            Err(TrainError::DeviceMemory { adapter, needed, has, told })
+            Err(RuntimeError::DeviceMemory { adapter, needed, has, told })
         }
         Some(_) => Ok(None),
         None => Ok(Some(format!(
@@ -95,12 +94,13 @@ pub fn of_device(plan: &Plan, moments: &Moments) -> usize {
     memory.peak().saturating_add(saved)
 }
 
-/// What a run of batches of `batch` samples of `context` tokens takes besides the device.
-pub fn of_run(plan: &Plan, batch: usize, micro_batch: usize, context: usize) -> usize {
+/// What a run of batches of `batch` samples takes besides the device: its program, and `loaded`
+/// bytes of inputs that wait.
+pub fn of_run(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
     let per_micro_batch = plan.segments.len() + 1;
     let instructions = batch.div_ceil(micro_batch.max(1)).saturating_mul(per_micro_batch);
     let program = instructions.saturating_mul(size_of::<Instruction>());
-    program.saturating_add(loader::bytes(batch, context))
+    program.saturating_add(loaded)
 }
 
 /// Bytes for people.
@@ -115,8 +115,6 @@ pub fn gibibytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::config::RunConfig;
-    use crate::train::setup;
 
     #[test]
     fn what_is_known_and_too_small_is_refused_with_the_figures() {
@@ -134,27 +132,5 @@ mod tests {
         assert!(told(Some(4 << 30), 1024).contains("has 1.0 GiB, as train.memory_mib says"));
         assert!(told(None, 0).contains("the run needs 3.0 GiB"), "{}", told(None, 0));
         assert!(require(0).is_ok());
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn a_model_that_no_host_holds_is_refused_before_it_is_allocated() {
-        let mut config = RunConfig::default();
-        (config.model.width, config.model.layers) = (65_536, 1024);
-        config.check().unwrap();
-        let plan = setup::plan(&config, 65).unwrap();
-        let Err(error) = setup::open("cpu", plan, 2, &setup::OpenOptions::default()) else {
-            panic!("no host has this")
-        };
-        let text = error.to_string();
-        assert!(text.contains("GiB") && text.contains("model.width"), "{text}");
-        assert_eq!(error.exit_code(), crate::train::error::EXIT_CONFIGURATION);
-    }
-
-    #[test]
-    fn the_largest_run_that_can_be_configured_is_counted_without_wrapping() {
-        let plan = setup::plan(&RunConfig::default(), 65).unwrap();
-        let all = of_run(&plan, 1 << 20, 1, 65_536);
-        assert!(all > (1 << 36) && all < usize::MAX, "{all}");
     }
 }

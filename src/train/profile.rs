@@ -18,9 +18,10 @@ use super::driver::Driver;
 use super::error::TrainError;
 use super::fault::Faults;
 use super::loader::{Loader, Source};
+use super::open::{self, Opened};
 use super::run::source;
+use super::setup;
 use super::step::{Alone, StepInput, load, run_step};
-use super::{setup, state};
 
 /// Steps before anything is measured: the first compiles the shaders.
 const WARM_UP: u64 = 2;
@@ -70,11 +71,10 @@ impl Profile {
         let program = Arc::new(one_rank(&plan, batch, rows));
         let inputs = inputs(config, source(config, &plan.graph, &data, (0, 0))?, &program)?;
         let moments = setup::optimizer(config).moments();
-        let options = setup::OpenOptions::of(config);
-        let setup::Opened { driver, identity, .. } =
-            setup::open(selector, plan, moments, &options)?;
+        let options = setup::open_options(config);
+        let Opened { driver, identity, .. } = open::open(selector, plan, moments, &options)?;
         let seed = config.train.seed;
-        driver.run("initialization", move |device| state::initialize(device, seed))?;
+        driver.run("initialization", move |device| open::initialize(device, seed))?;
         let (mut seconds, mut busy) = (Vec::new(), Vec::new());
         for input in &inputs {
             let (share, took) = timed_step(&driver, input)?;

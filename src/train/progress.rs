@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::ranks::{Means, ShownRank};
-use crate::autotune;
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
 
@@ -125,9 +124,9 @@ impl Lines {
 
 /// Tells how far certifying and timing kernels is, if that takes long: after a second, and then
 /// after every five.
-pub fn kernels_note(quiet: bool) -> impl FnMut(&str, autotune::Progress) {
+pub fn kernels_note(quiet: bool) -> impl FnMut(&str, (usize, usize), Duration) {
     let mut next = Duration::from_secs(1);
-    move |device, autotune::Progress { done, total, elapsed }| {
+    move |device, (done, total), elapsed| {
         if !quiet && elapsed >= next {
             next = elapsed + Duration::from_secs(5);
             let seconds = elapsed.as_secs_f64();

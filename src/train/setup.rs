@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::{Activation, DataKind, OptimKind, RunConfig, ScheduleKind};
-use super::driver::Driver;
+use super::config::{self, Activation, Adding, Balance, CollectiveKind, DataKind};
+use super::config::{OptimKind, RunConfig, ScheduleKind};
 use super::error::TrainError;
-use super::{config, memory};
-use crate::autotune::{self, Choices, Kernels, Record, Tuning, cache};
+use super::open::OpenOptions;
+use super::team::assemble::ParallelOptions;
+use super::team::link::AddingPlace;
+use crate::collective::Topology;
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
-use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
-use crate::exec::{Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
@@ -124,127 +124,67 @@ pub fn sampler(config: &RunConfig, data: &Arc<TextData>, done: (u64, u64)) -> Sa
     Sampler::new(config.train.seed, population, config.train.batch as u32).after(steps, samples)
 }
 
-/// A device that was chosen and opened, on its own thread.
-pub struct Opened {
-    pub driver: Driver,
-    /// What a person should know: why this device, and about its kernels.
-    pub notes: Vec<String>,
-    /// What decides about bits: recorded, and compared on resume.
-    pub identity: String,
-    pub is_cpu: bool,
-    /// Its place among the devices that were asked for.
-    pub position: usize,
-    /// The most rows of its plan.
-    pub rows: u32,
-    /// Which kernels run, where there is a choice.
-    pub choices: Choices,
-}
-
-/// How a device is opened, besides its plan.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OpenOptions {
-    /// How long a device may give no sign of life (`train.deadline_s`).
-    pub deadline: Duration,
-    /// The device's memory in MiB; 0: what it tells (`train.memory_mib`).
-    pub memory_mib: u64,
-    /// The most seconds to time kernels in that are not recorded (`train.tune_seconds`).
-    pub tune_seconds: f64,
-}
-
-impl OpenOptions {
-    /// As a configuration says.
-    pub fn of(config: &RunConfig) -> Self {
-        let train = &config.train;
-        Self {
-            deadline: Duration::from_secs_f64(train.deadline_s),
-            memory_mib: train.memory_mib,
-            tune_seconds: train.tune_seconds,
-        }
+/// How the devices of a configuration are opened.
+pub fn open_options(config: &RunConfig) -> OpenOptions {
+    let train = &config.train;
+    OpenOptions {
+        deadline: Duration::from_secs_f64(train.deadline_s),
+        memory_mib: train.memory_mib,
+        tune_seconds: train.tune_seconds,
     }
 }
 
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self::of(&RunConfig::default())
+/// How the devices of a configuration share its work.
+pub fn parallel_options(config: &RunConfig) -> ParallelOptions {
+    let parallel = &config.parallel;
+    ParallelOptions {
+        shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
+        topology: match parallel.collective {
+            CollectiveKind::Ring => Topology::Ring,
+            CollectiveKind::Star => Topology::Star,
+        },
+        overlap: parallel.overlap,
+        adding: match parallel.adding {
+            Adding::Measured => None,
+            Adding::Host => Some(AddingPlace::Host),
+            Adding::Device => Some(AddingPlace::Device),
+        },
+        chunk_bytes: parallel.chunk_kib << 10,
     }
 }
 
-/// Opens the device that `selector` names, with `plan` and room for the optimizer's moments. Its
-/// kernels are chosen by what is recorded of the adapter, or else timed.
-///
-/// # Errors
-/// No such device; one that the plan does not fit, or whose memory it does not; one with a driver
-/// that runs a kernel wrong.
-pub fn open(
-    selector: &str,
-    plan: Plan,
-    moments: usize,
-    options: &OpenOptions,
-) -> Result<Opened, TrainError> {
-    let tuning = Tuning { seconds: options.tune_seconds, ..Tuning::default() };
-    let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
-        Selection::Cpu { because: None }
-    } else {
-        select(selector, &list_adapters())?
-    };
-    memory::require_of_host(&selection, &plan, &moments.into())?;
-    open_selected(selection, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::error::EXIT_CONFIGURATION;
+    use crate::train::{loader, memory, open};
 
-/// Like [`open`] for a device that is chosen, with kernels chosen as `tuning` says for the device
-/// of an identity; `report` is told its name and how far that is.
-///
-/// # Errors
-/// As [`open`].
-pub fn open_selected(
-    selection: Selection,
-    plan: Plan,
-    moments: Moments,
-    options: &OpenOptions,
-    tuning: impl FnOnce(&str) -> Tuning,
-    report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Opened, TrainError> {
-    let is_cpu = matches!(selection, Selection::Cpu { .. });
-    let rows = plan.options.rows as u32;
-    let (executor, notes, identity, choices): (Box<dyn Executor>, _, _, _) = match selection {
-        Selection::Cpu { because } => {
-            let note = because.map(|why| format!("training on the CPU: {why}"));
-            let device = Cpu::fast(plan, moments);
-            let identity = device.name().to_string();
-            (Box::new(device), Vec::from_iter(note), identity, Choices::default())
-        }
-        Selection::Adapter(adapter) => {
-            let mut notes =
-                Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, &moments)?);
-            let identity = cache::identity(&adapter);
-            let is_software = adapter.kind == AdapterKind::Software;
-            let tuning = Tuning { is_software, ..tuning(&identity) };
-            let mut gpu = Gpu::open(&adapter, Checks::Trusted)?;
-            gpu.deadline = options.deadline;
-            let mut kernels = Kernels::new(Record::of(&adapter));
-            let mut report = |progress| report(&adapter.name, progress);
-            notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
-            let choices = kernels.choices().clone();
-            let device = allocate(gpu, plan, moments, kernels)?;
-            (Box::new(device), notes, identity, choices)
-        }
-    };
-    let driver = Driver::start(executor, options.deadline)
-        .map_err(|error| TrainError::Defect(format!("no thread could be started: {error}")))?;
-    Ok(Opened { driver, notes, identity, is_cpu, position: 0, rows, choices })
-}
+    #[test]
+    fn defaults_of_the_library_are_those_of_the_configuration() {
+        let config = RunConfig::default();
+        assert_eq!(open_options(&config), OpenOptions::default());
+        assert_eq!(parallel_options(&config), ParallelOptions::default());
+    }
 
-/// An adapter with everything of a plan on it. That it has no room now is a matter of the
-/// configuration, unlike in the middle of a run.
-fn allocate(
-    gpu: Gpu,
-    plan: Plan,
-    moments: Moments,
-    kernels: Kernels,
-) -> Result<GpuExecutor, TrainError> {
-    let needed = memory::gibibytes(memory::memory(&plan, &moments).peak() as u64);
-    GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| match error {
-        DeviceError::OutOfMemory { adapter, what } => TrainError::NoRoom { adapter, what, needed },
-        other => other.into(),
-    })
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_model_that_no_host_holds_is_refused_before_it_is_allocated() {
+        let mut config = RunConfig::default();
+        (config.model.width, config.model.layers) = (65_536, 1024);
+        config.check().unwrap();
+        let plan = plan(&config, 65).unwrap();
+        let Err(error) = open::open("cpu", plan, 2, &OpenOptions::default()) else {
+            panic!("no host has this")
+        };
+        let text = error.to_string();
+        assert!(text.contains("GiB") && text.contains("model.width"), "{text}");
+        assert_eq!(error.exit_code(), EXIT_CONFIGURATION);
+    }
+
+    #[test]
+    fn the_largest_run_that_can_be_configured_is_counted_without_wrapping() {
+        let plan = plan(&RunConfig::default(), 65).unwrap();
+        let all = memory::of_run(&plan, 1 << 20, 1, loader::bytes(1 << 20, 65_536));
+        assert!(all > (1 << 36) && all < usize::MAX, "{all}");
+    }
 }

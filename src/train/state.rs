@@ -7,7 +7,6 @@ use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
 use crate::kernels::hash;
-use crate::model;
 
 use super::checkpoint::{CheckpointError, NamedTensor};
 use super::error::TrainError;
@@ -215,20 +214,6 @@ pub fn restore(
     Ok(restored.into_iter().collect::<Result<(), CheckpointError>>()?)
 }
 
-/// Sets the initial parameters of a seed; moments start as zeros.
-pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceError> {
-    for bucket in 0..device.plan().buckets.len() {
-        let plan = device.plan();
-        let mut values = vec![0.0; plan.buckets[bucket].length];
-        for &(id, start) in &plan.buckets[bucket].parameters {
-            let initial = model::init::values(&plan.graph, id, seed);
-            values[start..start + initial.len()].copy_from_slice(&initial);
-        }
-        device.write_bank(Bank::Parameters, BucketId(bucket as u32), &values)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::ops::Range;
@@ -238,6 +223,7 @@ mod tests {
     use crate::device::{Injected, Pulse};
     use crate::exec::{Cpu, Input, Pass, Piece, StepSums, Timing, Work};
     use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
+    use crate::train::open::initialize;
 
     type Done = Result<(), DeviceError>;
 

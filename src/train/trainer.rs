@@ -30,14 +30,14 @@ use std::sync::Arc;
 use ndarray::ArrayD;
 
 use super::checkpoint::NamedTensor;
-use super::config::{Adding, Balance, Parallel};
 use super::error::TrainError;
 use super::evaluate::forward;
 use super::fault::Faults;
 use super::step::{Inputs, StepInput, Values, load};
 use super::team::Team;
-use super::team::assemble::{Assembled, Request, assemble};
-use super::{setup, state};
+use super::team::assemble::{Assembled, ParallelOptions, Request, assemble};
+use super::team::link::AddingPlace;
+use super::{open, state};
 use crate::autotune::Tuning;
 use crate::base::rng::Key;
 use crate::base::{DType, Rank, TensorId};
@@ -137,12 +137,11 @@ impl Trainer {
         let tune_seconds = options.tune_seconds;
         let tuning =
             |_: &str, _: &BTreeMap<_, _>| Tuning { seconds: tune_seconds, ..Tuning::default() };
-        let parallel = Parallel {
-            balance: Balance::Fixed,
+        let parallel = ParallelOptions {
+            shares: Some(options.shares.iter().map(|share| *share as u64).collect()),
             // What is measured is recorded with a run, and a trainer has none.
-            adding: Adding::Host,
-            shares: options.shares.iter().map(|share| *share as u64).collect(),
-            ..Parallel::default()
+            adding: Some(AddingPlace::Host),
+            ..ParallelOptions::default()
         };
         let request = Request {
             selector: &options.devices,
@@ -153,7 +152,7 @@ impl Trainer {
             plan: &plan,
             probe: None,
             seed: options.seed,
-            opening: setup::OpenOptions { tune_seconds, ..Default::default() },
+            opening: open::OpenOptions { tune_seconds, ..Default::default() },
             tuning: &tuning,
             saved: None,
             again: false,
@@ -162,7 +161,7 @@ impl Trainer {
         };
         let Assembled { team, plan, programs, .. } = assemble(&request, &mut |_, _| {})?;
         let seed = options.seed;
-        team.each("initialization", move |_, device| state::initialize(device, seed))?;
+        team.each("initialization", move |_, device| open::initialize(device, seed))?;
         let (graph, options) = (plan.graph, options.clone());
         Ok(Self { team, graph, programs, options, step: 0, updates: 0 })
     }

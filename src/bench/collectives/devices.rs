@@ -19,10 +19,11 @@ use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{Bank, Executor, Moments};
 use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
 use crate::parallel::{Program, all_reduce};
-use crate::train::config::RunConfig;
 use crate::train::fault::Faults;
-use crate::train::setup::{OpenOptions, Opened, open_selected};
+use crate::train::open::{OpenOptions, Opened, open_selected};
+use crate::train::runtime_error::RuntimeError;
 use crate::train::step::StepInput;
+use crate::train::team::assemble::ParallelOptions;
 use crate::train::team::link::AddingPlace;
 use crate::train::team::{Team, TeamOptions, layout, measure as timing};
 use crate::train::{TrainError, memory};
@@ -96,7 +97,7 @@ fn measure_sizes(world: &World, effort: Effort, sheet: &mut Sheet) -> Result<(),
         let plan = plan(width)?;
         let bytes = (plan.buckets[BUCKET.index()].length * ELEMENT_BYTES) as u64;
         let mut team = match start(world, &plan) {
-            Err(error @ (TrainError::Memory { .. } | TrainError::NoRoom { .. })) => {
+            Err(error @ (RuntimeError::Memory { .. } | RuntimeError::NoRoom { .. })) => {
                 sheet.skip(&name(Kind::AllReduce.name(), bytes, world), error.to_string());
                 continue;
             }
@@ -126,10 +127,10 @@ fn plan(width: usize) -> Result<Plan, TrainError> {
 }
 
 /// Opens the devices, finds out where each adds best, and ties them together as a run does.
-fn start(world: &World, plan: &Plan) -> Result<Team, TrainError> {
+fn start(world: &World, plan: &Plan) -> Result<Team, RuntimeError> {
     let of_host = world.selections.iter().filter(|selection| memory::is_of_host(selection));
     memory::require(of_host.count().saturating_mul(memory::of_device(plan, &0.into())))?;
-    let chunk_bytes = RunConfig::default().parallel.chunk_kib << 10;
+    let chunk_bytes = ParallelOptions::default().chunk_bytes;
     let layout = layout(plan, Topology::Ring, world.selections.len(), chunk_bytes);
     let (mut drivers, mut adding) = (Vec::new(), Vec::new());
     for selection in &world.selections {
@@ -148,7 +149,7 @@ fn start(world: &World, plan: &Plan) -> Result<Team, TrainError> {
 }
 
 /// Nothing of the plan runs, so no kernel is timed.
-fn open(selection: &Selection, plan: &Plan) -> Result<Opened, TrainError> {
+fn open(selection: &Selection, plan: &Plan) -> Result<Opened, RuntimeError> {
     let (options, moments) = (OpenOptions::default(), Moments::from(0));
     let tuning = |_: &str| Tuning { seconds: 0.0, ..Tuning::default() };
     open_selected(selection.clone(), plan.clone(), moments, &options, tuning, &mut |_, _| {})
@@ -169,7 +170,7 @@ fn sum(team: &mut Team, program: &Arc<Program>) -> Result<(), TrainError> {
         })
     };
     let inputs: Vec<Arc<StepInput>> = (0..team.world()).map(input).collect();
-    team.step(&inputs).map(drop)
+    Ok(team.step(&inputs).map(drop)?)
 }
 
 /// Sums known values and compares every bit of every device; then all hold zeros, which stay so

@@ -30,7 +30,6 @@ use add::Adder;
 use banks::Banks;
 use pieces::{Pieces, Wanted};
 use prepare::{Binding, Task};
-pub use stream::RING_BYTES;
 use stream::{ReadRange, Stream};
 
 /// What a prepared node depends on: its index, the copy of the stash, the rows, and whether it

@@ -12,6 +12,7 @@ use super::pieces::{Pieces, Wanted};
 use super::prepare::Task;
 use crate::device::{DeviceError, Gpu, ReadbackRing, UploadRing};
 use crate::exec::Piece;
+use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
 
 /// Submissions that may wait for the device. Without a bound, a step of many micro-batches would
 /// queue up as a whole, and the wait at its end would pass the deadline on a slow device.
@@ -24,15 +25,6 @@ const SUBMISSION_SECONDS: f64 = 0.2;
 /// Dispatches after which a stretch of nodes is submitted, so that the device has something to do
 /// while the next ones are recorded.
 const DISPATCHES: usize = 32;
-
-/// Slots that take turns, and bytes of each: large enough that a submission per slot does not
-/// show in the bandwidth.
-const UPLOAD_SLOTS: usize = 4;
-const READBACK_SLOTS: usize = 2;
-const SLOT_BYTES: u64 = 4 << 20;
-
-/// Bytes that both rings take.
-pub const RING_BYTES: usize = (UPLOAD_SLOTS + READBACK_SLOTS) * SLOT_BYTES as usize;
 
 /// A range of a buffer to read: offset and size in bytes.
 pub type ReadRange<'a> = (&'a wgpu::Buffer, u64, u64);

@@ -82,7 +82,7 @@ impl Manifest {
             let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
             return Err(damaged(format!("it names the files {names:?} instead of {FILES:?}")));
         }
-        if super::store::step_of(directory).is_some_and(|step| step != manifest.meta.step) {
+        if step_of(directory).is_some_and(|step| step != manifest.meta.step) {
             return Err(damaged(format!("it is that of step {}", manifest.meta.step)));
         }
         Ok(manifest)
@@ -105,6 +105,19 @@ impl Manifest {
         json.push(b'\n');
         json
     }
+}
+
+/// The step that the name of a checkpoint directory says.
+pub(super) fn step_of(path: &Path) -> Option<u64> {
+    let found = path.file_name()?.to_str()?;
+    let step = found.strip_prefix("step-")?.parse().ok()?;
+    // One step has one name.
+    (directory_name(step) == found).then_some(step)
+}
+
+/// The name of the directory of a step's checkpoint.
+pub(super) fn directory_name(step: u64) -> String {
+    format!("step-{step:08}")
 }
 
 /// Floats as decimal text, which reads back as the same bits; JSON readers may round numbers,

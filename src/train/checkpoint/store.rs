@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::lock::Lock;
-use super::manifest::Manifest;
+use super::manifest::{Manifest, directory_name, step_of};
 use super::{Checkpoint, CheckpointError, FILES, NamedTensor, PARAMETERS, tensors};
 use crate::files;
 use crate::train::fault::{Faults, Point};
@@ -66,7 +66,7 @@ impl Store {
 
     /// The directory of the checkpoint of a step, whether it is there or not.
     pub fn path(&self, step: u64) -> PathBuf {
-        self.directory.join(name(step))
+        self.directory.join(directory_name(step))
     }
 
     /// The steps of the checkpoints that are there, good or bad, oldest first.
@@ -241,7 +241,7 @@ impl Store {
             return Err(CheckpointError::None { path: self.path(step) });
         }
         let path = self.directory.join(BEST);
-        files::replace(&path, format!("{}\n", name(step)).as_bytes())
+        files::replace(&path, format!("{}\n", directory_name(step)).as_bytes())
             .map_err(|why| CheckpointError::Write { path, why })
     }
 
@@ -298,18 +298,6 @@ impl Store {
     fn write_error(&self, why: io::Error) -> CheckpointError {
         CheckpointError::Write { path: self.directory.clone(), why }
     }
-}
-
-/// The step that the name of a checkpoint directory says.
-pub(super) fn step_of(path: &Path) -> Option<u64> {
-    let found = path.file_name()?.to_str()?;
-    let step = found.strip_prefix("step-")?.parse().ok()?;
-    // One step has one name.
-    (name(step) == found).then_some(step)
-}
-
-fn name(step: u64) -> String {
-    format!("step-{step:08}")
 }
 
 /// The path without an ending, if it has that.

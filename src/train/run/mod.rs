@@ -24,8 +24,9 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
 use crate::train::fault::{Faults, Point};
 use crate::train::generate::Sampling;
-use crate::train::loader::{Loader, Source};
+use crate::train::loader::{self, Loader, Source};
 use crate::train::memory;
+use crate::train::open::initialize as initialize_device;
 use crate::train::progress::{Progress, Shown};
 use crate::train::signals::{Interruption, Signals};
 use crate::train::step::{Inputs, StepInput, StepReport};
@@ -199,7 +200,7 @@ impl Run {
 
     fn initialize(&mut self) -> Result<(), TrainError> {
         let seed = self.config.train.seed;
-        self.team.each("initialization", move |_, device| state::initialize(device, seed))?;
+        self.team.each("initialization", move |_, device| initialize_device(device, seed))?;
         self.save()
     }
 
@@ -498,7 +499,8 @@ fn check(
     if let Some(Checkpoint { parameters, moments, .. }) = resumed {
         state::check(&plan, parameters, moments, optimizer.moments())?;
     }
-    memory::require(memory::of_run(&plan, batch, rows, config.model.context))
+    let loaded = loader::bytes(batch, config.model.context);
+    Ok(memory::require(memory::of_run(&plan, batch, rows, loaded))?)
 }
 
 /// The run's record, cut at the step from which it is resumed, and the last evaluation if that was

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::RunOptions;
-use crate::autotune::Tuning;
+use crate::autotune::{Progress, Tuning};
 use crate::data::TextData;
 use crate::graph::{Graph, Plan, PlanOptions};
 use crate::parallel::MicroBatch;
@@ -43,21 +43,24 @@ pub(super) fn assembled(
     };
     let request = Request {
         selector: &options.devices,
-        parallel: &config.parallel,
+        parallel: &setup::parallel_options(config),
         batch: config.train.batch as u32,
         micro_batch: config.train.micro_batch as u32,
         optimizer: &optimizer,
         plan: &plan,
         probe: Some(probe),
         seed: config.train.seed,
-        opening: setup::OpenOptions::of(config),
+        opening: setup::open_options(config),
         tuning: &tuning,
         saved: resumed.map(|checkpoint| &checkpoint.meta.resolved),
         again: options.retune,
         say: &note,
         trace: options.trace.clone(),
     };
-    assemble(&request, &mut kernels_note(options.quiet))
+    let mut note = kernels_note(options.quiet);
+    let mut report =
+        |device: &str, Progress { done, total, elapsed }| note(device, (done, total), elapsed);
+    Ok(assemble(&request, &mut report)?)
 }
 
 /// How kernels are chosen: a run that goes on keeps its own on the same device.

@@ -22,18 +22,38 @@ use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::shares::consecutive;
 use crate::parallel::{Program, data_parallel, one_rank};
-use crate::train::config::{Adding, CollectiveKind, Parallel};
-use crate::train::error::TrainError;
-use crate::train::setup::{OpenOptions, Opened};
+use crate::train::open::{OpenOptions, Opened};
+use crate::train::runtime_error::RuntimeError;
 
 /// What stands between the identities of devices.
 pub const BETWEEN: &str = " | ";
+
+/// How devices share the work of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParallelOptions {
+    /// Samples per device, in their order; nothing in it: evenly. None: by measured speed.
+    pub shares: Option<Vec<u64>>,
+    pub topology: Topology,
+    /// Reductions start while the backward pass goes on.
+    pub overlap: bool,
+    /// None: where it is faster.
+    pub adding: Option<AddingPlace>,
+    /// The most bytes that travel in one message.
+    pub chunk_bytes: usize,
+}
+
+impl Default for ParallelOptions {
+    fn default() -> Self {
+        let (topology, chunk_bytes) = (Topology::Ring, 1 << 20);
+        Self { shares: None, topology, overlap: true, adding: None, chunk_bytes }
+    }
+}
 
 /// What a team is made from.
 pub struct Request<'a> {
     /// As `--devices` has it.
     pub selector: &'a str,
-    pub parallel: &'a Parallel,
+    pub parallel: &'a ParallelOptions,
     pub batch: u32,
     /// The most samples that a device runs at a time.
     pub micro_batch: u32,
@@ -100,7 +120,7 @@ pub struct Assembled {
 pub fn assemble(
     request: &Request,
     report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Assembled, TrainError> {
+) -> Result<Assembled, RuntimeError> {
     let selections = selections(request.selector)?;
     let identities: Vec<String> = selections.iter().map(identity).collect();
     let candidates = identities.join(BETWEEN);
@@ -117,7 +137,7 @@ pub fn assemble(
 }
 
 /// What a selector chooses. The adapters are not listed where none is meant, which takes a while.
-pub fn selections(selector: &str) -> Result<Vec<Selection>, TrainError> {
+pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
     let is_cpu = |part: &str| {
         let name = part.split('*').next().unwrap_or_default();
         name.trim().eq_ignore_ascii_case("cpu")
@@ -136,17 +156,9 @@ fn identity(selection: &Selection) -> String {
     }
 }
 
-/// The topology of a configuration.
-pub fn topology(parallel: &Parallel) -> Topology {
-    match parallel.collective {
-        CollectiveKind::Ring => Topology::Ring,
-        CollectiveKind::Star => Topology::Star,
-    }
-}
-
-/// The cut of a plan's buckets that a configuration asks for.
-pub fn layout_of(parallel: &Parallel, plan: &Plan, world: usize) -> Layout {
-    layout(plan, topology(parallel), world, parallel.chunk_kib << 10)
+/// The cut of a plan's buckets that is asked for.
+pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Layout {
+    layout(plan, parallel.topology, world, parallel.chunk_bytes)
 }
 
 /// What the optimizer keeps on a rank.
@@ -160,9 +172,13 @@ pub fn moments(optimizer: &Optimizer, layout: &Layout, buckets: usize, rank: usi
 ///
 /// # Errors
 /// Shares for another number of devices, or that are not the batch; fewer samples than devices.
-pub fn fixed_counts(parallel: &Parallel, batch: u32, world: usize) -> Result<Vec<u32>, TrainError> {
-    let unusable = |why: String| Err(TrainError::Unusable(why));
-    let shares = &parallel.shares;
+pub fn fixed_counts(
+    parallel: &ParallelOptions,
+    batch: u32,
+    world: usize,
+) -> Result<Vec<u32>, RuntimeError> {
+    let unusable = |why: String| Err(RuntimeError::Unusable(why));
+    let shares = parallel.shares.as_deref().unwrap_or_default();
     if shares.is_empty() && (batch as usize) < world {
         return unusable(format!(
             "train.batch = {batch} has no sample for each of {world} devices; raise it, or choose \
@@ -192,7 +208,7 @@ fn tie(
     saved: Option<&BTreeMap<String, String>>,
     Chosen { members, mut notes }: Chosen,
     candidates: String,
-) -> Result<Assembled, TrainError> {
+) -> Result<Assembled, RuntimeError> {
     let world = members.len();
     let plan = (request.plan)(members[0].0.rows);
     let layout = layout_of(request.parallel, &plan, world);
@@ -241,7 +257,7 @@ fn adding(
     one: &Opened,
     layout: &Layout,
     saved: Option<&String>,
-) -> Result<AddingPlace, TrainError> {
+) -> Result<AddingPlace, RuntimeError> {
     if layout.world == 1 || one.is_cpu {
         return Ok(AddingPlace::Host);
     }
@@ -250,12 +266,12 @@ fn adding(
     lengths.dedup();
     let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
     match (request.parallel.adding, saved.map(String::as_str)) {
-        (Adding::Host, _) | (Adding::Measured, Some("host")) => Ok(AddingPlace::Host),
-        (Adding::Device, _) | (Adding::Measured, Some("device")) => {
+        (Some(AddingPlace::Host), _) | (None, Some("host")) => Ok(AddingPlace::Host),
+        (Some(AddingPlace::Device), _) | (None, Some("device")) => {
             one.driver.run("preparing to add gradients", prepare)?;
             Ok(AddingPlace::Device)
         }
-        (Adding::Measured, _) => {
+        (None, _) => {
             let layout = layout.clone();
             let timing = move |device: &mut dyn Executor| {
                 prepare(device)?;
@@ -272,11 +288,11 @@ mod tests {
 
     #[test]
     fn a_batch_is_shared_evenly_or_as_it_is_given() {
-        let mut parallel = Parallel::default();
+        let mut parallel = ParallelOptions::default();
         assert_eq!(fixed_counts(&parallel, 12, 5).unwrap(), [3, 3, 2, 2, 2]);
         let error = fixed_counts(&parallel, 12, 13).unwrap_err().to_string();
         assert!(error.contains("no sample for each of 13 devices"), "{error}");
-        parallel.shares = vec![4, 8];
+        parallel.shares = Some(vec![4, 8]);
         assert_eq!(fixed_counts(&parallel, 12, 2).unwrap(), [4, 8]);
         let error = fixed_counts(&parallel, 12, 3).unwrap_err().to_string();
         assert!(error.contains("parallel.shares has 2 entries for 3 devices"), "{error}");

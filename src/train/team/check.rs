@@ -7,7 +7,7 @@ use super::Team;
 use crate::base::{BucketId, Rank};
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
-use crate::train::TrainError;
+use crate::train::runtime_error::RuntimeError;
 
 /// A rank whose parameters are not those of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Difference {
 ///
 /// # Errors
 /// A device that fails.
-pub fn compare(team: &Team, plan: &Plan, repair: bool) -> Result<Vec<Difference>, TrainError> {
+pub fn compare(team: &Team, plan: &Plan, repair: bool) -> Result<Vec<Difference>, RuntimeError> {
     if team.world() == 1 {
         return Ok(Vec::new());
     }
@@ -51,7 +51,7 @@ fn differences(
     bucket: BucketId,
     hashes: &[u64],
     repair: bool,
-) -> Result<Vec<(Rank, String)>, TrainError> {
+) -> Result<Vec<(Rank, String)>, RuntimeError> {
     let read = move |_: Rank, device: &mut dyn Executor| device.read_bank(Bank::Parameters, bucket);
     let held = team.each("reading the parameters", read)?;
     let truth = truth(team, bucket, &held);

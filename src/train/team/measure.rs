@@ -17,7 +17,7 @@ use crate::group::add::add_assign;
 use crate::kernels::Random;
 use crate::parallel::shares::{LeftOut, Speed, admit, apportion, makespan};
 use crate::train::driver::{Driver, Pending};
-use crate::train::error::TrainError;
+use crate::train::runtime_error::RuntimeError;
 use crate::train::step::{Inputs, load};
 
 /// Timed repetitions of a micro-batch, of which the fastest counts when a device is alone and the
@@ -62,7 +62,7 @@ pub fn balance(
     batch: u32,
     rows: &[u32],
     patience: Duration,
-) -> Result<Balance, TrainError> {
+) -> Result<Balance, RuntimeError> {
     let mut solo = Vec::new();
     for (driver, &rows) in drivers.iter().zip(rows) {
         let probe = Arc::clone(probe);
@@ -208,7 +208,7 @@ fn together(
     solo: &[Solo],
     probe: &Probe,
     patience: Duration,
-) -> Result<Vec<Speed>, TrainError> {
+) -> Result<Vec<Speed>, RuntimeError> {
     let untimed = Arc::new(AtomicUsize::new(members.len()));
     let until = Instant::now() + patience;
     let begin = |&member: &usize| {

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::driver::{Driver, Pending, Watch};
-use super::error::TrainError;
+use super::runtime_error::RuntimeError;
 use super::step::{Alone, Others, StepInput, StepReport, run_step};
 use crate::base::Rank;
 use crate::collective::{Layout, Topology};
@@ -112,7 +112,7 @@ impl Team {
         drivers: Vec<Driver>,
         layout: Layout,
         options: &TeamOptions,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self, RuntimeError> {
         let (layout, world) = (Arc::new(layout), drivers.len());
         // What a rank receives of others, twice because they may be in the next step already; and
         // its own values, twice because of the way back.
@@ -134,7 +134,7 @@ impl Team {
         driver: Driver,
         rings: &Arc<[Mailbox<ToRing>]>,
         options: &TeamOptions,
-    ) -> Result<Worker, TrainError> {
+    ) -> Result<Worker, RuntimeError> {
         let lanes = Lanes::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
         let ring = rings[rank.index()].clone();
         // Per chunk its sum, or a request to add, and the final values; per bucket its two ends;
@@ -158,7 +158,7 @@ impl Team {
         };
         let why = |error| {
             let reason = format!("the system starts no more threads: {error}; raise its limit");
-            TrainError::Unusable(reason)
+            RuntimeError::Unusable(reason)
         };
         let thread = Some(ring::start(wiring).map_err(why)?);
         let adding = options.adding.get(rank.index()).copied().unwrap_or(AddingPlace::Host);
@@ -185,7 +185,7 @@ impl Team {
     ///
     /// # Errors
     /// None of its own: one device needs no thread.
-    pub fn alone(driver: Driver) -> Result<Self, TrainError> {
+    pub fn alone(driver: Driver) -> Result<Self, RuntimeError> {
         Self::start(vec![driver], Layout::new(Topology::Ring, 1, &[], 1, 1), &Default::default())
     }
 
@@ -203,7 +203,7 @@ impl Team {
     ///
     /// # Errors
     /// What ended an earlier step: parameters may be those of two steps then.
-    pub fn driver(&self, rank: Rank) -> Result<&Driver, TrainError> {
+    pub fn driver(&self, rank: Rank) -> Result<&Driver, RuntimeError> {
         self.require_whole()?;
         Ok(&self.workers[rank.index()].driver)
     }
@@ -212,11 +212,11 @@ impl Team {
     ///
     /// # Errors
     /// As [`Team::driver`].
-    pub fn first(&self) -> Result<&Driver, TrainError> {
+    pub fn first(&self) -> Result<&Driver, RuntimeError> {
         self.driver(Rank(0))
     }
 
-    fn require_whole(&self) -> Result<(), TrainError> {
+    fn require_whole(&self) -> Result<(), RuntimeError> {
         let broken = self.broken.clone();
         broken.map_or(Ok(()), |(rank, error)| Err(self.error(rank, error)))
     }
@@ -230,7 +230,7 @@ impl Team {
     ///
     /// # Errors
     /// The first rank's that fails.
-    pub fn each<R, F>(&self, what: &str, job: F) -> Result<Vec<R>, TrainError>
+    pub fn each<R, F>(&self, what: &str, job: F) -> Result<Vec<R>, RuntimeError>
     where
         R: Send + 'static,
         F: Fn(Rank, &mut dyn Executor) -> Result<R, DeviceError> + Clone + Send + 'static,
@@ -251,10 +251,10 @@ impl Team {
     }
 
     /// A device's error, which says whose it is if there are several.
-    pub fn error(&self, rank: Rank, error: DeviceError) -> TrainError {
+    pub fn error(&self, rank: Rank, error: DeviceError) -> RuntimeError {
         match self.world() {
             1 => error.into(),
-            _ => TrainError::Rank { rank, error },
+            _ => RuntimeError::Rank { rank, error },
         }
     }
 
@@ -263,7 +263,7 @@ impl Team {
     /// # Errors
     /// The first device that fails; then no rank has made the step, or the run is over before the
     /// others know its parameters. No further step is possible.
-    pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, TrainError> {
+    pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, RuntimeError> {
         self.require_whole()?;
         for worker in self.workers.iter().filter(|worker| worker.thread.is_some()) {
             // Before any rank runs, so that no message of this step can come earlier. A mailbox

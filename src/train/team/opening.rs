@@ -8,11 +8,10 @@ use super::resolved::{Recorded, saved_of};
 use crate::autotune;
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
-use crate::train::config::Balance;
 use crate::train::driver::Driver;
-use crate::train::error::TrainError;
-use crate::train::setup::{self, Opened};
-use crate::train::{memory, state};
+use crate::train::memory;
+use crate::train::open::{Opened, initialize, open_selected};
+use crate::train::runtime_error::RuntimeError;
 
 /// Devices, and how the batch is shared out among them.
 pub struct Chosen {
@@ -40,11 +39,10 @@ fn open_one(
     moments: Moments,
     saved: &BTreeMap<String, String>,
     report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Opened, TrainError> {
+) -> Result<Opened, RuntimeError> {
     let tuning = |identity: &str| (request.tuning)(identity, saved);
     let plan = (request.plan)(rows);
-    let one =
-        setup::open_selected(selection.clone(), plan, moments, &request.opening, tuning, report)?;
+    let one = open_selected(selection.clone(), plan, moments, &request.opening, tuning, report)?;
     Ok(Opened { rows, ..one })
 }
 
@@ -55,7 +53,7 @@ pub fn open_recorded(
     saved: Option<&BTreeMap<String, String>>,
     kept: &[Recorded],
     report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Chosen, TrainError> {
+) -> Result<Chosen, RuntimeError> {
     let candidate = |&[position, count, micro_batch, rows]: &Recorded| {
         let selection = selections.get(position as usize)?.clone();
         let position = position as usize;
@@ -64,7 +62,7 @@ pub fn open_recorded(
     let unknown = || {
         let why = "the ranks that the checkpoint recorded are not those of its devices; measure \
                    anew with --retune";
-        TrainError::Unusable(why.into())
+        RuntimeError::Unusable(why.into())
     };
     let chosen: Option<Vec<Candidate>> = kept.iter().map(candidate).collect();
     open_fixed(request, chosen.ok_or_else(unknown)?, saved, report)
@@ -76,7 +74,7 @@ fn open_fixed(
     chosen: Vec<Candidate>,
     saved: Option<&BTreeMap<String, String>>,
     report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Chosen, TrainError> {
+) -> Result<Chosen, RuntimeError> {
     let world = chosen.len();
     let plan = (request.plan)(1);
     let layout = layout_of(request.parallel, &plan, world);
@@ -94,7 +92,7 @@ fn open_fixed(
 
 /// Devices that draw on the host's memory need room for all of them together, and what travels
 /// between devices passes through it.
-fn require_host_memory(request: &Request, chosen: &[Candidate]) -> Result<(), TrainError> {
+fn require_host_memory(request: &Request, chosen: &[Candidate]) -> Result<(), RuntimeError> {
     let world = chosen.len();
     let layout = layout_of(request.parallel, &(request.plan)(1), world);
     let need = |(rank, candidate): (usize, &Candidate)| {
@@ -115,9 +113,9 @@ pub fn open_new(
     selections: &[Selection],
     saved: Option<&BTreeMap<String, String>>,
     report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Chosen, TrainError> {
+) -> Result<Chosen, RuntimeError> {
     let world = selections.len();
-    let probe = request.probe.as_ref().filter(|_| request.parallel.balance == Balance::Measured);
+    let probe = request.probe.as_ref().filter(|_| request.parallel.shares.is_none());
     if let Some(probe) = probe.filter(|_| world > 1) {
         return open_measured(request, selections, probe, report);
     }
@@ -142,7 +140,7 @@ fn open_measured(
     selections: &[Selection],
     probe: &Probe,
     report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Chosen, TrainError> {
+) -> Result<Chosen, RuntimeError> {
     let (mut opened, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
     let named = !["auto", "all"].contains(&request.selector.trim().to_lowercase().as_str());
     for (position, selection) in selections.iter().enumerate() {
@@ -197,7 +195,7 @@ fn open_fitting(
     selection: &Selection,
     world: usize,
     report: &mut dyn FnMut(&str, autotune::Progress),
-) -> Result<Opened, TrainError> {
+) -> Result<Opened, RuntimeError> {
     let mut rows = request.micro_batch.min(request.batch);
     loop {
         let candidate = |_| Candidate {
@@ -216,7 +214,7 @@ fn open_fitting(
             Err(error) => return Err(error),
             Ok(one) => {
                 let seed = request.seed;
-                let initialize = move |device: &mut dyn Executor| state::initialize(device, seed);
+                let initialize = move |device: &mut dyn Executor| initialize(device, seed);
                 one.driver.run("initialization", initialize)?;
                 return Ok(one);
             }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use super::assemble::{Assembled, BETWEEN, Request};
-use crate::train::config::Balance;
 
 /// What stands before a call's signature among what was resolved.
 pub const KERNEL: &str = "kernels.";
@@ -23,7 +22,7 @@ pub type Recorded = [u32; 4];
 /// The ranks of a run with measured shares that goes on with the same devices.
 pub fn recorded(saved: &BTreeMap<String, String>, request: &Request) -> Option<Vec<Recorded>> {
     let same_most = saved.get(MICRO_BATCH_MAX) == Some(&request.micro_batch.to_string());
-    if request.parallel.balance == Balance::Fixed || !same_most {
+    if request.parallel.shares.is_some() || !same_most {
         return None;
     }
     let world = match saved.contains_key("position") {

@@ -12,7 +12,7 @@ use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
 use crate::parallel::{Share, data_parallel};
 use crate::train::fault::Faults;
-use crate::train::state;
+use crate::train::open::initialize;
 use crate::train::step::Values;
 
 const WORLD: u32 = 3;
@@ -38,7 +38,7 @@ fn team(adding: AddingPlace) -> Team {
     let adding = vec![adding; WORLD as usize];
     let options = TeamOptions { adding, ..TeamOptions::default() };
     let team = Team::start(drivers.collect(), layout.clone(), &options).unwrap();
-    team.each("initialization", |_, device| state::initialize(device, 5)).unwrap();
+    team.each("initialization", |_, device| initialize(device, 5)).unwrap();
     team
 }
 

@@ -1,0 +1,143 @@
+//! Opens a device: its memory is checked, its kernels are certified and chosen, everything of a
+//! plan is allocated on it, and it gets a thread of its own.
+
+use std::time::Duration;
+
+use super::driver::Driver;
+use super::memory;
+use super::runtime_error::RuntimeError;
+use crate::autotune::{self, Choices, Kernels, Record, Tuning, cache};
+use crate::base::BucketId;
+use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
+use crate::exec::{Bank, Cpu, Executor, GpuExecutor, Moments};
+use crate::graph::Plan;
+use crate::model;
+
+/// A device that was chosen and opened, on its own thread.
+pub struct Opened {
+    pub driver: Driver,
+    /// What a person should know: why this device, and about its kernels.
+    pub notes: Vec<String>,
+    /// What decides about bits: recorded, and compared on resume.
+    pub identity: String,
+    pub is_cpu: bool,
+    /// Its place among the devices that were asked for.
+    pub position: usize,
+    /// The most rows of its plan.
+    pub rows: u32,
+    /// Which kernels run, where there is a choice.
+    pub choices: Choices,
+}
+
+/// How a device is opened, besides its plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OpenOptions {
+    /// How long a device may give no sign of life (`train.deadline_s`).
+    pub deadline: Duration,
+    /// The device's memory in MiB; 0: what it tells (`train.memory_mib`).
+    pub memory_mib: u64,
+    /// The most seconds to time kernels in that are not recorded (`train.tune_seconds`).
+    pub tune_seconds: f64,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(300), memory_mib: 0, tune_seconds: 5.0 }
+    }
+}
+
+/// Opens the device that `selector` names, with `plan` and room for the optimizer's moments. Its
+/// kernels are chosen by what is recorded of the adapter, or else timed.
+///
+/// # Errors
+/// No such device; one that the plan does not fit, or whose memory it does not; one with a driver
+/// that runs a kernel wrong.
+pub fn open(
+    selector: &str,
+    plan: Plan,
+    moments: usize,
+    options: &OpenOptions,
+) -> Result<Opened, RuntimeError> {
+    let tuning = Tuning { seconds: options.tune_seconds, ..Tuning::default() };
+    let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
+        Selection::Cpu { because: None }
+    } else {
+        select(selector, &list_adapters())?
+    };
+    memory::require_of_host(&selection, &plan, &moments.into())?;
+    open_selected(selection, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
+}
+
+/// Like [`open`] for a device that is chosen, with kernels chosen as `tuning` says for the device
+/// of an identity; `report` is told its name and how far that is.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_selected(
+    selection: Selection,
+    plan: Plan,
+    moments: Moments,
+    options: &OpenOptions,
+    tuning: impl FnOnce(&str) -> Tuning,
+    report: &mut dyn FnMut(&str, autotune::Progress),
+) -> Result<Opened, RuntimeError> {
+    let is_cpu = matches!(selection, Selection::Cpu { .. });
+    let rows = plan.options.rows as u32;
+    let (executor, notes, identity, choices): (Box<dyn Executor>, _, _, _) = match selection {
+        Selection::Cpu { because } => {
+            let note = because.map(|why| format!("training on the CPU: {why}"));
+            let device = Cpu::fast(plan, moments);
+            let identity = device.name().to_string();
+            (Box::new(device), Vec::from_iter(note), identity, Choices::default())
+        }
+        Selection::Adapter(adapter) => {
+            let mut notes =
+                Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, &moments)?);
+            let identity = cache::identity(&adapter);
+            let is_software = adapter.kind == AdapterKind::Software;
+            let tuning = Tuning { is_software, ..tuning(&identity) };
+            let mut gpu = Gpu::open(&adapter, Checks::Trusted)?;
+            gpu.deadline = options.deadline;
+            let mut kernels = Kernels::new(Record::of(&adapter));
+            let mut report = |progress| report(&adapter.name, progress);
+            notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
+            let choices = kernels.choices().clone();
+            let device = allocate(gpu, plan, moments, kernels)?;
+            (Box::new(device), notes, identity, choices)
+        }
+    };
+    let driver = Driver::start(executor, options.deadline)
+        .map_err(|error| RuntimeError::Defect(format!("no thread could be started: {error}")))?;
+    Ok(Opened { driver, notes, identity, is_cpu, position: 0, rows, choices })
+}
+
+/// An adapter with everything of a plan on it. That it has no room now is a matter of the
+/// configuration, unlike in the middle of a run.
+fn allocate(
+    gpu: Gpu,
+    plan: Plan,
+    moments: Moments,
+    kernels: Kernels,
+) -> Result<GpuExecutor, RuntimeError> {
+    let needed = memory::gibibytes(memory::memory(&plan, &moments).peak() as u64);
+    GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| match error {
+        DeviceError::OutOfMemory { adapter, what } => {
+            RuntimeError::NoRoom { adapter, what, needed }
+        }
+        other => other.into(),
+    })
+}
+
+/// Sets the initial parameters of a seed; moments start as zeros.
+pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceError> {
+    for bucket in 0..device.plan().buckets.len() {
+        let plan = device.plan();
+        let mut values = vec![0.0; plan.buckets[bucket].length];
+        for &(id, start) in &plan.buckets[bucket].parameters {
+            let initial = model::init::values(&plan.graph, id, seed);
+            values[start..start + initial.len()].copy_from_slice(&initial);
+        }
+        device.write_bank(Bank::Parameters, BucketId(bucket as u32), &values)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! Why devices cannot do a run's work, and the exit code that says so.
+
+use crate::base::Rank;
+use crate::device::DeviceError;
+use crate::metrics::MetricsError;
+
+/// A defect of ours.
+pub const EXIT_DEFECT: i32 = 70;
+/// Please restart me: a lost device, a full disk, SIGTERM.
+pub const EXIT_RESTART: i32 = 75;
+/// The configuration or the data must change first.
+pub const EXIT_CONFIGURATION: i32 = 78;
+
+/// Devices that cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// Of one of several devices.
+    #[error("{rank}: {error}")]
+    Rank { rank: Rank, error: DeviceError },
+    #[error(transparent)]
+    Trace(#[from] MetricsError),
+    #[error(
+        "the run needs {needed} of memory and {available} are available; lower \
+         train.micro_batch, train.batch, model.context, model.width or model.layers"
+    )]
+    Memory { needed: String, available: String },
+    #[error(
+        "{adapter}: the run needs {needed} of its memory and it has {has}, {told}; lower \
+         train.micro_batch, model.context, model.width or model.layers, or choose another device"
+    )]
+    DeviceMemory { adapter: String, needed: String, has: String, told: &'static str },
+    #[error(
+        "{adapter}: its driver has no memory for {what}, of {needed} that the run needs; lower \
+         train.micro_batch, model.context, model.width or model.layers, or choose another device"
+    )]
+    NoRoom { adapter: String, what: String, needed: String },
+    #[error("{0}")]
+    Unusable(String),
+    #[error("{0}; this is a defect of potluck, please report it")]
+    Defect(String),
+}
+
+impl RuntimeError {
+    /// Whether fewer samples at a time may help.
+    pub fn is_of_size(&self) -> bool {
+        use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};
+        let of_device = |error: &DeviceError| {
+            matches!(error, TooLarge { .. } | LoopTooLong { .. } | OutOfMemory { .. })
+        };
+        match self {
+            Self::Memory { .. } | Self::DeviceMemory { .. } | Self::NoRoom { .. } => true,
+            Self::Device(error) => of_device(error),
+            _ => false,
+        }
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::Device(error) | Self::Rank { error, .. } => match error {
+                DeviceError::NoAdapter { .. }
+                | DeviceError::NoMatch { .. }
+                | DeviceError::BadSelector { .. }
+                | DeviceError::Open { .. }
+                | DeviceError::TooLarge { .. }
+                | DeviceError::LoopTooLong { .. }
+                | DeviceError::Uncertified { .. } => EXIT_CONFIGURATION,
+                DeviceError::Refused { .. } => EXIT_DEFECT,
+                DeviceError::OutOfMemory { .. }
+                | DeviceError::Lost { .. }
+                | DeviceError::ReadBack { .. }
+                | DeviceError::Timeout { .. } => EXIT_RESTART,
+            },
+            Self::Trace(_) => EXIT_RESTART,
+            Self::Defect(_) => EXIT_DEFECT,
+            Self::Memory { .. }
+            | Self::DeviceMemory { .. }
+            | Self::NoRoom { .. }
+            | Self::Unusable(_) => EXIT_CONFIGURATION,
+        }
+    }
+}
