@@ -10,8 +10,8 @@
 //! |---|---|
 //! | 0 | [`base`], [`files`] |
 //! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
-//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`group`] |
-//! | 3 | [`autotune`], [`sim`] |
+//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`group`], [`faults`] |
+//! | 3 | [`checkpoint`], [`config`], [`autotune`], [`sim`] |
 //! | 4 | [`exec`] |
 //! | 6 | [`train`] |
 //! | 7 | [`mod@bench`] |
@@ -20,11 +20,14 @@
 pub mod autotune;
 pub mod base;
 pub mod bench;
+pub mod checkpoint;
 pub mod cli;
 pub mod collective;
+pub mod config;
 pub mod data;
 pub mod device;
 pub mod exec;
+pub mod faults;
 pub mod files;
 pub mod graph;
 pub mod group;

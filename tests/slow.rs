@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use potluck::base::rng::Key;
-use potluck::cli::raw;
-use potluck::train::config::RunConfig;
+use potluck::config::{RunConfig, read};
 
 /// A configuration file with random bytes changed, dropped or doubled is either refused with a
 /// message or read as a configuration that prints and reads back the same. It never panics.
@@ -28,14 +27,14 @@ fn damaged_configurations_are_refused_or_sound() {
             }
         }
         let text = String::from_utf8_lossy(&bytes);
-        match raw::read(None, Some((path, &text)), &[]) {
+        match read::read(None, Some((path, &text)), &[]) {
             Err(error) => {
                 assert!(error.to_string().starts_with("run.toml:"), "{error}\n{text}");
                 refused += 1;
             }
             Ok(resolved) => {
                 let printed = resolved.config.to_toml();
-                let again = raw::read(None, Some((path, &printed)), &[]);
+                let again = read::read(None, Some((path, &printed)), &[]);
                 assert_eq!(again.map(|again| again.config), Ok(resolved.config), "{text}");
                 read += 1;
             }

@@ -7,8 +7,8 @@ use crate::device::{
     Adapter, AdapterMemory, Checks, DeviceError, Features, Gpu, Host, Limits, Selection,
     driver_hint, list_adapters, select,
 };
+use crate::faults::Faults;
 use crate::train::TrainError;
-use crate::train::fault::Faults;
 use crate::train::progress::say;
 
 /// Prints the CPU device and every adapter, one entry per physical one. With `certify`, tries all

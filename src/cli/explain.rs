@@ -5,6 +5,8 @@ use std::fmt::Write;
 use super::args::Explain;
 use crate::base::{BucketId, Rank};
 use crate::collective::{Layout, Topology};
+use crate::config::RunConfig;
+use crate::config::schema::{Balance, CollectiveKind};
 use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::exec::staging_bytes;
@@ -14,12 +16,10 @@ use crate::graph::print::{
 };
 use crate::parallel::shares::consecutive;
 use crate::parallel::{Share, data_parallel, one_rank};
-use crate::train::TrainError;
-use crate::train::config::{Balance, CollectiveKind, RunConfig};
 use crate::train::profile::Profile;
-use crate::train::setup;
 use crate::train::team::assemble::{fixed_counts, layout_of, selections};
 use crate::train::team::measure;
+use crate::train::{TrainError, setup};
 
 /// Bytes of a value that travels.
 const VALUE_BYTES: usize = size_of::<f32>();

@@ -5,7 +5,6 @@ pub mod bench;
 pub mod devices;
 pub mod explain;
 pub mod model;
-pub mod raw;
 pub mod train;
 
 use std::fs::OpenOptions;
@@ -16,6 +15,7 @@ use clap::Parser;
 
 use args::{Cli, Command};
 
+use crate::config::read::ConfigError;
 use crate::files;
 use crate::train::TrainError;
 use crate::train::error::{EXIT_CONFIGURATION, EXIT_DEFECT};
@@ -57,7 +57,7 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(error) = error.downcast_ref::<TrainError>() {
         return error.exit_code();
     }
-    let typed = error.is::<raw::ConfigError>() || error.is::<Usage>();
+    let typed = error.is::<ConfigError>() || error.is::<Usage>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::args::{Explain, TrainArgs};
 use super::explain::explanation;
-use super::raw::{self, Resolved, Setting};
 use super::{Usage, writable};
 use crate::autotune::catalog;
-use crate::train::checkpoint::{Checkpoint, Store};
-use crate::train::config::RunConfig;
+use crate::checkpoint::{Checkpoint, Store};
+use crate::config::read::{Resolved, Setting};
+use crate::config::{RunConfig, read};
+use crate::faults::Faults;
 use crate::train::error::{EXIT_RESTART, TrainError};
-use crate::train::fault::Faults;
 use crate::train::progress::say;
 use crate::train::run::{Ending, Run, RunOptions, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
@@ -22,7 +22,7 @@ const RUNS: &str = "runs";
 /// Runs the command; the exit code.
 pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if args.explain == Some(Explain::Keys) {
-        super::print(&raw::keys_help());
+        super::print(&read::keys_help());
         return Ok(0);
     }
     let faults = Faults::from_environment().map_err(TrainError::from)?;
@@ -116,7 +116,7 @@ fn run_of(from: &Path) -> PathBuf {
 /// The configuration: the checkpoint's, the file's, the flags', later ones on top.
 fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::Result<RunConfig> {
     let saved = checkpoint.map(saved_config).transpose()?;
-    let text = args.config.as_deref().map(raw::load).transpose()?;
+    let text = args.config.as_deref().map(read::load).transpose()?;
     let mut settings = Vec::new();
     if let Some(path) = &args.data {
         settings.extend(Setting::data(path)?);
@@ -133,7 +133,7 @@ fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::R
         settings.push(Setting::set(typed)?);
     }
     let file = args.config.as_deref().zip(text.as_deref());
-    let Resolved { config, .. } = raw::read(saved.clone(), file, &settings)?;
+    let Resolved { config, .. } = read::read(saved.clone(), file, &settings)?;
     if let Some(saved) = saved {
         refuse_another(&saved, &config)?;
     }
@@ -143,7 +143,7 @@ fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::R
 /// The configuration in a checkpoint.
 pub fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<RunConfig> {
     let place = Path::new("the checkpoint's configuration");
-    Ok(raw::read(None, Some((place, &checkpoint.meta.run)), &[])?.config)
+    Ok(read::read(None, Some((place, &checkpoint.meta.run)), &[])?.config)
 }
 
 /// A resumed run keeps its model, its tokenizer, and its optimizer's kind, whose moments mean
@@ -192,7 +192,7 @@ mod tests {
         };
         assert_eq!(resumed(|c| c.optim.lr = 0.5), Ok(()));
         assert!(resumed(|c| c.model.layers = 5).unwrap_err().contains("[model]"));
-        let kind = resumed(|c| c.optim.kind = crate::train::config::OptimKind::Sgd);
+        let kind = resumed(|c| c.optim.kind = crate::config::schema::OptimKind::Sgd);
         assert!(kind.unwrap_err().starts_with("optim.kind does not fit"));
     }
 

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::checkpoint::CheckpointError;
-use super::fault::FaultError;
 use super::runtime_error::RuntimeError;
 use crate::base::Rank;
+use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::DeviceError;
+use crate::faults::FaultError;
 use crate::metrics::MetricsError;
 
 pub use super::runtime_error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};

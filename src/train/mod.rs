@@ -2,15 +2,11 @@
 //!
 //! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code.
 
-pub mod checkpoint;
-pub mod config;
 pub mod diagnose;
 pub mod driver;
 pub mod error;
 pub mod evaluate;
-pub mod fault;
 pub mod generate;
-pub mod keys;
 pub mod loader;
 pub mod memory;
 pub mod open;

@@ -4,24 +4,23 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::driver::Driver;
+use super::error::TrainError;
+use super::loader::{Loader, Source};
+use super::open::Opened;
+use super::run::source;
+use super::step::{Alone, StepInput, load, run_step};
+use super::{open, setup};
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank};
+use crate::config::RunConfig;
 use crate::data::Tokenizer;
 use crate::device::DeviceError;
 use crate::exec::{Executor, Pass, Timing, Work};
+use crate::faults::Faults;
 use crate::graph::UpdateRange;
 use crate::kernels::{Cost, Random};
 use crate::parallel::{Instruction, Program, one_rank};
-
-use super::config::RunConfig;
-use super::driver::Driver;
-use super::error::TrainError;
-use super::fault::Faults;
-use super::loader::{Loader, Source};
-use super::open::{self, Opened};
-use super::run::source;
-use super::setup;
-use super::step::{Alone, StepInput, load, run_step};
 
 /// Steps before anything is measured: the first compiles the shaders.
 const WARM_UP: u64 = 2;

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::{self, Activation, Adding, Balance, CollectiveKind, DataKind};
-use super::config::{OptimKind, RunConfig, ScheduleKind};
 use super::error::TrainError;
 use super::open::OpenOptions;
 use super::team::assemble::ParallelOptions;
 use super::team::link::AddingPlace;
 use crate::collective::Topology;
+use crate::config::schema::{
+    Activation, Adding, Balance, CollectiveKind, DataKind, OptimKind, ScheduleKind,
+};
+use crate::config::{RunConfig, schema};
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
 use crate::graph::fuse::{Fusion, fuse_listed};
@@ -22,8 +24,8 @@ pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData
     let tokenizer = match tokenizer {
         Some(tokenizer) => TokenizerChoice::Given(tokenizer),
         None => TokenizerChoice::Derived(match config.data.tokenizer {
-            config::Tokenizer::Char => TokenizerKind::Char,
-            config::Tokenizer::Byte => TokenizerKind::Byte,
+            schema::Tokenizer::Char => TokenizerKind::Char,
+            schema::Tokenizer::Byte => TokenizerKind::Byte,
         }),
     };
     let (held_out, context) = (config.data.held_out, config.model.context);

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
+use super::error::TrainError;
+use super::team::Team;
 use crate::base::{BucketId, ParamId, Rank};
+use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
 use crate::kernels::hash;
-
-use super::checkpoint::{CheckpointError, NamedTensor};
-use super::error::TrainError;
-use super::team::Team;
 
 /// A whole bucket, which is compared with the hash that the device computes where it stands.
 ///

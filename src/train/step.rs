@@ -8,12 +8,11 @@ use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, SegmentId, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Input, Pass};
+use crate::faults::{Fault, Faults, Point};
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::Random;
 use crate::metrics::Lane;
 use crate::parallel::{Action, Collective, Event, Interpreter, Outcome, Program, Verdict, Vote};
-
-use super::fault::{Fault, Faults, Point};
 
 /// An input of a micro-batch, with the values of its rows.
 #[derive(Clone, Debug, PartialEq)]

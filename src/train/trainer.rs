@@ -29,10 +29,8 @@ use std::sync::Arc;
 
 use ndarray::ArrayD;
 
-use super::checkpoint::NamedTensor;
 use super::error::TrainError;
 use super::evaluate::forward;
-use super::fault::Faults;
 use super::step::{Inputs, StepInput, Values, load};
 use super::team::Team;
 use super::team::assemble::{Assembled, ParallelOptions, Request, assemble};
@@ -41,7 +39,9 @@ use super::{open, state};
 use crate::autotune::Tuning;
 use crate::base::rng::Key;
 use crate::base::{DType, Rank, TensorId};
+use crate::checkpoint::NamedTensor;
 use crate::exec::Bank;
+use crate::faults::Faults;
 use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Program, Verdict};

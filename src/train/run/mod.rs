@@ -10,31 +10,29 @@ use std::time::Instant;
 
 use crate::base::Rank;
 use crate::base::rng::Key;
+use crate::checkpoint::{Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store};
+use crate::config::RunConfig;
+use crate::config::schema::OnDifference;
 use crate::data::Part;
+use crate::faults::{Faults, Point};
 use crate::files;
 use crate::graph::{Graph, Plan, PlanOptions};
 use crate::metrics::{EvalRecord, Recorder, StepRecord, Trace};
 use crate::optim::{Optimizer, Schedule};
 use crate::parallel::{Program, Verdict};
-
-use crate::train::checkpoint::{Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store};
-use crate::train::config::{OnDifference, RunConfig};
 use crate::train::diagnose::{NotFinite, OVERFLOWED, first_not_finite};
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
-use crate::train::fault::{Faults, Point};
 use crate::train::generate::Sampling;
-use crate::train::loader::{self, Loader, Source};
-use crate::train::memory;
+use crate::train::loader::{Loader, Source};
 use crate::train::open::initialize as initialize_device;
 use crate::train::progress::{Progress, Shown};
 use crate::train::signals::{Interruption, Signals};
 use crate::train::step::{Inputs, StepInput, StepReport};
-use crate::train::team::Team;
 use crate::train::team::assemble::{Assembled, Placed};
 use crate::train::team::check::{Difference, compare};
-use crate::train::team::resolved;
-use crate::train::{setup, state, text};
+use crate::train::team::{Team, resolved};
+use crate::train::{loader, memory, setup, state, text};
 
 pub use open::source;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::RunOptions;
 use crate::autotune::{Progress, Tuning};
+use crate::checkpoint::Checkpoint;
+use crate::config::RunConfig;
 use crate::data::TextData;
 use crate::graph::{Graph, Plan, PlanOptions};
 use crate::parallel::MicroBatch;
-use crate::train::checkpoint::Checkpoint;
-use crate::train::config::RunConfig;
 use crate::train::error::TrainError;
 use crate::train::generate::LanguageModel;
 use crate::train::loader::Source;

@@ -8,10 +8,10 @@ use super::*;
 use crate::base::BucketId;
 use crate::base::rng::Key;
 use crate::exec::{Cpu, Moments};
+use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
 use crate::parallel::{Share, data_parallel};
-use crate::train::fault::Faults;
 use crate::train::open::initialize;
 use crate::train::step::Values;
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::train::fault::{Faults, VARIABLE};
+use crate::faults::{Faults, VARIABLE};
 
 /// The run directory of [`save_until_killed`].
 const RUN: &str = "POTLUCK_TEST_RUN";

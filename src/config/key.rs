@@ -1,5 +1,5 @@
 //! What a configuration key is: its name, what it accepts, its default and its meaning. The
-//! table of all keys, [`KEYS`](super::config::KEYS), is made of these; reading, checking,
+//! table of all keys, [`KEYS`](crate::train::schema::KEYS), is made of these; reading, checking,
 //! printing and the help listing are loops over it.
 
 use std::fmt;
@@ -213,14 +213,14 @@ macro_rules! words {
             }
         }
 
-        impl $crate::train::keys::Field for $name {
-            fn value(&self) -> Option<$crate::train::keys::Value> {
-                Some($crate::train::keys::Value::Text(self.word().to_owned()))
+        impl $crate::config::key::Field for $name {
+            fn value(&self) -> Option<$crate::config::key::Value> {
+                Some($crate::config::key::Value::Text(self.word().to_owned()))
             }
 
-            fn replace(&mut self, value: $crate::train::keys::Value) {
+            fn replace(&mut self, value: $crate::config::key::Value) {
                 *self = match value {
-                    $($crate::train::keys::Value::Text(word) if word == $word => $name::$variant,)*
+                    $($crate::config::key::Value::Text(word) if word == $word => $name::$variant,)*
                     other => panic!("{other} was not admitted for this key"),
                 };
             }

@@ -1,11 +1,11 @@
 //! The configuration of a run: checked, resolved, printable as TOML and readable again. What was
-//! typed becomes a [`RunConfig`] in `cli::raw`; every key is one entry of [`KEYS`].
+//! typed becomes a [`RunConfig`] in `read`; every key is one entry of [`KEYS`].
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Included};
 use std::path::PathBuf;
 
-use super::keys::{Accepts, Field, Key, words};
+use super::key::{Accepts, Field, Key, words};
 
 words! {
     /// What is trained.

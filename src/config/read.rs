@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use crate::train::config::{Balance, DataKind, Invalid, KEYS, RunConfig, SECTIONS, key};
-use crate::train::keys::{Accepts, Key, Value};
+use super::RunConfig;
+use super::key::{Accepts, Key, Value};
+use super::schema::{Balance, DataKind, Invalid, KEYS, SECTIONS, key};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -359,7 +360,7 @@ fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::config::{Activation, OptimKind, ScheduleKind, Tokenizer};
+    use crate::config::schema::{Activation, OptimKind, ScheduleKind, Tokenizer};
     use proptest::prelude::*;
 
     fn settings(sets: &[&str]) -> Vec<Setting> {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use super::lock::Lock;
 use super::manifest::{Manifest, directory_name, step_of};
 use super::{Checkpoint, CheckpointError, FILES, NamedTensor, PARAMETERS, tensors};
+use crate::faults::{Faults, Point};
 use crate::files;
-use crate::train::fault::{Faults, Point};
 
 /// The file that names the best checkpoint.
 const BEST: &str = "best";
