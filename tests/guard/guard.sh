@@ -58,14 +58,16 @@ fixed_for_ranks+=(--set parallel.chunk_kib=4)
 
 # The lines of metrics.jsonl without what depends on the clock.
 without_times() {
-    grep -oE '"(step|loss|val_loss|grad_norm|lr)":[^,}]*' "$1" | paste -sd' ' | sed 's/ "step"/\n"step"/g'
+    grep -oE '"(step|loss|val_loss|grad_norm|lr)":[^,}]*' "$1" \
+        | paste -sd' ' | sed 's/ "step"/\n"step"/g'
 }
 
 # One run of 20 steps: what it computed, and what it printed at its end.
 record_run() {
     local name="$1" run="$work/$1" file
     shift
-    (cd "$work" && "$program" train small.toml "$@" --out "$run") >"$out/sample-$name.txt" 2>"$work/log"
+    (cd "$work" && "$program" train small.toml "$@" --out "$run") \
+        >"$out/sample-$name.txt" 2>"$work/log"
     {
         without_times "$run/metrics.jsonl"
         for file in "$run"/checkpoints/step-*/*.safetensors; do
@@ -79,7 +81,8 @@ record_explanations() {
     local name="$1" kind
     shift
     for kind in graph memory program communication config; do
-        (cd "$work" && "$program" train small.toml "$@" --explain "$kind") >"$out/$kind-$name.txt" 2>"$work/log"
+        (cd "$work" && "$program" train small.toml "$@" --explain "$kind") \
+            >"$out/$kind-$name.txt" 2>"$work/log"
     done
 }
 
@@ -107,7 +110,8 @@ record() {
         cargo test --quiet --test shaders -- every_shader_is_portable >"$work/log" 2>&1
     record_all cpu-1 --devices cpu "${fixed[@]}"
     record_all cpu-3 --devices 'cpu*3' "${fixed_for_ranks[@]}" --set parallel.adding=host
-    record_run cpu-3-on-device --devices 'cpu*3' "${fixed_for_ranks[@]}" --set parallel.adding=device
+    fixed_for_ranks+=(--set parallel.adding=device)
+    record_run cpu-3-on-device --devices 'cpu*3' "${fixed_for_ranks[@]}"
     record_all llvmpipe --devices vulkan:llvmpipe "${fixed[@]}"
     printf 'recorded %s files in %s\n' "$(find "$out" -type f | wc -l)" "$out"
 }
@@ -129,7 +133,8 @@ renames_for() {
 compare() {
     local old="$1" new="$2" table="${3:-/dev/null}" name script differ=0
     script="$(mktemp)"
-    trap 'rm -f "$script"' EXIT
+    # Expanded now: it is gone when the shell ends.
+    trap "rm -f '$script'" EXIT
     if ! diff <(ls "$old") <(ls "$new"); then
         differ=1
     fi
@@ -137,7 +142,8 @@ compare() {
         [[ -e $new/$name ]] || continue
         renames_for "$name" "$table" >"$script"
         # Twice, because two neighbours share the character between them.
-        if ! diff <(sed -E -f "$script" "$old/$name" | sed -E -f "$script") "$new/$name" >"$script.diff"; then
+        if ! diff <(sed -E -f "$script" "$old/$name" | sed -E -f "$script") "$new/$name" \
+            >"$script.diff"; then
             printf '%s differs:\n' "$name"
             head -n 20 "$script.diff"
             differ=1

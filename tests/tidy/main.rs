@@ -1,0 +1,86 @@
+//! The rules of the tree: rooms and their layers, sizes, heads, leftovers. Each rule is a function
+//! over a [`Source`] (or all of them) that returns what is wrong, so that planted violations can
+//! prove that it finds them.
+
+mod planted;
+mod rules;
+mod source;
+
+use rules::*;
+use source::{Source, tree};
+
+/// Fails with everything that a rule finds in files whose path the filter takes.
+fn keep(rule: fn(&Source) -> Vec<String>, filter: fn(&Source) -> bool) {
+    let wrong: Vec<String> = tree().iter().filter(|file| filter(file)).flat_map(rule).collect();
+    assert!(wrong.is_empty(), "{} violations:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn is_code(file: &Source) -> bool {
+    file.is_rust() || file.path.ends_with(".wgsl")
+}
+
+#[test]
+fn rooms_know_only_what_lies_below() {
+    keep(layers, |_| true);
+}
+
+#[test]
+fn the_table_points_downward() {
+    for (layer, room, allowed) in ROOMS.iter().filter(|(.., allowed)| *allowed != ALL_BELOW) {
+        for name in allowed.split_whitespace() {
+            let is_below = layer_of(name).is_some_and(|other| other < *layer);
+            assert!(is_below, "{room} may not know {name}, which is not below it");
+        }
+    }
+}
+
+#[test]
+fn rooms_lack_what_is_not_theirs() {
+    keep(absences, |_| true);
+}
+
+#[test]
+fn lines_end_within_the_columns() {
+    let places = ["src/", "shaders/", "tests/", "examples/", "benches/", "build.rs", "x", ".ci/"];
+    for place in places {
+        let is_here = |file: &&Source| match place.ends_with('/') {
+            true => file.path.starts_with(place),
+            false => file.path == place,
+        };
+        let wrong: Vec<String> = tree().iter().filter(is_here).flat_map(columns).collect();
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
+
+#[test]
+fn files_and_functions_keep_their_size() {
+    let long: Vec<String> = tree().iter().filter(|file| is_code(file)).flat_map(sizes).collect();
+    let wrong = beyond_exceptions(&long, LONG);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn nothing_is_left_over() {
+    keep(leftovers, is_code);
+}
+
+#[test]
+fn nothing_unwraps_outside_tests() {
+    keep(unwraps, Source::is_rust);
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    keep(|file| [heads(file), shader_heads(file)].concat(), |_| true);
+}
+
+#[test]
+fn every_shader_has_a_registered_twin() {
+    let wrong = twins(&tree());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_machine_is_named() {
+    keep(machine_paths, |_| true);
+}

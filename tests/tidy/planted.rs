@@ -1,0 +1,159 @@
+//! Planted violations: each rule finds them and nothing else.
+
+use crate::rules::*;
+use crate::source::{Source, mark_test_files, split};
+
+/// Asserts on which lines a rule finds something.
+fn finds(rule: fn(&Source) -> Vec<String>, path: &str, text: &str, lines: &[usize]) {
+    let found: Vec<String> = rule(&Source::new(path, text));
+    let expected: Vec<String> = lines.iter().map(|line| format!("{path}:{line}: ")).collect();
+    let agree = found.len() == expected.len()
+        && found.iter().zip(&expected).all(|(found, expected)| found.starts_with(expected));
+    assert!(agree, "in {text:?} expected lines {lines:?}, found {found:?}");
+}
+
+#[test]
+fn planted_imports_are_found() {
+    let op = |text: &str, lines: &[usize]| finds(layers, "src/graph/op.rs", text, lines);
+    op("use crate::base::Site;\nuse super::shapes;\nuse crate::graph::Op;", &[]);
+    op("use crate::device::Gpu;", &[1]);
+    op("fn f() {\n    crate::kernels::twin();\n}", &[2]);
+    op("use crate::{base::{Site, ids}, graph};", &[]);
+    op("use crate::{\n    base::{Site, device},\n    metrics, train,\n};", &[2, 3]);
+    op("use crate::{base::Site, };", &[]);
+    op("use crate::*;", &[1]);
+    op("use crate as other;", &[1]);
+    op("use crate::utils::f;", &[1]);
+    op("pub(crate) fn f() {}", &[]);
+    op("use super::super::device;", &[1]);
+    op("#[cfg(test)]\nmod tests {\n    use crate::exec::Cpu;\n}", &[3]);
+    op("// use crate::device\nconst A: &str = \"crate::device\"; /* crate::device */", &[]);
+    finds(layers, "src/graph/mod.rs", "use super::device::Gpu;", &[1]);
+    finds(layers, "src/graph/mod.rs", "#[cfg(test)]\nmod tests {\n    use super::*;\n}", &[]);
+    finds(layers, "src/kernels/unary.rs", "use crate::{base, device, graph};", &[]);
+    finds(layers, "src/device/gpu.rs", "use crate::graph::Op;", &[1]);
+    finds(layers, "src/train/run.rs", "use crate::{exec, sim};", &[1]);
+    finds(layers, "src/cli/mod.rs", "use crate::{sim, train, bench};", &[]);
+    finds(layers, "src/utils/mod.rs", "", &[1]);
+    finds(layers, "src/main.rs", "use potluck::cli;", &[]);
+}
+
+#[test]
+fn planted_intruders_are_found() {
+    let graph = |text: &str, lines: &[usize]| finds(absences, "src/graph/op.rs", text, lines);
+    graph("use wgpu::Buffer;", &[1]);
+    graph("use wgpu;\nfn f(x: wgpu::Buffer) {}", &[2, 1]);
+    graph("fn f() { self.wgpu.limits() }", &[]);
+    graph("fn f() { std::fs::read(); }\n#[cfg(test)]\nmod tests { use std::fs; }", &[1]);
+    graph("use std::time::Instant;", &[1, 1]);
+    finds(absences, "src/device/gpu.rs", "use wgpu::Buffer;\nuse std::time::Instant;", &[]);
+    finds(absences, "src/exec/gpu.rs", "std::thread::spawn(f);\nprintln!();", &[1, 2]);
+    finds(absences, "src/train/run.rs", "std::thread::spawn(f);\nprintln!();", &[]);
+    finds(absences, "src/train/run.rs", "use anyhow::Result;\nuse tokio::net;", &[2, 1]);
+}
+
+#[test]
+fn planted_long_lines_are_found() {
+    let line = |length: usize| format!("{}\n{}\n", "short", "ü".repeat(length));
+    finds(columns, "src/a.rs", &line(COLUMNS_MAX), &[]);
+    finds(columns, "src/a.rs", &line(COLUMNS_MAX + 1), &[2]);
+}
+
+#[test]
+fn planted_long_files_and_functions_are_found() {
+    let function = |lines: usize| format!("fn big() -> [u8; 2] {{\n{}}}\n", "x;\n".repeat(lines));
+    let long = |text: &str| sizes(&Source::new("src/a.rs", text));
+    assert_eq!(long(&function(FUNCTION_LINES_MAX - 2)), Vec::<String>::new());
+    assert_eq!(long(&function(FUNCTION_LINES_MAX - 1)), ["src/a.rs: big"]);
+    assert_eq!(long(&"\n".repeat(FILE_LINES_MAX)), Vec::<String>::new());
+    assert_eq!(long(&"\n".repeat(FILE_LINES_MAX + 1)), ["src/a.rs"]);
+    let braces = format!("fn a() {{ \"}}\"; '}}'; }}\n{}fn b(x: &'static str);", "\n".repeat(99));
+    assert_eq!(long(&braces), Vec::<String>::new());
+}
+
+#[test]
+fn exceptions_are_kept_only_while_they_are_needed() {
+    let long = ["src/a.rs".to_owned()];
+    assert_eq!(beyond_exceptions(&long, &[("src/a.rs", "a table")]), Vec::<String>::new());
+    assert_eq!(beyond_exceptions(&long, &[]).len(), 1);
+    assert_eq!(beyond_exceptions(&[], &[("src/a.rs", "a table")]).len(), 1);
+}
+
+#[test]
+fn planted_leftovers_are_found() {
+    let text = "fn f() {\n    dbg!(1);\n    todo!();\n    unimplemented!(\"{}\", 1);\n}";
+    finds(leftovers, "src/a.rs", text, &[2, 3, 4]);
+    finds(leftovers, "src/a.rs", "// FIXME\n/* XXX: */\n/// a TODO\n#[ignore]", &[4, 1, 2, 3]);
+    finds(leftovers, "src/a.rs", "const A: &str = r#\"// FIXME \"dbg!\"#; // XXXL", &[]);
+    finds(leftovers, "src/a.rs", "// Why: because.\n#[allow(dead_code)]", &[]);
+    finds(leftovers, "src/a.rs", "#[allow(dead_code, reason = \"a\")]\nfn f() {}", &[]);
+    finds(leftovers, "src/a.rs", "\n#![allow(dead_code)]", &[2]);
+    finds(leftovers, "shaders/a.wgsl", "// FIXME", &[1]);
+}
+
+#[test]
+fn planted_unwraps_are_found() {
+    let text = "/// x.unwrap()\nfn f() { x.unwrap(); x.unwrap_or(1); }\n\
+                #[cfg(test)]\nmod tests {\n    fn g() { x.unwrap(); }\n}\nfn h() { x.unwrap() }";
+    finds(unwraps, "src/a.rs", text, &[2, 7]);
+    finds(unwraps, "examples/a.rs", "fn main() { x.unwrap() }", &[1]);
+    finds(unwraps, "tests/a.rs", "fn f() { x.unwrap() }", &[]);
+    let mut files = vec![
+        Source::new("src/a/mod.rs", "//! A.\n#[cfg(test)]\npub mod testing;\npub mod b;"),
+        Source::new("src/a/testing.rs", "fn f() { x.unwrap() }"),
+        Source::new("src/a/b.rs", "fn f() { x.unwrap() }"),
+    ];
+    mark_test_files(&mut files);
+    let found: Vec<String> = files.iter().flat_map(unwraps).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with("src/a/b.rs:1:"));
+}
+
+#[test]
+fn planted_missing_heads_are_found() {
+    finds(heads, "src/a.rs", "use std::fs;", &[1]);
+    finds(heads, "src/a.rs", "//! A.\nuse std::fs;", &[]);
+    let head = "// A sum over rows, as a formula.\n// One invocation per row; 8 bytes each.\n";
+    finds(shader_heads, "shaders/a.wgsl", head, &[]);
+    finds(shader_heads, "shaders/a.wgsl", "// a", &[1]);
+    finds(shader_heads, "shaders/a.wgsl", &format!("struct A {{}}\n{head}"), &[1]);
+    let formula = "// A sum over rows, which is the formula here.\n";
+    finds(shader_heads, "shaders/a.wgsl", formula, &[1, 1]);
+    finds(shader_heads, "shaders/lib/a.wgsl", formula, &[]);
+}
+
+#[test]
+fn planted_lonely_shaders_are_found() {
+    let with = |twin: &str, registry: &str, table: &str| {
+        let files = [
+            Source::new("shaders/a.wgsl", "// A."),
+            Source::new(twin, "//! Twin. a::f"),
+            Source::new("src/kernels/source.rs", registry),
+            Source::new("src/kernels/mod.rs", table),
+        ];
+        twins(&files).len()
+    };
+    assert_eq!(with("src/kernels/a.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 0);
+    assert_eq!(with("src/kernels/a.rs", "\"a\",", "mod a;\na::dispatch()"), 0);
+    assert_eq!(with("src/kernels/b.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 1);
+    assert_eq!(with("src/kernels/a.rs", "\"b\",", "pub mod a;\ntwin!(a)"), 1);
+    assert_eq!(with("src/kernels/a.rs", "\"a\",", "pub mod ba;\ntwin!(a)"), 1);
+    assert_eq!(with("src/kernels/a.rs", "\"a\",", "pub mod a;"), 1);
+}
+
+#[test]
+fn planted_machine_paths_are_found() {
+    let place = |name: &str| format!("run in /{name}/somebody, or `/{name}/x`\n");
+    finds(machine_paths, "README.md", &place("home"), &[1, 1]);
+    finds(machine_paths, "README.md", &format!("\n{}", place("root")), &[2, 2]);
+    let fine = ["https://host/home", "/a $root/wo", "rk/b /usr/share/vulkan"].concat();
+    finds(machine_paths, "README.md", &fine, &[]);
+}
+
+#[test]
+fn code_and_comments_come_apart() {
+    let (code, comments) =
+        split("a /* b /* c */ d */ e // f\n\"g\\\"\" 'h' '\\'' 'i r#\"j\"k\"# l");
+    assert_eq!(code.split_whitespace().collect::<String>(), "ae\"\"'''''ir#l");
+    assert_eq!(comments.split_whitespace().collect::<Vec<_>>().join(" "), "/* b /* c */ d */ // f");
+}

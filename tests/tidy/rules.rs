@@ -1,0 +1,283 @@
+//! The rules, and the tables that they read.
+
+use crate::source::{Source, crate_imports, functions, words};
+
+pub const COLUMNS_MAX: usize = 100;
+pub const FILE_LINES_MAX: usize = 800;
+pub const FUNCTION_LINES_MAX: usize = 70;
+
+/// Files (`src/a.rs`) and functions (`src/a.rs: name`) that may be longer, with the reason. One
+/// that is no longer needed fails.
+pub const LONG: &[(&str, &str)] = &[
+    ("src/graph/shapes.rs: rule", "one arm per op"),
+    ("src/graph/gradients.rs: rule", "one arm per op"),
+];
+
+/// Rooms with their layer and what they may import, between spaces.
+pub const ROOMS: &[(u8, &str, &str)] = &[
+    (0, "base", ""),
+    (0, "files", ""),
+    (1, "metrics", "base files"),
+    (1, "device", "base"),
+    (1, "graph", "base"),
+    (1, "collective", "base"),
+    (1, "cluster", "base"),
+    (1, "data", "base"),
+    (2, "kernels", "base device graph"),
+    (2, "model", "base graph"),
+    (2, "optim", "base graph"),
+    (2, "parallel", "base graph collective"),
+    (2, "group", "base collective"),
+    (2, "faults", "base device"),
+    (2, "net", "base collective cluster"),
+    (3, "checkpoint", "base files data faults"),
+    (3, "config", "base data graph model optim collective parallel"),
+    (3, "autotune", "base device files graph kernels"),
+    (3, "sim", "base collective cluster parallel"),
+    (4, "exec", "base device graph kernels autotune"),
+    (
+        5,
+        "runtime",
+        "base files metrics device graph collective cluster data kernels model optim parallel \
+         group faults net autotune exec",
+    ),
+    (6, "train", ALL_BELOW),
+    (7, "bench", ALL_BELOW),
+    (7, "dashboard", ALL_BELOW),
+    (8, "cli", ALL_BELOW),
+];
+/// Every room of a lower layer; but only `cli` knows `sim`.
+pub const ALL_BELOW: &str = "all below";
+
+/// Crates that only some rooms know, also in their tests.
+pub const CRATES: &[(&str, &str)] = &[
+    ("wgpu", "device kernels autotune exec"),
+    ("quinn", "net"),
+    ("rustls", "net"),
+    ("rcgen", "net"),
+    ("tokio", "net"),
+    ("clap", "cli"),
+    ("anyhow", "cli"),
+];
+
+/// Rooms without IO, clocks and threads.
+pub const PURE: &str = "base graph collective cluster model optim parallel";
+/// What [`PURE`] rooms have no word of outside tests.
+pub const IMPURE: &str =
+    "std::fs std::net std::io std::env std::thread std::time Instant SystemTime";
+/// Rooms that start long-lived threads.
+pub const THREADED: &str = "net runtime train dashboard";
+/// Rooms of this layer and below print nothing.
+pub const SILENT_LAYER_MAX: u8 = 5;
+
+/// Whether a list of names between spaces has this one.
+pub fn lists(names: &str, name: &str) -> bool {
+    names.split_whitespace().any(|known| known == name)
+}
+
+/// The layer of a room, if it is one.
+pub fn layer_of(room: &str) -> Option<u8> {
+    ROOMS.iter().find(|(_, name, _)| *name == room).map(|(layer, ..)| *layer)
+}
+
+/// Imports point to the rooms of the table; `super` does not lead around it.
+pub fn layers(file: &Source) -> Vec<String> {
+    let Some(room) = file.room().filter(|_| file.is_rust()) else { return Vec::new() };
+    let Some((layer, _, allowed)) = ROOMS.iter().find(|(_, name, _)| *name == room) else {
+        return vec![file.at(0, format!("{room} is not a room of the table in tests/tidy.rs"))];
+    };
+    let mut wrong = Vec::new();
+    for (offset, name) in crate_imports(&file.code) {
+        let Some(other) = layer_of(&name) else {
+            wrong.push(file.at(offset, format!("crate::{name} is not a room")));
+            continue;
+        };
+        let is_below = other < *layer && (name != "sim" || room == "cli");
+        let is_allowed = lists(allowed, &name) || (*allowed == ALL_BELOW && is_below);
+        if name != room && !is_allowed {
+            wrong.push(file.at(offset, format!("{room} may not know {name}")));
+        }
+    }
+    for offset in words(&file.code, "super::super") {
+        wrong.push(file.at(offset, "super::super hides the room: name it from crate"));
+    }
+    if file.path == format!("src/{room}/mod.rs") {
+        for offset in file.outside_tests("super::") {
+            wrong.push(file.at(offset, "super:: leaves the room: name it from crate"));
+        }
+    }
+    wrong
+}
+
+/// Some crates, clocks, files, threads and prints have their rooms.
+pub fn absences(file: &Source) -> Vec<String> {
+    let Some(room) = file.room().filter(|_| file.is_rust()) else { return Vec::new() };
+    let mut wrong = Vec::new();
+    for (name, rooms) in CRATES.iter().filter(|(_, rooms)| !lists(rooms, room)) {
+        let paths = [format!("{name}::"), format!("use {name};"), format!("use {name} as")];
+        for offset in paths.iter().flat_map(|path| words(&file.code, path)) {
+            wrong.push(file.at(offset, format!("only {rooms} may know {name}")));
+        }
+    }
+    let mut forbid = |forbidden: &str, why: &str| {
+        for word in forbidden.split_whitespace() {
+            for offset in file.outside_tests(word) {
+                wrong.push(file.at(offset, format!("{word}: {why}")));
+            }
+        }
+    };
+    if lists(PURE, room) {
+        forbid(IMPURE, &format!("{room} has no IO, no clock and no thread"));
+    }
+    if !lists(THREADED, room) {
+        forbid("thread::spawn thread::Builder", &format!("only {THREADED} start threads"));
+    }
+    if layer_of(room).is_some_and(|layer| layer <= SILENT_LAYER_MAX) {
+        forbid("println! print! eprintln! eprint!", &format!("{room} prints nothing"));
+    }
+    wrong
+}
+
+/// Lines of code end within the columns.
+pub fn columns(file: &Source) -> Vec<String> {
+    let too_long = |line: &&str| line.chars().count() > COLUMNS_MAX;
+    let lines = file.text.lines().enumerate().filter(|(_, line)| too_long(line));
+    lines.map(|(i, _)| format!("{}:{}: over {COLUMNS_MAX} columns", file.path, i + 1)).collect()
+}
+
+/// Files and functions beyond their size, by the name that [`LONG`] uses.
+pub fn sizes(file: &Source) -> Vec<String> {
+    let mut long = Vec::new();
+    if file.text.lines().count() > FILE_LINES_MAX {
+        long.push(file.path.clone());
+    }
+    for (name, lines) in functions(&file.code) {
+        if lines > FUNCTION_LINES_MAX {
+            long.push(format!("{}: {name}", file.path));
+        }
+    }
+    long
+}
+
+/// What is long without an exception, and exceptions that nothing needs.
+pub fn beyond_exceptions(long: &[String], exceptions: &[(&str, &str)]) -> Vec<String> {
+    let excepted = |name: &String| exceptions.iter().any(|(known, _)| known == name);
+    let mut wrong: Vec<String> = long
+        .iter()
+        .filter(|name| !excepted(name))
+        .map(|name| {
+            format!("{name} is over {FILE_LINES_MAX} (file) or {FUNCTION_LINES_MAX} (fn) lines")
+        })
+        .collect();
+    for (name, _) in exceptions.iter().filter(|(name, _)| !long.iter().any(|l| l == name)) {
+        wrong.push(format!("{name} is no longer long: take it off the list"));
+    }
+    wrong
+}
+
+/// Nothing is left over from work in progress, and nothing is silenced without a reason.
+pub fn leftovers(file: &Source) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for word in ["dbg!", "todo!", "unimplemented!", "#[ignore"] {
+        wrong.extend(words(&file.code, word).map(|at| file.at(at, format!("{word} is left over"))));
+    }
+    for word in ["FIXME", "XXX", "TODO"] {
+        let found = words(&file.comments, word);
+        wrong.extend(found.map(|at| file.at(at, format!("{word} is left over"))));
+    }
+    for at in ["#[allow", "#![allow"].iter().flat_map(|allow| words(&file.code, allow)) {
+        let attribute = &file.code[at..at + file.code[at..].find(']').unwrap_or(0)];
+        let line = file.text[..at].matches('\n').count();
+        let is_comment = |line: Option<&str>| line.is_some_and(|line| !line.trim().is_empty());
+        let above = line.checked_sub(1).and_then(|above| file.comments.lines().nth(above));
+        let beside = file.comments.lines().nth(line);
+        if !attribute.contains("reason") && !is_comment(above) && !is_comment(beside) {
+            wrong.push(file.at(at, "allow without a reason"));
+        }
+    }
+    wrong
+}
+
+/// Outside tests, whatever cannot fail says why (`expect`), and the rest is an error value.
+pub fn unwraps(file: &Source) -> Vec<String> {
+    let found = file.outside_tests(".unwrap()").into_iter();
+    found.map(|at| file.at(at, "unwrap() outside tests: expect(why) or an error")).collect()
+}
+
+/// Every Rust file says at its top what it is.
+pub fn heads(file: &Source) -> Vec<String> {
+    let is_fine = !file.is_rust() || file.text.starts_with("//! ");
+    if is_fine { Vec::new() } else { vec![file.at(0, "begins without a //! head")] }
+}
+
+/// A shader's head says what its threads are and how many bytes move; a snippet of
+/// `shaders/lib` just says what it is.
+pub fn shader_heads(file: &Source) -> Vec<String> {
+    if !file.path.starts_with("shaders/") {
+        return Vec::new();
+    }
+    let head: Vec<&str> = file.text.lines().take_while(|line| line.starts_with("//")).collect();
+    let head = head.join("\n").to_lowercase();
+    let says = |words: &[&str]| words.iter().any(|word| head.contains(word));
+    let mut wrong = Vec::new();
+    if head.len() < 40 {
+        wrong.push(file.at(0, "begins without a head comment"));
+    } else if !file.path.starts_with("shaders/lib/") {
+        if !says(&["invocation", "workgroup", "thread"]) {
+            wrong.push(file.at(0, "the head does not say what its threads are"));
+        }
+        if !says(&["byte"]) {
+            wrong.push(file.at(0, "the head does not say how many bytes move"));
+        }
+    }
+    wrong
+}
+
+/// Every shader has its Rust twin, which is declared, in the list of sources, and used.
+pub fn twins(files: &[Source]) -> Vec<String> {
+    let text = |path: &str| files.iter().find(|f| f.path == path).map_or("", |f| &f.text);
+    let mut wrong = Vec::new();
+    for shader in files.iter().filter(|file| file.path.ends_with(".wgsl")) {
+        let Some(name) = shader.path.strip_prefix("shaders/") else { continue };
+        let name = name.trim_end_matches(".wgsl");
+        if let Some(snippet) = name.strip_prefix("lib/") {
+            if !text("src/kernels/source.rs").contains(&format!("(\"{snippet}\",")) {
+                wrong.push(shader.at(0, "is not in LIBRARY of src/kernels/source.rs"));
+            }
+            continue;
+        }
+        let twin = format!("src/kernels/{name}.rs");
+        if text(&twin).is_empty() {
+            wrong.push(shader.at(0, format!("has no twin {twin}")));
+        }
+        if !text("src/kernels/source.rs").contains(&format!("\"{name}\"")) {
+            wrong.push(shader.at(0, "is not in FILES of src/kernels/source.rs"));
+        }
+        if words(text("src/kernels/mod.rs"), &format!("mod {name};")).next().is_none() {
+            wrong.push(shader.at(0, format!("{name} is not declared in src/kernels/mod.rs")));
+        }
+        let uses = [format!("twin!({name})"), format!("{name}::")];
+        let others = files.iter().filter(|file| file.path != twin && file.path.starts_with("src/"));
+        let is_used = |file: &Source| uses.iter().any(|u| words(&file.code, u).next().is_some());
+        if !others.into_iter().any(is_used) {
+            wrong.push(shader.at(0, format!("nothing uses its twin {twin}")));
+        }
+    }
+    wrong
+}
+
+/// No path of somebody's machine stands in the tree.
+pub fn machine_paths(file: &Source) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for place in ["home", "root", "Users", "work", "workspace", "mnt"] {
+        for path in [format!("/{place}/"), format!("\\{place}\\")] {
+            for (at, _) in file.text.match_indices(&path) {
+                let before = file.text[..at].chars().next_back().unwrap_or(' ');
+                if before.is_whitespace() || "\"'`(=:,[".contains(before) {
+                    wrong.push(file.at(at, format!("a path of one machine, {path}")));
+                }
+            }
+        }
+    }
+    wrong
+}
