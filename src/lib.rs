@@ -13,6 +13,7 @@
 //! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`group`], [`faults`] |
 //! | 3 | [`checkpoint`], [`config`], [`autotune`], [`sim`] |
 //! | 4 | [`exec`] |
+//! | 5 | [`runtime`] |
 //! | 6 | [`train`] |
 //! | 7 | [`mod@bench`] |
 //! | 8 | [`cli`] |
@@ -36,5 +37,6 @@ pub mod metrics;
 pub mod model;
 pub mod optim;
 pub mod parallel;
+pub mod runtime;
 pub mod sim;
 pub mod train;

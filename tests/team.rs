@@ -13,7 +13,8 @@ use potluck::device::injected::HANG_MAX;
 use potluck::graph::{Graph, Unary};
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions, Values};
+use potluck::runtime::step::Values;
+use potluck::train::{Trainer, TrainerOptions};
 use process::{Desk, Ran};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.

@@ -11,8 +11,9 @@ use crate::graph::{Graph, Op, Unary, differentiate};
 use crate::kernels::{Call, Random, twin};
 use crate::model::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::train::runtime_error::RuntimeError;
-use crate::train::{TrainError, Trainer, TrainerOptions, Values};
+use crate::runtime::RuntimeError;
+use crate::runtime::step::Values;
+use crate::train::{TrainError, Trainer, TrainerOptions};
 
 /// Steps between the first one and those that are measured.
 const WARM_UP: usize = 2;

@@ -16,9 +16,9 @@ use crate::graph::print::{
 };
 use crate::parallel::shares::consecutive;
 use crate::parallel::{Share, data_parallel, one_rank};
+use crate::runtime::placement::assemble::{fixed_counts, layout_of, selections};
+use crate::runtime::timing;
 use crate::train::profile::Profile;
-use crate::train::team::assemble::{fixed_counts, layout_of, selections};
-use crate::train::team::measure;
 use crate::train::{TrainError, setup};
 
 /// Bytes of a value that travels.
@@ -77,7 +77,7 @@ impl Team {
         let names: Vec<String> = chosen.iter().map(name).collect();
         let batch = config.train.batch as u32;
         let counts = match is_measured(config) {
-            true => measure::even(batch, names.len()),
+            true => timing::even(batch, names.len()),
             false => fixed_counts(&setup::parallel_options(config), batch, names.len())?,
         };
         let rows = config.train.micro_batch as u32;

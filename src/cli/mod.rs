@@ -13,12 +13,11 @@ use std::path::Path;
 
 use clap::Parser;
 
-use args::{Cli, Command};
-
 use crate::config::read::ConfigError;
 use crate::files;
+use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT};
 use crate::train::TrainError;
-use crate::train::error::{EXIT_CONFIGURATION, EXIT_DEFECT};
+use args::{Cli, Command};
 
 /// Runs the command that was typed; the process's exit code.
 pub fn main() -> i32 {

@@ -8,14 +8,15 @@ use crate::checkpoint::{Checkpoint, Store};
 use crate::config::RunConfig;
 use crate::config::schema::DataKind;
 use crate::data::{Part, TextData};
+use crate::runtime::open;
+use crate::runtime::open::OpenOptions;
+use crate::runtime::workers::Team;
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
 use crate::train::generate::{LanguageModel, Sampling};
 use crate::train::loader::Source;
-use crate::train::open::OpenOptions;
 use crate::train::progress::say;
-use crate::train::team::Team;
-use crate::train::{open, run, setup, state, text};
+use crate::train::{run, setup, state, text};
 
 /// Prints the mean loss, and the perplexity, of a checkpoint on held-out or other text.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {

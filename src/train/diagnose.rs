@@ -9,8 +9,7 @@ use crate::exec::{Bank, Executor, Pass};
 use crate::graph::{Place, Role};
 use crate::kernels::Random;
 use crate::parallel::Instruction;
-
-use super::step::{StepInput, load};
+use crate::runtime::step::{StepInput, load};
 
 /// What is said when every value is finite by itself.
 pub const OVERFLOWED: &str = "the sum of the loss or of the squared gradients, which overflowed";

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use super::runtime_error::RuntimeError;
 use crate::base::Rank;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::faults::FaultError;
 use crate::metrics::MetricsError;
+use crate::runtime::RuntimeError;
 
-pub use super::runtime_error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
+pub use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
 
 /// A run that cannot start or go on.
 #[derive(Debug, thiserror::Error)]

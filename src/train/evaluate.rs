@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
+use super::error::TrainError;
+use super::loader::Source;
 use crate::base::rng::Key;
 use crate::data::Part;
 use crate::device::DeviceError;
 use crate::exec::{Executor, Pass};
 use crate::graph::Phase;
 use crate::kernels::Random;
-
-use super::error::TrainError;
-use super::loader::Source;
-use super::step::{Inputs, load};
-use super::team::Team;
+use crate::runtime::step::{Inputs, load};
+use crate::runtime::workers::Team;
 
 /// The most micro-batches whose losses a device adds up in f32; the host adds up those sums in
 /// f64.

@@ -1,13 +1,12 @@
 //! Sampling text from a model, one token after the other.
 
+use super::evaluate::forward;
 use crate::base::rng::Key;
 use crate::base::{Site, TensorId};
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::IGNORED;
-
-use super::evaluate::forward;
-use super::step::{Inputs, Values, load};
+use crate::runtime::step::{Inputs, Values, load};
 
 /// How tokens are drawn from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]

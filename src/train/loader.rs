@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
+use super::generate::LanguageModel;
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::data::{Part, Sampler, TextData};
 use crate::parallel::{MicroBatch, Program};
-
-use super::generate::LanguageModel;
-use super::step::{Inputs, Values};
+use crate::runtime::step::{Inputs, Values};
 
 /// Steps that wait ready.
 const AHEAD: usize = 2;

@@ -4,13 +4,10 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::driver::Driver;
 use super::error::TrainError;
 use super::loader::{Loader, Source};
-use super::open::Opened;
 use super::run::source;
-use super::step::{Alone, StepInput, load, run_step};
-use super::{open, setup};
+use super::setup;
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank};
 use crate::config::RunConfig;
@@ -21,6 +18,10 @@ use crate::faults::Faults;
 use crate::graph::UpdateRange;
 use crate::kernels::{Cost, Random};
 use crate::parallel::{Instruction, Program, one_rank};
+use crate::runtime::device_thread::Driver;
+use crate::runtime::open;
+use crate::runtime::open::Opened;
+use crate::runtime::step::{Alone, StepInput, load, run_step};
 
 /// Steps before anything is measured: the first compiles the shaders.
 const WARM_UP: u64 = 2;

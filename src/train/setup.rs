@@ -4,9 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::TrainError;
-use super::open::OpenOptions;
-use super::team::assemble::ParallelOptions;
-use super::team::link::AddingPlace;
 use crate::collective::Topology;
 use crate::config::schema::{
     Activation, Adding, Balance, CollectiveKind, DataKind, OptimKind, ScheduleKind,
@@ -18,6 +15,9 @@ use crate::graph::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
 use crate::optim::{Decay, Optimizer, Schedule};
+use crate::runtime::open::OpenOptions;
+use crate::runtime::peers::AddingPlace;
+use crate::runtime::placement::assemble::ParallelOptions;
 
 /// The text of a configuration, with the tokenizer that a checkpoint gives, or its own.
 pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
@@ -158,8 +158,9 @@ pub fn parallel_options(config: &RunConfig) -> ParallelOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::error::EXIT_CONFIGURATION;
-    use crate::train::{loader, memory, open};
+    use crate::runtime::error::EXIT_CONFIGURATION;
+    use crate::runtime::{memory, open};
+    use crate::train::loader;
 
     #[test]
     fn defaults_of_the_library_are_those_of_the_configuration() {

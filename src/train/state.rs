@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::error::TrainError;
-use super::team::Team;
 use crate::base::{BucketId, ParamId, Rank};
 use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
 use crate::kernels::hash;
+use crate::runtime::workers::Team;
 
 /// A whole bucket, which is compared with the hash that the device computes where it stands.
 ///
@@ -222,7 +222,7 @@ mod tests {
     use crate::device::{Injected, Pulse};
     use crate::exec::{Cpu, Input, Pass, Piece, StepSums, Timing, Work};
     use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
-    use crate::train::open::initialize;
+    use crate::runtime::open::initialize;
 
     type Done = Result<(), DeviceError>;
 

@@ -1,11 +1,10 @@
 //! Text from a model: a prompt in, a continuation out, piece by piece.
 
-use crate::data::Tokenizer;
-use crate::data::tokenizer::Decoder;
-
-use super::driver::Driver;
 use super::error::TrainError;
 use super::generate::{LanguageModel, Sampling, next_token};
+use crate::data::Tokenizer;
+use crate::data::tokenizer::Decoder;
+use crate::runtime::device_thread::Driver;
 
 /// What text starts from if nothing is asked for: a line break, or the first token if the
 /// vocabulary has none.

@@ -31,11 +31,7 @@ use ndarray::ArrayD;
 
 use super::error::TrainError;
 use super::evaluate::forward;
-use super::step::{Inputs, StepInput, Values, load};
-use super::team::Team;
-use super::team::assemble::{Assembled, ParallelOptions, Request, assemble};
-use super::team::link::AddingPlace;
-use super::{open, state};
+use super::state;
 use crate::autotune::Tuning;
 use crate::base::rng::Key;
 use crate::base::{DType, Rank, TensorId};
@@ -45,6 +41,11 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Program, Verdict};
+use crate::runtime::open;
+use crate::runtime::peers::AddingPlace;
+use crate::runtime::placement::assemble::{Assembled, ParallelOptions, Request, assemble};
+use crate::runtime::step::{Inputs, StepInput, Values, load};
+use crate::runtime::workers::Team;
 
 /// How a [`Trainer`] trains.
 #[derive(Clone, Debug)]

@@ -20,13 +20,13 @@ use crate::exec::{Bank, Executor, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
 use crate::parallel::{Program, all_reduce};
-use crate::train::open::{OpenOptions, Opened, open_selected};
-use crate::train::runtime_error::RuntimeError;
-use crate::train::step::StepInput;
-use crate::train::team::assemble::ParallelOptions;
-use crate::train::team::link::AddingPlace;
-use crate::train::team::{Team, TeamOptions, layout, measure as timing};
-use crate::train::{TrainError, memory};
+use crate::runtime::open::{OpenOptions, Opened, open_selected};
+use crate::runtime::peers::AddingPlace;
+use crate::runtime::placement::assemble::ParallelOptions;
+use crate::runtime::step::StepInput;
+use crate::runtime::workers::{Team, TeamOptions, layout};
+use crate::runtime::{RuntimeError, memory, timing};
+use crate::train::TrainError;
 
 /// The only bucket of the plan.
 const BUCKET: BucketId = BucketId(0);

@@ -20,19 +20,21 @@ use crate::graph::{Graph, Plan, PlanOptions};
 use crate::metrics::{EvalRecord, Recorder, StepRecord, Trace};
 use crate::optim::{Optimizer, Schedule};
 use crate::parallel::{Program, Verdict};
+use crate::runtime::memory;
+use crate::runtime::open::initialize as initialize_device;
+use crate::runtime::placement::assemble::{Assembled, Placed};
+use crate::runtime::placement::record;
+use crate::runtime::replica_check::{Difference, compare};
+use crate::runtime::step::{Inputs, StepInput, StepReport};
+use crate::runtime::workers::Team;
 use crate::train::diagnose::{NotFinite, OVERFLOWED, first_not_finite};
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
 use crate::train::generate::Sampling;
 use crate::train::loader::{Loader, Source};
-use crate::train::open::initialize as initialize_device;
 use crate::train::progress::{Progress, Shown};
 use crate::train::signals::{Interruption, Signals};
-use crate::train::step::{Inputs, StepInput, StepReport};
-use crate::train::team::assemble::{Assembled, Placed};
-use crate::train::team::check::{Difference, compare};
-use crate::train::team::{Team, resolved};
-use crate::train::{loader, memory, setup, state, text};
+use crate::train::{loader, setup, state, text};
 
 pub use open::source;
 
@@ -221,7 +223,7 @@ impl Run {
 
     /// Says that a resumed run decided otherwise than before, if that changes bits.
     fn note_changes(&self, before: &BTreeMap<String, String>) {
-        let (was, is) = (resolved::devices(before), resolved::devices(&self.decided));
+        let (was, is) = (record::devices(before), record::devices(&self.decided));
         let what = if was != is {
             format!("the run was on {was} and continues on {is}")
         } else if self.decided.iter().any(|(key, value)| before.get(key) != Some(value)) {
@@ -235,7 +237,7 @@ impl Run {
 
     /// `run.toml` and `resolved.toml`: what was asked for, and what was decided.
     fn write_files(&self) -> Result<(), TrainError> {
-        let decided = resolved::resolved_toml(&self.resolved());
+        let decided = record::resolved_toml(&self.resolved());
         let files = [("run.toml", self.config.to_toml()), ("resolved.toml", decided)];
         for (name, text) in files {
             let path = self.options.out.join(name);

@@ -10,14 +10,14 @@ use crate::config::RunConfig;
 use crate::data::TextData;
 use crate::graph::{Graph, Plan, PlanOptions};
 use crate::parallel::MicroBatch;
+use crate::runtime::placement::assemble::{Assembled, Request, assemble};
+use crate::runtime::placement::record::KERNEL;
+use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
 use crate::train::generate::LanguageModel;
 use crate::train::loader::Source;
 use crate::train::progress::{kernels_note, say};
 use crate::train::setup;
-use crate::train::team::assemble::{Assembled, Request, assemble};
-use crate::train::team::measure::Probe;
-use crate::train::team::resolved::KERNEL;
 
 /// Opens the devices of a run.
 pub(super) fn assembled(

@@ -4,10 +4,10 @@ use super::Run;
 use crate::data::Part;
 use crate::metrics::RankRecord;
 use crate::optim::Decay;
+use crate::runtime::placement::assemble::Placed;
+use crate::runtime::placement::record;
+use crate::runtime::step::StepReport;
 use crate::train::ranks::ShownRank;
-use crate::train::step::StepReport;
-use crate::train::team::assemble::Placed;
-use crate::train::team::resolved;
 
 impl Run {
     /// Says what runs, where, and in which directory.
@@ -28,7 +28,7 @@ impl Run {
             data.tokens(Part::Training).len(),
             data.tokenizer().vocabulary(),
             self.config.train.batch,
-            resolved::devices(&self.decided),
+            record::devices(&self.decided),
             self.options.out.display()
         ));
         if self.placed.len() > 1 {

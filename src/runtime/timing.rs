@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::link::AddingPlace;
+use super::RuntimeError;
+use super::device_thread::{Driver, Pending};
+use super::peers::AddingPlace;
+use super::step::{Inputs, load};
 use crate::base::BucketId;
 use crate::base::rng::Key;
 use crate::collective::Layout;
@@ -16,9 +19,6 @@ use crate::exec::{Bank, Executor, Pass};
 use crate::group::add::add_assign;
 use crate::kernels::Random;
 use crate::parallel::shares::{LeftOut, Speed, admit, apportion, makespan};
-use crate::train::driver::{Driver, Pending};
-use crate::train::runtime_error::RuntimeError;
-use crate::train::step::{Inputs, load};
 
 /// Timed repetitions of a micro-batch, of which the fastest counts when a device is alone and the
 /// mean when others work at the same time.

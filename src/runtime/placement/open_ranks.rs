@@ -3,15 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::assemble::{Request, fixed_counts, layout_of, moments};
-use super::measure::{self, Probe};
-use super::resolved::{Recorded, saved_of};
+use super::record::{Recorded, saved_of};
 use crate::autotune;
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
-use crate::train::driver::Driver;
-use crate::train::memory;
-use crate::train::open::{Opened, initialize, open_selected};
-use crate::train::runtime_error::RuntimeError;
+use crate::runtime::device_thread::Driver;
+use crate::runtime::open::{Opened, initialize, open_selected};
+use crate::runtime::timing::Probe;
+use crate::runtime::{RuntimeError, memory, timing};
 
 /// Devices, and how the batch is shared out among them.
 pub struct Chosen {
@@ -158,7 +157,7 @@ fn open_measured(
         return Err(error);
     }
     let found = match &opened[..] {
-        [_] => measure::Balance::of_one(request.batch, request.micro_batch.min(request.batch)),
+        [_] => timing::Balance::of_one(request.batch, request.micro_batch.min(request.batch)),
         _ => {
             (request.say)(&format!(
                 "measuring {} devices, alone and together, on micro-batches of up to {} samples",
@@ -168,7 +167,7 @@ fn open_measured(
             let drivers: Vec<&Driver> = opened.iter().map(|one| &one.driver).collect();
             let rows: Vec<u32> = opened.iter().map(|one| one.rows).collect();
             let patience = request.opening.deadline;
-            measure::balance(&drivers, probe, request.batch, &rows, patience)?
+            timing::balance(&drivers, probe, request.batch, &rows, patience)?
         }
     };
     notes.extend(found.notes.iter().cloned());

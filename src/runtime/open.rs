@@ -3,15 +3,14 @@
 
 use std::time::Duration;
 
-use super::driver::Driver;
-use super::memory;
-use super::runtime_error::RuntimeError;
-use crate::autotune::{self, Choices, Kernels, Record, Tuning, cache};
+use super::device_thread::Driver;
+use super::{RuntimeError, memory};
+use crate::autotune::{Choices, Kernels, Record, Tuning, cache};
 use crate::base::BucketId;
 use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
 use crate::exec::{Bank, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::Plan;
-use crate::model;
+use crate::{autotune, model};
 
 /// A device that was chosen and opened, on its own thread.
 pub struct Opened {

@@ -5,25 +5,25 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::link::AddingPlace;
-use super::measure::Probe;
-use super::opening::{Chosen, open_new, open_recorded};
-use super::resolved::{key, recorded};
-use super::{Team, TeamOptions, layout, measure};
-use crate::autotune::{self, Choices, Tuning, cache};
+use super::open_ranks::{Chosen, open_new, open_recorded};
+use super::record::{key, recorded};
+use crate::autotune;
+use crate::autotune::{Choices, Tuning, cache};
 use crate::base::{BucketId, Rank};
 use crate::collective::{Layout, Topology};
 use crate::device::{Selection, list_adapters, select_all};
 use crate::exec::cpu::host_name;
 use crate::exec::{Executor, Moments};
 use crate::graph::Plan;
-
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::shares::consecutive;
 use crate::parallel::{Program, data_parallel, one_rank};
-use crate::train::open::{OpenOptions, Opened};
-use crate::train::runtime_error::RuntimeError;
+use crate::runtime::open::{OpenOptions, Opened};
+use crate::runtime::peers::AddingPlace;
+use crate::runtime::timing::Probe;
+use crate::runtime::workers::{Team, TeamOptions, layout};
+use crate::runtime::{RuntimeError, timing};
 
 /// What stands between the identities of devices.
 pub const BETWEEN: &str = " | ";
@@ -186,7 +186,7 @@ pub fn fixed_counts(
         ));
     }
     if shares.is_empty() {
-        return Ok(measure::even(batch, world));
+        return Ok(timing::even(batch, world));
     }
     if shares.len() != world {
         return unusable(format!(
@@ -275,7 +275,7 @@ fn adding(
             let layout = layout.clone();
             let timing = move |device: &mut dyn Executor| {
                 prepare(device)?;
-                measure::adding_place(device, &layout)
+                timing::adding_place(device, &layout)
             };
             Ok(one.driver.run("timing the addition of gradients", timing)?)
         }

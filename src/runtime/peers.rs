@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Said;
 use super::ring::{ToDriver, ToRing};
+use super::step::Others;
+use super::workers::Said;
 use crate::base::{ChunkId, Rank};
 use crate::collective::{Layout, Phase};
 use crate::device::DeviceError;
@@ -15,7 +16,6 @@ use crate::exec::{Bank, Executor, Piece};
 use crate::group::{Closed, Mailbox, Waited};
 use crate::metrics::{Lane, Trace};
 use crate::parallel::{Collective, Event, Vote};
-use crate::train::step::Others;
 
 /// How long a driver waits at its mailbox before it looks whether a place to read to is free again.
 const SLOT_BEAT: Duration = Duration::from_millis(2);

@@ -217,11 +217,11 @@ impl Drop for Driver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-
     use crate::exec::Cpu;
     use crate::graph::{Builder, Plan, PlanOptions};
-    use crate::train::runtime_error::{EXIT_DEFECT, RuntimeError};
+    use crate::runtime::RuntimeError;
+    use crate::runtime::error::EXIT_DEFECT;
+    use std::sync::Arc;
 
     const DEADLINE: Duration = Duration::from_secs(60);
 

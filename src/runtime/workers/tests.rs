@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::AddingPlace;
 use super::*;
 use crate::base::BucketId;
 use crate::base::rng::Key;
@@ -12,8 +11,9 @@ use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
 use crate::parallel::{Share, data_parallel};
-use crate::train::open::initialize;
-use crate::train::step::Values;
+use crate::runtime::open::initialize;
+use crate::runtime::peers::AddingPlace;
+use crate::runtime::step::Values;
 
 const WORLD: u32 = 3;
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
@@ -135,7 +135,7 @@ fn all_ranks_hold_the_same_and_a_difference_is_found_and_repaired() {
         assert!(reports.iter().all(StepReport::is_updated));
     }
     let plan = plan();
-    let compare = |repair| check::compare(&team, &plan, repair).unwrap();
+    let compare = |repair| crate::runtime::replica_check::compare(&team, &plan, repair).unwrap();
     assert_eq!(compare(false), []);
     for rank in 0..WORLD {
         let flip = move |device: &mut dyn Executor| {

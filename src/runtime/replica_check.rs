@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::Team;
+use super::RuntimeError;
+use super::workers::Team;
 use crate::base::{BucketId, Rank};
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
-use crate::train::runtime_error::RuntimeError;
 
 /// A rank whose parameters are not those of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,14 +1,13 @@
 //! Whether host and device have the memory that a run needs, asked before anything is allocated: a
 //! system that runs out of it kills processes without a word, and a driver may swap.
 
+use super::RuntimeError;
 use crate::device::host::available_memory;
 use crate::device::{Adapter, AdapterMemory, Selection};
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::graph::print::Memory;
 use crate::parallel::Instruction;
-
-use super::runtime_error::RuntimeError;
 
 /// Refuses what needs more bytes than the host has available; where that is not known, nothing.
 pub fn require(bytes: usize) -> Result<(), RuntimeError> {

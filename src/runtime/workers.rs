@@ -1,13 +1,6 @@
 //! The devices of a run together: a driver thread and a ring thread each, and the coordinator of
 //! their steps, which is the thread of the run.
 
-pub mod assemble;
-pub mod check;
-pub mod link;
-pub mod measure;
-pub mod opening;
-pub mod resolved;
-pub mod ring;
 #[cfg(test)]
 mod tests;
 
@@ -16,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::driver::{Driver, Pending, Watch};
-use super::runtime_error::RuntimeError;
+use super::RuntimeError;
+use super::device_thread::{Driver, Pending, Watch};
+use super::peers::{AddingPlace, Lanes, Link, Waiting};
+use super::ring::{ToDriver, ToRing, Wiring};
 use super::step::{Alone, Others, StepInput, StepReport, run_step};
 use crate::base::Rank;
 use crate::collective::{Layout, Topology};
@@ -28,8 +23,6 @@ use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::group::{Mailbox, Waited};
 use crate::metrics::Trace;
 use crate::parallel::{Announcement, Coordinator, Outcome, Vote};
-use link::{AddingPlace, Lanes, Link, Waiting};
-use ring::{ToDriver, ToRing, Wiring};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 
@@ -160,7 +153,7 @@ impl Team {
             let reason = format!("the system starts no more threads: {error}; raise its limit");
             RuntimeError::Unusable(reason)
         };
-        let thread = Some(ring::start(wiring).map_err(why)?);
+        let thread = Some(crate::runtime::ring::start(wiring).map_err(why)?);
         let adding = options.adding.get(rank.index()).copied().unwrap_or(AddingPlace::Host);
         let waiting: Arc<Waiting> = Arc::default();
         let link = Link {
