@@ -7,7 +7,7 @@ use std::error::Error;
 use std::thread;
 
 use potluck::base::Rank;
-use potluck::group::{Group, GroupError, Op, init};
+use potluck::comm::{Group, GroupError, Op, init};
 
 const POINTS: usize = 1000;
 const STEPS: usize = 200;

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | 0 | [`base`], [`files`] |
 //! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
-//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`group`], [`faults`] |
+//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`comm`], [`faults`] |
 //! | 3 | [`checkpoint`], [`config`], [`autotune`], [`sim`] |
 //! | 4 | [`exec`] |
 //! | 5 | [`runtime`] |
@@ -24,6 +24,7 @@ pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod collective;
+pub mod comm;
 pub mod config;
 pub mod data;
 pub mod device;
@@ -31,7 +32,6 @@ pub mod exec;
 pub mod faults;
 pub mod files;
 pub mod graph;
-pub mod group;
 pub mod kernels;
 pub mod metrics;
 pub mod model;

@@ -6,7 +6,7 @@ mod common;
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{Bank, Cpu, Executor};
 use potluck::graph::build::Built;
-use potluck::graph::fuse::{Fusion, RULES, fuse_listed};
+use potluck::graph::passes::fuse::{Fusion, RULES, fuse_listed};
 use potluck::graph::print::{Memory, fusion_table, graph_table};
 use potluck::graph::{
     Builder, Graph, Init, Op, Phase, Plan, PlanOptions, Then, Unary, differentiate, fuse,

@@ -1,7 +1,7 @@
 //! What collectives cost, in messages and bytes: the formulas of their documents as functions. A
 //! shard, and a tree's block, of `s` bytes travels in `ceil(s / chunk)` messages.
 
-use super::schedule::levels;
+use super::rooted::levels;
 
 /// What the busiest rank sends, or what it receives if that is more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,32 +69,32 @@ pub fn star_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
     star_reduce(world, bytes, chunk).then(star_gather(world, bytes, chunk))
 }
 
-/// [`super::schedule::reduce`]: the root receives everything `L` times.
+/// [`super::rooted::reduce`]: the root receives everything `L` times.
 pub fn tree_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
     whole(levels(world).into(), bytes, chunk)
 }
 
-/// [`super::schedule::broadcast`]: the root sends everything `L` times.
+/// [`super::rooted::broadcast`]: the root sends everything `L` times.
 pub fn tree_broadcast(world: u32, bytes: u64, chunk: u64) -> Cost {
     whole(levels(world).into(), bytes, chunk)
 }
 
-/// [`super::schedule::all_reduce`]: `2 L` steps, everything `2 L` times through rank 0.
+/// [`super::rooted::all_reduce`]: `2 L` steps, everything `2 L` times through rank 0.
 pub fn tree_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
     tree_reduce(world, bytes, chunk).then(tree_broadcast(world, bytes, chunk))
 }
 
-/// [`super::schedule::gather`] of one block of `bytes` per rank: `world - 1` of them.
+/// [`super::rooted::gather`] of one block of `bytes` per rank: `world - 1` of them.
 pub fn gather(world: u32, bytes: u64, chunk: u64) -> Cost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
-/// [`super::schedule::scatter`], as [`gather`].
+/// [`super::rooted::scatter`], as [`gather`].
 pub fn scatter(world: u32, bytes: u64, chunk: u64) -> Cost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
-/// [`super::schedule::barrier`]: `L` messages without values.
+/// [`super::rooted::barrier`]: `L` messages without values.
 pub fn barrier(world: u32) -> Cost {
     Cost { steps: levels(world).into(), bytes: 0 }
 }
@@ -106,8 +106,7 @@ mod tests {
 
     use super::*;
     use crate::base::{ChunkId, Rank};
-    use crate::collective::schedule::{self, Step};
-    use crate::collective::{Action, Event, Exchange, Layout, Phase, Topology};
+    use crate::collective::{Action, Event, Exchange, Layout, Phase, Step, Topology, rooted};
 
     /// Messages and bytes that ranks send and receive, counted.
     #[derive(Clone, Debug, Default)]
@@ -202,12 +201,12 @@ mod tests {
                 let of = |list: fn(u32, Rank, Rank) -> Vec<Step>| {
                     listed(world, bytes, chunk, |rank| list(world, root, rank))
                 };
-                assert_eq!(of(schedule::reduce), tree_reduce(world, bytes, chunk));
-                assert_eq!(of(schedule::broadcast), tree_broadcast(world, bytes, chunk));
-                assert_eq!(of(schedule::gather), gather(world, bytes, chunk));
-                assert_eq!(of(schedule::scatter), scatter(world, bytes, chunk));
+                assert_eq!(of(rooted::reduce), tree_reduce(world, bytes, chunk));
+                assert_eq!(of(rooted::broadcast), tree_broadcast(world, bytes, chunk));
+                assert_eq!(of(rooted::gather), gather(world, bytes, chunk));
+                assert_eq!(of(rooted::scatter), scatter(world, bytes, chunk));
             }
-            let barriers = listed(world, 1, 1, |rank| schedule::barrier(world, rank));
+            let barriers = listed(world, 1, 1, |rank| rooted::barrier(world, rank));
             assert_eq!(barriers.steps, barrier(world).steps);
         }
     }

@@ -4,9 +4,9 @@
 pub mod cost;
 pub mod exchange;
 pub mod layout;
-pub mod schedule;
+pub mod rooted;
 
 pub use cost::Cost;
 pub use exchange::{Action, Event, Exchange, Phase};
 pub use layout::{Chunk, Layout, Topology};
-pub use schedule::Step;
+pub use rooted::Step;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::adapters::Adapter;
 use super::error::DeviceError;
-use super::features::{self, Features};
-use super::limits::{self, Limits};
-use super::pulse::Pulse;
+use super::features::Features;
+use super::limits::Limits;
+use super::{Pulse, features, limits};
 
 /// The longest a submission may take before the device counts as hung, unless a run says more.
 const DEADLINE: Duration = Duration::from_secs(120);

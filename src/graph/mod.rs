@@ -6,10 +6,9 @@
 //! micro-batches, masked targets and uneven shares add up exactly.
 
 pub mod build;
-pub mod fuse;
-pub mod gradients;
 
 pub mod op;
+pub mod passes;
 pub mod plan;
 pub mod print;
 
@@ -17,8 +16,8 @@ pub mod shapes;
 pub mod update;
 
 pub use build::Builder;
-pub use fuse::fuse;
-pub use gradients::differentiate;
+pub use passes::fuse::fuse;
+pub use passes::gradients::differentiate;
 
 pub use op::{Binary, IGNORED, Op, Then, Unary};
 

@@ -1,5 +1,5 @@
 //! The ops: what a node of a graph may compute. Shapes are in [`super::shapes`], gradients in
-//! [`super::gradients`], and each op's kernels in the twin that `kernels::twin` names.
+//! [`super::passes::gradients`], and each op's kernels in the twin that `kernels::twin` names.
 
 use std::fmt;
 

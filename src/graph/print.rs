@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::fuse::{Fusion, RULES};
+use super::passes::fuse::{Fusion, RULES};
 use super::{Graph, Phase, Place, Plan, Role, SlotKind};
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;

@@ -11,9 +11,9 @@ use super::step::Others;
 use super::workers::Said;
 use crate::base::{ChunkId, Rank};
 use crate::collective::{Layout, Phase};
+use crate::comm::{Closed, Mailbox, Waited};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Piece};
-use crate::group::{Closed, Mailbox, Waited};
 use crate::metrics::{Lane, Trace};
 use crate::parallel::{Collective, Event, Vote};
 

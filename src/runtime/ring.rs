@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Chunk, Layout, Phase};
+use crate::comm::add::add_assign;
+use crate::comm::{Closed, Mailbox, Member, Message, Own, Pool, Shared, Values, Waited};
 use crate::exec::Piece;
-use crate::group::add::add_assign;
-use crate::group::{Closed, Mailbox, Member, Message, Own, Pool, Shared, Values, Waited};
 use crate::kernels::norm;
 use crate::metrics::Lane;
 use crate::parallel::{Collective, Verdict};

@@ -14,9 +14,9 @@ use super::step::{Inputs, load};
 use crate::base::BucketId;
 use crate::base::rng::Key;
 use crate::collective::Layout;
+use crate::comm::add::add_assign;
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Pass};
-use crate::group::add::add_assign;
 use crate::kernels::Random;
 use crate::parallel::shares::{LeftOut, Speed, admit, apportion, makespan};
 

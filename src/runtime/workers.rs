@@ -16,11 +16,11 @@ use super::ring::{ToDriver, ToRing, Wiring};
 use super::step::{Alone, Others, StepInput, StepReport, run_step};
 use crate::base::Rank;
 use crate::collective::{Layout, Topology};
+use crate::comm::{Mailbox, Waited};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
-use crate::group::{Mailbox, Waited};
 use crate::metrics::Trace;
 use crate::parallel::{Announcement, Coordinator, Outcome, Vote};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use potluck::base::{BucketId, ChunkId, Rank};
 use potluck::collective::{Chunk, Layout, Phase, Topology};
-use potluck::group::add::add_assign;
-use potluck::group::{Member, Message, Own, Shared, Values};
+use potluck::comm::add::add_assign;
+use potluck::comm::{Member, Message, Own, Shared, Values};
 use proptest::prelude::*;
 
 use crate::dice::Dice;

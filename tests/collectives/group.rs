@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use potluck::base::{BucketId, Rank};
 use potluck::collective::{Layout, Topology};
-use potluck::group::process_group::TREE_BYTES;
-use potluck::group::{Group, GroupError, Op, init};
+use potluck::comm::process_group::TREE_BYTES;
+use potluck::comm::{Group, GroupError, Op, init};
 use proptest::prelude::*;
 
 use crate::dice::Dice;

@@ -10,7 +10,7 @@ pub const FUNCTION_LINES_MAX: usize = 70;
 /// that is no longer needed fails.
 pub const LONG: &[(&str, &str)] = &[
     ("src/graph/shapes.rs: rule", "one arm per op"),
-    ("src/graph/gradients.rs: rule", "one arm per op"),
+    ("src/graph/passes/gradients.rs: rule", "one arm per op"),
 ];
 
 /// Rooms with their layer and what they may import, between spaces.
@@ -27,7 +27,7 @@ pub const ROOMS: &[(u8, &str, &str)] = &[
     (2, "model", "base graph"),
     (2, "optim", "base graph"),
     (2, "parallel", "base graph collective"),
-    (2, "group", "base collective"),
+    (2, "comm", "base collective"),
     (2, "faults", "base device"),
     (2, "net", "base collective cluster"),
     (3, "checkpoint", "base files data faults"),
@@ -39,7 +39,7 @@ pub const ROOMS: &[(u8, &str, &str)] = &[
         5,
         "runtime",
         "base files metrics device graph collective cluster data kernels model optim parallel \
-         group faults net autotune exec",
+         comm faults net autotune exec",
     ),
     (6, "train", ALL_BELOW),
     (7, "bench", ALL_BELOW),

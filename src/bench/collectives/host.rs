@@ -9,7 +9,7 @@ use super::{Kind, size};
 use crate::base::Rank;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::bench::sample::{Pace, repeats};
-use crate::group::{Group, GroupError, Op, init};
+use crate::comm::{Group, GroupError, Op, init};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

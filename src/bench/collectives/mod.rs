@@ -1,4 +1,4 @@
-//! How fast ranks exchange values: the collectives of [`crate::group`] on slices in memory, and an
+//! How fast ranks exchange values: the collectives of [`crate::comm`] on slices in memory, and an
 //! all-reduce of gradients between devices.
 //!
 //! Rates follow the rule of nccl-tests. The *algorithm bandwidth* is bytes per second of a call,
@@ -37,7 +37,7 @@ impl Kind {
     pub const ALL: [Self; 4] =
         [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast];
 
-    /// As in figures and as the method of [`crate::group::Group`].
+    /// As in figures and as the method of [`crate::comm::Group`].
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",

@@ -4,23 +4,30 @@
 //! **Results.** Values are combined in an order that depends on the number of ranks and elements
 //! only, never on who is when, and every rank gets the same bits. Above [`TREE_BYTES`] an
 //! all-reduce is a ring ([`crate::collective::exchange`]), up to them a tree
-//! ([`crate::collective::schedule`]).
+//! ([`crate::collective::rooted`]).
 //!
 //! **Failures.** A call that fails on one rank fails on all, at the latest in their next call,
 //! with an error that names the rank: calls that do not belong together, a handle that is dropped,
 //! a thread that panics, a deadline that passes. The group is of no use then, and what slices hold
 //! is of no meaning.
 
+pub(super) mod connection;
+pub(super) mod packet;
+mod perform;
+pub(super) mod reduce_op;
+mod slices;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::{GroupError, Link};
-use super::op::{Combine, Op};
-use super::packet::{Call, Kind, Transferable};
-use super::perform::chunks;
-use super::side::Slices;
 use crate::base::Rank;
-use crate::collective::{Layout, Step, schedule};
+use crate::collective::{Layout, Step, rooted};
+use crate::comm::{GroupError, Op, Transferable};
+use connection::Link;
+use packet::{Call, Kind};
+use perform::chunks;
+use reduce_op::Combine;
+use slices::Slices;
 
 /// Up to so many bytes, an all-reduce goes along a tree: `2 ceil(log2(world))` steps instead of
 /// `2 (world - 1)`.
@@ -31,7 +38,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Makes a group of `world` ranks: one handle for each, in order, to be moved to its thread.
 ///
 /// ```
-/// use potluck::group::{Op, init};
+/// use potluck::comm::{Op, init};
 ///
 /// std::thread::scope(|scope| {
 ///     for mut group in init(3) {
@@ -158,7 +165,7 @@ impl Group {
         let call = Call { op: op.name(), ..Call::new::<T>(Kind::Reduce { dst }, values.len()) };
         self.call(call, |group| {
             group.expect_rank(dst)?;
-            let steps = schedule::reduce(group.link.world(), dst, group.rank());
+            let steps = rooted::reduce(group.link.world(), dst, group.rank());
             for range in chunks::<T>(values.len()) {
                 let own = &mut values[range];
                 if let Some(result) = group.climb(&steps, own, &combine)? {
@@ -174,7 +181,7 @@ impl Group {
         let call = Call::new::<T>(Kind::Broadcast { src }, values.len());
         self.call(call, |group| {
             group.expect_rank(src)?;
-            let steps = schedule::broadcast(group.link.world(), src, group.rank());
+            let steps = rooted::broadcast(group.link.world(), src, group.rank());
             chunks::<T>(values.len())
                 .try_for_each(|range| group.descend(&steps, &mut values[range], None))
         })
@@ -194,7 +201,7 @@ impl Group {
             } else {
                 group.expect_length("into", into.len(), 0)?;
             }
-            for step in schedule::gather(group.link.world(), dst, group.rank()) {
+            for step in rooted::gather(group.link.world(), dst, group.rank()) {
                 match step {
                     Step::Send { to, .. } => group.give(values, to)?,
                     Step::Receive { from, block: of } | Step::Fold { from, block: of } => {
@@ -220,7 +227,7 @@ impl Group {
             } else {
                 group.expect_length("values", values.len(), 0)?;
             }
-            for step in schedule::scatter(group.link.world(), src, group.rank()) {
+            for step in rooted::scatter(group.link.world(), src, group.rank()) {
                 match step {
                     Step::Send { to, block: of } => group.give(&values[block(of)], to)?,
                     Step::Receive { from, .. } | Step::Fold { from, .. } => {

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::mailbox::{Mailbox, Waited};
 use super::packet::{Body, Call, Content, Kind, Packet, Pools};
 use crate::base::Rank;
+use crate::comm::{Mailbox, Waited};
 
 /// Packets that a rank may be ahead of each receiver: so many of rooted collectives, and so many of
 /// sends. They are counted apart, because what takes the one does not wait for the other.

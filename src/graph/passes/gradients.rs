@@ -3,10 +3,10 @@
 
 use std::cmp::Reverse;
 
-use super::op::{Binary, Op, Unary};
-use super::shapes::ShapeError;
-use super::{Graph, Phase, Role};
 use crate::base::{DType, NodeId, TensorId};
+use crate::graph::op::{Binary, Op, Unary};
+use crate::graph::shapes::ShapeError;
+use crate::graph::{Graph, Phase, Role};
 
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
 /// [`Role::Gradient`] tensor per parameter.

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use super::link::{GroupError, Link};
-use super::member::{Message, Own};
-use super::op::Combine;
-use super::packet::{Body, Load, Transferable};
-use super::pool::{Shared, Values};
+use super::connection::Link;
+use super::packet::{Body, Load};
+use super::reduce_op::Combine;
 use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Chunk, Phase};
+use crate::comm::{GroupError, Message, Own, Shared, Transferable, Values};
 
 /// Where own values are and where results go, by position in the one bucket of the exchange.
 pub enum Slices<'a, T> {

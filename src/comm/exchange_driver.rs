@@ -4,8 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::add::add_assign;
-use super::element::Element;
-use super::pool::{Pool, Shared, Values};
+use super::{Element, Pool, Shared, Values};
 use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Action, Chunk, Event, Exchange, Layout, Phase};
 

@@ -1,6 +1,6 @@
 //! Sums on the host.
 
-use super::element::Element;
+use super::Element;
 
 /// `partial[i] += own[i]`.
 ///

@@ -3,15 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::link::{GroupError, WINDOW};
-use super::member::Member;
-use super::op::{Combine, Op};
-use super::packet::{Body, Call, Kind, Load, Transferable};
-use super::pool::{Shared, Values};
-use super::process_group::{Done, Group};
-use super::side::{Side, Slices};
+use super::Done;
+use super::connection::WINDOW;
+use super::packet::{Body, Call, Kind, Load};
+use super::reduce_op::Combine;
+use super::slices::{Side, Slices};
 use crate::base::{BucketId, ChunkId, Rank};
-use crate::collective::{Layout, Phase, Step, Topology, schedule};
+use crate::collective::{Layout, Phase, Step, Topology, rooted};
+use crate::comm::{Group, GroupError, Member, Op, Shared, Transferable, Values};
 
 /// Bytes that travel in one message at most: few enough to stay in a core's cache, enough to make
 /// up for waking a thread.
@@ -64,7 +63,7 @@ impl Group {
 
     /// Performs the steps of a barrier.
     pub(super) fn meet(&mut self) -> Done {
-        for step in schedule::barrier(self.link.world(), self.rank()) {
+        for step in rooted::barrier(self.link.world(), self.rank()) {
             match step {
                 Step::Send { to, .. } => self.link.send(to, Body::Nothing)?,
                 Step::Receive { from, .. } | Step::Fold { from, .. } => {
@@ -136,9 +135,9 @@ impl Group {
         combine: &Combine<'_, T>,
     ) -> Done {
         let (world, rank) = (self.link.world(), self.rank());
-        let up = schedule::reduce(world, Rank(0), rank);
+        let up = rooted::reduce(world, Rank(0), rank);
         let result = self.climb(&up, values, combine)?.map(Values::share);
-        self.descend(&schedule::broadcast(world, Rank(0), rank), values, result)
+        self.descend(&rooted::broadcast(world, Rank(0), rank), values, result)
     }
 
     /// Performs the steps of a reduction; the result, where it ends.

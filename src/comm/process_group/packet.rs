@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use super::element::Element;
-use super::member::Message;
-use super::pool::{Pool, Shared, Values};
 use crate::base::Rank;
+use crate::comm::{Element, Message, Pool, Shared, Values};
 
 /// Free boxes that a rank keeps of each type.
 const FREE_MAX: usize = 32;

@@ -11,10 +11,10 @@
 //! Dropout stays a node of its own: its random numbers depend on the step, and the steps of a
 //! fused kernel are constants. So do ops that reduce, such as layer norm.
 
-use super::op::{Binary, Op, Then, Unary};
-use super::{Graph, Node, Role};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{Shape, TensorId};
+use crate::graph::op::{Binary, Op, Then, Unary};
+use crate::graph::{Graph, Node, Role};
 
 /// The most tensors that a kernel binds: what every device has.
 const BINDINGS_MAX: usize = 8;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::add::add_assign;
-use super::element::Element;
+use crate::comm::Element;
+use crate::comm::add::add_assign;
 
 /// What a reduction does with the values of all ranks, element by element, in a fixed order.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::element::Element;
+use super::Element;
 
 /// A pool of boxes; clones are handles on the same one.
 #[derive(Clone)]

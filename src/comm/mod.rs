@@ -5,23 +5,18 @@
 
 pub mod add;
 mod element;
-mod link;
+pub mod exchange_driver;
 pub mod mailbox;
-pub mod member;
-mod op;
-mod packet;
-mod perform;
 mod pool;
 pub mod process_group;
-mod side;
 
 pub use element::Element;
-pub use link::GroupError;
+pub use exchange_driver::{Member, Message, Own};
 pub use mailbox::{Closed, Mailbox, Waited};
-pub use member::{Member, Message, Own};
-pub use op::Op;
-pub use packet::Transferable;
 pub use pool::{Pool, Shared, Values};
+pub use process_group::connection::GroupError;
+pub use process_group::packet::Transferable;
+pub use process_group::reduce_op::Op;
 pub use process_group::{Group, init};
 
 /// What [`mailbox`] waits with; `tests/loom.rs` puts loom's in its place.

@@ -1,0 +1,4 @@
+//! Passes: functions from a graph to a graph.
+
+pub mod fuse;
+pub mod gradients;
