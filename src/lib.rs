@@ -10,9 +10,9 @@
 //! |---|---|
 //! | 0 | [`base`], [`files`] |
 //! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
-//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`comm`], [`faults`] |
+//! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`comm`], [`faults`], [`ui`] |
 //! | 3 | [`checkpoint`], [`config`], [`autotune`], [`sim`] |
-//! | 4 | [`exec`] |
+//! | 4 | [`exec`], [`planner`] |
 //! | 5 | [`runtime`] |
 //! | 6 | [`train`] |
 //! | 7 | [`mod@bench`] |
@@ -37,6 +37,8 @@ pub mod metrics;
 pub mod model;
 pub mod optim;
 pub mod parallel;
+pub mod planner;
 pub mod runtime;
 pub mod sim;
 pub mod train;
+pub mod ui;

@@ -11,8 +11,7 @@ use potluck::base::Rank;
 use potluck::collective::{Layout, Topology};
 use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck::model::{GptConfig, gpt};
-use potluck::parallel::shares::consecutive;
-use potluck::parallel::{Collective, Instruction, Program, Share, data_parallel};
+use potluck::parallel::{Collective, Instruction, Program, Share, consecutive, data_parallel};
 use potluck::sim::{
     Costs, Defect, End, Fault, Lane, Link, Machine, Noticed, Report, Scenario, SegmentCost, When,
     check, hash, one_step, reference, run, step_seconds,

@@ -26,6 +26,7 @@ pub mod collectives;
 pub mod compare;
 pub mod matmul;
 pub mod peaks;
+pub mod profile;
 pub mod report;
 pub mod sample;
 pub mod step;

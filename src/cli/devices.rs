@@ -9,7 +9,7 @@ use crate::device::{
 };
 use crate::faults::Faults;
 use crate::train::TrainError;
-use crate::train::progress::say;
+use crate::ui::terminal::say;
 
 /// Prints the CPU device and every adapter, one entry per physical one. With `certify`, tries all
 /// kernels before, on the adapter that its selector names or on every one that is listed.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::args::Explain;
 use crate::base::{BucketId, Rank};
+use crate::bench::profile::Profile;
 use crate::collective::{Layout, Topology};
 use crate::config::RunConfig;
 use crate::config::schema::{Balance, CollectiveKind};
@@ -14,12 +15,10 @@ use crate::graph::Plan;
 use crate::graph::print::{
     RankMemory, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
-use crate::parallel::shares::consecutive;
-use crate::parallel::{Share, data_parallel, one_rank};
+use crate::parallel::{Share, consecutive, data_parallel, one_rank};
 use crate::runtime::placement::assemble::{fixed_counts, layout_of, selections};
 use crate::runtime::timing;
-use crate::train::profile::Profile;
-use crate::train::{TrainError, setup};
+use crate::train::{TrainError, build};
 
 /// Bytes of a value that travels.
 const VALUE_BYTES: usize = size_of::<f32>();
@@ -39,12 +38,12 @@ pub fn explanation(
     }
     let vocabulary = match tokenizer {
         Some(saved) => saved.vocabulary(),
-        None => setup::data(config, None)?.tokenizer().vocabulary(),
+        None => build::data(config, None)?.tokenizer().vocabulary(),
     };
-    let plan = setup::plan(config, vocabulary)?;
+    let plan = build::plan(config, vocabulary)?;
     Ok(match explain {
         Explain::Graph => {
-            let fused = setup::fusions(config, vocabulary)?;
+            let fused = build::fusions(config, vocabulary)?;
             graph_table(&plan.graph) + &fusion_table(&fused, config.train.micro_batch)
         }
         Explain::Dot => graph_dot(&plan.graph),
@@ -78,7 +77,7 @@ impl Team {
         let batch = config.train.batch as u32;
         let counts = match is_measured(config) {
             true => timing::even(batch, names.len()),
-            false => fixed_counts(&setup::parallel_options(config), batch, names.len())?,
+            false => fixed_counts(&build::parallel_options(config), batch, names.len())?,
         };
         let rows = config.train.micro_batch as u32;
         let shares = consecutive(&counts, &vec![rows; counts.len()]);
@@ -116,12 +115,12 @@ fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
 }
 
 fn memory(config: &RunConfig, team: &Team, vocabulary: usize) -> Result<String, TrainError> {
-    let moments = setup::optimizer(config).moments();
+    let moments = build::optimizer(config).moments();
     let of_rank = |(rank, share): (u32, &Share)| {
         let mut config = config.clone();
         config.train.micro_batch = share.micro_batch.min(share.count).max(1) as usize;
-        let plan = setup::plan(&config, vocabulary)?;
-        let layout = layout_of(&setup::parallel_options(&config), &plan, team.names.len());
+        let plan = build::plan(&config, vocabulary)?;
+        let layout = layout_of(&build::parallel_options(&config), &plan, team.names.len());
         let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Rank(rank)).len()).sum();
         Ok((plan, owned))
     };
@@ -192,7 +191,7 @@ fn communication(config: &RunConfig, team: &Team, plan: &Plan) -> String {
     if team.world() == 1 {
         return "one device: nothing travels\n".into();
     }
-    let layout = layout_of(&setup::parallel_options(config), plan, team.names.len());
+    let layout = layout_of(&build::parallel_options(config), plan, team.names.len());
     [head(config, team), bucket_rows(&layout, plan), sender_rows(&layout, team)].join("\n")
 }
 

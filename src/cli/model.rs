@@ -13,10 +13,10 @@ use crate::runtime::open::OpenOptions;
 use crate::runtime::workers::Team;
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
-use crate::train::generate::{LanguageModel, Sampling};
 use crate::train::loader::Source;
-use crate::train::progress::say;
-use crate::train::{run, setup, state, text};
+use crate::train::sampling::{LanguageModel, Sampling};
+use crate::train::{build, generate, run, state};
+use crate::ui::terminal::say;
 
 /// Prints the mean loss, and the perplexity, of a checkpoint on held-out or other text.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
@@ -36,7 +36,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         return Err(TrainError::Unusable(why.into()).into());
     }
     let step = checkpoint.meta.step;
-    let data = setup::data(&config, checkpoint.meta.tokenizer.clone())?;
+    let data = build::data(&config, checkpoint.meta.tokenizer.clone())?;
     let (team, source) = open(&args.checkpoint, checkpoint, &config, data)?;
     let rows = [config.train.micro_batch as u32];
     let loss = evaluate_part(&team, &source, &rows, &[1], part)?;
@@ -61,16 +61,16 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, config) = load(&args.checkpoint)?;
     let no_text = || TrainError::Unusable("the checkpoint is not of a model of text".into());
     let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
-    let prompt = args.prompt.clone().unwrap_or_else(|| text::opening(&tokenizer));
+    let prompt = args.prompt.clone().unwrap_or_else(|| generate::opening(&tokenizer));
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
-    let plan = setup::forward_plan(&config, tokenizer.vocabulary(), 1)?;
+    let plan = build::forward_plan(&config, tokenizer.vocabulary(), 1)?;
     let missing = || TrainError::Defect("the model has no logits".into());
     let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
     let team = open_model(&args.checkpoint.devices, &config, checkpoint, plan)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
-    text::generate(
+    generate::generate(
         team.first()?,
         &tokenizer,
         model,
@@ -102,7 +102,7 @@ fn open(
     data: TextData,
 ) -> anyhow::Result<(Team, Source)> {
     let plan =
-        setup::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
+        build::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
     let source = run::source(config, &plan.graph, &Arc::new(data), (0, 0))?;
     Ok((open_model(&args.devices, config, checkpoint, plan)?, source))
 }
@@ -115,7 +115,7 @@ fn open_model(
     plan: crate::graph::Plan,
 ) -> anyhow::Result<Team> {
     // Few passes are made: timing kernels would take longer than it saves.
-    let options = OpenOptions { tune_seconds: 0.0, ..setup::open_options(config) };
+    let options = OpenOptions { tune_seconds: 0.0, ..build::open_options(config) };
     let opened = open::open(devices, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| say(note));
     let team = Team::alone(opened.driver)?;

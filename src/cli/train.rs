@@ -13,9 +13,9 @@ use crate::config::{RunConfig, read};
 use crate::faults::Faults;
 use crate::runtime::error::EXIT_RESTART;
 use crate::train::error::TrainError;
-use crate::train::progress::say;
 use crate::train::run::{Ending, Run, RunOptions, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
+use crate::ui::terminal::say;
 
 /// Where runs go that say nothing else.
 const RUNS: &str = "runs";

@@ -4,12 +4,12 @@
 pub mod coordinator;
 pub mod interpreter;
 pub mod program;
-pub mod shares;
 pub mod verdict;
 
 pub use coordinator::{Announcement, Coordinator};
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use program::{
-    Collective, Instruction, MicroBatch, Program, Share, all_reduce, data_parallel, one_rank,
+    Collective, Instruction, MicroBatch, Program, Share, all_reduce, consecutive, data_parallel,
+    one_rank,
 };
 pub use verdict::{Verdict, Vote};

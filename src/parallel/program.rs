@@ -204,6 +204,18 @@ impl fmt::Display for Program {
     }
 }
 
+/// Consecutive shares of these sizes, each with the most samples that its rank runs at a time.
+pub fn consecutive(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
+    assert_eq!(counts.len(), micro_batches.len(), "a size and a micro-batch per rank");
+    let mut first = 0;
+    let share = |(&count, &micro_batch): (&u32, &u32)| {
+        let share = Share { first, count, micro_batch };
+        first += count;
+        share
+    };
+    counts.iter().zip(micro_batches).map(share).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,5 +381,12 @@ mod tests {
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
             position(&program, Instruction::Start(Collective::Reduce(bucket)));
         }
+    }
+
+    #[test]
+    fn shares_are_consecutive() {
+        let shares = consecutive(&[3, 0, 5], &[2, 4, 8]);
+        let triples: Vec<_> = shares.iter().map(|s| (s.first, s.count, s.micro_batch)).collect();
+        assert_eq!(triples, [(0, 3, 2), (3, 0, 4), (3, 5, 8)]);
     }
 }

@@ -18,7 +18,7 @@ use crate::comm::add::add_assign;
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Pass};
 use crate::kernels::Random;
-use crate::parallel::shares::{LeftOut, Speed, admit, apportion, makespan};
+use crate::planner::balance::{LeftOut, Speed, admit, apportion, makespan};
 
 /// Timed repetitions of a micro-batch, of which the fastest counts when a device is alone and the
 /// mean when others work at the same time.

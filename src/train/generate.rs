@@ -1,130 +1,67 @@
-//! Sampling text from a model, one token after the other.
+//! Text from a model: a prompt in, a continuation out, piece by piece.
 
-use super::evaluate::forward;
-use crate::base::rng::Key;
-use crate::base::{Site, TensorId};
-use crate::device::DeviceError;
-use crate::exec::Executor;
-use crate::graph::IGNORED;
-use crate::runtime::step::{Inputs, Values, load};
+use super::error::TrainError;
+use super::sampling::{LanguageModel, Sampling, next_token};
+use crate::data::Tokenizer;
+use crate::data::tokenizer::Decoder;
+use crate::runtime::device_thread::Driver;
 
-/// How tokens are drawn from logits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Logits are divided by it; 0 takes the most likely token.
-    pub temperature: f64,
-    /// Only this many of the most likely tokens are drawn from; 0: all.
-    pub top_k: usize,
-    pub seed: u64,
-}
-
-/// The tensors of a language model that generation touches.
-#[derive(Clone, Copy, Debug)]
-pub struct LanguageModel {
-    pub tokens: TensorId,
-    pub targets: TensorId,
-    pub logits: TensorId,
-    pub context: usize,
-    pub vocabulary: usize,
-}
-
-impl LanguageModel {
-    /// Finds them in a plan's graph, by the names that `model::gpt` gives.
-    pub fn of(graph: &crate::graph::Graph) -> Option<Self> {
-        let logits = graph.output("logits")?;
-        let tokens = graph.input("tokens")?;
-        Some(Self {
-            tokens,
-            targets: graph.input("targets")?,
-            logits,
-            context: graph.tensor(tokens).shape.last(),
-            vocabulary: graph.tensor(logits).shape.last(),
-        })
+/// What text starts from if nothing is asked for: a line break, or the first token if the
+/// vocabulary has none.
+pub fn opening(tokenizer: &Tokenizer) -> String {
+    let line_break = "\n";
+    match tokenizer.encode(line_break) {
+        Ok(_) => line_break.into(),
+        Err(_) => tokenizer.decode(&[0]),
     }
 }
 
-/// The token that follows `tokens` (at least one), as the `index`th that this seed draws. Only
-/// the last `context` tokens are seen.
-pub fn next_token(
-    device: &mut dyn Executor,
-    model: &LanguageModel,
-    tokens: &[u32],
+/// Continues `prompt` by `count` tokens. Every piece of text is handed to `piece` as soon as it
+/// is whole, which may answer `false` to end it there; all of it is returned.
+///
+/// # Errors
+/// A prompt that is empty or has a character outside the vocabulary; a device that fails.
+pub fn generate(
+    driver: &Driver,
+    tokenizer: &Tokenizer,
+    model: LanguageModel,
+    prompt: &str,
     sampling: &Sampling,
-    index: u64,
-) -> Result<u32, DeviceError> {
-    let seen = &tokens[tokens.len().saturating_sub(model.context)..];
-    let mut window = seen.to_vec();
-    // What stands behind the last token is not seen by it: attention is causal.
-    window.resize(model.context, 0);
-    let inputs: Inputs = vec![
-        (model.tokens, Values::Int(window)),
-        (model.targets, Values::Int(vec![IGNORED; model.context])),
-    ];
-    load(device, &inputs, 0)?;
-    let pass = forward(device, 1)?;
-    let logits = device.read(model.logits, &pass)?;
-    let row = &logits[(seen.len() - 1) * model.vocabulary..seen.len() * model.vocabulary];
-    let uniform = Key::new(sampling.seed).site(Site(u32::MAX)).uniform(index);
-    Ok(draw(row, sampling, uniform))
-}
-
-/// Draws from the softmax of `logits` by a number uniform in `[0, 1)`.
-fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let logit = |token: u32| f64::from(logits[token as usize]);
-    order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)));
-    if sampling.temperature == 0.0 {
-        return order[0];
+    count: u64,
+    mut piece: impl FnMut(&str) -> bool,
+) -> Result<String, TrainError> {
+    let mut tokens = tokenizer.encode(prompt)?;
+    if tokens.is_empty() {
+        return Err(TrainError::Unusable("the prompt is empty; give at least one token".into()));
     }
-    if sampling.top_k > 0 {
-        order.truncate(sampling.top_k);
-    }
-    let best = logit(order[0]);
-    let weight = |&token: &u32| ((logit(token) - best) / sampling.temperature).exp();
-    let total: f64 = order.iter().map(weight).sum();
-    let mut left = uniform * total;
-    for token in &order {
-        left -= weight(token);
-        if left < 0.0 {
-            return *token;
+    let sampling = *sampling;
+    let mut decoder = Decoder::new(tokenizer);
+    let mut text = String::new();
+    for index in 0..count {
+        let seen = tokens[tokens.len().saturating_sub(model.context)..].to_vec();
+        let token = driver
+            .run("a token", move |device| next_token(device, &model, &seen, &sampling, index))?;
+        tokens.push(token);
+        let new = decoder.push(token);
+        text += &new;
+        if !piece(&new) {
+            return Ok(text);
         }
     }
-    // Rounding may leave a rest.
-    order[order.len() - 1]
+    let rest = decoder.finish();
+    piece(&rest);
+    Ok(text + &rest)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const LOGITS: [f32; 4] = [0.0, 3.0, 2.0, -1.0];
-
-    fn sampling(temperature: f64, top_k: usize) -> Sampling {
-        Sampling { temperature, top_k, seed: 1 }
-    }
+    use crate::data::TokenizerKind;
 
     #[test]
-    fn no_temperature_takes_the_best_and_top_k_never_leaves_the_top() {
-        assert_eq!(draw(&LOGITS, &sampling(0.0, 0), 0.99), 1);
-        for step in 0..100 {
-            let token = draw(&LOGITS, &sampling(5.0, 2), f64::from(step) / 100.0);
-            assert!(token == 1 || token == 2);
-        }
-    }
-
-    #[test]
-    fn tokens_come_as_often_as_the_softmax_says() {
-        let draws = 20_000;
-        let mut seen = [0u32; 4];
-        for index in 0..draws {
-            let uniform = Key::new(9).uniform(index);
-            seen[draw(&LOGITS, &sampling(1.0, 0), uniform) as usize] += 1;
-        }
-        let total: f64 = LOGITS.iter().map(|l| f64::from(*l).exp()).sum();
-        for (token, count) in seen.iter().enumerate() {
-            let expected = f64::from(LOGITS[token]).exp() / total;
-            let got = f64::from(*count) / draws as f64;
-            assert!((got - expected).abs() < 0.02, "token {token}: {got} against {expected}");
-        }
+    fn text_without_line_breaks_has_an_opening_too() {
+        let opening = |text: &str| opening(&Tokenizer::derive(TokenizerKind::Char, text).unwrap());
+        assert_eq!(opening("ab\n"), "\n");
+        assert_eq!(opening("ba"), "a");
     }
 }

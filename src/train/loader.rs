@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
-use super::generate::LanguageModel;
+use super::sampling::LanguageModel;
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::data::{Part, Sampler, TextData};

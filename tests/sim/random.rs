@@ -6,8 +6,7 @@ use potluck::base::{BucketId, Rank};
 use potluck::collective::{Layout, Topology};
 use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
 use potluck::graph::{Graph, Phase};
-use potluck::parallel::shares::consecutive;
-use potluck::parallel::{Share, data_parallel};
+use potluck::parallel::{Share, consecutive, data_parallel};
 use potluck::sim::queue::Random;
 use potluck::sim::{Costs, Fault, Link, Noticed, Scenario, SegmentCost, When};
 

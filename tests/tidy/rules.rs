@@ -29,17 +29,19 @@ pub const ROOMS: &[(u8, &str, &str)] = &[
     (2, "parallel", "base graph collective"),
     (2, "comm", "base collective"),
     (2, "faults", "base device"),
+    (2, "ui", "base metrics"),
     (2, "net", "base collective cluster"),
     (3, "checkpoint", "base files data faults"),
     (3, "config", "base data graph model optim collective parallel"),
     (3, "autotune", "base device files graph kernels"),
     (3, "sim", "base collective cluster parallel"),
     (4, "exec", "base device graph kernels autotune"),
+    (4, "planner", "base graph collective parallel sim"),
     (
         5,
         "runtime",
         "base files metrics device graph collective cluster data kernels model optim parallel \
-         comm faults net autotune exec",
+         comm faults net autotune exec planner",
     ),
     (6, "train", ALL_BELOW),
     (7, "bench", ALL_BELOW),
@@ -56,12 +58,13 @@ pub const CRATES: &[(&str, &str)] = &[
     ("rustls", "net"),
     ("rcgen", "net"),
     ("tokio", "net"),
+    ("indicatif", "ui"),
     ("clap", "cli"),
     ("anyhow", "cli"),
 ];
 
 /// Rooms without IO, clocks and threads.
-pub const PURE: &str = "base graph collective cluster model optim parallel";
+pub const PURE: &str = "base graph collective cluster model optim parallel planner";
 /// What [`PURE`] rooms have no word of outside tests.
 pub const IMPURE: &str =
     "std::fs std::net std::io std::env std::thread std::time Instant SystemTime";

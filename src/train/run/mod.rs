@@ -1,7 +1,7 @@
 //! A training run: started or resumed, stepped, evaluated, saved.
 
-mod open;
-mod words;
+mod report;
+mod startup;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,16 +27,16 @@ use crate::runtime::placement::record;
 use crate::runtime::replica_check::{Difference, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::Team;
-use crate::train::diagnose::{NotFinite, OVERFLOWED, first_not_finite};
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
-use crate::train::generate::Sampling;
 use crate::train::loader::{Loader, Source};
-use crate::train::progress::{Progress, Shown};
+use crate::train::nonfinite::{NotFinite, OVERFLOWED, first_not_finite};
+use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
-use crate::train::{loader, setup, state, text};
+use crate::train::{build, generate, loader, state};
+use crate::ui::terminal::{Progress, Shown};
 
-pub use open::source;
+pub use startup::source;
 
 /// What was asked for besides the configuration.
 #[derive(Clone, Debug)]
@@ -143,14 +143,15 @@ impl Run {
         resumed: Option<Checkpoint>,
     ) -> Result<Self, TrainError> {
         let tokenizer = resumed.as_ref().and_then(|checkpoint| checkpoint.meta.tokenizer.clone());
-        let data = Arc::new(setup::data(&config, tokenizer)?);
-        let training = setup::training(&config, data.tokenizer().vocabulary())?;
-        let optimizer = setup::optimizer(&config);
+        let data = Arc::new(build::data(&config, tokenizer)?);
+        let training = build::training(&config, data.tokenizer().vocabulary())?;
+        let optimizer = build::optimizer(&config);
         check(&config, &training, &optimizer, resumed.as_ref())?;
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
         let source = source(&config, &training, &data, done)?;
         // The devices come first: without them, nothing is written.
-        let assembled = open::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
+        let assembled =
+            startup::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
         let decided = assembled.resolved();
         let Assembled { team, plan, programs, placed, notes, trace, .. } = assembled;
         let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
@@ -161,7 +162,7 @@ impl Run {
         let loader = Loader::start(source.clone(), programs.clone(), step + 1, steps)
             .map_err(|why| io(&options.out, why))?;
         let mut run = Self {
-            schedule: setup::schedule(&config),
+            schedule: build::schedule(&config),
             signals: Signals::install().map_err(|why| io(&options.out, why))?,
             team,
             plan,
@@ -481,8 +482,10 @@ impl Run {
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.config.train.seed };
         let (data, model) = (&self.source.data, self.source.model);
         let tokenizer = data.tokenizer();
-        let prompt = text::opening(tokenizer);
-        text::generate(self.team.first()?, tokenizer, model, &prompt, &sampling, count, |_| true)
+        let prompt = generate::opening(tokenizer);
+        generate::generate(self.team.first()?, tokenizer, model, &prompt, &sampling, count, |_| {
+            true
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What progress shows of several devices: each one's share, its speed while it works, and how
 //! much of a step it waits for the others.
 
-use super::progress::thousands;
+use super::format::thousands;
 
 /// The most characters of a line of [`Means::block`], which are below those of most terminals.
 const COLUMNS: usize = 78;

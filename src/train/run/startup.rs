@@ -13,11 +13,11 @@ use crate::parallel::MicroBatch;
 use crate::runtime::placement::assemble::{Assembled, Request, assemble};
 use crate::runtime::placement::record::KERNEL;
 use crate::runtime::timing::Probe;
+use crate::train::build;
 use crate::train::error::TrainError;
-use crate::train::generate::LanguageModel;
 use crate::train::loader::Source;
-use crate::train::progress::{kernels_note, say};
-use crate::train::setup;
+use crate::train::sampling::LanguageModel;
+use crate::ui::terminal::{kernels_note, say};
 
 /// Opens the devices of a run.
 pub(super) fn assembled(
@@ -26,7 +26,7 @@ pub(super) fn assembled(
     resumed: Option<&Checkpoint>,
     (training, source): (&Graph, &Source),
 ) -> Result<Assembled, TrainError> {
-    let optimizer = setup::optimizer(config);
+    let optimizer = build::optimizer(config);
     let tuning =
         |identity: &str, saved: &BTreeMap<String, String>| tuning(config, options, saved, identity);
     let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
@@ -43,14 +43,14 @@ pub(super) fn assembled(
     };
     let request = Request {
         selector: &options.devices,
-        parallel: &setup::parallel_options(config),
+        parallel: &build::parallel_options(config),
         batch: config.train.batch as u32,
         micro_batch: config.train.micro_batch as u32,
         optimizer: &optimizer,
         plan: &plan,
         probe: Some(probe),
         seed: config.train.seed,
-        opening: setup::open_options(config),
+        opening: build::open_options(config),
         tuning: &tuning,
         saved: resumed.map(|checkpoint| &checkpoint.meta.resolved),
         again: options.retune,
@@ -78,7 +78,7 @@ fn tuning(
         seconds: config.train.tune_seconds,
         again: options.retune,
         saved: saved.iter().filter(|_| is_same).filter_map(choice).collect(),
-        update: Some(setup::optimizer(config).update(config.optim.lr, 1)),
+        update: Some(build::optimizer(config).update(config.optim.lr, 1)),
         planted: options.faults.wrong_kernels().to_vec(),
         ..Tuning::default()
     }
@@ -94,7 +94,7 @@ pub fn source(
     let missing = || TrainError::Defect("the model has no tokens or no logits".into());
     Ok(Source {
         data: data.clone(),
-        sampler: setup::sampler(config, data, done),
+        sampler: build::sampler(config, data, done),
         model: LanguageModel::of(graph).ok_or_else(missing)?,
         samples: graph.input("samples"),
     })

@@ -7,7 +7,7 @@ use crate::optim::Decay;
 use crate::runtime::placement::assemble::Placed;
 use crate::runtime::placement::record;
 use crate::runtime::step::StepReport;
-use crate::train::ranks::ShownRank;
+use crate::ui::ranks::ShownRank;
 
 impl Run {
     /// Says what runs, where, and in which directory.

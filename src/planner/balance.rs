@@ -1,8 +1,6 @@
 //! How the global batch is shared out among devices of unlike speed, and which devices are worth
 //! having at all.
 
-use super::program::Share;
-
 /// A device must make a step shorter by this part of it to be taken.
 const GAIN_MIN: f64 = 0.02;
 
@@ -46,18 +44,6 @@ pub fn apportion(batch: u32, speeds: &[Speed]) -> Vec<u32> {
 pub fn makespan(counts: &[u32], speeds: &[Speed]) -> f64 {
     let done = counts.iter().zip(speeds).map(|(&count, speed)| speed.seconds(count));
     done.fold(0.0, f64::max)
-}
-
-/// Consecutive shares of these sizes, each with the most samples that its rank runs at a time.
-pub fn consecutive(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
-    assert_eq!(counts.len(), micro_batches.len(), "a size and a micro-batch per rank");
-    let mut first = 0;
-    let share = |(&count, &micro_batch): (&u32, &u32)| {
-        let share = Share { first, count, micro_batch };
-        first += count;
-        share
-    };
-    counts.iter().zip(micro_batches).map(share).collect()
 }
 
 /// Whether a device is to be taken: steps of `with_s` seconds with it against `without_s`.
@@ -201,13 +187,6 @@ mod tests {
         assert_eq!(speed.seconds(4), 3.0);
         assert_eq!(speed.seconds(5), 4.5);
         assert_eq!(makespan(&[4, 5], &[speed, speed]), 4.5);
-    }
-
-    #[test]
-    fn shares_are_consecutive() {
-        let shares = consecutive(&[3, 0, 5], &[2, 4, 8]);
-        let triples: Vec<_> = shares.iter().map(|s| (s.first, s.count, s.micro_batch)).collect();
-        assert_eq!(triples, [(0, 3, 2), (3, 0, 4), (3, 5, 8)]);
     }
 
     #[test]

@@ -4,10 +4,6 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::error::TrainError;
-use super::loader::{Loader, Source};
-use super::run::source;
-use super::setup;
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank};
 use crate::config::RunConfig;
@@ -22,6 +18,10 @@ use crate::runtime::device_thread::Driver;
 use crate::runtime::open;
 use crate::runtime::open::Opened;
 use crate::runtime::step::{Alone, StepInput, load, run_step};
+use crate::train::build;
+use crate::train::error::TrainError;
+use crate::train::loader::{Loader, Source};
+use crate::train::run::source;
 
 /// Steps before anything is measured: the first compiles the shaders.
 const WARM_UP: u64 = 2;
@@ -65,13 +65,13 @@ impl Profile {
         selector: &str,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Self, TrainError> {
-        let data = Arc::new(setup::data(config, tokenizer)?);
-        let plan = setup::plan(config, data.tokenizer().vocabulary())?;
+        let data = Arc::new(build::data(config, tokenizer)?);
+        let plan = build::plan(config, data.tokenizer().vocabulary())?;
         let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
         let program = Arc::new(one_rank(&plan, batch, rows));
         let inputs = inputs(config, source(config, &plan.graph, &data, (0, 0))?, &program)?;
-        let moments = setup::optimizer(config).moments();
-        let options = setup::open_options(config);
+        let moments = build::optimizer(config).moments();
+        let options = build::open_options(config);
         let Opened { driver, identity, .. } = open::open(selector, plan, moments, &options)?;
         let seed = config.train.seed;
         driver.run("initialization", move |device| open::initialize(device, seed))?;
@@ -162,7 +162,7 @@ fn inputs(
             program: program.clone(),
             micro_batches,
             run_key: Key::new(config.train.seed),
-            update: setup::optimizer(config).update(config.optim.lr, step),
+            update: build::optimizer(config).update(config.optim.lr, step),
             clip: config.optim.clip,
             faults: Faults::none(),
         }))

@@ -1,0 +1,5 @@
+//! Progress of a run on the terminal.
+
+mod format;
+pub mod ranks;
+pub mod terminal;
