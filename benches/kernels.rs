@@ -14,10 +14,9 @@ use potluck::base::rng::Key;
 use potluck::base::{DType, Shape, Site};
 use potluck::device::{Checks, DeviceError, Gpu, list_adapters};
 use potluck::graph::{Binary, Op, Unary, Update, UpdateRange, shapes};
+use potluck::kernels::ops::{adamw, hash, norm, sgd};
 use potluck::kernels::pipeline::Pipeline;
-use potluck::kernels::{
-    Call, Dispatch, Operand, Pipelines, Random, Variant, adamw, hash, norm, sgd, twin,
-};
+use potluck::kernels::{Call, Dispatch, Operand, Pipelines, Random, Variant, twin};
 
 /// Seconds that one timed submission aims at.
 const SUBMISSION: f64 = 0.02;

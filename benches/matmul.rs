@@ -10,7 +10,8 @@ use std::time::Instant;
 use potluck::base::rng::Key;
 use potluck::device::{Adapter, Checks, Gpu, list_adapters};
 use potluck::graph::Op;
-use potluck::kernels::{Call, Dispatch, Operand, Pipelines, Random, Variant, matmul};
+use potluck::kernels::ops::matmul;
+use potluck::kernels::{Call, Dispatch, Operand, Pipelines, Random, Variant};
 
 /// The least seconds that are timed at once: far more than a submission takes by itself.
 const SECONDS_MIN: f64 = 0.02;

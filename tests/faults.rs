@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use potluck::device::injected::HANG_MAX;
 use potluck::device::{Checks, DeviceError, Gpu};
 use potluck::kernels::Pipelines;
-use potluck::kernels::spin::{GROUPS_MAX, Spin};
+use potluck::kernels::bench::spin::{GROUPS_MAX, Spin};
 use process::{Desk, Ran};
 
 const STEPS: u64 = 14;

@@ -5,7 +5,7 @@ mod common;
 use potluck::base::BucketId;
 use potluck::exec::Bank;
 use potluck::graph::{Plan, PlanOptions, Unary, Update, UpdateRange, differentiate};
-use potluck::kernels::hash;
+use potluck::kernels::ops::hash;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 
 #[test]

@@ -318,7 +318,7 @@ fn update_owned(device: &mut dyn Executor, rule: &Update) -> Vec<(Range<usize>, 
         let mut banks = vec![bits(&parameters[owned.clone()])];
         for moment in 0..rule.moments() {
             let values = device.read_bank(Bank::Moment(moment), bucket).unwrap();
-            let hash = potluck::kernels::hash::fast(bytemuck::cast_slice(&values), 0);
+            let hash = potluck::kernels::ops::hash::fast(bytemuck::cast_slice(&values), 0);
             assert_eq!(device.hash(Bank::Moment(moment), bucket).unwrap(), hash);
             banks.push(bits(&values));
         }

@@ -11,8 +11,9 @@ use naga::{AddressSpace, EntryPoint, Module};
 use potluck::base::Site;
 use potluck::base::rng::Key;
 use potluck::graph::{Binary, Op, Then, Unary};
+use potluck::kernels::ops::matmul::{shared, tile, vector};
 use potluck::kernels::source::{FILES, snippet, text};
-use potluck::kernels::{Call, Random, Shader, matmul_shared, matmul_tile, matmul_vector, twin};
+use potluck::kernels::{Call, Random, Shader, twin};
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
@@ -20,11 +21,11 @@ const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
 /// Shaders whose text is emitted, with every shape in use: `(name, text)`.
 fn emitted() -> Vec<(String, String)> {
     let mut texts = Vec::new();
-    for tile in matmul_tile::TILES.into_iter().chain(matmul_tile::NARROW) {
+    for tile in tile::TILES.into_iter().chain(tile::NARROW) {
         for transposed in 0..4 {
             let (a, b) = (transposed & 1 != 0, transposed & 2 != 0);
             let name = format!("{} {a} {b}", tile.name);
-            texts.push((name, matmul_tile::text(tile, a, b, snippet("store"))));
+            texts.push((name, tile::text(tile, a, b, snippet("store"))));
         }
     }
     texts
@@ -93,18 +94,18 @@ fn products() -> Vec<(String, String)> {
     let store = snippet("store");
     let naive = Shader::new("matmul", "naive").with_text(store);
     let mut texts = vec![("matmul".to_string(), text(&naive))];
-    for tile in matmul_shared::TILES {
+    for tile in shared::TILES {
         for bits in 0..16 {
-            let [a, b] = [0, 2].map(|shift| matmul_shared::Layout {
+            let [a, b] = [0, 2].map(|shift| shared::Layout {
                 transposed: bits >> shift & 1 == 1,
                 vectors: bits >> shift & 2 == 2,
             });
-            let shader = matmul_shared::shader(tile, a, b, store);
+            let shader = shared::shader(tile, a, b, store);
             texts.push((format!("{} {a:?} {b:?}", tile.name), text(&shader)));
         }
     }
     for along in [false, true] {
-        let shader = matmul_vector::shader(along, store);
+        let shader = vector::shader(along, store);
         texts.push((format!("matmul_vector {along}"), text(&shader)));
     }
     texts

@@ -11,7 +11,8 @@ use std::time::Duration;
 use super::certify::Finding;
 use crate::device::Adapter;
 use crate::files;
-use crate::kernels::{matmul_tile, source};
+use crate::kernels::ops::matmul::tile;
+use crate::kernels::source;
 
 /// The environment variable that names another directory for what is kept between runs.
 pub const VARIABLE: &str = "POTLUCK_CACHE";
@@ -48,7 +49,7 @@ fn build() -> &'static str {
         for (name, text) in source::FILES.iter().chain(source::LIBRARY) {
             hasher.update(name.as_bytes()).update(text.as_bytes());
         }
-        hasher.update(matmul_tile::text(matmul_tile::TILES[0], false, false, "").as_bytes());
+        hasher.update(tile::text(tile::TILES[0], false, false, "").as_bytes());
         hasher.finalize().to_hex()[..16].to_string()
     })
 }

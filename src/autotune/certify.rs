@@ -5,10 +5,9 @@ use super::probes::{Oracle, Problem, probes};
 use super::update_probes;
 use crate::device::{Checks, DeviceError, Gpu};
 use crate::graph::{Update, UpdateRange};
-use crate::kernels::trial::{NMSE_MAX, TrialError};
-use crate::kernels::{
-    Call, Dispatch, Operand, Pipelines, Variant, hash, norm, source, trial, twin,
-};
+use crate::kernels::harness::{self, NMSE_MAX, TrialError};
+use crate::kernels::ops::{hash, norm};
+use crate::kernels::{Call, Dispatch, Operand, Pipelines, Variant, source, twin};
 
 /// The release of wgpu, which translates the shaders: another one may do so otherwise.
 const WGPU: &str = "30.0.1";
@@ -127,7 +126,7 @@ impl Subject<'_> {
         let solved = self.oracle.solve(problem, f64::from(start));
         let given: Vec<_> = solved.inputs.iter().collect();
         let (call, dispatches) = (problem.call(), &variant.dispatches);
-        let ran = trial::run_call(self.gpu, self.pipelines, &call, dispatches, &given, start);
+        let ran = harness::run_call(self.gpu, self.pipelines, &call, dispatches, &given, start);
         let outputs = match ran {
             Ok(outputs) => outputs,
             Err(error) => return finding_of(error),
@@ -135,7 +134,7 @@ impl Subject<'_> {
         let factor = f64::from(self.factor(&variant.name));
         let errors = outputs.iter().zip(&solved.expected).map(|(got, expected)| {
             let got = got.iter().map(|v| f64::from(*v) * factor);
-            Finding::of(trial::nmse(got, expected))
+            Finding::of(harness::nmse(got, expected))
         });
         Ok(errors.fold(Finding::Right { nmse: 0.0 }, Finding::worst))
     }
@@ -144,7 +143,8 @@ impl Subject<'_> {
         if self.planted.iter().any(|planted| planted == name) { PLANTED } else { 1.0 }
     }
 
-    /// Tries the update rule that `update` is of, as a range like `like` runs it; see [`updates`].
+    /// Tries the update rule that `update` is of, as a range like `like` runs it; see
+    /// [`update_probes`].
     ///
     /// # Errors
     /// As [`Subject::variant`].
@@ -152,7 +152,7 @@ impl Subject<'_> {
         let probe = update_probes::Probe::new(update, like);
         let inputs = [bytemuck::cast_slice(&probe.gradients)];
         let dispatches = [probe.dispatch()];
-        match trial::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.state) {
+        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.state) {
             Ok(state) => Ok(Finding::of(probe.error(&state, self.factor(probe.name())))),
             Err(error) => finding_of(error),
         }
@@ -167,7 +167,7 @@ impl Subject<'_> {
         let probe = update_probes::NormProbe::new(like);
         let inputs = [bytemuck::cast_slice(&probe.gradients)];
         let dispatches = norm::dispatch(probe.gradients.len(), probe.parts(), 1);
-        match trial::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.starts()) {
+        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.starts()) {
             Ok(state) => Ok(Finding::of(probe.error(&state[1], self.factor("norm")))),
             Err(error) => finding_of(error),
         }
@@ -182,7 +182,7 @@ impl Subject<'_> {
         let inputs = [bytemuck::cast_slice(&probe.words)];
         let dispatches = hash::dispatch(0..probe.words.len(), probe.parts());
         let error = u64::from(self.factor("hash") != 1.0);
-        match trial::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.starts()) {
+        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.starts()) {
             Ok(state) => Ok(Finding::of(probe.error(&state[1], error))),
             Err(error) => finding_of(error),
         }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::base::{DType, Shape};
 use crate::graph::{Op, Then, shapes};
-use crate::kernels::trial::{Fill, Values, values};
-use crate::kernels::{Call, Random, trial, twin};
+use crate::kernels::harness::{self, Fill, Values, values};
+use crate::kernels::{Call, Random, twin};
 
 /// Dimensions along which nothing depends on the size shrink to these, which differ.
 const SMALL: [usize; 4] = [3, 7, 5, 11];
@@ -123,7 +123,7 @@ impl Problem {
     pub fn expected(&self, inputs: &[Values], start: f64) -> Vec<Vec<f64>> {
         let call = self.call();
         let twin = twin(call.op).expect("whoever asks has kernels of the op");
-        trial::host(&call, &inputs.iter().collect::<Vec<_>>(), start, twin.reference_f64)
+        harness::host(&call, &inputs.iter().collect::<Vec<_>>(), start, twin.reference_f64)
     }
 }
 

@@ -12,7 +12,8 @@ use super::timing::{Bench, order, unmeasured};
 use super::{Choices, Record, catalog, update_probes};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange};
-use crate::kernels::{Call, Dispatch, Pipelines, Variant, hash, norm, twin};
+use crate::kernels::ops::{hash, norm};
+use crate::kernels::{Call, Dispatch, Pipelines, Variant, twin};
 
 /// How kernels are chosen.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::probes::{Problem, fill};
 use crate::device::{DeviceError, Gpu};
-use crate::kernels::trial::{Bound, Values, filled, values};
+use crate::kernels::harness::{Bound, Values, filled, values};
 use crate::kernels::{Call, Pipelines, Variant, source};
 
 /// What one sample should take, so that the cost of a submission vanishes in it.

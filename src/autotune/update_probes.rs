@@ -6,7 +6,8 @@
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
-use crate::kernels::{Dispatch, adamw, hash, norm, sgd};
+use crate::kernels::Dispatch;
+use crate::kernels::ops::{adamw, hash, norm, sgd};
 
 const ELEMENTS: usize = 1000;
 const RANGES: [UpdateRange; 2] = [

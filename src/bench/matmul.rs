@@ -10,7 +10,7 @@ use super::sample::{Pace, fastest};
 use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::graph::Op;
-use crate::kernels::stand::{Memory, Stand};
+use crate::kernels::bench::device::{Memory, Stand};
 use crate::kernels::{Arg, Call, Random, Twin, Variant, twin};
 
 /// The sides of square products.

@@ -40,9 +40,8 @@ pub use sample::Effort;
 pub use system::System;
 
 use crate::device::DeviceError;
-use crate::kernels::stand::Stand;
+use crate::kernels::bench::device::Stand;
 use crate::train::TrainError;
-
 use report::Sheet;
 use sample::Pace;
 use target::{Place, Target};

@@ -8,8 +8,8 @@ use super::report::{Figure, GBS, GFLOPS, Sheet};
 use super::sample::{Pace, fastest, samples};
 use crate::device::DeviceError;
 use crate::kernels::Dispatch;
-use crate::kernels::peak::{self, Chains, Stream};
-use crate::kernels::stand::{Memory, Stand};
+use crate::kernels::bench::device::{Memory, Stand};
+use crate::kernels::bench::peak::{self, Chains, Stream};
 
 /// The name of the figure that shares are of.
 pub const FLOPS: &str = "peak.flops";

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use super::Usage;
 use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs};
-use crate::bench::{Effort, Options, Part, Report, collectives};
+use crate::bench::{self, Effort, Options, Part, Report, collectives};
+use crate::files;
 use crate::runtime::error::EXIT_RESTART;
 use crate::train::TrainError;
-use crate::{bench, files};
 
 /// What `--json` takes for stdout.
 const STDOUT: &str = "-";

@@ -1,5 +1,5 @@
 //! What a configuration key is: its name, what it accepts, its default and its meaning. The
-//! table of all keys, [`KEYS`](crate::train::schema::KEYS), is made of these; reading, checking,
+//! table of all keys, [`KEYS`](super::schema::KEYS), is made of these; reading, checking,
 //! printing and the help listing are loops over it.
 
 use std::fmt;

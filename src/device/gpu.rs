@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
+use super::Pulse;
 use super::adapters::Adapter;
 use super::error::DeviceError;
-use super::features::Features;
-use super::limits::Limits;
-use super::{Pulse, features, limits};
+use super::features::{self, Features};
+use super::limits::{self, Limits};
 
 /// The longest a submission may take before the device counts as hung, unless a run says more.
 const DEADLINE: Duration = Duration::from_secs(120);

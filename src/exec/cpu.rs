@@ -7,14 +7,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::cpu::pieces::Pieces;
 use super::shards::Shards;
 use super::staging::Places;
 use super::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums, Timing, Work};
 use crate::base::{BucketId, DType, TensorId};
 use crate::device::{DeviceError, Injected, Pulse};
 use crate::graph::{Place, Plan, Role, SlotKind, Update, UpdateRange};
-use crate::kernels::{Arg, Host, Real, Twin, adamw, hash, norm, sgd, twin};
-use pieces::Pieces;
+use crate::kernels::ops::{adamw, hash, norm, sgd};
+use crate::kernels::{Arg, Host, Real, Twin, twin};
 
 /// An update rule over the slices of a bucket: parameters, gradients, moments.
 type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);

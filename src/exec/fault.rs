@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::device::injected::HANG_MAX;
 use crate::device::{DeviceError, Gpu, Injected};
 use crate::kernels::Pipelines;
-use crate::kernels::spin::{self, Spin};
+use crate::kernels::bench::spin::{self, Spin};
 
 /// Makes a fault happen on a device.
 pub fn have(fault: Injected, gpu: &Gpu, pipelines: &mut Pipelines) -> Result<(), DeviceError> {

@@ -166,7 +166,7 @@ pub trait Executor: Send {
     /// A whole bucket; of moments, the elements that the device [owns](Executor::owned). Waits.
     fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
-    /// The hash of a whole bucket as the device holds it (see [`crate::kernels::hash`], from
+    /// The hash of a whole bucket as the device holds it (see [`crate::kernels::ops::hash`], from
     /// position 0), over the words of its floats as [`Executor::read_bank`] gives them: of moments,
     /// those of the owned elements. Waits.
     fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError>;

@@ -8,13 +8,13 @@ pub mod update;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use super::{Call, Dispatch, Host, Pipelines, Random, Real, Twin, Variant, trial, twin};
+use super::{Call, Dispatch, Host, Pipelines, Random, Real, Twin, Variant, harness, twin};
 use crate::base::Shape;
 use crate::base::rng::Key;
 use crate::device::{Adapter, AdapterKind, Checks, Gpu, list_adapters};
 use crate::graph::{Op, shapes};
 
-pub use super::trial::{Fill, NMSE_MAX, Values, values};
+pub use super::harness::{Fill, NMSE_MAX, Values, values};
 
 /// Checks `op` on random inputs of these shapes, with `rows` rows in batched ones, in every
 /// implementation; and once more accumulating, if the op can.
@@ -103,7 +103,7 @@ fn host<T: Real>(
     start: T,
     function: Host<T>,
 ) -> Vec<Vec<T>> {
-    trial::host(call, &values_of(inputs), start, function)
+    harness::host(call, &values_of(inputs), start, function)
 }
 
 fn values_of(inputs: &[(Shape, Values)]) -> Vec<&Values> {
@@ -119,7 +119,7 @@ pub fn on_gpu(
     inputs: &[(Shape, Values)],
     start: f32,
 ) -> Vec<Vec<f32>> {
-    let ran = trial::run_call(gpu, pipelines, call, dispatches, &values_of(inputs), start);
+    let ran = harness::run_call(gpu, pipelines, call, dispatches, &values_of(inputs), start);
     ran.unwrap_or_else(|error| panic!("{} on {}: {error}", call.op, gpu.name))
 }
 
@@ -133,7 +133,7 @@ pub fn run_dispatches(
     inputs: &[&[u8]],
     starts: &[Vec<f32>],
 ) -> Vec<Vec<f32>> {
-    let ran = trial::run(gpu, pipelines, dispatches, inputs, starts);
+    let ran = harness::run(gpu, pipelines, dispatches, inputs, starts);
     ran.unwrap_or_else(|error| panic!("{what} on {}: {error}", gpu.name))
 }
 
@@ -142,7 +142,7 @@ pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
     assert_eq!(got.len(), expected.len(), "{what}: number of outputs");
     for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
         assert_eq!(got.len(), expected.len(), "{what}: length of output {i}");
-        let nmse = trial::nmse(got.iter().copied(), expected);
+        let nmse = harness::nmse(got.iter().copied(), expected);
         assert!(nmse <= NMSE_MAX, "{what}: output {i} differs, NMSE {nmse:.2e}");
     }
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::device_thread::Driver;
 use super::{RuntimeError, memory};
-use crate::autotune::{Choices, Kernels, Record, Tuning, cache};
+use crate::autotune::{self, Choices, Kernels, Record, Tuning, cache};
 use crate::base::BucketId;
 use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
 use crate::exec::{Bank, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::Plan;
-use crate::{autotune, model};
+use crate::model;
 
 /// A device that was chosen and opened, on its own thread.
 pub struct Opened {

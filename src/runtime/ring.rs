@@ -12,7 +12,7 @@ use crate::collective::{Chunk, Layout, Phase};
 use crate::comm::add::add_assign;
 use crate::comm::{Closed, Mailbox, Member, Message, Own, Pool, Shared, Values, Waited};
 use crate::exec::Piece;
-use crate::kernels::norm;
+use crate::kernels::ops::norm;
 use crate::metrics::Lane;
 use crate::parallel::{Collective, Verdict};
 

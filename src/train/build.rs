@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::error::TrainError;
 use crate::collective::Topology;
+use crate::config::RunConfig;
 use crate::config::schema::{
-    Activation, Adding, Balance, CollectiveKind, DataKind, OptimKind, ScheduleKind,
+    self, Activation, Adding, Balance, CollectiveKind, DataKind, OptimKind, ScheduleKind,
 };
-use crate::config::{RunConfig, schema};
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
 use crate::graph::passes::fuse::{Fusion, fuse_listed};

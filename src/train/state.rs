@@ -8,7 +8,7 @@ use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
-use crate::kernels::hash;
+use crate::kernels::ops::hash;
 use crate::runtime::workers::Team;
 
 /// A whole bucket, which is compared with the hash that the device computes where it stands.

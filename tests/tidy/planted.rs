@@ -129,16 +129,23 @@ fn planted_lonely_shaders_are_found() {
             Source::new("shaders/a.wgsl", "// A."),
             Source::new(twin, "//! Twin. a::f"),
             Source::new("src/kernels/source.rs", registry),
-            Source::new("src/kernels/mod.rs", table),
+            Source::new("src/kernels/ops/mod.rs", table),
         ];
         twins(&files).len()
     };
-    assert_eq!(with("src/kernels/a.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 0);
-    assert_eq!(with("src/kernels/a.rs", "\"a\",", "mod a;\na::dispatch()"), 0);
-    assert_eq!(with("src/kernels/b.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 1);
-    assert_eq!(with("src/kernels/a.rs", "\"b\",", "pub mod a;\ntwin!(a)"), 1);
-    assert_eq!(with("src/kernels/a.rs", "\"a\",", "pub mod ba;\ntwin!(a)"), 1);
-    assert_eq!(with("src/kernels/a.rs", "\"a\",", "pub mod a;"), 1);
+    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 0);
+    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "mod a;\na::dispatch()"), 0);
+    assert_eq!(with("src/kernels/ops/b.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 1);
+    assert_eq!(with("src/kernels/ops/a.rs", "\"b\",", "pub mod a;\ntwin!(a)"), 1);
+    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "pub mod ba;\ntwin!(a)"), 1);
+    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "pub mod a;"), 1);
+    let inside = [
+        Source::new("shaders/a_b.wgsl", "// A."),
+        Source::new("src/kernels/ops/a/b.rs", "//! Twin."),
+        Source::new("src/kernels/source.rs", "\"a_b\","),
+        Source::new("src/kernels/ops/a/mod.rs", "mod b;\nb::dispatch()"),
+    ];
+    assert_eq!(twins(&inside), Vec::<String>::new());
 }
 
 #[test]

@@ -249,17 +249,20 @@ pub fn twins(files: &[Source]) -> Vec<String> {
             }
             continue;
         }
-        let twin = format!("src/kernels/{name}.rs");
-        if text(&twin).is_empty() {
-            wrong.push(shader.at(0, format!("has no twin {twin}")));
-        }
+        let Some((directory, module, twin)) =
+            twin_places(name).into_iter().find(|(_, _, twin)| !text(twin).is_empty())
+        else {
+            wrong.push(shader.at(0, "has no twin in src/kernels"));
+            continue;
+        };
         if !text("src/kernels/source.rs").contains(&format!("\"{name}\"")) {
             wrong.push(shader.at(0, "is not in FILES of src/kernels/source.rs"));
         }
-        if words(text("src/kernels/mod.rs"), &format!("mod {name};")).next().is_none() {
-            wrong.push(shader.at(0, format!("{name} is not declared in src/kernels/mod.rs")));
+        let table = format!("{directory}/mod.rs");
+        if words(text(&table), &format!("mod {module};")).next().is_none() {
+            wrong.push(shader.at(0, format!("{module} is not declared in {table}")));
         }
-        let uses = [format!("twin!({name})"), format!("{name}::")];
+        let uses = [format!("twin!({module})"), format!("{module}::")];
         let others = files.iter().filter(|file| file.path != twin && file.path.starts_with("src/"));
         let is_used = |file: &Source| uses.iter().any(|u| words(&file.code, u).next().is_some());
         if !others.into_iter().any(is_used) {
@@ -267,6 +270,24 @@ pub fn twins(files: &[Source]) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Where the twin of a shader may be: directory, module and path. That of `a_b.wgsl` may be `b` in
+/// a directory `a`.
+fn twin_places(name: &str) -> Vec<(String, String, String)> {
+    let place = |directory: String, module: &str, path: &str| {
+        let twin = format!("{directory}/{path}.rs");
+        (directory, module.to_string(), twin)
+    };
+    let ops = || "src/kernels/ops".to_string();
+    let mut places = vec![
+        place(ops(), name, name),
+        place(ops(), name, &format!("{name}/mod")),
+        place("src/kernels/bench".into(), name, name),
+    ];
+    let splits = name.match_indices('_').map(|(at, _)| name.split_at(at));
+    places.extend(splits.map(|(a, b)| place(format!("{}/{a}", ops()), &b[1..], &b[1..])));
+    places
 }
 
 /// No path of somebody's machine stands in the tree.

@@ -1,7 +1,8 @@
 //! Gradients against central differences, in f64 on the references.
 
-use super::{Shape, Values, reference};
+use super::{Shape, reference};
 use crate::graph::Op;
+use crate::kernels::harness::Values;
 
 /// Asserts that `gradient` is the derivative of the objective `sum_i sum_k weights[i][k] y_i[k]`
 /// over the outputs `y_i` of `op`, by each element of input `which`.

@@ -1,11 +1,12 @@
 //! The bench of the optimizer updates: several steps over a range in the middle of a bucket, on
 //! the CPU and on every adapter, against the reference in f64.
 
-use super::{NMSE_MAX, for_each_gpu, run_dispatches};
+use super::{for_each_gpu, run_dispatches};
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::Dispatch;
+use crate::kernels::harness::NMSE_MAX;
 
 /// An update on host slices of a whole bucket: parameters, gradients, moments.
 type Host<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);

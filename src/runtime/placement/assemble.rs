@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use super::open_ranks::{Chosen, open_new, open_recorded};
 use super::record::{key, recorded};
-use crate::autotune;
-use crate::autotune::{Choices, Tuning, cache};
+use crate::autotune::{self, Choices, Tuning, cache};
 use crate::base::{BucketId, Rank};
 use crate::collective::{Layout, Topology};
 use crate::device::{Selection, list_adapters, select_all};
@@ -18,11 +17,11 @@ use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::{Program, consecutive, data_parallel, one_rank};
+use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, Opened};
 use crate::runtime::peers::AddingPlace;
-use crate::runtime::timing::Probe;
+use crate::runtime::timing::{self, Probe};
 use crate::runtime::workers::{Team, TeamOptions, layout};
-use crate::runtime::{RuntimeError, timing};
 
 /// What stands between the identities of devices.
 pub const BETWEEN: &str = " | ";

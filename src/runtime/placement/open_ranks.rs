@@ -9,8 +9,8 @@ use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
 use crate::runtime::device_thread::Driver;
 use crate::runtime::open::{Opened, initialize, open_selected};
-use crate::runtime::timing::Probe;
-use crate::runtime::{RuntimeError, memory, timing};
+use crate::runtime::timing::{self, Probe};
+use crate::runtime::{RuntimeError, memory};
 
 /// Devices, and how the batch is shared out among them.
 pub struct Chosen {

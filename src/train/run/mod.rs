@@ -29,11 +29,11 @@ use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::Team;
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
-use crate::train::loader::{Loader, Source};
+use crate::train::loader::{self, Loader, Source};
 use crate::train::nonfinite::{NotFinite, OVERFLOWED, first_not_finite};
 use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
-use crate::train::{build, generate, loader, state};
+use crate::train::{build, generate, state};
 use crate::ui::terminal::{Progress, Shown};
 
 pub use startup::source;

@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::{Dispatch, Operand, Real, Shader};
 use crate::graph::{Update, UpdateRange};
+use crate::kernels::dispatch::grid;
+use crate::kernels::{Dispatch, Operand, Real, Shader};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;

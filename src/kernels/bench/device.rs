@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::pipeline::Pipeline;
-use super::{Dispatch, Operand, Pipelines};
 use crate::device::{Adapter, Checks, DeviceError, Gpu};
+use crate::kernels::pipeline::Pipeline;
+use crate::kernels::{Dispatch, Operand, Pipelines};
 
 /// An opened device with the pipelines made on it so far.
 pub struct Stand {
@@ -149,7 +149,7 @@ impl Stand {
 mod tests {
     use super::*;
     use crate::device::list_adapters;
-    use crate::kernels::peak::Stream;
+    use crate::kernels::bench::peak::Stream;
 
     #[test]
     fn dispatches_run_on_memory_that_is_uploaded_and_read_back() {

@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::{ITERATIONS_MAX, grid};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
+use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -200,7 +200,8 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::testing::{Fill, check};
+    use crate::kernels::harness::Fill;
+    use crate::kernels::testing::check;
 
     fn check_sum(shape: Shape, first: usize, last: usize, rows: usize) {
         // The offset keeps sums away from zero, where rounding errors would not be small.

@@ -3,11 +3,11 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::simd::{exp, mul_add, sum_of, vectorized};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
 use crate::base::rng::{Key, drop_threshold, threefry2x32};
 use crate::graph::Op;
+use crate::kernels::dispatch::grid;
+use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
 
 /// Queries that the fast version takes at a time: few enough to skip most of the keys behind
 /// them, many enough for its matrix products.
@@ -465,7 +465,8 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::{Shape, Site};
-    use crate::kernels::testing::{self, Fill, Values, check_with};
+    use crate::kernels::harness::{Fill, Values};
+    use crate::kernels::testing::{self, check_with};
 
     const SITE: Site = Site(9);
 

@@ -4,9 +4,9 @@
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::simd::vectorized;
-use super::{Dispatch, Operand, Real, Shader};
+use crate::kernels::dispatch::grid;
+use crate::kernels::simd::vectorized;
+use crate::kernels::{Dispatch, Operand, Real, Shader};
 
 /// Chains in an invocation: enough for the latency of a multiply-add on two units, and few enough
 /// for 16 registers.

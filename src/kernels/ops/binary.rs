@@ -5,9 +5,9 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
 use crate::graph::{Binary, Op};
+use crate::kernels::dispatch::grid;
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -101,7 +101,8 @@ fn function(call: &Call) -> Binary {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::testing::{Fill, check};
+    use crate::kernels::harness::Fill;
+    use crate::kernels::testing::check;
 
     fn check_both(a: Shape, b: Shape, rows: usize) {
         for function in [Binary::Add, Binary::Mul] {

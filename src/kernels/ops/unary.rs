@@ -6,10 +6,10 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::simd::{erf, exp, mul_add, tanh, vectorized};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::{Op, Unary};
+use crate::kernels::dispatch::grid;
+use crate::kernels::simd::{erf, exp, mul_add, tanh, vectorized};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -276,7 +276,8 @@ pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::testing::{Fill, check};
+    use crate::kernels::harness::Fill;
+    use crate::kernels::testing::check;
 
     #[test]
     fn functions_and_slopes_agree_everywhere() {

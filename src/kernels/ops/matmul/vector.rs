@@ -4,9 +4,9 @@
 //! Such a product reads every element of the matrix once or a few times, so it is as fast as
 //! memory: what counts is that neighbours read neighbours and that enough invocations do.
 
-use super::epilogue::{self, Epilogue};
-use super::matmul::Sizes;
-use super::{Call, Dispatch, Operand, Shader, dispatch};
+use super::sizes::Sizes;
+use crate::kernels::ops::epilogue::{self, Epilogue};
+use crate::kernels::{Call, Dispatch, Operand, Shader, dispatch};
 
 /// The most rows or columns that count as few: each reads the whole matrix.
 pub const FEW: usize = 8;
@@ -24,7 +24,7 @@ pub fn fits(sizes: &Sizes) -> bool {
 }
 
 /// The shader for a matrix whose neighbours in memory are terms of the sum, or else columns;
-/// `store` is that of [`super::epilogue`].
+/// `store` is that of [`crate::kernels::ops::epilogue`].
 pub fn shader(terms_are_neighbours: bool, store: &str) -> Shader {
     Shader::new("matmul_vector", "vector")
         .with_const("SLICES", slices(terms_are_neighbours) as u32)

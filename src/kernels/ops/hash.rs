@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::dispatch::{Strips, grid};
-use super::{Dispatch, Operand, Shader};
+use crate::kernels::dispatch::{Strips, grid};
+use crate::kernels::{Dispatch, Operand, Shader};
 
 /// Words per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;

@@ -5,9 +5,9 @@
 //! Meant for hardware, where neighbouring invocations read neighbouring values; a software adapter
 //! pays more for the barriers than for reading rows again.
 
-use super::dispatch::{Operand, grid};
-use super::{Call, Dispatch, Shader, Variant};
 use crate::graph::Op;
+use crate::kernels::dispatch::{Operand, grid};
+use crate::kernels::{Call, Dispatch, Shader, Variant};
 
 /// Bytes of workgroup memory on every device.
 const WORKGROUP_BYTES: usize = 16 * 1024;

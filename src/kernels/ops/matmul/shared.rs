@@ -1,7 +1,7 @@
 //! Matrix products through workgroup memory: which tiles there are, and what is put in front of
 //! `shaders/matmul_shared.wgsl` for each.
 //!
-//! Where the register tiles of [`super::matmul_tile`] read every operand from memory once per
+//! Where the register tiles of [`super::tile`] read every operand from memory once per
 //! invocation, here a whole workgroup reads it once: that is what a GPU with hundreds of
 //! gigabytes per second and tens of TFLOP/s needs, and what software adapters, where a barrier
 //! is costly and all memory is cache, run slower than register tiles.
@@ -11,9 +11,9 @@
 //! arrays and loops over them run at a quarter of that speed on SwiftShader and at 0.6 of it on
 //! llvmpipe; sixteen named vectors, which is what drivers make of the matrices, at the same speed.
 
-use super::epilogue::{self, Epilogue};
-use super::matmul::{OPERANDS, Sizes};
-use super::{Call, Dispatch, Shader, dispatch};
+use super::sizes::{OPERANDS, Sizes};
+use crate::kernels::ops::epilogue::{self, Epilogue};
+use crate::kernels::{Call, Dispatch, Shader, dispatch};
 
 /// The part of the output that a workgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,8 @@ impl Tile {
     }
 }
 
-/// The shader of a tile for operands that lie so; `store` is that of [`super::epilogue`].
+/// The shader of a tile for operands that lie so; `store` is that of
+/// [`epilogue`].
 pub fn shader(tile: Tile, a: Layout, b: Layout, store: &str) -> Shader {
     let Tile { m, n, k, rows, columns, split, .. } = tile;
     let constants = [

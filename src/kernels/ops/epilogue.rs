@@ -4,9 +4,8 @@
 
 use std::fmt::Write;
 
-use super::source;
-use super::{Call, Operand};
 use crate::graph::{Binary, Op, Then, Unary};
+use crate::kernels::{Call, Operand, source};
 
 /// A `store` function and what it binds.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,9 +3,9 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::{ITERATIONS_MAX, grid};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
+use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -123,8 +123,9 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
+    use crate::kernels::harness::{Fill, Values, values};
     use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{self, Fill, Values, check, values};
+    use crate::kernels::testing::{self, check};
 
     #[test]
     fn errors_and_gradients_agree_everywhere() {

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::dispatch::{ITERATIONS_MAX, grid};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
+use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -169,8 +169,9 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
+    use crate::kernels::harness::{Fill, Values, values};
     use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{Fill, Values, check, check_with, values};
+    use crate::kernels::testing::{check, check_with};
 
     #[test]
     fn rows_are_found_and_their_gradients_added() {

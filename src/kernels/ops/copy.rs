@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::{Runs, grid};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
+use crate::kernels::dispatch::{Runs, grid};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -274,7 +274,8 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::testing::{Fill, check};
+    use crate::kernels::harness::Fill;
+    use crate::kernels::testing::check;
 
     fn check_one(op: Op, shape: Shape, rows: usize) {
         check(op, &[(shape, Fill::Normal)], rows);

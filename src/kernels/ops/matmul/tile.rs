@@ -65,8 +65,8 @@ var<immediate> p: Params;
 ";
 
 /// The WGSL of a tile, with the entry point `tile`, for operands that are given transposed or
-/// not. Its `Params` are in `HEAD`, `store` is that of [`super::epilogue`], and m and n must be
-/// at least those of the tile.
+/// not. Its `Params` are in `HEAD`, `store` is that of
+/// [`epilogue`](crate::kernels::ops::epilogue), and m and n must be at least those of the tile.
 pub fn text(tile: Tile, transpose_a: bool, transpose_b: bool, store: &str) -> String {
     // Elements to the next row of a, to the next column of b, and to the next term of the sum.
     let (a_row, a_step) = if transpose_a { ("1u", "p.m") } else { ("p.k", "1u") };

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::pipeline::Pipeline;
-use super::{Dispatch, Operand, Pipelines, Shader};
 use crate::device::{DeviceError, Gpu};
+use crate::kernels::pipeline::Pipeline;
+use crate::kernels::{Dispatch, Operand, Pipelines, Shader};
 
 /// The most workgroups of a submission; on a processor this is a matter of seconds.
 pub const GROUPS_MAX: u32 = 32_768;

@@ -3,10 +3,11 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::{ITERATIONS_MAX, grid};
-use super::simd::{mul_add, sum_of, vectorized};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant, layer_norm_group};
+use super::layer_norm_group;
 use crate::graph::Op;
+use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
+use crate::kernels::simd::{mul_add, sum_of, vectorized};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -235,7 +236,8 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::testing::{self, Fill, Values, check, check_with};
+    use crate::kernels::harness::{Fill, Values};
+    use crate::kernels::testing::{self, check, check_with};
 
     const EPS: f32 = 1e-5;
 

@@ -3,10 +3,10 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::{ITERATIONS_MAX, Runs, grid};
-use super::simd::{LANES, exp, sum_of, vectorized};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::graph::Op;
+use crate::kernels::dispatch::{ITERATIONS_MAX, Runs, grid};
+use crate::kernels::simd::{LANES, exp, sum_of, vectorized};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 4 * 1024;
@@ -162,9 +162,9 @@ mod tests {
     use super::*;
     use crate::base::Shape;
     use crate::graph::IGNORED;
+    use crate::kernels::harness::{Fill, Values, values};
     use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{self, Values, check_with};
-    use crate::kernels::testing::{Fill, values};
+    use crate::kernels::testing::{self, check_with};
 
     type Input = (Shape, Values);
 

@@ -6,11 +6,12 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
 use super::epilogue::{self, Epilogue, Step};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant, binary, matmul, unary};
+use super::{binary, matmul, unary};
 use crate::base::{DType, Shape};
 use crate::graph::{Binary, Op, shapes};
+use crate::kernels::dispatch::grid;
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: they stay in the first cache from step to step.
 const TASK: usize = 4096;
@@ -212,9 +213,8 @@ mod tests {
     use crate::base::rng::Key;
     use crate::graph::{Then, Unary};
     use crate::kernels::Random;
-    use crate::kernels::testing::{
-        Fill, Values, check, compare, for_each_gpu, on_gpu, reference as expected, values,
-    };
+    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
 
     const ADD: Then = Then::Binary(Binary::Add);
     const MUL: Then = Then::Binary(Binary::Mul);

@@ -1,58 +1,25 @@
 //! Matrix products, one or a batch of them. Twin of `shaders/matmul.wgsl`, which has the
-//! formula. Faster ones beside it: the register tiles that [`matmul_tile`] writes, the tiles in
-//! workgroup memory of [`matmul_shared`], and [`matmul_vector`] for few rows or columns.
+//! formula. Faster ones beside it: the register tiles that [`tile`] writes, the tiles in
+//! workgroup memory of [`shared`], and [`vector`] for few rows or columns.
+
+pub mod shared;
+pub mod sizes;
+pub mod tile;
+pub mod vector;
 
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::epilogue::{self, Epilogue};
-use super::matmul_tile::{self, TILES, Tile, WORKGROUP};
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
-use super::{matmul_shared, matmul_vector};
-use crate::graph::Op;
+use crate::kernels::dispatch::grid;
+use crate::kernels::ops::epilogue::{self, Epilogue};
+use crate::kernels::{Arg, Call, Cost, Dispatch, Real, Shader, Variant};
+use sizes::{OPERANDS, Sizes};
+use tile::{TILES, Tile, WORKGROUP};
 
 /// The fewest invocations that a tile must leave to be chosen: with fewer, a device would idle.
 const INVOCATIONS: usize = 128;
 
-/// The sizes of a call: `batch` products of `(m, k)` and `(k, n)`.
-#[derive(Clone, Copy, Debug)]
-pub struct Sizes {
-    pub batch: usize,
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    pub transpose_a: bool,
-    pub transpose_b: bool,
-}
-
 impl Sizes {
-    fn of(call: &Call) -> Self {
-        let Op::MatMul { transpose_a, transpose_b } = *call.op.base() else {
-            panic!("{} is not a matrix product", call.op);
-        };
-        let (a, c) = (&call.inputs[0], &call.outputs[0]);
-        let rank = c.len();
-        Self {
-            batch: c[..rank - 2].iter().product(),
-            m: c[rank - 2],
-            n: c[rank - 1],
-            k: if transpose_a { a[rank - 2] } else { a[rank - 1] },
-            transpose_a,
-            transpose_b,
-        }
-    }
-
-    /// Elements to the next row of `a`, and to the next term of the sum.
-    pub fn a_strides(&self) -> (usize, usize) {
-        if self.transpose_a { (1, self.m) } else { (self.k, 1) }
-    }
-
-    /// Elements to the next term of the sum in `b`, and to the next column.
-    pub fn b_strides(&self) -> (usize, usize) {
-        if self.transpose_b { (1, self.k) } else { (self.n, 1) }
-    }
-
     /// Tiles down and across one product.
     fn tiles(&self, tile: Tile) -> (usize, usize) {
         (self.m.div_ceil(tile.m), self.n.div_ceil(tile.n))
@@ -64,8 +31,8 @@ impl Sizes {
 
     /// The register tiles worth a try.
     fn register_tiles(&self) -> impl Iterator<Item = Tile> {
-        let narrow = self.m.min(self.n) < matmul_tile::NARROW_MAX;
-        let tiles: &[Tile] = if narrow { &matmul_tile::NARROW } else { &TILES };
+        let narrow = self.m.min(self.n) < tile::NARROW_MAX;
+        let tiles: &[Tile] = if narrow { &tile::NARROW } else { &TILES };
         tiles.iter().copied().filter(|tile| self.fits(*tile))
     }
 }
@@ -182,18 +149,15 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 pub fn variants(call: &Call) -> Vec<Variant> {
     let sizes = Sizes::of(call);
     let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
-    let vector = matmul_vector::fits(&sizes)
-        .then(|| Variant::new("matmul_vector", vec![matmul_vector::dispatch(call, &sizes)]));
+    let vector = vector::fits(&sizes)
+        .then(|| Variant::new("matmul_vector", vec![vector::dispatch(call, &sizes)]));
     let tiled =
         sizes.register_tiles().map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
-    let tiles = matmul_shared::TILES.into_iter().filter(|tile| tile.fits(&sizes));
-    let shared = tiles
-        .map(|tile| Variant::new(tile.name, vec![matmul_shared::dispatch(call, &sizes, tile)]));
+    let tiles = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes));
+    let shared =
+        tiles.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, &sizes, tile)]));
     std::iter::once(naive).chain(vector).chain(tiled).chain(shared).collect()
 }
-
-/// What every product but [`matmul_vector`]'s binds: a, b and c.
-pub const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
 
 fn naive(call: &Call, sizes: Sizes) -> Dispatch {
     let count = call.output_len(0);
@@ -215,7 +179,7 @@ fn tiled(call: &Call, sizes: Sizes, tile: Tile) -> Dispatch {
     let tiles = sizes.batch * down * across;
     let Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
     let Epilogue { text: store, operands } = epilogue::of(call, OPERANDS.len());
-    let text = matmul_tile::text(tile, transpose_a, transpose_b, &store);
+    let text = tile::text(tile, transpose_a, transpose_b, &store);
     let params = [tiles, down * across, across, m, n, k, usize::from(call.accumulate)];
     Dispatch {
         shader: Shader::emitted(tile.name, "tile", text),
@@ -236,11 +200,10 @@ mod tests {
     use super::*;
     use crate::base::rng::Key;
     use crate::base::{DType, Shape};
-    use crate::graph::shapes;
+    use crate::graph::{Op, shapes};
     use crate::kernels::Random;
-    use crate::kernels::testing::{
-        Fill, Values, check, compare, for_each_gpu, on_gpu, reference as expected, values,
-    };
+    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
 
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];
@@ -346,13 +309,13 @@ mod tests {
         assert_eq!(names(3, 3, 7), ["matmul_naive", "matmul_vector"]);
         assert_eq!(names(3, 3, 100), ["matmul_naive", "matmul_vector", "matmul_tile_1x8"]);
         assert_eq!(names(100, 3, 1), ["matmul_naive", "matmul_vector", "matmul_tile_8x1"]);
-        assert_eq!(names(65, 255, 65).len(), TILES.len() + matmul_shared::TILES.len());
+        assert_eq!(names(65, 255, 65).len(), TILES.len() + shared::TILES.len());
         let mut all = names(65, 256, 65);
-        assert_eq!(all.len(), 1 + TILES.len() + matmul_shared::TILES.len());
+        assert_eq!(all.len(), 1 + TILES.len() + shared::TILES.len());
         assert_eq!(names(32 * 32, 256, 32 * 32).len(), all.len() - 1);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 1 + TILES.len() + matmul_shared::TILES.len());
+        assert_eq!(all.len(), 1 + TILES.len() + shared::TILES.len());
     }
 
     #[test]

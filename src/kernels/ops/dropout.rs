@@ -3,10 +3,10 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::grid;
-use super::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 use crate::base::rng::{Key, drop_threshold};
 use crate::graph::Op;
+use crate::kernels::dispatch::grid;
+use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 4 * 1024;
@@ -103,8 +103,9 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::{Shape, Site};
+    use crate::kernels::harness::{Fill, Values, values};
     use crate::kernels::testing::gradient::check_gradient;
-    use crate::kernels::testing::{self, Fill, Values, check, for_each_gpu, values};
+    use crate::kernels::testing::{self, check, for_each_gpu};
     use crate::kernels::{Random, source};
 
     const SITE: Site = Site(9);

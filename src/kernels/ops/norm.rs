@@ -5,8 +5,8 @@
 
 use rayon::prelude::*;
 
-use super::dispatch::{Strips, grid};
-use super::{Dispatch, Operand, Shader};
+use crate::kernels::dispatch::{Strips, grid};
+use crate::kernels::{Dispatch, Operand, Shader};
 
 /// Elements per task of the fast version, which fixes the order of its sums.
 const TASK: usize = 16 * 1024;
