@@ -8,12 +8,13 @@ use crate::checkpoint::{Checkpoint, Store};
 use crate::config::RunConfig;
 use crate::config::schema::DataKind;
 use crate::data::{Part, TextData};
+use crate::model::LanguageModel;
 use crate::runtime::open::{self, OpenOptions};
 use crate::runtime::workers::Team;
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
 use crate::train::loader::Source;
-use crate::train::sampling::{LanguageModel, Sampling};
+use crate::train::sampling::Sampling;
 use crate::train::{build, generate, run, state};
 use crate::ui::terminal::say;
 

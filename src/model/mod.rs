@@ -2,7 +2,9 @@
 
 pub mod gpt;
 pub mod init;
+pub mod language;
 pub mod mlp;
 
 pub use gpt::{GptConfig, gpt};
+pub use language::LanguageModel;
 pub use mlp::{MlpConfig, MlpLoss, mlp};

@@ -4,6 +4,7 @@
 pub mod device_thread;
 pub mod error;
 pub mod memory;
+pub mod messages;
 pub mod open;
 pub mod peers;
 pub mod placement;

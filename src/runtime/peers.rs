@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::ring::{ToDriver, ToRing};
+use super::messages::{Said, ToDriver, ToRing};
 use super::step::Others;
-use super::workers::Said;
 use crate::base::{ChunkId, Rank};
 use crate::collective::{Layout, Phase};
 use crate::comm::{Closed, Mailbox, Waited};

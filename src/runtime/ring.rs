@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use super::messages::{ToDriver, ToRing};
 use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Chunk, Layout, Phase};
 use crate::comm::add::add_assign;
@@ -14,7 +15,7 @@ use crate::comm::{Closed, Mailbox, Member, Message, Own, Pool, Shared, Values, W
 use crate::exec::Piece;
 use crate::kernels::ops::norm;
 use crate::metrics::Lane;
-use crate::parallel::{Collective, Verdict};
+use crate::parallel::Collective;
 
 /// How often a ring thread that waits for its device looks whether the run is over.
 const BEAT: Duration = Duration::from_millis(100);
@@ -22,44 +23,6 @@ const BEAT: Duration = Duration::from_millis(100);
 /// Partial sums that a rank begins beyond those it has received: enough to hide one hop, few
 /// enough to stay in a cache.
 const WINDOW: usize = 4;
-
-/// What a ring thread is told.
-pub enum ToRing {
-    /// A step begins. Whoever begins it says so to all rings before any rank runs.
-    Restart,
-    /// The rank's own values of a chunk are there: as a piece, or on the device only, which then
-    /// adds them itself.
-    Ready {
-        phase: Phase,
-        chunk: ChunkId,
-        piece: Option<Piece>,
-    },
-    Message(Message),
-}
-
-/// What a driver is told.
-pub enum ToDriver {
-    /// A chunk that the rank owns is summed over all ranks.
-    Reduced {
-        chunk: ChunkId,
-        sum: Shared,
-        squares: f64,
-        not_finite: u64,
-    },
-    /// The final values of a chunk that another rank owns.
-    Gathered {
-        chunk: ChunkId,
-        values: Shared,
-    },
-    /// The device is to add its own values of a chunk to a partial sum.
-    Add {
-        chunk: ChunkId,
-        partial: Vec<f32>,
-        reply: mpsc::SyncSender<Vec<f32>>,
-    },
-    Done(Collective),
-    Announced(Verdict),
-}
 
 /// The mailboxes of a ring thread.
 pub struct Wiring {

@@ -9,7 +9,7 @@ use crate::base::{BucketId, Rank, SegmentId, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Input, Pass};
 use crate::faults::{Fault, Faults, Point};
-use crate::graph::{Update, UpdateRange};
+use crate::graph::{Phase, Update, UpdateRange};
 use crate::kernels::Random;
 use crate::metrics::Lane;
 use crate::parallel::{Action, Collective, Event, Interpreter, Outcome, Program, Verdict, Vote};
@@ -339,6 +339,19 @@ pub fn load(device: &mut dyn Executor, inputs: &Inputs, copy: usize) -> Result<(
         device.set_input(*tensor, copy, values)?;
     }
     Ok(())
+}
+
+/// The forward pass without dropout, on inputs that are loaded. Outputs can be read with the
+/// returned pass until something else runs.
+pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceError> {
+    let random = Random { step_key: Key::new(0), training: false };
+    let pass = Pass { copy: 0, rows, random };
+    let segments: Vec<_> = device.plan().phase(Phase::F).collect();
+    for segment in segments {
+        let nodes = device.plan().segments[segment.index()].nodes.clone();
+        device.run(nodes, &pass)?;
+    }
+    Ok(pass)
 }
 
 /// Changes the first value of the first bucket of a bank: a fault for tests.

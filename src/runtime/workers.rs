@@ -11,8 +11,10 @@ use std::time::Instant;
 
 use super::RuntimeError;
 use super::device_thread::{Driver, Pending, Watch};
+use super::messages::Said;
+use super::messages::{ToDriver, ToRing};
 use super::peers::{AddingPlace, Lanes, Link, Waiting};
-use super::ring::{ToDriver, ToRing, Wiring};
+use super::ring::Wiring;
 use super::step::{Alone, Others, StepInput, StepReport, run_step};
 use crate::base::Rank;
 use crate::collective::{Layout, Topology};
@@ -22,16 +24,9 @@ use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::metrics::Trace;
-use crate::parallel::{Announcement, Coordinator, Outcome, Vote};
+use crate::parallel::{Announcement, Coordinator, Outcome};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
-
-/// What a rank says to the coordinator of a step.
-pub enum Said {
-    Vote(Vote),
-    /// Its part in the step is over.
-    Ended(Rank, Result<StepReport, DeviceError>),
-}
 
 /// Says that a rank's part is over, also if the job panics.
 struct Ending {

@@ -17,7 +17,7 @@ use crate::model::{GptConfig, gpt};
 use crate::optim::{Decay, Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::peers::AddingPlace;
-use crate::runtime::placement::assemble::ParallelOptions;
+use crate::runtime::placement::types::ParallelOptions;
 
 /// The text of a configuration, with the tokenizer that a checkpoint gives, or its own.
 pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {

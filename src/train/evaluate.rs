@@ -4,13 +4,10 @@ use std::sync::Arc;
 
 use super::error::TrainError;
 use super::loader::Source;
-use crate::base::rng::Key;
 use crate::data::Part;
 use crate::device::DeviceError;
-use crate::exec::{Executor, Pass};
-use crate::graph::Phase;
-use crate::kernels::Random;
-use crate::runtime::step::{Inputs, load};
+use crate::exec::Executor;
+use crate::runtime::step::{Inputs, forward, load};
 use crate::runtime::workers::Team;
 
 /// The most micro-batches whose losses a device adds up in f32; the host adds up those sums in
@@ -73,19 +70,6 @@ fn share_out(starts: &[u64], weights: &[u32]) -> Vec<Vec<u64>> {
         part
     };
     weights.iter().map(part).collect()
-}
-
-/// The forward pass without dropout, on inputs that are loaded. Outputs can be read with the
-/// returned pass until something else runs.
-pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceError> {
-    let random = Random { step_key: Key::new(0), training: false };
-    let pass = Pass { copy: 0, rows, random };
-    let segments: Vec<_> = device.plan().phase(Phase::F).collect();
-    for segment in segments {
-        let nodes = device.plan().segments[segment.index()].nodes.clone();
-        device.run(nodes, &pass)?;
-    }
-    Ok(pass)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Text from a model: a prompt in, a continuation out, piece by piece.
 
 use super::error::TrainError;
-use super::sampling::{LanguageModel, Sampling, next_token};
+use super::sampling::{Sampling, next_token};
 use crate::data::Tokenizer;
 use crate::data::tokenizer::Decoder;
+use crate::model::LanguageModel;
 use crate::runtime::device_thread::Driver;
 
 /// What text starts from if nothing is asked for: a line break, or the first token if the

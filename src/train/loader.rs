@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
-use super::sampling::LanguageModel;
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::data::{Part, Sampler, TextData};
+use crate::model::LanguageModel;
 use crate::parallel::{MicroBatch, Program};
 use crate::runtime::step::{Inputs, Values};
 

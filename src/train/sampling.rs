@@ -1,12 +1,12 @@
 //! Sampling text from a model, one token after the other.
 
-use super::evaluate::forward;
+use crate::base::Site;
 use crate::base::rng::Key;
-use crate::base::{Site, TensorId};
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::IGNORED;
-use crate::runtime::step::{Inputs, Values, load};
+use crate::model::LanguageModel;
+use crate::runtime::step::{Inputs, Values, forward, load};
 
 /// How tokens are drawn from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,31 +16,6 @@ pub struct Sampling {
     /// Only this many of the most likely tokens are drawn from; 0: all.
     pub top_k: usize,
     pub seed: u64,
-}
-
-/// The tensors of a language model that generation touches.
-#[derive(Clone, Copy, Debug)]
-pub struct LanguageModel {
-    pub tokens: TensorId,
-    pub targets: TensorId,
-    pub logits: TensorId,
-    pub context: usize,
-    pub vocabulary: usize,
-}
-
-impl LanguageModel {
-    /// Finds them in a plan's graph, by the names that `model::gpt` gives.
-    pub fn of(graph: &crate::graph::Graph) -> Option<Self> {
-        let logits = graph.output("logits")?;
-        let tokens = graph.input("tokens")?;
-        Some(Self {
-            tokens,
-            targets: graph.input("targets")?,
-            logits,
-            context: graph.tensor(tokens).shape.last(),
-            vocabulary: graph.tensor(logits).shape.last(),
-        })
-    }
 }
 
 /// The token that follows `tokens` (at least one), as the `index`th that this seed draws. Only

@@ -30,7 +30,6 @@ use std::sync::Arc;
 use ndarray::ArrayD;
 
 use super::error::TrainError;
-use super::evaluate::forward;
 use super::state;
 use crate::autotune::Tuning;
 use crate::base::rng::Key;
@@ -43,8 +42,9 @@ use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Program, Verdict};
 use crate::runtime::open;
 use crate::runtime::peers::AddingPlace;
-use crate::runtime::placement::assemble::{Assembled, ParallelOptions, Request, assemble};
-use crate::runtime::step::{Inputs, StepInput, Values, load};
+use crate::runtime::placement::assemble::assemble;
+use crate::runtime::placement::types::{Assembled, ParallelOptions, Request};
+use crate::runtime::step::{Inputs, StepInput, Values, forward, load};
 use crate::runtime::workers::Team;
 
 /// How a [`Trainer`] trains.

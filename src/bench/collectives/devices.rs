@@ -22,7 +22,7 @@ use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
 use crate::parallel::{Program, all_reduce};
 use crate::runtime::open::{OpenOptions, Opened, open_selected};
 use crate::runtime::peers::AddingPlace;
-use crate::runtime::placement::assemble::ParallelOptions;
+use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::step::StepInput;
 use crate::runtime::workers::{Team, TeamOptions, layout};
 use crate::runtime::{RuntimeError, memory, timing};

@@ -2,14 +2,14 @@
 //! together. Everything measured here is decided before step 1, recorded, and kept on resume.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::open_ranks::{Chosen, open_new, open_recorded};
+use super::open_ranks::{open_new, open_recorded};
 use super::record::{key, recorded};
-use crate::autotune::{self, Choices, Tuning, cache};
+use super::types::{Assembled, BETWEEN, Chosen, ParallelOptions, Placed, Request};
+use crate::autotune::{self, cache};
 use crate::base::{BucketId, Rank};
-use crate::collective::{Layout, Topology};
+use crate::collective::Layout;
 use crate::device::{Selection, list_adapters, select_all};
 use crate::exec::cpu::host_name;
 use crate::exec::{Executor, Moments};
@@ -18,97 +18,10 @@ use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::{Program, consecutive, data_parallel, one_rank};
 use crate::runtime::RuntimeError;
-use crate::runtime::open::{OpenOptions, Opened};
+use crate::runtime::open::Opened;
 use crate::runtime::peers::AddingPlace;
-use crate::runtime::timing::{self, Probe};
+use crate::runtime::timing::{self};
 use crate::runtime::workers::{Team, TeamOptions, layout};
-
-/// What stands between the identities of devices.
-pub const BETWEEN: &str = " | ";
-
-/// How devices share the work of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParallelOptions {
-    /// Samples per device, in their order; nothing in it: evenly. None: by measured speed.
-    pub shares: Option<Vec<u64>>,
-    pub topology: Topology,
-    /// Reductions start while the backward pass goes on.
-    pub overlap: bool,
-    /// None: where it is faster.
-    pub adding: Option<AddingPlace>,
-    /// The most bytes that travel in one message.
-    pub chunk_bytes: usize,
-}
-
-impl Default for ParallelOptions {
-    fn default() -> Self {
-        let (topology, chunk_bytes) = (Topology::Ring, 1 << 20);
-        Self { shares: None, topology, overlap: true, adding: None, chunk_bytes }
-    }
-}
-
-/// What a team is made from.
-pub struct Request<'a> {
-    /// As `--devices` has it.
-    pub selector: &'a str,
-    pub parallel: &'a ParallelOptions,
-    pub batch: u32,
-    /// The most samples that a device runs at a time.
-    pub micro_batch: u32,
-    pub optimizer: &'a Optimizer,
-    /// The plan for so many rows.
-    pub plan: &'a dyn Fn(u32) -> Plan,
-    /// The inputs of a micro-batch of the plan, to measure with.
-    pub probe: Option<Probe>,
-    pub seed: u64,
-    pub opening: OpenOptions,
-    /// How the kernels of a device are chosen: its identity, and what a checkpoint says of it.
-    pub tuning: &'a dyn Fn(&str, &BTreeMap<String, String>) -> Tuning,
-    /// What the run that goes on had resolved.
-    pub saved: Option<&'a BTreeMap<String, String>>,
-    /// Measure anew, whatever was saved.
-    pub again: bool,
-    /// Tells a person what takes a while.
-    pub say: &'a dyn Fn(&str),
-    /// Where a trace goes, if it is to be made.
-    pub trace: Option<PathBuf>,
-}
-
-/// A device of a team, as it was resolved.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Placed {
-    /// For people.
-    pub name: String,
-    /// What decides about bits: recorded, and compared on resume.
-    pub identity: String,
-    /// Its place among those that were asked for.
-    pub position: usize,
-    /// Samples of each step, and the most of them that it runs at a time.
-    pub count: u32,
-    pub micro_batch: u32,
-    /// The rows of its plan.
-    pub rows: u32,
-    pub adding: AddingPlace,
-    /// Which kernels run, where there is a choice.
-    pub choices: Choices,
-}
-
-/// A team, and how it came about.
-pub struct Assembled {
-    pub team: Team,
-    /// Of the first rank; the others' differ in the rows that fit.
-    pub plan: Plan,
-    /// By rank.
-    pub programs: Vec<Arc<Program>>,
-    pub placed: Vec<Placed>,
-    /// The identities of all devices that were asked for.
-    pub candidates: String,
-    /// What a person should know.
-    pub notes: Vec<String>,
-    pub trace: Option<Trace>,
-    /// The most samples that any device was to run at a time.
-    pub micro_batch_max: u32,
-}
 
 /// Opens the devices that are asked for, measures them if it is to, and ties them together.
 ///

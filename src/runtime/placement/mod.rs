@@ -4,3 +4,4 @@
 pub mod assemble;
 pub mod open_ranks;
 pub mod record;
+pub mod types;

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::assemble::{Request, fixed_counts, layout_of, moments};
+use super::assemble::{fixed_counts, layout_of, moments};
 use super::record::{Recorded, saved_of};
+use super::types::Chosen;
+use super::types::Request;
 use crate::autotune;
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
@@ -11,13 +13,6 @@ use crate::runtime::device_thread::Driver;
 use crate::runtime::open::{Opened, initialize, open_selected};
 use crate::runtime::timing::{self, Probe};
 use crate::runtime::{RuntimeError, memory};
-
-/// Devices, and how the batch is shared out among them.
-pub struct Chosen {
-    /// With the samples of each, and the most that it runs at a time.
-    pub members: Vec<(Opened, u32, u32)>,
-    pub notes: Vec<String>,
-}
 
 /// A device that is to be opened.
 struct Candidate {

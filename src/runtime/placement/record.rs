@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::assemble::{Assembled, BETWEEN, Request};
+use super::types::{Assembled, BETWEEN, Request};
 
 /// What stands before a call's signature among what was resolved.
 pub const KERNEL: &str = "kernels.";

@@ -4,8 +4,8 @@ use super::Run;
 use crate::data::Part;
 use crate::metrics::RankRecord;
 use crate::optim::Decay;
-use crate::runtime::placement::assemble::Placed;
 use crate::runtime::placement::record;
+use crate::runtime::placement::types::Placed;
 use crate::runtime::step::StepReport;
 use crate::ui::ranks::ShownRank;
 

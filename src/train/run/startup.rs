@@ -9,14 +9,15 @@ use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::data::TextData;
 use crate::graph::{Graph, Plan, PlanOptions};
+use crate::model::LanguageModel;
 use crate::parallel::MicroBatch;
-use crate::runtime::placement::assemble::{Assembled, Request, assemble};
+use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::record::KERNEL;
+use crate::runtime::placement::types::{Assembled, Request};
 use crate::runtime::timing::Probe;
 use crate::train::build;
 use crate::train::error::TrainError;
 use crate::train::loader::Source;
-use crate::train::sampling::LanguageModel;
 use crate::ui::terminal::{kernels_note, say};
 
 /// Opens the devices of a run.
