@@ -1,7 +1,8 @@
 //! Two reports side by side.
 
 use super::report::{Better, DeviceReport, Figure, Report, group_of};
-use super::table::{Table, number};
+use super::table::Table;
+use super::units::number;
 
 /// The spread that a figure of one sample is taken to have.
 const SINGLE: f64 = 0.1;

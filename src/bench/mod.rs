@@ -33,6 +33,7 @@ pub mod step;
 pub mod system;
 pub mod table;
 pub mod target;
+pub mod units;
 
 pub use compare::compare;
 pub use report::{Better, DeviceReport, Figure, Moved, Report, ReportError, Skipped};

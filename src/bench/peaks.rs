@@ -6,13 +6,11 @@ use std::time::Instant;
 
 use super::report::{Figure, GBS, GFLOPS, Sheet};
 use super::sample::{Pace, fastest, samples};
+use super::units::FLOPS;
 use crate::device::DeviceError;
 use crate::kernels::Dispatch;
 use crate::kernels::bench::device::{Memory, Stand};
 use crate::kernels::bench::peak::{self, Chains, Stream};
-
-/// The name of the figure that shares are of.
-pub const FLOPS: &str = "peak.flops";
 
 /// Invocations of the chains: from enough for two cores to enough for every large GPU.
 const INVOCATIONS: [usize; 2] = [1 << 14, 1 << 22];

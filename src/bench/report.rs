@@ -252,10 +252,10 @@ impl<'a> Sheet<'a> {
 
     /// What was found, with the shares of the peak, which may have been measured last.
     pub fn finish(mut self) -> (Vec<Figure>, Vec<Skipped>) {
-        let peak = self.figures.iter().find(|figure| figure.name == super::peaks::FLOPS);
+        let peak = self.figures.iter().find(|figure| figure.name == super::units::FLOPS);
         let Some(peak) = peak.map(|peak| peak.median) else { return (self.figures, self.skipped) };
         for figure in &mut self.figures {
-            if figure.unit == GFLOPS && figure.name != super::peaks::FLOPS {
+            if figure.unit == GFLOPS && figure.name != super::units::FLOPS {
                 figure.of_peak = Some(figure.median / peak);
             }
         }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use super::collectives::size;
 use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
+use super::units::number;
+use super::units::size;
 
 /// Rows of cells under a head, in columns as wide as their widest cell.
 #[derive(Default)]
@@ -51,29 +52,6 @@ impl fmt::Display for Table {
         }
         Ok(())
     }
-}
-
-/// Three digits that count, and commas between thousands.
-pub fn number(value: f64) -> String {
-    let digits = if value >= 99.95 {
-        0
-    } else if value >= 9.995 {
-        1
-    } else if value >= 0.9995 {
-        2
-    } else {
-        3
-    };
-    let plain = format!("{value:.digits$}");
-    let whole = plain.split('.').next().unwrap_or_default().len();
-    let mut text = String::with_capacity(plain.len() + whole / 3);
-    for (index, digit) in plain.chars().enumerate() {
-        if index > 0 && index < whole && (whole - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn spread(figure: &Figure) -> String {

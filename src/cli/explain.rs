@@ -16,7 +16,8 @@ use crate::graph::print::{
     RankMemory, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
 use crate::parallel::{Share, consecutive, data_parallel, one_rank};
-use crate::runtime::placement::assemble::{fixed_counts, layout_of, selections};
+use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::shares::{fixed_counts, layout_of};
 use crate::runtime::timing;
 use crate::train::{TrainError, build};
 

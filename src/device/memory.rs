@@ -1,6 +1,6 @@
 //! How much memory an adapter has, which wgpu does not tell: its back end is asked.
 
-use super::adapters::AdapterKind;
+use super::AdapterKind;
 
 /// The memory of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //! transfers and faults as values. The only rooms that know wgpu are this one, `kernels` (its
 //! pipelines) and `exec`.
 
+pub mod adapter_kind;
 pub mod adapters;
 pub mod error;
 pub mod features;
@@ -14,7 +15,8 @@ pub mod memory;
 pub mod select;
 pub mod staging;
 
-pub use adapters::{Adapter, AdapterKind, list_adapters};
+pub use adapter_kind::AdapterKind;
+pub use adapters::{Adapter, list_adapters};
 pub use error::{DeviceError, driver_hint};
 pub use features::Features;
 pub use gpu::{Checks, Gpu};

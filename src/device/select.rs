@@ -1,6 +1,7 @@
 //! The selector of `--devices`: from what was typed to what is opened.
 
-use super::adapters::{Adapter, AdapterKind};
+use super::AdapterKind;
+use super::adapters::Adapter;
 use super::error::{DeviceError, driver_hint};
 
 /// The most devices that `*K` makes of one adapter.

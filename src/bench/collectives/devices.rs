@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::host::{fill, is_filled, value};
-use super::{GIB, GIBS, Kind, size};
+use super::{GIB, GIBS, Kind};
 use crate::autotune::Tuning;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Rank};
 use crate::bench::report::{Better, DeviceReport, Figure, Moved, Sheet};
 use crate::bench::sample::{Effort, Pace, median};
+use crate::bench::units::size;
 use crate::collective::Topology;
 use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{Bank, Executor, Moments};

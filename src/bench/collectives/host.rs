@@ -5,10 +5,11 @@ use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
-use super::{Kind, size};
+use super::Kind;
 use crate::base::Rank;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::bench::sample::{Pace, repeats};
+use crate::bench::units::size;
 use crate::comm::{Group, GroupError, Op, init};
 
 /// What is measured.

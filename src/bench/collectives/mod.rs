@@ -11,12 +11,12 @@ pub mod devices;
 pub mod host;
 pub mod svg;
 
+use crate::bench::report::{DeviceReport, Figure, Moved, Report, Sheet};
+use crate::bench::sample::{Effort, median};
+use crate::bench::units::number;
+use crate::bench::units::size;
 use crate::device::host::available_memory;
 use crate::train::TrainError;
-
-use super::report::{DeviceReport, Figure, Moved, Report, Sheet};
-use super::sample::{Effort, median};
-use super::table::number;
 use host::{Point, Timed};
 
 /// The unit of rates.
@@ -162,14 +162,6 @@ fn measure(options: &Options, sheet: &mut Sheet) -> Result<(), String> {
 fn name(point: &Point) -> String {
     let Point { kind, ranks, bytes } = point;
     format!("{}.{}_{ranks}_ranks", kind.name(), size(*bytes).replace(' ', "_"))
-}
-
-/// `64 MiB`: bytes in the largest unit that gives a whole number.
-pub fn size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["bytes", "KiB", "MiB", "GiB"];
-    let fits = |unit: &u32| bytes > 0 && bytes.is_multiple_of(1 << (10 * unit));
-    let unit = (0..UNITS.len() as u32).rev().find(fits).unwrap_or(0);
-    format!("{} {}", bytes >> (10 * unit), UNITS[unit as usize])
 }
 
 fn figure(point: &Point, timed: &Timed) -> Figure {

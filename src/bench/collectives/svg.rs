@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{COPY, GIBS, Kind, SLICES, size};
+use super::{COPY, GIBS, Kind, SLICES};
 use crate::bench::report::{Moved, Report};
+use crate::bench::units::size;
 
 /// Pixels of the drawing.
 const WIDTH: f64 = 880.0;

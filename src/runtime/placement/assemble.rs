@@ -6,22 +6,21 @@ use std::sync::Arc;
 
 use super::open_ranks::{open_new, open_recorded};
 use super::record::{key, recorded};
-use super::types::{Assembled, BETWEEN, Chosen, ParallelOptions, Placed, Request};
+use super::shares::layout_of;
+use super::types::{Assembled, BETWEEN, Chosen, Placed, Request};
 use crate::autotune::{self, cache};
-use crate::base::{BucketId, Rank};
 use crate::collective::Layout;
 use crate::device::{Selection, list_adapters, select_all};
+use crate::exec::Executor;
 use crate::exec::cpu::host_name;
-use crate::exec::{Executor, Moments};
 use crate::graph::Plan;
 use crate::metrics::Trace;
-use crate::optim::Optimizer;
 use crate::parallel::{Program, consecutive, data_parallel, one_rank};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::Opened;
 use crate::runtime::peers::AddingPlace;
 use crate::runtime::timing::{self};
-use crate::runtime::workers::{Team, TeamOptions, layout};
+use crate::runtime::workers::{Team, TeamOptions};
 
 /// Opens the devices that are asked for, measures them if it is to, and ties them together.
 ///
@@ -65,52 +64,6 @@ fn identity(selection: &Selection) -> String {
         Selection::Cpu { .. } => host_name(),
         Selection::Adapter(adapter) => cache::identity(adapter),
     }
-}
-
-/// The cut of a plan's buckets that is asked for.
-pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Layout {
-    layout(plan, parallel.topology, world, parallel.chunk_bytes)
-}
-
-/// What the optimizer keeps on a rank.
-pub fn moments(optimizer: &Optimizer, layout: &Layout, buckets: usize, rank: usize) -> Moments {
-    let shard = |bucket| layout.shard(BucketId(bucket as u32), Rank(rank as u32));
-    let owned = (layout.world > 1).then(|| (0..buckets).map(shard).collect());
-    Moments { count: optimizer.moments(), owned }
-}
-
-/// Samples per device where nothing is measured.
-///
-/// # Errors
-/// Shares for another number of devices, or that are not the batch; fewer samples than devices.
-pub fn fixed_counts(
-    parallel: &ParallelOptions,
-    batch: u32,
-    world: usize,
-) -> Result<Vec<u32>, RuntimeError> {
-    let unusable = |why: String| Err(RuntimeError::Unusable(why));
-    let shares = parallel.shares.as_deref().unwrap_or_default();
-    if shares.is_empty() && (batch as usize) < world {
-        return unusable(format!(
-            "train.batch = {batch} has no sample for each of {world} devices; raise it, or choose \
-             fewer with --devices"
-        ));
-    }
-    if shares.is_empty() {
-        return Ok(timing::even(batch, world));
-    }
-    if shares.len() != world {
-        return unusable(format!(
-            "parallel.shares has {} entries for {world} devices; give one per device, in the \
-             order of --devices",
-            shares.len()
-        ));
-    }
-    if shares.iter().sum::<u64>() != u64::from(batch) {
-        return unusable(format!("parallel.shares must add up to train.batch = {batch}"));
-    }
-    // Each is at most the batch, which fits.
-    Ok(shares.iter().map(|share| *share as u32).collect())
 }
 
 /// Writes the programs, resolves where gradients are added, and starts the team.
@@ -190,23 +143,5 @@ fn adding(
             };
             Ok(one.driver.run("timing the addition of gradients", timing)?)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_is_shared_evenly_or_as_it_is_given() {
-        let mut parallel = ParallelOptions::default();
-        assert_eq!(fixed_counts(&parallel, 12, 5).unwrap(), [3, 3, 2, 2, 2]);
-        let error = fixed_counts(&parallel, 12, 13).unwrap_err().to_string();
-        assert!(error.contains("no sample for each of 13 devices"), "{error}");
-        parallel.shares = Some(vec![4, 8]);
-        assert_eq!(fixed_counts(&parallel, 12, 2).unwrap(), [4, 8]);
-        let error = fixed_counts(&parallel, 12, 3).unwrap_err().to_string();
-        assert!(error.contains("parallel.shares has 2 entries for 3 devices"), "{error}");
-        assert!(fixed_counts(&parallel, 13, 2).is_err());
     }
 }

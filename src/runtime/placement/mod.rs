@@ -4,4 +4,5 @@
 pub mod assemble;
 pub mod open_ranks;
 pub mod record;
+pub mod shares;
 pub mod types;

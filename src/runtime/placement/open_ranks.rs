@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::assemble::{fixed_counts, layout_of, moments};
 use super::record::{Recorded, saved_of};
-use super::types::Chosen;
-use super::types::Request;
+use super::shares::{fixed_counts, layout_of, moments};
+use super::types::{Chosen, Request};
 use crate::autotune;
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};

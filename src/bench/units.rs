@@ -1,0 +1,35 @@
+//! Names, numbers and sizes as reports have them.
+
+/// The name of the figure that shares are of.
+pub const FLOPS: &str = "peak.flops";
+
+/// Three digits that count, and commas between thousands.
+pub fn number(value: f64) -> String {
+    let digits = if value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else if value >= 0.9995 {
+        2
+    } else {
+        3
+    };
+    let plain = format!("{value:.digits$}");
+    let whole = plain.split('.').next().unwrap_or_default().len();
+    let mut text = String::with_capacity(plain.len() + whole / 3);
+    for (index, digit) in plain.chars().enumerate() {
+        if index > 0 && index < whole && (whole - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `64 MiB`: bytes in the largest unit that gives a whole number.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["bytes", "KiB", "MiB", "GiB"];
+    let fits = |unit: &u32| bytes > 0 && bytes.is_multiple_of(1 << (10 * unit));
+    let unit = (0..UNITS.len() as u32).rev().find(fits).unwrap_or(0);
+    format!("{} {}", bytes >> (10 * unit), UNITS[unit as usize])
+}
