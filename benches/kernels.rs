@@ -174,7 +174,7 @@ fn op_cases(sizes: &Sizes) -> Vec<Case> {
     let by_width = [
         (Op::LayerNorm { eps: 1e-5 }, "layer_norm", vec![x(), fixed(&[c])]),
         (Op::LayerNormGrad, "layer_norm_grad", vec![x(), fixed(&[c]), stats(), x()]),
-        (Op::LayerNormGainGrad, "layer_norm_gain_grad", vec![x(), stats(), x()]),
+        (Op::LayerNormWeightGrad, "layer_norm_weight_grad", vec![x(), stats(), x()]),
         (Op::Sum { first: 0, last: 0 }, "sum of rows", vec![wide()]),
         (Op::Sum { first: 1, last: 1 }, "sum of columns", vec![wide()]),
         (Op::Unary(Unary::Gelu), "gelu", vec![wide()]),

@@ -14,12 +14,12 @@ const BATCH: usize = 128;
 /// Points (b, 2) in, classes (b) as targets.
 fn spirals() -> Result<Graph, ShapeError> {
     let mut b = Builder::new();
-    let normal = |from: usize| Init::Normal { deviation: (2.0 / from as f32).sqrt() };
+    let normal = |from: usize| Init::Normal { std: (2.0 / from as f32).sqrt() };
     b.block("in");
     let points = b.input("points", &[1, 2]);
     let targets = b.input_ids("targets", &[1]);
     let weight = b.parameter("in.weight", &[WIDTH, 2], normal(2));
-    let bias = b.parameter("in.bias", &[WIDTH], Init::Normal { deviation: 1.0 });
+    let bias = b.parameter("in.bias", &[WIDTH], Init::Normal { std: 1.0 });
     let mut x = b.linear(points, weight, Some(bias))?;
     x = b.unary(x, Unary::Gelu)?;
     for layer in 0..2 {

@@ -1,40 +1,40 @@
 // Layer normalization of rows of c values, and its gradients (Ba, Kiros, Hinton 2016).
 // uses lib/index
 //
-//   forward    y = gain (x - mean) r + bias       r = 1 / sqrt(variance + eps)
-//   grad       dx = r (g - mean(g) - xhat mean(g xhat))     g = gain dy, xhat = (x - mean) r
-//   gain_grad  dgain = sum over rows of dy xhat   (+ dgain, if accumulating)
+//   forward    y = weight (x - mean) rstd + bias       rstd = 1 / sqrt(variance + eps)
+//   grad       dx = rstd (g - mean(g) - xhat mean(g xhat))     g = weight dy, xhat = (x - mean) rstd
+//   weight_grad  dweight = sum over rows of dy xhat   (+ dweight, if accumulating)
 //
 // The variance is taken around the mean in a second pass over the row, so that it is right also
 // where the mean is large. Long sums are sums of sums over 64 values, to round less.
 //
 // forward and grad: one invocation per row, 8 bytes per element moved (12 by grad) and as many
-// again from the cache. gain_grad: one invocation per column, 8 bytes per element. forward4, grad4
-// and gain_tile4 work on vectors of 4 neighbouring values, where c is a multiple of 4, because a
-// vector costs a software adapter little more than a value. gain_tile4 has one workgroup per 16
-// vectors of columns, 4 invocations to each, which take every 4th row. gain_tall and gain_tall4 are
+// again from the cache. weight_grad: one invocation per column, 8 bytes per element. forward4, grad4
+// and weight_tile4 work on vectors of 4 neighbouring values, where c is a multiple of 4, because a
+// vector costs a software adapter little more than a value. weight_tile4 has one workgroup per 16
+// vectors of columns, 4 invocations to each, which take every 4th row. weight_tall and weight_tall4 are
 // for hardware, which wants more invocations: 16 to each of 16 columns, 32 to each of 8 vectors.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
-// `flag`: forward adds a bias; gain_grad adds to what dgain holds.
+// `flag`: forward adds a bias; weight_grad adds to what dweight holds.
 var<immediate> p: Params;
 
 const BLOCK: u32 = 64u;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;              // (rows, c)
-// forward binds x, gain, bias (gain again if there is none), y, stats.
-@group(0) @binding(1) var<storage, read> gain: array<f32>;           // (c)
+// forward binds x, weight, bias (weight again if there is none), y, stats.
+@group(0) @binding(1) var<storage, read> weight: array<f32>;           // (c)
 @group(0) @binding(2) var<storage, read> bias: array<f32>;           // (c)
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;        // (rows, c)
-@group(0) @binding(4) var<storage, read_write> new_stats: array<f32>;  // (rows, 2): mean, r
-// grad binds x, gain, stats, dy, dx.
+@group(0) @binding(4) var<storage, read_write> new_stats: array<f32>;  // (rows, 2): mean, rstd
+// grad binds x, weight, stats, dy, dx.
 @group(0) @binding(2) var<storage, read> stats: array<f32>;          // (rows, 2)
 @group(0) @binding(3) var<storage, read> dy: array<f32>;             // (rows, c)
 @group(0) @binding(4) var<storage, read_write> dx: array<f32>;       // (rows, c)
-// gain_grad binds x, stats, dy, dgain.
+// weight_grad binds x, stats, dy, dweight.
 @group(0) @binding(1) var<storage, read> row_stats: array<f32>;      // (rows, 2)
 @group(0) @binding(2) var<storage, read> dy_in: array<f32>;          // (rows, c)
-@group(0) @binding(3) var<storage, read_write> dgain: array<f32>;    // (c)
+@group(0) @binding(3) var<storage, read_write> dweight: array<f32>;    // (c)
 
 @compute @workgroup_size(64)
 fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
@@ -60,15 +60,15 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         }
         squares += part;
     }
-    let r = 1.0 / sqrt(squares / f32(p.c) + p.eps);
+    let rstd = 1.0 / sqrt(squares / f32(p.c) + p.eps);
 
     for (var k = 0u; k < p.c; k++) {
-        var value = (x[start + k] - mean) * r * gain[k];
+        var value = (x[start + k] - mean) * rstd * weight[k];
         if (p.flag != 0u) { value += bias[k]; }
         y[start + k] = value;
     }
     new_stats[2u * row] = mean;
-    new_stats[2u * row + 1u] = r;
+    new_stats[2u * row + 1u] = rstd;
 }
 
 @compute @workgroup_size(64)
@@ -77,27 +77,27 @@ fn grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
     if (row >= p.rows) { return; }
     let start = row * p.c;
     let mean = stats[2u * row];
-    let r = stats[2u * row + 1u];
+    let rstd = stats[2u * row + 1u];
 
     var sums = vec2f(0.0);  // of g, and of g xhat
     for (var block = 0u; block < p.c; block += BLOCK) {
         var part = vec2f(0.0);
         for (var k = block; k < min(block + BLOCK, p.c); k++) {
-            let g = gain[k] * dy[start + k];
-            part += vec2f(g, g * (x[start + k] - mean) * r);
+            let g = weight[k] * dy[start + k];
+            part += vec2f(g, g * (x[start + k] - mean) * rstd);
         }
         sums += part;
     }
     let means = sums / f32(p.c);
 
     for (var k = 0u; k < p.c; k++) {
-        let xhat = (x[start + k] - mean) * r;
-        dx[start + k] = r * (gain[k] * dy[start + k] - means.x - xhat * means.y);
+        let xhat = (x[start + k] - mean) * rstd;
+        dx[start + k] = rstd * (weight[k] * dy[start + k] - means.x - xhat * means.y);
     }
 }
 
 @compute @workgroup_size(64)
-fn gain_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+fn weight_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let column = index(id, groups);
     if (column >= p.c) { return; }
     var total = 0.0;
@@ -109,18 +109,18 @@ fn gain_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) 
         }
         total += part;
     }
-    if (p.flag != 0u) { total += dgain[column]; }
-    dgain[column] = total;
+    if (p.flag != 0u) { total += dweight[column]; }
+    dweight[column] = total;
 }
 
 @group(0) @binding(0) var<storage, read> x4: array<vec4f>;             // (rows, c / 4)
-@group(0) @binding(1) var<storage, read> gain4: array<vec4f>;          // (c / 4)
+@group(0) @binding(1) var<storage, read> weight4: array<vec4f>;          // (c / 4)
 @group(0) @binding(2) var<storage, read> bias4: array<vec4f>;          // (c / 4)
 @group(0) @binding(3) var<storage, read_write> y4: array<vec4f>;       // (rows, c / 4)
 @group(0) @binding(3) var<storage, read> dy4: array<vec4f>;            // (rows, c / 4)
 @group(0) @binding(4) var<storage, read_write> dx4: array<vec4f>;      // (rows, c / 4)
 @group(0) @binding(2) var<storage, read> dy4_in: array<vec4f>;         // (rows, c / 4)
-@group(0) @binding(3) var<storage, read_write> dgain4: array<vec4f>;   // (c / 4)
+@group(0) @binding(3) var<storage, read_write> dweight4: array<vec4f>;   // (c / 4)
 
 fn sum4(v: vec4f) -> f32 {
     return (v.x + v.y) + (v.z + v.w);
@@ -143,19 +143,19 @@ fn forward4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) g
         let centered = x4[i] - mean;
         squares += centered * centered;
     }
-    let r = 1.0 / sqrt(sum4(squares) / f32(p.c) + p.eps);
+    let rstd = 1.0 / sqrt(sum4(squares) / f32(p.c) + p.eps);
 
     if (p.flag != 0u) {
         for (var k = 0u; k < width; k++) {
-            y4[start + k] = (x4[start + k] - mean) * r * gain4[k] + bias4[k];
+            y4[start + k] = (x4[start + k] - mean) * rstd * weight4[k] + bias4[k];
         }
     } else {
         for (var k = 0u; k < width; k++) {
-            y4[start + k] = (x4[start + k] - mean) * r * gain4[k];
+            y4[start + k] = (x4[start + k] - mean) * rstd * weight4[k];
         }
     }
     new_stats[2u * row] = mean;
-    new_stats[2u * row + 1u] = r;
+    new_stats[2u * row + 1u] = rstd;
 }
 
 @compute @workgroup_size(64)
@@ -165,21 +165,21 @@ fn grad4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
     let width = p.c / 4u;
     let start = row * width;
     let mean = stats[2u * row];
-    let r = stats[2u * row + 1u];
+    let rstd = stats[2u * row + 1u];
 
     var sums = vec4f(0.0);          // of g
     var products = vec4f(0.0);      // of g xhat
     for (var k = 0u; k < width; k++) {
-        let g = gain4[k] * dy4[start + k];
+        let g = weight4[k] * dy4[start + k];
         sums += g;
-        products += g * (x4[start + k] - mean) * r;
+        products += g * (x4[start + k] - mean) * rstd;
     }
     let mean_g = sum4(sums) / f32(p.c);
     let mean_g_xhat = sum4(products) / f32(p.c);
 
     for (var k = 0u; k < width; k++) {
-        let xhat = (x4[start + k] - mean) * r;
-        dx4[start + k] = r * (gain4[k] * dy4[start + k] - mean_g - xhat * mean_g_xhat);
+        let xhat = (x4[start + k] - mean) * rstd;
+        dx4[start + k] = rstd * (weight4[k] * dy4[start + k] - mean_g - xhat * mean_g_xhat);
     }
 }
 
@@ -188,7 +188,7 @@ var<workgroup> tile: array<f32, 256>;
 var<workgroup> tile4: array<vec4f, 256>;
 
 @compute @workgroup_size(64)
-fn gain_tile4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
+fn weight_tile4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
     let width = p.c / 4u;
     let column = group.x * 16u + local % 16u;
     var part = vec4f(0.0);
@@ -204,12 +204,12 @@ fn gain_tile4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_ind
     for (var other = local + 16u; other < 64u; other += 16u) {
         part += tile4[other];
     }
-    if (p.flag != 0u) { part += dgain4[column]; }
-    dgain4[column] = part;
+    if (p.flag != 0u) { part += dweight4[column]; }
+    dweight4[column] = part;
 }
 
 @compute @workgroup_size(256)
-fn gain_tall4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
+fn weight_tall4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
     let width = p.c / 4u;
     let column = group.x * 8u + local % 8u;
     var part = vec4f(0.0);
@@ -225,12 +225,12 @@ fn gain_tall4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_ind
     for (var other = local + 8u; other < 256u; other += 8u) {
         part += tile4[other];
     }
-    if (p.flag != 0u) { part += dgain4[column]; }
-    dgain4[column] = part;
+    if (p.flag != 0u) { part += dweight4[column]; }
+    dweight4[column] = part;
 }
 
 @compute @workgroup_size(256)
-fn gain_tall(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
+fn weight_tall(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
     let column = group.x * 16u + local % 16u;
     var part = 0.0;
     if (column < p.c) {
@@ -245,6 +245,6 @@ fn gain_tall(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_inde
     for (var other = local + 16u; other < 256u; other += 16u) {
         part += tile[other];
     }
-    if (p.flag != 0u) { part += dgain[column]; }
-    dgain[column] = part;
+    if (p.flag != 0u) { part += dweight[column]; }
+    dweight[column] = part;
 }

@@ -2,7 +2,7 @@
 // layer_norm.wgsl.
 //
 //   forward  keeps the row in workgroup memory, so that mean and variance around it cost one read
-//   grad     keeps g = gain dy and xhat
+//   grad     keeps g = weight dy and xhat
 //
 // 8 bytes per element moved (12 by grad), each once. The header says GROUP, and the width C, which
 // must fit the workgroup memory. Sums are over every GROUP-th element, then of halves, always in
@@ -13,12 +13,12 @@ struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;                // (rows, C)
-// forward binds x, gain, bias (gain again if there is none), y, stats.
-@group(0) @binding(1) var<storage, read> gain: array<f32>;             // (C)
+// forward binds x, weight, bias (weight again if there is none), y, stats.
+@group(0) @binding(1) var<storage, read> weight: array<f32>;             // (C)
 @group(0) @binding(2) var<storage, read> bias: array<f32>;             // (C)
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;          // (rows, C)
-@group(0) @binding(4) var<storage, read_write> new_stats: array<f32>;  // (rows, 2): mean, r
-// grad binds x, gain, stats, dy, dx.
+@group(0) @binding(4) var<storage, read_write> new_stats: array<f32>;  // (rows, 2): mean, rstd
+// grad binds x, weight, stats, dy, dx.
 @group(0) @binding(2) var<storage, read> stats: array<f32>;            // (rows, 2)
 @group(0) @binding(3) var<storage, read> dy: array<f32>;               // (rows, C)
 @group(0) @binding(4) var<storage, read_write> dx: array<f32>;         // (rows, C)
@@ -64,16 +64,16 @@ fn forward(
         let centered = kept[k] - mean;
         part += centered * centered;
     }
-    let r = 1.0 / sqrt(all_of(vec2f(part, 0.0), local).x / f32(C) + p.eps);
+    let rstd = 1.0 / sqrt(all_of(vec2f(part, 0.0), local).x / f32(C) + p.eps);
 
     for (var k = local; k < C; k += GROUP) {
-        var value = (kept[k] - mean) * r * gain[k];
+        var value = (kept[k] - mean) * rstd * weight[k];
         if (p.flag != 0u) { value += bias[k]; }
         y[start + k] = value;
     }
     if (local == 0u) {
         new_stats[2u * row] = mean;
-        new_stats[2u * row + 1u] = r;
+        new_stats[2u * row + 1u] = rstd;
     }
 }
 
@@ -87,18 +87,18 @@ fn grad(
     if (row >= p.rows) { return; }
     let start = row * C;
     let mean = stats[2u * row];
-    let r = stats[2u * row + 1u];
+    let rstd = stats[2u * row + 1u];
 
     var part = vec2f(0.0);  // of g, and of g xhat
     for (var k = local; k < C; k += GROUP) {
-        let xhat = (x[start + k] - mean) * r;
-        let g = gain[k] * dy[start + k];
+        let xhat = (x[start + k] - mean) * rstd;
+        let g = weight[k] * dy[start + k];
         kept[k] = xhat;
         kept_g[k] = g;
         part += vec2f(g, g * xhat);
     }
     let means = all_of(part, local) / f32(C);
     for (var k = local; k < C; k += GROUP) {
-        dx[start + k] = r * (kept_g[k] - means.x - kept[k] * means.y);
+        dx[start + k] = rstd * (kept_g[k] - means.x - kept[k] * means.y);
     }
 }

@@ -5,11 +5,11 @@ mod common;
 
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{Bank, Cpu, Executor};
-use potluck::graph::build::Built;
+use potluck::graph::build::BuildResult;
 use potluck::graph::passes::fuse::{Fusion, RULES, fuse_listed};
-use potluck::graph::print::{Memory, fusion_table, graph_table};
+use potluck::graph::print::{MemoryUsage, fusion_table, graph_table};
 use potluck::graph::{
-    Builder, Graph, Init, Op, Phase, Plan, PlanOptions, Then, Unary, differentiate, fuse,
+    Builder, EpilogueOp, Graph, Init, Op, PassKind, Plan, PlanOptions, Unary, differentiate, fuse,
 };
 use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use proptest::prelude::*;
@@ -64,7 +64,7 @@ fn assert_equal(what: &str, got: &[f64], expected: &[f64]) {
 fn check(what: &str, graph: Graph) -> (Graph, Vec<Fusion>) {
     let (fused, done) = check_results(what, graph.clone());
     let bytes = |graph: &Graph| {
-        let memory = Memory::of(&Plan::new(graph.clone(), PlanOptions::new(ROWS)), 0);
+        let memory = MemoryUsage::of(&Plan::new(graph.clone(), PlanOptions::new(ROWS)), 0);
         memory.stash + memory.scratch
     };
     let (after, before) = (bytes(&fused), bytes(&graph));
@@ -138,7 +138,7 @@ fn fusion_is_complete_and_deterministic() {
     let (again, done) = fuse_listed(fused.clone());
     assert!(again == fused && done.is_empty());
     let products = |graph: &Graph| {
-        graph.nodes.iter().filter(|node| matches!(node.op.base(), Op::MatMul { .. })).count()
+        graph.nodes.iter().filter(|node| matches!(node.op.root_op(), Op::MatMul { .. })).count()
     };
     assert_eq!(products(&fused), products(&graph));
 }
@@ -149,12 +149,15 @@ fn a_forward_graph_keeps_no_activation_inputs() {
         MlpConfig { widths: vec![4, 8, 2], activation: Unary::Gelu, loss: MlpLoss::SquaredError };
     let (fused, done) = fuse_listed(mlp(&config).unwrap());
     assert!(done.iter().all(|fusion| !fusion.kept));
-    let then = fused.nodes.iter().filter_map(|node| match &node.op {
-        Op::Fused { then, .. } => Some(then.clone()),
+    let epilogue = fused.nodes.iter().filter_map(|node| match &node.op {
+        Op::Fused { epilogue, .. } => Some(epilogue.clone()),
         _ => None,
     });
-    let add = Then::Binary(potluck::graph::Binary::Add);
-    assert_eq!(then.collect::<Vec<_>>(), [vec![add, Then::Unary(Unary::Gelu)], vec![add]]);
+    let add = EpilogueOp::Binary(potluck::graph::Binary::Add);
+    assert_eq!(
+        epilogue.collect::<Vec<_>>(),
+        [vec![add, EpilogueOp::Unary(Unary::Gelu)], vec![add]]
+    );
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn the_tables_show_what_was_fused() {
 }
 
 /// A graph with a squared error behind `body`, which gets `x (b, 2, 6)` behind a parameter.
-fn built(body: impl Fn(&mut Builder, TensorId) -> Built) -> Graph {
+fn built(body: impl Fn(&mut Builder, TensorId) -> BuildResult) -> Graph {
     let mut b = Builder::new();
     b.block("test");
     let input = b.input("x", &[1, 2, 6]);
@@ -190,13 +193,16 @@ fn product(b: &mut Builder, x: TensorId, name: &str) -> TensorId {
 }
 
 /// What is fused in a trained graph, checked.
-fn fused_in(what: &str, body: impl Fn(&mut Builder, TensorId) -> Built) -> (Graph, Vec<Fusion>) {
+fn fused_in(
+    what: &str,
+    body: impl Fn(&mut Builder, TensorId) -> BuildResult,
+) -> (Graph, Vec<Fusion>) {
     check(what, differentiate(built(body)).unwrap())
 }
 
 #[test]
 fn each_rule_applies_to_its_graph() {
-    let applies = |rule: &str, body: &dyn Fn(&mut Builder, TensorId) -> Built| {
+    let applies = |rule: &str, body: &dyn Fn(&mut Builder, TensorId) -> BuildResult| {
         let (_, done) = fused_in(rule, body);
         assert!(count(&done, rule) > 0, "{rule} does not apply: {done:?}");
     };
@@ -249,7 +255,9 @@ fn gradients_that_meet_are_added_by_a_product() {
     let of_backward: Vec<_> = fused
         .nodes
         .iter()
-        .filter(|node| node.phase == Phase::B && matches!(node.op.base(), Op::MatMul { .. }))
+        .filter(|node| {
+            node.phase == PassKind::BackwardInput && matches!(node.op.root_op(), Op::MatMul { .. })
+        })
         .map(|node| node.op.to_string())
         .collect();
     assert_eq!(of_backward.len(), 2, "{}", graph_table(&fused));
@@ -260,12 +268,12 @@ fn gradients_that_meet_are_added_by_a_product() {
 /// What must stay apart: forward graphs in which nothing may be fused behind the product.
 #[test]
 fn values_that_are_needed_elsewhere_stay_apart() {
-    let apart = |what: &str, body: &dyn Fn(&mut Builder, TensorId) -> Built| {
+    let apart = |what: &str, body: &dyn Fn(&mut Builder, TensorId) -> BuildResult| {
         let (fused, _) = check(what, differentiate(built(body)).unwrap());
-        let behind = fused.nodes.iter().filter(|node| node.phase == Phase::F);
+        let behind = fused.nodes.iter().filter(|node| node.phase == PassKind::Forward);
         let behind = behind.filter(|n| {
-            matches!(&n.op, Op::Fused { first, .. }
-            if matches!(**first, Op::MatMul { .. }))
+            matches!(&n.op, Op::Fused { root, .. }
+            if matches!(**root, Op::MatMul { .. }))
         });
         assert_eq!(behind.count(), 0, "{what}:\n{}", graph_table(&fused));
     };
@@ -323,7 +331,7 @@ fn chains_end_where_they_must() {
     let forward: Vec<String> = fused
         .nodes
         .iter()
-        .filter(|node| node.phase == Phase::F)
+        .filter(|node| node.phase == PassKind::Forward)
         .map(|node| node.op.to_string())
         .collect();
     assert!(forward.contains(&"matmul a b^T + keep + gelu".into()), "{forward:?}");

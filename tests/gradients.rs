@@ -5,7 +5,7 @@ mod common;
 
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{Bank, Cpu, Executor};
-use potluck::graph::build::Built;
+use potluck::graph::build::BuildResult;
 use potluck::graph::{Builder, Graph, Init, Op, Plan, PlanOptions, Unary, differentiate, fuse};
 
 const ROWS: usize = 3;
@@ -23,7 +23,7 @@ fn source(b: &mut Builder, name: &str, dims: &[usize]) -> TensorId {
 
 /// Builds `body`'s graph with a squared-error loss on its output, and compares the gradient of
 /// every element of every parameter with central differences.
-fn check(body: impl Fn(&mut Builder) -> Built) {
+fn check(body: impl Fn(&mut Builder) -> BuildResult) {
     let mut b = Builder::new();
     b.block("test");
     let y = body(&mut b).unwrap();

@@ -10,7 +10,7 @@ use naga::valid::{Capabilities, FunctionInfo, ModuleInfo, ValidationFlags, Valid
 use naga::{AddressSpace, EntryPoint, Module};
 use potluck::base::Site;
 use potluck::base::rng::Key;
-use potluck::graph::{Binary, Op, Then, Unary};
+use potluck::graph::{Binary, EpilogueOp, Op, Unary};
 use potluck::kernels::ops::matmul::{shared, tile, vector};
 use potluck::kernels::source::{FILES, snippet, text};
 use potluck::kernels::{Call, Random, Shader, twin};
@@ -33,20 +33,29 @@ fn emitted() -> Vec<(String, String)> {
 
 /// Chains and products with every kind of step, with repeating and whole operands.
 fn fused() -> Vec<(String, String)> {
-    let (add, mul) = (Then::Binary(Binary::Add), Then::Binary(Binary::Mul));
-    let mut chains = vec![vec![add, Then::Keep, mul], vec![mul, mul, Then::Keep, Then::Keep]];
+    let (add, mul) = (EpilogueOp::Binary(Binary::Add), EpilogueOp::Binary(Binary::Mul));
+    let mut chains = vec![
+        vec![add, EpilogueOp::Store, mul],
+        vec![mul, mul, EpilogueOp::Store, EpilogueOp::Store],
+    ];
     for f in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1e-7)] {
-        chains.push(vec![Then::Unary(f)]);
-        chains.push(vec![add, Then::Keep, Then::Unary(f), mul, Then::UnaryGrad(f)]);
+        chains.push(vec![EpilogueOp::Unary(f)]);
+        chains.push(vec![
+            add,
+            EpilogueOp::Store,
+            EpilogueOp::Unary(f),
+            mul,
+            EpilogueOp::UnaryGrad(f),
+        ]);
     }
     let product = |a, b| Op::MatMul { transpose_a: a, transpose_b: b };
     let mut firsts = vec![Op::Unary(Unary::Gelu), Op::UnaryGrad(Unary::Relu)];
     firsts.extend([Op::Binary(Binary::Add), product(false, false), product(true, true)]);
     let mut texts = Vec::new();
-    for first in firsts {
-        for then in &chains {
-            let op = Op::Fused { first: Box::new(first.clone()), then: then.clone() };
-            for variant in (twin(&op).unwrap().variants)(&fused_call(&op, then)) {
+    for root in firsts {
+        for epilogue in &chains {
+            let op = Op::Fused { root: Box::new(root.clone()), epilogue: epilogue.clone() };
+            for variant in (twin(&op).unwrap().variants)(&fused_call(&op, epilogue)) {
                 let shader = &variant.dispatches[0].shader;
                 texts.push((format!("{op} by {}", variant.name), text(shader)));
             }
@@ -55,14 +64,14 @@ fn fused() -> Vec<(String, String)> {
     texts
 }
 
-fn fused_call<'a>(op: &'a Op, then: &[Then]) -> Call<'a> {
-    let own = if matches!(op.base(), Op::Unary(_)) { 1 } else { 2 };
+fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> Call<'a> {
+    let own = if matches!(op.root_op(), Op::Unary(_)) { 1 } else { 2 };
     let mut inputs = vec![vec![32, 32]; own];
-    for step in then.iter().filter(|step| step.has_operand()) {
-        let repeats = *step == Then::Binary(Binary::Add);
+    for step in epilogue.iter().filter(|step| step.has_operand()) {
+        let repeats = *step == EpilogueOp::Binary(Binary::Add);
         inputs.push(if repeats { vec![32] } else { vec![32, 32] });
     }
-    let kept = then.iter().filter(|step| **step == Then::Keep).count();
+    let kept = epilogue.iter().filter(|step| **step == EpilogueOp::Store).count();
     let random = Random { step_key: Key::new(1), training: true };
     Call { op, inputs, outputs: vec![vec![32, 32]; 1 + kept], accumulate: false, random }
 }

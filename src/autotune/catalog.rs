@@ -3,7 +3,7 @@
 use super::probes::Problem;
 use crate::base::Site;
 use crate::base::rng::Key;
-use crate::graph::{Binary, Op, Then, Unary, Update, UpdateRange};
+use crate::graph::{Binary, EpilogueOp, Op, Unary, Update, UpdateRange};
 use crate::kernels::{Random, twin};
 
 /// Samples, tokens, heads, channels and classes of the calls: a small GPT.
@@ -107,22 +107,26 @@ fn elementwise() -> Vec<Entry> {
 /// Products with what follows them in a GPT, and chains without one.
 fn fused() -> Vec<Entry> {
     let gelu = Unary::Gelu;
-    let (bias, sum) = (Then::Binary(Binary::Add), Then::Binary(Binary::Add));
+    let (bias, sum) = (EpilogueOp::Binary(Binary::Add), EpilogueOp::Binary(Binary::Add));
     let (x, y, wide) = (vec![2 * N, C], vec![2 * N, 3 * C], vec![3 * C]);
-    let product = |transpose_b, then: &[Then], operands: &[Vec<usize>]| {
-        let first = Box::new(Op::MatMul { transpose_a: false, transpose_b });
+    let product = |transpose_b, epilogue: &[EpilogueOp], operands: &[Vec<usize>]| {
+        let root = Box::new(Op::MatMul { transpose_a: false, transpose_b });
         let w = if transpose_b { vec![3 * C, C] } else { vec![C, 3 * C] };
-        (Op::Fused { first, then: then.to_vec() }, [&[x.clone(), w], operands].concat())
+        (Op::Fused { root, epilogue: epilogue.to_vec() }, [&[x.clone(), w], operands].concat())
     };
-    let chain = |first, then: &[Then], inputs: Vec<Vec<usize>>| {
-        (Op::Fused { first: Box::new(first), then: then.to_vec() }, inputs)
+    let chain = |root, epilogue: &[EpilogueOp], inputs: Vec<Vec<usize>>| {
+        (Op::Fused { root: Box::new(root), epilogue: epilogue.to_vec() }, inputs)
     };
     let add = Op::Binary(Binary::Add);
     vec![
         product(true, &[sum], std::slice::from_ref(&y)),
-        product(true, &[bias, Then::Keep, Then::Unary(gelu)], std::slice::from_ref(&wide)),
-        product(false, &[Then::UnaryGrad(gelu)], std::slice::from_ref(&y)),
-        chain(add, &[Then::Unary(gelu)], vec![y.clone(), wide.clone()]),
+        product(
+            true,
+            &[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)],
+            std::slice::from_ref(&wide),
+        ),
+        product(false, &[EpilogueOp::UnaryGrad(gelu)], std::slice::from_ref(&y)),
+        chain(add, &[EpilogueOp::Unary(gelu)], vec![y.clone(), wide.clone()]),
         chain(Op::Unary(gelu), &[bias, sum], vec![y.clone(), wide, y]),
     ]
 }
@@ -147,7 +151,7 @@ fn rows() -> Vec<Entry> {
     vec![
         (Op::LayerNorm { eps: 1e-5 }, vec![x.clone(), vec![C], vec![C]]),
         (Op::LayerNormGrad, vec![x.clone(), vec![C], stats.clone(), x.clone()]),
-        (Op::LayerNormGainGrad, vec![x.clone(), stats, x]),
+        (Op::LayerNormWeightGrad, vec![x.clone(), stats, x]),
         (Op::CrossEntropy, vec![vec![N, V], vec![N]]),
         (Op::CrossEntropyGrad, vec![vec![N, V], vec![N], vec![N]]),
     ]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::base::{DType, Shape};
-use crate::graph::{Op, Then, shapes};
+use crate::graph::{EpilogueOp, Op, shapes};
 use crate::kernels::harness::{self, Fill, Values, values};
 use crate::kernels::{Call, Random, twin};
 
@@ -159,7 +159,7 @@ impl Oracle {
 
 /// What an input of an op holds, given the dimensions of all of them.
 pub fn fill(op: &Op, inputs: &[Vec<usize>], index: usize) -> Fill {
-    match op.base() {
+    match op.root_op() {
         Op::Embedding if index == 0 => Fill::Ids(inputs[1][0] as u32),
         Op::EmbeddingGrad { rows } if index == 0 => Fill::Ids(*rows as u32),
         Op::CrossEntropy | Op::CrossEntropyGrad if index == 1 => {
@@ -181,7 +181,7 @@ struct Forward {
 
 fn forward(op: &Op) -> Option<Forward> {
     let norm = Op::LayerNorm { eps: 1e-5 };
-    Some(match op.base() {
+    Some(match op.root_op() {
         Op::LayerNormGrad => Forward { op: norm, inputs: vec![0, 1], outputs: vec![(1, 2)] },
         Op::CrossEntropyGrad => {
             Forward { op: Op::CrossEntropy, inputs: vec![0, 1], outputs: vec![(1, 2)] }
@@ -222,7 +222,7 @@ fn shrunk(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
         Op::MatMul { transpose_a, transpose_b } => {
             with(products(inputs, [*transpose_a, *transpose_b], None))
         }
-        Op::Fused { first, then } => fused(first, then, inputs),
+        Op::Fused { root, epilogue } => fused(root, epilogue, inputs),
         Op::Unary(_) => with(ELEMENTS.map(|count| vec![vec![count]]).to_vec()),
         Op::UnaryGrad(_) => with(ELEMENTS.map(|count| vec![vec![count]; 2]).to_vec()),
         Op::Binary(_) => with([9, 67].map(|rows| binary(inputs, rows)).to_vec()),
@@ -240,7 +240,7 @@ fn shrunk(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
             let sized = |rows| vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]];
             with([5, 67].map(sized).to_vec())
         }
-        Op::LayerNormGainGrad => {
+        Op::LayerNormWeightGrad => {
             with([5, 67].map(|rows| vec![vec![rows, c], vec![rows, 2], vec![rows, c]]).to_vec())
         }
         Op::Attention { .. } => with(TOKENS.map(|t| attention(inputs, t)).to_vec()),
@@ -368,42 +368,42 @@ fn attention(inputs: &[Dims], t: usize) -> Vec<Dims> {
 
 /// What `first` shrinks to, with operands of the steps that fit its output. Of an operand that
 /// repeats, the length stands in the kernel's text, so it stays.
-fn fused(first: &Op, then: &[Then], inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
-    let operands = then.iter().filter(|step| step.has_operand()).count();
+fn fused(root: &Op, epilogue: &[EpilogueOp], inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
+    let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (own, behind) = inputs.split_at(inputs.len() - operands);
     let random = Random { step_key: crate::base::rng::Key::new(0), training: true };
     let count = |dims: &Dims| dims.iter().product::<usize>();
-    let Some(was) = Problem::new(first.clone(), own.to_vec(), random) else { return Vec::new() };
+    let Some(was) = Problem::new(root.clone(), own.to_vec(), random) else { return Vec::new() };
     let whole = count(&was.outputs[0]);
-    let period = inputs_of_chain(first, own).iter().chain(behind).map(count);
+    let period = inputs_of_chain(root, own).iter().chain(behind).map(count);
     let period = period.filter(|count| *count < whole).max();
     let mut probes = Vec::new();
-    for (small, mut dims) in repeating(first, own, &was.outputs[0], period) {
+    for (small, mut dims) in repeating(root, own, &was.outputs[0], period) {
         let Some(is) = Problem::new(small.clone(), dims.clone(), random) else { continue };
         for operand in behind {
             let repeats = count(operand) < whole;
             dims.push(if repeats { vec![count(operand)] } else { is.outputs[0].clone() });
         }
-        probes.push((Op::Fused { first: Box::new(small), then: then.to_vec() }, dims));
+        probes.push((Op::Fused { root: Box::new(small), epilogue: epilogue.to_vec() }, dims));
     }
     probes
 }
 
 /// The inputs of a chain's first op, which repeat as operands do; none of a product.
-fn inputs_of_chain<'a>(first: &Op, own: &'a [Dims]) -> &'a [Dims] {
-    if matches!(first, Op::MatMul { .. }) { &[] } else { own }
+fn inputs_of_chain<'a>(root: &Op, own: &'a [Dims]) -> &'a [Dims] {
+    if matches!(root, Op::MatMul { .. }) { &[] } else { own }
 }
 
 /// What the first op of a fused one shrinks to, with an output over which `period` elements repeat.
 fn repeating(
-    first: &Op,
+    root: &Op,
     own: &[Dims],
     output: &Dims,
     period: Option<usize>,
 ) -> Vec<(Op, Vec<Dims>)> {
-    let Some(period) = period else { return shrunk(first, own) };
-    let with = |inputs: Vec<Dims>| (first.clone(), inputs);
-    match first {
+    let Some(period) = period else { return shrunk(root, own) };
+    let with = |inputs: Vec<Dims>| (root.clone(), inputs);
+    match root {
         Op::MatMul { transpose_a, transpose_b } if output.last() == Some(&period) => {
             let sizes = products(own, [*transpose_a, *transpose_b], Some(period));
             sizes.into_iter().map(with).collect()

@@ -13,7 +13,7 @@ use crate::device::Selection;
 use crate::exec::staging_bytes;
 use crate::graph::Plan;
 use crate::graph::print::{
-    RankMemory, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
+    RankMemoryUsage, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
 use crate::parallel::{Share, consecutive, data_parallel, one_rank};
 use crate::runtime::placement::assemble::selections;
@@ -129,7 +129,7 @@ fn memory(config: &RunConfig, team: &Team, vocabulary: usize) -> Result<String, 
     if let [(plan, _)] = &plans[..] {
         return Ok(memory_table(plan, moments));
     }
-    let ranks = team.names.iter().zip(&plans).map(|(name, (plan, owned))| RankMemory {
+    let ranks = team.names.iter().zip(&plans).map(|(name, (plan, owned))| RankMemoryUsage {
         name,
         plan,
         owned: *owned,

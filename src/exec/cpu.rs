@@ -13,7 +13,7 @@ use super::staging::Places;
 use super::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums, Timing, Work};
 use crate::base::{BucketId, DType, TensorId};
 use crate::device::{DeviceError, Injected, Pulse};
-use crate::graph::{Place, Plan, Role, SlotKind, Update, UpdateRange};
+use crate::graph::{Plan, Role, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{adamw, hash, norm, sgd};
 use crate::kernels::{Arg, Host, Real, Twin, twin};
 
@@ -146,30 +146,32 @@ impl<T: Real> Cpu<T> {
             return Arg::Int(&self.ints[root.index()][pass.copy][..count]);
         }
         match self.plan.place(tensor) {
-            Place::Slot(slot) => {
+            TensorLocation::Slot(slot) => {
                 let copy = self.copy(slot.index(), pass);
                 Arg::Float(&self.slots[slot.index()][copy][..count])
             }
-            Place::Parameter { bucket, start } => {
+            TensorLocation::Parameter { bucket, start } => {
                 Arg::Float(&self.parameters[bucket.index()][start..start + count])
             }
-            Place::Gradient { bucket, start } => {
+            TensorLocation::Gradient { bucket, start } => {
                 Arg::Float(&self.gradients[bucket.index()][start..start + count])
             }
-            Place::Loss => Arg::Float(&self.loss),
-            Place::Nowhere => Arg::Float(&[]),
+            TensorLocation::Loss => Arg::Float(&self.loss),
+            TensorLocation::Unallocated => Arg::Float(&[]),
         }
     }
 
     /// The buffer that holds an output, and where in it the tensor starts.
     fn home(&mut self, tensor: TensorId, pass: &Pass) -> (&mut Vec<T>, usize) {
         match self.plan.place(tensor) {
-            Place::Slot(slot) => {
+            TensorLocation::Slot(slot) => {
                 let copy = self.copy(slot.index(), pass);
                 (&mut self.slots[slot.index()][copy], 0)
             }
-            Place::Gradient { bucket, start } => (&mut self.gradients[bucket.index()], start),
-            Place::Loss => (&mut self.loss, 0),
+            TensorLocation::Gradient { bucket, start } => {
+                (&mut self.gradients[bucket.index()], start)
+            }
+            TensorLocation::Loss => (&mut self.loss, 0),
             other => panic!("no node writes to {other:?}"),
         }
     }
@@ -262,7 +264,7 @@ impl<T: Real> Executor for Cpu<T> {
             (Input::Int(values), _) => {
                 self.ints[tensor.index()][copy][..values.len()].copy_from_slice(values);
             }
-            (Input::Float(values), Place::Slot(slot)) => {
+            (Input::Float(values), TensorLocation::Slot(slot)) => {
                 widen(&mut self.slots[slot.index()][copy], values);
             }
             // An input that no node reads.

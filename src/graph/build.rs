@@ -3,11 +3,11 @@
 
 use super::op::{Binary, Op, Unary};
 use super::shapes::{self, ShapeError, Typed};
-use super::{Graph, Init, Node, Parameter, Phase, Role, Tensor};
+use super::{Graph, Init, Node, Parameter, PassKind, Role, Tensor};
 use crate::base::{DType, ParamId, Shape, Site, TensorId};
 
 /// What the builder's methods return: a tensor, or why the shapes do not fit.
-pub type Built = Result<TensorId, ShapeError>;
+pub type BuildResult = Result<TensorId, ShapeError>;
 
 /// Builds a forward graph, node by node.
 #[derive(Debug, Default)]
@@ -83,7 +83,7 @@ impl Builder {
     }
 
     /// `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading dimensions.
-    pub fn matmul(&mut self, a: TensorId, b: TensorId, ta: bool, tb: bool) -> Built {
+    pub fn matmul(&mut self, a: TensorId, b: TensorId, ta: bool, tb: bool) -> BuildResult {
         let op = Op::MatMul { transpose_a: ta, transpose_b: tb };
         let (shape, right) = (self.shape(a).clone(), self.shape(b).clone());
         if right.rank() != 2 || shape.rank() < 3 || ta {
@@ -99,7 +99,7 @@ impl Builder {
     }
 
     /// `x (.., in) @ weight^T + bias`, with `weight (out, in)`, as in PyTorch's `Linear`.
-    pub fn linear(&mut self, x: TensorId, weight: TensorId, bias: Option<TensorId>) -> Built {
+    pub fn linear(&mut self, x: TensorId, weight: TensorId, bias: Option<TensorId>) -> BuildResult {
         let y = self.matmul(x, weight, false, true)?;
         match bias {
             Some(bias) => self.add(y, bias),
@@ -108,25 +108,25 @@ impl Builder {
     }
 
     /// `a + b`; `b` may be a suffix of `a`'s shape: a bias, a table of positions.
-    pub fn add(&mut self, a: TensorId, b: TensorId) -> Built {
+    pub fn add(&mut self, a: TensorId, b: TensorId) -> BuildResult {
         self.apply(Op::Binary(Binary::Add), &[a, b])
     }
 
     /// `a * b`, elementwise; `b` may be a suffix of `a`'s shape.
-    pub fn mul(&mut self, a: TensorId, b: TensorId) -> Built {
+    pub fn mul(&mut self, a: TensorId, b: TensorId) -> BuildResult {
         self.apply(Op::Binary(Binary::Mul), &[a, b])
     }
 
-    pub fn scale(&mut self, x: TensorId, factor: f32) -> Built {
+    pub fn scale(&mut self, x: TensorId, factor: f32) -> BuildResult {
         self.unary(x, Unary::Scale(factor))
     }
 
-    pub fn unary(&mut self, x: TensorId, function: Unary) -> Built {
+    pub fn unary(&mut self, x: TensorId, function: Unary) -> BuildResult {
         self.apply(Op::Unary(function), &[x])
     }
 
     /// The same elements under other dimensions (per row, if `x` is batched).
-    pub fn reshape(&mut self, x: TensorId, dims: &[usize]) -> Built {
+    pub fn reshape(&mut self, x: TensorId, dims: &[usize]) -> BuildResult {
         let shape = self.shape(x).with_dims(dims);
         if shape.per_row() != self.shape(x).per_row() || dims.is_empty() {
             return Err(ShapeError {
@@ -135,23 +135,23 @@ impl Builder {
                 why: format!("{shape} has another number of elements"),
             });
         }
-        Ok(self.graph.add_alias(x, shape, Phase::F))
+        Ok(self.graph.add_alias(x, shape, PassKind::Forward))
     }
 
-    pub fn permute(&mut self, x: TensorId, axes: &[usize]) -> Built {
+    pub fn permute(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
         self.apply(Op::Permute { axes: axes.to_vec() }, &[x])
     }
 
-    pub fn slice(&mut self, x: TensorId, axis: usize, start: usize, length: usize) -> Built {
+    pub fn slice(&mut self, x: TensorId, axis: usize, start: usize, length: usize) -> BuildResult {
         self.apply(Op::Slice { axis, start, length }, &[x])
     }
 
-    pub fn concat(&mut self, parts: &[TensorId], axis: usize) -> Built {
+    pub fn concat(&mut self, parts: &[TensorId], axis: usize) -> BuildResult {
         self.apply(Op::Concat { axis }, parts)
     }
 
     /// The sum over any set of axes, which vanish. Axis 0 of a batched tensor is the batch.
-    pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> Built {
+    pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
         let mut axes = axes.to_vec();
         axes.sort_unstable();
         axes.dedup();
@@ -169,13 +169,18 @@ impl Builder {
     }
 
     /// Layer normalization over the last dimension, with a gain and perhaps a bias `(c)`.
-    pub fn layer_norm(&mut self, x: TensorId, gain: TensorId, bias: Option<TensorId>) -> Built {
+    pub fn layer_norm(
+        &mut self,
+        x: TensorId,
+        gain: TensorId,
+        bias: Option<TensorId>,
+    ) -> BuildResult {
         let inputs: Vec<TensorId> = [x, gain].into_iter().chain(bias).collect();
         self.apply(Op::LayerNorm { eps: 1e-5 }, &inputs)
     }
 
     /// Causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
-    pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> Built {
+    pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
         let op = Op::Attention { heads, dropout, site: self.next_site() };
         let samples = if op.is_random() { Some(self.samples()) } else { None };
         let inputs: Vec<TensorId> = [qkv].into_iter().chain(samples).collect();
@@ -183,12 +188,12 @@ impl Builder {
     }
 
     /// Rows of `table (v, c)` by `ids`.
-    pub fn embedding(&mut self, ids: TensorId, table: TensorId) -> Built {
+    pub fn embedding(&mut self, ids: TensorId, table: TensorId) -> BuildResult {
         self.apply(Op::Embedding, &[ids, table])
     }
 
     /// Drops elements of a batched tensor with probability `p` while training.
-    pub fn dropout(&mut self, x: TensorId, p: f32) -> Built {
+    pub fn dropout(&mut self, x: TensorId, p: f32) -> BuildResult {
         if p == 0.0 {
             return Ok(x);
         }
@@ -198,8 +203,8 @@ impl Builder {
     }
 
     /// Makes the cross-entropy of `logits (.., v)` with integer targets the loss of the graph.
-    /// Targets equal to [`super::IGNORED`] count neither in the sum nor in the count.
-    pub fn cross_entropy_loss(&mut self, logits: TensorId, targets: TensorId) -> Built {
+    /// Targets equal to [`super::IGNORE_INDEX`] count neither in the sum nor in the count.
+    pub fn cross_entropy_loss(&mut self, logits: TensorId, targets: TensorId) -> BuildResult {
         let (shape, classes) = (self.shape(logits).clone(), self.shape(logits).last());
         let rows = shape.per_row() / classes.max(1);
         let flat = self.reshape(logits, &[rows, classes])?;
@@ -209,18 +214,18 @@ impl Builder {
     }
 
     /// Makes the squared error, averaged over all elements, the loss of the graph.
-    pub fn squared_error_loss(&mut self, x: TensorId, target: TensorId) -> Built {
+    pub fn squared_error_loss(&mut self, x: TensorId, target: TensorId) -> BuildResult {
         let parts = self.apply(Op::SquaredError, &[x, target])?;
         self.add_loss(parts)
     }
 
     /// Sums `parts (n, 2)` into the (sum, count) accumulator.
-    fn add_loss(&mut self, parts: TensorId) -> Built {
+    fn add_loss(&mut self, parts: TensorId) -> BuildResult {
         assert!(self.graph.loss.is_none(), "a graph has one loss");
         let typed = (Shape::fixed(&[2]), DType::F32);
         let loss = self.add_tensor("loss".into(), typed, Role::Loss);
         let op = Op::Sum { first: 0, last: 0 };
-        self.graph.push_node(op, &[parts], vec![loss], true, Phase::F);
+        self.graph.push_node(op, &[parts], vec![loss], true, PassKind::Forward);
         self.graph.loss = Some(loss);
         Ok(loss)
     }
@@ -231,9 +236,9 @@ impl Builder {
     }
 
     /// Adds any op; the first output is returned.
-    pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> Built {
+    pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         let scope = std::mem::take(&mut self.scope);
-        let outputs = self.graph.apply(op, inputs, Phase::F, &scope);
+        let outputs = self.graph.apply(op, inputs, PassKind::Forward, &scope);
         self.scope = scope;
         Ok(outputs?[0])
     }
@@ -250,7 +255,7 @@ impl Graph {
         TensorId(self.tensors.len() as u32 - 1)
     }
 
-    pub(super) fn add_alias(&mut self, x: TensorId, shape: Shape, phase: Phase) -> TensorId {
+    pub(super) fn add_alias(&mut self, x: TensorId, shape: Shape, phase: PassKind) -> TensorId {
         let base = self.tensor(x).clone();
         let role = Role::Activation;
         self.tensors.push(Tensor { shape, alias_of: Some(x), role, ..base });
@@ -264,7 +269,7 @@ impl Graph {
         &mut self,
         op: Op,
         inputs: &[TensorId],
-        phase: Phase,
+        phase: PassKind,
         scope: &str,
     ) -> Result<Vec<TensorId>, ShapeError> {
         let types: Vec<Typed> = inputs
@@ -288,7 +293,7 @@ impl Graph {
         inputs: &[TensorId],
         outputs: Vec<TensorId>,
         accumulate: bool,
-        phase: Phase,
+        phase: PassKind,
     ) {
         if self.blocks.is_empty() {
             self.blocks.push("model".into());

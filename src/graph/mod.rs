@@ -19,11 +19,13 @@ pub use build::Builder;
 pub use passes::fuse::fuse;
 pub use passes::gradients::differentiate;
 
-pub use op::{Binary, IGNORED, Op, Then, Unary};
+pub use op::{Binary, EpilogueOp, IGNORE_INDEX, Op, Unary};
 
-pub use plan::{Bucket, Place, Plan, PlanOptions, Segment, Slot, SlotKind};
+pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
 pub use shapes::ShapeError;
 pub use update::{Update, UpdateRange};
+
+use std::fmt;
 
 use crate::base::{DType, NodeId, ParamId, Shape, TensorId};
 
@@ -56,13 +58,24 @@ pub struct Tensor {
 
 /// Which pass a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum PassKind {
     /// Forward.
-    F,
+    Forward,
     /// Backward: the gradient of activations.
-    B,
+    BackwardInput,
     /// Backward: the gradient of parameters, which no other device waits for.
-    W,
+    BackwardWeight,
+}
+
+/// Its letter: `F`, `B` or `W`.
+impl fmt::Display for PassKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Forward => "F",
+            Self::BackwardInput => "B",
+            Self::BackwardWeight => "W",
+        })
+    }
 }
 
 /// One application of an op.
@@ -73,7 +86,7 @@ pub struct Node {
     pub outputs: Vec<TensorId>,
     /// Add to what the output holds instead of replacing it.
     pub accumulate: bool,
-    pub phase: Phase,
+    pub phase: PassKind,
     /// Index into [`Graph::blocks`].
     pub block: u32,
 }
@@ -85,7 +98,7 @@ pub enum Init {
     Ones,
     /// Normal with mean 0.
     Normal {
-        deviation: f32,
+        std: f32,
     },
     /// Uniform in `-bound .. bound`.
     Uniform {

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::base::Site;
 
 /// A target that does not count: neither in the loss, nor in its count, nor in the gradient.
-pub const IGNORED: u32 = u32::MAX;
+pub const IGNORE_INDEX: u32 = u32::MAX;
 
 /// Elementwise functions of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +30,7 @@ pub enum Binary {
 
 /// A step applied to each value on its way to memory, in the kernel that computes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Then {
+pub enum EpilogueOp {
     /// `f(v, operand)`; the operand has the elements of the value, or fewer that repeat.
     Binary(Binary),
     /// `f(v)`
@@ -38,13 +38,13 @@ pub enum Then {
     /// `v f'(operand)`, the gradient of `f` at the operand, which has the elements of the value.
     UnaryGrad(Unary),
     /// The value as it is now is an output too.
-    Keep,
+    Store,
 }
 
-impl Then {
+impl EpilogueOp {
     /// Whether it takes a further input.
     pub fn has_operand(self) -> bool {
-        matches!(self, Then::Binary(_) | Then::UnaryGrad(_))
+        matches!(self, EpilogueOp::Binary(_) | EpilogueOp::UnaryGrad(_))
     }
 }
 
@@ -82,7 +82,7 @@ pub enum Op {
     /// `x, gain, stats, dy -> dx`
     LayerNormGrad,
     /// `x, stats, dy -> dgain (c)`. The bias gradient is a [`Op::Sum`].
-    LayerNormGainGrad,
+    LayerNormWeightGrad,
     /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
     /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
     /// `lse` is the logarithm of the sum of exponentials of each row of scores.
@@ -97,7 +97,7 @@ pub enum Op {
     /// its own gradient.
     Dropout { p: f32, site: Site },
     /// `logits (n, v), targets (n) of u32 -> parts (n, 2), lse (n)`: the loss and the count (1,
-    /// or both 0 if the target is [`IGNORED`]) of each row.
+    /// or both 0 if the target is [`IGNORE_INDEX`]) of each row.
     CrossEntropy,
     /// `logits, targets, lse -> dlogits`, the gradient of the summed loss.
     CrossEntropyGrad,
@@ -107,17 +107,17 @@ pub enum Op {
     /// `x, target -> dx`, the gradient of the summed loss.
     SquaredErrorGrad,
     /// An op of one output and steps on each of its values, in one kernel. Inputs: those of
-    /// `first`, then the operands of the steps. Outputs: the last value, then what is kept, each
-    /// with the elements that `first` gives, under any shape.
+    /// `root`, then the operands of the steps. Outputs: the last value, then what is kept, each
+    /// with the elements that `root` gives, under any shape.
     /// Made by the fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
-    Fused { first: Box<Op>, then: Vec<Then> },
+    Fused { root: Box<Op>, epilogue: Vec<EpilogueOp> },
 }
 
 impl Op {
-    /// The op that computes the values: `first` of a fused one, or itself.
-    pub fn base(&self) -> &Op {
+    /// The op that computes the values: `root` of a fused one, or itself.
+    pub fn root_op(&self) -> &Op {
         match self {
-            Op::Fused { first, .. } => first,
+            Op::Fused { root, .. } => root,
             other => other,
         }
     }
@@ -130,7 +130,7 @@ impl Op {
             Op::MatMul { .. }
                 | Op::Unary(Unary::Scale(_))
                 | Op::Sum { .. }
-                | Op::LayerNormGainGrad
+                | Op::LayerNormWeightGrad
                 | Op::EmbeddingGrad { .. }
         )
     }
@@ -167,7 +167,7 @@ impl fmt::Display for Op {
             Op::Broadcast { first, dims, .. } => write!(f, "broadcast {dims:?} at {first}"),
             Op::LayerNorm { .. } => write!(f, "layer_norm"),
             Op::LayerNormGrad => write!(f, "layer_norm_grad"),
-            Op::LayerNormGainGrad => write!(f, "layer_norm_gain_grad"),
+            Op::LayerNormWeightGrad => write!(f, "layer_norm_weight_grad"),
             Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
             Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
             Op::Embedding => write!(f, "embedding"),
@@ -177,21 +177,21 @@ impl fmt::Display for Op {
             Op::CrossEntropyGrad => write!(f, "cross_entropy_grad"),
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
-            Op::Fused { first, then } => {
-                write!(f, "{first}")?;
-                then.iter().try_for_each(|step| write!(f, " + {step}"))
+            Op::Fused { root, epilogue } => {
+                write!(f, "{root}")?;
+                epilogue.iter().try_for_each(|step| write!(f, " + {step}"))
             }
         }
     }
 }
 
-impl fmt::Display for Then {
+impl fmt::Display for EpilogueOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Then::Binary(binary) => write!(f, "{}", Op::Binary(*binary)),
-            Then::Unary(unary) => write!(f, "{}", Op::Unary(*unary)),
-            Then::UnaryGrad(unary) => write!(f, "{}", Op::UnaryGrad(*unary)),
-            Then::Keep => write!(f, "keep"),
+            EpilogueOp::Binary(binary) => write!(f, "{}", Op::Binary(*binary)),
+            EpilogueOp::Unary(unary) => write!(f, "{}", Op::Unary(*unary)),
+            EpilogueOp::UnaryGrad(unary) => write!(f, "{}", Op::UnaryGrad(*unary)),
+            EpilogueOp::Store => write!(f, "keep"),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Graph, Phase, Role};
+use super::{Graph, PassKind, Role};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
 
@@ -34,12 +34,12 @@ impl PlanOptions {
 /// A stretch of the plan: the nodes of one phase and block, which a device runs in one go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    pub phase: Phase,
+    pub phase: PassKind,
     pub block: u32,
     /// Indices into [`Graph::nodes`].
     pub nodes: Range<usize>,
     /// The buckets whose gradients are complete for the micro-batch when it has run.
-    pub finishes: Vec<BucketId>,
+    pub completes: Vec<BucketId>,
 }
 
 /// How long a slot's contents must last.
@@ -61,7 +61,7 @@ pub struct Slot {
 
 /// Where a tensor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum TensorLocation {
     Slot(SlotId),
     /// Element `start` of the bucket's parameters.
     Parameter {
@@ -76,7 +76,7 @@ pub enum Place {
     /// The (sum, count) accumulator.
     Loss,
     /// Given and needed by nobody.
-    Nowhere,
+    Unallocated,
 }
 
 /// A flat range of parameters, and of gradients and moments in the same order.
@@ -99,7 +99,7 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     pub slots: Vec<Slot>,
     /// Per tensor.
-    pub places: Vec<Place>,
+    pub places: Vec<TensorLocation>,
     /// In the order in which the backward pass completes them.
     pub buckets: Vec<Bucket>,
 }
@@ -112,22 +112,22 @@ impl Plan {
         let (buckets, finished_by) = buckets(&graph, &segments, options.bucket_bytes_max);
         for (bucket, segment) in finished_by.into_iter().enumerate() {
             if let Some(segment) = segment {
-                segments[segment.index()].finishes.push(BucketId(bucket as u32));
+                segments[segment.index()].completes.push(BucketId(bucket as u32));
             }
         }
-        let mut places = vec![Place::Nowhere; graph.tensors.len()];
+        let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
         place_parameters(&graph, &buckets, &mut places);
         let slots = place_activations(&graph, &segments, options.rows, &mut places);
         Self { graph, options, segments, slots, places, buckets }
     }
 
     /// Where the elements of a tensor are, through aliases.
-    pub fn place(&self, tensor: TensorId) -> Place {
+    pub fn place(&self, tensor: TensorId) -> TensorLocation {
         self.places[self.graph.root(tensor).index()]
     }
 
     /// The segments of a phase, in canonical order.
-    pub fn phase(&self, phase: Phase) -> impl Iterator<Item = SegmentId> + '_ {
+    pub fn phase(&self, phase: PassKind) -> impl Iterator<Item = SegmentId> + '_ {
         let of_phase = move |(index, segment): (usize, &Segment)| {
             (segment.phase == phase).then_some(SegmentId(index as u32))
         };
@@ -138,7 +138,7 @@ impl Plan {
     pub fn passes(&self) -> (Vec<SegmentId>, Vec<SegmentId>) {
         (0..self.segments.len() as u32)
             .map(SegmentId)
-            .partition(|id| self.segments[id.index()].phase == Phase::F)
+            .partition(|id| self.segments[id.index()].phase == PassKind::Forward)
     }
 
     /// The largest tensor in bytes, at the plan's capacity of rows: what one binding must hold.
@@ -161,7 +161,7 @@ fn segments(graph: &Graph) -> Vec<Segment> {
                 phase: node.phase,
                 block: node.block,
                 nodes: index..index + 1,
-                finishes: Vec::new(),
+                completes: Vec::new(),
             }),
         }
     }
@@ -177,7 +177,7 @@ fn buckets(
     bytes_max: usize,
 ) -> (Vec<Bucket>, Vec<Option<SegmentId>>) {
     let mut used: Vec<Vec<u32>> = vec![Vec::new(); graph.parameters.len()];
-    for node in graph.nodes.iter().filter(|node| node.phase == Phase::F) {
+    for node in graph.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
         for &input in &node.inputs {
             if let Role::Parameter(id) = graph.tensor(graph.root(input)).role {
                 used[id.index()].push(node.block);
@@ -196,7 +196,8 @@ fn buckets(
     let mut buckets = Vec::new();
     let mut finished_by = Vec::new();
     for ((std::cmp::Reverse(block), _), parameters) in groups {
-        let last = segments.iter().rposition(|s| s.block == block && s.phase == Phase::W);
+        let last =
+            segments.iter().rposition(|s| s.block == block && s.phase == PassKind::BackwardWeight);
         for bucket in pack(graph, parameters, bytes_max) {
             buckets.push(bucket);
             finished_by.push(last.map(|index| SegmentId(index as u32)));
@@ -238,19 +239,20 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
     parts.into_iter().map(lay_out).collect()
 }
 
-fn place_parameters(graph: &Graph, buckets: &[Bucket], places: &mut [Place]) {
+fn place_parameters(graph: &Graph, buckets: &[Bucket], places: &mut [TensorLocation]) {
     for (index, bucket) in buckets.iter().enumerate() {
         let bucket_id = BucketId(index as u32);
         for &(id, start) in &bucket.parameters {
             let parameter = &graph.parameters[id.index()];
-            places[parameter.tensor.index()] = Place::Parameter { bucket: bucket_id, start };
+            places[parameter.tensor.index()] =
+                TensorLocation::Parameter { bucket: bucket_id, start };
             if let Some(gradient) = parameter.gradient {
-                places[gradient.index()] = Place::Gradient { bucket: bucket_id, start };
+                places[gradient.index()] = TensorLocation::Gradient { bucket: bucket_id, start };
             }
         }
     }
     if let Some(loss) = graph.loss {
-        places[loss.index()] = Place::Loss;
+        places[loss.index()] = TensorLocation::Loss;
     }
 }
 
@@ -290,7 +292,7 @@ fn lifetimes(graph: &Graph, segments: &[Segment]) -> Vec<Option<Life>> {
             }
         }
     }
-    let forward_end = graph.nodes.iter().rposition(|n| n.phase == Phase::F).unwrap_or(0);
+    let forward_end = graph.nodes.iter().rposition(|n| n.phase == PassKind::Forward).unwrap_or(0);
     for (_, output) in &graph.outputs {
         if let Some(life) = &mut lives[graph.root(*output).index()] {
             life.last = life.last.max(forward_end);
@@ -307,7 +309,7 @@ fn place_activations(
     graph: &Graph,
     segments: &[Segment],
     rows: usize,
-    places: &mut [Place],
+    places: &mut [TensorLocation],
 ) -> Vec<Slot> {
     let lives = lifetimes(graph, segments);
     let mut starts: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len().max(1)];
@@ -327,10 +329,10 @@ fn place_activations(
                 .max(ELEMENT_BYTES)
                 .next_multiple_of(ALIGNMENT_BYTES);
             let slot = take(&mut slots, &mut free, life.kind, bytes);
-            places[tensor] = Place::Slot(SlotId(slot as u32));
+            places[tensor] = TensorLocation::Slot(SlotId(slot as u32));
         }
         for &tensor in &ends[index] {
-            if let Place::Slot(slot) = places[tensor] {
+            if let TensorLocation::Slot(slot) = places[tensor] {
                 free.push(slot.index());
             }
         }
@@ -402,8 +404,8 @@ mod tests {
         };
         let all: Vec<_> = plan.buckets.iter().map(names).collect();
         assert_eq!(all, [vec!["v"], vec!["w", "bias"], vec!["shared"]]);
-        assert_eq!(plan.segments[3].finishes, [BucketId(0)]);
-        assert_eq!(plan.segments[5].finishes, [BucketId(1), BucketId(2)]);
+        assert_eq!(plan.segments[3].completes, [BucketId(0)]);
+        assert_eq!(plan.segments[5].completes, [BucketId(1), BucketId(2)]);
         assert_eq!(plan.buckets[1].decay_end, 64);
         assert!(plan.buckets.iter().flat_map(|b| &b.parameters).all(|(_, s)| s % 64 == 0));
     }
@@ -421,14 +423,14 @@ mod tests {
         let plan = Plan::new(sample(), PlanOptions::new(4));
         let mut holds: Vec<Option<TensorId>> = vec![None; plan.slots.len()];
         for (_, input) in &plan.graph.inputs {
-            if let Place::Slot(slot) = plan.place(*input) {
+            if let TensorLocation::Slot(slot) = plan.place(*input) {
                 assert_eq!(holds[slot.index()], None);
                 holds[slot.index()] = Some(*input);
             }
         }
         for node in &plan.graph.nodes {
             let at = |tensor: &TensorId| match plan.place(*tensor) {
-                Place::Slot(slot) => Some((slot, plan.graph.root(*tensor))),
+                TensorLocation::Slot(slot) => Some((slot, plan.graph.root(*tensor))),
                 _ => None,
             };
             for (slot, tensor) in node.inputs.iter().filter_map(at) {
@@ -454,7 +456,9 @@ mod tests {
         assert!(plan.slots.len() < activations, "{} of {activations}", plan.slots.len());
         assert!(plan.slots.iter().any(|s| s.kind == SlotKind::Scratch));
         for (_, output) in &plan.graph.outputs {
-            let Place::Slot(slot) = plan.place(*output) else { panic!("outputs have slots") };
+            let TensorLocation::Slot(slot) = plan.place(*output) else {
+                panic!("outputs have slots")
+            };
             assert_eq!(plan.slots[slot.index()].kind, SlotKind::Stash);
         }
     }

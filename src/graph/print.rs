@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, RULES};
-use super::{Graph, Phase, Place, Plan, Role, SlotKind};
+use super::{Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
 
@@ -21,10 +21,8 @@ pub fn graph_table(graph: &Graph) -> String {
         let (op, phase) = (node.op.to_string(), node.phase);
         let (inputs, outputs) = (list(&node.inputs), list(&node.outputs));
         // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{index:4} {phase:?} {block:<8} {op:<width$} {inputs} {arrow} {outputs}"
-        );
+        let _ =
+            writeln!(text, "{index:4} {phase} {block:<8} {op:<width$} {inputs} {arrow} {outputs}");
     }
     text
 }
@@ -63,7 +61,7 @@ fn operand(graph: &Graph, id: TensorId) -> String {
 pub fn graph_dot(graph: &Graph) -> String {
     let mut text = String::from("digraph potluck {\n  rankdir=TB; node [shape=box];\n");
     let mut producer: Vec<Option<usize>> = vec![None; graph.tensors.len()];
-    let mut open: Option<(Phase, u32)> = None;
+    let mut open: Option<(PassKind, u32)> = None;
     for (index, node) in graph.nodes.iter().enumerate() {
         if open != Some((node.phase, node.block)) {
             let close = if open.is_some() { "  }\n" } else { "" };
@@ -106,7 +104,7 @@ pub fn graph_dot(graph: &Graph) -> String {
 
 /// What a plan takes of a device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUsage {
     pub parameters: usize,
     pub gradients: usize,
     pub moments: usize,
@@ -115,7 +113,7 @@ pub struct Memory {
     pub scratch: usize,
 }
 
-impl Memory {
+impl MemoryUsage {
     /// The memory of a plan whose optimizer keeps `moments` numbers per parameter.
     pub fn of(plan: &Plan, moments: usize) -> Self {
         let parameters: usize =
@@ -133,7 +131,7 @@ impl Memory {
         }
     }
 
-    /// [`Memory::of`] on one of several ranks, which keeps the moments of the `owned` parameters
+    /// [`MemoryUsage::of`] on one of several ranks, which keeps the moments of the `owned` parameters
     /// only that it updates.
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
         let moments = owned.saturating_mul(ELEMENT_BYTES).saturating_mul(moments);
@@ -153,7 +151,7 @@ fn sum(bytes: impl IntoIterator<Item = usize>) -> usize {
 
 /// One of several ranks in [`memory_tables`].
 #[derive(Clone, Copy, Debug)]
-pub struct RankMemory<'a> {
+pub struct RankMemoryUsage<'a> {
     /// The device's name.
     pub name: &'a str,
     pub plan: &'a Plan,
@@ -167,27 +165,27 @@ pub struct RankMemory<'a> {
 pub fn memory_table(plan: &Plan, moments: usize) -> String {
     let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
     let note = format!("{moments} per parameter");
-    text += &memory_rows(plan, &Memory::of(plan, moments), &note, None);
+    text += &memory_rows(plan, &MemoryUsage::of(plan, moments), &note, None);
     text + &bucket_rows(plan)
 }
 
 /// The memory of ranks that share the moments, a table for each, then the buckets, which all have.
-pub fn memory_tables(ranks: &[RankMemory], moments: usize) -> String {
+pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     let mut text = String::new();
-    for (rank, RankMemory { name, plan, owned, staging }) in ranks.iter().enumerate() {
+    for (rank, RankMemoryUsage { name, plan, owned, staging }) in ranks.iter().enumerate() {
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
         let all: usize = plan.buckets.iter().map(|bucket| bucket.length).sum();
         let note = format!("{moments} per parameter that it updates, {owned} of {all}");
-        let memory = Memory::of_shard(plan, moments, *owned);
+        let memory = MemoryUsage::of_shard(plan, moments, *owned);
         text += &memory_rows(plan, &memory, &note, *staging);
     }
     text + &ranks.first().map_or_else(String::new, |first| bucket_rows(first.plan))
 }
 
-fn memory_rows(plan: &Plan, memory: &Memory, moments: &str, staging: Option<usize>) -> String {
+fn memory_rows(plan: &Plan, memory: &MemoryUsage, moments: &str, staging: Option<usize>) -> String {
     let placed = plan.graph.tensors.iter().zip(&plan.places);
-    let in_slots = placed.filter(|(_, place)| matches!(place, Place::Slot(_)));
+    let in_slots = placed.filter(|(_, place)| matches!(place, TensorLocation::Slot(_)));
     let rows = plan.options.rows;
     let unshared = sum(in_slots.map(|(tensor, _)| tensor.shape.elements(rows) * ELEMENT_BYTES));
     let slots = |kind| counted(plan.slots.iter().filter(|s| s.kind == kind).count(), "slot");
@@ -272,13 +270,13 @@ mod tests {
     fn more_than_can_be_counted_is_the_largest_number() {
         let mut plan = Plan::new(tiny(), PlanOptions::new(4));
         plan.slots.iter_mut().for_each(|slot| slot.bytes = usize::MAX / 3);
-        assert_eq!(Memory::of(&plan, 2).peak(), usize::MAX);
+        assert_eq!(MemoryUsage::of(&plan, 2).peak(), usize::MAX);
     }
 
     #[test]
     fn memory_adds_up() {
         let plan = Plan::new(tiny(), PlanOptions::new(4));
-        let memory = Memory::of(&plan, 2);
+        let memory = MemoryUsage::of(&plan, 2);
         assert_eq!(memory.parameters, 64 * 64 * 4);
         assert_eq!(memory.moments, 2 * memory.parameters);
         // x, target, y, dy and parts of the loss, in slots of 4 * 64 floats and less.
@@ -290,14 +288,14 @@ mod tests {
     #[test]
     fn ranks_share_the_moments_and_nothing_else() {
         let plan = Plan::new(tiny(), PlanOptions::new(4));
-        let whole = Memory::of(&plan, 2);
-        assert_eq!(Memory::of_shard(&plan, 2, 64 * 64), whole);
-        let part = Memory::of_shard(&plan, 2, 64);
-        assert_eq!(part, Memory { moments: 2 * 64 * 4, ..whole });
+        let whole = MemoryUsage::of(&plan, 2);
+        assert_eq!(MemoryUsage::of_shard(&plan, 2, 64 * 64), whole);
+        let part = MemoryUsage::of_shard(&plan, 2, 64);
+        assert_eq!(part, MemoryUsage { moments: 2 * 64 * 4, ..whole });
         assert_eq!(whole.peak() - part.peak(), 2 * (64 * 64 - 64) * 4);
-        assert_eq!(Memory::of_shard(&plan, 2, usize::MAX).peak(), usize::MAX);
+        assert_eq!(MemoryUsage::of_shard(&plan, 2, usize::MAX).peak(), usize::MAX);
 
-        let rank = |name, owned, staging| RankMemory { name, plan: &plan, owned, staging };
+        let rank = |name, owned, staging| RankMemoryUsage { name, plan: &plan, owned, staging };
         let ranks = [rank("llvmpipe", 4032, None), rank("cpu", 64, Some(3 << 20))];
         let text = memory_tables(&ranks, 2);
         for line in [

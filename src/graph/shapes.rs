@@ -1,7 +1,7 @@
 //! The shape rule of each op: from the shapes of the inputs to those of the outputs, or why
 //! they do not fit.
 
-use super::op::{Op, Then};
+use super::op::{EpilogueOp, Op};
 use crate::base::{DType, Shape};
 
 /// Inputs that an op cannot take.
@@ -44,7 +44,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::Concat { .. } => (1, 7),
         Op::LayerNorm { .. } => (2, 3),
         Op::LayerNormGrad => (4, 4),
-        Op::LayerNormGainGrad => (3, 3),
+        Op::LayerNormWeightGrad => (3, 3),
         Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
         Op::AttentionGrad { .. } => {
             (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random()))
@@ -52,9 +52,9 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::Embedding | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
         Op::CrossEntropy | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
         Op::CrossEntropyGrad => (3, 3),
-        Op::Fused { first, then } => {
-            let (least, most) = arity(first);
-            let operands = then.iter().filter(|step| step.has_operand()).count();
+        Op::Fused { root, epilogue } => {
+            let (least, most) = arity(root);
+            let operands = epilogue.iter().filter(|step| step.has_operand()).count();
             (least + operands, most + operands)
         }
     }
@@ -65,7 +65,7 @@ fn input_type(op: &Op, index: usize, count: usize) -> DType {
     let integer = match op {
         Op::Embedding | Op::EmbeddingGrad { .. } => index == 0,
         Op::CrossEntropy | Op::CrossEntropyGrad => index == 1,
-        Op::Fused { first, .. } => return input_type(first, index, count),
+        Op::Fused { root, .. } => return input_type(root, index, count),
         _ => op.is_random() && index + 1 == count,
     };
     if integer { DType::U32 } else { DType::F32 }
@@ -136,7 +136,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             Ok(vec![x[0].clone(), row_stats(x[0])])
         }
         Op::LayerNormGrad => Ok(vec![x[0].clone()]),
-        Op::LayerNormGainGrad => Ok(vec![Shape::fixed(&[x[0].last()])]),
+        Op::LayerNormWeightGrad => Ok(vec![Shape::fixed(&[x[0].last()])]),
         Op::Attention { heads, .. } => attention(x[0], *heads),
         Op::AttentionGrad { .. } => Ok(vec![x[0].clone()]),
         Op::Embedding => {
@@ -163,30 +163,30 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             require(x[0] == x[1] && x[0].rank() > 0, "the two shapes must be equal")?;
             Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2])])
         }
-        Op::Fused { first, then } => fused(first, then, x),
+        Op::Fused { root, epilogue } => fused(root, epilogue, x),
     }
 }
 
 /// The output of `first` once for the end of the steps, and once per value kept. An operand is
 /// read in the order of its elements, whatever its shape: it has those of the value, or fewer
 /// that repeat.
-fn fused(first: &Op, then: &[Then], x: &[&Shape]) -> Result<Vec<Shape>, String> {
-    let operands = then.iter().filter(|step| step.has_operand()).count();
+fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>, String> {
+    let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (own, operands) = x.split_at(x.len().saturating_sub(operands));
-    let outputs = rule(first, own)?;
+    let outputs = rule(root, own)?;
     let [y] = outputs.as_slice() else {
-        return Err(format!("{first} has {} outputs", outputs.len()));
+        return Err(format!("{root} has {} outputs", outputs.len()));
     };
-    for (step, operand) in then.iter().filter(|step| step.has_operand()).zip(operands) {
+    for (step, operand) in epilogue.iter().filter(|step| step.has_operand()).zip(operands) {
         let (elements, whole) = (operand.per_row(), y.per_row());
         let equal = operand.is_batched() == y.is_batched() && elements == whole;
         let repeats = !operand.is_batched() && elements > 0 && whole % elements == 0;
-        let fits = equal || (repeats && matches!(step, Then::Binary(_)));
+        let fits = equal || (repeats && matches!(step, EpilogueOp::Binary(_)));
         if !fits {
             return Err(format!("an operand {operand} does not fit values {y} in {step}"));
         }
     }
-    let kept = then.iter().filter(|step| **step == Then::Keep).count();
+    let kept = epilogue.iter().filter(|step| **step == EpilogueOp::Store).count();
     Ok(vec![y.clone(); 1 + kept])
 }
 

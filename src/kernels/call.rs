@@ -43,7 +43,7 @@ impl Call<'_> {
     /// [`super::dispatch::ITERATIONS_MAX`].
     pub fn iterations(&self) -> usize {
         let x = &self.inputs[0];
-        match self.op.base() {
+        match self.op.root_op() {
             // One per term of a sum, and one per row of the largest tile.
             Op::MatMul { transpose_a, .. } => x[x.len() - if *transpose_a { 2 } else { 1 }] + 16,
             // The row in three passes, by blocks of 64.

@@ -5,7 +5,7 @@ use super::{Arg, Call, Dispatch, Host, Operand, Pipelines, Real};
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::device::{DeviceError, Gpu};
-use crate::graph::IGNORED;
+use crate::graph::IGNORE_INDEX;
 
 /// The normalized mean squared error up to which f32 agrees with f64.
 pub const NMSE_MAX: f64 = 1e-6;
@@ -32,7 +32,7 @@ pub enum Fill {
     Scaled(f32, f32),
     /// Integers below a bound.
     Ids(u32),
-    /// Integers below a bound, about one in five replaced by [`IGNORED`].
+    /// Integers below a bound, about one in five replaced by [`IGNORE_INDEX`].
     Targets(u32),
     /// 1000, 1001, ..: sample ids.
     Samples,
@@ -57,7 +57,7 @@ pub fn values(fill: Fill, count: usize, which: usize) -> Values {
         ),
         Fill::Ids(bound) => Values::Int(ids(bound).collect()),
         Fill::Targets(bound) => Values::Int(
-            ids(5 * bound).map(|id| if id % 5 == 0 { IGNORED } else { id / 5 }).collect(),
+            ids(5 * bound).map(|id| if id % 5 == 0 { IGNORE_INDEX } else { id / 5 }).collect(),
         ),
         Fill::Samples => Values::Int((0..count).map(|i| 1000 + i as u32).collect()),
     }

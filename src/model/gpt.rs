@@ -3,7 +3,7 @@
 //! embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
 
 use crate::base::TensorId;
-use crate::graph::build::{Builder, Built};
+use crate::graph::build::{BuildResult, Builder};
 use crate::graph::{Graph, Init, ShapeError, Unary};
 
 /// The sizes and choices of a GPT.
@@ -36,7 +36,7 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     b.block("embed");
     let tokens = b.input_ids("tokens", &[1, t]);
     let targets = b.input_ids("targets", &[1, t]);
-    let normal = Init::Normal { deviation: 0.02 };
+    let normal = Init::Normal { std: 0.02 };
     let wte = b.parameter("wte.weight", &[config.vocabulary, c], normal);
     let wpe = b.parameter("wpe.weight", &[t, c], normal);
     let x = b.embedding(tokens, wte)?;
@@ -63,7 +63,7 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
 }
 
 /// `x + proj(attention(qkv(norm(x))))`
-fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> Built {
+fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
     let c = config.width;
     let y = layer_norm(b, config, &format!("{block}.ln_1"), x)?;
     let qkv = linear(b, config, &format!("{block}.attn.c_attn"), y, (c, 3 * c), 0.02)?;
@@ -72,7 +72,7 @@ fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> B
 }
 
 /// `x + proj(activation(fc(norm(x))))`
-fn feed_forward(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> Built {
+fn feed_forward(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
     let c = config.width;
     let y = layer_norm(b, config, &format!("{block}.ln_2"), x)?;
     let y = linear(b, config, &format!("{block}.mlp.c_fc"), y, (c, 4 * c), 0.02)?;
@@ -89,9 +89,9 @@ fn residual(
     x: TensorId,
     y: TensorId,
     from: usize,
-) -> Built {
-    let deviation = 0.02 / (2.0 * config.layers as f32).sqrt();
-    let y = linear(b, config, name, y, (from, config.width), deviation)?;
+) -> BuildResult {
+    let std = 0.02 / (2.0 * config.layers as f32).sqrt();
+    let y = linear(b, config, name, y, (from, config.width), std)?;
     let y = b.dropout(y, config.dropout)?;
     b.add(x, y)
 }
@@ -102,14 +102,14 @@ fn linear(
     name: &str,
     x: TensorId,
     (from, to): (usize, usize),
-    deviation: f32,
-) -> Built {
-    let weight = b.parameter(&format!("{name}.weight"), &[to, from], Init::Normal { deviation });
+    std: f32,
+) -> BuildResult {
+    let weight = b.parameter(&format!("{name}.weight"), &[to, from], Init::Normal { std });
     let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[to], Init::Zeros));
     b.linear(x, weight, bias)
 }
 
-fn layer_norm(b: &mut Builder, config: &GptConfig, name: &str, x: TensorId) -> Built {
+fn layer_norm(b: &mut Builder, config: &GptConfig, name: &str, x: TensorId) -> BuildResult {
     let c = config.width;
     let gain = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
     let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[c], Init::Zeros));

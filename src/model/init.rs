@@ -16,7 +16,7 @@ pub fn values(graph: &Graph, parameter: ParamId, seed: u64) -> Vec<f32> {
     let draw = |index: u64| match known.init {
         Init::Zeros => 0.0,
         Init::Ones => 1.0,
-        Init::Normal { deviation } => (f64::from(deviation) * key.normal(index)) as f32,
+        Init::Normal { std } => (f64::from(std) * key.normal(index)) as f32,
         Init::Uniform { bound } => (f64::from(bound) * (2.0 * key.uniform(index) - 1.0)) as f32,
     };
     (0..count).map(draw).collect()

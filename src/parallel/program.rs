@@ -86,7 +86,7 @@ fn nearly_equal(share: Share) -> Vec<MicroBatch> {
 fn completion_order(plan: &Plan) -> Vec<BucketId> {
     let (_, backward) = plan.passes();
     let mut order = Vec::with_capacity(plan.buckets.len());
-    let finished = backward.iter().flat_map(|segment| &plan.segments[segment.index()].finishes);
+    let finished = backward.iter().flat_map(|segment| &plan.segments[segment.index()].completes);
     let all = (0..plan.buckets.len() as u32).map(BucketId);
     for bucket in finished.copied().chain(all) {
         if !order.contains(&bucket) {
@@ -115,7 +115,7 @@ pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
             instructions.push(Instruction::Run { segment, micro_batch });
             // Earlier micro-batches only accumulate.
             if overlap && micro_batch + 1 == micro_batches.len() {
-                for &bucket in &plan.segments[segment.index()].finishes {
+                for &bucket in &plan.segments[segment.index()].completes {
                     instructions.push(Instruction::Start(Collective::Reduce(bucket)));
                     started.push(bucket);
                 }
@@ -219,7 +219,7 @@ pub fn consecutive(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Init, Phase, PlanOptions, differentiate};
+    use crate::graph::{Builder, Init, PassKind, PlanOptions, differentiate};
 
     pub(super) fn plan() -> Plan {
         let mut b = Builder::new();
@@ -246,7 +246,7 @@ mod tests {
         let runs =
             program.instructions.iter().filter(|i| matches!(i, Instruction::Run { .. })).count();
         assert_eq!(runs, 3 * plan.segments.len());
-        assert!(plan.phase(Phase::W).count() > 0);
+        assert!(plan.phase(PassKind::BackwardWeight).count() > 0);
         let verdict = program.instructions.iter().position(|i| *i == Instruction::Verdict);
         let (before, after) = program.instructions.split_at(verdict.unwrap());
         assert!(before.iter().all(|i| !matches!(i, Instruction::Update { .. })));
@@ -340,7 +340,7 @@ mod tests {
             program.instructions.iter().rposition(|i| matches!(i, Instruction::Run { .. }));
         let mut early = 0;
         for (index, segment) in plan.segments.iter().enumerate() {
-            for &bucket in &segment.finishes {
+            for &bucket in &segment.completes {
                 let run = Instruction::Run { segment: SegmentId(index as u32), micro_batch: 2 };
                 let start = Instruction::Start(Collective::Reduce(bucket));
                 let between =
@@ -375,7 +375,7 @@ mod tests {
     fn buckets_that_no_segment_finishes_are_not_missed() {
         let mut plan = tied();
         for segment in &mut plan.segments {
-            segment.finishes.clear();
+            segment.completes.clear();
         }
         let program = data_parallel(&plan, share(5, 4), true);
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {

@@ -6,7 +6,7 @@ use crate::device::host::available_memory;
 use crate::device::{Adapter, AdapterMemory, Selection};
 use crate::exec::Moments;
 use crate::graph::Plan;
-use crate::graph::print::Memory;
+use crate::graph::print::MemoryUsage;
 use crate::parallel::Instruction;
 
 /// Refuses what needs more bytes than the host has available; where that is not known, nothing.
@@ -75,13 +75,13 @@ fn fits(
 }
 
 /// What a plan takes on a device that keeps these moments.
-pub fn memory(plan: &Plan, moments: &Moments) -> Memory {
+pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
     match &moments.owned {
         Some(owned) => {
             let owned = owned.iter().map(ExactSizeIterator::len).sum();
-            Memory::of_shard(plan, moments.count, owned)
+            MemoryUsage::of_shard(plan, moments.count, owned)
         }
-        None => Memory::of(plan, moments.count),
+        None => MemoryUsage::of(plan, moments.count),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::base::{BucketId, Rank, SegmentId, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Input, Pass};
 use crate::faults::{Fault, Faults, Point};
-use crate::graph::{Phase, Update, UpdateRange};
+use crate::graph::{PassKind, Update, UpdateRange};
 use crate::kernels::Random;
 use crate::metrics::Lane;
 use crate::parallel::{Action, Collective, Event, Interpreter, Outcome, Program, Verdict, Vote};
@@ -240,7 +240,7 @@ impl<'a> Performer<'a> {
         let rows = self.input.program.micro_batches[micro_batch].rows as usize;
         let pass = Pass { copy: 0, rows, random: self.random };
         let (driver, device) = self.others.lanes();
-        let (name, recorded) = (|| format!("{phase:?} {block}"), driver.clone());
+        let (name, recorded) = (|| format!("{phase} {block}"), driver.clone());
         let begun = Instant::now();
         let _span = recorded.span(|| format!("record {}", name()));
         let of_device = device.clone();
@@ -346,7 +346,7 @@ pub fn load(device: &mut dyn Executor, inputs: &Inputs, copy: usize) -> Result<(
 pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceError> {
     let random = Random { step_key: Key::new(0), training: false };
     let pass = Pass { copy: 0, rows, random };
-    let segments: Vec<_> = device.plan().phase(Phase::F).collect();
+    let segments: Vec<_> = device.plan().phase(PassKind::Forward).collect();
     for segment in segments {
         let nodes = device.plan().segments[segment.index()].nodes.clone();
         device.run(nodes, &pass)?;

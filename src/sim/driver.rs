@@ -122,7 +122,7 @@ impl World<'_> {
                 member.model.count(step, member.program.micro_batches[micro_batch]);
             }
             Action::Run { segment, micro_batch } => {
-                let buckets = &self.scenario.finishes[segment.index()];
+                let buckets = &self.scenario.completes[segment.index()];
                 member.model.run(step, member.program.micro_batches[micro_batch], buckets);
             }
             Action::Update { bucket } => {

@@ -25,7 +25,7 @@ pub fn one_step(programs: &[Program], layout: &Arc<Layout>, machine: Machine) ->
     Scenario {
         layout: layout.clone(),
         programs: programs.to_vec(),
-        finishes: vec![
+        completes: vec![
             Vec::new();
             machine.costs.iter().map(|c| c.segments.len()).max().unwrap_or(0)
         ],

@@ -62,7 +62,7 @@ fn rank_gradients(
     parameters: &[f32],
 ) -> Vec<f32> {
     let mut sums = vec![0.0; parameters.len()];
-    if !scenario.finishes.iter().any(|finishes| finishes.contains(&bucket)) {
+    if !scenario.completes.iter().any(|completes| completes.contains(&bucket)) {
         return sums;
     }
     let micro_batches = &scenario.programs[rank].micro_batches;

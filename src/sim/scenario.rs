@@ -103,7 +103,7 @@ pub struct Scenario {
     /// Per rank.
     pub programs: Vec<Program>,
     /// Per segment: the buckets to whose gradients it adds.
-    pub finishes: Vec<Vec<BucketId>>,
+    pub completes: Vec<Vec<BucketId>>,
     /// Per rank.
     pub costs: Vec<Costs>,
     /// From a rank, to a rank.

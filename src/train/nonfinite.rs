@@ -6,7 +6,7 @@ use std::fmt;
 use crate::base::{BucketId, DType, ParamId, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Pass};
-use crate::graph::{Place, Role};
+use crate::graph::{Role, TensorLocation};
 use crate::kernels::Random;
 use crate::parallel::Instruction;
 use crate::runtime::step::{StepInput, load};
@@ -117,7 +117,7 @@ fn is_bad(device: &mut dyn Executor, tensor: TensorId, pass: &Pass) -> Result<bo
     let found = plan.graph.tensor(tensor);
     // Tokens that an op reshaped are activations too, but integers.
     let is_float = found.role == Role::Activation && found.dtype == DType::F32;
-    if !is_float || !matches!(plan.place(tensor), Place::Slot(_)) {
+    if !is_float || !matches!(plan.place(tensor), TensorLocation::Slot(_)) {
         return Ok(false);
     }
     Ok(device.read(tensor, pass)?.iter().any(|v| !v.is_finite()))

@@ -4,7 +4,7 @@ use crate::base::Site;
 use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::exec::Executor;
-use crate::graph::IGNORED;
+use crate::graph::IGNORE_INDEX;
 use crate::model::LanguageModel;
 use crate::runtime::step::{Inputs, Values, forward, load};
 
@@ -33,7 +33,7 @@ pub fn next_token(
     window.resize(model.context, 0);
     let inputs: Inputs = vec![
         (model.tokens, Values::Int(window)),
-        (model.targets, Values::Int(vec![IGNORED; model.context])),
+        (model.targets, Values::Int(vec![IGNORE_INDEX; model.context])),
     ];
     load(device, &inputs, 0)?;
     let pass = forward(device, 1)?;

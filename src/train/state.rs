@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn a_bit_that_flips_on_the_way_back_is_an_error_that_names_the_bucket() {
         let mut b = Builder::new();
-        b.parameter("w", &[20, 3], Init::Normal { deviation: 1.0 });
+        b.parameter("w", &[20, 3], Init::Normal { std: 1.0 });
         let plan = Plan::new(b.finish(), PlanOptions::new(1));
         let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None };
         initialize(&mut device, 5).unwrap();

@@ -7,7 +7,7 @@ use potluck::autotune::{Kernels, Record};
 use potluck::base::{BucketId, DType, rng::Key};
 use potluck::device::{Adapter, Checks, Gpu, list_adapters};
 use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Moments, Pass, StepSums};
-use potluck::graph::{Phase, Plan};
+use potluck::graph::{PassKind, Plan};
 use potluck::kernels::Random;
 
 /// Held by a test while it uses adapters. Software adapters use every core, so that one test at
@@ -94,7 +94,7 @@ pub fn fill_inputs(device: &mut dyn Executor, copy: usize, rows: usize, seed: u6
 }
 
 /// Sets every parameter to small normal numbers, the same on every device.
-pub fn fill_parameters(device: &mut dyn Executor, deviation: f64) {
+pub fn fill_parameters(device: &mut dyn Executor, std: f64) {
     for bucket in 0..device.plan().buckets.len() {
         let layout = device.plan().buckets[bucket].clone();
         let mut values = vec![0.0; layout.length];
@@ -103,7 +103,7 @@ pub fn fill_parameters(device: &mut dyn Executor, deviation: f64) {
             let count = graph.tensor(graph.parameters[id.index()].tensor).shape.per_row();
             let key = Key::new(77).step(u64::from(id.0) + 1);
             for (i, value) in values[start..start + count].iter_mut().enumerate() {
-                *value = (deviation * key.normal(i as u64)) as f32;
+                *value = (std * key.normal(i as u64)) as f32;
             }
         }
         device.write_bank(Bank::Parameters, BucketId(bucket as u32), &values).unwrap();
@@ -113,7 +113,7 @@ pub fn fill_parameters(device: &mut dyn Executor, deviation: f64) {
 /// Runs all segments of the forward pass, or all others.
 pub fn run_phase(device: &mut dyn Executor, forward: bool, pass: &Pass) {
     let segments = device.plan().segments.clone();
-    for segment in segments.iter().filter(|s| (s.phase == Phase::F) == forward) {
+    for segment in segments.iter().filter(|s| (s.phase == PassKind::Forward) == forward) {
         device.run(segment.nodes.clone(), pass).unwrap();
     }
 }

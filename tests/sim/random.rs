@@ -5,7 +5,7 @@ use std::sync::Arc;
 use potluck::base::{BucketId, Rank};
 use potluck::collective::{Layout, Topology};
 use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
-use potluck::graph::{Graph, Phase};
+use potluck::graph::{Graph, PassKind};
 use potluck::parallel::{Share, consecutive, data_parallel};
 use potluck::sim::queue::Random;
 use potluck::sim::{Costs, Fault, Link, Noticed, Scenario, SegmentCost, When};
@@ -37,16 +37,20 @@ impl Draw {
 /// A plan without a graph: `blocks` blocks, each with a segment F, B and W, and buckets of these
 /// lengths, which the segments W finish in order; with `leftover`, none finishes the last one.
 pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
-    let segment = |phase, block| Segment { phase, block, nodes: 0..0, finishes: Vec::new() };
-    let mut segments: Vec<Segment> = (0..blocks).map(|block| segment(Phase::F, block)).collect();
+    let segment = |phase, block| Segment { phase, block, nodes: 0..0, completes: Vec::new() };
+    let mut segments: Vec<Segment> =
+        (0..blocks).map(|block| segment(PassKind::Forward, block)).collect();
     for block in (0..blocks).rev() {
-        segments.extend([segment(Phase::B, block), segment(Phase::W, block)]);
+        segments.extend([
+            segment(PassKind::BackwardInput, block),
+            segment(PassKind::BackwardWeight, block),
+        ]);
     }
     let finished = lengths.len() - usize::from(leftover && !lengths.is_empty());
     for bucket in 0..finished {
         let nth = bucket * blocks as usize / finished;
         let index = blocks as usize + 2 * nth + 1;
-        segments[index].finishes.push(BucketId(bucket as u32));
+        segments[index].completes.push(BucketId(bucket as u32));
     }
     let bucket = |&length: &usize| Bucket { parameters: Vec::new(), length, decay_end: 0 };
     Plan {
@@ -75,7 +79,7 @@ impl Parts {
         let program = |&share: &Share| data_parallel(&self.plan, share, self.overlap);
         Scenario {
             programs: self.shares.iter().map(program).collect(),
-            finishes: self.plan.segments.iter().map(|s| s.finishes.clone()).collect(),
+            completes: self.plan.segments.iter().map(|s| s.completes.clone()).collect(),
             layout: Arc::new(self.layout),
             costs: self.costs,
             links: self.links,

@@ -24,7 +24,7 @@ use crate::device::{DeviceError, Gpu, Injected, Pulse};
 use crate::exec::staging::Places;
 use crate::exec::timing::{Timing, Work, norm_cost, update_cost};
 use crate::exec::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums};
-use crate::graph::{Place, Plan, SlotKind, Update, UpdateRange};
+use crate::graph::{Plan, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{Operand, Variant, twin};
 use add::Adder;
@@ -152,14 +152,18 @@ impl GpuExecutor {
             bytes,
         };
         match self.plan.place(tensor) {
-            Place::Slot(slot) => {
+            TensorLocation::Slot(slot) => {
                 let copies = &self.slots[slot.index()];
                 at(&copies[copy % copies.len()], 0)
             }
-            Place::Parameter { bucket, start } => at(&self.banks.parameters[bucket.index()], start),
-            Place::Gradient { bucket, start } => at(&self.banks.gradients[bucket.index()], start),
-            Place::Loss => at(&self.loss, 0),
-            Place::Nowhere => panic!("no node touches a tensor without a place"),
+            TensorLocation::Parameter { bucket, start } => {
+                at(&self.banks.parameters[bucket.index()], start)
+            }
+            TensorLocation::Gradient { bucket, start } => {
+                at(&self.banks.gradients[bucket.index()], start)
+            }
+            TensorLocation::Loss => at(&self.loss, 0),
+            TensorLocation::Unallocated => panic!("no node touches a tensor without a place"),
         }
     }
 
@@ -233,7 +237,7 @@ impl GpuExecutor {
             return Ok(());
         }
         for output in self.plan.graph.nodes[nodes.clone()].iter().flat_map(|node| &node.outputs) {
-            if let Place::Gradient { .. } = self.plan.place(*output) {
+            if let TensorLocation::Gradient { .. } = self.plan.place(*output) {
                 let changed = self.binding(*output, 0);
                 self.stream.keep_pieces(&changed.buffer, changed.range())?;
             }
@@ -295,7 +299,7 @@ impl Executor for GpuExecutor {
         copy: usize,
         values: Input,
     ) -> Result<(), DeviceError> {
-        if let Place::Slot(slot) = self.plan.place(tensor) {
+        if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
             let bytes = match values {
                 Input::Float(values) => bytemuck::cast_slice(values),
                 Input::Int(values) => bytemuck::cast_slice(values),

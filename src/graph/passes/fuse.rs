@@ -13,7 +13,7 @@
 
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{Shape, TensorId};
-use crate::graph::op::{Binary, Op, Then, Unary};
+use crate::graph::op::{Binary, EpilogueOp, Op, Unary};
 use crate::graph::{Graph, Node, Role};
 
 /// The most tensors that a kernel binds: what every device has.
@@ -29,27 +29,27 @@ pub struct Rule {
 /// A producer and a consumer, as a rule sees them.
 struct Pair<'a> {
     /// The op that computes the values, in front of steps that were fused before.
-    first: &'a Op,
-    then: Then,
-    /// Whether the operand of `then` is smaller than the value, and repeats.
+    root: &'a Op,
+    epilogue: EpilogueOp,
+    /// Whether the operand of `epilogue` is smaller than the value, and repeats.
     repeats: bool,
 }
 
 impl Pair<'_> {
     fn is_product(&self) -> bool {
-        matches!(self.first, Op::MatMul { .. })
+        matches!(self.root, Op::MatMul { .. })
     }
 
     fn is_chain(&self) -> bool {
-        matches!(self.first, Op::Unary(_) | Op::UnaryGrad(_) | Op::Binary(_))
+        matches!(self.root, Op::Unary(_) | Op::UnaryGrad(_) | Op::Binary(_))
     }
 
     fn adds(&self) -> bool {
-        self.then == Then::Binary(Binary::Add)
+        self.epilogue == EpilogueOp::Binary(Binary::Add)
     }
 
     fn scales(&self) -> bool {
-        matches!(self.then, Then::Unary(Unary::Scale(_)))
+        matches!(self.epilogue, EpilogueOp::Unary(Unary::Scale(_)))
     }
 }
 
@@ -73,7 +73,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "matmul + factor",
         why: "a gain or a gate multiplies a product",
-        applies: |pair| pair.is_product() && pair.then == Then::Binary(Binary::Mul),
+        applies: |pair| pair.is_product() && pair.epilogue == EpilogueOp::Binary(Binary::Mul),
     },
     Rule {
         name: "matmul + scale",
@@ -83,12 +83,14 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: "matmul + activation",
         why: "training still needs what is activated, but writes it once and reads it later",
-        applies: |pair| pair.is_product() && matches!(pair.then, Then::Unary(_)) && !pair.scales(),
+        applies: |pair| {
+            pair.is_product() && matches!(pair.epilogue, EpilogueOp::Unary(_)) && !pair.scales()
+        },
     },
     Rule {
         name: "matmul + activation gradient",
         why: "the gradient of an activation is a product that nobody else reads",
-        applies: |pair| pair.is_product() && matches!(pair.then, Then::UnaryGrad(_)),
+        applies: |pair| pair.is_product() && matches!(pair.epilogue, EpilogueOp::UnaryGrad(_)),
     },
     Rule {
         name: "elementwise chain",
@@ -147,7 +149,7 @@ struct Found {
     input: usize,
     /// The position of the producer.
     from: usize,
-    then: Then,
+    epilogue: EpilogueOp,
     operand: Option<TensorId>,
 }
 
@@ -203,34 +205,34 @@ impl Fuser {
     }
 
     fn found(&self, at: usize, consumer: &Node, input: usize) -> Option<Found> {
-        let (then, operand) = self.step(consumer, input)?;
+        let (epilogue, operand) = self.step(consumer, input)?;
         let value = consumer.inputs[input];
         let keep = !self.is_read_once(value);
         let (from, producer) = self.value(at, consumer, input, operand)?;
         if !self.takes_no_memory(from, at, producer, keep) {
             return None;
         }
-        let first = producer.op.base();
+        let root = producer.op.root_op();
         let repeats = operand.is_some_and(|operand| !self.same_elements(operand, value));
-        let pair = Pair { first, then, repeats };
+        let pair = Pair { root, epilogue, repeats };
         let rule = RULES.iter().position(|rule| (rule.applies)(&pair))?;
         let bindings = producer.inputs.len() + producer.outputs.len();
         let more = usize::from(operand.is_some()) + usize::from(keep);
         let fits = bindings + more <= BINDINGS_MAX;
-        fits.then_some(Found { rule, keep, input, from, then, operand })
+        fits.then_some(Found { rule, keep, input, from, epilogue, operand })
     }
 
     /// The consumer as a step on its input number `input`, with its other input.
-    fn step(&self, consumer: &Node, input: usize) -> Option<(Then, Option<TensorId>)> {
+    fn step(&self, consumer: &Node, input: usize) -> Option<(EpilogueOp, Option<TensorId>)> {
         let x = &consumer.inputs;
         match (&consumer.op, input) {
             _ if consumer.accumulate || is_wild(&consumer.op) => None,
-            (Op::Unary(function), 0) => Some((Then::Unary(*function), None)),
-            (Op::UnaryGrad(function), 1) => Some((Then::UnaryGrad(*function), Some(x[0]))),
-            (Op::Binary(function), 0) => Some((Then::Binary(*function), Some(x[1]))),
+            (Op::Unary(function), 0) => Some((EpilogueOp::Unary(*function), None)),
+            (Op::UnaryGrad(function), 1) => Some((EpilogueOp::UnaryGrad(*function), Some(x[0]))),
+            (Op::Binary(function), 0) => Some((EpilogueOp::Binary(*function), Some(x[1]))),
             // Sums and products commute; a smaller second input repeats, and is no value.
             (Op::Binary(function), 1) if self.same_elements(x[0], x[1]) => {
-                Some((Then::Binary(*function), Some(x[0])))
+                Some((EpilogueOp::Binary(*function), Some(x[0])))
             }
             _ => None,
         }
@@ -288,8 +290,8 @@ impl Fuser {
     fn in_one_segment(&self, from: usize, to: usize) -> bool {
         let mut places =
             self.nodes[from..=to].iter().flatten().map(|node| (node.phase, node.block));
-        let first = places.next();
-        places.all(|place| Some(place) == first)
+        let root = places.next();
+        places.all(|place| Some(place) == root)
     }
 
     fn same_elements(&self, a: TensorId, b: TensorId) -> bool {
@@ -309,15 +311,15 @@ impl Fuser {
         let consumer = take(&mut self.nodes[at]);
         let producer = take(&mut self.nodes[found.from]);
         let value = producer.outputs[0];
-        let (first, mut then) = match producer.op {
-            Op::Fused { first, then } => (first, then),
+        let (root, mut epilogue) = match producer.op {
+            Op::Fused { root, epilogue } => (root, epilogue),
             op => (Box::new(op), Vec::new()),
         };
-        then.extend(found.keep.then_some(Then::Keep));
-        then.push(found.then);
+        epilogue.extend(found.keep.then_some(EpilogueOp::Store));
+        epilogue.push(found.epilogue);
         let kept = producer.outputs[1..].iter().copied().chain(found.keep.then_some(value));
         let node = Node {
-            op: Op::Fused { first, then },
+            op: Op::Fused { root, epilogue },
             inputs: producer.inputs.iter().copied().chain(found.operand).collect(),
             outputs: [consumer.outputs[0]].into_iter().chain(kept).collect(),
             ..consumer

@@ -6,12 +6,12 @@ use std::cmp::Reverse;
 use crate::base::{DType, NodeId, TensorId};
 use crate::graph::op::{Binary, Op, Unary};
 use crate::graph::shapes::ShapeError;
-use crate::graph::{Graph, Phase, Role};
+use crate::graph::{Graph, PassKind, Role};
 
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
 /// [`Role::Gradient`] tensor per parameter.
 ///
-/// Gradients of activations are tagged [`Phase::B`], those of parameters [`Phase::W`]; both carry
+/// Gradients of activations are tagged [`PassKind::BackwardInput`], those of parameters [`PassKind::BackwardWeight`]; both carry
 /// the block of the forward node they come from, and stand in the order: last block first, in
 /// each block B before W. A parameter used twice has two nodes that add to its gradient.
 ///
@@ -22,7 +22,10 @@ use crate::graph::{Graph, Phase, Role};
 /// If the graph has no loss, or already has backward nodes.
 pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
     assert!(graph.loss.is_some(), "differentiate needs a graph with a loss");
-    assert!(graph.nodes.iter().all(|n| n.phase == Phase::F), "the graph is differentiated already");
+    assert!(
+        graph.nodes.iter().all(|n| n.phase == PassKind::Forward),
+        "the graph is differentiated already"
+    );
     let mut backward = Backward::new(graph);
     let forward = backward.graph.nodes.len();
     for index in (0..forward).rev() {
@@ -47,11 +50,11 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
     // Losses are roots: their gradient is that of the sum, and needs no `dy`.
     match node.op {
         Op::CrossEntropy => {
-            return b.give(x[0], Op::CrossEntropyGrad, &[x[0], x[1], node.outputs[1]]);
+            return b.accumulate_op(x[0], Op::CrossEntropyGrad, &[x[0], x[1], node.outputs[1]]);
         }
         Op::SquaredError => {
-            b.give(x[0], Op::SquaredErrorGrad, &[x[0], x[1]])?;
-            return b.give(x[1], Op::SquaredErrorGrad, &[x[1], x[0]]);
+            b.accumulate_op(x[0], Op::SquaredErrorGrad, &[x[0], x[1]])?;
+            return b.accumulate_op(x[1], Op::SquaredErrorGrad, &[x[1], x[0]]);
         }
         _ => {}
     }
@@ -62,35 +65,37 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         Op::MatMul { transpose_a: ta, transpose_b: tb } => {
             let matmul = |transpose_a, transpose_b| Op::MatMul { transpose_a, transpose_b };
             match ta {
-                false => b.give(x[0], matmul(false, !tb), &[dy, x[1]])?,
-                true => b.give(x[0], matmul(tb, true), &[x[1], dy])?,
+                false => b.accumulate_op(x[0], matmul(false, !tb), &[dy, x[1]])?,
+                true => b.accumulate_op(x[0], matmul(tb, true), &[x[1], dy])?,
             }
             match tb {
-                false => b.give(x[1], matmul(!ta, false), &[x[0], dy]),
-                true => b.give(x[1], matmul(true, ta), &[dy, x[0]]),
+                false => b.accumulate_op(x[1], matmul(!ta, false), &[x[0], dy]),
+                true => b.accumulate_op(x[1], matmul(true, ta), &[dy, x[0]]),
             }
         }
-        Op::Unary(Unary::Scale(factor)) => b.give(x[0], Op::Unary(Unary::Scale(factor)), &[dy]),
-        Op::Unary(function) => b.give(x[0], Op::UnaryGrad(function), &[x[0], dy]),
+        Op::Unary(Unary::Scale(factor)) => {
+            b.accumulate_op(x[0], Op::Unary(Unary::Scale(factor)), &[dy])
+        }
+        Op::Unary(function) => b.accumulate_op(x[0], Op::UnaryGrad(function), &[x[0], dy]),
         Op::Binary(Binary::Add) => {
-            b.pass(x[0], dy);
-            b.give_summed(x[1], dy)
+            b.accumulate_tensor(x[0], dy);
+            b.accumulate_reduced(x[1], dy)
         }
         Op::Binary(Binary::Mul) => {
-            b.give(x[0], Op::Binary(Binary::Mul), &[dy, x[1]])?;
-            if !b.needs[x[1].index()] {
+            b.accumulate_op(x[0], Op::Binary(Binary::Mul), &[dy, x[1]])?;
+            if !b.requires_grad[x[1].index()] {
                 return Ok(());
             }
             let phase = b.phase_towards(x[1]);
             let product = b.apply(Op::Binary(Binary::Mul), &[dy, x[0]], phase)?;
-            b.give_summed(x[1], product)
+            b.accumulate_reduced(x[1], product)
         }
         Op::Reshape => {
             let (shape, phase) = (b.graph.tensor(x[0]).shape.clone(), b.phase_towards(x[0]));
-            if b.needs[x[0].index()] {
+            if b.requires_grad[x[0].index()] {
                 let dx = b.graph.add_alias(dy, shape, phase);
-                b.needs.push(false);
-                b.pass(x[0], dx);
+                b.requires_grad.push(false);
+                b.accumulate_tensor(x[0], dx);
             }
             Ok(())
         }
@@ -99,22 +104,22 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             for (to, &from) in axes.iter().enumerate() {
                 inverse[from] = to;
             }
-            b.give(x[0], Op::Permute { axes: inverse }, &[dy])
+            b.accumulate_op(x[0], Op::Permute { axes: inverse }, &[dy])
         }
         Op::Slice { axis, start, length } => {
             let whole = b.graph.tensor(x[0]).shape.dims()[axis];
             let pad = Op::Pad { axis, before: start, after: whole - start - length };
-            b.give(x[0], pad, &[dy])
+            b.accumulate_op(x[0], pad, &[dy])
         }
         Op::Pad { axis, before, .. } => {
             let length = b.graph.tensor(x[0]).shape.dims()[axis];
-            b.give(x[0], Op::Slice { axis, start: before, length }, &[dy])
+            b.accumulate_op(x[0], Op::Slice { axis, start: before, length }, &[dy])
         }
         Op::Concat { axis } => {
             let mut start = 0;
             for &part in x {
                 let length = b.graph.tensor(part).shape.dims()[axis];
-                b.give(part, Op::Slice { axis, start, length }, &[dy])?;
+                b.accumulate_op(part, Op::Slice { axis, start, length }, &[dy])?;
                 start += length;
             }
             Ok(())
@@ -123,35 +128,35 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
             let shape = &b.graph.tensor(x[0]).shape;
             let dims = shape.dims()[first..=last].to_vec();
             let batched = shape.is_batched() && first == 0;
-            b.give(x[0], Op::Broadcast { first, dims, batched }, &[dy])
+            b.accumulate_op(x[0], Op::Broadcast { first, dims, batched }, &[dy])
         }
         Op::Broadcast { first, ref dims, .. } if !dims.is_empty() => {
-            b.give(x[0], Op::Sum { first, last: first + dims.len() - 1 }, &[dy])
+            b.accumulate_op(x[0], Op::Sum { first, last: first + dims.len() - 1 }, &[dy])
         }
         Op::Broadcast { .. } => {
-            b.pass(x[0], dy);
+            b.accumulate_tensor(x[0], dy);
             Ok(())
         }
         Op::LayerNorm { .. } => {
             let stats = node.outputs[1];
-            b.give(x[0], Op::LayerNormGrad, &[x[0], x[1], stats, dy])?;
-            b.give(x[1], Op::LayerNormGainGrad, &[x[0], stats, dy])?;
-            x.get(2).map_or(Ok(()), |&bias| b.give_summed(bias, dy))
+            b.accumulate_op(x[0], Op::LayerNormGrad, &[x[0], x[1], stats, dy])?;
+            b.accumulate_op(x[1], Op::LayerNormWeightGrad, &[x[0], stats, dy])?;
+            x.get(2).map_or(Ok(()), |&bias| b.accumulate_reduced(bias, dy))
         }
         Op::Attention { heads, dropout, site } => {
             let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
             inputs.extend(&x[1..]);
-            b.give(x[0], Op::AttentionGrad { heads, dropout, site }, &inputs)
+            b.accumulate_op(x[0], Op::AttentionGrad { heads, dropout, site }, &inputs)
         }
         Op::Embedding => {
             let rows = b.graph.tensor(x[1]).shape.dims()[0];
-            b.give(x[1], Op::EmbeddingGrad { rows }, &[x[0], dy])
+            b.accumulate_op(x[1], Op::EmbeddingGrad { rows }, &[x[0], dy])
         }
-        Op::Dropout { p, site } => b.give(x[0], Op::Dropout { p, site }, &[dy, x[1]]),
+        Op::Dropout { p, site } => b.accumulate_op(x[0], Op::Dropout { p, site }, &[dy, x[1]]),
         Op::CrossEntropy | Op::SquaredError => Ok(()),
         Op::UnaryGrad(_)
         | Op::LayerNormGrad
-        | Op::LayerNormGainGrad
+        | Op::LayerNormWeightGrad
         | Op::AttentionGrad { .. }
         | Op::EmbeddingGrad { .. }
         | Op::CrossEntropyGrad
@@ -166,18 +171,18 @@ struct Backward {
     /// The gradient of each tensor so far: the sum of what its users gave.
     adjoint: Vec<Option<TensorId>>,
     /// Whether a parameter stands behind each tensor.
-    needs: Vec<bool>,
+    requires_grad: Vec<bool>,
 }
 
 impl Backward {
     fn new(mut graph: Graph) -> Self {
-        let mut needs = vec![false; graph.tensors.len()];
+        let mut requires_grad = vec![false; graph.tensors.len()];
         for parameter in &graph.parameters {
-            needs[parameter.tensor.index()] = true;
+            requires_grad[parameter.tensor.index()] = true;
         }
         for node in &graph.nodes {
-            if node.inputs.iter().any(|input| needs[input.index()]) {
-                node.outputs.iter().for_each(|output| needs[output.index()] = true);
+            if node.inputs.iter().any(|input| requires_grad[input.index()]) {
+                node.outputs.iter().for_each(|output| requires_grad[output.index()] = true);
             }
         }
         let adjoint = vec![None; graph.tensors.len()];
@@ -190,9 +195,9 @@ impl Backward {
             let name = format!("gradient of {}", parameter.name);
             let gradient = graph.add_tensor(name, typed, Role::Gradient(id));
             graph.parameters[index].gradient = Some(gradient);
-            needs.push(false);
+            requires_grad.push(false);
         }
-        Self { graph, adjoint, needs }
+        Self { graph, adjoint, requires_grad }
     }
 
     fn gradient_of(&self, tensor: TensorId) -> Option<TensorId> {
@@ -200,49 +205,59 @@ impl Backward {
     }
 
     /// Gradients of parameters are W, all others B.
-    fn phase_towards(&self, target: TensorId) -> Phase {
+    fn phase_towards(&self, target: TensorId) -> PassKind {
         match self.graph.tensor(target).role {
-            Role::Parameter(_) => Phase::W,
-            _ => Phase::B,
+            Role::Parameter(_) => PassKind::BackwardWeight,
+            _ => PassKind::BackwardInput,
         }
     }
 
-    fn apply(&mut self, op: Op, inputs: &[TensorId], phase: Phase) -> Result<TensorId, ShapeError> {
+    fn apply(
+        &mut self,
+        op: Op,
+        inputs: &[TensorId],
+        phase: PassKind,
+    ) -> Result<TensorId, ShapeError> {
         let scope = self.graph.tensor(inputs[0]).name.clone();
         let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
         let outputs = self.graph.apply(op, inputs, phase, scope)?;
-        self.needs.extend(outputs.iter().map(|_| false));
+        self.requires_grad.extend(outputs.iter().map(|_| false));
         Ok(outputs[0])
     }
 
     /// Gives `target` the result of `op`: added to its gradient in place if it is a parameter
     /// and the op can, else as a tensor of its own.
-    fn give(&mut self, target: TensorId, op: Op, inputs: &[TensorId]) -> Result<(), ShapeError> {
-        if !self.needs[target.index()] {
+    fn accumulate_op(
+        &mut self,
+        target: TensorId,
+        op: Op,
+        inputs: &[TensorId],
+    ) -> Result<(), ShapeError> {
+        if !self.requires_grad[target.index()] {
             return Ok(());
         }
         let gradient = self.parameter_gradient(target);
         match gradient {
             Some(gradient) if op.accumulates() => {
-                self.graph.push_node(op, inputs, vec![gradient], true, Phase::W);
+                self.graph.push_node(op, inputs, vec![gradient], true, PassKind::BackwardWeight);
             }
             _ => {
                 let phase = self.phase_towards(target);
                 let contribution = self.apply(op, inputs, phase)?;
-                self.pass(target, contribution);
+                self.accumulate_tensor(target, contribution);
             }
         }
         Ok(())
     }
 
     /// Gives a tensor that was broadcast over leading axes the sum of `dy` over them.
-    fn give_summed(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
+    fn accumulate_reduced(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
         let (whole, part) = (self.rank(dy), self.rank(target));
         if whole == part {
-            self.pass(target, dy);
+            self.accumulate_tensor(target, dy);
             return Ok(());
         }
-        self.give(target, Op::Sum { first: 0, last: whole - part - 1 }, &[dy])
+        self.accumulate_op(target, Op::Sum { first: 0, last: whole - part - 1 }, &[dy])
     }
 
     fn rank(&self, tensor: TensorId) -> usize {
@@ -250,20 +265,26 @@ impl Backward {
     }
 
     /// Gives `target` a gradient that exists already.
-    fn pass(&mut self, target: TensorId, contribution: TensorId) {
-        if !self.needs[target.index()] {
+    fn accumulate_tensor(&mut self, target: TensorId, contribution: TensorId) {
+        if !self.requires_grad[target.index()] {
             return;
         }
         if let Some(gradient) = self.parameter_gradient(target) {
             let copy = Op::Unary(Unary::Scale(1.0));
-            self.graph.push_node(copy, &[contribution], vec![gradient], true, Phase::W);
+            self.graph.push_node(
+                copy,
+                &[contribution],
+                vec![gradient],
+                true,
+                PassKind::BackwardWeight,
+            );
             return;
         }
         let sum = match self.adjoint[target.index()] {
             None => contribution,
             Some(so_far) => {
                 let add = Op::Binary(Binary::Add);
-                let sum = self.apply(add, &[so_far, contribution], Phase::B);
+                let sum = self.apply(add, &[so_far, contribution], PassKind::BackwardInput);
                 // Both have the shape of `target`.
                 sum.unwrap_or_else(|error| panic!("contributions differ in shape: {error}"))
             }
@@ -300,9 +321,9 @@ mod tests {
         let gradient = graph.parameters[0].gradient.unwrap();
         let into: Vec<_> = graph.nodes.iter().filter(|n| n.outputs == [gradient]).collect();
         assert_eq!(into.len(), 2);
-        assert!(into.iter().all(|n| n.accumulate && n.phase == Phase::W));
+        assert!(into.iter().all(|n| n.accumulate && n.phase == PassKind::BackwardWeight));
         let blocks: Vec<u32> =
-            graph.nodes.iter().filter(|n| n.phase != Phase::F).map(|n| n.block).collect();
+            graph.nodes.iter().filter(|n| n.phase != PassKind::Forward).map(|n| n.block).collect();
         assert!(blocks.is_sorted_by_key(|&block| Reverse(block)), "{blocks:?}");
     }
 

@@ -16,7 +16,7 @@ const GROUP: usize = 256;
 
 /// `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
-/// [`crate::graph::IGNORED`].
+/// [`crate::graph::IGNORE_INDEX`].
 pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let v = call.rows_and_last(0).1;
     let rows = inputs[0].floats().chunks_exact(v).zip(inputs[1].ints()).enumerate();
@@ -161,7 +161,7 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::graph::IGNORED;
+    use crate::graph::IGNORE_INDEX;
     use crate::kernels::harness::{Fill, Values, values};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check_with};
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn targets_that_are_no_class_do_not_count() {
         let [logits, _] = inputs(1, 6, 4, Fill::Normal, Fill::Ids(6));
-        let targets = (Shape::batched(&[1]), Values::Int(vec![IGNORED, 6, 1 << 31, 5]));
+        let targets = (Shape::batched(&[1]), Values::Int(vec![IGNORE_INDEX, 6, 1 << 31, 5]));
         let both = [logits, targets];
         check_both(both.clone(), 4);
         let parts = testing::reference(&Op::CrossEntropy, &both, 4).remove(0);

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::graph::{Binary, Op, Then, Unary};
+use crate::graph::{Binary, EpilogueOp, Op, Unary};
 use crate::kernels::{Call, Operand, source};
 
 /// A `store` function and what it binds.
@@ -16,7 +16,7 @@ pub struct Epilogue {
     pub operands: Vec<Operand>,
 }
 
-/// A [`Then`] of a call with the index of the input that it reads or the output that it writes.
+/// A [`EpilogueOp`] of a call with the index of the input that it reads or the output that it writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
     Binary(Binary, usize),
@@ -27,18 +27,18 @@ pub enum Step {
 
 /// The steps that follow the first op of a call, in order; none if it is not fused.
 pub fn steps(call: &Call) -> Vec<Step> {
-    let Op::Fused { then, .. } = call.op else { return Vec::new() };
-    let operands = then.iter().filter(|step| step.has_operand()).count();
+    let Op::Fused { epilogue, .. } = call.op else { return Vec::new() };
+    let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (mut input, mut output) = (call.inputs.len() - operands, 1);
     let next = |count: &mut usize| {
         *count += 1;
         *count - 1
     };
-    let numbered = then.iter().map(|step| match *step {
-        Then::Binary(function) => Step::Binary(function, next(&mut input)),
-        Then::Unary(function) => Step::Unary(function),
-        Then::UnaryGrad(function) => Step::UnaryGrad(function, next(&mut input)),
-        Then::Keep => Step::Keep(next(&mut output)),
+    let numbered = epilogue.iter().map(|step| match *step {
+        EpilogueOp::Binary(function) => Step::Binary(function, next(&mut input)),
+        EpilogueOp::Unary(function) => Step::Unary(function),
+        EpilogueOp::UnaryGrad(function) => Step::UnaryGrad(function, next(&mut input)),
+        EpilogueOp::Store => Step::Keep(next(&mut output)),
     });
     numbered.collect()
 }

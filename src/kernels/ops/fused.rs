@@ -19,7 +19,7 @@ const TASK: usize = 4096;
 /// The op at the front of a call, and how many of the inputs are operands of the steps.
 fn first_of<'a>(call: &Call<'a>) -> (&'a Op, usize) {
     match call.op {
-        Op::Fused { first, then } => (first, then.iter().filter(|s| s.has_operand()).count()),
+        Op::Fused { root, epilogue } => (root, epilogue.iter().filter(|s| s.has_operand()).count()),
         other => panic!("{other} is not fused"),
     }
 }
@@ -44,21 +44,21 @@ fn natural<'a>(call: &Call<'a>) -> Call<'a> {
 /// The input that the values of an elementwise chain come from, and all its steps; `None` if the
 /// first op is not elementwise.
 fn chain(call: &Call) -> Option<(usize, Vec<Step>)> {
-    let (source, first) = epilogue::as_step(first_of(call).0)?;
-    Some((source, [vec![first], epilogue::steps(call)].concat()))
+    let (source, root) = epilogue::as_step(first_of(call).0)?;
+    Some((source, [vec![root], epilogue::steps(call)].concat()))
 }
 
 /// The reference of the first op, then one plain loop per step.
 pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
-    let first = first_call(call);
+    let root = first_call(call);
     let mut values = vec![T::zero(); call.output_len(0)];
-    let reference = match first.op {
+    let reference = match root.op {
         Op::MatMul { .. } => matmul::reference::<T>,
         Op::Unary(_) | Op::UnaryGrad(_) => unary::reference::<T>,
         Op::Binary(_) => binary::reference::<T>,
         other => panic!("nothing is fused behind {other}"),
     };
-    reference(&first, inputs, &mut [values.as_mut_slice()]);
+    reference(&root, inputs, &mut [values.as_mut_slice()]);
     for step in epilogue::steps(call) {
         match step {
             Step::Unary(function) => {
@@ -85,8 +85,8 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (source, steps) = match chain(call) {
         Some((source, steps)) => (Some(inputs[source].floats()), steps),
         None => {
-            let first = first_call(call);
-            matmul::fast(&first, &inputs[..first.inputs.len()], &mut outputs[..1]);
+            let root = first_call(call);
+            matmul::fast(&root, &inputs[..root.inputs.len()], &mut outputs[..1]);
             (None, epilogue::steps(call))
         }
     };
@@ -190,11 +190,11 @@ fn elementwise(call: &Call, source: usize, steps: &[Step]) -> Dispatch {
 
 /// The FLOPs of the first op and of each step; every operand and output is moved once.
 pub fn cost(call: &Call) -> Cost {
-    let first = first_call(call);
-    let first_flops = match first.op {
-        Op::MatMul { .. } => matmul::cost(&first).flops,
-        Op::Binary(_) => binary::cost(&first).flops,
-        _ => unary::cost(&first).flops,
+    let root = first_call(call);
+    let first_flops = match root.op {
+        Op::MatMul { .. } => matmul::cost(&root).flops,
+        Op::Binary(_) => binary::cost(&root).flops,
+        _ => unary::cost(&root).flops,
     };
     let flops = |step: &Step| match *step {
         Step::Unary(function) => unary::flops(function, false),
@@ -211,35 +211,41 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::rng::Key;
-    use crate::graph::{Then, Unary};
+    use crate::graph::{EpilogueOp, Unary};
     use crate::kernels::Random;
     use crate::kernels::harness::{Fill, Values, values};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
 
-    const ADD: Then = Then::Binary(Binary::Add);
-    const MUL: Then = Then::Binary(Binary::Mul);
+    const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
+    const MUL: EpilogueOp = EpilogueOp::Binary(Binary::Mul);
 
     /// Steps, and for each operand whether it is as large as the value: every kind of step, in
     /// kernels of up to 8 tensors.
-    const CHAINS: [(&[Then], &[bool]); 4] = [
-        (&[ADD, Then::Keep, Then::Unary(Unary::Gelu), MUL], &[false, true]),
-        (&[Then::UnaryGrad(Unary::GeluTanh), ADD, Then::Unary(Unary::Relu)], &[true, true]),
+    const CHAINS: [(&[EpilogueOp], &[bool]); 4] = [
+        (&[ADD, EpilogueOp::Store, EpilogueOp::Unary(Unary::Gelu), MUL], &[false, true]),
+        (
+            &[EpilogueOp::UnaryGrad(Unary::GeluTanh), ADD, EpilogueOp::Unary(Unary::Relu)],
+            &[true, true],
+        ),
         (
             &[
-                Then::Unary(Unary::Scale(-0.3)),
-                Then::Keep,
-                Then::Unary(Unary::GeluTanh),
-                Then::UnaryGrad(Unary::Relu),
-                Then::Keep,
+                EpilogueOp::Unary(Unary::Scale(-0.3)),
+                EpilogueOp::Store,
+                EpilogueOp::Unary(Unary::GeluTanh),
+                EpilogueOp::UnaryGrad(Unary::Relu),
+                EpilogueOp::Store,
                 MUL,
             ],
             &[true, false],
         ),
-        (&[Then::UnaryGrad(Unary::Gelu), Then::UnaryGrad(Unary::Scale(1.5e-3))], &[true, true]),
+        (
+            &[EpilogueOp::UnaryGrad(Unary::Gelu), EpilogueOp::UnaryGrad(Unary::Scale(1.5e-3))],
+            &[true, true],
+        ),
     ];
 
-    fn fused(first: Op, then: &[Then]) -> Op {
-        Op::Fused { first: Box::new(first), then: then.to_vec() }
+    fn fused(root: Op, epilogue: &[EpilogueOp]) -> Op {
+        Op::Fused { root: Box::new(root), epilogue: epilogue.to_vec() }
     }
 
     /// The shapes of the operands of a chain on values of shape `y`.
@@ -292,22 +298,22 @@ mod tests {
     /// of large tiles would take minutes to compile.
     #[test]
     fn every_step_follows_every_variant_of_a_product() {
-        for ((then, whole), (ta, tb)) in CHAINS.into_iter().zip(TRANSPOSES) {
+        for ((epilogue, whole), (ta, tb)) in CHAINS.into_iter().zip(TRANSPOSES) {
             let [m, k, n] = [17, 5, 31];
             let y = Shape::fixed(&[m, n]);
             let inputs = [factors(&[], [m, k, n], ta, tb), operands(&y, whole)].concat();
-            check_variants(&fused(product(ta, tb), then), &inputs);
+            check_variants(&fused(product(ta, tb), epilogue), &inputs);
         }
     }
 
     #[test]
     fn steps_follow_batches_of_products_and_single_values() {
-        for (then, whole) in CHAINS {
+        for (epilogue, whole) in CHAINS {
             for (batch, [m, k, n]) in [(3, [19, 6, 21]), (2, [1, 3, 1])] {
                 for (ta, tb) in TRANSPOSES {
                     let front = factors(&[batch], [m, k, n], ta, tb);
                     let behind = operands(&Shape::fixed(&[batch, m, n]), whole);
-                    check(fused(product(ta, tb), then), &[front, behind].concat(), 1);
+                    check(fused(product(ta, tb), epilogue), &[front, behind].concat(), 1);
                 }
             }
         }
@@ -317,10 +323,10 @@ mod tests {
     fn chains_begin_with_any_elementwise_op() {
         let y = Shape::batched(&[3, 5, 37]);
         let x = (y.clone(), Fill::Scaled(2.0, 0.1));
-        for (then, whole) in CHAINS {
+        for (epilogue, whole) in CHAINS {
             for rows in [1, 2, 7] {
-                let behind = |first: Op, own: &[(Shape, Fill)]| {
-                    check(fused(first, then), &[own, &operands(&y, whole)].concat(), rows);
+                let behind = |root: Op, own: &[(Shape, Fill)]| {
+                    check(fused(root, epilogue), &[own, &operands(&y, whole)].concat(), rows);
                 };
                 behind(Op::Unary(Unary::Gelu), std::slice::from_ref(&x));
                 behind(Op::UnaryGrad(Unary::GeluTanh), &[x.clone(), x.clone()]);
@@ -355,22 +361,23 @@ mod tests {
 
     #[test]
     fn operands_of_another_size_are_refused() {
-        let refused = |then: Then, operand: Shape| {
-            let op = fused(Op::Unary(Unary::Relu), &[then]);
+        let refused = |epilogue: EpilogueOp, operand: Shape| {
+            let op = fused(Op::Unary(Unary::Relu), &[epilogue]);
             let typed = [Shape::batched(&[2, 6]), operand].map(|shape| (shape, DType::F32));
             shapes::outputs(&op, &typed).is_err()
         };
         assert!(!refused(ADD, Shape::fixed(&[3])));
-        assert!(!refused(Then::UnaryGrad(Unary::Relu), Shape::batched(&[1, 12])));
+        assert!(!refused(EpilogueOp::UnaryGrad(Unary::Relu), Shape::batched(&[1, 12])));
         assert!(refused(ADD, Shape::fixed(&[5])));
         assert!(refused(ADD, Shape::batched(&[6])));
         assert!(refused(ADD, Shape::fixed(&[0])));
-        assert!(refused(Then::UnaryGrad(Unary::Relu), Shape::fixed(&[12])));
+        assert!(refused(EpilogueOp::UnaryGrad(Unary::Relu), Shape::fixed(&[12])));
     }
 
     #[test]
     fn cost_counts_operands_and_what_is_kept() {
-        let op = fused(product(false, false), &[ADD, Then::Keep, Then::Unary(Unary::Gelu)]);
+        let op =
+            fused(product(false, false), &[ADD, EpilogueOp::Store, EpilogueOp::Unary(Unary::Gelu)]);
         let call = Call {
             op: &op,
             inputs: vec![vec![3, 4], vec![4, 5], vec![5]],

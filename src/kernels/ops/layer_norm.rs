@@ -12,30 +12,30 @@ use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
 
-/// Rows per partial sum of the gain's gradient in the fast version; fixed, so that the order of
+/// Rows per partial sum of the weight's gradient in the fast version; fixed, so that the order of
 /// the sum depends neither on timing nor on the number of threads.
 const CHUNK_ROWS: usize = 64;
 
-/// `x, gain [, bias] -> y, stats`, or `x, gain, stats, dy -> dx`, or `x, stats, dy -> dgain`.
+/// `x, weight [, bias] -> y, stats`, or `x, weight, stats, dy -> dx`, or `x, stats, dy -> dweight`.
 pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
     match (call.op, inputs.as_slice(), outputs) {
-        (Op::LayerNorm { eps }, [x, gain, bias @ ..], [y, stats]) => {
+        (Op::LayerNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
             let rows = y.chunks_mut(c).zip(x.chunks(c)).zip(stats.chunks_mut(2));
             for ((y, x), stats) in rows {
                 (stats[0], stats[1]) = statistics(x, T::real(f64::from(*eps)));
                 for k in 0..c {
                     let bias = bias.first().map_or(T::zero(), |bias| bias[k]);
-                    y[k] = (x[k] - stats[0]) * stats[1] * gain[k] + bias;
+                    y[k] = (x[k] - stats[0]) * stats[1] * weight[k] + bias;
                 }
             }
         }
-        (Op::LayerNormGrad, [x, gain, stats, dy], [dx]) => {
+        (Op::LayerNormGrad, [x, weight, stats, dy], [dx]) => {
             let rows = dx.chunks_mut(c).zip(x.chunks(c)).zip(dy.chunks(c)).zip(stats.chunks(2));
             for (((dx, x), dy), stats) in rows {
                 let xhat = |k: usize| (x[k] - stats[0]) * stats[1];
-                let g = |k: usize| gain[k] * dy[k];
+                let g = |k: usize| weight[k] * dy[k];
                 let count = T::real(c as f64);
                 let mean_g = (0..c).map(g).sum::<T>() / count;
                 let mean_g_xhat = (0..c).map(|k| g(k) * xhat(k)).sum::<T>() / count;
@@ -44,11 +44,11 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
                 }
             }
         }
-        (Op::LayerNormGainGrad, [x, stats, dy], [dgain]) => {
-            for (k, dgain) in dgain.iter_mut().enumerate() {
+        (Op::LayerNormWeightGrad, [x, stats, dy], [dweight]) => {
+            for (k, dweight) in dweight.iter_mut().enumerate() {
                 let rows = x.chunks(c).zip(dy.chunks(c)).zip(stats.chunks(2));
                 let sum: T = rows.map(|((x, dy), s)| dy[k] * (x[k] - s[0]) * s[1]).sum();
-                *dgain = if call.accumulate { *dgain + sum } else { sum };
+                *dweight = if call.accumulate { *dweight + sum } else { sum };
             }
         }
         (other, ..) => panic!("{other} is not a layer normalization"),
@@ -69,28 +69,28 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let c = call.rows_and_last(0).1;
     let rows = (TASK / c).max(1);
     match (call.op, inputs.as_slice(), outputs) {
-        (Op::LayerNorm { eps }, [x, gain, bias @ ..], [y, stats]) => {
+        (Op::LayerNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
             let bias = bias.first().copied();
             let tasks = y.par_chunks_mut(rows * c).zip(stats.par_chunks_mut(rows * 2));
             tasks.zip(x.par_chunks(rows * c)).for_each(|((y, stats), x)| {
-                forward_rows(x, gain, bias, *eps, y, stats);
+                forward_rows(x, weight, bias, *eps, y, stats);
             });
         }
-        (Op::LayerNormGrad, [x, gain, stats, dy], [dx]) => {
+        (Op::LayerNormGrad, [x, weight, stats, dy], [dx]) => {
             let tasks = dx.par_chunks_mut(rows * c).zip(stats.par_chunks(rows * 2));
             let tasks = tasks.zip(x.par_chunks(rows * c)).zip(dy.par_chunks(rows * c));
-            tasks.for_each(|(((dx, stats), x), dy)| grad_rows(x, gain, stats, dy, dx));
+            tasks.for_each(|(((dx, stats), x), dy)| grad_rows(x, weight, stats, dy, dx));
         }
-        (Op::LayerNormGainGrad, [x, stats, dy], [dgain]) => {
+        (Op::LayerNormWeightGrad, [x, stats, dy], [dweight]) => {
             let chunks = x.par_chunks(CHUNK_ROWS * c).zip(dy.par_chunks(CHUNK_ROWS * c));
             let chunks = chunks.zip(stats.par_chunks(CHUNK_ROWS * 2));
             let sums: Vec<Vec<f32>> =
-                chunks.map(|((x, dy), stats)| gain_grad_rows(x, stats, dy, c)).collect();
+                chunks.map(|((x, dy), stats)| weight_grad_rows(x, stats, dy, c)).collect();
             if !call.accumulate {
-                dgain.fill(0.0);
+                dweight.fill(0.0);
             }
             for sum in sums {
-                dgain.iter_mut().zip(sum).for_each(|(dgain, sum)| *dgain += sum);
+                dweight.iter_mut().zip(sum).for_each(|(dweight, sum)| *dweight += sum);
             }
         }
         (other, ..) => panic!("{other} is not a layer normalization"),
@@ -100,49 +100,49 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
 vectorized! {
     fn forward_rows<S>(
         x: &[f32],
-        gain: &[f32],
+        weight: &[f32],
         bias: Option<&[f32]>,
         eps: f32,
         y: &mut [f32],
         stats: &mut [f32],
     ) {
-        let c = gain.len();
+        let c = weight.len();
         let rows = x.chunks_exact(c).zip(y.chunks_exact_mut(c)).zip(stats.chunks_mut(2));
         for ((x, y), stats) in rows {
             let mean = sum_of(c, |k| x[k]) / c as f32;
             let variance = sum_of(c, |k| (x[k] - mean) * (x[k] - mean)) / c as f32;
-            let r = 1.0 / (variance + eps).sqrt();
-            for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
-                *y = (*x - mean) * r * *gain;
+            let rstd = 1.0 / (variance + eps).sqrt();
+            for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+                *y = (*x - mean) * rstd * *weight;
             }
             if let Some(bias) = bias {
                 y.iter_mut().zip(bias).for_each(|(y, bias)| *y += *bias);
             }
-            (stats[0], stats[1]) = (mean, r);
+            (stats[0], stats[1]) = (mean, rstd);
         }
     }
 
-    fn grad_rows<S>(x: &[f32], gain: &[f32], stats: &[f32], dy: &[f32], dx: &mut [f32]) {
-        let c = gain.len();
+    fn grad_rows<S>(x: &[f32], weight: &[f32], stats: &[f32], dy: &[f32], dx: &mut [f32]) {
+        let c = weight.len();
         let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(dx.chunks_exact_mut(c));
         for (((x, dy), dx), stats) in rows.zip(stats.chunks_exact(2)) {
-            let (mean, r) = (stats[0], stats[1]);
-            let mean_g = sum_of(c, |k| gain[k] * dy[k]) / c as f32;
-            let mean_g_xhat = sum_of(c, |k| gain[k] * dy[k] * (x[k] - mean)) * r / c as f32;
-            for (((dx, x), dy), gain) in dx.iter_mut().zip(x).zip(dy).zip(gain) {
-                let xhat = (*x - mean) * r;
-                *dx = r * (mul_add::<S>(*gain, *dy, -mean_g) - xhat * mean_g_xhat);
+            let (mean, rstd) = (stats[0], stats[1]);
+            let mean_g = sum_of(c, |k| weight[k] * dy[k]) / c as f32;
+            let mean_g_xhat = sum_of(c, |k| weight[k] * dy[k] * (x[k] - mean)) * rstd / c as f32;
+            for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
+                let xhat = (*x - mean) * rstd;
+                *dx = rstd * (mul_add::<S>(*weight, *dy, -mean_g) - xhat * mean_g_xhat);
             }
         }
     }
 
-    fn gain_grad_rows<S>(x: &[f32], stats: &[f32], dy: &[f32], c: usize) -> Vec<f32> {
+    fn weight_grad_rows<S>(x: &[f32], stats: &[f32], dy: &[f32], c: usize) -> Vec<f32> {
         let mut sums = vec![0.0; c];
         let rows = x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(stats.chunks_exact(2));
         for ((x, dy), stats) in rows {
-            let (mean, r) = (stats[0], stats[1]);
+            let (mean, rstd) = (stats[0], stats[1]);
             for ((sum, x), dy) in sums.iter_mut().zip(x).zip(dy) {
-                *sum = mul_add::<S>(*dy, (*x - mean) * r, *sum);
+                *sum = mul_add::<S>(*dy, (*x - mean) * rstd, *sum);
             }
         }
         sums
@@ -152,7 +152,7 @@ vectorized! {
 /// Vectors of 4 where the width allows them, or else the plain way.
 ///
 /// On two busy cores of an AMD EPYC with (1024, 768), vectors took 0.6 (llvmpipe 0.4) of the plain
-/// way's time forward, 0.85 (0.3) for the gradient and 0.65 (1.2) for the gain's.
+/// way's time forward, 0.85 (0.3) for the gradient and 0.65 (1.2) for the weight's.
 pub fn dispatch(call: &Call) -> Vec<Dispatch> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, groups) = match (call.op, c.is_multiple_of(4)) {
@@ -160,33 +160,35 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
         (Op::LayerNorm { .. }, false) => ("forward", grid(rows, 64)),
         (Op::LayerNormGrad, true) => ("grad4", grid(rows, 64)),
         (Op::LayerNormGrad, false) => ("grad", grid(rows, 64)),
-        (_, true) if rows <= ITERATIONS_MAX => ("gain_tile4", grid(c, 64)),
-        (_, true) => ("gain_tall4", grid(c, 32)),
-        (_, false) if rows <= ITERATIONS_MAX / 2 => ("gain_grad", grid(c, 64)),
-        (_, false) => ("gain_tall", grid(c, 16)),
+        (_, true) if rows <= ITERATIONS_MAX => ("weight_tile4", grid(c, 64)),
+        (_, true) => ("weight_tall4", grid(c, 32)),
+        (_, false) if rows <= ITERATIONS_MAX / 2 => ("weight_grad", grid(c, 64)),
+        (_, false) => ("weight_tall", grid(c, 16)),
     };
     vec![one(call, entry, groups)]
 }
 
-/// Every way to compute the call on a GPU: one invocation per row, or per column for the gain's
+/// Every way to compute the call on a GPU: one invocation per row, or per column for the weight's
 /// gradient; the static choice; and workgroups per row or per few columns.
 pub fn variants(call: &Call) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, invocations) = match call.op {
         Op::LayerNorm { .. } => ("forward", rows),
         Op::LayerNormGrad => ("grad", rows),
-        _ => ("gain_grad", c),
+        _ => ("weight_grad", c),
     };
     let plain = match call.op {
         // An invocation would loop for too long, blocks counted.
-        Op::LayerNormGainGrad if rows > ITERATIONS_MAX / 2 => one(call, "gain_tall", grid(c, 16)),
+        Op::LayerNormWeightGrad if rows > ITERATIONS_MAX / 2 => {
+            one(call, "weight_tall", grid(c, 16))
+        }
         _ => one(call, entry, grid(invocations, 64)),
     };
     let mut ways = vec![plain.clone()];
     ways.extend(dispatch(call).into_iter().filter(|chosen| *chosen != plain));
-    if let Op::LayerNormGainGrad = call.op {
+    if let Op::LayerNormWeightGrad = call.op {
         let (entry, across) =
-            if c.is_multiple_of(4) { ("gain_tall4", 32) } else { ("gain_tall", 16) };
+            if c.is_multiple_of(4) { ("weight_tall4", 32) } else { ("weight_tall", 16) };
         let tall = one(call, entry, grid(c, across));
         if !ways.contains(&tall) {
             ways.push(tall);
@@ -203,13 +205,13 @@ fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     let (rows, c) = call.rows_and_last(0);
     let (operands, eps, flag) = match call.op {
         Op::LayerNorm { eps } => {
-            // Without a bias the gain stands in its place, unread.
+            // Without a bias the weight stands in its place, unread.
             let has_bias = call.inputs.len() == 3;
             let bias = Input(if has_bias { 2 } else { 1 });
             (vec![Input(0), Input(1), bias, Output(0), Output(1)], *eps, has_bias)
         }
         Op::LayerNormGrad => (vec![Input(0), Input(1), Input(2), Input(3), Output(0)], 0.0, false),
-        Op::LayerNormGainGrad => {
+        Op::LayerNormWeightGrad => {
             (vec![Input(0), Input(1), Input(2), Output(0)], 0.0, call.accumulate)
         }
         other => panic!("{other} is not a layer normalization"),
@@ -226,7 +228,7 @@ fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
 pub fn cost(call: &Call) -> Cost {
     let flops = match call.op {
         Op::LayerNormGrad => 11.0,
-        Op::LayerNormGainGrad => 4.0,
+        Op::LayerNormWeightGrad => 4.0,
         _ => 8.0,
     };
     Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }
@@ -241,24 +243,24 @@ mod tests {
 
     const EPS: f32 = 1e-5;
 
-    /// `x, gain, bias` of rows of `c` values around an offset.
+    /// `x, weight, bias` of rows of `c` values around an offset.
     fn inputs(per_row: usize, c: usize, rows: usize, offset: f32) -> Vec<(Shape, Values)> {
         let x = Shape::batched(&[per_row, c]);
         let fill = Fill::Scaled(1.0, offset);
         let x_values = testing::values(fill, x.elements(rows), 0);
-        let gain = testing::values(Fill::Scaled(0.5, 1.0), c, 1);
+        let weight = testing::values(Fill::Scaled(0.5, 1.0), c, 1);
         let bias = testing::values(Fill::Normal, c, 2);
-        vec![(x, x_values), (Shape::fixed(&[c]), gain), (Shape::fixed(&[c]), bias)]
+        vec![(x, x_values), (Shape::fixed(&[c]), weight), (Shape::fixed(&[c]), bias)]
     }
 
-    /// The inputs of both gradients for the same `x` and gain, and a random `dy`.
+    /// The inputs of both gradients for the same `x` and weight, and a random `dy`.
     fn gradient_inputs(forward: &[(Shape, Values)], rows: usize) -> [Vec<(Shape, Values)>; 2] {
         let op = Op::LayerNorm { eps: EPS };
         let stats = testing::reference(&op, forward, rows).remove(1);
-        let (x, gain) = (forward[0].clone(), forward[1].clone());
+        let (x, weight) = (forward[0].clone(), forward[1].clone());
         let stats = (Shape::batched(&[x.0.dims()[0], 2]), Values::Float(stats));
         let dy = (x.0.clone(), testing::values(Fill::Normal, x.0.elements(rows), 3));
-        [vec![x.clone(), gain, stats.clone(), dy.clone()], vec![x, stats, dy]]
+        [vec![x.clone(), weight, stats.clone(), dy.clone()], vec![x, stats, dy]]
     }
 
     #[test]
@@ -269,9 +271,9 @@ mod tests {
             let forward = inputs(per_row, c, rows, 0.3);
             check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
             check_with(Op::LayerNorm { eps: EPS }, &forward[..2], rows);
-            let [grad, gain_grad] = gradient_inputs(&forward, rows);
+            let [grad, weight_grad] = gradient_inputs(&forward, rows);
             check_with(Op::LayerNormGrad, &grad, rows);
-            check_with(Op::LayerNormGainGrad, &gain_grad, rows);
+            check_with(Op::LayerNormWeightGrad, &weight_grad, rows);
         }
     }
 
@@ -284,8 +286,8 @@ mod tests {
     #[test]
     fn a_batched_vector_per_row_is_normalized() {
         let x = (Shape::batched(&[1, 2, 9]), Fill::Normal);
-        let gain = (Shape::fixed(&[9]), Fill::Normal);
-        check(Op::LayerNorm { eps: EPS }, &[x, gain], 3);
+        let weight = (Shape::fixed(&[9]), Fill::Normal);
+        check(Op::LayerNorm { eps: EPS }, &[x, weight], 3);
     }
 
     #[test]
@@ -293,9 +295,9 @@ mod tests {
         let rows = 3;
         let forward = inputs(5, 96, rows, 100.0);
         check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
-        let [grad, gain_grad] = gradient_inputs(&forward, rows);
+        let [grad, weight_grad] = gradient_inputs(&forward, rows);
         check_with(Op::LayerNormGrad, &grad, rows);
-        check_with(Op::LayerNormGainGrad, &gain_grad, rows);
+        check_with(Op::LayerNormWeightGrad, &weight_grad, rows);
     }
 
     #[test]
@@ -303,17 +305,17 @@ mod tests {
         let rows = 300;
         let forward = inputs(2, 65, rows, -0.5);
         check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
-        let [grad, gain_grad] = gradient_inputs(&forward, rows);
+        let [grad, weight_grad] = gradient_inputs(&forward, rows);
         check_with(Op::LayerNormGrad, &grad, rows);
-        check_with(Op::LayerNormGainGrad, &gain_grad, rows);
+        check_with(Op::LayerNormWeightGrad, &weight_grad, rows);
     }
 
     #[test]
     fn many_rows_are_summed_whole() {
         for c in [3, 8] {
             let forward = inputs(70_001, c, 1, 0.3);
-            let [_, gain_grad] = gradient_inputs(&forward, 1);
-            check_with(Op::LayerNormGainGrad, &gain_grad, 1);
+            let [_, weight_grad] = gradient_inputs(&forward, 1);
+            check_with(Op::LayerNormWeightGrad, &weight_grad, 1);
         }
     }
 
@@ -336,11 +338,11 @@ mod tests {
     fn gradients_are_finite_differences() {
         let rows = 2;
         let forward = inputs(2, 5, rows, 0.3);
-        let [grad, gain_grad] = gradient_inputs(&forward, rows);
+        let [grad, weight_grad] = gradient_inputs(&forward, rows);
         let Values::Float(dy) = &grad[3].1 else { panic!("dy is of floats") };
         let dx = testing::reference(&Op::LayerNormGrad, &grad, rows).remove(0);
-        let dgain = testing::reference(&Op::LayerNormGainGrad, &gain_grad, rows).remove(0);
-        for (which, gradient) in [(0, dx), (1, dgain)] {
+        let dweight = testing::reference(&Op::LayerNormWeightGrad, &weight_grad, rows).remove(0);
+        for (which, gradient) in [(0, dx), (1, dweight)] {
             let scale = gradient.iter().fold(0.0f64, |a, g| a.max(g.abs()));
             for (at, exact) in gradient.iter().enumerate() {
                 let value = |step| objective(&forward, dy, rows, (which, at, step));

@@ -50,7 +50,7 @@ pub fn twin(op: &Op) -> Option<&'static Twin> {
             twin!(copy, copy::variants)
         }
         Op::Sum { .. } | Op::Broadcast { .. } => twin!(sum, sum::variants),
-        Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormGainGrad => {
+        Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormWeightGrad => {
             twin!(layer_norm, layer_norm::variants)
         }
         Op::Attention { .. } | Op::AttentionGrad { .. } => twin!(attention),

@@ -22,7 +22,7 @@ fn plan() -> Plan {
     let mut b = Builder::new();
     b.block("only");
     let x = b.input("x", &[1, 40]);
-    let w = b.parameter("w", &[40, 40], Init::Normal { deviation: 0.1 });
+    let w = b.parameter("w", &[40, 40], Init::Normal { std: 0.1 });
     let y = b.linear(x, w, None).unwrap();
     b.squared_error_loss(y, x).unwrap();
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(2))

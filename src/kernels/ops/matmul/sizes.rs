@@ -19,7 +19,7 @@ pub struct Sizes {
 
 impl Sizes {
     pub fn of(call: &Call) -> Self {
-        let Op::MatMul { transpose_a, transpose_b } = *call.op.base() else {
+        let Op::MatMul { transpose_a, transpose_b } = *call.op.root_op() else {
             panic!("{} is not a matrix product", call.op);
         };
         let (a, c) = (&call.inputs[0], &call.outputs[0]);
