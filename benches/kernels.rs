@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use potluck::base::rng::Key;
 use potluck::base::{DType, Shape, Site};
-use potluck::device::{Checks, DeviceError, Gpu, list_adapters};
+use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck::graph::{Binary, Op, Unary, Update, UpdateRange, shapes};
 use potluck::kernels::ops::{adamw, hash, norm, sgd};
 use potluck::kernels::pipeline::Pipeline;
-use potluck::kernels::{Call, Dispatch, Operand, Pipelines, Random, Variant, twin};
+use potluck::kernels::{Dispatch, OpCall, Operand, Pipelines, RandomContext, Variant, twin};
 
 /// Seconds that one timed submission aims at.
 const SUBMISSION: f64 = 0.02;
@@ -87,7 +87,7 @@ fn main() -> Result<(), DeviceError> {
             println!("there is no adapter {index}");
             continue;
         };
-        let gpu = match Gpu::open(adapter, Checks::Trusted) {
+        let gpu = match Gpu::open(adapter, ShaderChecks::Disabled) {
             Ok(gpu) => gpu,
             Err(error) => {
                 println!("{error}");
@@ -131,12 +131,12 @@ fn arguments() -> Arguments {
 fn op_case(name: String, op: &Op, rows: usize, inputs: &[(Shape, DType)], bound: usize) -> Case {
     let outputs = shapes::outputs(op, inputs).unwrap_or_else(|error| panic!("{name}: {error}"));
     let dims = |typed: &[(Shape, DType)]| typed.iter().map(|(s, _)| s.resolve(rows)).collect();
-    let call = Call {
+    let call = OpCall {
         op,
         inputs: dims(inputs),
         outputs: dims(&outputs),
         accumulate: false,
-        random: Random { step_key: Key::new(3), training: true },
+        random: RandomContext { step_key: Key::new(3), training: true },
     };
     let twin = twin(op).unwrap_or_else(|| panic!("{name}: {op} has a kernel"));
     let mut ways = (twin.variants)(&call);

@@ -8,10 +8,10 @@ use std::error::Error;
 use std::time::Instant;
 
 use potluck::base::rng::Key;
-use potluck::device::{Adapter, Checks, Gpu, list_adapters};
+use potluck::device::{Adapter, Gpu, ShaderChecks, list_adapters};
 use potluck::graph::Op;
 use potluck::kernels::ops::matmul;
-use potluck::kernels::{Call, Dispatch, Operand, Pipelines, Random, Variant};
+use potluck::kernels::{Dispatch, OpCall, Operand, Pipelines, RandomContext, Variant};
 
 /// The least seconds that are timed at once: far more than a submission takes by itself.
 const SECONDS_MIN: f64 = 0.02;
@@ -67,13 +67,14 @@ struct Options {
     sets: Vec<String>,
     variants: Vec<String>,
     rounds: usize,
-    checks: Checks,
+    checks: ShaderChecks,
 }
 
 impl Options {
     fn parse(args: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let (adapters, sets, variants) = (Vec::new(), vec!["gpt".into(), "square".into()], vec![]);
-        let mut options = Self { adapters, sets, variants, rounds: 5, checks: Checks::Trusted };
+        let mut options =
+            Self { adapters, sets, variants, rounds: 5, checks: ShaderChecks::Disabled };
         // Cargo passes --bench to every benchmark.
         let mut args = args.filter(|arg| arg != "--bench");
         while let Some(arg) = args.next() {
@@ -83,7 +84,7 @@ impl Options {
                 "--shapes" => options.sets = split(value()?),
                 "--variants" => options.variants = split(value()?),
                 "--rounds" => options.rounds = value()?.parse::<usize>()?.max(1),
-                "--checked" => options.checks = Checks::Checked,
+                "--checked" => options.checks = ShaderChecks::Enabled,
                 _ => options.adapters.push(arg.to_lowercase()),
             }
         }
@@ -146,12 +147,12 @@ fn rates(
 ) -> Result<Vec<(String, f64)>, Box<dyn Error>> {
     let [transpose_a, transpose_b] = ["a", "b"].map(|operand| transposed.contains(operand));
     let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
-    let call = Call {
+    let call = OpCall {
         op: &Op::MatMul { transpose_a, transpose_b },
         inputs: vec![pair(m, k, transpose_a).to_vec(), pair(k, n, transpose_b).to_vec()],
         outputs: vec![vec![m, n]],
         accumulate: false,
-        random: Random { step_key: Key::new(0), training: true },
+        random: RandomContext { step_key: Key::new(0), training: true },
     };
     let inputs = [filled(gpu, m * k)?, filled(gpu, k * n)?];
     let output = gpu.storage("c", 4 * (m * n) as u64)?;

@@ -13,9 +13,9 @@
 use std::sync::{LazyLock, mpsc};
 use std::time::Instant;
 
-use potluck::autotune::{Kernels, Record};
+use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::BucketId;
-use potluck::device::{Checks, DeviceError, Gpu, list_adapters};
+use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Piece};
 use potluck::graph::{Builder, Init, Plan, PlanOptions, differentiate};
 
@@ -41,8 +41,9 @@ fn main() {
     println!("{:44}{}", "", WAYS.map(|(name, _)| format!("{name:>9}")).concat());
     measure(&mut Cpu::fast(plan(), 0), rounds);
     for adapter in list_adapters() {
-        let opened = Gpu::open(&adapter, Checks::Trusted)
-            .and_then(|gpu| GpuExecutor::new(gpu, plan(), 0, Kernels::new(Record::in_memory())));
+        let opened = Gpu::open(&adapter, ShaderChecks::Disabled).and_then(|gpu| {
+            GpuExecutor::new(gpu, plan(), 0, KernelSelector::new(KernelCache::in_memory()))
+        });
         match opened {
             Ok(mut device) => measure(&mut device, rounds),
             Err(error) => println!("{}: {error}", adapter.name),

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::thread;
 
 use potluck::base::Rank;
-use potluck::comm::{Group, GroupError, Op, init};
+use potluck::comm::{GroupError, ProcessGroup, ReduceOp, init};
 
 const POINTS: usize = 1000;
 const STEPS: usize = 200;
@@ -30,7 +30,7 @@ fn gradient([slope, offset]: [f32; 2], points: &[(f32, f32)]) -> [f32; 2] {
 }
 
 /// What each thread does: the same as all others, on points of its own.
-fn train(mut group: Group) -> Result<[f32; 2], GroupError> {
+fn train(mut group: ProcessGroup) -> Result<[f32; 2], GroupError> {
     let (rank, world) = (group.rank().index(), group.world_size());
     // Uneven on purpose: the first one takes two parts of `world + 1`.
     let bound = |part: usize| part * POINTS / (world + 1);
@@ -42,7 +42,7 @@ fn train(mut group: Group) -> Result<[f32; 2], GroupError> {
     for _ in 0..STEPS {
         let mut gradient = gradient(line, &points);
         // The mean over all points, not over threads.
-        group.all_reduce(&mut gradient, Op::Mean { weight: points.len() as f64 })?;
+        group.all_reduce(&mut gradient, ReduceOp::Mean { weight: points.len() as f64 })?;
         line = [line[0] - 0.3 * gradient[0], line[1] - 0.3 * gradient[1]];
     }
     Ok(line)

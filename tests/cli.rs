@@ -343,7 +343,9 @@ fn explaining_several_devices_tells_what_each_does() {
     for (part, (rank, rows)) in parts.iter().zip([(0, 2), (1, 1), (2, 1)]) {
         let title = format!("rank {rank}: cpu, {rows} samples\nmicro-batch 0: {rows} samples from");
         assert!(part.starts_with(&title), "{part}");
-        for step in ["start to reduce bucket 0", "verdict", "wait to gather bucket 0"] {
+        for step in
+            ["start reduce-scatter of bucket 0", "verdict", "wait for all-gather of bucket 0"]
+        {
             assert!(part.contains(step), "{step} is missing in:\n{part}");
         }
     }

@@ -14,7 +14,7 @@ mod sync {
 #[path = "../src/comm/mailbox.rs"]
 mod mailbox;
 
-use mailbox::{Closed, Mailbox, Waited};
+use mailbox::{Closed, Mailbox, RecvError};
 
 #[test]
 fn a_waiting_thread_is_woken_and_each_sender_keeps_its_order() {
@@ -27,11 +27,11 @@ fn a_waiting_thread_is_woken_and_each_sender_keeps_its_order() {
                 thread::spawn(move || items.iter().try_for_each(|item| mailbox.send(*item)))
             })
             .collect();
-        let came: Vec<i32> = (0..3).map(|_| mailbox.receive(None).unwrap()).collect();
+        let came: Vec<i32> = (0..3).map(|_| mailbox.recv(None).unwrap()).collect();
         let of_one: Vec<i32> = came.iter().copied().filter(|item| *item < 20).collect();
         assert_eq!(of_one, [10, 11]);
         assert!(came.contains(&20));
-        assert_eq!(mailbox.try_receive(), Ok(None));
+        assert_eq!(mailbox.try_recv(), Ok(None));
         senders.into_iter().for_each(|sender| sender.join().unwrap().unwrap());
     });
 }
@@ -43,7 +43,7 @@ fn a_close_wakes_everyone_with_the_first_reason() {
         let waiting: Vec<_> = (0..2)
             .map(|_| {
                 let mailbox = mailbox.clone();
-                thread::spawn(move || mailbox.receive(None))
+                thread::spawn(move || mailbox.recv(None))
             })
             .collect();
         mailbox.close("first");
@@ -51,11 +51,11 @@ fn a_close_wakes_everyone_with_the_first_reason() {
         assert_eq!(mailbox.closed(), Some(Closed("first".into())));
         let why = Closed("first".into());
         for waiting in waiting {
-            assert_eq!(waiting.join().unwrap(), Err(Waited::Closed(why.clone())));
+            assert_eq!(waiting.join().unwrap(), Err(RecvError::Closed(why.clone())));
         }
         assert_eq!(mailbox.closed(), Some(why.clone()));
         assert_eq!(mailbox.send(1), Err(why.clone()));
-        assert_eq!(mailbox.try_receive(), Err(why));
+        assert_eq!(mailbox.try_recv(), Err(why));
     });
 }
 
@@ -81,7 +81,7 @@ fn a_box_has_one_owner_also_when_a_close_comes_between() {
             let mailbox = mailbox.clone();
             thread::spawn(move || mailbox.close("over"))
         };
-        let got = mailbox.receive(None);
+        let got = mailbox.recv(None);
         let was_sent = sender.join().unwrap();
         closer.join().unwrap();
         assert!(was_sent || got.is_err(), "what was refused has come");
@@ -98,13 +98,13 @@ fn ownership_goes_around_two_threads() {
         let other = {
             let (there, back) = (there.clone(), back.clone());
             thread::spawn(move || {
-                let mut values: Box<[i32; 2]> = there.receive(None).unwrap();
+                let mut values: Box<[i32; 2]> = there.recv(None).unwrap();
                 values[1] += 1;
                 back.send(values).unwrap();
             })
         };
         there.send(Box::new([1, 2])).unwrap();
-        assert_eq!(*back.receive(None).unwrap(), [1, 3]);
+        assert_eq!(*back.recv(None).unwrap(), [1, 3]);
         other.join().unwrap();
     });
 }
@@ -114,15 +114,15 @@ fn ownership_goes_around_two_threads() {
 fn a_deadline_ends_a_wait_only_when_nothing_is_there() {
     loom::model(|| {
         let mailbox = Mailbox::new(1);
-        assert_eq!(mailbox.receive(Some(Instant::now())), Err(Waited::TimedOut));
+        assert_eq!(mailbox.recv(Some(Instant::now())), Err(RecvError::TimedOut));
         let sender = {
             let mailbox = mailbox.clone();
             thread::spawn(move || mailbox.send(1).unwrap())
         };
         let deadline = Instant::now() + Duration::from_secs(3600);
-        assert_eq!(mailbox.receive(Some(deadline)), Ok(1));
+        assert_eq!(mailbox.recv(Some(deadline)), Ok(1));
         sender.join().unwrap();
         mailbox.send(2).unwrap();
-        assert_eq!(mailbox.receive(Some(Instant::now())), Ok(2));
+        assert_eq!(mailbox.recv(Some(Instant::now())), Ok(2));
     });
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{devices, devices_with, fill_inputs, fill_parameters, pass, run_phase};
 use potluck::base::BucketId;
 use potluck::base::rng::Key;
-use potluck::device::Injected;
+use potluck::device::InjectedFault;
 use potluck::exec::{Bank, Executor, Moments, Piece};
 use potluck::graph::{Builder, Init, Plan, PlanOptions, Update, UpdateRange, differentiate};
 
@@ -235,7 +235,7 @@ fn a_device_that_is_lost_while_pieces_are_under_way_says_so() {
             device.begin_read(Bank::Parameters, bucket, 0..length).unwrap();
         }
         let piece = device.take_read(true).unwrap().unwrap();
-        if device.fault(Injected::Lost).is_err() {
+        if device.fault(InjectedFault::Lost).is_err() {
             // The CPU device cannot be lost but by saying so.
             continue;
         }

@@ -13,7 +13,7 @@ use potluck::base::rng::Key;
 use potluck::graph::{Binary, EpilogueOp, Op, Unary};
 use potluck::kernels::ops::matmul::{shared, tile, vector};
 use potluck::kernels::source::{FILES, snippet, text};
-use potluck::kernels::{Call, Random, Shader, twin};
+use potluck::kernels::{OpCall, RandomContext, Shader, twin};
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
@@ -64,7 +64,7 @@ fn fused() -> Vec<(String, String)> {
     texts
 }
 
-fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> Call<'a> {
+fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> OpCall<'a> {
     let own = if matches!(op.root_op(), Op::Unary(_)) { 1 } else { 2 };
     let mut inputs = vec![vec![32, 32]; own];
     for step in epilogue.iter().filter(|step| step.has_operand()) {
@@ -72,8 +72,8 @@ fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> Call<'a> {
         inputs.push(if repeats { vec![32] } else { vec![32, 32] });
     }
     let kept = epilogue.iter().filter(|step| **step == EpilogueOp::Store).count();
-    let random = Random { step_key: Key::new(1), training: true };
-    Call { op, inputs, outputs: vec![vec![32, 32]; 1 + kept], accumulate: false, random }
+    let random = RandomContext { step_key: Key::new(1), training: true };
+    OpCall { op, inputs, outputs: vec![vec![32, 32]; 1 + kept], accumulate: false, random }
 }
 
 /// The text of a file that needs something in front, as its dispatches put it there, for head
@@ -83,12 +83,12 @@ fn attention() -> Vec<(String, String)> {
     for d in [5, 16, 32, 64, 128, 256] {
         for dropout in [0.0, 0.1] {
             let op = Op::Attention { heads: 2, dropout, site: Site(1) };
-            let call = Call {
+            let call = OpCall {
                 op: &op,
                 inputs: vec![vec![3, 7, 6 * d], vec![3]],
                 outputs: vec![vec![3, 7, 2 * d], vec![3, 2, 7]],
                 accumulate: false,
-                random: Random { step_key: Key::new(1), training: true },
+                random: RandomContext { step_key: Key::new(1), training: true },
             };
             let shader = &(twin(&op).unwrap().dispatch)(&call)[0].shader;
             assert_eq!(shader.file, "attention");

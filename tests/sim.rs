@@ -8,10 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use potluck::base::Rank;
-use potluck::collective::{Layout, Topology};
+use potluck::collective::{CollectiveKind, ShardLayout, Topology};
 use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck::model::{GptConfig, gpt};
-use potluck::parallel::{Collective, Instruction, Program, Share, consecutive, data_parallel};
+use potluck::parallel::{Instruction, Program, Share, contiguous_shares, data_parallel};
 use potluck::sim::{
     Costs, Defect, End, Fault, Lane, Link, Machine, Noticed, Report, Scenario, SegmentCost, When,
     check, hash, one_step, reference, run, step_seconds,
@@ -79,8 +79,8 @@ proptest! {
         let chunk_max = align * chunk_units;
         let link = Link { latency_s: 1e-5, bytes_per_s: 1e8 };
         let parts = Parts {
-            layout: Layout::new(topology, world as u32, &lengths, align, chunk_max),
-            shares: consecutive(&counts, &vec![2; world]),
+            layout: ShardLayout::new(topology, world as u32, &lengths, align, chunk_max),
+            shares: contiguous_shares(&counts, &vec![2; world]),
             overlap,
             costs: vec![random::even_costs(plan.segments.len(), link); world],
             links: vec![vec![link; world]; world],
@@ -110,8 +110,8 @@ proptest! {
         let row = |draw: &mut Draw| (0..ranks).map(|_| random::link(draw)).collect();
         let counts: Vec<u32> = (0..ranks).map(|_| draw.below(4)).collect();
         let parts = Parts {
-            layout: Layout::new(topology, world, &lengths, 1, chunk_max),
-            shares: consecutive(&counts, &vec![2; ranks]),
+            layout: ShardLayout::new(topology, world, &lengths, 1, chunk_max),
+            shares: contiguous_shares(&counts, &vec![2; ranks]),
             overlap,
             costs: (0..ranks).map(|_| random::costs(draw, plan.segments.len())).collect(),
             links: (0..ranks).map(|_| row(draw)).collect(),
@@ -287,8 +287,8 @@ fn gpt_parts(bytes_per_s: f64, overlap: bool) -> Parts {
     let costs = random::even_costs(plan.segments.len(), Link::INSTANT);
     let link = Link { latency_s: 1e-5, bytes_per_s };
     Parts {
-        layout: Layout::new(Topology::Ring, 3, &lengths, 64, 256),
-        shares: consecutive(&[6, 3, 1], &[4, 2, 4]),
+        layout: ShardLayout::new(Topology::Ring, 3, &lengths, 64, 256),
+        shares: contiguous_shares(&[6, 3, 1], &[4, 2, 4]),
         overlap,
         costs: vec![costs; 3],
         links: vec![vec![link; 3]; 3],
@@ -356,7 +356,7 @@ fn a_planted_sum_in_arrival_order_is_found() {
 fn a_planted_loss_of_a_message_is_found() {
     for nth in [1, 5] {
         let found = complaints(|scenario| scenario.defect = Some(Defect::LosesMessage(nth)));
-        assert_said(&found, "waits for ever in step 1 for reduce bucket");
+        assert_said(&found, "waits for ever in step 1 for reduce-scatter of bucket");
     }
 }
 
@@ -377,7 +377,7 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
             // Enough chunks that a few places are few.
             let (world, lengths) = (scenario.layout.world, scenario.lengths());
             let chunk_max = (lengths.iter().sum::<usize>() / 200).max(1);
-            let layout = Layout::new(scenario.layout.topology, world, &lengths, 1, chunk_max);
+            let layout = ShardLayout::new(scenario.layout.topology, world, &lengths, 1, chunk_max);
             scenario.layout = Arc::new(layout);
             scenario.defect = Some(Defect::ReadsByPosition);
             scenario.places_max = places_max;
@@ -385,7 +385,8 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
     };
     for places in 1..=3 {
         let found = found(Some(places));
-        let waits = |why: &String| why.contains("waits for ever in step 1 for reduce bucket");
+        let waits =
+            |why: &String| why.contains("waits for ever in step 1 for reduce-scatter of bucket");
         assert!(!found.is_empty() && found.iter().all(waits), "{places}: {found:?}");
     }
     assert_eq!(found(None), Vec::<String>::new());
@@ -401,7 +402,7 @@ fn a_planted_restart_of_each_ring_for_itself_is_found() {
 fn a_planted_reduction_before_the_gradient_is_complete_is_found() {
     let found = complaints(|scenario| {
         for program in &mut scenario.programs {
-            let is_start = |i: &Instruction| matches!(i, Instruction::Start(Collective::Reduce(_)));
+            let is_start = |i: &Instruction| matches!(i, Instruction::Start(c) if c.kind == CollectiveKind::ReduceScatter);
             let (starts, others): (Vec<_>, Vec<_>) =
                 program.instructions.iter().copied().partition(is_start);
             program.instructions = [starts, others].concat();
@@ -422,7 +423,7 @@ fn prices(draw: &mut Draw, are_equal: bool) -> [f64; 2] {
     let plan = random::plan(1 + draw.below(6), &lengths, false);
     let topology = if draw.one_in(3) { Topology::Star } else { Topology::Ring };
     let chunk_max = 64 * (1 + draw.below(400) as usize);
-    let layout = Arc::new(Layout::new(topology, world, &lengths, 64, chunk_max));
+    let layout = Arc::new(ShardLayout::new(topology, world, &lengths, 64, chunk_max));
     let mut counts: Vec<u32> = (0..ranks).map(|_| draw.below(5)).collect();
     let mut costs: Vec<_> = (0..ranks).map(|_| random::costs(draw, plan.segments.len())).collect();
     let row = |draw: &mut Draw| (0..ranks).map(|_| random::link(draw)).collect();
@@ -432,7 +433,7 @@ fn prices(draw: &mut Draw, are_equal: bool) -> [f64; 2] {
         costs = vec![costs[0].clone(); ranks];
         links = vec![vec![links[0][0]; ranks]; ranks];
     }
-    let shares = consecutive(&counts, &vec![2; ranks]);
+    let shares = contiguous_shares(&counts, &vec![2; ranks]);
     let machine = Machine { costs: &costs, links: &links, control_s: 1e-5, window: 2 };
     [true, false].map(|overlap| {
         let program = |&share: &Share| data_parallel(&plan, share, overlap);
@@ -501,7 +502,7 @@ fn the_price_of_a_step_is_what_a_calculation_by_hand_gives() {
     let machine = Machine { costs: &costs, links: &links, control_s: 0.0005, window: 1 };
     let share = |first| Share { first, count: 1, micro_batch: 1 };
     let programs = [0, 1].map(|first| data_parallel(&plan, share(first), true));
-    let layout = Arc::new(Layout::new(Topology::Ring, 2, &[2], 1, 1));
+    let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[2], 1, 1));
     let scenario = Scenario { timeline: true, ..one_step(&programs, &layout, machine) };
     let report = run(&scenario);
     assert!((report.seconds - 0.0405).abs() < 1e-6, "{} s\n{}", report.seconds, report.timeline);

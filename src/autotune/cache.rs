@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::certify::Finding;
+use super::certify::CertificationResult;
 use crate::device::Adapter;
 use crate::files;
 use crate::kernels::ops::matmul::tile;
 use crate::kernels::source;
 
 /// The environment variable that names another directory for what is kept between runs.
-pub const VARIABLE: &str = "POTLUCK_CACHE";
+pub const CACHE_DIR_ENV: &str = "POTLUCK_CACHE";
 
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 
 /// How often, and after what pause, a lock is tried that another process holds to write.
 const TRIES: u32 = 40;
@@ -28,15 +28,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub struct Certificate {
     /// For people: variant and op.
     pub kernel: String,
-    pub finding: Finding,
+    pub result: CertificationResult,
     /// Of which build's kernels it is one: a hash of them all.
     pub build: String,
 }
 
 impl Certificate {
     /// Of a kernel of this build.
-    pub fn new(kernel: impl Into<String>, finding: Finding) -> Self {
-        Self { kernel: kernel.into(), finding, build: build().into() }
+    pub fn new(kernel: impl Into<String>, result: CertificationResult) -> Self {
+        Self { kernel: kernel.into(), result, build: build().into() }
     }
 }
 
@@ -73,7 +73,7 @@ pub struct Timings {
 /// The file.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Content {
+struct CacheFile {
     format: u64,
     device: String,
     /// By kernel hash.
@@ -86,49 +86,49 @@ struct Content {
 
 /// The record of one device.
 #[derive(Debug)]
-pub struct Record {
+pub struct KernelCache {
     /// None: kept in memory only.
     path: Option<PathBuf>,
-    content: Content,
+    content: CacheFile,
     /// What was found or measured and is not on the disk: certificates and timings by their keys.
-    fresh: [BTreeSet<String>; 2],
+    dirty: [BTreeSet<String>; 2],
     notes: Vec<String>,
 }
 
 /// Names a device to the kernels: another driver may be right or wrong in other ways.
-pub fn identity(adapter: &Adapter) -> String {
+pub fn device_key(adapter: &Adapter) -> String {
     format!("{}:{} ({})", adapter.api, adapter.name, adapter.driver)
 }
 
 /// Where records are kept: `POTLUCK_CACHE`, or `potluck` in the user's directory for such files.
 pub fn directory() -> Option<PathBuf> {
-    match std::env::var_os(VARIABLE) {
+    match std::env::var_os(CACHE_DIR_ENV) {
         Some(path) if !path.is_empty() => Some(PathBuf::from(path)),
         _ => dirs::cache_dir().map(|cache| cache.join("potluck")),
     }
 }
 
-impl Record {
+impl KernelCache {
     /// An empty one, that is never written.
     pub fn in_memory() -> Self {
-        let content = Content {
+        let content = CacheFile {
             format: FORMAT,
             device: String::new(),
             certificates: BTreeMap::new(),
             timings: BTreeMap::new(),
         };
-        Self { path: None, content, fresh: Default::default(), notes: Vec::new() }
+        Self { path: None, content, dirty: Default::default(), notes: Vec::new() }
     }
 
     /// The record of an adapter in [`directory`]; in memory, with a note, if there is none.
     pub fn of(adapter: &Adapter) -> Self {
         match directory() {
-            Some(directory) => Self::open(&directory, &identity(adapter)),
+            Some(directory) => Self::open(&directory, &device_key(adapter)),
             None => {
                 let mut record = Self::in_memory();
                 record.notes.push(format!(
                     "what is found out about kernels is not kept: there is no directory for it; \
-                     name one with {VARIABLE}"
+                     name one with {CACHE_DIR_ENV}"
                 ));
                 record
             }
@@ -160,7 +160,7 @@ impl Record {
     }
 
     pub fn certify(&mut self, hash: String, certificate: Certificate) {
-        self.fresh[0].insert(hash.clone());
+        self.dirty[0].insert(hash.clone());
         self.content.certificates.insert(hash, certificate);
     }
 
@@ -175,13 +175,13 @@ impl Record {
     }
 
     /// What is known about a call with these candidates.
-    pub fn timings(&self, signature: &str, candidates: &str) -> Option<&Timings> {
-        self.content.timings.get(signature).filter(|known| known.candidates == candidates)
+    pub fn timings(&self, call_key: &str, candidates: &str) -> Option<&Timings> {
+        self.content.timings.get(call_key).filter(|known| known.candidates == candidates)
     }
 
-    pub fn time(&mut self, signature: String, timings: Timings) {
-        self.fresh[1].insert(signature.clone());
-        self.content.timings.insert(signature, timings);
+    pub fn time(&mut self, call_key: String, timings: Timings) {
+        self.dirty[1].insert(call_key.clone());
+        self.content.timings.insert(call_key, timings);
     }
 
     /// What a person should know about the file, once.
@@ -192,20 +192,20 @@ impl Record {
     /// Writes what is new, together with what other processes wrote meanwhile. A failure is a note:
     /// a run does not depend on it.
     pub fn save(&mut self) {
-        let is_dirty = self.fresh.iter().any(|keys| !keys.is_empty());
+        let is_dirty = self.dirty.iter().any(|keys| !keys.is_empty());
         let Some(path) = self.path.clone().filter(|_| is_dirty) else { return };
-        let fresh = std::mem::take(&mut self.fresh);
-        if let Err(why) = self.merge_into(&path, &fresh) {
+        let dirty = std::mem::take(&mut self.dirty);
+        if let Err(why) = self.merge_into(&path, &dirty) {
             self.notes.push(format!(
                 "what was found out about kernels is not kept: {}: {why}; name another directory \
-                 with {VARIABLE}",
+                 with {CACHE_DIR_ENV}",
                 path.display()
             ));
         }
     }
 
     /// Adds what is fresh to what is on the disk now, and takes over the rest of that.
-    fn merge_into(&mut self, path: &Path, fresh: &[BTreeSet<String>; 2]) -> io::Result<()> {
+    fn merge_into(&mut self, path: &Path, dirty: &[BTreeSet<String>; 2]) -> io::Result<()> {
         fs::create_dir_all(files::parent(path))?;
         let _lock = lock(&files::beside(path, ".lock"))?;
         match read(path, &self.content.device) {
@@ -213,9 +213,9 @@ impl Record {
                 let own = std::mem::replace(&mut self.content, theirs);
                 let is_fresh = |keys: &BTreeSet<String>, key: &String| keys.contains(key);
                 let certificates = own.certificates.into_iter();
-                let certificates = certificates.filter(|(key, _)| is_fresh(&fresh[0], key));
+                let certificates = certificates.filter(|(key, _)| is_fresh(&dirty[0], key));
                 self.content.certificates.extend(certificates);
-                let timings = own.timings.into_iter().filter(|(key, _)| is_fresh(&fresh[1], key));
+                let timings = own.timings.into_iter().filter(|(key, _)| is_fresh(&dirty[1], key));
                 self.content.timings.extend(timings);
             }
             Ok(None) => {}
@@ -246,13 +246,13 @@ fn lock(path: &Path) -> io::Result<File> {
 }
 
 /// The content of a record, `None` if there is no file, or why it is none.
-fn read(path: &Path, device: &str) -> Result<Option<Content>, String> {
+fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, String> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(why) => return Err(why.to_string()),
     };
-    let content: Content = serde_json::from_slice(&bytes).map_err(|why| why.to_string())?;
+    let content: CacheFile = serde_json::from_slice(&bytes).map_err(|why| why.to_string())?;
     if content.format != FORMAT {
         return Err(format!("its format is {}, not {FORMAT}", content.format));
     }
@@ -282,14 +282,14 @@ fn file_name(device: &str) -> String {
 }
 
 /// How many kernels of this build are certified, and the others with the reason, by name.
-pub fn summary(record: &Record) -> (usize, Vec<(String, String)>) {
+pub fn summary(record: &KernelCache) -> (usize, Vec<(String, String)>) {
     let mut wrong: HashMap<&str, &str> = HashMap::new();
     let mut right = 0;
     let of_this_build = record.certificates().filter(|known| known.build == build());
-    for Certificate { kernel, finding, .. } in of_this_build {
-        match finding {
-            Finding::Right { .. } => right += 1,
-            Finding::Wrong { why } => {
+    for Certificate { kernel, result, .. } in of_this_build {
+        match result {
+            CertificationResult::Pass { .. } => right += 1,
+            CertificationResult::Fail { why } => {
                 wrong.insert(kernel, why);
             }
         }
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     fn certificate(kernel: &str) -> Certificate {
-        Certificate::new(kernel, Finding::Right { nmse: 1.25e-13 })
+        Certificate::new(kernel, CertificationResult::Pass { nmse: 1.25e-13 })
     }
 
     fn timings(seconds: f64) -> Timings {
@@ -317,27 +317,27 @@ mod tests {
     fn what_is_saved_is_read_again() {
         let cache = tempfile::tempdir().unwrap();
         let directory = cache.path().join("new");
-        let mut record = Record::open(&directory, "vulkan:A (1)");
+        let mut record = KernelCache::open(&directory, "vulkan:A (1)");
         record.certify("one".into(), certificate("one"));
-        let wrong = Finding::Wrong { why: "NMSE 1".into() };
+        let wrong = CertificationResult::Fail { why: "NMSE 1".into() };
         record.certify("two".into(), Certificate::new("two", wrong));
         record.time("call".into(), timings(0.1 + 0.2));
         record.save();
         assert_eq!(record.take_notes(), [""; 0]);
 
-        let again = Record::open(&directory, "vulkan:A (1)");
-        assert_eq!(again.content, record.content);
-        assert_eq!(again.timings("call", "all"), Some(&timings(0.1 + 0.2)));
-        assert_eq!(again.timings("call", "other candidates"), None);
-        assert_eq!(summary(&again), (1, vec![("two".into(), "NMSE 1".into())]));
-        let other = Record::open(&directory, "vulkan:A (2)");
+        let retune = KernelCache::open(&directory, "vulkan:A (1)");
+        assert_eq!(retune.content, record.content);
+        assert_eq!(retune.timings("call", "all"), Some(&timings(0.1 + 0.2)));
+        assert_eq!(retune.timings("call", "other candidates"), None);
+        assert_eq!(summary(&retune), (1, vec![("two".into(), "NMSE 1".into())]));
+        let other = KernelCache::open(&directory, "vulkan:A (2)");
         assert_eq!(summary(&other), (0, vec![]), "another driver knows nothing");
     }
 
     #[test]
     fn writers_keep_what_others_wrote() {
         let cache = tempfile::tempdir().unwrap();
-        let open = || Record::open(cache.path(), "device");
+        let open = || KernelCache::open(cache.path(), "device");
         let writers: Vec<_> = (0..8)
             .map(|writer| {
                 let mut record = open();
@@ -361,7 +361,7 @@ mod tests {
     fn damaged_and_foreign_files_are_set_aside() {
         let good = {
             let cache = tempfile::tempdir().unwrap();
-            let mut record = Record::open(cache.path(), "device");
+            let mut record = KernelCache::open(cache.path(), "device");
             record.time("call".into(), timings(0.5));
             record.save();
             fs::read_to_string(record.path.unwrap()).unwrap()
@@ -369,7 +369,7 @@ mod tests {
         let spoiled = [
             (String::new(), "EOF"),
             (good[..good.len() / 2].to_string(), "EOF"),
-            (good.replace("\"format\": 1", "\"format\": 2"), "format is 2"),
+            (good.replace("\"format\": 2", "\"format\": 3"), "format is 3"),
             (good.replace("\"device\": \"device\"", "\"device\": \"B\""), "that of B"),
             (good.replace("0.5", "-0.5"), "takes -0.5 s"),
             ("{\"a\": 1}".into(), "unknown field"),
@@ -378,13 +378,13 @@ mod tests {
             let cache = tempfile::tempdir().unwrap();
             let path = cache.path().join(file_name("device"));
             fs::write(&path, &text).unwrap();
-            let mut record = Record::open(cache.path(), "device");
+            let mut record = KernelCache::open(cache.path(), "device");
             let notes = record.take_notes();
             assert!(notes.len() == 1 && notes[0].contains(why), "{why}: {notes:?}");
             record.certify("one".into(), certificate("one"));
             record.save();
             assert_eq!(fs::read_to_string(damaged(&path)).unwrap(), text);
-            assert_eq!(summary(&Record::open(cache.path(), "device")).0, 1);
+            assert_eq!(summary(&KernelCache::open(cache.path(), "device")).0, 1);
         }
     }
 
@@ -393,12 +393,12 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let file = cache.path().join("file");
         fs::write(&file, "").unwrap();
-        let mut record = Record::open(&file.join("below"), "device");
+        let mut record = KernelCache::open(&file.join("below"), "device");
         record.take_notes();
         record.certify("one".into(), certificate("one"));
         record.save();
         let notes = record.take_notes();
-        assert!(notes.len() == 1 && notes[0].contains(VARIABLE), "{notes:?}");
+        assert!(notes.len() == 1 && notes[0].contains(CACHE_DIR_ENV), "{notes:?}");
         assert!(record.certificate("one").is_some(), "the run goes on");
     }
 

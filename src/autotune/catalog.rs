@@ -1,10 +1,10 @@
 //! Calls that together use every kernel: what `potluck devices --certify` certifies.
 
-use super::probes::Problem;
+use super::probes::OwnedCall;
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Binary, EpilogueOp, Op, Unary, Update, UpdateRange};
-use crate::kernels::{Random, twin};
+use crate::kernels::{RandomContext, twin};
 
 /// Samples, tokens, heads, channels and classes of the calls: a small GPT.
 const B: usize = 4;
@@ -16,15 +16,15 @@ const V: usize = 65;
 const N: usize = B * T;
 
 /// One call per op and, for matrix products, per pair of transposes; large enough for all variants.
-pub fn problems() -> Vec<Problem> {
-    let random = Random { step_key: Key::new(1), training: true };
-    let problem = |(op, inputs): (Op, Vec<Vec<usize>>)| {
+pub fn catalog_calls() -> Vec<OwnedCall> {
+    let random = RandomContext { step_key: Key::new(1), training: true };
+    let owned_call = |(op, inputs): (Op, Vec<Vec<usize>>)| {
         let name = op.to_string();
-        let problem = Problem::new(op, inputs, random);
-        problem.unwrap_or_else(|| panic!("the table's shapes do not fit {name}"))
+        let owned_call = OwnedCall::new(op, inputs, random);
+        owned_call.unwrap_or_else(|| panic!("the table's shapes do not fit {name}"))
     };
     let all = [products(), elementwise(), fused(), moves(), rows(), attention()].concat();
-    all.into_iter().map(problem).collect()
+    all.into_iter().map(owned_call).collect()
 }
 
 /// Counts of elements that buckets have: kernels that work on buckets come for those that four
@@ -56,8 +56,8 @@ pub fn updates() -> Vec<(Update, UpdateRange)> {
 /// The name of every variant of every kernel, sorted.
 pub fn names() -> Vec<String> {
     let mut names: Vec<String> = ["norm", "hash", "sgd", "adamw"].map(String::from).to_vec();
-    for problem in problems() {
-        let call = problem.call();
+    for owned_call in catalog_calls() {
+        let call = owned_call.call();
         let variants = twin(call.op).map(|twin| (twin.variants)(&call)).unwrap_or_default();
         names.extend(variants.into_iter().map(|variant| variant.name));
     }
@@ -186,15 +186,15 @@ mod tests {
     #[test]
     fn every_shader_file_is_used() {
         // Those of buckets have their own probes; two are no part of training.
-        let mut used: BTreeSet<&str> = ["adamw", "hash", "norm", "sgd", "peak", "spin"].into();
-        for problem in problems() {
-            let call = problem.call();
+        let mut planned: BTreeSet<&str> = ["adamw", "hash", "norm", "sgd", "peak", "spin"].into();
+        for owned_call in catalog_calls() {
+            let call = owned_call.call();
             for variant in (twin(call.op).unwrap().variants)(&call) {
-                used.extend(variant.dispatches.iter().map(|dispatch| dispatch.shader.file));
+                planned.extend(variant.dispatches.iter().map(|dispatch| dispatch.shader.file));
             }
         }
         for (file, _) in FILES {
-            assert!(used.contains(file), "{file} is used by no call of the table");
+            assert!(planned.contains(file), "{file} is used by no call of the table");
         }
     }
 

@@ -1,13 +1,13 @@
 //! Certification: is a kernel right on this device and driver? It runs on probes and is compared
 //! with the reference in f64, with sentinels behind every output.
 
-use super::probes::{Oracle, Problem, probes};
+use super::probes::{OwnedCall, ReferenceCache, probes};
 use super::update_probes;
-use crate::device::{Checks, DeviceError, Gpu};
+use crate::device::{DeviceError, Gpu, ShaderChecks};
 use crate::graph::{Update, UpdateRange};
-use crate::kernels::harness::{self, NMSE_MAX, TrialError};
+use crate::kernels::harness::{self, HarnessError, NMSE_MAX};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Call, Dispatch, Operand, Pipelines, Variant, source, twin};
+use crate::kernels::{Dispatch, OpCall, Operand, Pipelines, Variant, source, twin};
 
 /// The release of wgpu, which translates the shaders: another one may do so otherwise.
 const WGPU: &str = "30.0.1";
@@ -15,36 +15,36 @@ const WGPU: &str = "30.0.1";
 /// Probes that a kernel runs on, of those that use its shader.
 const PROBES: usize = 4;
 
-/// What a planted error multiplies results by; see [`Subject::planted`].
-const PLANTED: f32 = 1.01;
+/// What a planted error multiplies results by; see [`Certifier::corrupted_kernels`].
+const CORRUPTION_FACTOR: f32 = 1.01;
 
 /// What the trials of a kernel said.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Finding {
+pub enum CertificationResult {
     /// As the reference; the largest normalized mean squared error.
-    Right { nmse: f64 },
+    Pass { nmse: f64 },
     /// Not to be used on this driver, and why.
-    Wrong { why: String },
+    Fail { why: String },
 }
 
-impl Finding {
-    pub fn is_right(&self) -> bool {
-        matches!(self, Self::Right { .. })
+impl CertificationResult {
+    pub fn is_certified(&self) -> bool {
+        matches!(self, Self::Pass { .. })
     }
 
     fn of(nmse: f64) -> Self {
         match nmse <= NMSE_MAX {
-            true => Self::Right { nmse },
-            false => Self::Wrong { why: format!("its results are wrong, NMSE {nmse:.2e}") },
+            true => Self::Pass { nmse },
+            false => Self::Fail { why: format!("its results are wrong, NMSE {nmse:.2e}") },
         }
     }
 
     /// The worse of two: what is wrong, or else the larger error.
     fn worst(self, other: Self) -> Self {
         match (&self, &other) {
-            (Self::Wrong { .. }, _) => self,
-            (Self::Right { nmse: a }, Self::Right { nmse: b }) if a >= b => self,
+            (Self::Fail { .. }, _) => self,
+            (Self::Pass { nmse: a }, Self::Pass { nmse: b }) if a >= b => self,
             _ => other,
         }
     }
@@ -53,7 +53,7 @@ impl Finding {
 /// Names what runs: BLAKE3 of the WGSL, the entry points, the access to each binding, the checks
 /// and the release of wgpu. One shader may serve several ops by its parameters, so `op`, the first
 /// word of the op's name, counts too.
-pub fn kernel_hash(checks: Checks, op: &str, dispatches: &[Dispatch]) -> String {
+pub fn kernel_hash(checks: ShaderChecks, op: &str, dispatches: &[Dispatch]) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut part = |text: &str| {
         hasher.update(&(text.len() as u64).to_le_bytes());
@@ -82,50 +82,58 @@ fn access(operand: &Operand) -> char {
 }
 
 /// The hash of a variant of a call.
-pub fn variant_hash(checks: Checks, call: &Call, variant: &Variant) -> String {
+pub fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
     kernel_hash(checks, &call.op.to_string(), &variant.dispatches)
 }
 
 /// A device on which kernels are tried.
-pub struct Subject<'a> {
+pub struct Certifier<'a> {
     pub gpu: &'a Gpu,
     pub pipelines: &'a mut Pipelines,
-    pub oracle: &'a mut Oracle,
+    pub reference_cache: &'a mut ReferenceCache,
     /// Names of kernels whose results are spoiled, for tests of what happens then.
-    pub planted: &'a [String],
+    pub corrupted_kernels: &'a [String],
 }
 
-impl Subject<'_> {
+impl Certifier<'_> {
     /// Tries a variant of a call on a few probes that run the same kernel; on the call
     /// itself if there is none.
     ///
     /// # Errors
     /// A device that fails (and not only a shader that does not compile).
-    pub fn variant(&mut self, call: &Call, variant: &Variant) -> Result<Finding, DeviceError> {
+    pub fn variant(
+        &mut self,
+        call: &OpCall,
+        variant: &Variant,
+    ) -> Result<CertificationResult, DeviceError> {
         let twin = twin(call.op).expect("a call with variants has kernels");
         let hash = variant_hash(self.gpu.checks, call, variant);
-        let (mut finding, mut tried) = (Finding::Right { nmse: 0.0 }, 0);
-        for problem in probes(call) {
-            let small = problem.call();
+        let (mut result, mut tried) = (CertificationResult::Pass { nmse: 0.0 }, 0);
+        for probe in probes(call) {
+            let small = probe.call();
             let same = (twin.variants)(&small).into_iter().find(|small_variant| {
                 small_variant.name == variant.name
                     && variant_hash(self.gpu.checks, &small, small_variant) == hash
             });
             let Some(same) = same else { continue };
-            finding = finding.worst(self.problem(&problem, &same)?);
+            result = result.worst(self.check(&probe, &same)?);
             tried += 1;
-            if tried == PROBES || !finding.is_right() {
+            if tried == PROBES || !result.is_certified() {
                 break;
             }
         }
-        if tried == 0 { self.problem(&Problem::of(call), variant) } else { Ok(finding) }
+        if tried == 0 { self.check(&OwnedCall::of(call), variant) } else { Ok(result) }
     }
 
-    fn problem(&mut self, problem: &Problem, variant: &Variant) -> Result<Finding, DeviceError> {
-        let start = if problem.accumulate { 0.25 } else { f32::NAN };
-        let solved = self.oracle.solve(problem, f64::from(start));
+    fn check(
+        &mut self,
+        owned_call: &OwnedCall,
+        variant: &Variant,
+    ) -> Result<CertificationResult, DeviceError> {
+        let start = if owned_call.accumulate { 0.25 } else { f32::NAN };
+        let solved = self.reference_cache.solve(owned_call, f64::from(start));
         let given: Vec<_> = solved.inputs.iter().collect();
-        let (call, dispatches) = (problem.call(), &variant.dispatches);
+        let (call, dispatches) = (owned_call.call(), &variant.dispatches);
         let ran = harness::run_call(self.gpu, self.pipelines, &call, dispatches, &given, start);
         let outputs = match ran {
             Ok(outputs) => outputs,
@@ -134,26 +142,36 @@ impl Subject<'_> {
         let factor = f64::from(self.factor(&variant.name));
         let errors = outputs.iter().zip(&solved.expected).map(|(got, expected)| {
             let got = got.iter().map(|v| f64::from(*v) * factor);
-            Finding::of(harness::nmse(got, expected))
+            CertificationResult::of(harness::nmse(got, expected))
         });
-        Ok(errors.fold(Finding::Right { nmse: 0.0 }, Finding::worst))
+        Ok(errors.fold(CertificationResult::Pass { nmse: 0.0 }, CertificationResult::worst))
     }
 
     fn factor(&self, name: &str) -> f32 {
-        if self.planted.iter().any(|planted| planted == name) { PLANTED } else { 1.0 }
+        if self.corrupted_kernels.iter().any(|corrupted_kernels| corrupted_kernels == name) {
+            CORRUPTION_FACTOR
+        } else {
+            1.0
+        }
     }
 
     /// Tries the update rule that `update` is of, as a range like `like` runs it; see
     /// [`update_probes`].
     ///
     /// # Errors
-    /// As [`Subject::variant`].
-    pub fn update(&mut self, update: &Update, like: &UpdateRange) -> Result<Finding, DeviceError> {
-        let probe = update_probes::Probe::new(update, like);
+    /// As [`Certifier::variant`].
+    pub fn update(
+        &mut self,
+        update: &Update,
+        like: &UpdateRange,
+    ) -> Result<CertificationResult, DeviceError> {
+        let probe = update_probes::UpdateProbe::new(update, like);
         let inputs = [bytemuck::cast_slice(&probe.gradients)];
         let dispatches = [probe.dispatch()];
         match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.state) {
-            Ok(state) => Ok(Finding::of(probe.error(&state, self.factor(probe.name())))),
+            Ok(state) => {
+                Ok(CertificationResult::of(probe.error(&state, self.factor(probe.name()))))
+            }
             Err(error) => finding_of(error),
         }
     }
@@ -162,13 +180,14 @@ impl Subject<'_> {
     /// `like` elements runs them.
     ///
     /// # Errors
-    /// As [`Subject::variant`].
-    pub fn norm(&mut self, like: usize) -> Result<Finding, DeviceError> {
+    /// As [`Certifier::variant`].
+    pub fn norm(&mut self, like: usize) -> Result<CertificationResult, DeviceError> {
         let probe = update_probes::NormProbe::new(like);
         let inputs = [bytemuck::cast_slice(&probe.gradients)];
-        let dispatches = norm::dispatch(probe.gradients.len(), probe.parts(), 1);
-        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.starts()) {
-            Ok(state) => Ok(Finding::of(probe.error(&state[1], self.factor("norm")))),
+        let dispatches = norm::dispatch(probe.gradients.len(), probe.partials(), 1);
+        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.initial_outputs())
+        {
+            Ok(state) => Ok(CertificationResult::of(probe.error(&state[1], self.factor("norm")))),
             Err(error) => finding_of(error),
         }
     }
@@ -176,37 +195,38 @@ impl Subject<'_> {
     /// Tries both stages of the hash, as a bucket of `like` words runs them.
     ///
     /// # Errors
-    /// As [`Subject::variant`].
-    pub fn hash(&mut self, like: usize) -> Result<Finding, DeviceError> {
+    /// As [`Certifier::variant`].
+    pub fn hash(&mut self, like: usize) -> Result<CertificationResult, DeviceError> {
         let probe = update_probes::HashProbe::new(like);
         let inputs = [bytemuck::cast_slice(&probe.words)];
-        let dispatches = hash::dispatch(0..probe.words.len(), probe.parts());
+        let dispatches = hash::dispatch(0..probe.words.len(), probe.partials());
         let error = u64::from(self.factor("hash") != 1.0);
-        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.starts()) {
-            Ok(state) => Ok(Finding::of(probe.error(&state[1], error))),
+        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.initial_outputs())
+        {
+            Ok(state) => Ok(CertificationResult::of(probe.error(&state[1], error))),
             Err(error) => finding_of(error),
         }
     }
 }
 
 /// What the failure of a trial says about the kernel: nothing, if the device failed.
-fn finding_of(error: TrialError) -> Result<Finding, DeviceError> {
+fn finding_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
     match error {
-        TrialError::Device(DeviceError::Refused { what, why, .. }) => {
-            Ok(Finding::Wrong { why: format!("{what} was refused: {why}") })
+        HarnessError::Device(DeviceError::Refused { what, why, .. }) => {
+            Ok(CertificationResult::Fail { why: format!("{what} was refused: {why}") })
         }
-        TrialError::Device(error) => Err(error),
-        error => Ok(Finding::Wrong { why: error.to_string() }),
+        HarnessError::Device(error) => Err(error),
+        error => Ok(CertificationResult::Fail { why: error.to_string() }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::autotune::catalog::{COUNTS, problems, updates as rules};
+    use crate::autotune::catalog::{COUNTS, catalog_calls, updates as rules};
     use crate::base::rng::Key;
     use crate::graph::Op;
-    use crate::kernels::Random;
+    use crate::kernels::RandomContext;
     use crate::kernels::testing::for_each_gpu;
 
     #[test]
@@ -217,26 +237,27 @@ mod tests {
 
     #[test]
     fn every_variant_of_the_table_has_probes_and_is_right_on_every_adapter() {
-        let mut oracle = Oracle::default();
+        let mut reference_cache = ReferenceCache::default();
         for_each_gpu(|gpu, pipelines| {
-            let oracle = &mut oracle;
-            let mut subject = Subject { gpu, pipelines, oracle, planted: &[] };
-            let check = |what: &str, finding: Finding| {
-                assert!(finding.is_right(), "{what} on {}: {finding:?}", gpu.name);
+            let reference_cache = &mut reference_cache;
+            let mut certifier =
+                Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
+            let check = |what: &str, result: CertificationResult| {
+                assert!(result.is_certified(), "{what} on {}: {result:?}", gpu.name);
             };
-            for problem in problems() {
-                let call = problem.call();
+            for owned_call in catalog_calls() {
+                let call = owned_call.call();
                 for variant in (twin(call.op).unwrap().variants)(&call) {
                     let what = format!("{} of {}", variant.name, call.op);
-                    check(&what, subject.variant(&call, &variant).unwrap());
+                    check(&what, certifier.variant(&call, &variant).unwrap());
                 }
             }
             for (rule, range) in rules() {
-                check(&format!("{rule:?} {range:?}"), subject.update(&rule, &range).unwrap());
+                check(&format!("{rule:?} {range:?}"), certifier.update(&rule, &range).unwrap());
             }
             for count in COUNTS {
-                check("norm", subject.norm(count).unwrap());
-                check("hash", subject.hash(count).unwrap());
+                check("norm", certifier.norm(count).unwrap());
+                check("hash", certifier.hash(count).unwrap());
             }
         });
     }
@@ -244,15 +265,15 @@ mod tests {
     #[test]
     fn every_variant_of_the_table_is_tried_on_small_calls() {
         let mut without = Vec::new();
-        for problem in problems() {
-            let call = problem.call();
+        for owned_call in catalog_calls() {
+            let call = owned_call.call();
             let twin = twin(call.op).unwrap();
             for variant in (twin.variants)(&call) {
-                let hash = variant_hash(Checks::Trusted, &call, &variant);
-                let same = |small: &Problem| {
+                let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
+                let same = |small: &OwnedCall| {
                     let call = small.call();
                     let variants = (twin.variants)(&call);
-                    variants.iter().any(|v| variant_hash(Checks::Trusted, &call, v) == hash)
+                    variants.iter().any(|v| variant_hash(ShaderChecks::Disabled, &call, v) == hash)
                 };
                 if !probes(&call).iter().any(same) {
                     without.push(format!("{} of {} {:?}", variant.name, call.op, call.inputs));
@@ -265,46 +286,57 @@ mod tests {
     #[test]
     fn a_planted_error_is_found_in_every_kernel() {
         // The error is planted on this side of the device: one is enough.
-        let (mut is_first, mut oracle) = (true, Oracle::default());
+        let (mut is_first, mut reference_cache) = (true, ReferenceCache::default());
         for_each_gpu(|gpu, pipelines| {
             if !std::mem::take(&mut is_first) {
                 return;
             }
-            for problem in problems() {
-                let call = problem.call();
+            for owned_call in catalog_calls() {
+                let call = owned_call.call();
                 let variant = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
-                let planted = [variant.name.clone()];
-                let oracle = &mut oracle;
-                let mut subject = Subject { gpu, pipelines, oracle, planted: &planted };
-                let finding = subject.variant(&call, &variant).unwrap();
-                assert!(!finding.is_right(), "{} of {}", variant.name, call.op);
+                let corrupted_kernels = [variant.name.clone()];
+                let reference_cache = &mut reference_cache;
+                let mut certifier = Certifier {
+                    gpu,
+                    pipelines,
+                    reference_cache,
+                    corrupted_kernels: &corrupted_kernels,
+                };
+                let result = certifier.variant(&call, &variant).unwrap();
+                assert!(!result.is_certified(), "{} of {}", variant.name, call.op);
             }
-            let planted = ["sgd", "adamw", "norm", "hash"].map(String::from);
-            let oracle = &mut oracle;
-            let mut subject = Subject { gpu, pipelines, oracle, planted: &planted };
+            let corrupted_kernels = ["sgd", "adamw", "norm", "hash"].map(String::from);
+            let reference_cache = &mut reference_cache;
+            let mut certifier = Certifier {
+                gpu,
+                pipelines,
+                reference_cache,
+                corrupted_kernels: &corrupted_kernels,
+            };
             for (rule, range) in rules() {
-                let finding = subject.update(&rule, &range).unwrap();
-                assert!(!finding.is_right(), "{rule:?} {range:?}");
+                let result = certifier.update(&rule, &range).unwrap();
+                assert!(!result.is_certified(), "{rule:?} {range:?}");
             }
             for count in COUNTS {
-                assert!(!subject.norm(count).unwrap().is_right());
-                assert!(!subject.hash(count).unwrap().is_right());
+                assert!(!certifier.norm(count).unwrap().is_certified());
+                assert!(!certifier.hash(count).unwrap().is_certified());
             }
         });
     }
 
     #[test]
     fn layer_norm_of_two_values_is_certified_all_the_same() {
-        let random = Random { step_key: Key::new(1), training: true };
+        let random = RandomContext { step_key: Key::new(1), training: true };
         let inputs = vec![vec![9, 2], vec![2], vec![9, 2], vec![9, 2]];
-        let problem = Problem::new(Op::LayerNormGrad, inputs, random).unwrap();
-        let call = problem.call();
+        let owned_call = OwnedCall::new(Op::LayerNormGrad, inputs, random).unwrap();
+        let call = owned_call.call();
         for_each_gpu(|gpu, pipelines| {
-            let oracle = &mut Oracle::default();
-            let mut subject = Subject { gpu, pipelines, oracle, planted: &[] };
+            let reference_cache = &mut ReferenceCache::default();
+            let mut certifier =
+                Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
             let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
-            let finding = subject.variant(&call, &plain).unwrap();
-            assert!(finding.is_right(), "{finding:?} on {}", gpu.name);
+            let result = certifier.variant(&call, &plain).unwrap();
+            assert!(result.is_certified(), "{result:?} on {}", gpu.name);
         });
     }
 
@@ -313,23 +345,24 @@ mod tests {
     #[test]
     fn wrong_kernels_are_refused_with_the_reason() {
         use crate::kernels::Shader;
-        let problem = problems().into_iter().find(|p| p.op.to_string() == "relu").unwrap();
-        let call = problem.call();
+        let owned_call = catalog_calls().into_iter().find(|p| p.op.to_string() == "relu").unwrap();
+        let call = owned_call.call();
         let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
         let shader = plain.dispatches[0].shader.clone();
         let text = source::text(&shader);
-        let finding = |from: &str, to: &str| {
+        let result = |from: &str, to: &str| {
             assert!(text.contains(from), "{from} in {text}");
             let mut wrong = plain.clone();
             let text = text.replace(from, to);
             wrong.dispatches[0].shader = Shader::emitted("wrong", shader.entry, text);
             let mut found = Vec::new();
             for_each_gpu(|gpu, pipelines| {
-                let oracle = &mut Oracle::default();
-                let mut subject = Subject { gpu, pipelines, oracle, planted: &[] };
+                let reference_cache = &mut ReferenceCache::default();
+                let mut certifier =
+                    Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
                 // No probe has this text, so the kernel runs on the call itself.
-                match subject.variant(&call, &wrong).unwrap() {
-                    Finding::Wrong { why } => found.push(why),
+                match certifier.variant(&call, &wrong).unwrap() {
+                    CertificationResult::Fail { why } => found.push(why),
                     right => panic!("{right:?} on {}", gpu.name),
                 }
             });
@@ -338,8 +371,8 @@ mod tests {
         let all = |found: Vec<String>, part: &str| {
             assert!(found.iter().all(|why| why.contains(part)), "{found:?}");
         };
-        all(finding("y[i] = relu_of(x[i])", "y[i] = relu_of(x[i]) + 0.01"), "NMSE");
-        all(finding("y[i] = relu_of(x[i])", "y[i + 1u] = relu_of(x[i])"), "out of bounds");
-        all(finding("var<immediate>", "var<nothing>"), "refused");
+        all(result("y[i] = relu_of(x[i])", "y[i] = relu_of(x[i]) + 0.01"), "NMSE");
+        all(result("y[i] = relu_of(x[i])", "y[i + 1u] = relu_of(x[i])"), "out of bounds");
+        all(result("var<immediate>", "var<nothing>"), "refused");
     }
 }

@@ -13,6 +13,6 @@ pub mod selector;
 pub mod timing;
 pub mod update_probes;
 
-pub use cache::Record;
-pub use plan_calls::Choices;
-pub use selector::{Kernels, Progress, Tuning};
+pub use cache::KernelCache;
+pub use plan_calls::VariantChoices;
+pub use selector::{KernelSelector, TuneOptions, TuneProgress};

@@ -3,40 +3,40 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::certify::variant_hash;
-use super::probes::Problem;
+use super::probes::OwnedCall;
 use crate::base::TensorId;
 use crate::base::rng::Key;
 use crate::device::Gpu;
 use crate::graph::Plan;
-use crate::kernels::{Call, Random, Variant, twin};
+use crate::kernels::{OpCall, RandomContext, Variant, twin};
 
-/// The variant of each call that has several, by the call's [`signature`] at full capacity.
+/// The variant of each call that has several, by the call's [`call_key`] at full capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choices(BTreeMap<String, String>);
+pub struct VariantChoices(BTreeMap<String, String>);
 
-impl Choices {
-    pub fn get(&self, signature: &str) -> Option<&str> {
-        self.0.get(signature).map(String::as_str)
+impl VariantChoices {
+    pub fn get(&self, call_key: &str) -> Option<&str> {
+        self.0.get(call_key).map(String::as_str)
     }
 
-    pub fn insert(&mut self, signature: String, name: String) {
-        self.0.insert(signature, name);
+    pub fn insert(&mut self, call_key: String, name: String) {
+        self.0.insert(call_key, name);
     }
 
     /// Signatures and names, sorted.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(signature, name)| (signature.as_str(), name.as_str()))
+        self.0.iter().map(|(call_key, name)| (call_key.as_str(), name.as_str()))
     }
 }
 
-impl FromIterator<(String, String)> for Choices {
+impl FromIterator<(String, String)> for VariantChoices {
     fn from_iter<I: IntoIterator<Item = (String, String)>>(choices: I) -> Self {
         Self(choices.into_iter().collect())
     }
 }
 
 /// A call as text, such as `matmul a b^T (768, 128) (384, 128)`.
-pub fn signature(call: &Call) -> String {
+pub fn call_key(call: &OpCall) -> String {
     let mut text = call.op.to_string();
     for dims in &call.inputs {
         let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
@@ -52,42 +52,42 @@ pub fn signature(call: &Call) -> String {
 }
 
 /// A call of a plan, which several nodes may make.
-pub struct Use {
-    pub problem: Problem,
-    pub signature: String,
+pub struct PlanCall {
+    pub owned_call: OwnedCall,
+    pub call_key: String,
     pub variants: Vec<Variant>,
     /// FLOPs and bytes of all its nodes: those with more are timed first.
     pub weight: f64,
 }
 
 /// The different calls of a plan at full capacity.
-pub fn uses(plan: &Plan) -> Vec<Use> {
-    let random = Random { step_key: Key::new(1), training: plan.graph.is_trained() };
+pub fn distinct_calls(plan: &Plan) -> Vec<PlanCall> {
+    let random = RandomContext { step_key: Key::new(1), training: plan.graph.is_trained() };
     let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(plan.options.rows)).collect()
     };
-    let mut uses: Vec<Use> = Vec::new();
+    let mut calls: Vec<PlanCall> = Vec::new();
     for node in &plan.graph.nodes {
         let Some(twin) = twin(&node.op) else { continue };
         let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
         let (op, accumulate) = (node.op.clone(), node.accumulate);
-        let problem = Problem { op, inputs, outputs, accumulate, random };
-        let call = problem.call();
-        let (signature, cost) = (signature(&call), (twin.cost)(&call));
+        let owned_call = OwnedCall { op, inputs, outputs, accumulate, random };
+        let call = owned_call.call();
+        let (call_key, cost) = (call_key(&call), (twin.cost)(&call));
         let weight = cost.flops + cost.bytes;
-        match uses.iter_mut().find(|used| used.signature == signature) {
-            Some(used) => used.weight += weight,
+        match calls.iter_mut().find(|planned| planned.call_key == call_key) {
+            Some(planned) => planned.weight += weight,
             None => {
                 let variants = (twin.variants)(&call);
-                uses.push(Use { problem, signature, variants, weight });
+                calls.push(PlanCall { owned_call, call_key, variants, weight });
             }
         }
     }
-    uses
+    calls
 }
 
 /// Names the set of variants that there is to choose from.
-pub fn candidates(gpu: &Gpu, call: &Call, variants: &[Variant]) -> String {
+pub fn variant_set_hash(gpu: &Gpu, call: &OpCall, variants: &[Variant]) -> String {
     let hashes: BTreeSet<String> =
         variants.iter().map(|variant| variant_hash(gpu.checks, call, variant)).collect();
     let all: String = hashes.into_iter().collect();

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::base::{DType, Shape};
 use crate::graph::{EpilogueOp, Op, shapes};
-use crate::kernels::harness::{self, Fill, Values, values};
-use crate::kernels::{Call, Random, twin};
+use crate::kernels::harness::{self, InputFill, Values, generate};
+use crate::kernels::{OpCall, RandomContext, twin};
 
 /// Dimensions along which nothing depends on the size shrink to these, which differ.
 const SMALL: [usize; 4] = [3, 7, 5, 11];
@@ -40,16 +40,16 @@ const TOKENS: [usize; 3] = [5, 37, 67];
 
 /// A call that owns its op.
 #[derive(Clone, Debug)]
-pub struct Problem {
+pub struct OwnedCall {
     pub op: Op,
     pub inputs: Vec<Vec<usize>>,
     pub outputs: Vec<Vec<usize>>,
     pub accumulate: bool,
-    pub random: Random,
+    pub random: RandomContext,
 }
 
-impl Problem {
-    pub fn of(call: &Call) -> Self {
+impl OwnedCall {
+    pub fn of(call: &OpCall) -> Self {
         Self {
             op: call.op.clone(),
             inputs: call.inputs.clone(),
@@ -60,7 +60,7 @@ impl Problem {
     }
 
     /// An op on inputs of these dimensions; `None` if the shape rule refuses them.
-    pub fn new(op: Op, inputs: Vec<Vec<usize>>, random: Random) -> Option<Self> {
+    pub fn new(op: Op, inputs: Vec<Vec<usize>>, random: RandomContext) -> Option<Self> {
         // Some rules insist on batched tensors.
         let samples = match op {
             Op::Attention { .. } | Op::AttentionGrad { .. } => Some(inputs[0][0]),
@@ -71,7 +71,7 @@ impl Problem {
             .iter()
             .enumerate()
             .map(|(index, dims)| {
-                let integer = !matches!(fill(&op, &inputs, index), Fill::Normal);
+                let integer = !matches!(fill(&op, &inputs, index), InputFill::Normal);
                 let dtype = if integer { DType::U32 } else { DType::F32 };
                 let shape = match (samples, dims.split_first()) {
                     (Some(samples), Some((first, rest))) => {
@@ -88,8 +88,8 @@ impl Problem {
         Some(Self { op, inputs, outputs, accumulate: false, random })
     }
 
-    pub fn call(&self) -> Call<'_> {
-        Call {
+    pub fn call(&self) -> OpCall<'_> {
+        OpCall {
             op: &self.op,
             inputs: self.inputs.clone(),
             outputs: self.outputs.clone(),
@@ -104,14 +104,14 @@ impl Problem {
         let lengths = self.inputs.iter().map(|dims| dims.iter().product());
         let mut all: Vec<Values> = lengths
             .enumerate()
-            .map(|(index, length)| values(fill(&self.op, &self.inputs, index), length, index))
+            .map(|(index, length)| generate(fill(&self.op, &self.inputs, index), length, index))
             .collect();
         let Some(forward) = forward(&self.op) else { return all };
         let inputs: Vec<Vec<usize>> =
             forward.inputs.iter().map(|index| self.inputs[*index].clone()).collect();
-        if let Some(problem) = Problem::new(forward.op, inputs, self.random) {
+        if let Some(owned_call) = OwnedCall::new(forward.op, inputs, self.random) {
             let given: Vec<Values> = forward.inputs.iter().map(|at| all[*at].clone()).collect();
-            let computed = problem.expected(&given, 0.0);
+            let computed = owned_call.expected(&given, 0.0);
             for (output, index) in forward.outputs {
                 all[index] = Values::Float(computed[output].clone());
             }
@@ -130,43 +130,43 @@ impl Problem {
 /// Inputs of probes and what the reference gives, kept because all variants of a call run the same
 /// probes.
 #[derive(Default)]
-pub struct Oracle {
-    solved: HashMap<String, Arc<Solved>>,
+pub struct ReferenceCache {
+    solved: HashMap<String, Arc<ReferenceResult>>,
 }
 
 /// The inputs of a problem and its outputs in f64.
-pub struct Solved {
+pub struct ReferenceResult {
     pub inputs: Vec<Values>,
     pub expected: Vec<Vec<f64>>,
 }
 
-impl Oracle {
+impl ReferenceCache {
     /// The inputs and outputs of a problem, whose outputs start as `start`.
-    pub fn solve(&mut self, problem: &Problem, start: f64) -> Arc<Solved> {
-        let solved = self.solved.entry(format!("{problem:?}")).or_insert_with(|| {
-            let inputs = problem.values();
-            let expected = problem.expected(&inputs, start);
-            Arc::new(Solved { inputs, expected })
+    pub fn solve(&mut self, owned_call: &OwnedCall, start: f64) -> Arc<ReferenceResult> {
+        let solved = self.solved.entry(format!("{owned_call:?}")).or_insert_with(|| {
+            let inputs = owned_call.values();
+            let expected = owned_call.expected(&inputs, start);
+            Arc::new(ReferenceResult { inputs, expected })
         });
         Arc::clone(solved)
     }
 
     /// Frees what is kept.
-    pub fn forget(&mut self) {
+    pub fn clear(&mut self) {
         self.solved.clear();
     }
 }
 
 /// What an input of an op holds, given the dimensions of all of them.
-pub fn fill(op: &Op, inputs: &[Vec<usize>], index: usize) -> Fill {
+pub fn fill(op: &Op, inputs: &[Vec<usize>], index: usize) -> InputFill {
     match op.root_op() {
-        Op::Embedding if index == 0 => Fill::Ids(inputs[1][0] as u32),
-        Op::EmbeddingGrad { rows } if index == 0 => Fill::Ids(*rows as u32),
+        Op::Embedding if index == 0 => InputFill::Ids(inputs[1][0] as u32),
+        Op::EmbeddingGrad { rows } if index == 0 => InputFill::Ids(*rows as u32),
         Op::CrossEntropy | Op::CrossEntropyGrad if index == 1 => {
-            Fill::Targets(inputs[0].last().map_or(1, |v| *v as u32))
+            InputFill::Targets(inputs[0].last().map_or(1, |v| *v as u32))
         }
-        _ if op.is_random() && index + 1 == inputs.len() => Fill::Samples,
-        _ => Fill::Normal,
+        _ if op.is_random() && index + 1 == inputs.len() => InputFill::Samples,
+        _ => InputFill::Normal,
     }
 }
 
@@ -198,13 +198,13 @@ fn forward(op: &Op) -> Option<Forward> {
 
 /// Probes of a call, the cheapest first; each once more accumulating if the op can. Not all of them
 /// run the call's shader: whoever uses them compares.
-pub fn probes(call: &Call) -> Vec<Problem> {
+pub fn probes(call: &OpCall) -> Vec<OwnedCall> {
     let mut probes = Vec::new();
     for (op, inputs) in shrunk(call.op, &call.inputs) {
-        let Some(problem) = Problem::new(op, inputs, call.random) else { continue };
-        let adding = problem.op.accumulates().then(|| problem.clone());
-        probes.push(problem);
-        probes.extend(adding.map(|problem| Problem { accumulate: true, ..problem }));
+        let Some(owned_call) = OwnedCall::new(op, inputs, call.random) else { continue };
+        let adding = owned_call.op.accumulates().then(|| owned_call.clone());
+        probes.push(owned_call);
+        probes.extend(adding.map(|owned_call| OwnedCall { accumulate: true, ..owned_call }));
     }
     probes
 }
@@ -371,15 +371,15 @@ fn attention(inputs: &[Dims], t: usize) -> Vec<Dims> {
 fn fused(root: &Op, epilogue: &[EpilogueOp], inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (own, behind) = inputs.split_at(inputs.len() - operands);
-    let random = Random { step_key: crate::base::rng::Key::new(0), training: true };
+    let random = RandomContext { step_key: crate::base::rng::Key::new(0), training: true };
     let count = |dims: &Dims| dims.iter().product::<usize>();
-    let Some(was) = Problem::new(root.clone(), own.to_vec(), random) else { return Vec::new() };
+    let Some(was) = OwnedCall::new(root.clone(), own.to_vec(), random) else { return Vec::new() };
     let whole = count(&was.outputs[0]);
     let period = inputs_of_chain(root, own).iter().chain(behind).map(count);
     let period = period.filter(|count| *count < whole).max();
     let mut probes = Vec::new();
     for (small, mut dims) in repeating(root, own, &was.outputs[0], period) {
-        let Some(is) = Problem::new(small.clone(), dims.clone(), random) else { continue };
+        let Some(is) = OwnedCall::new(small.clone(), dims.clone(), random) else { continue };
         for operand in behind {
             let repeats = count(operand) < whole;
             dims.push(if repeats { vec![count(operand)] } else { is.outputs[0].clone() });

@@ -5,36 +5,36 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::cache::{Certificate, Timing, Timings};
-use super::certify::{Finding, Subject, kernel_hash, variant_hash};
-use super::plan_calls::{Use, candidates, signature, uses};
-use super::probes::Oracle;
-use super::timing::{Bench, order, unmeasured};
-use super::{Choices, Record, catalog, update_probes};
+use super::certify::{CertificationResult, Certifier, kernel_hash, variant_hash};
+use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
+use super::probes::ReferenceCache;
+use super::timing::{VariantTimer, default_variant, timing_order};
+use super::{KernelCache, VariantChoices, catalog, update_probes};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Call, Dispatch, Pipelines, Variant, twin};
+use crate::kernels::{Dispatch, OpCall, Pipelines, Variant, twin};
 
 /// How kernels are chosen.
 #[derive(Clone, Debug, Default)]
-pub struct Tuning {
+pub struct TuneOptions {
     /// The most seconds to measure in; 0: nothing is measured.
     pub seconds: f64,
     /// Measure also what is recorded.
-    pub again: bool,
+    pub retune: bool,
     /// Choices to keep: those of the run that goes on.
-    pub saved: Choices,
+    pub saved: VariantChoices,
     /// Whether the device runs on the processor.
     pub is_software: bool,
     /// An update of the rule that will run, if there is one.
     pub update: Option<Update>,
     /// Names of kernels whose trials are spoiled, for tests of what happens then.
-    pub planted: Vec<String>,
+    pub corrupted_kernels: Vec<String>,
 }
 
 /// How far certifying and timing are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Progress {
+pub struct TuneProgress {
     /// Kernels of the plan, and how many of them are dealt with.
     pub done: usize,
     pub total: usize,
@@ -43,7 +43,7 @@ pub struct Progress {
 
 /// What was found out, and not read from the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct TuneStats {
     /// Kernels tried.
     pub certified: usize,
     /// Variants of calls timed.
@@ -53,44 +53,44 @@ pub struct Work {
 }
 
 /// The kernels of one device.
-pub struct Kernels {
+pub struct KernelSelector {
     pub pipelines: Pipelines,
-    oracle: Oracle,
-    record: Record,
-    choices: Choices,
-    planted: Vec<String>,
+    reference_cache: ReferenceCache,
+    record: KernelCache,
+    choices: VariantChoices,
+    corrupted_kernels: Vec<String>,
     /// The variant that each (call, choice) runs.
-    admitted: HashMap<(String, String), String>,
+    selected: HashMap<(String, String), String>,
     /// The kernels on buckets (update rules, norm, hash) that are certified, by entry point.
-    admitted_buckets: Vec<(&'static str, &'static str)>,
-    work: Work,
+    certified_buckets: Vec<(&'static str, &'static str)>,
+    work: TuneStats,
 }
 
-impl Kernels {
+impl KernelSelector {
     /// None compiled, none chosen; what is known about them is in `record`.
-    pub fn new(record: Record) -> Self {
+    pub fn new(record: KernelCache) -> Self {
         Self {
             pipelines: Pipelines::default(),
-            oracle: Oracle::default(),
+            reference_cache: ReferenceCache::default(),
             record,
-            choices: Choices::default(),
-            planted: Vec::new(),
-            admitted: HashMap::new(),
-            admitted_buckets: Vec::new(),
-            work: Work::default(),
+            choices: VariantChoices::default(),
+            corrupted_kernels: Vec::new(),
+            selected: HashMap::new(),
+            certified_buckets: Vec::new(),
+            work: TuneStats::default(),
         }
     }
 
-    pub fn choices(&self) -> &Choices {
+    pub fn choices(&self) -> &VariantChoices {
         &self.choices
     }
 
-    pub fn record(&self) -> &Record {
+    pub fn record(&self) -> &KernelCache {
         &self.record
     }
 
     /// What was found out so far.
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> TuneStats {
         self.work
     }
 
@@ -103,16 +103,16 @@ impl Kernels {
         &mut self,
         gpu: &Gpu,
         plan: &Plan,
-        tuning: &Tuning,
-        report: &mut dyn FnMut(Progress),
+        tuning: &TuneOptions,
+        report: &mut dyn FnMut(TuneProgress),
     ) -> Result<Vec<String>, DeviceError> {
-        self.planted.clone_from(&tuning.planted);
+        self.corrupted_kernels.clone_from(&tuning.corrupted_kernels);
         let mut notes = Vec::new();
         let prepared =
-            self.certify_needed(gpu, plan, tuning, report).and_then(|(uses, mut meter)| {
-                self.choose_all(gpu, uses, tuning, &mut meter, &mut notes)
+            self.certify_needed(gpu, plan, tuning, report).and_then(|(calls, mut meter)| {
+                self.choose_all(gpu, calls, tuning, &mut meter, &mut notes)
             });
-        self.oracle.forget();
+        self.reference_cache.clear();
         // What is wrong is kept too.
         self.record.save();
         notes.extend(self.record.take_notes());
@@ -125,54 +125,54 @@ impl Kernels {
         &mut self,
         gpu: &Gpu,
         plan: &Plan,
-        tuning: &Tuning,
-        report: &'a mut dyn FnMut(Progress),
-    ) -> Result<(Vec<Use>, Meter<'a>), DeviceError> {
-        let uses = uses(plan);
-        let mut meter = Meter::new(gpu, &uses, report);
+        tuning: &TuneOptions,
+        report: &'a mut dyn FnMut(TuneProgress),
+    ) -> Result<(Vec<PlanCall>, ProgressMeter<'a>), DeviceError> {
+        let calls = distinct_calls(plan);
+        let mut meter = ProgressMeter::new(gpu, &calls, report);
         if let Some(update) = &tuning.update {
             for range in catalog::RANGES {
                 self.update(gpu, update, &range)?;
             }
         }
-        for used in &uses {
-            let call = used.problem.call();
-            for index in [0, unmeasured(&call, &used.variants)] {
-                let right = self.is_right(gpu, &call, &used.variants[index])?;
+        for planned in &calls {
+            let call = planned.owned_call.call();
+            for index in [0, default_variant(&call, &planned.variants)] {
+                let right = self.is_certified(gpu, &call, &planned.variants[index])?;
                 if index == 0 && !right {
-                    return Err(self.uncertified(gpu, &call, &used.variants[0]));
+                    return Err(self.uncertified(gpu, &call, &planned.variants[0]));
                 }
-                meter.passed(variant_hash(gpu.checks, &call, &used.variants[index]));
+                meter.passed(variant_hash(gpu.checks, &call, &planned.variants[index]));
             }
         }
-        Ok((uses, meter))
+        Ok((calls, meter))
     }
 
     /// Chooses a variant of each call that has several.
     fn choose_all(
         &mut self,
         gpu: &Gpu,
-        mut uses: Vec<Use>,
-        tuning: &Tuning,
-        meter: &mut Meter,
+        mut calls: Vec<PlanCall>,
+        tuning: &TuneOptions,
+        meter: &mut ProgressMeter,
         notes: &mut Vec<String>,
     ) -> Result<(), DeviceError> {
-        uses.retain(|used| used.variants.len() > 1);
-        uses.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+        calls.retain(|planned| planned.variants.len() > 1);
+        calls.sort_by(|a, b| b.weight.total_cmp(&a.weight));
         let until = Instant::now() + Duration::from_secs_f64(tuning.seconds);
-        for used in &uses {
-            let name = match self.choose(gpu, used, tuning, until, meter, notes)? {
+        for planned in &calls {
+            let name = match self.choose(gpu, planned, tuning, until, meter, notes)? {
                 Some(name) => name,
-                None => self.fallback(gpu, used)?,
+                None => self.fallback(gpu, planned)?,
             };
-            self.choices.insert(used.signature.clone(), name);
+            self.choices.insert(planned.call_key.clone(), name);
         }
         if self.work.untimed > 0 {
             notes.push(format!(
                 "the kernels of {} of {} calls were not timed within {} s: they run as chosen \
                  without measuring; to time all, give --retune and a larger train.tune_seconds",
                 self.work.untimed,
-                uses.len(),
+                calls.len(),
                 tuning.seconds
             ));
         }
@@ -184,26 +184,26 @@ impl Kernels {
     fn choose(
         &mut self,
         gpu: &Gpu,
-        used: &Use,
-        tuning: &Tuning,
+        planned: &PlanCall,
+        tuning: &TuneOptions,
         until: Instant,
-        meter: &mut Meter,
+        meter: &mut ProgressMeter,
         notes: &mut Vec<String>,
     ) -> Result<Option<String>, DeviceError> {
-        let Use { problem, signature, variants, .. } = used;
-        let call = problem.call();
-        if let Some(name) = tuning.saved.get(signature).filter(|_| !tuning.again) {
+        let PlanCall { owned_call, call_key, variants, .. } = planned;
+        let call = owned_call.call();
+        if let Some(name) = tuning.saved.get(call_key).filter(|_| !tuning.retune) {
             let saved = variants.iter().find(|variant| variant.name == name);
             if let Some(variant) = saved
-                && self.is_right(gpu, &call, variant)?
+                && self.is_certified(gpu, &call, variant)?
             {
                 return Ok(Some(name.to_string()));
             }
             let why = if saved.is_some() { "is switched off here" } else { "is not known" };
-            notes.push(format!("{name}, which ran {signature}, {why}: chosen anew"));
+            notes.push(format!("{name}, which ran {call_key}, {why}: chosen anew"));
         }
-        let candidates = candidates(gpu, &call, variants);
-        let known = self.record.timings(signature, &candidates).filter(|_| !tuning.again);
+        let candidates = variant_set_hash(gpu, &call, variants);
+        let known = self.record.timings(call_key, &candidates).filter(|_| !tuning.retune);
         if let Some(known) = known {
             let timings = known.measured.clone();
             return self.fastest(gpu, &call, variants, &timings);
@@ -211,10 +211,10 @@ impl Kernels {
         if tuning.seconds == 0.0 {
             return Ok(None);
         }
-        let measured = self.measure(gpu, used, tuning.is_software, until, meter)?;
+        let measured = self.measure(gpu, planned, tuning.is_software, until, meter)?;
         self.work.untimed += usize::from(measured.is_empty());
         let fastest = self.fastest(gpu, &call, variants, &measured);
-        self.record.time(signature.clone(), Timings { candidates, measured });
+        self.record.time(call_key.clone(), Timings { candidates, measured });
         fastest
     }
 
@@ -222,7 +222,7 @@ impl Kernels {
     fn fastest(
         &mut self,
         gpu: &Gpu,
-        call: &Call,
+        call: &OpCall,
         variants: &[Variant],
         measured: &BTreeMap<String, Timing>,
     ) -> Result<Option<String>, DeviceError> {
@@ -231,7 +231,7 @@ impl Kernels {
         for timing in timings {
             let variant = variants.iter().find(|variant| variant.name == timing.variant);
             if let Some(variant) = variant
-                && self.is_right(gpu, call, variant)?
+                && self.is_certified(gpu, call, variant)?
             {
                 return Ok(Some(variant.name.clone()));
             }
@@ -243,31 +243,31 @@ impl Kernels {
     fn measure(
         &mut self,
         gpu: &Gpu,
-        used: &Use,
+        planned: &PlanCall,
         is_software: bool,
         until: Instant,
-        meter: &mut Meter,
+        meter: &mut ProgressMeter,
     ) -> Result<BTreeMap<String, Timing>, DeviceError> {
-        let (call, mut measured) = (used.problem.call(), BTreeMap::new());
+        let (call, mut measured) = (planned.owned_call.call(), BTreeMap::new());
         if Instant::now() >= until {
             return Ok(measured);
         }
-        let bench = match Bench::new(gpu, &used.problem) {
+        let timer = match VariantTimer::new(gpu, &planned.owned_call) {
             // The plan may still fit, which has one such tensor at a time.
             Err(DeviceError::OutOfMemory { .. } | DeviceError::TooLarge { .. }) => {
                 return Ok(measured);
             }
-            bench => bench?,
+            timer => timer?,
         };
         let mut best: Option<f64> = None;
-        for index in order(&call, &used.variants, is_software) {
-            let variant = &used.variants[index];
+        for index in timing_order(&call, &planned.variants, is_software) {
+            let variant = &planned.variants[index];
             if Instant::now() >= until {
                 break;
             }
             let hash = variant_hash(gpu.checks, &call, variant);
-            if self.is_right(gpu, &call, variant)? {
-                let seconds = bench.time(&mut self.pipelines, variant, best, until)?;
+            if self.is_certified(gpu, &call, variant)? {
+                let seconds = timer.time(&mut self.pipelines, variant, best, until)?;
                 self.work.timed += 1;
                 best = Some(best.map_or(seconds, |best| best.min(seconds)));
                 let timing = Timing { variant: variant.name.clone(), seconds };
@@ -276,7 +276,7 @@ impl Kernels {
             meter.passed(hash);
         }
         // One alone says nothing about the others, and would look like a choice.
-        if measured.len() < 2 && used.variants.len() > 1 && Instant::now() >= until {
+        if measured.len() < 2 && planned.variants.len() > 1 && Instant::now() >= until {
             measured.clear();
         }
         Ok(measured)
@@ -284,11 +284,11 @@ impl Kernels {
 
     /// What runs where nothing was measured: the twin's own choice if it is certified, or else the
     /// plain variant, which is.
-    fn fallback(&mut self, gpu: &Gpu, used: &Use) -> Result<String, DeviceError> {
-        let call = used.problem.call();
-        let variant = &used.variants[unmeasured(&call, &used.variants)];
-        let right = self.is_right(gpu, &call, variant)?;
-        Ok(if right { variant } else { &used.variants[0] }.name.clone())
+    fn fallback(&mut self, gpu: &Gpu, planned: &PlanCall) -> Result<String, DeviceError> {
+        let call = planned.owned_call.call();
+        let variant = &planned.variants[default_variant(&call, &planned.variants)];
+        let right = self.is_certified(gpu, &call, variant)?;
+        Ok(if right { variant } else { &planned.variants[0] }.name.clone())
     }
 
     /// How to run a call: as chosen for `full`, the same call at full capacity, if that variant
@@ -296,18 +296,23 @@ impl Kernels {
     ///
     /// # Errors
     /// A call whose plain variant is wrong; a shader that does not compile; a device that fails.
-    pub fn variant(&mut self, gpu: &Gpu, call: &Call, full: &Call) -> Result<Variant, DeviceError> {
+    pub fn variant(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        full: &OpCall,
+    ) -> Result<Variant, DeviceError> {
         let mut variants = match twin(call.op) {
             Some(twin) => (twin.variants)(call),
             None => return Ok(Variant::new("none", Vec::new())),
         };
-        let chosen = self.choices.get(&signature(full)).map(str::to_string);
-        let key = (signature(call), chosen.clone().unwrap_or_default());
-        let index = match self.admitted.get(&key) {
+        let chosen = self.choices.get(&call_key(full)).map(str::to_string);
+        let key = (call_key(call), chosen.clone().unwrap_or_default());
+        let index = match self.selected.get(&key) {
             Some(name) => variants.iter().position(|variant| variant.name == *name).unwrap_or(0),
             None => {
-                let index = self.admit(gpu, call, &variants, chosen.as_deref())?;
-                self.admitted.insert(key, variants[index].name.clone());
+                let index = self.select_certified(gpu, call, &variants, chosen.as_deref())?;
+                self.selected.insert(key, variants[index].name.clone());
                 index
             }
         };
@@ -316,19 +321,19 @@ impl Kernels {
 
     /// The first certified one of: the chosen variant, the twin's own choice if there is none, the
     /// plain variant.
-    fn admit(
+    fn select_certified(
         &mut self,
         gpu: &Gpu,
-        call: &Call,
+        call: &OpCall,
         variants: &[Variant],
         chosen: Option<&str>,
     ) -> Result<usize, DeviceError> {
         let first = match chosen {
             Some(name) => variants.iter().position(|variant| variant.name == name),
-            None => Some(unmeasured(call, variants)),
+            None => Some(default_variant(call, variants)),
         };
         for index in first.into_iter().chain([0]) {
-            if self.is_right(gpu, call, &variants[index])? {
+            if self.is_certified(gpu, call, &variants[index])? {
                 self.record.save();
                 return Ok(index);
             }
@@ -350,10 +355,10 @@ impl Kernels {
         let dispatch = update_probes::dispatch(update, range);
         let entry = dispatch.shader.entry;
         let name = update_probes::name(update);
-        if !self.admitted_buckets.contains(&(name, entry)) {
+        if !self.certified_buckets.contains(&(name, entry)) {
             let hash = kernel_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
-            self.require(gpu, name, hash, |subject| subject.update(update, range))?;
-            self.admitted_buckets.push((name, entry));
+            self.require_certified(gpu, name, hash, |certifier| certifier.update(update, range))?;
+            self.certified_buckets.push((name, entry));
         }
         Ok(dispatch)
     }
@@ -371,10 +376,10 @@ impl Kernels {
     ) -> Result<Vec<Dispatch>, DeviceError> {
         let dispatches = norm::dispatch(count, parts, slot);
         let entry = dispatches[0].shader.entry;
-        if !self.admitted_buckets.contains(&("norm", entry)) {
+        if !self.certified_buckets.contains(&("norm", entry)) {
             let hash = kernel_hash(gpu.checks, "norm", &dispatches);
-            self.require(gpu, "norm", hash, |subject| subject.norm(count))?;
-            self.admitted_buckets.push(("norm", entry));
+            self.require_certified(gpu, "norm", hash, |certifier| certifier.norm(count))?;
+            self.certified_buckets.push(("norm", entry));
         }
         Ok(dispatches)
     }
@@ -391,10 +396,10 @@ impl Kernels {
     ) -> Result<Vec<Dispatch>, DeviceError> {
         let dispatches = hash::dispatch(0..count, parts);
         let entry = dispatches[0].shader.entry;
-        if !self.admitted_buckets.contains(&("hash", entry)) {
+        if !self.certified_buckets.contains(&("hash", entry)) {
             let key = kernel_hash(gpu.checks, "hash", &dispatches);
-            self.require(gpu, "hash", key, |subject| subject.hash(count))?;
-            self.admitted_buckets.push(("hash", entry));
+            self.require_certified(gpu, "hash", key, |certifier| certifier.hash(count))?;
+            self.certified_buckets.push(("hash", entry));
         }
         Ok(dispatches)
     }
@@ -404,34 +409,38 @@ impl Kernels {
     ///
     /// # Errors
     /// A device that fails. Kernels that are wrong are in the record.
-    pub fn certify_all(&mut self, gpu: &Gpu, planted: &[String]) -> Result<(), DeviceError> {
-        self.planted = planted.to_vec();
+    pub fn certify_all(
+        &mut self,
+        gpu: &Gpu,
+        corrupted_kernels: &[String],
+    ) -> Result<(), DeviceError> {
+        self.corrupted_kernels = corrupted_kernels.to_vec();
         self.record.forget_certificates();
         let tried = self.try_all(gpu);
-        self.oracle.forget();
+        self.reference_cache.clear();
         self.record.save();
         tried
     }
 
     fn try_all(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
-        for problem in catalog::problems() {
-            let call = problem.call();
+        for owned_call in catalog::catalog_calls() {
+            let call = owned_call.call();
             let variants = twin(call.op).map(|twin| (twin.variants)(&call)).unwrap_or_default();
             for variant in variants {
-                self.is_right(gpu, &call, &variant)?;
+                self.is_certified(gpu, &call, &variant)?;
             }
         }
         for (rule, range) in catalog::updates() {
             let dispatch = update_probes::dispatch(&rule, &range);
             let name = update_probes::name(&rule);
             let hash = kernel_hash(gpu.checks, name, &[dispatch]);
-            self.certified(gpu, name.into(), hash, |subject| subject.update(&rule, &range))?;
+            self.certified(gpu, name.into(), hash, |certifier| certifier.update(&rule, &range))?;
         }
         for count in catalog::COUNTS {
             let key = kernel_hash(gpu.checks, "norm", &norm::dispatch(count, 1, 0));
-            self.certified(gpu, "norm".into(), key, |subject| subject.norm(count))?;
+            self.certified(gpu, "norm".into(), key, |certifier| certifier.norm(count))?;
             let key = kernel_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));
-            self.certified(gpu, "hash".into(), key, |subject| subject.hash(count))?;
+            self.certified(gpu, "hash".into(), key, |certifier| certifier.hash(count))?;
         }
         Ok(())
     }
@@ -441,18 +450,23 @@ impl Kernels {
         self.record.take_notes()
     }
 
-    fn is_right(&mut self, gpu: &Gpu, call: &Call, variant: &Variant) -> Result<bool, DeviceError> {
+    fn is_certified(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        variant: &Variant,
+    ) -> Result<bool, DeviceError> {
         let hash = variant_hash(gpu.checks, call, variant);
         let kernel = label(call, variant);
-        self.certified(gpu, kernel, hash, |subject| subject.variant(call, variant))
+        self.certified(gpu, kernel, hash, |certifier| certifier.variant(call, variant))
     }
 
-    fn require(
+    fn require_certified(
         &mut self,
         gpu: &Gpu,
         kernel: &str,
         hash: String,
-        attempt: impl FnOnce(&mut Subject) -> Result<Finding, DeviceError>,
+        attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
     ) -> Result<(), DeviceError> {
         let right = self.certified(gpu, kernel.into(), hash.clone(), attempt)?;
         self.record.save();
@@ -466,27 +480,28 @@ impl Kernels {
         gpu: &Gpu,
         kernel: String,
         hash: String,
-        attempt: impl FnOnce(&mut Subject) -> Result<Finding, DeviceError>,
+        attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
     ) -> Result<bool, DeviceError> {
         if let Some(known) = self.record.certificate(&hash) {
-            return Ok(known.finding.is_right());
+            return Ok(known.result.is_certified());
         }
         self.work.certified += 1;
-        let Self { pipelines, oracle, planted, .. } = self;
-        let finding = attempt(&mut Subject { gpu, pipelines, oracle, planted })?;
-        let right = finding.is_right();
-        self.record.certify(hash, Certificate::new(kernel, finding));
+        let Self { pipelines, reference_cache, corrupted_kernels, .. } = self;
+        let result =
+            attempt(&mut Certifier { gpu, pipelines, reference_cache, corrupted_kernels })?;
+        let right = result.is_certified();
+        self.record.certify(hash, Certificate::new(kernel, result));
         Ok(right)
     }
 
-    fn uncertified(&self, gpu: &Gpu, call: &Call, variant: &Variant) -> DeviceError {
+    fn uncertified(&self, gpu: &Gpu, call: &OpCall, variant: &Variant) -> DeviceError {
         let hash = variant_hash(gpu.checks, call, variant);
         self.refusal(gpu, label(call, variant), &hash)
     }
 
     fn refusal(&self, gpu: &Gpu, kernel: String, hash: &str) -> DeviceError {
-        let why = match self.record.certificate(hash).map(|known| &known.finding) {
-            Some(Finding::Wrong { why }) => why.clone(),
+        let why = match self.record.certificate(hash).map(|known| &known.result) {
+            Some(CertificationResult::Fail { why }) => why.clone(),
             _ => "it was never tried".into(),
         };
         DeviceError::Uncertified { adapter: gpu.name.clone(), kernel, why }
@@ -494,33 +509,37 @@ impl Kernels {
 }
 
 /// A kernel's name for people.
-fn label(call: &Call, variant: &Variant) -> String {
+fn label(call: &OpCall, variant: &Variant) -> String {
     format!("{} of {}", variant.name, call.op)
 }
 
 /// Counts the kernels that are dealt with.
-struct Meter<'a> {
+struct ProgressMeter<'a> {
     started: Instant,
     waiting: BTreeSet<String>,
     total: usize,
-    report: &'a mut dyn FnMut(Progress),
+    report: &'a mut dyn FnMut(TuneProgress),
 }
 
-impl<'a> Meter<'a> {
-    fn new(gpu: &Gpu, uses: &[Use], report: &'a mut dyn FnMut(Progress)) -> Self {
+impl<'a> ProgressMeter<'a> {
+    fn new(gpu: &Gpu, calls: &[PlanCall], report: &'a mut dyn FnMut(TuneProgress)) -> Self {
         let started = Instant::now();
-        let hashes = |used: &Use| -> Vec<String> {
-            let call = used.problem.call();
-            used.variants.iter().map(|variant| variant_hash(gpu.checks, &call, variant)).collect()
+        let hashes = |planned: &PlanCall| -> Vec<String> {
+            let call = planned.owned_call.call();
+            planned
+                .variants
+                .iter()
+                .map(|variant| variant_hash(gpu.checks, &call, variant))
+                .collect()
         };
-        let waiting: BTreeSet<String> = uses.iter().flat_map(hashes).collect();
+        let waiting: BTreeSet<String> = calls.iter().flat_map(hashes).collect();
         Self { started, total: waiting.len(), waiting, report }
     }
 
     fn passed(&mut self, hash: String) {
         self.waiting.remove(&hash);
         let done = self.total - self.waiting.len();
-        (self.report)(Progress { done, total: self.total, elapsed: self.started.elapsed() });
+        (self.report)(TuneProgress { done, total: self.total, elapsed: self.started.elapsed() });
     }
 }
 

@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use super::probes::{Problem, fill};
+use super::probes::{OwnedCall, fill};
 use crate::device::{DeviceError, Gpu};
-use crate::kernels::harness::{Bound, Values, filled, values};
-use crate::kernels::{Call, Pipelines, Variant, source};
+use crate::kernels::harness::{BoundDispatch, Values, generate, upload_new};
+use crate::kernels::{OpCall, Pipelines, Variant, source};
 
 /// What one sample should take, so that the cost of a submission vanishes in it.
 const SAMPLE: Duration = Duration::from_millis(4);
@@ -20,41 +20,41 @@ const AGREEMENT: f64 = 0.03;
 
 /// A variant is not timed further if it is slower than the best one by this factor after one run,
 /// which may have warmed something up, after one sample, and after the fewest samples.
-const HOPELESS: [f64; 3] = [3.0, 1.5, 1.1];
+const PRUNE_RATIOS: [f64; 3] = [3.0, 1.5, 1.1];
 
 /// Random elements that fill an input again and again: drawing millions would take longer than
 /// measuring.
 const PATTERN: usize = 4099;
 
 /// A call with buffers at its real shape.
-pub struct Bench<'a> {
+pub struct VariantTimer<'a> {
     gpu: &'a Gpu,
     inputs: Vec<wgpu::Buffer>,
     outputs: Vec<wgpu::Buffer>,
     clock: Option<Clock>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> VariantTimer<'a> {
     /// Fills buffers for a call.
     ///
     /// # Errors
     /// Too little memory; a device that fails.
-    pub fn new(gpu: &'a Gpu, problem: &Problem) -> Result<Self, DeviceError> {
+    pub fn new(gpu: &'a Gpu, owned_call: &OwnedCall) -> Result<Self, DeviceError> {
         let count = |dims: &Vec<usize>| dims.iter().product::<usize>();
         let input = |(index, dims): (usize, &Vec<usize>)| {
-            let fill = fill(&problem.op, &problem.inputs, index);
-            let pattern: Vec<u32> = match values(fill, PATTERN.min(count(dims)), index) {
+            let fill = fill(&owned_call.op, &owned_call.inputs, index);
+            let pattern: Vec<u32> = match generate(fill, PATTERN.min(count(dims)), index) {
                 Values::Float(v) => v.iter().map(|v| (*v as f32).to_bits()).collect(),
                 Values::Int(ids) => ids,
             };
             let words: Vec<u32> = pattern.iter().copied().cycle().take(count(dims)).collect();
-            filled(gpu, bytemuck::cast_slice(&words))
+            upload_new(gpu, bytemuck::cast_slice(&words))
         };
         let output = |dims: &Vec<usize>| gpu.storage("tuning", 4 * count(dims) as u64);
         Ok(Self {
             gpu,
-            inputs: problem.inputs.iter().enumerate().map(input).collect::<Result<_, _>>()?,
-            outputs: problem.outputs.iter().map(output).collect::<Result<_, _>>()?,
+            inputs: owned_call.inputs.iter().enumerate().map(input).collect::<Result<_, _>>()?,
+            outputs: owned_call.outputs.iter().map(output).collect::<Result<_, _>>()?,
             clock: Clock::new(gpu)?,
         })
     }
@@ -71,15 +71,14 @@ impl<'a> Bench<'a> {
         best: Option<f64>,
         until: Instant,
     ) -> Result<f64, DeviceError> {
-        let bound = variant
-            .dispatches
-            .iter()
-            .map(|dispatch| Bound::new(self.gpu, pipelines, dispatch, &self.inputs, &self.outputs));
+        let bound = variant.dispatches.iter().map(|dispatch| {
+            BoundDispatch::new(self.gpu, pipelines, dispatch, &self.inputs, &self.outputs)
+        });
         let bound = bound.collect::<Result<Vec<_>, _>>()?;
         let hopeless = |seconds: f64, factor| best.is_some_and(|best| seconds > factor * best);
         // Warm-up: the driver may still compile.
         let warm = self.sample(&bound, 1)?;
-        if hopeless(warm, HOPELESS[0]) {
+        if hopeless(warm, PRUNE_RATIOS[0]) {
             return Ok(warm);
         }
         let mut runs = runs_for(warm);
@@ -87,8 +86,8 @@ impl<'a> Bench<'a> {
         while fastest.len() < *SAMPLES.end() {
             let is_enough = fastest.len() >= *SAMPLES.start();
             let agree = || fastest[1] - fastest[0] <= AGREEMENT * fastest[0];
-            let settled = is_enough && (agree() || hopeless(fastest[0], HOPELESS[2]));
-            if settled || hopeless(fastest[0], HOPELESS[1]) || Instant::now() >= until {
+            let settled = is_enough && (agree() || hopeless(fastest[0], PRUNE_RATIOS[2]));
+            if settled || hopeless(fastest[0], PRUNE_RATIOS[1]) || Instant::now() >= until {
                 break;
             }
             runs = runs.max(runs_for(fastest[0]));
@@ -99,7 +98,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Seconds per run of `runs` runs in one submission, by the device's clock or else this one's.
-    fn sample(&self, bound: &[Bound], runs: u32) -> Result<f64, DeviceError> {
+    fn sample(&self, bound: &[BoundDispatch], runs: u32) -> Result<f64, DeviceError> {
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {
             let timestamp_writes = self.clock.as_ref().map(Clock::writes);
@@ -170,8 +169,8 @@ impl Clock {
 /// The order in which variants are timed: what was chosen without measuring, then, on a software
 /// adapter, those without workgroup memory (barriers are slow there), on hardware those with it,
 /// and the plain one last. Indices into `variants`.
-pub fn order(call: &Call, variants: &[Variant], is_software: bool) -> Vec<usize> {
-    let unmeasured = unmeasured(call, variants);
+pub fn timing_order(call: &OpCall, variants: &[Variant], is_software: bool) -> Vec<usize> {
+    let unmeasured = default_variant(call, variants);
     let mut order: Vec<usize> = (0..variants.len()).collect();
     order.sort_by_key(|&index| {
         (index != unmeasured, index == 0, Reverse(shares(&variants[index]) != is_software), index)
@@ -186,7 +185,7 @@ fn shares(variant: &Variant) -> bool {
 }
 
 /// The variant that the twin dispatches where nothing was measured; an index.
-pub fn unmeasured(call: &Call, variants: &[Variant]) -> usize {
+pub fn default_variant(call: &OpCall, variants: &[Variant]) -> usize {
     let dispatches =
         crate::kernels::twin(call.op).map(|twin| (twin.dispatch)(call)).unwrap_or_default();
     variants.iter().position(|variant| variant.dispatches == dispatches).unwrap_or(0)
@@ -195,24 +194,24 @@ pub fn unmeasured(call: &Call, variants: &[Variant]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::autotune::catalog::problems;
+    use crate::autotune::catalog::catalog_calls;
     use crate::kernels::testing::for_each_gpu;
     use crate::kernels::twin;
 
-    fn product() -> Problem {
-        problems().into_iter().find(|p| p.op.to_string() == "matmul a b^T").unwrap()
+    fn product() -> OwnedCall {
+        catalog_calls().into_iter().find(|p| p.op.to_string() == "matmul a b^T").unwrap()
     }
 
     #[test]
     fn the_likeliest_variants_come_first_and_the_plain_one_last() {
-        let problem = product();
-        let call = problem.call();
+        let owned_call = product();
+        let call = owned_call.call();
         let variants = (twin(call.op).unwrap().variants)(&call);
-        let chosen = unmeasured(&call, &variants);
+        let chosen = default_variant(&call, &variants);
         assert!(chosen > 0, "the call is large enough for a tile");
         let last = variants.len() - 1;
         for is_software in [true, false] {
-            let order = order(&call, &variants, is_software);
+            let order = timing_order(&call, &variants, is_software);
             assert_eq!((order[0], order[last]), (chosen, 0));
             let shared: Vec<bool> =
                 order[1..last].iter().map(|at| shares(&variants[*at]) == is_software).collect();
@@ -229,12 +228,12 @@ mod tests {
         large.inputs[0][0] *= 4;
         large.outputs[0][0] *= 4;
         for_each_gpu(|gpu, pipelines| {
-            let mut time = |problem: &Problem| {
-                let call = problem.call();
+            let mut time = |owned_call: &OwnedCall| {
+                let call = owned_call.call();
                 let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
-                let bench = Bench::new(gpu, problem).unwrap();
+                let timer = VariantTimer::new(gpu, owned_call).unwrap();
                 let until = Instant::now() + Duration::from_secs(60);
-                bench.time(pipelines, &plain, None, until).unwrap()
+                timer.time(pipelines, &plain, None, until).unwrap()
             };
             let (few, many) = (time(&small), time(&large));
             assert!(many > 1.5 * few, "{few} s and {many} s on {}", gpu.name);

@@ -30,7 +30,7 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
 }
 
 /// One update of a small bucket.
-pub struct Probe {
+pub struct UpdateProbe {
     update: Update,
     range: UpdateRange,
     pub gradients: Vec<f32>,
@@ -38,7 +38,7 @@ pub struct Probe {
     pub state: Vec<Vec<f32>>,
 }
 
-impl Probe {
+impl UpdateProbe {
     /// For the rule of `update` and the kernel that a range like `like` runs, with numbers that
     /// move every value a long way: of a small step only rounding would be seen.
     pub fn new(update: &Update, like: &UpdateRange) -> Self {
@@ -139,13 +139,13 @@ impl NormProbe {
     }
 
     /// The room for partial sums.
-    pub fn parts(&self) -> usize {
+    pub fn partials(&self) -> usize {
         norm::partials(self.gradients.len())
     }
 
     /// What the partial sums and the slots hold before.
-    pub fn starts(&self) -> [Vec<f32>; 2] {
-        [vec![f32::NAN; 2 * self.parts()], vec![0.5; 6]]
+    pub fn initial_outputs(&self) -> [Vec<f32>; 2] {
+        [vec![f32::NAN; 2 * self.partials()], vec![0.5; 6]]
     }
 
     /// The squared relative error of the norm, from the slots and multiplied by `factor`; infinite
@@ -176,13 +176,13 @@ impl HashProbe {
     }
 
     /// The room for partial sums.
-    pub fn parts(&self) -> usize {
+    pub fn partials(&self) -> usize {
         hash::partials(self.words.len())
     }
 
     /// What the partial sums and the result hold before.
-    pub fn starts(&self) -> [Vec<f32>; 2] {
-        [vec![f32::NAN; 2 * self.parts()], vec![f32::NAN; 2]]
+    pub fn initial_outputs(&self) -> [Vec<f32>; 2] {
+        [vec![f32::NAN; 2 * self.partials()], vec![f32::NAN; 2]]
     }
 
     /// 0 for the right result, whose bits are those of floats, after adding `error` to it.

@@ -10,8 +10,8 @@ use super::sample::{Pace, fastest};
 use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::graph::Op;
-use crate::kernels::bench::device::{Memory, Stand};
-use crate::kernels::{Arg, Call, Random, Twin, Variant, twin};
+use crate::kernels::bench::device::{BenchDevice, DeviceBuffer};
+use crate::kernels::{Arg, OpCall, RandomContext, Twin, Variant, twin};
 
 /// The sides of square products.
 const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
@@ -41,13 +41,13 @@ impl Product {
         Self { name: format!("matmul.{name}"), op, a, b, c: [m, n] }
     }
 
-    fn call(&self) -> Call<'_> {
-        Call {
+    fn call(&self) -> OpCall<'_> {
+        OpCall {
             op: &self.op,
             inputs: vec![self.a.to_vec(), self.b.to_vec()],
             outputs: vec![self.c.to_vec()],
             accumulate: false,
-            random: Random { step_key: Key::new(0), training: false },
+            random: RandomContext { step_key: Key::new(0), training: false },
         }
     }
 
@@ -125,12 +125,12 @@ pub fn of_host(pace: &Pace, sheet: &mut Sheet) {
 }
 
 /// Matrix products of an adapter.
-pub fn of_gpu(stand: &mut Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+pub fn of_gpu(device: &mut BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
     let (mut rates, begun) = (Rates::new(), Instant::now());
     for product in products() {
         let bytes = |dims: [usize; 2]| 4 * dims.iter().product::<usize>() as u64;
         let largest = [product.a, product.b, product.c].map(bytes).into_iter().max().unwrap_or(0);
-        let limit = stand.gpu.limits.binding_bytes.min(stand.gpu.limits.buffer_bytes);
+        let limit = device.gpu.limits.binding_bytes.min(device.gpu.limits.buffer_bytes);
         if let Some(why) = too_long(pace, product.flops(), &rates, begun) {
             sheet.skip(&product.name, why);
         } else if largest > limit {
@@ -139,7 +139,7 @@ pub fn of_gpu(stand: &mut Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), D
             sheet.skip(&product.name, why);
         } else {
             sheet.say(&product.name);
-            match fastest_variant(stand, pace, &product, &mut rates) {
+            match fastest_variant(device, pace, &product, &mut rates) {
                 Ok(figure) => sheet.add(figure),
                 Err(DeviceError::OutOfMemory { .. }) => sheet.skip(&product.name, "out of memory"),
                 Err(error) => return Err(error),
@@ -151,14 +151,14 @@ pub fn of_gpu(stand: &mut Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), D
 
 /// The figure of the fastest variant among those that are not too slow to be tried.
 fn fastest_variant(
-    stand: &mut Stand,
+    device: &mut BenchDevice,
     pace: &Pace,
     product: &Product,
     rates: &mut Rates,
 ) -> Result<Figure, DeviceError> {
     let call = product.call();
-    let [a, b] = [filled(stand, call.input_len(0))?, filled(stand, call.input_len(1))?];
-    let c = stand.memory(4 * call.output_len(0) as u64)?;
+    let [a, b] = [filled(device, call.input_len(0))?, filled(device, call.input_len(1))?];
+    let c = device.memory(4 * call.output_len(0) as u64)?;
     let flops = product.flops();
     // A variant that was not tried yet may be the best one.
     let in_time = |variant: &Variant| {
@@ -169,10 +169,10 @@ fn fastest_variant(
         (product.twin().variants)(&call).into_iter().filter(in_time).collect();
     let mut ready = Vec::with_capacity(variants.len());
     for variant in &variants {
-        ready.push(stand.prepare(&variant.dispatches, &[&a, &b], &[&c])?);
+        ready.push(device.prepare(&variant.dispatches, &[&a, &b], &[&c])?);
     }
     let (best, seconds) = fastest(pace, variants.len(), |way, repeats| {
-        let seconds = stand.run(&ready[way], repeats)?.running;
+        let seconds = device.run(&ready[way], repeats)?.running;
         let rate = flops * repeats as f64 / seconds;
         let known = rates.entry(variants[way].name.clone()).or_insert(rate);
         *known = known.max(rate);
@@ -183,9 +183,9 @@ fn fastest_variant(
 }
 
 /// Memory with as many values in it.
-fn filled(stand: &Stand, count: usize) -> Result<Memory, DeviceError> {
-    let memory = stand.memory(4 * count as u64)?;
-    stand.upload(&memory, bytemuck::cast_slice(&values(count)))?;
+fn filled(device: &BenchDevice, count: usize) -> Result<DeviceBuffer, DeviceError> {
+    let memory = device.memory(4 * count as u64)?;
+    device.upload(&memory, bytemuck::cast_slice(&values(count)))?;
     Ok(memory)
 }
 

@@ -41,7 +41,7 @@ pub use sample::Effort;
 pub use system::System;
 
 use crate::device::DeviceError;
-use crate::kernels::bench::device::Stand;
+use crate::kernels::bench::device::BenchDevice;
 use crate::train::TrainError;
 use report::Sheet;
 use sample::Pace;
@@ -102,8 +102,8 @@ fn measure_parts(target: &Target, options: &Options, sheet: &mut Sheet) -> Resul
     match &target.place {
         Place::Cpu => measure_host(&options.parts, &pace, sheet),
         Place::Adapter(adapter) if options.parts.iter().any(|part| *part != Part::Step) => {
-            let mut stand = Stand::open(adapter)?;
-            measure_gpu(&mut stand, target, &options.parts, &pace, sheet)?;
+            let mut device = BenchDevice::open(adapter)?;
+            measure_gpu(&mut device, target, &options.parts, &pace, sheet)?;
         }
         Place::Adapter(_) => (),
     }
@@ -120,17 +120,17 @@ fn measure_host(parts: &[Part], pace: &Pace, sheet: &mut Sheet) {
 }
 
 fn measure_gpu(
-    stand: &mut Stand,
+    device: &mut BenchDevice,
     target: &Target,
     parts: &[Part],
     pace: &Pace,
     sheet: &mut Sheet,
 ) -> Result<(), DeviceError> {
     if parts.contains(&Part::Peaks) {
-        peaks::of_gpu(stand, target.is_hardware(), pace, sheet)?;
+        peaks::of_gpu(device, target.is_hardware(), pace, sheet)?;
     }
     if parts.contains(&Part::Matmul) {
-        matmul::of_gpu(stand, pace, sheet)?;
+        matmul::of_gpu(device, pace, sheet)?;
     }
     Ok(())
 }

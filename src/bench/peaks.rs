@@ -9,8 +9,8 @@ use super::sample::{Pace, fastest, samples};
 use super::units::FLOPS;
 use crate::device::DeviceError;
 use crate::kernels::Dispatch;
-use crate::kernels::bench::device::{Memory, Stand};
-use crate::kernels::bench::peak::{self, Chains, Stream};
+use crate::kernels::bench::device::{BenchDevice, DeviceBuffer};
+use crate::kernels::bench::peak::{self, FmaChains, MemoryStream};
 
 /// Invocations of the chains: from enough for two cores to enough for every large GPU.
 const INVOCATIONS: [usize; 2] = [1 << 14, 1 << 22];
@@ -21,8 +21,8 @@ const FACTOR: f32 = 3.0;
 /// The least bytes of an array of the memory figures, where a device lacks memory for more.
 const MEMORY_BYTES_MIN: u64 = 4 << 20;
 
-const STREAMS: [(&str, Stream); 2] =
-    [("memory.copy", Stream::Copy), ("memory.triad", Stream::Triad)];
+const STREAMS: [(&str, MemoryStream); 2] =
+    [("memory.copy", MemoryStream::Copy), ("memory.triad", MemoryStream::Triad)];
 
 /// Values between -1/2 and 1/2 that are neither zero nor equal: some devices are faster on those.
 pub fn values(count: usize) -> Vec<f32> {
@@ -42,7 +42,7 @@ fn mebibytes(bytes: u64) -> String {
 pub fn of_host(pace: &Pace, sheet: &mut Sheet) {
     sheet.say("multiply-adds");
     // Few invocations at a time, so each is the longer.
-    let chains = Chains::new(64 * 1024, 4 * pace.rounds);
+    let chains = FmaChains::new(64 * 1024, 4 * pace.rounds);
     let mut sums = vec![0.0; chains.count];
     let seconds = timed(pace, || peak::fast(&chains, &mut sums));
     let threads = rayon::current_num_threads();
@@ -73,8 +73,8 @@ pub fn timed(pace: &Pace, mut work: impl FnMut()) -> Vec<f64> {
     }
 }
 
-fn sizes(stream: Stream, bytes: u64) -> String {
-    let arrays = if stream == Stream::Copy { 2 } else { 3 };
+fn sizes(stream: MemoryStream, bytes: u64) -> String {
+    let arrays = if stream == MemoryStream::Copy { 2 } else { 3 };
     format!("{arrays} x {}", mebibytes(bytes))
 }
 
@@ -82,71 +82,71 @@ fn sizes(stream: Stream, bytes: u64) -> String {
 
 /// The peaks of an adapter.
 pub fn of_gpu(
-    stand: &mut Stand,
+    device: &mut BenchDevice,
     is_hardware: bool,
     pace: &Pace,
     sheet: &mut Sheet,
 ) -> Result<(), DeviceError> {
     sheet.say("multiply-adds");
-    sheet.add(flops(stand, pace)?);
+    sheet.add(flops(device, pace)?);
     sheet.say("memory");
-    memory(stand, is_hardware, pace, sheet)?;
+    memory(device, is_hardware, pace, sheet)?;
     sheet.say("transfers");
-    transfers(stand, pace, sheet)?;
+    transfers(device, pace, sheet)?;
     sheet.say("dispatches");
-    dispatches(stand, pace, sheet)
+    dispatches(device, pace, sheet)
 }
 
 /// Floating-point operations per second in registers: the faster of two ways to write them.
-fn flops(stand: &mut Stand, pace: &Pace) -> Result<Figure, DeviceError> {
+fn flops(device: &mut BenchDevice, pace: &Pace) -> Result<Figure, DeviceError> {
     let [least, most] = INVOCATIONS;
-    let sums = stand.memory(4 * most as u64)?;
+    let sums = device.memory(4 * most as u64)?;
     // As many invocations as keep the device busy for a while: large ones need many.
     let mut count = least;
     loop {
-        let [(_, dispatch), _] = Chains::new(count, pace.rounds).dispatches();
-        let ready = stand.prepare(&[dispatch], &[], &[&sums])?;
-        stand.run(&ready, 1)?;
-        if count >= most || stand.run(&ready, 1)?.running > pace.sample_seconds / 8.0 {
+        let [(_, dispatch), _] = FmaChains::new(count, pace.rounds).dispatches();
+        let ready = device.prepare(&[dispatch], &[], &[&sums])?;
+        device.run(&ready, 1)?;
+        if count >= most || device.run(&ready, 1)?.running > pace.sample_seconds / 8.0 {
             break;
         }
         count *= 4;
     }
-    let chains = Chains::new(count, pace.rounds);
-    let (way, seconds) = fastest_way(stand, pace, &chains.dispatches(), &[], &[&sums])?;
+    let chains = FmaChains::new(count, pace.rounds);
+    let (way, seconds) = fastest_way(device, pace, &chains.dispatches(), &[], &[&sums])?;
     let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
     Ok(figure.by(way).on(format!("{count} invocations")))
 }
 
 /// The name of the fastest of several dispatches that do the same, and samples of its seconds.
 fn fastest_way(
-    stand: &mut Stand,
+    device: &mut BenchDevice,
     pace: &Pace,
     ways: &[(&'static str, Dispatch)],
-    inputs: &[&Memory],
-    outputs: &[&Memory],
+    inputs: &[&DeviceBuffer],
+    outputs: &[&DeviceBuffer],
 ) -> Result<(&'static str, Vec<f64>), DeviceError> {
     let mut ready = Vec::with_capacity(ways.len());
     for (_, dispatch) in ways {
-        ready.push(stand.prepare(std::slice::from_ref(dispatch), inputs, outputs)?);
+        ready.push(device.prepare(std::slice::from_ref(dispatch), inputs, outputs)?);
     }
     let (way, seconds) = fastest(pace, ways.len(), |way, repeats| {
-        stand.run(&ready[way], repeats).map(|timing| timing.running)
+        device.run(&ready[way], repeats).map(|timing| timing.running)
     })?;
     Ok((ways[way].0, seconds))
 }
 
 fn memory(
-    stand: &mut Stand,
+    device: &mut BenchDevice,
     is_hardware: bool,
     pace: &Pace,
     sheet: &mut Sheet,
 ) -> Result<(), DeviceError> {
-    let limits = stand.gpu.limits;
+    let limits = device.gpu.limits;
     let wanted = pace.memory_bytes[usize::from(is_hardware)];
     let mut bytes = wanted.min(limits.binding_bytes).min(limits.buffer_bytes) / 256 * 256;
     let arrays = loop {
-        let three = [0, 1, 2].map(|_| stand.memory(bytes));
+        let three = [0, 1, 2].map(|_| device.memory(bytes));
         match three {
             [Ok(x), Ok(z), Ok(y)] => break [x, z, y],
             // A device with little memory is measured on as much as it has.
@@ -157,11 +157,11 @@ fn memory(
     let [x, z, y] = &arrays;
     let count = (bytes / 4) as usize;
     let floats = values(count);
-    stand.upload(x, bytemuck::cast_slice(&floats))?;
-    stand.upload(z, bytemuck::cast_slice(&floats))?;
+    device.upload(x, bytemuck::cast_slice(&floats))?;
+    device.upload(z, bytemuck::cast_slice(&floats))?;
     for (name, stream) in STREAMS {
         let ways = stream.dispatches(count, FACTOR);
-        let (way, seconds) = fastest_way(stand, pace, &ways, &[x, z], &[y])?;
+        let (way, seconds) = fastest_way(device, pace, &ways, &[x, z], &[y])?;
         let moved = stream.bytes_per_element() * count as f64;
         sheet.add(Figure::rate(name, GBS, moved, &seconds).by(way).on(sizes(stream, bytes)));
     }
@@ -169,23 +169,23 @@ fn memory(
 }
 
 /// From the host to the device and back, with a check that the bytes are the same.
-fn transfers(stand: &Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
-    let bytes = pace.transfer_bytes.min(stand.gpu.limits.buffer_bytes) / 256 * 256;
-    let (memory, staging) = (stand.memory(bytes)?, stand.staging(bytes)?);
+fn transfers(device: &BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+    let bytes = pace.transfer_bytes.min(device.gpu.limits.buffer_bytes) / 256 * 256;
+    let (memory, staging) = (device.memory(bytes)?, device.staging(bytes)?);
     let sent = values((bytes / 4) as usize);
     let sent: &[u8] = bytemuck::cast_slice(&sent);
     let (mut up, mut down) = (Vec::new(), Vec::new());
     // The first ones allocate and touch pages, and count for nothing.
-    stand.upload(&memory, sent)?;
-    stand.read(&memory, &staging, bytes)?;
+    device.upload(&memory, sent)?;
+    device.read(&memory, &staging, bytes)?;
     let begun = Instant::now();
     while !pace.is_enough(up.len(), begun) {
-        up.push(stand.upload(&memory, sent)?);
-        let (read, seconds) = stand.read(&memory, &staging, bytes)?;
+        up.push(device.upload(&memory, sent)?);
+        let (read, seconds) = device.read(&memory, &staging, bytes)?;
         down.push(seconds);
         if read != sent {
             return Err(DeviceError::Refused {
-                adapter: stand.gpu.name.clone(),
+                adapter: device.gpu.name.clone(),
                 what: "a readback".into(),
                 why: "other bytes came back than were sent".into(),
             });
@@ -198,16 +198,16 @@ fn transfers(stand: &Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), Device
 }
 
 /// What a dispatch without work costs: many in one pass, and one with a wait of its own.
-fn dispatches(stand: &mut Stand, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
-    let sums = stand.memory(256)?;
-    let [(_, empty), _] = Chains::new(0, 0).dispatches();
-    let ready = stand.prepare(&[empty], &[], &[&sums])?;
+fn dispatches(device: &mut BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+    let sums = device.memory(256)?;
+    let [(_, empty), _] = FmaChains::new(0, 0).dispatches();
+    let ready = device.prepare(&[empty], &[], &[&sums])?;
     let in_pass = samples(pace, |repeats| {
-        stand.run(&ready, repeats).map(|timing| timing.recording + timing.running)
+        device.run(&ready, repeats).map(|timing| timing.recording + timing.running)
     })?;
     let alone = samples(pace, |repeats| {
         let begun = Instant::now();
-        (0..repeats).try_for_each(|_| stand.run(&ready, 1).map(|_| ()))?;
+        (0..repeats).try_for_each(|_| device.run(&ready, 1).map(|_| ()))?;
         Ok::<_, DeviceError>(begun.elapsed().as_secs_f64())
     })?;
     for (name, seconds) in [("dispatch.in_pass", in_pass), ("dispatch.round_trip", alone)] {

@@ -12,8 +12,8 @@ use crate::device::DeviceError;
 use crate::exec::{Executor, Pass, Timing, Work};
 use crate::faults::Faults;
 use crate::graph::UpdateRange;
-use crate::kernels::{Cost, Random};
-use crate::parallel::{Instruction, Program, one_rank};
+use crate::kernels::{Cost, RandomContext};
+use crate::parallel::{Instruction, Program, single_rank};
 use crate::runtime::device_thread::Driver;
 use crate::runtime::open::{self, Opened};
 use crate::runtime::step::{Alone, StepInput, load, run_step};
@@ -67,7 +67,7 @@ impl Profile {
         let data = Arc::new(build::data(config, tokenizer)?);
         let plan = build::plan(config, data.tokenizer().vocabulary())?;
         let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
-        let program = Arc::new(one_rank(&plan, batch, rows));
+        let program = Arc::new(single_rank(&plan, batch, rows));
         let inputs = inputs(config, source(config, &plan.graph, &data, (0, 0))?, &program)?;
         let moments = build::optimizer(config).moments();
         let options = build::open_options(config);
@@ -218,7 +218,7 @@ fn kernels(
     device: &mut dyn Executor,
     input: &StepInput,
 ) -> Result<Vec<(Part, Timing)>, DeviceError> {
-    let random = Random { step_key: input.run_key.step(input.step), training: true };
+    let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
     let samples: u32 = input.program.micro_batches.iter().map(|m| m.rows).sum();
     let pass = |micro_batch: usize| {
         let rows = input.program.micro_batches[micro_batch].rows as usize;
@@ -236,7 +236,7 @@ fn kernels(
                 let nodes = device.plan().segments[segment.index()].nodes.clone();
                 (Part::Nodes, nodes.map(Work::Node).collect::<Vec<_>>(), pass(micro_batch))
             }
-            Instruction::Clear | Instruction::Start(_) | Instruction::Wait(_) => continue,
+            Instruction::ZeroGradients | Instruction::Start(_) | Instruction::Wait(_) => continue,
             Instruction::Verdict => {
                 let buckets = 0..device.plan().buckets.len() as u32;
                 (Part::Norms, buckets.map(|b| Work::Norm(BucketId(b))).collect(), pass(0))

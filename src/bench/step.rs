@@ -8,7 +8,7 @@ use super::target::Target;
 use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::graph::{Graph, Op, Unary, differentiate};
-use crate::kernels::{Call, Random, twin};
+use crate::kernels::{OpCall, RandomContext, twin};
 use crate::model::{GptConfig, gpt};
 use crate::optim::Optimizer;
 use crate::runtime::RuntimeError;
@@ -171,12 +171,12 @@ fn flops_of(graph: &Graph, batch: usize) -> f64 {
         matches!(node.op, Op::MatMul { .. } | Op::Attention { .. } | Op::AttentionGrad { .. })
     });
     let cost = counted.filter_map(|node| {
-        let call = Call {
+        let call = OpCall {
             op: &node.op,
             inputs: dims(&node.inputs),
             outputs: dims(&node.outputs),
             accumulate: node.accumulate,
-            random: Random { step_key: Key::new(0), training: true },
+            random: RandomContext { step_key: Key::new(0), training: true },
         };
         twin(&node.op).map(|twin| (twin.cost)(&call).flops)
     });

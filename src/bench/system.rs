@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::Host;
+use crate::device::HostInfo;
 
 /// What figures depend on besides the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ impl System {
         Self {
             os: std::env::consts::OS.into(),
             architecture: std::env::consts::ARCH.into(),
-            cpu: Host::ask().model.unwrap_or_else(|| "unknown".into()),
+            cpu: HostInfo::query().model.unwrap_or_else(|| "unknown".into()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             wgpu: version_of(LOCK, "wgpu").unwrap_or("unknown").into(),
         }

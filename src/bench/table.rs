@@ -4,8 +4,7 @@ use std::fmt;
 
 use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
-use super::units::number;
-use super::units::size;
+use super::units::{number, size};
 
 /// Rows of cells under a head, in columns as wide as their widest cell.
 #[derive(Default)]

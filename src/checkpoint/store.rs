@@ -1,9 +1,8 @@
 //! The checkpoints of a run: written, verified, found again, and removed when they are old.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::lock::Lock;
 use super::manifest::{Manifest, directory_name, step_of};

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::autotune::{Kernels, Record, cache, catalog};
+use crate::autotune::{KernelCache, KernelSelector, cache, catalog};
 use crate::device::{
-    Adapter, AdapterMemory, Checks, DeviceError, Features, Gpu, Host, Limits, Selection,
+    Adapter, AdapterMemory, DeviceError, Features, Gpu, HostInfo, Limits, Selection, ShaderChecks,
     driver_hint, list_adapters, select,
 };
 use crate::faults::Faults;
@@ -27,7 +27,7 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
             failed = failed.or(certify_all(&adapter, &faults).err());
         }
     }
-    let (host, threads) = (Host::ask(), rayon::current_num_threads());
+    let (host, threads) = (HostInfo::query(), rayon::current_num_threads());
     let text = if as_json {
         let entries: Vec<Value> = entries(&adapters).map(|entry| entry.json()).collect();
         let cpu = json!({
@@ -66,8 +66,8 @@ fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, 
 
 fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     say(&format!("certifying every kernel on {}", adapter.name));
-    let gpu = Gpu::open(adapter, Checks::Trusted)?;
-    let mut kernels = Kernels::new(Record::of(adapter));
+    let gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
+    let mut kernels = KernelSelector::new(KernelCache::of(adapter));
     let certified = kernels.certify_all(&gpu, faults.wrong_kernels());
     kernels.take_notes().iter().for_each(|note| say(note));
     certified
@@ -75,7 +75,7 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
 
 /// What is known about an adapter's kernels: how many are certified, and which are switched off.
 fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
-    let mut known = Record::of(adapter);
+    let mut known = KernelCache::of(adapter);
     known.take_notes().iter().for_each(|note| say(note));
     cache::summary(&known)
 }
@@ -162,7 +162,7 @@ impl Entry<'_> {
     }
 }
 
-fn cpu_block(host: &Host, threads: usize) -> String {
+fn cpu_block(host: &HostInfo, threads: usize) -> String {
     let mut lines = vec![("kind", format!("the built-in CPU device, {threads} threads"))];
     let memory = host.memory.map_or("unknown".into(), binary);
     lines.push(("memory", format!("{memory}, the host's")));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::args::Explain;
 use crate::base::{BucketId, Rank};
 use crate::bench::profile::Profile;
-use crate::collective::{Layout, Topology};
+use crate::collective::{ShardLayout, Topology};
 use crate::config::RunConfig;
 use crate::config::schema::{Balance, CollectiveKind};
 use crate::data::Tokenizer;
@@ -15,7 +15,7 @@ use crate::graph::Plan;
 use crate::graph::print::{
     RankMemoryUsage, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
-use crate::parallel::{Share, consecutive, data_parallel, one_rank};
+use crate::parallel::{Share, contiguous_shares, data_parallel, single_rank};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::shares::{fixed_counts, layout_of};
 use crate::runtime::timing;
@@ -81,7 +81,7 @@ impl Team {
             false => fixed_counts(&build::parallel_options(config), batch, names.len())?,
         };
         let rows = config.train.micro_batch as u32;
-        let shares = consecutive(&counts, &vec![rows; counts.len()]);
+        let shares = contiguous_shares(&counts, &vec![rows; counts.len()]);
         Ok(Self { names, shares })
     }
 
@@ -140,7 +140,7 @@ fn memory(config: &RunConfig, team: &Team, vocabulary: usize) -> Result<String, 
 
 fn program(config: &RunConfig, team: &Team, plan: &Plan) -> String {
     if let [share] = team.shares[..] {
-        return one_rank(plan, share.count, share.micro_batch).to_string();
+        return single_rank(plan, share.count, share.micro_batch).to_string();
     }
     let overlap = config.parallel.overlap;
     let programs = team.shares.iter().enumerate().map(|(rank, share)| {
@@ -169,7 +169,7 @@ impl Sent {
 }
 
 /// What a rank sends of all chunks: to reduce them, and to gather them.
-fn sent(layout: &Layout, rank: u32) -> [Sent; 2] {
+fn sent(layout: &ShardLayout, rank: u32) -> [Sent; 2] {
     let [mut reduce, mut gather] = [Sent::default(); 2];
     let others = layout.world - 1;
     for chunk in &layout.chunks {
@@ -211,7 +211,7 @@ fn head(config: &RunConfig, team: &Team) -> String {
 }
 
 /// Who owns which values of each bucket.
-fn bucket_rows(layout: &Layout, plan: &Plan) -> String {
+fn bucket_rows(layout: &ShardLayout, plan: &Plan) -> String {
     let mut text =
         "  bucket        size  messages  values that rank 0, 1, .. updates\n".to_string();
     for bucket in buckets(plan) {
@@ -227,7 +227,7 @@ fn bucket_rows(layout: &Layout, plan: &Plan) -> String {
 }
 
 /// What each rank sends in a step, and in how many messages.
-fn sender_rows(layout: &Layout, team: &Team) -> String {
+fn sender_rows(layout: &ShardLayout, team: &Team) -> String {
     let columns = ["reduce", "gather", "a step"].map(|title| format!("{title:>11}{:8}", ""));
     let mut text = format!("  {:<8}{}\n", "sends", columns.concat().trim_end());
     let mut all = [Sent::default(); 3];
@@ -253,17 +253,17 @@ mod tests {
 
     use super::*;
     use crate::base::ChunkId;
-    use crate::collective::{Action, Event, Exchange, Phase};
+    use crate::collective::{Action, CollectiveKind, Event, Exchange};
 
     /// What the ranks of an exchange really send, by rank.
-    fn exchanged(layout: &Layout) -> Vec<[Sent; 2]> {
+    fn exchanged(layout: &ShardLayout) -> Vec<[Sent; 2]> {
         let layout = Arc::new(layout.clone());
         let all = 0..layout.world;
         let exchange = |rank| Exchange::new(layout.clone(), Rank(rank), 1);
         let mut ranks: Vec<Exchange> = all.clone().map(exchange).collect();
         let mut events: VecDeque<(Rank, Event)> = VecDeque::new();
         for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
-            let ready = Event::Ready { phase: Phase::Reduce, chunk };
+            let ready = Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk };
             events.extend(all.clone().map(|rank| (Rank(rank), ready)));
         }
         let mut sent = vec![[Sent::default(); 2]; all.len()];
@@ -271,16 +271,17 @@ mod tests {
             ranks[rank.index()].handle(event);
             while let Some(action) = ranks[rank.index()].poll_action() {
                 match action {
-                    Action::Send { phase, chunk, to } => {
+                    Action::Send { kind, chunk, to } => {
                         let bytes = layout.chunk(chunk).range.len() * VALUE_BYTES;
-                        sent[rank.index()][phase as usize].add(1, bytes);
-                        events.push_back((to, Event::Received { phase, chunk, from: rank }));
+                        sent[rank.index()][kind as usize].add(1, bytes);
+                        events.push_back((to, Event::Received { kind, chunk, from: rank }));
                     }
                     Action::Reduced { chunk } => {
-                        let phase = Phase::Gather;
-                        events.push_back((rank, Event::Ready { phase, chunk }));
+                        let kind = CollectiveKind::AllGather;
+                        events.push_back((rank, Event::LocalReady { kind, chunk }));
                     }
-                    Action::Fold { .. } | Action::Keep { .. } | Action::Done { .. } => {}
+                    Action::Accumulate { .. } | Action::StoreFinal { .. } | Action::Done { .. } => {
+                    }
                 }
             }
         }
@@ -291,7 +292,7 @@ mod tests {
     fn what_is_told_is_what_an_exchange_sends() {
         for topology in [Topology::Ring, Topology::Star] {
             for world in 1..=5 {
-                let layout = Layout::new(topology, world, &[1000, 64, 4097], 64, 256);
+                let layout = ShardLayout::new(topology, world, &[1000, 64, 4097], 64, 256);
                 let told: Vec<[Sent; 2]> = (0..world).map(|rank| sent(&layout, rank)).collect();
                 assert_eq!(told, exchanged(&layout), "{topology:?} of {world}");
             }

@@ -5,13 +5,13 @@ use super::rooted::levels;
 
 /// What the busiest rank sends, or what it receives if that is more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
+pub struct CommCost {
     /// Messages, one after the other.
     pub steps: u64,
     pub bytes: u64,
 }
 
-impl Cost {
+impl CommCost {
     /// First this, then the other.
     pub fn then(self, other: Self) -> Self {
         Self { steps: self.steps + other.steps, bytes: self.bytes + other.bytes }
@@ -25,78 +25,78 @@ impl Cost {
 }
 
 /// `times` transfers of the whole.
-fn whole(times: u64, bytes: u64, chunk: u64) -> Cost {
-    Cost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
+fn whole(times: u64, bytes: u64, chunk: u64) -> CommCost {
+    CommCost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
 }
 
 /// Everything but the smallest of `world` shards.
-fn all_but_a_shard(world: u32, bytes: u64, chunk: u64) -> Cost {
+fn all_but_a_shard(world: u32, bytes: u64, chunk: u64) -> CommCost {
     let world = u64::from(world);
     let (short, longer) = (bytes / world, bytes % world);
     let chunks_of = |shard: u64| shard.div_ceil(chunk);
     let steps = longer * chunks_of(short + 1) + (world - longer - 1) * chunks_of(short);
-    Cost { steps, bytes: bytes - short }
+    CommCost { steps, bytes: bytes - short }
 }
 
 /// Ring: `world - 1` steps per chunk of a shard, and `(world - 1) / world` of the bytes (but for
 /// what shards are uneven).
-pub fn ring_reduce_scatter(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn ring_reduce_scatter(world: u32, bytes: u64, chunk: u64) -> CommCost {
     all_but_a_shard(world, bytes, chunk)
 }
 
 /// As [`ring_reduce_scatter`].
-pub fn ring_all_gather(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn ring_all_gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
     all_but_a_shard(world, bytes, chunk)
 }
 
 /// Both halves: `2 (world - 1)` steps per chunk of a shard, `2 (world - 1) / world` of the bytes.
-pub fn ring_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn ring_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     ring_reduce_scatter(world, bytes, chunk).then(ring_all_gather(world, bytes, chunk))
 }
 
 /// Star: the server receives everything `world - 1` times.
-pub fn star_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn star_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
 /// Star: the server sends everything `world - 1` times.
-pub fn star_gather(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn star_gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
 /// Both halves: everything `2 (world - 1)` times through the server.
-pub fn star_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn star_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     star_reduce(world, bytes, chunk).then(star_gather(world, bytes, chunk))
 }
 
 /// [`super::rooted::reduce`]: the root receives everything `L` times.
-pub fn tree_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn tree_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(levels(world).into(), bytes, chunk)
 }
 
 /// [`super::rooted::broadcast`]: the root sends everything `L` times.
-pub fn tree_broadcast(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn tree_broadcast(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(levels(world).into(), bytes, chunk)
 }
 
 /// [`super::rooted::all_reduce`]: `2 L` steps, everything `2 L` times through rank 0.
-pub fn tree_all_reduce(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn tree_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     tree_reduce(world, bytes, chunk).then(tree_broadcast(world, bytes, chunk))
 }
 
 /// [`super::rooted::gather`] of one block of `bytes` per rank: `world - 1` of them.
-pub fn gather(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
 /// [`super::rooted::scatter`], as [`gather`].
-pub fn scatter(world: u32, bytes: u64, chunk: u64) -> Cost {
+pub fn scatter(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
 /// [`super::rooted::barrier`]: `L` messages without values.
-pub fn barrier(world: u32) -> Cost {
-    Cost { steps: levels(world).into(), bytes: 0 }
+pub fn barrier(world: u32) -> CommCost {
+    CommCost { steps: levels(world).into(), bytes: 0 }
 }
 
 #[cfg(test)]
@@ -106,13 +106,15 @@ mod tests {
 
     use super::*;
     use crate::base::{ChunkId, Rank};
-    use crate::collective::{Action, Event, Exchange, Layout, Phase, Step, Topology, rooted};
+    use crate::collective::{
+        Action, CollectiveKind, Event, Exchange, RootedStep, ShardLayout, Topology, rooted,
+    };
 
     /// Messages and bytes that ranks send and receive, counted.
     #[derive(Clone, Debug, Default)]
     struct Tally {
         /// Sent, then received, by rank.
-        ranks: Vec<[Cost; 2]>,
+        ranks: Vec<[CommCost; 2]>,
     }
 
     impl Tally {
@@ -121,7 +123,7 @@ mod tests {
         }
 
         fn count(&mut self, from: Rank, to: Rank, bytes: u64) {
-            let message = Cost { steps: 1, bytes };
+            let message = CommCost { steps: 1, bytes };
             let [sent, _] = &mut self.ranks[from.index()];
             *sent = sent.then(message);
             let [_, received] = &mut self.ranks[to.index()];
@@ -129,9 +131,9 @@ mod tests {
         }
 
         /// The cost as the formulas state it.
-        fn cost(&self) -> Cost {
+        fn cost(&self) -> CommCost {
             let all = || self.ranks.iter().flatten();
-            Cost {
+            CommCost {
                 steps: all().map(|cost| cost.steps).max().unwrap_or(0),
                 bytes: all().map(|cost| cost.bytes).max().unwrap_or(0),
             }
@@ -139,8 +141,14 @@ mod tests {
     }
 
     /// What the state machines send in one phase, of buckets counted in bytes.
-    fn sent(topology: Topology, world: u32, bytes: u64, chunk: u64, phase: Phase) -> Cost {
-        let layout = Layout::new(topology, world, &[bytes as usize], 1, chunk as usize);
+    fn sent(
+        topology: Topology,
+        world: u32,
+        bytes: u64,
+        chunk: u64,
+        kind: CollectiveKind,
+    ) -> CommCost {
+        let layout = ShardLayout::new(topology, world, &[bytes as usize], 1, chunk as usize);
         let layout = Arc::new(layout);
         let mut ranks: Vec<Exchange> =
             (0..world).map(|rank| Exchange::new(layout.clone(), Rank(rank), 2)).collect();
@@ -148,17 +156,18 @@ mod tests {
         for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
             let owner = layout.chunk(chunk).owner;
             let ready = (0..world).map(Rank);
-            let ready = ready.filter(|rank| phase == Phase::Reduce || *rank == owner);
-            events.extend(ready.map(|rank| (rank, Event::Ready { phase, chunk })));
+            let ready =
+                ready.filter(|rank| kind == CollectiveKind::ReduceScatter || *rank == owner);
+            events.extend(ready.map(|rank| (rank, Event::LocalReady { kind, chunk })));
         }
         let mut tally = Tally::new(world);
         while let Some((rank, event)) = events.pop_front() {
             let exchange = &mut ranks[rank.index()];
             exchange.handle(event);
             while let Some(action) = exchange.poll_action() {
-                if let Action::Send { phase, chunk, to } = action {
+                if let Action::Send { kind, chunk, to } = action {
                     tally.count(rank, to, layout.chunk(chunk).range.len() as u64);
-                    events.push_back((to, Event::Received { phase, chunk, from: rank }));
+                    events.push_back((to, Event::Received { kind, chunk, from: rank }));
                 }
             }
         }
@@ -166,11 +175,16 @@ mod tests {
     }
 
     /// What lists of steps send, each block in chunks.
-    fn listed(world: u32, bytes: u64, chunk: u64, list: impl Fn(Rank) -> Vec<Step>) -> Cost {
+    fn listed(
+        world: u32,
+        bytes: u64,
+        chunk: u64,
+        list: impl Fn(Rank) -> Vec<RootedStep>,
+    ) -> CommCost {
         let mut tally = Tally::new(world);
         for rank in (0..world).map(Rank) {
             for step in list(rank) {
-                if let Step::Send { to, .. } = step {
+                if let RootedStep::Send { to, .. } = step {
                     let starts = (0..bytes).step_by(chunk as usize);
                     starts.for_each(|start| tally.count(rank, to, chunk.min(bytes - start)));
                 }
@@ -183,12 +197,15 @@ mod tests {
     fn the_formulas_are_what_the_state_machines_send() {
         for world in 1..=9 {
             for (bytes, chunk) in [(0, 8), (1, 8), (100, 7), (720, 16), (721, 16), (5040, 5040)] {
-                let ring = |phase| sent(Topology::Ring, world, bytes, chunk, phase);
-                assert_eq!(ring(Phase::Reduce), ring_reduce_scatter(world, bytes, chunk));
-                assert_eq!(ring(Phase::Gather), ring_all_gather(world, bytes, chunk));
-                let star = |phase| sent(Topology::Star, world, bytes, chunk, phase);
-                assert_eq!(star(Phase::Reduce), star_reduce(world, bytes, chunk));
-                assert_eq!(star(Phase::Gather), star_gather(world, bytes, chunk));
+                let ring = |kind| sent(Topology::Ring, world, bytes, chunk, kind);
+                assert_eq!(
+                    ring(CollectiveKind::ReduceScatter),
+                    ring_reduce_scatter(world, bytes, chunk)
+                );
+                assert_eq!(ring(CollectiveKind::AllGather), ring_all_gather(world, bytes, chunk));
+                let star = |kind| sent(Topology::Star, world, bytes, chunk, kind);
+                assert_eq!(star(CollectiveKind::ReduceScatter), star_reduce(world, bytes, chunk));
+                assert_eq!(star(CollectiveKind::AllGather), star_gather(world, bytes, chunk));
             }
         }
     }
@@ -198,7 +215,7 @@ mod tests {
         for world in 1..=9 {
             for root in (0..world).map(Rank) {
                 let (bytes, chunk) = (100, 7);
-                let of = |list: fn(u32, Rank, Rank) -> Vec<Step>| {
+                let of = |list: fn(u32, Rank, Rank) -> Vec<RootedStep>| {
                     listed(world, bytes, chunk, |rank| list(world, root, rank))
                 };
                 assert_eq!(of(rooted::reduce), tree_reduce(world, bytes, chunk));
@@ -214,11 +231,11 @@ mod tests {
     #[test]
     fn known_costs() {
         let mib = 1 << 20;
-        assert_eq!(ring_all_reduce(4, 64 * mib, mib), Cost { steps: 96, bytes: 96 * mib });
-        assert_eq!(ring_all_reduce(1, 64 * mib, mib), Cost { steps: 0, bytes: 0 });
-        assert_eq!(star_all_reduce(4, mib, mib), Cost { steps: 6, bytes: 6 * mib });
-        assert_eq!(tree_all_reduce(5, 8, 8), Cost { steps: 6, bytes: 48 });
-        let seconds = Cost { steps: 3, bytes: 1000 }.seconds(1e-3, 1e6);
+        assert_eq!(ring_all_reduce(4, 64 * mib, mib), CommCost { steps: 96, bytes: 96 * mib });
+        assert_eq!(ring_all_reduce(1, 64 * mib, mib), CommCost { steps: 0, bytes: 0 });
+        assert_eq!(star_all_reduce(4, mib, mib), CommCost { steps: 6, bytes: 6 * mib });
+        assert_eq!(tree_all_reduce(5, 8, 8), CommCost { steps: 6, bytes: 48 });
+        let seconds = CommCost { steps: 3, bytes: 1000 }.seconds(1e-3, 1e6);
         assert!((seconds - 4e-3).abs() < 1e-12);
     }
 }

@@ -1,4 +1,4 @@
-//! One rank's side of a reduce-scatter and an all-gather over the chunks of a [`Layout`].
+//! One rank's side of a reduce-scatter and an all-gather over the chunks of a [`ShardLayout`].
 //!
 //! **Ring** (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations", 2009). The partial sum of a chunk with owner `o` begins at rank `o+1` with that
@@ -19,7 +19,7 @@
 //! In a ring, shards differ by one chunk at most, so `begun <= ended + window` always, and of a
 //! bucket at most `world * window` partial sums travel at a time. In a star nothing ends with a
 //! rank but the server, so the window holds nobody back: of a bucket up to `world - 1` values of
-//! each chunk travel at a time, or wait at the server for its own. [`Layout::messages_max`] is the
+//! each chunk travel at a time, or wait at the server for its own. [`ShardLayout::messages_max`] is the
 //! bound there.
 //!
 //! The window of a ring cannot deadlock. Buckets are counted apart, so one that is not ready yet
@@ -30,18 +30,47 @@
 //! `begun(0) > begun(1) > .. > begun(0)`, which is impossible.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 
-use super::layout::{Layout, Topology};
+use super::layout::{ShardLayout, Topology};
 use crate::base::{BucketId, ChunkId, Rank};
 
 /// The two halves of an all-reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CollectiveKind {
     /// Values are summed on their way to the owner.
-    Reduce,
+    ReduceScatter,
     /// The owner's values go to everyone.
-    Gather,
+    AllGather,
+}
+
+/// A collective operation of all ranks on one bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Collective {
+    pub kind: CollectiveKind,
+    pub bucket: BucketId,
+}
+
+impl Collective {
+    /// Sums the gradients of a bucket on the way to the owner of each shard.
+    pub const fn reduce_scatter(bucket: BucketId) -> Self {
+        Self { kind: CollectiveKind::ReduceScatter, bucket }
+    }
+
+    /// Copies the owners' parameters of a bucket to every rank.
+    pub const fn all_gather(bucket: BucketId) -> Self {
+        Self { kind: CollectiveKind::AllGather, bucket }
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            CollectiveKind::ReduceScatter => write!(f, "reduce-scatter of {}", self.bucket),
+            CollectiveKind::AllGather => write!(f, "all-gather of {}", self.bucket),
+        }
+    }
 }
 
 /// What happened.
@@ -49,9 +78,9 @@ pub enum Phase {
 pub enum Event {
     /// The rank's own values of a chunk are there: what is to be added (Reduce, on every rank),
     /// or what is to be handed out (Gather, on the owner only).
-    Ready { phase: Phase, chunk: ChunkId },
+    LocalReady { kind: CollectiveKind, chunk: ChunkId },
     /// A message has come.
-    Received { phase: Phase, chunk: ChunkId, from: Rank },
+    Received { kind: CollectiveKind, chunk: ChunkId, from: Rank },
 }
 
 /// What is to be done, in this order. A rank holds at most one value per chunk: nothing (then its
@@ -60,16 +89,16 @@ pub enum Event {
 pub enum Action {
     /// What is held of the chunk goes to `to`. In Reduce it leaves (a partial sum has one holder);
     /// in Gather it is shared.
-    Send { phase: Phase, chunk: ChunkId, to: Rank },
+    Send { kind: CollectiveKind, chunk: ChunkId, to: Rank },
     /// The message of `from` plus what is held (own values at first) is held from now on.
-    Fold { chunk: ChunkId, from: Rank },
+    Accumulate { chunk: ChunkId, from: Rank },
     /// The chunk is summed over all ranks; said on its owner.
     Reduced { chunk: ChunkId },
     /// The message of `from` is held: the final values.
-    Keep { chunk: ChunkId, from: Rank },
+    StoreFinal { chunk: ChunkId, from: Rank },
     /// This rank has nothing more to do for a bucket in this phase (on every rank, once). A bucket
     /// of length 0 is done from the start.
-    Done { phase: Phase, bucket: BucketId },
+    Done { kind: CollectiveKind, bucket: BucketId },
 }
 
 /// One chunk on one rank.
@@ -101,7 +130,7 @@ struct Count {
 /// The state of one rank in one exchange over all chunks.
 #[derive(Debug)]
 pub struct Exchange {
-    layout: Arc<Layout>,
+    layout: Arc<ShardLayout>,
     rank: Rank,
     window: usize,
     chunks: Vec<Progress>,
@@ -112,7 +141,7 @@ pub struct Exchange {
 impl Exchange {
     /// At the start of both phases. `window` bounds the partial sums of a bucket that a rank of a
     /// ring has begun beyond those that have ended with it (at least 1).
-    pub fn new(layout: Arc<Layout>, rank: Rank, window: usize) -> Self {
+    pub fn new(layout: Arc<ShardLayout>, rank: Rank, window: usize) -> Self {
         assert!(rank.0 < layout.world, "{rank} of {} ranks", layout.world);
         assert!(window > 0, "a window of 0 lets nothing begin");
         let (chunks, buckets, actions) = Default::default();
@@ -125,7 +154,7 @@ impl Exchange {
         self.rank
     }
 
-    pub fn layout(&self) -> &Arc<Layout> {
+    pub fn layout(&self) -> &Arc<ShardLayout> {
         &self.layout
     }
 
@@ -142,8 +171,9 @@ impl Exchange {
         }
         for bucket in (0..self.layout.buckets() as u32).map(BucketId) {
             if self.layout.chunks_of(bucket).is_empty() {
-                self.actions.push_back(Action::Done { phase: Phase::Reduce, bucket });
-                self.actions.push_back(Action::Done { phase: Phase::Gather, bucket });
+                self.actions
+                    .push_back(Action::Done { kind: CollectiveKind::ReduceScatter, bucket });
+                self.actions.push_back(Action::Done { kind: CollectiveKind::AllGather, bucket });
             }
         }
     }
@@ -156,14 +186,20 @@ impl Exchange {
     /// has none to send. Whoever drives the exchanges has a defect then.
     pub fn handle(&mut self, event: Event) {
         match event {
-            Event::Ready { phase: Phase::Reduce, chunk } => self.own_values(chunk),
-            Event::Ready { phase: Phase::Gather, chunk } => {
+            Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk } => {
+                self.own_values(chunk)
+            }
+            Event::LocalReady { kind: CollectiveKind::AllGather, chunk } => {
                 let owner = self.layout.chunk(chunk).owner;
                 assert_eq!(owner, self.rank, "{chunk} is handed out by its owner");
                 self.gathered(chunk);
             }
-            Event::Received { phase: Phase::Reduce, chunk, from } => self.partial(chunk, from),
-            Event::Received { phase: Phase::Gather, chunk, from } => self.final_values(chunk, from),
+            Event::Received { kind: CollectiveKind::ReduceScatter, chunk, from } => {
+                self.partial(chunk, from)
+            }
+            Event::Received { kind: CollectiveKind::AllGather, chunk, from } => {
+                self.final_values(chunk, from)
+            }
         }
     }
 
@@ -251,7 +287,7 @@ impl Exchange {
             let Some(at) = progress.early.iter().position(|rank| *rank == from) else { return };
             progress.early.swap_remove(at);
             progress.folded += 1;
-            self.actions.push_back(Action::Fold { chunk, from });
+            self.actions.push_back(Action::Accumulate { chunk, from });
         }
         self.reduced(chunk);
     }
@@ -261,14 +297,14 @@ impl Exchange {
         let bucket = self.layout.chunk(chunk).bucket;
         let target = self.target(chunk);
         self.actions.push_back(match target {
-            Some(to) => Action::Send { phase: Phase::Reduce, chunk, to },
+            Some(to) => Action::Send { kind: CollectiveKind::ReduceScatter, chunk, to },
             None => Action::Reduced { chunk },
         });
         let count = &mut self.buckets[bucket.index()];
         count.reduced += 1;
         count.ended += usize::from(target.is_none());
         if count.reduced == self.layout.chunks_of(bucket).len() {
-            self.actions.push_back(Action::Done { phase: Phase::Reduce, bucket });
+            self.actions.push_back(Action::Done { kind: CollectiveKind::ReduceScatter, bucket });
         } else if target.is_none() {
             self.begin(bucket);
         }
@@ -284,7 +320,7 @@ impl Exchange {
         };
         let is_due = self.rank != owner && from == expected;
         assert!(is_due, "{} expects no final values of {chunk} from {from}", self.rank);
-        self.actions.push_back(Action::Keep { chunk, from });
+        self.actions.push_back(Action::StoreFinal { chunk, from });
         self.gathered(chunk);
     }
 
@@ -292,17 +328,17 @@ impl Exchange {
     fn gathered(&mut self, chunk: ChunkId) {
         let before = std::mem::replace(&mut self.chunks[chunk.index()].gathered, true);
         assert!(!before, "the final values of {chunk} came to {} before", self.rank);
-        let (owner, phase) = (self.layout.chunk(chunk).owner, Phase::Gather);
+        let (owner, kind) = (self.layout.chunk(chunk).owner, CollectiveKind::AllGather);
         match self.layout.topology {
             Topology::Ring => {
                 let to = self.layout.next(self.rank);
                 if to != owner {
-                    self.actions.push_back(Action::Send { phase, chunk, to });
+                    self.actions.push_back(Action::Send { kind, chunk, to });
                 }
             }
             Topology::Star if self.rank == owner => {
                 let others = (0..self.layout.world).map(Rank).filter(|to| *to != owner);
-                self.actions.extend(others.map(|to| Action::Send { phase, chunk, to }));
+                self.actions.extend(others.map(|to| Action::Send { kind, chunk, to }));
             }
             Topology::Star => (),
         }
@@ -310,7 +346,7 @@ impl Exchange {
         let count = &mut self.buckets[bucket.index()];
         count.gathered += 1;
         if count.gathered == self.layout.chunks_of(bucket).len() {
-            self.actions.push_back(Action::Done { phase, bucket });
+            self.actions.push_back(Action::Done { kind, bucket });
         }
     }
 }

@@ -33,7 +33,7 @@ impl fmt::Display for Chunk {
 
 /// The cut of all buckets of a run; the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct ShardLayout {
     pub topology: Topology,
     pub world: u32,
     /// By bucket, then by position.
@@ -52,7 +52,7 @@ fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
     start(part)..start(part + 1)
 }
 
-impl Layout {
+impl ShardLayout {
     /// Cuts buckets of these lengths (elements). Bounds of shards and chunks are multiples of
     /// `align` elements but for the end of a bucket; a chunk has at most `chunk_max` elements,
     /// and shards may be empty. Shards of a bucket differ by at most one unit of alignment, and
@@ -126,7 +126,7 @@ impl Layout {
         (units.start * self.align).min(length)..(units.end * self.align).min(length)
     }
 
-    /// The chunks of a bucket, as indices of [`Layout::chunks`].
+    /// The chunks of a bucket, as indices of [`ShardLayout::chunks`].
     pub fn chunks_of(&self, bucket: BucketId) -> Range<usize> {
         self.firsts[bucket.index()]..self.firsts[bucket.index() + 1]
     }
@@ -141,7 +141,7 @@ impl Layout {
     /// message, its window is open because every sum of earlier rounds has ended, and each next
     /// rank finds it first among what it has not used, too. In the order of positions instead,
     /// ranks with little room would wait for each other for ever.
-    pub fn order_of_use(&self, bucket: BucketId, rank: Rank) -> Vec<ChunkId> {
+    pub fn consumption_order(&self, bucket: BucketId, rank: Rank) -> Vec<ChunkId> {
         let chunks = self.chunks_of(bucket).map(|index| ChunkId(index as u32));
         if self.topology == Topology::Star {
             return chunks.collect();
@@ -160,7 +160,7 @@ impl Layout {
     }
 
     /// Whether a rank sends its own values of a chunk first, before anything is added to them.
-    pub fn is_begun_by(&self, id: ChunkId, rank: Rank) -> bool {
+    pub fn is_initiator(&self, id: ChunkId, rank: Rank) -> bool {
         let owner = self.chunk(id).owner;
         match self.topology {
             Topology::Ring => self.world > 1 && rank == self.next(owner),
@@ -197,26 +197,26 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::collective::{Action, Event, Exchange, Phase};
+    use crate::collective::{Action, CollectiveKind, Event, Exchange};
 
-    fn shards(layout: &Layout) -> Vec<Range<usize>> {
+    fn shards(layout: &ShardLayout) -> Vec<Range<usize>> {
         (0..layout.world).map(|rank| layout.shard(BucketId(0), Rank(rank))).collect()
     }
 
     #[test]
     fn shards_are_as_equal_as_the_alignment_allows() {
-        let ring = |world, length| Layout::new(Topology::Ring, world, &[length], 64, 128);
+        let ring = |world, length| ShardLayout::new(Topology::Ring, world, &[length], 64, 128);
         assert_eq!(shards(&ring(3, 64 * 7)), [0..192, 192..320, 320..448]);
         assert_eq!(shards(&ring(3, 64 * 7 - 1)), [0..192, 192..320, 320..447]);
         assert_eq!(shards(&ring(3, 65)), [0..64, 64..65, 65..65]);
         assert_eq!(shards(&ring(2, 0)), [0..0, 0..0]);
-        let star = Layout::new(Topology::Star, 3, &[100], 64, 64);
+        let star = ShardLayout::new(Topology::Star, 3, &[100], 64, 64);
         assert_eq!(shards(&star), [0..100, 100..100, 100..100]);
     }
 
     /// Whether a reduce-scatter ends in which each rank has room for one of its own chunks at a
     /// time and reads them in this order.
-    fn ends(layout: &Layout, order: impl Fn(Rank) -> Vec<ChunkId>) -> bool {
+    fn ends(layout: &ShardLayout, order: impl Fn(Rank) -> Vec<ChunkId>) -> bool {
         let shared = Arc::new(layout.clone());
         let ranks = || (0..layout.world).map(Rank);
         let mut exchanges: Vec<_> =
@@ -224,7 +224,7 @@ mod tests {
         let mut unread: Vec<VecDeque<ChunkId>> = ranks().map(|r| order(r).into()).collect();
         let mut read: Vec<Option<ChunkId>> = vec![None; unread.len()];
         let mut messages = VecDeque::new();
-        let phase = Phase::Reduce;
+        let kind = CollectiveKind::ReduceScatter;
         loop {
             let mut moved = false;
             for rank in 0..exchanges.len() {
@@ -232,10 +232,10 @@ mod tests {
                     && let Some(chunk) = unread[rank].pop_front()
                 {
                     (read[rank], moved) = (Some(chunk), true);
-                    exchanges[rank].handle(Event::Ready { phase, chunk });
+                    exchanges[rank].handle(Event::LocalReady { kind, chunk });
                 }
                 while let Some(action) = exchanges[rank].poll_action() {
-                    if let Action::Send { chunk, .. } | Action::Fold { chunk, .. } = action
+                    if let Action::Send { chunk, .. } | Action::Accumulate { chunk, .. } = action
                         && read[rank] == Some(chunk)
                     {
                         read[rank] = None;
@@ -246,7 +246,7 @@ mod tests {
                 }
             }
             if let Some((chunk, from, to)) = messages.pop_front() {
-                exchanges[to.index()].handle(Event::Received { phase, chunk, from });
+                exchanges[to.index()].handle(Event::Received { kind, chunk, from });
                 moved = true;
             }
             if !moved {
@@ -261,13 +261,13 @@ mod tests {
         for topology in [Topology::Ring, Topology::Star] {
             for world in 2..=9 {
                 for length in [0, 1, 64, 1000, 5000] {
-                    let layout = Layout::new(topology, world, &[length], 64, 64);
-                    let used = |rank| layout.order_of_use(bucket, rank);
+                    let layout = ShardLayout::new(topology, world, &[length], 64, 64);
+                    let used = |rank| layout.consumption_order(bucket, rank);
                     assert!(ends(&layout, used), "{topology:?} of {world}, {length}");
                 }
             }
         }
-        let layout = Layout::new(Topology::Ring, 2, &[5000], 64, 64);
+        let layout = ShardLayout::new(Topology::Ring, 2, &[5000], 64, 64);
         assert!(!ends(&layout, |_| (0..layout.chunks.len() as u32).map(ChunkId).collect()));
     }
 
@@ -277,13 +277,16 @@ mod tests {
             for world in 1..=9 {
                 for (align, chunk_max) in [(1, 1), (1, 7), (4, 4), (4, 11), (64, 200)] {
                     let lengths = [0, 1, 63, 64, 65, 1000];
-                    check(&Layout::new(topology, world, &lengths, align, chunk_max), chunk_max);
+                    check(
+                        &ShardLayout::new(topology, world, &lengths, align, chunk_max),
+                        chunk_max,
+                    );
                 }
             }
         }
     }
 
-    fn check(layout: &Layout, chunk_max: usize) {
+    fn check(layout: &ShardLayout, chunk_max: usize) {
         for bucket in (0..layout.buckets()).map(|bucket| BucketId(bucket as u32)) {
             let chunks = &layout.chunks[layout.chunks_of(bucket)];
             let mut counts = vec![0; layout.world as usize];

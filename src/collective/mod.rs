@@ -6,7 +6,7 @@ pub mod exchange;
 pub mod layout;
 pub mod rooted;
 
-pub use cost::Cost;
-pub use exchange::{Action, Event, Exchange, Phase};
-pub use layout::{Chunk, Layout, Topology};
-pub use rooted::Step;
+pub use cost::CommCost;
+pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
+pub use layout::{Chunk, ShardLayout, Topology};
+pub use rooted::RootedStep;

@@ -10,7 +10,7 @@ use crate::base::Rank;
 /// What a rank does with a block of values. Blocks are named by the rank that they belong to; in a
 /// reduction and a broadcast there is one, of the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RootedStep {
     /// What is held of the block goes to `to`.
     Send { to: Rank, block: Rank },
     /// What `from` sends is held from now on.
@@ -49,69 +49,69 @@ impl Seen {
 /// Sums everyone's values on the root along a binomial tree. Numbered from the root as 0, rank `v`
 /// adds what `v + 1`, `v + 2`, `v + 4`, .. have summed, in this order, for as long as these powers
 /// are below the lowest bit of `v`: `(v + (v+1)) + ((v+2) + (v+3))`, whatever the timing.
-pub fn reduce(world: u32, root: Rank, rank: Rank) -> Vec<Step> {
+pub fn reduce(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     let seen = Seen { world, root };
     let number = seen.number(rank);
     let mut steps = Vec::new();
     for distance in distances(world) {
         if number & distance != 0 {
-            steps.push(Step::Send { to: seen.rank(number - distance), block: root });
+            steps.push(RootedStep::Send { to: seen.rank(number - distance), block: root });
             break;
         }
         if number + distance < world {
-            steps.push(Step::Fold { from: seen.rank(number + distance), block: root });
+            steps.push(RootedStep::Fold { from: seen.rank(number + distance), block: root });
         }
     }
     steps
 }
 
 /// The root's values go to everyone along the same tree, to the largest branch first.
-pub fn broadcast(world: u32, root: Rank, rank: Rank) -> Vec<Step> {
+pub fn broadcast(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     let seen = Seen { world, root };
     let number = seen.number(rank);
     let mut steps = Vec::new();
     let mut branches = world.next_power_of_two();
     if number > 0 {
         branches = 1 << number.trailing_zeros();
-        steps.push(Step::Receive { from: seen.rank(number - branches), block: root });
+        steps.push(RootedStep::Receive { from: seen.rank(number - branches), block: root });
     }
     for distance in distances(branches).rev().filter(|distance| number + distance < world) {
-        steps.push(Step::Send { to: seen.rank(number + distance), block: root });
+        steps.push(RootedStep::Send { to: seen.rank(number + distance), block: root });
     }
     steps
 }
 
 /// An all-reduce of few values: a [`reduce`] to rank 0 and a [`broadcast`] from there.
-pub fn all_reduce(world: u32, rank: Rank) -> Vec<Step> {
+pub fn all_reduce(world: u32, rank: Rank) -> Vec<RootedStep> {
     [reduce(world, Rank(0), rank), broadcast(world, Rank(0), rank)].concat()
 }
 
 /// Everyone's block goes to the root, which takes them in the order of ranks.
-pub fn gather(world: u32, root: Rank, rank: Rank) -> Vec<Step> {
+pub fn gather(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     if rank != root {
-        return vec![Step::Send { to: root, block: rank }];
+        return vec![RootedStep::Send { to: root, block: rank }];
     }
     let others = (0..world).map(Rank).filter(|other| *other != root);
-    others.map(|other| Step::Receive { from: other, block: other }).collect()
+    others.map(|other| RootedStep::Receive { from: other, block: other }).collect()
 }
 
 /// Each rank's block comes to it from the root.
-pub fn scatter(world: u32, root: Rank, rank: Rank) -> Vec<Step> {
+pub fn scatter(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     if rank != root {
-        return vec![Step::Receive { from: root, block: rank }];
+        return vec![RootedStep::Receive { from: root, block: rank }];
     }
     let others = (0..world).map(Rank).filter(|other| *other != root);
-    others.map(|other| Step::Send { to: other, block: other }).collect()
+    others.map(|other| RootedStep::Send { to: other, block: other }).collect()
 }
 
 /// Nobody is through before everyone has begun: in `L` rounds each rank hears, directly or not, of
 /// twice as many others as before (dissemination; Hensgen, Finkel and Manber 1988). Its blocks are
 /// empty.
-pub fn barrier(world: u32, rank: Rank) -> Vec<Step> {
+pub fn barrier(world: u32, rank: Rank) -> Vec<RootedStep> {
     let step = |distance| {
         let to = Rank((rank.0 + distance) % world);
         let from = Rank((rank.0 + world - distance) % world);
-        [Step::Send { to, block: rank }, Step::Receive { from, block: from }]
+        [RootedStep::Send { to, block: rank }, RootedStep::Receive { from, block: from }]
     };
     distances(world).flat_map(step).collect()
 }
@@ -126,10 +126,11 @@ mod tests {
     /// end, from what it holds at first.
     fn run(
         world: u32,
-        list: impl Fn(Rank) -> Vec<Step>,
+        list: impl Fn(Rank) -> Vec<RootedStep>,
         held: impl Fn(u32) -> Vec<(u32, String)>,
     ) -> Vec<BTreeMap<u32, String>> {
-        let mut lists: Vec<VecDeque<Step>> = (0..world).map(|r| list(Rank(r)).into()).collect();
+        let mut lists: Vec<VecDeque<RootedStep>> =
+            (0..world).map(|r| list(Rank(r)).into()).collect();
         let mut held: Vec<BTreeMap<u32, String>> =
             (0..world).map(|rank| held(rank).into_iter().collect()).collect();
         let mut sent: BTreeMap<(u32, u32), VecDeque<String>> = BTreeMap::new();
@@ -139,14 +140,14 @@ mod tests {
                 let Some(step) = lists[rank as usize].front() else { continue };
                 let held = &mut held[rank as usize];
                 match *step {
-                    Step::Send { to, block } => {
+                    RootedStep::Send { to, block } => {
                         sent.entry((rank, to.0)).or_default().push_back(held[&block.0].clone());
                     }
-                    Step::Receive { from, block } | Step::Fold { from, block } => {
+                    RootedStep::Receive { from, block } | RootedStep::Fold { from, block } => {
                         let queue = sent.entry((from.0, rank)).or_default();
                         let Some(came) = queue.pop_front() else { continue };
                         let sum = match step {
-                            Step::Fold { .. } => format!("({}+{came})", held[&block.0]),
+                            RootedStep::Fold { .. } => format!("({}+{came})", held[&block.0]),
                             _ => came,
                         };
                         held.insert(block.0, sum);
@@ -220,7 +221,7 @@ mod tests {
                 let before = knows.clone();
                 for rank in 0..world {
                     let steps = barrier(world, Rank(rank));
-                    let Step::Receive { from, .. } = steps[2 * round + 1] else { panic!() };
+                    let RootedStep::Receive { from, .. } = steps[2 * round + 1] else { panic!() };
                     knows[rank as usize] |= before[from.index()];
                 }
             }

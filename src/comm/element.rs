@@ -17,13 +17,13 @@ pub trait Element:
     const IS_FLOAT: bool;
 
     /// The sum; of integers modulo their number of bits.
-    fn plus(self, other: Self) -> Self;
+    fn add(self, other: Self) -> Self;
 
     /// The product with a number rounded to this type.
-    fn times(self, factor: f64) -> Self;
+    fn scale(self, factor: f64) -> Self;
 
     /// The quotient by a number rounded to this type.
-    fn over(self, divisor: f64) -> Self;
+    fn div(self, divisor: f64) -> Self;
 }
 
 macro_rules! elements {
@@ -35,18 +35,18 @@ macro_rules! elements {
             const IS_FLOAT: bool = $is_float;
 
             #[inline(always)]
-            fn plus(self, other: Self) -> Self {
+            fn add(self, other: Self) -> Self {
                 let plus: fn(Self, Self) -> Self = $plus;
                 plus(self, other)
             }
 
             #[inline(always)]
-            fn times(self, factor: f64) -> Self {
+            fn scale(self, factor: f64) -> Self {
                 self * factor as Self
             }
 
             #[inline(always)]
-            fn over(self, divisor: f64) -> Self {
+            fn div(self, divisor: f64) -> Self {
                 self / divisor as Self
             }
         }

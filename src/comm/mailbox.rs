@@ -13,7 +13,7 @@ pub struct Closed(pub String);
 
 /// How a wait ended without an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub enum RecvError {
     Closed(Closed),
     /// The deadline passed.
     TimedOut,
@@ -76,18 +76,18 @@ impl<T> Mailbox<T> {
     }
 
     /// Waits for an item; `None`: for ever. Items sent before a close are lost: a close is prompt.
-    pub fn receive(&self, deadline: Option<Instant>) -> Result<T, Waited> {
+    pub fn recv(&self, deadline: Option<Instant>) -> Result<T, RecvError> {
         let mut queue = self.lock();
         loop {
             if let Some(closed) = &queue.closed {
-                return Err(Waited::Closed(closed.clone()));
+                return Err(RecvError::Closed(closed.clone()));
             }
             if let Some(item) = queue.items.pop_front() {
                 return Ok(item);
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                return Err(Waited::TimedOut);
+                return Err(RecvError::TimedOut);
             }
             queue.waiting += 1;
             let changed = &self.0.changed;
@@ -103,7 +103,7 @@ impl<T> Mailbox<T> {
     }
 
     /// An item, if there is one now.
-    pub fn try_receive(&self) -> Result<Option<T>, Closed> {
+    pub fn try_recv(&self) -> Result<Option<T>, Closed> {
         let mut queue = self.lock();
         match &queue.closed {
             Some(closed) => Err(closed.clone()),

@@ -1,7 +1,7 @@
 //! Collectives between the threads of a process: values in owned boxes, handed from rank to rank.
 //!
-//! [`init`] and [`Group`] are the whole of it for whoever has slices; a trainer with values on
-//! devices drives [`Member`] itself.
+//! [`init`] and [`ProcessGroup`] are the whole of it for whoever has slices; a trainer with values on
+//! devices drives [`ExchangeDriver`] itself.
 
 pub mod add;
 mod element;
@@ -11,13 +11,13 @@ mod pool;
 pub mod process_group;
 
 pub use element::Element;
-pub use exchange_driver::{Member, Message, Own};
-pub use mailbox::{Closed, Mailbox, Waited};
-pub use pool::{Pool, Shared, Values};
+pub use exchange_driver::{ExchangeDriver, ExchangeIo, Message};
+pub use mailbox::{Closed, Mailbox, RecvError};
+pub use pool::{BufferPool, PooledBuffer, SharedBuffer};
 pub use process_group::connection::GroupError;
 pub use process_group::packet::Transferable;
-pub use process_group::reduce_op::Op;
-pub use process_group::{Group, init};
+pub use process_group::reduce_op::ReduceOp;
+pub use process_group::{ProcessGroup, init};
 
 /// What [`mailbox`] waits with; `tests/loom.rs` puts loom's in its place.
 mod sync {

@@ -9,13 +9,13 @@ use super::Element;
 
 /// A pool of boxes; clones are handles on the same one.
 #[derive(Clone)]
-pub struct Pool<T> {
+pub struct BufferPool<T> {
     free: Arc<Mutex<Vec<Vec<T>>>>,
     /// Boxes that are kept while nobody uses them.
     free_max: usize,
 }
 
-impl<T: Element> Pool<T> {
+impl<T: Element> BufferPool<T> {
     /// Empty; keeps at most `free_max` boxes.
     pub fn new(free_max: usize) -> Self {
         Self { free: Arc::default(), free_max }
@@ -27,10 +27,10 @@ impl<T: Element> Pool<T> {
     }
 
     /// A box of this length, the one that was used last; what is in it is of no meaning.
-    pub fn take(&self, length: usize) -> Values<T> {
+    pub fn take(&self, length: usize) -> PooledBuffer<T> {
         let mut values = self.lock().pop().unwrap_or_default();
         values.resize(length, T::default());
-        Values { values, pool: Some(self.clone()) }
+        PooledBuffer { values, pool: Some(self.clone()) }
     }
 
     /// How many boxes wait for their next use.
@@ -40,19 +40,19 @@ impl<T: Element> Pool<T> {
 }
 
 /// A box of values with one owner. It goes back to its pool when it is dropped.
-pub struct Values<T: Element = f32> {
+pub struct PooledBuffer<T: Element = f32> {
     values: Vec<T>,
-    pool: Option<Pool<T>>,
+    pool: Option<BufferPool<T>>,
 }
 
-impl<T: Element> Values<T> {
+impl<T: Element> PooledBuffer<T> {
     /// From now on many read it, and nobody writes.
-    pub fn share(self) -> Shared<T> {
-        Shared(Arc::new(self))
+    pub fn share(self) -> SharedBuffer<T> {
+        SharedBuffer(Arc::new(self))
     }
 }
 
-impl<T: Element> Deref for Values<T> {
+impl<T: Element> Deref for PooledBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -60,13 +60,13 @@ impl<T: Element> Deref for Values<T> {
     }
 }
 
-impl<T: Element> DerefMut for Values<T> {
+impl<T: Element> DerefMut for PooledBuffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         &mut self.values
     }
 }
 
-impl<T: Element> Drop for Values<T> {
+impl<T: Element> Drop for PooledBuffer<T> {
     fn drop(&mut self) {
         if let Some(pool) = &self.pool {
             let mut free = pool.lock();
@@ -77,7 +77,7 @@ impl<T: Element> Drop for Values<T> {
     }
 }
 
-impl<T: Element> fmt::Debug for Values<T> {
+impl<T: Element> fmt::Debug for PooledBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}; {}]", T::NAME, self.len())
     }
@@ -86,9 +86,9 @@ impl<T: Element> fmt::Debug for Values<T> {
 /// Final values that several ranks read; clones are handles on the same ones. Its box goes back
 /// to its pool when the last handle is dropped.
 #[derive(Clone, Debug)]
-pub struct Shared<T: Element = f32>(Arc<Values<T>>);
+pub struct SharedBuffer<T: Element = f32>(Arc<PooledBuffer<T>>);
 
-impl<T: Element> Deref for Shared<T> {
+impl<T: Element> Deref for SharedBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -96,10 +96,10 @@ impl<T: Element> Deref for Shared<T> {
     }
 }
 
-impl<T: Element> From<Vec<T>> for Shared<T> {
+impl<T: Element> From<Vec<T>> for SharedBuffer<T> {
     /// Without a pool: the memory is freed at the end.
     fn from(values: Vec<T>) -> Self {
-        Values { values, pool: None }.share()
+        PooledBuffer { values, pool: None }.share()
     }
 }
 
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_box_comes_back_when_its_last_reader_is_gone() {
-        let pool = Pool::<f32>::new(2);
+        let pool = BufferPool::<f32>::new(2);
         let mut values = pool.take(3);
         values.copy_from_slice(&[1.0, 2.0, 3.0]);
         let place = values.as_ptr();
@@ -125,10 +125,10 @@ mod tests {
 
     #[test]
     fn a_pool_keeps_no_more_than_it_may() {
-        let pool = Pool::<u64>::new(2);
+        let pool = BufferPool::<u64>::new(2);
         drop([pool.take(1), pool.take(2), pool.take(3)]);
         assert_eq!(pool.free(), 2);
-        drop(Shared::from(vec![1u64]));
+        drop(SharedBuffer::from(vec![1u64]));
         assert_eq!(pool.free(), 2);
     }
 }

@@ -1,9 +1,7 @@
 //! A text as tokens, cut into the part to train on and the held-out tail.
 
-use std::fmt;
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fmt, fs, io};
 
 use super::{DataError, Tokenizer, TokenizerKind};
 

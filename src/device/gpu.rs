@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
-use super::Pulse;
+use super::Heartbeat;
 use super::adapters::Adapter;
 use super::error::DeviceError;
 use super::features::{self, Features};
@@ -20,18 +20,18 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Whether shaders run with the checks that wgpu injects (array bounds, loop counters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checks {
+pub enum ShaderChecks {
     /// All of them: for tests.
-    Checked,
+    Enabled,
     /// None: for runs. Kernels are right in both, so this changes the speed only.
-    Trusted,
+    Disabled,
 }
 
 /// An opened device. Owned by one thread at a time.
 pub struct Gpu {
     pub name: String,
     pub api: &'static str,
-    pub checks: Checks,
+    pub checks: ShaderChecks,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub limits: Limits,
@@ -42,28 +42,28 @@ pub struct Gpu {
     /// The longest that a wait takes before the device counts as hung.
     pub deadline: Duration,
     /// Beats whenever the driver comes back.
-    pub pulse: Pulse,
+    pub heartbeat: Heartbeat,
     faults: Faults,
-    made: AtomicU64,
+    allocation_count: AtomicU64,
 }
 
 impl Gpu {
     /// Opens `adapter` with the limits it has and the features that variants of kernels use.
-    pub fn open(adapter: &Adapter, checks: Checks) -> Result<Self, DeviceError> {
+    pub fn open(adapter: &Adapter, checks: ShaderChecks) -> Result<Self, DeviceError> {
         let features = features::for_runs(adapter.wgpu.features());
         Self::open_with(adapter, checks, features, limits::for_runs(&adapter.wgpu.limits()))
     }
 
     /// Opens `adapter` with exactly the portable limits: what kernel tests run under, so that a
     /// kernel that needs more fails there.
-    pub fn open_portable(adapter: &Adapter, checks: Checks) -> Result<Self, DeviceError> {
+    pub fn open_portable(adapter: &Adapter, checks: ShaderChecks) -> Result<Self, DeviceError> {
         let features = features::portable(adapter.wgpu.features());
         Self::open_with(adapter, checks, features, limits::portable(&adapter.wgpu.limits()))
     }
 
     fn open_with(
         adapter: &Adapter,
-        checks: Checks,
+        checks: ShaderChecks,
         required_features: wgpu::Features,
         required_limits: wgpu::Limits,
     ) -> Result<Self, DeviceError> {
@@ -94,9 +94,9 @@ impl Gpu {
             limits,
             features,
             deadline: DEADLINE,
-            pulse: Pulse::default(),
+            heartbeat: Heartbeat::default(),
             faults,
-            made: AtomicU64::new(0),
+            allocation_count: AtomicU64::new(0),
         })
     }
 
@@ -109,7 +109,7 @@ impl Gpu {
     /// The first fault that the driver or the validation reported since the last call. A device
     /// that is gone reports why for ever.
     pub fn check(&self) -> Result<(), DeviceError> {
-        self.pulse.beat();
+        self.heartbeat.tick();
         self.first_fault().map_or(Ok(()), Err)
     }
 
@@ -134,13 +134,13 @@ impl Gpu {
     }
 
     /// Buffers, bind groups and pipelines made so far: a step in the middle of a run makes none.
-    pub fn made(&self) -> u64 {
-        self.made.load(Ordering::Relaxed)
+    pub fn allocation_count(&self) -> u64 {
+        self.allocation_count.load(Ordering::Relaxed)
     }
 
-    /// Counts one more of what [`Gpu::made`] counts.
-    pub fn count_made(&self) {
-        self.made.fetch_add(1, Ordering::Relaxed);
+    /// Counts one more of what [`Gpu::allocation_count`] counts.
+    pub fn count_allocation(&self) {
+        self.allocation_count.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn buffer(
@@ -157,7 +157,7 @@ impl Gpu {
         }
         let descriptor =
             wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: false };
-        self.count_made();
+        self.count_allocation();
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let buffer = self.device.create_buffer(&descriptor);
         match pollster::block_on(scope.pop()) {
@@ -199,7 +199,7 @@ impl Gpu {
             }
             match polled {
                 Ok(_) => {
-                    self.pulse.beat();
+                    self.heartbeat.tick();
                     return unknown.map_or(Ok(()), |why| Err(self.refused(what, why)));
                 }
                 Err(wgpu::PollError::Timeout) if left.is_zero() => return Err(self.timeout(what)),

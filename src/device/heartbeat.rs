@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts what a device has done. Clones share the count, so that another thread can watch it.
 #[derive(Clone, Debug, Default)]
-pub struct Pulse {
+pub struct Heartbeat {
     beats: Arc<AtomicU64>,
 }
 
-impl Pulse {
+impl Heartbeat {
     /// The device did something: it ran a node, or came back from its driver.
-    pub fn beat(&self) {
+    pub fn tick(&self) {
         self.beats.fetch_add(1, Ordering::Relaxed);
     }
 

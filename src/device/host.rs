@@ -2,16 +2,16 @@
 
 /// The host that the CPU device and software adapters run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostInfo {
     /// The processor's name, where the system tells it.
     pub model: Option<String>,
     /// Bytes of memory, where the system tells it.
     pub memory: Option<u64>,
 }
 
-impl Host {
+impl HostInfo {
     /// Asks the system.
-    pub fn ask() -> Self {
+    pub fn query() -> Self {
         let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
         Self { model: processor(), memory: meminfo.and_then(|text| kibibytes(&text, "MemTotal:")) }
     }

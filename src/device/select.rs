@@ -11,7 +11,7 @@ const COPIES_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub enum Selection {
     /// The built-in CPU device; with the reason, if it was not asked for by name.
-    Cpu { because: Option<String> },
+    Cpu { reason: Option<String> },
     /// An adapter to open.
     Adapter(Box<Adapter>),
 }
@@ -106,7 +106,7 @@ fn at((index, _): (usize, &Known)) -> Chosen {
 
 fn selection(chosen: Chosen, adapters: &[Adapter]) -> Selection {
     match chosen {
-        Chosen::Cpu => Selection::Cpu { because: None },
+        Chosen::Cpu => Selection::Cpu { reason: None },
         Chosen::Index(index) => Selection::Adapter(Box::new(adapters[index].clone())),
     }
 }
@@ -117,7 +117,7 @@ fn automatic(known: &[Known]) -> Option<Chosen> {
 }
 
 fn no_hardware() -> Selection {
-    Selection::Cpu { because: Some("no hardware GPU was found".into()) }
+    Selection::Cpu { reason: Some("no hardware GPU was found".into()) }
 }
 
 /// The devices of a list in lower case.
@@ -237,13 +237,13 @@ mod tests {
 
     #[test]
     fn without_adapters_auto_is_the_cpu_and_names_are_errors() {
-        assert!(matches!(select("auto", &[]), Ok(Selection::Cpu { because: Some(_) })));
+        assert!(matches!(select("auto", &[]), Ok(Selection::Cpu { reason: Some(_) })));
         let all = select_all("Auto", &[]).unwrap();
-        assert!(matches!(all[..], [Selection::Cpu { because: Some(_) }]));
+        assert!(matches!(all[..], [Selection::Cpu { reason: Some(_) }]));
         let all = select_all("all", &[]).unwrap();
-        assert!(matches!(all[..], [Selection::Cpu { because: None }]));
+        assert!(matches!(all[..], [Selection::Cpu { reason: None }]));
         for cpu in ["cpu", "CPU", " cpu "] {
-            assert!(matches!(select(cpu, &[]), Ok(Selection::Cpu { because: None })));
+            assert!(matches!(select(cpu, &[]), Ok(Selection::Cpu { reason: None })));
         }
         assert_eq!(select_all("cpu * 3", &[]).unwrap().len(), 3);
         for error in [select("llvmpipe", &[]).unwrap_err(), select_all("x", &[]).unwrap_err()] {

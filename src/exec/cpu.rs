@@ -12,10 +12,10 @@ use super::shards::Shards;
 use super::staging::Places;
 use super::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums, Timing, Work};
 use crate::base::{BucketId, DType, TensorId};
-use crate::device::{DeviceError, Injected, Pulse};
+use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Plan, Role, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{adamw, hash, norm, sgd};
-use crate::kernels::{Arg, Host, Real, Twin, twin};
+use crate::kernels::{Arg, CpuKernel, Float, Twin, twin};
 
 /// An update rule over the slices of a bucket: parameters, gradients, moments.
 type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
@@ -27,7 +27,7 @@ pub fn host_name() -> String {
 
 /// Which implementation of everything a [`Cpu`] calls.
 struct Functions<T> {
-    host: fn(&'static Twin) -> Host<T>,
+    host: fn(&'static Twin) -> CpuKernel<T>,
     sgd: UpdateFn<T>,
     adamw: UpdateFn<T>,
     norm: fn(&[T]) -> (f64, u64),
@@ -52,7 +52,7 @@ pub struct Cpu<T> {
     piece_elements: usize,
     loss: Vec<T>,
     /// Beats with every node.
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 }
 
 impl Cpu<f32> {
@@ -96,7 +96,7 @@ impl Cpu<f64> {
     }
 }
 
-impl<T: Real> Cpu<T> {
+impl<T: Float> Cpu<T> {
     fn new(name: String, plan: Plan, moments: impl Into<Moments>, functions: Functions<T>) -> Self {
         let zeros = |count: usize| vec![T::zero(); count];
         let copies = |kind| if kind == SlotKind::Stash { plan.options.in_flight } else { 1 };
@@ -129,7 +129,7 @@ impl<T: Real> Cpu<T> {
             pieces: Pieces::new(Places::of(&plan, PIECE_ELEMENTS).total()),
             piece_elements: PIECE_ELEMENTS,
             loss: zeros(2),
-            pulse: Pulse::default(),
+            heartbeat: Heartbeat::default(),
             plan: Arc::new(plan),
         }
     }
@@ -225,19 +225,19 @@ impl<T: Real> Cpu<T> {
 }
 
 /// Zeros for what is owned of every bucket.
-fn zero_shards<T: Real>(shards: &Shards) -> Vec<Vec<T>> {
+fn zero_shards<T: Float>(shards: &Shards) -> Vec<Vec<T>> {
     shards.all_owned().map(|owned| vec![T::zero(); owned.len()]).collect()
 }
 
-fn narrow<T: Real>(values: &[T]) -> Vec<f32> {
+fn narrow<T: Float>(values: &[T]) -> Vec<f32> {
     values.iter().map(|v| v.to_real() as f32).collect()
 }
 
-fn widen<T: Real>(to: &mut [T], from: &[f32]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = T::real(f64::from(*from)));
+fn widen<T: Float>(to: &mut [T], from: &[f32]) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = T::from_f64(f64::from(*from)));
 }
 
-impl<T: Real> Executor for Cpu<T> {
+impl<T: Float> Executor for Cpu<T> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -246,12 +246,12 @@ impl<T: Real> Executor for Cpu<T> {
         &self.plan
     }
 
-    fn pulse(&self) -> Pulse {
-        self.pulse.clone()
+    fn heartbeat(&self) -> Heartbeat {
+        self.heartbeat.clone()
     }
 
-    fn fault(&mut self, fault: Injected) -> Result<(), DeviceError> {
-        fault.on_host(&self.name)
+    fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
+        fault.to_error(&self.name)
     }
 
     fn set_input(
@@ -282,7 +282,7 @@ impl<T: Real> Executor for Cpu<T> {
     fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
         for index in nodes {
             self.run_node(index, pass);
-            self.pulse.beat();
+            self.heartbeat.tick();
         }
         Ok(())
     }
@@ -399,7 +399,7 @@ impl<T: Real> Executor for Cpu<T> {
     ) -> Result<(), DeviceError> {
         let gradients = &self.gradients[bucket.index()][start..start + partial.len()];
         for (sum, gradient) in partial.iter_mut().zip(gradients) {
-            *sum = (T::real(f64::from(*sum)) + *gradient).to_real() as f32;
+            *sum = (T::from_f64(f64::from(*sum)) + *gradient).to_real() as f32;
         }
         Ok(())
     }

@@ -2,21 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use crate::device::injected::HANG_MAX;
-use crate::device::{DeviceError, Gpu, Injected};
+use crate::device::injected::INJECTED_HANG_MAX;
+use crate::device::{DeviceError, Gpu, InjectedFault};
 use crate::kernels::Pipelines;
 use crate::kernels::bench::spin::{self, Spin};
 
 /// Makes a fault happen on a device.
-pub fn have(fault: Injected, gpu: &Gpu, pipelines: &mut Pipelines) -> Result<(), DeviceError> {
+pub fn have(fault: InjectedFault, gpu: &Gpu, pipelines: &mut Pipelines) -> Result<(), DeviceError> {
     match fault {
         // What follows finds out by itself, as after a real loss.
-        Injected::Lost => {
+        InjectedFault::Lost => {
             gpu.destroy();
             Ok(())
         }
-        Injected::Hang => hang(gpu, pipelines, HANG_MAX),
-        Injected::OutOfMemory => fault.on_host(&gpu.name),
+        InjectedFault::Hang => hang(gpu, pipelines, INJECTED_HANG_MAX),
+        InjectedFault::OutOfMemory => fault.to_error(&gpu.name),
     }
 }
 

@@ -11,9 +11,9 @@ pub mod timing;
 use std::ops::Range;
 
 use crate::base::{BucketId, TensorId};
-use crate::device::{DeviceError, Injected, Pulse};
+use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Graph, Node, Plan, Update, UpdateRange};
-use crate::kernels::{Call, Random};
+use crate::kernels::{OpCall, RandomContext};
 
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
@@ -37,16 +37,16 @@ pub struct Pass {
     pub copy: usize,
     /// Valid rows, at most the plan's capacity.
     pub rows: usize,
-    pub random: Random,
+    pub random: RandomContext,
 }
 
 impl Pass {
     /// A node of a graph as this pass runs it: with its rows put in.
-    fn call<'a>(&self, graph: &Graph, node: &'a Node) -> Call<'a> {
+    fn call<'a>(&self, graph: &Graph, node: &'a Node) -> OpCall<'a> {
         let dims = |ids: &[TensorId]| {
             ids.iter().map(|id| graph.tensor(*id).shape.resolve(self.rows)).collect()
         };
-        Call {
+        OpCall {
             op: &node.op,
             inputs: dims(&node.inputs),
             outputs: dims(&node.outputs),
@@ -120,10 +120,10 @@ pub trait Executor: Send {
     fn plan(&self) -> &Plan;
 
     /// Its signs of life, for whoever waits for it.
-    fn pulse(&self) -> Pulse;
+    fn heartbeat(&self) -> Heartbeat;
 
     /// Has a fault now: for tests.
-    fn fault(&mut self, fault: Injected) -> Result<(), DeviceError>;
+    fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError>;
 
     /// Sets the first rows of an input, for one copy of the stash.
     fn set_input(

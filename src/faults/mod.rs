@@ -2,14 +2,13 @@
 //! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. A kernel is wrong
 //! from the start: `wrong@kernel:NAME` spoils the results by which that variant is certified.
 
-use std::fmt;
-use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fmt, io};
 
 use crate::base::Rank;
-use crate::device::Injected;
+use crate::device::InjectedFault;
 
 /// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
 /// commas between them; `FAULT@POINT:STEP/RANK` for another device than the first.
@@ -258,11 +257,11 @@ impl Fault {
     }
 
     /// What a device is told to have, if it is the one that fails.
-    pub fn of_device(self) -> Option<Injected> {
+    pub fn of_device(self) -> Option<InjectedFault> {
         match self {
-            Self::Lost => Some(Injected::Lost),
-            Self::Oom => Some(Injected::OutOfMemory),
-            Self::Hang => Some(Injected::Hang),
+            Self::Lost => Some(InjectedFault::Lost),
+            Self::Oom => Some(InjectedFault::OutOfMemory),
+            Self::Hang => Some(InjectedFault::Hang),
             Self::Kill | Self::Term | Self::Int | Self::Nan | Self::Full | Self::Flip => None,
         }
     }

@@ -8,26 +8,26 @@ use crate::graph::Op;
 
 /// One application of an op with all sizes known.
 #[derive(Clone, Debug)]
-pub struct Call<'a> {
+pub struct OpCall<'a> {
     pub op: &'a Op,
     /// The dimensions of each input, with the rows of this run put in.
     pub inputs: Vec<Vec<usize>>,
     pub outputs: Vec<Vec<usize>>,
     /// Add to what the (only) output holds.
     pub accumulate: bool,
-    pub random: Random,
+    pub random: RandomContext,
 }
 
 /// Where random numbers of a pass come from.
 #[derive(Clone, Copy, Debug)]
-pub struct Random {
+pub struct RandomContext {
     /// The key of this step; a site's key is derived from it.
     pub step_key: Key,
     /// Whether anything is dropped: false in evaluation and generation.
     pub training: bool,
 }
 
-impl Call<'_> {
+impl OpCall<'_> {
     /// Elements of input `index`.
     pub fn input_len(&self, index: usize) -> usize {
         self.inputs[index].iter().product()
@@ -93,17 +93,17 @@ impl<'a, T> Arg<'a, T> {
 }
 
 /// The numbers that references compute in: f32, and f64 for the tests' oracle.
-pub trait Real:
+pub trait Float:
     num_traits::Float + num_traits::NumAssign + Sum + Debug + Send + Sync + 'static
 {
-    fn real(value: f64) -> Self;
+    fn from_f64(value: f64) -> Self;
     fn to_real(self) -> f64;
     /// The error function.
     fn erf(self) -> Self;
 }
 
-impl Real for f32 {
-    fn real(value: f64) -> Self {
+impl Float for f32 {
+    fn from_f64(value: f64) -> Self {
         value as f32
     }
     fn to_real(self) -> f64 {
@@ -114,8 +114,8 @@ impl Real for f32 {
     }
 }
 
-impl Real for f64 {
-    fn real(value: f64) -> Self {
+impl Float for f64 {
+    fn from_f64(value: f64) -> Self {
         value
     }
     fn to_real(self) -> f64 {
@@ -136,12 +136,12 @@ pub struct Cost {
 
 impl Cost {
     /// `flops_per_element` on each element of output 0, all operands moved once.
-    pub fn elementwise(call: &Call, flops_per_element: f64) -> Self {
+    pub fn elementwise(call: &OpCall, flops_per_element: f64) -> Self {
         Self { flops: flops_per_element * call.output_len(0) as f64, bytes: Self::moved(call) }
     }
 
     /// The bytes of all operands.
-    pub fn moved(call: &Call) -> f64 {
+    pub fn moved(call: &OpCall) -> f64 {
         let inputs: usize = (0..call.inputs.len()).map(|i| call.input_len(i)).sum();
         let outputs: usize = (0..call.outputs.len()).map(|i| call.output_len(i)).sum();
         4.0 * (inputs + outputs) as f64

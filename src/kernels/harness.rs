@@ -1,7 +1,7 @@
 //! One run of dispatches on host data, with sentinels behind every output: what certification and
 //! the kernel tests stand on.
 
-use super::{Arg, Call, Dispatch, Host, Operand, Pipelines, Real};
+use super::{Arg, CpuKernel, Dispatch, Float, OpCall, Operand, Pipelines};
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::device::{DeviceError, Gpu};
@@ -16,7 +16,7 @@ const SENTINELS: usize = 64;
 
 /// Why a trial has no outputs.
 #[derive(Debug, thiserror::Error)]
-pub enum TrialError {
+pub enum HarnessError {
     #[error("output {0} was written out of bounds")]
     OutOfBounds(usize),
     #[error(transparent)]
@@ -25,7 +25,7 @@ pub enum TrialError {
 
 /// What an input is filled with.
 #[derive(Clone, Copy, Debug)]
-pub enum Fill {
+pub enum InputFill {
     /// Standard normal floats.
     Normal,
     /// Normal floats times a factor, plus an offset.
@@ -46,29 +46,34 @@ pub enum Values {
 }
 
 /// Random values for `count` elements; `which` makes inputs differ.
-pub fn values(fill: Fill, count: usize, which: usize) -> Values {
+pub fn generate(fill: InputFill, count: usize, which: usize) -> Values {
     let key = Key::new(42).site(Site(which as u32));
     let ids = |bound: u32| (0..count).map(move |i| key.words([i as u32, 7])[0] % bound);
     let normal = |i: usize| f64::from(key.normal(i as u64) as f32);
     match fill {
-        Fill::Normal => Values::Float((0..count).map(normal).collect()),
-        Fill::Scaled(factor, offset) => Values::Float(
+        InputFill::Normal => Values::Float((0..count).map(normal).collect()),
+        InputFill::Scaled(factor, offset) => Values::Float(
             (0..count).map(|i| f64::from((normal(i) as f32).mul_add(factor, offset))).collect(),
         ),
-        Fill::Ids(bound) => Values::Int(ids(bound).collect()),
-        Fill::Targets(bound) => Values::Int(
+        InputFill::Ids(bound) => Values::Int(ids(bound).collect()),
+        InputFill::Targets(bound) => Values::Int(
             ids(5 * bound).map(|id| if id % 5 == 0 { IGNORE_INDEX } else { id / 5 }).collect(),
         ),
-        Fill::Samples => Values::Int((0..count).map(|i| 1000 + i as u32).collect()),
+        InputFill::Samples => Values::Int((0..count).map(|i| 1000 + i as u32).collect()),
     }
 }
 
 /// Runs a host function on the inputs, in outputs that start as `start`.
-pub fn host<T: Real>(call: &Call, inputs: &[&Values], start: T, function: Host<T>) -> Vec<Vec<T>> {
+pub fn host<T: Float>(
+    call: &OpCall,
+    inputs: &[&Values],
+    start: T,
+    function: CpuKernel<T>,
+) -> Vec<Vec<T>> {
     let floats: Vec<Vec<T>> = inputs
         .iter()
         .map(|values| match values {
-            Values::Float(v) => v.iter().map(|&v| T::real(v)).collect(),
+            Values::Float(v) => v.iter().map(|&v| T::from_f64(v)).collect(),
             Values::Int(_) => Vec::new(),
         })
         .collect();
@@ -94,11 +99,11 @@ pub fn host<T: Real>(call: &Call, inputs: &[&Values], start: T, function: Host<T
 pub fn run_call(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
-    call: &Call,
+    call: &OpCall,
     dispatches: &[Dispatch],
     inputs: &[&Values],
     start: f32,
-) -> Result<Vec<Vec<f32>>, TrialError> {
+) -> Result<Vec<Vec<f32>>, HarnessError> {
     let words: Vec<Vec<u32>> = inputs
         .iter()
         .map(|values| match values {
@@ -123,20 +128,20 @@ pub fn run(
     dispatches: &[Dispatch],
     inputs: &[&[u8]],
     starts: &[Vec<f32>],
-) -> Result<Vec<Vec<f32>>, TrialError> {
+) -> Result<Vec<Vec<f32>>, HarnessError> {
     let bytes = |start: &Vec<f32>| 4 * (start.len() + SENTINELS) as u64;
-    let upload = |bytes: &&[u8]| filled(gpu, bytes);
+    let upload = |bytes: &&[u8]| upload_new(gpu, bytes);
     let inputs = inputs.iter().map(upload).collect::<Result<Vec<_>, _>>()?;
     let mut outputs = Vec::with_capacity(starts.len());
     for start in starts {
         let initial = [start, &[SENTINEL; SENTINELS][..]].concat();
-        outputs.push(filled(gpu, bytemuck::cast_slice(&initial))?);
+        outputs.push(upload_new(gpu, bytemuck::cast_slice(&initial))?);
     }
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());
         for dispatch in dispatches {
-            Bound::new(gpu, pipelines, dispatch, &inputs, &outputs)?.record(&mut pass);
+            BoundDispatch::new(gpu, pipelines, dispatch, &inputs, &outputs)?.record(&mut pass);
         }
     }
     gpu.queue.submit([encoder.finish()]);
@@ -150,7 +155,7 @@ pub fn run(
         let (values, behind) = rest.split_at(start.len());
         let (sentinels, others) = behind.split_at(SENTINELS);
         if sentinels.iter().any(|v| *v != SENTINEL) {
-            return Err(TrialError::OutOfBounds(index));
+            return Err(HarnessError::OutOfBounds(index));
         }
         results.push(values.to_vec());
         rest = others;
@@ -159,14 +164,14 @@ pub fn run(
 }
 
 /// A dispatch with its pipeline and its buffers, whole.
-pub struct Bound {
+pub struct BoundDispatch {
     pipeline: wgpu::ComputePipeline,
     group: wgpu::BindGroup,
     params: Vec<u32>,
     groups: [u32; 3],
 }
 
-impl Bound {
+impl BoundDispatch {
     /// Compiles the pipeline if need be.
     ///
     /// # Errors
@@ -210,7 +215,7 @@ impl Bound {
 }
 
 /// A buffer with these bytes, and nothing behind them but what its alignment needs.
-pub fn filled(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
+pub fn upload_new(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
     let buffer = gpu.storage("trial", bytes.len() as u64)?;
     gpu.upload(&buffer, 0, bytes);
     Ok(buffer)

@@ -21,9 +21,9 @@ pub mod testing;
 pub mod twin;
 pub mod variant;
 
-pub use call::{Arg, Call, Cost, Random, Real};
+pub use call::{Arg, Cost, Float, OpCall, RandomContext};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use ops::twin;
 pub use pipeline::Pipelines;
-pub use twin::{Host, Twin};
+pub use twin::{CpuKernel, Twin};
 pub use variant::Variant;

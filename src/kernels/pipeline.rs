@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::dispatch::{Dispatch, Operand, Shader};
 use super::source;
-use crate::device::{Checks, DeviceError, Gpu};
+use crate::device::{DeviceError, Gpu, ShaderChecks};
 
 /// The most bytes of immediates that a pipeline may declare; see [`Dispatch::params`].
 pub const IMMEDIATE_BYTES_MAX: u32 = 128;
@@ -62,7 +62,7 @@ fn compile(gpu: &Gpu, (shader, access): &Key, immediates: u32) -> Result<Pipelin
             count: None,
         })
         .collect();
-    gpu.count_made();
+    gpu.count_allocation();
     let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
     let bindings = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
         label: Some(&label),
@@ -79,14 +79,14 @@ fn compile(gpu: &Gpu, (shader, access): &Key, immediates: u32) -> Result<Pipelin
         module: &module(gpu, &label, source::text(shader)),
         entry_point: Some(shader.entry),
         compilation_options: wgpu::PipelineCompilationOptions {
-            zero_initialize_workgroup_memory: gpu.checks == Checks::Checked,
+            zero_initialize_workgroup_memory: gpu.checks == ShaderChecks::Enabled,
             ..Default::default()
         },
         cache: None,
     });
     let refused = pollster::block_on(scope.pop());
     // Compiling may take long, and several pipelines may follow each other.
-    gpu.pulse.beat();
+    gpu.heartbeat.tick();
     match refused {
         Some(error) => Err(gpu.refused(&format!("shader {label}"), error.to_string())),
         None => Ok(Pipeline { pipeline, bindings }),
@@ -97,11 +97,11 @@ fn module(gpu: &Gpu, label: &str, text: String) -> wgpu::ShaderModule {
     let source = wgpu::ShaderSource::Wgsl(text.into());
     let descriptor = wgpu::ShaderModuleDescriptor { label: Some(label), source };
     match gpu.checks {
-        Checks::Checked => gpu.device.create_shader_module(descriptor),
+        ShaderChecks::Enabled => gpu.device.create_shader_module(descriptor),
         // SAFETY: unchecked modules must not index out of bounds and must not loop for ever. All
         // text comes from this crate; each kernel is bounded by its parameters, and the tests run
         // every one with sentinels behind every buffer in both modes.
-        Checks::Trusted => unsafe {
+        ShaderChecks::Disabled => unsafe {
             let checks = wgpu::ShaderRuntimeChecks::unchecked();
             gpu.device.create_shader_module_trusted(descriptor, checks)
         },

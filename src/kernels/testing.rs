@@ -8,21 +8,23 @@ pub mod update;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use super::{Call, Dispatch, Host, Pipelines, Random, Real, Twin, Variant, harness, twin};
+use super::{
+    CpuKernel, Dispatch, Float, OpCall, Pipelines, RandomContext, Twin, Variant, harness, twin,
+};
 use crate::base::Shape;
 use crate::base::rng::Key;
-use crate::device::{Adapter, AdapterKind, Checks, Gpu, list_adapters};
+use crate::device::{Adapter, AdapterKind, Gpu, ShaderChecks, list_adapters};
 use crate::graph::{Op, shapes};
 
-pub use super::harness::{Fill, NMSE_MAX, Values, values};
+pub use super::harness::{InputFill, NMSE_MAX, Values, generate};
 
 /// Checks `op` on random inputs of these shapes, with `rows` rows in batched ones, in every
 /// implementation; and once more accumulating, if the op can.
-pub fn check(op: Op, inputs: &[(Shape, Fill)], rows: usize) {
+pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
     let filled: Vec<(Shape, Values)> = inputs
         .iter()
         .enumerate()
-        .map(|(i, (shape, fill))| (shape.clone(), values(*fill, shape.elements(rows), i)))
+        .map(|(i, (shape, fill))| (shape.clone(), generate(*fill, shape.elements(rows), i)))
         .collect();
     check_with(op, &filled, rows);
 }
@@ -45,7 +47,7 @@ fn known(op: &Op) -> &'static Twin {
     twin(op).expect("reshapes have no kernel to test")
 }
 
-fn call<'a>(op: &'a Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) -> Call<'a> {
+fn call<'a>(op: &'a Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) -> OpCall<'a> {
     use crate::base::DType;
     let typed: Vec<(Shape, DType)> = inputs
         .iter()
@@ -55,12 +57,12 @@ fn call<'a>(op: &'a Op, inputs: &[(Shape, Values)], rows: usize, accumulate: boo
         })
         .collect();
     let outputs = shapes::outputs(op, &typed).expect("the test's shapes fit the op");
-    Call {
+    OpCall {
         op,
         inputs: inputs.iter().map(|(shape, _)| shape.resolve(rows)).collect(),
         outputs: outputs.iter().map(|(shape, _)| shape.resolve(rows)).collect(),
         accumulate,
-        random: Random { step_key: Key::new(3).step(5), training: true },
+        random: RandomContext { step_key: Key::new(3).step(5), training: true },
     }
 }
 
@@ -85,7 +87,7 @@ fn run_all(op: &Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) {
 }
 
 /// The variants of a call, and its static choice where that is none of them.
-fn every_way(twin: &Twin, call: &Call) -> Vec<Variant> {
+fn every_way(twin: &Twin, call: &OpCall) -> Vec<Variant> {
     let mut ways = (twin.variants)(call);
     let chosen = (twin.dispatch)(call);
     let names: BTreeSet<&String> = ways.iter().map(|way| &way.name).collect();
@@ -97,11 +99,11 @@ fn every_way(twin: &Twin, call: &Call) -> Vec<Variant> {
 }
 
 /// Runs a host function on the inputs, in outputs that start as `start`.
-fn host<T: Real>(
-    call: &Call,
+fn host<T: Float>(
+    call: &OpCall,
     inputs: &[(Shape, Values)],
     start: T,
-    function: Host<T>,
+    function: CpuKernel<T>,
 ) -> Vec<Vec<T>> {
     harness::host(call, &values_of(inputs), start, function)
 }
@@ -114,7 +116,7 @@ fn values_of(inputs: &[(Shape, Values)]) -> Vec<&Values> {
 pub fn on_gpu(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
-    call: &Call,
+    call: &OpCall,
     dispatches: &[Dispatch],
     inputs: &[(Shape, Values)],
     start: f32,
@@ -178,7 +180,7 @@ fn gpus() -> &'static [Opened] {
                 let gpu = Gpu::open_portable(adapter, checks).unwrap_or_else(|e| panic!("{e}"));
                 (gpu, Pipelines::default())
             };
-            let both = [Checks::Checked, Checks::Trusted].map(open);
+            let both = [ShaderChecks::Enabled, ShaderChecks::Disabled].map(open);
             match adapter.api {
                 "gl" => groups.push(Mutex::new(both.into())),
                 _ => groups.extend(both.map(|one| Mutex::new(vec![one]))),

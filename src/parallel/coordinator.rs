@@ -9,10 +9,10 @@ use crate::base::Rank;
 
 /// What every rank is told, once per step; all are told the same.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Announcement {
+pub enum Decision {
     Verdict(Verdict),
     /// Nobody updates, and the same samples are to run again.
-    Discard {
+    Abort {
         rank: Rank,
         why: String,
     },
@@ -35,33 +35,33 @@ impl Coordinator {
     /// A rank votes. The announcement, if this was the last vote that was missing. A vote after
     /// a failure (its rank did not know yet) changes nothing. A rank outside the world and a
     /// second vote of one rank are defects.
-    pub fn vote(&mut self, vote: Vote) -> Option<Announcement> {
+    pub fn vote(&mut self, vote: Vote) -> Option<Decision> {
         let Rank(rank) = vote.rank;
         let world = self.votes.len();
         assert!((rank as usize) < world, "rank {rank} votes in a world of {world}");
         let slot = &mut self.votes[rank as usize];
         assert!(slot.is_none(), "rank {rank} votes twice");
         *slot = Some(vote);
-        if self.failed || !self.missing().is_empty() {
+        if self.failed || !self.pending_ranks().is_empty() {
             return None;
         }
         let votes: Vec<Vote> = self.votes.iter().flatten().cloned().collect();
-        Some(Announcement::Verdict(Verdict::from_votes(&votes)))
+        Some(Decision::Verdict(Verdict::from_votes(&votes)))
     }
 
     /// A rank failed. The announcement, if no failure was announced before. After a verdict of
     /// commit the step cannot be taken back: the failure is announced all the same, once, as what
     /// ends the run.
-    pub fn fail(&mut self, rank: Rank, why: &str) -> Option<Announcement> {
+    pub fn fail(&mut self, rank: Rank, why: &str) -> Option<Decision> {
         assert!(rank.index() < self.votes.len(), "{rank} fails in a world of {}", self.votes.len());
         if std::mem::replace(&mut self.failed, true) {
             return None;
         }
-        Some(Announcement::Discard { rank, why: why.to_owned() })
+        Some(Decision::Abort { rank, why: why.to_owned() })
     }
 
     /// The ranks whose votes are waited for: none once a failure was announced.
-    pub fn missing(&self) -> Vec<Rank> {
+    pub fn pending_ranks(&self) -> Vec<Rank> {
         let ranks = (0..self.votes.len() as u32).map(Rank);
         let is_missing = |rank: &Rank| !self.failed && self.votes[rank.index()].is_none();
         ranks.filter(is_missing).collect()
@@ -76,8 +76,8 @@ mod tests {
         Vote { rank: Rank(rank), loss: 2.0, count: 1.0, sum_squares: 4.0, not_finite: 0 }
     }
 
-    fn discard(rank: u32, why: &str) -> Option<Announcement> {
-        Some(Announcement::Discard { rank: Rank(rank), why: why.into() })
+    fn discard(rank: u32, why: &str) -> Option<Decision> {
+        Some(Decision::Abort { rank: Rank(rank), why: why.into() })
     }
 
     #[test]
@@ -86,11 +86,11 @@ mod tests {
             let mut coordinator = Coordinator::new(3);
             assert_eq!(coordinator.vote(vote(order[0])), None);
             assert_eq!(coordinator.vote(vote(order[1])), None);
-            assert_eq!(coordinator.missing(), [Rank(order[2])]);
+            assert_eq!(coordinator.pending_ranks(), [Rank(order[2])]);
             let expected = Verdict::from_votes(&[vote(0), vote(1), vote(2)]);
             let last = coordinator.vote(vote(order[2]));
-            assert_eq!(last, Some(Announcement::Verdict(expected)));
-            assert!(coordinator.missing().is_empty());
+            assert_eq!(last, Some(Decision::Verdict(expected)));
+            assert!(coordinator.pending_ranks().is_empty());
         }
     }
 
@@ -99,7 +99,7 @@ mod tests {
         let mut coordinator = Coordinator::new(2);
         coordinator.vote(Vote { not_finite: 1, ..vote(1) });
         let said = coordinator.vote(vote(0));
-        assert!(matches!(said, Some(Announcement::Verdict(Verdict::Skip { .. }))), "{said:?}");
+        assert!(matches!(said, Some(Decision::Verdict(Verdict::Skip { .. }))), "{said:?}");
     }
 
     #[test]
@@ -107,7 +107,7 @@ mod tests {
         let mut coordinator = Coordinator::new(2);
         assert_eq!(coordinator.vote(vote(0)), None);
         assert_eq!(coordinator.fail(Rank(1), "lost"), discard(1, "lost"));
-        assert!(coordinator.missing().is_empty());
+        assert!(coordinator.pending_ranks().is_empty());
         assert_eq!(coordinator.fail(Rank(0), "its neighbour is gone"), None);
         assert_eq!(coordinator.vote(vote(1)), None);
     }
@@ -116,7 +116,7 @@ mod tests {
     fn a_failure_after_the_verdict_is_announced_once() {
         let mut coordinator = Coordinator::new(1);
         let said = coordinator.vote(vote(0));
-        assert!(matches!(said, Some(Announcement::Verdict(Verdict::Commit(_)))));
+        assert!(matches!(said, Some(Decision::Verdict(Verdict::Commit(_)))));
         assert_eq!(coordinator.fail(Rank(0), "lost"), discard(0, "lost"));
         assert_eq!(coordinator.fail(Rank(0), "lost"), None);
     }

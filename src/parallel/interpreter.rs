@@ -1,14 +1,15 @@
 //! The interpreter: walks a program, hands out actions and takes in events. It does no IO, holds
 //! no tensors and never decides *how* something is done; the driver never decides *what* is next.
 
-use super::program::{Collective, Instruction, Program};
+use super::program::{Instruction, Program};
 use super::verdict::Verdict;
 use crate::base::{BucketId, SegmentId};
+use crate::collective::Collective;
 
 /// What the driver is to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    Clear,
+    ZeroGradients,
     Load {
         micro_batch: usize,
     },
@@ -97,7 +98,7 @@ impl<'a> Interpreter<'a> {
     /// What an instruction asks for; a wait for what is over asks for nothing.
     fn begin(&mut self, instruction: Instruction) -> Option<Action> {
         Some(match instruction {
-            Instruction::Clear => Action::Clear,
+            Instruction::ZeroGradients => Action::ZeroGradients,
             Instruction::Load { micro_batch } => Action::Load { micro_batch },
             Instruction::Run { segment, micro_batch } => Action::Run { segment, micro_batch },
             Instruction::Start(collective) => Action::Start(collective),
@@ -197,8 +198,8 @@ mod tests {
         assert_eq!(fault[3..], [Action::Finish(Outcome::Discarded("lost".into()))]);
     }
 
-    const REDUCE: Collective = Collective::Reduce(BucketId(0));
-    const GATHER: Collective = Collective::Gather(BucketId(0));
+    const REDUCE: Collective = Collective::reduce_scatter(BucketId(0));
+    const GATHER: Collective = Collective::all_gather(BucketId(0));
 
     fn collectives() -> Program {
         Program {
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "reduce bucket 0 is over twice")]
+    #[should_panic(expected = "reduce-scatter of bucket 0 is over twice")]
     fn over_twice_is_a_defect() {
         let program = collectives();
         let mut interpreter = Interpreter::new(&program);

@@ -6,10 +6,10 @@ pub mod interpreter;
 pub mod program;
 pub mod verdict;
 
-pub use coordinator::{Announcement, Coordinator};
+pub use coordinator::{Coordinator, Decision};
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use program::{
-    Collective, Instruction, MicroBatch, Program, Share, all_reduce, consecutive, data_parallel,
-    one_rank,
+    Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
+    single_rank,
 };
 pub use verdict::{Verdict, Vote};

@@ -3,23 +3,15 @@
 use std::fmt;
 
 use crate::base::{BucketId, SegmentId};
+use crate::collective::Collective;
 use crate::graph::Plan;
-
-/// A transfer among all ranks of one bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Collective {
-    /// Gradients are summed on the way to the owner of each shard.
-    Reduce(BucketId),
-    /// The owners' parameters go to everyone.
-    Gather(BucketId),
-}
 
 /// What a rank is told to do. Instructions name segments and buckets, not whole passes, so that
 /// schedules differ only in their lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
     /// Zero the gradients and the loss.
-    Clear,
+    ZeroGradients,
     /// Put the samples of a micro-batch where the plan wants them.
     Load { micro_batch: usize },
     /// Run a segment on a micro-batch.
@@ -107,7 +99,7 @@ pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
     let micro_batches = nearly_equal(share);
     let (forward, backward) = plan.passes();
     let buckets = completion_order(plan);
-    let mut instructions = vec![Instruction::Clear];
+    let mut instructions = vec![Instruction::ZeroGradients];
     let mut started = Vec::new();
     for micro_batch in 0..micro_batches.len() {
         instructions.push(Instruction::Load { micro_batch });
@@ -116,40 +108,40 @@ pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
             // Earlier micro-batches only accumulate.
             if overlap && micro_batch + 1 == micro_batches.len() {
                 for &bucket in &plan.segments[segment.index()].completes {
-                    instructions.push(Instruction::Start(Collective::Reduce(bucket)));
+                    instructions.push(Instruction::Start(Collective::reduce_scatter(bucket)));
                     started.push(bucket);
                 }
             }
         }
     }
     let late = buckets.iter().filter(|bucket| !started.contains(bucket));
-    instructions.extend(late.map(|&bucket| Instruction::Start(Collective::Reduce(bucket))));
-    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::Reduce(b))));
+    instructions.extend(late.map(|&bucket| Instruction::Start(Collective::reduce_scatter(bucket))));
+    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::reduce_scatter(b))));
     instructions.push(Instruction::Verdict);
     for &bucket in &buckets {
         instructions.push(Instruction::Update { bucket });
-        instructions.push(Instruction::Start(Collective::Gather(bucket)));
+        instructions.push(Instruction::Start(Collective::all_gather(bucket)));
     }
-    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::Gather(b))));
+    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::all_gather(b))));
     Program { micro_batches, instructions }
 }
 
 /// The program of a rank that sums its gradients with the others, so that all hold the sums, and
 /// does nothing else.
-pub fn all_reduce(plan: &Plan) -> Program {
+pub fn gradient_all_reduce(plan: &Plan) -> Program {
     let buckets = completion_order(plan);
     let all = |of: fn(BucketId) -> Instruction| buckets.iter().map(move |&bucket| of(bucket));
-    let instructions = all(|bucket| Instruction::Start(Collective::Reduce(bucket)))
-        .chain(all(|bucket| Instruction::Wait(Collective::Reduce(bucket))))
-        .chain(all(|bucket| Instruction::Wait(Collective::Gather(bucket))));
+    let instructions = all(|bucket| Instruction::Start(Collective::reduce_scatter(bucket)))
+        .chain(all(|bucket| Instruction::Wait(Collective::reduce_scatter(bucket))))
+        .chain(all(|bucket| Instruction::Wait(Collective::all_gather(bucket))));
     Program { micro_batches: Vec::new(), instructions: instructions.collect() }
 }
 
 /// The program of a rank that is alone: each micro-batch forward and backward, then one update.
 /// Gradients accumulate over micro-batches; at most one is in flight.
-pub fn one_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
+pub fn single_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
     let micro_batches = micro_batches(0, batch, micro_batch);
-    let mut instructions = vec![Instruction::Clear];
+    let mut instructions = vec![Instruction::ZeroGradients];
     for index in 0..micro_batches.len() {
         instructions.push(Instruction::Load { micro_batch: index });
         let (forward, backward) = plan.passes();
@@ -166,25 +158,16 @@ pub fn one_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
     Program { micro_batches, instructions }
 }
 
-impl fmt::Display for Collective {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Reduce(bucket) => write!(f, "reduce {bucket}"),
-            Self::Gather(bucket) => write!(f, "gather {bucket}"),
-        }
-    }
-}
-
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Clear => write!(f, "clear gradients and loss"),
+            Self::ZeroGradients => write!(f, "zero gradients and loss"),
             Self::Load { micro_batch } => write!(f, "load micro-batch {micro_batch}"),
             Self::Run { segment, micro_batch } => {
                 write!(f, "run {segment} on micro-batch {micro_batch}")
             }
-            Self::Start(collective) => write!(f, "start to {collective}"),
-            Self::Wait(collective) => write!(f, "wait to {collective}"),
+            Self::Start(collective) => write!(f, "start {collective}"),
+            Self::Wait(collective) => write!(f, "wait for {collective}"),
             Self::Verdict => write!(f, "verdict"),
             Self::Update { bucket } => write!(f, "update {bucket}"),
         }
@@ -205,7 +188,7 @@ impl fmt::Display for Program {
 }
 
 /// Consecutive shares of these sizes, each with the most samples that its rank runs at a time.
-pub fn consecutive(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
+pub fn contiguous_shares(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
     assert_eq!(counts.len(), micro_batches.len(), "a size and a micro-batch per rank");
     let mut first = 0;
     let share = |(&count, &micro_batch): (&u32, &u32)| {
@@ -219,6 +202,7 @@ pub fn consecutive(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::CollectiveKind;
     use crate::graph::{Builder, Init, PassKind, PlanOptions, differentiate};
 
     pub(super) fn plan() -> Plan {
@@ -242,7 +226,7 @@ mod tests {
     #[test]
     fn every_micro_batch_runs_every_segment_before_the_verdict() {
         let plan = plan();
-        let program = one_rank(&plan, 10, 4);
+        let program = single_rank(&plan, 10, 4);
         let runs =
             program.instructions.iter().filter(|i| matches!(i, Instruction::Run { .. })).count();
         assert_eq!(runs, 3 * plan.segments.len());
@@ -310,7 +294,8 @@ mod tests {
             let program = data_parallel(&plan, share(count, 4), overlap);
             let verdict = position(&program, Instruction::Verdict);
             for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-                let (reduce, gather) = (Collective::Reduce(bucket), Collective::Gather(bucket));
+                let (reduce, gather) =
+                    (Collective::reduce_scatter(bucket), Collective::all_gather(bucket));
                 let steps = [
                     position(&program, Instruction::Start(reduce)),
                     position(&program, Instruction::Wait(reduce)),
@@ -325,7 +310,7 @@ mod tests {
             let runs = runs.filter(|i| matches!(i, Instruction::Run { .. })).count();
             assert_eq!(runs, count.div_ceil(4) as usize * plan.segments.len());
             let collectives = 4 * plan.buckets.len();
-            assert_eq!(program.instructions[0], Instruction::Clear);
+            assert_eq!(program.instructions[0], Instruction::ZeroGradients);
             // Clear and the verdict, an update per bucket, a load per micro-batch.
             let others = 2 + plan.buckets.len() + count.div_ceil(4) as usize;
             assert_eq!(program.instructions.len(), runs + collectives + others);
@@ -342,7 +327,7 @@ mod tests {
         for (index, segment) in plan.segments.iter().enumerate() {
             for &bucket in &segment.completes {
                 let run = Instruction::Run { segment: SegmentId(index as u32), micro_batch: 2 };
-                let start = Instruction::Start(Collective::Reduce(bucket));
+                let start = Instruction::Start(Collective::reduce_scatter(bucket));
                 let between =
                     &program.instructions[position(&program, run)..position(&program, start)];
                 assert!(!between[1..].iter().any(|i| matches!(i, Instruction::Run { .. })));
@@ -351,7 +336,7 @@ mod tests {
         }
         assert!(early > 0, "nothing overlaps");
         let without = data_parallel(&plan, share(10, 4), false);
-        let is_start = |i: &Instruction| matches!(i, Instruction::Start(Collective::Reduce(_)));
+        let is_start = |i: &Instruction| matches!(i, Instruction::Start(c) if c.kind == CollectiveKind::ReduceScatter);
         let first = without.instructions.iter().position(is_start).unwrap();
         let ran = &without.instructions[first..];
         assert!(!ran.iter().any(|i| matches!(i, Instruction::Run { .. })));
@@ -379,13 +364,13 @@ mod tests {
         }
         let program = data_parallel(&plan, share(5, 4), true);
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-            position(&program, Instruction::Start(Collective::Reduce(bucket)));
+            position(&program, Instruction::Start(Collective::reduce_scatter(bucket)));
         }
     }
 
     #[test]
     fn shares_are_consecutive() {
-        let shares = consecutive(&[3, 0, 5], &[2, 4, 8]);
+        let shares = contiguous_shares(&[3, 0, 5], &[2, 4, 8]);
         let triples: Vec<_> = shares.iter().map(|s| (s.first, s.count, s.micro_batch)).collect();
         assert_eq!(triples, [(0, 3, 2), (3, 0, 4), (3, 5, 8)]);
     }

@@ -6,14 +6,14 @@ const GAIN_MIN: f64 = 0.02;
 
 /// What was measured of a device: a micro-batch of `rows` samples takes `fixed_s + rows * row_s`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Speed {
+pub struct ThroughputModel {
     pub fixed_s: f64,
     pub row_s: f64,
     /// The most samples it runs at a time.
     pub micro_batch: u32,
 }
 
-impl Speed {
+impl ThroughputModel {
     /// The seconds that `count` samples take, in as few micro-batches as they fit in.
     pub fn seconds(&self, count: u32) -> f64 {
         let micro_batches = count.div_ceil(self.micro_batch.max(1));
@@ -27,7 +27,7 @@ impl Speed {
 /// is exact, because a device's time never falls with its count: the `batch` smallest of all
 /// times "rank r is done with its n-th sample" are taken, in their order, and no other choice of
 /// `batch` of them ends before the last one taken.
-pub fn apportion(batch: u32, speeds: &[Speed]) -> Vec<u32> {
+pub fn apportion(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
     assert!(!speeds.is_empty() || batch == 0, "nobody takes the {batch} samples");
     let mut counts = vec![0; speeds.len()];
     for _ in 0..batch {
@@ -41,26 +41,26 @@ pub fn apportion(batch: u32, speeds: &[Speed]) -> Vec<u32> {
 }
 
 /// The seconds until the slowest is done.
-pub fn makespan(counts: &[u32], speeds: &[Speed]) -> f64 {
+pub fn makespan(counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
     let done = counts.iter().zip(speeds).map(|(&count, speed)| speed.seconds(count));
     done.fold(0.0, f64::max)
 }
 
 /// Whether a device is to be taken: steps of `with_s` seconds with it against `without_s`.
-pub fn worth_it(with_s: f64, without_s: f64) -> bool {
+pub fn is_improvement(with_s: f64, without_s: f64) -> bool {
     with_s <= without_s * (1.0 - GAIN_MIN)
 }
 
 /// A device that is not taken, with the step's seconds that say why.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LeftOut {
+pub struct ExcludedDevice {
     /// Its place among the candidates.
     pub device: usize,
     pub with_s: f64,
     pub without_s: f64,
 }
 
-impl LeftOut {
+impl ExcludedDevice {
     /// The reason in a sentence for people.
     pub fn sentence(&self, name: &str) -> String {
         let (with, without) = (milliseconds(self.with_s), milliseconds(self.without_s));
@@ -80,41 +80,42 @@ fn milliseconds(seconds: f64) -> String {
 
 /// Who takes part.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Admission {
+pub struct DeviceSelection {
     /// The devices that are taken, ascending; never empty if there is a candidate.
     pub taken: Vec<usize>,
     /// Those that are not, in the order in which they were tried.
-    pub left_out: Vec<LeftOut>,
+    pub excluded: Vec<ExcludedDevice>,
     /// The seconds of a step of those that are taken.
     pub step_s: f64,
 }
 
 /// Decides who takes part, by trying the devices `0..devices` from the fastest to the slowest:
-/// the first is taken, each other one if a step with it is shorter by [`worth_it`]'s gain.
+/// the first is taken, each other one if a step with it is shorter by [`is_improvement`]'s gain.
 ///
 /// `step_s` is told a set of devices, ascending, and says how long a step of these takes, as
 /// measured or as predicted. It is asked once for each device alone and once for each set with a
 /// device more: `2 * devices - 1` times.
-pub fn admit(devices: usize, mut step_s: impl FnMut(&[usize]) -> f64) -> Admission {
+pub fn select_devices(devices: usize, mut step_s: impl FnMut(&[usize]) -> f64) -> DeviceSelection {
     let mut order: Vec<(usize, f64)> = (0..devices).map(|i| (i, step_s(&[i]))).collect();
     order.sort_by(|a, b| a.1.total_cmp(&b.1));
     let Some(&(fastest, alone_s)) = order.first() else {
-        return Admission { taken: Vec::new(), left_out: Vec::new(), step_s: 0.0 };
+        return DeviceSelection { taken: Vec::new(), excluded: Vec::new(), step_s: 0.0 };
     };
-    let mut admission = Admission { taken: vec![fastest], left_out: Vec::new(), step_s: alone_s };
+    let mut selection =
+        DeviceSelection { taken: vec![fastest], excluded: Vec::new(), step_s: alone_s };
     for &(device, _) in &order[1..] {
-        let mut with = admission.taken.clone();
+        let mut with = selection.taken.clone();
         with.push(device);
         with.sort_unstable();
-        let (with_s, without_s) = (step_s(&with), admission.step_s);
-        if worth_it(with_s, without_s) {
-            admission.taken = with;
-            admission.step_s = with_s;
+        let (with_s, without_s) = (step_s(&with), selection.step_s);
+        if is_improvement(with_s, without_s) {
+            selection.taken = with;
+            selection.step_s = with_s;
         } else {
-            admission.left_out.push(LeftOut { device, with_s, without_s });
+            selection.excluded.push(ExcludedDevice { device, with_s, without_s });
         }
     }
-    admission
+    selection
 }
 
 #[cfg(test)]
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     /// The smallest makespan of all ways to share out a batch.
-    fn best(batch: u32, speeds: &[Speed], counts: &mut Vec<u32>) -> f64 {
+    fn best(batch: u32, speeds: &[ThroughputModel], counts: &mut Vec<u32>) -> f64 {
         if counts.len() + 1 == speeds.len() {
             counts.push(batch);
             let seconds = makespan(counts, speeds);
@@ -140,9 +141,9 @@ mod tests {
         least
     }
 
-    fn speed() -> impl Strategy<Value = Speed> {
+    fn speed() -> impl Strategy<Value = ThroughputModel> {
         let times = (0u32..20, 0u32..20, 1u32..6);
-        times.prop_map(|(fixed, row, micro_batch)| Speed {
+        times.prop_map(|(fixed, row, micro_batch)| ThroughputModel {
             fixed_s: f64::from(fixed) / 8.0,
             row_s: f64::from(row) / 8.0,
             micro_batch,
@@ -164,7 +165,7 @@ mod tests {
 
     #[test]
     fn equal_devices_share_equally_and_the_first_takes_the_rest() {
-        let speed = Speed { fixed_s: 0.0, row_s: 1.0, micro_batch: 8 };
+        let speed = ThroughputModel { fixed_s: 0.0, row_s: 1.0, micro_batch: 8 };
         assert_eq!(apportion(11, &[speed; 4]), [3, 3, 3, 2]);
         assert_eq!(apportion(0, &[speed; 2]), [0, 0]);
         assert_eq!(apportion(0, &[]), [0u32; 0]);
@@ -172,17 +173,17 @@ mod tests {
 
     #[test]
     fn shares_follow_speed_and_a_hopeless_device_gets_none() {
-        let at = |row_s: f64| Speed { fixed_s: 0.0, row_s, micro_batch: 64 };
+        let at = |row_s: f64| ThroughputModel { fixed_s: 0.0, row_s, micro_batch: 64 };
         assert_eq!(apportion(16, &[at(0.1), at(0.3)]), [12, 4]);
         assert_eq!(apportion(16, &[at(10.0), at(0.1)]), [0, 16]);
-        let slow_to_start = Speed { fixed_s: 5.0, row_s: 0.0, micro_batch: 64 };
+        let slow_to_start = ThroughputModel { fixed_s: 5.0, row_s: 0.0, micro_batch: 64 };
         assert_eq!(apportion(4, &[slow_to_start, at(1.0)]), [0, 4]);
         assert_eq!(apportion(20, &[slow_to_start, at(1.0)]), [16, 4]);
     }
 
     #[test]
     fn the_cost_of_a_micro_batch_counts_for_each() {
-        let speed = Speed { fixed_s: 1.0, row_s: 0.5, micro_batch: 4 };
+        let speed = ThroughputModel { fixed_s: 1.0, row_s: 0.5, micro_batch: 4 };
         assert_eq!(speed.seconds(0), 0.0);
         assert_eq!(speed.seconds(4), 3.0);
         assert_eq!(speed.seconds(5), 4.5);
@@ -191,10 +192,10 @@ mod tests {
 
     #[test]
     fn a_device_must_gain_something() {
-        assert!(worth_it(0.98, 1.0));
-        assert!(!worth_it(0.981, 1.0));
-        assert!(!worth_it(f64::NAN, 1.0));
-        assert!(worth_it(0.5, f64::INFINITY));
+        assert!(is_improvement(0.98, 1.0));
+        assert!(!is_improvement(0.981, 1.0));
+        assert!(!is_improvement(f64::NAN, 1.0));
+        assert!(is_improvement(0.5, f64::INFINITY));
     }
 
     #[test]
@@ -205,23 +206,23 @@ mod tests {
             let sum: f64 = set.iter().map(|&device| speeds[device]).sum();
             120.0 / sum + 0.005 * set.len() as f64
         };
-        let admission = admit(speeds.len(), step_s);
-        assert_eq!(admission.taken, [0, 1, 3]);
-        assert_eq!(admission.step_s, step_s(&[0, 1, 3]));
-        let [left] = admission.left_out[..] else { panic!("{admission:?}") };
-        assert_eq!((left.device, left.without_s), (2, admission.step_s));
+        let selection = select_devices(speeds.len(), step_s);
+        assert_eq!(selection.taken, [0, 1, 3]);
+        assert_eq!(selection.step_s, step_s(&[0, 1, 3]));
+        let [left] = selection.excluded[..] else { panic!("{selection:?}") };
+        assert_eq!((left.device, left.without_s), (2, selection.step_s));
         assert_eq!(left.with_s, step_s(&[0, 1, 2, 3]));
-        assert_eq!(admit(0, step_s).taken, [0usize; 0]);
-        assert_eq!(admit(1, step_s).taken, [0]);
+        assert_eq!(select_devices(0, step_s).taken, [0usize; 0]);
+        assert_eq!(select_devices(1, step_s).taken, [0]);
     }
 
     #[test]
     fn the_reason_is_a_sentence() {
-        let left = LeftOut { device: 1, with_s: 0.412, without_s: 0.38 };
+        let left = ExcludedDevice { device: 1, with_s: 0.412, without_s: 0.38 };
         let sentence = "Intel UHD 620 is left out: with it a step would take 412 ms, \
                         without it 380 ms";
         assert_eq!(left.sentence("Intel UHD 620"), sentence);
-        let left = LeftOut { device: 1, with_s: 0.00412, without_s: 0.0995 };
+        let left = ExcludedDevice { device: 1, with_s: 0.00412, without_s: 0.0995 };
         assert!(left.sentence("x").ends_with("take 4.12 ms, without it 99.5 ms"));
     }
 }

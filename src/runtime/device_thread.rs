@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::device::{DeviceError, Pulse};
+use crate::device::{DeviceError, Heartbeat};
 use crate::exec::Executor;
 
 type Job = Box<dyn FnOnce(&mut dyn Executor) + Send>;
@@ -31,7 +31,7 @@ pub struct Driver {
     jobs: Option<mpsc::SyncSender<Job>>,
     /// Disconnects when the thread has closed the device.
     closed: mpsc::Receiver<()>,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     /// A job did not end in time: nobody waits for this device any more.
     hung: AtomicBool,
     deadline: Duration,
@@ -44,7 +44,7 @@ impl Driver {
     pub fn start(mut executor: Box<dyn Executor>, deadline: Duration) -> std::io::Result<Self> {
         let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
         let (closing, closed) = mpsc::sync_channel(1);
-        let (name, pulse) = (executor.name().to_string(), executor.pulse());
+        let (name, heartbeat) = (executor.name().to_string(), executor.heartbeat());
         thread::Builder::new().name(format!("driver of {name}")).spawn(move || {
             for job in queue {
                 job(executor.as_mut());
@@ -53,7 +53,7 @@ impl Driver {
             drop(closing);
         })?;
         let hung = AtomicBool::new(false);
-        Ok(Self { name, jobs: Some(jobs), closed, pulse, hung, deadline })
+        Ok(Self { name, jobs: Some(jobs), closed, heartbeat, hung, deadline })
     }
 
     /// The device's name.
@@ -134,8 +134,8 @@ impl Driver {
 
     /// Watches for the device's signs of life from now on.
     pub fn watch(&self) -> Watch {
-        let (pulse, deadline) = (self.pulse.clone(), self.deadline);
-        Watch { beats: pulse.count(), alive: Instant::now(), pulse, deadline }
+        let (heartbeat, deadline) = (self.heartbeat.clone(), self.deadline);
+        Watch { beats: heartbeat.count(), alive: Instant::now(), heartbeat, deadline }
     }
 }
 
@@ -172,7 +172,7 @@ impl<R> Pending<'_, R> {
 
 /// Whether a device still gives signs of life.
 pub struct Watch {
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     beats: u64,
     alive: Instant,
     deadline: Duration,
@@ -191,13 +191,13 @@ impl Watch {
 
     /// Counts the time from now on, whatever was before.
     pub fn renew(&mut self) {
-        (self.beats, self.alive) = (self.pulse.count(), Instant::now());
+        (self.beats, self.alive) = (self.heartbeat.count(), Instant::now());
     }
 
     /// Whether the last sign of life is longer ago than the deadline.
     pub fn is_silent(&mut self) -> bool {
-        if self.pulse.count() != self.beats {
-            (self.beats, self.alive) = (self.pulse.count(), Instant::now());
+        if self.heartbeat.count() != self.beats {
+            (self.beats, self.alive) = (self.heartbeat.count(), Instant::now());
         }
         self.alive.elapsed() >= self.deadline
     }
@@ -263,7 +263,7 @@ mod tests {
         let beating = driver.run("a long job", move |device| {
             for _ in 0..20 {
                 thread::sleep(step);
-                device.pulse().beat();
+                device.heartbeat().tick();
             }
             Ok(7)
         });

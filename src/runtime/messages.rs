@@ -5,11 +5,11 @@ use std::sync::mpsc;
 
 use super::step::StepReport;
 use crate::base::{ChunkId, Rank};
-use crate::collective::Phase;
-use crate::comm::{Message, Shared};
+use crate::collective::{Collective, CollectiveKind};
+use crate::comm::{Message, SharedBuffer};
 use crate::device::DeviceError;
 use crate::exec::Piece;
-use crate::parallel::{Collective, Verdict, Vote};
+use crate::parallel::{Verdict, Vote};
 
 /// What a rank says to the coordinator of a step.
 pub enum Said {
@@ -25,7 +25,7 @@ pub enum ToRing {
     /// The rank's own values of a chunk are there: as a piece, or on the device only, which then
     /// adds them itself.
     Ready {
-        phase: Phase,
+        kind: CollectiveKind,
         chunk: ChunkId,
         piece: Option<Piece>,
     },
@@ -37,14 +37,14 @@ pub enum ToDriver {
     /// A chunk that the rank owns is summed over all ranks.
     Reduced {
         chunk: ChunkId,
-        sum: Shared,
+        sum: SharedBuffer,
         squares: f64,
         not_finite: u64,
     },
     /// The final values of a chunk that another rank owns.
     Gathered {
         chunk: ChunkId,
-        values: Shared,
+        values: SharedBuffer,
     },
     /// The device is to add its own values of a chunk to a partial sum.
     Add {

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::device_thread::Driver;
 use super::{RuntimeError, memory};
-use crate::autotune::{self, Choices, Kernels, Record, Tuning, cache};
+use crate::autotune::{self, KernelCache, KernelSelector, TuneOptions, VariantChoices, cache};
 use crate::base::BucketId;
-use crate::device::{AdapterKind, Checks, DeviceError, Gpu, Selection, list_adapters, select};
+use crate::device::{
+    AdapterKind, DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select,
+};
 use crate::exec::{Bank, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::Plan;
 use crate::model;
@@ -25,7 +27,7 @@ pub struct Opened {
     /// The most rows of its plan.
     pub rows: u32,
     /// Which kernels run, where there is a choice.
-    pub choices: Choices,
+    pub choices: VariantChoices,
 }
 
 /// How a device is opened, besides its plan.
@@ -57,9 +59,9 @@ pub fn open(
     moments: usize,
     options: &OpenOptions,
 ) -> Result<Opened, RuntimeError> {
-    let tuning = Tuning { seconds: options.tune_seconds, ..Tuning::default() };
+    let tuning = TuneOptions { seconds: options.tune_seconds, ..TuneOptions::default() };
     let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
-        Selection::Cpu { because: None }
+        Selection::Cpu { reason: None }
     } else {
         select(selector, &list_adapters())?
     };
@@ -77,27 +79,27 @@ pub fn open_selected(
     plan: Plan,
     moments: Moments,
     options: &OpenOptions,
-    tuning: impl FnOnce(&str) -> Tuning,
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    tuning: impl FnOnce(&str) -> TuneOptions,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Opened, RuntimeError> {
     let is_cpu = matches!(selection, Selection::Cpu { .. });
     let rows = plan.options.rows as u32;
     let (executor, notes, identity, choices): (Box<dyn Executor>, _, _, _) = match selection {
-        Selection::Cpu { because } => {
-            let note = because.map(|why| format!("training on the CPU: {why}"));
+        Selection::Cpu { reason } => {
+            let note = reason.map(|why| format!("training on the CPU: {why}"));
             let device = Cpu::fast(plan, moments);
             let identity = device.name().to_string();
-            (Box::new(device), Vec::from_iter(note), identity, Choices::default())
+            (Box::new(device), Vec::from_iter(note), identity, VariantChoices::default())
         }
         Selection::Adapter(adapter) => {
             let mut notes =
                 Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, &moments)?);
-            let identity = cache::identity(&adapter);
+            let identity = cache::device_key(&adapter);
             let is_software = adapter.kind == AdapterKind::Software;
-            let tuning = Tuning { is_software, ..tuning(&identity) };
-            let mut gpu = Gpu::open(&adapter, Checks::Trusted)?;
+            let tuning = TuneOptions { is_software, ..tuning(&identity) };
+            let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)?;
             gpu.deadline = options.deadline;
-            let mut kernels = Kernels::new(Record::of(&adapter));
+            let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
             let mut report = |progress| report(&adapter.name, progress);
             notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
             let choices = kernels.choices().clone();
@@ -116,7 +118,7 @@ fn allocate(
     gpu: Gpu,
     plan: Plan,
     moments: Moments,
-    kernels: Kernels,
+    kernels: KernelSelector,
 ) -> Result<GpuExecutor, RuntimeError> {
     let needed = memory::gibibytes(memory::memory(&plan, &moments).peak() as u64);
     GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| match error {

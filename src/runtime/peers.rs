@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use super::messages::{Said, ToDriver, ToRing};
 use super::step::Others;
 use crate::base::{ChunkId, Rank};
-use crate::collective::{Layout, Phase};
-use crate::comm::{Closed, Mailbox, Waited};
+use crate::collective::{Collective, CollectiveKind, ShardLayout};
+use crate::comm::{Closed, Mailbox, RecvError};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Piece};
 use crate::metrics::{Lane, Trace};
-use crate::parallel::{Collective, Event, Vote};
+use crate::parallel::{Event, Vote};
 
 /// How long a driver waits at its mailbox before it looks whether a place to read to is free again.
 const SLOT_BEAT: Duration = Duration::from_millis(2);
@@ -84,7 +84,7 @@ impl Waiting {
 /// A rank's driver among the others.
 pub struct Link {
     pub rank: Rank,
-    pub layout: Arc<Layout>,
+    pub layout: Arc<ShardLayout>,
     pub adding: AddingPlace,
     /// Where the final values of other ranks go.
     pub gathers: Bank,
@@ -96,7 +96,7 @@ pub struct Link {
     /// What the program waits for next; nothing: the verdict.
     pub awaited: Option<Collective>,
     /// Chunks on their way from the device, in order, and when each was asked for.
-    pub under_way: VecDeque<(Phase, ChunkId, Instant)>,
+    pub under_way: VecDeque<(CollectiveKind, ChunkId, Instant)>,
     /// Per chunk that the rank owns: (sum of squares, number not finite) of its gradient sums.
     pub sums: Vec<(f64, u64)>,
 }
@@ -105,20 +105,20 @@ impl Link {
     /// Whether this rank's values of a chunk are to come to the host for a collective.
     fn is_read(&self, collective: Collective, chunk: ChunkId) -> bool {
         let owner = self.layout.chunk(chunk).owner;
-        match (collective, self.adding) {
-            (Collective::Gather(_), _) => owner == self.rank,
-            (Collective::Reduce(_), AddingPlace::Host) => true,
-            (Collective::Reduce(_), AddingPlace::Device) => {
-                self.layout.is_begun_by(chunk, self.rank)
+        match (collective.kind, self.adding) {
+            (CollectiveKind::AllGather, _) => owner == self.rank,
+            (CollectiveKind::ReduceScatter, AddingPlace::Host) => true,
+            (CollectiveKind::ReduceScatter, AddingPlace::Device) => {
+                self.layout.is_initiator(chunk, self.rank)
             }
         }
     }
 
     /// Hands a piece that has come to the ring thread.
     fn hand_over(&mut self, piece: Piece) -> Result<(), Closed> {
-        let Some((phase, chunk, since)) = self.under_way.pop_front() else { return Ok(()) };
+        let Some((kind, chunk, since)) = self.under_way.pop_front() else { return Ok(()) };
         self.lanes.staging.follow(|| format!("read {}", self.layout.chunk(chunk)), since);
-        self.ring.send(ToRing::Ready { phase, chunk, piece: Some(piece) })
+        self.ring.send(ToRing::Ready { kind, chunk, piece: Some(piece) })
     }
 
     /// Hands over what has come.
@@ -171,21 +171,21 @@ impl Link {
     }
 
     /// Waits for something from the ring thread or the team, for `at_most` if that is given.
-    fn receive(
+    fn recv(
         &mut self,
         at_most: Option<Duration>,
         waited: &mut Duration,
     ) -> Result<Option<ToDriver>, Closed> {
         let started = Instant::now();
         let _span = self.lanes.driver.span(|| match self.awaited {
-            Some(collective) => format!("wait to {collective}"),
+            Some(collective) => format!("wait for {collective}"),
             None => "wait for the verdict".into(),
         });
         self.waiting.now.store(true, Ordering::Relaxed);
-        let received = match self.inbox.receive(at_most.map(|most| started + most)) {
+        let received = match self.inbox.recv(at_most.map(|most| started + most)) {
             Ok(told) => Ok(Some(told)),
-            Err(Waited::Closed(closed)) => Err(closed),
-            Err(Waited::TimedOut) => Ok(None),
+            Err(RecvError::Closed(closed)) => Err(closed),
+            Err(RecvError::TimedOut) => Ok(None),
         };
         self.waiting.now.store(false, Ordering::Relaxed);
         self.waiting.told.fetch_add(u64::from(!matches!(received, Ok(None))), Ordering::Relaxed);
@@ -202,12 +202,12 @@ impl Link {
     ) -> Result<Result<Option<ToDriver>, Closed>, DeviceError> {
         if self.under_way.is_empty() {
             device.flush()?;
-            return Ok(self.receive(None, waited));
+            return Ok(self.recv(None, waited));
         }
         match device.take_read(true)? {
             Some(piece) => Ok(self.hand_over(piece).map(|()| None)),
             // Every place to read to is taken by what others have not used yet.
-            None => Ok(self.receive(Some(SLOT_BEAT), waited)),
+            None => Ok(self.recv(Some(SLOT_BEAT), waited)),
         }
     }
 }
@@ -223,19 +223,19 @@ impl Others for Link {
         device: &mut dyn Executor,
         collective: Collective,
     ) -> Result<(), DeviceError> {
-        let (phase, bank) = match collective {
-            Collective::Reduce(_) => (Phase::Reduce, Bank::Gradients),
-            Collective::Gather(_) => (Phase::Gather, Bank::Parameters),
+        let Collective { kind, bucket } = collective;
+        let bank = match kind {
+            CollectiveKind::ReduceScatter => Bank::Gradients,
+            CollectiveKind::AllGather => Bank::Parameters,
         };
-        let (Collective::Reduce(bucket) | Collective::Gather(bucket)) = collective;
-        for id in self.layout.order_of_use(bucket, self.rank) {
+        for id in self.layout.consumption_order(bucket, self.rank) {
             let chunk = self.layout.chunk(id).clone();
             if self.is_read(collective, id) {
-                self.under_way.push_back((phase, id, Instant::now()));
+                self.under_way.push_back((kind, id, Instant::now()));
                 device.begin_read(bank, chunk.bucket, chunk.range)?;
-            } else if phase == Phase::Reduce {
+            } else if kind == CollectiveKind::ReduceScatter {
                 // A closed mailbox shows at the next wait.
-                let _ = self.ring.send(ToRing::Ready { phase, chunk: id, piece: None });
+                let _ = self.ring.send(ToRing::Ready { kind, chunk: id, piece: None });
             }
         }
         self.hand_over_all(device)
@@ -258,7 +258,7 @@ impl Others for Link {
     ) -> Result<Option<Event>, DeviceError> {
         loop {
             self.hand_over_all(device)?;
-            let told = match self.inbox.try_receive() {
+            let told = match self.inbox.try_recv() {
                 Ok(None) if !wait => return Ok(None),
                 Ok(None) => self.wait(device, waited)?,
                 known => known,

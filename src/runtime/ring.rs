@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use super::messages::{ToDriver, ToRing};
 use crate::base::{BucketId, ChunkId, Rank};
-use crate::collective::{Chunk, Layout, Phase};
+use crate::collective::{Chunk, Collective, CollectiveKind, ShardLayout};
 use crate::comm::add::add_assign;
-use crate::comm::{Closed, Mailbox, Member, Message, Own, Pool, Shared, Values, Waited};
+use crate::comm::{
+    BufferPool, Closed, ExchangeDriver, ExchangeIo, Mailbox, Message, PooledBuffer, RecvError,
+    SharedBuffer,
+};
 use crate::exec::Piece;
 use crate::kernels::ops::norm;
 use crate::metrics::Lane;
-use crate::parallel::Collective;
 
 /// How often a ring thread that waits for its device looks whether the run is over.
 const BEAT: Duration = Duration::from_millis(100);
@@ -27,7 +29,7 @@ const WINDOW: usize = 4;
 /// The mailboxes of a ring thread.
 pub struct Wiring {
     pub rank: Rank,
-    pub layout: Arc<Layout>,
+    pub layout: Arc<ShardLayout>,
     pub inbox: Mailbox<ToRing>,
     /// Of all ranks' ring threads.
     pub rings: Arc<[Mailbox<ToRing>]>,
@@ -64,16 +66,16 @@ impl Drop for Ending {
 
 fn run(wiring: Wiring) -> Closed {
     let inbox = wiring.inbox.clone();
-    let mut member = Member::new(wiring.layout.clone(), wiring.rank, WINDOW);
+    let mut member = ExchangeDriver::new(wiring.layout.clone(), wiring.rank, WINDOW);
     if wiring.is_chained {
-        member = member.chained();
+        member = member.into_all_reduce();
     }
     let mut side = Side { wiring, pieces: HashMap::new(), pool: member.pool().clone() };
     loop {
-        let told = match inbox.receive(None) {
+        let told = match inbox.recv(None) {
             Ok(told) => told,
-            Err(Waited::Closed(closed)) => return closed,
-            Err(Waited::TimedOut) => continue,
+            Err(RecvError::Closed(closed)) => return closed,
+            Err(RecvError::TimedOut) => continue,
         };
         let handled = match told {
             ToRing::Restart => {
@@ -81,11 +83,11 @@ fn run(wiring: Wiring) -> Closed {
                 member.restart();
                 member.start(&mut side)
             }
-            ToRing::Ready { phase, chunk, piece } => {
+            ToRing::Ready { kind, chunk, piece } => {
                 side.pieces.extend(piece.map(|piece| (chunk, piece)));
-                member.ready(phase, chunk, &mut side)
+                member.on_local_ready(kind, chunk, &mut side)
             }
-            ToRing::Message(message) => member.receive(message, &mut side),
+            ToRing::Message(message) => member.recv(message, &mut side),
         };
         if let Err(closed) = handled {
             return closed;
@@ -98,7 +100,7 @@ struct Side {
     wiring: Wiring,
     /// Own values that were read back and not used yet.
     pieces: HashMap<ChunkId, Piece>,
-    pool: Pool<f32>,
+    pool: BufferPool<f32>,
 }
 
 impl Side {
@@ -122,14 +124,14 @@ impl Side {
     }
 }
 
-impl Own for Side {
+impl ExchangeIo for Side {
     type Error = Closed;
 
-    fn copy_to(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [f32]) -> Result<(), Closed> {
+    fn read_local(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [f32]) -> Result<(), Closed> {
         self.put(id, chunk, into, "begin")
     }
 
-    fn add_to(&mut self, id: ChunkId, chunk: &Chunk, partial: &mut [f32]) -> Result<(), Closed> {
+    fn add_local(&mut self, id: ChunkId, chunk: &Chunk, partial: &mut [f32]) -> Result<(), Closed> {
         let _span = self.wiring.lane.span(|| format!("add {chunk}"));
         if let Some(piece) = self.pieces.remove(&id) {
             add_assign(partial, piece.values());
@@ -155,22 +157,32 @@ impl Own for Side {
         }
     }
 
-    fn reduced(&mut self, chunk: ChunkId, _: &Chunk, sum: Values) -> Result<Shared, Closed> {
+    fn on_reduced(
+        &mut self,
+        chunk: ChunkId,
+        _: &Chunk,
+        sum: PooledBuffer,
+    ) -> Result<SharedBuffer, Closed> {
         // A chained team has no vote that they are for.
         let is_voted = !self.wiring.is_chained;
-        let (squares, not_finite) = if is_voted { norm::alone(&sum) } else { (0.0, 0) };
+        let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
         let sum = sum.share();
         self.tell(ToDriver::Reduced { chunk, sum: sum.clone(), squares, not_finite })?;
         Ok(sum)
     }
 
-    fn hand_out(&mut self, id: ChunkId, chunk: &Chunk) -> Result<Shared, Closed> {
+    fn read_final(&mut self, id: ChunkId, chunk: &Chunk) -> Result<SharedBuffer, Closed> {
         let mut values = self.pool.take(chunk.range.len());
         self.put(id, chunk, &mut values, "hand out")?;
         Ok(values.share())
     }
 
-    fn gathered(&mut self, chunk: ChunkId, _: &Chunk, values: &Shared) -> Result<(), Closed> {
+    fn on_gathered(
+        &mut self,
+        chunk: ChunkId,
+        _: &Chunk,
+        values: &SharedBuffer,
+    ) -> Result<(), Closed> {
         self.tell(ToDriver::Gathered { chunk, values: values.clone() })
     }
 
@@ -178,10 +190,7 @@ impl Own for Side {
         self.wiring.rings[to.index()].send(ToRing::Message(message))
     }
 
-    fn done(&mut self, phase: Phase, bucket: BucketId) -> Result<(), Closed> {
-        self.tell(ToDriver::Done(match phase {
-            Phase::Reduce => Collective::Reduce(bucket),
-            Phase::Gather => Collective::Gather(bucket),
-        }))
+    fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Closed> {
+        self.tell(ToDriver::Done(Collective { kind, bucket }))
     }
 }

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, SegmentId, TensorId};
+use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Input, Pass};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{PassKind, Update, UpdateRange};
-use crate::kernels::Random;
+use crate::kernels::RandomContext;
 use crate::metrics::Lane;
-use crate::parallel::{Action, Collective, Event, Interpreter, Outcome, Program, Verdict, Vote};
+use crate::parallel::{Action, Event, Interpreter, Outcome, Program, Verdict, Vote};
 
 /// An input of a micro-batch, with the values of its rows.
 #[derive(Clone, Debug, PartialEq)]
@@ -191,7 +192,7 @@ struct Performer<'a> {
     device: &'a mut dyn Executor,
     input: &'a StepInput,
     others: &'a mut dyn Others,
-    random: Random,
+    random: RandomContext,
     verdict: Option<Verdict>,
     busy: Option<f64>,
     started: Instant,
@@ -202,7 +203,7 @@ struct Performer<'a> {
 
 impl<'a> Performer<'a> {
     fn new(device: &'a mut dyn Executor, input: &'a StepInput, others: &'a mut dyn Others) -> Self {
-        let random = Random { step_key: input.run_key.step(input.step), training: true };
+        let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
         let (started, waited) = (Instant::now(), Duration::ZERO);
         let (verdict, busy, passed) = (None, None, Vec::new());
         Self { device, input, others, random, verdict, busy, started, waited, passed }
@@ -210,22 +211,22 @@ impl<'a> Performer<'a> {
 
     fn perform(&mut self, action: Action) -> Result<(), DeviceError> {
         match action {
-            Action::Clear => self.device.begin_step(),
+            Action::ZeroGradients => self.device.begin_step(),
             Action::Load { micro_batch } => {
                 load(self.device, &self.input.micro_batches[micro_batch], 0)
             }
             Action::Run { segment, micro_batch } => self.run(segment, micro_batch),
             Action::Start(collective) => {
-                if let Collective::Reduce(_) = collective {
+                if collective.kind == CollectiveKind::ReduceScatter {
                     self.fault_once(Point::Backward)?;
                 }
                 self.others.start(self.device, collective)
             }
             Action::Wait(collective) => {
                 self.others.will_wait(Some(collective));
-                match collective {
-                    Collective::Reduce(_) => self.fault_once(Point::Reduce),
-                    Collective::Gather(_) => Ok(()),
+                match collective.kind {
+                    CollectiveKind::ReduceScatter => self.fault_once(Point::Reduce),
+                    CollectiveKind::AllGather => Ok(()),
                 }
             }
             Action::Finish(_) => Ok(()),
@@ -344,7 +345,7 @@ pub fn load(device: &mut dyn Executor, inputs: &Inputs, copy: usize) -> Result<(
 /// The forward pass without dropout, on inputs that are loaded. Outputs can be read with the
 /// returned pass until something else runs.
 pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceError> {
-    let random = Random { step_key: Key::new(0), training: false };
+    let random = RandomContext { step_key: Key::new(0), training: false };
     let pass = Pass { copy: 0, rows, random };
     let segments: Vec<_> = device.plan().phase(PassKind::Forward).collect();
     for segment in segments {

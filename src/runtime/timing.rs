@@ -13,12 +13,14 @@ use super::peers::AddingPlace;
 use super::step::{Inputs, load};
 use crate::base::BucketId;
 use crate::base::rng::Key;
-use crate::collective::Layout;
+use crate::collective::ShardLayout;
 use crate::comm::add::add_assign;
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Pass};
-use crate::kernels::Random;
-use crate::planner::balance::{LeftOut, Speed, admit, apportion, makespan};
+use crate::kernels::RandomContext;
+use crate::planner::balance::{
+    ExcludedDevice, ThroughputModel, apportion, makespan, select_devices,
+};
 
 /// Timed repetitions of a micro-batch, of which the fastest counts when a device is alone and the
 /// mean when others work at the same time.
@@ -72,7 +74,7 @@ pub fn balance(
     // Shares and steps of the sets that were tried, and the first failure, which ends the trying.
     let mut tried: HashMap<Vec<usize>, (Vec<u32>, f64)> = HashMap::new();
     let mut failed = None;
-    let admission = admit(drivers.len(), |set| {
+    let selection = select_devices(drivers.len(), |set| {
         let speeds = match set {
             &[device] => vec![solo[device].speed],
             _ if failed.is_some() => return f64::INFINITY,
@@ -101,12 +103,12 @@ pub fn balance(
     if let Some(error) = failed {
         return Err(error);
     }
-    let sentence = |left: &LeftOut| left.sentence(drivers[left.device].name());
-    let mut notes: Vec<String> = admission.left_out.iter().map(sentence).collect();
-    let (counts, _) = tried.remove(&admission.taken).unwrap_or_default();
+    let sentence = |left: &ExcludedDevice| left.sentence(drivers[left.device].name());
+    let mut notes: Vec<String> = selection.excluded.iter().map(sentence).collect();
+    let (counts, _) = tried.remove(&selection.taken).unwrap_or_default();
     // One that joined early may have nothing to do beside faster ones that joined later.
     let (working, idle): (Vec<_>, Vec<_>) =
-        admission.taken.into_iter().zip(counts).partition(|(_, count)| *count > 0);
+        selection.taken.into_iter().zip(counts).partition(|(_, count)| *count > 0);
     let name = |(device, _): &(usize, u32)| drivers[*device].name();
     notes.extend(
         idle.iter().map(|one| format!("{} is left out: no sample is left for it", name(one))),
@@ -119,7 +121,7 @@ pub fn balance(
 /// What was measured of a device alone.
 #[derive(Clone, Copy, Debug)]
 struct Solo {
-    speed: Speed,
+    speed: ThroughputModel,
     /// Seconds of a micro-batch of as many samples as it runs at a time.
     full_s: f64,
     /// Seconds to bring all gradients to the host and all parameters back.
@@ -132,19 +134,20 @@ fn alone(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<Solo, De
     let full_s = fastest(device, probe, rows)?;
     let half = rows.div_ceil(2);
     if half == rows {
-        let speed = Speed { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
+        let speed =
+            ThroughputModel { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
         return Ok(Solo { speed, full_s, exchange_s: exchange(device)? });
     }
     let half_s = fastest(device, probe, half)?;
     let (per_row, per_row_of_half) = (full_s / f64::from(rows), half_s / f64::from(half));
     if per_row_of_half < CLEARLY * per_row {
-        let speed = Speed { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
+        let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
         return Ok(Solo { speed, full_s: half_s, exchange_s: exchange(device)? });
     }
     // Noise may make the half slower than the whole, or less than half of it.
     let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
     let fixed_s = full_s - row_s * f64::from(rows);
-    let speed = Speed { fixed_s, row_s, micro_batch: rows };
+    let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
     Ok(Solo { speed, full_s, exchange_s: exchange(device)? })
 }
 
@@ -161,7 +164,7 @@ fn fastest(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, D
 /// Seconds of forward and backward on `rows` rows, with the wait for the end of both.
 fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, DeviceError> {
     let inputs = probe(rows as usize);
-    let random = Random { step_key: Key::new(0), training: true };
+    let random = RandomContext { step_key: Key::new(0), training: true };
     let started = Instant::now();
     device.begin_step()?;
     load(device, &inputs, 0)?;
@@ -208,7 +211,7 @@ fn together(
     solo: &[Solo],
     probe: &Probe,
     patience: Duration,
-) -> Result<Vec<Speed>, RuntimeError> {
+) -> Result<Vec<ThroughputModel>, RuntimeError> {
     let untimed = Arc::new(AtomicUsize::new(members.len()));
     let until = Instant::now() + patience;
     let begin = |&member: &usize| {
@@ -225,7 +228,7 @@ fn together(
         let Solo { speed, full_s, .. } = solo[*member];
         let slower = seconds? / full_s;
         let (fixed_s, row_s) = (speed.fixed_s * slower, speed.row_s * slower);
-        speeds.push(Speed { fixed_s, row_s, ..speed });
+        speeds.push(ThroughputModel { fixed_s, row_s, ..speed });
     }
     Ok(speeds)
 }
@@ -267,7 +270,7 @@ fn contended(
 /// A device that fails.
 pub fn adding_place(
     device: &mut dyn Executor,
-    layout: &Layout,
+    layout: &ShardLayout,
 ) -> Result<AddingPlace, DeviceError> {
     let longest = layout.chunks.iter().max_by_key(|chunk| chunk.range.len());
     let Some(chunk) = longest.cloned() else { return Ok(AddingPlace::Host) };

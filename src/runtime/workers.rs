@@ -11,20 +11,19 @@ use std::time::Instant;
 
 use super::RuntimeError;
 use super::device_thread::{Driver, Pending, Watch};
-use super::messages::Said;
-use super::messages::{ToDriver, ToRing};
+use super::messages::{Said, ToDriver, ToRing};
 use super::peers::{AddingPlace, Lanes, Link, Waiting};
 use super::ring::Wiring;
 use super::step::{Alone, Others, StepInput, StepReport, run_step};
 use crate::base::Rank;
-use crate::collective::{Layout, Topology};
-use crate::comm::{Mailbox, Waited};
+use crate::collective::{ShardLayout, Topology};
+use crate::comm::{Mailbox, RecvError};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor};
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::metrics::Trace;
-use crate::parallel::{Announcement, Coordinator, Outcome};
+use crate::parallel::{Coordinator, Decision, Outcome};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 
@@ -70,7 +69,7 @@ pub struct TeamOptions {
     /// Per rank; the host where it says nothing.
     pub adding: Vec<AddingPlace>,
     /// Sums of gradients go to all ranks, and nothing else does: for
-    /// [`crate::parallel::all_reduce`].
+    /// [`crate::parallel::gradient_all_reduce`].
     pub is_chained: bool,
     pub trace: Option<Trace>,
 }
@@ -79,16 +78,16 @@ pub struct TeamOptions {
 pub struct Team {
     workers: Vec<Worker>,
     said: Mailbox<Said>,
-    layout: Arc<Layout>,
+    layout: Arc<ShardLayout>,
     /// Why no further step is possible.
     broken: Option<(Rank, DeviceError)>,
 }
 
 /// The cut of a plan's buckets for so many ranks.
-pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize) -> Layout {
+pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize) -> ShardLayout {
     let lengths: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.length).collect();
     let (align, chunk_max) = (ALIGNMENT_BYTES / ELEMENT_BYTES, chunk_bytes / ELEMENT_BYTES);
-    Layout::new(topology, world as u32, &lengths, align, chunk_max)
+    ShardLayout::new(topology, world as u32, &lengths, align, chunk_max)
 }
 
 impl Team {
@@ -98,7 +97,7 @@ impl Team {
     /// A thread that cannot be started.
     pub fn start(
         drivers: Vec<Driver>,
-        layout: Layout,
+        layout: ShardLayout,
         options: &TeamOptions,
     ) -> Result<Self, RuntimeError> {
         let (layout, world) = (Arc::new(layout), drivers.len());
@@ -174,7 +173,11 @@ impl Team {
     /// # Errors
     /// None of its own: one device needs no thread.
     pub fn alone(driver: Driver) -> Result<Self, RuntimeError> {
-        Self::start(vec![driver], Layout::new(Topology::Ring, 1, &[], 1, 1), &Default::default())
+        Self::start(
+            vec![driver],
+            ShardLayout::new(Topology::Ring, 1, &[], 1, 1),
+            &Default::default(),
+        )
     }
 
     /// How many ranks there are.
@@ -210,7 +213,7 @@ impl Team {
     }
 
     /// How buckets are shared out.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &ShardLayout {
         &self.layout
     }
 
@@ -328,13 +331,13 @@ impl<'t> Round<'t> {
         while self.reports.iter().any(Option::is_none) {
             let look_every = self.watches.iter().map(Watch::look_every).min();
             let look_at = look_every.map(|every| Instant::now() + every);
-            match self.team.said.receive(look_at) {
+            match self.team.said.recv(look_at) {
                 Ok(Said::Vote(vote)) => {
                     let announcement = self.coordinator.vote(vote);
                     self.announce(announcement);
                 }
                 Ok(Said::Ended(rank, result)) => self.end(rank, result),
-                Err(Waited::TimedOut | Waited::Closed(_)) => {}
+                Err(RecvError::TimedOut | RecvError::Closed(_)) => {}
             }
             self.look();
         }
@@ -376,7 +379,8 @@ impl<'t> Round<'t> {
         if self.progress.1.elapsed() < deadline {
             return;
         }
-        let waiting = self.coordinator.missing().iter().map(Rank::to_string).collect::<Vec<_>>();
+        let waiting =
+            self.coordinator.pending_ranks().iter().map(Rank::to_string).collect::<Vec<_>>();
         let (adapter, seconds) = (self.team.workers[rank].driver.name(), deadline.as_secs_f64());
         let error = DeviceError::Refused {
             adapter: adapter.into(),
@@ -416,16 +420,16 @@ impl<'t> Round<'t> {
         self.announce(announcement);
     }
 
-    fn announce(&self, announcement: Option<Announcement>) {
+    fn announce(&self, announcement: Option<Decision>) {
         let Some(announcement) = announcement else { return };
         for worker in &self.team.workers {
             match &announcement {
-                Announcement::Verdict(verdict) => {
+                Decision::Verdict(verdict) => {
                     // Nobody is there to hear it if the rank has failed meanwhile.
                     let _ = worker.inbox.send(ToDriver::Announced(verdict.clone()));
                 }
                 // Whatever a rank waits for, a closed mailbox wakes it.
-                Announcement::Discard { why, .. } => {
+                Decision::Abort { why, .. } => {
                     worker.inbox.close(why);
                     worker.ring.close(why);
                 }

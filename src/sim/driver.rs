@@ -10,7 +10,8 @@ use super::scenario::Defect;
 use super::timeline::Lane;
 use super::world::{Event, World};
 use crate::base::Rank;
-use crate::parallel::{Action, Collective, Event as Happened, Interpreter, Outcome, Verdict};
+use crate::collective::Collective;
+use crate::parallel::{Action, Event as Happened, Interpreter, Outcome, Verdict};
 
 /// The driver thread.
 #[derive(Debug, Default)]
@@ -101,7 +102,7 @@ impl World<'_> {
             Action::Update { bucket } => {
                 self.scenario.layout.shard(bucket, rank).len() as f64 * costs.update_element_s
             }
-            Action::Clear
+            Action::ZeroGradients
             | Action::Start(_)
             | Action::Wait(_)
             | Action::Vote
@@ -131,7 +132,7 @@ impl World<'_> {
                     member.model.update(bucket, shard, verdict);
                 }
             }
-            Action::Clear
+            Action::ZeroGradients
             | Action::Start(_)
             | Action::Wait(_)
             | Action::Vote
@@ -158,7 +159,10 @@ impl World<'_> {
                 member.driver.waits_for = "the next step".into();
                 self.tell_main(News::Finished { rank }, 0);
             }
-            Action::Clear | Action::Load { .. } | Action::Run { .. } | Action::Update { .. } => {}
+            Action::ZeroGradients
+            | Action::Load { .. }
+            | Action::Run { .. }
+            | Action::Update { .. } => {}
         }
     }
 
@@ -208,7 +212,7 @@ impl World<'_> {
 
 fn name(action: &Action) -> String {
     match action {
-        Action::Clear => "clear".into(),
+        Action::ZeroGradients => "clear".into(),
         Action::Load { micro_batch } => format!("load micro-batch {micro_batch}"),
         Action::Run { segment, micro_batch } => format!("run {segment} on {micro_batch}"),
         Action::Update { bucket } => format!("update {bucket}"),

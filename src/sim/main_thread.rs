@@ -3,7 +3,8 @@
 
 use super::scenario::{Defect, Scenario};
 use crate::base::Rank;
-use crate::parallel::{Announcement, Collective, Coordinator, Verdict, Vote};
+use crate::collective::Collective;
+use crate::parallel::{Coordinator, Decision, Verdict, Vote};
 
 /// What main is told.
 #[derive(Clone, Debug)]
@@ -99,14 +100,14 @@ impl Main {
         }
     }
 
-    fn announce(&self, said: Announcement) -> Vec<(Rank, Mail)> {
+    fn announce(&self, said: Decision) -> Vec<(Rank, Mail)> {
         match said {
-            Announcement::Verdict(verdict) => {
+            Decision::Verdict(verdict) => {
                 let mut told = self.to_all(&Mail::Verdict(verdict));
                 told.retain(|(rank, _)| Some(*rank) != self.early);
                 told
             }
-            Announcement::Discard { rank, why } => {
+            Decision::Abort { rank, why } => {
                 let mut told = self.to_all(&Mail::Discard { rank, why });
                 if self.defect == Some(Defect::ForgetsToTell) {
                     let forgotten = told.iter().rposition(|(other, _)| *other != rank);

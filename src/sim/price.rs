@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::scenario::{Costs, Link, Scenario};
 use super::world::run;
-use crate::collective::Layout;
+use crate::collective::ShardLayout;
 use crate::parallel::Program;
 
 /// What a step costs besides its programs.
@@ -21,7 +21,7 @@ pub struct Machine<'a> {
 }
 
 /// The scenario of one step without values, chance or faults.
-pub fn one_step(programs: &[Program], layout: &Arc<Layout>, machine: Machine) -> Scenario {
+pub fn one_step(programs: &[Program], layout: &Arc<ShardLayout>, machine: Machine) -> Scenario {
     Scenario {
         layout: layout.clone(),
         programs: programs.to_vec(),
@@ -47,6 +47,6 @@ pub fn one_step(programs: &[Program], layout: &Arc<Layout>, machine: Machine) ->
 
 /// The seconds of one step of these programs, one per rank, until the last rank knows that all
 /// have ended it.
-pub fn step_seconds(programs: &[Program], layout: &Arc<Layout>, machine: Machine) -> f64 {
+pub fn step_seconds(programs: &[Program], layout: &Arc<ShardLayout>, machine: Machine) -> f64 {
     run(&one_step(programs, layout, machine)).seconds
 }

@@ -3,7 +3,7 @@
 use super::scenario::Scenario;
 use super::values::{Buckets, initial, sample_gradient, sample_key, updated};
 use crate::base::{BucketId, Rank};
-use crate::collective::{Layout, Topology};
+use crate::collective::{ShardLayout, Topology};
 
 /// The parameters before the first step and after each: every element updated by the gradients
 /// of all ranks, added in the order that the topology prescribes. Empty without values.
@@ -77,7 +77,7 @@ fn rank_gradients(
 
 /// One element, summed over ranks: on a ring from the rank behind its owner around to the owner,
 /// in a star from rank 0 on.
-fn sum_in_order(layout: &Layout, bucket: BucketId, index: usize, ranks: &[Vec<f32>]) -> f32 {
+fn sum_in_order(layout: &ShardLayout, bucket: BucketId, index: usize, ranks: &[Vec<f32>]) -> f32 {
     let world = ranks.len();
     let first = match layout.topology {
         Topology::Star => 0,

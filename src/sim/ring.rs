@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use super::queue::Nanos;
 use super::scenario::Link;
-use crate::base::{BucketId, ChunkId, Rank};
-use crate::collective::{Action, Event, Exchange, Layout, Phase};
-use crate::parallel::Collective;
+use crate::base::{ChunkId, Rank};
+use crate::collective::{Action, Collective, CollectiveKind, Event, Exchange, ShardLayout};
 
 /// The values of a chunk.
 pub type Payload = Rc<Vec<f32>>;
@@ -16,7 +15,7 @@ pub type Payload = Rc<Vec<f32>>;
 /// What travels between rings.
 #[derive(Clone, Debug)]
 pub struct Message {
-    pub phase: Phase,
+    pub kind: CollectiveKind,
     pub chunk: ChunkId,
     pub from: Rank,
     /// How often the sender was restarted.
@@ -29,7 +28,7 @@ pub struct Message {
 pub enum Item {
     /// The rank's own values were read back.
     Ready {
-        phase: Phase,
+        kind: CollectiveKind,
         chunk: ChunkId,
         values: Payload,
     },
@@ -42,10 +41,10 @@ impl Item {
     /// For people.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Ready { phase: Phase::Reduce, .. } => "own gradients",
-            Self::Ready { phase: Phase::Gather, .. } => "own parameters",
-            Self::Message(Message { phase: Phase::Reduce, .. }) => "add",
-            Self::Message(Message { phase: Phase::Gather, .. }) => "hand on",
+            Self::Ready { kind: CollectiveKind::ReduceScatter, .. } => "own gradients",
+            Self::Ready { kind: CollectiveKind::AllGather, .. } => "own parameters",
+            Self::Message(Message { kind: CollectiveKind::ReduceScatter, .. }) => "add",
+            Self::Message(Message { kind: CollectiveKind::AllGather, .. }) => "hand on",
             Self::Restart => "restart",
         }
     }
@@ -83,7 +82,7 @@ struct Holding {
     /// A partial sum, or final values.
     held: Option<Payload>,
     /// Messages that the exchange has not asked for yet.
-    arrived: Vec<(Phase, Rank, Payload)>,
+    arrived: Vec<(CollectiveKind, Rank, Payload)>,
 }
 
 impl Holding {
@@ -91,9 +90,10 @@ impl Holding {
         self.held.take().or_else(|| self.own.take()).expect("the exchange asked for what is there")
     }
 
-    fn take_message(&mut self, phase: Phase, from: Rank) -> Payload {
-        let is_it =
-            |(other, sender, _): &(Phase, Rank, Payload)| (*other, *sender) == (phase, from);
+    fn take_message(&mut self, kind: CollectiveKind, from: Rank) -> Payload {
+        let is_it = |(other, sender, _): &(CollectiveKind, Rank, Payload)| {
+            (*other, *sender) == (kind, from)
+        };
         let index = self.arrived.iter().position(is_it);
         let index = index.expect("the exchange asked for a message that has come");
         self.arrived.swap_remove(index).2
@@ -124,7 +124,7 @@ pub struct Work {
 
 impl Ring {
     /// A ring that adds as fast as `host`.
-    pub fn new(layout: &Arc<Layout>, rank: Rank, window: usize, host: Link) -> Self {
+    pub fn new(layout: &Arc<ShardLayout>, rank: Rank, window: usize, host: Link) -> Self {
         Self {
             exchange: Exchange::new(layout.clone(), rank, window),
             round: 0,
@@ -145,23 +145,23 @@ impl Ring {
                 self.round += 1;
                 self.holdings.fill(Holding::default());
             }
-            Item::Ready { phase, chunk, values } => {
+            Item::Ready { kind, chunk, values } => {
                 let holding = &mut self.holdings[chunk.index()];
-                match phase {
-                    Phase::Reduce => holding.own = Some(values),
-                    Phase::Gather => {
+                match kind {
+                    CollectiveKind::ReduceScatter => holding.own = Some(values),
+                    CollectiveKind::AllGather => {
                         holding.held = Some(values);
                         work.effects.push((0, Effect::Used));
                     }
                 }
-                self.exchange.handle(Event::Ready { phase, chunk });
+                self.exchange.handle(Event::LocalReady { kind, chunk });
             }
             Item::Message(Message { round, chunk, .. }) if round != self.round => {
                 work.effects.push((0, Effect::Strayed(chunk)));
             }
-            Item::Message(Message { phase, chunk, from, values, .. }) => {
-                self.holdings[chunk.index()].arrived.push((phase, from, values));
-                self.exchange.handle(Event::Received { phase, chunk, from });
+            Item::Message(Message { kind, chunk, from, values, .. }) => {
+                self.holdings[chunk.index()].arrived.push((kind, from, values));
+                self.exchange.handle(Event::Received { kind, chunk, from });
             }
         }
         while let Some(action) = self.exchange.poll_action() {
@@ -174,11 +174,13 @@ impl Ring {
         let (from, round) = (self.exchange.rank(), self.round);
         let pass = |chunk: ChunkId| self.host.busy(self.exchange.layout().chunk(chunk));
         let effect = match action {
-            Action::Send { phase, chunk, to } => {
+            Action::Send { kind, chunk, to } => {
                 let holding = &mut self.holdings[chunk.index()];
-                let values = match phase {
-                    Phase::Gather => holding.held.clone().expect("final values are handed on"),
-                    Phase::Reduce => {
+                let values = match kind {
+                    CollectiveKind::AllGather => {
+                        holding.held.clone().expect("final values are handed on")
+                    }
+                    CollectiveKind::ReduceScatter => {
                         // Own values are copied out of where they were read back to.
                         if holding.held.is_none() {
                             work.takes += pass(chunk);
@@ -187,15 +189,16 @@ impl Ring {
                         holding.take()
                     }
                 };
-                Effect::Send { to, message: Message { phase, chunk, from, round, values } }
+                Effect::Send { to, message: Message { kind, chunk, from, round, values } }
             }
-            Action::Fold { chunk, from } => {
+            Action::Accumulate { chunk, from } => {
                 work.takes += pass(chunk);
                 let holding = &mut self.holdings[chunk.index()];
                 if holding.held.is_none() {
                     work.effects.push((work.takes, Effect::Used));
                 }
-                let mut sum = Rc::unwrap_or_clone(holding.take_message(Phase::Reduce, from));
+                let mut sum =
+                    Rc::unwrap_or_clone(holding.take_message(CollectiveKind::ReduceScatter, from));
                 for (sum, value) in sum.iter_mut().zip(holding.take().iter()) {
                     *sum += value;
                 }
@@ -209,22 +212,14 @@ impl Ring {
                 }
                 Effect::Reduced { chunk, values: holding.take() }
             }
-            Action::Keep { chunk, from } => {
+            Action::StoreFinal { chunk, from } => {
                 let holding = &mut self.holdings[chunk.index()];
-                let values = holding.take_message(Phase::Gather, from);
+                let values = holding.take_message(CollectiveKind::AllGather, from);
                 holding.held = Some(values.clone());
                 Effect::Kept { chunk, values }
             }
-            Action::Done { phase, bucket } => Effect::Done(collective(phase, bucket)),
+            Action::Done { kind, bucket } => Effect::Done(Collective { kind, bucket }),
         };
         work.effects.push((work.takes, effect));
-    }
-}
-
-/// What the programs call a phase of a bucket.
-pub fn collective(phase: Phase, bucket: BucketId) -> Collective {
-    match phase {
-        Phase::Reduce => Collective::Reduce(bucket),
-        Phase::Gather => Collective::Gather(bucket),
     }
 }

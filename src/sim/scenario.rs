@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::queue::{Nanos, nanos};
 use crate::base::{BucketId, Rank};
-use crate::collective::{Chunk, Layout};
+use crate::collective::{Chunk, ShardLayout};
 use crate::parallel::Program;
 
 const F32_BYTES: f64 = 4.0;
@@ -99,7 +99,7 @@ pub enum Defect {
 /// Everything that a run depends on.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    pub layout: Arc<Layout>,
+    pub layout: Arc<ShardLayout>,
     /// Per rank.
     pub programs: Vec<Program>,
     /// Per segment: the buckets to whose gradients it adds.

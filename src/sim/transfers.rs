@@ -10,8 +10,7 @@ use super::scenario::Defect;
 use super::timeline::Lane;
 use super::world::{Event, World};
 use crate::base::{ChunkId, Rank};
-use crate::collective::{Phase, Topology};
-use crate::parallel::Collective;
+use crate::collective::{Collective, CollectiveKind, Topology};
 
 impl World<'_> {
     pub fn hand_to_ring(&mut self, rank: Rank, item: Item) {
@@ -82,7 +81,7 @@ impl World<'_> {
             Item::Message(message)
                 if self.scenario.defect == Some(Defect::FoldsInArrivalOrder)
                     && self.scenario.layout.topology == Topology::Star
-                    && message.phase == Phase::Reduce =>
+                    && message.kind == CollectiveKind::ReduceScatter =>
             {
                 let arrived = &mut self.arrived[message.chunk.index()];
                 *arrived = *arrived % (self.scenario.layout.world - 1) + 1;
@@ -123,25 +122,24 @@ impl World<'_> {
     /// Puts what a rank gives to a collective, as it is now, where it waits to be read back.
     pub fn read_back(&mut self, rank: Rank, started: Collective) {
         let layout = &self.scenario.layout;
-        let (phase, bucket) = match started {
-            Collective::Reduce(bucket) => (Phase::Reduce, bucket),
-            Collective::Gather(bucket) => (Phase::Gather, bucket),
-        };
-        let mut order = layout.order_of_use(bucket, rank);
+        let Collective { kind, bucket } = started;
+        let mut order = layout.consumption_order(bucket, rank);
         if self.scenario.defect == Some(Defect::ReadsByPosition) {
             order.sort();
         }
         for chunk in order {
             let place = layout.chunk(chunk);
-            if phase == Phase::Gather && place.owner != rank {
+            if kind == CollectiveKind::AllGather && place.owner != rank {
                 continue;
             }
             let member = &mut self.members[rank.index()];
-            let values = match phase {
-                Phase::Reduce => member.model.gradients(bucket, place.range.clone()),
-                Phase::Gather => member.model.parameters(bucket, place.range.clone()),
+            let values = match kind {
+                CollectiveKind::ReduceScatter => {
+                    member.model.gradients(bucket, place.range.clone())
+                }
+                CollectiveKind::AllGather => member.model.parameters(bucket, place.range.clone()),
             };
-            let item = Item::Ready { phase, chunk, values: Rc::new(values.to_vec()) };
+            let item = Item::Ready { kind, chunk, values: Rc::new(values.to_vec()) };
             member.unread.push_back((chunk, item));
         }
         self.read_on(rank);

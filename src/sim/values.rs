@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::scenario::Scenario;
 use crate::base::{BucketId, Rank};
-use crate::collective::Layout;
+use crate::collective::ShardLayout;
 use crate::parallel::{MicroBatch, Verdict, Vote};
 
 const LEARNING_RATE: f32 = 0.05;
@@ -125,7 +125,7 @@ impl Model {
     }
 
     /// What the rank says of the step, when the gradients that it owns are summed over all ranks.
-    pub fn vote(&self, layout: &Layout, rank: Rank) -> Vote {
+    pub fn vote(&self, layout: &ShardLayout, rank: Rank) -> Vote {
         let owned = (0..self.gradients.len()).flat_map(|bucket| {
             let shard = layout.shard(BucketId(bucket as u32), rank);
             &self.gradients[bucket][self.held(shard)]

@@ -1,7 +1,6 @@
 //! The loader: a thread that puts together the inputs of the coming steps while the device works.
 
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use crate::base::TensorId;

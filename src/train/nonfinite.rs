@@ -7,7 +7,7 @@ use crate::base::{BucketId, DType, ParamId, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Bank, Executor, Pass};
 use crate::graph::{Role, TensorLocation};
-use crate::kernels::Random;
+use crate::kernels::RandomContext;
 use crate::parallel::Instruction;
 use crate::runtime::step::{StepInput, load};
 
@@ -90,7 +90,7 @@ fn bad_activation(
     device: &mut dyn Executor,
     input: &StepInput,
 ) -> Result<Option<String>, DeviceError> {
-    let random = Random { step_key: input.run_key.step(input.step), training: true };
+    let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
     device.begin_step()?;
     for (index, inputs) in input.micro_batches.iter().enumerate() {
         load(device, inputs, 0)?;

@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
     use crate::base::TensorId;
-    use crate::device::{Injected, Pulse};
+    use crate::device::{Heartbeat, InjectedFault};
     use crate::exec::{Cpu, Input, Pass, Piece, StepSums, Timing, Work};
     use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
     use crate::runtime::open::initialize;
@@ -239,10 +239,10 @@ mod tests {
         fn plan(&self) -> &Plan {
             self.cpu.plan()
         }
-        fn pulse(&self) -> Pulse {
-            self.cpu.pulse()
+        fn heartbeat(&self) -> Heartbeat {
+            self.cpu.heartbeat()
         }
-        fn fault(&mut self, fault: Injected) -> Result<(), DeviceError> {
+        fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
             self.cpu.fault(fault)
         }
         fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {
@@ -341,8 +341,8 @@ mod tests {
         device.flips = Some((Bank::Moment(1), BucketId(0), 7));
         let error = read(&mut device, Bank::Moment(1)).unwrap_err().to_string();
         assert!(error.contains("bucket 0 of moment 1"), "{error}");
-        let again = read(&mut device, Bank::Parameters).unwrap();
-        assert_eq!(again[0].values, sound[0].values);
+        let retune = read(&mut device, Bank::Parameters).unwrap();
+        assert_eq!(retune[0].values, sound[0].values);
     }
 
     fn tensor(name: &str, shape: &[usize]) -> NamedTensor {

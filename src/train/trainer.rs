@@ -31,7 +31,7 @@ use ndarray::ArrayD;
 
 use super::error::TrainError;
 use super::state;
-use crate::autotune::Tuning;
+use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::{DType, Rank, TensorId};
 use crate::checkpoint::NamedTensor;
@@ -136,8 +136,10 @@ impl Trainer {
         let training = if options.fuse { fuse(training) } else { training };
         let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
         let tune_seconds = options.tune_seconds;
-        let tuning =
-            |_: &str, _: &BTreeMap<_, _>| Tuning { seconds: tune_seconds, ..Tuning::default() };
+        let tuning = |_: &str, _: &BTreeMap<_, _>| TuneOptions {
+            seconds: tune_seconds,
+            ..TuneOptions::default()
+        };
         let parallel = ParallelOptions {
             shares: Some(options.shares.iter().map(|share| *share as u64).collect()),
             // What is measured is recorded with a run, and a trainer has none.
@@ -156,7 +158,7 @@ impl Trainer {
             opening: open::OpenOptions { tune_seconds, ..Default::default() },
             tuning: &tuning,
             saved: None,
-            again: false,
+            retune: false,
             say: &|_| {},
             trace: None,
         };

@@ -5,9 +5,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use potluck::base::{BucketId, ChunkId, Rank};
-use potluck::collective::{Chunk, Layout, Phase, Topology};
+use potluck::collective::{Chunk, CollectiveKind, ShardLayout, Topology};
 use potluck::comm::add::add_assign;
-use potluck::comm::{Member, Message, Own, Shared, Values};
+use potluck::comm::{ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer};
 use proptest::prelude::*;
 
 use crate::dice::Dice;
@@ -20,33 +20,53 @@ struct Side {
     /// Chunks that this rank may hand out.
     reduced: Vec<ChunkId>,
     sent: Vec<(Rank, Message)>,
-    done: Vec<(Phase, BucketId)>,
+    done: Vec<(CollectiveKind, BucketId)>,
 }
 
-impl Own for Side {
+impl ExchangeIo for Side {
     type Error = Infallible;
 
-    fn copy_to(&mut self, _: ChunkId, chunk: &Chunk, into: &mut [f32]) -> Result<(), Infallible> {
+    fn read_local(
+        &mut self,
+        _: ChunkId,
+        chunk: &Chunk,
+        into: &mut [f32],
+    ) -> Result<(), Infallible> {
         into.copy_from_slice(&self.own[chunk.bucket.index()][chunk.range.clone()]);
         Ok(())
     }
 
-    fn add_to(&mut self, _: ChunkId, chunk: &Chunk, partial: &mut [f32]) -> Result<(), Infallible> {
+    fn add_local(
+        &mut self,
+        _: ChunkId,
+        chunk: &Chunk,
+        partial: &mut [f32],
+    ) -> Result<(), Infallible> {
         add_assign(partial, &self.own[chunk.bucket.index()][chunk.range.clone()]);
         Ok(())
     }
 
-    fn reduced(&mut self, id: ChunkId, chunk: &Chunk, sum: Values) -> Result<Shared, Infallible> {
+    fn on_reduced(
+        &mut self,
+        id: ChunkId,
+        chunk: &Chunk,
+        sum: PooledBuffer,
+    ) -> Result<SharedBuffer, Infallible> {
         self.result[chunk.bucket.index()][chunk.range.clone()].copy_from_slice(&sum);
         self.reduced.push(id);
         Ok(sum.share())
     }
 
-    fn hand_out(&mut self, _: ChunkId, chunk: &Chunk) -> Result<Shared, Infallible> {
+    fn read_final(&mut self, _: ChunkId, chunk: &Chunk) -> Result<SharedBuffer, Infallible> {
         Ok(self.result[chunk.bucket.index()][chunk.range.clone()].to_vec().into())
     }
 
-    fn gathered(&mut self, _: ChunkId, chunk: &Chunk, values: &Shared) -> Result<(), Infallible> {
+    fn on_gathered(
+        &mut self,
+        _: ChunkId,
+        chunk: &Chunk,
+        values: &SharedBuffer,
+    ) -> Result<(), Infallible> {
         self.result[chunk.bucket.index()][chunk.range.clone()].copy_from_slice(values);
         Ok(())
     }
@@ -56,8 +76,8 @@ impl Own for Side {
         Ok(())
     }
 
-    fn done(&mut self, phase: Phase, bucket: BucketId) -> Result<(), Infallible> {
-        self.done.push((phase, bucket));
+    fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Infallible> {
+        self.done.push((kind, bucket));
         Ok(())
     }
 }
@@ -67,7 +87,7 @@ enum Next {
     /// The chunks of a bucket become ready, one after the other.
     Ready {
         rank: usize,
-        phase: Phase,
+        kind: CollectiveKind,
         chunks: VecDeque<ChunkId>,
     },
     Message {
@@ -78,10 +98,10 @@ enum Next {
 
 /// All ranks, and everything on its way between them.
 struct World {
-    layout: Arc<Layout>,
+    layout: Arc<ShardLayout>,
     window: usize,
     is_chained: bool,
-    members: Vec<Member>,
+    members: Vec<ExchangeDriver>,
     sides: Vec<Side>,
     rounds: Vec<usize>,
     next: Vec<Next>,
@@ -89,11 +109,11 @@ struct World {
 }
 
 impl World {
-    fn new(layout: Layout, window: usize, is_chained: bool, seed: u32) -> Self {
+    fn new(layout: ShardLayout, window: usize, is_chained: bool, seed: u32) -> Self {
         let layout = Arc::new(layout);
         let member = |rank| {
-            let member = Member::new(layout.clone(), Rank(rank), window);
-            if is_chained { member.chained() } else { member }
+            let member = ExchangeDriver::new(layout.clone(), Rank(rank), window);
+            if is_chained { member.into_all_reduce() } else { member }
         };
         let members = (0..layout.world).map(member).collect();
         let side = |rank| Side { own: own(&layout, rank, 0, seed), ..Side::default() };
@@ -110,7 +130,7 @@ impl World {
             (0..self.layout.chunks.len() as u32).map(ChunkId).collect();
         let turn = self.dice.below(chunks.len().max(1));
         chunks.rotate_left(turn);
-        self.next.push(Next::Ready { rank, phase: Phase::Reduce, chunks });
+        self.next.push(Next::Ready { rank, kind: CollectiveKind::ReduceScatter, chunks });
         self.collect(rank);
     }
 
@@ -123,7 +143,7 @@ impl World {
         for chunk in side.reduced.drain(..) {
             if !self.is_chained {
                 let chunks = VecDeque::from([chunk]);
-                self.next.push(Next::Ready { rank, phase: Phase::Gather, chunks });
+                self.next.push(Next::Ready { rank, kind: CollectiveKind::AllGather, chunks });
             }
         }
     }
@@ -136,13 +156,14 @@ impl World {
         let pick = self.dice.below(self.next.len());
         let rank = match self.next.swap_remove(pick) {
             Next::Message { rank, message } => {
-                let Ok(()) = self.members[rank].receive(message, &mut self.sides[rank]);
+                let Ok(()) = self.members[rank].recv(message, &mut self.sides[rank]);
                 rank
             }
-            Next::Ready { rank, phase, mut chunks } => {
+            Next::Ready { rank, kind, mut chunks } => {
                 if let Some(chunk) = chunks.pop_front() {
-                    let Ok(()) = self.members[rank].ready(phase, chunk, &mut self.sides[rank]);
-                    self.next.push(Next::Ready { rank, phase, chunks });
+                    let Ok(()) =
+                        self.members[rank].on_local_ready(kind, chunk, &mut self.sides[rank]);
+                    self.next.push(Next::Ready { rank, kind, chunks });
                 }
                 rank
             }
@@ -165,7 +186,10 @@ impl World {
         }
         let mut travelling = vec![0; self.layout.buckets()];
         for next in &self.next {
-            if let Next::Message { message: Message { phase: Phase::Reduce, chunk, .. }, .. } = next
+            if let Next::Message {
+                message: Message { kind: CollectiveKind::ReduceScatter, chunk, .. },
+                ..
+            } = next
             {
                 travelling[self.layout.chunk(*chunk).bucket.index()] += 1;
             }
@@ -182,7 +206,7 @@ impl World {
     }
 }
 
-fn own(layout: &Layout, rank: u32, round: u32, seed: u32) -> Vec<Vec<f32>> {
+fn own(layout: &ShardLayout, rank: u32, round: u32, seed: u32) -> Vec<Vec<f32>> {
     let bucket = |bucket: usize| {
         let mut dice = Dice(seed ^ (rank << 8) ^ (round << 16) ^ (bucket as u32) << 24, 1 << 31);
         (0..layout.length(BucketId(bucket as u32))).map(|_| dice.value()).collect()
@@ -191,7 +215,7 @@ fn own(layout: &Layout, rank: u32, round: u32, seed: u32) -> Vec<Vec<f32>> {
 }
 
 /// The sums in the order that [`potluck::collective::exchange`] states.
-fn reference(layout: &Layout, own: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
+fn reference(layout: &ShardLayout, own: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
     let mut sums: Vec<Vec<f32>> = own[0].clone();
     for chunk in &layout.chunks {
         let world = layout.world;
@@ -213,7 +237,7 @@ fn bits(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
 }
 
 /// Each rank goes through the rounds at its own pace; ends in the results of the last one.
-fn run(layout: Layout, window: usize, is_chained: bool, seed: u32, rounds: usize) {
+fn run(layout: ShardLayout, window: usize, is_chained: bool, seed: u32, rounds: usize) {
     let mut world = World::new(layout, window, is_chained, seed);
     let ranks = world.layout.world as usize;
     let expected: Vec<_> = (0..rounds as u32)
@@ -250,9 +274,11 @@ fn run(layout: Layout, window: usize, is_chained: bool, seed: u32, rounds: usize
 }
 
 /// Every bucket and phase is done once, and taken off the list.
-fn check_done(done: &mut Vec<(Phase, BucketId)>, buckets: usize) {
-    done.sort_by_key(|(phase, bucket)| (*bucket, *phase == Phase::Gather));
-    let both = |b| [(Phase::Reduce, BucketId(b)), (Phase::Gather, BucketId(b))];
+fn check_done(done: &mut Vec<(CollectiveKind, BucketId)>, buckets: usize) {
+    done.sort_by_key(|(kind, bucket)| (*bucket, *kind == CollectiveKind::AllGather));
+    let both = |b| {
+        [(CollectiveKind::ReduceScatter, BucketId(b)), (CollectiveKind::AllGather, BucketId(b))]
+    };
     assert_eq!(*done, (0..buckets as u32).flat_map(both).collect::<Vec<_>>());
     done.clear();
 }
@@ -275,7 +301,7 @@ proptest! {
         is_chained: bool,
         seed: u32,
     ) {
-        run(Layout::new(topology, world, &lengths, align, chunk_max), window, is_chained, seed, 3);
+        run(ShardLayout::new(topology, world, &lengths, align, chunk_max), window, is_chained, seed, 3);
     }
 }
 
@@ -291,6 +317,6 @@ proptest! {
         window in 1..=3usize,
         seed: u32,
     ) {
-        run(Layout::new(topology, world, &[length], 64, chunk_max), window, true, seed, 1);
+        run(ShardLayout::new(topology, world, &[length], 64, chunk_max), window, true, seed, 1);
     }
 }

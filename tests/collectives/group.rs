@@ -7,15 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use potluck::base::{BucketId, Rank};
-use potluck::collective::{Layout, Topology};
+use potluck::collective::{ShardLayout, Topology};
 use potluck::comm::process_group::TREE_BYTES;
-use potluck::comm::{Group, GroupError, Op, init};
+use potluck::comm::{GroupError, ProcessGroup, ReduceOp, init};
 use proptest::prelude::*;
 
 use crate::dice::Dice;
 
 /// What each rank's thread returns, by rank.
-fn run<R: Send>(world: u32, rank: impl Fn(Group) -> R + Sync) -> Vec<R> {
+fn run<R: Send>(world: u32, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let threads: Vec<_> =
             init(world).into_iter().map(|group| scope.spawn(|| rank(group))).collect();
@@ -62,30 +62,30 @@ fn reduced(all: &[Vec<f32>], root: usize, op: fn(f32, f32) -> f32) -> Vec<f32> {
     tree(all, root, 0, all.len().next_power_of_two(), op)
 }
 
-/// What [`Group::all_reduce`] says that it gives.
+/// What [`ProcessGroup::all_reduce`] says that it gives.
 fn all_reduced(all: &[Vec<f32>], op: fn(f32, f32) -> f32) -> Vec<f32> {
     let length = all[0].len();
     if 4 * length <= TREE_BYTES {
         return reduced(all, 0, op);
     }
-    let layout = Layout::new(Topology::Ring, all.len() as u32, &[length], 1, length);
+    let layout = ShardLayout::new(Topology::Ring, all.len() as u32, &[length], 1, length);
     let owner =
         |i| (0..all.len()).find(|r| layout.shard(BucketId(0), Rank(*r as u32)).contains(&i));
     (0..length).map(|i| ring(all, owner(i).unwrap(), i, op)).collect()
 }
 
-type Combination = (fn() -> Op<f32>, fn(f32, f32) -> f32);
+type Combination = (fn() -> ReduceOp<f32>, fn(f32, f32) -> f32);
 
 /// Operations, and the same on two numbers.
 const OPS: [Combination; 4] = [
-    (|| Op::Sum, |a, b| a + b),
-    (|| Op::Max, f32::max),
-    (|| Op::Min, f32::min),
-    (|| Op::user(|a, b| a * 0.5 + b * 0.5), |a, b| a * 0.5 + b * 0.5),
+    (|| ReduceOp::Sum, |a, b| a + b),
+    (|| ReduceOp::Max, f32::max),
+    (|| ReduceOp::Min, f32::min),
+    (|| ReduceOp::user(|a, b| a * 0.5 + b * 0.5), |a, b| a * 0.5 + b * 0.5),
 ];
 
 /// Checks an all-reduce of a rank's values; true if every rank got the expected bits.
-fn is_right(all: &[Vec<f32>], all_reduce: impl Fn(&mut Group, &mut [f32]) + Sync) -> bool {
+fn is_right(all: &[Vec<f32>], all_reduce: impl Fn(&mut ProcessGroup, &mut [f32]) + Sync) -> bool {
     let expected = bits(&all_reduced(all, |a, b| a + b));
     let results = run(all.len() as u32, |mut group| {
         let mut own = all[group.rank().index()].clone();
@@ -170,7 +170,7 @@ proptest! {
         let all = values(world, world as usize * length, seed);
         let results = run(world, |mut group| {
             let mut part = vec![0.0; length];
-            group.reduce_scatter(&all[group.rank().index()], &mut part, Op::Sum).unwrap();
+            group.reduce_scatter(&all[group.rank().index()], &mut part, ReduceOp::Sum).unwrap();
             let mut whole = vec![0.0; world as usize * length];
             group.all_gather_into(&part, &mut whole).unwrap();
             assert_eq!(group.all_gather(&part).unwrap().concat(), whole);
@@ -190,9 +190,9 @@ proptest! {
 fn a_sum_in_the_order_of_arrival_is_found_out() {
     for length in [500, 5000] {
         let all = values(4, length, 3);
-        assert!(is_right(&all, |group, own| group.all_reduce(own, Op::Sum).unwrap()));
+        assert!(is_right(&all, |group, own| group.all_reduce(own, ReduceOp::Sum).unwrap()));
         let (sum, arrived) = (Mutex::new(vec![0.0; length]), AtomicU32::new(0));
-        let by_arrival = |group: &mut Group, own: &mut [f32]| {
+        let by_arrival = |group: &mut ProcessGroup, own: &mut [f32]| {
             // The last rank comes first.
             while arrived.load(Ordering::SeqCst) < 3 - group.rank().0 {
                 thread::yield_now();
@@ -211,16 +211,16 @@ fn integers_wrap_and_other_types_are_summed() {
     run(3, |mut group| {
         let own = group.rank().0;
         let mut bytes = vec![u32::MAX; 5000];
-        group.all_reduce(&mut bytes, Op::Sum).unwrap();
+        group.all_reduce(&mut bytes, ReduceOp::Sum).unwrap();
         assert_eq!(bytes, vec![u32::MAX - 2; 5000]);
         let mut one = [i64::from(own) - 1];
-        group.all_reduce(&mut one, Op::Min).unwrap();
+        group.all_reduce(&mut one, ReduceOp::Min).unwrap();
         assert_eq!(one, [-1]);
         let mut halves = [0.5f64, f64::from(own)];
-        group.all_reduce(&mut halves, Op::Max).unwrap();
+        group.all_reduce(&mut halves, ReduceOp::Max).unwrap();
         assert_eq!(halves, [0.5, 2.0]);
         let mut nans = [if own == 1 { f32::NAN } else { 1.0 }];
-        group.all_reduce(&mut nans, Op::Max).unwrap();
+        group.all_reduce(&mut nans, ReduceOp::Max).unwrap();
         assert!(nans[0].is_nan());
     });
 }
@@ -231,15 +231,15 @@ fn a_mean_is_weighted_and_never_divided_by_the_number_of_ranks() {
         let results = run(4, |mut group| {
             let rank = f64::from(group.rank().0);
             let mut values = vec![rank as f32 + 1.0; length];
-            group.all_reduce(&mut values, Op::Mean { weight: 2.0 * rank }).unwrap();
+            group.all_reduce(&mut values, ReduceOp::Mean { weight: 2.0 * rank }).unwrap();
             values
         });
         // (0*1 + 2*2 + 4*3 + 6*4) / 12
         assert!(results.iter().all(|result| *result == vec![40.0f32 / 12.0; length]));
     }
-    let errors = run(2, |mut group| group.all_reduce(&mut [1i32], Op::Mean { weight: 1.0 }));
+    let errors = run(2, |mut group| group.all_reduce(&mut [1i32], ReduceOp::Mean { weight: 1.0 }));
     assert!(errors.iter().all(|error| format!("{error:?}").contains("i32 has no mean")));
-    let errors = run(2, |mut group| group.all_reduce(&mut [1f32], Op::Mean { weight: 0.0 }));
+    let errors = run(2, |mut group| group.all_reduce(&mut [1f32], ReduceOp::Mean { weight: 0.0 }));
     assert!(errors.iter().all(|error| format!("{error:?}").contains("weights sum to 0")));
 }
 
@@ -269,7 +269,7 @@ fn sends_arrive_in_order_also_between_collectives_and_beyond_the_credits() {
         group.send(&[rank, 7], next).unwrap();
         group.send::<f64>(&[], next).unwrap();
         let mut sum = [1u32];
-        group.all_reduce(&mut sum, Op::Sum).unwrap();
+        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum, [3]);
         let mut got = [0; 2];
         group.recv(&mut got, previous).unwrap();
@@ -322,7 +322,7 @@ fn sends_that_nobody_has_taken_yet_do_not_hold_up_collectives() {
 
 #[test]
 fn one_send_more_than_may_wait_waits_for_the_receiver() {
-    let more = |group: &mut Group, received: u32| -> Result<(), GroupError> {
+    let more = |group: &mut ProcessGroup, received: u32| -> Result<(), GroupError> {
         if group.rank() == Rank(0) {
             group.set_deadline(Duration::from_secs(1));
             (0..17u32).try_for_each(|nth| group.send(&[nth], Rank(1)))?;
@@ -339,7 +339,10 @@ fn one_send_more_than_may_wait_waits_for_the_receiver() {
 }
 
 /// The errors of all ranks of a group in which something goes wrong, and how long it took.
-fn fails(world: u32, rank: impl Fn(&mut Group) -> Result<(), GroupError> + Sync) -> Vec<String> {
+fn fails(
+    world: u32,
+    rank: impl Fn(&mut ProcessGroup) -> Result<(), GroupError> + Sync,
+) -> Vec<String> {
     let begin = Instant::now();
     let errors = run(world, |mut group| rank(&mut group).unwrap_err().to_string());
     assert!(begin.elapsed() < Duration::from_secs(20), "late: {errors:?}");
@@ -357,18 +360,18 @@ fn unequal_lengths_and_calls_are_told_with_who_called_what() {
     for length in [10, 10_000] {
         let errors = fails(3, |group| {
             let length = if group.rank() == Rank(1) { length + 1 } else { length };
-            group.all_reduce(&mut vec![0f32; length], Op::Sum)
+            group.all_reduce(&mut vec![0f32; length], ReduceOp::Sum)
         });
         all_contain(&errors, &["rank 1 ", &format!("{} f32", length + 1), "all_reduce(sum)"]);
     }
     let errors = fails(2, |group| match group.rank() {
         Rank(0) => group.barrier(),
-        _ => group.all_reduce(&mut [1f32], Op::Sum),
+        _ => group.all_reduce(&mut [1f32], ReduceOp::Sum),
     });
     all_contain(&errors, &["barrier", "all_reduce(sum) of 1 f32"]);
     let errors = fails(2, |group| match group.rank() {
-        Rank(0) => group.all_reduce(&mut [1f32], Op::Max),
-        _ => group.all_reduce(&mut [1f32], Op::Sum),
+        Rank(0) => group.all_reduce(&mut [1f32], ReduceOp::Max),
+        _ => group.all_reduce(&mut [1f32], ReduceOp::Sum),
     });
     all_contain(&errors, &["all_reduce(max)", "all_reduce(sum)"]);
     let errors = fails(2, |group| match group.rank() {
@@ -392,7 +395,7 @@ fn ranks_that_wait_for_each_other_are_told() {
 fn a_call_that_others_never_join_is_told_by_the_next_one() {
     let errors = fails(2, |group| {
         let other = Rank(1 - group.rank().0);
-        group.reduce(&mut [0f32; 4], other, Op::Sum)?;
+        group.reduce(&mut [0f32; 4], other, ReduceOp::Sum)?;
         group.barrier()
     });
     all_contain(&errors, &["reduce(sum, to rank 0)", "reduce(sum, to rank 1)"]);
@@ -408,7 +411,7 @@ fn one_that_goes_is_named_promptly() {
                 return together.map(|()| "rank 1 left".into()).unwrap();
             }
             let begin = Instant::now();
-            let call = |()| group.all_reduce(&mut vec![0f32; 9999], Op::Sum);
+            let call = |()| group.all_reduce(&mut vec![0f32; 9999], ReduceOp::Sum);
             let error = together.and_then(call).unwrap_err();
             assert!(begin.elapsed() < Duration::from_secs(5));
             error.to_string()
@@ -419,10 +422,13 @@ fn one_that_goes_is_named_promptly() {
 
 #[test]
 fn one_that_panics_is_named_promptly() {
-    let panics = |mut group: Group| {
+    let panics = |mut group: ProcessGroup| {
         let together = group.barrier();
         assert!(group.rank() != Rank(2), "on purpose");
-        together.and_then(|()| group.all_reduce(&mut [0f32; 9], Op::Sum)).unwrap_err().to_string()
+        together
+            .and_then(|()| group.all_reduce(&mut [0f32; 9], ReduceOp::Sum))
+            .unwrap_err()
+            .to_string()
     };
     thread::scope(|scope| {
         let threads: Vec<_> =
@@ -442,7 +448,7 @@ fn a_deadline_names_who_is_missing() {
         if group.rank() == Rank(2) {
             thread::sleep(Duration::from_secs(3));
         }
-        group.all_reduce(&mut vec![0f32; 9999], Op::Sum).unwrap_err().to_string()
+        group.all_reduce(&mut vec![0f32; 9999], ReduceOp::Sum).unwrap_err().to_string()
     });
     all_contain(&errors, &["all_reduce(sum) of 9999 f32: waited 1.", " s for ", "rank 2"]);
 }
@@ -452,7 +458,7 @@ fn the_last_results_arrive_although_others_have_left() {
     for _ in 0..200 {
         let sums = run(3, |mut group| {
             let mut values = vec![1f32; 2000];
-            group.all_reduce(&mut values, Op::Sum).unwrap();
+            group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
             values[1999]
         });
         assert_eq!(sums, [3.0; 3]);

@@ -3,12 +3,12 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use potluck::autotune::{Kernels, Record};
+use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::{BucketId, DType, rng::Key};
-use potluck::device::{Adapter, Checks, Gpu, list_adapters};
+use potluck::device::{Adapter, Gpu, ShaderChecks, list_adapters};
 use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Moments, Pass, StepSums};
 use potluck::graph::{PassKind, Plan};
-use potluck::kernels::Random;
+use potluck::kernels::RandomContext;
 
 /// Held by a test while it uses adapters. Software adapters use every core, so that one test at
 /// a time is as fast as several; and GL's context is on one thread at a time.
@@ -48,8 +48,8 @@ pub fn devices_with(
     piece_elements.iter().for_each(|elements| cpu.set_piece_elements(*elements));
     let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for adapter in adapters() {
-        let gpu = Gpu::open(&adapter, Checks::Checked).unwrap_or_else(|e| panic!("{e}"));
-        let kernels = Kernels::new(Record::in_memory());
+        let gpu = Gpu::open(&adapter, ShaderChecks::Enabled).unwrap_or_else(|e| panic!("{e}"));
+        let kernels = KernelSelector::new(KernelCache::in_memory());
         let mut gpu = GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap();
         piece_elements.iter().for_each(|elements| gpu.set_piece_elements(*elements).unwrap());
         devices.push(Box::new(gpu));
@@ -67,7 +67,7 @@ pub fn adapters() -> Vec<Adapter> {
 /// Runs without dropout count as training all the same.
 pub fn pass(copy: usize, rows: usize) -> Pass {
     let step_key = Key::new(5).step(2);
-    Pass { copy, rows, random: Random { step_key, training: true } }
+    Pass { copy, rows, random: RandomContext { step_key, training: true } }
 }
 
 /// Fills every input of the plan for micro-batch `seed`: floats are standard normal, integers

@@ -2,12 +2,11 @@
 //! printed. Waits have an end and say what they waited for.
 #![allow(dead_code, reason = "each test binary uses a part of this file")]
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use serde_json::Value;
 

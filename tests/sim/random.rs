@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use potluck::base::{BucketId, Rank};
-use potluck::collective::{Layout, Topology};
+use potluck::collective::{ShardLayout, Topology};
 use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
 use potluck::graph::{Graph, PassKind};
-use potluck::parallel::{Share, consecutive, data_parallel};
+use potluck::parallel::{Share, contiguous_shares, data_parallel};
 use potluck::sim::queue::Random;
 use potluck::sim::{Costs, Fault, Link, Noticed, Scenario, SegmentCost, When};
 
@@ -66,7 +66,7 @@ pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
 /// What a scenario is built of.
 pub struct Parts {
     pub plan: Plan,
-    pub layout: Layout,
+    pub layout: ShardLayout,
     pub shares: Vec<Share>,
     pub overlap: bool,
     pub costs: Vec<Costs>,
@@ -154,8 +154,8 @@ pub fn scenario(seed: u64) -> Scenario {
     let micro_batches: Vec<u32> = (0..world).map(|_| 1 + draw.below(3)).collect();
     let links = (0..world).map(|_| (0..world).map(|_| link(draw)).collect()).collect();
     let parts = Parts {
-        layout: Layout::new(topology, world, &lengths, align, chunk_max),
-        shares: consecutive(&counts, &micro_batches),
+        layout: ShardLayout::new(topology, world, &lengths, align, chunk_max),
+        shares: contiguous_shares(&counts, &micro_batches),
         overlap: !draw.one_in(3),
         costs: (0..world).map(|_| costs(draw, plan.segments.len())).collect(),
         links,
@@ -205,8 +205,8 @@ pub fn small(topology: Topology, world: u32) -> Scenario {
     let costs = even_costs(plan.segments.len(), link);
     let counts: Vec<u32> = (0..world).map(|rank| 2 - rank.min(2)).collect();
     let parts = Parts {
-        layout: Layout::new(topology, world, &lengths, 1, 2),
-        shares: consecutive(&counts, &vec![1; world as usize]),
+        layout: ShardLayout::new(topology, world, &lengths, 1, 2),
+        shares: contiguous_shares(&counts, &vec![1; world as usize]),
         overlap: true,
         costs: vec![costs; world as usize],
         links: vec![vec![link; world as usize]; world as usize],

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::*;
-use crate::autotune::probes::Problem;
+use crate::autotune::probes::OwnedCall;
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Builder, Init, Op, PlanOptions, Unary, differentiate};
-use crate::kernels::Random;
+use crate::kernels::RandomContext;
 use crate::kernels::testing::for_each_gpu;
 
 /// Rows at full capacity: enough for every tile.
@@ -34,46 +34,50 @@ fn on_one_gpu(mut body: impl FnMut(&Gpu)) {
     });
 }
 
-fn record(directory: &Path) -> Record {
-    Record::open(directory, "a device")
+fn record(directory: &Path) -> KernelCache {
+    KernelCache::open(directory, "a device")
 }
 
 /// More time than the plan needs.
-fn enough() -> Tuning {
-    Tuning { seconds: 600.0, is_software: true, ..Tuning::default() }
+fn enough() -> TuneOptions {
+    TuneOptions { seconds: 600.0, is_software: true, ..TuneOptions::default() }
 }
 
-fn planted(names: &[&str]) -> Tuning {
-    Tuning { planted: names.iter().map(|name| name.to_string()).collect(), ..Tuning::default() }
+fn corrupted_kernels(names: &[&str]) -> TuneOptions {
+    TuneOptions {
+        corrupted_kernels: names.iter().map(|name| name.to_string()).collect(),
+        ..TuneOptions::default()
+    }
 }
 
-fn prepared(gpu: &Gpu, record: Record, tuning: &Tuning) -> (Kernels, Vec<String>) {
-    let mut kernels = Kernels::new(record);
+fn prepared(gpu: &Gpu, record: KernelCache, tuning: &TuneOptions) -> (KernelSelector, Vec<String>) {
+    let mut kernels = KernelSelector::new(record);
     let notes = kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap();
     (kernels, notes)
 }
 
-fn refused(gpu: &Gpu, tuning: &Tuning) -> String {
-    let mut kernels = Kernels::new(Record::in_memory());
+fn refused(gpu: &Gpu, tuning: &TuneOptions) -> String {
+    let mut kernels = KernelSelector::new(KernelCache::in_memory());
     kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap_err().to_string()
 }
 
 /// The calls of the plan that can run in several ways.
 fn several() -> usize {
-    let several = uses(&plan()).iter().filter(|used| used.variants.len() > 1).count();
+    let several =
+        distinct_calls(&plan()).iter().filter(|planned| planned.variants.len() > 1).count();
     assert!(several >= 2, "at least the two products");
     several
 }
 
 /// The forward product with this many rows.
-fn product(rows: usize) -> Problem {
+fn product(rows: usize) -> OwnedCall {
     let op = Op::MatMul { transpose_a: false, transpose_b: true };
-    let random = Random { step_key: Key::new(0), training: true };
-    Problem::new(op, vec![vec![rows, 40], vec![48, 40]], random).unwrap()
+    let random = RandomContext { step_key: Key::new(0), training: true };
+    OwnedCall::new(op, vec![vec![rows, 40], vec![48, 40]], random).unwrap()
 }
 
 /// What the product with these rows runs.
-fn runs(kernels: &mut Kernels, gpu: &Gpu, rows: usize) -> &'static str {
+fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> &'static str {
     let (call, full) = (product(rows), product(ROWS));
     let variant = kernels.variant(gpu, &call.call(), &full.call()).unwrap();
     variant.dispatches[0].shader.file
@@ -81,14 +85,14 @@ fn runs(kernels: &mut Kernels, gpu: &Gpu, rows: usize) -> &'static str {
 
 #[test]
 fn signatures_name_a_call() {
-    assert_eq!(signature(&product(768).call()), "matmul a b^T (768, 40) (48, 40)");
+    assert_eq!(call_key(&product(768).call()), "matmul a b^T (768, 40) (48, 40)");
     let mut sum = product(3);
     sum.accumulate = true;
-    assert!(signature(&sum.call()).ends_with(" accumulating"));
+    assert!(call_key(&sum.call()).ends_with(" accumulating"));
     let dropout = Op::Dropout { p: 0.1, site: Site(1) };
-    let random = Random { step_key: Key::new(0), training: true };
-    let dropout = Problem::new(dropout, vec![vec![2, 3], vec![2]], random).unwrap();
-    assert_eq!(signature(&dropout.call()), "dropout 0.1 (2, 3) (2) training");
+    let random = RandomContext { step_key: Key::new(0), training: true };
+    let dropout = OwnedCall::new(dropout, vec![vec![2, 3], vec![2]], random).unwrap();
+    assert_eq!(call_key(&dropout.call()), "dropout 0.1 (2, 3) (2) training");
 }
 
 #[test]
@@ -96,7 +100,7 @@ fn everything_is_timed_once_and_remembered() {
     on_one_gpu(|gpu| {
         let cache = tempfile::tempdir().unwrap();
         let mut shown = Vec::new();
-        let mut first = Kernels::new(record(cache.path()));
+        let mut first = KernelSelector::new(record(cache.path()));
         let mut report = |progress| shown.push(progress);
         let notes = first.prepare(gpu, &plan(), &enough(), &mut report).unwrap();
         assert_eq!(notes, [""; 0]);
@@ -105,22 +109,22 @@ fn everything_is_timed_once_and_remembered() {
         let choices: Vec<_> = first.choices().iter().collect();
         assert_eq!(choices.len(), several(), "{choices:?}");
         assert!(first.work().timed >= 2 * 3 && first.work().certified > variants.len());
-        let last: &Progress = shown.last().unwrap();
+        let last: &TuneProgress = shown.last().unwrap();
         assert_eq!((last.done, last.total), (last.total, shown[0].total));
 
         // What is fastest is chosen.
-        let candidates = candidates(gpu, &product.call(), &variants);
-        let known = first.record().timings(&signature(&product.call()), &candidates).unwrap();
+        let candidates = variant_set_hash(gpu, &product.call(), &variants);
+        let known = first.record().timings(&call_key(&product.call()), &candidates).unwrap();
         let timings = known.measured.values();
         let best = timings.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap();
-        assert_eq!(first.choices().get(&signature(&product.call())), Some(best.variant.as_str()));
+        assert_eq!(first.choices().get(&call_key(&product.call())), Some(best.variant.as_str()));
 
         let (second, _) = prepared(gpu, record(cache.path()), &enough());
-        assert_eq!(second.work(), Work::default());
+        assert_eq!(second.work(), TuneStats::default());
         assert_eq!(second.choices(), first.choices());
-        let again = Tuning { again: true, ..enough() };
-        let (third, _) = prepared(gpu, record(cache.path()), &again);
-        let first_again = Work { certified: 0, ..first.work() };
+        let retune = TuneOptions { retune: true, ..enough() };
+        let (third, _) = prepared(gpu, record(cache.path()), &retune);
+        let first_again = TuneStats { certified: 0, ..first.work() };
         assert_eq!(third.work(), first_again);
     });
 }
@@ -129,36 +133,36 @@ fn everything_is_timed_once_and_remembered() {
 fn recorded_timings_decide_and_those_of_other_candidates_do_not() {
     on_one_gpu(|gpu| {
         let product = product(ROWS);
-        let (call, signature) = (product.call(), signature(&product.call()));
+        let (call, call_key) = (product.call(), call_key(&product.call()));
         let variants = (twin(&product.op).unwrap().variants)(&call);
         let slowest = variants[0].name.clone();
         let timing = Timing { variant: slowest.clone(), seconds: 1e-9 };
         let measured: BTreeMap<String, Timing> = [("any".to_string(), timing)].into();
         let chosen = |candidates: String| {
-            let mut record = Record::in_memory();
-            record.time(signature.clone(), Timings { candidates, measured: measured.clone() });
-            let (kernels, _) = prepared(gpu, record, &Tuning::default());
-            kernels.choices().get(&signature).unwrap().to_string()
+            let mut record = KernelCache::in_memory();
+            record.time(call_key.clone(), Timings { candidates, measured: measured.clone() });
+            let (kernels, _) = prepared(gpu, record, &TuneOptions::default());
+            kernels.choices().get(&call_key).unwrap().to_string()
         };
-        assert_eq!(chosen(candidates(gpu, &call, &variants)), slowest);
-        assert_ne!(chosen(candidates(gpu, &call, &variants[1..])), slowest);
+        assert_eq!(chosen(variant_set_hash(gpu, &call, &variants)), slowest);
+        assert_ne!(chosen(variant_set_hash(gpu, &call, &variants[1..])), slowest);
     });
 }
 
 #[test]
 fn a_wrong_variant_is_refused_and_another_runs() {
     on_one_gpu(|gpu| {
-        let (mut kernels, _) = prepared(gpu, Record::in_memory(), &Tuning::default());
+        let (mut kernels, _) = prepared(gpu, KernelCache::in_memory(), &TuneOptions::default());
         let unmeasured = runs(&mut kernels, gpu, ROWS);
         assert_ne!(unmeasured, "matmul", "a tile is chosen without measuring");
 
         let cache = tempfile::tempdir().unwrap();
-        for tuning in [planted(&[unmeasured]), enough()] {
+        for tuning in [corrupted_kernels(&[unmeasured]), enough()] {
             // The second run has no planted error, but the record.
             let (mut kernels, _) = prepared(gpu, record(cache.path()), &tuning);
             assert_ne!(runs(&mut kernels, gpu, ROWS), unmeasured);
             // Of other calls it is another kernel, which is right.
-            let chosen = kernels.choices().get(&signature(&product(ROWS).call()));
+            let chosen = kernels.choices().get(&call_key(&product(ROWS).call()));
             assert!(chosen.is_some_and(|name| name != unmeasured), "{chosen:?}");
             let (right, wrong) = crate::autotune::cache::summary(kernels.record());
             assert!(right > 0 && !wrong.is_empty(), "{right} {wrong:?}");
@@ -168,7 +172,7 @@ fn a_wrong_variant_is_refused_and_another_runs() {
         }
         // Not even if a saved choice or a timing asks for it.
         let saved = kernels.choices().clone();
-        let tuning = Tuning { saved, ..Tuning::default() };
+        let tuning = TuneOptions { saved, ..TuneOptions::default() };
         let (kernels, notes) = prepared(gpu, record(cache.path()), &tuning);
         assert!(notes.iter().any(|note| note.contains("is switched off here")), "{notes:?}");
         assert!(kernels.choices().iter().all(|(_, name)| name != unmeasured));
@@ -178,13 +182,14 @@ fn a_wrong_variant_is_refused_and_another_runs() {
 #[test]
 fn without_a_right_plain_variant_nothing_runs() {
     on_one_gpu(|gpu| {
-        let error = refused(gpu, &planted(&["matmul_naive"]));
+        let error = refused(gpu, &corrupted_kernels(&["matmul_naive"]));
         for part in [gpu.name.as_str(), "matmul_naive of matmul", "NMSE", "--devices cpu"] {
             assert!(error.contains(part), "{part} is missing in: {error}");
         }
-        assert!(refused(gpu, &planted(&["squared_error"])).contains("squared_error"));
+        assert!(refused(gpu, &corrupted_kernels(&["squared_error"])).contains("squared_error"));
 
-        let (mut kernels, _) = prepared(gpu, Record::in_memory(), &planted(&["adamw", "norm"]));
+        let (mut kernels, _) =
+            prepared(gpu, KernelCache::in_memory(), &corrupted_kernels(&["adamw", "norm"]));
         assert!(kernels.norm(gpu, 10, 1, 0).unwrap_err().to_string().contains("norm"));
         for (rule, range) in catalog::updates() {
             let is_right = !matches!(rule, Update::AdamW { .. });
@@ -196,10 +201,10 @@ fn without_a_right_plain_variant_nothing_runs() {
 #[test]
 fn the_time_for_measuring_is_kept() {
     on_one_gpu(|gpu| {
-        let (kernels, notes) = prepared(gpu, Record::in_memory(), &Tuning::default());
+        let (kernels, notes) = prepared(gpu, KernelCache::in_memory(), &TuneOptions::default());
         assert_eq!((kernels.work().timed, notes.len()), (0, 0));
         let cache = tempfile::tempdir().unwrap();
-        let hurried = Tuning { seconds: 1e-9, ..enough() };
+        let hurried = TuneOptions { seconds: 1e-9, ..enough() };
         let (first, notes) = prepared(gpu, record(cache.path()), &hurried);
         assert_eq!((first.work().timed, first.work().untimed), (0, several()));
         assert_eq!(first.choices(), kernels.choices(), "as without measuring");
@@ -207,7 +212,7 @@ fn the_time_for_measuring_is_kept() {
         assert!(notes[0].contains(&all) && notes[0].contains("--retune"), "{notes:?}");
         // Two runs choose alike, so what was left out is not measured later by itself.
         let (later, notes) = prepared(gpu, record(cache.path()), &enough());
-        assert_eq!((later.work(), notes.len()), (Work::default(), 0));
+        assert_eq!((later.work(), notes.len()), (TuneStats::default(), 0));
         assert_eq!(later.choices(), first.choices());
     });
 }
@@ -215,32 +220,32 @@ fn the_time_for_measuring_is_kept() {
 #[test]
 fn saved_choices_are_kept_without_measuring() {
     on_one_gpu(|gpu| {
-        let signature = signature(&product(ROWS).call());
-        let saved: Choices =
-            [(signature.clone(), "matmul_naive".to_string())].into_iter().collect();
-        let with = |saved: &Choices, again| {
-            let tuning = Tuning { saved: saved.clone(), again, ..Tuning::default() };
-            prepared(gpu, Record::in_memory(), &tuning)
+        let call_key = call_key(&product(ROWS).call());
+        let saved: VariantChoices =
+            [(call_key.clone(), "matmul_naive".to_string())].into_iter().collect();
+        let with = |saved: &VariantChoices, retune| {
+            let tuning = TuneOptions { saved: saved.clone(), retune, ..TuneOptions::default() };
+            prepared(gpu, KernelCache::in_memory(), &tuning)
         };
         let (kernels, notes) = with(&saved, false);
-        assert_eq!((kernels.choices().get(&signature), notes.len()), (Some("matmul_naive"), 0));
+        assert_eq!((kernels.choices().get(&call_key), notes.len()), (Some("matmul_naive"), 0));
         let (kernels, _) = with(&saved, true);
-        assert_ne!(kernels.choices().get(&signature), Some("matmul_naive"), "asked to measure");
-        let unknown = [(signature.clone(), "matmul_by_magic".to_string())].into_iter().collect();
+        assert_ne!(kernels.choices().get(&call_key), Some("matmul_naive"), "asked to measure");
+        let unknown = [(call_key.clone(), "matmul_by_magic".to_string())].into_iter().collect();
         let (kernels, notes) = with(&unknown, false);
         assert!(notes[0].contains("matmul_by_magic") && notes[0].contains("is not known"));
-        assert_ne!(kernels.choices().get(&signature), Some("matmul_by_magic"));
+        assert_ne!(kernels.choices().get(&call_key), Some("matmul_by_magic"));
     });
 }
 
 #[test]
 fn fewer_rows_run_the_chosen_variant_if_it_fits() {
     on_one_gpu(|gpu| {
-        let signature = signature(&product(ROWS).call());
+        let call_key = call_key(&product(ROWS).call());
         let name = "matmul_tile_16x16";
-        let saved = [(signature, name.to_string())].into_iter().collect();
-        let tuning = Tuning { saved, ..Tuning::default() };
-        let (mut kernels, _) = prepared(gpu, Record::in_memory(), &tuning);
+        let saved = [(call_key, name.to_string())].into_iter().collect();
+        let tuning = TuneOptions { saved, ..TuneOptions::default() };
+        let (mut kernels, _) = prepared(gpu, KernelCache::in_memory(), &tuning);
         assert_eq!(runs(&mut kernels, gpu, ROWS), name);
         assert_eq!(runs(&mut kernels, gpu, 16), name);
         assert_eq!(runs(&mut kernels, gpu, 15), "matmul");
@@ -251,16 +256,16 @@ fn fewer_rows_run_the_chosen_variant_if_it_fits() {
 #[test]
 fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
     on_one_gpu(|gpu| {
-        let mut kernels = Kernels::new(Record::in_memory());
-        kernels.planted = vec!["relu".into()];
+        let mut kernels = KernelSelector::new(KernelCache::in_memory());
+        kernels.corrupted_kernels = vec!["relu".into()];
         let op = Op::Unary(Unary::Relu);
-        let random = Random { step_key: Key::new(0), training: true };
-        let relu = Problem::new(op, vec![vec![3, 5]], random).unwrap();
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        let relu = OwnedCall::new(op, vec![vec![3, 5]], random).unwrap();
         let error = kernels.variant(gpu, &relu.call(), &relu.call()).unwrap_err();
         assert!(error.to_string().contains("relu of relu"), "{error}");
         assert_eq!(kernels.work().certified, 1);
         // Reshapes have no kernel.
-        let reshape = Problem { op: Op::Reshape, ..relu };
+        let reshape = OwnedCall { op: Op::Reshape, ..relu };
         let none = kernels.variant(gpu, &reshape.call(), &reshape.call()).unwrap();
         assert_eq!(none.dispatches, []);
     });

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::host::{fill, is_filled, value};
 use super::{GIB, GIBS, Kind};
-use crate::autotune::Tuning;
+use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Rank};
@@ -20,7 +20,7 @@ use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{Bank, Executor, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
-use crate::parallel::{Program, all_reduce};
+use crate::parallel::{Program, gradient_all_reduce};
 use crate::runtime::open::{OpenOptions, Opened, open_selected};
 use crate::runtime::peers::AddingPlace;
 use crate::runtime::placement::types::ParallelOptions;
@@ -105,7 +105,7 @@ fn measure_sizes(world: &World, effort: Effort, sheet: &mut Sheet) -> Result<(),
             started => started?,
         };
         sheet.say(&format!("all_reduce of {} of gradients", size(bytes)));
-        let program = Arc::new(all_reduce(&plan));
+        let program = Arc::new(gradient_all_reduce(&plan));
         check(&mut team, &program)?;
         let timed = rounds(&mut team, &program, &effort.pace())?;
         add(world, bytes, &timed, sheet);
@@ -152,7 +152,7 @@ fn start(world: &World, plan: &Plan) -> Result<Team, RuntimeError> {
 /// Nothing of the plan runs, so no kernel is timed.
 fn open(selection: &Selection, plan: &Plan) -> Result<Opened, RuntimeError> {
     let (options, moments) = (OpenOptions::default(), Moments::from(0));
-    let tuning = |_: &str| Tuning { seconds: 0.0, ..Tuning::default() };
+    let tuning = |_: &str| TuneOptions { seconds: 0.0, ..TuneOptions::default() };
     open_selected(selection.clone(), plan.clone(), moments, &options, tuning, &mut |_, _| {})
 }
 

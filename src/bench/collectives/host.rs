@@ -1,16 +1,15 @@
 //! One collective on slices: the ranks are threads, and each calls it again and again.
 
-use std::fmt;
 use std::hint::black_box;
-use std::thread;
 use std::time::Instant;
+use std::{fmt, thread};
 
 use super::Kind;
 use crate::base::Rank;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::bench::sample::{Pace, repeats};
 use crate::bench::units::size;
-use crate::comm::{Group, GroupError, Op, init};
+use crate::comm::{GroupError, ProcessGroup, ReduceOp, init};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +104,7 @@ pub fn is_filled(values: &[f32], start: usize, value: impl Fn(usize) -> f32) -> 
 
 /// A rank with its buffers.
 struct Side {
-    group: Group,
+    group: ProcessGroup,
     kind: Kind,
     /// As long as the point's bytes, in whole parts.
     values: Vec<f32>,
@@ -116,7 +115,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(group: Group, point: &Point) -> Self {
+    fn new(group: ProcessGroup, point: &Point) -> Self {
         let parts = match point.kind {
             Kind::AllReduce | Kind::Broadcast => 1,
             Kind::ReduceScatter | Kind::AllGather => point.ranks,
@@ -166,7 +165,7 @@ impl Side {
         // Until all are done, so that the copy has the memory for itself.
         self.group.barrier()?;
         let mut seconds = [calls, self.copied()];
-        self.group.all_reduce(&mut seconds, Op::Max)?;
+        self.group.all_reduce(&mut seconds, ReduceOp::Max)?;
         Ok(seconds.into())
     }
 
@@ -185,8 +184,10 @@ impl Side {
 
     fn call(&mut self) -> Result<(), GroupError> {
         match self.kind {
-            Kind::AllReduce => self.group.all_reduce(&mut self.values, Op::Sum),
-            Kind::ReduceScatter => self.group.reduce_scatter(&self.values, &mut self.part, Op::Sum),
+            Kind::AllReduce => self.group.all_reduce(&mut self.values, ReduceOp::Sum),
+            Kind::ReduceScatter => {
+                self.group.reduce_scatter(&self.values, &mut self.part, ReduceOp::Sum)
+            }
             Kind::AllGather => self.group.all_gather_into(&self.part, &mut self.values),
             Kind::Broadcast => self.group.broadcast(&mut self.values, Rank(0)),
         }

@@ -13,8 +13,7 @@ pub mod svg;
 
 use crate::bench::report::{DeviceReport, Figure, Moved, Report, Sheet};
 use crate::bench::sample::{Effort, median};
-use crate::bench::units::number;
-use crate::bench::units::size;
+use crate::bench::units::{number, size};
 use crate::device::host::available_memory;
 use crate::train::TrainError;
 use host::{Point, Timed};
@@ -37,7 +36,7 @@ impl Kind {
     pub const ALL: [Self; 4] =
         [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast];
 
-    /// As in figures and as the method of [`crate::comm::Group`].
+    /// As in figures and as the method of [`crate::comm::ProcessGroup`].
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",

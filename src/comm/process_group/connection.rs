@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::packet::{Body, Call, Content, Kind, Packet, Pools};
+use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools};
 use crate::base::Rank;
-use crate::comm::{Mailbox, Waited};
+use crate::comm::{Mailbox, RecvError};
 
 /// Packets that a rank may be ahead of each receiver: so many of rooted collectives, and so many of
 /// sends. They are counted apart, because what takes the one does not wait for the other.
@@ -16,7 +16,7 @@ pub const WINDOW: usize = 2;
 /// Calls that are remembered, to compare with those of a rank that is behind.
 const CALLS_MAX: usize = 64;
 /// After so long a wait, a rank tells the others in which call it is.
-const PATIENCE: Duration = Duration::from_millis(200);
+const WAIT_NOTICE_DELAY: Duration = Duration::from_millis(200);
 
 /// Why a collective failed. The group is of no use then: every other rank's call fails too, and
 /// names this one.
@@ -29,15 +29,15 @@ pub enum GroupError {
     Mismatch(String),
     #[error("{call}: waited {seconds:.1} s for {}", list(ranks))]
     TimedOut { call: String, seconds: f64, ranks: Vec<Rank> },
-    #[error("{call}: {}{}", left(*rank), if *panicked { " (its thread panicked)" } else { "" })]
-    Left { call: String, rank: Rank, panicked: bool },
+    #[error("{call}: {}{}", left_reason(*rank), if *panicked { " (its thread panicked)" } else { "" })]
+    PeerLeft { call: String, rank: Rank, panicked: bool },
     /// Another rank failed, or somebody gave up the group.
     #[error("{0}")]
     Aborted(String),
 }
 
 /// The reason of a mailbox whose handle is gone.
-fn left(rank: Rank) -> String {
+fn left_reason(rank: Rank) -> String {
     format!("{rank} left the group")
 }
 
@@ -49,14 +49,14 @@ fn list(ranks: &[Rank]) -> String {
 #[derive(Default)]
 struct Peer {
     /// What it sent for collectives from the present one on, and by `send`.
-    collective: VecDeque<(u64, Call, Body, bool)>,
-    direct: VecDeque<(Call, Body)>,
+    collective: VecDeque<(u64, CollectiveCall, Payload, bool)>,
+    direct: VecDeque<(CollectiveCall, Payload)>,
     /// Packets that it still has room for.
     credits: Credits,
     /// The last collective that it is known to have begun.
     number: u64,
     /// The last collective of which it was told that this rank waits in it.
-    told: u64,
+    notified: u64,
     /// It has not yet read that.
     is_unread: bool,
     /// Its handle is gone; whether its thread panicked.
@@ -82,45 +82,45 @@ impl Credits {
 }
 
 /// A rank's end of the connections.
-pub struct Link {
+pub struct PeerChannels {
     rank: Rank,
     mailboxes: Arc<Vec<Mailbox<Packet>>>,
     pub pools: Pools,
     peers: Vec<Peer>,
     /// The number of the present collective, from 1.
     number: u64,
-    call: Call,
+    call: CollectiveCall,
     /// The last collectives, the present one last.
-    calls: VecDeque<Call>,
+    calls: VecDeque<CollectiveCall>,
     /// How long a call may take.
-    pub patience: Duration,
+    pub timeout: Duration,
     began: Instant,
     /// It has waited so long in the present collective that the others are to know.
     is_late: bool,
 }
 
-impl Link {
+impl PeerChannels {
     /// One for each rank.
-    pub fn all(world: u32, patience: Duration) -> Vec<Self> {
+    pub fn all(world: u32, timeout: Duration) -> Vec<Self> {
         let ranks = world as usize;
         // For each sender: what both kinds of credits allow and give back, two exchanges, and
         // signs: two barriers, one that it waits, one that it has read, and one that it left.
         let items_max = ranks * (4 * CREDITS as usize + 8 * WINDOW * ranks + 2 * 32 + 3);
         let mailboxes = Arc::new((0..world).map(|_| Mailbox::new(items_max)).collect::<Vec<_>>());
         let peers = || (0..world).map(|_| Peer::default()).collect();
-        let link = |rank| Self {
+        let channels = |rank| Self {
             rank: Rank(rank),
             mailboxes: mailboxes.clone(),
             pools: Pools::default(),
             peers: peers(),
             number: 0,
-            call: Call::barrier(),
+            call: CollectiveCall::barrier(),
             calls: VecDeque::new(),
-            patience,
+            timeout,
             began: Instant::now(),
             is_late: false,
         };
-        (0..world).map(link).collect()
+        (0..world).map(channels).collect()
     }
 
     pub fn rank(&self) -> Rank {
@@ -128,7 +128,7 @@ impl Link {
     }
 
     /// The present call.
-    pub fn call(&self) -> Call {
+    pub fn call(&self) -> CollectiveCall {
         self.call
     }
 
@@ -137,7 +137,7 @@ impl Link {
     }
 
     /// The next collective or send begins.
-    pub fn enter(&mut self, call: Call) -> Result<(), GroupError> {
+    pub fn begin_call(&mut self, call: CollectiveCall) -> Result<(), GroupError> {
         (self.call, self.began, self.is_late) = (call, Instant::now(), false);
         if !self.is_direct() {
             self.number += 1;
@@ -147,10 +147,8 @@ impl Link {
             }
         }
         // What came in the meantime, a close before all.
-        while let Some(packet) =
-            self.mailbox().try_receive().map_err(|closed| aborted(&closed.0))?
-        {
-            self.sort(packet)?;
+        while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
+            self.dispatch(packet)?;
         }
         for from in 0..self.peers.len() {
             if let Some((number, call, ..)) = self.peers[from].collective.front() {
@@ -161,7 +159,7 @@ impl Link {
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self.call.kind, Kind::Send { .. } | Kind::Recv { .. })
+        matches!(self.call.kind, CallKind::Send { .. } | CallKind::Recv { .. })
     }
 
     fn mailbox(&self) -> &Mailbox<Packet> {
@@ -177,60 +175,58 @@ impl Link {
     pub fn leave(&self, panicked: bool) {
         for mailbox in self.mailboxes.iter() {
             // Whoever is closed has left before, or everything is given up.
-            let _ = mailbox.send(Packet { from: self.rank, content: Content::Left { panicked } });
+            let _ = mailbox.send(Packet { from: self.rank, kind: PacketKind::Left { panicked } });
         }
-        self.mailbox().close(&left(self.rank));
+        self.mailbox().close(&left_reason(self.rank));
     }
 
     // ---- Out ----
 
-    fn post(&mut self, to: Rank, content: Content) -> Result<(), GroupError> {
-        let packet = Packet { from: self.rank, content };
+    fn post(&mut self, to: Rank, kind: PacketKind) -> Result<(), GroupError> {
+        let packet = Packet { from: self.rank, kind };
         let Err(closed) = self.mailboxes[to.index()].send(packet) else { return Ok(()) };
-        if closed.0 != left(to) {
+        if closed.0 != left_reason(to) {
             return Err(aborted(&closed.0));
         }
         // It told everyone before it closed.
-        while let Some(packet) =
-            self.mailbox().try_receive().map_err(|closed| aborted(&closed.0))?
-        {
-            self.sort(packet)?;
+        while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
+            self.dispatch(packet)?;
         }
         let panicked = self.peers[to.index()].left.unwrap_or(false);
-        Err(GroupError::Left { call: self.call.to_string(), rank: to, panicked })
+        Err(GroupError::PeerLeft { call: self.call.to_string(), rank: to, panicked })
     }
 
     /// Sends a part of the present collective that others cannot fall behind of.
-    pub fn send(&mut self, to: Rank, body: Body) -> Result<(), GroupError> {
+    pub fn send(&mut self, to: Rank, payload: Payload) -> Result<(), GroupError> {
         let (number, call) = (self.number, self.call);
-        self.post(to, Content::Collective { number, call, body, is_credited: false })
+        self.post(to, PacketKind::Collective { number, call, payload, is_credited: false })
     }
 
     /// Sends, but waits while the receiver is [`CREDITS`] packets of this kind behind.
-    pub fn send_credited(&mut self, to: Rank, body: Body) -> Result<(), GroupError> {
+    pub fn send_credited(&mut self, to: Rank, payload: Payload) -> Result<(), GroupError> {
         let is_direct = self.is_direct();
         while *self.peers[to.index()].credits.of(is_direct) == 0 {
-            self.pump(to)?;
+            self.wait_packet(to)?;
         }
         *self.peers[to.index()].credits.of(is_direct) -= 1;
         let (number, call) = (self.number, self.call);
-        let content = match is_direct {
-            true => Content::Direct { call, body },
-            false => Content::Collective { number, call, body, is_credited: true },
+        let kind = match is_direct {
+            true => PacketKind::Direct { call, payload },
+            false => PacketKind::Collective { number, call, payload, is_credited: true },
         };
-        self.post(to, content)
+        self.post(to, kind)
     }
 
     // ---- In ----
 
     /// What a rank sends next in the present call.
-    pub fn receive(&mut self, from: Rank) -> Result<Body, GroupError> {
+    pub fn recv(&mut self, from: Rank) -> Result<Payload, GroupError> {
         loop {
             if self.is_direct() {
-                if let Some((call, body)) = self.peers[from.index()].direct.pop_front() {
-                    self.give_sign(from, Content::Credit { is_direct: true });
+                if let Some((call, payload)) = self.peers[from.index()].direct.pop_front() {
+                    self.send_control(from, PacketKind::Credit { is_direct: true });
                     self.compare_direct(from, call)?;
-                    return Ok(body);
+                    return Ok(payload);
                 }
             } else if let Some((number, call, ..)) = self.peers[from.index()].collective.front() {
                 let (number, call) = (*number, *call);
@@ -239,64 +235,64 @@ impl Link {
                 if number != self.number {
                     return Err(self.mismatch(from, number, call));
                 }
-                if let Some((.., body, is_credited)) =
+                if let Some((.., payload, is_credited)) =
                     self.peers[from.index()].collective.pop_front()
                 {
                     if is_credited {
-                        self.give_sign(from, Content::Credit { is_direct: false });
+                        self.send_control(from, PacketKind::Credit { is_direct: false });
                     }
-                    return Ok(body);
+                    return Ok(payload);
                 }
             }
-            self.pump(from)?;
+            self.wait_packet(from)?;
         }
     }
 
-    fn give_sign(&self, to: Rank, content: Content) {
+    fn send_control(&self, to: Rank, kind: PacketKind) {
         // One that has left needs none.
-        let _ = self.mailboxes[to.index()].send(Packet { from: self.rank, content });
+        let _ = self.mailboxes[to.index()].send(Packet { from: self.rank, kind });
     }
 
     /// Waits for a packet of anybody, on account of `whom`.
-    fn pump(&mut self, whom: Rank) -> Result<(), GroupError> {
+    fn wait_packet(&mut self, whom: Rank) -> Result<(), GroupError> {
         if let Some(panicked) = self.peers[whom.index()].left {
-            return Err(GroupError::Left { call: self.call.to_string(), rank: whom, panicked });
+            return Err(GroupError::PeerLeft { call: self.call.to_string(), rank: whom, panicked });
         }
-        let deadline = self.began + self.patience;
+        let deadline = self.began + self.timeout;
         // Nobody else has to be in the call when a send or recv waits, so nobody is told.
         let tells = !self.is_late && !self.is_direct();
-        let until = if tells { deadline.min(self.began + PATIENCE) } else { deadline };
-        match self.mailbox().receive(Some(until)) {
+        let until = if tells { deadline.min(self.began + WAIT_NOTICE_DELAY) } else { deadline };
+        match self.mailbox().recv(Some(until)) {
             Ok(packet) => {
                 if tells && Instant::now() > until {
-                    self.tell_all();
+                    self.notify_all();
                 }
-                self.sort(packet)
+                self.dispatch(packet)
             }
-            Err(Waited::Closed(closed)) => Err(aborted(&closed.0)),
-            Err(Waited::TimedOut) if Instant::now() < deadline => {
-                self.tell_all();
+            Err(RecvError::Closed(closed)) => Err(aborted(&closed.0)),
+            Err(RecvError::TimedOut) if Instant::now() < deadline => {
+                self.notify_all();
                 Ok(())
             }
-            Err(Waited::TimedOut) => Err(self.timed_out(whom)),
+            Err(RecvError::TimedOut) => Err(self.timed_out(whom)),
         }
     }
 
     /// Tells the others in which collective this rank waits, so that they see whether it is theirs.
-    fn tell_all(&mut self) {
+    fn notify_all(&mut self) {
         self.is_late = true;
         let own = self.rank;
-        (0..self.world()).map(Rank).filter(|to| *to != own).for_each(|to| self.tell(to));
+        (0..self.world()).map(Rank).filter(|to| *to != own).for_each(|to| self.notify(to));
     }
 
     /// Tells a rank, unless it knows, or has not yet read what it was told before: then it is told
     /// when it has. So one that does not look has one sign of each other rank in its mailbox.
-    fn tell(&mut self, to: Rank) {
+    fn notify(&mut self, to: Rank) {
         let (number, call) = (self.number, self.call);
         let peer = &mut self.peers[to.index()];
-        if !peer.is_unread && peer.told < number {
-            (peer.told, peer.is_unread) = (number, true);
-            self.give_sign(to, Content::Waiting { number, call });
+        if !peer.is_unread && peer.notified < number {
+            (peer.notified, peer.is_unread) = (number, true);
+            self.send_control(to, PacketKind::Waiting { number, call });
         }
     }
 
@@ -313,36 +309,36 @@ impl Link {
     }
 
     /// Takes note of a packet.
-    fn sort(&mut self, packet: Packet) -> Result<(), GroupError> {
-        let Packet { from, content } = packet;
+    fn dispatch(&mut self, packet: Packet) -> Result<(), GroupError> {
+        let Packet { from, kind } = packet;
         let peer = &mut self.peers[from.index()];
-        match content {
-            Content::Collective { number, call, body, is_credited } => {
+        match kind {
+            PacketKind::Collective { number, call, payload, is_credited } => {
                 peer.number = number;
-                peer.collective.push_back((number, call, body, is_credited));
+                peer.collective.push_back((number, call, payload, is_credited));
                 self.compare(from, number, call)
             }
-            Content::Waiting { number, call } => {
+            PacketKind::Waiting { number, call } => {
                 peer.number = peer.number.max(number);
-                self.give_sign(from, Content::Read);
+                self.send_control(from, PacketKind::WaitingAck);
                 self.compare(from, number, call)
             }
-            Content::Read => {
+            PacketKind::WaitingAck => {
                 peer.is_unread = false;
                 if self.is_late {
-                    self.tell(from);
+                    self.notify(from);
                 }
                 Ok(())
             }
-            Content::Direct { call, body } => {
-                peer.direct.push_back((call, body));
+            PacketKind::Direct { call, payload } => {
+                peer.direct.push_back((call, payload));
                 Ok(())
             }
-            Content::Credit { is_direct } => {
+            PacketKind::Credit { is_direct } => {
                 *peer.credits.of(is_direct) += 1;
                 Ok(())
             }
-            Content::Left { panicked } => {
+            PacketKind::Left { panicked } => {
                 peer.left = Some(panicked);
                 Ok(())
             }
@@ -352,7 +348,7 @@ impl Link {
     // ---- Calls that do not belong together ----
 
     /// Whether what another rank called is what this rank called with the same number.
-    fn compare(&self, from: Rank, number: u64, call: Call) -> Result<(), GroupError> {
+    fn compare(&self, from: Rank, number: u64, call: CollectiveCall) -> Result<(), GroupError> {
         let ago = self.number.checked_sub(number);
         let index = ago.and_then(|ago| self.calls.len().checked_sub(1 + ago as usize));
         match index.map(|index| self.calls[index]) {
@@ -361,7 +357,7 @@ impl Link {
         }
     }
 
-    fn mismatch(&self, from: Rank, number: u64, call: Call) -> GroupError {
+    fn mismatch(&self, from: Rank, number: u64, call: CollectiveCall) -> GroupError {
         let ago = self.number.saturating_sub(number) as usize;
         let own = self.calls[self.calls.len() - 1 - ago.min(self.calls.len() - 1)];
         let own_number = self.number.min(number);
@@ -372,7 +368,7 @@ impl Link {
     }
 
     /// What was sent must be as long as what is asked for, and of the same type.
-    fn compare_direct(&self, from: Rank, call: Call) -> Result<(), GroupError> {
+    fn compare_direct(&self, from: Rank, call: CollectiveCall) -> Result<(), GroupError> {
         let own = self.call;
         if (own.length, own.element) == (call.length, call.element) {
             return Ok(());
@@ -391,51 +387,51 @@ mod tests {
     use super::*;
 
     /// Two ranks whose calls end after 300 ms.
-    fn pair() -> [Link; 2] {
-        let links = Link::all(2, PATIENCE + Duration::from_millis(100));
+    fn pair() -> [PeerChannels; 2] {
+        let links = PeerChannels::all(2, WAIT_NOTICE_DELAY + Duration::from_millis(100));
         links.try_into().unwrap_or_else(|_| unreachable!("there are two"))
     }
 
-    fn times_out(link: &mut Link, call: Call, from: Rank) {
-        link.enter(call).unwrap();
-        let error = link.receive(from).unwrap_err();
+    fn times_out(channels: &mut PeerChannels, call: CollectiveCall, from: Rank) {
+        channels.begin_call(call).unwrap();
+        let error = channels.recv(from).unwrap_err();
         assert!(matches!(error, GroupError::TimedOut { .. }), "{error}");
     }
 
     /// The collectives in which a rank is told that another one waits.
-    fn told(link: &Link) -> Vec<u64> {
-        let mut told = Vec::new();
-        while let Some(packet) = link.mailbox().try_receive().unwrap() {
-            match packet.content {
-                Content::Waiting { number, .. } => told.push(number),
+    fn notified(channels: &PeerChannels) -> Vec<u64> {
+        let mut notified = Vec::new();
+        while let Some(packet) = channels.mailbox().try_recv().unwrap() {
+            match packet.kind {
+                PacketKind::Waiting { number, .. } => notified.push(number),
                 other => panic!("{other:?}"),
             }
         }
-        told
+        notified
     }
 
     #[test]
     fn a_rank_that_does_not_look_is_told_of_no_send_or_recv_and_of_one_collective() {
         let [mut waits, mut works] = pair();
         let (own, other) = (waits.rank(), works.rank());
-        times_out(&mut waits, Call::new::<f32>(Kind::Recv { src: other }, 1), other);
-        assert!(told(&works).is_empty());
-        (0..3).for_each(|_| times_out(&mut waits, Call::barrier(), other));
-        assert_eq!(told(&works), [1]);
+        times_out(&mut waits, CollectiveCall::new::<f32>(CallKind::Recv { src: other }, 1), other);
+        assert!(notified(&works).is_empty());
+        (0..3).for_each(|_| times_out(&mut waits, CollectiveCall::barrier(), other));
+        assert_eq!(notified(&works), [1]);
 
         // One that has read it is told of the next collective, and of the same one only once.
-        works.give_sign(own, Content::Read);
-        times_out(&mut waits, Call::barrier(), other);
-        assert_eq!(told(&works), [4]);
+        works.send_control(own, PacketKind::WaitingAck);
+        times_out(&mut waits, CollectiveCall::barrier(), other);
+        assert_eq!(notified(&works), [4]);
 
         // And one that reads it in time is told at once of what it has missed.
-        times_out(&mut waits, Call::barrier(), other);
+        times_out(&mut waits, CollectiveCall::barrier(), other);
         let packet =
-            Packet { from: own, content: Content::Waiting { number: 4, call: waits.call() } };
-        works.sort(packet).unwrap();
-        let read = waits.mailbox().try_receive().unwrap().unwrap();
-        assert!(matches!(read.content, Content::Read));
-        waits.sort(read).unwrap();
-        assert_eq!(told(&works), [5]);
+            Packet { from: own, kind: PacketKind::Waiting { number: 4, call: waits.call() } };
+        works.dispatch(packet).unwrap();
+        let read = waits.mailbox().try_recv().unwrap().unwrap();
+        assert!(matches!(read.kind, PacketKind::WaitingAck));
+        waits.dispatch(read).unwrap();
+        assert_eq!(notified(&works), [5]);
     }
 }

@@ -1,4 +1,4 @@
-//! Collectives on host slices, under the names of torch.distributed: [`init`] makes a [`Group`]
+//! Collectives on host slices, under the names of torch.distributed: [`init`] makes a [`ProcessGroup`]
 //! handle per rank, each thread takes one, and all call the same methods in the same order.
 //!
 //! **Results.** Values are combined in an order that depends on the number of ranks and elements
@@ -21,13 +21,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::Rank;
-use crate::collective::{Layout, Step, rooted};
-use crate::comm::{GroupError, Op, Transferable};
-use connection::Link;
-use packet::{Call, Kind};
+use crate::collective::{RootedStep, ShardLayout, rooted};
+use crate::comm::{GroupError, ReduceOp, Transferable};
+use connection::PeerChannels;
+use packet::{CallKind, CollectiveCall};
 use perform::chunks;
-use reduce_op::Combine;
-use slices::Slices;
+use reduce_op::Reducer;
+use slices::LocalSlices;
 
 /// Up to so many bytes, an all-reduce goes along a tree: `2 ceil(log2(world))` steps instead of
 /// `2 (world - 1)`.
@@ -54,38 +54,41 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// # Panics
 ///
 /// If `world` is 0.
-pub fn init(world: u32) -> Vec<Group> {
+pub fn init(world: u32) -> Vec<ProcessGroup> {
     assert!(world > 0, "a group needs a rank");
-    Link::all(world, DEADLINE).into_iter().map(|link| Group { link, layout: None }).collect()
+    PeerChannels::all(world, DEADLINE)
+        .into_iter()
+        .map(|channels| ProcessGroup { channels, layout: None })
+        .collect()
 }
 
 /// One rank's handle on its group. When it is dropped, calls of others that need this rank fail.
-pub struct Group {
-    pub(super) link: Link,
+pub struct ProcessGroup {
+    pub(super) channels: PeerChannels,
     /// The last cut, which the next call of the same length takes again.
-    pub(super) layout: Option<Arc<Layout>>,
+    pub(super) layout: Option<Arc<ShardLayout>>,
 }
 
 /// How a call ends.
 pub(super) type Done = Result<(), GroupError>;
 
-impl Group {
+impl ProcessGroup {
     pub fn rank(&self) -> Rank {
-        self.link.rank()
+        self.channels.rank()
     }
 
     pub fn world_size(&self) -> usize {
-        self.link.world() as usize
+        self.channels.world() as usize
     }
 
     /// How long a call may take; 5 minutes at first. Each rank has its own.
     pub fn set_deadline(&mut self, deadline: Duration) {
-        self.link.patience = deadline;
+        self.channels.timeout = deadline;
     }
 
     /// Gives up the group: calls of all ranks fail, with this reason.
     pub fn abort(&self, why: &str) {
-        self.link.abort(&format!("{} gave up: {why}", self.rank()));
+        self.channels.abort(&format!("{} gave up: {why}", self.rank()));
     }
 
     /// Leaves the group, as dropping the handle does.
@@ -95,16 +98,19 @@ impl Group {
 
     /// Combines everyone's values, in place. `2 (world - 1) / world` of the bytes go through each
     /// rank.
-    pub fn all_reduce<T: Transferable>(&mut self, values: &mut [T], op: Op<T>) -> Done {
+    pub fn all_reduce<T: Transferable>(&mut self, values: &mut [T], op: ReduceOp<T>) -> Done {
         let weights = self.weights(&op)?;
-        let combine = Combine { op: &op, weights };
-        let call = Call { op: op.name(), ..Call::new::<T>(Kind::AllReduce, values.len()) };
+        let reducer = Reducer { op: &op, weights };
+        let call = CollectiveCall {
+            op: op.name(),
+            ..CollectiveCall::new::<T>(CallKind::AllReduce, values.len())
+        };
         if size_of_val(values) <= TREE_BYTES {
-            return self.call(call, |group| group.all_reduce_tree(values, &combine));
+            return self.call(call, |group| group.all_reduce_tree(values, &reducer));
         }
         let length = values.len();
         self.call(call, |group| {
-            group.exchange(length, Slices::InPlace(values), combine, [true, true])
+            group.exchange(length, LocalSlices::InPlace(values), reducer, [true, true])
         })
     }
 
@@ -114,31 +120,34 @@ impl Group {
         &mut self,
         values: &[T],
         into: &mut [T],
-        op: Op<T>,
+        op: ReduceOp<T>,
     ) -> Done {
         let weights = self.weights(&op)?;
-        let combine = Combine { op: &op, weights };
-        let call = Call { op: op.name(), ..Call::new::<T>(Kind::ReduceScatter, into.len()) };
+        let reducer = Reducer { op: &op, weights };
+        let call = CollectiveCall {
+            op: op.name(),
+            ..CollectiveCall::new::<T>(CallKind::ReduceScatter, into.len())
+        };
         self.call(call, |group| {
             group.expect_blocks("values", values.len(), into.len())?;
             let result_at = group.rank().index() * into.len();
-            let slices = Slices::Apart { own: values, own_at: 0, result: into, result_at };
-            group.exchange(values.len(), slices, combine, [true, false])
+            let slices = LocalSlices::Apart { own: values, own_at: 0, result: into, result_at };
+            group.exchange(values.len(), slices, reducer, [true, false])
         })
     }
 
     /// Everyone's values, one after the other by rank, go to everyone; `into` is `world` times as
     /// long. `(world - 1) / world` of its bytes go through each rank.
     pub fn all_gather_into<T: Transferable>(&mut self, values: &[T], into: &mut [T]) -> Done {
-        let call = Call::new::<T>(Kind::AllGather, values.len());
+        let call = CollectiveCall::new::<T>(CallKind::AllGather, values.len());
         self.call(call, |group| {
             group.expect_blocks("into", into.len(), values.len())?;
             let own_at = group.rank().index() * values.len();
             into[own_at..own_at + values.len()].copy_from_slice(values);
             let length = into.len();
-            let slices = Slices::Apart { own: values, own_at, result: into, result_at: 0 };
-            let combine = Combine { op: &Op::Sum, weights: 0.0 };
-            group.exchange(length, slices, combine, [false, true])
+            let slices = LocalSlices::Apart { own: values, own_at, result: into, result_at: 0 };
+            let reducer = Reducer { op: &ReduceOp::Sum, weights: 0.0 };
+            group.exchange(length, slices, reducer, [false, true])
         })
     }
 
@@ -152,23 +161,31 @@ impl Group {
 
     /// Returns when everyone has called it.
     pub fn barrier(&mut self) -> Done {
-        self.call(Call::barrier(), Self::meet)
+        self.call(CollectiveCall::barrier(), Self::run_barrier)
     }
 
     // ---- One rank has values, or gets results ----
 
     /// Combines everyone's values on `dst`, in place; elsewhere they stay as they are. Everything
     /// goes `ceil(log2(world))` times through `dst`.
-    pub fn reduce<T: Transferable>(&mut self, values: &mut [T], dst: Rank, op: Op<T>) -> Done {
+    pub fn reduce<T: Transferable>(
+        &mut self,
+        values: &mut [T],
+        dst: Rank,
+        op: ReduceOp<T>,
+    ) -> Done {
         let weights = self.weights(&op)?;
-        let combine = Combine { op: &op, weights };
-        let call = Call { op: op.name(), ..Call::new::<T>(Kind::Reduce { dst }, values.len()) };
+        let reducer = Reducer { op: &op, weights };
+        let call = CollectiveCall {
+            op: op.name(),
+            ..CollectiveCall::new::<T>(CallKind::Reduce { dst }, values.len())
+        };
         self.call(call, |group| {
             group.expect_rank(dst)?;
-            let steps = rooted::reduce(group.link.world(), dst, group.rank());
+            let steps = rooted::reduce(group.channels.world(), dst, group.rank());
             for range in chunks::<T>(values.len()) {
                 let own = &mut values[range];
-                if let Some(result) = group.climb(&steps, own, &combine)? {
+                if let Some(result) = group.reduce_to_root(&steps, own, &reducer)? {
                     own.copy_from_slice(&result);
                 }
             }
@@ -178,19 +195,19 @@ impl Group {
 
     /// The values of `src` go to everyone. They go `ceil(log2(world))` times through `src`.
     pub fn broadcast<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
-        let call = Call::new::<T>(Kind::Broadcast { src }, values.len());
+        let call = CollectiveCall::new::<T>(CallKind::Broadcast { src }, values.len());
         self.call(call, |group| {
             group.expect_rank(src)?;
-            let steps = rooted::broadcast(group.link.world(), src, group.rank());
+            let steps = rooted::broadcast(group.channels.world(), src, group.rank());
             chunks::<T>(values.len())
-                .try_for_each(|range| group.descend(&steps, &mut values[range], None))
+                .try_for_each(|range| group.broadcast_from_root(&steps, &mut values[range], None))
         })
     }
 
     /// Everyone's values, one after the other by rank, go to `dst`, where `into` is `world` times
     /// as long; elsewhere it is empty.
     pub fn gather<T: Transferable>(&mut self, values: &[T], into: &mut [T], dst: Rank) -> Done {
-        let call = Call::new::<T>(Kind::Gather { dst }, values.len());
+        let call = CollectiveCall::new::<T>(CallKind::Gather { dst }, values.len());
         self.call(call, |group| {
             group.expect_rank(dst)?;
             let length = values.len();
@@ -201,11 +218,12 @@ impl Group {
             } else {
                 group.expect_length("into", into.len(), 0)?;
             }
-            for step in rooted::gather(group.link.world(), dst, group.rank()) {
+            for step in rooted::gather(group.channels.world(), dst, group.rank()) {
                 match step {
-                    Step::Send { to, .. } => group.give(values, to)?,
-                    Step::Receive { from, block: of } | Step::Fold { from, block: of } => {
-                        group.take(&mut into[block(of)], from)?;
+                    RootedStep::Send { to, .. } => group.send_chunked(values, to)?,
+                    RootedStep::Receive { from, block: of }
+                    | RootedStep::Fold { from, block: of } => {
+                        group.recv_chunked(&mut into[block(of)], from)?;
                     }
                 }
             }
@@ -216,7 +234,7 @@ impl Group {
     /// Part `r` of the values of `src`, which are `world` times as long as `into`, goes to rank
     /// `r`; elsewhere `values` is empty.
     pub fn scatter<T: Transferable>(&mut self, values: &[T], into: &mut [T], src: Rank) -> Done {
-        let call = Call::new::<T>(Kind::Scatter { src }, into.len());
+        let call = CollectiveCall::new::<T>(CallKind::Scatter { src }, into.len());
         self.call(call, |group| {
             group.expect_rank(src)?;
             let length = into.len();
@@ -227,11 +245,13 @@ impl Group {
             } else {
                 group.expect_length("values", values.len(), 0)?;
             }
-            for step in rooted::scatter(group.link.world(), src, group.rank()) {
+            for step in rooted::scatter(group.channels.world(), src, group.rank()) {
                 match step {
-                    Step::Send { to, block: of } => group.give(&values[block(of)], to)?,
-                    Step::Receive { from, .. } | Step::Fold { from, .. } => {
-                        group.take(into, from)?;
+                    RootedStep::Send { to, block: of } => {
+                        group.send_chunked(&values[block(of)], to)?
+                    }
+                    RootedStep::Receive { from, .. } | RootedStep::Fold { from, .. } => {
+                        group.recv_chunked(into, from)?;
                     }
                 }
             }
@@ -245,25 +265,25 @@ impl Group {
     /// once while at most 16 messages of 256 KiB, at least one for each send, wait for that rank,
     /// and else when it has taken enough of them. Collectives in between need no room of these.
     pub fn send<T: Transferable>(&mut self, values: &[T], dst: Rank) -> Done {
-        let call = Call::new::<T>(Kind::Send { dst }, values.len());
+        let call = CollectiveCall::new::<T>(CallKind::Send { dst }, values.len());
         self.call(call, |group| {
             group.expect_other(dst)?;
-            group.give(values, dst)
+            group.send_chunked(values, dst)
         })
     }
 
     /// What a rank sends, which must be as long.
     pub fn recv<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
-        let call = Call::new::<T>(Kind::Recv { src }, values.len());
+        let call = CollectiveCall::new::<T>(CallKind::Recv { src }, values.len());
         self.call(call, |group| {
             group.expect_other(src)?;
-            group.take(values, src)
+            group.recv_chunked(values, src)
         })
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
-        self.link.leave(std::thread::panicking());
+        self.channels.leave(std::thread::panicking());
     }
 }

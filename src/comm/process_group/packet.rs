@@ -3,14 +3,14 @@
 use std::fmt;
 
 use crate::base::Rank;
-use crate::comm::{Element, Message, Pool, Shared, Values};
+use crate::comm::{BufferPool, Element, Message, PooledBuffer, SharedBuffer};
 
 /// Free boxes that a rank keeps of each type.
 const FREE_MAX: usize = 32;
 
 /// Which collective was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CallKind {
     AllReduce,
     Reduce {
         dst: Rank,
@@ -38,8 +38,8 @@ pub enum Kind {
 
 /// A call as all ranks must make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
-    pub kind: Kind,
+pub struct CollectiveCall {
+    pub kind: CallKind,
     /// The operation's name; nothing where nothing is reduced.
     pub op: &'static str,
     /// The type's name.
@@ -48,30 +48,30 @@ pub struct Call {
     pub length: usize,
 }
 
-impl Call {
-    pub fn new<T: Element>(kind: Kind, length: usize) -> Self {
+impl CollectiveCall {
+    pub fn new<T: Element>(kind: CallKind, length: usize) -> Self {
         Self { kind, op: "", element: T::NAME, length }
     }
 
     pub fn barrier() -> Self {
-        Self { kind: Kind::Barrier, op: "", element: "", length: 0 }
+        Self { kind: CallKind::Barrier, op: "", element: "", length: 0 }
     }
 }
 
-impl fmt::Display for Call {
+impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, op, element, length } = self;
         match kind {
-            Kind::AllReduce => write!(f, "all_reduce({op})")?,
-            Kind::Reduce { dst } => write!(f, "reduce({op}, to {dst})")?,
-            Kind::Broadcast { src } => write!(f, "broadcast(from {src})")?,
-            Kind::Gather { dst } => write!(f, "gather(to {dst})")?,
-            Kind::Scatter { src } => write!(f, "scatter(from {src})")?,
-            Kind::AllGather => write!(f, "all_gather")?,
-            Kind::ReduceScatter => write!(f, "reduce_scatter({op})")?,
-            Kind::Barrier => return write!(f, "barrier"),
-            Kind::Send { dst } => write!(f, "send(to {dst})")?,
-            Kind::Recv { src } => write!(f, "recv(from {src})")?,
+            CallKind::AllReduce => write!(f, "all_reduce({op})")?,
+            CallKind::Reduce { dst } => write!(f, "reduce({op}, to {dst})")?,
+            CallKind::Broadcast { src } => write!(f, "broadcast(from {src})")?,
+            CallKind::Gather { dst } => write!(f, "gather(to {dst})")?,
+            CallKind::Scatter { src } => write!(f, "scatter(from {src})")?,
+            CallKind::AllGather => write!(f, "all_gather")?,
+            CallKind::ReduceScatter => write!(f, "reduce_scatter({op})")?,
+            CallKind::Barrier => return write!(f, "barrier"),
+            CallKind::Send { dst } => write!(f, "send(to {dst})")?,
+            CallKind::Recv { src } => write!(f, "recv(from {src})")?,
         }
         write!(f, " of {length} {element}")
     }
@@ -79,21 +79,21 @@ impl fmt::Display for Call {
 
 /// Values of one type.
 #[derive(Debug)]
-pub enum Load<T: Element> {
+pub enum TypedPayload<T: Element> {
     /// Of an exchange.
     Message(Message<T>),
-    Values(Values<T>),
-    Shared(Shared<T>),
+    Owned(PooledBuffer<T>),
+    Shared(SharedBuffer<T>),
 }
 
 /// An element whose values packets carry and pools keep: all of them are.
 pub trait Transferable: Element {
-    fn wrap(load: Load<Self>) -> Body;
+    fn wrap(payload: TypedPayload<Self>) -> Payload;
 
     /// The values, if they are of this type.
-    fn unwrap(body: Body) -> Option<Load<Self>>;
+    fn unwrap(payload: Payload) -> Option<TypedPayload<Self>>;
 
-    fn pool(pools: &Pools) -> &Pool<Self>;
+    fn pool(pools: &Pools) -> &BufferPool<Self>;
 }
 
 /// What is between the two brackets, for each type.
@@ -101,37 +101,37 @@ macro_rules! for_each_type {
     ($($type:ident $variant:ident)*) => {
         /// Values of any type.
         #[derive(Debug)]
-        pub enum Body {
+        pub enum Payload {
             /// A sign without values.
             Nothing,
-            $($variant(Load<$type>),)*
+            $($variant(TypedPayload<$type>),)*
         }
 
         /// A rank's free boxes.
         pub struct Pools {
-            $(pub $type: Pool<$type>,)*
+            $(pub $type: BufferPool<$type>,)*
         }
 
         impl Default for Pools {
             fn default() -> Self {
-                Self { $($type: Pool::new(FREE_MAX),)* }
+                Self { $($type: BufferPool::new(FREE_MAX),)* }
             }
         }
 
         $(
             impl Transferable for $type {
-                fn wrap(load: Load<Self>) -> Body {
-                    Body::$variant(load)
+                fn wrap(payload: TypedPayload<Self>) -> Payload {
+                    Payload::$variant(payload)
                 }
 
-                fn unwrap(body: Body) -> Option<Load<Self>> {
-                    match body {
-                        Body::$variant(load) => Some(load),
+                fn unwrap(payload: Payload) -> Option<TypedPayload<Self>> {
+                    match payload {
+                        Payload::$variant(payload) => Some(payload),
                         _ => None,
                     }
                 }
 
-                fn pool(pools: &Pools) -> &Pool<Self> {
+                fn pool(pools: &Pools) -> &BufferPool<Self> {
                     &pools.$type
                 }
             }
@@ -143,17 +143,17 @@ for_each_type!(f32 F32 f64 F64 i32 I32 u32 U32 i64 I64 u64 U64);
 
 /// What is in a packet.
 #[derive(Debug)]
-pub enum Content {
+pub enum PacketKind {
     /// Values for the collective of this number.
-    Collective { number: u64, call: Call, body: Body, is_credited: bool },
+    Collective { number: u64, call: CollectiveCall, payload: Payload, is_credited: bool },
     /// Values of a send.
-    Direct { call: Call, body: Body },
+    Direct { call: CollectiveCall, payload: Payload },
     /// One more packet, of a send or of a collective, may be sent to whom this comes from.
     Credit { is_direct: bool },
     /// The sender has been waiting in this collective for a while.
-    Waiting { number: u64, call: Call },
-    /// The last [`Content::Waiting`] was read.
-    Read,
+    Waiting { number: u64, call: CollectiveCall },
+    /// The last [`PacketKind::Waiting`] was read.
+    WaitingAck,
     /// The sender's handle is gone.
     Left { panicked: bool },
 }
@@ -162,5 +162,5 @@ pub enum Content {
 #[derive(Debug)]
 pub struct Packet {
     pub from: Rank,
-    pub content: Content,
+    pub kind: PacketKind,
 }

@@ -1,16 +1,18 @@
-//! How the calls of a [`Group`] are performed: rings by exchanges, trees by lists of steps.
+//! How the calls of a [`ProcessGroup`] are performed: rings by exchanges, trees by lists of steps.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::Done;
 use super::connection::WINDOW;
-use super::packet::{Body, Call, Kind, Load};
-use super::reduce_op::Combine;
-use super::slices::{Side, Slices};
+use super::packet::{CallKind, CollectiveCall, Payload, TypedPayload};
+use super::reduce_op::Reducer;
+use super::slices::{LocalSlices, SliceIo};
 use crate::base::{BucketId, ChunkId, Rank};
-use crate::collective::{Layout, Phase, Step, Topology, rooted};
-use crate::comm::{Group, GroupError, Member, Op, Shared, Transferable, Values};
+use crate::collective::{CollectiveKind, RootedStep, ShardLayout, Topology, rooted};
+use crate::comm::{
+    ExchangeDriver, GroupError, PooledBuffer, ProcessGroup, ReduceOp, SharedBuffer, Transferable,
+};
 
 /// Bytes that travel in one message at most: few enough to stay in a core's cache, enough to make
 /// up for waking a thread.
@@ -26,25 +28,32 @@ pub(super) fn chunks<T>(length: usize) -> impl Iterator<Item = Range<usize>> {
     starts.map(move |start| start..(start + chunk).min(length))
 }
 
-impl Group {
+impl ProcessGroup {
     /// Makes a call; if it fails here, it fails everywhere.
-    pub(super) fn call(&mut self, call: Call, perform: impl FnOnce(&mut Self) -> Done) -> Done {
-        let done = self.link.enter(call).and_then(|()| perform(self));
+    pub(super) fn call(
+        &mut self,
+        call: CollectiveCall,
+        perform: impl FnOnce(&mut Self) -> Done,
+    ) -> Done {
+        let done = self.channels.begin_call(call).and_then(|()| perform(self));
         if let Err(error) = &done {
             // Whoever was told by another rank tells nobody.
             if !matches!(error, GroupError::Aborted(_)) {
-                self.link.abort(&format!("{} failed in {error}", self.rank()));
+                self.channels.abort(&format!("{} failed in {error}", self.rank()));
             }
         }
         done
     }
 
     /// The sum of all weights of a mean; the same bits on all ranks.
-    pub(super) fn weights<T: Transferable>(&mut self, op: &Op<T>) -> Result<f64, GroupError> {
-        let Op::Mean { weight } = op else { return Ok(0.0) };
+    pub(super) fn weights<T: Transferable>(&mut self, op: &ReduceOp<T>) -> Result<f64, GroupError> {
+        let ReduceOp::Mean { weight } = op else { return Ok(0.0) };
         let mut weights = [*weight];
-        let call = Call { op: "weights of a mean", ..Call::new::<f64>(Kind::AllReduce, 1) };
-        let combine = Combine { op: &Op::Sum, weights: 0.0 };
+        let call = CollectiveCall {
+            op: "weights of a mean",
+            ..CollectiveCall::new::<f64>(CallKind::AllReduce, 1)
+        };
+        let reducer = Reducer { op: &ReduceOp::Sum, weights: 0.0 };
         self.call(call, |group| {
             if !T::IS_FLOAT {
                 return Err(group.argument(format!("{} has no mean: take the sum", T::NAME)));
@@ -52,7 +61,7 @@ impl Group {
             if !weight.is_finite() || *weight < 0.0 {
                 return Err(group.argument(format!("a weight of {weight}")));
             }
-            group.all_reduce_tree(&mut weights, &combine)?;
+            group.all_reduce_tree(&mut weights, &reducer)?;
             match weights[0] > 0.0 {
                 true => Ok(()),
                 false => Err(group.argument("the weights sum to 0".into())),
@@ -62,12 +71,12 @@ impl Group {
     }
 
     /// Performs the steps of a barrier.
-    pub(super) fn meet(&mut self) -> Done {
-        for step in rooted::barrier(self.link.world(), self.rank()) {
+    pub(super) fn run_barrier(&mut self) -> Done {
+        for step in rooted::barrier(self.channels.world(), self.rank()) {
             match step {
-                Step::Send { to, .. } => self.link.send(to, Body::Nothing)?,
-                Step::Receive { from, .. } | Step::Fold { from, .. } => {
-                    self.link.receive(from)?;
+                RootedStep::Send { to, .. } => self.channels.send(to, Payload::Nothing)?,
+                RootedStep::Receive { from, .. } | RootedStep::Fold { from, .. } => {
+                    self.channels.recv(from)?;
                 }
             }
         }
@@ -78,53 +87,58 @@ impl Group {
     pub(super) fn exchange<T: Transferable>(
         &mut self,
         length: usize,
-        slices: Slices<'_, T>,
-        combine: Combine<'_, T>,
+        slices: LocalSlices<'_, T>,
+        reducer: Reducer<'_, T>,
         [reduces, gathers]: [bool; 2],
     ) -> Done {
         if length == 0 {
-            return self.meet();
+            return self.run_barrier();
         }
         let layout = self.layout::<T>(length);
         let rank = self.rank();
-        let pool = T::pool(&self.link.pools).clone();
-        let mut member = Member::with_pool(layout.clone(), rank, WINDOW, pool);
+        let pool = T::pool(&self.channels.pools).clone();
+        let mut driver = ExchangeDriver::with_pool(layout.clone(), rank, WINDOW, pool);
         if reduces && gathers {
-            member = member.chained();
+            driver = driver.into_all_reduce();
         }
-        let mut side = Side { link: &mut self.link, slices, combine, done: 0, gathered: 0 };
+        let mut io =
+            SliceIo { channels: &mut self.channels, slices, reducer, done: 0, gathered: 0 };
         let all = (0..layout.chunks.len() as u32).map(ChunkId);
         if reduces {
-            all.clone().try_for_each(|chunk| member.ready(Phase::Reduce, chunk, &mut side))?;
+            all.clone().try_for_each(|chunk| {
+                driver.on_local_ready(CollectiveKind::ReduceScatter, chunk, &mut io)
+            })?;
         }
         let mut own = all.filter(|chunk| !reduces && layout.chunk(*chunk).owner == rank);
         let (mut begun, others) = (0, layout.world as usize - 1);
-        while side.done < u32::from(reduces) + u32::from(gathers) {
+        while io.done < u32::from(reduces) + u32::from(gathers) {
             // With what it only hands out, a rank keeps as close to the others as with sums.
-            if side.gathered + WINDOW * others >= begun * others
+            if io.gathered + WINDOW * others >= begun * others
                 && let Some(chunk) = own.next()
             {
                 begun += 1;
-                member.ready(Phase::Gather, chunk, &mut side)?;
+                driver.on_local_ready(CollectiveKind::AllGather, chunk, &mut io)?;
                 continue;
             }
-            let body = side.link.receive(layout.previous(rank))?;
-            let Some(Load::Message(message)) = T::unwrap(body) else { unreachable!("{OTHER}") };
-            member.receive(message, &mut side)?;
+            let payload = io.channels.recv(layout.previous(rank))?;
+            let Some(TypedPayload::Message(message)) = T::unwrap(payload) else {
+                unreachable!("{OTHER}")
+            };
+            driver.recv(message, &mut io)?;
         }
         Ok(())
     }
 
     /// How this many values are cut for a ring.
-    fn layout<T>(&mut self, length: usize) -> Arc<Layout> {
+    fn layout<T>(&mut self, length: usize) -> Arc<ShardLayout> {
         let chunk = CHUNK_BYTES / size_of::<T>();
-        let is_it = |layout: &&Arc<Layout>| {
+        let is_it = |layout: &&Arc<ShardLayout>| {
             layout.length(BucketId(0)) == length && layout.chunk_max() == chunk
         };
         if let Some(layout) = self.layout.as_ref().filter(is_it) {
             return layout.clone();
         }
-        let layout = Layout::new(Topology::Ring, self.link.world(), &[length], 1, chunk);
+        let layout = ShardLayout::new(Topology::Ring, self.channels.world(), &[length], 1, chunk);
         self.layout.insert(Arc::new(layout)).clone()
     }
 
@@ -132,74 +146,77 @@ impl Group {
     pub(super) fn all_reduce_tree<T: Transferable>(
         &mut self,
         values: &mut [T],
-        combine: &Combine<'_, T>,
+        reducer: &Reducer<'_, T>,
     ) -> Done {
-        let (world, rank) = (self.link.world(), self.rank());
+        let (world, rank) = (self.channels.world(), self.rank());
         let up = rooted::reduce(world, Rank(0), rank);
-        let result = self.climb(&up, values, combine)?.map(Values::share);
-        self.descend(&rooted::broadcast(world, Rank(0), rank), values, result)
+        let result = self.reduce_to_root(&up, values, reducer)?.map(PooledBuffer::share);
+        self.broadcast_from_root(&rooted::broadcast(world, Rank(0), rank), values, result)
     }
 
     /// Performs the steps of a reduction; the result, where it ends.
-    pub(super) fn climb<T: Transferable>(
+    pub(super) fn reduce_to_root<T: Transferable>(
         &mut self,
-        steps: &[Step],
+        steps: &[RootedStep],
         own: &[T],
-        combine: &Combine<'_, T>,
-    ) -> Result<Option<Values<T>>, GroupError> {
-        let mut held: Option<Values<T>> = None;
+        reducer: &Reducer<'_, T>,
+    ) -> Result<Option<PooledBuffer<T>>, GroupError> {
+        let mut held: Option<PooledBuffer<T>> = None;
         for step in steps {
             match *step {
-                Step::Fold { from, .. } | Step::Receive { from, .. } => {
-                    let Load::Values(mut came) = self.take_part(from)? else {
+                RootedStep::Fold { from, .. } | RootedStep::Receive { from, .. } => {
+                    let TypedPayload::Owned(mut came) = self.recv_chunk(from)? else {
                         unreachable!("{OTHER}")
                     };
                     match &mut held {
-                        Some(held) => combine.add(held, &came),
+                        Some(held) => reducer.add(held, &came),
                         nothing => {
-                            combine.add_own(&mut came, own);
+                            reducer.add_own(&mut came, own);
                             *nothing = Some(came);
                         }
                     }
                 }
-                Step::Send { to, .. } => {
-                    let values = held.take().unwrap_or_else(|| self.copy(own, combine));
-                    self.link.send_credited(to, T::wrap(Load::Values(values)))?;
+                RootedStep::Send { to, .. } => {
+                    let values = held.take().unwrap_or_else(|| self.copy(own, reducer));
+                    self.channels.send_credited(to, T::wrap(TypedPayload::Owned(values)))?;
                     return Ok(None);
                 }
             }
         }
-        let mut result = held.unwrap_or_else(|| self.copy(own, combine));
-        combine.finish(&mut result);
+        let mut result = held.unwrap_or_else(|| self.copy(own, reducer));
+        reducer.finish(&mut result);
         Ok(Some(result))
     }
 
-    fn copy<T: Transferable>(&self, own: &[T], combine: &Combine<'_, T>) -> Values<T> {
-        let mut values = T::pool(&self.link.pools).take(own.len());
-        combine.copy(own, &mut values);
+    fn copy<T: Transferable>(&self, own: &[T], reducer: &Reducer<'_, T>) -> PooledBuffer<T> {
+        let mut values = T::pool(&self.channels.pools).take(own.len());
+        reducer.copy(own, &mut values);
         values
     }
 
     /// Performs the steps of a broadcast, of the values or of what is held instead.
-    pub(super) fn descend<T: Transferable>(
+    pub(super) fn broadcast_from_root<T: Transferable>(
         &mut self,
-        steps: &[Step],
+        steps: &[RootedStep],
         values: &mut [T],
-        mut held: Option<Shared<T>>,
+        mut held: Option<SharedBuffer<T>>,
     ) -> Done {
         for step in steps {
             match *step {
-                Step::Receive { from, .. } | Step::Fold { from, .. } => {
-                    let Load::Shared(came) = self.take_part(from)? else { unreachable!("{OTHER}") };
+                RootedStep::Receive { from, .. } | RootedStep::Fold { from, .. } => {
+                    let TypedPayload::Shared(came) = self.recv_chunk(from)? else {
+                        unreachable!("{OTHER}")
+                    };
                     held = Some(came);
                 }
-                Step::Send { to, .. } => {
+                RootedStep::Send { to, .. } => {
                     let shared = held.get_or_insert_with(|| {
-                        let mut copy = T::pool(&self.link.pools).take(values.len());
+                        let mut copy = T::pool(&self.channels.pools).take(values.len());
                         copy.copy_from_slice(values);
                         copy.share()
                     });
-                    self.link.send_credited(to, T::wrap(Load::Shared(shared.clone())))?;
+                    self.channels
+                        .send_credited(to, T::wrap(TypedPayload::Shared(shared.clone())))?;
                 }
             }
         }
@@ -209,33 +226,33 @@ impl Group {
         Ok(())
     }
 
-    pub(super) fn give<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
-        chunks::<T>(values.len()).try_for_each(|range| self.give_part(&values[range], to))
+    pub(super) fn send_chunked<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
+        chunks::<T>(values.len()).try_for_each(|range| self.send_chunk(&values[range], to))
     }
 
-    fn give_part<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
-        let mut part = T::pool(&self.link.pools).take(values.len());
+    fn send_chunk<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
+        let mut part = T::pool(&self.channels.pools).take(values.len());
         part.copy_from_slice(values);
-        self.link.send_credited(to, T::wrap(Load::Values(part)))
+        self.channels.send_credited(to, T::wrap(TypedPayload::Owned(part)))
     }
 
-    pub(super) fn take<T: Transferable>(&mut self, values: &mut [T], from: Rank) -> Done {
+    pub(super) fn recv_chunked<T: Transferable>(&mut self, values: &mut [T], from: Rank) -> Done {
         for range in chunks::<T>(values.len()) {
-            let Load::Values(came) = self.take_part(from)? else { unreachable!("{OTHER}") };
+            let TypedPayload::Owned(came) = self.recv_chunk(from)? else { unreachable!("{OTHER}") };
             values[range].copy_from_slice(&came);
         }
         Ok(())
     }
 
-    fn take_part<T: Transferable>(&mut self, from: Rank) -> Result<Load<T>, GroupError> {
-        let body = self.link.receive(from)?;
-        Ok(T::unwrap(body).expect(OTHER))
+    fn recv_chunk<T: Transferable>(&mut self, from: Rank) -> Result<TypedPayload<T>, GroupError> {
+        let payload = self.channels.recv(from)?;
+        Ok(T::unwrap(payload).expect(OTHER))
     }
 
     // ---- What cannot be asked for ----
 
     fn argument(&self, why: String) -> GroupError {
-        GroupError::Argument { call: self.link.call().to_string(), why }
+        GroupError::Argument { call: self.channels.call().to_string(), why }
     }
 
     pub(super) fn expect_length(&self, name: &str, length: usize, expected: usize) -> Done {

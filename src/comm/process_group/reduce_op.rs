@@ -8,7 +8,7 @@ use crate::comm::add::add_assign;
 
 /// What a reduction does with the values of all ranks, element by element, in a fixed order.
 #[derive(Clone)]
-pub enum Op<T> {
+pub enum ReduceOp<T> {
     /// Integers wrap.
     Sum,
     /// `sum(weight[r] * value[r]) / sum(weight[r])`, where each rank gives its own weight; of
@@ -22,10 +22,10 @@ pub enum Op<T> {
     User(Arc<dyn Fn(T, T) -> T + Send + Sync>),
 }
 
-impl<T> Op<T> {
+impl<T> ReduceOp<T> {
     /// An operation of the user's own, the same on every rank.
-    pub fn user(combine: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
-        Self::User(Arc::new(combine))
+    pub fn user(reducer: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
+        Self::User(Arc::new(reducer))
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -39,31 +39,31 @@ impl<T> Op<T> {
     }
 }
 
-impl<T> fmt::Debug for Op<T> {
+impl<T> fmt::Debug for ReduceOp<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// `into[i] = combine(into[i], from[i])`.
-fn zip<T: Copy>(into: &mut [T], from: &[T], combine: impl Fn(T, T) -> T) {
+/// `into[i] = reducer(into[i], from[i])`.
+fn zip<T: Copy>(into: &mut [T], from: &[T], reducer: impl Fn(T, T) -> T) {
     for (into, from) in into.iter_mut().zip(from) {
-        *into = combine(*into, *from);
+        *into = reducer(*into, *from);
     }
 }
 
 /// An operation with what all ranks know of it.
-pub(super) struct Combine<'a, T> {
-    pub op: &'a Op<T>,
+pub(super) struct Reducer<'a, T> {
+    pub op: &'a ReduceOp<T>,
     /// The weights of all ranks, for a mean.
     pub weights: f64,
 }
 
-impl<T: Element> Combine<'_, T> {
+impl<T: Element> Reducer<'_, T> {
     /// A rank's own values, as they go into a partial result.
     pub fn copy(&self, own: &[T], into: &mut [T]) {
         match self.op {
-            Op::Mean { weight } => zip(into, own, |_, own| own.times(*weight)),
+            ReduceOp::Mean { weight } => zip(into, own, |_, own| own.scale(*weight)),
             _ => into.copy_from_slice(own),
         }
     }
@@ -71,7 +71,7 @@ impl<T: Element> Combine<'_, T> {
     /// A rank's own values come to a partial result.
     pub fn add_own(&self, partial: &mut [T], own: &[T]) {
         match self.op {
-            Op::Mean { weight } => zip(partial, own, |sum, own| sum.plus(own.times(*weight))),
+            ReduceOp::Mean { weight } => zip(partial, own, |sum, own| sum.add(own.scale(*weight))),
             _ => self.add(partial, own),
         }
     }
@@ -80,17 +80,17 @@ impl<T: Element> Combine<'_, T> {
     #[expect(clippy::eq_op, reason = "only what is not a number differs from itself")]
     pub fn add(&self, partial: &mut [T], other: &[T]) {
         match self.op {
-            Op::Sum | Op::Mean { .. } => add_assign(partial, other),
-            Op::Max => zip(partial, other, |a, b| if a > b || a != a { a } else { b }),
-            Op::Min => zip(partial, other, |a, b| if a < b || a != a { a } else { b }),
-            Op::User(combine) => zip(partial, other, |a, b| combine(a, b)),
+            ReduceOp::Sum | ReduceOp::Mean { .. } => add_assign(partial, other),
+            ReduceOp::Max => zip(partial, other, |a, b| if a > b || a != a { a } else { b }),
+            ReduceOp::Min => zip(partial, other, |a, b| if a < b || a != a { a } else { b }),
+            ReduceOp::User(reducer) => zip(partial, other, |a, b| reducer(a, b)),
         }
     }
 
     /// What has come from all ranks becomes the result.
     pub fn finish(&self, sum: &mut [T]) {
-        if let Op::Mean { .. } = self.op {
-            sum.iter_mut().for_each(|sum| *sum = sum.over(self.weights));
+        if let ReduceOp::Mean { .. } = self.op {
+            sum.iter_mut().for_each(|sum| *sum = sum.div(self.weights));
         }
     }
 }

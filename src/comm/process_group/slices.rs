@@ -2,22 +2,22 @@
 
 use std::ops::Range;
 
-use super::connection::Link;
-use super::packet::{Body, Load};
-use super::reduce_op::Combine;
+use super::connection::PeerChannels;
+use super::packet::{Payload, TypedPayload};
+use super::reduce_op::Reducer;
 use crate::base::{BucketId, ChunkId, Rank};
-use crate::collective::{Chunk, Phase};
-use crate::comm::{GroupError, Message, Own, Shared, Transferable, Values};
+use crate::collective::{Chunk, CollectiveKind};
+use crate::comm::{ExchangeIo, GroupError, Message, PooledBuffer, SharedBuffer, Transferable};
 
 /// Where own values are and where results go, by position in the one bucket of the exchange.
-pub enum Slices<'a, T> {
+pub enum LocalSlices<'a, T> {
     /// Both are the whole bucket.
     InPlace(&'a mut [T]),
     /// Parts of it, with the position of their first element.
     Apart { own: &'a [T], own_at: usize, result: &'a mut [T], result_at: usize },
 }
 
-impl<T> Slices<'_, T> {
+impl<T> LocalSlices<'_, T> {
     fn own(&self, range: &Range<usize>) -> &[T] {
         match self {
             Self::InPlace(values) => &values[range.clone()],
@@ -36,55 +36,60 @@ impl<T> Slices<'_, T> {
 }
 
 /// A rank's side of one collective.
-pub struct Side<'a, T: Transferable> {
-    pub link: &'a mut Link,
-    pub slices: Slices<'a, T>,
-    pub combine: Combine<'a, T>,
+pub struct SliceIo<'a, T: Transferable> {
+    pub channels: &'a mut PeerChannels,
+    pub slices: LocalSlices<'a, T>,
+    pub reducer: Reducer<'a, T>,
     /// Phases that are over.
     pub done: u32,
     /// Chunks of others whose final values have come.
     pub gathered: usize,
 }
 
-impl<T: Transferable> Own<T> for Side<'_, T> {
+impl<T: Transferable> ExchangeIo<T> for SliceIo<'_, T> {
     type Error = GroupError;
 
-    fn copy_to(&mut self, _: ChunkId, chunk: &Chunk, into: &mut [T]) -> Result<(), GroupError> {
-        self.combine.copy(self.slices.own(&chunk.range), into);
+    fn read_local(&mut self, _: ChunkId, chunk: &Chunk, into: &mut [T]) -> Result<(), GroupError> {
+        self.reducer.copy(self.slices.own(&chunk.range), into);
         Ok(())
     }
 
-    fn add_to(&mut self, _: ChunkId, chunk: &Chunk, partial: &mut [T]) -> Result<(), GroupError> {
-        self.combine.add_own(partial, self.slices.own(&chunk.range));
+    fn add_local(
+        &mut self,
+        _: ChunkId,
+        chunk: &Chunk,
+        partial: &mut [T],
+    ) -> Result<(), GroupError> {
+        self.reducer.add_own(partial, self.slices.own(&chunk.range));
         Ok(())
     }
 
     fn add_message(&mut self, partial: &mut [T], values: &[T]) {
-        self.combine.add(partial, values);
+        self.reducer.add(partial, values);
     }
 
-    fn reduced(
+    fn on_reduced(
         &mut self,
         _: ChunkId,
         chunk: &Chunk,
-        mut sum: Values<T>,
-    ) -> Result<Shared<T>, GroupError> {
-        self.combine.finish(&mut sum);
+        mut sum: PooledBuffer<T>,
+    ) -> Result<SharedBuffer<T>, GroupError> {
+        self.reducer.finish(&mut sum);
         self.slices.result(&chunk.range).copy_from_slice(&sum);
         Ok(sum.share())
     }
 
-    fn hand_out(&mut self, _: ChunkId, chunk: &Chunk) -> Result<Shared<T>, GroupError> {
-        let mut values = T::pool(&self.link.pools).take(chunk.range.len());
+    fn read_final(&mut self, _: ChunkId, chunk: &Chunk) -> Result<SharedBuffer<T>, GroupError> {
+        let mut values = T::pool(&self.channels.pools).take(chunk.range.len());
         values.copy_from_slice(self.slices.own(&chunk.range));
         Ok(values.share())
     }
 
-    fn gathered(
+    fn on_gathered(
         &mut self,
         _: ChunkId,
         chunk: &Chunk,
-        values: &Shared<T>,
+        values: &SharedBuffer<T>,
     ) -> Result<(), GroupError> {
         self.slices.result(&chunk.range).copy_from_slice(values);
         self.gathered += 1;
@@ -92,11 +97,11 @@ impl<T: Transferable> Own<T> for Side<'_, T> {
     }
 
     fn send(&mut self, to: Rank, message: Message<T>) -> Result<(), GroupError> {
-        let body: Body = T::wrap(Load::Message(message));
-        self.link.send(to, body)
+        let payload: Payload = T::wrap(TypedPayload::Message(message));
+        self.channels.send(to, payload)
     }
 
-    fn done(&mut self, _: Phase, _: BucketId) -> Result<(), GroupError> {
+    fn on_done(&mut self, _: CollectiveKind, _: BucketId) -> Result<(), GroupError> {
         self.done += 1;
         Ok(())
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::prepare::{Binding, Task};
 use super::stream::Stream;
-use crate::autotune::Kernels;
+use crate::autotune::KernelSelector;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Binary, Op};
-use crate::kernels::{Call, Operand, Random, Variant, twin};
+use crate::kernels::{OpCall, Operand, RandomContext, Variant, twin};
 
 /// The most elements that are added at a time, as many as come back at once.
 const ELEMENTS_MAX: usize = 1 << 20;
@@ -32,7 +32,7 @@ impl Adder {
     /// Too little memory; a kernel that is wrong on this driver.
     pub fn new(
         gpu: &Arc<Gpu>,
-        kernels: &mut Kernels,
+        kernels: &mut KernelSelector,
         elements: usize,
     ) -> Result<Self, DeviceError> {
         let elements = elements.clamp(1, ELEMENTS_MAX);
@@ -55,7 +55,11 @@ impl Adder {
     ///
     /// # Errors
     /// A kernel that is wrong on this driver.
-    pub fn prepare(&mut self, kernels: &mut Kernels, lengths: &[usize]) -> Result<(), DeviceError> {
+    pub fn prepare(
+        &mut self,
+        kernels: &mut KernelSelector,
+        lengths: &[usize],
+    ) -> Result<(), DeviceError> {
         for length in lengths {
             let (parts, rest) = (length / self.elements, length % self.elements);
             for part in [self.elements.min(parts * self.elements), rest] {
@@ -68,7 +72,7 @@ impl Adder {
     }
 
     /// How a part of so many elements is added: by the kernel of all, since tasks keep theirs.
-    fn variant(&self, kernels: &mut Kernels, part: usize) -> Result<Variant, DeviceError> {
+    fn variant(&self, kernels: &mut KernelSelector, part: usize) -> Result<Variant, DeviceError> {
         kernels.variant(&self.gpu, &call(part), &call(self.elements))
     }
 
@@ -79,7 +83,7 @@ impl Adder {
     pub fn add(
         &mut self,
         stream: &mut Stream,
-        kernels: &mut Kernels,
+        kernels: &mut KernelSelector,
         (source, mut offset): (&wgpu::Buffer, u64),
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
@@ -98,12 +102,12 @@ impl Adder {
 }
 
 /// The sum of two tensors of so many elements.
-fn call(elements: usize) -> Call<'static> {
-    Call {
+fn call(elements: usize) -> OpCall<'static> {
+    OpCall {
         op: &Op::Binary(Binary::Add),
         inputs: vec![vec![elements]; 2],
         outputs: vec![vec![elements]],
         accumulate: false,
-        random: Random { step_key: Key::new(0), training: false },
+        random: RandomContext { step_key: Key::new(0), training: false },
     }
 }

@@ -5,7 +5,7 @@ use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu, Limits};
 use crate::exec::Pass;
 use crate::graph::Plan;
-use crate::kernels::{Call, Random};
+use crate::kernels::{OpCall, RandomContext};
 
 /// Shaders index elements by 32-bit integers, and the last workgroups reach beyond the end: with
 /// this many elements at most, no index wraps around.
@@ -27,10 +27,10 @@ pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
 
 /// Refuses a plan of which an invocation would make more iterations than the driver lets it.
 fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
-    let random = Random { step_key: Key::new(0), training: true };
+    let random = RandomContext { step_key: Key::new(0), training: true };
     let full = Pass { copy: 0, rows: plan.options.rows, random };
     let calls = plan.graph.nodes.iter().map(|node| full.call(&plan.graph, node));
-    let longest = calls.max_by_key(Call::iterations);
+    let longest = calls.max_by_key(OpCall::iterations);
     let Some(call) = longest.filter(|call| call.iterations() > limit) else { return Ok(()) };
     let (adapter, what) = (gpu.name.clone(), call.op.to_string());
     Err(DeviceError::LoopTooLong { adapter, what, iterations: call.iterations(), limit })

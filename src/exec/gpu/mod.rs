@@ -17,10 +17,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::autotune::Kernels;
+use crate::autotune::KernelSelector;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
-use crate::device::{DeviceError, Gpu, Injected, Pulse};
+use crate::device::{DeviceError, Gpu, Heartbeat, InjectedFault};
 use crate::exec::staging::Places;
 use crate::exec::timing::{Timing, Work, norm_cost, update_cost};
 use crate::exec::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums};
@@ -45,7 +45,7 @@ pub struct GpuExecutor {
     gpu: Arc<Gpu>,
     /// Shared, so that a node can be read while others are prepared.
     plan: Arc<Plan>,
-    kernels: Kernels,
+    kernels: KernelSelector,
     stream: Stream,
     /// Per slot: its copies.
     slots: Vec<Vec<wgpu::Buffer>>,
@@ -75,7 +75,7 @@ impl GpuExecutor {
         gpu: Gpu,
         plan: Plan,
         moments: impl Into<Moments>,
-        kernels: Kernels,
+        kernels: KernelSelector,
     ) -> Result<Self, DeviceError> {
         let moments: Moments = moments.into();
         limits::check(&gpu, &plan)?;
@@ -267,7 +267,7 @@ fn pieces(plan: &Plan, elements: usize) -> Pieces {
 fn adder<'a>(
     adder: &'a mut Option<Adder>,
     gpu: &Arc<Gpu>,
-    kernels: &mut Kernels,
+    kernels: &mut KernelSelector,
     elements: usize,
 ) -> Result<&'a mut Adder, DeviceError> {
     match adder {
@@ -285,11 +285,11 @@ impl Executor for GpuExecutor {
         &self.plan
     }
 
-    fn pulse(&self) -> Pulse {
-        self.gpu.pulse.clone()
+    fn heartbeat(&self) -> Heartbeat {
+        self.gpu.heartbeat.clone()
     }
 
-    fn fault(&mut self, fault: Injected) -> Result<(), DeviceError> {
+    fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
         super::fault::have(fault, &self.gpu, &mut self.kernels.pipelines)
     }
 

@@ -40,11 +40,11 @@ fn after_the_first_round_nothing_is_made() {
         device.set_piece_elements(2000).unwrap();
         fill(&mut device);
         round(&mut device, 1);
-        let made = device.gpu.made();
+        let made = device.gpu.allocation_count();
         for number in 2..5 {
             round(&mut device, number);
         }
-        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
     }
 }
 
@@ -61,10 +61,10 @@ fn slots_are_made_with_the_shards() {
         let slots = device.stream.pieces.slots();
         let bytes: u64 = slots.iter().map(wgpu::Buffer::size).sum();
         assert!((4..=256).contains(&slots.len()) && bytes <= 64 << 20, "{}", slots.len());
-        let made = device.gpu.made();
+        let made = device.gpu.allocation_count();
         let pieces = begin(&mut device, 1000);
         assert_eq!(drain(&mut device), pieces);
-        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
     }
 }
 
@@ -133,20 +133,20 @@ fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
         let before: Vec<f32> = (0..device.plan.buckets[0].length).map(|i| i as f32).collect();
         device.write_bank(Bank::Gradients, first, &before).unwrap();
         let held = with_full_slots(&mut device);
-        let (slots, made) = (held.len(), device.gpu.made());
+        let (slots, made) = (held.len(), device.gpu.allocation_count());
         let copied = 500 * slots;
         device.write_range(Bank::Gradients, first, 0, &vec![-1.0; copied]).unwrap();
         device.write_range(Bank::Gradients, second, 0, &vec![-1.0; 3 * copied]).unwrap();
         device.write_range(Bank::Parameters, first, 0, &vec![-1.0; 3 * copied]).unwrap();
         device.write_range(Bank::Gradients, first, copied, &[]).unwrap();
-        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
         // The last element of one piece and the first of the next, and those before.
         device.write_range(Bank::Gradients, first, copied + 999, &[-1.0; 2]).unwrap();
-        assert_eq!(device.gpu.made(), made + 3, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made + 3, "{}", device.name());
         drop(held);
         // Now slots are free.
         device.write_range(Bank::Gradients, first, copied + 1500, &[-1.0]).unwrap();
-        assert_eq!(device.gpu.made(), made + 3, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made + 3, "{}", device.name());
         let mut at = copied;
         while let Some(piece) = device.take_read(true).unwrap() {
             assert!(piece.values() == &before[piece.range.clone()], "{:?}", piece.range);
@@ -184,11 +184,11 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
         begin(&mut device, Bank::Parameters, 0..owned.start);
         begin(&mut device, Bank::Parameters, owned.start + 512..length);
         begin(&mut device, Bank::Moment(0), owned.start + 512..owned.end);
-        let made = device.gpu.made();
+        let made = device.gpu.allocation_count();
         update(&mut device, owned.start);
-        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
         update(&mut device, owned.start + 512);
-        assert!(device.gpu.made() > made, "{}", device.name());
+        assert!(device.gpu.allocation_count() > made, "{}", device.name());
         drop(held);
         assert!(drain(&mut device) > 8);
     }
@@ -212,7 +212,7 @@ fn what_is_prepared_for_sums_makes_nothing_later() {
     for mut device in executors(&plan(128)) {
         device.prepare_add(&[]).unwrap();
         device.prepare_add(&[640, 6400, 77, 0]).unwrap();
-        let made = device.gpu.made();
+        let made = device.gpu.allocation_count();
         for length in [77, 6400, 640, 0] {
             let mut sums = vec![1.0; length];
             let before = device.stream.traffic.submissions;
@@ -221,8 +221,8 @@ fn what_is_prepared_for_sums_makes_nothing_later() {
             let submissions = device.stream.traffic.submissions - before;
             assert_eq!(submissions, length.min(1) as u64, "{length} elements");
         }
-        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
         device.prepare_add(&[640]).unwrap();
-        assert_eq!(device.gpu.made(), made, "{}", device.name());
+        assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
     }
 }

@@ -216,7 +216,7 @@ impl Pieces {
                 return if overdue { Err(gpu.timeout(WHAT)) } else { Ok(None) };
             }
         }
-        gpu.pulse.beat();
+        gpu.heartbeat.tick();
         self.coming.pop_front().map(|coming| self.piece(gpu, coming)).transpose()
     }
 

@@ -119,7 +119,7 @@ fn prepare(
             }),
         })
         .collect();
-    gpu.count_made();
+    gpu.count_allocation();
     let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
         layout: &pipeline.bindings,

@@ -287,7 +287,7 @@ impl Stream {
     }
 
     fn mark(&mut self, now: Instant) {
-        (self.began, self.nominal, self.made) = (Some(now), 0.0, self.gpu.made());
+        (self.began, self.nominal, self.made) = (Some(now), 0.0, self.gpu.allocation_count());
     }
 
     /// Resolves the passes so far; the buffer to read then, and its bytes.
@@ -327,7 +327,7 @@ impl Stream {
         // The time of a step that compiled shaders says little about the device, and without a
         // clock what it waited for others counts as well.
         if let Some(seconds) = seconds
-            && self.made == self.gpu.made()
+            && self.made == self.gpu.allocation_count()
             && self.nominal > 0.0
         {
             self.pace = seconds * share.unwrap_or(1.0) / self.nominal;

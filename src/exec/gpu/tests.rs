@@ -3,11 +3,11 @@
 
 use super::limits::tensor_bytes_max;
 use super::*;
-use crate::autotune::Record;
+use crate::autotune::KernelCache;
 use crate::base::rng::Key;
-use crate::device::{Checks, Limits, list_adapters};
+use crate::device::{Limits, ShaderChecks, list_adapters};
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
-use crate::kernels::Random;
+use crate::kernels::RandomContext;
 
 const ROWS: usize = 4;
 
@@ -40,15 +40,19 @@ pub fn executors_with(
     let adapters = list_adapters().into_iter().filter(|adapter| adapter.api != "gl");
     let moments = moments.into();
     adapters.map(move |adapter| {
-        let mut gpu = Gpu::open_portable(&adapter, Checks::Trusted).unwrap();
+        let mut gpu = Gpu::open_portable(&adapter, ShaderChecks::Disabled).unwrap();
         set(&mut gpu);
-        let kernels = Kernels::new(Record::in_memory());
+        let kernels = KernelSelector::new(KernelCache::in_memory());
         GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap()
     })
 }
 
 pub fn pass(step: u64, rows: usize) -> Pass {
-    Pass { copy: 0, rows, random: Random { step_key: Key::new(1).step(step), training: true } }
+    Pass {
+        copy: 0,
+        rows,
+        random: RandomContext { step_key: Key::new(1).step(step), training: true },
+    }
 }
 
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -107,7 +111,7 @@ fn after_the_first_step_nothing_is_made_and_only_the_sums_come_back() {
     for mut device in executors(&plan(64)) {
         fill(&mut device);
         step(&mut device, 1);
-        let (made, buckets) = (device.gpu.made(), device.plan.buckets.len() as u64);
+        let (made, buckets) = (device.gpu.allocation_count(), device.plan.buckets.len() as u64);
         assert!(made > 20 && buckets == 2, "{made} made, {buckets} buckets");
         for number in 2..5 {
             let before = device.stream.traffic;
@@ -122,7 +126,7 @@ fn after_the_first_step_nothing_is_made_and_only_the_sums_come_back() {
             // Everything up to the report, and the updates.
             assert_eq!(submissions, 2, "{}", device.name());
         }
-        assert_eq!(device.gpu.made(), made, "{}: made in a later step", device.name());
+        assert_eq!(device.gpu.allocation_count(), made, "{}: made in a later step", device.name());
     }
 }
 
@@ -131,11 +135,11 @@ fn after_the_first_step_nothing_is_made_and_only_the_sums_come_back() {
 fn another_number_of_rows_makes_bind_groups() {
     for mut device in executors(&plan(16)) {
         device.run(0..2, &pass(1, 1)).unwrap();
-        let made = device.gpu.made();
+        let made = device.gpu.allocation_count();
         device.run(0..2, &pass(1, 1)).unwrap();
-        assert_eq!(device.gpu.made(), made);
+        assert_eq!(device.gpu.allocation_count(), made);
         device.run(0..2, &pass(1, 2)).unwrap();
-        assert!(device.gpu.made() > made);
+        assert!(device.gpu.allocation_count() > made);
     }
 }
 
@@ -152,7 +156,7 @@ fn transfers_longer_than_the_rings_arrive_whole_and_in_order() {
             let start = if bank == Bank::Parameters { 0 } else { 1 << 20 };
             device.write_bank(bank, BucketId(0), &values(start)).unwrap();
         }
-        let made = device.gpu.made();
+        let made = device.gpu.allocation_count();
         let read = device.read_bank(Bank::Parameters, BucketId(0)).unwrap();
         assert!(read == values(0), "{}: parameters", device.name());
         // Overwritten after it was read, and before it is read again.
@@ -161,7 +165,12 @@ fn transfers_longer_than_the_rings_arrive_whole_and_in_order() {
         assert!(read == values(1 << 20), "{}: moments", device.name());
         let read = device.read_bank(Bank::Parameters, BucketId(0)).unwrap();
         assert!(read == values(77), "{}: parameters again", device.name());
-        assert_eq!(device.gpu.made(), made, "{}: a transfer made something", device.name());
+        assert_eq!(
+            device.gpu.allocation_count(),
+            made,
+            "{}: a transfer made something",
+            device.name()
+        );
     }
 }
 
@@ -171,7 +180,7 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
         let (x, node) = (device.plan.graph.input("x").unwrap(), 0);
         let output = device.plan.graph.nodes[node].outputs[0];
         let evaluation =
-            Pass { random: Random { training: false, ..pass(1, 1).random }, ..pass(1, 1) };
+            Pass { random: RandomContext { training: false, ..pass(1, 1).random }, ..pass(1, 1) };
         let submissions = device.stream.traffic.submissions;
         device.set_input(x, 0, Input::Float(&[1.0; 16])).unwrap();
         device.run(node..node + 1, &evaluation).unwrap();
@@ -273,9 +282,10 @@ fn loops_that_a_driver_would_end_early_are_refused() {
     b.squared_error_loss(y, target).unwrap();
     let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(1));
     for adapter in list_adapters() {
-        let gpu = Gpu::open_portable(&adapter, Checks::Trusted).unwrap();
+        let gpu = Gpu::open_portable(&adapter, ShaderChecks::Disabled).unwrap();
         let limited = gpu.loop_iterations_max().is_some();
-        let refused = GpuExecutor::new(gpu, plan.clone(), 0, Kernels::new(Record::in_memory()));
+        let refused =
+            GpuExecutor::new(gpu, plan.clone(), 0, KernelSelector::new(KernelCache::in_memory()));
         match refused {
             Ok(_) => assert!(!limited, "{}", adapter.name),
             Err(error) => {

@@ -7,30 +7,30 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::device::{Adapter, Checks, DeviceError, Gpu};
+use crate::device::{Adapter, DeviceError, Gpu, ShaderChecks};
 use crate::kernels::pipeline::Pipeline;
 use crate::kernels::{Dispatch, Operand, Pipelines};
 
 /// An opened device with the pipelines made on it so far.
-pub struct Stand {
+pub struct BenchDevice {
     pub gpu: Gpu,
     pipelines: Pipelines,
 }
 
 /// Device memory that dispatches are bound to.
 #[derive(Clone)]
-pub struct Memory(wgpu::Buffer);
+pub struct DeviceBuffer(wgpu::Buffer);
 
-impl Memory {
+impl DeviceBuffer {
     pub fn bytes(&self) -> u64 {
         self.0.size()
     }
 }
 
 /// Dispatches bound to memory, compiled.
-pub struct Ready(Vec<Bound>);
+pub struct BoundKernel(Vec<BoundPass>);
 
-struct Bound {
+struct BoundPass {
     pipeline: Arc<Pipeline>,
     group: wgpu::BindGroup,
     params: Vec<u32>,
@@ -39,25 +39,28 @@ struct Bound {
 
 /// Seconds that one submission took.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Timing {
+pub struct SubmissionTiming {
     /// On the host, until it was submitted.
     pub recording: f64,
     /// From the submission until the device was done.
     pub running: f64,
 }
 
-impl Stand {
+impl BenchDevice {
     /// Opens an adapter with the limits it has, as runs do.
     pub fn open(adapter: &Adapter) -> Result<Self, DeviceError> {
-        Ok(Self { gpu: Gpu::open(adapter, Checks::Trusted)?, pipelines: Pipelines::default() })
+        Ok(Self {
+            gpu: Gpu::open(adapter, ShaderChecks::Disabled)?,
+            pipelines: Pipelines::default(),
+        })
     }
 
     /// Zeroed memory of at least `bytes` bytes.
     ///
     /// # Errors
     /// More than the device has, or than one buffer may take.
-    pub fn memory(&self, bytes: u64) -> Result<Memory, DeviceError> {
-        self.gpu.storage("benchmark", bytes).map(Memory)
+    pub fn memory(&self, bytes: u64) -> Result<DeviceBuffer, DeviceError> {
+        self.gpu.storage("benchmark", bytes).map(DeviceBuffer)
     }
 
     /// Compiles dispatches and binds their operands.
@@ -67,9 +70,9 @@ impl Stand {
     pub fn prepare(
         &mut self,
         dispatches: &[Dispatch],
-        inputs: &[&Memory],
-        outputs: &[&Memory],
-    ) -> Result<Ready, DeviceError> {
+        inputs: &[&DeviceBuffer],
+        outputs: &[&DeviceBuffer],
+    ) -> Result<BoundKernel, DeviceError> {
         let bound = dispatches.iter().map(|dispatch| {
             let pipeline = self.pipelines.get(&self.gpu, dispatch)?;
             let operands = dispatch.operands.iter().map(|operand| match operand {
@@ -78,7 +81,7 @@ impl Stand {
             });
             let entries: Vec<wgpu::BindGroupEntry> = (0..)
                 .zip(operands)
-                .map(|(binding, Memory(buffer))| wgpu::BindGroupEntry {
+                .map(|(binding, DeviceBuffer(buffer))| wgpu::BindGroupEntry {
                     binding,
                     resource: buffer.as_entire_binding(),
                 })
@@ -89,15 +92,19 @@ impl Stand {
                 entries: &entries,
             });
             let (params, groups) = (dispatch.params.clone(), dispatch.groups);
-            Ok(Bound { pipeline, group, params, groups })
+            Ok(BoundPass { pipeline, group, params, groups })
         });
-        let ready = bound.collect::<Result<_, DeviceError>>().map(Ready)?;
+        let ready = bound.collect::<Result<_, DeviceError>>().map(BoundKernel)?;
         self.gpu.check()?;
         Ok(ready)
     }
 
     /// Runs the dispatches `repeats` times, one after the other in one pass, and waits.
-    pub fn run(&self, ready: &Ready, repeats: usize) -> Result<Timing, DeviceError> {
+    pub fn run(
+        &self,
+        ready: &BoundKernel,
+        repeats: usize,
+    ) -> Result<SubmissionTiming, DeviceError> {
         let begun = Instant::now();
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {
@@ -115,11 +122,11 @@ impl Stand {
         let submission = self.gpu.queue.submit([commands]);
         self.gpu.wait("a measurement", Some(submission))?;
         let recording = (submitted - begun).as_secs_f64();
-        Ok(Timing { recording, running: submitted.elapsed().as_secs_f64() })
+        Ok(SubmissionTiming { recording, running: submitted.elapsed().as_secs_f64() })
     }
 
     /// Writes bytes to memory and waits; the seconds it took.
-    pub fn upload(&self, memory: &Memory, bytes: &[u8]) -> Result<f64, DeviceError> {
+    pub fn upload(&self, memory: &DeviceBuffer, bytes: &[u8]) -> Result<f64, DeviceError> {
         let begun = Instant::now();
         self.gpu.upload(&memory.0, 0, bytes);
         let empty = self.gpu.device.create_command_encoder(&Default::default());
@@ -127,16 +134,16 @@ impl Stand {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Memory of the host that [`Stand::read`] goes through.
-    pub fn staging(&self, bytes: u64) -> Result<Memory, DeviceError> {
-        self.gpu.readback(bytes).map(Memory)
+    /// Memory of the host that [`BenchDevice::read`] goes through.
+    pub fn staging(&self, bytes: u64) -> Result<DeviceBuffer, DeviceError> {
+        self.gpu.readback(bytes).map(DeviceBuffer)
     }
 
     /// The first `bytes` bytes of memory through `staging`, and the seconds it took.
     pub fn read(
         &self,
-        memory: &Memory,
-        staging: &Memory,
+        memory: &DeviceBuffer,
+        staging: &DeviceBuffer,
         bytes: u64,
     ) -> Result<(Vec<u8>, f64), DeviceError> {
         let begun = Instant::now();
@@ -149,17 +156,17 @@ impl Stand {
 mod tests {
     use super::*;
     use crate::device::list_adapters;
-    use crate::kernels::bench::peak::Stream;
+    use crate::kernels::bench::peak::MemoryStream;
 
     #[test]
     fn dispatches_run_on_memory_that_is_uploaded_and_read_back() {
         let adapters = list_adapters();
         let adapter = adapters.iter().find(|a| a.api != "gl").expect("an adapter to test on");
-        let mut stand = Stand::open(adapter).unwrap();
+        let mut stand = BenchDevice::open(adapter).unwrap();
         let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
         let (x, y) = (stand.memory(1024).unwrap(), stand.memory(1024).unwrap());
         assert!(stand.upload(&x, bytemuck::cast_slice(&values)).unwrap() > 0.0);
-        let [(_, copy), _] = Stream::Copy.dispatches(256, 0.0);
+        let [(_, copy), _] = MemoryStream::Copy.dispatches(256, 0.0);
         let ready = stand.prepare(&[copy], &[&x], &[&y]).unwrap();
         let timing = stand.run(&ready, 3).unwrap();
         assert!(timing.recording > 0.0 && timing.running > 0.0);

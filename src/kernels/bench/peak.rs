@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::vectorized;
-use crate::kernels::{Dispatch, Operand, Real, Shader};
+use crate::kernels::{Dispatch, Float, Operand, Shader};
 
 /// Chains in an invocation: enough for the latency of a multiply-add on two units, and few enough
 /// for 16 registers.
@@ -22,14 +22,14 @@ const STREAM_TASK: usize = 64 * 1024;
 
 /// Work in registers: `count` invocations of `rounds` rounds of `x = x factor + addend`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Chains {
+pub struct FmaChains {
     pub count: usize,
     pub rounds: usize,
     pub factor: f32,
     pub addend: f32,
 }
 
-impl Chains {
+impl FmaChains {
     /// Chains that move slowly towards 512, so that every round changes their values and none
     /// leaves the range where arithmetic is fast.
     pub fn new(count: usize, rounds: usize) -> Self {
@@ -59,12 +59,12 @@ fn start(index: usize, chain: usize) -> f32 {
 }
 
 /// The sum of the chains of each invocation.
-pub fn reference<T: Real>(chains: &Chains, sums: &mut [T]) {
-    let [factor, addend] = [chains.factor, chains.addend].map(|v| T::real(f64::from(v)));
+pub fn reference<T: Float>(chains: &FmaChains, sums: &mut [T]) {
+    let [factor, addend] = [chains.factor, chains.addend].map(|v| T::from_f64(f64::from(v)));
     for (index, sum) in sums.iter_mut().enumerate() {
         *sum = T::zero();
         for chain in 0..CHAINS {
-            let mut x = T::real(f64::from(start(index, chain)));
+            let mut x = T::from_f64(f64::from(start(index, chain)));
             (0..chains.rounds * STEPS).for_each(|_| x = x * factor + addend);
             *sum += x;
         }
@@ -72,7 +72,7 @@ pub fn reference<T: Real>(chains: &Chains, sums: &mut [T]) {
 }
 
 /// The reference on all threads, in the widest registers that the processor has.
-pub fn fast(chains: &Chains, sums: &mut [f32]) {
+pub fn fast(chains: &FmaChains, sums: &mut [f32]) {
     assert_eq!(sums.len(), chains.count, "one sum per invocation");
     let tasks = sums.par_chunks_mut(TASK);
     tasks.for_each(|sums| Arch::new().dispatch(Task { chains, sums }));
@@ -80,7 +80,7 @@ pub fn fast(chains: &Chains, sums: &mut [f32]) {
 
 /// One task of [`fast`], which starts at a multiple of [`STARTS`].
 struct Task<'a> {
-    chains: &'a Chains,
+    chains: &'a FmaChains,
     sums: &'a mut [f32],
 }
 
@@ -136,14 +136,14 @@ fn blocks<S: Simd, const G: usize>(simd: S, task: Task<'_>) {
 
 /// A pass through memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub enum MemoryStream {
     /// `y = x`
     Copy,
     /// `y = x + factor z`
     Triad,
 }
 
-impl Stream {
+impl MemoryStream {
     /// Bytes read and written for each output element.
     pub fn bytes_per_element(self) -> f64 {
         match self {
@@ -205,11 +205,11 @@ mod tests {
     #[test]
     fn chains_compute_every_round_everywhere() {
         for (count, rounds) in [(1, 0), (63, 1), (200, 7), (3001, 100)] {
-            let chains = Chains::new(count, rounds);
+            let chains = FmaChains::new(count, rounds);
             let mut expected = vec![0.0f64; count];
             reference(&chains, &mut expected);
             let mut fewer = vec![0.0f64; count];
-            reference(&Chains { rounds: rounds + 1, ..chains }, &mut fewer);
+            reference(&FmaChains { rounds: rounds + 1, ..chains }, &mut fewer);
             assert!(fewer.iter().zip(&expected).all(|(more, value)| more / value > 1.002));
             let mut sums = vec![f32::NAN; count];
             fast(&chains, &mut sums);
@@ -233,7 +233,7 @@ mod tests {
         for count in [4, 260, 70_000] {
             let (x, z, factor) = (values(0.1, count), values(0.3, count), 3.0);
             let triad: Vec<f32> = x.iter().zip(&z).map(|(x, z)| x + factor * z).collect();
-            for (stream, expected) in [(Stream::Copy, &x), (Stream::Triad, &triad)] {
+            for (stream, expected) in [(MemoryStream::Copy, &x), (MemoryStream::Triad, &triad)] {
                 let mut y = vec![f32::NAN; count];
                 stream.fast(&x, &z, factor, &mut y);
                 assert_eq!(&y, expected, "{stream:?} on the CPU");
@@ -253,8 +253,8 @@ mod tests {
 
     #[test]
     fn operations_and_bytes_are_counted() {
-        assert_eq!(Chains::new(3, 5).flops(), 3.0 * 5.0 * 16.0 * 8.0 * 2.0);
-        assert_eq!(Stream::Copy.bytes_per_element(), 4.0 * 2.0);
-        assert_eq!(Stream::Triad.bytes_per_element(), 4.0 * 3.0);
+        assert_eq!(FmaChains::new(3, 5).flops(), 3.0 * 5.0 * 16.0 * 8.0 * 2.0);
+        assert_eq!(MemoryStream::Copy.bytes_per_element(), 4.0 * 2.0);
+        assert_eq!(MemoryStream::Triad.bytes_per_element(), 4.0 * 3.0);
     }
 }

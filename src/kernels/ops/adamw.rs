@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Dispatch, Operand, Real, Shader};
+use crate::kernels::{Dispatch, Float, Operand, Shader};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -47,7 +47,7 @@ impl Numbers {
 
 /// Updates elements `start .. start + length` of a bucket's `parameters`, and of its two `moments`:
 /// the running averages of gradients and of their squares. All slices are whole buckets.
-pub fn reference<T: Real>(
+pub fn reference<T: Float>(
     update: &Update,
     range: &UpdateRange,
     parameters: &mut [T],
@@ -56,16 +56,16 @@ pub fn reference<T: Real>(
 ) {
     let numbers = Numbers::new(update, range);
     let [m, v] = moments else { panic!("AdamW keeps two moments, not {}", moments.len()) };
-    let [beta1, beta2] = [numbers.beta1, numbers.beta2].map(T::real);
+    let [beta1, beta2] = [numbers.beta1, numbers.beta2].map(T::from_f64);
     for i in range.start..range.start + range.length {
-        let g = T::real(numbers.scale) * gradients[i];
+        let g = T::from_f64(numbers.scale) * gradients[i];
         if i < range.decay_end {
-            parameters[i] -= T::real(numbers.decay) * parameters[i];
+            parameters[i] -= T::from_f64(numbers.decay) * parameters[i];
         }
-        m[i] = beta1 * m[i] + T::real(1.0 - numbers.beta1) * g;
-        v[i] = beta2 * v[i] + T::real(1.0 - numbers.beta2) * g * g;
-        let deviation = (v[i] / T::real(numbers.correction2)).sqrt() + T::real(numbers.eps);
-        parameters[i] -= T::real(numbers.rate) * m[i] / deviation;
+        m[i] = beta1 * m[i] + T::from_f64(1.0 - numbers.beta1) * g;
+        v[i] = beta2 * v[i] + T::from_f64(1.0 - numbers.beta2) * g * g;
+        let deviation = (v[i] / T::from_f64(numbers.correction2)).sqrt() + T::from_f64(numbers.eps);
+        parameters[i] -= T::from_f64(numbers.rate) * m[i] / deviation;
     }
 }
 

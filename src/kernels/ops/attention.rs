@@ -7,7 +7,7 @@ use crate::base::rng::{Key, drop_threshold, threefry2x32};
 use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader};
 
 /// Queries that the fast version takes at a time: few enough to skip most of the keys behind
 /// them, many enough for its matrix products.
@@ -40,7 +40,7 @@ struct Dropout {
 }
 
 impl Sizes {
-    fn of(call: &Call) -> Self {
+    fn of(call: &OpCall) -> Self {
         let (Op::Attention { heads, dropout, site } | Op::AttentionGrad { heads, dropout, site }) =
             call.op
         else {
@@ -66,7 +66,7 @@ impl Sizes {
 }
 
 /// `qkv [, samples] -> y, lse`, or `qkv, y, lse, dy [, samples] -> dqkv`.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let sizes = Sizes::of(call);
     let qkv = inputs[0].floats();
     for sample in 0..sizes.b {
@@ -114,22 +114,22 @@ impl Head {
     }
 
     /// The scaled score of query `i` and key `j`.
-    fn score<T: Real>(&self, qkv: &[T], i: usize, j: usize) -> T {
+    fn score<T: Float>(&self, qkv: &[T], i: usize, j: usize) -> T {
         let (q, k) = (self.at(0, i), self.at(1, j));
         let d = self.sizes.d;
         let product: T = qkv[q..q + d].iter().zip(&qkv[k..k + d]).map(|(q, k)| *q * *k).sum();
-        product * T::real(self.sizes.scale)
+        product * T::from_f64(self.sizes.scale)
     }
 
     /// What the dropout multiplies the probability of a pair by.
-    fn kept<T: Real>(&self, i: usize, j: usize) -> T {
+    fn kept<T: Float>(&self, i: usize, j: usize) -> T {
         let Some(drop) = self.sizes.drop else { return T::one() };
         let word = drop.key.words([self.id, self.sizes.pair(self.h, i, j)])[0];
-        if word >= drop.threshold { T::real(drop.factor) } else { T::zero() }
+        if word >= drop.threshold { T::from_f64(drop.factor) } else { T::zero() }
     }
 }
 
-fn reference_forward<T: Real>(head: &Head, qkv: &[T], y: &mut [T], lse: &mut [T]) {
+fn reference_forward<T: Float>(head: &Head, qkv: &[T], y: &mut [T], lse: &mut [T]) {
     for i in 0..head.sizes.t {
         let scores: Vec<T> = (0..=i).map(|j| head.score(qkv, i, j)).collect();
         let highest = scores.iter().copied().fold(scores[0], T::max);
@@ -144,9 +144,9 @@ fn reference_forward<T: Real>(head: &Head, qkv: &[T], y: &mut [T], lse: &mut [T]
     }
 }
 
-fn reference_grad<T: Real>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T], dqkv: &mut [T]) {
+fn reference_grad<T: Float>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T], dqkv: &mut [T]) {
     let Sizes { t, d, .. } = head.sizes;
-    let scale = T::real(head.sizes.scale);
+    let scale = T::from_f64(head.sizes.scale);
     for i in 0..t {
         for which in 0..3 {
             dqkv[head.at(which, i)..head.at(which, i) + d].fill(T::zero());
@@ -172,7 +172,7 @@ fn reference_grad<T: Real>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T],
 
 /// Heads in parallel, each in blocks of queries: scores by a matrix product, then row by row, then
 /// the sums by matrix products. Every block stops at its last query's key.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = Sizes::of(call);
     let Sizes { t, c, heads, d, .. } = sizes;
     let ids = sizes.drop.map(|_| inputs[inputs.len() - 1].ints());
@@ -406,7 +406,7 @@ impl Product {
 
 /// Forward is one dispatch; the gradient is three, in this order (see the shader). An invocation
 /// takes 4 positions and up to 64 columns of a head.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     use Operand::{Input, Output};
     let sizes = Sizes::of(call);
     let drop = sizes.drop.unwrap_or(Dropout { key: Key([0; 2]), threshold: 0, factor: 1.0 });
@@ -454,7 +454,7 @@ fn shader(sizes: &Sizes, entry: &'static str) -> Shader {
 
 /// Half of the pairs of positions count. Forward has 2 products of `d` columns for each, the
 /// gradient 5; an exponential is counted as 10 FLOPs.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let Sizes { b, t, heads, d, .. } = Sizes::of(call);
     let pairs = (b * heads * t * (t + 1) / 2) as f64;
     let products = if matches!(call.op, Op::Attention { .. }) { 2.0 } else { 5.0 };
@@ -465,7 +465,7 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::{Shape, Site};
-    use crate::kernels::harness::{Fill, Values};
+    use crate::kernels::harness::{InputFill, Values};
     use crate::kernels::testing::{self, check_with};
 
     const SITE: Site = Site(9);
@@ -478,10 +478,16 @@ mod tests {
     }
 
     /// `qkv [, samples]`
-    fn inputs(t: usize, c: usize, dropout: f32, rows: usize, fill: Fill) -> Vec<(Shape, Values)> {
+    fn inputs(
+        t: usize,
+        c: usize,
+        dropout: f32,
+        rows: usize,
+        fill: InputFill,
+    ) -> Vec<(Shape, Values)> {
         let qkv = Shape::batched(&[1, t, 3 * c]);
-        let values = testing::values(fill, qkv.elements(rows), 0);
-        let samples = (Shape::batched(&[1]), testing::values(Fill::Samples, rows, 1));
+        let values = testing::generate(fill, qkv.elements(rows), 0);
+        let samples = (Shape::batched(&[1]), testing::generate(InputFill::Samples, rows, 1));
         let qkv = (qkv, values);
         if dropout > 0.0 { vec![qkv, samples] } else { vec![qkv] }
     }
@@ -492,7 +498,7 @@ mod tests {
         let [_, t, width] = *forward[0].0.dims() else { panic!("qkv is (b, t, 3c)") };
         let [y, lse] = testing::reference(op, forward, rows).try_into().expect("two outputs");
         let y_shape = Shape::batched(&[1, t, width / 3]);
-        let dy = testing::values(Fill::Normal, y_shape.elements(rows), 2);
+        let dy = testing::generate(InputFill::Normal, y_shape.elements(rows), 2);
         let mut inputs = vec![
             forward[0].clone(),
             (y_shape.clone(), Values::Float(y)),
@@ -504,7 +510,7 @@ mod tests {
     }
 
     /// Both ops on random input of `rows` samples.
-    fn agree(t: usize, c: usize, heads: usize, dropout: f32, rows: usize, fill: Fill) {
+    fn agree(t: usize, c: usize, heads: usize, dropout: f32, rows: usize, fill: InputFill) {
         let [forward, grad] = ops(heads, dropout);
         let inputs = inputs(t, c, dropout, rows, fill);
         check_with(forward.clone(), &inputs, rows);
@@ -516,41 +522,41 @@ mod tests {
         for (t, c, heads, rows) in
             [(1, 1, 1, 2), (5, 12, 2, 3), (33, 6, 1, 2), (67, 30, 3, 2), (64, 32, 4, 2)]
         {
-            agree(t, c, heads, 0.0, rows, Fill::Normal);
+            agree(t, c, heads, 0.0, rows, InputFill::Normal);
         }
     }
 
     /// Wider than 64 columns: several invocations share a head in the shader.
     #[test]
     fn wide_heads_agree() {
-        agree(9, 256, 1, 0.0, 1, Fill::Normal);
-        agree(6, 66, 1, 0.0, 2, Fill::Normal);
+        agree(9, 256, 1, 0.0, 1, InputFill::Normal);
+        agree(6, 66, 1, 0.0, 2, InputFill::Normal);
     }
 
     #[test]
     fn every_device_drops_the_same() {
         for (t, c, heads, rows) in [(7, 10, 2, 3), (37, 16, 4, 2)] {
-            agree(t, c, heads, 0.3, rows, Fill::Normal);
+            agree(t, c, heads, 0.3, rows, InputFill::Normal);
         }
     }
 
     #[test]
     fn sharp_scores_neither_overflow_nor_vanish() {
-        agree(19, 16, 2, 0.0, 2, Fill::Scaled(12.0, 0.0));
+        agree(19, 16, 2, 0.0, 2, InputFill::Scaled(12.0, 0.0));
     }
 
     #[test]
     fn nothing_is_dropped_outside_of_training() {
-        let inputs = inputs(6, 8, 0.5, 2, Fill::Normal);
+        let inputs = inputs(6, 8, 0.5, 2, InputFill::Normal);
         let [(qkv, Values::Float(values)), (_, Values::Int(samples))] = &inputs[..] else {
             panic!("floats and sample ids")
         };
         let run = |dropout: f32, training: bool| {
             let [op, _] = ops(2, dropout);
-            let random = crate::kernels::Random { step_key: Key::new(1), training };
+            let random = crate::kernels::RandomContext { step_key: Key::new(1), training };
             let outputs = vec![vec![2, 6, 8], vec![2, 2, 6]];
             let dims = vec![qkv.resolve(2), vec![2]];
-            let call = Call { op: &op, inputs: dims, outputs, accumulate: false, random };
+            let call = OpCall { op: &op, inputs: dims, outputs, accumulate: false, random };
             let (mut y, mut lse) = (vec![0.0; 96], vec![0.0; 24]);
             let args = [Arg::Float(values.as_slice()), Arg::Int(samples)];
             reference(&call, &args, &mut [&mut y, &mut lse]);
@@ -566,7 +572,7 @@ mod tests {
         for dropout in [0.0, 0.4] {
             let rows = 2;
             let [forward, grad] = ops(2, dropout);
-            let inputs = inputs(5, 6, dropout, rows, Fill::Normal);
+            let inputs = inputs(5, 6, dropout, rows, InputFill::Normal);
             let given = grad_inputs(&forward, &inputs, rows);
             let Values::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
             let dqkv = testing::reference(&grad, &given, rows).remove(0);

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::graph::{Binary, Op};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -16,7 +16,7 @@ const TASK: usize = 16 * 1024;
 const LOOP: usize = 256;
 
 /// `y[i] = a[i] + b[i mod b's length]`, or the product.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
     let function = function(call);
     for (i, y) in outputs[0].iter_mut().enumerate() {
@@ -25,7 +25,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 }
 
 /// `f(a, b)`
-pub(super) fn value<T: Real>(function: Binary, a: T, b: T) -> T {
+pub(super) fn value<T: Float>(function: Binary, a: T, b: T) -> T {
     match function {
         Binary::Add => a + b,
         Binary::Mul => a * b,
@@ -34,7 +34,7 @@ pub(super) fn value<T: Real>(function: Binary, a: T, b: T) -> T {
 
 /// The same in parallel, without a division: `b` is repeated until inner loops are long enough,
 /// and tasks are whole multiples of it.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
     if a.is_empty() {
         return;
@@ -71,7 +71,7 @@ pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
 }
 
 /// 8 elements per invocation.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let entry = match function(call) {
         Binary::Add => "add",
         Binary::Mul => "mul",
@@ -86,11 +86,11 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 }
 
 /// One FLOP per element.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 1.0)
 }
 
-fn function(call: &Call) -> Binary {
+fn function(call: &OpCall) -> Binary {
     match call.op {
         Op::Binary(function) => *function,
         other => panic!("{other} is not a function of two tensors"),
@@ -101,12 +101,12 @@ fn function(call: &Call) -> Binary {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::harness::Fill;
+    use crate::kernels::harness::InputFill;
     use crate::kernels::testing::check;
 
     fn check_both(a: Shape, b: Shape, rows: usize) {
         for function in [Binary::Add, Binary::Mul] {
-            let inputs = [(a.clone(), Fill::Normal), (b.clone(), Fill::Scaled(2.0, 0.5))];
+            let inputs = [(a.clone(), InputFill::Normal), (b.clone(), InputFill::Scaled(2.0, 0.5))];
             check(Op::Binary(function), &inputs, rows);
         }
     }

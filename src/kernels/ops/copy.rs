@@ -4,13 +4,13 @@ use rayon::prelude::*;
 
 use crate::graph::Op;
 use crate::kernels::dispatch::{Runs, grid};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
 
 /// Plain loops over the output's elements (permute) or over (outer, axis, inner).
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     match call.op {
         Op::Permute { axes } => {
@@ -200,7 +200,7 @@ fn merged(dims: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
 }
 
 /// The copies that make up a call: one per input.
-fn moves(call: &Call) -> Vec<Move> {
+fn moves(call: &OpCall) -> Vec<Move> {
     match call.op {
         Op::Permute { axes } => vec![Move::permute(axes, &call.inputs[0])],
         Op::Slice { axis, start, length } => {
@@ -230,7 +230,7 @@ fn moves(call: &Call) -> Vec<Move> {
 }
 
 /// The same in parallel, run by run.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let moves = moves(call);
     // A row of the output takes one run of each move, one after the other.
     let row: usize = moves.iter().map(|copy| copy.last).sum();
@@ -248,7 +248,7 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
 }
 
 /// One dispatch per input, of vectors of 4 where they fit.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let best = |(input, copy): (usize, Move)| match copy.vectors() {
         Some(vectors) => vectors.dispatch(input, "strided4"),
         None => copy.dispatch(input, "strided"),
@@ -257,7 +257,7 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let single = |(input, copy): (usize, Move)| copy.dispatch(input, "strided");
     let plain: Vec<Dispatch> = moves(call).into_iter().enumerate().filter_map(single).collect();
     let vectors = Some(dispatch(call)).filter(|best| *best != plain);
@@ -266,7 +266,7 @@ pub fn variants(call: &Call) -> Vec<Variant> {
 }
 
 /// No FLOPs.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 0.0)
 }
 
@@ -274,11 +274,11 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::harness::Fill;
+    use crate::kernels::harness::InputFill;
     use crate::kernels::testing::check;
 
     fn check_one(op: Op, shape: Shape, rows: usize) {
-        check(op, &[(shape, Fill::Normal)], rows);
+        check(op, &[(shape, InputFill::Normal)], rows);
     }
 
     #[test]
@@ -340,16 +340,20 @@ mod tests {
     fn up_to_seven_tensors_stand_one_after_the_other() {
         for rows in [1, 2, 7] {
             for count in 1..=7 {
-                let part = |i: usize| (Shape::batched(&[3, 1 + i % 3, 5]), Fill::Normal);
+                let part = |i: usize| (Shape::batched(&[3, 1 + i % 3, 5]), InputFill::Normal);
                 let parts: Vec<_> = (0..count).map(part).collect();
                 check(Op::Concat { axis: 1 }, &parts, rows);
             }
-            let last =
-                [(Shape::batched(&[3, 4]), Fill::Normal), (Shape::batched(&[3, 1]), Fill::Normal)];
+            let last = [
+                (Shape::batched(&[3, 4]), InputFill::Normal),
+                (Shape::batched(&[3, 1]), InputFill::Normal),
+            ];
             check(Op::Concat { axis: 1 }, &last, rows);
         }
-        let first =
-            [(Shape::fixed(&[2, 65]), Fill::Normal), (Shape::fixed(&[7, 65]), Fill::Normal)];
+        let first = [
+            (Shape::fixed(&[2, 65]), InputFill::Normal),
+            (Shape::fixed(&[7, 65]), InputFill::Normal),
+        ];
         check(Op::Concat { axis: 0 }, &first, 1);
     }
 
@@ -361,7 +365,7 @@ mod tests {
             check_one(Op::Permute { axes: vec![0, 2, 1, 3] }, Shape::batched(&[3, 5, 7, 8]), 2);
             check_one(Op::Slice { axis: 1, start, length: 4 }, Shape::batched(&[12, 12, width]), 2);
             check_one(Op::Pad { axis: 2, before: start, after: 2 }, shape.clone(), 2);
-            let parts = [(shape.clone(), Fill::Normal), (shape.clone(), Fill::Normal)];
+            let parts = [(shape.clone(), InputFill::Normal), (shape.clone(), InputFill::Normal)];
             check(Op::Concat { axis: 2 }, &parts, 2);
             check_one(
                 Op::Slice { axis: 0, start: 4 * start, length: 5000 + width },

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, Runs, grid};
 use crate::kernels::simd::{LANES, exp, sum_of, vectorized};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 4 * 1024;
@@ -17,7 +17,7 @@ const GROUP: usize = 256;
 /// `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
 /// [`crate::graph::IGNORE_INDEX`].
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let v = call.rows_and_last(0).1;
     let rows = inputs[0].floats().chunks_exact(v).zip(inputs[1].ints()).enumerate();
     for (row, (x, &target)) in rows {
@@ -39,7 +39,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 }
 
 /// In parallel over rows.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let v = call.rows_and_last(0).1;
     let (logits, targets) = (inputs[0].floats(), inputs[1].ints());
     let rows = (TASK / v).max(1);
@@ -95,13 +95,13 @@ fn largest(x: &[f32]) -> f32 {
 }
 
 /// The plain way, but vectors of 4 for gradients of as many classes.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let plain = plain(call);
     vec![vectors(call).unwrap_or(plain)]
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let others = [vectors(call), group(call)].into_iter().flatten();
     let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
     std::iter::once(plain(call)).chain(others).map(named).collect()
@@ -109,7 +109,7 @@ pub fn variants(call: &Call) -> Vec<Variant> {
 
 /// One invocation per row, or a workgroup where an invocation would loop for too long; the
 /// gradient takes one per 8 elements of a row.
-fn plain(call: &Call) -> Dispatch {
+fn plain(call: &OpCall) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
     match call.op {
         Op::CrossEntropy if 2 * v > ITERATIONS_MAX => {
@@ -124,7 +124,7 @@ fn plain(call: &Call) -> Dispatch {
 }
 
 /// The gradient with one invocation per 8 vectors of a row.
-fn vectors(call: &Call) -> Option<Dispatch> {
+fn vectors(call: &OpCall) -> Option<Dispatch> {
     let (n, v) = call.rows_and_last(0);
     let runs = Runs::new(v / 4);
     let fits = v.is_multiple_of(4) && matches!(call.op, Op::CrossEntropyGrad);
@@ -132,13 +132,13 @@ fn vectors(call: &Call) -> Option<Dispatch> {
 }
 
 /// The loss with one workgroup per row, if that is not the plain way.
-fn group(call: &Call) -> Option<Dispatch> {
+fn group(call: &OpCall) -> Option<Dispatch> {
     let (n, v) = call.rows_and_last(0);
     let fits = (GROUP..=ITERATIONS_MAX / 2).contains(&v) && matches!(call.op, Op::CrossEntropy);
     fits.then(|| one(call, "cross_entropy_group", Runs::new(v), grid(n, 1)))
 }
 
-fn one(call: &Call, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Dispatch {
+fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
     let last = match call.op {
         Op::CrossEntropy => [Operand::Output(0), Operand::Output(1)],
@@ -153,7 +153,7 @@ fn one(call: &Call, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Dispat
 }
 
 /// About 10 FLOPs per exponential, one of which each logit takes.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: 12.0 * call.input_len(0) as f64, bytes: Cost::moved(call) }
 }
 
@@ -162,18 +162,24 @@ mod tests {
     use super::*;
     use crate::base::Shape;
     use crate::graph::IGNORE_INDEX;
-    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::harness::{InputFill, Values, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check_with};
 
     type Input = (Shape, Values);
 
     /// Logits and targets of `rows * n` rows.
-    fn inputs(n: usize, v: usize, rows: usize, logits: Fill, targets: Fill) -> [Input; 2] {
+    fn inputs(
+        n: usize,
+        v: usize,
+        rows: usize,
+        logits: InputFill,
+        targets: InputFill,
+    ) -> [Input; 2] {
         let count = rows * n;
         [
-            (Shape::batched(&[n, v]), values(logits, count * v, 0)),
-            (Shape::batched(&[n]), values(targets, count, 1)),
+            (Shape::batched(&[n, v]), generate(logits, count * v, 0)),
+            (Shape::batched(&[n]), generate(targets, count, 1)),
         ]
     }
 
@@ -200,21 +206,21 @@ mod tests {
             (1, 5003, 2),
             (1, 50_257, 3),
         ] {
-            let targets = Fill::Targets(v as u32);
-            check_both(inputs(n, v, rows, Fill::Normal, targets), rows);
+            let targets = InputFill::Targets(v as u32);
+            check_both(inputs(n, v, rows, InputFill::Normal, targets), rows);
         }
     }
 
     #[test]
     fn large_logits_stay_stable() {
-        let logits = Fill::Scaled(50.0, 1000.0);
-        check_both(inputs(5, 33, 3, logits, Fill::Targets(33)), 3);
-        check_both(inputs(5, 33, 3, Fill::Scaled(50.0, -1000.0), Fill::Targets(33)), 3);
+        let logits = InputFill::Scaled(50.0, 1000.0);
+        check_both(inputs(5, 33, 3, logits, InputFill::Targets(33)), 3);
+        check_both(inputs(5, 33, 3, InputFill::Scaled(50.0, -1000.0), InputFill::Targets(33)), 3);
     }
 
     #[test]
     fn targets_that_are_no_class_do_not_count() {
-        let [logits, _] = inputs(1, 6, 4, Fill::Normal, Fill::Ids(6));
+        let [logits, _] = inputs(1, 6, 4, InputFill::Normal, InputFill::Ids(6));
         let targets = (Shape::batched(&[1]), Values::Int(vec![IGNORE_INDEX, 6, 1 << 31, 5]));
         let both = [logits, targets];
         check_both(both.clone(), 4);
@@ -235,7 +241,7 @@ mod tests {
 
     #[test]
     fn the_gradient_is_the_derivative() {
-        let both = inputs(2, 5, 3, Fill::Normal, Fill::Targets(5));
+        let both = inputs(2, 5, 3, InputFill::Normal, InputFill::Targets(5));
         let dx = testing::reference(&Op::CrossEntropyGrad, &with_lse(&both, 3), 3);
         let weights = [[1.0, 0.0].repeat(6), vec![0.0; 6]];
         check_gradient(&Op::CrossEntropy, &both, 3, 0, &weights, &dx[0]);

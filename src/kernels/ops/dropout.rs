@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::base::rng::{Key, drop_threshold};
 use crate::graph::Op;
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 4 * 1024;
@@ -23,7 +23,7 @@ struct Mask {
 }
 
 impl Mask {
-    fn new(call: &Call) -> Self {
+    fn new(call: &OpCall) -> Self {
         let Op::Dropout { p, site } = call.op else { panic!("{} is not a dropout", call.op) };
         let key = call.random.step_key.site(*site);
         let elements = call.input_len(0) / call.input_len(1).max(1);
@@ -41,17 +41,17 @@ impl Mask {
 }
 
 /// `x (b, ..), samples (b) -> y (b, ..)`
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
     for (i, (y, x)) in outputs[0].iter_mut().zip(x).enumerate() {
         let keep = mask.keeps(samples[i / mask.elements], i % mask.elements);
-        *y = if keep { T::real(mask.factor) * *x } else { T::zero() };
+        *y = if keep { T::from_f64(mask.factor) * *x } else { T::zero() };
     }
 }
 
 /// In parallel over runs of elements within a sample.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
     let factor = mask.factor as f32;
@@ -68,20 +68,20 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
 }
 
 /// Vectors of 4 where the elements allow them.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let whole = call.output_len(0).is_multiple_of(4);
     vec![one(call, if whole { "dropout4" } else { "dropout" })]
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let vectors = call.output_len(0).is_multiple_of(4).then_some("dropout4");
     let entries = std::iter::once("dropout").chain(vectors);
     entries.map(|entry| Variant::new(entry, vec![one(call, entry)])).collect()
 }
 
 /// One invocation per 8 elements, or per 4 vectors of 4.
-fn one(call: &Call, entry: &'static str) -> Dispatch {
+fn one(call: &OpCall, entry: &'static str) -> Dispatch {
     let mask = Mask::new(call);
     let count = call.output_len(0);
     let [key0, key1] = mask.key.0;
@@ -95,7 +95,7 @@ fn one(call: &Call, entry: &'static str) -> Dispatch {
 }
 
 /// About 110 integer operations per element, if anything is dropped.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, if call.random.training { 110.0 } else { 1.0 })
 }
 
@@ -103,10 +103,10 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::{Shape, Site};
-    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::harness::{InputFill, Values, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check, for_each_gpu};
-    use crate::kernels::{Random, source};
+    use crate::kernels::{RandomContext, source};
 
     const SITE: Site = Site(9);
 
@@ -115,8 +115,10 @@ mod tests {
         for (dims, p, rows) in
             [(&[1, 37][..], 0.1, 5), (&[3, 5, 7], 0.5, 2), (&[1], 0.9, 1), (&[1, 777], 0.3, 4)]
         {
-            let inputs =
-                [(Shape::batched(dims), Fill::Normal), (Shape::batched(&[1]), Fill::Samples)];
+            let inputs = [
+                (Shape::batched(dims), InputFill::Normal),
+                (Shape::batched(&[1]), InputFill::Samples),
+            ];
             check(Op::Dropout { p, site: SITE }, &inputs, rows);
         }
     }
@@ -159,18 +161,18 @@ mod tests {
         });
     }
 
-    fn call(op: &Op, rows: usize, elements: usize, training: bool) -> Call<'_> {
-        Call {
+    fn call(op: &Op, rows: usize, elements: usize, training: bool) -> OpCall<'_> {
+        OpCall {
             op,
             inputs: vec![vec![rows, elements], vec![rows]],
             outputs: vec![vec![rows, elements]],
             accumulate: false,
-            random: Random { step_key: Key::new(11).step(4), training },
+            random: RandomContext { step_key: Key::new(11).step(4), training },
         }
     }
 
     /// What each implementation makes of `x` must be `expected`, bit for bit.
-    fn assert_bits(call: &Call, x: &[f32], samples: &[u32], expected: &[f32]) {
+    fn assert_bits(call: &OpCall, x: &[f32], samples: &[u32], expected: &[f32]) {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         let args = [Arg::Float(x), Arg::Int(samples)];
         for host in [reference::<f32>, fast] {
@@ -208,7 +210,7 @@ mod tests {
     #[test]
     fn nothing_is_dropped_in_evaluation() {
         let op = Op::Dropout { p: 0.5, site: SITE };
-        let Values::Float(x) = values(Fill::Normal, 2 * 70, 0) else { panic!("floats") };
+        let Values::Float(x) = generate(InputFill::Normal, 2 * 70, 0) else { panic!("floats") };
         let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
         assert_bits(&call(&op, 2, 70, false), &x, &[3, 4], &x);
     }
@@ -217,9 +219,9 @@ mod tests {
     fn it_is_its_own_gradient() {
         let op = Op::Dropout { p: 0.4, site: SITE };
         let shape = Shape::batched(&[1, 9]);
-        let samples = (Shape::batched(&[1]), values(Fill::Samples, 3, 0));
-        let x = (shape.clone(), values(Fill::Normal, 27, 0));
-        let dy = (shape, values(Fill::Normal, 27, 1));
+        let samples = (Shape::batched(&[1]), generate(InputFill::Samples, 3, 0));
+        let x = (shape.clone(), generate(InputFill::Normal, 27, 0));
+        let dy = (shape, generate(InputFill::Normal, 27, 1));
         let dx = testing::reference(&op, &[dy.clone(), samples.clone()], 3);
         let Values::Float(weights) = dy.1 else { panic!("floats") };
         check_gradient(&op, &[x, samples], 3, 0, &[weights], &dx[0]);

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -24,7 +24,7 @@ const NOTED: usize = 2048;
 
 /// `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`. Loading the
 /// data checks ids; one beyond the table means its last row here, as in the shader.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
     let row_of = |id: u32| (id as usize).min(v - 1);
     match call.op {
@@ -49,7 +49,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 }
 
 /// `(v, c)`
-fn table_size(call: &Call) -> (usize, usize) {
+fn table_size(call: &OpCall) -> (usize, usize) {
     match call.op {
         Op::EmbeddingGrad { rows } => (*rows, call.rows_and_last(1).1),
         _ => call.rows_and_last(1),
@@ -58,7 +58,7 @@ fn table_size(call: &Call) -> (usize, usize) {
 
 /// In parallel over tokens. The gradient is in parallel over rows of the table: each task walks
 /// over all tokens in order, so that how many tasks there are changes no bit.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
     let row_of = |id: u32| (id as usize).min(v - 1);
     let values = inputs[1].floats();
@@ -89,18 +89,18 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
 }
 
 /// Vectors of 4 where the rows allow them, and for the gradient where they keep a workgroup busy.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let wide = matches!(call.op, Op::Embedding) || table_size(call).1 >= 4 * 64;
     vectors(call).filter(|_| wide).unwrap_or_else(|| plain(call))
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let named = |way: Vec<Dispatch>| Variant::new(way[0].shader.entry, way);
     std::iter::once(plain(call)).chain(vectors(call)).map(named).collect()
 }
 
-fn plain(call: &Call) -> Vec<Dispatch> {
+fn plain(call: &OpCall) -> Vec<Dispatch> {
     match call.op {
         Op::Embedding => gather(call, "embedding", PER_INVOCATION),
         _ => scatter(call, "embedding_grad", 1),
@@ -108,7 +108,7 @@ fn plain(call: &Call) -> Vec<Dispatch> {
 }
 
 /// The same on vectors of 4.
-fn vectors(call: &Call) -> Option<Vec<Dispatch>> {
+fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
     let fits = table_size(call).1.is_multiple_of(4);
     fits.then(|| match call.op {
         Op::Embedding => gather(call, "embedding4", 2 * PER_INVOCATION),
@@ -117,14 +117,14 @@ fn vectors(call: &Call) -> Option<Vec<Dispatch>> {
 }
 
 /// The rows of the ids, with so many elements of a row to an invocation.
-fn gather(call: &Call, entry: &'static str, per_invocation: usize) -> Vec<Dispatch> {
+fn gather(call: &OpCall, entry: &'static str, per_invocation: usize) -> Vec<Dispatch> {
     let (n, across) = (call.input_len(0), table_size(call).1.div_ceil(per_invocation));
     vec![one(call, entry, 0..n, across, grid(n * across, 64))]
 }
 
 /// The gradient, with columns in vectors of `lanes`: one dispatch for as many tokens as fit the
 /// iterations of an invocation, should they all have one id.
-fn scatter(call: &Call, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
+fn scatter(call: &OpCall, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
     let (n, (v, c)) = (call.input_len(0), table_size(call));
     let iterations = 2 + c.div_ceil(64 * lanes);
     let tokens = (ITERATIONS_MAX / iterations / NOTED * NOTED).max(NOTED);
@@ -139,7 +139,7 @@ fn share(v: usize) -> usize {
 }
 
 fn one(
-    call: &Call,
+    call: &OpCall,
     entry: &'static str,
     tokens: Range<usize>,
     across: usize,
@@ -157,7 +157,7 @@ fn one(
 }
 
 /// An addition per element of `dy`; only the rows that occur are moved.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let (ids, elements) = (call.input_len(0) as f64, call.output_len(0) as f64);
     match call.op {
         Op::Embedding => Cost { flops: 0.0, bytes: 4.0 * (ids + 2.0 * elements) },
@@ -169,16 +169,16 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::harness::{InputFill, Values, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{check, check_with};
 
     #[test]
     fn rows_are_found_and_their_gradients_added() {
         for (t, v, c, rows) in [(7, 5, 3, 2), (1, 1, 1, 1), (64, 65, 132, 3), (11, 301, 7, 5)] {
-            let ids = (Shape::batched(&[1, t]), Fill::Ids(v as u32));
-            check(Op::Embedding, &[ids.clone(), (Shape::fixed(&[v, c]), Fill::Normal)], rows);
-            let dy = (Shape::batched(&[1, t, c]), Fill::Normal);
+            let ids = (Shape::batched(&[1, t]), InputFill::Ids(v as u32));
+            check(Op::Embedding, &[ids.clone(), (Shape::fixed(&[v, c]), InputFill::Normal)], rows);
+            let dy = (Shape::batched(&[1, t, c]), InputFill::Normal);
             check(Op::EmbeddingGrad { rows: v }, &[ids, dy], rows);
         }
     }
@@ -188,8 +188,8 @@ mod tests {
     fn rows_of_a_large_table_share_workgroups() {
         let v = 2 * GRAD_WORKGROUPS + 3;
         for c in [5, 68] {
-            let ids = (Shape::batched(&[2100]), Fill::Ids(v as u32));
-            let dy = (Shape::batched(&[2100, c]), Fill::Normal);
+            let ids = (Shape::batched(&[2100]), InputFill::Ids(v as u32));
+            let dy = (Shape::batched(&[2100, c]), InputFill::Normal);
             check(Op::EmbeddingGrad { rows: v }, &[ids, dy], 2);
         }
     }
@@ -198,8 +198,8 @@ mod tests {
     #[test]
     fn one_id_may_be_everywhere() {
         for c in [3, 4] {
-            let ids = (Shape::batched(&[70_001]), Fill::Ids(1));
-            let dy = (Shape::batched(&[70_001, c]), Fill::Scaled(1.0, 0.5));
+            let ids = (Shape::batched(&[70_001]), InputFill::Ids(1));
+            let dy = (Shape::batched(&[70_001, c]), InputFill::Scaled(1.0, 0.5));
             check(Op::EmbeddingGrad { rows: 2 }, &[ids, dy], 1);
         }
     }
@@ -208,18 +208,18 @@ mod tests {
     fn ids_beyond_the_table_mean_its_last_row() {
         let (v, c) = (6, 5);
         let ids = (Shape::batched(&[1]), Values::Int(vec![0, 5, 6, 1 << 31, u32::MAX]));
-        let table = (Shape::fixed(&[v, c]), values(Fill::Normal, v * c, 1));
+        let table = (Shape::fixed(&[v, c]), generate(InputFill::Normal, v * c, 1));
         check_with(Op::Embedding, &[ids.clone(), table], 5);
-        let dy = (Shape::batched(&[1, c]), values(Fill::Normal, 5 * c, 2));
+        let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, 5 * c, 2));
         check_with(Op::EmbeddingGrad { rows: v }, &[ids, dy], 5);
     }
 
     #[test]
     fn the_gradient_is_the_derivative() {
         let (v, c, n) = (4, 3, 6);
-        let ids = (Shape::batched(&[1]), values(Fill::Ids(v as u32), n, 0));
-        let table = (Shape::fixed(&[v, c]), values(Fill::Normal, v * c, 1));
-        let dy = (Shape::batched(&[1, c]), values(Fill::Normal, n * c, 2));
+        let ids = (Shape::batched(&[1]), generate(InputFill::Ids(v as u32), n, 0));
+        let table = (Shape::fixed(&[v, c]), generate(InputFill::Normal, v * c, 1));
+        let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, n * c, 2));
         let grad = Op::EmbeddingGrad { rows: v };
         let dtable = crate::kernels::testing::reference(&grad, &[ids.clone(), dy.clone()], n);
         let Values::Float(weights) = dy.1 else { panic!("dy is of floats") };

@@ -6,18 +6,18 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use super::epilogue::{self, Epilogue, Step};
+use super::epilogue::{self, Epilogue, EpilogueStep};
 use super::{binary, matmul, unary};
 use crate::base::{DType, Shape};
 use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: they stay in the first cache from step to step.
 const TASK: usize = 4096;
 
 /// The op at the front of a call, and how many of the inputs are operands of the steps.
-fn first_of<'a>(call: &Call<'a>) -> (&'a Op, usize) {
+fn first_of<'a>(call: &OpCall<'a>) -> (&'a Op, usize) {
     match call.op {
         Op::Fused { root, epilogue } => (root, epilogue.iter().filter(|s| s.has_operand()).count()),
         other => panic!("{other} is not fused"),
@@ -25,31 +25,31 @@ fn first_of<'a>(call: &Call<'a>) -> (&'a Op, usize) {
 }
 
 /// The call of the first op alone.
-fn first_call<'a>(call: &Call<'a>) -> Call<'a> {
+fn first_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     let (op, operands) = first_of(call);
     let inputs = call.inputs[..call.inputs.len() - operands].to_vec();
     let typed: Vec<_> = inputs.iter().map(|dims| (Shape::fixed(dims), DType::F32)).collect();
     let outputs = shapes::outputs(op, &typed)
         .unwrap_or_else(|error| panic!("the shape rules have checked {op}: {error}"));
     let outputs = outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect();
-    Call { op, inputs, outputs, accumulate: false, random: call.random }
+    OpCall { op, inputs, outputs, accumulate: false, random: call.random }
 }
 
 /// The call with outputs as its first op shapes them, for kernels that read sizes from there.
-fn natural<'a>(call: &Call<'a>) -> Call<'a> {
+fn natural<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     let outputs = vec![first_call(call).outputs[0].clone(); call.outputs.len()];
-    Call { outputs, ..call.clone() }
+    OpCall { outputs, ..call.clone() }
 }
 
 /// The input that the values of an elementwise chain come from, and all its steps; `None` if the
 /// first op is not elementwise.
-fn chain(call: &Call) -> Option<(usize, Vec<Step>)> {
+fn chain(call: &OpCall) -> Option<(usize, Vec<EpilogueStep>)> {
     let (source, root) = epilogue::as_step(first_of(call).0)?;
     Some((source, [vec![root], epilogue::steps(call)].concat()))
 }
 
 /// The reference of the first op, then one plain loop per step.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let root = first_call(call);
     let mut values = vec![T::zero(); call.output_len(0)];
     let reference = match root.op {
@@ -61,19 +61,19 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
     reference(&root, inputs, &mut [values.as_mut_slice()]);
     for step in epilogue::steps(call) {
         match step {
-            Step::Unary(function) => {
+            EpilogueStep::Unary(function) => {
                 values.iter_mut().for_each(|v| *v = unary::value(function, *v));
             }
-            Step::UnaryGrad(function, input) => {
+            EpilogueStep::UnaryGrad(function, input) => {
                 let x = inputs[input].floats();
-                values.iter_mut().zip(x).for_each(|(v, x)| *v *= unary::slope(function, *x));
+                values.iter_mut().zip(x).for_each(|(v, x)| *v *= unary::derivative(function, *x));
             }
-            Step::Binary(function, input) => {
+            EpilogueStep::Binary(function, input) => {
                 let b = inputs[input].floats().iter().cycle();
                 let each = values.iter_mut().zip(b);
                 each.for_each(|(v, b)| *v = binary::value(function, *v, *b));
             }
-            Step::Keep(output) => outputs[output].copy_from_slice(&values),
+            EpilogueStep::Keep(output) => outputs[output].copy_from_slice(&values),
         }
     }
     outputs[0].copy_from_slice(&values);
@@ -81,7 +81,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 
 /// A product, and its steps in a second pass over it; a chain in one pass. Tasks of `TASK`
 /// elements run in parallel, and a step is the loop that computes the op where it is not fused.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (source, steps) = match chain(call) {
         Some((source, steps)) => (Some(inputs[source].floats()), steps),
         None => {
@@ -103,11 +103,11 @@ pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
 }
 
 /// What a step reads, repeated until inner loops are long enough if it is short.
-fn operand<'a>(step: Step, inputs: &[Arg<'a, f32>]) -> Cow<'a, [f32]> {
+fn operand<'a>(step: EpilogueStep, inputs: &[Arg<'a, f32>]) -> Cow<'a, [f32]> {
     match step {
-        Step::Binary(_, input) => binary::repeated(inputs[input].floats()),
-        Step::UnaryGrad(_, input) => inputs[input].floats().into(),
-        Step::Unary(_) | Step::Keep(_) => Cow::default(),
+        EpilogueStep::Binary(_, input) => binary::repeated(inputs[input].floats()),
+        EpilogueStep::UnaryGrad(_, input) => inputs[input].floats().into(),
+        EpilogueStep::Unary(_) | EpilogueStep::Keep(_) => Cow::default(),
     }
 }
 
@@ -115,7 +115,7 @@ fn operand<'a>(step: Step, inputs: &[Arg<'a, f32>]) -> Cow<'a, [f32]> {
 /// `source`, or else stand in the first output.
 fn run_task(
     source: Option<&[f32]>,
-    steps: &[Step],
+    steps: &[EpilogueStep],
     operands: &[Cow<[f32]>],
     start: usize,
     parts: &mut [&mut [f32]],
@@ -126,7 +126,7 @@ fn run_task(
     let mut before = [0.0; TASK];
     let before = &mut before[..range.len()];
     for (step, operand) in steps.iter().zip(operands) {
-        if let Step::Keep(output) = *step {
+        if let EpilogueStep::Keep(output) = *step {
             kept[output - 1].copy_from_slice(y);
             continue;
         }
@@ -138,12 +138,12 @@ fn run_task(
             }
         };
         match *step {
-            Step::Unary(function) => unary::values(function, x, y),
-            Step::UnaryGrad(function, _) => {
+            EpilogueStep::Unary(function) => unary::values(function, x, y),
+            EpilogueStep::UnaryGrad(function, _) => {
                 unary::gradients(function, &operand[range.clone()], x, y);
             }
-            Step::Binary(function, _) => combine(function, start, x, operand, y),
-            Step::Keep(_) => {}
+            EpilogueStep::Binary(function, _) => combine(function, start, x, operand, y),
+            EpilogueStep::Keep(_) => {}
         }
     }
 }
@@ -161,7 +161,7 @@ fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut
 }
 
 /// As the first op is dispatched, with the steps as its epilogue.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     match chain(call) {
         Some((source, steps)) => vec![elementwise(call, source, &steps)],
         None => matmul::dispatch(&natural(call)),
@@ -169,14 +169,14 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 }
 
 /// The variants of the first op, with the steps as their epilogue.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     match chain(call) {
         Some(_) => vec![Variant::new("chain", dispatch(call))],
         None => matmul::variants(&natural(call)),
     }
 }
 
-fn elementwise(call: &Call, source: usize, steps: &[Step]) -> Dispatch {
+fn elementwise(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Dispatch {
     let own = [Operand::Input(source), Operand::Output(0)];
     let Epilogue { text: store, operands } = epilogue::of_steps(call, steps, own.len());
     let count = call.output_len(0);
@@ -189,18 +189,18 @@ fn elementwise(call: &Call, source: usize, steps: &[Step]) -> Dispatch {
 }
 
 /// The FLOPs of the first op and of each step; every operand and output is moved once.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let root = first_call(call);
     let first_flops = match root.op {
         Op::MatMul { .. } => matmul::cost(&root).flops,
         Op::Binary(_) => binary::cost(&root).flops,
         _ => unary::cost(&root).flops,
     };
-    let flops = |step: &Step| match *step {
-        Step::Unary(function) => unary::flops(function, false),
-        Step::UnaryGrad(function, _) => unary::flops(function, true),
-        Step::Binary(..) => 1.0,
-        Step::Keep(_) => 0.0,
+    let flops = |step: &EpilogueStep| match *step {
+        EpilogueStep::Unary(function) => unary::flops(function, false),
+        EpilogueStep::UnaryGrad(function, _) => unary::flops(function, true),
+        EpilogueStep::Binary(..) => 1.0,
+        EpilogueStep::Keep(_) => 0.0,
     };
     let each: f64 = epilogue::steps(call).iter().map(flops).sum();
     let flops = first_flops + each * call.output_len(0) as f64;
@@ -212,8 +212,8 @@ mod tests {
     use super::*;
     use crate::base::rng::Key;
     use crate::graph::{EpilogueOp, Unary};
-    use crate::kernels::Random;
-    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::RandomContext;
+    use crate::kernels::harness::{InputFill, Values, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
 
     const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
@@ -249,26 +249,26 @@ mod tests {
     }
 
     /// The shapes of the operands of a chain on values of shape `y`.
-    fn operands(y: &Shape, whole: &[bool]) -> Vec<(Shape, Fill)> {
+    fn operands(y: &Shape, whole: &[bool]) -> Vec<(Shape, InputFill)> {
         let shape = |whole: &bool| if *whole { y.clone() } else { Shape::fixed(&[y.last()]) };
-        whole.iter().map(|whole| (shape(whole), Fill::Normal)).collect()
+        whole.iter().map(|whole| (shape(whole), InputFill::Normal)).collect()
     }
 
     /// Checks every implementation, and on every adapter each variant, not only the one chosen.
-    fn check_variants(op: &Op, inputs: &[(Shape, Fill)]) {
+    fn check_variants(op: &Op, inputs: &[(Shape, InputFill)]) {
         check(op.clone(), inputs, 1);
-        let fill = |(i, (shape, fill)): (usize, &(Shape, Fill))| {
-            (shape.clone(), values(*fill, shape.elements(1), i))
+        let fill = |(i, (shape, fill)): (usize, &(Shape, InputFill))| {
+            (shape.clone(), generate(*fill, shape.elements(1), i))
         };
         let inputs: Vec<(Shape, Values)> = inputs.iter().enumerate().map(fill).collect();
         let typed: Vec<_> = inputs.iter().map(|(shape, _)| (shape.clone(), DType::F32)).collect();
         let outputs = shapes::outputs(op, &typed).unwrap();
-        let call = Call {
+        let call = OpCall {
             op,
             inputs: inputs.iter().map(|(shape, _)| shape.resolve(1)).collect(),
             outputs: outputs.iter().map(|(shape, _)| shape.resolve(1)).collect(),
             accumulate: false,
-            random: Random { step_key: Key::new(0), training: true },
+            random: RandomContext { step_key: Key::new(0), training: true },
         };
         let expected = expected(op, &inputs, 1);
         for_each_gpu(|gpu, pipelines| {
@@ -285,10 +285,15 @@ mod tests {
         Op::MatMul { transpose_a, transpose_b }
     }
 
-    fn factors(batch: &[usize], [m, k, n]: [usize; 3], ta: bool, tb: bool) -> Vec<(Shape, Fill)> {
+    fn factors(
+        batch: &[usize],
+        [m, k, n]: [usize; 3],
+        ta: bool,
+        tb: bool,
+    ) -> Vec<(Shape, InputFill)> {
         let a = if ta { [k, m] } else { [m, k] };
         let b = if tb { [n, k] } else { [k, n] };
-        [a, b].map(|dims| (Shape::fixed(&[batch, &dims].concat()), Fill::Normal)).to_vec()
+        [a, b].map(|dims| (Shape::fixed(&[batch, &dims].concat()), InputFill::Normal)).to_vec()
     }
 
     const TRANSPOSES: [(bool, bool); 4] =
@@ -322,16 +327,19 @@ mod tests {
     #[test]
     fn chains_begin_with_any_elementwise_op() {
         let y = Shape::batched(&[3, 5, 37]);
-        let x = (y.clone(), Fill::Scaled(2.0, 0.1));
+        let x = (y.clone(), InputFill::Scaled(2.0, 0.1));
         for (epilogue, whole) in CHAINS {
             for rows in [1, 2, 7] {
-                let behind = |root: Op, own: &[(Shape, Fill)]| {
+                let behind = |root: Op, own: &[(Shape, InputFill)]| {
                     check(fused(root, epilogue), &[own, &operands(&y, whole)].concat(), rows);
                 };
                 behind(Op::Unary(Unary::Gelu), std::slice::from_ref(&x));
                 behind(Op::UnaryGrad(Unary::GeluTanh), &[x.clone(), x.clone()]);
                 behind(Op::Binary(Binary::Mul), &[x.clone(), x.clone()]);
-                behind(Op::Binary(Binary::Add), &[x.clone(), (Shape::fixed(&[37]), Fill::Normal)]);
+                behind(
+                    Op::Binary(Binary::Add),
+                    &[x.clone(), (Shape::fixed(&[37]), InputFill::Normal)],
+                );
             }
         }
     }
@@ -340,12 +348,12 @@ mod tests {
     /// under another shape; all tasks of the fast version find their place in it.
     #[test]
     fn operands_are_read_in_order_whatever_their_shape() {
-        let x = (Shape::batched(&[96, 33]), Fill::Normal);
-        let w = (Shape::fixed(&[33, 40]), Fill::Normal);
+        let x = (Shape::batched(&[96, 33]), InputFill::Normal);
+        let w = (Shape::fixed(&[33, 40]), InputFill::Normal);
         let op = fused(product(false, false), &[ADD, MUL, ADD]);
-        let whole = (Shape::batched(&[1, 4, 24, 40]), Fill::Normal);
-        let positions = (Shape::fixed(&[24, 40]), Fill::Normal);
-        let all = (Shape::fixed(&[4, 24, 40]), Fill::Normal);
+        let whole = (Shape::batched(&[1, 4, 24, 40]), InputFill::Normal);
+        let positions = (Shape::fixed(&[24, 40]), InputFill::Normal);
+        let all = (Shape::fixed(&[4, 24, 40]), InputFill::Normal);
         for rows in [1, 3] {
             check(
                 op.clone(),
@@ -353,10 +361,10 @@ mod tests {
                 rows,
             );
         }
-        let long = (Shape::batched(&[3, 701]), Fill::Normal);
-        let bias = (Shape::fixed(&[701]), Fill::Normal);
+        let long = (Shape::batched(&[3, 701]), InputFill::Normal);
+        let bias = (Shape::fixed(&[701]), InputFill::Normal);
         let op = fused(Op::Unary(Unary::Relu), &[ADD, MUL]);
-        check(op, &[long.clone(), bias, (Shape::fixed(&[]), Fill::Normal)], 5);
+        check(op, &[long.clone(), bias, (Shape::fixed(&[]), InputFill::Normal)], 5);
     }
 
     #[test]
@@ -378,12 +386,12 @@ mod tests {
     fn cost_counts_operands_and_what_is_kept() {
         let op =
             fused(product(false, false), &[ADD, EpilogueOp::Store, EpilogueOp::Unary(Unary::Gelu)]);
-        let call = Call {
+        let call = OpCall {
             op: &op,
             inputs: vec![vec![3, 4], vec![4, 5], vec![5]],
             outputs: vec![vec![3, 5]; 2],
             accumulate: false,
-            random: Random { step_key: Key::new(0), training: true },
+            random: RandomContext { step_key: Key::new(0), training: true },
         };
         let bytes = 4.0 * (12 + 20 + 5 + 15 + 15) as f64;
         assert_eq!(cost(&call), Cost { flops: (2 * 3 * 4 * 5 + 15 + 20 * 15) as f64, bytes });

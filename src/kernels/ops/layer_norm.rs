@@ -7,7 +7,7 @@ use super::layer_norm_group;
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::simd::{mul_add, sum_of, vectorized};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -17,14 +17,14 @@ const TASK: usize = 16 * 1024;
 const CHUNK_ROWS: usize = 64;
 
 /// `x, weight [, bias] -> y, stats`, or `x, weight, stats, dy -> dx`, or `x, stats, dy -> dweight`.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
     match (call.op, inputs.as_slice(), outputs) {
         (Op::LayerNorm { eps }, [x, weight, bias @ ..], [y, stats]) => {
             let rows = y.chunks_mut(c).zip(x.chunks(c)).zip(stats.chunks_mut(2));
             for ((y, x), stats) in rows {
-                (stats[0], stats[1]) = statistics(x, T::real(f64::from(*eps)));
+                (stats[0], stats[1]) = statistics(x, T::from_f64(f64::from(*eps)));
                 for k in 0..c {
                     let bias = bias.first().map_or(T::zero(), |bias| bias[k]);
                     y[k] = (x[k] - stats[0]) * stats[1] * weight[k] + bias;
@@ -36,7 +36,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
             for (((dx, x), dy), stats) in rows {
                 let xhat = |k: usize| (x[k] - stats[0]) * stats[1];
                 let g = |k: usize| weight[k] * dy[k];
-                let count = T::real(c as f64);
+                let count = T::from_f64(c as f64);
                 let mean_g = (0..c).map(g).sum::<T>() / count;
                 let mean_g_xhat = (0..c).map(|k| g(k) * xhat(k)).sum::<T>() / count;
                 for (k, dx) in dx.iter_mut().enumerate() {
@@ -56,15 +56,15 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 }
 
 /// Mean and 1/deviation of a row.
-fn statistics<T: Real>(x: &[T], eps: T) -> (T, T) {
-    let count = T::real(x.len() as f64);
+fn statistics<T: Float>(x: &[T], eps: T) -> (T, T) {
+    let count = T::from_f64(x.len() as f64);
     let mean = x.iter().copied().sum::<T>() / count;
     let variance = x.iter().map(|x| (*x - mean) * (*x - mean)).sum::<T>() / count;
     (mean, (variance + eps).sqrt().recip())
 }
 
 /// Tasks of whole rows in parallel, each row in vectorized loops.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
     let rows = (TASK / c).max(1);
@@ -153,7 +153,7 @@ vectorized! {
 ///
 /// On two busy cores of an AMD EPYC with (1024, 768), vectors took 0.6 (llvmpipe 0.4) of the plain
 /// way's time forward, 0.85 (0.3) for the gradient and 0.65 (1.2) for the weight's.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, groups) = match (call.op, c.is_multiple_of(4)) {
         (Op::LayerNorm { .. }, true) => ("forward4", grid(rows, 64)),
@@ -170,7 +170,7 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 
 /// Every way to compute the call on a GPU: one invocation per row, or per column for the weight's
 /// gradient; the static choice; and workgroups per row or per few columns.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, invocations) = match call.op {
         Op::LayerNorm { .. } => ("forward", rows),
@@ -200,7 +200,7 @@ pub fn variants(call: &Call) -> Vec<Variant> {
 }
 
 /// One dispatch of an entry point.
-fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
+fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     use Operand::{Input, Output};
     let (rows, c) = call.rows_and_last(0);
     let (operands, eps, flag) = match call.op {
@@ -225,7 +225,7 @@ fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
 }
 
 /// A handful of FLOPs per element of `x`; memory is what it costs.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let flops = match call.op {
         Op::LayerNormGrad => 11.0,
         Op::LayerNormWeightGrad => 4.0,
@@ -238,7 +238,7 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::harness::{Fill, Values};
+    use crate::kernels::harness::{InputFill, Values};
     use crate::kernels::testing::{self, check, check_with};
 
     const EPS: f32 = 1e-5;
@@ -246,10 +246,10 @@ mod tests {
     /// `x, weight, bias` of rows of `c` values around an offset.
     fn inputs(per_row: usize, c: usize, rows: usize, offset: f32) -> Vec<(Shape, Values)> {
         let x = Shape::batched(&[per_row, c]);
-        let fill = Fill::Scaled(1.0, offset);
-        let x_values = testing::values(fill, x.elements(rows), 0);
-        let weight = testing::values(Fill::Scaled(0.5, 1.0), c, 1);
-        let bias = testing::values(Fill::Normal, c, 2);
+        let fill = InputFill::Scaled(1.0, offset);
+        let x_values = testing::generate(fill, x.elements(rows), 0);
+        let weight = testing::generate(InputFill::Scaled(0.5, 1.0), c, 1);
+        let bias = testing::generate(InputFill::Normal, c, 2);
         vec![(x, x_values), (Shape::fixed(&[c]), weight), (Shape::fixed(&[c]), bias)]
     }
 
@@ -259,7 +259,7 @@ mod tests {
         let stats = testing::reference(&op, forward, rows).remove(1);
         let (x, weight) = (forward[0].clone(), forward[1].clone());
         let stats = (Shape::batched(&[x.0.dims()[0], 2]), Values::Float(stats));
-        let dy = (x.0.clone(), testing::values(Fill::Normal, x.0.elements(rows), 3));
+        let dy = (x.0.clone(), testing::generate(InputFill::Normal, x.0.elements(rows), 3));
         [vec![x.clone(), weight, stats.clone(), dy.clone()], vec![x, stats, dy]]
     }
 
@@ -285,8 +285,8 @@ mod tests {
 
     #[test]
     fn a_batched_vector_per_row_is_normalized() {
-        let x = (Shape::batched(&[1, 2, 9]), Fill::Normal);
-        let weight = (Shape::fixed(&[9]), Fill::Normal);
+        let x = (Shape::batched(&[1, 2, 9]), InputFill::Normal);
+        let weight = (Shape::fixed(&[9]), InputFill::Normal);
         check(Op::LayerNorm { eps: EPS }, &[x, weight], 3);
     }
 

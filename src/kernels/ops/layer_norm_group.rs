@@ -7,7 +7,7 @@
 
 use crate::graph::Op;
 use crate::kernels::dispatch::{Operand, grid};
-use crate::kernels::{Call, Dispatch, Shader, Variant};
+use crate::kernels::{Dispatch, OpCall, Shader, Variant};
 
 /// Bytes of workgroup memory on every device.
 const WORKGROUP_BYTES: usize = 16 * 1024;
@@ -16,7 +16,7 @@ const WORKGROUP_BYTES: usize = 16 * 1024;
 const WIDE: usize = 2048;
 
 /// The variant for a call with these operands and parameters, if a row fits workgroup memory.
-pub fn variant(call: &Call, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
+pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let group = if c < WIDE { 64 } else { 256 };
     let (entry, arrays) = match call.op {

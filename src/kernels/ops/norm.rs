@@ -42,7 +42,7 @@ pub fn fast(values: &[f32]) -> (f64, u64) {
 
 /// [`fast`] on the thread that calls it, to the same bits: for threads that must not wait behind
 /// what the pool computes.
-pub fn alone(values: &[f32]) -> (f64, u64) {
+pub fn sum_of_squares(values: &[f32]) -> (f64, u64) {
     values.chunks(TASK).map(partial).fold((0.0, 0), join)
 }
 
@@ -101,7 +101,7 @@ mod tests {
     fn one_thread_gives_the_bits_of_many() {
         for count in [0, 1, TASK - 1, TASK, 3 * TASK + 17] {
             let values = values(count, 0);
-            assert_eq!(alone(&values), fast(&values), "{count}");
+            assert_eq!(sum_of_squares(&values), fast(&values), "{count}");
         }
     }
 

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Dispatch, Operand, Real, Shader};
+use crate::kernels::{Dispatch, Float, Operand, Shader};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -20,14 +20,14 @@ fn numbers(update: &Update) -> (f32, f32, f32) {
 
 /// Updates elements `start .. start + length` of a bucket's `parameters`, and of its `moments` (one
 /// list if there is momentum, else none). All slices are whole buckets.
-pub fn reference<T: Real>(
+pub fn reference<T: Float>(
     update: &Update,
     range: &UpdateRange,
     parameters: &mut [T],
     gradients: &[T],
     moments: &mut [&mut [T]],
 ) {
-    let real = |value: f32| T::real(f64::from(value));
+    let real = |value: f32| T::from_f64(f64::from(value));
     let (lr, momentum, weight_decay) = numbers(update);
     for i in range.start..range.start + range.length {
         let decay = if i < range.decay_end { real(weight_decay) } else { T::zero() };

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -14,11 +14,11 @@ const TASK: usize = 16 * 1024;
 const GROUP: usize = 256;
 
 /// `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     let differences = x.iter().zip(target).map(|(x, target)| *x - *target);
     if let Op::SquaredErrorGrad = call.op {
-        let two = T::real(2.0);
+        let two = T::from_f64(2.0);
         outputs[0].iter_mut().zip(differences).for_each(|(dx, difference)| *dx = two * difference);
         return;
     }
@@ -26,18 +26,18 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
     let squares: Vec<T> = differences.map(|difference| difference * difference).collect();
     for row in 0..n {
         outputs[0][2 * row] = squares[row * c..][..c].iter().copied().sum();
-        outputs[0][2 * row + 1] = T::real(c as f64);
+        outputs[0][2 * row + 1] = T::from_f64(c as f64);
     }
 }
 
 /// Entries of the leading dimension, and elements in each.
-fn entries(call: &Call) -> (usize, usize) {
+fn entries(call: &OpCall) -> (usize, usize) {
     let n = call.inputs[0].first().copied().unwrap_or(1);
     (n, call.input_len(0) / n.max(1))
 }
 
 /// In parallel over entries, or over elements for the gradient.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     if let Op::SquaredErrorGrad = call.op {
         let tasks = x.par_chunks(TASK).zip(target.par_chunks(TASK));
@@ -73,7 +73,7 @@ fn sum_of_squares(x: &[f32], target: &[f32]) -> f32 {
 
 /// One invocation per entry, or a workgroup where an invocation would loop for too long; the
 /// gradient takes one per 8 elements, or per 4 vectors of 4.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let (n, c) = entries(call);
     vec![match call.op {
         Op::SquaredError if c > ITERATIONS_MAX => one(call, "squared_error_group", grid(n, 1)),
@@ -84,7 +84,7 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let (n, c) = entries(call);
     let chosen = dispatch(call);
     let other = match call.op {
@@ -103,7 +103,7 @@ pub fn variants(call: &Call) -> Vec<Variant> {
     ways.into_iter().map(named).collect()
 }
 
-fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
+fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     let (n, c) = entries(call);
     Dispatch {
         shader: Shader::new("squared_error", entry),
@@ -114,7 +114,7 @@ fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
 }
 
 /// Three FLOPs per element, two for the gradient.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let flops = if let Op::SquaredError = call.op { 3.0 } else { 2.0 };
     Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }
 }
@@ -123,7 +123,7 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::harness::{InputFill, Values, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check};
 
@@ -137,8 +137,8 @@ mod tests {
             (&[1, 700], 4),
             (&[1, 70_001], 2),
         ] {
-            let x = (Shape::batched(dims), Fill::Normal);
-            let target = (Shape::batched(dims), Fill::Scaled(0.5, 1.0));
+            let x = (Shape::batched(dims), InputFill::Normal);
+            let target = (Shape::batched(dims), InputFill::Scaled(0.5, 1.0));
             check(Op::SquaredError, &[x.clone(), target.clone()], rows);
             check(Op::SquaredErrorGrad, &[x, target], rows);
         }
@@ -156,8 +156,8 @@ mod tests {
     #[test]
     fn the_gradient_is_the_derivative() {
         let shape = Shape::batched(&[2, 5]);
-        let x = (shape.clone(), values(Fill::Normal, 30, 0));
-        let target = (shape, values(Fill::Normal, 30, 1));
+        let x = (shape.clone(), generate(InputFill::Normal, 30, 0));
+        let target = (shape, generate(InputFill::Normal, 30, 1));
         let dx = testing::reference(&Op::SquaredErrorGrad, &[x.clone(), target.clone()], 3);
         let weights = [[1.0, 0.0].repeat(6)];
         check_gradient(&Op::SquaredError, &[x, target], 3, 0, &weights, &dx[0]);

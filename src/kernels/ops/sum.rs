@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
@@ -32,7 +32,7 @@ struct View {
 }
 
 impl View {
-    fn of(call: &Call) -> Self {
+    fn of(call: &OpCall) -> Self {
         let (dims, first, end) = match call.op {
             Op::Sum { first, last } => (&call.inputs[0], *first, last + 1),
             Op::Broadcast { first, dims, .. } => (&call.outputs[0], *first, first + dims.len()),
@@ -47,7 +47,7 @@ impl View {
 }
 
 /// `y[o, i] = sum over m of x[o, m, i]`, or `y[o, m, i] = x[o, i]`.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let View { outer, middle, inner } = View::of(call);
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     let sums = matches!(call.op, Op::Sum { .. });
@@ -69,7 +69,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 
 /// The same in parallel. A sum is cut into blocks whose bounds depend on the shape only, and the
 /// blocks' sums are added in order, so results do not depend on the number of threads.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let view = View::of(call);
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     if x.is_empty() || y.is_empty() {
@@ -124,7 +124,7 @@ fn add(y: &mut [f32], x: &[f32]) {
 /// One workgroup per output, where few outputs sum up so much that single invocations would leave
 /// a device idle; tiles of vectors for narrow rows; or else one invocation per output, which on
 /// (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let view = View::of(call);
     let count = call.output_len(0);
     let few = view.middle >= TREE && count <= TREE / 4;
@@ -138,7 +138,7 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let view = View::of(call);
     let mut ways = vec![plain(call)];
     if let Op::Sum { .. } = call.op {
@@ -167,7 +167,7 @@ fn tile(view: View, across: usize, lanes: usize) -> Option<[u32; 3]> {
 }
 
 /// One invocation per output, or a workgroup where an invocation would loop for too long.
-fn plain(call: &Call) -> Dispatch {
+fn plain(call: &OpCall) -> Dispatch {
     let count = call.output_len(0);
     match call.op {
         Op::Broadcast { .. } => one(call, "broadcast", grid(count, 64)),
@@ -176,7 +176,7 @@ fn plain(call: &Call) -> Dispatch {
     }
 }
 
-fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
+fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     let View { middle, inner, .. } = View::of(call);
     let params = [call.output_len(0), middle, inner, usize::from(call.accumulate)];
     Dispatch {
@@ -188,7 +188,7 @@ fn one(call: &Call, entry: &'static str, groups: [u32; 3]) -> Dispatch {
 }
 
 /// One FLOP per element of a sum, none of a broadcast.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let flops = match call.op {
         Op::Broadcast { .. } => 0.0,
         _ => call.input_len(0) as f64,
@@ -200,12 +200,12 @@ pub fn cost(call: &Call) -> Cost {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::harness::Fill;
+    use crate::kernels::harness::InputFill;
     use crate::kernels::testing::check;
 
     fn check_sum(shape: Shape, first: usize, last: usize, rows: usize) {
         // The offset keeps sums away from zero, where rounding errors would not be small.
-        check(Op::Sum { first, last }, &[(shape, Fill::Scaled(1.0, 0.5))], rows);
+        check(Op::Sum { first, last }, &[(shape, InputFill::Scaled(1.0, 0.5))], rows);
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
     fn broadcasts_put_axes_anywhere() {
         let check = |first, dims: &[usize], batched, shape| {
             let op = Op::Broadcast { first, dims: dims.to_vec(), batched };
-            check(op, &[(shape, Fill::Normal)], 3);
+            check(op, &[(shape, InputFill::Normal)], 3);
         };
         check(0, &[5], false, Shape::fixed(&[7, 3]));
         check(0, &[2, 5], true, Shape::fixed(&[7]));
@@ -262,12 +262,12 @@ mod tests {
     fn fast_sums_are_the_same_for_any_number_of_threads() {
         let op = Op::Sum { first: 0, last: 0 };
         let x: Vec<f32> = (0..300_000).map(|i| (i as f32).sin()).collect();
-        let call = Call {
+        let call = OpCall {
             op: &op,
             inputs: vec![vec![100_000, 3]],
             outputs: vec![vec![3]],
             accumulate: false,
-            random: crate::kernels::Random {
+            random: crate::kernels::RandomContext {
                 step_key: crate::base::rng::Key::new(0),
                 training: true,
             },

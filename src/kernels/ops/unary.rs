@@ -9,17 +9,17 @@ use rayon::prelude::*;
 use crate::graph::{Op, Unary};
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{erf, exp, mul_add, tanh, vectorized};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Operand, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per task of the fast version: enough to outweigh handing it to a thread.
 const TASK: usize = 16 * 1024;
 
 /// `y = f(x)`, or `dx = f'(x) dy`.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let x = inputs[0].floats();
     match call.op {
         Op::Unary(Unary::Scale(factor)) => {
-            let factor = T::real(f64::from(*factor));
+            let factor = T::from_f64(f64::from(*factor));
             for (y, x) in outputs[0].iter_mut().zip(x) {
                 *y = if call.accumulate { *y + factor * *x } else { factor * *x };
             }
@@ -31,7 +31,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
         }
         Op::UnaryGrad(function) => {
             for ((dx, x), dy) in outputs[0].iter_mut().zip(x).zip(inputs[1].floats()) {
-                *dx = slope(*function, *x) * *dy;
+                *dx = derivative(*function, *x) * *dy;
             }
         }
         other => panic!("{other} is not a unary function"),
@@ -42,22 +42,22 @@ const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 const CUBIC: f64 = 0.044_715;
 
 /// `f(x)`
-pub(super) fn value<T: Real>(function: Unary, x: T) -> T {
-    let half = T::real(0.5);
+pub(super) fn value<T: Float>(function: Unary, x: T) -> T {
+    let half = T::from_f64(0.5);
     match function {
         Unary::Relu => x.max(T::zero()),
-        Unary::Gelu => half * x * (T::one() + (x * T::real(0.5f64.sqrt())).erf()),
+        Unary::Gelu => half * x * (T::one() + (x * T::from_f64(0.5f64.sqrt())).erf()),
         Unary::GeluTanh => {
-            let u = T::real(SQRT_2_OVER_PI) * (x + T::real(CUBIC) * x * x * x);
+            let u = T::from_f64(SQRT_2_OVER_PI) * (x + T::from_f64(CUBIC) * x * x * x);
             half * x * (T::one() + u.tanh())
         }
-        Unary::Scale(factor) => T::real(f64::from(factor)) * x,
+        Unary::Scale(factor) => T::from_f64(f64::from(factor)) * x,
     }
 }
 
 /// `f'(x)`
-pub(super) fn slope<T: Real>(function: Unary, x: T) -> T {
-    let half = T::real(0.5);
+pub(super) fn derivative<T: Float>(function: Unary, x: T) -> T {
+    let half = T::from_f64(0.5);
     match function {
         Unary::Relu => {
             if x > T::zero() {
@@ -67,21 +67,21 @@ pub(super) fn slope<T: Real>(function: Unary, x: T) -> T {
             }
         }
         Unary::Gelu => {
-            let distribution = half * (T::one() + (x * T::real(0.5f64.sqrt())).erf());
-            let density = T::real(1.0 / std::f64::consts::TAU.sqrt()) * (-half * x * x).exp();
+            let distribution = half * (T::one() + (x * T::from_f64(0.5f64.sqrt())).erf());
+            let density = T::from_f64(1.0 / std::f64::consts::TAU.sqrt()) * (-half * x * x).exp();
             distribution + x * density
         }
         Unary::GeluTanh => {
-            let th = (T::real(SQRT_2_OVER_PI) * (x + T::real(CUBIC) * x * x * x)).tanh();
-            let inner = T::real(SQRT_2_OVER_PI) * (T::one() + T::real(3.0 * CUBIC) * x * x);
+            let th = (T::from_f64(SQRT_2_OVER_PI) * (x + T::from_f64(CUBIC) * x * x * x)).tanh();
+            let inner = T::from_f64(SQRT_2_OVER_PI) * (T::one() + T::from_f64(3.0 * CUBIC) * x * x);
             half * (T::one() + th) + half * x * (T::one() - th * th) * inner
         }
-        Unary::Scale(factor) => T::real(f64::from(factor)),
+        Unary::Scale(factor) => T::from_f64(f64::from(factor)),
     }
 }
 
 /// Tasks of `TASK` elements in parallel, each a vectorized loop.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let x = inputs[0].floats();
     let tasks = outputs[0].par_chunks_mut(TASK).zip(x.par_chunks(TASK));
     match call.op {
@@ -191,20 +191,20 @@ vectorized! {
 
 /// Vectors of 4 where the elements allow them: scaling took a fifth of the time of one invocation
 /// per element on SwiftShader, and half of it on llvmpipe.
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let whole = call.output_len(0).is_multiple_of(4);
     vec![if whole { vectors(call) } else { plain(call) }]
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let vectors = call.output_len(0).is_multiple_of(4).then(|| vectors(call));
     let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
     std::iter::once(plain(call)).chain(vectors).map(named).collect()
 }
 
 /// One invocation per 8 elements.
-fn plain(call: &Call) -> Dispatch {
+fn plain(call: &OpCall) -> Dispatch {
     let entry = match function(call) {
         (Unary::Relu, false) => "relu",
         (Unary::Relu, true) => "relu_grad",
@@ -218,7 +218,7 @@ fn plain(call: &Call) -> Dispatch {
 }
 
 /// One invocation per 4 vectors of 4.
-fn vectors(call: &Call) -> Dispatch {
+fn vectors(call: &OpCall) -> Dispatch {
     let entry = match function(call) {
         (Unary::Relu, false) => "relu4",
         (Unary::Relu, true) => "relu_grad4",
@@ -232,7 +232,7 @@ fn vectors(call: &Call) -> Dispatch {
 }
 
 /// The function, and whether its gradient is asked for.
-fn function(call: &Call) -> (Unary, bool) {
+fn function(call: &OpCall) -> (Unary, bool) {
     match call.op {
         Op::Unary(function) => (*function, false),
         Op::UnaryGrad(function) => (*function, true),
@@ -241,7 +241,7 @@ fn function(call: &Call) -> (Unary, bool) {
 }
 
 /// An entry point whose workgroups have `size` elements each.
-fn one(call: &Call, entry: &'static str, size: u32) -> Dispatch {
+fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     let (function, gradient) = function(call);
     let factor = if let Unary::Scale(factor) = function { factor } else { 1.0 };
     let operands = match gradient {
@@ -258,7 +258,7 @@ fn one(call: &Call, entry: &'static str, size: u32) -> Dispatch {
 }
 
 /// Memory is what it costs.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let flops = match call.op {
         Op::Unary(function) => flops(*function, false),
         Op::UnaryGrad(function) => flops(*function, true),
@@ -276,7 +276,7 @@ pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
 mod tests {
     use super::*;
     use crate::base::Shape;
-    use crate::kernels::harness::Fill;
+    use crate::kernels::harness::InputFill;
     use crate::kernels::testing::check;
 
     #[test]
@@ -290,11 +290,11 @@ mod tests {
     }
 
     fn agree(per_row: usize) {
-        let x = (Shape::batched(&[1, per_row]), Fill::Scaled(3.0, 0.0));
+        let x = (Shape::batched(&[1, per_row]), InputFill::Scaled(3.0, 0.0));
         for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1.5)] {
             check(Op::Unary(function), std::slice::from_ref(&x), 5);
             if !matches!(function, Unary::Scale(_)) {
-                let dy = (Shape::batched(&[1, per_row]), Fill::Normal);
+                let dy = (Shape::batched(&[1, per_row]), InputFill::Normal);
                 check(Op::UnaryGrad(function), &[x.clone(), dy], 5);
             }
         }
@@ -302,14 +302,14 @@ mod tests {
 
     #[test]
     fn many_tasks_cover_all_elements() {
-        let x = (Shape::batched(&[TASK / 2 + 1]), Fill::Normal);
+        let x = (Shape::batched(&[TASK / 2 + 1]), InputFill::Normal);
         check(Op::Unary(Unary::Scale(2.0)), std::slice::from_ref(&x), 5);
         check(Op::UnaryGrad(Unary::Relu), &[x.clone(), x], 5);
     }
 
     #[test]
     fn large_arguments_stay_finite() {
-        let x = (Shape::batched(&[1, 64]), Fill::Scaled(40.0, 0.0));
+        let x = (Shape::batched(&[1, 64]), InputFill::Scaled(40.0, 0.0));
         for function in [Unary::Gelu, Unary::GeluTanh] {
             check(Op::Unary(function), std::slice::from_ref(&x), 2);
             check(Op::UnaryGrad(function), &[x.clone(), x.clone()], 2);

@@ -9,13 +9,13 @@ use super::record::{key, recorded};
 use super::shares::layout_of;
 use super::types::{Assembled, BETWEEN, Chosen, Placed, Request};
 use crate::autotune::{self, cache};
-use crate::collective::Layout;
+use crate::collective::ShardLayout;
 use crate::device::{Selection, list_adapters, select_all};
 use crate::exec::Executor;
 use crate::exec::cpu::host_name;
 use crate::graph::Plan;
 use crate::metrics::Trace;
-use crate::parallel::{Program, consecutive, data_parallel, one_rank};
+use crate::parallel::{Program, contiguous_shares, data_parallel, single_rank};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::Opened;
 use crate::runtime::peers::AddingPlace;
@@ -29,7 +29,7 @@ use crate::runtime::workers::{Team, TeamOptions};
 /// fit the devices; a device that fails.
 pub fn assemble(
     request: &Request,
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Assembled, RuntimeError> {
     let selections = selections(request.selector)?;
     let identities: Vec<String> = selections.iter().map(identity).collect();
@@ -38,12 +38,12 @@ pub fn assemble(
         let of_one = saved.get("device").filter(|_| identities.len() == 1);
         saved.get("devices").or(of_one) == Some(&candidates)
     });
-    let recorded = saved.filter(|_| !request.again).and_then(|saved| recorded(saved, request));
+    let recorded = saved.filter(|_| !request.retune).and_then(|saved| recorded(saved, request));
     let chosen = match recorded {
         Some(kept) => open_recorded(request, &selections, saved, &kept, report)?,
         None => open_new(request, &selections, saved, report)?,
     };
-    tie(request, saved.filter(|_| !request.again), chosen, candidates)
+    tie(request, saved.filter(|_| !request.retune), chosen, candidates)
 }
 
 /// What a selector chooses. The adapters are not listed where none is meant, which takes a while.
@@ -62,7 +62,7 @@ pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
 fn identity(selection: &Selection) -> String {
     match selection {
         Selection::Cpu { .. } => host_name(),
-        Selection::Adapter(adapter) => cache::identity(adapter),
+        Selection::Adapter(adapter) => cache::device_key(adapter),
     }
 }
 
@@ -106,11 +106,11 @@ fn tie(
 
 fn programs(request: &Request, plan: &Plan, placed: &[Placed]) -> Vec<Arc<Program>> {
     if let [one] = placed {
-        return vec![Arc::new(one_rank(plan, one.count, one.micro_batch))];
+        return vec![Arc::new(single_rank(plan, one.count, one.micro_batch))];
     }
     let counts: Vec<u32> = placed.iter().map(|placed| placed.count).collect();
     let micro_batches: Vec<u32> = placed.iter().map(|placed| placed.micro_batch).collect();
-    let shares = consecutive(&counts, &micro_batches);
+    let shares = contiguous_shares(&counts, &micro_batches);
     let program = |share| Arc::new(data_parallel(plan, share, request.parallel.overlap));
     shares.into_iter().map(program).collect()
 }
@@ -119,7 +119,7 @@ fn programs(request: &Request, plan: &Plan, placed: &[Placed]) -> Vec<Arc<Progra
 fn adding(
     request: &Request,
     one: &Opened,
-    layout: &Layout,
+    layout: &ShardLayout,
     saved: Option<&String>,
 ) -> Result<AddingPlace, RuntimeError> {
     if layout.world == 1 || one.is_cpu {

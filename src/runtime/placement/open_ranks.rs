@@ -31,7 +31,7 @@ fn open_one(
     rows: u32,
     moments: Moments,
     saved: &BTreeMap<String, String>,
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Opened, RuntimeError> {
     let tuning = |identity: &str| (request.tuning)(identity, saved);
     let plan = (request.plan)(rows);
@@ -45,7 +45,7 @@ pub fn open_recorded(
     selections: &[Selection],
     saved: Option<&BTreeMap<String, String>>,
     kept: &[Recorded],
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Chosen, RuntimeError> {
     let candidate = |&[position, count, micro_batch, rows]: &Recorded| {
         let selection = selections.get(position as usize)?.clone();
@@ -66,7 +66,7 @@ fn open_fixed(
     request: &Request,
     chosen: Vec<Candidate>,
     saved: Option<&BTreeMap<String, String>>,
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Chosen, RuntimeError> {
     let world = chosen.len();
     let plan = (request.plan)(1);
@@ -105,7 +105,7 @@ pub fn open_new(
     request: &Request,
     selections: &[Selection],
     saved: Option<&BTreeMap<String, String>>,
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Chosen, RuntimeError> {
     let world = selections.len();
     let probe = request.probe.as_ref().filter(|_| request.parallel.shares.is_none());
@@ -132,7 +132,7 @@ fn open_measured(
     request: &Request,
     selections: &[Selection],
     probe: &Probe,
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Chosen, RuntimeError> {
     let (mut opened, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
     let named = !["auto", "all"].contains(&request.selector.trim().to_lowercase().as_str());
@@ -187,7 +187,7 @@ fn open_fitting(
     request: &Request,
     selection: &Selection,
     world: usize,
-    report: &mut dyn FnMut(&str, autotune::Progress),
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<Opened, RuntimeError> {
     let mut rows = request.micro_batch.min(request.batch);
     loop {

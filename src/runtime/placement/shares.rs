@@ -2,21 +2,25 @@
 
 use super::types::ParallelOptions;
 use crate::base::{BucketId, Rank};
-use crate::collective::Layout;
+use crate::collective::ShardLayout;
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::optim::Optimizer;
-use crate::runtime::RuntimeError;
-use crate::runtime::timing;
 use crate::runtime::workers::layout;
+use crate::runtime::{RuntimeError, timing};
 
 /// The cut of a plan's buckets that is asked for.
-pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Layout {
+pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
     layout(plan, parallel.topology, world, parallel.chunk_bytes)
 }
 
 /// What the optimizer keeps on a rank.
-pub fn moments(optimizer: &Optimizer, layout: &Layout, buckets: usize, rank: usize) -> Moments {
+pub fn moments(
+    optimizer: &Optimizer,
+    layout: &ShardLayout,
+    buckets: usize,
+    rank: usize,
+) -> Moments {
     let shard = |bucket| layout.shard(BucketId(bucket as u32), Rank(rank as u32));
     let owned = (layout.world > 1).then(|| (0..buckets).map(shard).collect());
     Moments { count: optimizer.moments(), owned }

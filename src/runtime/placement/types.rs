@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::autotune::{Choices, Tuning};
+use crate::autotune::{TuneOptions, VariantChoices};
 use crate::collective::Topology;
 use crate::graph::Plan;
 use crate::metrics::Trace;
@@ -55,11 +55,11 @@ pub struct Request<'a> {
     pub seed: u64,
     pub opening: OpenOptions,
     /// How the kernels of a device are chosen: its identity, and what a checkpoint says of it.
-    pub tuning: &'a dyn Fn(&str, &BTreeMap<String, String>) -> Tuning,
+    pub tuning: &'a dyn Fn(&str, &BTreeMap<String, String>) -> TuneOptions,
     /// What the run that goes on had resolved.
     pub saved: Option<&'a BTreeMap<String, String>>,
     /// Measure anew, whatever was saved.
-    pub again: bool,
+    pub retune: bool,
     /// Tells a person what takes a while.
     pub say: &'a dyn Fn(&str),
     /// Where a trace goes, if it is to be made.
@@ -82,7 +82,7 @@ pub struct Placed {
     pub rows: u32,
     pub adding: AddingPlace,
     /// Which kernels run, where there is a choice.
-    pub choices: Choices,
+    pub choices: VariantChoices,
 }
 
 /// A team, and how it came about.

@@ -323,9 +323,9 @@ impl Run {
     /// A step that was not finite: says where that began, and ends the run after too many.
     fn skip(&mut self, inputs: &[Arc<StepInput>], reason: String) -> Result<(), TrainError> {
         self.skipped_in_row += 1;
-        let again = inputs.to_vec();
+        let retune = inputs.to_vec();
         let began = self.team.each("a diagnosis", move |rank, device| {
-            first_not_finite(device, &again[rank.index()])
+            first_not_finite(device, &retune[rank.index()])
         })?;
         let began = self.first_cause(began);
         let step = self.step;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::RunOptions;
-use crate::autotune::{Progress, Tuning};
+use crate::autotune::{TuneOptions, TuneProgress};
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::data::TextData;
@@ -54,13 +54,13 @@ pub(super) fn assembled(
         opening: build::open_options(config),
         tuning: &tuning,
         saved: resumed.map(|checkpoint| &checkpoint.meta.resolved),
-        again: options.retune,
+        retune: options.retune,
         say: &note,
         trace: options.trace.clone(),
     };
     let mut note = kernels_note(options.quiet);
     let mut report =
-        |device: &str, Progress { done, total, elapsed }| note(device, (done, total), elapsed);
+        |device: &str, TuneProgress { done, total, elapsed }| note(device, (done, total), elapsed);
     Ok(assemble(&request, &mut report)?)
 }
 
@@ -70,18 +70,18 @@ fn tuning(
     options: &RunOptions,
     saved: &BTreeMap<String, String>,
     identity: &str,
-) -> Tuning {
+) -> TuneOptions {
     let is_same = saved.get("device").is_some_and(|was| was == identity);
     let choice = |(key, name): (&String, &String)| {
         Some((key.strip_prefix(KERNEL)?.to_string(), name.clone()))
     };
-    Tuning {
+    TuneOptions {
         seconds: config.train.tune_seconds,
-        again: options.retune,
+        retune: options.retune,
         saved: saved.iter().filter(|_| is_same).filter_map(choice).collect(),
         update: Some(build::optimizer(config).update(config.optim.lr, 1)),
-        planted: options.faults.wrong_kernels().to_vec(),
-        ..Tuning::default()
+        corrupted_kernels: options.faults.wrong_kernels().to_vec(),
+        ..TuneOptions::default()
     }
 }
 

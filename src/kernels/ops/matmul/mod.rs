@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use crate::kernels::dispatch::grid;
 use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::{Arg, Call, Cost, Dispatch, Real, Shader, Variant};
+use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Shader, Variant};
 use sizes::{OPERANDS, Sizes};
 use tile::{TILES, Tile, WORKGROUP};
 
@@ -38,7 +38,7 @@ impl Sizes {
 }
 
 /// `c[z, i, j] = sum over q of a[z, i, q] b[z, q, j]`, three plain loops.
-pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let sizes = Sizes::of(call);
     let Sizes { m, n, k, .. } = sizes;
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
@@ -60,7 +60,7 @@ pub fn reference<T: Real>(call: &Call, inputs: &[Arg<'_, T>], outputs: &mut [&mu
 /// Beside `matrixmultiply`, which `ndarray` calls, it was faster on every shape of a small GPT by
 /// 1.13 to 1.25 times with AVX2, in one run on an AMD EPYC. Its AVX-512 kernels take 512 cubed
 /// from 240 to 470 GFLOP/s on two cores.
-pub fn fast(call: &Call, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = Sizes::of(call);
     let Sizes { batch, m, n, k, .. } = sizes;
     let (a, b, c) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
@@ -133,7 +133,7 @@ fn product(
 /// | (768, 512)^T (768, 128)      | 1.7 / 1.3 | 9.3 / 4.3 | 16.0 / 5.5 | 20.4 / 5.8 | 27.4 / 5.6 |
 /// | (768, 65)^T (768, 128)       | 1.8 / 1.3 | 8.7 / 3.9 | 13.3 / 4.4 | 13.7 / 4.0 | 14.1 / 2.8 |
 /// | (512, 512) (512, 512)        | 1.9 / 1.3 | 9.3 / 3.7 | 15.9 / 5.3 | 17.3 / 7.0 | 25.0 / 5.5 |
-pub fn dispatch(call: &Call) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let sizes = Sizes::of(call);
     let enough = |tile: Tile| {
         let (down, across) = sizes.tiles(tile);
@@ -146,7 +146,7 @@ pub fn dispatch(call: &Call) -> Vec<Dispatch> {
 }
 
 /// Every way to compute the call on a GPU.
-pub fn variants(call: &Call) -> Vec<Variant> {
+pub fn variants(call: &OpCall) -> Vec<Variant> {
     let sizes = Sizes::of(call);
     let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
     let vector = vector::fits(&sizes)
@@ -159,7 +159,7 @@ pub fn variants(call: &Call) -> Vec<Variant> {
     std::iter::once(naive).chain(vector).chain(tiled).chain(shared).collect()
 }
 
-fn naive(call: &Call, sizes: Sizes) -> Dispatch {
+fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
     let count = call.output_len(0);
     let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
     let Sizes { m, n, k, .. } = sizes;
@@ -174,7 +174,7 @@ fn naive(call: &Call, sizes: Sizes) -> Dispatch {
     }
 }
 
-fn tiled(call: &Call, sizes: Sizes, tile: Tile) -> Dispatch {
+fn tiled(call: &OpCall, sizes: Sizes, tile: Tile) -> Dispatch {
     let (down, across) = sizes.tiles(tile);
     let tiles = sizes.batch * down * across;
     let Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
@@ -190,7 +190,7 @@ fn tiled(call: &Call, sizes: Sizes, tile: Tile) -> Dispatch {
 }
 
 /// A multiplication and an addition per term of each sum.
-pub fn cost(call: &Call) -> Cost {
+pub fn cost(call: &OpCall) -> Cost {
     let Sizes { batch, m, n, k, .. } = Sizes::of(call);
     Cost { flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64, bytes: Cost::moved(call) }
 }
@@ -201,8 +201,8 @@ mod tests {
     use crate::base::rng::Key;
     use crate::base::{DType, Shape};
     use crate::graph::{Op, shapes};
-    use crate::kernels::Random;
-    use crate::kernels::harness::{Fill, Values, values};
+    use crate::kernels::RandomContext;
+    use crate::kernels::harness::{InputFill, Values, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
 
     const TRANSPOSES: [(bool, bool); 4] =
@@ -222,15 +222,15 @@ mod tests {
         [pair(m, k, t.0), pair(k, n, t.1)].map(|matrix| [front, &matrix].concat())
     }
 
-    fn call<'a>(op: &'a Op, dims: &[Vec<usize>; 2], accumulate: bool) -> Call<'a> {
+    fn call<'a>(op: &'a Op, dims: &[Vec<usize>; 2], accumulate: bool) -> OpCall<'a> {
         let typed = dims.clone().map(|dims| (Shape::fixed(&dims), DType::F32));
         let outputs = shapes::outputs(op, &typed).unwrap();
-        Call {
+        OpCall {
             op,
             inputs: dims.to_vec(),
             outputs: outputs.iter().map(|(shape, _)| shape.dims().to_vec()).collect(),
             accumulate,
-            random: Random { step_key: Key::new(0), training: true },
+            random: RandomContext { step_key: Key::new(0), training: true },
         }
     }
 
@@ -240,7 +240,7 @@ mod tests {
         let [batch, m, k, n] = product;
         let op = op(transposes);
         let dims = operands(batch, m, k, n, transposes);
-        let fill = |i: usize| values(Fill::Normal, dims[i].iter().product(), i);
+        let fill = |i: usize| generate(InputFill::Normal, dims[i].iter().product(), i);
         let inputs: [(Shape, Values); 2] = [0, 1].map(|i| (Shape::fixed(&dims[i]), fill(i)));
         let product = expected(&op, &inputs, 1);
         for accumulate in [false, true] {
@@ -323,7 +323,7 @@ mod tests {
         for transposes in TRANSPOSES {
             for (m, k, n) in [(1, 1, 1), (1, 37, 5), (7, 1, 1), (3, 64, 2), (5, 129, 97)] {
                 let [a, b] = operands(0, m, k, n, transposes).map(|dims| Shape::fixed(&dims));
-                check(op(transposes), &[(a, Fill::Normal), (b, Fill::Normal)], 1);
+                check(op(transposes), &[(a, InputFill::Normal), (b, InputFill::Normal)], 1);
             }
         }
     }
@@ -331,11 +331,11 @@ mod tests {
     #[test]
     fn the_batch_may_be_rows_or_summed_over() {
         for rows in 1..=7 {
-            let x = (Shape::batched(&[9, 33]), Fill::Normal);
-            let w = |dims: &[usize]| (Shape::fixed(dims), Fill::Normal);
+            let x = (Shape::batched(&[9, 33]), InputFill::Normal);
+            let w = |dims: &[usize]| (Shape::fixed(dims), InputFill::Normal);
             check(op((false, false)), &[x.clone(), w(&[33, 20])], rows);
             check(op((false, true)), &[x.clone(), w(&[20, 33])], rows);
-            check(op((true, false)), &[x, (Shape::batched(&[9, 17]), Fill::Normal)], rows);
+            check(op((true, false)), &[x, (Shape::batched(&[9, 17]), InputFill::Normal)], rows);
         }
     }
 
@@ -344,7 +344,7 @@ mod tests {
         for rows in [1, 2, 7] {
             for transposes in TRANSPOSES {
                 let shapes = operands(3, 13, 10, 11, transposes).map(|dims| Shape::batched(&dims));
-                check(op(transposes), &shapes.map(|shape| (shape, Fill::Normal)), rows);
+                check(op(transposes), &shapes.map(|shape| (shape, InputFill::Normal)), rows);
             }
         }
     }
@@ -352,8 +352,8 @@ mod tests {
     #[test]
     fn products_of_a_small_gpt() {
         let rows = 12;
-        let x = |c: usize| (Shape::batched(&[64, c]), Fill::Normal);
-        let w = |n: usize, c: usize| (Shape::fixed(&[n, c]), Fill::Normal);
+        let x = |c: usize| (Shape::batched(&[64, c]), InputFill::Normal);
+        let w = |n: usize, c: usize| (Shape::fixed(&[n, c]), InputFill::Normal);
         check(op((false, true)), &[x(128), w(384, 128)], rows);
         check(op((false, true)), &[x(128), w(65, 128)], rows);
         check(op((false, false)), &[x(65), w(65, 128)], rows);

@@ -13,7 +13,7 @@
 
 use super::sizes::{OPERANDS, Sizes};
 use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::{Call, Dispatch, Shader, dispatch};
+use crate::kernels::{Dispatch, OpCall, Shader, dispatch};
 
 /// The part of the output that a workgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ fn operand(name: &str, binding: usize, vectors: bool) -> String {
 }
 
 /// How a call runs with a tile, of any size.
-pub fn dispatch(call: &Call, sizes: &Sizes, tile: Tile) -> Dispatch {
+pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: Tile) -> Dispatch {
     let (down, across) = tile.tiles(sizes);
     let tiles = sizes.batch * down * across;
     let &Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;

@@ -1,7 +1,7 @@
 //! The sizes of a matrix product, read off its call.
 
 use crate::graph::Op;
-use crate::kernels::{Call, Operand};
+use crate::kernels::{OpCall, Operand};
 
 /// What every product but [`vector`](super::vector)'s binds: a, b and c.
 pub const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
@@ -18,7 +18,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    pub fn of(call: &Call) -> Self {
+    pub fn of(call: &OpCall) -> Self {
         let Op::MatMul { transpose_a, transpose_b } = *call.op.root_op() else {
             panic!("{} is not a matrix product", call.op);
         };

@@ -6,7 +6,7 @@
 
 use super::sizes::Sizes;
 use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::{Call, Dispatch, Operand, Shader, dispatch};
+use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
 
 /// The most rows or columns that count as few: each reads the whole matrix.
 pub const FEW: usize = 8;
@@ -38,7 +38,7 @@ fn slices(terms_are_neighbours: bool) -> usize {
 
 /// How a call runs. If b has fewer columns than a has rows, it runs as the product of the
 /// transposes in exchanged places.
-pub fn dispatch(call: &Call, sizes: &Sizes) -> Dispatch {
+pub fn dispatch(call: &OpCall, sizes: &Sizes) -> Dispatch {
     let Sizes { batch, m, n, k, .. } = *sizes;
     let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
     let exchanged = n < m;
