@@ -16,7 +16,7 @@ use std::time::Instant;
 use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::BucketId;
 use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
-use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Piece};
+use potluck::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Readback};
 use potluck::graph::{Builder, Init, Plan, PlanOptions, differentiate};
 
 const WIDTH: usize = 4096;
@@ -87,13 +87,13 @@ fn length(device: &dyn Executor) -> usize {
 
 /// The start and the length of every piece.
 fn parts(device: &dyn Executor) -> impl Iterator<Item = (usize, usize)> + use<> {
-    let (all, most) = (length(device), device.piece_elements());
+    let (all, most) = (length(device), device.readback_elements_max());
     (0..all).step_by(most).map(move |start| (start, most.min(all - start)))
 }
 
 fn copied(device: &mut dyn Executor) -> Result<(), DeviceError> {
     static VALUES: LazyLock<Vec<f32>> = LazyLock::new(|| vec![1.0; WIDTH * WIDTH]);
-    let mut copy = vec![0.0; device.piece_elements()];
+    let mut copy = vec![0.0; device.readback_elements_max()];
     for (start, count) in parts(device) {
         copy[..count].copy_from_slice(&VALUES[start..start + count]);
         std::hint::black_box(&mut copy);
@@ -102,15 +102,17 @@ fn copied(device: &mut dyn Executor) -> Result<(), DeviceError> {
 }
 
 fn bank(device: &mut dyn Executor) -> Result<(), DeviceError> {
-    device.read_bank(Bank::Gradients, BUCKET).map(|values| drop(std::hint::black_box(values)))
+    device
+        .read_bank(BucketTensor::Gradients, BUCKET)
+        .map(|values| drop(std::hint::black_box(values)))
 }
 
-fn pieces(device: &mut dyn Executor, done: &mut dyn FnMut(Piece)) -> Result<(), DeviceError> {
+fn pieces(device: &mut dyn Executor, done: &mut dyn FnMut(Readback)) -> Result<(), DeviceError> {
     for (start, count) in parts(device) {
-        device.begin_read(Bank::Gradients, BUCKET, start..start + count)?;
+        device.start_readback(BucketTensor::Gradients, BUCKET, start..start + count)?;
     }
-    while device.is_reading() {
-        match device.take_read(true)? {
+    while device.has_readbacks() {
+        match device.next_readback(true)? {
             Some(piece) => done(piece),
             // Whoever sums holds all of them.
             None => std::thread::yield_now(),
@@ -120,8 +122,8 @@ fn pieces(device: &mut dyn Executor, done: &mut dyn FnMut(Piece)) -> Result<(), 
 }
 
 fn summed(device: &mut dyn Executor) -> Result<(), DeviceError> {
-    let (sender, received) = mpsc::channel::<Piece>();
-    let mut sums = vec![1.0f32; device.piece_elements()];
+    let (sender, received) = mpsc::channel::<Readback>();
+    let mut sums = vec![1.0f32; device.readback_elements_max()];
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for piece in received {
@@ -137,16 +139,16 @@ fn summed(device: &mut dyn Executor) -> Result<(), DeviceError> {
 }
 
 fn written(device: &mut dyn Executor) -> Result<(), DeviceError> {
-    let values = vec![1.0; device.piece_elements()];
+    let values = vec![1.0; device.readback_elements_max()];
     for (start, count) in parts(device) {
-        device.write_range(Bank::Gradients, BUCKET, start, &values[..count])?;
+        device.write_range(BucketTensor::Gradients, BUCKET, start, &values[..count])?;
     }
     // Waits for all of it.
     device.loss().map(drop)
 }
 
 fn added(device: &mut dyn Executor) -> Result<(), DeviceError> {
-    let mut values = vec![1.0; device.piece_elements()];
+    let mut values = vec![1.0; device.readback_elements_max()];
     for (start, count) in parts(device) {
         device.add(BUCKET, start, &mut values[..count])?;
     }

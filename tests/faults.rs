@@ -17,8 +17,8 @@ use process::{Desk, Ran};
 
 const STEPS: u64 = 14;
 const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch=3 \
-     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.deadline_s=10 \
-     --set train.tune_seconds=0";
+     --set train.checkpoint_every=5 --set train.eval_every=7 --set train.device_timeout_s=10 \
+     --set train.tune_s=0";
 
 /// The CPU device, and the adapters that `./x test` names, or else all.
 fn selectors() -> Vec<String> {
@@ -137,11 +137,13 @@ fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures
     for devices in selectors().iter().skip(1) {
         let desk = Desk::new();
         let before = desk.files();
-        let line = "train tiny.toml --data text.txt --out run --set train.memory_mib=1 \
+        let line = "train tiny.toml --data text.txt --out run --set train.device_memory_mib=1 \
                     --set train.batch=512";
         let ran = desk.run(&format!("{line} --devices {devices}")).ended(78);
         let error = ran.line("error:");
-        for part in ["the run needs", "it has 1.0 MiB, as train.memory_mib says", "micro_batch"] {
+        for part in
+            ["the run needs", "it has 1.0 MiB, as train.device_memory_mib says", "micro_batch"]
+        {
             assert!(error.contains(part), "'{part}' is missing in: {error}");
         }
         assert_eq!(desk.files(), before, "{devices}");
@@ -162,7 +164,7 @@ fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() 
     let line = format!(
         "train tiny.toml --data text.txt --out run --devices {swiftshader} --set model.width=2 \
          --set model.heads=1 --set data.tokenizer=byte --set train.batch=131072 \
-         --set train.memory_mib=100000"
+         --set train.device_memory_mib=100000"
     );
     let ran = desk.run(&line).ended(78);
     let error = ran.line("error: SwiftShader");
@@ -259,7 +261,7 @@ fn a_submission_that_takes_too_long_is_a_timeout_and_the_device_lives_on() {
             let error = waited.unwrap_err();
             let text = error.to_string();
             assert!(matches!(error, DeviceError::Timeout { .. }), "{text}");
-            for part in [gpu.name.as_str(), "many groups", "0.2 s", "train.deadline_s"] {
+            for part in [gpu.name.as_str(), "many groups", "0.2 s", "train.device_timeout_s"] {
                 assert!(text.contains(part), "'{part}' is missing in: {text}");
             }
             assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());

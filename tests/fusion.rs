@@ -4,7 +4,7 @@
 mod common;
 
 use potluck::base::{BucketId, TensorId};
-use potluck::exec::{Bank, Cpu, Executor};
+use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
 use potluck::graph::passes::fuse::{Fusion, RULES, fuse_listed};
 use potluck::graph::print::{MemoryUsage, fusion_table, graph_table};
@@ -46,7 +46,7 @@ fn results(graph: Graph) -> Vec<f64> {
     common::run_step(&mut device, &common::pass(0, ROWS));
     let mut results = vec![device.loss().unwrap().0];
     for bucket in 0..device.plan().buckets.len() as u32 {
-        results.extend(device.bank_values(Bank::Gradients, BucketId(bucket)));
+        results.extend(device.bank_values(BucketTensor::Gradients, BucketId(bucket)));
     }
     results
 }

@@ -7,7 +7,7 @@ mod common;
 use std::collections::HashMap;
 
 use potluck::base::BucketId;
-use potluck::exec::{Bank, Executor, Input, StepSums};
+use potluck::exec::{BucketTensor, Executor, Input, StepSums};
 use potluck::graph::{Graph, Plan, PlanOptions, Unary, UpdateRange, differentiate, fuse};
 use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck::optim::Optimizer;
@@ -91,7 +91,7 @@ impl Golden {
                     &self.floats[&format!("init/{}", plan.graph.parameters[id.index()].name)];
                 values[*start..start + initial.len()].copy_from_slice(initial);
             }
-            device.write_bank(Bank::Parameters, BucketId(bucket as u32), &values).unwrap();
+            device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values).unwrap();
         }
     }
 
@@ -154,7 +154,7 @@ impl Golden {
         let names: Vec<String> =
             device.plan().graph.parameters.iter().map(|p| p.name.clone()).collect();
         let mean = |name: String| {
-            let sum = common::parameter(device, Bank::Gradients, &name);
+            let sum = common::parameter(device, BucketTensor::Gradients, &name);
             let mean = sum.iter().map(|g| (f64::from(*g) / sums.count) as f32).collect();
             (name, mean)
         };
@@ -181,7 +181,7 @@ fn check(case: &str) {
         let lr = golden.settings["sgd_lr"].parse().unwrap();
         golden.train(device, &sgd, lr, 10, rows);
         for (name, _) in &gradients {
-            let got = common::parameter(device, Bank::Parameters, name);
+            let got = common::parameter(device, BucketTensor::Parameters, name);
             let nmse = common::nmse(&got, &golden.floats[&format!("sgd10/{name}")]);
             assert!(nmse <= PARAMETER_NMSE_MAX, "{who}: {name} after SGD, NMSE {nmse:.1e}");
         }
@@ -193,7 +193,7 @@ fn check_losses(who: &str, golden: &Golden, device: &mut dyn Executor, rows: usi
     for bucket in 0..device.plan().buckets.len() as u32 {
         let zeros = vec![0.0; device.plan().buckets[bucket as usize].length];
         for moment in 0..2 {
-            device.write_bank(Bank::Moment(moment), BucketId(bucket), &zeros).unwrap();
+            device.write_bank(BucketTensor::Moment(moment), BucketId(bucket), &zeros).unwrap();
         }
     }
     let adamw = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };

@@ -4,7 +4,7 @@
 mod common;
 
 use potluck::base::{BucketId, TensorId};
-use potluck::exec::{Bank, Cpu, Executor};
+use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
 use potluck::graph::{Builder, Graph, Init, Op, Plan, PlanOptions, Unary, differentiate, fuse};
 
@@ -50,8 +50,8 @@ fn check_gradients(graph: Graph) {
     let mut checked = 0;
     for (index, bucket) in buckets.iter().enumerate() {
         let id = BucketId(index as u32);
-        let gradients = device.bank_values(Bank::Gradients, id).to_vec();
-        let parameters = device.bank_values(Bank::Parameters, id).to_vec();
+        let gradients = device.bank_values(BucketTensor::Gradients, id).to_vec();
+        let parameters = device.bank_values(BucketTensor::Parameters, id).to_vec();
         for &(parameter, start) in &bucket.parameters {
             let graph = &device.plan().graph;
             let known = &graph.parameters[parameter.index()];
@@ -60,7 +60,7 @@ fn check_gradients(graph: Graph) {
             for at in start..start + count {
                 let mut loss = |offset: f64| {
                     let value = parameters[at] + offset;
-                    device.set_element(Bank::Parameters, id, at, value);
+                    device.set_element(BucketTensor::Parameters, id, at, value);
                     device.begin_step().unwrap();
                     // Slots are shared: the last pass has used those of the inputs for others.
                     common::fill_inputs(&mut device, 0, ROWS, 11, IDS);

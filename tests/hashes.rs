@@ -3,7 +3,7 @@
 mod common;
 
 use potluck::base::BucketId;
-use potluck::exec::Bank;
+use potluck::exec::BucketTensor;
 use potluck::graph::{Plan, PlanOptions, Unary, Update, UpdateRange, differentiate};
 use potluck::kernels::ops::hash;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
@@ -17,17 +17,23 @@ fn devices_hash_what_they_hold() {
     for mut device in common::devices(&plan, 1) {
         common::fill_parameters(&mut *device, 0.3);
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-            for bank in [Bank::Parameters, Bank::Gradients, Bank::Moment(0)] {
+            for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
+            {
                 let held = device.read_bank(bank, bucket).unwrap();
                 let expected = hash::reference(bytemuck::cast_slice(&held), 0);
                 assert_eq!(device.hash(bank, bucket).unwrap(), expected, "{}", device.name());
             }
-            let before = device.hash(Bank::Parameters, bucket).unwrap();
+            let before = device.hash(BucketTensor::Parameters, bucket).unwrap();
             let update = Update::Sgd { lr: 0.5, momentum: 0.0, weight_decay: 0.5 };
             // One element, which decays.
             let range = UpdateRange { start: 0, length: 1, decay_end: 1, gradient_scale: 1.0 };
             device.update(bucket, &update, &range).unwrap();
-            assert_ne!(device.hash(Bank::Parameters, bucket).unwrap(), before, "{}", device.name());
+            assert_ne!(
+                device.hash(BucketTensor::Parameters, bucket).unwrap(),
+                before,
+                "{}",
+                device.name()
+            );
         }
     }
 }

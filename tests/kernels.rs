@@ -63,7 +63,7 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
     let none = desk.run("devices").ok().out;
     assert!(none.contains("no kernel yet"), "{none}");
 
-    let time = "--set train.tune_seconds=120";
+    let time = "--set train.tune_s=120";
     train(&desk, &format!("wrong@kernel:{TILE}"), &format!("--out first {time}")).ok();
     let first = choices(&desk, "first");
     assert!(first.keys().any(|key| key.starts_with("matmul a b^T (32, ")), "{first:?}");
@@ -83,9 +83,9 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
 
     // A later run, without the planted error, believes the record, and measures nothing.
     let known = fs::read(record(&desk)).unwrap();
-    train(&desk, "", "--out second --set train.tune_seconds=120").ok();
+    train(&desk, "", "--out second --set train.tune_s=120").ok();
     assert_eq!((choices(&desk, "second"), fs::read(record(&desk)).unwrap()), (first, known));
-    train(&desk, "", "--out third --retune --set train.tune_seconds=120").ok();
+    train(&desk, "", "--out third --retune --set train.tune_s=120").ok();
     assert!(!runs(&choices(&desk, "third"), TILE), "certificates are not taken anew");
     let measured = timings(&desk);
     assert!(measured.as_object().is_some_and(|calls| !calls.is_empty()), "{measured}");
@@ -95,7 +95,7 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
 #[test]
 fn a_run_that_goes_on_keeps_its_kernels() {
     let desk = Desk::new();
-    train(&desk, "", "--out run --set train.tune_seconds=0").ok();
+    train(&desk, "", "--out run --set train.tune_s=0").ok();
     let chosen = choices(&desk, "run");
     let saved = desk.manifest("run", 2)["meta"]["resolved"].clone();
     for (call, name) in &chosen {
@@ -107,7 +107,7 @@ fn a_run_that_goes_on_keeps_its_kernels() {
     let (selector, _) = adapter(&desk);
     let resume = |words: &str| {
         let line = format!("train --devices {selector} --resume run {words}");
-        desk.run(&format!("{line} --set train.tune_seconds=120")).ok()
+        desk.run(&format!("{line} --set train.tune_s=120")).ok()
     };
     resume("--steps 3");
     assert_eq!(choices(&desk, "run"), chosen);
@@ -125,7 +125,7 @@ fn without_a_right_kernel_nothing_starts() {
     let (_, name) = adapter(&desk);
     for kernel in ["layer_norm_forward", "matmul_naive", "adamw"] {
         let faults = format!("wrong@kernel:{kernel}");
-        let ran = train(&desk, &faults, "--set train.tune_seconds=0").ended(78);
+        let ran = train(&desk, &faults, "--set train.tune_s=0").ended(78);
         let line = ran.line("error:");
         for part in [name.as_str(), kernel, "NMSE", "--devices cpu"] {
             assert!(line.contains(part), "{part} is missing in: {line}");
@@ -141,10 +141,10 @@ fn without_a_right_kernel_nothing_starts() {
 #[test]
 fn a_record_that_is_damaged_or_cannot_be_written_is_told_and_costs_nothing_else() {
     let desk = Desk::new();
-    train(&desk, "", "--out first --set train.tune_seconds=0").ok();
+    train(&desk, "", "--out first --set train.tune_s=0").ok();
     let path = record(&desk);
     fs::write(&path, "{\"format\": 1, \"dev").unwrap();
-    let ran = train(&desk, "", "--out second --set train.tune_seconds=0").ok();
+    let ran = train(&desk, "", "--out second --set train.tune_s=0").ok();
     assert!(ran.line(path.to_str().unwrap()).contains("is no record of kernels"), "{}", ran.err);
     let aside = PathBuf::from(format!("{}.damaged", path.display()));
     assert!(aside.exists() && fs::metadata(&path).unwrap().len() > 1000);
@@ -153,7 +153,7 @@ fn a_record_that_is_damaged_or_cannot_be_written_is_told_and_costs_nothing_else(
     let (selector, _) = adapter(&desk);
     let line = format!(
         "train tiny.toml --data text.txt --devices {selector} --steps 2 --out third --set \
-         train.tune_seconds=0"
+         train.tune_s=0"
     );
     let below_a_file = desk.path("text.txt").join("cache");
     let mut command = desk.command(&line);

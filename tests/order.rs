@@ -4,7 +4,7 @@
 mod common;
 
 use potluck::base::BucketId;
-use potluck::exec::{Bank, Executor};
+use potluck::exec::{BucketTensor, Executor};
 use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck::model::{GptConfig, gpt};
 
@@ -53,7 +53,7 @@ fn gradients(device: &mut dyn Executor, interleaved: bool) -> Vec<u32> {
     assert_eq!(count, ((2 * ROWS - 1) * 6) as f64);
     let mut bits = vec![(loss as f32).to_bits()];
     for bucket in 0..device.plan().buckets.len() as u32 {
-        let values = device.read_bank(Bank::Gradients, BucketId(bucket)).unwrap();
+        let values = device.read_bank(BucketTensor::Gradients, BucketId(bucket)).unwrap();
         bits.extend(values.iter().map(|v| v.to_bits()));
     }
     bits
@@ -88,7 +88,7 @@ fn one_copy_is_not_enough() {
     }
     passes.iter().for_each(|pass| common::run_phase(&mut device, false, pass));
     let bits: Vec<u32> = device
-        .read_bank(Bank::Gradients, BucketId(0))
+        .read_bank(BucketTensor::Gradients, BucketId(0))
         .unwrap()
         .iter()
         .map(|v| v.to_bits())

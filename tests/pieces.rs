@@ -12,7 +12,7 @@ use common::{devices, devices_with, fill_inputs, fill_parameters, pass, run_phas
 use potluck::base::BucketId;
 use potluck::base::rng::Key;
 use potluck::device::InjectedFault;
-use potluck::exec::{Bank, Executor, Moments, Piece};
+use potluck::exec::{BucketTensor, Executor, Moments, Readback};
 use potluck::graph::{Builder, Init, Plan, PlanOptions, Update, UpdateRange, differentiate};
 
 const ROWS: usize = 3;
@@ -52,16 +52,16 @@ fn ranges(length: usize, size: usize) -> Vec<Range<usize>> {
 }
 
 /// Begins to read a whole bucket in pieces.
-fn begin_all(device: &mut dyn Executor, bank: Bank, (bucket, length): (BucketId, usize)) {
-    for range in ranges(length, device.piece_elements()) {
-        device.begin_read(bank, bucket, range).unwrap();
+fn begin_all(device: &mut dyn Executor, bank: BucketTensor, (bucket, length): (BucketId, usize)) {
+    for range in ranges(length, device.readback_elements_max()) {
+        device.start_readback(bank, bucket, range).unwrap();
     }
 }
 
 /// Waits for all pieces under way, and puts those of one bucket together.
 fn join(device: &mut dyn Executor, length: usize) -> Vec<f32> {
     let mut values = vec![f32::NAN; length];
-    while let Some(piece) = device.take_read(true).unwrap() {
+    while let Some(piece) = device.next_readback(true).unwrap() {
         values[piece.range.clone()].copy_from_slice(piece.values());
     }
     values
@@ -73,7 +73,8 @@ fn pieces_come_in_order_with_the_bits_of_their_ranges() {
         let device = device.as_mut();
         let mut wanted = Vec::new();
         for (bucket, length) in buckets(device) {
-            for bank in [Bank::Parameters, Bank::Gradients, Bank::Moment(0)] {
+            for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
+            {
                 let seed = 10 * u64::from(bucket.0) + wanted.len() as u64;
                 let values = normals(length, seed);
                 device.write_bank(bank, bucket, &values).unwrap();
@@ -83,17 +84,17 @@ fn pieces_come_in_order_with_the_bits_of_their_ranges() {
             }
         }
         for (bank, bucket, range, _) in &wanted {
-            device.begin_read(*bank, *bucket, range.clone()).unwrap();
+            device.start_readback(*bank, *bucket, range.clone()).unwrap();
         }
         for (bank, bucket, range, expected) in wanted {
-            assert!(device.is_reading());
-            let piece = device.take_read(true).unwrap().unwrap();
+            assert!(device.has_readbacks());
+            let piece = device.next_readback(true).unwrap().unwrap();
             assert_eq!((piece.bank, piece.bucket, &piece.range), (bank, bucket, &range));
             assert!(bits(piece.values()) == expected, "{}: {bank:?} {range:?}", device.name());
         }
-        assert!(!device.is_reading());
-        assert!(device.take_read(true).unwrap().is_none());
-        assert!(device.take_read(false).unwrap().is_none());
+        assert!(!device.has_readbacks());
+        assert!(device.next_readback(true).unwrap().is_none());
+        assert!(device.next_readback(false).unwrap().is_none());
     }
 }
 
@@ -104,9 +105,9 @@ fn more_pieces_than_slots_come_while_another_thread_holds_the_first() {
         let device = device.as_mut();
         let (bucket, length) = buckets(device)[0];
         let values = normals(length, 3);
-        device.write_bank(Bank::Gradients, bucket, &values).unwrap();
-        begin_all(device, Bank::Gradients, (bucket, length));
-        let (sender, pieces) = mpsc::channel::<Piece>();
+        device.write_bank(BucketTensor::Gradients, bucket, &values).unwrap();
+        begin_all(device, BucketTensor::Gradients, (bucket, length));
+        let (sender, pieces) = mpsc::channel::<Readback>();
         let reader = std::thread::spawn(move || {
             let (mut held, mut read) = (Vec::new(), Vec::new());
             loop {
@@ -116,14 +117,14 @@ fn more_pieces_than_slots_come_while_another_thread_holds_the_first() {
                     Err(mpsc::RecvTimeoutError::Timeout) => panic!("they do not come"),
                 }
                 if held.len() == 200 {
-                    held.drain(..).for_each(|p: Piece| read.extend_from_slice(p.values()));
+                    held.drain(..).for_each(|p: Readback| read.extend_from_slice(p.values()));
                 }
             }
             held.iter().for_each(|piece| read.extend_from_slice(piece.values()));
             read
         });
-        while device.is_reading() {
-            match device.take_read(true).unwrap() {
+        while device.has_readbacks() {
+            match device.next_readback(true).unwrap() {
                 Some(piece) => sender.send(piece).unwrap(),
                 // The reader has them all.
                 None => std::thread::sleep(Duration::from_millis(1)),
@@ -143,12 +144,12 @@ fn pieces_without_a_slot_keep_what_they_were_begun_with() {
         let device = device.as_mut();
         let (bucket, length) = buckets(device)[0];
         let values = normals(length, 4);
-        device.write_bank(Bank::Gradients, bucket, &values).unwrap();
-        begin_all(device, Bank::Gradients, (bucket, length));
-        device.write_range(Bank::Gradients, bucket, length / 2, &[7.0; 1000]).unwrap();
+        device.write_bank(BucketTensor::Gradients, bucket, &values).unwrap();
+        begin_all(device, BucketTensor::Gradients, (bucket, length));
+        device.write_range(BucketTensor::Gradients, bucket, length / 2, &[7.0; 1000]).unwrap();
         device.begin_step().unwrap();
         assert!(bits(&join(device, length)) == bits(&values), "{}", device.name());
-        let after = device.read_bank(Bank::Gradients, bucket).unwrap();
+        let after = device.read_bank(BucketTensor::Gradients, bucket).unwrap();
         assert!(after.iter().all(|value| *value == 0.0), "{}", device.name());
     }
 }
@@ -168,15 +169,15 @@ fn gradients_that_are_read_while_backward_passes_follow_are_those_of_the_beginni
         micro_batch(device, 1);
         let all = buckets(device);
         let read = |device: &mut dyn Executor, bucket: BucketId| {
-            bits(&device.read_bank(Bank::Gradients, bucket).unwrap())
+            bits(&device.read_bank(BucketTensor::Gradients, bucket).unwrap())
         };
         let expected: Vec<_> = all.iter().map(|(bucket, _)| read(device, *bucket)).collect();
         device.begin_step().unwrap();
         micro_batch(device, 1);
-        all.iter().for_each(|bucket| begin_all(device, Bank::Gradients, *bucket));
+        all.iter().for_each(|bucket| begin_all(device, BucketTensor::Gradients, *bucket));
         micro_batch(device, 2);
         let mut got: Vec<Vec<u32>> = vec![Vec::new(); all.len()];
-        while let Some(piece) = device.take_read(true).unwrap() {
+        while let Some(piece) = device.next_readback(true).unwrap() {
             got[piece.bucket.index()].extend(bits(piece.values()));
         }
         assert!(got == expected, "{}", device.name());
@@ -191,19 +192,19 @@ fn pieces_come_without_waiting_once_the_device_is_done() {
         let (bucket, length) = buckets(device)[0];
         let done = Arc::new(AtomicBool::new(false));
         let told = done.clone();
-        device.begin_read(Bank::Gradients, bucket, 0..length).unwrap();
-        device.when_done(Box::new(move || told.store(true, Ordering::Relaxed))).unwrap();
+        device.start_readback(BucketTensor::Gradients, bucket, 0..length).unwrap();
+        device.on_queue_done(Box::new(move || told.store(true, Ordering::Relaxed))).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
         let piece = loop {
             assert!(Instant::now() < end, "{}: nothing comes", device.name());
-            if let Some(piece) = device.take_read(false).unwrap() {
+            if let Some(piece) = device.next_readback(false).unwrap() {
                 break piece;
             }
         };
         assert_eq!(piece.values(), vec![0.0; length]);
         while !done.load(Ordering::Relaxed) {
             assert!(Instant::now() < end, "{}: nobody was told", device.name());
-            device.take_read(false).unwrap();
+            device.next_readback(false).unwrap();
         }
     }
 }
@@ -213,10 +214,10 @@ fn pieces_outlive_their_device() {
     for mut device in devices(&plan(64), 0) {
         let (bucket, length) = buckets(device.as_ref())[0];
         let values = normals(length, 5);
-        device.write_bank(Bank::Parameters, bucket, &values).unwrap();
-        device.begin_read(Bank::Parameters, bucket, 0..length).unwrap();
-        device.begin_read(Bank::Parameters, bucket, 0..10).unwrap();
-        let piece = device.take_read(true).unwrap().unwrap();
+        device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
+        device.start_readback(BucketTensor::Parameters, bucket, 0..length).unwrap();
+        device.start_readback(BucketTensor::Parameters, bucket, 0..10).unwrap();
+        let piece = device.next_readback(true).unwrap().unwrap();
         drop(device);
         let reader = std::thread::spawn(move || bits(piece.values()));
         assert!(reader.join().unwrap() == bits(&values));
@@ -230,21 +231,21 @@ fn a_device_that_is_lost_while_pieces_are_under_way_says_so() {
         let device = device.as_mut();
         let (bucket, length) = buckets(device)[0];
         let values = normals(length, 6);
-        device.write_bank(Bank::Parameters, bucket, &values).unwrap();
+        device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
         for _ in 0..3 {
-            device.begin_read(Bank::Parameters, bucket, 0..length).unwrap();
+            device.start_readback(BucketTensor::Parameters, bucket, 0..length).unwrap();
         }
-        let piece = device.take_read(true).unwrap().unwrap();
-        if device.fault(InjectedFault::Lost).is_err() {
+        let piece = device.next_readback(true).unwrap().unwrap();
+        if device.inject_fault(InjectedFault::Lost).is_err() {
             // The CPU device cannot be lost but by saying so.
             continue;
         }
         // What had come before is still given.
-        let mut taken = (0..3).map(|_| device.take_read(true));
+        let mut taken = (0..3).map(|_| device.next_readback(true));
         let error = taken.find_map(Result::err).expect("only two more were begun").to_string();
         assert!(error.contains("the device was lost"), "{error}");
-        assert!(device.take_read(false).is_err() && device.take_read(true).is_err());
-        let _ = device.begin_read(Bank::Parameters, bucket, 0..length);
+        assert!(device.next_readback(false).is_err() && device.next_readback(true).is_err());
+        let _ = device.start_readback(BucketTensor::Parameters, bucket, 0..length);
         assert!(device.run(0..1, &pass(0, ROWS)).is_err());
         assert!(bits(piece.values()) == bits(&values), "{}", device.name());
     }
@@ -255,7 +256,8 @@ fn ranges_are_written_where_they_belong() {
     for mut device in devices(&plan(96), 1) {
         let device = device.as_mut();
         for (bucket, length) in buckets(device) {
-            for bank in [Bank::Parameters, Bank::Gradients, Bank::Moment(0)] {
+            for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
+            {
                 let mut expected = normals(length, 7);
                 device.write_bank(bank, bucket, &expected).unwrap();
                 for range in [0..3, 63..65, length - 70..length, 10..10] {
@@ -291,12 +293,14 @@ fn rules() -> [Update; 3] {
 fn fill_banks(device: &mut dyn Executor, moments: usize) {
     for (bucket, length) in buckets(device) {
         let owned = device.owned(bucket);
-        device.write_bank(Bank::Parameters, bucket, &normals(length, 20)).unwrap();
-        device.write_bank(Bank::Gradients, bucket, &normals(length, 21)).unwrap();
+        device.write_bank(BucketTensor::Parameters, bucket, &normals(length, 20)).unwrap();
+        device.write_bank(BucketTensor::Gradients, bucket, &normals(length, 21)).unwrap();
         for moment in 0..moments {
             let values: Vec<f32> =
                 normals(length, 22 + moment as u64).iter().map(|v| 0.1 + v * v).collect();
-            device.write_bank(Bank::Moment(moment), bucket, &values[owned.clone()]).unwrap();
+            device
+                .write_bank(BucketTensor::Moment(moment), bucket, &values[owned.clone()])
+                .unwrap();
         }
     }
 }
@@ -314,12 +318,12 @@ fn update_owned(device: &mut dyn Executor, rule: &Update) -> Vec<(Range<usize>, 
             let range = UpdateRange { start, length, decay_end, gradient_scale: 0.7 };
             device.update(bucket, rule, &range).unwrap();
         }
-        let parameters = device.read_bank(Bank::Parameters, bucket).unwrap();
+        let parameters = device.read_bank(BucketTensor::Parameters, bucket).unwrap();
         let mut banks = vec![bits(&parameters[owned.clone()])];
         for moment in 0..rule.moments() {
-            let values = device.read_bank(Bank::Moment(moment), bucket).unwrap();
+            let values = device.read_bank(BucketTensor::Moment(moment), bucket).unwrap();
             let hash = potluck::kernels::ops::hash::fast(bytemuck::cast_slice(&values), 0);
-            assert_eq!(device.hash(Bank::Moment(moment), bucket).unwrap(), hash);
+            assert_eq!(device.hash(BucketTensor::Moment(moment), bucket).unwrap(), hash);
             banks.push(bits(&values));
         }
         results.push((owned, banks));
@@ -370,7 +374,7 @@ fn sums_on_the_device_are_those_of_the_host() {
         let scale = |i: usize| 2f32.powi((i % 120) as i32 - 60);
         let gradients: Vec<f32> =
             normals(length, 8).iter().enumerate().map(|(i, v)| v * scale(i)).collect();
-        device.write_bank(Bank::Gradients, bucket, &gradients).unwrap();
+        device.write_bank(BucketTensor::Gradients, bucket, &gradients).unwrap();
         for range in [0..length, 64..64 + 3000, 5..6, 1001..8002, length - 64..length, 9..9] {
             let mut partial = normals(range.len(), 9);
             for (i, (sum, gradient)) in

@@ -62,7 +62,7 @@ fn trained(devices: &str, shares: &[usize], micro_batch: usize) -> (Vec<f64>, Ve
         shares: shares.to_vec(),
         micro_batch,
         clip: 0.5,
-        tune_seconds: 0.0,
+        tune_s: 0.0,
         ..TrainerOptions::new(devices, optimizer, BATCH)
     };
     let mut trainer = Trainer::new(classifier(), &options).unwrap();
@@ -129,8 +129,8 @@ fn two_runs_of_unlike_devices_end_in_the_same_bits() {
 
 const SETTINGS: &str = "--quiet --steps 12 --set train.batch=12 --set model.dropout=0.1 \
      --set train.micro_batch=3 --set train.checkpoint_every=4 --set train.eval_every=6 \
-     --set train.tune_seconds=0 \
-     --set parallel.shares=7,3,2 --set parallel.hash_every=1 --set train.deadline_s=10";
+     --set train.tune_s=0 \
+     --set parallel.shares=7,3,2 --set parallel.hash_every=1 --set train.device_timeout_s=10";
 const STEPS: u64 = 12;
 
 fn train(desk: &Desk, fault: &str, devices: &str, more: &str) -> Ran {
@@ -158,8 +158,8 @@ fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
         state(&desk) == whole
     };
     assert!(same("--set parallel.overlap=false"));
-    assert!(same("--set parallel.adding=host"));
-    assert!(same("--set parallel.adding=device"), "addition is exact on every device");
+    assert!(same("--set parallel.reduce_site=host"));
+    assert!(same("--set parallel.reduce_site=device"), "addition is exact on every device");
     // Norms are added up by chunk, so clipping would see other last bits. There are more chunks
     // than places to read them back to.
     let unclipped = Desk::new();
@@ -223,7 +223,7 @@ fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
     assert!(ran.line("error:").contains("after step 8"), "{}", ran.err);
     assert!(!desk.path("run/checkpoints/step-00000008").exists());
     let desk = Desk::new();
-    let repair = "--set parallel.on_difference=repair";
+    let repair = "--set parallel.on_mismatch=repair";
     let ran = train(&desk, "flip@gather:6/1", &devices, repair).ok();
     assert!(ran.line("warning:").contains("were repaired"), "{}", ran.err);
     let undisturbed = Desk::new();
@@ -260,7 +260,7 @@ fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
     for (point, adding) in [("reduce", "host"), ("reduce", "device")] {
         let desk = Desk::new();
         let started = Instant::now();
-        let adding = format!("--set parallel.adding={adding}");
+        let adding = format!("--set parallel.reduce_site={adding}");
         let ran = train(&desk, &format!("hang@{point}:7/1"), &unlike(), &adding).ended(75);
         let error = ran.line("error:");
         assert!(error.contains("rank 1: "), "{error}");
@@ -359,7 +359,7 @@ fn a_resumed_run_with_measured_shares_ends_in_the_same_bits() {
     let devices = unlike();
     let desk = Desk::new();
     let more = "--set train.batch=24 --set train.micro_batch=6 --set train.checkpoint_every=4 \
-         --set train.checkpoint_keep=9 --set train.tune_seconds=1 --set train.sample_tokens=0";
+         --set train.checkpoint_keep=9 --set train.tune_s=1 --set train.sample_tokens=0";
     let line = format!("train tiny.toml --data text.txt --out run --devices {devices} {more}");
     desk.run(&format!("{line} --steps 12")).ok();
     let from = "run/checkpoints/step-00000004";

@@ -170,7 +170,7 @@ impl KernelSelector {
         if self.work.untimed > 0 {
             notes.push(format!(
                 "the kernels of {} of {} calls were not timed within {} s: they run as chosen \
-                 without measuring; to time all, give --retune and a larger train.tune_seconds",
+                 without measuring; to time all, give --retune and a larger train.tune_s",
                 self.work.untimed,
                 calls.len(),
                 tuning.seconds

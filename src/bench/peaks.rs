@@ -211,7 +211,7 @@ fn dispatches(device: &mut BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Resul
         Ok::<_, DeviceError>(begun.elapsed().as_secs_f64())
     })?;
     for (name, seconds) in [("dispatch.in_pass", in_pass), ("dispatch.round_trip", alone)] {
-        sheet.add(Figure::time(name, "us", 1e6, &seconds));
+        sheet.add(Figure::profile(name, "us", 1e6, &seconds));
     }
     Ok(())
 }

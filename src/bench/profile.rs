@@ -9,14 +9,14 @@ use crate::base::{BucketId, Rank};
 use crate::config::RunConfig;
 use crate::data::Tokenizer;
 use crate::device::DeviceError;
-use crate::exec::{Executor, Pass, Timing, Work};
+use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget};
 use crate::faults::Faults;
 use crate::graph::UpdateRange;
 use crate::kernels::{Cost, RandomContext};
 use crate::parallel::{Instruction, Program, single_rank};
-use crate::runtime::device_thread::Driver;
-use crate::runtime::open::{self, Opened};
-use crate::runtime::step::{Alone, StepInput, load, run_step};
+use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::open::{self, OpenDevice};
+use crate::runtime::step::{NoPeers, StepInput, load, run_step};
 use crate::train::build;
 use crate::train::error::TrainError;
 use crate::train::loader::{Loader, Source};
@@ -41,7 +41,7 @@ pub struct Profile {
 /// The kernels of a step that do the same.
 struct Row {
     /// What was timed; seconds and cost are those of all of them.
-    timing: Timing,
+    timing: KernelProfile,
     count: usize,
     part: Part,
 }
@@ -71,7 +71,7 @@ impl Profile {
         let inputs = inputs(config, source(config, &plan.graph, &data, (0, 0))?, &program)?;
         let moments = build::optimizer(config).moments();
         let options = build::open_options(config);
-        let Opened { driver, identity, .. } = open::open(selector, plan, moments, &options)?;
+        let OpenDevice { driver, identity, .. } = open::open(selector, plan, moments, &options)?;
         let seed = config.train.seed;
         driver.run("initialization", move |device| open::initialize(device, seed))?;
         let (mut seconds, mut busy) = (Vec::new(), Vec::new());
@@ -106,7 +106,7 @@ impl Profile {
             "ms/step", "share", "count", "GFLOP/s", "GB/s", "op", "variant"
         );
         for Row { timing, count, .. } in &self.rows {
-            let Timing { op, shape, variant, seconds, cost } = timing;
+            let KernelProfile { op, shape, variant, seconds, cost } = timing;
             let share = 100.0 * seconds / total;
             let rate = |work: f64| if *seconds > 0.0 { 1e-9 * work / seconds } else { 0.0 };
             let (flops, bytes) = (rate(cost.flops), rate(cost.bytes));
@@ -170,11 +170,14 @@ fn inputs(
 }
 
 /// The busy share that a step reports, and its wall time.
-fn timed_step(driver: &Driver, input: &Arc<StepInput>) -> Result<(Option<f64>, f64), DeviceError> {
+fn timed_step(
+    driver: &DeviceThread,
+    input: &Arc<StepInput>,
+) -> Result<(Option<f64>, f64), DeviceError> {
     let input = Arc::clone(input);
     driver.run("a step", move |device| {
         let started = Instant::now();
-        let report = run_step(device, &input, &mut Alone::default())?;
+        let report = run_step(device, &input, &mut NoPeers::default())?;
         // The updates are part of the step: a read waits for them.
         device.loss()?;
         Ok((report.busy, started.elapsed().as_secs_f64()))
@@ -205,7 +208,7 @@ fn timed_rows(device: &mut dyn Executor, input: &StepInput) -> Result<Vec<Row>, 
             row.timing.seconds += seconds;
             row.count += 1;
         } else {
-            let timing = Timing { seconds, ..timing.clone() };
+            let timing = KernelProfile { seconds, ..timing.clone() };
             rows.push(Row { timing, count: 1, part: *part });
         }
     }
@@ -217,12 +220,12 @@ fn timed_rows(device: &mut dyn Executor, input: &StepInput) -> Result<Vec<Row>, 
 fn kernels(
     device: &mut dyn Executor,
     input: &StepInput,
-) -> Result<Vec<(Part, Timing)>, DeviceError> {
+) -> Result<Vec<(Part, KernelProfile)>, DeviceError> {
     let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
     let samples: u32 = input.program.micro_batches.iter().map(|m| m.rows).sum();
     let pass = |micro_batch: usize| {
         let rows = input.program.micro_batches[micro_batch].rows as usize;
-        Pass { copy: 0, rows, random }
+        PassContext { stash_index: 0, rows, random }
     };
     let mut timings = Vec::new();
     device.begin_step()?;
@@ -234,12 +237,12 @@ fn kernels(
             }
             Instruction::Run { segment, micro_batch } => {
                 let nodes = device.plan().segments[segment.index()].nodes.clone();
-                (Part::Nodes, nodes.map(Work::Node).collect::<Vec<_>>(), pass(micro_batch))
+                (Part::Nodes, nodes.map(ProfileTarget::Node).collect::<Vec<_>>(), pass(micro_batch))
             }
             Instruction::ZeroGradients | Instruction::Start(_) | Instruction::Wait(_) => continue,
             Instruction::Verdict => {
                 let buckets = 0..device.plan().buckets.len() as u32;
-                (Part::Norms, buckets.map(|b| Work::Norm(BucketId(b))).collect(), pass(0))
+                (Part::Norms, buckets.map(|b| ProfileTarget::Norm(BucketId(b))).collect(), pass(0))
             }
             Instruction::Update { bucket } => {
                 let layout = &device.plan().buckets[bucket.index()];
@@ -249,11 +252,11 @@ fn kernels(
                     decay_end: layout.decay_end,
                     gradient_scale: 1.0 / samples as f32,
                 };
-                (Part::Updates, vec![Work::Update(bucket, input.update, range)], pass(0))
+                (Part::Updates, vec![ProfileTarget::Update(bucket, input.update, range)], pass(0))
             }
         };
         for work in works {
-            timings.extend(device.time(&work, &pass)?.map(|timing| (part, timing)));
+            timings.extend(device.profile(&work, &pass)?.map(|timing| (part, timing)));
         }
     }
     Ok(timings)
@@ -272,7 +275,7 @@ mod tests {
     #[test]
     fn the_table_adds_up_and_the_longest_comes_first() {
         let row = |op: &str, seconds: f64, part: Part| Row {
-            timing: Timing {
+            timing: KernelProfile {
                 op: op.into(),
                 shape: "(8,8) -> (8,8)".into(),
                 variant: "plain".into(),

@@ -139,7 +139,7 @@ impl Figure {
     }
 
     /// Samples of seconds as a time, in `unit`s of which `per_second` make a second.
-    pub fn time(name: &str, unit: &str, per_second: f64, seconds: &[f64]) -> Self {
+    pub fn profile(name: &str, unit: &str, per_second: f64, seconds: &[f64]) -> Self {
         let times: Vec<f64> = seconds.iter().map(|seconds| seconds * per_second).collect();
         Self::new(name, unit, Better::Lower, &times)
     }
@@ -277,7 +277,7 @@ mod tests {
         let mut sheet = Sheet::new(&mut say);
         sheet.add(Figure::rate("matmul.square_128", GFLOPS, 1e9, &[1.0]).on("a"));
         sheet.add(figure);
-        sheet.add(Figure::time("dispatch.in_pass", "us", 1e6, &[2e-6]));
+        sheet.add(Figure::profile("dispatch.in_pass", "us", 1e6, &[2e-6]));
         sheet.skip("matmul.square_256", "too slow");
         let (figures, skipped) = sheet.finish();
         let [name, api, driver, kind] = ["d", "vulkan", "", "software"].map(String::from);

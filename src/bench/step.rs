@@ -109,10 +109,10 @@ fn measure_model(
     let on = format!("batch {batch}, context {}, AdamW", config.context);
     let what = |what: &str| format!("step.{name}_{what}");
     let figures = [
-        Figure::time(&what("time"), "ms", 1e3, &seconds),
+        Figure::profile(&what("time"), "ms", 1e3, &seconds),
         Figure::new(&what("tokens"), "tokens/s", Better::Higher, &rates),
         Figure::rate(&what("flops"), GFLOPS, flops, &seconds),
-        Figure::time(&what("first_step"), "ms", 1e3, &[first]),
+        Figure::profile(&what("first_step"), "ms", 1e3, &[first]),
     ];
     figures.into_iter().for_each(|figure| sheet.add(figure.on(&on)));
     Ok(())

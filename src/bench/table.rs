@@ -275,7 +275,7 @@ mod tests {
         let square = Figure::rate("matmul.square_128", GFLOPS, 1e9, &[0.01, 0.01]);
         sheet.add(square.by("matmul_naive").on("(128, 128) (128, 128)"));
         let ms = [0.001, 0.002];
-        sheet.add(Figure::time("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
+        sheet.add(Figure::profile("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
         sheet.add(Figure::new("step.gpt_small_tokens", "tokens/s", Better::Higher, &[44_100.0]));
         let (figures, _) = sheet.finish();
         let skipped = vec![Skipped { name: "matmul.square_256".into(), why: "too slow".into() }];

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::Usage;
+use super::UsageError;
 use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs};
 use crate::bench::{self, Effort, Options, Part, Report, collectives};
 use crate::files;
@@ -48,7 +48,7 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
 }
 
 /// Whether a file can be written, before anything is measured for it.
-fn writable(path: Option<&Path>, flag: &str) -> Result<(), Usage> {
+fn writable(path: Option<&Path>, flag: &str) -> Result<(), UsageError> {
     let file = path.filter(|path| *path != Path::new(STDOUT));
     file.map_or(Ok(()), |path| super::writable(path, flag))
 }
@@ -92,8 +92,8 @@ fn options(args: &BenchArgs) -> Options {
     Options { devices: args.devices.clone(), effort, parts, full: args.full }
 }
 
-fn read(path: &Path) -> Result<Report, Usage> {
-    let refused = |why: String| Usage(format!("{}: {why}", path.display()));
+fn read(path: &Path) -> Result<Report, UsageError> {
+    let refused = |why: String| UsageError(format!("{}: {why}", path.display()));
     let text = fs::read_to_string(path);
     let text = text.map_err(|why| refused(format!("cannot be read: {why}")))?;
     Report::from_json(&text).map_err(|why| refused(why.to_string()))

@@ -183,7 +183,7 @@ fn memory_text(memory: AdapterMemory) -> String {
         (Some(bytes), false) => binary(bytes),
         (Some(bytes), true) => format!("up to {} of the host's", binary(bytes)),
         (None, true) => "the host's; how much of it is unknown".into(),
-        (None, false) => "unknown; train.memory_mib sets it".into(),
+        (None, false) => "unknown; train.device_memory_mib sets it".into(),
     }
 }
 
@@ -268,7 +268,7 @@ mod tests {
         let text = |bytes, of_host| memory_text(AdapterMemory { bytes, of_host });
         assert_eq!(text(Some(8 << 30), false), "8 GiB");
         assert_eq!(text(Some(8 << 30), true), "up to 8 GiB of the host's");
-        assert!(text(None, false).contains("train.memory_mib"));
+        assert!(text(None, false).contains("train.device_memory_mib"));
         assert!(text(None, true).contains("unknown"));
     }
 }

@@ -7,7 +7,7 @@ use crate::base::{BucketId, Rank};
 use crate::bench::profile::Profile;
 use crate::collective::{ShardLayout, Topology};
 use crate::config::RunConfig;
-use crate::config::schema::{Balance, CollectiveKind};
+use crate::config::schema::{Balance, CollectiveTopology};
 use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::exec::staging_bytes;
@@ -49,25 +49,25 @@ pub fn explanation(
         }
         Explain::Dot => graph_dot(&plan.graph),
         Explain::Memory | Explain::Program | Explain::Communication => {
-            let team = Team::of(config, devices)?;
+            let devices_of_run = PlannedDevices::of(config, devices)?;
             let told = match explain {
-                Explain::Memory => memory(config, &team, vocabulary)?,
-                Explain::Program => program(config, &team, &plan),
-                _ => communication(config, &team, &plan),
+                Explain::Memory => memory(config, &devices_of_run, vocabulary)?,
+                Explain::Program => program(config, &devices_of_run, &plan),
+                _ => communication(config, &devices_of_run, &plan),
             };
-            team.caveat(config).to_string() + &told
+            devices_of_run.caveat(config).to_string() + &told
         }
         Explain::Kernels | Explain::Keys | Explain::Config => String::new(),
     })
 }
 
 /// The devices of a run as far as they are known without being opened.
-struct Team {
+struct PlannedDevices {
     names: Vec<String>,
     shares: Vec<Share>,
 }
 
-impl Team {
+impl PlannedDevices {
     fn of(config: &RunConfig, devices: &str) -> anyhow::Result<Self> {
         let chosen = selections(devices)?;
         let name = |selection: &Selection| match selection {
@@ -77,7 +77,7 @@ impl Team {
         let names: Vec<String> = chosen.iter().map(name).collect();
         let batch = config.train.batch as u32;
         let counts = match is_measured(config) {
-            true => timing::even(batch, names.len()),
+            true => timing::split_evenly(batch, names.len()),
             false => fixed_counts(&build::parallel_options(config), batch, names.len())?,
         };
         let rows = config.train.micro_batch as u32;
@@ -115,36 +115,39 @@ fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
     (0..plan.buckets.len() as u32).map(BucketId)
 }
 
-fn memory(config: &RunConfig, team: &Team, vocabulary: usize) -> Result<String, TrainError> {
+fn memory(
+    config: &RunConfig,
+    devices_of_run: &PlannedDevices,
+    vocabulary: usize,
+) -> Result<String, TrainError> {
     let moments = build::optimizer(config).moments();
     let of_rank = |(rank, share): (u32, &Share)| {
         let mut config = config.clone();
         config.train.micro_batch = share.micro_batch.min(share.count).max(1) as usize;
         let plan = build::plan(&config, vocabulary)?;
-        let layout = layout_of(&build::parallel_options(&config), &plan, team.names.len());
+        let layout =
+            layout_of(&build::parallel_options(&config), &plan, devices_of_run.names.len());
         let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Rank(rank)).len()).sum();
         Ok((plan, owned))
     };
-    let plans = (0..).zip(&team.shares).map(of_rank).collect::<Result<Vec<_>, TrainError>>()?;
+    let plans =
+        (0..).zip(&devices_of_run.shares).map(of_rank).collect::<Result<Vec<_>, TrainError>>()?;
     if let [(plan, _)] = &plans[..] {
         return Ok(memory_table(plan, moments));
     }
-    let ranks = team.names.iter().zip(&plans).map(|(name, (plan, owned))| RankMemoryUsage {
-        name,
-        plan,
-        owned: *owned,
-        staging: Some(staging_bytes(plan)),
+    let ranks = devices_of_run.names.iter().zip(&plans).map(|(name, (plan, owned))| {
+        RankMemoryUsage { name, plan, owned: *owned, staging: Some(staging_bytes(plan)) }
     });
     Ok(memory_tables(&ranks.collect::<Vec<_>>(), moments))
 }
 
-fn program(config: &RunConfig, team: &Team, plan: &Plan) -> String {
-    if let [share] = team.shares[..] {
+fn program(config: &RunConfig, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
+    if let [share] = devices_of_run.shares[..] {
         return single_rank(plan, share.count, share.micro_batch).to_string();
     }
     let overlap = config.parallel.overlap;
-    let programs = team.shares.iter().enumerate().map(|(rank, share)| {
-        format!("{}\n{}", team.title(rank), data_parallel(plan, *share, overlap))
+    let programs = devices_of_run.shares.iter().enumerate().map(|(rank, share)| {
+        format!("{}\n{}", devices_of_run.title(rank), data_parallel(plan, *share, overlap))
     });
     programs.collect::<Vec<_>>().join("\n")
 }
@@ -188,19 +191,20 @@ fn sent(layout: &ShardLayout, rank: u32) -> [Sent; 2] {
     [reduce, gather]
 }
 
-fn communication(config: &RunConfig, team: &Team, plan: &Plan) -> String {
-    if team.world() == 1 {
+fn communication(config: &RunConfig, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
+    if devices_of_run.world() == 1 {
         return "one device: nothing travels\n".into();
     }
-    let layout = layout_of(&build::parallel_options(config), plan, team.names.len());
-    [head(config, team), bucket_rows(&layout, plan), sender_rows(&layout, team)].join("\n")
+    let layout = layout_of(&build::parallel_options(config), plan, devices_of_run.names.len());
+    [head(config, devices_of_run), bucket_rows(&layout, plan), sender_rows(&layout, devices_of_run)]
+        .join("\n")
 }
 
-fn head(config: &RunConfig, team: &Team) -> String {
-    let world = team.world();
+fn head(config: &RunConfig, devices_of_run: &PlannedDevices) -> String {
+    let world = devices_of_run.world();
     let hops = match config.parallel.collective {
-        CollectiveKind::Ring => world - 1,
-        CollectiveKind::Star => 1,
+        CollectiveTopology::Ring => world - 1,
+        CollectiveTopology::Star => 1,
     };
     let (way, kib) = (config.parallel.collective.word(), config.parallel.chunk_kib);
     format!(
@@ -227,7 +231,7 @@ fn bucket_rows(layout: &ShardLayout, plan: &Plan) -> String {
 }
 
 /// What each rank sends in a step, and in how many messages.
-fn sender_rows(layout: &ShardLayout, team: &Team) -> String {
+fn sender_rows(layout: &ShardLayout, devices_of_run: &PlannedDevices) -> String {
     let columns = ["reduce", "gather", "a step"].map(|title| format!("{title:>11}{:8}", ""));
     let mut text = format!("  {:<8}{}\n", "sends", columns.concat().trim_end());
     let mut all = [Sent::default(); 3];
@@ -236,7 +240,7 @@ fn sender_rows(layout: &ShardLayout, team: &Team) -> String {
         let cells: String = sent.iter().map(cell).collect();
         let _ = writeln!(text, "  {title:<8}{}", format!("{cells} {name}").trim_end());
     };
-    for (name, rank) in team.names.iter().zip(0..) {
+    for (name, rank) in devices_of_run.names.iter().zip(0..) {
         let [reduce, gather] = sent(layout, rank);
         let sent = [reduce, gather, reduce.plus(gather)];
         all = std::array::from_fn(|column| all[column].plus(sent[column]));

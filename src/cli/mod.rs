@@ -56,13 +56,14 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(error) = error.downcast_ref::<TrainError>() {
         return error.exit_code();
     }
-    let typed = error.is::<ConfigError>() || error.is::<Usage>();
+    let typed = error.is::<ConfigError>() || error.is::<UsageError>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 
 /// Refuses a place for the file that a flag names before minutes are spent on what it will hold.
-fn writable(path: &Path, flag: &str) -> Result<(), Usage> {
-    let refused = |why| Err(Usage(format!("{} {why}; name a file for {flag}", path.display())));
+fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
+    let refused =
+        |why| Err(UsageError(format!("{} {why}; name a file for {flag}", path.display())));
     if path.is_dir() {
         return refused("is a directory".to_string());
     }
@@ -81,4 +82,4 @@ fn writable(path: &Path, flag: &str) -> Result<(), Usage> {
 /// Something typed that cannot be done.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Usage(pub String);
+pub struct UsageError(pub String);

@@ -10,7 +10,7 @@ use crate::config::schema::DataKind;
 use crate::data::{Part, TextData};
 use crate::model::LanguageModel;
 use crate::runtime::open::{self, OpenOptions};
-use crate::runtime::workers::Team;
+use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
 use crate::train::loader::Source;
@@ -33,13 +33,13 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     }
     if part == Part::HeldOut && config.data.held_out == 0.0 {
         let why = "the run held nothing out; say --part training or --data PATH";
-        return Err(TrainError::Unusable(why.into()).into());
+        return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let step = checkpoint.meta.step;
     let data = build::data(&config, checkpoint.meta.tokenizer.clone())?;
-    let (team, source) = open(&args.checkpoint, checkpoint, &config, data)?;
+    let (group, source) = open(&args.checkpoint, checkpoint, &config, data)?;
     let rows = [config.train.micro_batch as u32];
-    let loss = evaluate_part(&team, &source, &rows, &[1], part)?;
+    let loss = evaluate_part(&group, &source, &rows, &[1], part)?;
     let targets = source.data.windows(part, source.model.context).len() * source.model.context;
     if args.json {
         let perplexity = loss.exp();
@@ -59,7 +59,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
 /// Writes the prompt and what the model makes of it, piece by piece.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, config) = load(&args.checkpoint)?;
-    let no_text = || TrainError::Unusable("the checkpoint is not of a model of text".into());
+    let no_text = || TrainError::InvalidRequest("the checkpoint is not of a model of text".into());
     let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
     let prompt = args.prompt.clone().unwrap_or_else(|| generate::opening(&tokenizer));
     // A prompt that cannot be continued is refused before any of it is printed.
@@ -67,11 +67,11 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let plan = build::forward_plan(&config, tokenizer.vocabulary(), 1)?;
     let missing = || TrainError::Defect("the model has no logits".into());
     let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
-    let team = open_model(&args.checkpoint.devices, &config, checkpoint, plan)?;
+    let group = open_model(&args.checkpoint.devices, &config, checkpoint, plan)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     generate::generate(
-        team.first()?,
+        group.leader()?,
         &tokenizer,
         model,
         &prompt,
@@ -100,7 +100,7 @@ fn open(
     checkpoint: Checkpoint,
     config: &RunConfig,
     data: TextData,
-) -> anyhow::Result<(Team, Source)> {
+) -> anyhow::Result<(WorkerGroup, Source)> {
     let plan =
         build::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
     let source = run::source(config, &plan.graph, &Arc::new(data), (0, 0))?;
@@ -113,12 +113,12 @@ fn open_model(
     config: &RunConfig,
     checkpoint: Checkpoint,
     plan: crate::graph::Plan,
-) -> anyhow::Result<Team> {
+) -> anyhow::Result<WorkerGroup> {
     // Few passes are made: timing kernels would take longer than it saves.
-    let options = OpenOptions { tune_seconds: 0.0, ..build::open_options(config) };
+    let options = OpenOptions { tune_s: 0.0, ..build::open_options(config) };
     let opened = open::open(devices, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| say(note));
-    let team = Team::alone(opened.driver)?;
-    state::restore(&team, checkpoint.parameters, &[], 0)?;
-    Ok(team)
+    let group = WorkerGroup::single(opened.driver)?;
+    state::restore(&group, checkpoint.parameters, &[], 0)?;
+    Ok(group)
 }

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 
 use super::args::{Explain, TrainArgs};
 use super::explain::explanation;
-use super::{Usage, writable};
+use super::{UsageError, writable};
 use crate::autotune::catalog;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::config::RunConfig;
-use crate::config::read::{self, Resolved, Setting};
+use crate::config::read::{self, Override, Resolved};
 use crate::faults::Faults;
 use crate::runtime::error::EXIT_RESTART;
 use crate::train::error::TrainError;
-use crate::train::run::{Ending, Run, RunOptions, train};
+use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
 use crate::ui::terminal::say;
 
@@ -66,7 +66,7 @@ fn execute(
     let ending = train(&mut run)?;
     let resume = format!("continue it with: potluck train --resume {}", out.display());
     match ending {
-        Ending::Done { .. } => {
+        RunOutcome::Done { .. } => {
             let text = run.sample()?;
             if !text.is_empty() {
                 super::print(&format!("{text}\n"));
@@ -76,11 +76,11 @@ fn execute(
             }
             Ok(0)
         }
-        Ending::Interrupted(Interruption::Interrupt) => {
+        RunOutcome::Interrupted(Interruption::Interrupt) => {
             say(&format!("interrupted; the run is saved: {resume}"));
             Ok(EXIT_INTERRUPTED)
         }
-        Ending::Interrupted(Interruption::Terminate) => {
+        RunOutcome::Interrupted(Interruption::Terminate) => {
             say(&format!("terminated; the run is saved: {resume}"));
             Ok(EXIT_RESTART)
         }
@@ -92,7 +92,7 @@ fn resume_point(from: &str, out: Option<&Path>) -> anyhow::Result<(PathBuf, Chec
     let from = match (from, out) {
         ("latest", Some(out)) => out.to_path_buf(),
         ("latest", None) => newest(Path::new(RUNS)).ok_or_else(|| {
-            Usage(format!("there is no run in {RUNS}/ to resume; name one with --resume DIR"))
+            UsageError(format!("there is no run in {RUNS}/ to resume; name one with --resume DIR"))
         })?,
         (path, _) => PathBuf::from(path),
     };
@@ -118,9 +118,9 @@ fn run_of(from: &Path) -> PathBuf {
 fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::Result<RunConfig> {
     let saved = checkpoint.map(saved_config).transpose()?;
     let text = args.config.as_deref().map(read::load).transpose()?;
-    let mut settings = Vec::new();
+    let mut overrides = Vec::new();
     if let Some(path) = &args.data {
-        settings.extend(Setting::data(path)?);
+        overrides.extend(Override::data(path)?);
     }
     let named = [
         ("--steps", "train.steps", args.steps),
@@ -128,13 +128,13 @@ fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::R
         ("--log-every", "train.log_every", args.log_every),
     ];
     for (flag, key, value) in named {
-        settings.extend(value.map(|value| Setting::named(flag, key, value)));
+        overrides.extend(value.map(|value| Override::named(flag, key, value)));
     }
     for typed in &args.sets {
-        settings.push(Setting::set(typed)?);
+        overrides.push(Override::set(typed)?);
     }
     let file = args.config.as_deref().zip(text.as_deref());
-    let Resolved { config, .. } = read::read(saved.clone(), file, &settings)?;
+    let Resolved { config, .. } = read::read(saved.clone(), file, &overrides)?;
     if let Some(saved) = saved {
         refuse_another(&saved, &config)?;
     }

@@ -9,12 +9,12 @@ use std::path::PathBuf;
 /// One key of a configuration `C`.
 pub struct Key<C: 'static> {
     /// `section.leaf`, as flags and messages name it.
-    pub name: &'static str,
+    pub full_name: &'static str,
     pub section: &'static str,
-    pub leaf: &'static str,
+    pub name: &'static str,
     /// Sentences for people.
     pub doc: &'static str,
-    pub accepts: Accepts,
+    pub accepts: Constraint,
     /// Where the default comes from if it is not a constant: "as train.batch".
     pub follows: Option<&'static str>,
     /// The value in a configuration; `None` if it has none (a path that is not there).
@@ -31,12 +31,12 @@ pub enum Value {
     Flag(bool),
     Text(String),
     /// Whole numbers.
-    Counts(Vec<u64>),
+    IntList(Vec<u64>),
 }
 
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Accepts {
+pub enum Constraint {
     /// Whole numbers from the first to the last.
     Whole(i64, i64),
     /// Finite numbers between two bounds.
@@ -48,20 +48,20 @@ pub enum Accepts {
     /// Any string that is not empty.
     Text,
     /// A list of whole numbers of at least 1; may be empty.
-    Counts,
+    IntList,
 }
 
-impl Accepts {
+impl Constraint {
     /// The value in the key's own type (a whole number becomes a real one where that is asked
     /// for), or `None` if it is of another type or out of range.
-    pub fn admit(&self, value: Value) -> Option<Value> {
+    pub fn check(&self, value: Value) -> Option<Value> {
         match (self, value) {
-            (Accepts::Whole(first, last), Value::Whole(v)) => {
+            (Constraint::Whole(first, last), Value::Whole(v)) => {
                 let within = (i128::from(*first)..=i128::from(*last)).contains(&v);
                 within.then_some(Value::Whole(v))
             }
-            (Accepts::Real(..), Value::Whole(v)) => self.admit(Value::Real(v as f64)),
-            (Accepts::Real(from, to), Value::Real(v)) => {
+            (Constraint::Real(..), Value::Whole(v)) => self.check(Value::Real(v as f64)),
+            (Constraint::Real(from, to), Value::Real(v)) => {
                 // Devices compute in f32: what rounds to an excluded bound there is out as well.
                 let (low, high) = (*from, *to);
                 let is_v = |bound: f64| bound as f32 == v as f32;
@@ -72,25 +72,25 @@ impl Accepts {
                 // Adding zero turns -0.0 into 0.0, so that a value has one spelling.
                 within.then_some(Value::Real(v + 0.0))
             }
-            (Accepts::Flag, Value::Flag(v)) => Some(Value::Flag(v)),
-            (Accepts::OneOf(words), Value::Text(v)) => {
+            (Constraint::Flag, Value::Flag(v)) => Some(Value::Flag(v)),
+            (Constraint::OneOf(words), Value::Text(v)) => {
                 words.contains(&v.as_str()).then_some(Value::Text(v))
             }
-            (Accepts::Counts, Value::Counts(v)) => {
-                v.iter().all(|count| *count > 0).then_some(Value::Counts(v))
+            (Constraint::IntList, Value::IntList(v)) => {
+                v.iter().all(|count| *count > 0).then_some(Value::IntList(v))
             }
-            (Accepts::Text, Value::Text(v)) => (!v.is_empty()).then_some(Value::Text(v)),
+            (Constraint::Text, Value::Text(v)) => (!v.is_empty()).then_some(Value::Text(v)),
             _ => None,
         }
     }
 }
 
 /// What is accepted, to follow "expects".
-impl fmt::Display for Accepts {
+impl fmt::Display for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Accepts::Whole(first, last) => write!(f, "a whole number from {first} to {last}"),
-            Accepts::Real(from, to) => {
+            Constraint::Whole(first, last) => write!(f, "a whole number from {first} to {last}"),
+            Constraint::Real(from, to) => {
                 let up_to = match from {
                     Bound::Included(v) => write!(f, "a number from {}", short(*v)).map(|()| "to"),
                     Bound::Excluded(v) => {
@@ -104,8 +104,8 @@ impl fmt::Display for Accepts {
                     Bound::Unbounded => Ok(()),
                 }
             }
-            Accepts::Flag => f.write_str("true or false"),
-            Accepts::OneOf(words) => {
+            Constraint::Flag => f.write_str("true or false"),
+            Constraint::OneOf(words) => {
                 for (i, word) in words.iter().enumerate() {
                     let between = match i {
                         0 => "",
@@ -116,8 +116,10 @@ impl fmt::Display for Accepts {
                 }
                 Ok(())
             }
-            Accepts::Counts => f.write_str("a list of whole numbers from 1 on, such as [4, 4, 4]"),
-            Accepts::Text => f.write_str("a string that is not empty"),
+            Constraint::IntList => {
+                f.write_str("a list of whole numbers from 1 on, such as [4, 4, 4]")
+            }
+            Constraint::Text => f.write_str("a string that is not empty"),
         }
     }
 }
@@ -136,21 +138,21 @@ impl fmt::Display for Value {
             // The shortest digits that name this very number, always with a point or exponent.
             Value::Real(v) => write!(f, "{v:?}"),
             Value::Flag(v) => write!(f, "{v}"),
-            Value::Counts(v) => write!(f, "{v:?}"),
+            Value::IntList(v) => write!(f, "{v:?}"),
             Value::Text(v) => write!(f, "{}", toml::Value::String(v.clone())),
         }
     }
 }
 
 /// A Rust type that holds a key's value.
-pub trait Field {
+pub trait ConfigValue {
     fn value(&self) -> Option<Value>;
     fn replace(&mut self, value: Value);
 }
 
 macro_rules! fields {
     ($($ty:ty, $kind:ident, $out:expr, $in:expr;)*) => {$(
-        impl Field for $ty {
+        impl ConfigValue for $ty {
             fn value(&self) -> Option<Value> {
                 let out: fn(&$ty) -> _ = $out;
                 Some(Value::$kind(out(self)))
@@ -171,11 +173,11 @@ fields! {
     u64, Whole, |v| i128::from(*v), |v| v as u64;
     f64, Real, |v| *v, |v| v;
     bool, Flag, |v| *v, |v| v;
-    Vec<u64>, Counts, |v| v.clone(), |v| v;
+    Vec<u64>, IntList, |v| v.clone(), |v| v;
 }
 
 /// A path has no value when there is none, and when it is not Unicode, which TOML cannot hold.
-impl Field for Option<PathBuf> {
+impl ConfigValue for Option<PathBuf> {
     fn value(&self) -> Option<Value> {
         let path = self.as_ref()?;
         path.to_str().map(|path| Value::Text(path.to_owned()))
@@ -190,7 +192,7 @@ impl Field for Option<PathBuf> {
 }
 
 /// Enums whose variants are words of the configuration.
-macro_rules! words {
+macro_rules! config_enum {
     ($(
         $(#[$doc:meta])*
         $name:ident {
@@ -213,7 +215,7 @@ macro_rules! words {
             }
         }
 
-        impl $crate::config::key::Field for $name {
+        impl $crate::config::key::ConfigValue for $name {
             fn value(&self) -> Option<$crate::config::key::Value> {
                 Some($crate::config::key::Value::Text(self.word().to_owned()))
             }
@@ -227,7 +229,7 @@ macro_rules! words {
         }
     )*};
 }
-pub(super) use words;
+pub(super) use config_enum;
 
 #[cfg(test)]
 mod tests {
@@ -235,30 +237,30 @@ mod tests {
 
     #[test]
     fn what_is_accepted_reads_as_a_sentence() {
-        let real = |from, to| Accepts::Real(from, to).to_string();
-        assert_eq!(Accepts::Whole(1, 9).to_string(), "a whole number from 1 to 9");
+        let real = |from, to| Constraint::Real(from, to).to_string();
+        assert_eq!(Constraint::Whole(1, 9).to_string(), "a whole number from 1 to 9");
         assert_eq!(real(Bound::Excluded(0.0), Bound::Included(1.0)), "a number above 0, at most 1");
         assert_eq!(real(Bound::Included(0.0), Bound::Excluded(1.0)), "a number from 0 to below 1");
         assert_eq!(
             real(Bound::Included(1e-20), Bound::Included(0.5)),
             "a number from 1e-20 to 0.5"
         );
-        assert_eq!(Accepts::OneOf(&["a", "b", "c"]).to_string(), "\"a\", \"b\" or \"c\"");
+        assert_eq!(Constraint::OneOf(&["a", "b", "c"]).to_string(), "\"a\", \"b\" or \"c\"");
     }
 
     #[test]
     fn values_out_of_range_or_of_another_type_are_not_admitted() {
-        let unit = Accepts::Real(Bound::Included(0.0), Bound::Excluded(1.0));
-        assert_eq!(unit.admit(Value::Whole(0)), Some(Value::Real(0.0)));
-        assert_eq!(unit.admit(Value::Real(1.0)), None);
-        assert_eq!(unit.admit(Value::Real(0.999_999_999)), None, "it is 1 in f32");
-        assert!(unit.admit(Value::Real(0.999_999)).is_some());
-        assert_eq!(unit.admit(Value::Real(f64::NAN)), None);
-        assert_eq!(unit.admit(Value::Text("0.5".into())), None);
-        assert_eq!(unit.admit(Value::Real(-0.0)).unwrap().to_string(), "0.0");
-        assert_eq!(Accepts::Whole(0, 9).admit(Value::Whole(-1)), None);
-        assert_eq!(Accepts::Whole(0, 9).admit(Value::Real(1.0)), None);
-        assert_eq!(Accepts::Text.admit(Value::Text(String::new())), None);
-        assert_eq!(Accepts::OneOf(&["a"]).admit(Value::Text("A".into())), None);
+        let unit = Constraint::Real(Bound::Included(0.0), Bound::Excluded(1.0));
+        assert_eq!(unit.check(Value::Whole(0)), Some(Value::Real(0.0)));
+        assert_eq!(unit.check(Value::Real(1.0)), None);
+        assert_eq!(unit.check(Value::Real(0.999_999_999)), None, "it is 1 in f32");
+        assert!(unit.check(Value::Real(0.999_999)).is_some());
+        assert_eq!(unit.check(Value::Real(f64::NAN)), None);
+        assert_eq!(unit.check(Value::Text("0.5".into())), None);
+        assert_eq!(unit.check(Value::Real(-0.0)).unwrap().to_string(), "0.0");
+        assert_eq!(Constraint::Whole(0, 9).check(Value::Whole(-1)), None);
+        assert_eq!(Constraint::Whole(0, 9).check(Value::Real(1.0)), None);
+        assert_eq!(Constraint::Text.check(Value::Text(String::new())), None);
+        assert_eq!(Constraint::OneOf(&["a"]).check(Value::Text("A".into())), None);
     }
 }

@@ -9,25 +9,25 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
-use super::key::{Accepts, Key, Value};
-use super::schema::{Balance, DataKind, Invalid, KEYS, SECTIONS, key};
+use super::key::{Constraint, Key, Value};
+use super::schema::{Balance, ConstraintError, DataKind, KEYS, SECTIONS, key};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     #[error("{}: cannot be read: {why}", path.display())]
     Unreadable { path: PathBuf, why: String },
-    #[error("{place}: {why}")]
-    Syntax { place: Place, why: String },
-    #[error("{place}: there is no {name}; {hint}")]
-    Unknown { place: Place, name: String, hint: String },
-    #[error("{place}: {name} {why}")]
-    Value { place: Place, name: String, why: String },
+    #[error("{origin}: {why}")]
+    Syntax { origin: Origin, why: String },
+    #[error("{origin}: there is no {name}; {hint}")]
+    Unknown { origin: Origin, name: String, hint: String },
+    #[error("{origin}: {name} {why}")]
+    Value { origin: Origin, name: String, why: String },
 }
 
 /// Where something was typed. The order is that of precedence: later ones win.
 #[derive(Clone, Debug, PartialEq, PartialOrd)]
-pub enum Place {
+pub enum Origin {
     /// Nowhere: it is a default, or follows from other keys.
     Default,
     /// In the configuration that a checkpoint holds.
@@ -38,20 +38,20 @@ pub enum Place {
     Flag(usize, String),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Default => f.write_str("the defaults"),
-            Place::Saved => f.write_str("the saved configuration"),
-            Place::File(path, line) => write!(f, "{}:{line}", path.display()),
-            Place::Flag(_, flag) => f.write_str(flag),
+            Origin::Default => f.write_str("the defaults"),
+            Origin::Saved => f.write_str("the saved configuration"),
+            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Origin::Flag(_, flag) => f.write_str(flag),
         }
     }
 }
 
 /// One flag that sets a key.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Setting {
+pub struct Override {
     /// As it was typed, for messages: `--steps 500`.
     pub flag: String,
     /// `section.leaf`.
@@ -60,7 +60,7 @@ pub struct Setting {
     pub value: String,
 }
 
-impl Setting {
+impl Override {
     /// `--set key=value`.
     pub fn set(typed: &str) -> Result<Self, ConfigError> {
         let flag = format!("--set {typed}");
@@ -70,7 +70,7 @@ impl Setting {
             }
             None => {
                 let why = "expects key=value, such as --set train.steps=500".into();
-                Err(ConfigError::Syntax { place: Place::Flag(0, flag), why })
+                Err(ConfigError::Syntax { origin: Origin::Flag(0, flag), why })
             }
         }
     }
@@ -85,7 +85,7 @@ impl Setting {
         let flag = format!("--data {}", path.display());
         let Some(literal) = path.to_str() else {
             let why = "expects a path in Unicode; rename the file".into();
-            return Err(ConfigError::Syntax { place: Place::Flag(0, flag), why });
+            return Err(ConfigError::Syntax { origin: Origin::Flag(0, flag), why });
         };
         let set = |key: &str, value: &str| Self {
             flag: flag.clone(),
@@ -105,26 +105,27 @@ pub struct Resolved {
 
 /// Reads a configuration: the saved one of a checkpoint (or the defaults), over it the file's
 /// keys, over them the flags', of which later ones win. Keys that nobody set follow those they
-/// depend on, as [`RunConfig::follow`] says.
+/// depend on, as [`RunConfig::apply_derived_defaults`] says.
 pub fn read(
     saved: Option<RunConfig>,
     file: Option<(&Path, &str)>,
-    settings: &[Setting],
+    overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
     let is_saved = saved.is_some();
-    let mut typed = Typed { config: saved.unwrap_or_default(), places: BTreeMap::new(), is_saved };
+    let mut reader =
+        ConfigReader { config: saved.unwrap_or_default(), origins: BTreeMap::new(), is_saved };
     if let Some((path, text)) = file {
-        typed.file(path, text)?;
+        reader.file(path, text)?;
     }
-    for (index, setting) in settings.iter().enumerate() {
-        typed.setting(index, setting)?;
+    for (index, one) in overrides.iter().enumerate() {
+        reader.apply(index, one)?;
     }
-    typed.drop_path_of_builtin();
-    typed.drop_shares_of_measured();
-    let keys: BTreeSet<&'static str> = typed.places.keys().copied().collect();
-    typed.config.follow(&keys, is_saved);
-    typed.config.check().map_err(|invalid| typed.locate(invalid))?;
-    Ok(Resolved { config: typed.config, typed: keys })
+    reader.drop_path_of_builtin();
+    reader.drop_shares_of_measured();
+    let keys: BTreeSet<&'static str> = reader.origins.keys().copied().collect();
+    reader.config.apply_derived_defaults(&keys, is_saved);
+    reader.config.check().map_err(|invalid| reader.attribute(invalid))?;
+    Ok(Resolved { config: reader.config, typed: keys })
 }
 
 /// The text of a configuration file.
@@ -146,7 +147,7 @@ pub fn keys_help() -> String {
                 (None, Some(value)) => value.to_string(),
                 (None, None) => "none".to_owned(),
             };
-            text.push_str(&format!("  {:<17} {}\n", key.leaf, key.doc.trim()));
+            text.push_str(&format!("  {:<17} {}\n", key.name, key.doc.trim()));
             text.push_str(&format!("{:20}{}; default: {default}\n", "", key.accepts));
         }
     }
@@ -154,33 +155,33 @@ pub fn keys_help() -> String {
 }
 
 /// The configuration while it is read, and where each typed key was typed last.
-struct Typed {
+struct ConfigReader {
     config: RunConfig,
-    places: BTreeMap<&'static str, Place>,
+    origins: BTreeMap<&'static str, Origin>,
     is_saved: bool,
 }
 
-impl Typed {
+impl ConfigReader {
     fn file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
         let line = |offset: usize| {
             let before = text.as_bytes().iter().take(offset);
-            Place::File(path.into(), 1 + before.filter(|byte| **byte == b'\n').count())
+            Origin::File(path.into(), 1 + before.filter(|byte| **byte == b'\n').count())
         };
         let root = DeTable::parse(text).map_err(|error| {
             let span = error.span().unwrap_or(0..0);
             let what = excerpt(text, &span);
             let at = if what.is_empty() { String::new() } else { format!(" at {what}") };
-            let place = line(span.start);
-            ConfigError::Syntax { place, why: format!("{}{at}", error.message()) }
+            let origin = line(span.start);
+            ConfigError::Syntax { origin, why: format!("{}{at}", error.message()) }
         })?;
         for (name, section) in in_order(root.get_ref()) {
-            let place = line(name.span().start);
+            let origin = line(name.span().start);
             let section_name = name.get_ref().as_ref();
             let known = SECTIONS.iter().any(|(known, _)| *known == section_name);
             let table = match section.get_ref() {
                 DeValue::Table(table) if known => table,
-                DeValue::Table(_) => return Err(unknown_section(place, section_name)),
-                _ => return Err(unknown_key(place, section_name)),
+                DeValue::Table(_) => return Err(unknown_section(origin, section_name)),
+                _ => return Err(unknown_key(origin, section_name)),
             };
             for (leaf, value) in in_order(table) {
                 let name = format!("{section_name}.{}", leaf.get_ref());
@@ -191,78 +192,78 @@ impl Typed {
         Ok(())
     }
 
-    fn setting(&mut self, index: usize, setting: &Setting) -> Result<(), ConfigError> {
-        let place = Place::Flag(index, setting.flag.clone());
-        let parsed = DeValue::parse(&setting.value).ok();
+    fn apply(&mut self, index: usize, one: &Override) -> Result<(), ConfigError> {
+        let origin = Origin::Flag(index, one.flag.clone());
+        let parsed = DeValue::parse(&one.value).ok();
         let value = parsed.as_ref().map(|value| value.get_ref());
-        self.put(place, &setting.key, value, &setting.value)
+        self.put(origin, &one.key, value, &one.value)
     }
 
     /// Sets a key to a value, which is a bare word (`written` then) if it is `None`.
     fn put(
         &mut self,
-        place: Place,
+        origin: Origin,
         name: &str,
         value: Option<&DeValue>,
         written: &str,
     ) -> Result<(), ConfigError> {
         let Some(key) = key(name) else {
-            return Err(unknown_key(place, name));
+            return Err(unknown_key(origin, name));
         };
-        match admit(key, value, written) {
+        match accepted_value(key, value, written) {
             Some(value) => {
                 (key.set)(&mut self.config, value);
-                self.places.insert(key.name, place);
+                self.origins.insert(key.full_name, origin);
                 Ok(())
             }
             None => {
                 let got = match value {
                     Some(DeValue::Table(_)) => "a table",
-                    Some(DeValue::Array(_)) if key.accepts == Accepts::Counts => written,
+                    Some(DeValue::Array(_)) if key.accepts == Constraint::IntList => written,
                     Some(DeValue::Array(_)) => "an array",
                     _ if written.is_empty() => "nothing",
                     _ => written,
                 };
                 let why = format!("expects {}, got {got}", key.accepts);
-                Err(ConfigError::Value { place, name: key.name.into(), why })
+                Err(ConfigError::Value { origin, name: key.full_name.into(), why })
             }
         }
     }
 
-    fn place(&self, key: &str) -> Place {
-        let untyped = if self.is_saved { Place::Saved } else { Place::Default };
-        self.places.get(key).cloned().unwrap_or(untyped)
+    fn origin(&self, key: &str) -> Origin {
+        let untyped = if self.is_saved { Origin::Saved } else { Origin::Default };
+        self.origins.get(key).cloned().unwrap_or(untyped)
     }
 
     /// A flag that asks for the built-in corpus takes back the path that stands in the file or
     /// in the checkpoint. Both in one file, or the path later, is a contradiction.
     fn drop_path_of_builtin(&mut self) {
-        let (kind, path) = (self.place("data.kind"), self.place("data.path"));
-        let one_file = matches!((&kind, &path), (Place::File(..), Place::File(..)));
+        let (kind, path) = (self.origin("data.kind"), self.origin("data.path"));
+        let one_file = matches!((&kind, &path), (Origin::File(..), Origin::File(..)));
         if self.config.data.kind == DataKind::Builtin && kind > path && !one_file {
             self.config.data.path = None;
-            self.places.remove("data.path");
+            self.origins.remove("data.path");
         }
     }
 
     /// A flag that asks for measured shares takes back those that stand in the file.
     fn drop_shares_of_measured(&mut self) {
-        let (balance, shares) = (self.place("parallel.balance"), self.place("parallel.shares"));
-        let by_flag = matches!(balance, Place::Flag(..)) && balance > shares;
+        let (balance, shares) = (self.origin("parallel.balance"), self.origin("parallel.shares"));
+        let by_flag = matches!(balance, Origin::Flag(..)) && balance > shares;
         if self.config.parallel.balance == Balance::Measured && by_flag {
             self.config.parallel.shares.clear();
-            self.places.remove("parallel.shares");
+            self.origins.remove("parallel.shares");
         }
     }
 
     /// Where the contradiction came in: the last typed of the keys that are at odds.
-    fn locate(&self, invalid: Invalid) -> ConfigError {
-        let mut place = self.place(invalid.keys[0]);
+    fn attribute(&self, invalid: ConstraintError) -> ConfigError {
+        let mut origin = self.origin(invalid.keys[0]);
         for key in &invalid.keys[1..] {
-            let other = self.place(key);
-            place = if other > place { other } else { place };
+            let other = self.origin(key);
+            origin = if other > origin { other } else { origin };
         }
-        ConfigError::Value { place, name: invalid.keys[0].into(), why: invalid.why }
+        ConfigError::Value { origin, name: invalid.keys[0].into(), why: invalid.why }
     }
 }
 
@@ -276,24 +277,24 @@ fn in_order<'t, 'i>(
 }
 
 /// The value of a key, if it accepts what was written.
-fn admit(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option<Value> {
+fn accepted_value(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option<Value> {
     let whole =
         |number: &toml::de::DeInteger| i128::from_str_radix(number.as_str(), number.radix()).ok();
     let value = match value {
         // Without brackets, as a flag may have it: 4,4,4.
-        None if key.accepts == Accepts::Counts => {
+        None if key.accepts == Constraint::IntList => {
             let counts = written.split(',').map(|count| count.trim().parse().ok());
-            Value::Counts(counts.collect::<Option<_>>()?)
+            Value::IntList(counts.collect::<Option<_>>()?)
         }
-        Some(DeValue::Integer(count)) if key.accepts == Accepts::Counts => {
-            Value::Counts(vec![whole(count)?.try_into().ok()?])
+        Some(DeValue::Integer(count)) if key.accepts == Constraint::IntList => {
+            Value::IntList(vec![whole(count)?.try_into().ok()?])
         }
-        Some(DeValue::Array(counts)) if key.accepts == Accepts::Counts => {
+        Some(DeValue::Array(counts)) if key.accepts == Constraint::IntList => {
             let count = |count: &toml::Spanned<DeValue>| match count.get_ref() {
                 DeValue::Integer(count) => whole(count)?.try_into().ok(),
                 _ => None,
             };
-            Value::Counts(counts.iter().map(count).collect::<Option<_>>()?)
+            Value::IntList(counts.iter().map(count).collect::<Option<_>>()?)
         }
         None => Value::Text(written.to_owned()),
         Some(DeValue::String(text)) => Value::Text(text.clone().into_owned()),
@@ -302,7 +303,7 @@ fn admit(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option
         Some(DeValue::Float(number)) => Value::Real(number.as_str().parse().ok()?),
         Some(DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_)) => return None,
     };
-    key.accepts.admit(value)
+    key.accepts.check(value)
 }
 
 /// What stands in the text there: the first line of it, up to 40 characters.
@@ -314,7 +315,7 @@ fn excerpt(text: &str, span: &Range<usize>) -> String {
     }
 }
 
-fn unknown_section(place: Place, name: &str) -> ConfigError {
+fn unknown_section(origin: Origin, name: &str) -> ConfigError {
     let sections = SECTIONS.iter().map(|(section, _)| *section);
     let hint = match nearest(name, sections.clone().map(|section| (section, section))) {
         Some(near) => format!("did you mean [{near}]?"),
@@ -323,15 +324,15 @@ fn unknown_section(place: Place, name: &str) -> ConfigError {
             format!("there are {}", known.join(", "))
         }
     };
-    ConfigError::Unknown { place, name: format!("section [{name}]"), hint }
+    ConfigError::Unknown { origin, name: format!("section [{name}]"), hint }
 }
 
-fn unknown_key(place: Place, name: &str) -> ConfigError {
+fn unknown_key(origin: Origin, name: &str) -> ConfigError {
     let leaf = name.rsplit('.').next().unwrap_or(name);
     let is_section = |name: &str| SECTIONS.iter().any(|(section, _)| *section == name);
     let section = name.split('.').next().filter(|section| is_section(section));
-    let by_name = || nearest(name, KEYS.iter().map(|key| (key.name, key.name)));
-    let by_leaf = || nearest(leaf, KEYS.iter().map(|key| (key.leaf, key.name)));
+    let by_name = || nearest(name, KEYS.iter().map(|key| (key.full_name, key.full_name)));
+    let by_leaf = || nearest(leaf, KEYS.iter().map(|key| (key.name, key.full_name)));
     // A near name in full (a slip) beats the same key of another section (a mistake).
     let near = by_name().or_else(by_leaf);
     let hint = match (near, section) {
@@ -339,11 +340,11 @@ fn unknown_key(place: Place, name: &str) -> ConfigError {
         (Some(near), _) => format!("did you mean {near}?"),
         (None, section) => {
             let of = |key: &&Key<RunConfig>| section.is_none_or(|section| section == key.section);
-            let known: Vec<&str> = KEYS.iter().filter(of).map(|key| key.name).collect();
+            let known: Vec<&str> = KEYS.iter().filter(of).map(|key| key.full_name).collect();
             format!("there are {}", known.join(", "))
         }
     };
-    ConfigError::Unknown { place, name: format!("key {name}"), hint }
+    ConfigError::Unknown { origin, name: format!("key {name}"), hint }
 }
 
 /// Of pairs (spelling, meaning), the meaning of the spelling nearest to what was typed, if it is
@@ -360,16 +361,16 @@ fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::schema::{Activation, OptimKind, ScheduleKind, Tokenizer};
+    use crate::config::schema::{ActivationKind, OptimKind, ScheduleKind, TokenizerName};
     use proptest::prelude::*;
 
-    fn settings(sets: &[&str]) -> Vec<Setting> {
-        sets.iter().map(|set| Setting::set(set).unwrap()).collect()
+    fn overrides(sets: &[&str]) -> Vec<Override> {
+        sets.iter().map(|set| Override::set(set).unwrap()).collect()
     }
 
     /// What a file and `--set` flags give, with the file called `run.toml`.
     fn typed(text: &str, sets: &[&str]) -> Result<Resolved, ConfigError> {
-        read(None, Some((Path::new("run.toml"), text)), &settings(sets))
+        read(None, Some((Path::new("run.toml"), text)), &overrides(sets))
     }
 
     fn config(text: &str, sets: &[&str]) -> RunConfig {
@@ -400,7 +401,7 @@ mod tests {
         assert_eq!(resolved.config.model.width, 64);
         assert_eq!(resolved.config.optim.lr, 1.0);
         assert_eq!(resolved.config.train.steps, 30);
-        assert_eq!(resolved.config.model.activation, Activation::Relu);
+        assert_eq!(resolved.config.model.activation, ActivationKind::Relu);
         let keys = ["model.activation", "model.width", "optim.lr", "train.steps"];
         assert_eq!(resolved.typed, keys.into());
     }
@@ -410,7 +411,7 @@ mod tests {
         assert_eq!(config("train.steps = 7\noptim = { kind = \"sgd\" }", &[]).train.steps, 7);
         assert_eq!(config("optim = { kind = \"sgd\" }", &[]).optim.kind, OptimKind::Sgd);
         assert_eq!(config("\u{feff}[train]\r\nsteps = 0x10\r\n", &[]).train.steps, 16);
-        assert_eq!(config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer, Tokenizer::Byte);
+        assert_eq!(config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer, TokenizerName::Byte);
     }
 
     #[test]
@@ -498,12 +499,12 @@ mod tests {
         refused("", &["train.steps=x"], &format!("--set train.steps=x: {steps} x"));
         refused("", &["train.steps="], &format!("--set train.steps=: {steps} nothing"));
         refused("", &["train.steps=5\ny=3"], &format!("--set train.steps=5\ny=3: {steps} 5\ny=3"));
-        let named = read(None, None, &[Setting::named("--steps", "train.steps", "-1")]);
+        let named = read(None, None, &[Override::named("--steps", "train.steps", "-1")]);
         assert_eq!(named.unwrap_err().to_string(), format!("--steps -1: {steps} -1"));
         let key = "--set train.stpes=5: there is no key train.stpes; did you mean train.steps?";
         refused("", &["train.stpes=5"], key);
         let shape = "--set steps: expects key=value, such as --set train.steps=500";
-        assert_eq!(Setting::set("steps").unwrap_err().to_string(), shape);
+        assert_eq!(Override::set("steps").unwrap_err().to_string(), shape);
     }
 
     #[test]
@@ -534,7 +535,7 @@ mod tests {
     #[test]
     fn a_path_means_text_and_the_builtin_corpus_has_none() {
         assert_eq!(config("data.path = 'a.txt'", &[]).data.kind, DataKind::Text);
-        let data = |path: &str| Setting::data(Path::new(path)).unwrap();
+        let data = |path: &str| Override::data(Path::new(path)).unwrap();
         let file = Some((Path::new("run.toml"), "data.kind = 'builtin'"));
         for path in ["a b.txt", "12", "true", "\"quoted\"", "C:\\new\\table.txt"] {
             let read = read(None, file, &data(path)).unwrap().config;
@@ -602,7 +603,7 @@ mod tests {
 
     /// What resuming from `saved` with these flags gives.
     fn resumed(saved: &RunConfig, sets: &[&str]) -> RunConfig {
-        read(Some(saved.clone()), None, &settings(sets)).unwrap().config
+        read(Some(saved.clone()), None, &overrides(sets)).unwrap().config
     }
 
     #[test]
@@ -617,7 +618,7 @@ mod tests {
         assert_eq!(resumed(&saved, &["train.steps=900", "schedule.decay_steps=900"]), longer);
         assert_eq!(resumed(&saved, &["train.batch=2"]).train.micro_batch, 2);
         assert_eq!(resumed(&saved, &["train.batch=16"]).train.micro_batch, 4);
-        let heads = read(Some(saved), None, &settings(&["model.heads=3"])).unwrap_err();
+        let heads = read(Some(saved), None, &overrides(&["model.heads=3"])).unwrap_err();
         let expected = "--set model.heads=3: model.heads expects a number that divides \
                         model.width = 128, got 3";
         assert_eq!(heads.to_string(), expected);
@@ -634,7 +635,7 @@ mod tests {
     fn the_listing_names_every_key_within_the_columns() {
         let help = keys_help();
         for key in KEYS {
-            assert!(help.contains(&format!("\n  {} ", key.leaf)), "{} is missing", key.name);
+            assert!(help.contains(&format!("\n  {} ", key.name)), "{} is missing", key.full_name);
         }
         for line in help.lines() {
             assert!(line.chars().count() <= 100, "too long: {line}");
@@ -652,34 +653,34 @@ mod tests {
     }
 
     /// Every key's value at a place between 0 and 1 of what it accepts.
-    fn pick(key: &Key<RunConfig>, place: f64) -> Option<Value> {
+    fn pick(key: &Key<RunConfig>, origin: f64) -> Option<Value> {
         use std::ops::Bound::{Excluded, Included};
         let value = match key.accepts {
-            Accepts::Whole(first, last) => {
-                Value::Whole(i128::from(first) + ((last - first) as f64 * place.powi(8)) as i128)
+            Constraint::Whole(first, last) => {
+                Value::Whole(i128::from(first) + ((last - first) as f64 * origin.powi(8)) as i128)
             }
-            Accepts::Real(Included(from) | Excluded(from), Included(to) | Excluded(to)) => {
-                Value::Real(from + (to - from) * place)
+            Constraint::Real(Included(from) | Excluded(from), Included(to) | Excluded(to)) => {
+                Value::Real(from + (to - from) * origin)
             }
-            Accepts::Real(..) => panic!("{} has no bound", key.name),
-            Accepts::Flag => Value::Flag(place < 0.5),
-            Accepts::OneOf(words) => {
-                Value::Text(words[(place * words.len() as f64) as usize].into())
+            Constraint::Real(..) => panic!("{} has no bound", key.full_name),
+            Constraint::Flag => Value::Flag(origin < 0.5),
+            Constraint::OneOf(words) => {
+                Value::Text(words[(origin * words.len() as f64) as usize].into())
             }
-            Accepts::Counts => Value::Counts(vec![1 + (place * 9.0) as u64; 3]),
-            Accepts::Text => Value::Text(format!("a \"{place}\"\\\n'ü'")),
+            Constraint::IntList => Value::IntList(vec![1 + (origin * 9.0) as u64; 3]),
+            Constraint::Text => Value::Text(format!("a \"{origin}\"\\\n'ü'")),
         };
-        key.accepts.admit(value)
+        key.accepts.check(value)
     }
 
     proptest! {
         #[test]
         fn what_is_printed_reads_back_the_same(
-            places in proptest::collection::vec(0.0..1.0f64, KEYS.len())
+            origins in proptest::collection::vec(0.0..1.0f64, KEYS.len())
         ) {
             let mut config = RunConfig::default();
-            for (key, place) in KEYS.iter().zip(places) {
-                let Some(value) = pick(key, place) else { continue };
+            for (key, origin) in KEYS.iter().zip(origins) {
+                let Some(value) = pick(key, origin) else { continue };
                 let mut changed = config.clone();
                 (key.set)(&mut changed, value);
                 changed.train.batch = changed.train.batch.max(changed.train.micro_batch);

@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Included};
 use std::path::PathBuf;
 
-use super::key::{Accepts, Field, Key, words};
+use super::key::{ConfigValue, Constraint, Key, config_enum};
 
-words! {
+config_enum! {
     /// What is trained.
     ModelKind {
         /// A decoder-only transformer.
         Gpt = "gpt",
     }
     /// The function between the two matrices of a block's MLP.
-    Activation {
+    ActivationKind {
         Gelu = "gelu",
         GeluTanh = "gelu_tanh",
         Relu = "relu",
@@ -27,7 +27,7 @@ words! {
         Builtin = "builtin",
     }
     /// What a token is.
-    Tokenizer {
+    TokenizerName {
         /// Each character that occurs in the text.
         Char = "char",
         /// Each of the 256 bytes.
@@ -50,7 +50,7 @@ words! {
     }
 }
 
-words! {
+config_enum! {
     /// How the global batch is shared out.
     Balance {
         /// By the measured speed of each device.
@@ -59,14 +59,14 @@ words! {
         Fixed = "fixed",
     }
     /// Along which way gradients and parameters travel.
-    CollectiveKind {
+    CollectiveTopology {
         /// From device to device; each updates an equal part.
         Ring = "ring",
         /// To and from the first device, which updates everything.
         Star = "star",
     }
     /// Where gradients of devices are added.
-    Adding {
+    ReduceSiteChoice {
         /// Where it is faster.
         Measured = "measured",
         /// On the host.
@@ -75,7 +75,7 @@ words! {
         Device = "device",
     }
     /// What happens when devices do not hold the same parameters.
-    OnDifference {
+    OnMismatch {
         /// The run ends.
         Stop = "stop",
         /// They are replaced by those of the device that updates them.
@@ -88,7 +88,7 @@ const STEPS: i64 = 1_000_000_000;
 /// Samples of a batch.
 const SAMPLES: i64 = 1 << 20;
 /// From 0, as decaying averages need it, to below 1.
-const FRACTION: Accepts = Accepts::Real(Included(0.0), Excluded(1.0));
+const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
 /// Learning rates are far below; beyond it a typing error is certain.
 const LR_MAX: f64 = 1000.0;
 
@@ -134,14 +134,14 @@ macro_rules! sections {
 
         /// Every key, in the order in which they are printed.
         pub const KEYS: &[Key<RunConfig>] = &[$($(Key {
-            name: concat!(stringify!($section), ".", stringify!($key)),
+            full_name: concat!(stringify!($section), ".", stringify!($key)),
             section: stringify!($section),
-            leaf: stringify!($key),
+            name: stringify!($key),
             doc: concat!($($doc),*),
             accepts: $accepts,
             follows: [$(Some($follows),)? None][0],
-            get: |config| Field::value(&config.$section.$key),
-            set: |config, value| Field::replace(&mut config.$section.$key, value),
+            get: |config| ConfigValue::value(&config.$section.$key),
+            set: |config, value| ConfigValue::replace(&mut config.$section.$key, value),
         },)*)*];
     };
 }
@@ -150,122 +150,122 @@ sections! {
     /// The network.
     model: Model {
         /// What is trained.
-        kind: ModelKind = ModelKind::Gpt, Accepts::OneOf(ModelKind::WORDS);
+        kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS);
         /// Blocks of attention and MLP.
-        layers: usize = 4, Accepts::Whole(1, 1024);
+        layers: usize = 4, Constraint::Whole(1, 1024);
         /// Heads of attention; they divide the width.
-        heads: usize = 4, Accepts::Whole(1, 1024);
+        heads: usize = 4, Constraint::Whole(1, 1024);
         /// Values per token between the blocks.
-        width: usize = 128, Accepts::Whole(1, 65_536);
+        width: usize = 128, Constraint::Whole(1, 65_536);
         /// Tokens of a sample.
-        context: usize = 64, Accepts::Whole(1, 65_536);
+        context: usize = 64, Constraint::Whole(1, 65_536);
         /// Whether linear layers and norms have biases.
-        bias: bool = false, Accepts::Flag;
+        bias: bool = false, Constraint::Flag;
         /// The share of activations that training sets to zero.
         dropout: f64 = 0.0, FRACTION;
         /// Whether the output head shares the token embedding.
-        tie: bool = true, Accepts::Flag;
+        tie: bool = true, Constraint::Flag;
         /// The function inside the MLP.
-        activation: Activation = Activation::Gelu, Accepts::OneOf(Activation::WORDS);
+        activation: ActivationKind = ActivationKind::Gelu, Constraint::OneOf(ActivationKind::WORDS);
     }
     /// What the network learns from.
     data: Data {
         /// Where the samples come from.
-        kind: DataKind = DataKind::Builtin, Accepts::OneOf(DataKind::WORDS),
+        kind: DataKind = DataKind::Builtin, Constraint::OneOf(DataKind::WORDS),
             "\"builtin\", or \"text\" with a data.path";
         /// The text file, from the working directory.
-        path: Option<PathBuf> = None, Accepts::Text;
+        path: Option<PathBuf> = None, Constraint::Text;
         /// What a token is.
-        tokenizer: Tokenizer = Tokenizer::Char, Accepts::OneOf(Tokenizer::WORDS);
+        tokenizer: TokenizerName = TokenizerName::Char, Constraint::OneOf(TokenizerName::WORDS);
         /// The share at the end of the text that only evaluation sees; 0 = none.
-        held_out: f64 = 0.1, Accepts::Real(Included(0.0), Included(0.5));
+        held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
     }
     /// The run.
     train: Train {
         /// Samples per step, over all devices.
-        batch: usize = 12, Accepts::Whole(1, SAMPLES);
+        batch: usize = 12, Constraint::Whole(1, SAMPLES);
         /// Samples that a device runs at a time; the last ones of a batch may be fewer.
-        micro_batch: usize = 12, Accepts::Whole(1, SAMPLES), "as train.batch";
+        micro_batch: usize = 12, Constraint::Whole(1, SAMPLES), "as train.batch";
         /// Whether neighbouring operations become one kernel.
-        fuse: bool = true, Accepts::Flag;
+        fuse: bool = true, Constraint::Flag;
         /// The step after which the run ends; 0 writes the initial checkpoint only.
-        steps: u64 = 500, Accepts::Whole(0, STEPS);
+        steps: u64 = 500, Constraint::Whole(0, STEPS);
         /// What all random numbers are drawn from.
-        seed: u64 = 1337, Accepts::Whole(0, i64::MAX);
+        seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
         /// Steps between evaluations on the held-out text; 0 = at the end only.
-        eval_every: u64 = 250, Accepts::Whole(0, STEPS);
+        eval_every: u64 = 250, Constraint::Whole(0, STEPS);
         /// Steps between checkpoints; 0 = at the start and at the end only.
-        checkpoint_every: u64 = 250, Accepts::Whole(0, STEPS);
+        checkpoint_every: u64 = 250, Constraint::Whole(0, STEPS);
         /// Checkpoints that are kept; older ones are deleted.
-        checkpoint_keep: usize = 2, Accepts::Whole(2, 1_000_000);
+        checkpoint_keep: usize = 2, Constraint::Whole(2, 1_000_000);
         /// Seconds for timing the kernels of a GPU before the first step; 0 = none.
-        tune_seconds: f64 = 5.0, Accepts::Real(Included(0.0), Included(3600.0));
+        tune_s: f64 = 5.0, Constraint::Real(Included(0.0), Included(3600.0));
         /// Steps in a row skipped as not finite after which the run stops.
-        skip_limit: u64 = 10, Accepts::Whole(1, STEPS);
+        skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
         /// Seconds without a sign of life after which a device counts as hung.
-        deadline_s: f64 = 300.0, Accepts::Real(Excluded(0.0), Included(86_400.0));
+        device_timeout_s: f64 = 300.0, Constraint::Real(Excluded(0.0), Included(86_400.0));
         /// MiB of the device's memory that a run may take; 0 = what it tells.
-        memory_mib: u64 = 0, Accepts::Whole(0, 1 << 30);
+        device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
         /// Steps between lines of progress where there is no terminal.
-        log_every: u64 = 10, Accepts::Whole(1, STEPS);
+        log_every: u64 = 10, Constraint::Whole(1, STEPS);
         /// Tokens of the text that is printed at the end; 0 = none.
-        sample_tokens: usize = 200, Accepts::Whole(0, 1_000_000);
+        sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000);
     }
     /// Several devices in one run.
     parallel: Parallel {
         /// How the batch is shared out: by measured speed, or as parallel.shares says.
-        balance: Balance = Balance::Measured, Accepts::OneOf(Balance::WORDS);
+        balance: Balance = Balance::Measured, Constraint::OneOf(Balance::WORDS);
         /// Samples of the batch for each device, in their order; for balance = "fixed".
-        shares: Vec<u64> = Vec::new(), Accepts::Counts, "evenly";
+        shares: Vec<u64> = Vec::new(), Constraint::IntList, "evenly";
         /// How gradients and parameters travel: around, or over the first device.
-        collective: CollectiveKind = CollectiveKind::Ring, Accepts::OneOf(CollectiveKind::WORDS);
+        collective: CollectiveTopology = CollectiveTopology::Ring, Constraint::OneOf(CollectiveTopology::WORDS);
         /// Whether gradients travel while the backward pass still computes others.
-        overlap: bool = true, Accepts::Flag;
+        overlap: bool = true, Constraint::Flag;
         /// Where gradients of several devices are added.
-        adding: Adding = Adding::Measured, Accepts::OneOf(Adding::WORDS);
+        reduce_site: ReduceSiteChoice = ReduceSiteChoice::Measured, Constraint::OneOf(ReduceSiteChoice::WORDS);
         /// KiB that travel in one message.
-        chunk_kib: usize = 1024, Accepts::Whole(1, 1024);
+        chunk_kib: usize = 1024, Constraint::Whole(1, 1024);
         /// Steps between comparisons of all devices' parameters; 0 = with checkpoints only.
-        hash_every: u64 = 100, Accepts::Whole(0, STEPS);
+        hash_every: u64 = 100, Constraint::Whole(0, STEPS);
         /// What happens when devices do not hold the same parameters.
-        on_difference: OnDifference = OnDifference::Stop, Accepts::OneOf(OnDifference::WORDS);
+        on_mismatch: OnMismatch = OnMismatch::Stop, Constraint::OneOf(OnMismatch::WORDS);
     }
     /// The optimizer.
     optim: Optim {
         /// The update rule.
-        kind: OptimKind = OptimKind::AdamW, Accepts::OneOf(OptimKind::WORDS);
+        kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
         /// The learning rate after the warm-up.
-        lr: f64 = 1e-3, Accepts::Real(Excluded(0.0), Included(LR_MAX));
+        lr: f64 = 1e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
         /// The decay of AdamW's mean of gradients.
         beta1: f64 = 0.9, FRACTION;
         /// The decay of AdamW's mean of squared gradients.
         beta2: f64 = 0.99, FRACTION;
         /// What keeps AdamW from dividing by zero.
-        eps: f64 = 1e-8, Accepts::Real(Included(1e-20), Included(1.0));
+        eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
         /// The decay of SGD's mean of gradients.
         momentum: f64 = 0.9, FRACTION;
         /// The decay of matrices per step, times the learning rate.
-        weight_decay: f64 = 0.1, Accepts::Real(Included(0.0), Included(1000.0));
+        weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
         /// The norm to which longer gradients are scaled down; 0 = off.
-        clip: f64 = 1.0, Accepts::Real(Included(0.0), Included(1e9));
+        clip: f64 = 1.0, Constraint::Real(Included(0.0), Included(1e9));
     }
     /// The learning rate over the steps.
     schedule: Schedule {
         /// How it goes on after the warm-up.
-        kind: ScheduleKind = ScheduleKind::Cosine, Accepts::OneOf(ScheduleKind::WORDS);
+        kind: ScheduleKind = ScheduleKind::Cosine, Constraint::OneOf(ScheduleKind::WORDS);
         /// Steps in which it rises from 0, along a line.
-        warmup: u64 = 50, Accepts::Whole(0, STEPS), "train.steps / 10, at most 100";
+        warmup: u64 = 50, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
         /// Where it ends.
-        min_lr: f64 = 1e-4, Accepts::Real(Included(0.0), Included(LR_MAX)), "a tenth of optim.lr";
+        min_lr: f64 = 1e-4, Constraint::Real(Included(0.0), Included(LR_MAX)), "a tenth of optim.lr";
         /// The step from which it stays at its end; 0 = train.steps.
-        decay_steps: u64 = 500, Accepts::Whole(0, STEPS), "as train.steps";
+        decay_steps: u64 = 500, Constraint::Whole(0, STEPS), "as train.steps";
     }
 }
 
 /// Why a configuration is impossible.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{} {why}", keys[0])]
-pub struct Invalid {
+pub struct ConstraintError {
     /// The keys that are at odds, the one that the message is about first.
     pub keys: Vec<&'static str>,
     /// What goes behind the first key's name, with what would be accepted.
@@ -276,7 +276,7 @@ impl RunConfig {
     /// Gives the keys whose default follows another key their value. `typed` are the keys that
     /// were set by hand; `saved` says that the others come from a checkpoint, where they keep
     /// their value as far as it fits.
-    pub fn follow(&mut self, typed: &BTreeSet<&'static str>, saved: bool) {
+    pub fn apply_derived_defaults(&mut self, typed: &BTreeSet<&'static str>, saved: bool) {
         let free = |key| !saved && !typed.contains(key);
         if typed.contains("data.path") && !typed.contains("data.kind") {
             self.data.kind = DataKind::Text;
@@ -309,19 +309,19 @@ impl RunConfig {
     }
 
     /// Checks every key by itself, then those that must fit each other.
-    pub fn check(&self) -> Result<(), Invalid> {
+    pub fn check(&self) -> Result<(), ConstraintError> {
         for key in KEYS {
             let Some(value) = (key.get)(self) else { continue };
-            if key.accepts.admit(value.clone()).is_none() {
+            if key.accepts.check(value.clone()).is_none() {
                 let why = format!("expects {}, got {value}", key.accepts);
-                return Err(Invalid { keys: vec![key.name], why });
+                return Err(ConstraintError { keys: vec![key.full_name], why });
             }
         }
         self.check_pairs()
     }
 
-    fn check_pairs(&self) -> Result<(), Invalid> {
-        let fail = |keys: &[&'static str], why| Err(Invalid { keys: keys.to_vec(), why });
+    fn check_pairs(&self) -> Result<(), ConstraintError> {
+        let fail = |keys: &[&'static str], why| Err(ConstraintError { keys: keys.to_vec(), why });
         let (model, train) = (&self.model, &self.train);
         if !model.width.is_multiple_of(model.heads) {
             let why = format!(
@@ -356,9 +356,9 @@ impl RunConfig {
         }
     }
 
-    fn check_shares(&self) -> Result<(), Invalid> {
+    fn check_shares(&self) -> Result<(), ConstraintError> {
         let (shares, batch) = (&self.parallel.shares, self.train.batch);
-        let fail = |other, why| Err(Invalid { keys: vec!["parallel.shares", other], why });
+        let fail = |other, why| Err(ConstraintError { keys: vec!["parallel.shares", other], why });
         if shares.is_empty() {
             return Ok(());
         }
@@ -390,7 +390,7 @@ impl RunConfig {
         let mut text = format!("[{section}]\n");
         for key in KEYS.iter().filter(|key| key.section == section) {
             if let Some(value) = (key.get)(self) {
-                text.push_str(&format!("{} = {value}\n", key.leaf));
+                text.push_str(&format!("{} = {value}\n", key.name));
             }
         }
         text
@@ -399,7 +399,7 @@ impl RunConfig {
 
 /// The key of this name, `section.leaf`.
 pub fn key(name: &str) -> Option<&'static Key<RunConfig>> {
-    KEYS.iter().find(|key| key.name == name)
+    KEYS.iter().find(|key| key.full_name == name)
 }
 
 #[cfg(test)]
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn the_default_is_sound_and_follows_itself() {
         let mut config = RunConfig::default();
-        config.follow(&BTreeSet::new(), false);
+        config.apply_derived_defaults(&BTreeSet::new(), false);
         assert_eq!(config, RunConfig::default());
         assert_eq!(config.check(), Ok(()));
     }
@@ -427,10 +427,10 @@ mod tests {
     fn every_key_is_documented_and_its_default_is_accepted() {
         let config = RunConfig::default();
         for key in KEYS {
-            assert!(key.doc.trim().ends_with('.'), "{} has no sentence", key.name);
-            assert_eq!(key.name, format!("{}.{}", key.section, key.leaf));
+            assert!(key.doc.trim().ends_with('.'), "{} has no sentence", key.full_name);
+            assert_eq!(key.full_name, format!("{}.{}", key.section, key.name));
             if let Some(value) = (key.get)(&config) {
-                assert_eq!(key.accepts.admit(value.clone()), Some(value), "{}", key.name);
+                assert_eq!(key.accepts.check(value.clone()), Some(value), "{}", key.full_name);
             }
         }
     }

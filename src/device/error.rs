@@ -27,7 +27,7 @@ pub enum DeviceError {
     Lost { adapter: String, why: String },
     #[error(
         "{adapter}: {what} did not finish within {seconds} s, so the device counts as hung; resume \
-         from the last checkpoint, with a smaller micro-batch or a larger train.deadline_s"
+         from the last checkpoint, with a smaller micro-batch or a larger train.device_timeout_s"
     )]
     Timeout { adapter: String, what: String, seconds: f64 },
     #[error(

@@ -7,10 +7,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cpu::pieces::Pieces;
+use super::cpu::pieces::ReadbackQueue;
 use super::shards::Shards;
-use super::staging::Places;
-use super::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums, Timing, Work};
+use super::staging::ReadbackBudget;
+use super::{
+    BucketTensor, Executor, Input, KernelProfile, Moments, PassContext, ProfileTarget,
+    READBACK_ELEMENTS_MAX, Readback, StepSums,
+};
 use crate::base::{BucketId, DType, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Plan, Role, SlotKind, TensorLocation, Update, UpdateRange};
@@ -48,8 +51,8 @@ pub struct Cpu<T> {
     /// Per moment and bucket: of the elements that are owned.
     moments: Vec<Vec<Vec<T>>>,
     shards: Shards,
-    pieces: Pieces,
-    piece_elements: usize,
+    pieces: ReadbackQueue,
+    readback_elements_max: usize,
     loss: Vec<T>,
     /// Beats with every node.
     heartbeat: Heartbeat,
@@ -126,8 +129,8 @@ impl<T: Float> Cpu<T> {
             gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
             moments: vec![zero_shards(&shards); moments.count],
             shards,
-            pieces: Pieces::new(Places::of(&plan, PIECE_ELEMENTS).total()),
-            piece_elements: PIECE_ELEMENTS,
+            pieces: ReadbackQueue::new(ReadbackBudget::of(&plan, READBACK_ELEMENTS_MAX).total()),
+            readback_elements_max: READBACK_ELEMENTS_MAX,
             loss: zeros(2),
             heartbeat: Heartbeat::default(),
             plan: Arc::new(plan),
@@ -135,15 +138,15 @@ impl<T: Float> Cpu<T> {
     }
 
     /// Which copy of a slot a pass uses.
-    fn copy(&self, slot: usize, pass: &Pass) -> usize {
-        if self.plan.slots[slot].kind == SlotKind::Stash { pass.copy } else { 0 }
+    fn copy(&self, slot: usize, pass: &PassContext) -> usize {
+        if self.plan.slots[slot].kind == SlotKind::Stash { pass.stash_index } else { 0 }
     }
 
-    fn arg(&self, tensor: TensorId, pass: &Pass) -> Arg<'_, T> {
+    fn arg(&self, tensor: TensorId, pass: &PassContext) -> Arg<'_, T> {
         let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
         let root = self.plan.graph.root(tensor);
         if self.plan.graph.tensor(root).dtype == DType::U32 {
-            return Arg::Int(&self.ints[root.index()][pass.copy][..count]);
+            return Arg::Int(&self.ints[root.index()][pass.stash_index][..count]);
         }
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
@@ -162,7 +165,7 @@ impl<T: Float> Cpu<T> {
     }
 
     /// The buffer that holds an output, and where in it the tensor starts.
-    fn home(&mut self, tensor: TensorId, pass: &Pass) -> (&mut Vec<T>, usize) {
+    fn home(&mut self, tensor: TensorId, pass: &PassContext) -> (&mut Vec<T>, usize) {
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
                 let copy = self.copy(slot.index(), pass);
@@ -176,7 +179,7 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    fn run_node(&mut self, index: usize, pass: &Pass) {
+    fn run_node(&mut self, index: usize, pass: &PassContext) {
         let plan = Arc::clone(&self.plan);
         let node = &plan.graph.nodes[index];
         let Some(twin) = twin(&node.op) else { return };
@@ -200,26 +203,26 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    fn bank(&mut self, bank: Bank, bucket: BucketId) -> &mut Vec<T> {
+    fn bank(&mut self, bank: BucketTensor, bucket: BucketId) -> &mut Vec<T> {
         match bank {
-            Bank::Parameters => &mut self.parameters[bucket.index()],
-            Bank::Gradients => &mut self.gradients[bucket.index()],
-            Bank::Moment(moment) => &mut self.moments[moment][bucket.index()],
+            BucketTensor::Parameters => &mut self.parameters[bucket.index()],
+            BucketTensor::Gradients => &mut self.gradients[bucket.index()],
+            BucketTensor::Moment(moment) => &mut self.moments[moment][bucket.index()],
         }
     }
 
     /// A whole bucket in the precision of the device.
-    pub fn bank_values(&mut self, bank: Bank, bucket: BucketId) -> &[T] {
+    pub fn bank_values(&mut self, bank: BucketTensor, bucket: BucketId) -> &[T] {
         self.bank(bank, bucket)
     }
 
-    /// Sets [`Executor::piece_elements`].
-    pub fn set_piece_elements(&mut self, elements: usize) {
-        self.piece_elements = elements;
+    /// Sets [`Executor::readback_elements_max`].
+    pub fn set_readback_elements_max(&mut self, elements: usize) {
+        self.readback_elements_max = elements;
     }
 
     /// Changes one element of a bucket: for finite differences.
-    pub fn set_element(&mut self, bank: Bank, bucket: BucketId, index: usize, value: T) {
+    pub fn set_element(&mut self, bank: BucketTensor, bucket: BucketId, index: usize, value: T) {
         self.bank(bank, bucket)[index] = value;
     }
 }
@@ -250,22 +253,22 @@ impl<T: Float> Executor for Cpu<T> {
         self.heartbeat.clone()
     }
 
-    fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
+    fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
         fault.to_error(&self.name)
     }
 
     fn set_input(
         &mut self,
         tensor: TensorId,
-        copy: usize,
+        stash_index: usize,
         values: Input,
     ) -> Result<(), DeviceError> {
         match (values, self.plan.place(tensor)) {
             (Input::Int(values), _) => {
-                self.ints[tensor.index()][copy][..values.len()].copy_from_slice(values);
+                self.ints[tensor.index()][stash_index][..values.len()].copy_from_slice(values);
             }
             (Input::Float(values), TensorLocation::Slot(slot)) => {
-                widen(&mut self.slots[slot.index()][copy], values);
+                widen(&mut self.slots[slot.index()][stash_index], values);
             }
             // An input that no node reads.
             (Input::Float(_), _) => {}
@@ -279,7 +282,7 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
+    fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
         for index in nodes {
             self.run_node(index, pass);
             self.heartbeat.tick();
@@ -318,22 +321,22 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError> {
+    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
         Ok(narrow(self.arg(tensor, pass).floats()))
     }
 
-    fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
         Ok(narrow(self.bank(bank, bucket)))
     }
 
-    fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError> {
+    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
         let values = narrow(self.bank(bank, bucket));
         Ok(hash::fast(bytemuck::cast_slice(&values), 0))
     }
 
     fn write_bank(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
@@ -343,7 +346,7 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn keep(&mut self, moments: Moments) -> Result<(), DeviceError> {
+    fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
         self.shards = Shards::new(&self.plan, &moments);
         self.moments = vec![zero_shards(&self.shards); moments.count];
         Ok(())
@@ -353,13 +356,13 @@ impl<T: Float> Executor for Cpu<T> {
         self.shards.owned(bucket)
     }
 
-    fn begin_read(
+    fn start_readback(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         range: Range<usize>,
     ) -> Result<(), DeviceError> {
-        assert!(range.len() <= self.piece_elements, "{range:?} is longer than a piece");
+        assert!(range.len() <= self.readback_elements_max, "{range:?} is longer than a piece");
         let place = self.shards.place(bank, bucket, &range);
         let mut copy = self.pieces.buffer();
         copy.extend(self.bank(bank, bucket)[place].iter().map(|v| v.to_real() as f32));
@@ -367,21 +370,21 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn take_read(&mut self, _wait: bool) -> Result<Option<Piece>, DeviceError> {
+    fn next_readback(&mut self, _wait: bool) -> Result<Option<Readback>, DeviceError> {
         Ok(self.pieces.take())
     }
 
-    fn is_reading(&self) -> bool {
-        self.pieces.is_reading()
+    fn has_readbacks(&self) -> bool {
+        self.pieces.has_readbacks()
     }
 
-    fn piece_elements(&self) -> usize {
-        self.piece_elements
+    fn readback_elements_max(&self) -> usize {
+        self.readback_elements_max
     }
 
     fn write_range(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         start: usize,
         values: &[f32],
@@ -404,21 +407,25 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+    fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
         then();
         Ok(())
     }
 
-    fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {
-        let Some(mut timing) = Timing::of(&self.plan, work, pass) else { return Ok(None) };
+    fn profile(
+        &mut self,
+        work: &ProfileTarget,
+        pass: &PassContext,
+    ) -> Result<Option<KernelProfile>, DeviceError> {
+        let Some(mut timing) = KernelProfile::of(&self.plan, work, pass) else { return Ok(None) };
         timing.variant = "host".into();
         let started = Instant::now();
         match work {
-            Work::Node(index) => self.run_node(*index, pass),
-            Work::Norm(bucket) => {
+            ProfileTarget::Node(index) => self.run_node(*index, pass),
+            ProfileTarget::Norm(bucket) => {
                 (self.functions.norm)(&self.gradients[bucket.index()]);
             }
-            Work::Update(bucket, update, range) => self.update(*bucket, update, range)?,
+            ProfileTarget::Update(bucket, update, range) => self.update(*bucket, update, range)?,
         }
         timing.seconds = started.elapsed().as_secs_f64();
         Ok(Some(timing))

@@ -8,7 +8,11 @@ use crate::kernels::Pipelines;
 use crate::kernels::bench::spin::{self, Spin};
 
 /// Makes a fault happen on a device.
-pub fn have(fault: InjectedFault, gpu: &Gpu, pipelines: &mut Pipelines) -> Result<(), DeviceError> {
+pub fn inject(
+    fault: InjectedFault,
+    gpu: &Gpu,
+    pipelines: &mut Pipelines,
+) -> Result<(), DeviceError> {
     match fault {
         // What follows finds out by itself, as after a real loss.
         InjectedFault::Lost => {

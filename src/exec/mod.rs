@@ -18,10 +18,10 @@ use crate::kernels::{OpCall, RandomContext};
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
 pub use staging::staging_bytes;
-pub use timing::{Timing, Work};
+pub use timing::{KernelProfile, ProfileTarget};
 
 /// Elements of a piece unless a run says otherwise: 1 MiB.
-const PIECE_ELEMENTS: usize = 1 << 18;
+const READBACK_ELEMENTS_MAX: usize = 1 << 18;
 
 /// Values for an input tensor.
 #[derive(Clone, Copy, Debug)]
@@ -32,15 +32,15 @@ pub enum Input<'a> {
 
 /// What nodes run with.
 #[derive(Clone, Copy, Debug)]
-pub struct Pass {
+pub struct PassContext {
     /// Which copy of the stash: `micro_batch % in_flight`.
-    pub copy: usize,
+    pub stash_index: usize,
     /// Valid rows, at most the plan's capacity.
     pub rows: usize,
     pub random: RandomContext,
 }
 
-impl Pass {
+impl PassContext {
     /// A node of a graph as this pass runs it: with its rows put in.
     fn call<'a>(&self, graph: &Graph, node: &'a Node) -> OpCall<'a> {
         let dims = |ids: &[TensorId]| {
@@ -58,7 +58,7 @@ impl Pass {
 
 /// The buffers that a bucket has on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bank {
+pub enum BucketTensor {
     Parameters,
     Gradients,
     /// A running average of the optimizer.
@@ -83,15 +83,15 @@ impl From<usize> for Moments {
 
 /// Values on their way from a device that have come: read-only, and where the device's memory can
 /// be mapped, not copied. Dropping it frees its place in the device's ring.
-pub struct Piece {
-    pub bank: Bank,
+pub struct Readback {
+    pub bank: BucketTensor,
     pub bucket: BucketId,
     /// Elements of the bucket.
     pub range: Range<usize>,
     values: Box<dyn AsRef<[f32]> + Send + Sync>,
 }
 
-impl Piece {
+impl Readback {
     pub fn values(&self) -> &[f32] {
         (*self.values).as_ref()
     }
@@ -123,13 +123,13 @@ pub trait Executor: Send {
     fn heartbeat(&self) -> Heartbeat;
 
     /// Has a fault now: for tests.
-    fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError>;
+    fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError>;
 
     /// Sets the first rows of an input, for one copy of the stash.
     fn set_input(
         &mut self,
         tensor: TensorId,
-        copy: usize,
+        stash_index: usize,
         values: Input,
     ) -> Result<(), DeviceError>;
 
@@ -137,7 +137,7 @@ pub trait Executor: Send {
     fn begin_step(&mut self) -> Result<(), DeviceError>;
 
     /// Runs a range of the plan's nodes.
-    fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError>;
+    fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError>;
 
     /// The sums of the step so far; `norms`: also those of the gradients, per bucket, which are
     /// of no use where gradients are summed over ranks. Waits.
@@ -161,20 +161,20 @@ pub trait Executor: Send {
     }
 
     /// The float values of an activation as the last node left it. Waits.
-    fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError>;
+    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError>;
 
     /// A whole bucket; of moments, the elements that the device [owns](Executor::owned). Waits.
-    fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
+    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
     /// The hash of a whole bucket as the device holds it (see [`crate::kernels::ops::hash`], from
     /// position 0), over the words of its floats as [`Executor::read_bank`] gives them: of moments,
     /// those of the owned elements. Waits.
-    fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError>;
+    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
 
     /// Replaces a whole bucket, as far as the bank holds it.
     fn write_bank(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError>;
@@ -184,18 +184,18 @@ pub trait Executor: Send {
     ///
     /// # Errors
     /// Too little memory; the device is of no use then.
-    fn keep(&mut self, moments: Moments) -> Result<(), DeviceError>;
+    fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError>;
 
     /// The elements of a bucket that this device updates and keeps moments of.
     fn owned(&self, bucket: BucketId) -> Range<usize>;
 
     /// Begins to bring a range of a bucket to the host as it will be after what is queued. Never
-    /// waits. Pieces come in the order in which they were begun ([`Executor::take_read`]); a range
-    /// comes in one piece, so it must be at most [`Executor::piece_elements`] long. What waits for
+    /// waits. Pieces come in the order in which they were begun ([`Executor::next_readback`]); a range
+    /// comes in one piece, so it must be at most [`Executor::readback_elements_max`] long. What waits for
     /// a slot when its elements are about to change takes more memory.
-    fn begin_read(
+    fn start_readback(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         range: Range<usize>,
     ) -> Result<(), DeviceError>;
@@ -210,18 +210,18 @@ pub trait Executor: Send {
     ///
     /// # Errors
     /// A device that fails, or does not get there within its deadline.
-    fn take_read(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError>;
+    fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError>;
 
     /// Whether a read that was begun has not been taken yet.
-    fn is_reading(&self) -> bool;
+    fn has_readbacks(&self) -> bool;
 
     /// The most elements of a piece.
-    fn piece_elements(&self) -> usize;
+    fn readback_elements_max(&self) -> usize;
 
     /// Replaces elements of a bucket from `start` on.
     fn write_range(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         start: usize,
         values: &[f32],
@@ -246,10 +246,14 @@ pub trait Executor: Send {
 
     /// Calls `then` when the device has done what is queued so far; at the latest in the next
     /// call that waits. Submits what is recorded.
-    fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
+    fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
 
     /// Runs a part of a step alone and times it: by the device's clock, or where it has none, by
     /// repeating it, so that gradients and moments are worth nothing afterwards. `None` for nodes
     /// that move nothing. Waits.
-    fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError>;
+    fn profile(
+        &mut self,
+        work: &ProfileTarget,
+        pass: &PassContext,
+    ) -> Result<Option<KernelProfile>, DeviceError>;
 }

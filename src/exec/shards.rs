@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Bank, Moments};
+use super::{BucketTensor, Moments};
 use crate::base::BucketId;
 use crate::graph::{Plan, UpdateRange};
 
@@ -48,10 +48,10 @@ impl Shards {
     }
 
     /// The elements of a bucket that a bank holds.
-    pub fn held(&self, bank: Bank, bucket: BucketId) -> Range<usize> {
+    pub fn held(&self, bank: BucketTensor, bucket: BucketId) -> Range<usize> {
         match bank {
-            Bank::Parameters | Bank::Gradients => 0..self.buckets[bucket.index()].0,
-            Bank::Moment(_) => self.owned(bucket),
+            BucketTensor::Parameters | BucketTensor::Gradients => 0..self.buckets[bucket.index()].0,
+            BucketTensor::Moment(_) => self.owned(bucket),
         }
     }
 
@@ -59,7 +59,12 @@ impl Shards {
     ///
     /// # Panics
     /// If the bank does not hold all of them.
-    pub fn place(&self, bank: Bank, bucket: BucketId, elements: &Range<usize>) -> Range<usize> {
+    pub fn place(
+        &self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        elements: &Range<usize>,
+    ) -> Range<usize> {
         let held = self.held(bank, bucket);
         let inside = held.start <= elements.start && elements.end <= held.end;
         assert!(inside, "{elements:?} of bucket {}, which holds {held:?}", bucket.0);
@@ -72,7 +77,7 @@ impl Shards {
     /// If it covers more than is owned.
     pub fn update(&self, bucket: BucketId, range: &UpdateRange) -> UpdateRange {
         let covered = range.start..range.start + range.length;
-        let start = self.place(Bank::Moment(0), bucket, &covered).start;
+        let start = self.place(BucketTensor::Moment(0), bucket, &covered).start;
         let decay_end = range.decay_end.saturating_sub(range.start - start);
         UpdateRange { start, decay_end, ..*range }
     }
@@ -103,15 +108,15 @@ mod tests {
     #[test]
     fn banks_hold_all_but_moments_of_others() {
         let shards = shards(128..512);
-        assert_eq!(shards.held(Bank::Gradients, BucketId(0)), 0..1024);
-        assert_eq!(shards.held(Bank::Moment(1), BucketId(0)), 128..512);
-        assert_eq!(shards.place(Bank::Parameters, BucketId(0), &(130..140)), 130..140);
-        assert_eq!(shards.place(Bank::Moment(0), BucketId(0), &(130..140)), 2..12);
+        assert_eq!(shards.held(BucketTensor::Gradients, BucketId(0)), 0..1024);
+        assert_eq!(shards.held(BucketTensor::Moment(1), BucketId(0)), 128..512);
+        assert_eq!(shards.place(BucketTensor::Parameters, BucketId(0), &(130..140)), 130..140);
+        assert_eq!(shards.place(BucketTensor::Moment(0), BucketId(0), &(130..140)), 2..12);
     }
 
     #[test]
     #[should_panic(expected = "120..140 of bucket 0, which holds 128..512")]
     fn what_is_not_held_has_no_place() {
-        shards(128..512).place(Bank::Moment(0), BucketId(0), &(120..140));
+        shards(128..512).place(BucketTensor::Moment(0), BucketId(0), &(120..140));
     }
 }

@@ -1,6 +1,6 @@
 //! What transfers take of the host's memory: one rule for all devices.
 
-use super::PIECE_ELEMENTS;
+use super::READBACK_ELEMENTS_MAX;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::graph::Plan;
 
@@ -22,12 +22,12 @@ const RING_BYTES: usize = (UPLOAD_SLOTS + READBACK_SLOTS) * SLOT_BYTES as usize;
 
 /// Room for pieces: how many, and bytes of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct ReadbackBudget {
     pub count: usize,
     pub bytes: usize,
 }
 
-impl Places {
+impl ReadbackBudget {
     /// For pieces of at most `elements` elements of buckets of these lengths.
     pub fn new(elements: usize, lengths: &[usize]) -> Self {
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -51,12 +51,12 @@ impl Places {
 
 /// The bytes of the host's memory that the transfers of a GPU take which trains `plan` among
 /// others: places for pieces on their way back (at most 64 MiB, unless
-/// [`begin_read`](super::Executor::begin_read) says otherwise), and the rings for what goes up and
+/// [`start_readback`](super::Executor::begin_read) says otherwise), and the rings for what goes up and
 /// for what is waited for (24 MiB). The CPU device has no rings and copies a piece when it is
 /// begun; it takes as much as its pieces that are not dropped yet, and keeps for the next ones
 /// what is within the same bound for places.
 pub fn staging_bytes(plan: &Plan) -> usize {
-    Places::of(plan, PIECE_ELEMENTS).total() + RING_BYTES
+    ReadbackBudget::of(plan, READBACK_ELEMENTS_MAX).total() + RING_BYTES
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn places_are_bounded_in_number_and_bytes() {
         let of = |elements, lengths: &[usize]| {
-            let places = Places::new(elements, lengths);
+            let places = ReadbackBudget::new(elements, lengths);
             (places.count, places.bytes)
         };
         assert_eq!(of(1 << 18, &[1 << 24, 1 << 20]), (64, 1 << 20), "64 MiB");

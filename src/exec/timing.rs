@@ -1,13 +1,13 @@
 //! Single kernels, timed and named for people.
 
-use super::Pass;
+use super::PassContext;
 use crate::base::BucketId;
 use crate::graph::{Plan, Update, UpdateRange};
 use crate::kernels::{Cost, twin};
 
 /// A part of a step that can be timed alone.
 #[derive(Clone, Copy, Debug)]
-pub enum Work {
+pub enum ProfileTarget {
     /// A node of the graph, by its index.
     Node(usize),
     /// The norm of a bucket's gradients.
@@ -17,7 +17,7 @@ pub enum Work {
 
 /// What a part of a step took.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Timing {
+pub struct KernelProfile {
     /// The op, `norm`, or the optimizer.
     pub op: String,
     /// The dimensions of inputs and outputs, with equal ones in a row counted.
@@ -28,11 +28,11 @@ pub struct Timing {
     pub cost: Cost,
 }
 
-impl Timing {
+impl KernelProfile {
     /// What is to be timed, with no time and no variant yet; `None` for what moves nothing.
-    pub(super) fn of(plan: &Plan, work: &Work, pass: &Pass) -> Option<Self> {
+    pub(super) fn of(plan: &Plan, work: &ProfileTarget, pass: &PassContext) -> Option<Self> {
         let (op, shape, cost) = match work {
-            Work::Node(index) => {
+            ProfileTarget::Node(index) => {
                 let node = &plan.graph.nodes[*index];
                 let call = pass.call(&plan.graph, node);
                 let arrow = if call.accumulate { "+=>" } else { "->" };
@@ -40,11 +40,11 @@ impl Timing {
                 let cost = (twin(&node.op)?.cost)(&call);
                 (node.op.to_string(), format!("{inputs} {arrow} {outputs}"), cost)
             }
-            Work::Norm(bucket) => {
+            ProfileTarget::Norm(bucket) => {
                 let length = plan.buckets[bucket.index()].length;
                 ("norm".into(), format!("({length})"), norm_cost(length))
             }
-            Work::Update(_, update, range) => {
+            ProfileTarget::Update(_, update, range) => {
                 let name = match update {
                     Update::Sgd { .. } => "sgd",
                     Update::AdamW { .. } => "adamw",

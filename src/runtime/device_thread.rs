@@ -21,11 +21,11 @@ const CLOSING_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How often within a deadline a waiting thread looks for signs of life, and the longest between
 /// two looks.
-const LOOKS: u32 = 8;
-const LOOK_MAX: Duration = Duration::from_secs(1);
+const POLLS_PER_DEADLINE: u32 = 8;
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
 /// A handle on a device's thread.
-pub struct Driver {
+pub struct DeviceThread {
     name: String,
     /// Taken when the handle is dropped: the thread ends with the last sender.
     jobs: Option<mpsc::SyncSender<Job>>,
@@ -37,7 +37,7 @@ pub struct Driver {
     deadline: Duration,
 }
 
-impl Driver {
+impl DeviceThread {
     /// Moves `executor` to a thread of its own, which ends when the handle is dropped. A device
     /// that gives no sign of life for `deadline` in the middle of a job counts as hung; a job of
     /// many parts may take longer.
@@ -71,37 +71,37 @@ impl Driver {
         R: Send + 'static,
         F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
     {
-        self.begin(what, job)?.wait()
+        self.submit(what, job)?.wait()
     }
 
     /// Hands `job` to the device's thread; its result is waited for later.
     ///
     /// # Errors
     /// A thread that has ended.
-    pub fn begin<R, F>(&self, what: &str, job: F) -> Result<Pending<'_, R>, DeviceError>
+    pub fn submit<R, F>(&self, what: &str, job: F) -> Result<PendingJob<'_, R>, DeviceError>
     where
         R: Send + 'static,
         F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
     {
         let (sender, result) = mpsc::sync_channel(1);
-        self.post(what, move |executor| {
+        self.submit_detached(what, move |executor| {
             // If nobody waits any more, the result is of no use.
             let _ = sender.send(job(executor));
         })?;
-        Ok(Pending { driver: self, what: what.to_string(), result })
+        Ok(PendingJob { driver: self, what: what.to_string(), result })
     }
 
     /// Hands over a job that tells its result itself.
     ///
     /// # Errors
     /// A thread that has ended.
-    pub fn post<F>(&self, what: &str, job: F) -> Result<(), DeviceError>
+    pub fn submit_detached<F>(&self, what: &str, job: F) -> Result<(), DeviceError>
     where
         F: FnOnce(&mut dyn Executor) + Send + 'static,
     {
         if self.hung.load(Ordering::Relaxed) {
             // Its queue would fill up behind what never ends.
-            return Err(self.give_up(what));
+            return Err(self.abandon(what));
         }
         let jobs = self.jobs.as_ref().ok_or_else(|| self.panicked(what))?;
         jobs.send(Box::new(job)).map_err(|_| self.panicked(what))
@@ -117,7 +117,7 @@ impl Driver {
     }
 
     /// Gives the device up: nobody waits for it any more. The error that says so.
-    pub fn give_up(&self, what: &str) -> DeviceError {
+    pub fn abandon(&self, what: &str) -> DeviceError {
         self.hung.store(true, Ordering::Relaxed);
         DeviceError::Timeout {
             adapter: self.name.clone(),
@@ -133,36 +133,36 @@ impl Driver {
     }
 
     /// Watches for the device's signs of life from now on.
-    pub fn watch(&self) -> Watch {
+    pub fn watch(&self) -> Watchdog {
         let (heartbeat, deadline) = (self.heartbeat.clone(), self.deadline);
-        Watch { beats: heartbeat.count(), alive: Instant::now(), heartbeat, deadline }
+        Watchdog { beats: heartbeat.count(), alive: Instant::now(), heartbeat, deadline }
     }
 }
 
 /// A job under way.
-pub struct Pending<'d, R> {
-    driver: &'d Driver,
+pub struct PendingJob<'d, R> {
+    driver: &'d DeviceThread,
     what: String,
     result: mpsc::Receiver<Result<R, DeviceError>>,
 }
 
-impl<R> Pending<'_, R> {
+impl<R> PendingJob<'_, R> {
     /// Waits for the result, as long as the device gives signs of life.
     ///
     /// # Errors
-    /// As [`Driver::run`].
+    /// As [`DeviceThread::run`].
     pub fn wait(self) -> Result<R, DeviceError> {
         let mut watch = self.driver.watch();
         loop {
-            match self.result.recv_timeout(watch.look_every()) {
+            match self.result.recv_timeout(watch.poll_interval()) {
                 Ok(result) => {
                     return result.inspect_err(|error| self.driver.note(error));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(self.driver.panicked(&self.what));
                 }
-                Err(RecvTimeoutError::Timeout) if watch.is_silent() => {
-                    return Err(self.driver.give_up(&self.what));
+                Err(RecvTimeoutError::Timeout) if watch.is_expired() => {
+                    return Err(self.driver.abandon(&self.what));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -171,17 +171,17 @@ impl<R> Pending<'_, R> {
 }
 
 /// Whether a device still gives signs of life.
-pub struct Watch {
+pub struct Watchdog {
     heartbeat: Heartbeat,
     beats: u64,
     alive: Instant,
     deadline: Duration,
 }
 
-impl Watch {
+impl Watchdog {
     /// How long to wait between two looks.
-    pub fn look_every(&self) -> Duration {
-        (self.deadline / LOOKS).min(LOOK_MAX)
+    pub fn poll_interval(&self) -> Duration {
+        (self.deadline / POLLS_PER_DEADLINE).min(POLL_INTERVAL_MAX)
     }
 
     /// How long a device may be silent.
@@ -190,12 +190,12 @@ impl Watch {
     }
 
     /// Counts the time from now on, whatever was before.
-    pub fn renew(&mut self) {
+    pub fn reset(&mut self) {
         (self.beats, self.alive) = (self.heartbeat.count(), Instant::now());
     }
 
     /// Whether the last sign of life is longer ago than the deadline.
-    pub fn is_silent(&mut self) -> bool {
+    pub fn is_expired(&mut self) -> bool {
         if self.heartbeat.count() != self.beats {
             (self.beats, self.alive) = (self.heartbeat.count(), Instant::now());
         }
@@ -203,7 +203,7 @@ impl Watch {
     }
 }
 
-impl Drop for Driver {
+impl Drop for DeviceThread {
     /// Closes the device and waits until that is done, unless it hangs.
     fn drop(&mut self) {
         drop(self.jobs.take());
@@ -231,7 +231,7 @@ mod tests {
             let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
             Box::new(Cpu::reference(plan, 0))
         };
-        let driver = Driver::start(executor(), DEADLINE).unwrap();
+        let driver = DeviceThread::start(executor(), DEADLINE).unwrap();
         let alive = Arc::new(());
         let held = Arc::clone(&alive);
         // Dropped when the thread has gone through its queue.
@@ -240,7 +240,7 @@ mod tests {
         drop(driver);
         assert_eq!(Arc::strong_count(&alive), 1);
 
-        let driver = Driver::start(executor(), Duration::from_millis(1)).unwrap();
+        let driver = DeviceThread::start(executor(), Duration::from_millis(1)).unwrap();
         let (release, blocked) = mpsc::channel::<()>();
         let error = driver.run("a job", move |_| {
             // Until the test ends.
@@ -258,7 +258,7 @@ mod tests {
     fn a_long_job_of_a_device_that_lives_is_waited_for() {
         let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
         let deadline = Duration::from_millis(400);
-        let driver = Driver::start(Box::new(Cpu::reference(plan, 0)), deadline).unwrap();
+        let driver = DeviceThread::start(Box::new(Cpu::reference(plan, 0)), deadline).unwrap();
         let step = Duration::from_millis(50);
         let beating = driver.run("a long job", move |device| {
             for _ in 0..20 {
@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn a_timeout_that_the_device_tells_leaves_it_behind() {
         let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
-        let driver = Driver::start(Box::new(Cpu::reference(plan, 0)), DEADLINE).unwrap();
+        let driver = DeviceThread::start(Box::new(Cpu::reference(plan, 0)), DEADLINE).unwrap();
         let timeout = |_: &mut dyn Executor| -> Result<(), DeviceError> {
             let (adapter, what) = ("a".into(), "a submission".into());
             Err(DeviceError::Timeout { adapter, what, seconds: 1.0 })
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn a_job_that_panics_is_a_defect_also_for_those_after_it() {
         let plan = Plan::new(Builder::new().finish(), PlanOptions::new(1));
-        let driver = Driver::start(Box::new(Cpu::reference(plan, 0)), DEADLINE).unwrap();
+        let driver = DeviceThread::start(Box::new(Cpu::reference(plan, 0)), DEADLINE).unwrap();
         assert_eq!(driver.run("a sum", |_| Ok(1 + 1)).unwrap(), 2);
         for what in ["a step", "another step"] {
             let error = driver.run(what, |_| -> Result<(), _> { panic!("planted") }).unwrap_err();

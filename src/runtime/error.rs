@@ -27,24 +27,24 @@ pub enum RuntimeError {
     )]
     Memory { needed: String, available: String },
     #[error(
-        "{adapter}: the run needs {needed} of its memory and it has {has}, {told}; lower \
+        "{adapter}: the run needs {needed} of its memory and it has {has}, {basis}; lower \
          train.micro_batch, model.context, model.width or model.layers, or choose another device"
     )]
-    DeviceMemory { adapter: String, needed: String, has: String, told: &'static str },
+    DeviceMemory { adapter: String, needed: String, has: String, basis: &'static str },
     #[error(
         "{adapter}: its driver has no memory for {what}, of {needed} that the run needs; lower \
          train.micro_batch, model.context, model.width or model.layers, or choose another device"
     )]
     NoRoom { adapter: String, what: String, needed: String },
     #[error("{0}")]
-    Unusable(String),
+    InvalidRequest(String),
     #[error("{0}; this is a defect of potluck, please report it")]
     Defect(String),
 }
 
 impl RuntimeError {
     /// Whether fewer samples at a time may help.
-    pub fn is_of_size(&self) -> bool {
+    pub fn is_capacity_error(&self) -> bool {
         use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};
         let of_device = |error: &DeviceError| {
             matches!(error, TooLarge { .. } | LoopTooLong { .. } | OutOfMemory { .. })
@@ -78,7 +78,7 @@ impl RuntimeError {
             Self::Memory { .. }
             | Self::DeviceMemory { .. }
             | Self::NoRoom { .. }
-            | Self::Unusable(_) => EXIT_CONFIGURATION,
+            | Self::InvalidRequest(_) => EXIT_CONFIGURATION,
         }
     }
 }

@@ -26,11 +26,11 @@ pub fn require_of_host(
     plan: &Plan,
     moments: &Moments,
 ) -> Result<(), RuntimeError> {
-    if is_of_host(selection) { require(of_device(plan, moments)) } else { Ok(()) }
+    if uses_host_memory(selection) { require(device_bytes(plan, moments)) } else { Ok(()) }
 }
 
 /// Whether a device draws on the host's memory.
-pub fn is_of_host(selection: &Selection) -> bool {
+pub fn uses_host_memory(selection: &Selection) -> bool {
     match selection {
         Selection::Cpu { .. } => true,
         Selection::Adapter(adapter) => adapter.memory.of_host,
@@ -38,7 +38,7 @@ pub fn is_of_host(selection: &Selection) -> bool {
 }
 
 /// Refuses a plan that an adapter has no room for. `setting`
-/// is `train.memory_mib`, which goes before what the adapter tells. Where nothing is known, the
+/// is `train.device_memory_mib`, which goes before what the adapter tells. Where nothing is known, the
 /// need is returned as a note.
 pub fn require_on(
     adapter: &Adapter,
@@ -56,18 +56,18 @@ fn fits(
     setting: u64,
     needed: u64,
 ) -> Result<Option<String>, RuntimeError> {
-    let (has, told) = match setting {
-        0 => (memory.bytes, "as its driver says (train.memory_mib overrides that)"),
-        mebibytes => (Some(mebibytes << 20), "as train.memory_mib says"),
+    let (has, basis) = match setting {
+        0 => (memory.bytes, "as its driver says (train.device_memory_mib overrides that)"),
+        mebibytes => (Some(mebibytes << 20), "as train.device_memory_mib says"),
     };
     match has {
         Some(has) if needed > has => {
             let (adapter, needed, has) = (name.into(), gibibytes(needed), gibibytes(has));
-            Err(RuntimeError::DeviceMemory { adapter, needed, has, told })
+            Err(RuntimeError::DeviceMemory { adapter, needed, has, basis })
         }
         Some(_) => Ok(None),
         None => Ok(Some(format!(
-            "{name} does not tell how much memory it has; the run needs {} of it (train.memory_mib \
+            "{name} does not tell how much memory it has; the run needs {} of it (train.device_memory_mib \
              sets what there is)",
             gibibytes(needed)
         ))),
@@ -87,7 +87,7 @@ pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
 
 /// What a plan takes on a device that shares the host's memory, with the copy of parameters and
 /// moments that saving them makes.
-pub fn of_device(plan: &Plan, moments: &Moments) -> usize {
+pub fn device_bytes(plan: &Plan, moments: &Moments) -> usize {
     let memory = memory(plan, moments);
     let saved = memory.parameters.saturating_add(memory.moments);
     memory.peak().saturating_add(saved)
@@ -95,7 +95,7 @@ pub fn of_device(plan: &Plan, moments: &Moments) -> usize {
 
 /// What a run of batches of `batch` samples takes besides the device: its program, and `loaded`
 /// bytes of inputs that wait.
-pub fn of_run(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
+pub fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
     let per_micro_batch = plan.segments.len() + 1;
     let instructions = batch.div_ceil(micro_batch.max(1)).saturating_mul(per_micro_batch);
     let program = instructions.saturating_mul(size_of::<Instruction>());
@@ -118,18 +118,20 @@ mod tests {
     #[test]
     fn what_is_known_and_too_small_is_refused_with_the_figures() {
         let memory = |bytes| AdapterMemory { bytes, of_host: false };
-        let told = |bytes, setting| match fits("Card", memory(bytes), setting, 3 << 30) {
+        let outcome = |bytes, setting| match fits("Card", memory(bytes), setting, 3 << 30) {
             Ok(note) => note.unwrap_or_else(|| "fits".into()),
             Err(error) => format!("{}: {error}", error.exit_code()),
         };
-        assert_eq!(told(Some(4 << 30), 0), "fits");
-        assert_eq!(told(None, 4096), "fits");
-        let refused = told(Some(2 << 30), 0);
+        assert_eq!(outcome(Some(4 << 30), 0), "fits");
+        assert_eq!(outcome(None, 4096), "fits");
+        let refused = outcome(Some(2 << 30), 0);
         for part in ["78: Card:", "needs 3.0 GiB", "has 2.0 GiB, as its driver", "micro_batch"] {
             assert!(refused.contains(part), "'{part}' is missing in: {refused}");
         }
-        assert!(told(Some(4 << 30), 1024).contains("has 1.0 GiB, as train.memory_mib says"));
-        assert!(told(None, 0).contains("the run needs 3.0 GiB"), "{}", told(None, 0));
+        assert!(
+            outcome(Some(4 << 30), 1024).contains("has 1.0 GiB, as train.device_memory_mib says")
+        );
+        assert!(outcome(None, 0).contains("the run needs 3.0 GiB"), "{}", outcome(None, 0));
         assert!(require(0).is_ok());
     }
 }

@@ -8,18 +8,18 @@ use crate::base::{ChunkId, Rank};
 use crate::collective::{Collective, CollectiveKind};
 use crate::comm::{Message, SharedBuffer};
 use crate::device::DeviceError;
-use crate::exec::Piece;
+use crate::exec::Readback;
 use crate::parallel::{Verdict, Vote};
 
 /// What a rank says to the coordinator of a step.
-pub enum Said {
+pub enum CoordinatorMsg {
     Vote(Vote),
     /// Its part in the step is over.
-    Ended(Rank, Result<StepReport, DeviceError>),
+    Finished(Rank, Result<StepReport, DeviceError>),
 }
 
 /// What a ring thread is told.
-pub enum ToRing {
+pub enum RingMsg {
     /// A step begins. Whoever begins it says so to all rings before any rank runs.
     Restart,
     /// The rank's own values of a chunk are there: as a piece, or on the device only, which then
@@ -27,13 +27,13 @@ pub enum ToRing {
     Ready {
         kind: CollectiveKind,
         chunk: ChunkId,
-        piece: Option<Piece>,
+        readback: Option<Readback>,
     },
     Message(Message),
 }
 
 /// What a driver is told.
-pub enum ToDriver {
+pub enum DriverMsg {
     /// A chunk that the rank owns is summed over all ranks.
     Reduced {
         chunk: ChunkId,

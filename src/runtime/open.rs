@@ -3,20 +3,20 @@
 
 use std::time::Duration;
 
-use super::device_thread::Driver;
+use super::device_thread::DeviceThread;
 use super::{RuntimeError, memory};
 use crate::autotune::{self, KernelCache, KernelSelector, TuneOptions, VariantChoices, cache};
 use crate::base::BucketId;
 use crate::device::{
     AdapterKind, DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select,
 };
-use crate::exec::{Bank, Cpu, Executor, GpuExecutor, Moments};
+use crate::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::Plan;
 use crate::model;
 
 /// A device that was chosen and opened, on its own thread.
-pub struct Opened {
-    pub driver: Driver,
+pub struct OpenDevice {
+    pub driver: DeviceThread,
     /// What a person should know: why this device, and about its kernels.
     pub notes: Vec<String>,
     /// What decides about bits: recorded, and compared on resume.
@@ -33,17 +33,17 @@ pub struct Opened {
 /// How a device is opened, besides its plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpenOptions {
-    /// How long a device may give no sign of life (`train.deadline_s`).
+    /// How long a device may give no sign of life (`train.device_timeout_s`).
     pub deadline: Duration,
-    /// The device's memory in MiB; 0: what it tells (`train.memory_mib`).
-    pub memory_mib: u64,
-    /// The most seconds to time kernels in that are not recorded (`train.tune_seconds`).
-    pub tune_seconds: f64,
+    /// The device's memory in MiB; 0: what it tells (`train.device_memory_mib`).
+    pub device_memory_mib: u64,
+    /// The most seconds to time kernels in that are not recorded (`train.tune_s`).
+    pub tune_s: f64,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(300), memory_mib: 0, tune_seconds: 5.0 }
+        Self { deadline: Duration::from_secs(300), device_memory_mib: 0, tune_s: 5.0 }
     }
 }
 
@@ -58,8 +58,8 @@ pub fn open(
     plan: Plan,
     moments: usize,
     options: &OpenOptions,
-) -> Result<Opened, RuntimeError> {
-    let tuning = TuneOptions { seconds: options.tune_seconds, ..TuneOptions::default() };
+) -> Result<OpenDevice, RuntimeError> {
+    let tuning = TuneOptions { seconds: options.tune_s, ..TuneOptions::default() };
     let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
         Selection::Cpu { reason: None }
     } else {
@@ -81,7 +81,7 @@ pub fn open_selected(
     options: &OpenOptions,
     tuning: impl FnOnce(&str) -> TuneOptions,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Opened, RuntimeError> {
+) -> Result<OpenDevice, RuntimeError> {
     let is_cpu = matches!(selection, Selection::Cpu { .. });
     let rows = plan.options.rows as u32;
     let (executor, notes, identity, choices): (Box<dyn Executor>, _, _, _) = match selection {
@@ -92,8 +92,12 @@ pub fn open_selected(
             (Box::new(device), Vec::from_iter(note), identity, VariantChoices::default())
         }
         Selection::Adapter(adapter) => {
-            let mut notes =
-                Vec::from_iter(memory::require_on(&adapter, options.memory_mib, &plan, &moments)?);
+            let mut notes = Vec::from_iter(memory::require_on(
+                &adapter,
+                options.device_memory_mib,
+                &plan,
+                &moments,
+            )?);
             let identity = cache::device_key(&adapter);
             let is_software = adapter.kind == AdapterKind::Software;
             let tuning = TuneOptions { is_software, ..tuning(&identity) };
@@ -107,9 +111,9 @@ pub fn open_selected(
             (Box::new(device), notes, identity, choices)
         }
     };
-    let driver = Driver::start(executor, options.deadline)
+    let driver = DeviceThread::start(executor, options.deadline)
         .map_err(|error| RuntimeError::Defect(format!("no thread could be started: {error}")))?;
-    Ok(Opened { driver, notes, identity, is_cpu, position: 0, rows, choices })
+    Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
 }
 
 /// An adapter with everything of a plan on it. That it has no room now is a matter of the
@@ -138,7 +142,7 @@ pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceErro
             let initial = model::init::values(&plan.graph, id, seed);
             values[start..start + initial.len()].copy_from_slice(&initial);
         }
-        device.write_bank(Bank::Parameters, BucketId(bucket as u32), &values)?;
+        device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values)?;
     }
     Ok(())
 }

@@ -6,29 +6,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::messages::{Said, ToDriver, ToRing};
-use super::step::Others;
+use super::messages::{CoordinatorMsg, DriverMsg, RingMsg};
+use super::step::Peers;
 use crate::base::{ChunkId, Rank};
 use crate::collective::{Collective, CollectiveKind, ShardLayout};
 use crate::comm::{Closed, Mailbox, RecvError};
 use crate::device::DeviceError;
-use crate::exec::{Bank, Executor, Piece};
+use crate::exec::{BucketTensor, Executor, Readback};
 use crate::metrics::{Lane, Trace};
 use crate::parallel::{Event, Vote};
 
 /// How long a driver waits at its mailbox before it looks whether a place to read to is free again.
-const SLOT_BEAT: Duration = Duration::from_millis(2);
+const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Where gradients of other ranks and of this one are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddingPlace {
+pub enum ReduceSite {
     /// On the host, as they pass by.
     Host,
     /// By a kernel: partial sums go up to the device and come back.
     Device,
 }
 
-impl std::fmt::Display for AddingPlace {
+impl std::fmt::Display for ReduceSite {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Host => "host",
@@ -39,14 +39,14 @@ impl std::fmt::Display for AddingPlace {
 
 /// The lanes of a rank in a trace.
 #[derive(Clone, Debug, Default)]
-pub struct Lanes {
+pub struct TraceTracks {
     pub driver: Lane,
     pub device: Lane,
     pub staging: Lane,
     pub ring: Lane,
 }
 
-impl Lanes {
+impl TraceTracks {
     /// The lanes of a rank: those of its driver and its device, and with others also those of
     /// its transfers and its ring thread.
     pub fn of(trace: Option<&Trace>, rank: Rank, device: &str, with_others: bool) -> Self {
@@ -62,69 +62,69 @@ impl Lanes {
 
 /// What a rank's coordinator sees of its waiting.
 #[derive(Debug, Default)]
-pub struct Waiting {
+pub struct WaitStatus {
     /// Whether it waits for others now: then its silence says nothing of its device.
-    now: AtomicBool,
+    is_waiting: AtomicBool,
     /// What it was told so far.
-    told: AtomicU64,
+    wakeups: AtomicU64,
 }
 
-impl Waiting {
+impl WaitStatus {
     /// Whether the rank waits for others now.
-    pub fn is_now(&self) -> bool {
-        self.now.load(Ordering::Relaxed)
+    pub fn is_waiting(&self) -> bool {
+        self.is_waiting.load(Ordering::Relaxed)
     }
 
     /// How often the rank was told something.
-    pub fn told(&self) -> u64 {
-        self.told.load(Ordering::Relaxed)
+    pub fn wakeups(&self) -> u64 {
+        self.wakeups.load(Ordering::Relaxed)
     }
 }
 
 /// A rank's driver among the others.
-pub struct Link {
+pub struct RingPeers {
     pub rank: Rank,
     pub layout: Arc<ShardLayout>,
-    pub adding: AddingPlace,
+    pub reduce_site: ReduceSite,
     /// Where the final values of other ranks go.
-    pub gathers: Bank,
-    pub ring: Mailbox<ToRing>,
-    pub inbox: Mailbox<ToDriver>,
-    pub team: Mailbox<Said>,
-    pub lanes: Lanes,
-    pub waiting: Arc<Waiting>,
+    pub gathers: BucketTensor,
+    pub ring: Mailbox<RingMsg>,
+    pub inbox: Mailbox<DriverMsg>,
+    pub group: Mailbox<CoordinatorMsg>,
+    pub lanes: TraceTracks,
+    pub waiting: Arc<WaitStatus>,
     /// What the program waits for next; nothing: the verdict.
     pub awaited: Option<Collective>,
     /// Chunks on their way from the device, in order, and when each was asked for.
-    pub under_way: VecDeque<(CollectiveKind, ChunkId, Instant)>,
+    pub in_flight: VecDeque<(CollectiveKind, ChunkId, Instant)>,
     /// Per chunk that the rank owns: (sum of squares, number not finite) of its gradient sums.
     pub sums: Vec<(f64, u64)>,
 }
 
-impl Link {
+impl RingPeers {
     /// Whether this rank's values of a chunk are to come to the host for a collective.
     fn is_read(&self, collective: Collective, chunk: ChunkId) -> bool {
         let owner = self.layout.chunk(chunk).owner;
-        match (collective.kind, self.adding) {
+        match (collective.kind, self.reduce_site) {
             (CollectiveKind::AllGather, _) => owner == self.rank,
-            (CollectiveKind::ReduceScatter, AddingPlace::Host) => true,
-            (CollectiveKind::ReduceScatter, AddingPlace::Device) => {
+            (CollectiveKind::ReduceScatter, ReduceSite::Host) => true,
+            (CollectiveKind::ReduceScatter, ReduceSite::Device) => {
                 self.layout.is_initiator(chunk, self.rank)
             }
         }
     }
 
     /// Hands a piece that has come to the ring thread.
-    fn hand_over(&mut self, piece: Piece) -> Result<(), Closed> {
-        let Some((kind, chunk, since)) = self.under_way.pop_front() else { return Ok(()) };
+    fn forward_to_ring(&mut self, readback: Readback) -> Result<(), Closed> {
+        let Some((kind, chunk, since)) = self.in_flight.pop_front() else { return Ok(()) };
         self.lanes.staging.follow(|| format!("read {}", self.layout.chunk(chunk)), since);
-        self.ring.send(ToRing::Ready { kind, chunk, piece: Some(piece) })
+        self.ring.send(RingMsg::Ready { kind, chunk, readback: Some(readback) })
     }
 
     /// Hands over what has come.
-    fn hand_over_all(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
-        while let Some(piece) = device.take_read(false)? {
-            if self.hand_over(piece).is_err() {
+    fn forward_all_to_ring(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
+        while let Some(readback) = device.next_readback(false)? {
+            if self.forward_to_ring(readback).is_err() {
                 // The mailbox says so to whoever waits at it.
                 break;
             }
@@ -133,27 +133,27 @@ impl Link {
     }
 
     /// Does what the ring thread or the team asks for; an event if it is one.
-    fn take_in(
+    fn handle_message(
         &mut self,
         device: &mut dyn Executor,
-        told: ToDriver,
+        message: DriverMsg,
     ) -> Result<Option<Event>, DeviceError> {
-        match told {
-            ToDriver::Reduced { chunk, sum, squares, not_finite } => {
+        match message {
+            DriverMsg::Reduced { chunk, sum, squares, not_finite } => {
                 self.sums[chunk.index()] = (squares, not_finite);
-                self.upload(device, Bank::Gradients, chunk, &sum)?;
+                self.upload(device, BucketTensor::Gradients, chunk, &sum)?;
             }
-            ToDriver::Gathered { chunk, values } => {
+            DriverMsg::Gathered { chunk, values } => {
                 self.upload(device, self.gathers, chunk, &values)?;
             }
-            ToDriver::Add { chunk, mut partial, reply } => {
+            DriverMsg::Add { chunk, mut partial, reply } => {
                 let found = self.layout.chunk(chunk);
                 device.add(found.bucket, found.range.start, &mut partial)?;
                 // The ring thread waits, unless the run is over.
                 let _ = reply.send(partial);
             }
-            ToDriver::Done(collective) => return Ok(Some(Event::Done(collective))),
-            ToDriver::Announced(verdict) => return Ok(Some(Event::Verdict(verdict))),
+            DriverMsg::Done(collective) => return Ok(Some(Event::Done(collective))),
+            DriverMsg::Announced(verdict) => return Ok(Some(Event::Verdict(verdict))),
         }
         Ok(None)
     }
@@ -161,7 +161,7 @@ impl Link {
     fn upload(
         &self,
         device: &mut dyn Executor,
-        bank: Bank,
+        bank: BucketTensor,
         chunk: ChunkId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
@@ -175,20 +175,20 @@ impl Link {
         &mut self,
         at_most: Option<Duration>,
         waited: &mut Duration,
-    ) -> Result<Option<ToDriver>, Closed> {
+    ) -> Result<Option<DriverMsg>, Closed> {
         let started = Instant::now();
         let _span = self.lanes.driver.span(|| match self.awaited {
             Some(collective) => format!("wait for {collective}"),
             None => "wait for the verdict".into(),
         });
-        self.waiting.now.store(true, Ordering::Relaxed);
+        self.waiting.is_waiting.store(true, Ordering::Relaxed);
         let received = match self.inbox.recv(at_most.map(|most| started + most)) {
-            Ok(told) => Ok(Some(told)),
+            Ok(message) => Ok(Some(message)),
             Err(RecvError::Closed(closed)) => Err(closed),
             Err(RecvError::TimedOut) => Ok(None),
         };
-        self.waiting.now.store(false, Ordering::Relaxed);
-        self.waiting.told.fetch_add(u64::from(!matches!(received, Ok(None))), Ordering::Relaxed);
+        self.waiting.is_waiting.store(false, Ordering::Relaxed);
+        self.waiting.wakeups.fetch_add(u64::from(!matches!(received, Ok(None))), Ordering::Relaxed);
         *waited += started.elapsed();
         received
     }
@@ -199,22 +199,22 @@ impl Link {
         &mut self,
         device: &mut dyn Executor,
         waited: &mut Duration,
-    ) -> Result<Result<Option<ToDriver>, Closed>, DeviceError> {
-        if self.under_way.is_empty() {
+    ) -> Result<Result<Option<DriverMsg>, Closed>, DeviceError> {
+        if self.in_flight.is_empty() {
             device.flush()?;
             return Ok(self.recv(None, waited));
         }
-        match device.take_read(true)? {
-            Some(piece) => Ok(self.hand_over(piece).map(|()| None)),
+        match device.next_readback(true)? {
+            Some(readback) => Ok(self.forward_to_ring(readback).map(|()| None)),
             // Every place to read to is taken by what others have not used yet.
-            None => Ok(self.recv(Some(SLOT_BEAT), waited)),
+            None => Ok(self.recv(Some(SLOT_POLL_INTERVAL), waited)),
         }
     }
 }
 
-impl Others for Link {
+impl Peers for RingPeers {
     fn restart(&mut self) {
-        self.under_way.clear();
+        self.in_flight.clear();
         self.sums = vec![(0.0, 0); self.layout.chunks.len()];
     }
 
@@ -225,20 +225,20 @@ impl Others for Link {
     ) -> Result<(), DeviceError> {
         let Collective { kind, bucket } = collective;
         let bank = match kind {
-            CollectiveKind::ReduceScatter => Bank::Gradients,
-            CollectiveKind::AllGather => Bank::Parameters,
+            CollectiveKind::ReduceScatter => BucketTensor::Gradients,
+            CollectiveKind::AllGather => BucketTensor::Parameters,
         };
         for id in self.layout.consumption_order(bucket, self.rank) {
             let chunk = self.layout.chunk(id).clone();
             if self.is_read(collective, id) {
-                self.under_way.push_back((kind, id, Instant::now()));
-                device.begin_read(bank, chunk.bucket, chunk.range)?;
+                self.in_flight.push_back((kind, id, Instant::now()));
+                device.start_readback(bank, chunk.bucket, chunk.range)?;
             } else if kind == CollectiveKind::ReduceScatter {
                 // A closed mailbox shows at the next wait.
-                let _ = self.ring.send(ToRing::Ready { kind, chunk: id, piece: None });
+                let _ = self.ring.send(RingMsg::Ready { kind, chunk: id, readback: None });
             }
         }
-        self.hand_over_all(device)
+        self.forward_all_to_ring(device)
     }
 
     fn vote(&mut self, mut vote: Vote) -> Result<(), DeviceError> {
@@ -246,27 +246,27 @@ impl Others for Link {
         vote.sum_squares = self.sums.iter().map(|(squares, _)| squares).sum();
         vote.not_finite = self.sums.iter().map(|(_, bad)| bad).sum();
         // A closed mailbox shows at the next wait.
-        let _ = self.team.send(Said::Vote(vote));
+        let _ = self.group.send(CoordinatorMsg::Vote(vote));
         Ok(())
     }
 
-    fn event(
+    fn next_event(
         &mut self,
         device: &mut dyn Executor,
         wait: bool,
         waited: &mut Duration,
     ) -> Result<Option<Event>, DeviceError> {
         loop {
-            self.hand_over_all(device)?;
-            let told = match self.inbox.try_recv() {
+            self.forward_all_to_ring(device)?;
+            let message = match self.inbox.try_recv() {
                 Ok(None) if !wait => return Ok(None),
                 Ok(None) => self.wait(device, waited)?,
                 known => known,
             };
-            match told {
+            match message {
                 Err(Closed(why)) => return Ok(Some(Event::Fault(why))),
-                Ok(Some(told)) => {
-                    if let Some(event) = self.take_in(device, told)? {
+                Ok(Some(message)) => {
+                    if let Some(event) = self.handle_message(device, message)? {
                         return Ok(Some(event));
                     }
                 }
@@ -275,7 +275,7 @@ impl Others for Link {
         }
     }
 
-    fn will_wait(&mut self, awaited: Option<Collective>) {
+    fn set_awaited(&mut self, awaited: Option<Collective>) {
         self.awaited = awaited;
     }
 

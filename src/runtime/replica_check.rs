@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::RuntimeError;
-use super::workers::Team;
+use super::workers::WorkerGroup;
 use crate::base::{BucketId, Rank};
-use crate::exec::{Bank, Executor};
+use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 
 /// A rank whose parameters are not those of the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct ReplicaMismatch {
     pub rank: Rank,
     /// The tensors and how many of their values differ, for people.
     pub what: String,
@@ -22,14 +22,21 @@ pub struct Difference {
 ///
 /// # Errors
 /// A device that fails.
-pub fn compare(team: &Team, plan: &Plan, repair: bool) -> Result<Vec<Difference>, RuntimeError> {
-    if team.world() == 1 {
+pub fn compare(
+    group: &WorkerGroup,
+    plan: &Plan,
+    repair: bool,
+) -> Result<Vec<ReplicaMismatch>, RuntimeError> {
+    if group.world() == 1 {
         return Ok(Vec::new());
     }
     let buckets = 0..plan.buckets.len() as u32;
     let hashed = buckets.clone();
-    let hashes: Vec<Vec<u64>> = team.each("hashing the parameters", move |_, device| {
-        hashed.clone().map(|bucket| device.hash(Bank::Parameters, BucketId(bucket))).collect()
+    let hashes: Vec<Vec<u64>> = group.run_on_all("hashing the parameters", move |_, device| {
+        hashed
+            .clone()
+            .map(|bucket| device.hash(BucketTensor::Parameters, BucketId(bucket)))
+            .collect()
     })?;
     let mut found: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     for bucket in buckets.map(BucketId) {
@@ -37,24 +44,29 @@ pub fn compare(team: &Team, plan: &Plan, repair: bool) -> Result<Vec<Difference>
         if of_bucket.iter().all(|hash| *hash == of_bucket[0]) {
             continue;
         }
-        for (rank, what) in differences(team, plan, bucket, &of_bucket, repair)? {
+        for (rank, what) in differences(group, plan, bucket, &of_bucket, repair)? {
             found.entry(rank).or_default().push(what);
         }
     }
-    Ok(found.into_iter().map(|(rank, what)| Difference { rank, what: what.join(", ") }).collect())
+    Ok(found
+        .into_iter()
+        .map(|(rank, what)| ReplicaMismatch { rank, what: what.join(", ") })
+        .collect())
 }
 
 /// What is wrong with a bucket of which the ranks' hashes differ.
 fn differences(
-    team: &Team,
+    group: &WorkerGroup,
     plan: &Plan,
     bucket: BucketId,
     hashes: &[u64],
     repair: bool,
 ) -> Result<Vec<(Rank, String)>, RuntimeError> {
-    let read = move |_: Rank, device: &mut dyn Executor| device.read_bank(Bank::Parameters, bucket);
-    let held = team.each("reading the parameters", read)?;
-    let truth = truth(team, bucket, &held);
+    let read = move |_: Rank, device: &mut dyn Executor| {
+        device.read_bank(BucketTensor::Parameters, bucket)
+    };
+    let held = group.run_on_all("reading the parameters", read)?;
+    let truth = majority(group, bucket, &held);
     let mut found = Vec::new();
     for (rank, values) in held.iter().enumerate() {
         let tensors = differing(plan, bucket, values, &truth.values);
@@ -68,10 +80,10 @@ fn differences(
         if repair {
             let values = truth.values.clone();
             let write = move |device: &mut dyn Executor| {
-                device.write_bank(Bank::Parameters, bucket, &values)
+                device.write_bank(BucketTensor::Parameters, bucket, &values)
             };
-            let written = team.driver(rank)?.run("repairing the parameters", write);
-            written.map_err(|error| team.error(rank, error))?;
+            let written = group.driver(rank)?.run("repairing the parameters", write);
+            written.map_err(|error| group.error(rank, error))?;
         }
     }
     if found.is_empty() {
@@ -96,14 +108,14 @@ fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
 }
 
 /// What a bucket should hold, and whether a majority holds every value of it.
-struct Truth {
+struct Majority {
     values: Vec<f32>,
     is_voted: bool,
 }
 
-fn truth(team: &Team, bucket: BucketId, held: &[Vec<f32>]) -> Truth {
+fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majority {
     let owner_of = |index: usize| {
-        let owns = |rank: &u32| team.layout().shard(bucket, Rank(*rank)).contains(&index);
+        let owns = |rank: &u32| group.layout().shard(bucket, Rank(*rank)).contains(&index);
         (0..held.len() as u32).find(owns).unwrap_or(0) as usize
     };
     let mut is_voted = true;
@@ -118,7 +130,7 @@ fn truth(team: &Team, bucket: BucketId, held: &[Vec<f32>]) -> Truth {
         }
     };
     let values = (0..held[0].len()).map(pick).collect();
-    Truth { values, is_voted }
+    Majority { values, is_voted }
 }
 
 /// The tensors of a bucket of which values differ in any bit.

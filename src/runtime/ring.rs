@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::messages::{ToDriver, ToRing};
+use super::messages::{DriverMsg, RingMsg};
 use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Chunk, Collective, CollectiveKind, ShardLayout};
 use crate::comm::add::add_assign;
@@ -15,47 +15,47 @@ use crate::comm::{
     BufferPool, Closed, ExchangeDriver, ExchangeIo, Mailbox, Message, PooledBuffer, RecvError,
     SharedBuffer,
 };
-use crate::exec::Piece;
+use crate::exec::Readback;
 use crate::kernels::ops::norm;
 use crate::metrics::Lane;
 
 /// How often a ring thread that waits for its device looks whether the run is over.
-const BEAT: Duration = Duration::from_millis(100);
+const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Partial sums that a rank begins beyond those it has received: enough to hide one hop, few
 /// enough to stay in a cache.
 const WINDOW: usize = 4;
 
 /// The mailboxes of a ring thread.
-pub struct Wiring {
+pub struct RingChannels {
     pub rank: Rank,
     pub layout: Arc<ShardLayout>,
-    pub inbox: Mailbox<ToRing>,
+    pub inbox: Mailbox<RingMsg>,
     /// Of all ranks' ring threads.
-    pub rings: Arc<[Mailbox<ToRing>]>,
-    pub driver: Mailbox<ToDriver>,
+    pub rings: Arc<[Mailbox<RingMsg>]>,
+    pub driver: Mailbox<DriverMsg>,
     pub lane: Lane,
     /// Whether sums are handed out as they are.
     pub is_chained: bool,
 }
 
 /// Starts a ring thread; it ends when its mailbox is closed.
-pub fn start(wiring: Wiring) -> std::io::Result<thread::JoinHandle<()>> {
-    let name = format!("ring of {}", wiring.rank);
-    let ending = Ending { driver: wiring.driver.clone(), why: String::new() };
+pub fn start(channels: RingChannels) -> std::io::Result<thread::JoinHandle<()>> {
+    let name = format!("ring of {}", channels.rank);
+    let ending = CloseOnDrop { driver: channels.driver.clone(), why: String::new() };
     thread::Builder::new().name(name).spawn(move || {
         let mut ending = ending;
-        ending.why = run(wiring).0;
+        ending.why = run(channels).0;
     })
 }
 
 /// Tells the driver that its ring thread is gone, whatever ended it: it would wait for ever.
-struct Ending {
-    driver: Mailbox<ToDriver>,
+struct CloseOnDrop {
+    driver: Mailbox<DriverMsg>,
     why: String,
 }
 
-impl Drop for Ending {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         match thread::panicking() {
             true => self.driver.close("its ring thread panicked, which is a defect of potluck"),
@@ -64,30 +64,30 @@ impl Drop for Ending {
     }
 }
 
-fn run(wiring: Wiring) -> Closed {
-    let inbox = wiring.inbox.clone();
-    let mut member = ExchangeDriver::new(wiring.layout.clone(), wiring.rank, WINDOW);
-    if wiring.is_chained {
-        member = member.into_all_reduce();
+fn run(channels: RingChannels) -> Closed {
+    let inbox = channels.inbox.clone();
+    let mut exchange = ExchangeDriver::new(channels.layout.clone(), channels.rank, WINDOW);
+    if channels.is_chained {
+        exchange = exchange.into_all_reduce();
     }
-    let mut side = Side { wiring, pieces: HashMap::new(), pool: member.pool().clone() };
+    let mut io = RingIo { channels, readbacks: HashMap::new(), pool: exchange.pool().clone() };
     loop {
-        let told = match inbox.recv(None) {
-            Ok(told) => told,
+        let message = match inbox.recv(None) {
+            Ok(message) => message,
             Err(RecvError::Closed(closed)) => return closed,
             Err(RecvError::TimedOut) => continue,
         };
-        let handled = match told {
-            ToRing::Restart => {
-                side.pieces.clear();
-                member.restart();
-                member.start(&mut side)
+        let handled = match message {
+            RingMsg::Restart => {
+                io.readbacks.clear();
+                exchange.restart();
+                exchange.start(&mut io)
             }
-            ToRing::Ready { kind, chunk, piece } => {
-                side.pieces.extend(piece.map(|piece| (chunk, piece)));
-                member.on_local_ready(kind, chunk, &mut side)
+            RingMsg::Ready { kind, chunk, readback } => {
+                io.readbacks.extend(readback.map(|readback| (chunk, readback)));
+                exchange.on_local_ready(kind, chunk, &mut io)
             }
-            ToRing::Message(message) => member.recv(message, &mut side),
+            RingMsg::Message(message) => exchange.recv(message, &mut io),
         };
         if let Err(closed) = handled {
             return closed;
@@ -96,16 +96,16 @@ fn run(wiring: Wiring) -> Closed {
 }
 
 /// A rank's own side of the exchange.
-struct Side {
-    wiring: Wiring,
+struct RingIo {
+    channels: RingChannels,
     /// Own values that were read back and not used yet.
-    pieces: HashMap<ChunkId, Piece>,
+    readbacks: HashMap<ChunkId, Readback>,
     pool: BufferPool<f32>,
 }
 
-impl Side {
-    fn tell(&self, told: ToDriver) -> Result<(), Closed> {
-        self.wiring.driver.send(told)
+impl RingIo {
+    fn send_to_driver(&self, message: DriverMsg) -> Result<(), Closed> {
+        self.channels.driver.send(message)
     }
 
     /// Moves the rank's own values of a chunk to where they are wanted.
@@ -117,14 +117,14 @@ impl Side {
         what: &str,
     ) -> Result<(), Closed> {
         let missing = || Closed(format!("the values of {id} never came, a defect of potluck"));
-        let piece = self.pieces.remove(&id).ok_or_else(missing)?;
-        let _span = self.wiring.lane.span(|| format!("{what} {chunk}"));
-        into.copy_from_slice(piece.values());
+        let readback = self.readbacks.remove(&id).ok_or_else(missing)?;
+        let _span = self.channels.lane.span(|| format!("{what} {chunk}"));
+        into.copy_from_slice(readback.values());
         Ok(())
     }
 }
 
-impl ExchangeIo for Side {
+impl ExchangeIo for RingIo {
     type Error = Closed;
 
     fn read_local(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [f32]) -> Result<(), Closed> {
@@ -132,15 +132,15 @@ impl ExchangeIo for Side {
     }
 
     fn add_local(&mut self, id: ChunkId, chunk: &Chunk, partial: &mut [f32]) -> Result<(), Closed> {
-        let _span = self.wiring.lane.span(|| format!("add {chunk}"));
-        if let Some(piece) = self.pieces.remove(&id) {
-            add_assign(partial, piece.values());
+        let _span = self.channels.lane.span(|| format!("add {chunk}"));
+        if let Some(readback) = self.readbacks.remove(&id) {
+            add_assign(partial, readback.values());
             return Ok(());
         }
         let (reply, sum) = mpsc::sync_channel(1);
-        self.tell(ToDriver::Add { chunk: id, partial: partial.to_vec(), reply })?;
+        self.send_to_driver(DriverMsg::Add { chunk: id, partial: partial.to_vec(), reply })?;
         loop {
-            match sum.recv_timeout(BEAT) {
+            match sum.recv_timeout(ABORT_POLL_INTERVAL) {
                 Ok(sum) => {
                     partial.copy_from_slice(&sum);
                     return Ok(());
@@ -151,7 +151,7 @@ impl ExchangeIo for Side {
                     return Err(Closed(why.into()));
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    self.wiring.inbox.closed().map_or(Ok(()), Err)?;
+                    self.channels.inbox.closed().map_or(Ok(()), Err)?;
                 }
             }
         }
@@ -164,10 +164,10 @@ impl ExchangeIo for Side {
         sum: PooledBuffer,
     ) -> Result<SharedBuffer, Closed> {
         // A chained team has no vote that they are for.
-        let is_voted = !self.wiring.is_chained;
+        let is_voted = !self.channels.is_chained;
         let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
         let sum = sum.share();
-        self.tell(ToDriver::Reduced { chunk, sum: sum.clone(), squares, not_finite })?;
+        self.send_to_driver(DriverMsg::Reduced { chunk, sum: sum.clone(), squares, not_finite })?;
         Ok(sum)
     }
 
@@ -183,14 +183,14 @@ impl ExchangeIo for Side {
         _: &Chunk,
         values: &SharedBuffer,
     ) -> Result<(), Closed> {
-        self.tell(ToDriver::Gathered { chunk, values: values.clone() })
+        self.send_to_driver(DriverMsg::Gathered { chunk, values: values.clone() })
     }
 
     fn send(&mut self, to: Rank, message: Message) -> Result<(), Closed> {
-        self.wiring.rings[to.index()].send(ToRing::Message(message))
+        self.channels.rings[to.index()].send(RingMsg::Message(message))
     }
 
     fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Closed> {
-        self.tell(ToDriver::Done(Collective { kind, bucket }))
+        self.send_to_driver(DriverMsg::Done(Collective { kind, bucket }))
     }
 }

@@ -8,7 +8,7 @@ use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, SegmentId, TensorId};
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
-use crate::exec::{Bank, Executor, Input, Pass};
+use crate::exec::{BucketTensor, Executor, Input, PassContext};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{PassKind, Update, UpdateRange};
 use crate::kernels::RandomContext;
@@ -76,7 +76,7 @@ impl StepReport {
 }
 
 /// The ranks that a step is made with, as one of them sees them.
-pub trait Others {
+pub trait Peers {
     /// A step begins: forgets what the last one left.
     fn restart(&mut self);
 
@@ -88,14 +88,14 @@ pub trait Others {
     ) -> Result<(), DeviceError>;
 
     /// What the program waits for next, for people: a collective or the verdict.
-    fn will_wait(&mut self, awaited: Option<Collective>);
+    fn set_awaited(&mut self, awaited: Option<Collective>);
 
     /// Sends the vote; the answer comes as an event.
     fn vote(&mut self, vote: Vote) -> Result<(), DeviceError>;
 
     /// What happened; with `wait`, waits until something does, and adds to `waited` how long it
     /// waited for others. `None` only without `wait`.
-    fn event(
+    fn next_event(
         &mut self,
         device: &mut dyn Executor,
         wait: bool,
@@ -111,20 +111,20 @@ pub trait Others {
 
 /// No other ranks.
 #[derive(Default)]
-pub struct Alone {
+pub struct NoPeers {
     vote: Option<Vote>,
     lane: Lane,
     device: Lane,
 }
 
-impl Alone {
+impl NoPeers {
     /// Traced on the lanes of its driver and of its device.
     pub fn traced(lane: Lane, device: Lane) -> Self {
         Self { vote: None, lane, device }
     }
 }
 
-impl Others for Alone {
+impl Peers for NoPeers {
     fn restart(&mut self) {
         self.vote = None;
     }
@@ -133,14 +133,14 @@ impl Others for Alone {
         Ok(())
     }
 
-    fn will_wait(&mut self, _: Option<Collective>) {}
+    fn set_awaited(&mut self, _: Option<Collective>) {}
 
     fn vote(&mut self, vote: Vote) -> Result<(), DeviceError> {
         self.vote = Some(vote);
         Ok(())
     }
 
-    fn event(
+    fn next_event(
         &mut self,
         _: &mut dyn Executor,
         _: bool,
@@ -162,18 +162,18 @@ impl Others for Alone {
 pub fn run_step(
     device: &mut dyn Executor,
     input: &StepInput,
-    others: &mut dyn Others,
+    peers: &mut dyn Peers,
 ) -> Result<StepReport, DeviceError> {
     let mut interpreter = Interpreter::new(&input.program);
-    let mut performer = Performer::new(device, input, others);
-    performer.fault(Point::Forward)?;
+    let mut performer = Performer::new(device, input, peers);
+    performer.inject_fault(Point::Forward)?;
     loop {
         while let Some(action) = interpreter.poll_action() {
             if let Action::Finish(outcome) = action {
                 return performer.finish(outcome);
             }
             performer.perform(action)?;
-            while let Some(event) = performer.event(false)? {
+            while let Some(event) = performer.next_event(false)? {
                 let is_over = matches!(event, Event::Fault(_));
                 interpreter.handle(event);
                 if is_over {
@@ -181,7 +181,7 @@ pub fn run_step(
                 }
             }
         }
-        if let Some(event) = performer.event(true)? {
+        if let Some(event) = performer.next_event(true)? {
             interpreter.handle(event);
         }
     }
@@ -191,7 +191,7 @@ pub fn run_step(
 struct Performer<'a> {
     device: &'a mut dyn Executor,
     input: &'a StepInput,
-    others: &'a mut dyn Others,
+    peers: &'a mut dyn Peers,
     random: RandomContext,
     verdict: Option<Verdict>,
     busy: Option<f64>,
@@ -202,11 +202,11 @@ struct Performer<'a> {
 }
 
 impl<'a> Performer<'a> {
-    fn new(device: &'a mut dyn Executor, input: &'a StepInput, others: &'a mut dyn Others) -> Self {
+    fn new(device: &'a mut dyn Executor, input: &'a StepInput, peers: &'a mut dyn Peers) -> Self {
         let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
         let (started, waited) = (Instant::now(), Duration::ZERO);
         let (verdict, busy, passed) = (None, None, Vec::new());
-        Self { device, input, others, random, verdict, busy, started, waited, passed }
+        Self { device, input, peers, random, verdict, busy, started, waited, passed }
     }
 
     fn perform(&mut self, action: Action) -> Result<(), DeviceError> {
@@ -220,10 +220,10 @@ impl<'a> Performer<'a> {
                 if collective.kind == CollectiveKind::ReduceScatter {
                     self.fault_once(Point::Backward)?;
                 }
-                self.others.start(self.device, collective)
+                self.peers.start(self.device, collective)
             }
             Action::Wait(collective) => {
-                self.others.will_wait(Some(collective));
+                self.peers.set_awaited(Some(collective));
                 match collective.kind {
                     CollectiveKind::ReduceScatter => self.fault_once(Point::Reduce),
                     CollectiveKind::AllGather => Ok(()),
@@ -239,8 +239,8 @@ impl<'a> Performer<'a> {
         let found = &self.device.plan().segments[segment.index()];
         let (nodes, phase, block) = (found.nodes.clone(), found.phase, found.block);
         let rows = self.input.program.micro_batches[micro_batch].rows as usize;
-        let pass = Pass { copy: 0, rows, random: self.random };
-        let (driver, device) = self.others.lanes();
+        let pass = PassContext { stash_index: 0, rows, random: self.random };
+        let (driver, device) = self.peers.lanes();
         let (name, recorded) = (|| format!("{phase} {block}"), driver.clone());
         let begun = Instant::now();
         let _span = recorded.span(|| format!("record {}", name()));
@@ -248,7 +248,7 @@ impl<'a> Performer<'a> {
         self.device.run(nodes, &pass)?;
         if of_device.is_on() {
             let name = name();
-            self.device.when_done(Box::new(move || of_device.follow(|| name, begun)))?;
+            self.device.on_queue_done(Box::new(move || of_device.follow(|| name, begun)))?;
         }
         Ok(())
     }
@@ -256,11 +256,11 @@ impl<'a> Performer<'a> {
     fn vote(&mut self) -> Result<(), DeviceError> {
         self.fault_once(Point::Backward)?;
         self.fault_once(Point::Reduce)?;
-        let sums = self.device.finish_step(!self.others.sum_gradients())?;
+        let sums = self.device.finish_step(!self.peers.sum_gradients())?;
         self.busy = sums.busy;
-        self.fault(Point::Verdict)?;
-        self.others.will_wait(None);
-        self.others.vote(Vote {
+        self.inject_fault(Point::Verdict)?;
+        self.peers.set_awaited(None);
+        self.peers.vote(Vote {
             rank: self.input.rank,
             loss: sums.loss,
             count: sums.count,
@@ -282,14 +282,14 @@ impl<'a> Performer<'a> {
             gradient_scale: (clip / totals.count) as f32,
         };
         if range.length > 0 {
-            let _span = self.others.lanes().0.span(|| format!("update {bucket}"));
+            let _span = self.peers.lanes().0.span(|| format!("update {bucket}"));
             self.device.update(bucket, &self.input.update, &range)?;
         }
-        self.fault(Point::Update)
+        self.inject_fault(Point::Update)
     }
 
-    fn event(&mut self, wait: bool) -> Result<Option<Event>, DeviceError> {
-        let event = self.others.event(self.device, wait, &mut self.waited)?;
+    fn next_event(&mut self, wait: bool) -> Result<Option<Event>, DeviceError> {
+        let event = self.peers.next_event(self.device, wait, &mut self.waited)?;
         if let Some(Event::Verdict(verdict)) = &event {
             self.verdict = Some(verdict.clone());
         }
@@ -299,7 +299,7 @@ impl<'a> Performer<'a> {
     fn finish(&mut self, outcome: Outcome) -> Result<StepReport, DeviceError> {
         self.device.flush()?;
         if outcome == Outcome::Updated {
-            self.fault(Point::Gather)?;
+            self.inject_fault(Point::Gather)?;
         }
         let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
         let (time, waited) = (self.started.elapsed(), self.waited);
@@ -311,42 +311,48 @@ impl<'a> Performer<'a> {
             return Ok(());
         }
         self.passed.push(point);
-        self.fault(point)
+        self.inject_fault(point)
     }
 
     /// Makes what is planned for a point of the step happen on the device.
-    fn fault(&mut self, point: Point) -> Result<(), DeviceError> {
+    fn inject_fault(&mut self, point: Point) -> Result<(), DeviceError> {
         match self.input.faults.at_rank(point, self.input.step, self.input.rank) {
             Some(Fault::Nan) if point == Point::Forward => {
-                poison(self.device, Bank::Parameters, |_| f32::NAN)
+                poison(self.device, BucketTensor::Parameters, |_| f32::NAN)
             }
-            Some(Fault::Nan) => poison(self.device, Bank::Gradients, |_| f32::NAN),
+            Some(Fault::Nan) => poison(self.device, BucketTensor::Gradients, |_| f32::NAN),
             Some(Fault::Flip) => {
-                poison(self.device, Bank::Parameters, |v| f32::from_bits(v.to_bits() ^ 1))
+                poison(self.device, BucketTensor::Parameters, |v| f32::from_bits(v.to_bits() ^ 1))
             }
-            Some(other) => other.of_device().map_or(Ok(()), |injected| self.device.fault(injected)),
+            Some(other) => {
+                other.of_device().map_or(Ok(()), |injected| self.device.inject_fault(injected))
+            }
             None => Ok(()),
         }
     }
 }
 
 /// Puts the inputs of a micro-batch into a copy of the stash.
-pub fn load(device: &mut dyn Executor, inputs: &Inputs, copy: usize) -> Result<(), DeviceError> {
+pub fn load(
+    device: &mut dyn Executor,
+    inputs: &Inputs,
+    stash_index: usize,
+) -> Result<(), DeviceError> {
     for (tensor, values) in inputs {
         let values = match values {
             Values::Float(values) => Input::Float(values),
             Values::Int(values) => Input::Int(values),
         };
-        device.set_input(*tensor, copy, values)?;
+        device.set_input(*tensor, stash_index, values)?;
     }
     Ok(())
 }
 
 /// The forward pass without dropout, on inputs that are loaded. Outputs can be read with the
 /// returned pass until something else runs.
-pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceError> {
+pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: false };
-    let pass = Pass { copy: 0, rows, random };
+    let pass = PassContext { stash_index: 0, rows, random };
     let segments: Vec<_> = device.plan().phase(PassKind::Forward).collect();
     for segment in segments {
         let nodes = device.plan().segments[segment.index()].nodes.clone();
@@ -358,7 +364,7 @@ pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<Pass, DeviceErr
 /// Changes the first value of the first bucket of a bank: a fault for tests.
 fn poison(
     device: &mut dyn Executor,
-    bank: Bank,
+    bank: BucketTensor,
     change: impl Fn(f32) -> f32,
 ) -> Result<(), DeviceError> {
     let mut values = device.read_bank(bank, BucketId(0))?;

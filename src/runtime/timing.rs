@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::RuntimeError;
-use super::device_thread::{Driver, Pending};
-use super::peers::AddingPlace;
+use super::device_thread::{DeviceThread, PendingJob};
+use super::peers::ReduceSite;
 use super::step::{Inputs, load};
 use crate::base::BucketId;
 use crate::base::rng::Key;
 use crate::collective::ShardLayout;
 use crate::comm::add::add_assign;
 use crate::device::DeviceError;
-use crate::exec::{Bank, Executor, Pass};
+use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::kernels::RandomContext;
 use crate::planner::balance::{
     ExcludedDevice, ThroughputModel, apportion, makespan, select_devices,
@@ -34,7 +34,7 @@ pub type Probe = Arc<dyn Fn(usize) -> Inputs + Send + Sync>;
 
 /// What came out of measuring.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Balance {
+pub struct BatchSplit {
     /// Positions of the devices that take part, and the samples of each.
     pub members: Vec<usize>,
     pub counts: Vec<u32>,
@@ -44,7 +44,7 @@ pub struct Balance {
     pub notes: Vec<String>,
 }
 
-impl Balance {
+impl BatchSplit {
     /// All samples to one device.
     pub fn of_one(batch: u32, micro_batch: u32) -> Self {
         let (members, counts, micro_batches) = (vec![0], vec![batch], vec![micro_batch]);
@@ -54,21 +54,21 @@ impl Balance {
 
 /// Times devices on micro-batches of `probe` and shares `batch` samples out among those that are
 /// worth it. `rows` are the most samples that each can run at a time. Devices that work together
-/// are timed for `patience` at most.
+/// are timed for `timeout` at most.
 ///
 /// # Errors
 /// A device that fails.
-pub fn balance(
-    drivers: &[&Driver],
+pub fn split_by_speed(
+    drivers: &[&DeviceThread],
     probe: &Probe,
     batch: u32,
     rows: &[u32],
-    patience: Duration,
-) -> Result<Balance, RuntimeError> {
+    timeout: Duration,
+) -> Result<BatchSplit, RuntimeError> {
     let mut solo = Vec::new();
     for (driver, &rows) in drivers.iter().zip(rows) {
         let probe = Arc::clone(probe);
-        let timing = move |device: &mut dyn Executor| alone(device, &probe, rows);
+        let timing = move |device: &mut dyn Executor| time_alone(device, &probe, rows);
         solo.push(driver.run("timing micro-batches", timing)?);
     }
     // Shares and steps of the sets that were tried, and the first failure, which ends the trying.
@@ -78,7 +78,7 @@ pub fn balance(
         let speeds = match set {
             &[device] => vec![solo[device].speed],
             _ if failed.is_some() => return f64::INFINITY,
-            _ => match together(drivers, set, &solo, probe, patience) {
+            _ => match time_concurrently(drivers, set, &solo, probe, timeout) {
                 Ok(speeds) => speeds,
                 Err(error) => {
                     failed = Some(error);
@@ -94,8 +94,8 @@ pub fn balance(
         let mut step_s = makespan(&counts, &speeds) + exchange_s;
         // A device without a sample brings nothing, whatever the noise of the timing says.
         for idle in (0..set.len()).filter(|at| counts[*at] == 0) {
-            let others: Vec<usize> = set.iter().copied().filter(|d| *d != set[idle]).collect();
-            step_s = tried.get(&others).map_or(step_s, |(_, without_s)| step_s.max(*without_s));
+            let peers: Vec<usize> = set.iter().copied().filter(|d| *d != set[idle]).collect();
+            step_s = tried.get(&peers).map_or(step_s, |(_, without_s)| step_s.max(*without_s));
         }
         tried.insert(set.to_vec(), (counts, step_s));
         step_s
@@ -115,12 +115,12 @@ pub fn balance(
     );
     let (members, counts): (Vec<usize>, Vec<u32>) = working.into_iter().unzip();
     let micro_batches = members.iter().map(|device| solo[*device].speed.micro_batch).collect();
-    Ok(Balance { members, counts, micro_batches, notes })
+    Ok(BatchSplit { members, counts, micro_batches, notes })
 }
 
 /// What was measured of a device alone.
 #[derive(Clone, Copy, Debug)]
-struct Solo {
+struct SoloTiming {
     speed: ThroughputModel,
     /// Seconds of a micro-batch of as many samples as it runs at a time.
     full_s: f64,
@@ -130,25 +130,29 @@ struct Solo {
 
 /// Times micro-batches of all rows that fit and of half of them. The smaller ones are taken where
 /// samples are clearly faster in them: more work at a time may not fit a cache.
-fn alone(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<Solo, DeviceError> {
+fn time_alone(
+    device: &mut dyn Executor,
+    probe: &Probe,
+    rows: u32,
+) -> Result<SoloTiming, DeviceError> {
     let full_s = fastest(device, probe, rows)?;
     let half = rows.div_ceil(2);
     if half == rows {
         let speed =
             ThroughputModel { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
-        return Ok(Solo { speed, full_s, exchange_s: exchange(device)? });
+        return Ok(SoloTiming { speed, full_s, exchange_s: exchange(device)? });
     }
     let half_s = fastest(device, probe, half)?;
     let (per_row, per_row_of_half) = (full_s / f64::from(rows), half_s / f64::from(half));
     if per_row_of_half < CLEARLY * per_row {
         let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
-        return Ok(Solo { speed, full_s: half_s, exchange_s: exchange(device)? });
+        return Ok(SoloTiming { speed, full_s: half_s, exchange_s: exchange(device)? });
     }
     // Noise may make the half slower than the whole, or less than half of it.
     let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
     let fixed_s = full_s - row_s * f64::from(rows);
     let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
-    Ok(Solo { speed, full_s, exchange_s: exchange(device)? })
+    Ok(SoloTiming { speed, full_s, exchange_s: exchange(device)? })
 }
 
 /// The fastest of some repetitions, after one that makes everything ready.
@@ -170,7 +174,7 @@ fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f6
     load(device, &inputs, 0)?;
     let segments: Vec<_> = device.plan().segments.iter().map(|s| s.nodes.clone()).collect();
     for nodes in segments {
-        device.run(nodes, &Pass { copy: 0, rows: rows as usize, random })?;
+        device.run(nodes, &PassContext { stash_index: 0, rows: rows as usize, random })?;
     }
     device.finish_step(false)?;
     Ok(started.elapsed().as_secs_f64())
@@ -182,21 +186,21 @@ fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
     let buckets: Vec<usize> = device.plan().buckets.iter().map(|b| b.length).collect();
     let mut parameters = Vec::new();
     for bucket in 0..buckets.len() as u32 {
-        parameters.push(device.read_bank(Bank::Parameters, BucketId(bucket))?);
+        parameters.push(device.read_bank(BucketTensor::Parameters, BucketId(bucket))?);
     }
-    let piece = device.piece_elements();
+    let piece = device.readback_elements_max();
     let mut best = f64::INFINITY;
     for _ in 0..REPEATS {
         let started = Instant::now();
         for (bucket, length) in buckets.iter().enumerate() {
             for start in (0..*length).step_by(piece) {
                 let range = start..(start + piece).min(*length);
-                device.begin_read(Bank::Gradients, BucketId(bucket as u32), range)?;
+                device.start_readback(BucketTensor::Gradients, BucketId(bucket as u32), range)?;
             }
         }
-        while device.take_read(true)?.is_some() {}
+        while device.next_readback(true)?.is_some() {}
         for (bucket, values) in parameters.iter().enumerate() {
-            device.write_range(Bank::Parameters, BucketId(bucket as u32), 0, values)?;
+            device.write_range(BucketTensor::Parameters, BucketId(bucket as u32), 0, values)?;
         }
         device.finish_step(false)?;
         best = best.min(started.elapsed().as_secs_f64());
@@ -205,27 +209,27 @@ fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
 }
 
 /// The speeds of devices that work at the same time: as alone, but slower by what they share.
-fn together(
-    drivers: &[&Driver],
+fn time_concurrently(
+    drivers: &[&DeviceThread],
     members: &[usize],
-    solo: &[Solo],
+    solo: &[SoloTiming],
     probe: &Probe,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Vec<ThroughputModel>, RuntimeError> {
     let untimed = Arc::new(AtomicUsize::new(members.len()));
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     let begin = |&member: &usize| {
         let (probe, timed) = (Arc::clone(probe), Timed(Arc::clone(&untimed)));
         let rows = solo[member].speed.micro_batch;
         let timing = move |device: &mut dyn Executor| contended(device, &probe, rows, timed, until);
-        drivers[member].begin("timing micro-batches", timing)
+        drivers[member].submit("timing micro-batches", timing)
     };
     // All are begun, and waited for, also when one fails: each runs until all have been timed.
     let pending: Vec<_> = members.iter().map(begin).collect();
-    let ended: Vec<_> = pending.into_iter().map(|job| job.and_then(Pending::wait)).collect();
+    let ended: Vec<_> = pending.into_iter().map(|job| job.and_then(PendingJob::wait)).collect();
     let mut speeds = Vec::new();
     for (member, seconds) in members.iter().zip(ended) {
-        let Solo { speed, full_s, .. } = solo[*member];
+        let SoloTiming { speed, full_s, .. } = solo[*member];
         let slower = seconds? / full_s;
         let (fixed_s, row_s) = (speed.fixed_s * slower, speed.row_s * slower);
         speeds.push(ThroughputModel { fixed_s, row_s, ..speed });
@@ -268,19 +272,19 @@ fn contended(
 ///
 /// # Errors
 /// A device that fails.
-pub fn adding_place(
+pub fn time_reduce_sites(
     device: &mut dyn Executor,
     layout: &ShardLayout,
-) -> Result<AddingPlace, DeviceError> {
+) -> Result<ReduceSite, DeviceError> {
     let longest = layout.chunks.iter().max_by_key(|chunk| chunk.range.len());
-    let Some(chunk) = longest.cloned() else { return Ok(AddingPlace::Host) };
+    let Some(chunk) = longest.cloned() else { return Ok(ReduceSite::Host) };
     let mut partial = vec![0.0; chunk.range.len()];
     let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);
     // The first repetition makes what is needed.
     for repeat in 0..=REPEATS {
         let started = Instant::now();
-        device.begin_read(Bank::Gradients, chunk.bucket, chunk.range.clone())?;
-        if let Some(piece) = device.take_read(true)? {
+        device.start_readback(BucketTensor::Gradients, chunk.bucket, chunk.range.clone())?;
+        if let Some(piece) = device.next_readback(true)? {
             add_assign(&mut partial, piece.values());
         }
         let host = started.elapsed().as_secs_f64();
@@ -292,11 +296,11 @@ pub fn adding_place(
         }
     }
     let is_device = on_device < CLEARLY * on_host;
-    Ok(if is_device { AddingPlace::Device } else { AddingPlace::Host })
+    Ok(if is_device { ReduceSite::Device } else { ReduceSite::Host })
 }
 
 /// Evenly, as far as that goes: the first ones take one more.
-pub fn even(batch: u32, world: usize) -> Vec<u32> {
+pub fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
     let world = world as u32;
     (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()
 }

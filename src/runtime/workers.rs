@@ -10,16 +10,16 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::RuntimeError;
-use super::device_thread::{Driver, Pending, Watch};
-use super::messages::{Said, ToDriver, ToRing};
-use super::peers::{AddingPlace, Lanes, Link, Waiting};
-use super::ring::Wiring;
-use super::step::{Alone, Others, StepInput, StepReport, run_step};
+use super::device_thread::{DeviceThread, PendingJob, Watchdog};
+use super::messages::{CoordinatorMsg, DriverMsg, RingMsg};
+use super::peers::{ReduceSite, RingPeers, TraceTracks, WaitStatus};
+use super::ring::RingChannels;
+use super::step::{NoPeers, Peers, StepInput, StepReport, run_step};
 use crate::base::Rank;
 use crate::collective::{ShardLayout, Topology};
 use crate::comm::{Mailbox, RecvError};
 use crate::device::DeviceError;
-use crate::exec::{Bank, Executor};
+use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::metrics::Trace;
@@ -28,37 +28,37 @@ use crate::parallel::{Coordinator, Decision, Outcome};
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 
 /// Says that a rank's part is over, also if the job panics.
-struct Ending {
+struct FinishOnDrop {
     rank: Rank,
-    team: Mailbox<Said>,
+    group: Mailbox<CoordinatorMsg>,
     panicked: Option<DeviceError>,
 }
 
-impl Ending {
+impl FinishOnDrop {
     fn with(mut self, result: Result<StepReport, DeviceError>) {
         self.panicked = None;
         // Nobody hears it if the team was given up.
-        let _ = self.team.send(Said::Ended(self.rank, result));
+        let _ = self.group.send(CoordinatorMsg::Finished(self.rank, result));
     }
 }
 
-impl Drop for Ending {
+impl Drop for FinishOnDrop {
     fn drop(&mut self) {
         if let Some(error) = self.panicked.take() {
-            let _ = self.team.send(Said::Ended(self.rank, Err(error)));
+            let _ = self.group.send(CoordinatorMsg::Finished(self.rank, Err(error)));
         }
     }
 }
 
 /// A rank: its device's thread, and what ties it to the others.
 struct Worker {
-    driver: Driver,
+    driver: DeviceThread,
     /// Locked by the job of a step only.
-    others: Arc<Mutex<Box<dyn Others + Send>>>,
+    peers: Arc<Mutex<Box<dyn Peers + Send>>>,
     /// Closed to end a step, and the run.
-    inbox: Mailbox<ToDriver>,
-    ring: Mailbox<ToRing>,
-    waiting: Arc<Waiting>,
+    inbox: Mailbox<DriverMsg>,
+    ring: Mailbox<RingMsg>,
+    waiting: Arc<WaitStatus>,
     /// The ring thread; none if there is one rank only.
     thread: Option<JoinHandle<()>>,
 }
@@ -67,7 +67,7 @@ struct Worker {
 #[derive(Clone, Debug, Default)]
 pub struct TeamOptions {
     /// Per rank; the host where it says nothing.
-    pub adding: Vec<AddingPlace>,
+    pub reduce_site: Vec<ReduceSite>,
     /// Sums of gradients go to all ranks, and nothing else does: for
     /// [`crate::parallel::gradient_all_reduce`].
     pub is_chained: bool,
@@ -75,9 +75,9 @@ pub struct TeamOptions {
 }
 
 /// All devices of a run.
-pub struct Team {
+pub struct WorkerGroup {
     workers: Vec<Worker>,
-    said: Mailbox<Said>,
+    said: Mailbox<CoordinatorMsg>,
     layout: Arc<ShardLayout>,
     /// Why no further step is possible.
     broken: Option<(Rank, DeviceError)>,
@@ -90,13 +90,13 @@ pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize)
     ShardLayout::new(topology, world as u32, &lengths, align, chunk_max)
 }
 
-impl Team {
+impl WorkerGroup {
     /// Ties drivers together; the position of each is its rank. One alone needs no ring.
     ///
     /// # Errors
     /// A thread that cannot be started.
     pub fn start(
-        drivers: Vec<Driver>,
+        drivers: Vec<DeviceThread>,
         layout: ShardLayout,
         options: &TeamOptions,
     ) -> Result<Self, RuntimeError> {
@@ -105,36 +105,36 @@ impl Team {
         // its own values, twice because of the way back.
         let queued_max = |rank| 2 * (layout.messages_max(Rank(rank)) + layout.chunks.len()) + 2;
         let said = Mailbox::new(2 * world + 2);
-        let rings: Arc<[Mailbox<ToRing>]> =
+        let rings: Arc<[Mailbox<RingMsg>]> =
             (0..world as u32).map(|rank| Mailbox::new(queued_max(rank))).collect();
-        let mut team = Self { workers: Vec::new(), said, layout, broken: None };
+        let mut group = Self { workers: Vec::new(), said, layout, broken: None };
         for (rank, driver) in drivers.into_iter().enumerate() {
-            let worker = team.hire(Rank(rank as u32), driver, &rings, options)?;
-            team.workers.push(worker);
+            let worker = group.spawn_worker(Rank(rank as u32), driver, &rings, options)?;
+            group.workers.push(worker);
         }
-        Ok(team)
+        Ok(group)
     }
 
-    fn hire(
+    fn spawn_worker(
         &self,
         rank: Rank,
-        driver: Driver,
-        rings: &Arc<[Mailbox<ToRing>]>,
+        driver: DeviceThread,
+        rings: &Arc<[Mailbox<RingMsg>]>,
         options: &TeamOptions,
     ) -> Result<Worker, RuntimeError> {
-        let lanes = Lanes::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
+        let lanes = TraceTracks::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
         let ring = rings[rank.index()].clone();
         // Per chunk its sum, or a request to add, and the final values; per bucket its two ends;
         // and the verdict.
         let (chunks, buckets) = (self.layout.chunks.len(), self.layout.buckets());
         let inbox = Mailbox::new(2 * (chunks + buckets) + 1);
         if rings.len() == 1 {
-            let alone = Alone::traced(lanes.driver, lanes.device);
-            let others: Arc<Mutex<Box<dyn Others + Send>>> = Arc::new(Mutex::new(Box::new(alone)));
+            let alone = NoPeers::traced(lanes.driver, lanes.device);
+            let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(alone)));
             let waiting = Arc::default();
-            return Ok(Worker { driver, others, inbox, ring, waiting, thread: None });
+            return Ok(Worker { driver, peers, inbox, ring, waiting, thread: None });
         }
-        let wiring = Wiring {
+        let channels = RingChannels {
             rank,
             layout: self.layout.clone(),
             inbox: ring.clone(),
@@ -145,34 +145,39 @@ impl Team {
         };
         let why = |error| {
             let reason = format!("the system starts no more threads: {error}; raise its limit");
-            RuntimeError::Unusable(reason)
+            RuntimeError::InvalidRequest(reason)
         };
-        let thread = Some(crate::runtime::ring::start(wiring).map_err(why)?);
-        let adding = options.adding.get(rank.index()).copied().unwrap_or(AddingPlace::Host);
-        let waiting: Arc<Waiting> = Arc::default();
-        let link = Link {
+        let thread = Some(crate::runtime::ring::start(channels).map_err(why)?);
+        let reduce_site =
+            options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
+        let waiting: Arc<WaitStatus> = Arc::default();
+        let link = RingPeers {
             rank,
             layout: self.layout.clone(),
-            adding,
-            gathers: if options.is_chained { Bank::Gradients } else { Bank::Parameters },
+            reduce_site,
+            gathers: if options.is_chained {
+                BucketTensor::Gradients
+            } else {
+                BucketTensor::Parameters
+            },
             ring: ring.clone(),
             inbox: inbox.clone(),
-            team: self.said.clone(),
+            group: self.said.clone(),
             lanes,
             waiting: Arc::clone(&waiting),
             awaited: None,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             sums: Vec::new(),
         };
-        let others: Arc<Mutex<Box<dyn Others + Send>>> = Arc::new(Mutex::new(Box::new(link)));
-        Ok(Worker { driver, others, inbox, ring, waiting, thread })
+        let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(link)));
+        Ok(Worker { driver, peers, inbox, ring, waiting, thread })
     }
 
     /// A team of one, for work that needs no step.
     ///
     /// # Errors
     /// None of its own: one device needs no thread.
-    pub fn alone(driver: Driver) -> Result<Self, RuntimeError> {
+    pub fn single(driver: DeviceThread) -> Result<Self, RuntimeError> {
         Self::start(
             vec![driver],
             ShardLayout::new(Topology::Ring, 1, &[], 1, 1),
@@ -194,7 +199,7 @@ impl Team {
     ///
     /// # Errors
     /// What ended an earlier step: parameters may be those of two steps then.
-    pub fn driver(&self, rank: Rank) -> Result<&Driver, RuntimeError> {
+    pub fn driver(&self, rank: Rank) -> Result<&DeviceThread, RuntimeError> {
         self.require_whole()?;
         Ok(&self.workers[rank.index()].driver)
     }
@@ -202,8 +207,8 @@ impl Team {
     /// The first rank's device, which writes text where one is enough.
     ///
     /// # Errors
-    /// As [`Team::driver`].
-    pub fn first(&self) -> Result<&Driver, RuntimeError> {
+    /// As [`WorkerGroup::driver`].
+    pub fn leader(&self) -> Result<&DeviceThread, RuntimeError> {
         self.driver(Rank(0))
     }
 
@@ -221,7 +226,7 @@ impl Team {
     ///
     /// # Errors
     /// The first rank's that fails.
-    pub fn each<R, F>(&self, what: &str, job: F) -> Result<Vec<R>, RuntimeError>
+    pub fn run_on_all<R, F>(&self, what: &str, job: F) -> Result<Vec<R>, RuntimeError>
     where
         R: Send + 'static,
         F: Fn(Rank, &mut dyn Executor) -> Result<R, DeviceError> + Clone + Send + 'static,
@@ -230,12 +235,12 @@ impl Team {
         let mut pending = Vec::with_capacity(self.world());
         for (rank, worker) in self.workers.iter().enumerate() {
             let (rank, job) = (Rank(rank as u32), job.clone());
-            pending.push((rank, worker.driver.begin(what, move |device| job(rank, device))));
+            pending.push((rank, worker.driver.submit(what, move |device| job(rank, device))));
         }
         // All are waited for, so that nothing runs on behind a failure.
         let mut ended = Vec::with_capacity(self.world());
         for (rank, pending) in pending {
-            let result = pending.and_then(Pending::wait);
+            let result = pending.and_then(PendingJob::wait);
             ended.push(result.map_err(|error| self.error(rank, error)));
         }
         ended.into_iter().collect()
@@ -259,11 +264,11 @@ impl Team {
         for worker in self.workers.iter().filter(|worker| worker.thread.is_some()) {
             // Before any rank runs, so that no message of this step can come earlier. A mailbox
             // that is closed shows in the step.
-            let _ = worker.ring.send(ToRing::Restart);
+            let _ = worker.ring.send(RingMsg::Restart);
         }
-        let mut round = Round::new(self);
+        let mut round = StepRound::new(self);
         for (worker, input) in self.workers.iter().zip(inputs) {
-            round.begin(worker, input);
+            round.submit(worker, input);
         }
         let ended = round.run();
         ended.map_err(|(rank, error)| {
@@ -273,7 +278,7 @@ impl Team {
     }
 }
 
-impl Drop for Team {
+impl Drop for WorkerGroup {
     /// Ends the ring threads; the drivers end by themselves, or are left behind if they hang.
     fn drop(&mut self) {
         for worker in &self.workers {
@@ -290,10 +295,10 @@ impl Drop for Team {
 }
 
 /// A step under way, as its coordinator sees it.
-struct Round<'t> {
-    team: &'t Team,
+struct StepRound<'t> {
+    group: &'t WorkerGroup,
     coordinator: Coordinator,
-    watches: Vec<Watch>,
+    watches: Vec<Watchdog>,
     /// Per rank: its report, once it has ended.
     reports: Vec<Option<Result<StepReport, ()>>>,
     failed: Option<(Rank, DeviceError)>,
@@ -301,25 +306,25 @@ struct Round<'t> {
     progress: (u64, Instant),
 }
 
-impl<'t> Round<'t> {
-    fn new(team: &'t Team) -> Self {
-        let watches = team.workers.iter().map(|worker| worker.driver.watch()).collect();
-        let reports = team.workers.iter().map(|_| None).collect();
-        let coordinator = Coordinator::new(team.world() as u32);
+impl<'t> StepRound<'t> {
+    fn new(group: &'t WorkerGroup) -> Self {
+        let watches = group.workers.iter().map(|worker| worker.driver.watch()).collect();
+        let reports = group.workers.iter().map(|_| None).collect();
+        let coordinator = Coordinator::new(group.world() as u32);
         let progress = (0, Instant::now());
-        Self { team, coordinator, watches, reports, failed: None, progress }
+        Self { group, coordinator, watches, reports, failed: None, progress }
     }
 
-    fn begin(&mut self, worker: &Worker, input: &Arc<StepInput>) {
+    fn submit(&mut self, worker: &Worker, input: &Arc<StepInput>) {
         const WHAT: &str = "a step";
         let (rank, input) = (input.rank, Arc::clone(input));
-        let others = Arc::clone(&worker.others);
+        let peers = Arc::clone(&worker.peers);
         let panicked = Some(worker.driver.panicked(WHAT));
-        let ending = Ending { rank, team: self.team.said.clone(), panicked };
-        let posted = worker.driver.post(WHAT, move |device| {
-            let mut others = lock(&others);
-            others.restart();
-            ending.with(run_step(device, &input, others.as_mut()));
+        let ending = FinishOnDrop { rank, group: self.group.said.clone(), panicked };
+        let posted = worker.driver.submit_detached(WHAT, move |device| {
+            let mut peers = lock(&peers);
+            peers.restart();
+            ending.with(run_step(device, &input, peers.as_mut()));
         });
         if let Err(error) = posted {
             self.end(rank, Err(error));
@@ -329,17 +334,17 @@ impl<'t> Round<'t> {
     /// Until every rank has ended, or is given up.
     fn run(mut self) -> Result<Vec<StepReport>, (Rank, DeviceError)> {
         while self.reports.iter().any(Option::is_none) {
-            let look_every = self.watches.iter().map(Watch::look_every).min();
+            let look_every = self.watches.iter().map(Watchdog::poll_interval).min();
             let look_at = look_every.map(|every| Instant::now() + every);
-            match self.team.said.recv(look_at) {
-                Ok(Said::Vote(vote)) => {
+            match self.group.said.recv(look_at) {
+                Ok(CoordinatorMsg::Vote(vote)) => {
                     let announcement = self.coordinator.vote(vote);
                     self.announce(announcement);
                 }
-                Ok(Said::Ended(rank, result)) => self.end(rank, result),
+                Ok(CoordinatorMsg::Finished(rank, result)) => self.end(rank, result),
                 Err(RecvError::TimedOut | RecvError::Closed(_)) => {}
             }
-            self.look();
+            self.check_liveness();
         }
         match self.failed {
             Some(failed) => Err(failed),
@@ -349,31 +354,31 @@ impl<'t> Round<'t> {
 
     /// Gives up the ranks whose devices have been silent for too long, and the step if all wait
     /// for each other.
-    fn look(&mut self) {
+    fn check_liveness(&mut self) {
         let mut works = false;
         for rank in 0..self.reports.len() {
             if self.reports[rank].is_some() {
                 continue;
             }
-            if self.team.workers[rank].waiting.is_now() {
-                self.watches[rank].renew();
+            if self.group.workers[rank].waiting.is_waiting() {
+                self.watches[rank].reset();
                 continue;
             }
             works = true;
-            if self.watches[rank].is_silent() {
-                let error = self.team.workers[rank].driver.give_up("a step");
+            if self.watches[rank].is_expired() {
+                let error = self.group.workers[rank].driver.abandon("a step");
                 self.end(Rank(rank as u32), Err(error));
             }
         }
-        let told = self.team.workers.iter().map(|worker| worker.waiting.told()).sum();
-        if works || told != self.progress.0 {
-            self.progress = (told, Instant::now());
+        let wakeups = self.group.workers.iter().map(|worker| worker.waiting.wakeups()).sum();
+        if works || wakeups != self.progress.0 {
+            self.progress = (wakeups, Instant::now());
         }
-        self.look_for_a_knot();
+        self.detect_deadlock();
     }
 
     /// No device works and nobody is told anything: that would last for ever.
-    fn look_for_a_knot(&mut self) {
+    fn detect_deadlock(&mut self) {
         let Some(rank) = self.reports.iter().position(Option::is_none) else { return };
         let deadline = self.watches[rank].deadline();
         if self.progress.1.elapsed() < deadline {
@@ -381,7 +386,7 @@ impl<'t> Round<'t> {
         }
         let waiting =
             self.coordinator.pending_ranks().iter().map(Rank::to_string).collect::<Vec<_>>();
-        let (adapter, seconds) = (self.team.workers[rank].driver.name(), deadline.as_secs_f64());
+        let (adapter, seconds) = (self.group.workers[rank].driver.name(), deadline.as_secs_f64());
         let error = DeviceError::Refused {
             adapter: adapter.into(),
             what: "a step".into(),
@@ -404,7 +409,7 @@ impl<'t> Round<'t> {
         let result = match result {
             // Only a failure discards a step; without one, something ended that should not.
             Ok(StepReport { outcome: Outcome::Discarded(why), .. }) if self.failed.is_none() => {
-                let adapter = self.team.name(rank).to_string();
+                let adapter = self.group.name(rank).to_string();
                 Err(DeviceError::Refused { adapter, what: "a step".into(), why })
             }
             result => result,
@@ -414,7 +419,7 @@ impl<'t> Round<'t> {
     }
 
     fn fail(&mut self, rank: Rank, error: DeviceError) {
-        self.team.workers[rank.index()].driver.note(&error);
+        self.group.workers[rank.index()].driver.note(&error);
         let announcement = self.coordinator.fail(rank, &error.to_string());
         self.failed.get_or_insert((rank, error));
         self.announce(announcement);
@@ -422,11 +427,11 @@ impl<'t> Round<'t> {
 
     fn announce(&self, announcement: Option<Decision>) {
         let Some(announcement) = announcement else { return };
-        for worker in &self.team.workers {
+        for worker in &self.group.workers {
             match &announcement {
                 Decision::Verdict(verdict) => {
                     // Nobody is there to hear it if the rank has failed meanwhile.
-                    let _ = worker.inbox.send(ToDriver::Announced(verdict.clone()));
+                    let _ = worker.inbox.send(DriverMsg::Announced(verdict.clone()));
                 }
                 // Whatever a rank waits for, a closed mailbox wakes it.
                 Decision::Abort { why, .. } => {

@@ -7,7 +7,8 @@ use super::error::TrainError;
 use crate::collective::Topology;
 use crate::config::RunConfig;
 use crate::config::schema::{
-    self, Activation, Adding, Balance, CollectiveKind, DataKind, OptimKind, ScheduleKind,
+    self, ActivationKind, Balance, CollectiveTopology, DataKind, OptimKind, ReduceSiteChoice,
+    ScheduleKind,
 };
 use crate::data::corpus::CORPUS;
 use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
@@ -16,7 +17,7 @@ use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
 use crate::optim::{Decay, Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
-use crate::runtime::peers::AddingPlace;
+use crate::runtime::peers::ReduceSite;
 use crate::runtime::placement::types::ParallelOptions;
 
 /// The text of a configuration, with the tokenizer that a checkpoint gives, or its own.
@@ -24,8 +25,8 @@ pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData
     let tokenizer = match tokenizer {
         Some(tokenizer) => TokenizerChoice::Given(tokenizer),
         None => TokenizerChoice::Derived(match config.data.tokenizer {
-            schema::Tokenizer::Char => TokenizerKind::Char,
-            schema::Tokenizer::Byte => TokenizerKind::Byte,
+            schema::TokenizerName::Char => TokenizerKind::Char,
+            schema::TokenizerName::Byte => TokenizerKind::Byte,
         }),
     };
     let (held_out, context) = (config.data.held_out, config.model.context);
@@ -51,9 +52,9 @@ pub fn graph(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError>
         dropout: model.dropout as f32,
         tie: model.tie,
         activation: match model.activation {
-            Activation::Gelu => Unary::Gelu,
-            Activation::GeluTanh => Unary::GeluTanh,
-            Activation::Relu => Unary::Relu,
+            ActivationKind::Gelu => Unary::Gelu,
+            ActivationKind::GeluTanh => Unary::GeluTanh,
+            ActivationKind::Relu => Unary::Relu,
         },
     })?)
 }
@@ -130,9 +131,9 @@ pub fn sampler(config: &RunConfig, data: &Arc<TextData>, done: (u64, u64)) -> Sa
 pub fn open_options(config: &RunConfig) -> OpenOptions {
     let train = &config.train;
     OpenOptions {
-        deadline: Duration::from_secs_f64(train.deadline_s),
-        memory_mib: train.memory_mib,
-        tune_seconds: train.tune_seconds,
+        deadline: Duration::from_secs_f64(train.device_timeout_s),
+        device_memory_mib: train.device_memory_mib,
+        tune_s: train.tune_s,
     }
 }
 
@@ -142,14 +143,14 @@ pub fn parallel_options(config: &RunConfig) -> ParallelOptions {
     ParallelOptions {
         shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
         topology: match parallel.collective {
-            CollectiveKind::Ring => Topology::Ring,
-            CollectiveKind::Star => Topology::Star,
+            CollectiveTopology::Ring => Topology::Ring,
+            CollectiveTopology::Star => Topology::Star,
         },
         overlap: parallel.overlap,
-        adding: match parallel.adding {
-            Adding::Measured => None,
-            Adding::Host => Some(AddingPlace::Host),
-            Adding::Device => Some(AddingPlace::Device),
+        reduce_site: match parallel.reduce_site {
+            ReduceSiteChoice::Measured => None,
+            ReduceSiteChoice::Host => Some(ReduceSite::Host),
+            ReduceSiteChoice::Device => Some(ReduceSite::Device),
         },
         chunk_bytes: parallel.chunk_kib << 10,
     }
@@ -187,7 +188,7 @@ mod tests {
     #[test]
     fn the_largest_run_that_can_be_configured_is_counted_without_wrapping() {
         let plan = plan(&RunConfig::default(), 65).unwrap();
-        let all = memory::of_run(&plan, 1 << 20, 1, loader::bytes(1 << 20, 65_536));
+        let all = memory::run_bytes(&plan, 1 << 20, 1, loader::bytes(1 << 20, 65_536));
         assert!(all > (1 << 36) && all < usize::MAX, "{all}");
     }
 }

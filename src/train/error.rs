@@ -24,9 +24,9 @@ pub enum TrainError {
     #[error(
         "{device} ({rank}) does not hold the same parameters as the others after step {step}: \
          {what}; resume from {checkpoint}, without that device or with \
-         parallel.on_difference=repair"
+         parallel.on_mismatch=repair"
     )]
-    Differs { rank: Rank, device: String, step: u64, what: String, checkpoint: PathBuf },
+    ReplicaMismatch { rank: Rank, device: String, step: u64, what: String, checkpoint: PathBuf },
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
@@ -43,7 +43,7 @@ pub enum TrainError {
     #[error("{what} does not fit the checkpoint: {why}")]
     Mismatch { what: String, why: String },
     #[error("{0}")]
-    Unusable(String),
+    InvalidRequest(String),
     #[error(
         "{count} steps in a row were not finite, the last because {reason}, which began at \
          {began}; lower optim.lr or set optim.clip, then resume from {checkpoint}"
@@ -60,7 +60,7 @@ impl TrainError {
             Self::Runtime(error) => error.exit_code(),
             // A disk that is full or gone: nothing is wrong with the run itself.
             Self::Checkpoint(CheckpointError::Write { .. }) => EXIT_RESTART,
-            Self::Differs { .. } | Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
+            Self::ReplicaMismatch { .. } | Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,
         }

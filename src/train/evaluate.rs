@@ -8,7 +8,7 @@ use crate::data::Part;
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::runtime::step::{Inputs, forward, load};
-use crate::runtime::workers::Team;
+use crate::runtime::workers::WorkerGroup;
 
 /// The most micro-batches whose losses a device adds up in f32; the host adds up those sums in
 /// f64.
@@ -33,7 +33,7 @@ pub fn evaluate(
 /// # Errors
 /// A device that fails.
 pub fn evaluate_part(
-    team: &Team,
+    group: &WorkerGroup,
     source: &Source,
     rows: &[u32],
     weights: &[u32],
@@ -42,7 +42,7 @@ pub fn evaluate_part(
     let starts = source.data.windows(part, source.model.context);
     let parts: Arc<Vec<Vec<u64>>> = Arc::new(share_out(&starts, weights));
     let (source, rows) = (source.clone(), rows.to_vec());
-    let sums = team.each("an evaluation", move |rank, device| {
+    let sums = group.run_on_all("an evaluation", move |rank, device| {
         let rows = rows[rank.index()].max(1) as usize;
         let (mut sum, mut count) = (0.0, 0.0);
         for job in parts[rank.index()].chunks(rows * BATCHES_PER_SUM) {

@@ -5,7 +5,7 @@ use super::sampling::{Sampling, next_token};
 use crate::data::Tokenizer;
 use crate::data::tokenizer::Decoder;
 use crate::model::LanguageModel;
-use crate::runtime::device_thread::Driver;
+use crate::runtime::device_thread::DeviceThread;
 
 /// What text starts from if nothing is asked for: a line break, or the first token if the
 /// vocabulary has none.
@@ -23,7 +23,7 @@ pub fn opening(tokenizer: &Tokenizer) -> String {
 /// # Errors
 /// A prompt that is empty or has a character outside the vocabulary; a device that fails.
 pub fn generate(
-    driver: &Driver,
+    driver: &DeviceThread,
     tokenizer: &Tokenizer,
     model: LanguageModel,
     prompt: &str,
@@ -33,7 +33,9 @@ pub fn generate(
 ) -> Result<String, TrainError> {
     let mut tokens = tokenizer.encode(prompt)?;
     if tokens.is_empty() {
-        return Err(TrainError::Unusable("the prompt is empty; give at least one token".into()));
+        return Err(TrainError::InvalidRequest(
+            "the prompt is empty; give at least one token".into(),
+        ));
     }
     let sampling = *sampling;
     let mut decoder = Decoder::new(tokenizer);

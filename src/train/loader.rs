@@ -60,7 +60,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Loads what all ranks need in the steps from `first` to `last`; the thread ends with them, or
+    /// Loads what all ranks need in the steps from `leader` to `last`; the thread ends with them, or
     /// when the loader is dropped.
     pub fn start(
         source: Source,

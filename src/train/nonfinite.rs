@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::base::{BucketId, DType, ParamId, TensorId};
 use crate::device::DeviceError;
-use crate::exec::{Bank, Executor, Pass};
+use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::graph::{Role, TensorLocation};
 use crate::kernels::RandomContext;
 use crate::parallel::Instruction;
@@ -44,11 +44,11 @@ pub fn first_not_finite(
 ) -> Result<Option<NotFinite>, DeviceError> {
     let is_start = |instruction: &Instruction| matches!(instruction, Instruction::Start(_));
     let has_sums = input.program.instructions.iter().any(is_start);
-    if let Some((name, _)) = bad_bank(device, Bank::Parameters, false)? {
+    if let Some((name, _)) = bad_bank(device, BucketTensor::Parameters, false)? {
         return Ok(Some(NotFinite::Parameter(name)));
     }
     // Gradients first, because running the step again overwrites them.
-    let gradient = bad_bank(device, Bank::Gradients, has_sums)?;
+    let gradient = bad_bank(device, BucketTensor::Gradients, has_sums)?;
     if let Some(found) = bad_activation(device, input)? {
         return Ok(Some(NotFinite::Activation(found)));
     }
@@ -62,7 +62,7 @@ pub fn first_not_finite(
 /// whether that is only in what the device owns, if it has the sums of all ranks there.
 fn bad_bank(
     device: &mut dyn Executor,
-    bank: Bank,
+    bank: BucketTensor,
     has_sums: bool,
 ) -> Result<Option<(String, bool)>, DeviceError> {
     let buckets = 0..device.plan().buckets.len() as u32;
@@ -95,7 +95,7 @@ fn bad_activation(
     for (index, inputs) in input.micro_batches.iter().enumerate() {
         load(device, inputs, 0)?;
         let rows = input.program.micro_batches[index].rows as usize;
-        let pass = Pass { copy: 0, rows, random };
+        let pass = PassContext { stash_index: 0, rows, random };
         for node in 0..device.plan().graph.nodes.len() {
             device.run(node..node + 1, &pass)?;
             let outputs = device.plan().graph.nodes[node].outputs.clone();
@@ -112,7 +112,11 @@ fn bad_activation(
     Ok(None)
 }
 
-fn is_bad(device: &mut dyn Executor, tensor: TensorId, pass: &Pass) -> Result<bool, DeviceError> {
+fn is_bad(
+    device: &mut dyn Executor,
+    tensor: TensorId,
+    pass: &PassContext,
+) -> Result<bool, DeviceError> {
     let plan = device.plan();
     let found = plan.graph.tensor(tensor);
     // Tokens that an op reshaped are activations too, but integers.

@@ -6,10 +6,10 @@ use super::error::TrainError;
 use crate::base::{BucketId, ParamId, Rank};
 use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::device::DeviceError;
-use crate::exec::{Bank, Executor};
+use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 use crate::kernels::ops::hash;
-use crate::runtime::workers::Team;
+use crate::runtime::workers::WorkerGroup;
 
 /// A whole bucket, which is compared with the hash that the device computes where it stands.
 ///
@@ -17,7 +17,7 @@ use crate::runtime::workers::Team;
 /// A device that fails, or values that are not what it holds.
 fn read_bucket(
     device: &mut dyn Executor,
-    bank: Bank,
+    bank: BucketTensor,
     bucket: BucketId,
 ) -> Result<Vec<f32>, DeviceError> {
     let values = device.read_bank(bank, bucket)?;
@@ -25,9 +25,9 @@ fn read_bucket(
         return Ok(values);
     }
     let what = match bank {
-        Bank::Parameters => format!("bucket {} of the parameters", bucket.0),
-        Bank::Gradients => format!("bucket {} of the gradients", bucket.0),
-        Bank::Moment(moment) => format!("bucket {} of moment {moment}", bucket.0),
+        BucketTensor::Parameters => format!("bucket {} of the parameters", bucket.0),
+        BucketTensor::Gradients => format!("bucket {} of the gradients", bucket.0),
+        BucketTensor::Moment(moment) => format!("bucket {} of moment {moment}", bucket.0),
     };
     Err(DeviceError::ReadBack { adapter: device.name().to_string(), what })
 }
@@ -36,13 +36,19 @@ fn read_bucket(
 ///
 /// # Errors
 /// A device that fails, or values that are not what it holds.
-pub fn read(device: &mut dyn Executor, bank: Bank) -> Result<Vec<NamedTensor>, DeviceError> {
+pub fn read(
+    device: &mut dyn Executor,
+    bank: BucketTensor,
+) -> Result<Vec<NamedTensor>, DeviceError> {
     let buckets = read_buckets(device, bank)?;
     Ok(tensors(device.plan(), &buckets))
 }
 
 /// What a device holds of every bucket of a bank.
-fn read_buckets(device: &mut dyn Executor, bank: Bank) -> Result<Vec<Vec<f32>>, DeviceError> {
+fn read_buckets(
+    device: &mut dyn Executor,
+    bank: BucketTensor,
+) -> Result<Vec<Vec<f32>>, DeviceError> {
     let buckets = 0..device.plan().buckets.len() as u32;
     buckets.map(|bucket| read_bucket(device, bank, BucketId(bucket))).collect()
 }
@@ -69,18 +75,18 @@ fn tensors(plan: &Plan, buckets: &[Vec<f32>]) -> Vec<NamedTensor> {
 /// # Errors
 /// A device that fails, or values that are not what it holds.
 pub fn save(
-    team: &Team,
+    group: &WorkerGroup,
     moments: usize,
 ) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>), TrainError> {
-    let read = |device: &mut dyn Executor| state_of(device, Bank::Parameters);
-    let first = team.first()?.run("reading the parameters", read);
-    let (plan, parameters) = first.map_err(|error| team.error(Rank(0), error))?;
+    let read = |device: &mut dyn Executor| state_of(device, BucketTensor::Parameters);
+    let first = group.leader()?.run("reading the parameters", read);
+    let (plan, parameters) = first.map_err(|error| group.error(Rank(0), error))?;
     let mut all = Vec::new();
     for moment in 0..moments {
-        let parts = team.each("reading the moments", move |_, device| {
+        let parts = group.run_on_all("reading the moments", move |_, device| {
             let buckets = 0..device.plan().buckets.len() as u32;
             let owned: Vec<_> = buckets.map(|bucket| device.owned(BucketId(bucket))).collect();
-            Ok((owned, read_buckets(device, Bank::Moment(moment))?))
+            Ok((owned, read_buckets(device, BucketTensor::Moment(moment))?))
         })?;
         let mut whole: Vec<Vec<f32>> = plan.buckets.iter().map(|b| vec![0.0; b.length]).collect();
         for (owned, values) in parts {
@@ -94,7 +100,10 @@ pub fn save(
 }
 
 /// A device's plan and what it holds of a bank.
-fn state_of(device: &mut dyn Executor, bank: Bank) -> Result<(Plan, Vec<Vec<f32>>), DeviceError> {
+fn state_of(
+    device: &mut dyn Executor,
+    bank: BucketTensor,
+) -> Result<(Plan, Vec<Vec<f32>>), DeviceError> {
     let buckets = read_buckets(device, bank)?;
     Ok((device.plan().clone(), buckets))
 }
@@ -106,7 +115,7 @@ fn state_of(device: &mut dyn Executor, bank: Bank) -> Result<(Plan, Vec<Vec<f32>
 /// A tensor that is missing or has another shape; a device that fails.
 fn write(
     device: &mut dyn Executor,
-    bank: Bank,
+    bank: BucketTensor,
     tensors: &[NamedTensor],
 ) -> Result<Result<(), CheckpointError>, DeviceError> {
     let buckets = match lay_out(device.plan(), tensors) {
@@ -116,8 +125,8 @@ fn write(
     for (index, values) in buckets.iter().enumerate() {
         let bucket = BucketId(index as u32);
         let held = match bank {
-            Bank::Moment(_) => device.owned(bucket),
-            Bank::Parameters | Bank::Gradients => 0..values.len(),
+            BucketTensor::Moment(_) => device.owned(bucket),
+            BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),
         };
         device.write_bank(bank, bucket, &values[held])?;
     }
@@ -192,7 +201,7 @@ pub fn check(
 /// # Errors
 /// A tensor that is missing or has another shape; a device that fails.
 pub fn restore(
-    team: &Team,
+    group: &WorkerGroup,
     parameters: Vec<NamedTensor>,
     moments: &[NamedTensor],
     kept: usize,
@@ -200,12 +209,12 @@ pub fn restore(
     let moments: Vec<_> =
         (0..restored(moments, kept)).map(|index| split_moments(moments, index)).collect();
     let state = Arc::new((parameters, moments));
-    let restored = team.each("restoring the state", move |_, device| {
+    let restored = group.run_on_all("restoring the state", move |_, device| {
         let (parameters, moments) = state.as_ref();
-        let mut written = write(device, Bank::Parameters, parameters)?;
+        let mut written = write(device, BucketTensor::Parameters, parameters)?;
         for (index, moment) in moments.iter().enumerate() {
             if written.is_ok() {
-                written = write(device, Bank::Moment(index), moment)?;
+                written = write(device, BucketTensor::Moment(index), moment)?;
             }
         }
         Ok(written)
@@ -220,7 +229,7 @@ mod tests {
     use super::*;
     use crate::base::TensorId;
     use crate::device::{Heartbeat, InjectedFault};
-    use crate::exec::{Cpu, Input, Pass, Piece, StepSums, Timing, Work};
+    use crate::exec::{Cpu, Input, KernelProfile, PassContext, ProfileTarget, Readback, StepSums};
     use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
     use crate::runtime::open::initialize;
 
@@ -229,7 +238,7 @@ mod tests {
     /// The CPU device, but reading a bucket back flips bit 0 of its word `flips`.
     struct Flipping {
         cpu: Cpu<f32>,
-        flips: Option<(Bank, BucketId, usize)>,
+        flips: Option<(BucketTensor, BucketId, usize)>,
     }
 
     impl Executor for Flipping {
@@ -242,19 +251,28 @@ mod tests {
         fn heartbeat(&self) -> Heartbeat {
             self.cpu.heartbeat()
         }
-        fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
-            self.cpu.fault(fault)
+        fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
+            self.cpu.inject_fault(fault)
         }
-        fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {
-            self.cpu.time(work, pass)
+        fn profile(
+            &mut self,
+            work: &ProfileTarget,
+            pass: &PassContext,
+        ) -> Result<Option<KernelProfile>, DeviceError> {
+            self.cpu.profile(work, pass)
         }
-        fn set_input(&mut self, id: TensorId, copy: usize, from: Input) -> Result<(), DeviceError> {
-            self.cpu.set_input(id, copy, from)
+        fn set_input(
+            &mut self,
+            id: TensorId,
+            stash_index: usize,
+            from: Input,
+        ) -> Result<(), DeviceError> {
+            self.cpu.set_input(id, stash_index, from)
         }
         fn begin_step(&mut self) -> Result<(), DeviceError> {
             self.cpu.begin_step()
         }
-        fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
+        fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
             self.cpu.run(nodes, pass)
         }
         fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
@@ -271,10 +289,14 @@ mod tests {
         ) -> Result<(), DeviceError> {
             self.cpu.update(bucket, update, range)
         }
-        fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError> {
+        fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
             self.cpu.read(tensor, pass)
         }
-        fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+        fn read_bank(
+            &mut self,
+            bank: BucketTensor,
+            bucket: BucketId,
+        ) -> Result<Vec<f32>, DeviceError> {
             let mut values = self.cpu.read_bank(bank, bucket)?;
             if let Some((_, _, at)) =
                 self.flips.filter(|flips| (flips.0, flips.1) == (bank, bucket))
@@ -283,43 +305,49 @@ mod tests {
             }
             Ok(values)
         }
-        fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError> {
+        fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
             self.cpu.hash(bank, bucket)
         }
         fn write_bank(
             &mut self,
-            bank: Bank,
+            bank: BucketTensor,
             bucket: BucketId,
             values: &[f32],
         ) -> Result<(), DeviceError> {
             self.cpu.write_bank(bank, bucket, values)
         }
-        fn keep(&mut self, moments: crate::exec::Moments) -> Result<(), DeviceError> {
-            self.cpu.keep(moments)
+        fn set_moments(&mut self, moments: crate::exec::Moments) -> Result<(), DeviceError> {
+            self.cpu.set_moments(moments)
         }
         fn owned(&self, bucket: BucketId) -> Range<usize> {
             self.cpu.owned(bucket)
         }
-        fn begin_read(&mut self, bank: Bank, id: BucketId, at: Range<usize>) -> Done {
-            self.cpu.begin_read(bank, id, at)
+        fn start_readback(&mut self, bank: BucketTensor, id: BucketId, at: Range<usize>) -> Done {
+            self.cpu.start_readback(bank, id, at)
         }
-        fn take_read(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError> {
-            self.cpu.take_read(wait)
+        fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
+            self.cpu.next_readback(wait)
         }
-        fn is_reading(&self) -> bool {
-            self.cpu.is_reading()
+        fn has_readbacks(&self) -> bool {
+            self.cpu.has_readbacks()
         }
-        fn piece_elements(&self) -> usize {
-            self.cpu.piece_elements()
+        fn readback_elements_max(&self) -> usize {
+            self.cpu.readback_elements_max()
         }
-        fn write_range(&mut self, bank: Bank, id: BucketId, start: usize, from: &[f32]) -> Done {
+        fn write_range(
+            &mut self,
+            bank: BucketTensor,
+            id: BucketId,
+            start: usize,
+            from: &[f32],
+        ) -> Done {
             self.cpu.write_range(bank, id, start, from)
         }
         fn add(&mut self, id: BucketId, start: usize, partial: &mut [f32]) -> Done {
             self.cpu.add(id, start, partial)
         }
-        fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Done {
-            self.cpu.when_done(then)
+        fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Done {
+            self.cpu.on_queue_done(then)
         }
     }
 
@@ -330,18 +358,18 @@ mod tests {
         let plan = Plan::new(b.finish(), PlanOptions::new(1));
         let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None };
         initialize(&mut device, 5).unwrap();
-        let sound = read(&mut device, Bank::Parameters).unwrap();
+        let sound = read(&mut device, BucketTensor::Parameters).unwrap();
         for at in [0, 31, 59] {
-            device.flips = Some((Bank::Parameters, BucketId(0), at));
-            let error = read(&mut device, Bank::Parameters).unwrap_err().to_string();
+            device.flips = Some((BucketTensor::Parameters, BucketId(0), at));
+            let error = read(&mut device, BucketTensor::Parameters).unwrap_err().to_string();
             assert!(error.contains("a broken device: what was read back"), "{error}");
             assert!(error.contains("bucket 0 of the parameters"), "{error}");
-            assert!(read(&mut device, Bank::Moment(1)).is_ok(), "another bank");
+            assert!(read(&mut device, BucketTensor::Moment(1)).is_ok(), "another bank");
         }
-        device.flips = Some((Bank::Moment(1), BucketId(0), 7));
-        let error = read(&mut device, Bank::Moment(1)).unwrap_err().to_string();
+        device.flips = Some((BucketTensor::Moment(1), BucketId(0), 7));
+        let error = read(&mut device, BucketTensor::Moment(1)).unwrap_err().to_string();
         assert!(error.contains("bucket 0 of moment 1"), "{error}");
-        let retune = read(&mut device, Bank::Parameters).unwrap();
+        let retune = read(&mut device, BucketTensor::Parameters).unwrap();
         assert_eq!(retune[0].values, sound[0].values);
     }
 

@@ -35,17 +35,17 @@ use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::{DType, Rank, TensorId};
 use crate::checkpoint::NamedTensor;
-use crate::exec::Bank;
+use crate::exec::BucketTensor;
 use crate::faults::Faults;
 use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Program, Verdict};
 use crate::runtime::open;
-use crate::runtime::peers::AddingPlace;
+use crate::runtime::peers::ReduceSite;
 use crate::runtime::placement::assemble::assemble;
-use crate::runtime::placement::types::{Assembled, ParallelOptions, Request};
+use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
 use crate::runtime::step::{Inputs, StepInput, Values, forward, load};
-use crate::runtime::workers::Team;
+use crate::runtime::workers::WorkerGroup;
 
 /// How a [`Trainer`] trains.
 #[derive(Clone, Debug)]
@@ -66,7 +66,7 @@ pub struct TrainerOptions {
     pub fuse: bool,
     /// The most seconds to time kernels in that were not timed before on this machine; 0: none.
     /// Which run can change the last bits of results.
-    pub tune_seconds: f64,
+    pub tune_s: f64,
 }
 
 impl TrainerOptions {
@@ -81,7 +81,7 @@ impl TrainerOptions {
             clip: 0.0,
             seed: 0,
             fuse: true,
-            tune_seconds: 5.0,
+            tune_s: 5.0,
         }
     }
 }
@@ -101,7 +101,7 @@ pub struct Step {
 }
 
 fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
-    let fail = |why: &str| Err(TrainError::Unusable(why.into()));
+    let fail = |why: &str| Err(TrainError::InvalidRequest(why.into()));
     let fits = |samples: usize| samples > 0 && u32::try_from(samples).is_ok();
     if forward.loss.is_none() {
         return fail("the graph has no loss; end it with one of the builder's losses");
@@ -114,7 +114,7 @@ fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
 
 /// A graph in training.
 pub struct Trainer {
-    team: Team,
+    group: WorkerGroup,
     graph: Graph,
     /// By rank.
     programs: Vec<Arc<Program>>,
@@ -135,18 +135,16 @@ impl Trainer {
         let training = differentiate(forward)?;
         let training = if options.fuse { fuse(training) } else { training };
         let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
-        let tune_seconds = options.tune_seconds;
-        let tuning = |_: &str, _: &BTreeMap<_, _>| TuneOptions {
-            seconds: tune_seconds,
-            ..TuneOptions::default()
-        };
+        let tune_s = options.tune_s;
+        let tuning =
+            |_: &str, _: &BTreeMap<_, _>| TuneOptions { seconds: tune_s, ..TuneOptions::default() };
         let parallel = ParallelOptions {
             shares: Some(options.shares.iter().map(|share| *share as u64).collect()),
             // What is measured is recorded with a run, and a trainer has none.
-            adding: Some(AddingPlace::Host),
+            reduce_site: Some(ReduceSite::Host),
             ..ParallelOptions::default()
         };
-        let request = Request {
+        let request = PlacementRequest {
             selector: &options.devices,
             parallel: &parallel,
             batch: options.batch as u32,
@@ -155,28 +153,28 @@ impl Trainer {
             plan: &plan,
             probe: None,
             seed: options.seed,
-            opening: open::OpenOptions { tune_seconds, ..Default::default() },
+            opening: open::OpenOptions { tune_s, ..Default::default() },
             tuning: &tuning,
             saved: None,
             retune: false,
             say: &|_| {},
             trace: None,
         };
-        let Assembled { team, plan, programs, .. } = assemble(&request, &mut |_, _| {})?;
+        let PlacedWorkers { group, plan, programs, .. } = assemble(&request, &mut |_, _| {})?;
         let seed = options.seed;
-        team.each("initialization", move |_, device| open::initialize(device, seed))?;
+        group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
         let (graph, options) = (plan.graph, options.clone());
-        Ok(Self { team, graph, programs, options, step: 0, updates: 0 })
+        Ok(Self { group, graph, programs, options, step: 0, updates: 0 })
     }
 
     /// The name of the first device.
     pub fn device(&self) -> &str {
-        self.team.name(Rank(0))
+        self.group.name(Rank(0))
     }
 
     /// How many devices there are.
     pub fn world(&self) -> usize {
-        self.team.world()
+        self.group.world()
     }
 
     /// One step at this learning rate on a whole batch: the values of every input of the graph
@@ -202,7 +200,7 @@ impl Trainer {
                 faults: Faults::none(),
             }));
         }
-        let mut reports = self.team.step(&inputs)?;
+        let mut reports = self.group.step(&inputs)?;
         let report = reports.swap_remove(0);
         self.step += 1;
         self.updates += u64::from(report.is_updated());
@@ -225,11 +223,14 @@ impl Trainer {
         rows: usize,
         inputs: &[(&str, Values)],
     ) -> Result<ArrayD<f32>, TrainError> {
-        let unknown = || TrainError::Unusable(format!("the graph has no output called {output}"));
+        let unknown =
+            || TrainError::InvalidRequest(format!("the graph has no output called {output}"));
         let tensor = self.graph.output(output).ok_or_else(unknown)?;
         let most = self.rows_max();
         if rows == 0 || rows > most {
-            return Err(TrainError::Unusable(format!("{rows} rows asked for, 1 to {most} fit")));
+            return Err(TrainError::InvalidRequest(format!(
+                "{rows} rows asked for, 1 to {most} fit"
+            )));
         }
         let part = MicroBatch { first: 0, rows: rows as u32 };
         let mut given = inputs.to_vec();
@@ -239,7 +240,7 @@ impl Trainer {
             }
         }
         let values = self.cut(&given, rows, &part)?;
-        let read = self.team.first()?.run("a prediction", move |device| {
+        let read = self.group.leader()?.run("a prediction", move |device| {
             load(device, &values, 0)?;
             let pass = forward(device, rows)?;
             device.read(tensor, &pass)
@@ -251,8 +252,9 @@ impl Trainer {
 
     /// The parameters by name, in the model's order.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
-        let read = |device: &mut dyn crate::exec::Executor| state::read(device, Bank::Parameters);
-        Ok(self.team.first()?.run("reading parameters", read)?)
+        let read =
+            |device: &mut dyn crate::exec::Executor| state::read(device, BucketTensor::Parameters);
+        Ok(self.group.leader()?.run("reading parameters", read)?)
     }
 
     /// The most rows that the first device runs at a time.
@@ -289,7 +291,8 @@ impl Trainer {
             let per_row = tensor.shape.per_row();
             let range = slots.start as usize * per_row..slots.end as usize * per_row;
             let fits = |length: usize| length == rows * per_row;
-            let wrong = |why: String| Err(TrainError::Unusable(format!("input {name} {why}")));
+            let wrong =
+                |why: String| Err(TrainError::InvalidRequest(format!("input {name} {why}")));
             match (given.map(|(_, values)| values), tensor.dtype) {
                 (Some(Values::Float(v)), DType::F32) if fits(v.len()) => {
                     inputs.push((*id, Values::Float(v[range].to_vec())));

@@ -6,7 +6,9 @@ use std::sync::{Mutex, MutexGuard};
 use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::{BucketId, DType, rng::Key};
 use potluck::device::{Adapter, Gpu, ShaderChecks, list_adapters};
-use potluck::exec::{Bank, Cpu, Executor, GpuExecutor, Input, Moments, Pass, StepSums};
+use potluck::exec::{
+    BucketTensor, Cpu, Executor, GpuExecutor, Input, Moments, PassContext, StepSums,
+};
 use potluck::graph::{PassKind, Plan};
 use potluck::kernels::RandomContext;
 
@@ -41,17 +43,19 @@ pub fn devices(plan: &Plan, moments: impl Into<Moments>) -> Devices {
 pub fn devices_with(
     plan: &Plan,
     moments: impl Into<Moments>,
-    piece_elements: Option<usize>,
+    readback_elements_max: Option<usize>,
 ) -> Devices {
     let (turn, moments) = (turn(), moments.into());
     let mut cpu = Cpu::fast(plan.clone(), moments.clone());
-    piece_elements.iter().for_each(|elements| cpu.set_piece_elements(*elements));
+    readback_elements_max.iter().for_each(|elements| cpu.set_readback_elements_max(*elements));
     let mut devices: Vec<Box<dyn Executor>> = vec![Box::new(cpu)];
     for adapter in adapters() {
         let gpu = Gpu::open(&adapter, ShaderChecks::Enabled).unwrap_or_else(|e| panic!("{e}"));
         let kernels = KernelSelector::new(KernelCache::in_memory());
         let mut gpu = GpuExecutor::new(gpu, plan.clone(), moments.clone(), kernels).unwrap();
-        piece_elements.iter().for_each(|elements| gpu.set_piece_elements(*elements).unwrap());
+        readback_elements_max
+            .iter()
+            .for_each(|elements| gpu.set_readback_elements_max(*elements).unwrap());
         devices.push(Box::new(gpu));
     }
     Devices { devices: devices.into_iter(), _turn: turn }
@@ -65,14 +69,20 @@ pub fn adapters() -> Vec<Adapter> {
 }
 
 /// Runs without dropout count as training all the same.
-pub fn pass(copy: usize, rows: usize) -> Pass {
+pub fn pass(stash_index: usize, rows: usize) -> PassContext {
     let step_key = Key::new(5).step(2);
-    Pass { copy, rows, random: RandomContext { step_key, training: true } }
+    PassContext { stash_index, rows, random: RandomContext { step_key, training: true } }
 }
 
 /// Fills every input of the plan for micro-batch `seed`: floats are standard normal, integers
 /// below `bound`.
-pub fn fill_inputs(device: &mut dyn Executor, copy: usize, rows: usize, seed: u64, bound: u32) {
+pub fn fill_inputs(
+    device: &mut dyn Executor,
+    stash_index: usize,
+    rows: usize,
+    seed: u64,
+    bound: u32,
+) {
     let graph = device.plan().graph.clone();
     for (name, id) in &graph.inputs {
         let tensor = graph.tensor(*id);
@@ -81,13 +91,13 @@ pub fn fill_inputs(device: &mut dyn Executor, copy: usize, rows: usize, seed: u6
         match tensor.dtype {
             DType::F32 => {
                 let values: Vec<f32> = (0..count).map(|i| key.normal(i as u64) as f32).collect();
-                device.set_input(*id, copy, Input::Float(&values)).unwrap();
+                device.set_input(*id, stash_index, Input::Float(&values)).unwrap();
             }
             DType::U32 => {
                 let bound = if name == "samples" { 1 << 20 } else { bound };
                 let draw = |i: usize| key.words([i as u32, 0])[0] % bound;
                 let values: Vec<u32> = (0..count).map(draw).collect();
-                device.set_input(*id, copy, Input::Int(&values)).unwrap();
+                device.set_input(*id, stash_index, Input::Int(&values)).unwrap();
             }
         }
     }
@@ -106,12 +116,12 @@ pub fn fill_parameters(device: &mut dyn Executor, std: f64) {
                 *value = (std * key.normal(i as u64)) as f32;
             }
         }
-        device.write_bank(Bank::Parameters, BucketId(bucket as u32), &values).unwrap();
+        device.write_bank(BucketTensor::Parameters, BucketId(bucket as u32), &values).unwrap();
     }
 }
 
 /// Runs all segments of the forward pass, or all others.
-pub fn run_phase(device: &mut dyn Executor, forward: bool, pass: &Pass) {
+pub fn run_phase(device: &mut dyn Executor, forward: bool, pass: &PassContext) {
     let segments = device.plan().segments.clone();
     for segment in segments.iter().filter(|s| (s.phase == PassKind::Forward) == forward) {
         device.run(segment.nodes.clone(), pass).unwrap();
@@ -119,7 +129,7 @@ pub fn run_phase(device: &mut dyn Executor, forward: bool, pass: &Pass) {
 }
 
 /// One step on one micro-batch; the sums.
-pub fn run_step(device: &mut dyn Executor, pass: &Pass) -> StepSums {
+pub fn run_step(device: &mut dyn Executor, pass: &PassContext) -> StepSums {
     device.begin_step().unwrap();
     run_phase(device, true, pass);
     run_phase(device, false, pass);
@@ -127,7 +137,7 @@ pub fn run_step(device: &mut dyn Executor, pass: &Pass) -> StepSums {
 }
 
 /// The values of one parameter in a bank.
-pub fn parameter(device: &mut dyn Executor, bank: Bank, name: &str) -> Vec<f32> {
+pub fn parameter(device: &mut dyn Executor, bank: BucketTensor, name: &str) -> Vec<f32> {
     let plan = device.plan();
     let index = plan.graph.parameters.iter().position(|p| p.name == name);
     let index = index.unwrap_or_else(|| panic!("no parameter is called {name}"));

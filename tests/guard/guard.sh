@@ -52,7 +52,7 @@ TOML
 }
 
 # Keys whose value would otherwise be measured.
-fixed=(--set train.tune_seconds=0)
+fixed=(--set train.tune_s=0)
 fixed_for_ranks=("${fixed[@]}" --set parallel.shares=4,3,2 --set parallel.hash_every=5)
 fixed_for_ranks+=(--set parallel.chunk_kib=4)
 
@@ -115,8 +115,8 @@ record() {
         cargo test --quiet --test shaders -- every_shader_is_portable >"$work/log" 2>&1
     split_shaders "$work/shaders.txt" "$out"
     record_all cpu-1 --devices cpu "${fixed[@]}"
-    record_all cpu-3 --devices 'cpu*3' "${fixed_for_ranks[@]}" --set parallel.adding=host
-    fixed_for_ranks+=(--set parallel.adding=device)
+    record_all cpu-3 --devices 'cpu*3' "${fixed_for_ranks[@]}" --set parallel.reduce_site=host
+    fixed_for_ranks+=(--set parallel.reduce_site=device)
     record_run cpu-3-on-device --devices 'cpu*3' "${fixed_for_ranks[@]}"
     record_all llvmpipe --devices vulkan:llvmpipe "${fixed[@]}"
     printf 'recorded %s files in %s\n' "$(find "$out" -type f | wc -l)" "$out"

@@ -17,15 +17,15 @@ use crate::bench::sample::{Effort, Pace, median};
 use crate::bench::units::size;
 use crate::collective::Topology;
 use crate::device::{DeviceError, Selection, list_adapters, select_all};
-use crate::exec::{Bank, Executor, Moments};
+use crate::exec::{BucketTensor, Executor, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
 use crate::parallel::{Program, gradient_all_reduce};
-use crate::runtime::open::{OpenOptions, Opened, open_selected};
-use crate::runtime::peers::AddingPlace;
+use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
+use crate::runtime::peers::ReduceSite;
 use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::step::StepInput;
-use crate::runtime::workers::{Team, TeamOptions, layout};
+use crate::runtime::workers::{TeamOptions, WorkerGroup, layout};
 use crate::runtime::{RuntimeError, memory, timing};
 use crate::train::TrainError;
 
@@ -97,7 +97,7 @@ fn measure_sizes(world: &World, effort: Effort, sheet: &mut Sheet) -> Result<(),
     for &width in widths(effort) {
         let plan = plan(width)?;
         let bytes = (plan.buckets[BUCKET.index()].length * ELEMENT_BYTES) as u64;
-        let mut team = match start(world, &plan) {
+        let mut group = match start(world, &plan) {
             Err(error @ (RuntimeError::Memory { .. } | RuntimeError::NoRoom { .. })) => {
                 sheet.skip(&name(Kind::AllReduce.name(), bytes, world), error.to_string());
                 continue;
@@ -106,8 +106,8 @@ fn measure_sizes(world: &World, effort: Effort, sheet: &mut Sheet) -> Result<(),
         };
         sheet.say(&format!("all_reduce of {} of gradients", size(bytes)));
         let program = Arc::new(gradient_all_reduce(&plan));
-        check(&mut team, &program)?;
-        let timed = rounds(&mut team, &program, &effort.pace())?;
+        check(&mut group, &program)?;
+        let timed = rounds(&mut group, &program, &effort.pace())?;
         add(world, bytes, &timed, sheet);
     }
     Ok(())
@@ -128,36 +128,41 @@ fn plan(width: usize) -> Result<Plan, TrainError> {
 }
 
 /// Opens the devices, finds out where each adds best, and ties them together as a run does.
-fn start(world: &World, plan: &Plan) -> Result<Team, RuntimeError> {
-    let of_host = world.selections.iter().filter(|selection| memory::is_of_host(selection));
-    memory::require(of_host.count().saturating_mul(memory::of_device(plan, &0.into())))?;
+fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
+    let of_host = world.selections.iter().filter(|selection| memory::uses_host_memory(selection));
+    memory::require(of_host.count().saturating_mul(memory::device_bytes(plan, &0.into())))?;
     let chunk_bytes = ParallelOptions::default().chunk_bytes;
     let layout = layout(plan, Topology::Ring, world.selections.len(), chunk_bytes);
-    let (mut drivers, mut adding) = (Vec::new(), Vec::new());
+    let (mut drivers, mut reduce_site) = (Vec::new(), Vec::new());
     for selection in &world.selections {
         let opened = open(selection, plan)?;
-        adding.push(match opened.is_cpu {
-            true => AddingPlace::Host,
+        reduce_site.push(match opened.is_cpu {
+            true => ReduceSite::Host,
             false => {
                 let layout = layout.clone();
-                let timing = move |device: &mut dyn Executor| timing::adding_place(device, &layout);
+                let timing =
+                    move |device: &mut dyn Executor| timing::time_reduce_sites(device, &layout);
                 opened.driver.run("timing the addition of gradients", timing)?
             }
         });
         drivers.push(opened.driver);
     }
-    Team::start(drivers, layout, &TeamOptions { adding, is_chained: true, ..Default::default() })
+    WorkerGroup::start(
+        drivers,
+        layout,
+        &TeamOptions { reduce_site, is_chained: true, ..Default::default() },
+    )
 }
 
 /// Nothing of the plan runs, so no kernel is timed.
-fn open(selection: &Selection, plan: &Plan) -> Result<Opened, RuntimeError> {
+fn open(selection: &Selection, plan: &Plan) -> Result<OpenDevice, RuntimeError> {
     let (options, moments) = (OpenOptions::default(), Moments::from(0));
     let tuning = |_: &str| TuneOptions { seconds: 0.0, ..TuneOptions::default() };
     open_selected(selection.clone(), plan.clone(), moments, &options, tuning, &mut |_, _| {})
 }
 
 /// An all-reduce of what the devices hold.
-fn sum(team: &mut Team, program: &Arc<Program>) -> Result<(), TrainError> {
+fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
     let input = |rank: usize| {
         Arc::new(StepInput {
             step: 1,
@@ -170,22 +175,22 @@ fn sum(team: &mut Team, program: &Arc<Program>) -> Result<(), TrainError> {
             faults: Faults::default(),
         })
     };
-    let inputs: Vec<Arc<StepInput>> = (0..team.world()).map(input).collect();
-    Ok(team.step(&inputs).map(drop)?)
+    let inputs: Vec<Arc<StepInput>> = (0..group.world()).map(input).collect();
+    Ok(group.step(&inputs).map(drop)?)
 }
 
 /// Sums known values and compares every bit of every device; then all hold zeros, which stay so
 /// however often they are summed.
-fn check(team: &mut Team, program: &Arc<Program>) -> Result<(), TrainError> {
-    let world = team.world();
-    team.each("writing gradients", |rank, device| {
+fn check(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
+    let world = group.world();
+    group.run_on_all("writing gradients", |rank, device| {
         let mut values = vec![0.0; device.plan().buckets[BUCKET.index()].length];
         fill(&mut values, 0, |at| value(rank.index(), at));
-        device.write_bank(Bank::Gradients, BUCKET, &values)
+        device.write_bank(BucketTensor::Gradients, BUCKET, &values)
     })?;
-    sum(team, program)?;
-    let right = team.each("reading gradients", move |_, device| {
-        let values = device.read_bank(Bank::Gradients, BUCKET)?;
+    sum(group, program)?;
+    let right = group.run_on_all("reading gradients", move |_, device| {
+        let values = device.read_bank(BucketTensor::Gradients, BUCKET)?;
         let total = |at: usize| (0..world).map(|rank| value(rank, at)).sum::<f32>();
         device.begin_step()?;
         Ok(is_filled(&values, 0, total))
@@ -193,7 +198,7 @@ fn check(team: &mut Team, program: &Arc<Program>) -> Result<(), TrainError> {
     match right.iter().position(|right| !right) {
         None => Ok(()),
         Some(rank) => {
-            let (rank, name) = (Rank(rank as u32), team.name(Rank(rank as u32)));
+            let (rank, name) = (Rank(rank as u32), group.name(Rank(rank as u32)));
             Err(TrainError::Defect(format!("{rank} ({name}) has wrong sums of gradients")))
         }
     }
@@ -206,24 +211,28 @@ struct Timed {
     transfers: Vec<f64>,
 }
 
-fn rounds(team: &mut Team, program: &Arc<Program>, pace: &Pace) -> Result<Timed, TrainError> {
+fn rounds(
+    group: &mut WorkerGroup,
+    program: &Arc<Program>,
+    pace: &Pace,
+) -> Result<Timed, TrainError> {
     // Where the gradients of each device come to: the same memory in every round.
-    let host: Arc<[Mutex<Vec<f32>>]> = (0..team.world()).map(|_| Mutex::default()).collect();
+    let host: Arc<[Mutex<Vec<f32>>]> = (0..group.world()).map(|_| Mutex::default()).collect();
     let transfers = move |rank: Rank, device: &mut dyn Executor| {
         let values = host[rank.index()].lock();
         transfer(device, &mut values.unwrap_or_else(PoisonError::into_inner))
     };
     // One for nothing: it makes what is made once.
-    sum(team, program)?;
-    team.each("transfers", transfers.clone())?;
+    sum(group, program)?;
+    group.run_on_all("transfers", transfers.clone())?;
     let (mut timed, begun) = (Timed::default(), Instant::now());
     while !pace.is_enough(timed.sums.len(), begun) {
         let started = Instant::now();
-        sum(team, program)?;
-        team.each("waiting", |_, device| settle(device))?;
+        sum(group, program)?;
+        group.run_on_all("waiting", |_, device| settle(device))?;
         timed.sums.push(started.elapsed().as_secs_f64());
         let started = Instant::now();
-        team.each("transfers", transfers.clone())?;
+        group.run_on_all("transfers", transfers.clone())?;
         timed.transfers.push(started.elapsed().as_secs_f64());
     }
     Ok(timed)
@@ -236,19 +245,20 @@ fn settle(device: &mut dyn Executor) -> Result<(), DeviceError> {
 
 /// Reads all gradients back to memory of the host and writes them again from there. Waits.
 fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), DeviceError> {
-    let (length, most) = (device.plan().buckets[BUCKET.index()].length, device.piece_elements());
+    let (length, most) =
+        (device.plan().buckets[BUCKET.index()].length, device.readback_elements_max());
     values.resize(length, 0.0);
     let ranges = || (0..length).step_by(most).map(|start| start..(start + most).min(length));
     for range in ranges() {
-        device.begin_read(Bank::Gradients, BUCKET, range)?;
+        device.start_readback(BucketTensor::Gradients, BUCKET, range)?;
     }
     for range in ranges() {
-        if let Some(piece) = device.take_read(true)? {
+        if let Some(piece) = device.next_readback(true)? {
             values[range].copy_from_slice(piece.values());
         }
     }
     for range in ranges() {
-        device.write_range(Bank::Gradients, BUCKET, range.start, &values[range])?;
+        device.write_range(BucketTensor::Gradients, BUCKET, range.start, &values[range])?;
     }
     settle(device)
 }

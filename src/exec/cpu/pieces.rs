@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::base::BucketId;
-use crate::exec::{Bank, Piece};
+use crate::exec::{BucketTensor, Readback};
 
 /// Buffers that are used again.
 struct Spares {
@@ -20,12 +20,12 @@ struct Spares {
 type Shared = Arc<Mutex<Spares>>;
 
 /// The pieces that were begun and not taken, oldest first.
-pub struct Pieces {
-    begun: VecDeque<Piece>,
+pub struct ReadbackQueue {
+    begun: VecDeque<Readback>,
     spares: Shared,
 }
 
-impl Pieces {
+impl ReadbackQueue {
     /// Buffers of dropped pieces are kept for others as long as all together take at most `bound`
     /// bytes; so they never take more than that, or than pieces have taken at once.
     pub fn new(bound: usize) -> Self {
@@ -33,7 +33,7 @@ impl Pieces {
         Self { begun: VecDeque::new(), spares: Arc::new(Mutex::new(spares)) }
     }
 
-    /// An empty buffer to copy into, for [`Pieces::begin`].
+    /// An empty buffer to copy into, for [`ReadbackQueue::begin`].
     pub fn buffer(&mut self) -> Vec<f32> {
         let mut spares = lock(&self.spares);
         let mut buffer = spares.buffers.pop().unwrap_or_default();
@@ -43,18 +43,24 @@ impl Pieces {
     }
 
     /// Makes `copy`, the values of elements `range` of a bucket, the next piece.
-    pub fn begin(&mut self, bank: Bank, bucket: BucketId, range: Range<usize>, copy: Vec<f32>) {
+    pub fn begin(
+        &mut self,
+        bank: BucketTensor,
+        bucket: BucketId,
+        range: Range<usize>,
+        copy: Vec<f32>,
+    ) {
         lock(&self.spares).bytes += bytes(&copy);
         let values = Box::new(Copied { values: copy, spares: self.spares.clone() });
-        self.begun.push_back(Piece { bank, bucket, range, values });
+        self.begun.push_back(Readback { bank, bucket, range, values });
     }
 
     /// Whether some were begun and not taken.
-    pub fn is_reading(&self) -> bool {
+    pub fn has_readbacks(&self) -> bool {
         !self.begun.is_empty()
     }
 
-    pub fn take(&mut self) -> Option<Piece> {
+    pub fn take(&mut self) -> Option<Readback> {
         self.begun.pop_front()
     }
 }
@@ -96,16 +102,16 @@ fn lock(spares: &Shared) -> MutexGuard<'_, Spares> {
 mod tests {
     use super::*;
 
-    fn begin(pieces: &mut Pieces, value: f32, count: usize) {
+    fn begin(pieces: &mut ReadbackQueue, value: f32, count: usize) {
         let mut copy = pieces.buffer();
         copy.resize(count, value);
-        pieces.begin(Bank::Gradients, BucketId(0), 0..count, copy);
+        pieces.begin(BucketTensor::Gradients, BucketId(0), 0..count, copy);
     }
 
     #[test]
     fn what_is_kept_has_a_bound() {
-        let mut pieces = Pieces::new(10_000);
-        let held = |pieces: &Pieces| {
+        let mut pieces = ReadbackQueue::new(10_000);
+        let held = |pieces: &ReadbackQueue| {
             let spares = lock(&pieces.spares);
             (spares.bytes, spares.buffers.iter().map(bytes).sum::<usize>())
         };
@@ -113,8 +119,8 @@ mod tests {
             (0..40).for_each(|_| begin(&mut pieces, 1.0, 250));
             let (all, kept) = held(&pieces);
             assert!(all >= 40_000 && kept == 0, "{all} {kept}");
-            let mut taken: Vec<Piece> = std::iter::from_fn(|| pieces.take()).collect();
-            assert!(taken.len() == 40 && !pieces.is_reading());
+            let mut taken: Vec<Readback> = std::iter::from_fn(|| pieces.take()).collect();
+            assert!(taken.len() == 40 && !pieces.has_readbacks());
             taken.truncate(20);
             assert_eq!(held(&pieces), (20_000, 0), "those that are out fill it");
             taken.clear();
@@ -124,7 +130,7 @@ mod tests {
 
     #[test]
     fn buffers_are_used_again() {
-        let mut pieces = Pieces::new(1 << 20);
+        let mut pieces = ReadbackQueue::new(1 << 20);
         begin(&mut pieces, 1.0, 100);
         let first = pieces.take().unwrap();
         let place = first.values().as_ptr();

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::prepare::{Binding, Task};
-use super::stream::Stream;
+use super::prepare::{Binding, PreparedKernel};
+use super::stream::CommandStream;
 use crate::autotune::KernelSelector;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
@@ -16,16 +16,16 @@ use crate::kernels::{OpCall, Operand, RandomContext, Variant, twin};
 const ELEMENTS_MAX: usize = 1 << 20;
 
 /// Scratch for sums of a bounded length, made once, and the kernel that fills it.
-pub struct Adder {
+pub struct PartialSumAdder {
     gpu: Arc<Gpu>,
     elements: usize,
     partial: wgpu::Buffer,
     gradients: wgpu::Buffer,
     sum: wgpu::Buffer,
-    task: Task,
+    task: PreparedKernel,
 }
 
-impl Adder {
+impl PartialSumAdder {
     /// For sums of about `elements` elements; longer ones are taken in parts.
     ///
     /// # Errors
@@ -47,7 +47,8 @@ impl Adder {
         let full = call(elements);
         let variant = kernels.variant(gpu, &full, &full)?;
         let cost = twin(full.op).map(|twin| (twin.cost)(&full)).unwrap_or_default();
-        let task = Task::new(gpu, &mut kernels.pipelines, &variant.dispatches, &binding, cost)?;
+        let task =
+            PreparedKernel::new(gpu, &mut kernels.pipelines, &variant.dispatches, &binding, cost)?;
         Ok(Self { gpu: gpu.clone(), elements, partial, gradients, sum, task })
     }
 
@@ -82,7 +83,7 @@ impl Adder {
     /// A device that fails.
     pub fn add(
         &mut self,
-        stream: &mut Stream,
+        stream: &mut CommandStream,
         kernels: &mut KernelSelector,
         (source, mut offset): (&wgpu::Buffer, u64),
         partial: &mut [f32],

@@ -7,7 +7,7 @@ use crate::base::BucketId;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu};
 use crate::exec::shards::Shards;
-use crate::exec::{Bank, Moments};
+use crate::exec::{BucketTensor, Moments};
 use crate::graph::Plan;
 
 /// Parameters and gradients of every bucket, and moments of what the device owns of it.
@@ -27,15 +27,19 @@ impl Banks {
     /// Too little memory.
     pub fn new(gpu: &Gpu, plan: &Plan, moments: &Moments) -> Result<Self, DeviceError> {
         let shards = Shards::new(plan, moments);
-        let make = |label: &str, bank: Bank| make(gpu, plan, &shards, label, bank);
+        let make = |label: &str, bank: BucketTensor| make(gpu, plan, &shards, label, bank);
         let trained = plan.graph.is_trained();
         let mut banks = Self {
-            parameters: make("parameters", Bank::Parameters)?,
-            gradients: if trained { make("gradients", Bank::Gradients)? } else { Vec::new() },
+            parameters: make("parameters", BucketTensor::Parameters)?,
+            gradients: if trained {
+                make("gradients", BucketTensor::Gradients)?
+            } else {
+                Vec::new()
+            },
             moments: Vec::new(),
             shards,
         };
-        banks.keep(gpu, plan, moments)?;
+        banks.set_moments(gpu, plan, moments)?;
         Ok(banks)
     }
 
@@ -43,19 +47,24 @@ impl Banks {
     ///
     /// # Errors
     /// Too little memory.
-    pub fn keep(&mut self, gpu: &Gpu, plan: &Plan, moments: &Moments) -> Result<(), DeviceError> {
+    pub fn set_moments(
+        &mut self,
+        gpu: &Gpu,
+        plan: &Plan,
+        moments: &Moments,
+    ) -> Result<(), DeviceError> {
         self.moments.clear();
         self.shards = Shards::new(plan, moments);
-        let make = |moment| make(gpu, plan, &self.shards, "moments", Bank::Moment(moment));
+        let make = |moment| make(gpu, plan, &self.shards, "moments", BucketTensor::Moment(moment));
         self.moments = (0..moments.count).map(make).collect::<Result<_, _>>()?;
         Ok(())
     }
 
-    pub fn buffer(&self, bank: Bank, bucket: BucketId) -> &wgpu::Buffer {
+    pub fn buffer(&self, bank: BucketTensor, bucket: BucketId) -> &wgpu::Buffer {
         match bank {
-            Bank::Parameters => &self.parameters[bucket.index()],
-            Bank::Gradients => &self.gradients[bucket.index()],
-            Bank::Moment(moment) => &self.moments[moment][bucket.index()],
+            BucketTensor::Parameters => &self.parameters[bucket.index()],
+            BucketTensor::Gradients => &self.gradients[bucket.index()],
+            BucketTensor::Moment(moment) => &self.moments[moment][bucket.index()],
         }
     }
 
@@ -65,7 +74,7 @@ impl Banks {
     /// If the bank does not hold all of them.
     pub fn place(
         &self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         elements: &Range<usize>,
     ) -> (wgpu::Buffer, u64) {
@@ -74,7 +83,7 @@ impl Banks {
     }
 
     /// What an update of a bucket binds of a bank: the owned elements, of which there are some.
-    pub fn owned(&self, bank: Bank, bucket: BucketId) -> Binding {
+    pub fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
         let owned = self.shards.owned(bucket);
         let (buffer, offset) = self.place(bank, bucket, &owned);
         Binding { buffer, offset, bytes: (owned.len() * ELEMENT_BYTES) as u64 }
@@ -87,7 +96,7 @@ fn make(
     plan: &Plan,
     shards: &Shards,
     label: &str,
-    bank: Bank,
+    bank: BucketTensor,
 ) -> Result<Vec<wgpu::Buffer>, DeviceError> {
     let buckets = (0..plan.buckets.len() as u32).map(BucketId);
     let bytes = |bucket| (shards.held(bank, bucket).len() * ELEMENT_BYTES) as u64;

@@ -3,7 +3,7 @@
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu, Limits};
-use crate::exec::Pass;
+use crate::exec::PassContext;
 use crate::graph::Plan;
 use crate::kernels::{OpCall, RandomContext};
 
@@ -28,7 +28,7 @@ pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
 /// Refuses a plan of which an invocation would make more iterations than the driver lets it.
 fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
-    let full = Pass { copy: 0, rows: plan.options.rows, random };
+    let full = PassContext { stash_index: 0, rows: plan.options.rows, random };
     let calls = plan.graph.nodes.iter().map(|node| full.call(&plan.graph, node));
     let longest = calls.max_by_key(OpCall::iterations);
     let Some(call) = longest.filter(|call| call.iterations() > limit) else { return Ok(()) };

@@ -21,17 +21,19 @@ use crate::autotune::KernelSelector;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, TensorId};
 use crate::device::{DeviceError, Gpu, Heartbeat, InjectedFault};
-use crate::exec::staging::Places;
-use crate::exec::timing::{Timing, Work, norm_cost, update_cost};
-use crate::exec::{Bank, Executor, Input, Moments, PIECE_ELEMENTS, Pass, Piece, StepSums};
+use crate::exec::staging::ReadbackBudget;
+use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
+use crate::exec::{
+    BucketTensor, Executor, Input, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
+};
 use crate::graph::{Plan, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{Operand, Variant, twin};
-use add::Adder;
+use add::PartialSumAdder;
 use banks::Banks;
-use pieces::{Pieces, Wanted};
-use prepare::{Binding, Task};
-use stream::{ReadRange, Stream};
+use pieces::{ReadbackQueue, ReadbackRequest};
+use prepare::{Binding, PreparedKernel};
+use stream::{CommandStream, ReadRange};
 
 /// What a prepared node depends on: its index, the copy of the stash, the rows, and whether it
 /// draws random numbers now.
@@ -46,7 +48,7 @@ pub struct GpuExecutor {
     /// Shared, so that a node can be read while others are prepared.
     plan: Arc<Plan>,
     kernels: KernelSelector,
-    stream: Stream,
+    stream: CommandStream,
     /// Per slot: its copies.
     slots: Vec<Vec<wgpu::Buffer>>,
     banks: Banks,
@@ -57,12 +59,12 @@ pub struct GpuExecutor {
     /// The two words of the last hash of a bucket, whose parts stand where those of norms do.
     hashed: wgpu::Buffer,
     /// Nodes and updates prepared so far.
-    prepared: HashMap<NodeKey, Task>,
-    updates: HashMap<UpdateKey, Task>,
+    prepared: HashMap<NodeKey, PreparedKernel>,
+    updates: HashMap<UpdateKey, PreparedKernel>,
     /// The norm of each bucket.
-    norm_tasks: Vec<Task>,
+    norm_tasks: Vec<PreparedKernel>,
     /// What adds gradients to what others have summed, once that was asked for.
-    adder: Option<Adder>,
+    adder: Option<PartialSumAdder>,
 }
 
 impl GpuExecutor {
@@ -101,7 +103,7 @@ impl GpuExecutor {
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
             adder: None,
-            stream: Stream::new(gpu.clone(), pieces(&plan, PIECE_ELEMENTS))?,
+            stream: CommandStream::new(gpu.clone(), pieces(&plan, READBACK_ELEMENTS_MAX))?,
             kernels,
             gpu,
             plan: Arc::new(plan),
@@ -113,12 +115,12 @@ impl GpuExecutor {
         Ok(executor)
     }
 
-    /// Sets [`Executor::piece_elements`], before the first piece is begun: memory for pieces is
+    /// Sets [`Executor::readback_elements_max`], before the first piece is begun: memory for pieces is
     /// made anew.
     ///
     /// # Errors
     /// Too little memory.
-    pub fn set_piece_elements(&mut self, elements: usize) -> Result<(), DeviceError> {
+    pub fn set_readback_elements_max(&mut self, elements: usize) -> Result<(), DeviceError> {
         self.stream.pieces = pieces(&self.plan, elements);
         self.adder = None;
         self.stream.pieces.make(&self.gpu)
@@ -135,7 +137,7 @@ impl GpuExecutor {
             let dispatches = self.kernels.norm(&self.gpu, length, parts, index)?;
             let cost = norm_cost(length);
             let pipelines = &mut self.kernels.pipelines;
-            let task = Task::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+            let task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
             self.norm_tasks.push(task);
         }
         Ok(())
@@ -143,7 +145,7 @@ impl GpuExecutor {
 
     /// Where a tensor is bound: as many bytes as it takes at the plan's capacity, whatever
     /// the rows of a pass: kernels stop at the rows they are told.
-    fn binding(&self, tensor: TensorId, copy: usize) -> Binding {
+    fn binding(&self, tensor: TensorId, stash_index: usize) -> Binding {
         let count = self.plan.graph.tensor(tensor).shape.elements(self.plan.options.rows);
         let bytes = (count.max(1) * ELEMENT_BYTES) as u64;
         let at = |buffer: &wgpu::Buffer, start: usize| Binding {
@@ -154,7 +156,7 @@ impl GpuExecutor {
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
                 let copies = &self.slots[slot.index()];
-                at(&copies[copy % copies.len()], 0)
+                at(&copies[stash_index % copies.len()], 0)
             }
             TensorLocation::Parameter { bucket, start } => {
                 at(&self.banks.parameters[bucket.index()], start)
@@ -167,13 +169,13 @@ impl GpuExecutor {
         }
     }
 
-    fn key(&self, index: usize, pass: &Pass) -> NodeKey {
+    fn key(&self, index: usize, pass: &PassContext) -> NodeKey {
         let random = self.plan.graph.nodes[index].op.is_random() && pass.random.training;
-        (index, pass.copy, pass.rows, random)
+        (index, pass.stash_index, pass.rows, random)
     }
 
     /// Prepares a node at first use, and refreshes the parameters of a random one.
-    fn prepare_node(&mut self, index: usize, pass: &Pass) -> Result<(), DeviceError> {
+    fn prepare_node(&mut self, index: usize, pass: &PassContext) -> Result<(), DeviceError> {
         let plan = Arc::clone(&self.plan);
         let node = &plan.graph.nodes[index];
         let Some(twin) = twin(&node.op) else { return Ok(()) };
@@ -183,14 +185,14 @@ impl GpuExecutor {
             return Ok(());
         }
         let call = pass.call(&plan.graph, node);
-        let full = Pass { rows: plan.options.rows, ..*pass }.call(&plan.graph, node);
+        let full = PassContext { rows: plan.options.rows, ..*pass }.call(&plan.graph, node);
         let Variant { name, dispatches } = self.kernels.variant(&self.gpu, &call, &full)?;
         if let Some(task) = self.prepared.get_mut(&key) {
             task.refresh(dispatches);
             return Ok(());
         }
         let bind = |ids: &[TensorId]| -> Vec<Binding> {
-            ids.iter().map(|id| self.binding(*id, pass.copy)).collect()
+            ids.iter().map(|id| self.binding(*id, pass.stash_index)).collect()
         };
         let (inputs, outputs) = (bind(&node.inputs), bind(&node.outputs));
         let binding = |operand| match operand {
@@ -199,7 +201,7 @@ impl GpuExecutor {
         };
         let cost = (twin.cost)(&call);
         let pipelines = &mut self.kernels.pipelines;
-        let mut task = Task::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+        let mut task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
         task.variant = name;
         self.prepared.insert(key, task);
         Ok(())
@@ -219,13 +221,20 @@ impl GpuExecutor {
             task.refresh(vec![dispatch]);
         } else {
             let binding = |operand| match operand {
-                Operand::Input(_) => self.banks.owned(Bank::Gradients, bucket),
-                Operand::Output(0) => self.banks.owned(Bank::Parameters, bucket),
-                Operand::Output(moment) => self.banks.owned(Bank::Moment(moment - 1), bucket),
+                Operand::Input(_) => self.banks.owned(BucketTensor::Gradients, bucket),
+                Operand::Output(0) => self.banks.owned(BucketTensor::Parameters, bucket),
+                Operand::Output(moment) => {
+                    self.banks.owned(BucketTensor::Moment(moment - 1), bucket)
+                }
             };
             let (dispatches, cost) = ([dispatch], update_cost(update, &range));
-            let task =
-                Task::new(&self.gpu, &mut self.kernels.pipelines, &dispatches, &binding, cost)?;
+            let task = PreparedKernel::new(
+                &self.gpu,
+                &mut self.kernels.pipelines,
+                &dispatches,
+                &binding,
+                cost,
+            )?;
             self.updates.insert(key, task);
         }
         Ok(key)
@@ -239,7 +248,7 @@ impl GpuExecutor {
         for output in self.plan.graph.nodes[nodes.clone()].iter().flat_map(|node| &node.outputs) {
             if let TensorLocation::Gradient { .. } = self.plan.place(*output) {
                 let changed = self.binding(*output, 0);
-                self.stream.keep_pieces(&changed.buffer, changed.range())?;
+                self.stream.preserve_readbacks(&changed.buffer, changed.range())?;
             }
         }
         Ok(())
@@ -259,20 +268,20 @@ impl GpuExecutor {
 }
 
 /// Room for the buckets of a plan on their way back.
-fn pieces(plan: &Plan, elements: usize) -> Pieces {
-    Pieces::new(elements, Places::of(plan, elements))
+fn pieces(plan: &Plan, elements: usize) -> ReadbackQueue {
+    ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
 }
 
 /// The device's adder; one for about `elements` elements if there is none.
 fn adder<'a>(
-    adder: &'a mut Option<Adder>,
+    adder: &'a mut Option<PartialSumAdder>,
     gpu: &Arc<Gpu>,
     kernels: &mut KernelSelector,
     elements: usize,
-) -> Result<&'a mut Adder, DeviceError> {
+) -> Result<&'a mut PartialSumAdder, DeviceError> {
     match adder {
         Some(adder) => Ok(adder),
-        none => Ok(none.insert(Adder::new(gpu, kernels, elements)?)),
+        none => Ok(none.insert(PartialSumAdder::new(gpu, kernels, elements)?)),
     }
 }
 
@@ -289,14 +298,14 @@ impl Executor for GpuExecutor {
         self.gpu.heartbeat.clone()
     }
 
-    fn fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
-        super::fault::have(fault, &self.gpu, &mut self.kernels.pipelines)
+    fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
+        super::fault::inject(fault, &self.gpu, &mut self.kernels.pipelines)
     }
 
     fn set_input(
         &mut self,
         tensor: TensorId,
-        copy: usize,
+        stash_index: usize,
         values: Input,
     ) -> Result<(), DeviceError> {
         if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
@@ -304,7 +313,7 @@ impl Executor for GpuExecutor {
                 Input::Float(values) => bytemuck::cast_slice(values),
                 Input::Int(values) => bytemuck::cast_slice(values),
             };
-            self.stream.upload(&self.slots[slot.index()][copy], 0, bytes)?;
+            self.stream.upload(&self.slots[slot.index()][stash_index], 0, bytes)?;
         }
         Ok(())
     }
@@ -312,14 +321,14 @@ impl Executor for GpuExecutor {
     fn begin_step(&mut self) -> Result<(), DeviceError> {
         self.stream.begin_step()?;
         for buffer in self.banks.gradients.iter().chain([&self.loss]) {
-            self.stream.keep_pieces(buffer, 0..buffer.size())?;
+            self.stream.preserve_readbacks(buffer, 0..buffer.size())?;
             self.stream.clear(buffer);
         }
         Ok(())
     }
 
-    fn run(&mut self, nodes: Range<usize>, pass: &Pass) -> Result<(), DeviceError> {
-        self.stream.start_pieces()?;
+    fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
+        self.stream.submit_readbacks()?;
         self.keep_gradients(&nodes)?;
         for index in nodes {
             self.prepare_node(index, pass)?;
@@ -327,7 +336,7 @@ impl Executor for GpuExecutor {
                 self.stream.run(task)?;
             }
         }
-        self.stream.breathe()
+        self.stream.submit_if_large()
     }
 
     fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
@@ -368,10 +377,10 @@ impl Executor for GpuExecutor {
         let Some(task) = self.updates.get(&key) else { return Ok(()) };
         let changed = range.start..range.start + range.length;
         let bytes = (range.length * ELEMENT_BYTES) as u64;
-        let moments = (0..update.moments()).map(Bank::Moment);
-        for bank in [Bank::Parameters].into_iter().chain(moments) {
+        let moments = (0..update.moments()).map(BucketTensor::Moment);
+        for bank in [BucketTensor::Parameters].into_iter().chain(moments) {
             let (buffer, offset) = self.banks.place(bank, bucket, &changed);
-            self.stream.keep_pieces(&buffer, offset..offset + bytes)?;
+            self.stream.preserve_readbacks(&buffer, offset..offset + bytes)?;
         }
         self.stream.run(task)
     }
@@ -380,18 +389,18 @@ impl Executor for GpuExecutor {
         self.stream.submit().map(|_| ())
     }
 
-    fn read(&mut self, tensor: TensorId, pass: &Pass) -> Result<Vec<f32>, DeviceError> {
-        let at = self.binding(tensor, pass.copy);
+    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
+        let at = self.binding(tensor, pass.stash_index);
         let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
         self.read_range(&at.buffer, at.offset, count)
     }
 
-    fn read_bank(&mut self, bank: Bank, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
+    fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
         let length = self.banks.shards.held(bank, bucket).len();
         self.read_range(&self.banks.buffer(bank, bucket).clone(), 0, length)
     }
 
-    fn hash(&mut self, bank: Bank, bucket: BucketId) -> Result<u64, DeviceError> {
+    fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError> {
         let length = self.banks.shards.held(bank, bucket).len();
         if length == 0 {
             return Ok(hash::fast(&[], 0));
@@ -405,7 +414,7 @@ impl Executor for GpuExecutor {
         let parts = self.norm_parts.size() as usize / (2 * ELEMENT_BYTES);
         let dispatches = self.kernels.hash(&self.gpu, length, parts)?;
         let (pipelines, cost) = (&mut self.kernels.pipelines, norm_cost(length));
-        let task = Task::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+        let task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
         self.stream.run(&task)?;
         let mut lanes = [0u32; 2];
         self.stream.read(&[(&self.hashed, 0, 8)], bytemuck::cast_slice_mut(&mut lanes))?;
@@ -414,7 +423,7 @@ impl Executor for GpuExecutor {
 
     fn write_bank(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
@@ -424,10 +433,10 @@ impl Executor for GpuExecutor {
         self.gpu.check()
     }
 
-    fn keep(&mut self, moments: Moments) -> Result<(), DeviceError> {
+    fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
         // They bind the old ones.
         self.updates.clear();
-        self.banks.keep(&self.gpu, &self.plan, &moments)?;
+        self.banks.set_moments(&self.gpu, &self.plan, &moments)?;
         if moments.owned.is_some() {
             self.stream.pieces.make(&self.gpu)?;
         }
@@ -438,38 +447,38 @@ impl Executor for GpuExecutor {
         self.banks.shards.owned(bucket)
     }
 
-    fn begin_read(
+    fn start_readback(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         range: Range<usize>,
     ) -> Result<(), DeviceError> {
-        assert!(range.len() <= self.piece_elements(), "{range:?} is longer than a piece");
+        assert!(range.len() <= self.readback_elements_max(), "{range:?} is longer than a piece");
         let (source, offset) = self.banks.place(bank, bucket, &range);
-        self.stream.begin_piece(Wanted { bank, bucket, range, source, offset })
+        self.stream.begin_piece(ReadbackRequest { bank, bucket, range, source, offset })
     }
 
-    fn take_read(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError> {
+    fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
         self.stream.take_piece(wait)
     }
 
-    fn is_reading(&self) -> bool {
-        self.stream.pieces.is_reading()
+    fn has_readbacks(&self) -> bool {
+        self.stream.pieces.has_readbacks()
     }
 
-    fn piece_elements(&self) -> usize {
+    fn readback_elements_max(&self) -> usize {
         self.stream.pieces.elements()
     }
 
     fn write_range(
         &mut self,
-        bank: Bank,
+        bank: BucketTensor,
         bucket: BucketId,
         start: usize,
         values: &[f32],
     ) -> Result<(), DeviceError> {
         let (target, offset) = self.banks.place(bank, bucket, &(start..start + values.len()));
-        self.stream.keep_pieces(&target, offset..offset + size_of_val(values) as u64)?;
+        self.stream.preserve_readbacks(&target, offset..offset + size_of_val(values) as u64)?;
         self.stream.upload(&target, offset, bytemuck::cast_slice(values))
     }
 
@@ -486,33 +495,37 @@ impl Executor for GpuExecutor {
         partial: &mut [f32],
     ) -> Result<(), DeviceError> {
         let range = start..start + partial.len();
-        let (source, offset) = self.banks.place(Bank::Gradients, bucket, &range);
+        let (source, offset) = self.banks.place(BucketTensor::Gradients, bucket, &range);
         let elements = self.stream.pieces.elements();
         let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, elements)?;
         adder.add(&mut self.stream, &mut self.kernels, (&source, offset), partial)
     }
 
-    fn when_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
+    fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
         self.stream.submit()?;
         self.gpu.queue.on_submitted_work_done(then);
         Ok(())
     }
 
-    fn time(&mut self, work: &Work, pass: &Pass) -> Result<Option<Timing>, DeviceError> {
-        let Some(mut timing) = Timing::of(&self.plan, work, pass) else { return Ok(None) };
+    fn profile(
+        &mut self,
+        work: &ProfileTarget,
+        pass: &PassContext,
+    ) -> Result<Option<KernelProfile>, DeviceError> {
+        let Some(mut timing) = KernelProfile::of(&self.plan, work, pass) else { return Ok(None) };
         let task = match work {
-            Work::Node(index) => {
+            ProfileTarget::Node(index) => {
                 self.prepare_node(*index, pass)?;
                 self.prepared.get(&self.key(*index, pass))
             }
-            Work::Norm(bucket) => self.norm_tasks.get(bucket.index()),
-            Work::Update(bucket, update, range) => {
+            ProfileTarget::Norm(bucket) => self.norm_tasks.get(bucket.index()),
+            ProfileTarget::Update(bucket, update, range) => {
                 let key = self.prepare_update(*bucket, update, range)?;
                 self.updates.get(&key)
             }
         };
         let Some(task) = task else { return Ok(None) };
-        timing.seconds = self.stream.time(task)?;
+        timing.seconds = self.stream.profile(task)?;
         timing.variant.clone_from(&task.variant);
         Ok(Some(timing))
     }

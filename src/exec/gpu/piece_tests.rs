@@ -8,7 +8,7 @@ use super::*;
 
 /// Takes all pieces that are under way; how many.
 fn drain(device: &mut GpuExecutor) -> usize {
-    std::iter::from_fn(|| device.take_read(true).unwrap()).count()
+    std::iter::from_fn(|| device.next_readback(true).unwrap()).count()
 }
 
 /// Begins to read a bucket's gradients, in pieces of `size`.
@@ -16,7 +16,7 @@ fn begin(device: &mut GpuExecutor, size: usize) -> usize {
     let length = device.plan.buckets[0].length;
     for start in (0..length).step_by(size) {
         let range = start..length.min(start + size);
-        device.begin_read(Bank::Gradients, BucketId(0), range).unwrap();
+        device.start_readback(BucketTensor::Gradients, BucketId(0), range).unwrap();
     }
     length.div_ceil(size)
 }
@@ -29,15 +29,15 @@ fn round(device: &mut GpuExecutor, number: u64) {
     let mut sums = vec![1.0; 5000];
     device.add(BucketId(0), 64, &mut sums).unwrap();
     device.add(BucketId(0), 0, &mut sums[..77]).unwrap();
-    device.write_range(Bank::Parameters, BucketId(1), 128, &sums).unwrap();
-    device.when_done(Box::new(|| ())).unwrap();
+    device.write_range(BucketTensor::Parameters, BucketId(1), 128, &sums).unwrap();
+    device.on_queue_done(Box::new(|| ())).unwrap();
     device.finish_step(false).unwrap();
 }
 
 #[test]
 fn after_the_first_round_nothing_is_made() {
     for mut device in executors(&plan(128)) {
-        device.set_piece_elements(2000).unwrap();
+        device.set_readback_elements_max(2000).unwrap();
         fill(&mut device);
         round(&mut device, 1);
         let made = device.gpu.allocation_count();
@@ -89,12 +89,12 @@ fn pieces_begun_in_a_row_share_a_submission_and_leave_with_what_follows() {
 
 /// A device whose first bucket has far more pieces of 500 elements than there are slots, all of
 /// them begun, and as many as there are slots taken.
-fn with_full_slots(device: &mut GpuExecutor) -> Vec<Piece> {
-    device.stream.pieces = Pieces::new(500, Places::new(500, &[500]));
+fn with_full_slots(device: &mut GpuExecutor) -> Vec<Readback> {
+    device.stream.pieces = ReadbackQueue::new(500, ReadbackBudget::new(500, &[500]));
     let pieces = begin(device, 500);
     let slots = device.stream.pieces.slots().len();
     assert!(slots == 8 && pieces > 3 * slots, "{pieces} pieces, {slots} slots");
-    (0..slots).map(|_| device.take_read(true).unwrap().unwrap()).collect()
+    (0..slots).map(|_| device.next_readback(true).unwrap().unwrap()).collect()
 }
 
 /// Whoever holds the pieces may wait for the thread that asks for more.
@@ -107,19 +107,19 @@ fn a_device_whose_pieces_are_all_held_neither_waits_nor_fails() {
         let slots = held.len();
         for wait in [false, true] {
             let asked = Instant::now();
-            assert!(device.take_read(wait).unwrap().is_none(), "there is no slot");
-            assert!(asked.elapsed() < device.gpu.deadline && device.is_reading());
+            assert!(device.next_readback(wait).unwrap().is_none(), "there is no slot");
+            assert!(asked.elapsed() < device.gpu.deadline && device.has_readbacks());
         }
         // Others may take longer than this device may.
         std::thread::sleep(device.gpu.deadline + Duration::from_millis(100));
-        assert!(device.take_read(true).unwrap().is_none(), "still no slot");
+        assert!(device.next_readback(true).unwrap().is_none(), "still no slot");
         held.remove(3);
-        let next = device.take_read(true).unwrap().unwrap();
+        let next = device.next_readback(true).unwrap().unwrap();
         assert_eq!(next.range, 500 * slots..500 * (slots + 1), "{}", device.name());
-        assert!(device.take_read(true).unwrap().is_none() && device.is_reading());
+        assert!(device.next_readback(true).unwrap().is_none() && device.has_readbacks());
         drop((held, next));
         assert_eq!(drain(&mut device), device.plan.buckets[0].length.div_ceil(500) - slots - 1);
-        assert!(!device.is_reading() && device.stream.pieces.slots().len() == slots);
+        assert!(!device.has_readbacks() && device.stream.pieces.slots().len() == slots);
     }
 }
 
@@ -131,24 +131,24 @@ fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
         let (first, second) = (BucketId(0), BucketId(1));
         fill(&mut device);
         let before: Vec<f32> = (0..device.plan.buckets[0].length).map(|i| i as f32).collect();
-        device.write_bank(Bank::Gradients, first, &before).unwrap();
+        device.write_bank(BucketTensor::Gradients, first, &before).unwrap();
         let held = with_full_slots(&mut device);
         let (slots, made) = (held.len(), device.gpu.allocation_count());
         let copied = 500 * slots;
-        device.write_range(Bank::Gradients, first, 0, &vec![-1.0; copied]).unwrap();
-        device.write_range(Bank::Gradients, second, 0, &vec![-1.0; 3 * copied]).unwrap();
-        device.write_range(Bank::Parameters, first, 0, &vec![-1.0; 3 * copied]).unwrap();
-        device.write_range(Bank::Gradients, first, copied, &[]).unwrap();
+        device.write_range(BucketTensor::Gradients, first, 0, &vec![-1.0; copied]).unwrap();
+        device.write_range(BucketTensor::Gradients, second, 0, &vec![-1.0; 3 * copied]).unwrap();
+        device.write_range(BucketTensor::Parameters, first, 0, &vec![-1.0; 3 * copied]).unwrap();
+        device.write_range(BucketTensor::Gradients, first, copied, &[]).unwrap();
         assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
         // The last element of one piece and the first of the next, and those before.
-        device.write_range(Bank::Gradients, first, copied + 999, &[-1.0; 2]).unwrap();
+        device.write_range(BucketTensor::Gradients, first, copied + 999, &[-1.0; 2]).unwrap();
         assert_eq!(device.gpu.allocation_count(), made + 3, "{}", device.name());
         drop(held);
         // Now slots are free.
-        device.write_range(Bank::Gradients, first, copied + 1500, &[-1.0]).unwrap();
+        device.write_range(BucketTensor::Gradients, first, copied + 1500, &[-1.0]).unwrap();
         assert_eq!(device.gpu.allocation_count(), made + 3, "{}", device.name());
         let mut at = copied;
-        while let Some(piece) = device.take_read(true).unwrap() {
+        while let Some(piece) = device.next_readback(true).unwrap() {
             assert!(piece.values() == &before[piece.range.clone()], "{:?}", piece.range);
             assert_eq!(piece.range.start, at);
             at = piece.range.end;
@@ -173,17 +173,18 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
             device.update(BucketId(0), &rule, &range).unwrap();
         };
         update(&mut device, owned.start);
-        device.stream.pieces = Pieces::new(256, Places::new(256, &[256]));
-        let begin = |device: &mut GpuExecutor, bank: Bank, all: Range<usize>| {
+        device.stream.pieces = ReadbackQueue::new(256, ReadbackBudget::new(256, &[256]));
+        let begin = |device: &mut GpuExecutor, bank: BucketTensor, all: Range<usize>| {
             for start in all.step_by(256) {
-                device.begin_read(bank, BucketId(0), start..start + 256).unwrap();
+                device.start_readback(bank, BucketId(0), start..start + 256).unwrap();
             }
         };
-        begin(&mut device, Bank::Gradients, 0..length);
-        let held: Vec<Piece> = (0..8).map(|_| device.take_read(true).unwrap().unwrap()).collect();
-        begin(&mut device, Bank::Parameters, 0..owned.start);
-        begin(&mut device, Bank::Parameters, owned.start + 512..length);
-        begin(&mut device, Bank::Moment(0), owned.start + 512..owned.end);
+        begin(&mut device, BucketTensor::Gradients, 0..length);
+        let held: Vec<Readback> =
+            (0..8).map(|_| device.next_readback(true).unwrap().unwrap()).collect();
+        begin(&mut device, BucketTensor::Parameters, 0..owned.start);
+        begin(&mut device, BucketTensor::Parameters, owned.start + 512..length);
+        begin(&mut device, BucketTensor::Moment(0), owned.start + 512..owned.end);
         let made = device.gpu.allocation_count();
         update(&mut device, owned.start);
         assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());

@@ -11,8 +11,8 @@ use std::time::Instant;
 use crate::base::BucketId;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu, Mapping};
-use crate::exec::staging::Places;
-use crate::exec::{Bank, Piece};
+use crate::exec::staging::ReadbackBudget;
+use crate::exec::{BucketTensor, Readback};
 
 /// Once there was no free slot, the copies that wait begin when this part of the slots is free.
 const BATCH: usize = 4;
@@ -20,8 +20,8 @@ const BATCH: usize = 4;
 const WHAT: &str = "a piece on its way back";
 
 /// What a piece is to hold.
-pub struct Wanted {
-    pub bank: Bank,
+pub struct ReadbackRequest {
+    pub bank: BucketTensor,
     pub bucket: BucketId,
     /// Elements of the bucket.
     pub range: Range<usize>,
@@ -30,7 +30,7 @@ pub struct Wanted {
     pub offset: u64,
 }
 
-impl Wanted {
+impl ReadbackRequest {
     fn bytes(&self) -> u64 {
         (self.range.len() * ELEMENT_BYTES) as u64
     }
@@ -46,15 +46,15 @@ impl Wanted {
 pub type Copy = (wgpu::Buffer, u64, wgpu::Buffer, u64);
 
 /// A piece that has a slot.
-struct Coming {
-    wanted: Wanted,
+struct InFlight {
+    wanted: ReadbackRequest,
     slot: usize,
     /// Once its copy is submitted: when that was, and what becomes of it.
     sent: Option<(Instant, Mapping)>,
 }
 
 /// The slots of a device, and the pieces that are under way.
-pub struct Pieces {
+pub struct ReadbackQueue {
     /// The most elements of a piece.
     elements: usize,
     slot_bytes: u64,
@@ -65,16 +65,16 @@ pub struct Pieces {
     /// All slots were taken, and since then too few have been given back to be worth a submission.
     starved: bool,
     /// Begun and without a slot, oldest first.
-    waiting: VecDeque<Wanted>,
+    waiting: VecDeque<ReadbackRequest>,
     /// Begun before those, oldest first.
-    coming: VecDeque<Coming>,
+    coming: VecDeque<InFlight>,
     returned: Receiver<usize>,
     back: Sender<usize>,
 }
 
-impl Pieces {
+impl ReadbackQueue {
     /// For pieces of at most `elements` elements, in these slots.
-    pub fn new(elements: usize, places: Places) -> Self {
+    pub fn new(elements: usize, places: ReadbackBudget) -> Self {
         let (back, returned) = channel();
         Self {
             elements,
@@ -120,7 +120,7 @@ impl Pieces {
     ///
     /// # Errors
     /// Too little memory for the slots.
-    pub fn begin(&mut self, gpu: &Gpu, wanted: Wanted) -> Result<(), DeviceError> {
+    pub fn begin(&mut self, gpu: &Gpu, wanted: ReadbackRequest) -> Result<(), DeviceError> {
         self.make(gpu)?;
         self.waiting.push_back(wanted);
         Ok(())
@@ -137,7 +137,7 @@ impl Pieces {
         let slot = if self.starved { None } else { self.free.pop() }?;
         let wanted = self.waiting.pop_front()?;
         let (source, offset, bytes) = (wanted.source.clone(), wanted.offset, wanted.bytes());
-        self.coming.push_back(Coming { wanted, slot, sent: None });
+        self.coming.push_back(InFlight { wanted, slot, sent: None });
         Some((source, offset, self.slots[slot].clone(), bytes))
     }
 
@@ -155,7 +155,7 @@ impl Pieces {
     ///
     /// # Errors
     /// Too little memory.
-    pub fn provide(
+    pub fn reserve_slots(
         &mut self,
         gpu: &Gpu,
         buffer: &wgpu::Buffer,
@@ -173,7 +173,7 @@ impl Pieces {
     }
 
     /// Whether pieces were begun and not taken.
-    pub fn is_reading(&self) -> bool {
+    pub fn has_readbacks(&self) -> bool {
         self.is_waiting() || !self.coming.is_empty()
     }
 
@@ -199,9 +199,9 @@ impl Pieces {
         }
     }
 
-    /// The next piece, if it has come; see [`crate::exec::Executor::take_read`]. What is recorded
+    /// The next piece, if it has come; see [`crate::exec::Executor::next_readback`]. What is recorded
     /// must have been submitted.
-    pub fn take(&mut self, gpu: &Gpu, wait: bool) -> Result<Option<Piece>, DeviceError> {
+    pub fn take(&mut self, gpu: &Gpu, wait: bool) -> Result<Option<Readback>, DeviceError> {
         let Some((since, mapping)) = self.coming.front_mut().and_then(|next| next.sent.as_mut())
         else {
             gpu.poll_now()?;
@@ -220,10 +220,10 @@ impl Pieces {
         self.coming.pop_front().map(|coming| self.piece(gpu, coming)).transpose()
     }
 
-    fn piece(&self, gpu: &Gpu, coming: Coming) -> Result<Piece, DeviceError> {
-        let Coming { wanted: Wanted { bank, bucket, range, .. }, slot, .. } = coming;
+    fn piece(&self, gpu: &Gpu, coming: InFlight) -> Result<Readback, DeviceError> {
+        let InFlight { wanted: ReadbackRequest { bank, bucket, range, .. }, slot, .. } = coming;
         let bytes = (range.len() * ELEMENT_BYTES) as u64;
-        let back = Back { slot, to: self.back.clone() };
+        let back = SlotGuard { slot, to: self.back.clone() };
         let view = self.slots[slot].get_mapped_range(0..bytes.max(4));
         let view = view.map_err(|why| gpu.refused(WHAT, why.to_string()))?;
         let elements = range.len();
@@ -235,7 +235,7 @@ impl Pieces {
                     Box::new(bytemuck::pod_collect_to_vec::<u8, f32>(&view[..bytes as usize]))
                 }
             };
-        Ok(Piece { bank, bucket, range, values })
+        Ok(Readback { bank, bucket, range, values })
     }
 }
 
@@ -243,7 +243,7 @@ impl Pieces {
 struct Mapped {
     view: wgpu::BufferView,
     elements: usize,
-    _back: Back,
+    _back: SlotGuard,
 }
 
 impl AsRef<[f32]> for Mapped {
@@ -253,12 +253,12 @@ impl AsRef<[f32]> for Mapped {
 }
 
 /// Gives a slot back when it is dropped.
-struct Back {
+struct SlotGuard {
     slot: usize,
     to: Sender<usize>,
 }
 
-impl Drop for Back {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
         // A device that is closed needs no slot.
         let _ = self.to.send(self.slot);

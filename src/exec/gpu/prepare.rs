@@ -42,7 +42,7 @@ pub struct Prepared {
 }
 
 /// What computes a node, an update or a norm.
-pub struct Task {
+pub struct PreparedKernel {
     pub dispatches: Vec<Prepared>,
     /// For people: the variant of a node, or else the shaders.
     pub variant: String,
@@ -50,7 +50,7 @@ pub struct Task {
     pub seconds: f64,
 }
 
-impl Task {
+impl PreparedKernel {
     /// Prepares dispatches whose operands are bound where `binding` says.
     ///
     /// # Errors

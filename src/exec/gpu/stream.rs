@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::clock::Clock;
-use super::pieces::{Pieces, Wanted};
-use super::prepare::Task;
+use super::pieces::{ReadbackQueue, ReadbackRequest};
+use super::prepare::PreparedKernel;
 use crate::device::{DeviceError, Gpu, ReadbackRing, UploadRing};
-use crate::exec::Piece;
+use crate::exec::Readback;
 use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
 
 /// Submissions that may wait for the device. Without a bound, a step of many micro-batches would
@@ -38,7 +38,7 @@ pub struct Traffic {
 }
 
 /// The commands of one device.
-pub struct Stream {
+pub struct CommandStream {
     gpu: Arc<Gpu>,
     /// Within the encoder below, so it is dropped before it.
     pass: Option<wgpu::ComputePass<'static>>,
@@ -50,7 +50,7 @@ pub struct Stream {
     queued: VecDeque<wgpu::SubmissionIndex>,
     uploads: UploadRing,
     readbacks: ReadbackRing,
-    pub pieces: Pieces,
+    pub pieces: ReadbackQueue,
     clock: Option<Clock>,
     /// When the step under way began: at its first command, or at the report before it if only
     /// that step's updates came since.
@@ -59,12 +59,12 @@ pub struct Stream {
     nominal: f64,
     made: u64,
     /// Seconds per nominal second, as the last step has shown.
-    pub pace: f64,
+    pub cost_ratio: f64,
     pub traffic: Traffic,
 }
 
-impl Stream {
-    pub fn new(gpu: Arc<Gpu>, pieces: Pieces) -> Result<Self, DeviceError> {
+impl CommandStream {
+    pub fn new(gpu: Arc<Gpu>, pieces: ReadbackQueue) -> Result<Self, DeviceError> {
         Ok(Self {
             pass: None,
             encoder: None,
@@ -78,7 +78,7 @@ impl Stream {
             began: None,
             nominal: 0.0,
             made: 0,
-            pace: 1.0,
+            cost_ratio: 1.0,
             traffic: Traffic::default(),
             gpu,
         })
@@ -110,8 +110,8 @@ impl Stream {
     }
 
     /// Records a task; what is recorded is submitted first if both together could take too long.
-    pub fn run(&mut self, task: &Task) -> Result<(), DeviceError> {
-        let seconds = task.seconds * self.pace;
+    pub fn run(&mut self, task: &PreparedKernel) -> Result<(), DeviceError> {
+        let seconds = task.seconds * self.cost_ratio;
         if self.dispatches > 0 && self.seconds + seconds > SUBMISSION_SECONDS {
             self.submit()?;
         }
@@ -123,7 +123,7 @@ impl Stream {
     }
 
     /// Submits what is recorded if it is worth it.
-    pub fn breathe(&mut self) -> Result<(), DeviceError> {
+    pub fn submit_if_large(&mut self) -> Result<(), DeviceError> {
         if self.dispatches >= DISPATCHES {
             self.submit()?;
         }
@@ -141,8 +141,8 @@ impl Stream {
     }
 
     /// Begins a piece. Its copy is recorded now if a slot is free, and not submitted before
-    /// [`Stream::start_pieces`] unless other commands are, so that several share a submission.
-    pub fn begin_piece(&mut self, wanted: Wanted) -> Result<(), DeviceError> {
+    /// [`CommandStream::submit_readbacks`] unless other commands are, so that several share a submission.
+    pub fn begin_piece(&mut self, wanted: ReadbackRequest) -> Result<(), DeviceError> {
         self.pieces.begin(&self.gpu, wanted)?;
         self.record_pieces();
         Ok(())
@@ -157,7 +157,7 @@ impl Stream {
 
     /// Gives pieces that wait for a slot those that are free now, and submits what is recorded
     /// for pieces, so that they come while the device does what follows.
-    pub fn start_pieces(&mut self) -> Result<(), DeviceError> {
+    pub fn submit_readbacks(&mut self) -> Result<(), DeviceError> {
         self.record_pieces();
         if self.pieces.is_recorded() {
             self.submit()?;
@@ -165,20 +165,20 @@ impl Stream {
         Ok(())
     }
 
-    /// The next piece; see [`crate::exec::Executor::take_read`].
-    pub fn take_piece(&mut self, wait: bool) -> Result<Option<Piece>, DeviceError> {
-        self.start_pieces()?;
+    /// The next piece; see [`crate::exec::Executor::next_readback`].
+    pub fn take_piece(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
+        self.submit_readbacks()?;
         self.pieces.take(&self.gpu, wait)
     }
 
     /// To be called before `bytes` of `buffer` change: copies of some of them that wait for a slot
     /// are recorded.
-    pub fn keep_pieces(
+    pub fn preserve_readbacks(
         &mut self,
         buffer: &wgpu::Buffer,
         bytes: Range<u64>,
     ) -> Result<(), DeviceError> {
-        if self.pieces.provide(&self.gpu, buffer, &bytes)? {
+        if self.pieces.reserve_slots(&self.gpu, buffer, &bytes)? {
             self.record_pieces();
         }
         Ok(())
@@ -296,7 +296,7 @@ impl Stream {
         self.clock.as_ref()?.resolve(self.encoder.as_mut()?)
     }
 
-    /// [`Stream::read`] at the end of a step: gives the share of it in which the device was busy,
+    /// [`CommandStream::read`] at the end of a step: gives the share of it in which the device was busy,
     /// if it has a clock. The next step counts from here.
     pub fn report(
         &mut self,
@@ -330,7 +330,7 @@ impl Stream {
             && self.made == self.gpu.allocation_count()
             && self.nominal > 0.0
         {
-            self.pace = seconds * share.unwrap_or(1.0) / self.nominal;
+            self.cost_ratio = seconds * share.unwrap_or(1.0) / self.nominal;
         }
         self.mark(now);
         share
@@ -338,7 +338,7 @@ impl Stream {
 
     /// The seconds that a task takes alone, by the device's clock, or else by many repetitions in
     /// one submission. Waits.
-    pub fn time(&mut self, task: &Task) -> Result<f64, DeviceError> {
+    pub fn profile(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
         self.finish()?;
         self.forget_step();
         self.run(task)?;
@@ -353,8 +353,8 @@ impl Stream {
         self.time_by_repeating(task)
     }
 
-    /// [`Stream::time`] without the device's clock.
-    pub fn time_by_repeating(&mut self, task: &Task) -> Result<f64, DeviceError> {
+    /// [`CommandStream::profile`] without the device's clock.
+    pub fn time_by_repeating(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
         /// Long beside a submission, short beside a watchdog.
         const SECONDS: f64 = 0.02;
         const REPEATS_MAX: f64 = 256.0;
@@ -366,7 +366,7 @@ impl Stream {
     }
 
     /// The wall time of a submission with so many repetitions of a task.
-    fn wall(&mut self, task: &Task, repeats: u32) -> Result<f64, DeviceError> {
+    fn wall(&mut self, task: &PreparedKernel, repeats: u32) -> Result<f64, DeviceError> {
         let started = Instant::now();
         self.encoder();
         for _ in 0..repeats {

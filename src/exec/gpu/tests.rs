@@ -47,9 +47,9 @@ pub fn executors_with(
     })
 }
 
-pub fn pass(step: u64, rows: usize) -> Pass {
-    Pass {
-        copy: 0,
+pub fn pass(step: u64, rows: usize) -> PassContext {
+    PassContext {
+        stash_index: 0,
         rows,
         random: RandomContext { step_key: Key::new(1).step(step), training: true },
     }
@@ -63,7 +63,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 pub fn fill(device: &mut GpuExecutor) {
     for bucket in 0..device.plan.buckets.len() as u32 {
         let values = numbers(device.plan.buckets[bucket as usize].length, u64::from(bucket));
-        device.write_bank(Bank::Parameters, BucketId(bucket), &values).unwrap();
+        device.write_bank(BucketTensor::Parameters, BucketId(bucket), &values).unwrap();
     }
 }
 
@@ -152,18 +152,18 @@ fn transfers_longer_than_the_rings_arrive_whole_and_in_order() {
         (0..length as u32).map(|i| f32::from_bits((i + start) % 0x7F00_0000)).collect()
     };
     for mut device in executors(&plan) {
-        for bank in [Bank::Parameters, Bank::Moment(1)] {
-            let start = if bank == Bank::Parameters { 0 } else { 1 << 20 };
+        for bank in [BucketTensor::Parameters, BucketTensor::Moment(1)] {
+            let start = if bank == BucketTensor::Parameters { 0 } else { 1 << 20 };
             device.write_bank(bank, BucketId(0), &values(start)).unwrap();
         }
         let made = device.gpu.allocation_count();
-        let read = device.read_bank(Bank::Parameters, BucketId(0)).unwrap();
+        let read = device.read_bank(BucketTensor::Parameters, BucketId(0)).unwrap();
         assert!(read == values(0), "{}: parameters", device.name());
         // Overwritten after it was read, and before it is read again.
-        device.write_bank(Bank::Parameters, BucketId(0), &values(77)).unwrap();
-        let read = device.read_bank(Bank::Moment(1), BucketId(0)).unwrap();
+        device.write_bank(BucketTensor::Parameters, BucketId(0), &values(77)).unwrap();
+        let read = device.read_bank(BucketTensor::Moment(1), BucketId(0)).unwrap();
         assert!(read == values(1 << 20), "{}: moments", device.name());
-        let read = device.read_bank(Bank::Parameters, BucketId(0)).unwrap();
+        let read = device.read_bank(BucketTensor::Parameters, BucketId(0)).unwrap();
         assert!(read == values(77), "{}: parameters again", device.name());
         assert_eq!(
             device.gpu.allocation_count(),
@@ -179,8 +179,10 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
     for mut device in executors(&plan(16)) {
         let (x, node) = (device.plan.graph.input("x").unwrap(), 0);
         let output = device.plan.graph.nodes[node].outputs[0];
-        let evaluation =
-            Pass { random: RandomContext { training: false, ..pass(1, 1).random }, ..pass(1, 1) };
+        let evaluation = PassContext {
+            random: RandomContext { training: false, ..pass(1, 1).random },
+            ..pass(1, 1)
+        };
         let submissions = device.stream.traffic.submissions;
         device.set_input(x, 0, Input::Float(&[1.0; 16])).unwrap();
         device.run(node..node + 1, &evaluation).unwrap();
@@ -198,7 +200,7 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
 #[test]
 fn slow_steps_are_cut_into_more_submissions_with_the_same_bits() {
     let bits = |device: &mut GpuExecutor| {
-        let values = device.read_bank(Bank::Parameters, BucketId(1)).unwrap();
+        let values = device.read_bank(BucketTensor::Parameters, BucketId(1)).unwrap();
         values.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
     };
     let plan = plan(64);
@@ -208,7 +210,7 @@ fn slow_steps_are_cut_into_more_submissions_with_the_same_bits() {
             step(device, 1);
         }
         // As if every node took seconds.
-        cut.stream.pace = 1e9;
+        cut.stream.cost_ratio = 1e9;
         let before = cut.stream.traffic.submissions;
         assert_eq!(step(&mut whole, 2).loss, step(&mut cut, 2).loss);
         let nodes = cut.plan.graph.nodes.len() as u64;
@@ -228,10 +230,14 @@ fn every_part_of_a_step_can_be_timed_and_the_busy_share_is_one() {
             assert!(busy.is_none_or(|busy| busy > 0.0 && busy <= 1.0), "{busy:?}");
         }
         let (update, range) = adam(&device, 0, 4);
-        let mut work: Vec<Work> = (0..device.plan.graph.nodes.len()).map(Work::Node).collect();
-        work.extend([Work::Norm(BucketId(0)), Work::Update(BucketId(0), update, range)]);
+        let mut work: Vec<ProfileTarget> =
+            (0..device.plan.graph.nodes.len()).map(ProfileTarget::Node).collect();
+        work.extend([
+            ProfileTarget::Norm(BucketId(0)),
+            ProfileTarget::Update(BucketId(0), update, range),
+        ]);
         for work in work {
-            let timing = device.time(&work, &pass(4, ROWS)).unwrap().unwrap();
+            let timing = device.profile(&work, &pass(4, ROWS)).unwrap().unwrap();
             let is_sane = timing.seconds > 0.0 && timing.seconds < 10.0;
             assert!(is_sane && !timing.variant.is_empty(), "{}: {timing:?}", device.name());
         }
@@ -254,7 +260,7 @@ fn the_clock_agrees_with_the_wall_clock_within_a_factor_of_ten() {
         let (mut ticks, mut wall) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..3 {
             let task = &device.prepared[&key];
-            ticks = ticks.min(device.stream.time(task).unwrap());
+            ticks = ticks.min(device.stream.profile(task).unwrap());
             wall = wall.min(device.stream.time_by_repeating(task).unwrap());
         }
         let ratio = ticks / wall;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::open_ranks::{open_new, open_recorded};
 use super::record::{key, recorded};
 use super::shares::layout_of;
-use super::types::{Assembled, BETWEEN, Chosen, Placed, Request};
+use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest, RankPlacement, SEPARATOR};
 use crate::autotune::{self, cache};
 use crate::collective::ShardLayout;
 use crate::device::{Selection, list_adapters, select_all};
@@ -17,10 +17,10 @@ use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::parallel::{Program, contiguous_shares, data_parallel, single_rank};
 use crate::runtime::RuntimeError;
-use crate::runtime::open::Opened;
-use crate::runtime::peers::AddingPlace;
+use crate::runtime::open::OpenDevice;
+use crate::runtime::peers::ReduceSite;
 use crate::runtime::timing::{self};
-use crate::runtime::workers::{Team, TeamOptions};
+use crate::runtime::workers::{TeamOptions, WorkerGroup};
 
 /// Opens the devices that are asked for, measures them if it is to, and ties them together.
 ///
@@ -28,12 +28,12 @@ use crate::runtime::workers::{Team, TeamOptions};
 /// No such device; one that the plan does not fit, or whose memory it does not; shares that do not
 /// fit the devices; a device that fails.
 pub fn assemble(
-    request: &Request,
+    request: &PlacementRequest,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Assembled, RuntimeError> {
+) -> Result<PlacedWorkers, RuntimeError> {
     let selections = selections(request.selector)?;
     let identities: Vec<String> = selections.iter().map(identity).collect();
-    let candidates = identities.join(BETWEEN);
+    let candidates = identities.join(SEPARATOR);
     let saved = request.saved.filter(|saved| {
         let of_one = saved.get("device").filter(|_| identities.len() == 1);
         saved.get("devices").or(of_one) == Some(&candidates)
@@ -43,7 +43,7 @@ pub fn assemble(
         Some(kept) => open_recorded(request, &selections, saved, &kept, report)?,
         None => open_new(request, &selections, saved, report)?,
     };
-    tie(request, saved.filter(|_| !request.retune), chosen, candidates)
+    start_workers(request, saved.filter(|_| !request.retune), chosen, candidates)
 }
 
 /// What a selector chooses. The adapters are not listed where none is meant, which takes a while.
@@ -67,44 +67,48 @@ fn identity(selection: &Selection) -> String {
 }
 
 /// Writes the programs, resolves where gradients are added, and starts the team.
-fn tie(
-    request: &Request,
+fn start_workers(
+    request: &PlacementRequest,
     saved: Option<&BTreeMap<String, String>>,
-    Chosen { members, mut notes }: Chosen,
+    OpenedRanks { members, mut notes }: OpenedRanks,
     candidates: String,
-) -> Result<Assembled, RuntimeError> {
+) -> Result<PlacedWorkers, RuntimeError> {
     let world = members.len();
     let plan = (request.plan)(members[0].0.rows);
     let layout = layout_of(request.parallel, &plan, world);
     let mut placed = Vec::new();
     for (rank, (one, count, micro_batch)) in members.iter().enumerate() {
         notes.extend(one.notes.iter().cloned());
-        let saved = saved.and_then(|saved| saved.get(&key(rank, world, "adding")));
-        placed.push(Placed {
+        let saved = saved.and_then(|saved| saved.get(&key(rank, world, "reduce_site")));
+        placed.push(RankPlacement {
             name: one.driver.name().to_string(),
             identity: one.identity.clone(),
             position: one.position,
             count: *count,
             micro_batch: (*micro_batch).min(one.rows),
             rows: one.rows,
-            adding: adding(request, one, &layout, saved)?,
+            reduce_site: reduce_site(request, one, &layout, saved)?,
             choices: one.choices.clone(),
         });
     }
     let programs = programs(request, &plan, &placed);
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;
     let options = TeamOptions {
-        adding: placed.iter().map(|placed| placed.adding).collect(),
+        reduce_site: placed.iter().map(|placed| placed.reduce_site).collect(),
         trace: trace.clone(),
         is_chained: false,
     };
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
-    let team = Team::start(drivers, layout, &options)?;
+    let group = WorkerGroup::start(drivers, layout, &options)?;
     let micro_batch_max = request.micro_batch;
-    Ok(Assembled { team, plan, programs, placed, candidates, notes, trace, micro_batch_max })
+    Ok(PlacedWorkers { group, plan, programs, placed, candidates, notes, trace, micro_batch_max })
 }
 
-fn programs(request: &Request, plan: &Plan, placed: &[Placed]) -> Vec<Arc<Program>> {
+fn programs(
+    request: &PlacementRequest,
+    plan: &Plan,
+    placed: &[RankPlacement],
+) -> Vec<Arc<Program>> {
     if let [one] = placed {
         return vec![Arc::new(single_rank(plan, one.count, one.micro_batch))];
     }
@@ -116,30 +120,30 @@ fn programs(request: &Request, plan: &Plan, placed: &[Placed]) -> Vec<Arc<Progra
 }
 
 /// Where a device's gradients are added to others'; what that takes is made.
-fn adding(
-    request: &Request,
-    one: &Opened,
+fn reduce_site(
+    request: &PlacementRequest,
+    one: &OpenDevice,
     layout: &ShardLayout,
     saved: Option<&String>,
-) -> Result<AddingPlace, RuntimeError> {
+) -> Result<ReduceSite, RuntimeError> {
     if layout.world == 1 || one.is_cpu {
-        return Ok(AddingPlace::Host);
+        return Ok(ReduceSite::Host);
     }
     let mut lengths: Vec<usize> = layout.chunks.iter().map(|chunk| chunk.range.len()).collect();
     lengths.sort_unstable();
     lengths.dedup();
     let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
-    match (request.parallel.adding, saved.map(String::as_str)) {
-        (Some(AddingPlace::Host), _) | (None, Some("host")) => Ok(AddingPlace::Host),
-        (Some(AddingPlace::Device), _) | (None, Some("device")) => {
+    match (request.parallel.reduce_site, saved.map(String::as_str)) {
+        (Some(ReduceSite::Host), _) | (None, Some("host")) => Ok(ReduceSite::Host),
+        (Some(ReduceSite::Device), _) | (None, Some("device")) => {
             one.driver.run("preparing to add gradients", prepare)?;
-            Ok(AddingPlace::Device)
+            Ok(ReduceSite::Device)
         }
         (None, _) => {
             let layout = layout.clone();
             let timing = move |device: &mut dyn Executor| {
                 prepare(device)?;
-                timing::adding_place(device, &layout)
+                timing::time_reduce_sites(device, &layout)
             };
             Ok(one.driver.run("timing the addition of gradients", timing)?)
         }

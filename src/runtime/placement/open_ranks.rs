@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::record::{Recorded, saved_of};
+use super::record::{RecordedRank, rank_entries};
 use super::shares::{fixed_counts, layout_of, moments};
-use super::types::{Chosen, Request};
+use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune;
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
-use crate::runtime::device_thread::Driver;
-use crate::runtime::open::{Opened, initialize, open_selected};
+use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::open::{OpenDevice, initialize, open_selected};
 use crate::runtime::timing::{self, Probe};
 use crate::runtime::{RuntimeError, memory};
 
@@ -26,28 +26,28 @@ struct Candidate {
 }
 
 fn open_one(
-    request: &Request,
+    request: &PlacementRequest,
     selection: &Selection,
     rows: u32,
     moments: Moments,
     saved: &BTreeMap<String, String>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Opened, RuntimeError> {
+) -> Result<OpenDevice, RuntimeError> {
     let tuning = |identity: &str| (request.tuning)(identity, saved);
     let plan = (request.plan)(rows);
     let one = open_selected(selection.clone(), plan, moments, &request.opening, tuning, report)?;
-    Ok(Opened { rows, ..one })
+    Ok(OpenDevice { rows, ..one })
 }
 
 /// Opens the devices of a run that goes on, as it had them.
 pub fn open_recorded(
-    request: &Request,
+    request: &PlacementRequest,
     selections: &[Selection],
     saved: Option<&BTreeMap<String, String>>,
-    kept: &[Recorded],
+    kept: &[RecordedRank],
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Chosen, RuntimeError> {
-    let candidate = |&[position, count, micro_batch, rows]: &Recorded| {
+) -> Result<OpenedRanks, RuntimeError> {
+    let candidate = |&[position, count, micro_batch, rows]: &RecordedRank| {
         let selection = selections.get(position as usize)?.clone();
         let position = position as usize;
         (rows > 0).then_some(Candidate { position, selection, count, micro_batch, rows })
@@ -55,7 +55,7 @@ pub fn open_recorded(
     let unknown = || {
         let why = "the ranks that the checkpoint recorded are not those of its devices; measure \
                    anew with --retune";
-        RuntimeError::Unusable(why.into())
+        RuntimeError::InvalidRequest(why.into())
     };
     let chosen: Option<Vec<Candidate>> = kept.iter().map(candidate).collect();
     open_fixed(request, chosen.ok_or_else(unknown)?, saved, report)
@@ -63,11 +63,11 @@ pub fn open_recorded(
 
 /// Opens devices with the shares they have.
 fn open_fixed(
-    request: &Request,
+    request: &PlacementRequest,
     chosen: Vec<Candidate>,
     saved: Option<&BTreeMap<String, String>>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Chosen, RuntimeError> {
+) -> Result<OpenedRanks, RuntimeError> {
     let world = chosen.len();
     let plan = (request.plan)(1);
     let layout = layout_of(request.parallel, &plan, world);
@@ -75,25 +75,28 @@ fn open_fixed(
     let mut members = Vec::new();
     for (rank, candidate) in chosen.into_iter().enumerate() {
         let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
-        let saved = saved_of(saved, rank, world);
+        let saved = rank_entries(saved, rank, world);
         let Candidate { position, selection, count, micro_batch, rows } = candidate;
         let one = open_one(request, &selection, rows, moments, &saved, report)?;
-        members.push((Opened { position, ..one }, count, micro_batch));
+        members.push((OpenDevice { position, ..one }, count, micro_batch));
     }
-    Ok(Chosen { members, notes: Vec::new() })
+    Ok(OpenedRanks { members, notes: Vec::new() })
 }
 
 /// Devices that draw on the host's memory need room for all of them together, and what travels
 /// between devices passes through it.
-fn require_host_memory(request: &Request, chosen: &[Candidate]) -> Result<(), RuntimeError> {
+fn require_host_memory(
+    request: &PlacementRequest,
+    chosen: &[Candidate],
+) -> Result<(), RuntimeError> {
     let world = chosen.len();
     let layout = layout_of(request.parallel, &(request.plan)(1), world);
     let need = |(rank, candidate): (usize, &Candidate)| {
         let plan = (request.plan)(candidate.rows);
         let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
         let staging = if world > 1 { staging_bytes(&plan) } else { 0 };
-        match memory::is_of_host(&candidate.selection) {
-            true => staging.saturating_add(memory::of_device(&plan, &moments)),
+        match memory::uses_host_memory(&candidate.selection) {
+            true => staging.saturating_add(memory::device_bytes(&plan, &moments)),
             false => staging,
         }
     };
@@ -102,11 +105,11 @@ fn require_host_memory(request: &Request, chosen: &[Candidate]) -> Result<(), Ru
 
 /// Opens the devices of a new run: with fixed shares, or with those that are measured.
 pub fn open_new(
-    request: &Request,
+    request: &PlacementRequest,
     selections: &[Selection],
     saved: Option<&BTreeMap<String, String>>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Chosen, RuntimeError> {
+) -> Result<OpenedRanks, RuntimeError> {
     let world = selections.len();
     let probe = request.probe.as_ref().filter(|_| request.parallel.shares.is_none());
     if let Some(probe) = probe.filter(|_| world > 1) {
@@ -129,16 +132,16 @@ pub fn open_new(
 
 /// Opens devices and shares the batch out by their measured speed, among those that are worth it.
 fn open_measured(
-    request: &Request,
+    request: &PlacementRequest,
     selections: &[Selection],
     probe: &Probe,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Chosen, RuntimeError> {
+) -> Result<OpenedRanks, RuntimeError> {
     let (mut opened, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
     let named = !["auto", "all"].contains(&request.selector.trim().to_lowercase().as_str());
     for (position, selection) in selections.iter().enumerate() {
         match open_fitting(request, selection, selections.len(), report) {
-            Ok(one) => opened.push(Opened { position, ..one }),
+            Ok(one) => opened.push(OpenDevice { position, ..one }),
             // One that was asked for by name must not be missing in silence.
             Err(error) if named => return Err(error),
             Err(error) => {
@@ -151,17 +154,17 @@ fn open_measured(
         return Err(error);
     }
     let found = match &opened[..] {
-        [_] => timing::Balance::of_one(request.batch, request.micro_batch.min(request.batch)),
+        [_] => timing::BatchSplit::of_one(request.batch, request.micro_batch.min(request.batch)),
         _ => {
             (request.say)(&format!(
                 "measuring {} devices, alone and together, on micro-batches of up to {} samples",
                 opened.len(),
                 request.micro_batch.min(request.batch)
             ));
-            let drivers: Vec<&Driver> = opened.iter().map(|one| &one.driver).collect();
+            let drivers: Vec<&DeviceThread> = opened.iter().map(|one| &one.driver).collect();
             let rows: Vec<u32> = opened.iter().map(|one| one.rows).collect();
-            let patience = request.opening.deadline;
-            timing::balance(&drivers, probe, request.batch, &rows, patience)?
+            let timeout = request.opening.deadline;
+            timing::split_by_speed(&drivers, probe, request.batch, &rows, timeout)?
         }
     };
     notes.extend(found.notes.iter().cloned());
@@ -176,19 +179,20 @@ fn open_measured(
     let layout = layout_of(request.parallel, &plan, members.len());
     for (rank, (one, ..)) in members.iter().enumerate() {
         let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
-        one.driver.run("making room for moments", move |device| device.keep(moments.clone()))?;
+        one.driver
+            .run("making room for moments", move |device| device.set_moments(moments.clone()))?;
     }
-    Ok(Chosen { members, notes })
+    Ok(OpenedRanks { members, notes })
 }
 
 /// Opens a device for as many rows at a time as it has memory for: all, half of them, and so on.
 /// It has room for the moments of its part, which it gets when it is known who takes part.
 fn open_fitting(
-    request: &Request,
+    request: &PlacementRequest,
     selection: &Selection,
     world: usize,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Opened, RuntimeError> {
+) -> Result<OpenDevice, RuntimeError> {
     let mut rows = request.micro_batch.min(request.batch);
     loop {
         let candidate = |_| Candidate {
@@ -203,7 +207,7 @@ fn open_fitting(
         let opened = fits
             .and_then(|()| open_one(request, selection, rows, Moments::from(0), &nothing, report));
         match opened {
-            Err(error) if rows > 1 && error.is_of_size() => rows = rows.div_ceil(2),
+            Err(error) if rows > 1 && error.is_capacity_error() => rows = rows.div_ceil(2),
             Err(error) => return Err(error),
             Ok(one) => {
                 let seed = request.seed;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::types::{Assembled, BETWEEN, Request};
+use super::types::{PlacedWorkers, PlacementRequest, SEPARATOR};
 
 /// What stands before a call's signature among what was resolved.
 pub const KERNEL: &str = "kernels.";
@@ -17,10 +17,13 @@ pub fn key(rank: usize, world: usize, what: &str) -> String {
 }
 
 /// What was recorded of a rank: position, share, micro-batch and rows.
-pub type Recorded = [u32; 4];
+pub type RecordedRank = [u32; 4];
 
 /// The ranks of a run with measured shares that goes on with the same devices.
-pub fn recorded(saved: &BTreeMap<String, String>, request: &Request) -> Option<Vec<Recorded>> {
+pub fn recorded(
+    saved: &BTreeMap<String, String>,
+    request: &PlacementRequest,
+) -> Option<Vec<RecordedRank>> {
     let same_most = saved.get(MICRO_BATCH_MAX) == Some(&request.micro_batch.to_string());
     if request.parallel.shares.is_some() || !same_most {
         return None;
@@ -34,13 +37,13 @@ pub fn recorded(saved: &BTreeMap<String, String>, request: &Request) -> Option<V
         let number = |what| saved.get(&key(rank, world, what))?.parse().ok();
         Some([number("position")?, number("share")?, number("micro_batch")?, number("rows")?])
     };
-    let kept: Vec<Recorded> = (0..world).map(of_rank).collect::<Option<_>>()?;
+    let kept: Vec<RecordedRank> = (0..world).map(of_rank).collect::<Option<_>>()?;
     let sum: u64 = kept.iter().map(|[_, share, ..]| u64::from(*share)).sum();
     (!kept.is_empty() && sum == u64::from(request.batch)).then_some(kept)
 }
 
 /// What was saved of one rank, with the keys of a run on one device.
-pub fn saved_of(
+pub fn rank_entries(
     saved: Option<&BTreeMap<String, String>>,
     rank: usize,
     world: usize,
@@ -53,12 +56,12 @@ pub fn saved_of(
     entries.filter_map(of_rank).collect()
 }
 
-impl Assembled {
+impl PlacedWorkers {
     /// What was decided, by key, as resolved.toml and checkpoints hold it.
     pub fn resolved(&self) -> BTreeMap<String, String> {
         let world = self.placed.len();
         let mut resolved = BTreeMap::new();
-        let several = self.candidates.contains(BETWEEN);
+        let several = self.candidates.contains(SEPARATOR);
         if several {
             resolved.insert("devices".to_string(), self.candidates.clone());
             resolved.insert(MICRO_BATCH_MAX.to_string(), self.micro_batch_max.to_string());
@@ -77,7 +80,7 @@ impl Assembled {
                 set("share", placed.count.to_string());
             }
             if world > 1 {
-                set("adding", placed.adding.to_string());
+                set("reduce_site", placed.reduce_site.to_string());
             }
             for (call, name) in placed.choices.iter() {
                 set(&format!("{KERNEL}{call}"), name.into());
@@ -160,7 +163,7 @@ mod tests {
     #[test]
     fn a_rank_finds_what_was_saved_of_it() {
         let saved = entries(&[("rank1.device", "B"), ("rank10.device", "C"), ("data", "x")]);
-        assert_eq!(saved_of(Some(&saved), 1, 2), entries(&[("device", "B")]));
-        assert_eq!(saved_of(Some(&saved), 0, 1), saved);
+        assert_eq!(rank_entries(Some(&saved), 1, 2), entries(&[("device", "B")]));
+        assert_eq!(rank_entries(Some(&saved), 0, 1), saved);
     }
 }

@@ -35,7 +35,7 @@ pub fn fixed_counts(
     batch: u32,
     world: usize,
 ) -> Result<Vec<u32>, RuntimeError> {
-    let unusable = |why: String| Err(RuntimeError::Unusable(why));
+    let unusable = |why: String| Err(RuntimeError::InvalidRequest(why));
     let shares = parallel.shares.as_deref().unwrap_or_default();
     if shares.is_empty() && (batch as usize) < world {
         return unusable(format!(
@@ -44,7 +44,7 @@ pub fn fixed_counts(
         ));
     }
     if shares.is_empty() {
-        return Ok(timing::even(batch, world));
+        return Ok(timing::split_evenly(batch, world));
     }
     if shares.len() != world {
         return unusable(format!(

@@ -10,13 +10,13 @@ use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::Program;
-use crate::runtime::open::{OpenOptions, Opened};
-use crate::runtime::peers::AddingPlace;
+use crate::runtime::open::{OpenDevice, OpenOptions};
+use crate::runtime::peers::ReduceSite;
 use crate::runtime::timing::Probe;
-use crate::runtime::workers::Team;
+use crate::runtime::workers::WorkerGroup;
 
 /// What stands between the identities of devices.
-pub const BETWEEN: &str = " | ";
+pub const SEPARATOR: &str = " | ";
 
 /// How devices share the work of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub struct ParallelOptions {
     /// Reductions start while the backward pass goes on.
     pub overlap: bool,
     /// None: where it is faster.
-    pub adding: Option<AddingPlace>,
+    pub reduce_site: Option<ReduceSite>,
     /// The most bytes that travel in one message.
     pub chunk_bytes: usize,
 }
@@ -35,12 +35,12 @@ pub struct ParallelOptions {
 impl Default for ParallelOptions {
     fn default() -> Self {
         let (topology, chunk_bytes) = (Topology::Ring, 1 << 20);
-        Self { shares: None, topology, overlap: true, adding: None, chunk_bytes }
+        Self { shares: None, topology, overlap: true, reduce_site: None, chunk_bytes }
     }
 }
 
 /// What a team is made from.
-pub struct Request<'a> {
+pub struct PlacementRequest<'a> {
     /// As `--devices` has it.
     pub selector: &'a str,
     pub parallel: &'a ParallelOptions,
@@ -68,7 +68,7 @@ pub struct Request<'a> {
 
 /// A device of a team, as it was resolved.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placed {
+pub struct RankPlacement {
     /// For people.
     pub name: String,
     /// What decides about bits: recorded, and compared on resume.
@@ -80,19 +80,19 @@ pub struct Placed {
     pub micro_batch: u32,
     /// The rows of its plan.
     pub rows: u32,
-    pub adding: AddingPlace,
+    pub reduce_site: ReduceSite,
     /// Which kernels run, where there is a choice.
     pub choices: VariantChoices,
 }
 
 /// A team, and how it came about.
-pub struct Assembled {
-    pub team: Team,
+pub struct PlacedWorkers {
+    pub group: WorkerGroup,
     /// Of the first rank; the others' differ in the rows that fit.
     pub plan: Plan,
     /// By rank.
     pub programs: Vec<Arc<Program>>,
-    pub placed: Vec<Placed>,
+    pub placed: Vec<RankPlacement>,
     /// The identities of all devices that were asked for.
     pub candidates: String,
     /// What a person should know.
@@ -103,8 +103,8 @@ pub struct Assembled {
 }
 
 /// Devices, and how the batch is shared out among them.
-pub struct Chosen {
+pub struct OpenedRanks {
     /// With the samples of each, and the most that it runs at a time.
-    pub members: Vec<(Opened, u32, u32)>,
+    pub members: Vec<(OpenDevice, u32, u32)>,
     pub notes: Vec<String>,
 }

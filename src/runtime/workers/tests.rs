@@ -12,7 +12,7 @@ use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
 use crate::parallel::{Share, data_parallel};
 use crate::runtime::open::initialize;
-use crate::runtime::peers::AddingPlace;
+use crate::runtime::peers::ReduceSite;
 use crate::runtime::step::Values;
 
 const WORLD: u32 = 3;
@@ -28,18 +28,19 @@ fn plan() -> Plan {
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(2))
 }
 
-fn team(adding: AddingPlace) -> Team {
+fn group(reduce_site: ReduceSite) -> WorkerGroup {
     let layout = layout(&plan(), Topology::Ring, WORLD as usize, 1024);
     let drivers = (0..WORLD).map(|rank| {
         let owned = vec![layout.shard(BucketId(0), Rank(rank))];
         let moments = Moments { count: SGD.moments(), owned: Some(owned) };
-        Driver::start(Box::new(Cpu::oracle(plan(), moments)), Duration::from_secs(60)).unwrap()
+        DeviceThread::start(Box::new(Cpu::oracle(plan(), moments)), Duration::from_secs(60))
+            .unwrap()
     });
-    let adding = vec![adding; WORLD as usize];
-    let options = TeamOptions { adding, ..TeamOptions::default() };
-    let team = Team::start(drivers.collect(), layout.clone(), &options).unwrap();
-    team.each("initialization", |_, device| initialize(device, 5)).unwrap();
-    team
+    let reduce_site = vec![reduce_site; WORLD as usize];
+    let options = TeamOptions { reduce_site, ..TeamOptions::default() };
+    let group = WorkerGroup::start(drivers.collect(), layout.clone(), &options).unwrap();
+    group.run_on_all("initialization", |_, device| initialize(device, 5)).unwrap();
+    group
 }
 
 fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
@@ -90,25 +91,25 @@ fn await_no_thread(what: &str) {
 #[cfg(target_os = "linux")]
 fn no_thread_is_left_behind_whatever_fails_where() {
     let _turn = turn();
-    for adding in [AddingPlace::Host, AddingPlace::Device] {
-        drop(team(adding));
+    for reduce_site in [ReduceSite::Host, ReduceSite::Device] {
+        drop(group(reduce_site));
         await_no_thread("a sound team");
         for point in ["forward", "backward", "reduce", "verdict", "update", "gather"] {
             for rank in 0..WORLD {
                 let faults: Faults = format!("lost@{point}:2/{rank}").parse().unwrap();
-                let mut team = team(adding);
-                team.step(&inputs(1, &faults)).unwrap();
-                let error = match team.step(&inputs(2, &faults)) {
+                let mut group = group(reduce_site);
+                group.step(&inputs(1, &faults)).unwrap();
+                let error = match group.step(&inputs(2, &faults)) {
                     Err(error) => error.to_string(),
                     Ok(_) => panic!("{point} of {rank}: a step with a lost device"),
                 };
                 assert!(error.starts_with(&format!("rank {rank}: ")), "{point}: {error}");
                 // Whoever asks again is told the same, and not what is half made.
-                let again = team.step(&inputs(3, &faults)).unwrap_err().to_string();
+                let again = group.step(&inputs(3, &faults)).unwrap_err().to_string();
                 assert_eq!(again, error);
-                let read = team.each("reading", |_, device| device.loss()).unwrap_err();
+                let read = group.run_on_all("reading", |_, device| device.loss()).unwrap_err();
                 assert_eq!(read.to_string(), error);
-                drop(team);
+                drop(group);
                 await_no_thread(&format!("{point} of {rank}"));
             }
         }
@@ -118,32 +119,32 @@ fn no_thread_is_left_behind_whatever_fails_where() {
 #[test]
 fn a_job_that_panics_ends_the_step_for_all() {
     let _turn = turn();
-    let mut team = team(AddingPlace::Host);
+    let mut group = group(ReduceSite::Host);
     let mut broken = inputs(1, &Faults::none());
     let input = StepInput { micro_batches: Vec::new(), ..(*broken[1]).clone() };
     broken[1] = Arc::new(input);
-    let error = team.step(&broken).unwrap_err().to_string();
+    let error = group.step(&broken).unwrap_err().to_string();
     assert!(error.contains("rank 1: ") && error.contains("panicked"), "{error}");
 }
 
 #[test]
 fn all_ranks_hold_the_same_and_a_difference_is_found_and_repaired() {
     let _turn = turn();
-    let mut team = team(AddingPlace::Device);
+    let mut group = group(ReduceSite::Device);
     for step in 1..=3 {
-        let reports = team.step(&inputs(step, &Faults::none())).unwrap();
+        let reports = group.step(&inputs(step, &Faults::none())).unwrap();
         assert!(reports.iter().all(StepReport::is_updated));
     }
     let plan = plan();
-    let compare = |repair| crate::runtime::replica_check::compare(&team, &plan, repair).unwrap();
+    let compare = |repair| crate::runtime::replica_check::compare(&group, &plan, repair).unwrap();
     assert_eq!(compare(false), []);
     for rank in 0..WORLD {
         let flip = move |device: &mut dyn Executor| {
-            let mut values = device.read_bank(Bank::Parameters, BucketId(0))?;
+            let mut values = device.read_bank(BucketTensor::Parameters, BucketId(0))?;
             values[777] = f32::from_bits(values[777].to_bits() ^ 1);
-            device.write_bank(Bank::Parameters, BucketId(0), &values)
+            device.write_bank(BucketTensor::Parameters, BucketId(0), &values)
         };
-        team.driver(Rank(rank)).unwrap().run("a flip", flip).unwrap();
+        group.driver(Rank(rank)).unwrap().run("a flip", flip).unwrap();
         let found = compare(true);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].rank, Rank(rank));

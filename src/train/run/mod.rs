@@ -12,7 +12,7 @@ use crate::base::Rank;
 use crate::base::rng::Key;
 use crate::checkpoint::{Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store};
 use crate::config::RunConfig;
-use crate::config::schema::OnDifference;
+use crate::config::schema::OnMismatch;
 use crate::data::Part;
 use crate::faults::{Faults, Point};
 use crate::files;
@@ -23,10 +23,10 @@ use crate::parallel::{Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::open::initialize as initialize_device;
 use crate::runtime::placement::record;
-use crate::runtime::placement::types::{Assembled, Placed};
-use crate::runtime::replica_check::{Difference, compare};
+use crate::runtime::placement::types::{PlacedWorkers, RankPlacement};
+use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
-use crate::runtime::workers::Team;
+use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_part;
 use crate::train::loader::{self, Loader, Source};
@@ -56,7 +56,7 @@ pub struct RunOptions {
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Ending {
+pub enum RunOutcome {
     /// All steps are done; the last loss on held-out data, if there is any.
     Done { val_loss: Option<f64> },
     /// A signal came; the state is saved.
@@ -71,14 +71,14 @@ pub struct Run {
     recorder: Recorder,
     progress: Progress,
     signals: Signals,
-    team: Team,
+    group: WorkerGroup,
     /// Of the first rank; buckets are the same on all.
     plan: Plan,
     source: Source,
     loader: Loader,
     /// By rank.
     programs: Vec<Arc<Program>>,
-    placed: Vec<Placed>,
+    placed: Vec<RankPlacement>,
     /// What was decided about devices, as it is recorded.
     decided: BTreeMap<String, String>,
     optimizer: Optimizer,
@@ -100,7 +100,7 @@ pub struct Run {
 ///
 /// # Errors
 /// What ends the run before.
-pub fn train(run: &mut Run) -> Result<Ending, TrainError> {
+pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     let ended = steps(run);
     run.progress.finish();
     // The end is what a trace of a failed run is looked at for.
@@ -110,11 +110,11 @@ pub fn train(run: &mut Run) -> Result<Ending, TrainError> {
 }
 
 /// This is the whole loop.
-fn steps(run: &mut Run) -> Result<Ending, TrainError> {
+fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     while run.step < run.config.train.steps {
         let started = Instant::now();
         let inputs = run.next_step()?;
-        let reports = run.team.step(&inputs)?;
+        let reports = run.group.step(&inputs)?;
         run.record(&inputs, &reports, started)?;
         if run.due(run.config.parallel.hash_every) {
             run.compare_parameters()?;
@@ -127,12 +127,12 @@ fn steps(run: &mut Run) -> Result<Ending, TrainError> {
         }
         if let Some(signal) = run.signals.pending() {
             run.save()?;
-            return Ok(Ending::Interrupted(signal));
+            return Ok(RunOutcome::Interrupted(signal));
         }
     }
     let val_loss = run.evaluate()?;
     run.save()?;
-    Ok(Ending::Done { val_loss })
+    Ok(RunOutcome::Done { val_loss })
 }
 
 impl Run {
@@ -153,18 +153,18 @@ impl Run {
         let assembled =
             startup::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
         let decided = assembled.resolved();
-        let Assembled { team, plan, programs, placed, notes, trace, .. } = assembled;
+        let PlacedWorkers { group, plan, programs, placed, notes, trace, .. } = assembled;
         let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let (recorder, evaluated) = recorder(&options, &mut store, resumed.as_ref().map(|_| step))?;
         let (log_every, steps) = (config.train.log_every, config.train.steps);
-        let progress = Progress::new(options.quiet, log_every, step, steps, team.name(Rank(0)));
+        let progress = Progress::new(options.quiet, log_every, step, steps, group.name(Rank(0)));
         let loader = Loader::start(source.clone(), programs.clone(), step + 1, steps)
             .map_err(|why| io(&options.out, why))?;
         let mut run = Self {
             schedule: build::schedule(&config),
             signals: Signals::install().map_err(|why| io(&options.out, why))?,
-            team,
+            group,
             plan,
             placed,
             decided,
@@ -201,7 +201,8 @@ impl Run {
 
     fn initialize(&mut self) -> Result<(), TrainError> {
         let seed = self.config.train.seed;
-        self.team.each("initialization", move |_, device| initialize_device(device, seed))?;
+        self.group
+            .run_on_all("initialization", move |_, device| initialize_device(device, seed))?;
         self.save()
     }
 
@@ -219,7 +220,7 @@ impl Run {
         if meta.resolved.get("data") != Some(&self.fingerprint) {
             self.progress.warn("the data are not those that the checkpoint was trained on");
         }
-        state::restore(&self.team, parameters, &moments, self.optimizer.moments())
+        state::restore(&self.group, parameters, &moments, self.optimizer.moments())
     }
 
     /// Says that a resumed run decided otherwise than before, if that changes bits.
@@ -324,12 +325,12 @@ impl Run {
     fn skip(&mut self, inputs: &[Arc<StepInput>], reason: String) -> Result<(), TrainError> {
         self.skipped_in_row += 1;
         let retune = inputs.to_vec();
-        let began = self.team.each("a diagnosis", move |rank, device| {
+        let began = self.group.run_on_all("a diagnosis", move |rank, device| {
             first_not_finite(device, &retune[rank.index()])
         })?;
         let began = self.first_cause(began);
         let step = self.step;
-        let limit = self.config.train.skip_limit;
+        let limit = self.config.train.skipped_steps_max;
         self.progress.warn(&format!(
             "step {step} was skipped ({} in a row, the run ends at {limit}): {reason}; it began \
              at {began}",
@@ -356,24 +357,24 @@ impl Run {
     }
 
     /// Compares the parameters of all devices, and makes them equal again or ends the run, as
-    /// parallel.on_difference says.
+    /// parallel.on_mismatch says.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
-        let repair = self.config.parallel.on_difference == OnDifference::Repair;
-        let mut found = compare(&self.team, &self.plan, repair)?;
+        let repair = self.config.parallel.on_mismatch == OnMismatch::Repair;
+        let mut found = compare(&self.group, &self.plan, repair)?;
         if repair && !found.is_empty() {
-            for Difference { rank, what } in &found {
+            for ReplicaMismatch { rank, what } in &found {
                 let (device, step) = (&self.placed[rank.index()].name, self.step);
                 self.progress.warn(&format!(
                     "{device} ({rank}) did not hold the same parameters as the others after step \
                      {step}: {what}; they were repaired"
                 ));
             }
-            found = compare(&self.team, &self.plan, false)?;
+            found = compare(&self.group, &self.plan, false)?;
         }
-        let Some(Difference { rank, what }) = found.into_iter().next() else { return Ok(()) };
+        let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
         let device = self.placed[rank.index()].name.clone();
         let (step, checkpoint) = (self.step, self.store.path(self.saved.unwrap_or(0)));
-        Err(TrainError::Differs { rank, device, step, what, checkpoint })
+        Err(TrainError::ReplicaMismatch { rank, device, step, what, checkpoint })
     }
 
     /// The most samples that each rank runs at a time, and its share.
@@ -400,7 +401,7 @@ impl Run {
             return Ok(None);
         }
         let (rows, weights) = self.rows_and_shares();
-        let val_loss = evaluate_part(&self.team, &self.source, &rows, &weights, Part::HeldOut)?;
+        let val_loss = evaluate_part(&self.group, &self.source, &rows, &weights, Part::HeldOut)?;
         self.evaluated = Some((self.step, val_loss));
         self.recorder.record(EvalRecord { step: self.step, val_loss })?;
         let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
@@ -421,9 +422,11 @@ impl Run {
     /// # Errors
     /// A device that fails, or that does not hold what the others hold.
     fn save_or_warn(&mut self) -> Result<(), TrainError> {
-        use TrainError::{Checkpoint, Io, Unusable};
+        use TrainError::{Checkpoint, InvalidRequest, Io};
         match self.save() {
-            Err(error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | Unusable(_))) => {
+            Err(
+                error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | InvalidRequest(_)),
+            ) => {
                 self.progress.warn(&format!("step {} was not saved: {error}", self.step));
                 Ok(())
             }
@@ -437,7 +440,7 @@ impl Run {
         }
         let moments = self.optimizer.moments();
         self.compare_parameters()?;
-        let (parameters, moments) = state::save(&self.team, moments)?;
+        let (parameters, moments) = state::save(&self.group, moments)?;
         self.check_finite(&parameters)?;
         let meta = Meta {
             step: self.step,
@@ -469,7 +472,7 @@ impl Run {
         let Some(bad) = bad else { return Ok(()) };
         let (step, name) = (self.step, &bad.name);
         let last = self.store.path(self.saved.unwrap_or(0));
-        Err(TrainError::Unusable(format!(
+        Err(TrainError::InvalidRequest(format!(
             "the parameter {name} is not finite after step {step}, which is not worth saving; \
              lower optim.lr or set optim.clip, then resume from {}",
             last.display()
@@ -483,9 +486,15 @@ impl Run {
         let (data, model) = (&self.source.data, self.source.model);
         let tokenizer = data.tokenizer();
         let prompt = generate::opening(tokenizer);
-        generate::generate(self.team.first()?, tokenizer, model, &prompt, &sampling, count, |_| {
-            true
-        })
+        generate::generate(
+            self.group.leader()?,
+            tokenizer,
+            model,
+            &prompt,
+            &sampling,
+            count,
+            |_| true,
+        )
     }
 }
 
@@ -503,7 +512,7 @@ fn check(
         state::check(&plan, parameters, moments, optimizer.moments())?;
     }
     let loaded = loader::bytes(batch, config.model.context);
-    Ok(memory::require(memory::of_run(&plan, batch, rows, loaded))?)
+    Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)
 }
 
 /// The run's record, cut at the step from which it is resumed, and the last evaluation if that was

@@ -5,7 +5,7 @@ use crate::data::Part;
 use crate::metrics::RankRecord;
 use crate::optim::Decay;
 use crate::runtime::placement::record;
-use crate::runtime::placement::types::Placed;
+use crate::runtime::placement::types::RankPlacement;
 use crate::runtime::step::StepReport;
 use crate::ui::ranks::ShownRank;
 
@@ -39,7 +39,7 @@ impl Run {
 
     /// Who takes how many samples of a step.
     fn announce_shares(&self) -> String {
-        let share = |placed: &Placed| format!("{} {}", placed.name, placed.count);
+        let share = |placed: &RankPlacement| format!("{} {}", placed.name, placed.count);
         let shares: Vec<String> = self.placed.iter().map(share).collect();
         format!("samples per step: {}", shares.join(", "))
     }
@@ -65,7 +65,7 @@ impl Run {
 
     /// What each of several ranks did.
     pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
-        let record = |(placed, report): (&Placed, &StepReport)| RankRecord {
+        let record = |(placed, report): (&RankPlacement, &StepReport)| RankRecord {
             share: u64::from(placed.count),
             work_ms: 1e3 * (report.time - report.waited).as_secs_f64(),
             wait_ms: 1e3 * report.waited.as_secs_f64(),
@@ -76,7 +76,7 @@ impl Run {
 
     /// What is shown of each of several ranks.
     pub(super) fn shown_ranks(&self, reports: &[StepReport]) -> Vec<ShownRank> {
-        let shown = |(placed, report): (&Placed, &StepReport)| {
+        let shown = |(placed, report): (&RankPlacement, &StepReport)| {
             let (whole, waited) = (report.time.as_secs_f64(), report.waited.as_secs_f64());
             ShownRank {
                 name: placed.name.clone(),

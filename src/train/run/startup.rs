@@ -13,7 +13,7 @@ use crate::model::LanguageModel;
 use crate::parallel::MicroBatch;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::record::KERNEL;
-use crate::runtime::placement::types::{Assembled, Request};
+use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::timing::Probe;
 use crate::train::build;
 use crate::train::error::TrainError;
@@ -26,7 +26,7 @@ pub(super) fn assembled(
     options: &RunOptions,
     resumed: Option<&Checkpoint>,
     (training, source): (&Graph, &Source),
-) -> Result<Assembled, TrainError> {
+) -> Result<PlacedWorkers, TrainError> {
     let optimizer = build::optimizer(config);
     let tuning =
         |identity: &str, saved: &BTreeMap<String, String>| tuning(config, options, saved, identity);
@@ -42,7 +42,7 @@ pub(super) fn assembled(
             say(text);
         }
     };
-    let request = Request {
+    let request = PlacementRequest {
         selector: &options.devices,
         parallel: &build::parallel_options(config),
         batch: config.train.batch as u32,
@@ -76,7 +76,7 @@ fn tuning(
         Some((key.strip_prefix(KERNEL)?.to_string(), name.clone()))
     };
     TuneOptions {
-        seconds: config.train.tune_seconds,
+        seconds: config.train.tune_s,
         retune: options.retune,
         saved: saved.iter().filter(|_| is_same).filter_map(choice).collect(),
         update: Some(build::optimizer(config).update(config.optim.lr, 1)),
