@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use ndarray::s;
-use potluck::data::{Part, Sampler, TextData, TokenizerKind};
+use potluck::data::{Sampler, Split, TextData, TokenizerKind};
 use potluck::graph::Unary;
 use potluck::model::{GptConfig, gpt};
 use potluck::optim::{Decay, Optimizer, Schedule};
@@ -36,16 +36,16 @@ fn main() -> anyhow::Result<()> {
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
     let options = TrainerOptions { clip: 1.0, ..TrainerOptions::new(&device, optimizer, BATCH) };
     let mut trainer = Trainer::new(gpt(&config)?, &options)?;
-    println!("training on {}, {} characters", trainer.device(), data.tokens(Part::Training).len());
+    println!("training on {}, {} characters", trainer.device(), data.tokens(Split::Train).len());
 
     let decay = Decay::Cosine;
     let schedule = Schedule { decay, lr: 3e-3, min_lr: 3e-4, warmup: 20, decay_steps: steps };
-    let sampler = Sampler::new(1, data.starts(Part::Training, CONTEXT), BATCH as u32);
+    let sampler = Sampler::new(1, data.window_count(Split::Train, CONTEXT), BATCH as u32);
     for step in 1..=steps {
         let (mut tokens, mut targets) = (Vec::new(), Vec::new());
         for slot in 0..BATCH as u32 {
             let start = sampler.sample(step, slot).index;
-            let (window, next) = data.sample(Part::Training, start, CONTEXT);
+            let (window, next) = data.sample(Split::Train, start, CONTEXT);
             tokens.extend_from_slice(window);
             targets.extend_from_slice(next);
         }
@@ -61,7 +61,7 @@ fn main() -> anyhow::Result<()> {
 
 /// The text's beginning, and what the model takes to be its most likely continuation.
 fn continuation(trainer: &mut Trainer, data: &TextData) -> Result<String, TrainError> {
-    let (start, _) = data.sample(Part::Training, 0, CONTEXT);
+    let (start, _) = data.sample(Split::Train, 0, CONTEXT);
     let vocabulary = data.tokenizer().vocabulary();
     let mut tokens = start.to_vec();
     for _ in 0..CONTEXT {

@@ -445,7 +445,7 @@ fn evaluating_gives_the_loss_that_training_recorded() {
 fn evaluating_other_parts_other_texts_and_the_best() {
     let desk = trained();
     let eval = |line: &str| json(&desk.run(&format!("eval run --devices cpu --json {line}")).ok());
-    let (held_out, training) = (eval(""), eval("--part training"));
+    let (held_out, training) = (eval(""), eval("--split train"));
     let targets = |line: &Value| line["targets"].as_u64().unwrap();
     assert!(targets(&training) > 8 * targets(&held_out), "{training} {held_out}");
 

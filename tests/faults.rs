@@ -97,7 +97,7 @@ fn a_lost_device_and_one_without_memory_end_a_run_that_resumes_to_the_same_bits(
         for fault in ["lost@forward:9", "lost@verdict:10", "lost@update:14"] {
             failed_and_resumed(fault, devices, LOST);
         }
-        failed_and_resumed("oom@backward:9", devices, NO_MEMORY);
+        failed_and_resumed("out-of-memory@backward:9", devices, NO_MEMORY);
     }
 }
 

@@ -74,7 +74,7 @@ fn steps_that_stay_not_finite_end_the_run() {
 #[test]
 fn a_signal_saves_the_step_and_ends_the_run() {
     for (fault, code, says) in
-        [("int@update:5", 130, "interrupted"), ("term@metrics:5", 75, "term")]
+        [("sigint@update:5", 130, "interrupted"), ("sigterm@metrics:5", 75, "term")]
     {
         let desk = Desk::new();
         let ran = desk.train_with(fault, "--out run --quiet").ended(code);
@@ -89,7 +89,7 @@ fn a_signal_saves_the_step_and_ends_the_run() {
 #[test]
 fn a_second_interrupt_ends_the_run_at_once() {
     let desk = Desk::new();
-    desk.train_with("int@forward:5,int@update:5", "--out run --quiet").ended(130);
+    desk.train_with("sigint@forward:5,sigint@update:5", "--out run --quiet").ended(130);
     assert_eq!(desk.steps("run").len(), 4);
     desk.resume("run", "--quiet").ok();
     assert_eq!(desk.steps("run").len(), 30);

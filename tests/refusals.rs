@@ -227,8 +227,8 @@ fn evaluating_what_was_not_held_out() {
     desk.train("--out run --quiet --steps 2 --set data.held_out=0").ok();
     let before = desk.files();
     let ran = desk.run("eval run --devices cpu");
-    refused(&desk, &before, ran, &["held nothing out", "--part training"]);
-    desk.run("eval run --devices cpu --part training").ok();
+    refused(&desk, &before, ran, &["held nothing out", "--split train"]);
+    desk.run("eval run --devices cpu --split train").ok();
     assert!(desk.metrics("run").iter().all(|line| line.get("val_loss").is_none()));
 }
 

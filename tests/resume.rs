@@ -146,7 +146,7 @@ fn a_run_can_be_killed_and_resumed_again_and_again() {
 
 #[test]
 fn an_interrupted_run_ends_in_the_same_bits() {
-    for (fault, code) in [("int@update:16", 130), ("term@forward:16", 75)] {
+    for (fault, code) in [("sigint@update:16", 130), ("sigterm@forward:16", 75)] {
         let desk = Desk::new();
         let ran = start(&desk, fault).ended(code);
         assert!(ran.err.contains("potluck train --resume run"), "{}", ran.err);

@@ -13,8 +13,8 @@ use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck::model::{GptConfig, gpt};
 use potluck::parallel::{Instruction, Program, Share, contiguous_shares, data_parallel};
 use potluck::sim::{
-    Costs, Defect, End, Fault, Lane, Link, Machine, Noticed, Report, Scenario, SegmentCost, When,
-    check, hash, one_step, reference, run, step_seconds,
+    Costs, Detection, End, Fault, FaultTime, Lane, LinkModel, MachineModel, Report, Scenario,
+    SeededBug, SegmentCost, check, hash, one_step, reference, run, step_seconds,
 };
 
 use proptest::prelude::*;
@@ -77,7 +77,7 @@ proptest! {
         let plan = random::plan(2, &lengths, false);
         let topology = if is_star { Topology::Star } else { Topology::Ring };
         let chunk_max = align * chunk_units;
-        let link = Link { latency_s: 1e-5, bytes_per_s: 1e8 };
+        let link = LinkModel { latency_s: 1e-5, bytes_per_s: 1e8 };
         let parts = Parts {
             layout: ShardLayout::new(topology, world as u32, &lengths, align, chunk_max),
             shares: contiguous_shares(&counts, &vec![2; world]),
@@ -183,16 +183,16 @@ struct Deaths {
 }
 
 impl Deaths {
-    fn of(scenario: &Scenario, noticed: Noticed) -> Self {
+    fn of(scenario: &Scenario, detection: Detection) -> Self {
         let events = run_and_check(scenario).events;
         let mut deaths = Self::default();
         for rank in (0..scenario.layout.world).map(Rank) {
             for event in 0..=events {
-                let faults = vec![Fault::Die { rank, when: When::Event(event), noticed }];
+                let faults = vec![Fault::Die { rank, when: FaultTime::Event(event), detection }];
                 let scenario = Scenario { faults, ..scenario.clone() };
                 let report = run(&scenario);
                 if let Err(why) = check(&scenario, &report) {
-                    panic!("{rank} dies at event {event} of {events}, {noticed:?}: {why}");
+                    panic!("{rank} dies at event {event} of {events}, {detection:?}: {why}");
                 }
                 deaths.count(&scenario, &report);
             }
@@ -217,9 +217,9 @@ impl Deaths {
 fn a_rank_may_die_before_any_event() {
     for topology in [Topology::Ring, Topology::Star] {
         for (world, steps) in [(2, 2), (3, 2), (4, 1)] {
-            for noticed in [Noticed::AtOnce, Noticed::ByDeadline] {
+            for detection in [Detection::AtOnce, Detection::ByDeadline] {
                 let scenario = Scenario { steps, ..random::small(topology, world) };
-                let deaths = Deaths::of(&scenario, noticed);
+                let deaths = Deaths::of(&scenario, detection);
                 assert!(deaths.failed_untouched > 40, "{deaths:?}");
                 assert!(deaths.failed_touched > 40, "{deaths:?}");
                 // Once all is said, a death does no harm.
@@ -235,7 +235,7 @@ fn a_rank_that_hangs_fails_at_its_deadline_and_a_slow_one_does_not() {
     let seconds = run_and_check(&scenario).seconds;
     for event in 0..40 {
         let rank = Rank(1);
-        let hang = |seconds| Fault::Hang { rank, when: When::Event(event), seconds };
+        let hang = |seconds| Fault::Hang { rank, when: FaultTime::Event(event), seconds };
         let hung = |seconds| Scenario { faults: vec![hang(seconds)], ..scenario.clone() };
         let report = run_and_check(&hung(scenario.deadline_s * 0.9));
         assert!(is_completed(&report) && report.seconds > scenario.deadline_s * 0.9);
@@ -284,8 +284,8 @@ fn gpt_plan() -> Plan {
 fn gpt_parts(bytes_per_s: f64, overlap: bool) -> Parts {
     let plan = gpt_plan();
     let lengths: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.length).collect();
-    let costs = random::even_costs(plan.segments.len(), Link::INSTANT);
-    let link = Link { latency_s: 1e-5, bytes_per_s };
+    let costs = random::even_costs(plan.segments.len(), LinkModel::INSTANT);
+    let link = LinkModel { latency_s: 1e-5, bytes_per_s };
     Parts {
         layout: ShardLayout::new(Topology::Ring, 3, &lengths, 64, 256),
         shares: contiguous_shares(&[6, 3, 1], &[4, 2, 4]),
@@ -340,7 +340,7 @@ fn assert_said(complaints: &[String], what: &str) {
 #[test]
 fn a_planted_early_commit_is_found() {
     let found = complaints(|scenario| {
-        scenario.defect = (scenario.layout.world > 1).then_some(Defect::CommitsEarly);
+        scenario.seeded_bug = (scenario.layout.world > 1).then_some(SeededBug::CommitsEarly);
     });
     assert_said(&found, "'s vote");
     assert_said(&found, "element");
@@ -348,14 +348,14 @@ fn a_planted_early_commit_is_found() {
 
 #[test]
 fn a_planted_sum_in_arrival_order_is_found() {
-    let found = complaints(|scenario| scenario.defect = Some(Defect::FoldsInArrivalOrder));
+    let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::FoldsInArrivalOrder));
     assert_said(&found, "element");
 }
 
 #[test]
 fn a_planted_loss_of_a_message_is_found() {
     for nth in [1, 5] {
-        let found = complaints(|scenario| scenario.defect = Some(Defect::LosesMessage(nth)));
+        let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::LosesMessage(nth)));
         assert_said(&found, "waits for ever in step 1 for reduce-scatter of bucket");
     }
 }
@@ -363,9 +363,9 @@ fn a_planted_loss_of_a_message_is_found() {
 #[test]
 fn a_planted_silence_about_a_failure_is_found() {
     let found = complaints(|scenario| {
-        scenario.defect = Some(Defect::ForgetsToTell);
-        let (rank, when) = (Rank(0), When::Event(3));
-        scenario.faults = vec![Fault::Die { rank, when, noticed: Noticed::AtOnce }];
+        scenario.seeded_bug = Some(SeededBug::ForgetsToTell);
+        let (rank, when) = (Rank(0), FaultTime::Event(3));
+        scenario.faults = vec![Fault::Die { rank, when, detection: Detection::AtOnce }];
     });
     assert_said(&found, "waits for ever");
 }
@@ -379,7 +379,7 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
             let chunk_max = (lengths.iter().sum::<usize>() / 200).max(1);
             let layout = ShardLayout::new(scenario.layout.topology, world, &lengths, 1, chunk_max);
             scenario.layout = Arc::new(layout);
-            scenario.defect = Some(Defect::ReadsByPosition);
+            scenario.seeded_bug = Some(SeededBug::ReadsByPosition);
             scenario.places_max = places_max;
         })
     };
@@ -394,7 +394,7 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
 
 #[test]
 fn a_planted_restart_of_each_ring_for_itself_is_found() {
-    let found = complaints(|scenario| scenario.defect = Some(Defect::RestartsApart));
+    let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::RestartsApart));
     assert_said(&found, "of another step");
 }
 
@@ -434,7 +434,7 @@ fn prices(draw: &mut Draw, are_equal: bool) -> [f64; 2] {
         links = vec![vec![links[0][0]; ranks]; ranks];
     }
     let shares = contiguous_shares(&counts, &vec![2; ranks]);
-    let machine = Machine { costs: &costs, links: &links, control_s: 1e-5, window: 2 };
+    let machine = MachineModel { costs: &costs, links: &links, control_s: 1e-5, window: 2 };
     [true, false].map(|overlap| {
         let program = |&share: &Share| data_parallel(&plan, share, overlap);
         let programs: Vec<Program> = shares.iter().map(program).collect();
@@ -493,13 +493,13 @@ fn the_price_of_a_step_is_what_a_calculation_by_hand_gives() {
         segments: vec![fixed(0.010), fixed(0.005), fixed(0.015)],
         load_s: 0.0,
         update_element_s: 0.0,
-        read_back: Link { latency_s: 0.0, bytes_per_s: 4000.0 },
-        upload: Link::INSTANT,
-        host: Link::INSTANT,
+        read_back: LinkModel { latency_s: 0.0, bytes_per_s: 4000.0 },
+        upload: LinkModel::INSTANT,
+        host: LinkModel::INSTANT,
     };
-    let link = Link { latency_s: 0.001, bytes_per_s: 2000.0 };
+    let link = LinkModel { latency_s: 0.001, bytes_per_s: 2000.0 };
     let (costs, links) = (vec![costs; 2], vec![vec![link; 2]; 2]);
-    let machine = Machine { costs: &costs, links: &links, control_s: 0.0005, window: 1 };
+    let machine = MachineModel { costs: &costs, links: &links, control_s: 0.0005, window: 1 };
     let share = |first| Share { first, count: 1, micro_batch: 1 };
     let programs = [0, 1].map(|first| data_parallel(&plan, share(first), true));
     let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[2], 1, 1));

@@ -1,6 +1,6 @@
 //! Two reports side by side.
 
-use super::report::{Better, DeviceReport, Figure, Report, group_of};
+use super::report::{DeviceReport, Direction, Figure, Report, group_of};
 use super::table::Table;
 use super::units::number;
 
@@ -100,8 +100,8 @@ fn verdict(a: &Figure, b: &Figure) -> String {
         return "same".into();
     }
     let ratio = match a.better {
-        Better::Higher => b.median / a.median,
-        Better::Lower => a.median / b.median,
+        Direction::Higher => b.median / a.median,
+        Direction::Lower => a.median / b.median,
     };
     format!("{}x", number(ratio))
 }
@@ -119,8 +119,8 @@ mod tests {
     use super::*;
     use crate::bench::Effort;
 
-    fn figure(name: &str, better: Better, samples: &[f64]) -> Figure {
-        Figure::new(name, if better == Better::Lower { "us" } else { "GB/s" }, better, samples)
+    fn figure(name: &str, better: Direction, samples: &[f64]) -> Figure {
+        Figure::new(name, if better == Direction::Lower { "us" } else { "GB/s" }, better, samples)
     }
 
     fn device(name: &str, figures: Vec<Figure>) -> DeviceReport {
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn ratios_are_in_the_direction_of_better_and_overlaps_are_the_same() {
-        use Better::{Higher, Lower};
+        use Direction::{Higher, Lower};
         let verdict = |better, a: &[f64], b: &[f64]| {
             verdict(&figure("a.b", better, a), &figure("a.b", better, b))
         };
@@ -145,8 +145,9 @@ mod tests {
 
     #[test]
     fn devices_are_matched_by_name_in_their_order() {
-        let one =
-            |name: &str, value| device(name, vec![figure("memory.copy", Better::Higher, &[value])]);
+        let one = |name: &str, value| {
+            device(name, vec![figure("memory.copy", Direction::Higher, &[value])])
+        };
         let a = Report::new(Effort::Quick, vec![one("x", 1.0), one("y", 2.0), one("x", 3.0)]);
         let b = Report::new(Effort::Quick, vec![one("x", 10.0), one("z", 4.0), one("x", 33.0)]);
         let matched: Vec<(f64, f64)> = pairs(&a, &b)

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::peaks::{timed, values};
-use super::report::{Figure, GFLOPS, Sheet};
-use super::sample::{Pace, fastest};
+use super::report::{Figure, FigureRecorder, GFLOPS};
+use super::sample::{SamplingPlan, fastest};
 use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::graph::Op;
@@ -92,56 +92,68 @@ fn products() -> Vec<Product> {
 
 /// Why a product of so many operations is left out, if it is: it would take too long at the best
 /// rate so far, or the time for all of them, which began at `begun`, is up.
-fn too_long(pace: &Pace, flops: f64, rates: &Rates, begun: Instant) -> Option<String> {
-    if begun.elapsed() >= Duration::from_secs_f64(pace.products_seconds_max) {
+fn too_long(
+    plan_of_samples: &SamplingPlan,
+    flops: f64,
+    rates: &Rates,
+    begun: Instant,
+) -> Option<String> {
+    if begun.elapsed() >= Duration::from_secs_f64(plan_of_samples.products_seconds_max) {
         return Some("the time for products was used up".into());
     }
     let best = rates.values().copied().reduce(f64::max)?;
     let seconds = flops / best;
-    (seconds > pace.product_seconds_max)
+    (seconds > plan_of_samples.product_seconds_max)
         .then(|| format!("it would take about {seconds:.2} s at the best rate so far"))
 }
 
 /// Matrix products of the CPU device.
-pub fn of_host(pace: &Pace, sheet: &mut Sheet) {
+pub fn of_host(plan_of_samples: &SamplingPlan, recorder: &mut FigureRecorder) {
     let (mut rates, begun) = (Rates::new(), Instant::now());
     for product in products() {
         let flops = product.flops();
-        if let Some(why) = too_long(pace, flops, &rates, begun) {
-            sheet.skip(&product.name, why);
+        if let Some(why) = too_long(plan_of_samples, flops, &rates, begun) {
+            recorder.skip(&product.name, why);
             continue;
         }
-        sheet.say(&product.name);
+        recorder.say(&product.name);
         let call = product.call();
         let (a, b) = (values(call.input_len(0)), values(call.input_len(1)));
         let inputs = [Arg::Float(&a[..]), Arg::Float(&b[..])];
         let mut c = vec![0.0; call.output_len(0)];
-        let seconds = timed(pace, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
+        let seconds =
+            timed(plan_of_samples, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
         let figure = Figure::rate(&product.name, GFLOPS, flops, &seconds);
         let known = rates.entry("gemm".into()).or_insert(0.0);
         *known = known.max(figure.max * 1e9);
-        sheet.add(figure.by("gemm").on(product.shape()));
+        recorder.add(figure.by("gemm").on(product.shape()));
     }
 }
 
 /// Matrix products of an adapter.
-pub fn of_gpu(device: &mut BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+pub fn of_gpu(
+    device: &mut BenchDevice,
+    plan_of_samples: &SamplingPlan,
+    recorder: &mut FigureRecorder,
+) -> Result<(), DeviceError> {
     let (mut rates, begun) = (Rates::new(), Instant::now());
     for product in products() {
         let bytes = |dims: [usize; 2]| 4 * dims.iter().product::<usize>() as u64;
         let largest = [product.a, product.b, product.c].map(bytes).into_iter().max().unwrap_or(0);
         let limit = device.gpu.limits.binding_bytes.min(device.gpu.limits.buffer_bytes);
-        if let Some(why) = too_long(pace, product.flops(), &rates, begun) {
-            sheet.skip(&product.name, why);
+        if let Some(why) = too_long(plan_of_samples, product.flops(), &rates, begun) {
+            recorder.skip(&product.name, why);
         } else if largest > limit {
             let [largest, limit] = [largest, limit].map(|bytes| bytes >> 20);
             let why = format!("it needs {largest} MiB in a matrix, and {limit} MiB are possible");
-            sheet.skip(&product.name, why);
+            recorder.skip(&product.name, why);
         } else {
-            sheet.say(&product.name);
-            match fastest_variant(device, pace, &product, &mut rates) {
-                Ok(figure) => sheet.add(figure),
-                Err(DeviceError::OutOfMemory { .. }) => sheet.skip(&product.name, "out of memory"),
+            recorder.say(&product.name);
+            match fastest_variant(device, plan_of_samples, &product, &mut rates) {
+                Ok(figure) => recorder.add(figure),
+                Err(DeviceError::OutOfMemory { .. }) => {
+                    recorder.skip(&product.name, "out of memory")
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -152,7 +164,7 @@ pub fn of_gpu(device: &mut BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Resul
 /// The figure of the fastest variant among those that are not too slow to be tried.
 fn fastest_variant(
     device: &mut BenchDevice,
-    pace: &Pace,
+    plan_of_samples: &SamplingPlan,
     product: &Product,
     rates: &mut Rates,
 ) -> Result<Figure, DeviceError> {
@@ -163,7 +175,7 @@ fn fastest_variant(
     // A variant that was not tried yet may be the best one.
     let in_time = |variant: &Variant| {
         let rate = rates.get(&variant.name);
-        rate.is_none_or(|rate| flops / rate <= pace.product_seconds_max)
+        rate.is_none_or(|rate| flops / rate <= plan_of_samples.product_seconds_max)
     };
     let variants: Vec<Variant> =
         (product.twin().variants)(&call).into_iter().filter(in_time).collect();
@@ -171,7 +183,7 @@ fn fastest_variant(
     for variant in &variants {
         ready.push(device.prepare(&variant.dispatches, &[&a, &b], &[&c])?);
     }
-    let (best, seconds) = fastest(pace, variants.len(), |way, repeats| {
+    let (best, seconds) = fastest(plan_of_samples, variants.len(), |way, repeats| {
         let seconds = device.run(&ready[way], repeats)?.running;
         let rate = flops * repeats as f64 / seconds;
         let known = rates.entry(variants[way].name.clone()).or_insert(rate);
@@ -217,15 +229,15 @@ mod tests {
 
     #[test]
     fn what_would_take_too_long_is_left_out() {
-        let (pace, begun) = (Effort::Normal.pace(), Instant::now());
+        let (plan_of_samples, begun) = (Effort::Normal.plan_of_samples(), Instant::now());
         let mut rates = Rates::new();
-        assert_eq!(too_long(&pace, 1e12, &rates, begun), None);
+        assert_eq!(too_long(&plan_of_samples, 1e12, &rates, begun), None);
         rates.insert("slow".into(), 1e9);
         rates.insert("fast".into(), 1e10);
-        assert_eq!(too_long(&pace, 5e8, &rates, begun), None);
+        assert_eq!(too_long(&plan_of_samples, 5e8, &rates, begun), None);
         let why = "it would take about 0.50 s at the best rate so far";
-        assert_eq!(too_long(&pace, 5e9, &rates, begun).as_deref(), Some(why));
-        let over = Pace { products_seconds_max: 0.0, ..pace };
+        assert_eq!(too_long(&plan_of_samples, 5e9, &rates, begun).as_deref(), Some(why));
+        let over = SamplingPlan { products_seconds_max: 0.0, ..plan_of_samples };
         let why = "the time for products was used up";
         assert_eq!(too_long(&over, 1.0, &rates, begun).as_deref(), Some(why));
     }

@@ -36,16 +36,16 @@ pub mod target;
 pub mod units;
 
 pub use compare::compare;
-pub use report::{Better, DeviceReport, Figure, Moved, Report, ReportError, Skipped};
+pub use report::{CollectiveFigure, DeviceReport, Direction, Figure, Report, ReportError, Skipped};
 pub use sample::Effort;
 pub use system::System;
 
 use crate::device::DeviceError;
 use crate::kernels::bench::device::BenchDevice;
 use crate::train::TrainError;
-use report::Sheet;
-use sample::Pace;
-use target::{Place, Target};
+use report::FigureRecorder;
+use sample::SamplingPlan;
+use target::{Target, TargetDevice};
 
 /// A part of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,36 +86,40 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, 
 fn measure(target: &Target, options: &Options, progress: &mut dyn FnMut(&str)) -> DeviceReport {
     let name = target.name();
     let mut say = |what: &str| progress(&format!("{name}: {what}"));
-    let mut sheet = Sheet::new(&mut say);
-    let error = measure_parts(target, options, &mut sheet).err().map(|error| error.to_string());
-    let (figures, skipped) = sheet.finish();
+    let mut recorder = FigureRecorder::new(&mut say);
+    let error = measure_parts(target, options, &mut recorder).err().map(|error| error.to_string());
+    let (figures, skipped) = recorder.finish();
     let (driver, kind) = (target.driver(), target.kind());
     DeviceReport { name, api: target.api(), driver, kind, figures, skipped, error }
 }
 
 /// The step comes first, so that its first one is cold: nothing has opened the device before.
-fn measure_parts(target: &Target, options: &Options, sheet: &mut Sheet) -> Result<(), TrainError> {
-    let pace = options.effort.pace();
+fn measure_parts(
+    target: &Target,
+    options: &Options,
+    recorder: &mut FigureRecorder,
+) -> Result<(), TrainError> {
+    let plan_of_samples = options.effort.plan_of_samples();
     if options.parts.contains(&Part::Step) {
-        step::measure(target, &pace, options.full, sheet)?;
+        step::measure(target, &plan_of_samples, options.full, recorder)?;
     }
     match &target.place {
-        Place::Cpu => measure_host(&options.parts, &pace, sheet),
-        Place::Adapter(adapter) if options.parts.iter().any(|part| *part != Part::Step) => {
+        TargetDevice::Cpu => measure_host(&options.parts, &plan_of_samples, recorder),
+        TargetDevice::Adapter(adapter) if options.parts.iter().any(|part| *part != Part::Step) => {
             let mut device = BenchDevice::open(adapter)?;
-            measure_gpu(&mut device, target, &options.parts, &pace, sheet)?;
+            measure_gpu(&mut device, target, &options.parts, &plan_of_samples, recorder)?;
         }
-        Place::Adapter(_) => (),
+        TargetDevice::Adapter(_) => (),
     }
     Ok(())
 }
 
-fn measure_host(parts: &[Part], pace: &Pace, sheet: &mut Sheet) {
+fn measure_host(parts: &[Part], plan_of_samples: &SamplingPlan, recorder: &mut FigureRecorder) {
     if parts.contains(&Part::Peaks) {
-        peaks::of_host(pace, sheet);
+        peaks::of_host(plan_of_samples, recorder);
     }
     if parts.contains(&Part::Matmul) {
-        matmul::of_host(pace, sheet);
+        matmul::of_host(plan_of_samples, recorder);
     }
 }
 
@@ -123,14 +127,14 @@ fn measure_gpu(
     device: &mut BenchDevice,
     target: &Target,
     parts: &[Part],
-    pace: &Pace,
-    sheet: &mut Sheet,
+    plan_of_samples: &SamplingPlan,
+    recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
     if parts.contains(&Part::Peaks) {
-        peaks::of_gpu(device, target.is_hardware(), pace, sheet)?;
+        peaks::of_gpu(device, target.is_hardware(), plan_of_samples, recorder)?;
     }
     if parts.contains(&Part::Matmul) {
-        matmul::of_gpu(device, pace, sheet)?;
+        matmul::of_gpu(device, plan_of_samples, recorder)?;
     }
     Ok(())
 }

@@ -4,8 +4,8 @@
 use std::convert::Infallible;
 use std::time::Instant;
 
-use super::report::{Figure, GBS, GFLOPS, Sheet};
-use super::sample::{Pace, fastest, samples};
+use super::report::{Figure, FigureRecorder, GBS, GFLOPS};
+use super::sample::{SamplingPlan, fastest, samples};
 use super::units::FLOPS;
 use crate::device::DeviceError;
 use crate::kernels::Dispatch;
@@ -39,35 +39,35 @@ fn mebibytes(bytes: u64) -> String {
 // ---- The CPU device ----
 
 /// The peaks of the CPU device: multiply-adds in vector registers and streams, on all threads.
-pub fn of_host(pace: &Pace, sheet: &mut Sheet) {
-    sheet.say("multiply-adds");
+pub fn of_host(plan_of_samples: &SamplingPlan, recorder: &mut FigureRecorder) {
+    recorder.say("multiply-adds");
     // Few invocations at a time, so each is the longer.
-    let chains = FmaChains::new(64 * 1024, 4 * pace.rounds);
+    let chains = FmaChains::new(64 * 1024, 4 * plan_of_samples.rounds);
     let mut sums = vec![0.0; chains.count];
-    let seconds = timed(pace, || peak::fast(&chains, &mut sums));
+    let seconds = timed(plan_of_samples, || peak::fast(&chains, &mut sums));
     let threads = rayon::current_num_threads();
     let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
-    sheet.add(figure.by("vector registers").on(format!("{threads} threads")));
+    recorder.add(figure.by("vector registers").on(format!("{threads} threads")));
 
-    sheet.say("memory");
-    let bytes = pace.memory_bytes[0];
+    recorder.say("memory");
+    let bytes = plan_of_samples.memory_bytes[0];
     let count = (bytes / 4) as usize;
     let (x, z, mut y) = (values(count), values(count), vec![0.0; count]);
     for (name, stream) in STREAMS {
-        let seconds = timed(pace, || stream.fast(&x, &z, FACTOR, &mut y));
+        let seconds = timed(plan_of_samples, || stream.fast(&x, &z, FACTOR, &mut y));
         let moved = stream.bytes_per_element() * count as f64;
-        sheet.add(Figure::rate(name, GBS, moved, &seconds).on(sizes(stream, bytes)));
+        recorder.add(Figure::rate(name, GBS, moved, &seconds).on(sizes(stream, bytes)));
     }
 }
 
 /// Samples of the seconds of something on the host.
-pub fn timed(pace: &Pace, mut work: impl FnMut()) -> Vec<f64> {
+pub fn timed(plan_of_samples: &SamplingPlan, mut work: impl FnMut()) -> Vec<f64> {
     let run = |repeats: usize| -> Result<f64, Infallible> {
         let begun = Instant::now();
         (0..repeats).for_each(|_| work());
         Ok(begun.elapsed().as_secs_f64())
     };
-    match samples(pace, run) {
+    match samples(plan_of_samples, run) {
         Ok(samples) => samples,
         Err(never) => match never {},
     }
@@ -84,36 +84,36 @@ fn sizes(stream: MemoryStream, bytes: u64) -> String {
 pub fn of_gpu(
     device: &mut BenchDevice,
     is_hardware: bool,
-    pace: &Pace,
-    sheet: &mut Sheet,
+    plan_of_samples: &SamplingPlan,
+    recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
-    sheet.say("multiply-adds");
-    sheet.add(flops(device, pace)?);
-    sheet.say("memory");
-    memory(device, is_hardware, pace, sheet)?;
-    sheet.say("transfers");
-    transfers(device, pace, sheet)?;
-    sheet.say("dispatches");
-    dispatches(device, pace, sheet)
+    recorder.say("multiply-adds");
+    recorder.add(flops(device, plan_of_samples)?);
+    recorder.say("memory");
+    memory(device, is_hardware, plan_of_samples, recorder)?;
+    recorder.say("transfers");
+    transfers(device, plan_of_samples, recorder)?;
+    recorder.say("dispatches");
+    dispatches(device, plan_of_samples, recorder)
 }
 
 /// Floating-point operations per second in registers: the faster of two ways to write them.
-fn flops(device: &mut BenchDevice, pace: &Pace) -> Result<Figure, DeviceError> {
+fn flops(device: &mut BenchDevice, plan_of_samples: &SamplingPlan) -> Result<Figure, DeviceError> {
     let [least, most] = INVOCATIONS;
     let sums = device.memory(4 * most as u64)?;
     // As many invocations as keep the device busy for a while: large ones need many.
     let mut count = least;
     loop {
-        let [(_, dispatch), _] = FmaChains::new(count, pace.rounds).dispatches();
+        let [(_, dispatch), _] = FmaChains::new(count, plan_of_samples.rounds).dispatches();
         let ready = device.prepare(&[dispatch], &[], &[&sums])?;
         device.run(&ready, 1)?;
-        if count >= most || device.run(&ready, 1)?.running > pace.sample_seconds / 8.0 {
+        if count >= most || device.run(&ready, 1)?.running > plan_of_samples.sample_seconds / 8.0 {
             break;
         }
         count *= 4;
     }
-    let chains = FmaChains::new(count, pace.rounds);
-    let (way, seconds) = fastest_way(device, pace, &chains.dispatches(), &[], &[&sums])?;
+    let chains = FmaChains::new(count, plan_of_samples.rounds);
+    let (way, seconds) = fastest_way(device, plan_of_samples, &chains.dispatches(), &[], &[&sums])?;
     let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
     Ok(figure.by(way).on(format!("{count} invocations")))
 }
@@ -121,7 +121,7 @@ fn flops(device: &mut BenchDevice, pace: &Pace) -> Result<Figure, DeviceError> {
 /// The name of the fastest of several dispatches that do the same, and samples of its seconds.
 fn fastest_way(
     device: &mut BenchDevice,
-    pace: &Pace,
+    plan_of_samples: &SamplingPlan,
     ways: &[(&'static str, Dispatch)],
     inputs: &[&DeviceBuffer],
     outputs: &[&DeviceBuffer],
@@ -130,7 +130,7 @@ fn fastest_way(
     for (_, dispatch) in ways {
         ready.push(device.prepare(std::slice::from_ref(dispatch), inputs, outputs)?);
     }
-    let (way, seconds) = fastest(pace, ways.len(), |way, repeats| {
+    let (way, seconds) = fastest(plan_of_samples, ways.len(), |way, repeats| {
         device.run(&ready[way], repeats).map(|timing| timing.running)
     })?;
     Ok((ways[way].0, seconds))
@@ -139,11 +139,11 @@ fn fastest_way(
 fn memory(
     device: &mut BenchDevice,
     is_hardware: bool,
-    pace: &Pace,
-    sheet: &mut Sheet,
+    plan_of_samples: &SamplingPlan,
+    recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
     let limits = device.gpu.limits;
-    let wanted = pace.memory_bytes[usize::from(is_hardware)];
+    let wanted = plan_of_samples.memory_bytes[usize::from(is_hardware)];
     let mut bytes = wanted.min(limits.binding_bytes).min(limits.buffer_bytes) / 256 * 256;
     let arrays = loop {
         let three = [0, 1, 2].map(|_| device.memory(bytes));
@@ -161,16 +161,20 @@ fn memory(
     device.upload(z, bytemuck::cast_slice(&floats))?;
     for (name, stream) in STREAMS {
         let ways = stream.dispatches(count, FACTOR);
-        let (way, seconds) = fastest_way(device, pace, &ways, &[x, z], &[y])?;
+        let (way, seconds) = fastest_way(device, plan_of_samples, &ways, &[x, z], &[y])?;
         let moved = stream.bytes_per_element() * count as f64;
-        sheet.add(Figure::rate(name, GBS, moved, &seconds).by(way).on(sizes(stream, bytes)));
+        recorder.add(Figure::rate(name, GBS, moved, &seconds).by(way).on(sizes(stream, bytes)));
     }
     Ok(())
 }
 
 /// From the host to the device and back, with a check that the bytes are the same.
-fn transfers(device: &BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
-    let bytes = pace.transfer_bytes.min(device.gpu.limits.buffer_bytes) / 256 * 256;
+fn transfers(
+    device: &BenchDevice,
+    plan_of_samples: &SamplingPlan,
+    recorder: &mut FigureRecorder,
+) -> Result<(), DeviceError> {
+    let bytes = plan_of_samples.transfer_bytes.min(device.gpu.limits.buffer_bytes) / 256 * 256;
     let (memory, staging) = (device.memory(bytes)?, device.staging(bytes)?);
     let sent = values((bytes / 4) as usize);
     let sent: &[u8] = bytemuck::cast_slice(&sent);
@@ -179,7 +183,7 @@ fn transfers(device: &BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(),
     device.upload(&memory, sent)?;
     device.read(&memory, &staging, bytes)?;
     let begun = Instant::now();
-    while !pace.is_enough(up.len(), begun) {
+    while !plan_of_samples.is_enough(up.len(), begun) {
         up.push(device.upload(&memory, sent)?);
         let (read, seconds) = device.read(&memory, &staging, bytes)?;
         down.push(seconds);
@@ -192,26 +196,30 @@ fn transfers(device: &BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(),
         }
     }
     for (name, seconds) in [("transfer.upload", up), ("transfer.readback", down)] {
-        sheet.add(Figure::rate(name, GBS, bytes as f64, &seconds).on(mebibytes(bytes)));
+        recorder.add(Figure::rate(name, GBS, bytes as f64, &seconds).on(mebibytes(bytes)));
     }
     Ok(())
 }
 
 /// What a dispatch without work costs: many in one pass, and one with a wait of its own.
-fn dispatches(device: &mut BenchDevice, pace: &Pace, sheet: &mut Sheet) -> Result<(), DeviceError> {
+fn dispatches(
+    device: &mut BenchDevice,
+    plan_of_samples: &SamplingPlan,
+    recorder: &mut FigureRecorder,
+) -> Result<(), DeviceError> {
     let sums = device.memory(256)?;
     let [(_, empty), _] = FmaChains::new(0, 0).dispatches();
     let ready = device.prepare(&[empty], &[], &[&sums])?;
-    let in_pass = samples(pace, |repeats| {
+    let in_pass = samples(plan_of_samples, |repeats| {
         device.run(&ready, repeats).map(|timing| timing.recording + timing.running)
     })?;
-    let alone = samples(pace, |repeats| {
+    let alone = samples(plan_of_samples, |repeats| {
         let begun = Instant::now();
         (0..repeats).try_for_each(|_| device.run(&ready, 1).map(|_| ()))?;
         Ok::<_, DeviceError>(begun.elapsed().as_secs_f64())
     })?;
     for (name, seconds) in [("dispatch.in_pass", in_pass), ("dispatch.round_trip", alone)] {
-        sheet.add(Figure::profile(name, "us", 1e6, &seconds));
+        recorder.add(Figure::profile(name, "us", 1e6, &seconds));
     }
     Ok(())
 }

@@ -19,8 +19,8 @@ use crate::runtime::open::{self, OpenDevice};
 use crate::runtime::step::{NoPeers, StepInput, load, run_step};
 use crate::train::build;
 use crate::train::error::TrainError;
-use crate::train::loader::{Loader, Source};
-use crate::train::run::source;
+use crate::train::loader::{BatchSource, Loader};
+use crate::train::run::batch_source;
 
 /// Steps before anything is measured: the first compiles the shaders.
 const WARM_UP: u64 = 2;
@@ -68,7 +68,7 @@ impl Profile {
         let plan = build::plan(config, data.tokenizer().vocabulary())?;
         let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
         let program = Arc::new(single_rank(&plan, batch, rows));
-        let inputs = inputs(config, source(config, &plan.graph, &data, (0, 0))?, &program)?;
+        let inputs = inputs(config, batch_source(config, &plan.graph, &data, (0, 0))?, &program)?;
         let moments = build::optimizer(config).moments();
         let options = build::open_options(config);
         let OpenDevice { driver, identity, .. } = open::open(selector, plan, moments, &options)?;
@@ -146,7 +146,7 @@ impl Profile {
 /// The steps to run: as a run's first ones.
 fn inputs(
     config: &RunConfig,
-    source: Source,
+    source: BatchSource,
     program: &Arc<Program>,
 ) -> Result<Vec<Arc<StepInput>>, TrainError> {
     let count = WARM_UP + STEPS as u64;

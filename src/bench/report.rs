@@ -44,7 +44,7 @@ pub struct DeviceReport {
 /// Which direction is an improvement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Better {
+pub enum Direction {
     Higher,
     Lower,
 }
@@ -59,7 +59,7 @@ pub struct Figure {
     pub min: f64,
     pub max: f64,
     pub samples: usize,
-    pub better: Better,
+    pub better: Direction,
     /// The share of the device's `peak.flops`, where that was measured too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_peak: Option<f64>,
@@ -71,12 +71,12 @@ pub struct Figure {
     pub on: Option<String>,
     /// Of a collective: what it moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub moved: Option<Moved>,
+    pub moved: Option<CollectiveFigure>,
 }
 
 /// What a collective moved, and how fast. Its figure is the bus bandwidth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Moved {
+pub struct CollectiveFigure {
     /// The collective, or what is measured beside it.
     pub by: String,
     pub ranks: usize,
@@ -116,7 +116,7 @@ impl Figure {
     ///
     /// # Panics
     /// If there is none.
-    pub fn new(name: &str, unit: &str, better: Better, samples: &[f64]) -> Self {
+    pub fn new(name: &str, unit: &str, better: Direction, samples: &[f64]) -> Self {
         Self {
             name: name.into(),
             unit: unit.into(),
@@ -135,13 +135,13 @@ impl Figure {
     /// `work` per second from samples of seconds, in `unit`s of 1e9.
     pub fn rate(name: &str, unit: &str, work: f64, seconds: &[f64]) -> Self {
         let rates: Vec<f64> = seconds.iter().map(|seconds| work / seconds / 1e9).collect();
-        Self::new(name, unit, Better::Higher, &rates)
+        Self::new(name, unit, Direction::Higher, &rates)
     }
 
     /// Samples of seconds as a time, in `unit`s of which `per_second` make a second.
     pub fn profile(name: &str, unit: &str, per_second: f64, seconds: &[f64]) -> Self {
         let times: Vec<f64> = seconds.iter().map(|seconds| seconds * per_second).collect();
-        Self::new(name, unit, Better::Lower, &times)
+        Self::new(name, unit, Direction::Lower, &times)
     }
 
     /// The same with the way that was the fastest.
@@ -226,13 +226,13 @@ impl Report {
 }
 
 /// The figures of a device while it is measured.
-pub struct Sheet<'a> {
+pub struct FigureRecorder<'a> {
     figures: Vec<Figure>,
     skipped: Vec<Skipped>,
     say: &'a mut dyn FnMut(&str),
 }
 
-impl<'a> Sheet<'a> {
+impl<'a> FigureRecorder<'a> {
     pub fn new(say: &'a mut dyn FnMut(&str)) -> Self {
         Self { figures: Vec::new(), skipped: Vec::new(), say }
     }
@@ -274,12 +274,12 @@ mod tests {
     fn report() -> Report {
         let figure = Figure::rate("peak.flops", GFLOPS, 2e9, &[1.0, 0.5, 4.0]).by("fused");
         let mut say = |_: &str| {};
-        let mut sheet = Sheet::new(&mut say);
-        sheet.add(Figure::rate("matmul.square_128", GFLOPS, 1e9, &[1.0]).on("a"));
-        sheet.add(figure);
-        sheet.add(Figure::profile("dispatch.in_pass", "us", 1e6, &[2e-6]));
-        sheet.skip("matmul.square_256", "too slow");
-        let (figures, skipped) = sheet.finish();
+        let mut recorder = FigureRecorder::new(&mut say);
+        recorder.add(Figure::rate("matmul.square_128", GFLOPS, 1e9, &[1.0]).on("a"));
+        recorder.add(figure);
+        recorder.add(Figure::profile("dispatch.in_pass", "us", 1e6, &[2e-6]));
+        recorder.skip("matmul.square_256", "too slow");
+        let (figures, skipped) = recorder.finish();
         let [name, api, driver, kind] = ["d", "vulkan", "", "software"].map(String::from);
         let device = DeviceReport { name, api, driver, kind, figures, skipped, error: None };
         Report::new(Effort::Quick, vec![device])
@@ -294,7 +294,7 @@ mod tests {
         let shares = report.devices[0].figures.iter().map(|figure| figure.of_peak);
         assert!(shares.eq([Some(0.5), None, None]));
         let time = report.devices[0].figure("dispatch.in_pass").unwrap();
-        assert!((time.median - 2.0).abs() < 1e-9 && time.better == Better::Lower);
+        assert!((time.median - 2.0).abs() < 1e-9 && time.better == Direction::Lower);
         assert_eq!(report.devices[0].group("matmul").count(), 1);
     }
 

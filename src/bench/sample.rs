@@ -15,7 +15,7 @@ pub enum Effort {
 
 /// The numbers behind an [`Effort`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
+pub struct SamplingPlan {
     /// Samples of a figure; fewer if they take more than `figure_seconds_max`.
     pub samples: usize,
     pub figure_seconds_max: f64,
@@ -48,8 +48,8 @@ impl Effort {
         }
     }
 
-    pub fn pace(self) -> Pace {
-        let normal = Pace {
+    pub fn plan_of_samples(self) -> SamplingPlan {
+        let normal = SamplingPlan {
             samples: 9,
             figure_seconds_max: 1.0,
             sample_seconds: 0.04,
@@ -64,7 +64,7 @@ impl Effort {
         };
         match self {
             Self::Normal => normal,
-            Self::Quick => Pace {
+            Self::Quick => SamplingPlan {
                 samples: 5,
                 figure_seconds_max: 0.2,
                 sample_seconds: 0.01,
@@ -74,7 +74,7 @@ impl Effort {
                 steps_seconds_max: 3.0,
                 ..normal
             },
-            Self::Tiny => Pace {
+            Self::Tiny => SamplingPlan {
                 samples: 3,
                 figure_seconds_max: 0.1,
                 sample_seconds: 1e-3,
@@ -94,7 +94,7 @@ impl Effort {
 /// The fewest samples of a figure, however long they take.
 const SAMPLES_MIN: usize = 3;
 
-impl Pace {
+impl SamplingPlan {
     /// Whether a figure has enough samples, of which the first began at `begun`.
     pub fn is_enough(&self, samples: usize, begun: Instant) -> bool {
         let is_over = begun.elapsed() >= Duration::from_secs_f64(self.figure_seconds_max);
@@ -110,12 +110,15 @@ const REPEATS_MAX: usize = 4096;
 ///
 /// # Errors
 /// Those of `run`.
-pub fn repeats<E>(pace: &Pace, mut run: impl FnMut(usize) -> Result<f64, E>) -> Result<usize, E> {
+pub fn repeats<E>(
+    plan_of_samples: &SamplingPlan,
+    mut run: impl FnMut(usize) -> Result<f64, E>,
+) -> Result<usize, E> {
     run(1)?;
     let mut repeats = 1;
     let mut seconds = run(1)?;
-    while seconds < pace.sample_seconds && repeats < REPEATS_MAX {
-        let factor = (pace.sample_seconds / seconds.max(1e-9)).clamp(1.5, 16.0);
+    while seconds < plan_of_samples.sample_seconds && repeats < REPEATS_MAX {
+        let factor = (plan_of_samples.sample_seconds / seconds.max(1e-9)).clamp(1.5, 16.0);
         repeats = ((repeats as f64 * factor).ceil() as usize).min(REPEATS_MAX);
         seconds = run(repeats)?;
     }
@@ -127,12 +130,12 @@ pub fn repeats<E>(pace: &Pace, mut run: impl FnMut(usize) -> Result<f64, E>) -> 
 /// # Errors
 /// Those of `run`, which is that of [`repeats`].
 pub fn samples<E>(
-    pace: &Pace,
+    plan_of_samples: &SamplingPlan,
     mut run: impl FnMut(usize) -> Result<f64, E>,
 ) -> Result<Vec<f64>, E> {
-    let repeats = repeats(pace, &mut run)?;
-    let (mut samples, begun) = (Vec::with_capacity(pace.samples), Instant::now());
-    while !pace.is_enough(samples.len(), begun) {
+    let repeats = repeats(plan_of_samples, &mut run)?;
+    let (mut samples, begun) = (Vec::with_capacity(plan_of_samples.samples), Instant::now());
+    while !plan_of_samples.is_enough(samples.len(), begun) {
         samples.push(run(repeats)? / repeats as f64);
     }
     Ok(samples)
@@ -150,18 +153,19 @@ pub fn samples<E>(
 /// # Panics
 /// If there is no way.
 pub fn fastest<E>(
-    pace: &Pace,
+    plan_of_samples: &SamplingPlan,
     ways: usize,
     mut run: impl FnMut(usize, usize) -> Result<f64, E>,
 ) -> Result<(usize, Vec<f64>), E> {
     assert!(ways > 0, "nothing to measure");
-    let trial = Pace { sample_seconds: pace.sample_seconds / 4.0, ..*pace };
+    let trial =
+        SamplingPlan { sample_seconds: plan_of_samples.sample_seconds / 4.0, ..*plan_of_samples };
     let mut order = Vec::with_capacity(ways);
     let mut best = f64::INFINITY;
     for way in 0..ways {
         // What is far behind already in its first, slower run is not run again.
         let first = run(way, 1)?;
-        let seconds = if first > pace.sample_seconds && first > 4.0 * best {
+        let seconds = if first > plan_of_samples.sample_seconds && first > 4.0 * best {
             first
         } else {
             let repeats = repeats(&trial, |repeats| run(way, repeats))?;
@@ -174,11 +178,11 @@ pub fn fastest<E>(
     order.truncate(2);
     let mut measured: Vec<(usize, usize, Vec<f64>)> = Vec::new();
     for (seconds, way) in order {
-        let repeats = (pace.sample_seconds / seconds.max(1e-9)).ceil().max(1.0) as usize;
+        let repeats = (plan_of_samples.sample_seconds / seconds.max(1e-9)).ceil().max(1.0) as usize;
         measured.push((way, repeats.min(REPEATS_MAX), Vec::new()));
     }
     let begun = Instant::now();
-    while !pace.is_enough(measured[0].2.len(), begun) {
+    while !plan_of_samples.is_enough(measured[0].2.len(), begun) {
         for (way, repeats, samples) in &mut measured {
             samples.push(run(*way, *repeats)? / *repeats as f64);
         }
@@ -213,41 +217,45 @@ mod tests {
 
     #[test]
     fn slow_figures_have_fewer_samples() {
-        let pace = Pace { figure_seconds_max: 0.0, ..Effort::Normal.pace() };
-        let seconds = samples(&pace, |_| Ok::<_, Infallible>(1.0)).unwrap();
+        let plan_of_samples =
+            SamplingPlan { figure_seconds_max: 0.0, ..Effort::Normal.plan_of_samples() };
+        let seconds = samples(&plan_of_samples, |_| Ok::<_, Infallible>(1.0)).unwrap();
         assert_eq!(seconds, [1.0; SAMPLES_MIN]);
-        let pace = Pace { figure_seconds_max: 1e3, ..pace };
-        assert_eq!(samples(&pace, |_| Ok::<_, Infallible>(1.0)).unwrap().len(), pace.samples);
+        let plan_of_samples = SamplingPlan { figure_seconds_max: 1e3, ..plan_of_samples };
+        assert_eq!(
+            samples(&plan_of_samples, |_| Ok::<_, Infallible>(1.0)).unwrap().len(),
+            plan_of_samples.samples
+        );
     }
 
     #[test]
     fn samples_are_filled_with_repetitions() {
-        let pace = Effort::Normal.pace();
+        let plan_of_samples = Effort::Normal.plan_of_samples();
         let mut counts = Vec::new();
         let run = |repeats: usize| -> Result<f64, Infallible> {
             counts.push(repeats);
             Ok(1e-4 * repeats as f64)
         };
-        let samples = samples(&pace, run).unwrap();
-        assert_eq!(samples.len(), pace.samples);
+        let samples = samples(&plan_of_samples, run).unwrap();
+        assert_eq!(samples.len(), plan_of_samples.samples);
         assert!(samples.iter().all(|seconds| (seconds - 1e-4).abs() < 1e-9));
         assert!(counts.last().is_some_and(|last| (400..=600).contains(last)), "{counts:?}");
-        assert_eq!(repeats(&pace, |_| Ok::<_, Infallible>(1e-9)).unwrap(), REPEATS_MAX);
-        assert_eq!(repeats(&pace, |_| Ok::<_, Infallible>(1.0)).unwrap(), 1);
+        assert_eq!(repeats(&plan_of_samples, |_| Ok::<_, Infallible>(1e-9)).unwrap(), REPEATS_MAX);
+        assert_eq!(repeats(&plan_of_samples, |_| Ok::<_, Infallible>(1.0)).unwrap(), 1);
     }
 
     #[test]
     fn the_fastest_way_is_found_and_hopeless_ones_run_once() {
-        let pace = Effort::Normal.pace();
+        let plan_of_samples = Effort::Normal.plan_of_samples();
         let each = [0.002, 0.001, 0.0011, 3.0];
         let mut runs = [0; 4];
         let run = |way: usize, repeats: usize| -> Result<f64, Infallible> {
             runs[way] += 1;
             Ok(each[way] * repeats as f64)
         };
-        let (way, samples) = fastest(&pace, each.len(), run).unwrap();
-        assert_eq!((way, samples.len()), (1, pace.samples));
+        let (way, samples) = fastest(&plan_of_samples, each.len(), run).unwrap();
+        assert_eq!((way, samples.len()), (1, plan_of_samples.samples));
         assert_eq!(runs[3], 1);
-        assert!(runs[2] > pace.samples && runs[0] < pace.samples, "{runs:?}");
+        assert!(runs[2] > plan_of_samples.samples && runs[0] < plan_of_samples.samples, "{runs:?}");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::report::{Better, Figure, GFLOPS, Sheet};
-use super::sample::Pace;
+use super::report::{Direction, Figure, FigureRecorder, GFLOPS};
+use super::sample::SamplingPlan;
 use super::target::Target;
 use crate::base::rng::Key;
 use crate::device::DeviceError;
@@ -57,27 +57,27 @@ fn gpt2() -> GptConfig {
 /// The steps of the small GPT and, with `full` on hardware, of GPT-2.
 pub fn measure(
     target: &Target,
-    pace: &Pace,
+    plan_of_samples: &SamplingPlan,
     full: bool,
-    sheet: &mut Sheet,
+    recorder: &mut FigureRecorder,
 ) -> Result<(), TrainError> {
-    sheet.say("the step of a small GPT");
-    measure_model("gpt_small", &small(), pace.batch, target, pace, sheet)?;
+    recorder.say("the step of a small GPT");
+    measure_model("gpt_small", &small(), plan_of_samples.batch, target, plan_of_samples, recorder)?;
     if !full {
         return Ok(());
     }
     if !target.is_hardware() {
-        sheet.skip("step.gpt2", "it is for hardware GPUs");
+        recorder.skip("step.gpt2", "it is for hardware GPUs");
         return Ok(());
     }
     for batch in BATCHES {
-        sheet.say(&format!("the step of GPT-2 124M, batch {batch}"));
-        match measure_model("gpt2", &gpt2(), batch, target, pace, sheet) {
+        recorder.say(&format!("the step of GPT-2 124M, batch {batch}"));
+        match measure_model("gpt2", &gpt2(), batch, target, plan_of_samples, recorder) {
             Err(error) if does_not_fit(&error) => (),
             other => return other,
         }
     }
-    sheet.skip("step.gpt2", "no batch fits");
+    recorder.skip("step.gpt2", "no batch fits");
     Ok(())
 }
 
@@ -99,22 +99,22 @@ fn measure_model(
     config: &GptConfig,
     batch: usize,
     target: &Target,
-    pace: &Pace,
-    sheet: &mut Sheet,
+    plan_of_samples: &SamplingPlan,
+    recorder: &mut FigureRecorder,
 ) -> Result<(), TrainError> {
     let tokens = batch * config.context;
     let flops = flops(config, batch)?;
-    let (first, seconds) = steps(config, batch, target, pace)?;
+    let (first, seconds) = steps(config, batch, target, plan_of_samples)?;
     let rates: Vec<f64> = seconds.iter().map(|seconds| tokens as f64 / seconds).collect();
     let on = format!("batch {batch}, context {}, AdamW", config.context);
     let what = |what: &str| format!("step.{name}_{what}");
     let figures = [
         Figure::profile(&what("time"), "ms", 1e3, &seconds),
-        Figure::new(&what("tokens"), "tokens/s", Better::Higher, &rates),
+        Figure::new(&what("tokens"), "tokens/s", Direction::Higher, &rates),
         Figure::rate(&what("flops"), GFLOPS, flops, &seconds),
         Figure::profile(&what("first_step"), "ms", 1e3, &[first]),
     ];
-    figures.into_iter().for_each(|figure| sheet.add(figure.on(&on)));
+    figures.into_iter().for_each(|figure| recorder.add(figure.on(&on)));
     Ok(())
 }
 
@@ -124,7 +124,7 @@ fn steps(
     config: &GptConfig,
     batch: usize,
     target: &Target,
-    pace: &Pace,
+    plan_of_samples: &SamplingPlan,
 ) -> Result<(f64, Vec<f64>), TrainError> {
     let ids = |factor: u32| {
         let token = |i: u32| i.wrapping_mul(factor) % config.vocabulary as u32;
@@ -150,9 +150,12 @@ fn steps(
     for _ in 0..WARM_UP {
         step()?;
     }
-    let mut seconds = Vec::with_capacity(pace.steps);
-    let (begun, longest) = (Instant::now(), Duration::from_secs_f64(pace.steps_seconds_max));
-    while seconds.len() < STEPS_MIN || (seconds.len() < pace.steps && begun.elapsed() < longest) {
+    let mut seconds = Vec::with_capacity(plan_of_samples.steps);
+    let (begun, longest) =
+        (Instant::now(), Duration::from_secs_f64(plan_of_samples.steps_seconds_max));
+    while seconds.len() < STEPS_MIN
+        || (seconds.len() < plan_of_samples.steps && begun.elapsed() < longest)
+    {
         seconds.push(step()?);
     }
     Ok((first, seconds))

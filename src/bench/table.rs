@@ -257,7 +257,7 @@ fn summary(devices: &[DeviceReport]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::{Better, Sheet};
+    use crate::bench::report::{Direction, FigureRecorder};
     use crate::bench::{Effort, System};
 
     #[test]
@@ -270,14 +270,19 @@ mod tests {
 
     fn device(name: &str) -> DeviceReport {
         let mut say = |_: &str| {};
-        let mut sheet = Sheet::new(&mut say);
-        sheet.add(Figure::rate("peak.flops", GFLOPS, 1e12, &[1.0, 0.5, 2.0]).by("fused"));
+        let mut recorder = FigureRecorder::new(&mut say);
+        recorder.add(Figure::rate("peak.flops", GFLOPS, 1e12, &[1.0, 0.5, 2.0]).by("fused"));
         let square = Figure::rate("matmul.square_128", GFLOPS, 1e9, &[0.01, 0.01]);
-        sheet.add(square.by("matmul_naive").on("(128, 128) (128, 128)"));
+        recorder.add(square.by("matmul_naive").on("(128, 128) (128, 128)"));
         let ms = [0.001, 0.002];
-        sheet.add(Figure::profile("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
-        sheet.add(Figure::new("step.gpt_small_tokens", "tokens/s", Better::Higher, &[44_100.0]));
-        let (figures, _) = sheet.finish();
+        recorder.add(Figure::profile("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
+        recorder.add(Figure::new(
+            "step.gpt_small_tokens",
+            "tokens/s",
+            Direction::Higher,
+            &[44_100.0],
+        ));
+        let (figures, _) = recorder.finish();
         let skipped = vec![Skipped { name: "matmul.square_256".into(), why: "too slow".into() }];
         let [api, driver, kind] = ["vulkan", "Mesa", "software"].map(String::from);
         DeviceReport { name: name.into(), api, driver, kind, figures, skipped, error: None }

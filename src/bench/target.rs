@@ -7,12 +7,12 @@ use crate::device::{Adapter, AdapterKind, DeviceError, Selection, list_adapters,
 pub struct Target {
     /// What chooses it again, where a run opens its device by itself.
     pub selector: String,
-    pub place: Place,
+    pub place: TargetDevice,
 }
 
 /// What a device is.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum TargetDevice {
     /// The built-in CPU device.
     Cpu,
     Adapter(Box<Adapter>),
@@ -21,36 +21,36 @@ pub enum Place {
 impl Target {
     pub fn name(&self) -> String {
         match &self.place {
-            Place::Cpu => format!("cpu ({} threads)", rayon::current_num_threads()),
-            Place::Adapter(adapter) => adapter.name.clone(),
+            TargetDevice::Cpu => format!("cpu ({} threads)", rayon::current_num_threads()),
+            TargetDevice::Adapter(adapter) => adapter.name.clone(),
         }
     }
 
     /// `vulkan`, `metal`, `dx12`, `gl`, or `cpu`.
     pub fn api(&self) -> String {
         match &self.place {
-            Place::Cpu => "cpu".into(),
-            Place::Adapter(adapter) => adapter.api.into(),
+            TargetDevice::Cpu => "cpu".into(),
+            TargetDevice::Adapter(adapter) => adapter.api.into(),
         }
     }
 
     pub fn driver(&self) -> String {
         match &self.place {
-            Place::Cpu => String::new(),
-            Place::Adapter(adapter) => adapter.driver.clone(),
+            TargetDevice::Cpu => String::new(),
+            TargetDevice::Adapter(adapter) => adapter.driver.clone(),
         }
     }
 
     pub fn kind(&self) -> String {
         match &self.place {
-            Place::Cpu => "the built-in CPU device".into(),
-            Place::Adapter(adapter) => adapter.kind.to_string(),
+            TargetDevice::Cpu => "the built-in CPU device".into(),
+            TargetDevice::Adapter(adapter) => adapter.kind.to_string(),
         }
     }
 
     /// Whether it has processors and memory of its own, or at least the first.
     pub fn is_hardware(&self) -> bool {
-        matches!(&self.place, Place::Adapter(adapter) if adapter.kind != AdapterKind::Software)
+        matches!(&self.place, TargetDevice::Adapter(adapter) if adapter.kind != AdapterKind::Software)
     }
 }
 
@@ -80,11 +80,11 @@ pub fn targets(devices: &str) -> Result<Vec<Target>, DeviceError> {
 
 fn target(selector: &str, adapters: &[Adapter]) -> Result<Target, DeviceError> {
     let place = match select(selector, adapters)? {
-        Selection::Cpu { .. } => Place::Cpu,
+        Selection::Cpu { .. } => TargetDevice::Cpu,
         Selection::Adapter(adapter) => {
             let fail = |why| DeviceError::Open { adapter: adapter.name.clone(), why };
             adapter.usable().map_err(fail)?;
-            Place::Adapter(adapter)
+            TargetDevice::Adapter(adapter)
         }
     };
     Ok(Target { selector: selector.trim().to_lowercase(), place })
@@ -98,9 +98,11 @@ fn all(adapters: &[Adapter]) -> Vec<Target> {
         .filter(|(_, adapter)| adapter.merged_into.is_none() && adapter.usable().is_ok());
     let gpus = shown.map(|(index, adapter)| Target {
         selector: index.to_string(),
-        place: Place::Adapter(Box::new(adapter.clone())),
+        place: TargetDevice::Adapter(Box::new(adapter.clone())),
     });
-    std::iter::once(Target { selector: "cpu".into(), place: Place::Cpu }).chain(gpus).collect()
+    std::iter::once(Target { selector: "cpu".into(), place: TargetDevice::Cpu })
+        .chain(gpus)
+        .collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::faults::{Faults, VARIABLE};
+use crate::faults::{FAULT_ENV, Faults};
 
 /// The run directory of [`save_until_killed`].
 const RUN: &str = "POTLUCK_TEST_RUN";
@@ -471,7 +471,7 @@ fn save_in_another_process(run: &Path, faults: &str) -> Option<i32> {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &this])
         .env(RUN, run)
-        .env(VARIABLE, faults)
+        .env(FAULT_ENV, faults)
         .output()
         .unwrap()
         .status;

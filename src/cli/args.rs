@@ -123,23 +123,23 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
     /// Another text file; all of it is evaluated
-    #[arg(long, value_name = "PATH", conflicts_with = "part")]
+    #[arg(long, value_name = "PATH", conflicts_with = "split")]
     pub data: Option<PathBuf>,
-    /// Which part of the run's own data
-    #[arg(long, value_enum, default_value = "held-out")]
-    pub part: EvalPart,
+    /// Which split of the run's own data
+    #[arg(long, value_enum, default_value = "val")]
+    pub split: EvalSplit,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// A part of a data set.
+/// A split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EvalPart {
+pub enum EvalSplit {
     /// What was not trained on
-    HeldOut,
+    Val,
     /// What was trained on
-    Training,
+    Train,
 }
 
 /// What `generate` takes.

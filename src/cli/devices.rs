@@ -9,7 +9,7 @@ use crate::device::{
 };
 use crate::faults::Faults;
 use crate::train::TrainError;
-use crate::ui::terminal::say;
+use crate::ui::terminal::print_line;
 
 /// Prints the CPU device and every adapter, one entry per physical one. With `certify`, tries all
 /// kernels before, on the adapter that its selector names or on every one that is listed.
@@ -65,18 +65,18 @@ fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, 
 }
 
 fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
-    say(&format!("certifying every kernel on {}", adapter.name));
+    print_line(&format!("certifying every kernel on {}", adapter.name));
     let gpu = Gpu::open(adapter, ShaderChecks::Disabled)?;
     let mut kernels = KernelSelector::new(KernelCache::of(adapter));
     let certified = kernels.certify_all(&gpu, faults.wrong_kernels());
-    kernels.take_notes().iter().for_each(|note| say(note));
+    kernels.take_notes().iter().for_each(|note| print_line(note));
     certified
 }
 
 /// What is known about an adapter's kernels: how many are certified, and which are switched off.
 fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
     let mut known = KernelCache::of(adapter);
-    known.take_notes().iter().for_each(|note| say(note));
+    known.take_notes().iter().for_each(|note| print_line(note));
     cache::summary(&known)
 }
 

@@ -2,45 +2,46 @@
 
 use std::sync::Arc;
 
-use super::args::{CheckpointArgs, EvalArgs, EvalPart, GenerateArgs};
+use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
 use super::train::saved_config;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::config::RunConfig;
 use crate::config::schema::DataKind;
-use crate::data::{Part, TextData};
+use crate::data::{Split, TextData};
 use crate::model::LanguageModel;
 use crate::runtime::open::{self, OpenOptions};
 use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
-use crate::train::evaluate::evaluate_part;
-use crate::train::loader::Source;
+use crate::train::evaluate::evaluate_split;
+use crate::train::loader::BatchSource;
 use crate::train::sampling::Sampling;
 use crate::train::{build, generate, run, state};
-use crate::ui::terminal::say;
+use crate::ui::terminal::print_line;
 
 /// Prints the mean loss, and the perplexity, of a checkpoint on held-out or other text.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let (checkpoint, mut config) = load(&args.checkpoint)?;
-    let mut part = match args.part {
-        EvalPart::HeldOut => Part::HeldOut,
-        EvalPart::Training => Part::Training,
+    let mut split = match args.split {
+        EvalSplit::Val => Split::Validation,
+        EvalSplit::Train => Split::Train,
     };
     if let Some(path) = &args.data {
         config.data.kind = DataKind::Text;
         config.data.path = Some(path.clone());
         config.data.held_out = 0.0;
-        part = Part::Training;
+        split = Split::Train;
     }
-    if part == Part::HeldOut && config.data.held_out == 0.0 {
-        let why = "the run held nothing out; say --part training or --data PATH";
+    if split == Split::Validation && config.data.held_out == 0.0 {
+        let why = "the run held nothing out; say --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let step = checkpoint.meta.step;
     let data = build::data(&config, checkpoint.meta.tokenizer.clone())?;
     let (group, source) = open(&args.checkpoint, checkpoint, &config, data)?;
     let rows = [config.train.micro_batch as u32];
-    let loss = evaluate_part(&group, &source, &rows, &[1], part)?;
-    let targets = source.data.windows(part, source.model.context).len() * source.model.context;
+    let loss = evaluate_split(&group, &source, &rows, &[1], split)?;
+    let targets =
+        source.data.evaluation_windows(split, source.model.context).len() * source.model.context;
     if args.json {
         let perplexity = loss.exp();
         let line = serde_json::json!({
@@ -61,7 +62,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, config) = load(&args.checkpoint)?;
     let no_text = || TrainError::InvalidRequest("the checkpoint is not of a model of text".into());
     let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
-    let prompt = args.prompt.clone().unwrap_or_else(|| generate::opening(&tokenizer));
+    let prompt = args.prompt.clone().unwrap_or_else(|| generate::default_prompt(&tokenizer));
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
     let plan = build::forward_plan(&config, tokenizer.vocabulary(), 1)?;
@@ -100,10 +101,10 @@ fn open(
     checkpoint: Checkpoint,
     config: &RunConfig,
     data: TextData,
-) -> anyhow::Result<(WorkerGroup, Source)> {
+) -> anyhow::Result<(WorkerGroup, BatchSource)> {
     let plan =
         build::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
-    let source = run::source(config, &plan.graph, &Arc::new(data), (0, 0))?;
+    let source = run::batch_source(config, &plan.graph, &Arc::new(data), (0, 0))?;
     Ok((open_model(&args.devices, config, checkpoint, plan)?, source))
 }
 
@@ -117,7 +118,7 @@ fn open_model(
     // Few passes are made: timing kernels would take longer than it saves.
     let options = OpenOptions { tune_s: 0.0, ..build::open_options(config) };
     let opened = open::open(devices, plan, 0, &options)?;
-    opened.notes.iter().for_each(|note| say(note));
+    opened.notes.iter().for_each(|note| print_line(note));
     let group = WorkerGroup::single(opened.driver)?;
     state::restore(&group, checkpoint.parameters, &[], 0)?;
     Ok(group)

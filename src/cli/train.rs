@@ -15,7 +15,7 @@ use crate::runtime::error::EXIT_RESTART;
 use crate::train::error::TrainError;
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
-use crate::ui::terminal::say;
+use crate::ui::terminal::print_line;
 
 /// Where runs go that say nothing else.
 const RUNS: &str = "runs";
@@ -62,7 +62,7 @@ fn execute(
 ) -> anyhow::Result<i32> {
     let (quiet, out) = (options.quiet, options.out.clone());
     let mut run = Run::start(config, options, checkpoint)?;
-    run.announce();
+    run.print_summary();
     let ending = train(&mut run)?;
     let resume = format!("continue it with: potluck train --resume {}", out.display());
     match ending {
@@ -72,16 +72,16 @@ fn execute(
                 super::print(&format!("{text}\n"));
             }
             if !quiet {
-                say(&format!("done; the model is in {}", out.display()));
+                print_line(&format!("done; the model is in {}", out.display()));
             }
             Ok(0)
         }
         RunOutcome::Interrupted(Interruption::Interrupt) => {
-            say(&format!("interrupted; the run is saved: {resume}"));
+            print_line(&format!("interrupted; the run is saved: {resume}"));
             Ok(EXIT_INTERRUPTED)
         }
         RunOutcome::Interrupted(Interruption::Terminate) => {
-            say(&format!("terminated; the run is saved: {resume}"));
+            print_line(&format!("terminated; the run is saved: {resume}"));
             Ok(EXIT_RESTART)
         }
     }
@@ -97,7 +97,7 @@ fn resume_point(from: &str, out: Option<&Path>) -> anyhow::Result<(PathBuf, Chec
         (path, _) => PathBuf::from(path),
     };
     let (checkpoint, warnings) = Checkpoint::load_path(&from).map_err(TrainError::from)?;
-    warnings.iter().for_each(|warning| say(&format!("warning: {warning}")));
+    warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
     Ok((out.map_or_else(|| run_of(&from), Path::to_path_buf), checkpoint))
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::Part;
+use super::Split;
 
 /// Data that cannot be read or used. `name` is the path of a file, or what else the text is.
 #[derive(Debug, thiserror::Error)]
@@ -24,10 +24,10 @@ pub enum DataError {
     )]
     Unknown { name: String, character: char, offset: usize, line: usize, vocabulary: usize },
     #[error(
-        "{name}: its {part} part has {tokens} tokens, and a context of {context} needs at least \
+        "{name}: its {split} part has {tokens} tokens, and a context of {context} needs at least \
          {}; give more text, lower model.context or change data.held_out", context + 1
     )]
-    Short { name: String, part: Part, tokens: usize, context: usize },
+    Short { name: String, split: Split, tokens: usize, context: usize },
     #[error("{name}: has {tokens} tokens, more than {}; split it", u32::MAX)]
     Long { name: String, tokens: usize },
     #[error("data.held_out = {held_out} is not a part of the text; use 0 or more, and less than 1")]

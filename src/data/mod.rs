@@ -9,6 +9,6 @@ pub mod tokenizer;
 
 pub use corpus::CORPUS;
 pub use error::DataError;
-pub use sampler::{Drawn, Sampler};
-pub use text::{Part, TextData, TokenizerChoice};
+pub use sampler::{SampleIndex, Sampler};
+pub use text::{Split, TextData, TokenizerChoice};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerKind};

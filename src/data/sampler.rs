@@ -26,7 +26,7 @@ pub struct Sampler {
 
 /// A sample that was drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Drawn {
+pub struct SampleIndex {
     /// How many times the whole population was drawn before; from 0.
     pub epoch: u64,
     /// Which sample, in `0..population`.
@@ -54,13 +54,13 @@ impl Sampler {
     }
 
     /// The sample at place `slot` (`0..batch`) of the global batch of a step, which count from 1.
-    pub fn sample(&self, step: u64, slot: u32) -> Drawn {
+    pub fn sample(&self, step: u64, slot: u32) -> SampleIndex {
         assert!(step > self.origin.0, "steps count from 1, or from where the run goes on");
         assert!(slot < self.batch, "slot {slot} is outside the batch of {}", self.batch);
         let counter = self.consumed(step - 1) + u64::from(slot);
         let epoch = counter / self.population;
         let key = Key::new(self.seed).site(SITE).step(epoch);
-        Drawn { epoch, index: permuted(key, self.population, counter % self.population) }
+        SampleIndex { epoch, index: permuted(key, self.population, counter % self.population) }
     }
 }
 
@@ -98,7 +98,8 @@ mod tests {
     fn epoch(seed: u64, population: u64, epoch: u64) -> Vec<u64> {
         let sampler = Sampler::new(seed, population, 1);
         let first = epoch * population + 1;
-        let drawn: Vec<Drawn> = (first..first + population).map(|s| sampler.sample(s, 0)).collect();
+        let drawn: Vec<SampleIndex> =
+            (first..first + population).map(|s| sampler.sample(s, 0)).collect();
         assert!(drawn.iter().all(|d| d.epoch == epoch));
         drawn.into_iter().map(|d| d.index).collect()
     }
@@ -106,10 +107,10 @@ mod tests {
     #[test]
     fn another_batch_size_goes_on_where_the_first_one_ended() {
         let small = Sampler::new(3, 50, 4);
-        let all: Vec<Drawn> =
+        let all: Vec<SampleIndex> =
             (1..=9).flat_map(|s| (0..4).map(move |i| small.sample(s, i))).collect();
         let large = Sampler::new(3, 50, 6).after(3, small.consumed(3));
-        let rest: Vec<Drawn> =
+        let rest: Vec<SampleIndex> =
             (4..=7).flat_map(|s| (0..6).map(move |i| large.sample(s, i))).collect();
         assert_eq!(rest, all[12..]);
         assert_eq!(large.consumed(7), 36);
@@ -140,8 +141,8 @@ mod tests {
         let sampler = Sampler::new(3, 50, 12);
         let places: Vec<(u64, u32)> =
             (1..=20).flat_map(|step| (0..12).map(move |slot| (step, slot))).collect();
-        let ahead: Vec<Drawn> = places.iter().map(|(s, t)| sampler.sample(*s, *t)).collect();
-        let mut back: Vec<Drawn> =
+        let ahead: Vec<SampleIndex> = places.iter().map(|(s, t)| sampler.sample(*s, *t)).collect();
+        let mut back: Vec<SampleIndex> =
             places.iter().rev().map(|(s, t)| sampler.sample(*s, *t)).collect();
         back.reverse();
         assert_eq!(ahead, back);

@@ -7,18 +7,18 @@ use super::{DataError, Tokenizer, TokenizerKind};
 
 /// One of the two parts of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Split {
     /// The beginning: what the model is trained on.
-    Training,
+    Train,
     /// The tail: what it is evaluated on.
-    HeldOut,
+    Validation,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Training => "training",
-            Self::HeldOut => "held-out",
+            Self::Train => "training",
+            Self::Validation => "held-out",
         })
     }
 }
@@ -99,11 +99,11 @@ impl TextData {
         }
         let training = ((1.0 - held_out) * tokens.len() as f64) as usize;
         let data = Self { tokenizer, tokens, training };
-        for part in [Part::Training, Part::HeldOut] {
-            let tokens = data.tokens(part).len();
-            let used = part == Part::Training || held_out > 0.0;
+        for split in [Split::Train, Split::Validation] {
+            let tokens = data.tokens(split).len();
+            let used = split == Split::Train || held_out > 0.0;
             if used && tokens < context + 1 {
-                return Err(DataError::Short { name: name.into(), part, tokens, context });
+                return Err(DataError::Short { name: name.into(), split, tokens, context });
             }
         }
         Ok(data)
@@ -123,33 +123,33 @@ impl TextData {
     }
 
     /// The tokens of a part; none if nothing is held out.
-    pub fn tokens(&self, part: Part) -> &[u32] {
+    pub fn tokens(&self, split: Split) -> &[u32] {
         let (training, held_out) = self.tokens.split_at(self.training);
-        match part {
-            Part::Training => training,
-            Part::HeldOut => held_out,
+        match split {
+            Split::Train => training,
+            Split::Validation => held_out,
         }
     }
 
     /// The sample that starts at token `start` of a part: `(t)` tokens, and as targets the
     /// `(t)` tokens that follow each of them. Panics if `start` is not below
-    /// [`TextData::starts`].
-    pub fn sample(&self, part: Part, start: u64, context: usize) -> (&[u32], &[u32]) {
+    /// [`TextData::window_count`].
+    pub fn sample(&self, split: Split, start: u64, context: usize) -> (&[u32], &[u32]) {
         let start = start as usize;
-        let window = &self.tokens(part)[start..start + context + 1];
+        let window = &self.tokens(split)[start..start + context + 1];
         (&window[..context], &window[1..])
     }
 
     /// How many samples a part has when they may overlap: every token but the last `context`
     /// can start one.
-    pub fn starts(&self, part: Part, context: usize) -> u64 {
-        self.tokens(part).len().saturating_sub(context) as u64
+    pub fn window_count(&self, split: Split, context: usize) -> u64 {
+        self.tokens(split).len().saturating_sub(context) as u64
     }
 
     /// The starts of the samples that cover a part once without overlap, as evaluation wants
     /// them; a remainder at the end that does not fill a sample is left out.
-    pub fn windows(&self, part: Part, context: usize) -> Vec<u64> {
-        (0..self.starts(part, context)).step_by(context.max(1)).collect()
+    pub fn evaluation_windows(&self, split: Split, context: usize) -> Vec<u64> {
+        (0..self.window_count(split, context)).step_by(context.max(1)).collect()
     }
 }
 
@@ -165,40 +165,40 @@ mod tests {
     #[test]
     fn targets_are_the_tokens_that_follow() {
         let data = digits(0.25, 4).unwrap();
-        assert_eq!(data.tokens(Part::Training).len(), 15);
-        assert_eq!(data.tokens(Part::HeldOut), [5, 6, 7, 8, 9]);
-        assert_eq!(data.sample(Part::Training, 2, 4), (&[2, 3, 4, 5][..], &[3, 4, 5, 6][..]));
-        assert_eq!(data.sample(Part::HeldOut, 0, 4), (&[5, 6, 7, 8][..], &[6, 7, 8, 9][..]));
-        let last = data.starts(Part::Training, 4) - 1;
-        assert_eq!(data.sample(Part::Training, last, 4), (&[0, 1, 2, 3][..], &[1, 2, 3, 4][..]));
-        assert_eq!(data.starts(Part::HeldOut, 4), 1);
+        assert_eq!(data.tokens(Split::Train).len(), 15);
+        assert_eq!(data.tokens(Split::Validation), [5, 6, 7, 8, 9]);
+        assert_eq!(data.sample(Split::Train, 2, 4), (&[2, 3, 4, 5][..], &[3, 4, 5, 6][..]));
+        assert_eq!(data.sample(Split::Validation, 0, 4), (&[5, 6, 7, 8][..], &[6, 7, 8, 9][..]));
+        let last = data.window_count(Split::Train, 4) - 1;
+        assert_eq!(data.sample(Split::Train, last, 4), (&[0, 1, 2, 3][..], &[1, 2, 3, 4][..]));
+        assert_eq!(data.window_count(Split::Validation, 4), 1);
     }
 
     #[test]
     fn windows_do_not_overlap_and_fit() {
         let data = digits(0.0, 4).unwrap();
-        assert_eq!(data.windows(Part::Training, 4), [0, 4, 8, 12]);
-        assert_eq!(data.windows(Part::Training, 3), [0, 3, 6, 9, 12, 15]);
-        assert_eq!(data.windows(Part::Training, 19), [0]);
-        assert!(data.windows(Part::HeldOut, 4).is_empty());
-        assert_eq!(data.starts(Part::HeldOut, 4), 0);
+        assert_eq!(data.evaluation_windows(Split::Train, 4), [0, 4, 8, 12]);
+        assert_eq!(data.evaluation_windows(Split::Train, 3), [0, 3, 6, 9, 12, 15]);
+        assert_eq!(data.evaluation_windows(Split::Train, 19), [0]);
+        assert!(data.evaluation_windows(Split::Validation, 4).is_empty());
+        assert_eq!(data.window_count(Split::Validation, 4), 0);
     }
 
     #[test]
     fn the_held_out_tenth_is_cut_where_nano_gpt_cuts_it() {
         let text = vec![b'a'; 1_115_394];
         let data = TextData::from_bytes("text", &text, TokenizerKind::Byte, 0.1, 64).unwrap();
-        assert_eq!(data.tokens(Part::Training).len(), 1_003_854);
-        assert_eq!(data.windows(Part::HeldOut, 64).len(), 1742);
+        assert_eq!(data.tokens(Split::Train).len(), 1_003_854);
+        assert_eq!(data.evaluation_windows(Split::Validation, 64).len(), 1742);
     }
 
     #[test]
     fn parts_that_are_too_short_are_named() {
         assert!(digits(0.0, 19).is_ok());
         let error = digits(0.0, 20).unwrap_err();
-        assert!(matches!(error, DataError::Short { part: Part::Training, tokens: 20, .. }));
+        assert!(matches!(error, DataError::Short { split: Split::Train, tokens: 20, .. }));
         let error = digits(0.1, 4).unwrap_err();
-        assert!(matches!(error, DataError::Short { part: Part::HeldOut, tokens: 2, .. }));
+        assert!(matches!(error, DataError::Short { split: Split::Validation, tokens: 2, .. }));
         assert_eq!(
             error.to_string(),
             "digits: its held-out part has 2 tokens, and a context of 4 needs at least 5; \
@@ -213,7 +213,7 @@ mod tests {
     fn a_given_tokenizer_is_used_as_it_is() {
         let tokenizer = Tokenizer::Char { chars: vec!['b', 'a'] };
         let data = TextData::from_bytes("text", b"abba", tokenizer.clone(), 0.0, 2).unwrap();
-        assert_eq!(data.tokens(Part::Training), [1, 0, 0, 1]);
+        assert_eq!(data.tokens(Split::Train), [1, 0, 0, 1]);
         assert_eq!(data.tokenizer(), &tokenizer);
         let error = TextData::from_bytes("text", b"ab\nc", tokenizer, 0.0, 2).unwrap_err();
         assert!(matches!(error, DataError::Unknown { character: '\n', .. }), "{error}");
@@ -239,6 +239,6 @@ mod tests {
 
         fs::write(&file, "abcäef").unwrap();
         let data = TextData::load(&file, TokenizerKind::Byte, 0.0, 4).unwrap();
-        assert_eq!(data.tokens(Part::Training).len(), 7);
+        assert_eq!(data.tokens(Split::Train).len(), 7);
     }
 }

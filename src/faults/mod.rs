@@ -12,7 +12,7 @@ use crate::device::InjectedFault;
 
 /// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
 /// commas between them; `FAULT@POINT:STEP/RANK` for another device than the first.
-pub const VARIABLE: &str = "POTLUCK_FAULT";
+pub const FAULT_ENV: &str = "POTLUCK_FAULT";
 
 /// How the fault begins that is not bound to a step.
 const WRONG_KERNEL: &str = "wrong@kernel:";
@@ -23,9 +23,9 @@ pub enum Fault {
     /// The process ends at once, as by SIGKILL.
     Kill,
     /// The process gets SIGTERM, as from a job manager.
-    Term,
+    Sigterm,
     /// The process gets SIGINT, as from Ctrl-C.
-    Int,
+    Sigint,
     /// A value of the gradient is not a number.
     Nan,
     /// There is no space left on the disk.
@@ -33,7 +33,7 @@ pub enum Fault {
     /// The device is lost.
     Lost,
     /// The device has no memory left.
-    Oom,
+    OutOfMemory,
     /// The device does not come back.
     Hang,
     /// One bit of the device's parameters flips.
@@ -68,12 +68,12 @@ pub enum Point {
 
 const FAULTS: [(Fault, &str); 9] = [
     (Fault::Kill, "kill"),
-    (Fault::Term, "term"),
-    (Fault::Int, "int"),
+    (Fault::Sigterm, "sigterm"),
+    (Fault::Sigint, "sigint"),
     (Fault::Nan, "nan"),
     (Fault::Full, "full"),
     (Fault::Lost, "lost"),
-    (Fault::Oom, "oom"),
+    (Fault::OutOfMemory, "out-of-memory"),
     (Fault::Hang, "hang"),
     (Fault::Flip, "flip"),
 ];
@@ -93,29 +93,29 @@ const POINTS: [(Point, &str); 12] = [
     (Point::CheckpointPrune, "checkpoint-prune"),
 ];
 
-/// A text in [`VARIABLE`] that is not a list of faults: a mistake in the configuration.
+/// A text in [`FAULT_ENV`] that is not a list of faults: a mistake in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
     #[error(
-        "{VARIABLE}: '{text}' is not FAULT@POINT:STEP or FAULT@POINT:STEP/RANK, such as \
+        "{FAULT_ENV}: '{text}' is not FAULT@POINT:STEP or FAULT@POINT:STEP/RANK, such as \
          kill@verdict:37"
     )]
     Form { text: String },
-    #[error("{VARIABLE}: '{text}' is not a fault; there are: {known}")]
+    #[error("{FAULT_ENV}: '{text}' is not a fault; there are: {known}")]
     Fault { text: String, known: String },
-    #[error("{VARIABLE}: '{text}' is not a point; there are: {known}")]
+    #[error("{FAULT_ENV}: '{text}' is not a point; there are: {known}")]
     Point { text: String, known: String },
-    #[error("{VARIABLE}: '{text}' is not a step; use a whole number")]
+    #[error("{FAULT_ENV}: '{text}' is not a step; use a whole number")]
     Step { text: String },
-    #[error("{VARIABLE}: '{text}' is not a kernel; there are: {known}")]
+    #[error("{FAULT_ENV}: '{text}' is not a kernel; there are: {known}")]
     Kernel { text: String, known: String },
-    #[error("{VARIABLE}: '{text}' is not a rank; use a whole number from 0 up")]
+    #[error("{FAULT_ENV}: '{text}' is not a rank; use a whole number from 0 up")]
     Rank { text: String },
     #[error(
-        "{VARIABLE}: '{point}' is a point of the process, not of rank {rank}; leave /{rank} out"
+        "{FAULT_ENV}: '{point}' is a point of the process, not of rank {rank}; leave /{rank} out"
     )]
     NoRank { point: Point, rank: u32 },
-    #[error("{VARIABLE}: '{fault}' cannot happen at '{point}'; use {allowed}")]
+    #[error("{FAULT_ENV}: '{fault}' cannot happen at '{point}'; use {allowed}")]
     Place { fault: Fault, point: Point, allowed: String },
 }
 
@@ -142,9 +142,9 @@ impl Faults {
         Self::default()
     }
 
-    /// The faults that [`VARIABLE`] asks for.
+    /// The faults that [`FAULT_ENV`] asks for.
     pub fn from_environment() -> Result<Self, FaultError> {
-        match std::env::var_os(VARIABLE) {
+        match std::env::var_os(FAULT_ENV) {
             Some(text) => text.to_string_lossy().parse(),
             None => Ok(Self::none()),
         }
@@ -167,7 +167,7 @@ impl Faults {
     }
 
     /// Makes happen what is planned for a point of the process: those that write metrics and
-    /// checkpoints. [`Fault::Kill`] does not return; [`Fault::Term`] and [`Fault::Int`] return
+    /// checkpoints. [`Fault::Kill`] does not return; [`Fault::Sigterm`] and [`Fault::Sigint`] return
     /// after the signal was handled. The caller acts on [`Fault::Full`] by failing with [`full`].
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
         self.at_rank(point, step, Rank(0))
@@ -184,9 +184,14 @@ impl Faults {
         })?;
         match planned.fault {
             Fault::Kill => kill(),
-            Fault::Term => signal(signal_hook::consts::SIGTERM),
-            Fault::Int => signal(signal_hook::consts::SIGINT),
-            Fault::Nan | Fault::Full | Fault::Lost | Fault::Oom | Fault::Hang | Fault::Flip => {}
+            Fault::Sigterm => signal(signal_hook::consts::SIGTERM),
+            Fault::Sigint => signal(signal_hook::consts::SIGINT),
+            Fault::Nan
+            | Fault::Full
+            | Fault::Lost
+            | Fault::OutOfMemory
+            | Fault::Hang
+            | Fault::Flip => {}
         }
         Some(planned.fault)
     }
@@ -248,11 +253,11 @@ impl Planned {
 impl Fault {
     fn may_happen_at(self, point: Point) -> bool {
         match self {
-            Self::Kill | Self::Term | Self::Int => true,
+            Self::Kill | Self::Sigterm | Self::Sigint => true,
             Self::Nan => matches!(point, Point::Forward | Point::Backward),
             Self::Full => !point.is_of_rank(),
             Self::Flip => point == Point::Gather,
-            Self::Lost | Self::Oom | Self::Hang => point.is_of_rank(),
+            Self::Lost | Self::OutOfMemory | Self::Hang => point.is_of_rank(),
         }
     }
 
@@ -260,9 +265,9 @@ impl Fault {
     pub fn of_device(self) -> Option<InjectedFault> {
         match self {
             Self::Lost => Some(InjectedFault::Lost),
-            Self::Oom => Some(InjectedFault::OutOfMemory),
+            Self::OutOfMemory => Some(InjectedFault::OutOfMemory),
             Self::Hang => Some(InjectedFault::Hang),
-            Self::Kill | Self::Term | Self::Int | Self::Nan | Self::Full | Self::Flip => None,
+            Self::Kill | Self::Sigterm | Self::Sigint | Self::Nan | Self::Full | Self::Flip => None,
         }
     }
 }
@@ -398,7 +403,8 @@ mod tests {
         assert!(message("kill").contains("'kill' is not FAULT@POINT:STEP"));
         assert!(message("kill@verdict").contains("FAULT@POINT:STEP"));
         assert!(
-            message("slay@verdict:1").contains("there are: kill, term, int, nan, full, lost, oom")
+            message("slay@verdict:1")
+                .contains("there are: kill, sigterm, sigint, nan, full, lost, out-of-memory")
         );
         assert!(message("kill@lunch:1").contains("there are: forward, backward, reduce, verdict"));
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
@@ -421,8 +427,8 @@ mod tests {
         let seen = Arc::new(AtomicBool::new(false));
         let id =
             signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&seen)).unwrap();
-        let faults: Faults = "term@update:1".parse().unwrap();
-        assert_eq!(faults.at(Point::Update, 1), Some(Fault::Term));
+        let faults: Faults = "sigterm@update:1".parse().unwrap();
+        assert_eq!(faults.at(Point::Update, 1), Some(Fault::Sigterm));
         assert!(seen.load(Ordering::Relaxed));
         signal_hook::low_level::unregister(id);
     }

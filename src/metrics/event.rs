@@ -59,18 +59,18 @@ pub struct EvalRecord {
 /// Any event: one line of the record.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(untagged)]
-pub enum Record {
+pub enum Event {
     Step(StepRecord),
     Eval(EvalRecord),
 }
 
-impl From<StepRecord> for Record {
+impl From<StepRecord> for Event {
     fn from(record: StepRecord) -> Self {
         Self::Step(record)
     }
 }
 
-impl From<EvalRecord> for Record {
+impl From<EvalRecord> for Event {
     fn from(record: EvalRecord) -> Self {
         Self::Eval(record)
     }
@@ -119,7 +119,7 @@ pub(super) mod tests {
         }
     }
 
-    fn json(record: impl Into<Record>) -> String {
+    fn json(record: impl Into<Event>) -> String {
         serde_json::to_string(&record.into()).unwrap()
     }
 

@@ -5,6 +5,6 @@ pub mod event;
 pub mod recorder;
 pub mod trace;
 
-pub use event::{EvalRecord, RankRecord, Record, StepRecord};
-pub use recorder::{MetricsError, Recorder, Truncated, truncate_after};
-pub use trace::{Lane, Span, Trace};
+pub use event::{EvalRecord, Event, RankRecord, StepRecord};
+pub use recorder::{MetricsError, Recorder, ResumePoint, truncate_after};
+pub use trace::{Span, Trace, Track};

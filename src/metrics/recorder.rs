@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::Record;
+use super::Event;
 use crate::files;
 
 /// The record or the trace could not be read or written.
@@ -38,8 +38,8 @@ impl Recorder {
 
     /// Goes on with the record of a run that is resumed after `step`: see [`truncate_after`].
     /// A record that is missing starts empty.
-    pub fn resume(path: &Path, step: u64) -> Result<(Self, Truncated), MetricsError> {
-        let truncated = truncate_after(path, step)?;
+    pub fn resume(path: &Path, step: u64) -> Result<(Self, ResumePoint), MetricsError> {
+        let resume_point = truncate_after(path, step)?;
         // Not in append mode, which on Windows may not cut a torn line off.
         let mut options = OpenOptions::new();
         let mut file = options
@@ -49,12 +49,12 @@ impl Recorder {
             .open(path)
             .map_err(|why| write_error(path, why))?;
         let length = file.seek(SeekFrom::End(0)).map_err(|why| write_error(path, why))?;
-        Ok((Self { path: path.into(), file, length }, truncated))
+        Ok((Self { path: path.into(), file, length }, resume_point))
     }
 
     /// Appends one line. If that fails, nothing of the line stays in the file, so that a later
     /// one can still be appended.
-    pub fn record(&mut self, record: impl Into<Record>) -> Result<(), MetricsError> {
+    pub fn record(&mut self, record: impl Into<Event>) -> Result<(), MetricsError> {
         let mut line = serde_json::to_vec(&record.into())
             .map_err(|why| write_error(&self.path, why.into()))?;
         line.push(b'\n');
@@ -71,7 +71,7 @@ impl Recorder {
 
 /// What [`truncate_after`] did, in lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Truncated {
+pub struct ResumePoint {
     pub kept: u64,
     /// Lines of later steps.
     pub dropped: u64,
@@ -83,15 +83,15 @@ pub struct Truncated {
 
 /// Cuts a record at the step that a run is resumed after: lines of later steps and damaged ones
 /// go. The file is replaced whole or not at all. A missing file stays missing.
-pub fn truncate_after(path: &Path, step: u64) -> Result<Truncated, MetricsError> {
+pub fn truncate_after(path: &Path, step: u64) -> Result<ResumePoint, MetricsError> {
     let read_error = |why| MetricsError::Read { path: path.into(), why };
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Truncated::default()),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(ResumePoint::default()),
         Err(why) => return Err(read_error(why)),
     };
     let mut reader = BufReader::new(file);
-    let mut truncated = Truncated::default();
+    let mut resume_point = ResumePoint::default();
     let mut unread = None;
     let written = files::replace_with(path, |file| {
         let mut kept = BufWriter::new(file);
@@ -110,18 +110,19 @@ pub fn truncate_after(path: &Path, step: u64) -> Result<Truncated, MetricsError>
             match read_line(&line) {
                 Some((found, val_loss)) if found <= step => {
                     kept.write_all(&line)?;
-                    truncated.kept += 1;
-                    truncated.val_loss = val_loss.filter(|_| found == step).or(truncated.val_loss);
+                    resume_point.kept += 1;
+                    resume_point.val_loss =
+                        val_loss.filter(|_| found == step).or(resume_point.val_loss);
                 }
-                Some(_) => truncated.dropped += 1,
-                None => truncated.damaged += 1,
+                Some(_) => resume_point.dropped += 1,
+                None => resume_point.damaged += 1,
             }
         }
     });
     match (written, unread) {
         (_, Some(why)) => Err(read_error(why)),
         (Err(why), None) => Err(write_error(path, why)),
-        (Ok(()), None) => Ok(truncated),
+        (Ok(()), None) => Ok(resume_point),
     }
 }
 
@@ -165,8 +166,11 @@ mod tests {
         assert_eq!(steps(&path), [0, 1, 2, 3, 4, 5, 3]);
         drop(recorder);
 
-        let (mut recorder, truncated) = Recorder::resume(&path, 3).unwrap();
-        assert_eq!(truncated, Truncated { kept: 5, dropped: 2, damaged: 0, val_loss: Some(3.0) });
+        let (mut recorder, resume_point) = Recorder::resume(&path, 3).unwrap();
+        assert_eq!(
+            resume_point,
+            ResumePoint { kept: 5, dropped: 2, damaged: 0, val_loss: Some(3.0) }
+        );
         recorder.record(step(4)).unwrap();
         recorder.record(step(5)).unwrap();
         assert_eq!(steps(&path), [0, 1, 2, 3, 3, 4, 5]);
@@ -181,9 +185,9 @@ mod tests {
             ["{\"step\":2,\"lo", "{\"step\":2}", "\0\0\0\n", "{\"step\":null}\n", "\u{FF}\n"]
         {
             fs::write(&path, format!("{{\"step\":1}}\n{torn}")).unwrap();
-            let (mut recorder, truncated) = Recorder::resume(&path, 9).unwrap();
-            let expected = Truncated { kept: 1, damaged: 1, ..Truncated::default() };
-            assert_eq!(truncated, expected, "{torn:?}");
+            let (mut recorder, resume_point) = Recorder::resume(&path, 9).unwrap();
+            let expected = ResumePoint { kept: 1, damaged: 1, ..ResumePoint::default() };
+            assert_eq!(resume_point, expected, "{torn:?}");
             recorder.record(step(2)).unwrap();
             assert_eq!(steps(&path), [1, 2]);
         }
@@ -193,8 +197,8 @@ mod tests {
     fn a_missing_record_starts_empty_and_a_new_one_overwrites() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
-        let (mut recorder, truncated) = Recorder::resume(&path, 9).unwrap();
-        assert_eq!(truncated, Truncated::default());
+        let (mut recorder, resume_point) = Recorder::resume(&path, 9).unwrap();
+        assert_eq!(resume_point, ResumePoint::default());
         recorder.record(step(10)).unwrap();
         Recorder::create(&path).unwrap();
         assert!(steps(&path).is_empty());

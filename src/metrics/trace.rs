@@ -24,7 +24,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 const BUFFER_TIME: Duration = Duration::from_secs(1);
 
 /// A trace that is being written. Clones write to the same file, which is complete after
-/// [`Trace::finish`] or when the last clone and the last [`Lane`] are dropped.
+/// [`Trace::finish`] or when the last clone and the last [`Track`] are dropped.
 #[derive(Clone, Debug)]
 pub struct Trace {
     shared: Arc<Shared>,
@@ -33,14 +33,14 @@ pub struct Trace {
 /// One line of the picture: a thread, a device or a link of a rank. Clones write to the same
 /// line, from any thread.
 #[derive(Clone, Debug, Default)]
-pub struct Lane {
+pub struct Track {
     line: Option<Arc<Line>>,
 }
 
 /// Something under way; it is written when it is dropped.
 #[must_use = "a span ends when it is dropped"]
 pub struct Span {
-    begun: Option<(Lane, String, Instant)>,
+    begun: Option<(Track, String, Instant)>,
 }
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ struct Line {
     shared: Arc<Shared>,
     /// What stands at the end of each of its events.
     ending: String,
-    /// When the last event of [`Lane::follow`] ended.
+    /// When the last event of [`Track::record_since`] ended.
     last: Mutex<Option<Instant>>,
 }
 
@@ -83,16 +83,16 @@ impl Trace {
             separator: "\n",
             events: 0,
             events_max,
-            lanes: Vec::new(),
+            tracks: Vec::new(),
         });
         let (path, is_open) = (path.into(), AtomicBool::new(true));
         Ok(Self { shared: Arc::new(Shared { path, epoch: Instant::now(), is_open, sink }) })
     }
 
     /// A line of rank `rank`, whose device is called `device`; the same line for the same name.
-    pub fn lane(&self, rank: u32, device: &str, name: &str) -> Lane {
+    pub fn track(&self, rank: u32, device: &str, name: &str) -> Track {
         let mut sink = self.shared.sink();
-        if sink.lanes.iter().all(|(known, _)| *known != rank) {
+        if sink.tracks.iter().all(|(known, _)| *known != rank) {
             sink.describe(
                 "process_name",
                 rank,
@@ -102,10 +102,10 @@ impl Trace {
             sink.describe("process_sort_index", rank, 0, json!({ "sort_index": rank }));
         }
         let wanted = (rank, name.to_string());
-        let known = sink.lanes.iter().position(|lane| *lane == wanted);
+        let known = sink.tracks.iter().position(|track| *track == wanted);
         let thread = known.unwrap_or_else(|| {
-            let thread = sink.lanes.len();
-            sink.lanes.push(wanted);
+            let thread = sink.tracks.len();
+            sink.tracks.push(wanted);
             sink.describe("thread_name", rank, thread, json!({ "name": name }));
             sink.describe("thread_sort_index", rank, thread, json!({ "sort_index": thread }));
             thread
@@ -113,7 +113,7 @@ impl Trace {
         let category = Value::from(name);
         let ending = format!(r#","pid":{rank},"tid":{thread},"cat":{category}}}"#);
         drop(sink);
-        Lane {
+        Track {
             line: Some(Arc::new(Line {
                 shared: self.shared.clone(),
                 ending,
@@ -142,7 +142,7 @@ impl Trace {
     }
 }
 
-impl Lane {
+impl Track {
     /// A line that is written nowhere.
     pub fn none() -> Self {
         Self::default()
@@ -168,7 +168,7 @@ impl Lane {
 
     /// Writes something that ends now and began at `since`, or when what was written before it by
     /// this call ended: what a queue works on one after the other.
-    pub fn follow(&self, name: impl FnOnce() -> String, since: Instant) {
+    pub fn record_since(&self, name: impl FnOnce() -> String, since: Instant) {
         let Some(line) = self.line.as_ref().filter(|_| self.is_on()) else { return };
         let now = Instant::now();
         let mut last = line.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,8 +186,8 @@ impl Lane {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        if let Some((lane, name, from)) = self.begun.take() {
-            lane.record(|| name, from, Instant::now());
+        if let Some((track, name, from)) = self.begun.take() {
+            track.record(|| name, from, Instant::now());
         }
     }
 }
@@ -245,7 +245,7 @@ struct Sink {
     events: u64,
     events_max: u64,
     /// Rank and name of each line; the position is its number.
-    lanes: Vec<(u32, String)>,
+    tracks: Vec<(u32, String)>,
 }
 
 impl Sink {
@@ -324,10 +324,10 @@ mod tests {
     fn spans_nest_in_time_and_lines_are_named() {
         let (_directory, path) = file();
         let trace = Trace::create(&path).unwrap();
-        let lane = trace.lane(1, "llvm \"pipe\"", "driver");
-        let outer = lane.span(|| "outer \\ \n".into());
-        lane.mark(|| "now".into());
-        drop(lane.span(|| "inner".into()));
+        let track = trace.track(1, "llvm \"pipe\"", "driver");
+        let outer = track.span(|| "outer \\ \n".into());
+        track.mark(|| "now".into());
+        drop(track.span(|| "inner".into()));
         std::thread::sleep(Duration::from_millis(2));
         drop(outer);
         trace.finish().unwrap();
@@ -353,10 +353,11 @@ mod tests {
         let trace = Trace::create(&path).unwrap();
         std::thread::scope(|scope| {
             for rank in 0..4u32 {
-                let lane = trace.lane(rank, "cpu", "ring");
+                let track = trace.track(rank, "cpu", "ring");
                 scope.spawn(move || {
                     let now = Instant::now();
-                    (0..2000).for_each(|index| lane.record(|| format!("{rank} {index}"), now, now));
+                    (0..2000)
+                        .for_each(|index| track.record(|| format!("{rank} {index}"), now, now));
                 });
             }
         });
@@ -377,7 +378,7 @@ mod tests {
         let (_directory, path) = file();
         let trace = Trace::create(&path).unwrap();
         for name in ["driver", "ring", "driver"] {
-            trace.lane(0, "cpu", name).mark(|| name.into());
+            trace.track(0, "cpu", name).mark(|| name.into());
         }
         drop(trace);
         let events = read(&path);
@@ -391,9 +392,9 @@ mod tests {
     fn a_trace_that_was_cut_off_lacks_a_bracket_only() {
         let (_directory, path) = file();
         let trace = Trace::create(&path).unwrap();
-        let lane = trace.lane(0, "cpu", "driver");
+        let track = trace.track(0, "cpu", "driver");
         let now = Instant::now();
-        (0..2000).for_each(|index| lane.record(|| format!("{index}"), now, now));
+        (0..2000).for_each(|index| track.record(|| format!("{index}"), now, now));
         // What a killed process leaves: what is on its way into the file is not there yet.
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() >= BUFFER_BYTES && text.ends_with('}'), "{} bytes", text.len());
@@ -405,13 +406,13 @@ mod tests {
     fn a_line_that_is_off_makes_no_names() {
         let (_directory, path) = file();
         let trace = Trace::create(&path).unwrap();
-        let closed = trace.lane(0, "cpu", "driver");
+        let closed = trace.track(0, "cpu", "driver");
         trace.finish().unwrap();
-        for lane in [Lane::none(), closed] {
-            assert!(!lane.is_on());
-            drop(lane.span(|| panic!("not asked for")));
-            lane.mark(|| panic!("not asked for"));
-            lane.record(|| panic!("not asked for"), Instant::now(), Instant::now());
+        for track in [Track::none(), closed] {
+            assert!(!track.is_on());
+            drop(track.span(|| panic!("not asked for")));
+            track.mark(|| panic!("not asked for"));
+            track.record(|| panic!("not asked for"), Instant::now(), Instant::now());
         }
         trace.finish().unwrap();
         assert_eq!(of_kind(&read(&path), "X").len(), 0);
@@ -421,9 +422,9 @@ mod tests {
     fn a_full_trace_says_so_once() {
         let (_directory, path) = file();
         let trace = Trace::with_limit(&path, 10).unwrap();
-        let lane = trace.lane(0, "cpu", "driver");
-        (0..30).for_each(|index| drop(lane.span(|| format!("{index}"))));
-        assert!(!lane.is_on());
+        let track = trace.track(0, "cpu", "driver");
+        (0..30).for_each(|index| drop(track.span(|| format!("{index}"))));
+        assert!(!track.is_on());
         trace.finish().unwrap();
         let events = read(&path);
         assert_eq!(of_kind(&events, "X").len(), 10);
@@ -446,10 +447,10 @@ mod tests {
         assert!(Trace::create(full).is_err());
         let (directory, path) = file();
         let trace = Trace::create(&path).unwrap();
-        let lane = trace.lane(0, "cpu", "driver");
+        let track = trace.track(0, "cpu", "driver");
         trace.shared.sink().file = Some(File::options().write(true).open(full).unwrap());
-        (0..2000).for_each(|_| lane.mark(|| "x".repeat(50)));
-        assert!(!lane.is_on(), "nothing is made for a file that takes nothing");
+        (0..2000).for_each(|_| track.mark(|| "x".repeat(50)));
+        assert!(!track.is_on(), "nothing is made for a file that takes nothing");
         for _ in 0..2 {
             let error = trace.finish().unwrap_err().to_string();
             assert!(error.contains("trace.json: the trace cannot"), "{error}");

@@ -13,7 +13,7 @@ use crate::collective::{Collective, CollectiveKind, ShardLayout};
 use crate::comm::{Closed, Mailbox, RecvError};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, Readback};
-use crate::metrics::{Lane, Trace};
+use crate::metrics::{Trace, Track};
 use crate::parallel::{Event, Vote};
 
 /// How long a driver waits at its mailbox before it looks whether a place to read to is free again.
@@ -40,10 +40,10 @@ impl std::fmt::Display for ReduceSite {
 /// The lanes of a rank in a trace.
 #[derive(Clone, Debug, Default)]
 pub struct TraceTracks {
-    pub driver: Lane,
-    pub device: Lane,
-    pub staging: Lane,
-    pub ring: Lane,
+    pub driver: Track,
+    pub device: Track,
+    pub staging: Track,
+    pub ring: Track,
 }
 
 impl TraceTracks {
@@ -51,12 +51,12 @@ impl TraceTracks {
     /// its transfers and its ring thread.
     pub fn of(trace: Option<&Trace>, rank: Rank, device: &str, with_others: bool) -> Self {
         let Some(trace) = trace else { return Self::default() };
-        let lane = |name: &str| trace.lane(rank.0, device, name);
-        let (driver, of_device) = (lane("driver"), lane("device"));
+        let track = |name: &str| trace.track(rank.0, device, name);
+        let (driver, of_device) = (track("driver"), track("device"));
         if !with_others {
             return Self { driver, device: of_device, ..Self::default() };
         }
-        Self { driver, device: of_device, staging: lane("staging"), ring: lane("ring") }
+        Self { driver, device: of_device, staging: track("staging"), ring: track("ring") }
     }
 }
 
@@ -91,7 +91,7 @@ pub struct RingPeers {
     pub ring: Mailbox<RingMsg>,
     pub inbox: Mailbox<DriverMsg>,
     pub group: Mailbox<CoordinatorMsg>,
-    pub lanes: TraceTracks,
+    pub tracks: TraceTracks,
     pub waiting: Arc<WaitStatus>,
     /// What the program waits for next; nothing: the verdict.
     pub awaited: Option<Collective>,
@@ -117,7 +117,7 @@ impl RingPeers {
     /// Hands a piece that has come to the ring thread.
     fn forward_to_ring(&mut self, readback: Readback) -> Result<(), Closed> {
         let Some((kind, chunk, since)) = self.in_flight.pop_front() else { return Ok(()) };
-        self.lanes.staging.follow(|| format!("read {}", self.layout.chunk(chunk)), since);
+        self.tracks.staging.record_since(|| format!("read {}", self.layout.chunk(chunk)), since);
         self.ring.send(RingMsg::Ready { kind, chunk, readback: Some(readback) })
     }
 
@@ -166,7 +166,7 @@ impl RingPeers {
         values: &[f32],
     ) -> Result<(), DeviceError> {
         let found = self.layout.chunk(chunk);
-        let _span = self.lanes.staging.span(|| format!("write {found}"));
+        let _span = self.tracks.staging.span(|| format!("write {found}"));
         device.write_range(bank, found.bucket, found.range.start, values)
     }
 
@@ -177,7 +177,7 @@ impl RingPeers {
         waited: &mut Duration,
     ) -> Result<Option<DriverMsg>, Closed> {
         let started = Instant::now();
-        let _span = self.lanes.driver.span(|| match self.awaited {
+        let _span = self.tracks.driver.span(|| match self.awaited {
             Some(collective) => format!("wait for {collective}"),
             None => "wait for the verdict".into(),
         });
@@ -283,7 +283,7 @@ impl Peers for RingPeers {
         true
     }
 
-    fn lanes(&self) -> (&Lane, &Lane) {
-        (&self.lanes.driver, &self.lanes.device)
+    fn tracks(&self) -> (&Track, &Track) {
+        (&self.tracks.driver, &self.tracks.device)
     }
 }

@@ -17,7 +17,7 @@ use crate::comm::{
 };
 use crate::exec::Readback;
 use crate::kernels::ops::norm;
-use crate::metrics::Lane;
+use crate::metrics::Track;
 
 /// How often a ring thread that waits for its device looks whether the run is over.
 const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ pub struct RingChannels {
     /// Of all ranks' ring threads.
     pub rings: Arc<[Mailbox<RingMsg>]>,
     pub driver: Mailbox<DriverMsg>,
-    pub lane: Lane,
+    pub track: Track,
     /// Whether sums are handed out as they are.
     pub is_chained: bool,
 }
@@ -118,7 +118,7 @@ impl RingIo {
     ) -> Result<(), Closed> {
         let missing = || Closed(format!("the values of {id} never came, a defect of potluck"));
         let readback = self.readbacks.remove(&id).ok_or_else(missing)?;
-        let _span = self.channels.lane.span(|| format!("{what} {chunk}"));
+        let _span = self.channels.track.span(|| format!("{what} {chunk}"));
         into.copy_from_slice(readback.values());
         Ok(())
     }
@@ -132,7 +132,7 @@ impl ExchangeIo for RingIo {
     }
 
     fn add_local(&mut self, id: ChunkId, chunk: &Chunk, partial: &mut [f32]) -> Result<(), Closed> {
-        let _span = self.channels.lane.span(|| format!("add {chunk}"));
+        let _span = self.channels.track.span(|| format!("add {chunk}"));
         if let Some(readback) = self.readbacks.remove(&id) {
             add_assign(partial, readback.values());
             return Ok(());

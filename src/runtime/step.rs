@@ -12,7 +12,7 @@ use crate::exec::{BucketTensor, Executor, Input, PassContext};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{PassKind, Update, UpdateRange};
 use crate::kernels::RandomContext;
-use crate::metrics::Lane;
+use crate::metrics::Track;
 use crate::parallel::{Action, Event, Interpreter, Outcome, Program, Verdict, Vote};
 
 /// An input of a micro-batch, with the values of its rows.
@@ -106,21 +106,21 @@ pub trait Peers {
     fn sum_gradients(&self) -> bool;
 
     /// Where what this rank does is traced, and what its device does.
-    fn lanes(&self) -> (&Lane, &Lane);
+    fn tracks(&self) -> (&Track, &Track);
 }
 
 /// No other ranks.
 #[derive(Default)]
 pub struct NoPeers {
     vote: Option<Vote>,
-    lane: Lane,
-    device: Lane,
+    track: Track,
+    device: Track,
 }
 
 impl NoPeers {
     /// Traced on the lanes of its driver and of its device.
-    pub fn traced(lane: Lane, device: Lane) -> Self {
-        Self { vote: None, lane, device }
+    pub fn traced(track: Track, device: Track) -> Self {
+        Self { vote: None, track, device }
     }
 }
 
@@ -153,8 +153,8 @@ impl Peers for NoPeers {
         false
     }
 
-    fn lanes(&self) -> (&Lane, &Lane) {
-        (&self.lane, &self.device)
+    fn tracks(&self) -> (&Track, &Track) {
+        (&self.track, &self.device)
     }
 }
 
@@ -240,7 +240,7 @@ impl<'a> Performer<'a> {
         let (nodes, phase, block) = (found.nodes.clone(), found.phase, found.block);
         let rows = self.input.program.micro_batches[micro_batch].rows as usize;
         let pass = PassContext { stash_index: 0, rows, random: self.random };
-        let (driver, device) = self.peers.lanes();
+        let (driver, device) = self.peers.tracks();
         let (name, recorded) = (|| format!("{phase} {block}"), driver.clone());
         let begun = Instant::now();
         let _span = recorded.span(|| format!("record {}", name()));
@@ -248,7 +248,7 @@ impl<'a> Performer<'a> {
         self.device.run(nodes, &pass)?;
         if of_device.is_on() {
             let name = name();
-            self.device.on_queue_done(Box::new(move || of_device.follow(|| name, begun)))?;
+            self.device.on_queue_done(Box::new(move || of_device.record_since(|| name, begun)))?;
         }
         Ok(())
     }
@@ -282,7 +282,7 @@ impl<'a> Performer<'a> {
             gradient_scale: (clip / totals.count) as f32,
         };
         if range.length > 0 {
-            let _span = self.peers.lanes().0.span(|| format!("update {bucket}"));
+            let _span = self.peers.tracks().0.span(|| format!("update {bucket}"));
             self.device.update(bucket, &self.input.update, &range)?;
         }
         self.inject_fault(Point::Update)

@@ -122,14 +122,14 @@ impl WorkerGroup {
         rings: &Arc<[Mailbox<RingMsg>]>,
         options: &TeamOptions,
     ) -> Result<Worker, RuntimeError> {
-        let lanes = TraceTracks::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
+        let tracks = TraceTracks::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
         let ring = rings[rank.index()].clone();
         // Per chunk its sum, or a request to add, and the final values; per bucket its two ends;
         // and the verdict.
         let (chunks, buckets) = (self.layout.chunks.len(), self.layout.buckets());
         let inbox = Mailbox::new(2 * (chunks + buckets) + 1);
         if rings.len() == 1 {
-            let alone = NoPeers::traced(lanes.driver, lanes.device);
+            let alone = NoPeers::traced(tracks.driver, tracks.device);
             let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(alone)));
             let waiting = Arc::default();
             return Ok(Worker { driver, peers, inbox, ring, waiting, thread: None });
@@ -140,7 +140,7 @@ impl WorkerGroup {
             inbox: ring.clone(),
             rings: rings.clone(),
             driver: inbox.clone(),
-            lane: lanes.ring.clone(),
+            track: tracks.ring.clone(),
             is_chained: options.is_chained,
         };
         let why = |error| {
@@ -163,7 +163,7 @@ impl WorkerGroup {
             ring: ring.clone(),
             inbox: inbox.clone(),
             group: self.said.clone(),
-            lanes,
+            tracks,
             waiting: Arc::clone(&waiting),
             awaited: None,
             in_flight: VecDeque::new(),

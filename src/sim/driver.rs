@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::main_thread::{Mail, News};
+use super::main_thread::{ToCoordinator, ToDriver};
 use super::queue::{Nanos, nanos};
 use super::report::End;
 use super::ring::Item;
-use super::scenario::Defect;
+use super::scenario::SeededBug;
 use super::timeline::Lane;
-use super::world::{Event, World};
+use super::world::{Event, Simulation};
 use crate::base::Rank;
 use crate::collective::Collective;
 use crate::parallel::{Action, Event as Happened, Interpreter, Outcome, Verdict};
@@ -27,7 +27,7 @@ pub(super) struct Driver<'a> {
     pub free_at: Nanos,
     /// A wake-up is on its way.
     wakes: bool,
-    mail: VecDeque<Mail>,
+    mail: VecDeque<ToDriver>,
     /// Collectives of the next step that are over before it begins.
     early: Vec<Collective>,
     verdict: Option<Verdict>,
@@ -36,16 +36,16 @@ pub(super) struct Driver<'a> {
     pub waits_for: String,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Puts mail where the driver looks when it is free.
-    pub(super) fn hand_to_driver(&mut self, rank: Rank, mail: Mail) {
-        self.members[rank.index()].driver.mail.push_back(mail);
+    pub(super) fn hand_to_driver(&mut self, rank: Rank, mail: ToDriver) {
+        self.virtual_ranks[rank.index()].driver.mail.push_back(mail);
         self.wake_driver(rank);
     }
 
     fn wake_driver(&mut self, rank: Rank) {
         let now = self.queue.now();
-        let driver = &mut self.members[rank.index()].driver;
+        let driver = &mut self.virtual_ranks[rank.index()].driver;
         if !driver.wakes {
             driver.wakes = true;
             self.queue.push(driver.free_at.max(now), Event::Driver(rank));
@@ -54,18 +54,18 @@ impl World<'_> {
 
     /// Lets a driver end what it does, read its mail, and go on as far as it can.
     pub(super) fn drive(&mut self, rank: Rank) {
-        let member = &mut self.members[rank.index()];
-        member.driver.wakes = false;
-        if !member.drives() {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        virtual_rank.driver.wakes = false;
+        if !virtual_rank.drives() {
             return;
         }
-        if self.queue.now() < member.driver.free_at {
+        if self.queue.now() < virtual_rank.driver.free_at {
             return self.wake_driver(rank);
         }
-        if let Some(action) = member.driver.doing.take() {
+        if let Some(action) = virtual_rank.driver.doing.take() {
             self.complete(rank, &action);
         }
-        while let Some(mail) = self.members[rank.index()].driver.mail.pop_front() {
+        while let Some(mail) = self.virtual_ranks[rank.index()].driver.mail.pop_front() {
             self.read(rank, mail);
         }
         while let Some(action) = self.next_action(rank) {
@@ -77,13 +77,13 @@ impl World<'_> {
     }
 
     fn next_action(&mut self, rank: Rank) -> Option<Action> {
-        self.members[rank.index()].driver.interpreter.as_mut()?.poll_action()
+        self.virtual_ranks[rank.index()].driver.interpreter.as_mut()?.poll_action()
     }
 
     fn do_for(&mut self, rank: Rank, action: Action, takes: Nanos) {
         let (from, to) = (self.queue.now(), self.queue.now() + takes);
         self.timeline.add(rank, Lane::Driver, (from, to), || name(&action));
-        let driver = &mut self.members[rank.index()].driver;
+        let driver = &mut self.virtual_ranks[rank.index()].driver;
         driver.doing = Some(action);
         driver.free_at = to;
         self.wake_driver(rank);
@@ -116,20 +116,24 @@ impl World<'_> {
         if let Action::Update { .. } = action {
             self.is_committed(rank, "updates");
         }
-        let member = &mut self.members[rank.index()];
-        let step = member.driver.step;
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        let step = virtual_rank.driver.step;
         match *action {
             Action::Load { micro_batch } => {
-                member.model.count(step, member.program.micro_batches[micro_batch]);
+                virtual_rank.model.count(step, virtual_rank.program.micro_batches[micro_batch]);
             }
             Action::Run { segment, micro_batch } => {
                 let buckets = &self.scenario.completes[segment.index()];
-                member.model.run(step, member.program.micro_batches[micro_batch], buckets);
+                virtual_rank.model.run(
+                    step,
+                    virtual_rank.program.micro_batches[micro_batch],
+                    buckets,
+                );
             }
             Action::Update { bucket } => {
                 let shard = self.scenario.layout.shard(bucket, rank);
-                if let Some(verdict) = &member.driver.verdict {
-                    member.model.update(bucket, shard, verdict);
+                if let Some(verdict) = &virtual_rank.driver.verdict {
+                    virtual_rank.model.update(bucket, shard, verdict);
                 }
             }
             Action::ZeroGradients
@@ -142,22 +146,22 @@ impl World<'_> {
 
     /// Actions that hand something on, or only wait.
     fn act(&mut self, rank: Rank, action: Action) {
-        let member = &mut self.members[rank.index()];
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
         match action {
             Action::Start(collective) => self.read_back(rank, collective),
-            Action::Wait(collective) => member.driver.waits_for = collective.to_string(),
+            Action::Wait(collective) => virtual_rank.driver.waits_for = collective.to_string(),
             Action::Vote => {
-                member.driver.waits_for = "the verdict".into();
-                self.voted[rank.index()] = member.driver.step;
-                let vote = member.model.vote(&self.scenario.layout, rank);
-                self.tell_main(News::Vote(vote), 0);
+                virtual_rank.driver.waits_for = "the verdict".into();
+                self.voted[rank.index()] = virtual_rank.driver.step;
+                let vote = virtual_rank.model.vote(&self.scenario.layout, rank);
+                self.tell_main(ToCoordinator::Vote(vote), 0);
             }
             Action::Finish(Outcome::Discarded(_)) => self.fail(rank),
             Action::Finish(Outcome::Updated | Outcome::Skipped) => {
-                member.driver.interpreter = None;
-                member.driver.finished += 1;
-                member.driver.waits_for = "the next step".into();
-                self.tell_main(News::Finished { rank }, 0);
+                virtual_rank.driver.interpreter = None;
+                virtual_rank.driver.finished += 1;
+                virtual_rank.driver.waits_for = "the next step".into();
+                self.tell_main(ToCoordinator::Finished { rank }, 0);
             }
             Action::ZeroGradients
             | Action::Load { .. }
@@ -166,43 +170,43 @@ impl World<'_> {
         }
     }
 
-    fn read(&mut self, rank: Rank, mail: Mail) {
-        let member = &mut self.members[rank.index()];
-        let driver = &mut member.driver;
+    fn read(&mut self, rank: Rank, mail: ToDriver) {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        let driver = &mut virtual_rank.driver;
         match (mail, &mut driver.interpreter) {
-            (Mail::Done(done), Some(interpreter)) => interpreter.handle(Happened::Done(done)),
-            (Mail::Done(done), None) => driver.early.push(done),
-            (Mail::Verdict(verdict), Some(interpreter)) => {
+            (ToDriver::Done(done), Some(interpreter)) => interpreter.handle(Happened::Done(done)),
+            (ToDriver::Done(done), None) => driver.early.push(done),
+            (ToDriver::Verdict(verdict), Some(interpreter)) => {
                 interpreter.handle(Happened::Verdict(verdict.clone()));
                 driver.verdict = Some(verdict);
             }
-            (Mail::Discard { rank: failed, why }, Some(interpreter)) => {
+            (ToDriver::Discard { rank: failed, why }, Some(interpreter)) => {
                 interpreter.handle(Happened::Fault(format!("{failed} failed: {why}")));
                 driver.failure = Some((failed, why));
             }
-            (Mail::Discard { rank: failed, why }, None) => {
+            (ToDriver::Discard { rank: failed, why }, None) => {
                 driver.failure = Some((failed, why));
                 self.fail(rank);
             }
-            (Mail::Step(step), None) => {
-                let mut interpreter = Interpreter::new(member.program);
+            (ToDriver::Step(step), None) => {
+                let mut interpreter = Interpreter::new(virtual_rank.program);
                 for done in driver.early.drain(..) {
                     interpreter.handle(Happened::Done(done));
                 }
                 driver.interpreter = Some(interpreter);
                 driver.step = step;
-                member.model.begin_step(self.scenario.is_not_finite(rank, step));
-                if self.scenario.defect == Some(Defect::RestartsApart) {
+                virtual_rank.model.begin_step(self.scenario.is_not_finite(rank, step));
+                if self.scenario.seeded_bug == Some(SeededBug::RestartsApart) {
                     self.hand_to_ring(rank, Item::Restart);
                 }
             }
-            (Mail::Over, None) => self.end(rank, End::Completed),
+            (ToDriver::Over, None) => self.end(rank, End::Completed),
             (mail, _) => self.violations.push(format!("{rank} is told {mail:?} at a wrong time")),
         }
     }
 
     fn fail(&mut self, rank: Rank) {
-        let failure = self.members[rank.index()].driver.failure.take();
+        let failure = self.virtual_ranks[rank.index()].driver.failure.take();
         match failure {
             Some((rank_failed, why)) => self.end(rank, End::Failed { rank: rank_failed, why }),
             None => self.violations.push(format!("{rank} discards a step without a reason")),

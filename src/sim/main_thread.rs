@@ -1,14 +1,14 @@
 //! The thread that the drivers report to: it asks a [`Coordinator`] per step, tells everyone what
 //! it announces, and begins the next step when every rank has reported the end of this one.
 
-use super::scenario::{Defect, Scenario};
+use super::scenario::{Scenario, SeededBug};
 use crate::base::Rank;
 use crate::collective::Collective;
 use crate::parallel::{Coordinator, Decision, Verdict, Vote};
 
 /// What main is told.
 #[derive(Clone, Debug)]
-pub enum News {
+pub enum ToCoordinator {
     Vote(Vote),
     Failed {
         rank: Rank,
@@ -22,7 +22,7 @@ pub enum News {
 
 /// What a driver is told.
 #[derive(Clone, Debug)]
-pub enum Mail {
+pub enum ToDriver {
     /// By its own ring.
     Done(Collective),
     Verdict(Verdict),
@@ -38,19 +38,19 @@ pub enum Mail {
 
 /// The main thread.
 #[derive(Debug)]
-pub struct Main {
+pub struct CoordinatorThread {
     coordinator: Coordinator,
     step: u64,
     steps: u64,
     finished: Vec<bool>,
     is_over: bool,
-    /// For [`Defect::CommitsEarly`]: votes of this step, and who was told too early.
+    /// For [`SeededBug::CommitsEarly`]: votes of this step, and who was told too early.
     votes: Vec<Vote>,
     early: Option<Rank>,
-    defect: Option<Defect>,
+    seeded_bug: Option<SeededBug>,
 }
 
-impl Main {
+impl CoordinatorThread {
     pub fn new(scenario: &Scenario) -> Self {
         Self {
             coordinator: Coordinator::new(scenario.layout.world),
@@ -60,39 +60,39 @@ impl Main {
             is_over: false,
             votes: Vec::new(),
             early: None,
-            defect: scenario.defect,
+            seeded_bug: scenario.seeded_bug,
         }
     }
 
     /// What is to be told when every rank is ready for the next step.
-    pub fn next_step(&mut self) -> Vec<(Rank, Mail)> {
+    pub fn next_step(&mut self) -> Vec<(Rank, ToDriver)> {
         self.is_over = self.step == self.steps;
         if self.is_over {
-            return self.to_all(&Mail::Over);
+            return self.to_all(&ToDriver::Over);
         }
         self.step += 1;
         self.finished.fill(false);
         self.coordinator = Coordinator::new(self.finished.len() as u32);
         self.votes.clear();
         self.early = None;
-        self.to_all(&Mail::Step(self.step))
+        self.to_all(&ToDriver::Step(self.step))
     }
 
     /// Takes in what is told, and says what is to be told.
-    pub fn handle(&mut self, news: News) -> Vec<(Rank, Mail)> {
+    pub fn handle(&mut self, news: ToCoordinator) -> Vec<(Rank, ToDriver)> {
         match news {
-            News::Vote(vote) => {
+            ToCoordinator::Vote(vote) => {
                 let told_early = self.commit_early(&vote);
                 let announced = self.coordinator.vote(vote);
                 announced.map_or(told_early, |said| self.announce(said))
             }
             // A run that is over cannot fail any more.
-            News::Failed { .. } if self.is_over => Vec::new(),
-            News::Failed { rank, why } => {
+            ToCoordinator::Failed { .. } if self.is_over => Vec::new(),
+            ToCoordinator::Failed { rank, why } => {
                 let announced = self.coordinator.fail(rank, &why);
                 announced.map_or(Vec::new(), |said| self.announce(said))
             }
-            News::Finished { rank } => {
+            ToCoordinator::Finished { rank } => {
                 self.finished[rank.index()] = true;
                 let is_next = self.finished.iter().all(|&is_finished| is_finished);
                 if is_next { self.next_step() } else { Vec::new() }
@@ -100,16 +100,16 @@ impl Main {
         }
     }
 
-    fn announce(&self, said: Decision) -> Vec<(Rank, Mail)> {
+    fn announce(&self, said: Decision) -> Vec<(Rank, ToDriver)> {
         match said {
             Decision::Verdict(verdict) => {
-                let mut told = self.to_all(&Mail::Verdict(verdict));
+                let mut told = self.to_all(&ToDriver::Verdict(verdict));
                 told.retain(|(rank, _)| Some(*rank) != self.early);
                 told
             }
             Decision::Abort { rank, why } => {
-                let mut told = self.to_all(&Mail::Discard { rank, why });
-                if self.defect == Some(Defect::ForgetsToTell) {
+                let mut told = self.to_all(&ToDriver::Discard { rank, why });
+                if self.seeded_bug == Some(SeededBug::ForgetsToTell) {
                     let forgotten = told.iter().rposition(|(other, _)| *other != rank);
                     forgotten.map(|index| told.remove(index));
                 }
@@ -119,8 +119,8 @@ impl Main {
     }
 
     /// The planted defect, if it is planted.
-    fn commit_early(&mut self, vote: &Vote) -> Vec<(Rank, Mail)> {
-        if self.defect != Some(Defect::CommitsEarly) {
+    fn commit_early(&mut self, vote: &Vote) -> Vec<(Rank, ToDriver)> {
+        if self.seeded_bug != Some(SeededBug::CommitsEarly) {
             return Vec::new();
         }
         self.votes.push(vote.clone());
@@ -129,10 +129,10 @@ impl Main {
         }
         let first = self.votes[0].rank;
         self.early = Some(first);
-        vec![(first, Mail::Verdict(Verdict::from_votes(&self.votes)))]
+        vec![(first, ToDriver::Verdict(Verdict::from_votes(&self.votes)))]
     }
 
-    fn to_all(&self, mail: &Mail) -> Vec<(Rank, Mail)> {
+    fn to_all(&self, mail: &ToDriver) -> Vec<(Rank, ToDriver)> {
         (0..self.finished.len() as u32).map(|rank| (Rank(rank), mail.clone())).collect()
     }
 }

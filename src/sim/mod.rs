@@ -13,7 +13,7 @@
 //! mail in between, and a ring, which takes one item at a time, adds and forwards. Read-back,
 //! upload and each link between two ranks carry one chunk at a time, and there may be few places
 //! to read back to ([`Scenario::places_max`]). Everything takes the time
-//! that [`Costs`] and [`Link`]s say, and a random part by seed; what happens at the same time
+//! that [`Costs`] and [`LinkModel`]s say, and a random part by seed; what happens at the same time
 //! happens in an order by seed. Messages between rings may overtake each other. Ranks die, between
 //! any two events, and hang ([`Fault`]). Values are real: gradients are a function of a rank's
 //! samples and its parameters, and they travel and are added as in a real run, so that results can
@@ -39,10 +39,12 @@ pub mod values;
 pub mod world;
 
 pub use check::check;
-pub use price::{Machine, one_step, step_seconds};
+pub use price::{MachineModel, one_step, step_seconds};
 pub use reference::reference;
 pub use report::{End, RankReport, Report};
-pub use scenario::{Costs, Defect, Fault, Link, Noticed, Scenario, SegmentCost, When};
+pub use scenario::{
+    Costs, Detection, Fault, FaultTime, LinkModel, Scenario, SeededBug, SegmentCost,
+};
 pub use timeline::{Lane, Span, Timeline};
 pub use values::hash;
 pub use world::run;

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use super::scenario::{Costs, Link, Scenario};
+use super::scenario::{Costs, LinkModel, Scenario};
 use super::world::run;
 use crate::collective::ShardLayout;
 use crate::parallel::Program;
 
 /// What a step costs besides its programs.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine<'a> {
+pub struct MachineModel<'a> {
     /// Per rank.
     pub costs: &'a [Costs],
     /// From a rank, to a rank.
-    pub links: &'a [Vec<Link>],
+    pub links: &'a [Vec<LinkModel>],
     /// How long a message to or from main takes.
     pub control_s: f64,
     /// As in [`crate::collective::Exchange::new`].
@@ -21,7 +21,11 @@ pub struct Machine<'a> {
 }
 
 /// The scenario of one step without values, chance or faults.
-pub fn one_step(programs: &[Program], layout: &Arc<ShardLayout>, machine: Machine) -> Scenario {
+pub fn one_step(
+    programs: &[Program],
+    layout: &Arc<ShardLayout>,
+    machine: MachineModel,
+) -> Scenario {
     Scenario {
         layout: layout.clone(),
         programs: programs.to_vec(),
@@ -40,13 +44,13 @@ pub fn one_step(programs: &[Program], layout: &Arc<ShardLayout>, machine: Machin
         seed: 0,
         values: None,
         faults: Vec::new(),
-        defect: None,
+        seeded_bug: None,
         timeline: false,
     }
 }
 
 /// The seconds of one step of these programs, one per rank, until the last rank knows that all
 /// have ended it.
-pub fn step_seconds(programs: &[Program], layout: &Arc<ShardLayout>, machine: Machine) -> f64 {
+pub fn step_seconds(programs: &[Program], layout: &Arc<ShardLayout>, machine: MachineModel) -> f64 {
     run(&one_step(programs, layout, machine)).seconds
 }

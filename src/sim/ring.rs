@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::queue::Nanos;
-use super::scenario::Link;
+use super::scenario::LinkModel;
 use crate::base::{ChunkId, Rank};
 use crate::collective::{Action, Collective, CollectiveKind, Event, Exchange, ShardLayout};
 
@@ -107,7 +107,7 @@ pub struct Ring {
     /// How often it was restarted.
     round: u64,
     holdings: Vec<Holding>,
-    host: Link,
+    host: LinkModel,
     pub inbox: VecDeque<Item>,
     /// When it can take the next item.
     pub free_at: Nanos,
@@ -124,7 +124,7 @@ pub struct Work {
 
 impl Ring {
     /// A ring that adds as fast as `host`.
-    pub fn new(layout: &Arc<ShardLayout>, rank: Rank, window: usize, host: Link) -> Self {
+    pub fn new(layout: &Arc<ShardLayout>, rank: Rank, window: usize, host: LinkModel) -> Self {
         Self {
             exchange: Exchange::new(layout.clone(), rank, window),
             round: 0,

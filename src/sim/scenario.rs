@@ -11,12 +11,12 @@ const F32_BYTES: f64 = 4.0;
 
 /// A way from one place to another, for one chunk at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
+pub struct LinkModel {
     pub latency_s: f64,
     pub bytes_per_s: f64,
 }
 
-impl Link {
+impl LinkModel {
     /// A link that takes no time.
     pub const INSTANT: Self = Self { latency_s: 0.0, bytes_per_s: f64::INFINITY };
 
@@ -43,16 +43,16 @@ pub struct Costs {
     /// Update of one element that the rank owns.
     pub update_element_s: f64,
     /// From the device to the ring.
-    pub read_back: Link,
+    pub read_back: LinkModel,
     /// From the ring to the device.
-    pub upload: Link,
+    pub upload: LinkModel,
     /// What the ring adds, or copies for the first message of a chunk.
-    pub host: Link,
+    pub host: LinkModel,
 }
 
 /// When a fault strikes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum When {
+pub enum FaultTime {
     Seconds(f64),
     /// Before the event of this number, counted from 0.
     Event(u64),
@@ -60,7 +60,7 @@ pub enum When {
 
 /// How main learns that a rank died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Noticed {
+pub enum Detection {
     /// Something that outlives the rank says so.
     AtOnce,
     /// The rank gives no sign of life for [`Scenario::deadline_s`].
@@ -71,17 +71,17 @@ pub enum Noticed {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     /// Driver and ring stop for ever.
-    Die { rank: Rank, when: When, noticed: Noticed },
+    Die { rank: Rank, when: FaultTime, detection: Detection },
     /// The driver does nothing for a while; its ring goes on. A hang of [`Scenario::deadline_s`]
     /// or more ends the run, a shorter one is only slow.
-    Hang { rank: Rank, when: When, seconds: f64 },
+    Hang { rank: Rank, when: FaultTime, seconds: f64 },
     /// One element of the rank's gradient is a NaN in this step, counted from 1.
     NotFinite { rank: Rank, step: u64 },
 }
 
 /// Wrong on purpose, to show that [`super::check()`] finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Defect {
+pub enum SeededBug {
     /// The first rank that votes is told to commit while one vote is missing.
     CommitsEarly,
     /// Messages of one chunk are taken in the order in which they come.
@@ -107,7 +107,7 @@ pub struct Scenario {
     /// Per rank.
     pub costs: Vec<Costs>,
     /// From a rank, to a rank.
-    pub links: Vec<Vec<Link>>,
+    pub links: Vec<Vec<LinkModel>>,
     /// How long a message to or from main takes.
     pub control_s: f64,
     /// The most that is added by chance to every run of a segment and to every message.
@@ -125,7 +125,7 @@ pub struct Scenario {
     /// Decides gradients and initial parameters; without it there are no values, only times.
     pub values: Option<u64>,
     pub faults: Vec<Fault>,
-    pub defect: Option<Defect>,
+    pub seeded_bug: Option<SeededBug>,
     /// Whether to keep a timeline.
     pub timeline: bool,
 }

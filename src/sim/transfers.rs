@@ -2,25 +2,25 @@
 
 use std::rc::Rc;
 
-use super::main_thread::Mail;
+use super::main_thread::ToDriver;
 use super::queue::{Nanos, nanos};
 use super::report::End;
 use super::ring::{Effect, Item, Message};
-use super::scenario::Defect;
+use super::scenario::SeededBug;
 use super::timeline::Lane;
-use super::world::{Event, World};
+use super::world::{Event, Simulation};
 use crate::base::{ChunkId, Rank};
 use crate::collective::{Collective, CollectiveKind, Topology};
 
-impl World<'_> {
+impl Simulation<'_> {
     pub fn hand_to_ring(&mut self, rank: Rank, item: Item) {
-        self.members[rank.index()].ring.inbox.push_back(item);
+        self.virtual_ranks[rank.index()].ring.inbox.push_back(item);
         self.wake_ring(rank);
     }
 
     fn wake_ring(&mut self, rank: Rank) {
         let now = self.queue.now();
-        let ring = &mut self.members[rank.index()].ring;
+        let ring = &mut self.virtual_ranks[rank.index()].ring;
         if !ring.inbox.is_empty() && !ring.wakes {
             ring.wakes = true;
             self.queue.push(ring.free_at.max(now), Event::Ring(rank));
@@ -28,14 +28,14 @@ impl World<'_> {
     }
 
     pub fn ring_works(&mut self, rank: Rank, item: Item) {
-        let member = &mut self.members[rank.index()];
-        if member.died_at.is_some() || matches!(member.end, Some(End::Failed { .. })) {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        if virtual_rank.died_at.is_some() || matches!(virtual_rank.end, Some(End::Failed { .. })) {
             return;
         }
         let now = self.queue.now();
         let what = item.name();
-        let work = member.ring.handle(item);
-        member.ring.free_at = now + work.takes;
+        let work = virtual_rank.ring.handle(item);
+        virtual_rank.ring.free_at = now + work.takes;
         if work.takes > 0 {
             self.timeline.add(rank, Lane::Ring, (now, now + work.takes), || what.into());
         }
@@ -50,14 +50,14 @@ impl World<'_> {
             Effect::Send { to, message } => self.send(to, message, at),
             Effect::Reduced { chunk, values } => {
                 let place = self.scenario.layout.chunk(chunk);
-                let model = &mut self.members[rank.index()].model;
+                let model = &mut self.virtual_ranks[rank.index()].model;
                 model.set_gradients(place.bucket, place.range.clone(), &values);
                 self.upload(rank, at, chunk);
             }
             Effect::Kept { chunk, values } => {
                 let place = self.scenario.layout.chunk(chunk);
                 self.is_committed(rank, "takes parameters");
-                let model = &mut self.members[rank.index()].model;
+                let model = &mut self.virtual_ranks[rank.index()].model;
                 model.set_parameters(place.bucket, place.range.clone(), &values);
                 self.upload(rank, at, chunk);
             }
@@ -69,8 +69,8 @@ impl World<'_> {
                     .push(format!("a message for {chunk} of another step came to {rank}"));
             }
             Effect::Done(done) => {
-                let at = at.max(self.members[rank.index()].upload_last);
-                self.queue.push(at, Event::Mail { to: rank, mail: Mail::Done(done) });
+                let at = at.max(self.virtual_ranks[rank.index()].upload_last);
+                self.queue.push(at, Event::ToDriver { to: rank, mail: ToDriver::Done(done) });
             }
         }
     }
@@ -79,7 +79,7 @@ impl World<'_> {
     pub fn in_arrival_order(&mut self, item: Item) -> Item {
         match item {
             Item::Message(message)
-                if self.scenario.defect == Some(Defect::FoldsInArrivalOrder)
+                if self.scenario.seeded_bug == Some(SeededBug::FoldsInArrivalOrder)
                     && self.scenario.layout.topology == Topology::Star
                     && message.kind == CollectiveKind::ReduceScatter =>
             {
@@ -94,7 +94,7 @@ impl World<'_> {
     fn send(&mut self, to: Rank, message: Message, at: Nanos) {
         let (from, chunk) = (message.from, message.chunk);
         self.messages += 1;
-        if self.scenario.defect == Some(Defect::LosesMessage(self.messages)) {
+        if self.scenario.seeded_bug == Some(SeededBug::LosesMessage(self.messages)) {
             return;
         }
         let link = &self.scenario.links[from.index()][to.index()];
@@ -111,11 +111,11 @@ impl World<'_> {
     /// Brings a chunk to the device, behind those before it.
     fn upload(&mut self, rank: Rank, at: Nanos, chunk: ChunkId) {
         let link = &self.scenario.costs[rank.index()].upload;
-        let member = &mut self.members[rank.index()];
-        let start = at.max(member.upload_free_at);
-        member.upload_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
-        member.upload_last = member.upload_free_at + nanos(link.latency_s);
-        let span = (start, member.upload_last);
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        let start = at.max(virtual_rank.upload_free_at);
+        virtual_rank.upload_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
+        virtual_rank.upload_last = virtual_rank.upload_free_at + nanos(link.latency_s);
+        let span = (start, virtual_rank.upload_last);
         self.timeline.add(rank, Lane::Upload, span, || chunk.to_string());
     }
 
@@ -124,7 +124,7 @@ impl World<'_> {
         let layout = &self.scenario.layout;
         let Collective { kind, bucket } = started;
         let mut order = layout.consumption_order(bucket, rank);
-        if self.scenario.defect == Some(Defect::ReadsByPosition) {
+        if self.scenario.seeded_bug == Some(SeededBug::ReadsByPosition) {
             order.sort();
         }
         for chunk in order {
@@ -132,15 +132,17 @@ impl World<'_> {
             if kind == CollectiveKind::AllGather && place.owner != rank {
                 continue;
             }
-            let member = &mut self.members[rank.index()];
+            let virtual_rank = &mut self.virtual_ranks[rank.index()];
             let values = match kind {
                 CollectiveKind::ReduceScatter => {
-                    member.model.gradients(bucket, place.range.clone())
+                    virtual_rank.model.gradients(bucket, place.range.clone())
                 }
-                CollectiveKind::AllGather => member.model.parameters(bucket, place.range.clone()),
+                CollectiveKind::AllGather => {
+                    virtual_rank.model.parameters(bucket, place.range.clone())
+                }
             };
             let item = Item::Ready { kind, chunk, values: Rc::new(values.to_vec()) };
-            member.unread.push_back((chunk, item));
+            virtual_rank.unread.push_back((chunk, item));
         }
         self.read_on(rank);
     }
@@ -149,17 +151,17 @@ impl World<'_> {
     pub fn read_on(&mut self, rank: Rank) {
         let link = &self.scenario.costs[rank.index()].read_back;
         let now = self.queue.now();
-        let member = &mut self.members[rank.index()];
-        while self.scenario.places_max.is_none_or(|most| member.places < most)
-            && let Some((chunk, item)) = member.unread.pop_front()
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        while self.scenario.places_max.is_none_or(|most| virtual_rank.places < most)
+            && let Some((chunk, item)) = virtual_rank.unread.pop_front()
         {
-            member.places += usize::from(self.scenario.places_max.is_some());
-            let start = now.max(member.read_back_free_at);
-            member.read_back_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
-            let there = member.read_back_free_at + nanos(link.latency_s);
+            virtual_rank.places += usize::from(self.scenario.places_max.is_some());
+            let start = now.max(virtual_rank.read_back_free_at);
+            virtual_rank.read_back_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
+            let there = virtual_rank.read_back_free_at + nanos(link.latency_s);
             // In order, also if they take no time.
-            member.read_back_last = there.max(member.read_back_last + 1);
-            let at = member.read_back_last;
+            virtual_rank.read_back_last = there.max(virtual_rank.read_back_last + 1);
+            let at = virtual_rank.read_back_last;
             self.queue.push(at, Event::Item { to: rank, item, sent: None });
             self.timeline.add(rank, Lane::ReadBack, (start, at), || chunk.to_string());
         }

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use super::driver::Driver;
-use super::main_thread::{Mail, Main, News};
+use super::main_thread::{CoordinatorThread, ToCoordinator, ToDriver};
 use super::queue::{Nanos, Queue, nanos};
 use super::report::{End, RankReport, Report};
 use super::ring::{Item, Ring};
-use super::scenario::{Defect, Fault, Noticed, Scenario, When};
+use super::scenario::{Detection, Fault, FaultTime, Scenario, SeededBug};
 use super::timeline::Timeline;
 use super::values::Model;
 use crate::base::{ChunkId, Rank};
@@ -28,11 +28,11 @@ pub(super) enum Event {
         item: Item,
         sent: Option<(Rank, Nanos)>,
     },
-    Mail {
+    ToDriver {
         to: Rank,
-        mail: Mail,
+        mail: ToDriver,
     },
-    News(News),
+    ToCoordinator(ToCoordinator),
     /// The fault of this index strikes.
     Strike(usize),
     /// A driver has hung for the deadline.
@@ -41,7 +41,7 @@ pub(super) enum Event {
 
 /// One rank.
 #[derive(Debug)]
-pub(super) struct Member<'a> {
+pub(super) struct VirtualRank<'a> {
     pub program: &'a Program,
     pub driver: Driver<'a>,
     pub ring: Ring,
@@ -61,7 +61,7 @@ pub(super) struct Member<'a> {
     pub end: Option<End>,
 }
 
-impl<'a> Member<'a> {
+impl<'a> VirtualRank<'a> {
     fn new(scenario: &'a Scenario, rank: Rank) -> Self {
         let host = scenario.costs[rank.index()].host;
         Self {
@@ -93,30 +93,30 @@ impl<'a> Member<'a> {
 }
 
 /// All of it.
-pub(super) struct World<'a> {
+pub(super) struct Simulation<'a> {
     pub scenario: &'a Scenario,
     pub queue: Queue<Event>,
-    pub members: Vec<Member<'a>>,
+    pub virtual_ranks: Vec<VirtualRank<'a>>,
     pub timeline: Timeline,
     pub violations: Vec<String>,
     /// The last step in which each rank voted.
     pub voted: Vec<u64>,
-    main: Main,
+    main: CoordinatorThread,
     pub links_free_at: Vec<Vec<Nanos>>,
     pub messages: u64,
-    /// For [`Defect::FoldsInArrivalOrder`]: the last place that was given out, per chunk.
+    /// For [`SeededBug::FoldsInArrivalOrder`]: the last place that was given out, per chunk.
     pub arrived: Vec<u32>,
     ended_at: Nanos,
 }
 
 /// Runs a scenario to its end.
 pub fn run(scenario: &Scenario) -> Report {
-    let mut world = World::new(scenario);
+    let mut world = Simulation::new(scenario);
     let mut events = 0;
     world.begin();
     loop {
         for index in 0..scenario.faults.len() {
-            if when(&scenario.faults[index]) == Some(When::Event(events)) {
+            if when(&scenario.faults[index]) == Some(FaultTime::Event(events)) {
                 world.strike(index);
             }
         }
@@ -127,25 +127,25 @@ pub fn run(scenario: &Scenario) -> Report {
     world.report(events)
 }
 
-fn when(fault: &Fault) -> Option<When> {
+fn when(fault: &Fault) -> Option<FaultTime> {
     match *fault {
         Fault::Die { when, .. } | Fault::Hang { when, .. } => Some(when),
         Fault::NotFinite { .. } => None,
     }
 }
 
-impl<'a> World<'a> {
+impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario) -> Self {
         let world = scenario.world();
         let ranks = (0..scenario.layout.world).map(Rank);
         Self {
             scenario,
             queue: Queue::new(scenario.seed),
-            members: ranks.map(|rank| Member::new(scenario, rank)).collect(),
+            virtual_ranks: ranks.map(|rank| VirtualRank::new(scenario, rank)).collect(),
             timeline: Timeline::new(scenario.timeline),
             violations: Vec::new(),
             voted: vec![0; world],
-            main: Main::new(scenario),
+            main: CoordinatorThread::new(scenario),
             links_free_at: vec![vec![0; world]; world],
             messages: 0,
             arrived: vec![0; scenario.layout.chunks.len()],
@@ -155,7 +155,7 @@ impl<'a> World<'a> {
 
     fn begin(&mut self) {
         for (index, fault) in self.scenario.faults.iter().enumerate() {
-            if let Some(When::Seconds(seconds)) = when(fault) {
+            if let Some(FaultTime::Seconds(seconds)) = when(fault) {
                 self.queue.push(nanos(seconds), Event::Strike(index));
             }
         }
@@ -167,28 +167,28 @@ impl<'a> World<'a> {
         match event {
             Event::Driver(rank) => self.drive(rank),
             Event::Ring(rank) => {
-                let member = &mut self.members[rank.index()];
-                member.ring.wakes = false;
-                if let Some(item) = member.ring.inbox.pop_front() {
+                let virtual_rank = &mut self.virtual_ranks[rank.index()];
+                virtual_rank.ring.wakes = false;
+                if let Some(item) = virtual_rank.ring.inbox.pop_front() {
                     self.ring_works(rank, item);
                 }
             }
             Event::Place(rank) => {
-                self.members[rank.index()].places -= 1;
+                self.virtual_ranks[rank.index()].places -= 1;
                 self.read_on(rank);
             }
             Event::Item { to, item, sent } => {
                 // What a rank had not sent when it died is never sent.
                 let is_lost = sent.is_some_and(|(from, at)| {
-                    self.members[from.index()].died_at.is_some_and(|died_at| at > died_at)
+                    self.virtual_ranks[from.index()].died_at.is_some_and(|died_at| at > died_at)
                 });
                 if !is_lost {
                     let item = self.in_arrival_order(item);
                     self.hand_to_ring(to, item);
                 }
             }
-            Event::Mail { to, mail } => self.hand_to_driver(to, mail),
-            Event::News(news) => {
+            Event::ToDriver { to, mail } => self.hand_to_driver(to, mail),
+            Event::ToCoordinator(news) => {
                 let told = self.main.handle(news);
                 self.tell_ranks(told);
             }
@@ -205,14 +205,14 @@ impl<'a> World<'a> {
     }
 
     /// Tells main, `after` that time and the time that a message takes.
-    pub fn tell_main(&mut self, news: News, after: Nanos) {
+    pub fn tell_main(&mut self, news: ToCoordinator, after: Nanos) {
         let at = self.queue.now() + after + nanos(self.scenario.control_s) + self.jitter();
-        self.queue.push(at, Event::News(news));
+        self.queue.push(at, Event::ToCoordinator(news));
     }
 
-    fn tell_ranks(&mut self, told: Vec<(Rank, Mail)>) {
-        let begins_step = told.iter().any(|(_, mail)| matches!(mail, Mail::Step(_)));
-        if begins_step && self.scenario.defect != Some(Defect::RestartsApart) {
+    fn tell_ranks(&mut self, told: Vec<(Rank, ToDriver)>) {
+        let begins_step = told.iter().any(|(_, mail)| matches!(mail, ToDriver::Step(_)));
+        if begins_step && self.scenario.seeded_bug != Some(SeededBug::RestartsApart) {
             // Before any rank runs, as a team does, so that no message of the step comes earlier.
             for rank in (0..self.scenario.layout.world).map(Rank) {
                 self.hand_to_ring(rank, Item::Restart);
@@ -220,21 +220,21 @@ impl<'a> World<'a> {
         }
         for (to, mail) in told {
             let at = self.queue.now() + nanos(self.scenario.control_s) + self.jitter();
-            let last = &mut self.members[to.index()].mail_last;
+            let last = &mut self.virtual_ranks[to.index()].mail_last;
             *last = at.max(*last + 1);
-            self.queue.push(*last, Event::Mail { to, mail });
+            self.queue.push(*last, Event::ToDriver { to, mail });
         }
     }
 
     /// A rank's part in the run is over.
     pub fn end(&mut self, rank: Rank, end: End) {
-        self.members[rank.index()].end = Some(end);
+        self.virtual_ranks[rank.index()].end = Some(end);
         self.ended_at = self.queue.now();
     }
 
     /// Parameters may only change in a step for which all have voted.
     pub fn is_committed(&mut self, rank: Rank, what: &str) {
-        let step = self.members[rank.index()].driver.step;
+        let step = self.virtual_ranks[rank.index()].driver.step;
         for (other, &voted) in self.voted.iter().enumerate() {
             if voted < step {
                 let violation = format!("{rank} {what} in step {step} without rank {other}'s vote");
@@ -249,22 +249,22 @@ impl<'a> World<'a> {
         let now = self.queue.now();
         match self.scenario.faults[index] {
             Fault::NotFinite { .. } => {}
-            Fault::Die { rank, noticed, .. } => {
-                let member = &mut self.members[rank.index()];
-                if member.died_at.replace(now).is_some() {
+            Fault::Die { rank, detection, .. } => {
+                let virtual_rank = &mut self.virtual_ranks[rank.index()];
+                if virtual_rank.died_at.replace(now).is_some() {
                     return;
                 }
                 let deadline_s = self.scenario.deadline_s;
-                let (after, why) = match noticed {
-                    Noticed::AtOnce => (0, "it died".to_owned()),
-                    Noticed::ByDeadline => {
+                let (after, why) = match detection {
+                    Detection::AtOnce => (0, "it died".to_owned()),
+                    Detection::ByDeadline => {
                         (nanos(deadline_s), format!("no sign of life for {deadline_s} s"))
                     }
                 };
-                self.tell_main(News::Failed { rank, why }, after);
+                self.tell_main(ToCoordinator::Failed { rank, why }, after);
             }
             Fault::Hang { rank, seconds, .. } => {
-                let driver = &mut self.members[rank.index()].driver;
+                let driver = &mut self.virtual_ranks[rank.index()].driver;
                 driver.free_at = driver.free_at.max(now).saturating_add(nanos(seconds));
                 if seconds >= self.scenario.deadline_s {
                     let at = now + nanos(self.scenario.deadline_s);
@@ -275,32 +275,32 @@ impl<'a> World<'a> {
     }
 
     fn deadline(&mut self, rank: Rank) {
-        let member = &mut self.members[rank.index()];
-        if member.drives() {
-            member.is_hung = true;
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        if virtual_rank.drives() {
+            virtual_rank.is_hung = true;
             let why = format!("its device did not answer for {} s", self.scenario.deadline_s);
-            self.tell_main(News::Failed { rank, why }, 0);
+            self.tell_main(ToCoordinator::Failed { rank, why }, 0);
         }
     }
 
     // ---- The end ----
 
     fn report(mut self, events: u64) -> Report {
-        for (rank, member) in self.members.iter().enumerate() {
-            if member.drives() {
-                let (step, waits) = (member.driver.step, &member.driver.waits_for);
+        for (rank, virtual_rank) in self.virtual_ranks.iter().enumerate() {
+            if virtual_rank.drives() {
+                let (step, waits) = (virtual_rank.driver.step, &virtual_rank.driver.waits_for);
                 let violation = format!("rank {rank} waits for ever in step {step} for {waits}");
                 self.violations.push(violation);
             }
         }
-        let rank_report = |member: Member| RankReport {
-            is_live: member.is_live(),
-            end: member.end,
-            finished: member.driver.finished,
-            parameters: member.model.parameters,
+        let rank_report = |virtual_rank: VirtualRank| RankReport {
+            is_live: virtual_rank.is_live(),
+            end: virtual_rank.end,
+            finished: virtual_rank.driver.finished,
+            parameters: virtual_rank.model.parameters,
         };
         Report {
-            ranks: self.members.into_iter().map(rank_report).collect(),
+            ranks: self.virtual_ranks.into_iter().map(rank_report).collect(),
             seconds: self.ended_at as f64 / 1e9,
             events,
             timeline: self.timeline,

@@ -11,7 +11,7 @@ use crate::config::schema::{
     ScheduleKind,
 };
 use crate::data::corpus::CORPUS;
-use crate::data::{Part, Sampler, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
+use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
@@ -122,7 +122,7 @@ pub fn schedule(config: &RunConfig) -> Schedule {
 
 /// Where each slot of each step draws its window from.
 pub fn sampler(config: &RunConfig, data: &Arc<TextData>, done: (u64, u64)) -> Sampler {
-    let population = data.starts(Part::Training, config.model.context);
+    let population = data.window_count(Split::Train, config.model.context);
     let (steps, samples) = done;
     Sampler::new(config.train.seed, population, config.train.batch as u32).after(steps, samples)
 }

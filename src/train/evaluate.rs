@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::error::TrainError;
-use super::loader::Source;
-use crate::data::Part;
+use super::loader::BatchSource;
+use crate::data::Split;
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::runtime::step::{Inputs, forward, load};
@@ -32,14 +32,14 @@ pub fn evaluate(
 ///
 /// # Errors
 /// A device that fails.
-pub fn evaluate_part(
+pub fn evaluate_split(
     group: &WorkerGroup,
-    source: &Source,
+    source: &BatchSource,
     rows: &[u32],
     weights: &[u32],
-    part: Part,
+    split: Split,
 ) -> Result<f64, TrainError> {
-    let starts = source.data.windows(part, source.model.context);
+    let starts = source.data.evaluation_windows(split, source.model.context);
     let parts: Arc<Vec<Vec<u64>>> = Arc::new(share_out(&starts, weights));
     let (source, rows) = (source.clone(), rows.to_vec());
     let sums = group.run_on_all("an evaluation", move |rank, device| {
@@ -47,7 +47,7 @@ pub fn evaluate_part(
         let (mut sum, mut count) = (0.0, 0.0);
         for job in parts[rank.index()].chunks(rows * BATCHES_PER_SUM) {
             let batches =
-                job.chunks(rows).map(|c| (c.len(), source.windows(part, c.iter().copied())));
+                job.chunks(rows).map(|c| (c.len(), source.windows(split, c.iter().copied())));
             let (loss, targets) = evaluate(device, batches)?;
             sum += loss;
             count += targets;
@@ -62,14 +62,14 @@ pub fn evaluate_part(
 fn share_out(starts: &[u64], weights: &[u32]) -> Vec<Vec<u64>> {
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
     let (mut seen, mut from) = (0, 0);
-    let part = |weight: &u32| {
+    let split = |weight: &u32| {
         seen += u64::from(*weight);
         let to = (starts.len() as u64 * seen / total.max(1)) as usize;
-        let part = starts[from..to].to_vec();
+        let split = starts[from..to].to_vec();
         from = to;
-        part
+        split
     };
-    weights.iter().map(part).collect()
+    weights.iter().map(split).collect()
 }
 
 #[cfg(test)]

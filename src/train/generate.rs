@@ -9,7 +9,7 @@ use crate::runtime::device_thread::DeviceThread;
 
 /// What text starts from if nothing is asked for: a line break, or the first token if the
 /// vocabulary has none.
-pub fn opening(tokenizer: &Tokenizer) -> String {
+pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     let line_break = "\n";
     match tokenizer.encode(line_break) {
         Ok(_) => line_break.into(),
@@ -63,8 +63,9 @@ mod tests {
 
     #[test]
     fn text_without_line_breaks_has_an_opening_too() {
-        let opening = |text: &str| opening(&Tokenizer::derive(TokenizerKind::Char, text).unwrap());
-        assert_eq!(opening("ab\n"), "\n");
-        assert_eq!(opening("ba"), "a");
+        let prompt_of =
+            |text: &str| default_prompt(&Tokenizer::derive(TokenizerKind::Char, text).unwrap());
+        assert_eq!(prompt_of("ab\n"), "\n");
+        assert_eq!(prompt_of("ba"), "a");
     }
 }

@@ -5,7 +5,7 @@ use std::thread;
 
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
-use crate::data::{Part, Sampler, TextData};
+use crate::data::{Sampler, Split, TextData};
 use crate::model::LanguageModel;
 use crate::parallel::{MicroBatch, Program};
 use crate::runtime::step::{Inputs, Values};
@@ -22,7 +22,7 @@ pub fn bytes(batch: usize, context: usize) -> usize {
 
 /// Where the inputs of steps come from.
 #[derive(Clone)]
-pub struct Source {
+pub struct BatchSource {
     pub data: Arc<TextData>,
     pub sampler: Sampler,
     pub model: LanguageModel,
@@ -30,23 +30,23 @@ pub struct Source {
     pub samples: Option<TensorId>,
 }
 
-impl Source {
+impl BatchSource {
     /// The inputs of one micro-batch of a step.
     pub fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Inputs {
         let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
         let starts = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
-        let mut inputs = self.windows(Part::Training, starts);
+        let mut inputs = self.windows(Split::Train, starts);
         if let Some(samples) = self.samples {
             inputs.push((samples, Values::Int(slots.collect())));
         }
         inputs
     }
 
-    /// The inputs of windows that begin at `starts`, one row each.
-    pub fn windows(&self, part: Part, starts: impl Iterator<Item = u64>) -> Inputs {
+    /// The inputs of windows that begin at `window_count`, one row each.
+    pub fn windows(&self, split: Split, starts: impl Iterator<Item = u64>) -> Inputs {
         let (mut tokens, mut targets) = (Vec::new(), Vec::new());
         for start in starts {
-            let (window, next) = self.data.sample(part, start, self.model.context);
+            let (window, next) = self.data.sample(split, start, self.model.context);
             tokens.extend_from_slice(window);
             targets.extend_from_slice(next);
         }
@@ -63,7 +63,7 @@ impl Loader {
     /// Loads what all ranks need in the steps from `leader` to `last`; the thread ends with them, or
     /// when the loader is dropped.
     pub fn start(
-        source: Source,
+        source: BatchSource,
         programs: Vec<Arc<Program>>,
         first: u64,
         last: u64,

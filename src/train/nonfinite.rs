@@ -12,7 +12,8 @@ use crate::parallel::Instruction;
 use crate::runtime::step::{StepInput, load};
 
 /// What is said when every value is finite by itself.
-pub const OVERFLOWED: &str = "the sum of the loss or of the squared gradients, which overflowed";
+pub const OVERFLOW_CAUSE: &str =
+    "the sum of the loss or of the squared gradients, which overflowed";
 
 /// A tensor that is not finite, in the order in which a step comes to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,14 +3,14 @@
 
 use super::format::thousands;
 
-/// The most characters of a line of [`Means::block`], which are below those of most terminals.
+/// The most characters of a line of [`RunningMeans::block`], which are below those of most terminals.
 const COLUMNS: usize = 78;
-/// The most lines of [`Means::block`].
+/// The most lines of [`RunningMeans::block`].
 const LINES_MAX: usize = 6;
 
 /// What is shown of one of several devices in a step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ShownRank {
+pub struct RankDisplay {
     /// The device's name; it is shortened to be shown.
     pub name: String,
     /// Samples of the step.
@@ -23,7 +23,7 @@ pub struct ShownRank {
 
 /// The means of all devices over steps.
 #[derive(Clone, Debug, Default)]
-pub struct Means {
+pub struct RunningMeans {
     ranks: Vec<Mean>,
 }
 
@@ -39,9 +39,9 @@ struct Mean {
     steps: f64,
 }
 
-impl Means {
+impl RunningMeans {
     /// Takes in a step.
-    pub fn add(&mut self, ranks: &[ShownRank]) {
+    pub fn add(&mut self, ranks: &[RankDisplay]) {
         self.ranks.resize_with(ranks.len(), Mean::default);
         for (mean, rank) in self.ranks.iter_mut().zip(ranks) {
             mean.name = short_name(&rank.name);
@@ -133,13 +133,13 @@ pub fn short_name(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn rank(name: &str, share: u64, samples_per_s: f64, wait: f64) -> ShownRank {
-        ShownRank { name: name.into(), share, samples_per_s, wait }
+    fn rank(name: &str, share: u64, samples_per_s: f64, wait: f64) -> RankDisplay {
+        RankDisplay { name: name.into(), share, samples_per_s, wait }
     }
 
     #[test]
     fn a_line_tells_share_speed_and_waiting() {
-        let mut means = Means::default();
+        let mut means = RunningMeans::default();
         means.add(&[
             rank("llvmpipe (LLVM 19.1.7, 256 bits)", 4, 55.2, 0.031),
             rank("SwiftShader Device (LLVM 10.0.0)", 4, 3.12, 0.0),
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn speeds_are_means_over_time_and_waits_over_steps() {
-        let mut means = Means::default();
+        let mut means = RunningMeans::default();
         // 4 samples in 1 s and 4 in 3 s are 8 in 4 s.
         means.add(&[rank("a", 4, 4.0, 0.1)]);
         means.add(&[rank("a", 4, 4.0 / 3.0, 0.3)]);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn under_a_bar_lines_are_short_and_few() {
-        let mut means = Means::default();
+        let mut means = RunningMeans::default();
         means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 3]);
         let one = "llvmpipe 4 (55/s, waits 3 %)";
         assert_eq!(means.block(), format!("  {one}, {one},\n  {one}"));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::format::{duration, thousands};
-use super::ranks::{Means, ShownRank};
+use super::ranks::{RankDisplay, RunningMeans};
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
 
@@ -16,29 +16,29 @@ const SMOOTHING: f64 = 0.8;
 
 /// What is shown of a step.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct StepDisplay {
     pub step: u64,
     pub loss: f64,
     pub tokens_per_s: f64,
     /// By rank, if there are several.
-    pub ranks: Vec<ShownRank>,
+    pub ranks: Vec<RankDisplay>,
 }
 
 /// What plain lines need to know.
-pub struct Lines {
+pub struct PlainText {
     log_every: u64,
     steps: u64,
     started: Instant,
     first: u64,
     device: String,
     /// Since the last line.
-    means: Means,
+    means: RunningMeans,
 }
 
 /// Shows a run.
 pub enum Progress {
-    Bar(ProgressBar, Means),
-    Lines(Lines),
+    Bar(ProgressBar, RunningMeans),
+    PlainText(PlainText),
     Quiet,
 }
 
@@ -49,8 +49,16 @@ impl Progress {
             return Self::Quiet;
         }
         if !std::io::stderr().is_terminal() {
-            let (started, device, means) = (Instant::now(), device.to_string(), Means::default());
-            return Self::Lines(Lines { log_every, steps, started, first: done, device, means });
+            let (started, device, means) =
+                (Instant::now(), device.to_string(), RunningMeans::default());
+            return Self::PlainText(PlainText {
+                log_every,
+                steps,
+                started,
+                first: done,
+                device,
+                means,
+            });
         }
         let bar = ProgressBar::new(steps).with_position(done);
         // A test parses the template, so it cannot fail here.
@@ -60,11 +68,11 @@ impl Progress {
         bar.set_prefix(device.to_string());
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self::Bar(bar, Means::default())
+        Self::Bar(bar, RunningMeans::default())
     }
 
     /// After every step.
-    pub fn step(&mut self, shown: &Shown) {
+    pub fn step(&mut self, shown: &StepDisplay) {
         let text = format!("loss {:.4}  {} tokens/s", shown.loss, thousands(shown.tokens_per_s));
         match self {
             Self::Bar(bar, means) => {
@@ -76,7 +84,7 @@ impl Progress {
                 }
                 bar.set_position(shown.step);
             }
-            Self::Lines(lines) => lines.step(shown, &text),
+            Self::PlainText(lines) => lines.step(shown, &text),
             Self::Quiet => {}
         }
     }
@@ -84,8 +92,8 @@ impl Progress {
     /// A line that stays: an evaluation, a checkpoint, a warning.
     pub fn note(&self, text: &str) {
         match self {
-            Self::Bar(bar, _) => bar.suspend(|| say(text)),
-            Self::Lines(_) => say(text),
+            Self::Bar(bar, _) => bar.suspend(|| print_line(text)),
+            Self::PlainText(_) => print_line(text),
             Self::Quiet => {}
         }
     }
@@ -94,8 +102,8 @@ impl Progress {
     pub fn warn(&self, text: &str) {
         let text = format!("warning: {text}");
         match self {
-            Self::Bar(bar, _) => bar.suspend(|| say(&text)),
-            _ => say(&text),
+            Self::Bar(bar, _) => bar.suspend(|| print_line(&text)),
+            _ => print_line(&text),
         }
     }
 
@@ -107,8 +115,8 @@ impl Progress {
     }
 }
 
-impl Lines {
-    fn step(&mut self, shown: &Shown, text: &str) {
+impl PlainText {
+    fn step(&mut self, shown: &StepDisplay, text: &str) {
         let Self { log_every, steps, started, first, device, means } = self;
         means.add(&shown.ranks);
         let due = *log_every > 0 && shown.step.is_multiple_of(*log_every);
@@ -117,8 +125,8 @@ impl Lines {
             let left = (*steps - shown.step) as f64 * started.elapsed().as_secs_f64() / done;
             let eta = duration(left);
             let devices = if shown.ranks.is_empty() { device.clone() } else { means.line() };
-            say(&format!("step {}/{steps}  {text}  eta {eta}  {devices}", shown.step));
-            *means = Means::default();
+            print_line(&format!("step {}/{steps}  {text}  eta {eta}  {devices}", shown.step));
+            *means = RunningMeans::default();
         }
     }
 }
@@ -131,7 +139,7 @@ pub fn kernels_note(quiet: bool) -> impl FnMut(&str, (usize, usize), Duration) {
         if !quiet && elapsed >= next {
             next = elapsed + Duration::from_secs(5);
             let seconds = elapsed.as_secs_f64();
-            say(&format!(
+            print_line(&format!(
                 "certifying and timing kernels on {device}: {done} of {total}, {seconds:.1} s"
             ));
         }
@@ -140,7 +148,7 @@ pub fn kernels_note(quiet: bool) -> impl FnMut(&str, (usize, usize), Duration) {
 
 /// Writes a line to stderr. If nobody reads it any more (a closed pipe, a terminal that is gone),
 /// that is no reason to end a run, as `eprintln` would.
-pub fn say(text: &str) {
+pub fn print_line(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

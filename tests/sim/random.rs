@@ -8,7 +8,7 @@ use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
 use potluck::graph::{Graph, PassKind};
 use potluck::parallel::{Share, contiguous_shares, data_parallel};
 use potluck::sim::queue::Random;
-use potluck::sim::{Costs, Fault, Link, Noticed, Scenario, SegmentCost, When};
+use potluck::sim::{Costs, Detection, Fault, FaultTime, LinkModel, Scenario, SegmentCost};
 
 /// Draws numbers for one seed.
 pub struct Draw(Random);
@@ -70,7 +70,7 @@ pub struct Parts {
     pub shares: Vec<Share>,
     pub overlap: bool,
     pub costs: Vec<Costs>,
-    pub links: Vec<Vec<Link>>,
+    pub links: Vec<Vec<LinkModel>>,
 }
 
 impl Parts {
@@ -92,17 +92,17 @@ impl Parts {
             seed,
             values: Some(seed),
             faults: Vec::new(),
-            defect: None,
+            seeded_bug: None,
             timeline: false,
         }
     }
 }
 
-pub fn link(draw: &mut Draw) -> Link {
+pub fn link(draw: &mut Draw) -> LinkModel {
     if draw.one_in(8) {
-        return Link::INSTANT;
+        return LinkModel::INSTANT;
     }
-    Link { latency_s: draw.between(1e-6, 1e-3), bytes_per_s: draw.between(1e5, 1e10) }
+    LinkModel { latency_s: draw.between(1e-6, 1e-3), bytes_per_s: draw.between(1e5, 1e10) }
 }
 
 pub fn costs(draw: &mut Draw, segments: usize) -> Costs {
@@ -122,7 +122,7 @@ pub fn costs(draw: &mut Draw, segments: usize) -> Costs {
 }
 
 /// Segments of 0.1 ms and 0.1 ms per row, and transfers over such links.
-pub fn even_costs(segments: usize, link: Link) -> Costs {
+pub fn even_costs(segments: usize, link: LinkModel) -> Costs {
     Costs {
         segments: vec![SegmentCost { fixed_s: 1e-4, row_s: 1e-4 }; segments],
         load_s: 1e-5,
@@ -181,7 +181,7 @@ pub fn faults(draw: &mut Draw, scenario: &Scenario, seconds: f64) -> Vec<Fault> 
     let count = if draw.one_in(3) { 2 } else { 1 };
     let fault = |_| {
         let rank = Rank(draw.below(scenario.layout.world));
-        let when = When::Seconds(seconds * draw.between(0.001, 1.05));
+        let when = FaultTime::Seconds(seconds * draw.between(0.001, 1.05));
         match draw.below(4) {
             0 => Fault::NotFinite { rank, step: 1 + u64::from(draw.below(3)) },
             1 => {
@@ -189,8 +189,8 @@ pub fn faults(draw: &mut Draw, scenario: &Scenario, seconds: f64) -> Vec<Fault> 
                 Fault::Hang { rank, when, seconds }
             }
             kind => {
-                let noticed = if kind == 2 { Noticed::AtOnce } else { Noticed::ByDeadline };
-                Fault::Die { rank, when, noticed }
+                let detection = if kind == 2 { Detection::AtOnce } else { Detection::ByDeadline };
+                Fault::Die { rank, when, detection }
             }
         }
     };
@@ -201,7 +201,7 @@ pub fn faults(draw: &mut Draw, scenario: &Scenario, seconds: f64) -> Vec<Fault> 
 pub fn small(topology: Topology, world: u32) -> Scenario {
     let lengths = [7, 5];
     let plan = plan(2, &lengths, false);
-    let link = Link { latency_s: 1e-5, bytes_per_s: 1e6 };
+    let link = LinkModel { latency_s: 1e-5, bytes_per_s: 1e6 };
     let costs = even_costs(plan.segments.len(), link);
     let counts: Vec<u32> = (0..world).map(|rank| 2 - rank.min(2)).collect();
     let parts = Parts {

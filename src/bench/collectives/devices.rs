@@ -12,8 +12,8 @@ use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Rank};
-use crate::bench::report::{Better, DeviceReport, Figure, Moved, Sheet};
-use crate::bench::sample::{Effort, Pace, median};
+use crate::bench::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
+use crate::bench::sample::{Effort, SamplingPlan, median};
 use crate::bench::units::size;
 use crate::collective::Topology;
 use crate::device::{DeviceError, Selection, list_adapters, select_all};
@@ -77,9 +77,9 @@ impl World {
 pub fn measure(world: World, effort: Effort, progress: &mut dyn FnMut(&str)) -> DeviceReport {
     let name = world.name();
     let mut say = |what: &str| progress(&format!("{name}: {what}"));
-    let mut sheet = Sheet::new(&mut say);
-    let error = measure_sizes(&world, effort, &mut sheet).err().map(|error| error.to_string());
-    let (figures, skipped) = sheet.finish();
+    let mut recorder = FigureRecorder::new(&mut say);
+    let error = measure_sizes(&world, effort, &mut recorder).err().map(|error| error.to_string());
+    let (figures, skipped) = recorder.finish();
     let kind = format!("{} devices that sum gradients", world.selections.len());
     DeviceReport { name, api: world.apis(), driver: String::new(), kind, figures, skipped, error }
 }
@@ -93,22 +93,26 @@ fn widths(effort: Effort) -> &'static [usize] {
     }
 }
 
-fn measure_sizes(world: &World, effort: Effort, sheet: &mut Sheet) -> Result<(), TrainError> {
+fn measure_sizes(
+    world: &World,
+    effort: Effort,
+    recorder: &mut FigureRecorder,
+) -> Result<(), TrainError> {
     for &width in widths(effort) {
         let plan = plan(width)?;
         let bytes = (plan.buckets[BUCKET.index()].length * ELEMENT_BYTES) as u64;
         let mut group = match start(world, &plan) {
             Err(error @ (RuntimeError::Memory { .. } | RuntimeError::NoRoom { .. })) => {
-                sheet.skip(&name(Kind::AllReduce.name(), bytes, world), error.to_string());
+                recorder.skip(&name(Kind::AllReduce.name(), bytes, world), error.to_string());
                 continue;
             }
             started => started?,
         };
-        sheet.say(&format!("all_reduce of {} of gradients", size(bytes)));
+        recorder.say(&format!("all_reduce of {} of gradients", size(bytes)));
         let program = Arc::new(gradient_all_reduce(&plan));
         check(&mut group, &program)?;
-        let timed = rounds(&mut group, &program, &effort.pace())?;
-        add(world, bytes, &timed, sheet);
+        let timed = rounds(&mut group, &program, &effort.plan_of_samples())?;
+        add(world, bytes, &timed, recorder);
     }
     Ok(())
 }
@@ -214,7 +218,7 @@ struct Timed {
 fn rounds(
     group: &mut WorkerGroup,
     program: &Arc<Program>,
-    pace: &Pace,
+    plan_of_samples: &SamplingPlan,
 ) -> Result<Timed, TrainError> {
     // Where the gradients of each device come to: the same memory in every round.
     let host: Arc<[Mutex<Vec<f32>>]> = (0..group.world()).map(|_| Mutex::default()).collect();
@@ -226,7 +230,7 @@ fn rounds(
     sum(group, program)?;
     group.run_on_all("transfers", transfers.clone())?;
     let (mut timed, begun) = (Timed::default(), Instant::now());
-    while !pace.is_enough(timed.sums.len(), begun) {
+    while !plan_of_samples.is_enough(timed.sums.len(), begun) {
         let started = Instant::now();
         sum(group, program)?;
         group.run_on_all("waiting", |_, device| settle(device))?;
@@ -263,17 +267,18 @@ fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), Devi
     settle(device)
 }
 
-fn add(world: &World, bytes: u64, timed: &Timed, sheet: &mut Sheet) {
+fn add(world: &World, bytes: u64, timed: &Timed, recorder: &mut FigureRecorder) {
     let ranks = world.selections.len();
     let shares = timed.transfers.iter().zip(&timed.sums).map(|(transfers, sum)| transfers / sum);
     let share = median(&Vec::from_iter(shares));
     let mut figure = |by: &str, factor: f64, seconds: &[f64], of_transfers| {
         let rates: Vec<f64> = seconds.iter().map(|s| bytes as f64 * factor / s / GIB).collect();
-        let mut figure = Figure::new(&name(by, bytes, world), GIBS, Better::Higher, &rates);
+        let mut figure = Figure::new(&name(by, bytes, world), GIBS, Direction::Higher, &rates);
         let (by, seconds) = (by.into(), median(seconds));
         let (algorithm, of_copy) = (figure.median / factor, None);
-        figure.moved = Some(Moved { by, ranks, bytes, seconds, algorithm, of_copy, of_transfers });
-        sheet.add(figure);
+        figure.moved =
+            Some(CollectiveFigure { by, ranks, bytes, seconds, algorithm, of_copy, of_transfers });
+        recorder.add(figure);
     };
     figure(Kind::AllReduce.name(), Kind::AllReduce.bus_factor(ranks), &timed.sums, Some(share));
     figure("transfers", 1.0, &timed.transfers, None);

@@ -7,7 +7,7 @@ use std::{fmt, thread};
 use super::Kind;
 use crate::base::Rank;
 use crate::base::shape::ELEMENT_BYTES;
-use crate::bench::sample::{Pace, repeats};
+use crate::bench::sample::{SamplingPlan, repeats};
 use crate::bench::units::size;
 use crate::comm::{GroupError, ProcessGroup, ReduceOp, init};
 
@@ -59,9 +59,9 @@ pub enum PointError {
 ///
 /// # Errors
 /// A collective that fails, or whose results are not to the bit what they must be.
-pub fn measure(point: &Point, pace: &Pace) -> Result<Timed, PointError> {
+pub fn measure(point: &Point, plan_of_samples: &SamplingPlan) -> Result<Timed, PointError> {
     thread::scope(|scope| {
-        let start = |group| scope.spawn(move || Side::new(group, point).run(pace));
+        let start = |group| scope.spawn(move || Side::new(group, point).run(plan_of_samples));
         let ranks: Vec<_> = init(point.ranks as u32).into_iter().map(start).collect();
         let mut measured = Ok(Timed::default());
         for (rank, thread) in ranks.into_iter().enumerate() {
@@ -129,7 +129,7 @@ impl Side {
         Self { group, kind: point.kind, values, part, copy }
     }
 
-    fn run(mut self, pace: &Pace) -> Result<Timed, PointError> {
+    fn run(mut self, plan_of_samples: &SamplingPlan) -> Result<Timed, PointError> {
         self.put_in();
         self.call()?;
         if !self.is_right() {
@@ -140,11 +140,12 @@ impl Side {
         self.values.fill(0.0);
         self.part.fill(0.0);
         // Every rank hears the same seconds, so all decide alike.
-        let repeats = repeats(pace, |repeats| Ok::<_, PointError>(self.round(repeats)?.0))?;
+        let repeats =
+            repeats(plan_of_samples, |repeats| Ok::<_, PointError>(self.round(repeats)?.0))?;
         let mut timed = Timed::default();
         let mut seconds = 0.0;
-        while timed.calls.len() < pace.samples
-            && (timed.calls.len() < SAMPLES_MIN || seconds < pace.figure_seconds_max)
+        while timed.calls.len() < plan_of_samples.samples
+            && (timed.calls.len() < SAMPLES_MIN || seconds < plan_of_samples.figure_seconds_max)
         {
             let (calls, copy) = self.round(repeats)?;
             timed.calls.push(calls / repeats as f64);
@@ -237,11 +238,12 @@ mod tests {
 
     #[test]
     fn every_collective_gives_its_rounds() {
-        let pace = Effort::Tiny.pace();
+        let plan_of_samples = Effort::Tiny.plan_of_samples();
         for kind in Kind::ALL {
             for ranks in [2, 5] {
                 let point = Point { kind, ranks, bytes: 60 << 10 };
-                let timed = measure(&point, &pace).unwrap_or_else(|e| panic!("{point}: {e}"));
+                let timed =
+                    measure(&point, &plan_of_samples).unwrap_or_else(|e| panic!("{point}: {e}"));
                 assert_eq!(timed.calls.len(), timed.copies.len());
                 assert!(timed.calls.len() >= SAMPLES_MIN);
                 assert!(timed.calls.iter().chain(&timed.copies).all(|seconds| *seconds > 0.0));

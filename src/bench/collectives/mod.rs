@@ -11,7 +11,7 @@ pub mod devices;
 pub mod host;
 pub mod svg;
 
-use crate::bench::report::{DeviceReport, Figure, Moved, Report, Sheet};
+use crate::bench::report::{CollectiveFigure, DeviceReport, Figure, FigureRecorder, Report};
 use crate::bench::sample::{Effort, median};
 use crate::bench::units::{number, size};
 use crate::device::host::available_memory;
@@ -88,9 +88,9 @@ pub const SLICES: &str = "slices in memory";
 
 fn slices(options: &Options, progress: &mut dyn FnMut(&str)) -> DeviceReport {
     let mut say = |what: &str| progress(&format!("{SLICES}: {what}"));
-    let mut sheet = Sheet::new(&mut say);
-    let error = measure(options, &mut sheet).err();
-    let (figures, skipped) = sheet.finish();
+    let mut recorder = FigureRecorder::new(&mut say);
+    let error = measure(options, &mut recorder).err();
+    let (figures, skipped) = recorder.finish();
     let kind = "the threads of a process".into();
     let (name, api, driver) = (SLICES.into(), "cpu".into(), String::new());
     DeviceReport { name, api, driver, kind, figures, skipped, error }
@@ -134,26 +134,27 @@ fn sizes(kind: Kind, options: &Options) -> Vec<u64> {
     }
 }
 
-fn measure(options: &Options, sheet: &mut Sheet) -> Result<(), String> {
-    let pace = options.effort.pace();
+fn measure(options: &Options, recorder: &mut FigureRecorder) -> Result<(), String> {
+    let plan_of_samples = options.effort.plan_of_samples();
     let mut copies: Vec<(u64, Vec<f64>)> = Vec::new();
     for point in points(options) {
         if let Some(available) = available_memory().filter(|memory| *memory < point.needs()) {
             let mib = [point.needs(), available].map(|bytes| number((bytes / MIB) as f64));
             let why = format!("needs {} MiB of memory and {} MiB are free", mib[0], mib[1]);
-            sheet.skip(&name(&point), why);
+            recorder.skip(&name(&point), why);
             continue;
         }
-        sheet.say(&point.to_string());
-        let timed = host::measure(&point, &pace).map_err(|error| format!("{point}: {error}"))?;
-        sheet.add(figure(&point, &timed));
+        recorder.say(&point.to_string());
+        let timed =
+            host::measure(&point, &plan_of_samples).map_err(|error| format!("{point}: {error}"))?;
+        recorder.add(figure(&point, &timed));
         match copies.iter_mut().find(|(bytes, _)| *bytes == point.bytes) {
             Some((_, seconds)) => seconds.extend(timed.copies),
             None => copies.push((point.bytes, timed.copies)),
         }
     }
     copies.sort_by_key(|(bytes, _)| *bytes);
-    copies.iter().for_each(|(bytes, seconds)| sheet.add(copy_figure(*bytes, seconds)));
+    copies.iter().for_each(|(bytes, seconds)| recorder.add(copy_figure(*bytes, seconds)));
     Ok(())
 }
 
@@ -171,8 +172,8 @@ fn figure(point: &Point, timed: &Timed) -> Figure {
     // Both of a round, so that what else the machine does slows down either.
     let shares = timed.calls.iter().zip(&timed.copies).map(|(call, copy)| factor * copy / call);
     let shares: Vec<f64> = shares.collect();
-    let mut figure = Figure::new(&name(point), GIBS, super::Better::Higher, &rates);
-    figure.moved = Some(Moved {
+    let mut figure = Figure::new(&name(point), GIBS, super::Direction::Higher, &rates);
+    figure.moved = Some(CollectiveFigure {
         by: point.kind.name().into(),
         ranks: point.ranks,
         bytes: point.bytes,
@@ -190,10 +191,11 @@ pub const COPY: &str = "copy";
 fn copy_figure(bytes: u64, seconds: &[f64]) -> Figure {
     let rates: Vec<f64> = seconds.iter().map(|seconds| bytes as f64 / seconds / GIB).collect();
     let name = format!("{COPY}.{}", size(bytes).replace(' ', "_"));
-    let mut figure = Figure::new(&name, GIBS, super::Better::Higher, &rates);
+    let mut figure = Figure::new(&name, GIBS, super::Direction::Higher, &rates);
     let (by, seconds, algorithm) = (COPY.into(), median(seconds), figure.median);
     let (of_copy, of_transfers) = (None, None);
-    figure.moved = Some(Moved { by, ranks: 1, bytes, seconds, algorithm, of_copy, of_transfers });
+    figure.moved =
+        Some(CollectiveFigure { by, ranks: 1, bytes, seconds, algorithm, of_copy, of_transfers });
     figure
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{COPY, GIBS, Kind, SLICES};
-use crate::bench::report::{Moved, Report};
+use crate::bench::report::{CollectiveFigure, Report};
 use crate::bench::units::size;
 
 /// Pixels of the drawing.
@@ -89,7 +89,7 @@ fn lines(report: &Report) -> BTreeMap<usize, Line> {
     let mut lines: BTreeMap<usize, Line> = BTreeMap::new();
     let slices = report.devices.iter().filter(|device| device.name == SLICES);
     for figure in slices.flat_map(|device| &device.figures) {
-        let Some(Moved { by, ranks, bytes, .. }) = &figure.moved else { continue };
+        let Some(CollectiveFigure { by, ranks, bytes, .. }) = &figure.moved else { continue };
         let line = match by.as_str() {
             COPY => 0,
             by if by == Kind::AllReduce.name() => *ranks,

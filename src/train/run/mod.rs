@@ -13,7 +13,7 @@ use crate::base::rng::Key;
 use crate::checkpoint::{Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store};
 use crate::config::RunConfig;
 use crate::config::schema::OnMismatch;
-use crate::data::Part;
+use crate::data::Split;
 use crate::faults::{Faults, Point};
 use crate::files;
 use crate::graph::{Graph, Plan, PlanOptions};
@@ -28,15 +28,15 @@ use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
-use crate::train::evaluate::evaluate_part;
-use crate::train::loader::{self, Loader, Source};
-use crate::train::nonfinite::{NotFinite, OVERFLOWED, first_not_finite};
+use crate::train::evaluate::evaluate_split;
+use crate::train::loader::{self, BatchSource, Loader};
+use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, first_not_finite};
 use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
 use crate::train::{build, generate, state};
-use crate::ui::terminal::{Progress, Shown};
+use crate::ui::terminal::{Progress, StepDisplay};
 
-pub use startup::source;
+pub use startup::batch_source;
 
 /// What was asked for besides the configuration.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ pub struct Run {
     group: WorkerGroup,
     /// Of the first rank; buckets are the same on all.
     plan: Plan,
-    source: Source,
+    source: BatchSource,
     loader: Loader,
     /// By rank.
     programs: Vec<Arc<Program>>,
@@ -148,7 +148,7 @@ impl Run {
         let optimizer = build::optimizer(&config);
         check(&config, &training, &optimizer, resumed.as_ref())?;
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
-        let source = source(&config, &training, &data, done)?;
+        let source = batch_source(&config, &training, &data, done)?;
         // The devices come first: without them, nothing is written.
         let assembled =
             startup::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
@@ -216,7 +216,7 @@ impl Run {
         if let Some(best) = self.best {
             self.store.mark_best(best.step)?;
         }
-        self.note_changes(&meta.resolved);
+        self.warn_if_changed(&meta.resolved);
         if meta.resolved.get("data") != Some(&self.fingerprint) {
             self.progress.warn("the data are not those that the checkpoint was trained on");
         }
@@ -224,7 +224,7 @@ impl Run {
     }
 
     /// Says that a resumed run decided otherwise than before, if that changes bits.
-    fn note_changes(&self, before: &BTreeMap<String, String>) {
+    fn warn_if_changed(&self, before: &BTreeMap<String, String>) {
         let (was, is) = (record::devices(before), record::devices(&self.decided));
         let what = if was != is {
             format!("the run was on {was} and continues on {is}")
@@ -309,7 +309,7 @@ impl Run {
             .map_err(|why| io(&self.options.out, why))?;
         self.recorder.record(record)?;
         let ranks = self.shown_ranks(reports);
-        let shown = Shown { step: input.step, loss: totals.loss, tokens_per_s, ranks };
+        let shown = StepDisplay { step: input.step, loss: totals.loss, tokens_per_s, ranks };
         self.progress.step(&shown);
         match skipped {
             None => {
@@ -317,12 +317,16 @@ impl Run {
                 self.skipped_in_row = 0;
                 Ok(())
             }
-            Some(reason) => self.skip(inputs, reason),
+            Some(reason) => self.handle_skipped(inputs, reason),
         }
     }
 
     /// A step that was not finite: says where that began, and ends the run after too many.
-    fn skip(&mut self, inputs: &[Arc<StepInput>], reason: String) -> Result<(), TrainError> {
+    fn handle_skipped(
+        &mut self,
+        inputs: &[Arc<StepInput>],
+        reason: String,
+    ) -> Result<(), TrainError> {
         self.skipped_in_row += 1;
         let retune = inputs.to_vec();
         let began = self.group.run_on_all("a diagnosis", move |rank, device| {
@@ -352,7 +356,7 @@ impl Run {
         match first {
             Some((what, _)) if self.placed.len() == 1 => what.to_string(),
             Some((what, rank)) => format!("{what} on rank {rank}, {}", self.placed[rank].name),
-            None => OVERFLOWED.into(),
+            None => OVERFLOW_CAUSE.into(),
         }
     }
 
@@ -397,11 +401,12 @@ impl Run {
         {
             return Ok(Some(loss));
         }
-        if self.source.data.starts(Part::HeldOut, self.source.model.context) == 0 {
+        if self.source.data.window_count(Split::Validation, self.source.model.context) == 0 {
             return Ok(None);
         }
         let (rows, weights) = self.rows_and_shares();
-        let val_loss = evaluate_part(&self.group, &self.source, &rows, &weights, Part::HeldOut)?;
+        let val_loss =
+            evaluate_split(&self.group, &self.source, &rows, &weights, Split::Validation)?;
         self.evaluated = Some((self.step, val_loss));
         self.recorder.record(EvalRecord { step: self.step, val_loss })?;
         let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
@@ -485,7 +490,7 @@ impl Run {
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.config.train.seed };
         let (data, model) = (&self.source.data, self.source.model);
         let tokenizer = data.tokenizer();
-        let prompt = generate::opening(tokenizer);
+        let prompt = generate::default_prompt(tokenizer);
         generate::generate(
             self.group.leader()?,
             tokenizer,
@@ -525,8 +530,8 @@ fn recorder(
     let metrics = options.out.join("metrics.jsonl");
     let Some(step) = resumed else { return Ok((Recorder::create(&metrics)?, None)) };
     store.set_aside_after(step)?;
-    let (recorder, truncated) = Recorder::resume(&metrics, step)?;
-    Ok((recorder, truncated.val_loss.map(|val_loss| (step, val_loss))))
+    let (recorder, resume_point) = Recorder::resume(&metrics, step)?;
+    Ok((recorder, resume_point.val_loss.map(|val_loss| (step, val_loss))))
 }
 
 fn io(out: &std::path::Path, why: std::io::Error) -> TrainError {

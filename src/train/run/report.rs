@@ -1,17 +1,17 @@
 //! What a run says of itself, and of its devices.
 
 use super::Run;
-use crate::data::Part;
+use crate::data::Split;
 use crate::metrics::RankRecord;
 use crate::optim::Decay;
 use crate::runtime::placement::record;
 use crate::runtime::placement::types::RankPlacement;
 use crate::runtime::step::StepReport;
-use crate::ui::ranks::ShownRank;
+use crate::ui::ranks::RankDisplay;
 
 impl Run {
     /// Says what runs, where, and in which directory.
-    pub fn announce(&self) {
+    pub fn print_summary(&self) {
         let model = &self.config.model;
         let data = &self.source.data;
         let micro_batches = match self.programs[0].micro_batches.len() {
@@ -25,20 +25,20 @@ impl Run {
             model.heads,
             model.width,
             model.context,
-            data.tokens(Part::Training).len(),
+            data.tokens(Split::Train).len(),
             data.tokenizer().vocabulary(),
             self.config.train.batch,
             record::devices(&self.decided),
             self.options.out.display()
         ));
         if self.placed.len() > 1 {
-            self.progress.note(&self.announce_shares());
+            self.progress.note(&self.shares_line());
         }
-        self.announce_the_end();
+        self.print_end_notes();
     }
 
     /// Who takes how many samples of a step.
-    fn announce_shares(&self) -> String {
+    fn shares_line(&self) -> String {
         let share = |placed: &RankPlacement| format!("{} {}", placed.name, placed.count);
         let shares: Vec<String> = self.placed.iter().map(share).collect();
         format!("samples per step: {}", shares.join(", "))
@@ -46,7 +46,7 @@ impl Run {
 
     /// Says what a user who resumes with another number of steps may not expect: that nothing is
     /// left to do, or that the learning rate falls no further.
-    fn announce_the_end(&self) {
+    fn print_end_notes(&self) {
         let (steps, decay_steps) = (self.config.train.steps, self.config.schedule.decay_steps);
         if self.step > 0 && self.step >= steps {
             let step = self.step;
@@ -75,10 +75,10 @@ impl Run {
     }
 
     /// What is shown of each of several ranks.
-    pub(super) fn shown_ranks(&self, reports: &[StepReport]) -> Vec<ShownRank> {
+    pub(super) fn shown_ranks(&self, reports: &[StepReport]) -> Vec<RankDisplay> {
         let shown = |(placed, report): (&RankPlacement, &StepReport)| {
             let (whole, waited) = (report.time.as_secs_f64(), report.waited.as_secs_f64());
-            ShownRank {
+            RankDisplay {
                 name: placed.name.clone(),
                 share: u64::from(placed.count),
                 samples_per_s: f64::from(placed.count) / (whole - waited),

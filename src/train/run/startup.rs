@@ -17,15 +17,15 @@ use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::timing::Probe;
 use crate::train::build;
 use crate::train::error::TrainError;
-use crate::train::loader::Source;
-use crate::ui::terminal::{kernels_note, say};
+use crate::train::loader::BatchSource;
+use crate::ui::terminal::{kernels_note, print_line};
 
 /// Opens the devices of a run.
 pub(super) fn assembled(
     config: &RunConfig,
     options: &RunOptions,
     resumed: Option<&Checkpoint>,
-    (training, source): (&Graph, &Source),
+    (training, source): (&Graph, &BatchSource),
 ) -> Result<PlacedWorkers, TrainError> {
     let optimizer = build::optimizer(config);
     let tuning =
@@ -39,7 +39,7 @@ pub(super) fn assembled(
     });
     let note = |text: &str| {
         if !options.quiet {
-            say(text);
+            print_line(text);
         }
     };
     let request = PlacementRequest {
@@ -86,14 +86,14 @@ fn tuning(
 }
 
 /// Finds what the loader fills in a graph; `done` are the steps and samples of the run so far.
-pub fn source(
+pub fn batch_source(
     config: &RunConfig,
     graph: &Graph,
     data: &Arc<TextData>,
     done: (u64, u64),
-) -> Result<Source, TrainError> {
+) -> Result<BatchSource, TrainError> {
     let missing = || TrainError::Defect("the model has no tokens or no logits".into());
-    Ok(Source {
+    Ok(BatchSource {
         data: data.clone(),
         sampler: build::sampler(config, data, done),
         model: LanguageModel::of(graph).ok_or_else(missing)?,
