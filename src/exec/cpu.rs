@@ -1,13 +1,13 @@
 //! The CPU device. With the fast functions it is a device like others; with the references, in
 //! f32 or f64, it is the oracle of the tests.
 
-mod pieces;
+mod readbacks;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::cpu::pieces::ReadbackQueue;
+use super::cpu::readbacks::ReadbackQueue;
 use super::shards::Shards;
 use super::staging::ReadbackBudget;
 use super::{

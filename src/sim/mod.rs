@@ -25,9 +25,9 @@
 //! main thread that dies (its process ends with it); nodes, generations and durable votes.
 
 pub mod check;
+pub mod cost_model;
 mod driver;
 pub mod main_thread;
-pub mod price;
 pub mod queue;
 pub mod reference;
 pub mod report;
@@ -39,7 +39,7 @@ pub mod values;
 pub mod world;
 
 pub use check::check;
-pub use price::{MachineModel, one_step, step_seconds};
+pub use cost_model::{MachineModel, one_step, step_seconds};
 pub use reference::reference;
 pub use report::{End, RankReport, Report};
 pub use scenario::{

@@ -5,10 +5,10 @@ mod add;
 mod banks;
 mod clock;
 mod limits;
-#[cfg(test)]
-mod piece_tests;
-mod pieces;
 mod prepare;
+#[cfg(test)]
+mod readback_tests;
+mod readbacks;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -31,8 +31,8 @@ use crate::kernels::ops::{hash, norm};
 use crate::kernels::{Operand, Variant, twin};
 use add::PartialSumAdder;
 use banks::Banks;
-use pieces::{ReadbackQueue, ReadbackRequest};
 use prepare::{Binding, PreparedKernel};
+use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
 
 /// What a prepared node depends on: its index, the copy of the stash, the rows, and whether it

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::clock::Clock;
-use super::pieces::{ReadbackQueue, ReadbackRequest};
 use super::prepare::PreparedKernel;
+use super::readbacks::{ReadbackQueue, ReadbackRequest};
 use crate::device::{DeviceError, Gpu, ReadbackRing, UploadRing};
 use crate::exec::Readback;
 use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
