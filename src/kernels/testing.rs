@@ -13,7 +13,9 @@ use super::{
 };
 use crate::base::Shape;
 use crate::base::rng::Key;
-use crate::device::{Adapter, AdapterKind, Gpu, ShaderChecks, list_adapters};
+use crate::device::{
+    Adapter, AdapterKind, Gpu, Selection, ShaderChecks, list_adapters, select_all,
+};
 use crate::graph::{Op, shapes};
 
 pub use super::harness::{InputFill, NMSE_MAX, Values, generate};
@@ -168,14 +170,34 @@ fn lock(opened: &Opened) -> MutexGuard<'_, Vec<(Gpu, Pipelines)>> {
     opened.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Adapters to test on: those that `POTLUCK_TEST_ADAPTERS` selects, none if it is `none`, and all
+/// that are found if it is empty or not set.
+///
+/// # Panics
+/// Panics if an adapter that is named is not found, or if none is named and none is found.
+pub fn adapters() -> Vec<Adapter> {
+    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let adapters: Vec<Adapter> = match named.as_str() {
+        "none" => return Vec::new(),
+        "" => list_adapters().into_iter().filter(|a| a.kind != AdapterKind::Other).collect(),
+        named => {
+            let selected = select_all(named, &list_adapters()).unwrap_or_else(|e| panic!("{e}"));
+            let adapter = |selection| match selection {
+                Selection::Adapter(adapter) => *adapter,
+                Selection::Cpu { .. } => panic!("{named} names the CPU device"),
+            };
+            selected.into_iter().map(adapter).collect()
+        }
+    };
+    assert!(!adapters.is_empty(), "no adapter to test on: ./x test installs software ones");
+    adapters
+}
+
 fn gpus() -> &'static [Opened] {
     static GPUS: OnceLock<Vec<Opened>> = OnceLock::new();
     GPUS.get_or_init(|| {
-        let is_tested = |adapter: &Adapter| adapter.kind != AdapterKind::Other;
-        let adapters: Vec<_> = list_adapters().into_iter().filter(is_tested).collect();
-        assert!(!adapters.is_empty(), "no adapter to test on: ./x test installs software ones");
         let mut groups = Vec::new();
-        for adapter in &adapters {
+        for adapter in &adapters() {
             let open = |checks| {
                 let gpu = Gpu::open_portable(adapter, checks).unwrap_or_else(|e| panic!("{e}"));
                 (gpu, Pipelines::default())
@@ -188,17 +210,4 @@ fn gpus() -> &'static [Opened] {
         }
         groups
     })
-}
-
-/// `./x test` names the adapters it installed, GL's with `gl:` in front: each must be among those
-/// tested.
-#[test]
-fn every_adapter_that_should_be_here_is_tested() {
-    let wanted = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
-    let named = |(gpu, _): &(Gpu, Pipelines)| format!("{}:{}", gpu.api, gpu.name);
-    let named = |opened| lock(opened).iter().map(named).collect::<Vec<_>>();
-    let found: Vec<String> = gpus().iter().flat_map(named).collect();
-    for name in wanted.split(',').filter(|name| !name.is_empty()) {
-        assert!(found.iter().any(|f| f.contains(name)), "{name} is not among {found:?}");
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::{BucketId, DType, rng::Key};
-use potluck::device::{Adapter, Gpu, ShaderChecks, list_adapters};
+use potluck::device::{Adapter, Gpu, Selection, ShaderChecks, list_adapters, select_all};
 use potluck::exec::{
     BucketTensor, Cpu, Executor, GpuExecutor, Input, Moments, PassContext, StepSums,
 };
@@ -34,7 +34,7 @@ impl Iterator for Devices {
     }
 }
 
-/// The CPU device and every adapter of this machine, through every API, each with `plan`.
+/// The CPU device and the adapters of [`adapters`], each with `plan`.
 pub fn devices(plan: &Plan, moments: impl Into<Moments>) -> Devices {
     devices_with(plan, moments, None)
 }
@@ -61,9 +61,21 @@ pub fn devices_with(
     Devices { devices: devices.into_iter(), _turn: turn }
 }
 
-/// Every adapter of this machine; at least one.
+/// Adapters to test on: those that `POTLUCK_TEST_ADAPTERS` selects, or all that are found if it is
+/// empty or not set; at least one.
 pub fn adapters() -> Vec<Adapter> {
-    let adapters = list_adapters();
+    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let adapter = |selection| match selection {
+        Selection::Adapter(adapter) => *adapter,
+        Selection::Cpu { .. } => panic!("{named} names the CPU device"),
+    };
+    let adapters: Vec<Adapter> = match named.as_str() {
+        "" => list_adapters(),
+        named => {
+            let selected = select_all(named, &list_adapters()).unwrap_or_else(|e| panic!("{e}"));
+            selected.into_iter().map(adapter).collect()
+        }
+    };
     assert!(!adapters.is_empty(), "no adapter to test on: ./x test installs software ones");
     adapters
 }

@@ -112,7 +112,7 @@ record() {
     write_text "$work/text.txt"
     write_configuration "$work/small.toml"
     POTLUCK_WRITE_SHADERS="$work/shaders.txt" \
-        cargo test --quiet --test shaders -- every_shader_is_portable >"$work/log" 2>&1
+        cargo test --quiet --test library -- every_shader_is_portable >"$work/log" 2>&1
     split_shaders "$work/shaders.txt" "$out"
     record_all cpu-1 --devices cpu "${fixed[@]}"
     record_all cpu-3 --devices 'cpu*3' "${fixed_for_ranks[@]}" --set parallel.reduce_site=host

@@ -87,7 +87,7 @@ pub fn layer_of(room: &str) -> Option<u8> {
 pub fn layers(file: &Source) -> Vec<String> {
     let Some(room) = file.room().filter(|_| file.is_rust()) else { return Vec::new() };
     let Some((layer, _, allowed)) = ROOMS.iter().find(|(_, name, _)| *name == room) else {
-        return vec![file.at(0, format!("{room} is not a room of the table in tests/tidy.rs"))];
+        return vec![file.at(0, format!("{room} is not a room of the table in tests/tidy/rules.rs"))];
     };
     let mut wrong = Vec::new();
     for (offset, name) in crate_imports(&file.code) {

@@ -5,9 +5,10 @@ use super::limits::tensor_bytes_max;
 use super::*;
 use crate::autotune::KernelCache;
 use crate::base::rng::Key;
-use crate::device::{Limits, ShaderChecks, list_adapters};
+use crate::device::{Limits, ShaderChecks};
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::kernels::RandomContext;
+use crate::kernels::testing::adapters;
 
 const ROWS: usize = 4;
 
@@ -37,7 +38,7 @@ pub fn executors_with(
     moments: impl Into<Moments>,
     set: impl Fn(&mut Gpu),
 ) -> impl Iterator<Item = GpuExecutor> {
-    let adapters = list_adapters().into_iter().filter(|adapter| adapter.api != "gl");
+    let adapters = adapters().into_iter().filter(|adapter| adapter.api != "gl");
     let moments = moments.into();
     adapters.map(move |adapter| {
         let mut gpu = Gpu::open_portable(&adapter, ShaderChecks::Disabled).unwrap();
@@ -287,7 +288,7 @@ fn loops_that_a_driver_would_end_early_are_refused() {
     let target = b.input("target", &[LONG, 3]);
     b.squared_error_loss(y, target).unwrap();
     let plan = Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(1));
-    for adapter in list_adapters() {
+    for adapter in adapters() {
         let gpu = Gpu::open_portable(&adapter, ShaderChecks::Disabled).unwrap();
         let limited = gpu.loop_iterations_max().is_some();
         let refused =

@@ -155,23 +155,23 @@ impl BenchDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::list_adapters;
     use crate::kernels::bench::peak::MemoryStream;
+    use crate::kernels::testing::adapters;
 
     #[test]
     fn dispatches_run_on_memory_that_is_uploaded_and_read_back() {
-        let adapters = list_adapters();
-        let adapter = adapters.iter().find(|a| a.api != "gl").expect("an adapter to test on");
-        let mut stand = BenchDevice::open(adapter).unwrap();
-        let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
-        let (x, y) = (stand.memory(1024).unwrap(), stand.memory(1024).unwrap());
-        assert!(stand.upload(&x, bytemuck::cast_slice(&values)).unwrap() > 0.0);
-        let [(_, copy), _] = MemoryStream::Copy.dispatches(256, 0.0);
-        let ready = stand.prepare(&[copy], &[&x], &[&y]).unwrap();
-        let timing = stand.run(&ready, 3).unwrap();
-        assert!(timing.recording > 0.0 && timing.running > 0.0);
-        let staging = stand.staging(1024).unwrap();
-        let (read, seconds) = stand.read(&y, &staging, 1024).unwrap();
-        assert!(read == bytemuck::cast_slice::<f32, u8>(&values) && seconds > 0.0);
+        for adapter in adapters().iter().filter(|adapter| adapter.api != "gl") {
+            let mut device = BenchDevice::open(adapter).unwrap();
+            let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
+            let (x, y) = (device.memory(1024).unwrap(), device.memory(1024).unwrap());
+            assert!(device.upload(&x, bytemuck::cast_slice(&values)).unwrap() > 0.0);
+            let [(_, copy), _] = MemoryStream::Copy.dispatches(256, 0.0);
+            let kernel = device.prepare(&[copy], &[&x], &[&y]).unwrap();
+            let timing = device.run(&kernel, 3).unwrap();
+            assert!(timing.recording > 0.0 && timing.running > 0.0);
+            let staging = device.staging(1024).unwrap();
+            let (read, seconds) = device.read(&y, &staging, 1024).unwrap();
+            assert!(read == bytemuck::cast_slice::<f32, u8>(&values) && seconds > 0.0);
+        }
     }
 }

@@ -1,8 +1,6 @@
 //! A plan with two copies of its stash runs two micro-batches forward before it runs either
 //! backward, as pipelines do, and gets the same bits as one after the other.
 
-mod common;
-
 use potluck::base::BucketId;
 use potluck::exec::{BucketTensor, Executor};
 use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
@@ -28,25 +26,25 @@ fn plan(in_flight: usize) -> Plan {
 
 /// Gradients and loss after two micro-batches, the second with one row less.
 fn gradients(device: &mut dyn Executor, interleaved: bool) -> Vec<u32> {
-    common::fill_parameters(device, 0.3);
+    crate::common::fill_parameters(device, 0.3);
     device.begin_step().unwrap();
-    let passes = [common::pass(0, ROWS), common::pass(1, ROWS - 1)];
+    let passes = [crate::common::pass(0, ROWS), crate::common::pass(1, ROWS - 1)];
     let load = |device: &mut dyn Executor, i: usize| {
-        common::fill_inputs(device, i, passes[i].rows, i as u64, 11);
+        crate::common::fill_inputs(device, i, passes[i].rows, i as u64, 11);
     };
     if interleaved {
         for (i, pass) in passes.iter().enumerate() {
             load(device, i);
-            common::run_phase(device, true, pass);
+            crate::common::run_phase(device, true, pass);
         }
         for pass in &passes {
-            common::run_phase(device, false, pass);
+            crate::common::run_phase(device, false, pass);
         }
     } else {
         for (i, pass) in passes.iter().enumerate() {
             load(device, i);
-            common::run_phase(device, true, pass);
-            common::run_phase(device, false, pass);
+            crate::common::run_phase(device, true, pass);
+            crate::common::run_phase(device, false, pass);
         }
     }
     let (loss, count) = device.loss().unwrap();
@@ -61,7 +59,7 @@ fn gradients(device: &mut dyn Executor, interleaved: bool) -> Vec<u32> {
 
 #[test]
 fn interleaved_micro_batches_give_the_bits_of_sequential_ones() {
-    for mut device in common::devices(&plan(2), 0) {
+    for mut device in crate::common::devices(&plan(2), 0) {
         let sequential = gradients(device.as_mut(), false);
         assert!(sequential.iter().any(|bits| *bits != 0));
         let interleaved = gradients(device.as_mut(), true);
@@ -78,15 +76,15 @@ fn one_copy_is_not_enough() {
     assert_eq!(stash(&two), 2 * stash(&one));
     let mut device = potluck::exec::Cpu::fast(two, 0);
     let sequential = gradients(&mut device, false);
-    common::fill_parameters(&mut device, 0.3);
+    crate::common::fill_parameters(&mut device, 0.3);
     device.begin_step().unwrap();
     // Both micro-batches in copy 0.
-    let passes = [common::pass(0, ROWS), common::pass(0, ROWS - 1)];
+    let passes = [crate::common::pass(0, ROWS), crate::common::pass(0, ROWS - 1)];
     for (i, pass) in passes.iter().enumerate() {
-        common::fill_inputs(&mut device, 0, pass.rows, i as u64, 11);
-        common::run_phase(&mut device, true, pass);
+        crate::common::fill_inputs(&mut device, 0, pass.rows, i as u64, 11);
+        crate::common::run_phase(&mut device, true, pass);
     }
-    passes.iter().for_each(|pass| common::run_phase(&mut device, false, pass));
+    passes.iter().for_each(|pass| crate::common::run_phase(&mut device, false, pass));
     let bits: Vec<u32> = device
         .read_bank(BucketTensor::Gradients, BucketId(0))
         .unwrap()

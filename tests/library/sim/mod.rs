@@ -1,7 +1,6 @@
 //! Virtual runs by seed: any speeds, links, delays and faults, under the interpreter, the
 //! exchanges and the coordinator of a real run. `POTLUCK_SIM_SEED=n` runs one seed only.
 
-#[path = "sim/random.rs"]
 mod random;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,10 +1,6 @@
 //! What fails in a device or is missing: the message, the exit code, how soon it comes, and that a
 //! resumed run ends in the bits of the one that nothing happened to.
 
-mod common;
-#[path = "common/process.rs"]
-mod process;
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,7 +9,7 @@ use potluck::device::injected::INJECTED_HANG_MAX;
 use potluck::device::{DeviceError, Gpu, ShaderChecks};
 use potluck::kernels::Pipelines;
 use potluck::kernels::bench::spin::{GROUPS_MAX, Spin};
-use process::{Desk, Ran};
+use crate::process::{Desk, Ran};
 
 const STEPS: u64 = 14;
 const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch=3 \
@@ -35,7 +31,7 @@ fn selectors() -> Vec<String> {
 fn train(desk: &Desk, faults: &str, devices: &str) -> Ran {
     let line = format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices}");
     let child = desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
-    process::finish(child, &format!("{faults}: {line}"))
+    crate::process::finish(child, &format!("{faults}: {line}"))
 }
 
 /// The run on a device that nothing happens to. Each is made once.
@@ -65,7 +61,7 @@ fn resumed(desk: &Desk, fault: &str, devices: &str) {
 
 /// Trains with a fault of the device, which is told as such, and resumes.
 fn failed_and_resumed(fault: &str, devices: &str, says: &str) {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let desk = Desk::new();
     let started = Instant::now();
     let ran = train(&desk, fault, devices).ended(75);
@@ -117,7 +113,7 @@ fn without_an_adapter_a_run_says_what_to_install() {
         let mut command = desk.command(line);
         command.env("VK_DRIVER_FILES", "/nonexistent").env_remove("VK_ADD_DRIVER_FILES");
         command.env("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent");
-        process::finish(command.spawn().unwrap(), line)
+        crate::process::finish(command.spawn().unwrap(), line)
     };
     let tiny = "train tiny.toml --data text.txt --steps 1 --quiet --out run";
     let ran = run(&format!("{tiny} --devices llvmpipe")).ended(78);
@@ -175,8 +171,8 @@ fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() 
 }
 
 fn each_gpu(mut body: impl FnMut(&mut Gpu)) {
-    let _turn = common::turn();
-    for adapter in common::adapters() {
+    let _turn = crate::common::turn();
+    for adapter in crate::common::adapters() {
         body(&mut Gpu::open(&adapter, ShaderChecks::Disabled).unwrap());
     }
 }

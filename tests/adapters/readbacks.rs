@@ -1,14 +1,12 @@
 //! What data parallelism asks of a device, on the CPU device and on every adapter: values that
 //! come back in pieces while it works on, ranges that are written, updates of shards, sums.
 
-mod common;
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use common::{devices, devices_with, fill_inputs, fill_parameters, pass, run_phase};
+use crate::common::{devices, devices_with, fill_inputs, fill_parameters, pass, run_phase};
 use potluck::base::BucketId;
 use potluck::base::rng::Key;
 use potluck::device::InjectedFault;

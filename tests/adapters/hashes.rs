@@ -1,7 +1,5 @@
 //! The hash of a bucket, computed where it stands, is that of what is read back, on every device.
 
-mod common;
-
 use potluck::base::BucketId;
 use potluck::exec::BucketTensor;
 use potluck::graph::{Plan, PlanOptions, Unary, Update, UpdateRange, differentiate};
@@ -14,8 +12,8 @@ fn devices_hash_what_they_hold() {
     let config = MlpConfig { widths, activation, loss: MlpLoss::SquaredError };
     let graph = differentiate(mlp(&config).unwrap()).unwrap();
     let plan = Plan::new(graph, PlanOptions::new(1));
-    for mut device in common::devices(&plan, 1) {
-        common::fill_parameters(&mut *device, 0.3);
+    for mut device in crate::common::devices(&plan, 1) {
+        crate::common::fill_parameters(&mut *device, 0.3);
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
             for bank in [BucketTensor::Parameters, BucketTensor::Gradients, BucketTensor::Moment(0)]
             {

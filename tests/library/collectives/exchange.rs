@@ -10,7 +10,7 @@ use potluck::comm::add::add_assign;
 use potluck::comm::{ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer};
 use proptest::prelude::*;
 
-use crate::dice::Dice;
+use super::dice::Dice;
 
 /// One rank's values, results and outgoing messages.
 #[derive(Default)]

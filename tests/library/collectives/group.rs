@@ -12,7 +12,7 @@ use potluck::comm::process_group::TREE_BYTES;
 use potluck::comm::{GroupError, ProcessGroup, ReduceOp, init};
 use proptest::prelude::*;
 
-use crate::dice::Dice;
+use super::dice::Dice;
 
 /// What each rank's thread returns, by rank.
 fn run<R: Send>(world: u32, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {

@@ -1,10 +1,7 @@
 //! `potluck bench` as its users run it: the report's fields and order, plausible figures, and the
 //! comparison of two reports to the letter. How fast something is, no test asks.
 
-#[path = "common/process.rs"]
-mod process;
-
-use process::Desk;
+use crate::process::Desk;
 use serde_json::Value;
 
 /// The next to nothing that `--tiny` measures, as JSON.

@@ -1,12 +1,9 @@
 //! Training on real text, for whoever has it: `POTLUCK_TEST_DATA` names a directory with
 //! `tinyshakespeare.txt`.
 
-#[path = "common/process.rs"]
-mod process;
-
 use std::path::{Path, PathBuf};
 
-use process::Desk;
+use crate::process::Desk;
 
 #[test]
 fn two_hundred_steps_learn_the_letters_of_shakespeare() {
@@ -21,7 +18,7 @@ fn two_hundred_steps_learn_the_letters_of_shakespeare() {
     let desk = Desk::new();
     let mut command = desk.command("train --devices cpu --quiet --out run --steps 200");
     command.arg("--data").arg(data).arg(config);
-    process::finish(command.spawn().unwrap(), "200 steps on tinyshakespeare").ok();
+    crate::process::finish(command.spawn().unwrap(), "200 steps on tinyshakespeare").ok();
 
     // As a character-level table of pairs would do on its own: it is about 2.5.
     let losses = desk.losses("run");

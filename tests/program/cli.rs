@@ -1,13 +1,10 @@
 //! The program as a user meets it: train, explain, evaluate, generate. What it refuses is in
 //! `refusals.rs`, what interrupts it in `interruptions.rs` and `resume.rs`.
 
-#[path = "common/process.rs"]
-mod process;
-
 use std::fs;
 use std::process::Stdio;
 
-use process::{Desk, Ran};
+use crate::process::{Desk, Ran};
 use serde_json::Value;
 
 fn mean(values: &[f64]) -> f64 {
@@ -403,7 +400,7 @@ fn with_closed_stdout(desk: &Desk, line: &str) -> Ran {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let child = desk.command(line).stdout(Stdio::from(writer)).spawn().unwrap();
-    process::finish(child, line)
+    crate::process::finish(child, line)
 }
 
 #[test]

@@ -2,8 +2,6 @@
 //! parameters after 10 steps of SGD and the losses of 50 steps of AdamW, on the CPU device and on
 //! every adapter, fused as runs are. The data and the script that made them are in `tests/golden/`.
 
-mod common;
-
 use std::collections::HashMap;
 
 use potluck::base::BucketId;
@@ -112,9 +110,9 @@ impl Golden {
                 }
                 .unwrap();
             }
-            let pass = common::pass(0, rows);
-            common::run_phase(device, true, &pass);
-            common::run_phase(device, false, &pass);
+            let pass = crate::common::pass(0, rows);
+            crate::common::run_phase(device, true, &pass);
+            crate::common::run_phase(device, false, &pass);
         }
         device.finish_step(true).unwrap()
     }
@@ -154,7 +152,7 @@ impl Golden {
         let names: Vec<String> =
             device.plan().graph.parameters.iter().map(|p| p.name.clone()).collect();
         let mean = |name: String| {
-            let sum = common::parameter(device, BucketTensor::Gradients, &name);
+            let sum = crate::common::parameter(device, BucketTensor::Gradients, &name);
             let mean = sum.iter().map(|g| (f64::from(*g) / sums.count) as f32).collect();
             (name, mean)
         };
@@ -166,12 +164,12 @@ fn check(case: &str) {
     let golden = Golden::read(case);
     let rows = golden.number("batch");
     let plan = Plan::new(fuse(differentiate(golden.graph()).unwrap()), PlanOptions::new(rows));
-    for mut device in common::devices(&plan, 2) {
+    for mut device in crate::common::devices(&plan, 2) {
         let device = device.as_mut();
         let who = format!("{case} on {}", device.name());
         let gradients = golden.gradients(device, rows);
         for (name, gradient) in &gradients {
-            let nmse = common::nmse(gradient, &golden.floats[&format!("grad/{name}")]);
+            let nmse = crate::common::nmse(gradient, &golden.floats[&format!("grad/{name}")]);
             assert!(nmse <= GRADIENT_NMSE_MAX, "{who}: gradient of {name}, NMSE {nmse:.1e}");
         }
         let stored = golden.floats.keys().filter(|key| key.starts_with("grad/")).count();
@@ -181,8 +179,8 @@ fn check(case: &str) {
         let lr = golden.settings["sgd_lr"].parse().unwrap();
         golden.train(device, &sgd, lr, 10, rows);
         for (name, _) in &gradients {
-            let got = common::parameter(device, BucketTensor::Parameters, name);
-            let nmse = common::nmse(&got, &golden.floats[&format!("sgd10/{name}")]);
+            let got = crate::common::parameter(device, BucketTensor::Parameters, name);
+            let nmse = crate::common::nmse(&got, &golden.floats[&format!("sgd10/{name}")]);
             assert!(nmse <= PARAMETER_NMSE_MAX, "{who}: {name} after SGD, NMSE {nmse:.1e}");
         }
         check_losses(&who, &golden, device, rows);
@@ -231,7 +229,7 @@ fn a_planted_wrong_gradient_is_refused() {
     let golden = Golden::read("gpt");
     let name = "h.0.attn.c_attn.weight";
     let wrong = &golden.floats[&format!("wrong/{name}")];
-    let nmse = common::nmse(wrong, &golden.floats[&format!("grad/{name}")]);
+    let nmse = crate::common::nmse(wrong, &golden.floats[&format!("grad/{name}")]);
     assert!(nmse > f64::max(1e-6, GRADIENT_NMSE_MAX), "NMSE {nmse:.1e}");
 }
 
@@ -241,10 +239,10 @@ fn a_planted_wrong_gradient_is_refused() {
 fn accumulated_gradients_are_those_of_the_whole_batch() {
     let golden = Golden::read("gpt");
     let plan = Plan::new(fuse(differentiate(golden.graph()).unwrap()), PlanOptions::new(3));
-    for mut device in common::devices(&plan, 0) {
+    for mut device in crate::common::devices(&plan, 0) {
         for rows in [1, 3] {
             for (name, gradient) in golden.gradients(device.as_mut(), rows) {
-                let nmse = common::nmse(&gradient, &golden.floats[&format!("grad/{name}")]);
+                let nmse = crate::common::nmse(&gradient, &golden.floats[&format!("grad/{name}")]);
                 let who = device.name();
                 assert!(nmse <= GRADIENT_NMSE_MAX, "{name} on {who} by {rows}: NMSE {nmse:.1e}");
             }

@@ -1,8 +1,6 @@
 //! Every gradient rule against finite differences in f64, through whole graphs: what is proven
 //! here is the rule, the reference kernels it calls, and the plan that places them.
 
-mod common;
-
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
@@ -42,10 +40,10 @@ fn check_graph(b: Builder) {
 
 fn check_gradients(graph: Graph) {
     let mut device = Cpu::oracle(Plan::new(graph, PlanOptions::new(ROWS)), 0);
-    common::fill_parameters(&mut device, 0.7);
-    common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
-    let pass = common::pass(0, ROWS);
-    common::run_step(&mut device, &pass);
+    crate::common::fill_parameters(&mut device, 0.7);
+    crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
+    let pass = crate::common::pass(0, ROWS);
+    crate::common::run_step(&mut device, &pass);
     let buckets = device.plan().buckets.clone();
     let mut checked = 0;
     for (index, bucket) in buckets.iter().enumerate() {
@@ -63,8 +61,8 @@ fn check_gradients(graph: Graph) {
                     device.set_element(BucketTensor::Parameters, id, at, value);
                     device.begin_step().unwrap();
                     // Slots are shared: the last pass has used those of the inputs for others.
-                    common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
-                    common::run_phase(&mut device, true, &pass);
+                    crate::common::fill_inputs(&mut device, 0, ROWS, 11, IDS);
+                    crate::common::run_phase(&mut device, true, &pass);
                     device.loss().unwrap().0
                 };
                 let slope = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);

@@ -1,13 +1,10 @@
 //! Kernels as a user meets them: certified and timed at the first run, remembered, switched off
 //! when they are wrong, kept by a run that goes on.
 
-#[path = "common/process.rs"]
-mod process;
-
 use std::fs;
 use std::path::PathBuf;
 
-use process::{Desk, Ran, finish};
+use crate::process::{Desk, Ran, finish};
 use serde_json::Value;
 
 /// A tile that every product of the tiny model has room for.

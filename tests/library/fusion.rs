@@ -1,8 +1,6 @@
 //! Fusion keeps what a graph computes: fused and unfused, the same gradients in f64. Each rule
 //! applies to the graph that it is for, and not where a value is needed elsewhere.
 
-mod common;
-
 use potluck::base::{BucketId, TensorId};
 use potluck::exec::{BucketTensor, Cpu, Executor};
 use potluck::graph::build::BuildResult;
@@ -41,9 +39,9 @@ fn mlp_of(activation: Unary, loss: MlpLoss) -> Graph {
 /// The loss and every gradient of one step in f64.
 fn results(graph: Graph) -> Vec<f64> {
     let mut device = Cpu::oracle(Plan::new(graph, PlanOptions::new(ROWS)), 0);
-    common::fill_parameters(&mut device, 0.5);
-    common::fill_inputs(&mut device, 0, ROWS, 3, 4);
-    common::run_step(&mut device, &common::pass(0, ROWS));
+    crate::common::fill_parameters(&mut device, 0.5);
+    crate::common::fill_inputs(&mut device, 0, ROWS, 3, 4);
+    crate::common::run_step(&mut device, &crate::common::pass(0, ROWS));
     let mut results = vec![device.loss().unwrap().0];
     for bucket in 0..device.plan().buckets.len() as u32 {
         results.extend(device.bank_values(BucketTensor::Gradients, BucketId(bucket)));

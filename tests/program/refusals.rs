@@ -1,12 +1,9 @@
 //! What cannot be done is refused with exit code 78 and one sentence that names the file, the
 //! key or the place; and nothing is written.
 
-#[path = "common/process.rs"]
-mod process;
-
 use std::fs;
 
-use process::{Desk, Ran};
+use crate::process::{Desk, Ran};
 
 /// Asserts exit code 78, nothing on stdout, one error line that has all of `parts`, and no new
 /// file.

@@ -1,13 +1,10 @@
 //! Runs that are killed, interrupted or out of space, and then resumed, end in the same bits as
 //! the run that nothing happened to. Real processes are killed, at named points.
 
-#[path = "common/process.rs"]
-mod process;
-
 use std::fs;
 use std::sync::LazyLock;
 
-use process::{Desk, Ran};
+use crate::process::{Desk, Ran};
 use serde_json::Value;
 
 const STEPS: u64 = 30;
@@ -134,7 +131,7 @@ fn a_run_can_be_killed_and_resumed_again_and_again() {
     for (fault, saved) in [("kill@update:16", 14), ("kill@checkpoint-rename:24", 21)] {
         let line = "train --devices cpu --quiet --resume run";
         let child = desk.command(line).env("POTLUCK_FAULT", fault).spawn().unwrap();
-        assert_killed(&process::finish(child, fault), fault);
+        assert_killed(&crate::process::finish(child, fault), fault);
         assert_eq!(loadable(&desk), saved);
     }
     resume(&desk).ok();
@@ -255,7 +252,7 @@ fn a_really_full_disk_leaves_a_run_that_goes_on_elsewhere() {
          {SETTINGS}; code=$?; df -k disk; cp -r disk/run run; exit $code"
     );
     let child = unshare(&script).current_dir(desk.path("")).spawn().unwrap();
-    let ran = process::finish(child, &script).ended(75);
+    let ran = crate::process::finish(child, &script).ended(75);
     assert!(ran.line("error:").contains("No space left"), "{}", ran.err);
     let saved = loadable(&desk);
     assert!(saved < STEPS, "all of it fitted: {saved}");
@@ -293,7 +290,7 @@ fn a_run_on_an_adapter_resumes_to_the_same_bits() {
         // With one record of what was measured, both choose the same kernels.
         let mut command = desk.command(&line);
         command.env("POTLUCK_FAULT", "kill@update:9").env("POTLUCK_CACHE", whole.cache());
-        let killed = process::finish(command.spawn().unwrap(), &line);
+        let killed = crate::process::finish(command.spawn().unwrap(), &line);
         assert_eq!(killed.code(), None, "{adapter}: killed by a signal");
         desk.run(&format!("train --quiet --resume run --devices {adapter}")).ok();
         for file in ["parameters.safetensors", "moments.safetensors"] {

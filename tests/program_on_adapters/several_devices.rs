@@ -1,10 +1,6 @@
 //! Several devices in one run: shares, sums, order, equal parameters, faults, and checkpoints, on
 //! CPU devices and on the adapters that are found.
 
-mod common;
-#[path = "common/process.rs"]
-mod process;
-
 use std::time::Instant;
 
 use ndarray::{Array1, Array2};
@@ -15,14 +11,14 @@ use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
 use potluck::runtime::step::Values;
 use potluck::train::{Trainer, TrainerOptions};
-use process::{Desk, Ran};
+use crate::process::{Desk, Ran};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
 fn unlike() -> String {
     let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
     let mut names: Vec<String> = named.split(',').map(str::to_string).collect();
     if named.is_empty() {
-        names = (0..common::adapters().len()).map(|index| index.to_string()).collect();
+        names = (0..crate::common::adapters().len()).map(|index| index.to_string()).collect();
     }
     names.truncate(2);
     assert!(!names.is_empty(), "no adapter to test on: ./x test installs software ones");
@@ -78,7 +74,7 @@ fn trained(devices: &str, shares: &[usize], micro_batch: usize) -> (Vec<f64>, Ve
 
 #[test]
 fn masked_targets_in_shares_7_3_2_are_one_batch_of_12() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let (figures, parameters) = trained("cpu", &[], BATCH);
     for devices in ["cpu*3", &unlike()] {
         for micro_batch in [12, 2] {
@@ -86,7 +82,7 @@ fn masked_targets_in_shares_7_3_2_are_one_batch_of_12() {
             for (a, b) in figures.iter().zip(&shared) {
                 assert!((a - b).abs() <= 1e-5 * a.abs(), "{devices}: {a} and {b}");
             }
-            let nmse = common::nmse(&others, &parameters);
+            let nmse = crate::common::nmse(&others, &parameters);
             assert!(nmse <= 1e-9, "{devices}, micro-batches of {micro_batch}: {nmse}");
         }
     }
@@ -115,13 +111,13 @@ fn the_mean_of_means_is_not_the_mean() {
     let parts = [after(0..7), after(7..10), after(10..12)];
     let mean: Vec<f32> =
         (0..whole.len()).map(|i| parts.iter().map(|part| part[i]).sum::<f32>() / 3.0).collect();
-    let nmse = common::nmse(&mean, &whole);
+    let nmse = crate::common::nmse(&mean, &whole);
     assert!(nmse > 1e-6, "{nmse}");
 }
 
 #[test]
 fn two_runs_of_unlike_devices_end_in_the_same_bits() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let devices = unlike();
     let once = trained(&devices, &[6, 3, 3], 3);
     assert_eq!(trained(&devices, &[6, 3, 3], 3), once);
@@ -137,7 +133,7 @@ fn train(desk: &Desk, fault: &str, devices: &str, more: &str) -> Ran {
     let line =
         format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices} {more}");
     let child = desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap();
-    process::finish(child, &format!("{fault}: {line}"))
+    crate::process::finish(child, &format!("{fault}: {line}"))
 }
 
 fn state(desk: &Desk) -> [Vec<u8>; 2] {
@@ -147,7 +143,7 @@ fn state(desk: &Desk) -> [Vec<u8>; 2] {
 
 #[test]
 fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let devices = unlike();
     let desk = Desk::new();
     train(&desk, "", &devices, "").ok();
@@ -183,7 +179,7 @@ fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
 
 #[test]
 fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let three = unlike();
     let desk = Desk::new();
     train(&desk, "", &three, "").ok();
@@ -206,7 +202,7 @@ fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
 
 #[test]
 fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let devices = unlike();
     for rank in [0, 2] {
         let desk = Desk::new();
@@ -233,7 +229,7 @@ fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
 
 #[test]
 fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let devices = unlike();
     let undisturbed = Desk::new();
     train(&undisturbed, "", &devices, "").ok();
@@ -256,7 +252,7 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
 /// and not the end of the process.
 #[test]
 fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     for (point, adding) in [("reduce", "host"), ("reduce", "device")] {
         let desk = Desk::new();
         let started = Instant::now();
@@ -271,7 +267,7 @@ fn a_device_that_hangs_ends_the_run_for_all_at_its_deadline() {
 
 #[test]
 fn a_value_that_is_not_finite_skips_the_step_everywhere() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let desk = Desk::new();
     let ran = train(&desk, "nan@backward:7/1", &unlike(), "").ok();
     let warning = ran.line("warning:");
@@ -328,14 +324,14 @@ fn inside_backward(more: &str) -> usize {
 
 #[test]
 fn gradients_are_added_inside_the_backward_pass_and_only_with_overlap() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     assert!(inside_backward("") > 0);
     assert_eq!(inside_backward("--set parallel.overlap=false"), 0);
 }
 
 #[test]
 fn measured_shares_are_recorded_and_kept_and_a_device_may_be_left_out() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let desk = Desk::new();
     let line = "train tiny.toml --data text.txt --out run --steps 3 --devices cpu*2 \
          --set train.batch=12 --set train.micro_batch=3 --set train.sample_tokens=0";
@@ -355,7 +351,7 @@ fn measured_shares_are_recorded_and_kept_and_a_device_may_be_left_out() {
 /// A run with measured shares keeps them, and its kernels, and so its bits.
 #[test]
 fn a_resumed_run_with_measured_shares_ends_in_the_same_bits() {
-    let _turn = common::turn();
+    let _turn = crate::common::turn();
     let devices = unlike();
     let desk = Desk::new();
     let more = "--set train.batch=24 --set train.micro_batch=6 --set train.checkpoint_every=4 \

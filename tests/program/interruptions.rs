@@ -1,9 +1,6 @@
 //! Steps that are not finite, and signals: what the program does about them, says, and saves.
 
-#[path = "common/process.rs"]
-mod process;
-
-use process::Desk;
+use crate::process::Desk;
 
 const SKIPPED: [&str; 9] =
     ["step", "loss", "lr", "grad_norm", "tokens", "ms", "tokens_per_s", "skipped", "reason"];
@@ -111,12 +108,12 @@ fn a_signal_from_outside_does_the_same() {
             let read = err.read_line(&mut seen).unwrap();
             assert!(read > 0, "ended before its first step:\n{seen}");
         }
-        process::send_signal(child.id(), signal);
+        crate::process::send_signal(child.id(), signal);
         let mut rest = String::new();
         let reader = std::thread::spawn(move || {
             std::io::Read::read_to_string(&mut err, &mut rest).map(|_| rest)
         });
-        process::finish(child, &format!("SIG{signal}")).ended(code);
+        crate::process::finish(child, &format!("SIG{signal}")).ended(code);
         let rest = reader.join().unwrap().unwrap();
         assert!(rest.contains("the run is saved"), "{rest}");
 

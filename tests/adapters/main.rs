@@ -1,0 +1,9 @@
+//! Executors in the test's own process, on the CPU device and on the adapters that
+//! `POTLUCK_TEST_ADAPTERS` selects.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod golden;
+mod hashes;
+mod order;
+mod readbacks;

@@ -1,0 +1,11 @@
+//! The library without an adapter: state machines, graphs, gradients and shader texts, in the test's
+//! own process, on the processor alone.
+
+mod collectives;
+#[path = "../common/mod.rs"]
+mod common;
+mod fusion;
+mod gradients;
+mod loom_mailbox;
+mod shaders;
+mod sim;

@@ -1,0 +1,11 @@
+//! The program as its users run it, on the CPU device.
+
+mod bench;
+mod cli;
+mod examples;
+mod interruptions;
+#[path = "../common/process.rs"]
+mod process;
+mod refusals;
+mod resume;
+mod shakespeare;
