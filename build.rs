@@ -1,11 +1,11 @@
-//! Puts the built-in corpus together: the project's own sources and documents, in the order of
-//! their paths, as one text that `src/data/corpus.rs` includes.
+//! Generates the built-in corpus: the project's own sources and documents, in the order of their
+//! paths, as one text that `src/data/corpus.rs` includes.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Directories that are read with all below them, and the kinds of files that are text.
+/// Directories that are read recursively, and the extensions of the text files in them.
 const DIRECTORIES: [&str; 4] = ["examples", "shaders", "src", "tests"];
 const EXTENSIONS: [&str; 4] = ["md", "rs", "toml", "wgsl"];
 
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The text files below a directory.
+/// Collects the text files below a directory.
 fn collect(directory: &Path, paths: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -47,7 +47,8 @@ fn collect(directory: &Path, paths: &mut Vec<PathBuf>) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-/// The same text on every platform: slashes in paths, bare newlines, sorted by path.
+/// Concatenates the files to a text that is the same on every platform: slashes in paths, bare
+/// newlines, sorted by path.
 fn concatenate(root: &Path, paths: &[PathBuf]) -> Result<String, Box<dyn Error>> {
     let mut files = Vec::new();
     for path in paths {

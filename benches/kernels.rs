@@ -1,11 +1,12 @@
-//! Every variant of the kernels that only stream memory, at the shapes of the small GPT step (768
-//! tokens, width 128, vocabulary 65) and of GPT-2 124M (1024 tokens, width 768, vocabulary 50257),
-//! on every adapter found or named: milliseconds, and GB/s beside those of a copy in the same run.
+//! Benchmark of every variant of the memory-bound kernels, at the shapes of the small GPT step
+//! (768 tokens, width 128, vocabulary 65) and of GPT-2 124M (1024 tokens, width 768, vocabulary
+//! 50257), on every adapter found or named: milliseconds, and GB/s in relation to those of a copy
+//! in the same run.
 //!
 //!     cargo bench --bench kernels -- [ADAPTER ..] [--only TEXT] [--rounds N]
 //!
-//! Variants of a case are timed in turns, and the table has medians. A star marks what runs where
-//! nothing was measured.
+//! Variants of a case are timed in turns, and the table has medians. A star marks the static
+//! choice, the variant that runs without autotuning.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,25 +19,25 @@ use potluck::kernels::ops::{adamw, hash, norm, sgd};
 use potluck::kernels::pipeline::Pipeline;
 use potluck::kernels::{Dispatch, OpCall, Operand, Pipelines, RandomContext, Variant, twin};
 
-/// Seconds that one timed submission aims at.
+/// Target duration of one timed submission, in seconds.
 const SUBMISSION: f64 = 0.02;
-/// The most repetitions in one submission.
+/// Largest number of repetitions in one submission.
 const REPEATS_MAX: usize = 100;
 
-/// What is timed: ways to compute one thing on the same buffers.
+/// Benchmark case: kernel variants that compute one result from the same buffers.
 struct Case {
     name: String,
     ways: Vec<Variant>,
-    /// Which of them is the static choice.
+    /// Index of the static choice among the variants.
     chosen: usize,
     inputs: Vec<Contents>,
-    /// Words of each output.
+    /// Length of each output in 32-bit words.
     outputs: Vec<usize>,
-    /// Bytes that any way has to move.
+    /// Bytes that every variant has to move.
     bytes: f64,
 }
 
-/// What an input holds.
+/// Contents of an input.
 #[derive(Clone, Copy)]
 enum Contents {
     Floats(usize),
@@ -44,7 +45,7 @@ enum Contents {
     Ints(usize, u32),
 }
 
-/// The sizes of a model's step.
+/// Sizes of a model's training step.
 struct Sizes {
     name: &'static str,
     tokens: usize,
@@ -126,8 +127,8 @@ fn arguments() -> Arguments {
     arguments
 }
 
-/// An op on inputs of these shapes, of `rows` rows where they are batched; integers are below
-/// `bound`.
+/// Returns the case of an op on inputs of these shapes, of `rows` rows where they are batched;
+/// integers are below `bound`.
 fn op_case(name: String, op: &Op, rows: usize, inputs: &[(Shape, DType)], bound: usize) -> Case {
     let outputs = shapes::outputs(op, inputs).unwrap_or_else(|error| panic!("{name}: {error}"));
     let dims = |typed: &[(Shape, DType)]| typed.iter().map(|(s, _)| s.resolve(rows)).collect();
@@ -200,7 +201,7 @@ fn op_cases(sizes: &Sizes) -> Vec<Case> {
     by_width.chain(by_classes.into_iter().map(|each| case(each, logits))).collect()
 }
 
-/// What works on buckets and belongs to no op.
+/// Returns the cases of kernels that work on buckets and belong to no op.
 fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
     let count = sizes.bucket;
     let range = UpdateRange { start: 0, length: count, decay_end: count, gradient_scale: 1.0 };
@@ -224,7 +225,7 @@ fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
         outputs,
         bytes: 4.0 * (words * count) as f64,
     };
-    // Ranges that start anywhere are not moved in vectors.
+    // Ranges with an unaligned start are not read and written as vectors.
     let whole = |update| {
         [("whole", range), ("from element 1", odd)].map(|(name, range)| {
             let dispatch = match update {
@@ -244,14 +245,14 @@ fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
     ]
 }
 
-/// A dispatch ready to record.
+/// Dispatch with its pipeline and bind group, ready to record.
 struct Ready {
     pipeline: Arc<Pipeline>,
     group: wgpu::BindGroup,
     dispatch: Dispatch,
 }
 
-/// An adapter under test.
+/// Benchmark of one adapter.
 struct Bench {
     gpu: Gpu,
     pipelines: Pipelines,
@@ -259,7 +260,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// GB/s of a copy of 4 Mi elements.
+    /// Returns the GB/s of a copy of 4 Mi elements.
     fn copy(&mut self) -> Result<f64, DeviceError> {
         let op = Op::Permute { axes: vec![0] };
         let case = op_case("copy".into(), &op, 1, &[(Shape::fixed(&[4 << 20]), DType::F32)], 0);
@@ -286,7 +287,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The median seconds of each way of a case.
+    /// Returns the median seconds of each variant of a case.
     fn seconds(&mut self, case: &Case) -> Result<Vec<f64>, DeviceError> {
         let inputs: Vec<wgpu::Buffer> =
             case.inputs.iter().map(|input| self.input(*input)).collect::<Result<_, _>>()?;
@@ -301,7 +302,7 @@ impl Bench {
             for dispatch in &way.dispatches {
                 ready.push(self.prepare(dispatch, &inputs, &outputs)?);
             }
-            // The first run compiles; the second tells how often to repeat.
+            // The first run compiles; the second determines the number of repetitions.
             self.time(&ready, 1)?;
             let repeats = (SUBMISSION / self.time(&ready, 1)?).ceil() as usize;
             ways.push((ready, repeats.clamp(1, REPEATS_MAX), Vec::with_capacity(self.rounds)));
@@ -358,7 +359,8 @@ impl Bench {
         Ok(Ready { pipeline, group, dispatch: dispatch.clone() })
     }
 
-    /// Seconds per repetition of dispatches that run `repeats` times in one submission.
+    /// Returns the seconds per repetition of dispatches that run `repeats` times in one
+    /// submission.
     fn time(&self, ready: &[Ready], repeats: usize) -> Result<f64, DeviceError> {
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {

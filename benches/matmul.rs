@@ -1,5 +1,6 @@
-//! GFLOP/s of every variant of the matrix product, on every adapter found or on those named:
-//! medians of rounds in which the variants take turns, so that a load on the machine meets all.
+//! Benchmark of every variant of the matrix product, in GFLOP/s, on every adapter found or on
+//! those named: medians of rounds in which the variants take turns, so that a load on the machine
+//! affects all of them.
 //!
 //!     cargo bench --bench matmul -- [ADAPTER ..] [--shapes gpt,square,gpt2,narrow]
 //!         [--variants PART,..] [--rounds N] [--checked]
@@ -13,12 +14,13 @@ use potluck::graph::Op;
 use potluck::kernels::ops::matmul;
 use potluck::kernels::{Dispatch, OpCall, Operand, Pipelines, RandomContext, Variant};
 
-/// The least seconds that are timed at once: far more than a submission takes by itself.
+/// Shortest duration that is timed at once, in seconds: far more than the overhead of a
+/// submission.
 const SECONDS_MIN: f64 = 0.02;
-/// The most dispatches that are timed at once.
+/// Largest number of dispatches that are timed at once.
 const REPEATS_MAX: u32 = 4096;
 
-/// The sizes of a product, and which operands are given transposed.
+/// Sizes (m, k, n) of a product, and the operands that are given transposed.
 type Product = (usize, usize, usize, &'static str);
 
 /// Products `(m, k, n, transposed)` by the name of their set: the step of a small GPT (benches/
@@ -128,7 +130,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// `(768, 128) (384, 128)^T`
+/// Formats a product as `(768, 128) (384, 128)^T`.
 fn shown(&(m, k, n, transposed): &Product) -> String {
     let matrix = |rows: usize, columns: usize, transposed: bool| match transposed {
         true => format!("({columns}, {rows})^T"),
@@ -138,7 +140,7 @@ fn shown(&(m, k, n, transposed): &Product) -> String {
     format!("{} {}", matrix(m, k, a), matrix(k, n, b))
 }
 
-/// Every variant of a product that is asked for, with the median of its GFLOP/s.
+/// Returns the requested variants of a product, each with the median of its GFLOP/s.
 fn rates(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
@@ -181,7 +183,7 @@ fn rates(
     Ok(timed.into_iter().map(rate).collect())
 }
 
-/// A buffer of numbers in -1 .. 1.
+/// Returns a buffer of random numbers in -1 .. 1.
 fn filled(gpu: &Gpu, count: usize) -> Result<wgpu::Buffer, Box<dyn Error>> {
     let key = Key::new(count as u64);
     let number = |i| key.words([i as u32, 0])[0] as f32 / 2f32.powi(31) - 1.0;
@@ -191,7 +193,8 @@ fn filled(gpu: &Gpu, count: usize) -> Result<wgpu::Buffer, Box<dyn Error>> {
     Ok(buffer)
 }
 
-/// Runs the dispatches `repeats` times in one submission; the seconds of one time.
+/// Runs the dispatches `repeats` times in one submission and returns the seconds of one
+/// repetition.
 fn seconds(
     gpu: &Gpu,
     pipelines: &mut Pipelines,

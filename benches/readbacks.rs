@@ -1,14 +1,15 @@
-//! How fast 64 MiB of gradients go back and forth, on the CPU device and on every adapter found:
-//! GB/s, medians of some rounds, in which all ways take turns.
+//! Benchmark of readbacks and uploads of 64 MiB of gradients, on the CPU device and on every
+//! adapter found: GB/s, medians of some rounds, in which the methods take turns.
 //!
-//!     cargo bench --bench pieces -- [--rounds N]
+//!     cargo bench --bench readbacks -- [--rounds N]
 //!
 //!     copied      no device: memory copied on one core, 1 MiB at a time
 //!     bank        read_bank: mapped, and copied to one vector
-//!     pieces      begin_read and take_read: mapped, and dropped unread
-//!     summed      the same, each piece added to a partial sum on another thread, as a ring does
+//!     pieces      start_readback and next_readback: mapped, and dropped unread
+//!     summed      the same, each readback added to a partial sum on another thread, as a ring
+//!                 thread does
 //!     written     write_range, 1 MiB at a time
-//!     added       add: up, added by the device, back, 1 MiB at a time
+//!     added       add: uploaded, added by the device, read back, 1 MiB at a time
 
 use std::sync::{LazyLock, mpsc};
 use std::time::Instant;
@@ -22,7 +23,7 @@ use potluck::graph::{Builder, Init, Plan, PlanOptions, differentiate};
 const WIDTH: usize = 4096;
 const BUCKET: BucketId = BucketId(0);
 
-/// A way to move gradients.
+/// Method to move gradients.
 type Way = fn(&mut dyn Executor) -> Result<(), DeviceError>;
 const WAYS: [(&str, Way); 6] = [
     ("copied", copied),
@@ -51,7 +52,7 @@ fn main() {
     }
 }
 
-/// One square matrix of 64 MiB.
+/// Returns the plan of a model with one square matrix of 64 MiB.
 fn plan() -> Plan {
     let mut b = Builder::new();
     let (x, target) = (b.input("x", &[1, WIDTH]), b.input("target", &[1, WIDTH]));
@@ -63,7 +64,7 @@ fn plan() -> Plan {
 
 fn measure(device: &mut dyn Executor, rounds: usize) {
     let mut seconds = WAYS.map(|_| Vec::new());
-    // One round more, which makes what is made once.
+    // One warm-up round more, which creates what is created once.
     for _ in 0..=rounds {
         for ((name, way), seconds) in WAYS.iter().zip(&mut seconds) {
             let started = Instant::now();
@@ -85,7 +86,7 @@ fn length(device: &dyn Executor) -> usize {
     device.plan().buckets[BUCKET.index()].length
 }
 
-/// The start and the length of every piece.
+/// Returns the start and the length of every readback.
 fn parts(device: &dyn Executor) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (all, most) = (length(device), device.readback_elements_max());
     (0..all).step_by(most).map(move |start| (start, most.min(all - start)))
@@ -114,7 +115,7 @@ fn pieces(device: &mut dyn Executor, done: &mut dyn FnMut(Readback)) -> Result<(
     while device.has_readbacks() {
         match device.next_readback(true)? {
             Some(piece) => done(piece),
-            // Whoever sums holds all of them.
+            // The summing thread still holds all staging buffers.
             None => std::thread::yield_now(),
         }
     }
@@ -143,7 +144,7 @@ fn written(device: &mut dyn Executor) -> Result<(), DeviceError> {
     for (start, count) in parts(device) {
         device.write_range(BucketTensor::Gradients, BUCKET, start, &values[..count])?;
     }
-    // Waits for all of it.
+    // Reading the loss waits for all writes.
     device.loss().map(drop)
 }
 

@@ -1,6 +1,6 @@
-//! The training step of a small GPT (4 layers, 4 heads, width 128, context 64, batch 12,
-//! vocabulary 65, AdamW) and matrix products on the CPU device and on every adapter found: these
-//! parts of `potluck bench`.
+//! Benchmark of the training step of a small GPT (4 layers, 4 heads, width 128, context 64, batch
+//! 12, vocabulary 65, AdamW) and of matrix products on the CPU device and on every adapter found:
+//! the parts `step` and `matmul` of `potluck bench`.
 //!
 //!     cargo bench --bench step -- [DEVICES]
 

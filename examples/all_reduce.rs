@@ -1,5 +1,6 @@
-//! Data parallelism by hand: threads fit one line to their own part of the points, and average
-//! their gradients in every step, each with the number of its points as its weight.
+//! Data parallelism by hand: threads fit one line to their own parts of the points, and
+//! all-reduce their gradients to a mean in every step, each with the number of its points as its
+//! weight.
 //!
 //! `cargo run --release --example all_reduce [THREADS]`
 
@@ -18,7 +19,7 @@ fn point(i: usize) -> (f32, f32) {
     (x, 3.0 * x - 1.0)
 }
 
-/// The gradient of the mean squared error of `slope * x + offset` over some points.
+/// Returns the gradient of the mean squared error of `slope * x + offset` over some points.
 fn gradient([slope, offset]: [f32; 2], points: &[(f32, f32)]) -> [f32; 2] {
     let mut sums = [0.0; 2];
     for (x, y) in points {
@@ -29,10 +30,10 @@ fn gradient([slope, offset]: [f32; 2], points: &[(f32, f32)]) -> [f32; 2] {
     sums.map(|sum| sum / points.len().max(1) as f32)
 }
 
-/// What each thread does: the same as all others, on points of its own.
+/// Training loop of one rank: the same on all ranks, each on its own points.
 fn train(mut group: ProcessGroup) -> Result<[f32; 2], GroupError> {
     let (rank, world) = (group.rank().index(), group.world_size());
-    // Uneven on purpose: the first one takes two parts of `world + 1`.
+    // Uneven on purpose: rank 0 takes two parts of `world + 1`.
     let bound = |part: usize| part * POINTS / (world + 1);
     let first = if rank == 0 { 0 } else { bound(rank + 1) };
     let points: Vec<(f32, f32)> = (first..bound(rank + 2)).map(point).collect();
@@ -41,7 +42,7 @@ fn train(mut group: ProcessGroup) -> Result<[f32; 2], GroupError> {
     group.broadcast(&mut line, Rank(0))?;
     for _ in 0..STEPS {
         let mut gradient = gradient(line, &points);
-        // The mean over all points, not over threads.
+        // The mean over all points, not over ranks.
         group.all_reduce(&mut gradient, ReduceOp::Mean { weight: points.len() as f64 })?;
         line = [line[0] - 0.3 * gradient[0], line[1] - 0.3 * gradient[1]];
     }

@@ -1,5 +1,5 @@
-//! A model of your own out of the public ops: a classifier of points on two spirals, with layer
-//! norm, a residual connection and dropout; and what the builder says when shapes do not fit.
+//! Custom model built from the public ops: a classifier of points on two spirals, with layer
+//! norm, a residual connection and dropout; and the builder's error for shapes that do not fit.
 //!
 //!     cargo run --release --example custom_model -- [DEVICE]
 
@@ -11,7 +11,7 @@ use potluck::train::{Trainer, TrainerOptions, Values};
 const WIDTH: usize = 32;
 const BATCH: usize = 128;
 
-/// Points (b, 2) in, classes (b) as targets.
+/// Builds the classifier, with inputs `points` (b, 2) and `targets` (b), which are classes.
 fn spirals() -> Result<Graph, ShapeError> {
     let mut b = Builder::new();
     let normal = |from: usize| Init::Normal { std: (2.0 / from as f32).sqrt() };
@@ -24,9 +24,9 @@ fn spirals() -> Result<Graph, ShapeError> {
     x = b.unary(x, Unary::Gelu)?;
     for layer in 0..2 {
         b.block(&format!("layer {layer}"));
-        let gain = b.parameter(&format!("{layer}.gain"), &[WIDTH], Init::Ones);
+        let scale = b.parameter(&format!("{layer}.norm"), &[WIDTH], Init::Ones);
         let weight = b.parameter(&format!("{layer}.weight"), &[WIDTH, WIDTH], normal(WIDTH));
-        let y = b.layer_norm(x, gain, None)?;
+        let y = b.layer_norm(x, scale, None)?;
         let y = b.linear(y, weight, None)?;
         let y = b.unary(y, Unary::Gelu)?;
         let y = b.dropout(y, 0.05)?;
@@ -40,7 +40,7 @@ fn spirals() -> Result<Graph, ShapeError> {
     Ok(b.finish())
 }
 
-/// Points on two arms that wind around each other, and which arm each is on.
+/// Returns points on two arms that wind around each other, and the arm of each point.
 fn sample(step: u64) -> (Vec<f32>, Vec<u32>) {
     let key = Key::new(7).step(step);
     let point = |i: u64| {

@@ -1,5 +1,5 @@
-//! A GPT on a text of your own, with the parts that `potluck train` is made of: data, sampler,
-//! model, trainer, schedule.
+//! Training of a GPT on a text of your own, with the parts that `potluck train` is made of: data,
+//! sampler, model, trainer, schedule.
 //!
 //!     cargo run --release --example text -- FILE [DEVICE] [STEPS]
 
@@ -59,7 +59,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The text's beginning, and what the model takes to be its most likely continuation.
+/// Returns the beginning of the text and its greedy continuation: the most likely token at each
+/// position.
 fn continuation(trainer: &mut Trainer, data: &TextData) -> Result<String, TrainError> {
     let (start, _) = data.sample(Split::Train, 0, CONTEXT);
     let vocabulary = data.tokenizer().vocabulary();

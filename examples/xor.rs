@@ -1,4 +1,4 @@
-//! The smallest thing that needs a hidden layer: exclusive or.
+//! Exclusive or, the smallest problem that needs a hidden layer.
 //!
 //!     cargo run --release --example xor -- [DEVICE]
 

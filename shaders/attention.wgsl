@@ -16,12 +16,12 @@
 // time, so everything is a product of 4x4 matrices, and a value is read once for 4 uses. Bytes read
 // per pair of positions: 3 D (forward), 5 D (grad_q), 6 D (grad_kv), mostly from the cache.
 //
-// The gradient runs as delta, grad_kv, grad_q: delta_i waits for grad_kv in the first column of
-// dq_i, which grad_q then writes.
+// The gradient runs as delta, grad_kv, grad_q: delta stores delta_i for grad_kv in the first
+// column of dq_i, which grad_q then overwrites.
 //
-// Put in front: the constants D, and DROPOUT, which is 1 if anything is dropped; and the functions
-// qkv_part, dy_part and y_part, which are qkv_vector and so on if D is a multiple of 4, else
-// qkv_scalars and so on.
+// Prepended: the constants D, and DROPOUT, which is 1 if anything is dropped; and the functions
+// qkv_part, dy_part and y_part, which call qkv_vector, dy_vector and y_vector if D is a multiple
+// of 4, else qkv_scalars, dy_scalars and y_scalars.
 //
 // An invocation keeps its sums only, and of at most 64 columns; it reads its own rows again each
 // time, and wider heads take several invocations, each of which computes the scores. Loops over
@@ -43,8 +43,8 @@ const SLABS: u32 = (D + 4u * SLAB - 1u) / (4u * SLAB);
 const LOWEST: f32 = -1e30;
 const LANES: vec4u = vec4u(0u, 1u, 2u, 3u);
 
-// samples are those of the dropout; without it something else is bound, unread. Of a tensor that
-// is here as scalars and as vectors, one of the two is in use.
+// samples are those of the dropout; without it another buffer is bound and not read. Of a tensor
+// that is declared as scalars and as vectors, an entry point uses one of the two.
 @group(0) @binding(0) var<storage, read> qkv: array<f32>;            // (b, t, 3c)
 @group(0) @binding(0) var<storage, read> qkv_vectors: array<vec4f>;  // (b, t, 3c/4)
 @group(0) @binding(1) var<storage, read> samples: array<u32>;        // (b)
@@ -118,7 +118,7 @@ fn put_dqkv(row: u32, part: u32, value: vec4f) {
     }
 }
 
-// What an invocation does: four positions of a head of a sample, and a slab of its columns.
+// Work of one invocation: four positions of a head of a sample, and a slab of its columns.
 struct Task {
     sample: u32,
     head: u32,
@@ -150,7 +150,7 @@ fn index_of(id: vec3u, groups: vec3u) -> u32 {
     return id.x + id.y * (groups.x * 32u);
 }
 
-// Four positions from `first`, those behind the end replaced by the last one.
+// Four positions from `first`, those past the end replaced by the last one.
 fn four(first: u32) -> vec4u {
     return min(first + LANES, vec4u(p.t - 1u));
 }

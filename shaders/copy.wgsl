@@ -5,11 +5,10 @@
 //   y[y_base + i . y_strides] = x[x_base + (i - (0, .., 0, begin)) . x_strides]
 //                               where begin <= i_last < end, else 0
 //
-// over all 5-dimensional i below dims, the last of which is kept apart from the other four
-// (outer). One invocation per 8 elements of a run along the last dimension; divisions cost more
-// than the moves. 8 bytes moved per element. strided4 moves vectors of 4 elements, and all its
-// parameters count vectors: where runs, steps and bases are multiples of 4 and x's elements are
-// neighbours.
+// over all 5-dimensional i below dims, the last of which is separate from the other four (outer).
+// One invocation per 8 elements of a run along the last dimension; divisions cost more than the
+// moves. 8 bytes moved per element. strided4 moves vectors of 4 elements, and all its parameters
+// count vectors: where runs, steps and bases are multiples of 4 and x's elements are neighbours.
 
 struct Params {
     outer: vec4u,

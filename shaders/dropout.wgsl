@@ -4,9 +4,9 @@
 //   y[i] = factor x[i] where threefry2x32(key, (samples[s], e)).x >= threshold, else 0
 //
 // with s = i / elements the row of the batch and e = i % elements the place within it, so that
-// what is dropped does not depend on how samples are put together. A threshold of 0 keeps all
-// without drawing. dropout: one invocation per 8 elements, 8 bytes moved and about 110 integer
-// operations each; dropout4: per 4 vectors of 4, where count is a multiple of 4.
+// the mask of a sample does not depend on the composition of the batch. A threshold of 0 keeps
+// all without drawing. dropout: one invocation per 8 elements, 8 bytes moved and about 110
+// integer operations each; dropout4: per 4 vectors of 4, where count is a multiple of 4.
 // uses lib/rng
 
 struct Params {

@@ -66,7 +66,7 @@ fn embedding4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups)
 var<workgroup> counts: array<u32, 64>;
 var<workgroup> list: array<u32, 2048>;
 
-// Lists the tokens from base on whose rows are from begin to end; how many there are.
+// Lists the tokens from base on whose rows are from begin to end; returns their number.
 fn note(base: u32, begin: u32, end: u32, local: u32) -> u32 {
     var word = 0u;
     for (var bit = 0u; bit < 32u; bit++) {
@@ -114,7 +114,7 @@ fn embedding_grad(
                 dtable[row * p.c + k] += dy[token * p.c + k];
             }
         }
-        // Before the next tokens are noted.
+        // Before the list is overwritten with the next tokens.
         workgroupBarrier();
     }
 }
@@ -146,7 +146,7 @@ fn embedding_grad4(
                 dtable4[row * width + k] += dy4[token * width + k];
             }
         }
-        // Before the next tokens are noted.
+        // Before the list is overwritten with the next tokens.
         workgroupBarrier();
     }
 }

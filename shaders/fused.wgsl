@@ -2,10 +2,10 @@
 //
 //   c[i] = f(x[i])
 //
-// `store` is put in front (src/kernels/epilogue.rs): it applies the functions one after the other,
-// reads their operands, keeps values on the way and writes the last one to c. One workgroup of 64
+// `store` is prepended (src/kernels/ops/epilogue.rs): it applies the functions in sequence, reads
+// their operands, stores intermediate values and writes the last one to c. One workgroup of 64
 // per 512 elements, 8 per invocation, as in shaders/binary.wgsl; 8 bytes moved per element, and 4
-// per operand and kept value.
+// per operand and intermediate value.
 
 struct Params { count: u32 }
 var<immediate> p: Params;

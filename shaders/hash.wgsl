@@ -1,4 +1,5 @@
-// A hash of 64 bits over a range of a buffer's words, which tells what stands there and where.
+// A hash of 64 bits over a range of a buffer's words, which depends on their values and
+// positions.
 // uses lib/index
 //
 //   place = a(i + 0x9E3779B9)
@@ -11,9 +12,9 @@
 //
 // partial_sums: one workgroup of 64 per strip of neighbouring words, of which invocation l sums
 // the words l, l + lanes, ..; neighbours read neighbours, 4 bytes per word. partial_sums4: on
-// vectors of 4 words, which strip counts then, where first and count are multiples of 4. total: one
-// workgroup, each of whose invocations sums a 256th of the partials; then the first one sums what
-// they left.
+// vectors of 4 words, in which strip is counted then, where first and count are multiples of 4.
+// total: one workgroup, each of whose invocations sums a 256th of the partials; then the first
+// one sums these sums.
 
 struct Params {
     first: u32,

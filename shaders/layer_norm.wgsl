@@ -1,19 +1,21 @@
 // Layer normalization of rows of c values, and its gradients (Ba, Kiros, Hinton 2016).
 // uses lib/index
 //
-//   forward    y = weight (x - mean) rstd + bias       rstd = 1 / sqrt(variance + eps)
-//   grad       dx = rstd (g - mean(g) - xhat mean(g xhat))     g = weight dy, xhat = (x - mean) rstd
+//   forward      y = weight (x - mean) rstd + bias     rstd = 1 / sqrt(variance + eps)
+//   grad         dx = rstd (g - mean(g) - xhat mean(g xhat))
+//                with g = weight dy, xhat = (x - mean) rstd
 //   weight_grad  dweight = sum over rows of dy xhat   (+ dweight, if accumulating)
 //
 // The variance is taken around the mean in a second pass over the row, so that it is right also
 // where the mean is large. Long sums are sums of sums over 64 values, to round less.
 //
 // forward and grad: one invocation per row, 8 bytes per element moved (12 by grad) and as many
-// again from the cache. weight_grad: one invocation per column, 8 bytes per element. forward4, grad4
-// and weight_tile4 work on vectors of 4 neighbouring values, where c is a multiple of 4, because a
-// vector costs a software adapter little more than a value. weight_tile4 has one workgroup per 16
-// vectors of columns, 4 invocations to each, which take every 4th row. weight_tall and weight_tall4 are
-// for hardware, which wants more invocations: 16 to each of 16 columns, 32 to each of 8 vectors.
+// again from the cache. weight_grad: one invocation per column, 8 bytes per element. forward4,
+// grad4 and weight_tile4 work on vectors of 4 neighbouring values, where c is a multiple of 4,
+// because a vector costs a software adapter little more than a value. weight_tile4 has one
+// workgroup per 16 vectors of columns, 4 invocations to each, which take every 4th row.
+// weight_tall and weight_tall4 are for hardware, which wants more invocations: 16 to each of 16
+// columns, 32 to each of 8 vectors.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias; weight_grad adds to what dweight holds.
@@ -183,7 +185,7 @@ fn grad4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
     }
 }
 
-// What the invocations of a tile have summed.
+// Partial sums of the invocations of a tile.
 var<workgroup> tile: array<f32, 256>;
 var<workgroup> tile4: array<vec4f, 256>;
 

@@ -4,9 +4,9 @@
 //   forward  keeps the row in workgroup memory, so that mean and variance around it cost one read
 //   grad     keeps g = weight dy and xhat
 //
-// 8 bytes per element moved (12 by grad), each once. The header says GROUP, and the width C, which
-// must fit the workgroup memory. Sums are over every GROUP-th element, then of halves, always in
-// the same order.
+// 8 bytes per element moved (12 by grad), each once. Prepended constants: GROUP, and the width C,
+// for which a row must fit in workgroup memory. Sums are over every GROUP-th element, then of
+// halves, always in the same order.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias.
@@ -27,7 +27,7 @@ var<workgroup> kept: array<f32, C>;
 var<workgroup> kept_g: array<f32, C>;
 var<workgroup> sums: array<vec2f, GROUP>;
 
-// The sum of what all invocations bring.
+// The sum of `mine` over all invocations of the workgroup.
 fn all_of(mine: vec2f, local: u32) -> vec2f {
     sums[local] = mine;
     workgroupBarrier();

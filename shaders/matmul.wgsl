@@ -4,9 +4,9 @@
 //   c[z, i, j] = sum_q a[z, i, q] b[z, q, j]  (+ c, if accumulating)
 //
 // c is (batch, m, n); a is (batch, m, k) or transposed (batch, k, m), b is (batch, k, n) or
-// transposed (batch, n, k), which the strides say. One invocation per output, in the order of q:
-// 2 k FLOPs on 8 k bytes. The tiles of src/kernels/matmul_tile.rs compute the same faster.
-// `store` is put in front: src/kernels/epilogue.rs.
+// transposed (batch, n, k), as the strides define. One invocation per output, in the order of q:
+// 2 k FLOPs on 8 k bytes. The tiles of src/kernels/ops/matmul/tile.rs compute the same faster.
+// `store` is prepended: src/kernels/ops/epilogue.rs.
 
 struct Params {
     count: u32,             // batch m n

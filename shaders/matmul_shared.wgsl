@@ -5,13 +5,13 @@
 // c is (batch, m, n); a is (batch, m, k) or transposed (batch, k, m), b is (batch, k, n) or
 // transposed (batch, n, k). A workgroup computes a tile of BM x BN outputs: it stages BK terms of
 // the sum at a time, and each of its invocations multiplies ROWS rows by COLUMNS columns of them
-// (4 or 8 each, in quads), while what comes next is already on its way from memory. With SPLIT > 1
-// as many invocations share each output: each takes its slice of the BK terms, and the slices are
-// added in their order. 2 k FLOPs per output on 4 k (1 / BM + 1 / BN) bytes.
+// (4 or 8 each, in quads), while the next terms are prefetched from memory into registers.
+// With SPLIT > 1 as many invocations share each output: each sums its slice of the BK terms, and
+// the slices are added in order. 2 k FLOPs per output on 4 k (1 / BM + 1 / BN) bytes.
 //
-// Put in front (src/kernels/matmul_shared.rs): the constants in capitals, the operands `a` and `b`
-// with `a_four` and `b_four`, which read elements `at`, at + 1, .. at + 3 of one and give zeros
-// for those from the `count`th on, and `store` (src/kernels/epilogue.rs).
+// Prepended (src/kernels/ops/matmul/shared.rs): the constants in capitals, the operands `a` and
+// `b` with `a_four` and `b_four`, which read elements `at`, at + 1, .. at + 3 of one and return
+// zeros for those from the `count`th on, and `store` (src/kernels/ops/epilogue.rs).
 
 struct Params {
     tiles: u32,             // in all matrices
@@ -38,18 +38,19 @@ const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
 const_assert A_QUADS % 8u == 0u && B_QUADS % 8u == 0u;
 const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN && BK % SPLIT == 0u);
 
-// Four rows of a, four columns of b per element; see `swizzle` for where they stand.
+// Four rows of a, four columns of b per element; see `swizzle` for their places.
 var<workgroup> a_tile: array<vec4f, BK * A_QUADS>;
 var<workgroup> b_tile: array<vec4f, BK * B_QUADS>;
 
-// What a quad's place within the terms q .. q + 3 is XORed with, q a multiple of 4. So the writes
-// of neighbouring invocations, which hold other terms of the same quad, meet different banks.
+// Swizzle against bank conflicts: a quad's place within the terms q .. q + 3 is XORed with this
+// value, q a multiple of 4. So the writes of neighbouring invocations, which hold other terms of
+// the same quad, go to different banks.
 fn swizzle(q: u32) -> u32 {
     return (q / 4u * max(8u / K_QUADS, 1u)) % 8u;
 }
 
-// Each invocation moves a block of four rows or columns and four terms. Which is the `t`th: its
-// place across the terms, and its first term. Neighbours read neighbouring addresses.
+// Block of four rows or columns and four terms that invocation `t` copies: its place across the
+// terms, and its first term. Neighbouring invocations read neighbouring addresses.
 fn block(t: u32, quads: u32, terms_are_neighbours: bool) -> vec2u {
     return 4u * select(
         vec2u(t % quads, t / quads),
@@ -109,7 +110,7 @@ fn put_b(at: u32, columns: mat4x4f) {
     b_tile[at + 3u * B_QUADS] = columns[3];
 }
 
-// Slices hand their sums to the first one, in their order, through a's tile.
+// Adds the sums of all slices to those of the first one, in order, through a's tile.
 fn add_slices(local: u32, own: mat4x4f) -> mat4x4f {
     let at = local % SLICE;
     var sums = own;
@@ -145,7 +146,7 @@ fn store_four(z: u32, i: u32, j: u32, totals: vec4f) {
     if (j + 3u < p.n) { store(at + 3u, totals.w); }
 }
 
-// Stores an invocation's sums. A store stands there for one row, and the others move up to it:
+// Stores an invocation's sums. Only one row has a store, and the other rows move up to it:
 // compilers are slow on long texts.
 fn store_all(
     z: u32,
@@ -183,7 +184,7 @@ fn shared_tile(
     let row = index % p.tiles_each / p.tiles_across * BM;
     let column = index % p.tiles_each % p.tiles_across * BN;
 
-    // Blocks of a go to the first invocations and those of b to the last.
+    // The first invocations copy blocks of a, the last ones those of b.
     let reversed = SIZE - 1u - local;
     let a_block = block(local, A_QUADS, TRANSPOSE_A == 0u);
     let b_block = block(reversed, B_QUADS, TRANSPOSE_B == 1u);

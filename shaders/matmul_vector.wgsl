@@ -2,13 +2,14 @@
 //
 //   c[z, i, j] = sum_q few[z, i, q] many[z, q, j]  (+ c, if accumulating)
 //
-// `few` and `many` are the operands of a product or, if it is the second one that has few columns,
-// their transposes in exchanged places: the strides say. A workgroup of 64 invocations computes
-// 64 / SLICES neighbouring outputs of a row; SLICES invocations share each, term after term by
-// turns, and the first one adds their sums. Neighbouring invocations read neighbouring elements
-// of `many`: terms if TERMS_ARE_NEIGHBOURS is 1, else columns. 2 k FLOPs per output on 8 k bytes,
-// of which the 4 k of `many` come from memory once if there are few rows.
-// Put in front: those constants, and `store` (src/kernels/epilogue.rs).
+// `few` and `many` are the operands of a product or, if it is the second one that has few
+// columns, their transposes in exchanged places, as the strides define. A workgroup of 64
+// invocations computes 64 / SLICES neighbouring outputs of a row; SLICES invocations share each,
+// with the terms interleaved between them, and the first one adds their sums. Neighbouring
+// invocations read neighbouring elements of `many`: terms if TERMS_ARE_NEIGHBOURS is 1, else
+// columns. 2 k FLOPs per output on 8 k bytes, of which the 4 k of `many` are read from memory
+// once if there are few rows. SLICES, TERMS_ARE_NEIGHBOURS and `store`
+// (src/kernels/ops/epilogue.rs) are prepended.
 
 struct Params {
     workgroups: u32,

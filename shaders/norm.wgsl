@@ -6,10 +6,10 @@
 //   total         results[slot] = (sum, not finite) over partials[0 .. parts]
 //
 // Elements that are not finite (all exponent bits set) add nothing to the sum. All sums are in a
-// fixed order. partial_sums: one workgroup of 64 per strip, neighbours read neighbours; 4 bytes per
-// element. partial_sums4: on vectors of 4, which strip counts then, where count is a multiple of 4.
-// total: one workgroup, each of whose invocations sums a 256th of the partials; then the first
-// one sums what they left.
+// fixed order. partial_sums: one workgroup of 64 per strip, neighbours read neighbours; 4 bytes
+// per element. partial_sums4: on vectors of 4, in which strip is counted then, where count is a
+// multiple of 4. total: one workgroup, each of whose invocations sums a 256th of the partials;
+// then the first one sums these sums.
 
 struct Params {
     count: u32,

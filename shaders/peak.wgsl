@@ -1,4 +1,4 @@
-// What a device can do at most, for the benchmarks: chains of multiply-adds in registers, and
+// Peak throughput of a device, for the benchmarks: chains of multiply-adds in registers, and
 // streams through memory.
 // uses lib/index
 //

@@ -1,10 +1,10 @@
-// Work without a use, for tests of deadlines: a chain of dependent operations.
+// Busy loop for tests of deadlines: a chain of dependent operations.
 // uses lib/index
 //
 //   words[i] = 4096 steps of xorshift from i
 //
-// words (n). One invocation per element; 4 bytes each. The loop is short, because some drivers end
-// loops by themselves: the time is in the number of workgroups.
+// words (n). One invocation per element; 4 bytes each. The loop is short, because some drivers
+// end loops by themselves: the number of workgroups determines the time.
 
 struct Params { n: u32 }
 var<immediate> p: Params;

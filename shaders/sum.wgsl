@@ -1,5 +1,5 @@
 // Sums over neighbouring axes, and the inverse, which repeats values over new axes. Tensors are
-// seen as (outer, middle, inner), where middle is what vanishes or appears.
+// viewed as (outer, middle, inner), where middle is reduced or inserted.
 // uses lib/index
 //
 //   columns    y[o, i] = sum_m x[o, m, i]  (+ y, if accumulating): one invocation per output,

@@ -1,12 +1,12 @@
-//! potluck trains neural networks on every GPU you have, whoever made it.
+//! potluck trains neural networks on every GPU you have, from any vendor.
 //!
 //! The kernels are WGSL compute shaders on wgpu; the trainer is a library first and a binary on
 //! top of it. To train a model of your own, start at [`train::Trainer`], whose example is
-//! complete, and at [`graph::Builder`], which models are written with.
+//! complete, and at [`graph::Builder`], with which models are written.
 //!
-//! The rooms, in layers; each imports only from layers below its own:
+//! Modules in layers; each module imports only from layers below its own:
 //!
-//! | layer | rooms |
+//! | layer | modules |
 //! |---|---|
 //! | 0 | [`base`], [`files`] |
 //! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |

@@ -1,4 +1,4 @@
-//! The trainer's binary; everything is in the library's `cli` room.
+//! Binary of the trainer; all else is in the library's `cli` module.
 
 use std::io::Write;
 
@@ -10,16 +10,16 @@ fn main() {
     // where there is none. potluck chooses its devices itself, so the layer is switched off.
     // SAFETY: no other thread exists yet that could read the environment.
     unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
-    // What panicked has said so on stderr.
+    // The panic hook has already printed the panic to stderr.
     let code = std::panic::catch_unwind(cli::main).unwrap_or(EXIT_DEFECT);
     leave(code);
 }
 
-/// Ends the process without the exit handlers of drivers: those of a device that hangs wait for
-/// it, and some fail while a thread still runs. Nothing of potluck is left to do then: files are
+/// Ends the process without running the exit handlers of GPU drivers: those of a hung device wait
+/// for it, and some fail while a thread still runs. No cleanup of potluck is skipped: files are
 /// synced when they are written.
 fn leave(code: i32) -> ! {
-    // Fails if the reader is gone; then there is nobody to tell.
+    // Fails if the reader of the pipe is gone; there is no other place to report to.
     let _ = std::io::stdout().flush();
     #[cfg(unix)]
     signal_hook::low_level::exit(code);

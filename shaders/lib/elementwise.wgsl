@@ -1,6 +1,6 @@
 // The elementwise functions of one value and, with `_grad`, their gradients; the formulas are in
-// shaders/unary.wgsl. `kernels::epilogue` calls them on values that are still in registers. No
-// bytes are moved.
+// shaders/unary.wgsl. `kernels::ops::epilogue` calls them on values that are still in registers.
+// No bytes are moved.
 
 fn relu_of(x: f32) -> f32 {
     return max(x, 0.0);

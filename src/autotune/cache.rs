@@ -1,5 +1,5 @@
-//! What is known about the kernels on one driver, kept on disk: which are certified, and how fast
-//! they are. One file per adapter, API and driver, which several processes may write.
+//! Kernel cache of one driver, kept on disk: certification results and timings of kernels. One
+//! file per adapter, API and driver, which several processes may write.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -14,33 +14,33 @@ use crate::files;
 use crate::kernels::ops::matmul::tile;
 use crate::kernels::source;
 
-/// The environment variable that names another directory for what is kept between runs.
+/// Environment variable that names another directory for the files kept between runs.
 pub const CACHE_DIR_ENV: &str = "POTLUCK_CACHE";
 
 const FORMAT: u64 = 2;
 
-/// How often, and after what pause, a lock is tried that another process holds to write.
+/// Attempts to take a lock that another process holds for writing, and the pause between them.
 const TRIES: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A kernel with what its trials said.
+/// Certification result of a kernel.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Certificate {
-    /// For people: variant and op.
+    /// Display name (variant and op); never a lookup key.
     pub kernel: String,
     pub result: CertificationResult,
-    /// Of which build's kernels it is one: a hash of them all.
+    /// Build that the kernel belongs to: a hash of all its kernels.
     pub build: String,
 }
 
 impl Certificate {
-    /// Of a kernel of this build.
+    /// Returns the certificate of a kernel of this build.
     pub fn new(kernel: impl Into<String>, result: CertificationResult) -> Self {
         Self { kernel: kernel.into(), result, build: build().into() }
     }
 }
 
-/// Names the set of kernels of this build: other builds may have corrected what is wrong here.
+/// Returns the hash of this build's kernels: other builds may have corrected what is wrong here.
 fn build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();
     BUILD.get_or_init(|| {
@@ -54,53 +54,55 @@ fn build() -> &'static str {
     })
 }
 
-/// How long a variant of a call takes.
+/// Measured time of one variant of a call.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Timing {
     pub variant: String,
     pub seconds: f64,
 }
 
-/// What is known about the variants of a call.
+/// Timings of the variants of a call.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Timings {
-    /// The hash of all variants that there were to choose from.
+    /// Hash of all variants that could be selected.
     pub candidates: String,
-    /// By kernel hash. Empty if the time for measuring did not reach this call.
+    /// Timings by kernel hash. Empty if the time budget did not reach this call.
     pub measured: BTreeMap<String, Timing>,
 }
 
-/// The file.
+/// Content of the cache file.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CacheFile {
     format: u64,
     device: String,
-    /// By kernel hash.
+    /// Certificates by kernel hash.
     #[serde(default)]
     certificates: BTreeMap<String, Certificate>,
-    /// By the signature of the call.
+    /// Timings by the key of the call.
     #[serde(default)]
     timings: BTreeMap<String, Timings>,
 }
 
-/// The record of one device.
+/// Kernel cache of one device.
 #[derive(Debug)]
 pub struct KernelCache {
-    /// None: kept in memory only.
+    /// Path of the file; `None`: kept in memory only.
     path: Option<PathBuf>,
     content: CacheFile,
-    /// What was found or measured and is not on the disk: certificates and timings by their keys.
+    /// Keys of the certificates and of the timings that are not on disk yet.
     dirty: [BTreeSet<String>; 2],
     notes: Vec<String>,
 }
 
-/// Names a device to the kernels: another driver may be right or wrong in other ways.
+/// Returns the name of a device in the cache, which includes the driver: another driver may be
+/// right or wrong in other ways.
 pub fn device_key(adapter: &Adapter) -> String {
     format!("{}:{} ({})", adapter.api, adapter.name, adapter.driver)
 }
 
-/// Where records are kept: `POTLUCK_CACHE`, or `potluck` in the user's directory for such files.
+/// Returns the directory of the cache files: `POTLUCK_CACHE`, or `potluck` in the user's cache
+/// directory.
 pub fn directory() -> Option<PathBuf> {
     match std::env::var_os(CACHE_DIR_ENV) {
         Some(path) if !path.is_empty() => Some(PathBuf::from(path)),
@@ -109,7 +111,7 @@ pub fn directory() -> Option<PathBuf> {
 }
 
 impl KernelCache {
-    /// An empty one, that is never written.
+    /// Returns an empty cache that is never written.
     pub fn in_memory() -> Self {
         let content = CacheFile {
             format: FORMAT,
@@ -120,7 +122,8 @@ impl KernelCache {
         Self { path: None, content, dirty: Default::default(), notes: Vec::new() }
     }
 
-    /// The record of an adapter in [`directory`]; in memory, with a note, if there is none.
+    /// Returns the cache of an adapter in [`directory`]; in memory, with a note, if there is no
+    /// directory.
     pub fn of(adapter: &Adapter) -> Self {
         match directory() {
             Some(directory) => Self::open(&directory, &device_key(adapter)),
@@ -135,8 +138,8 @@ impl KernelCache {
         }
     }
 
-    /// The record of a device in a directory. A file that is not one is a note, and set aside when
-    /// this one is saved.
+    /// Opens the cache of a device in a directory. A damaged or foreign file is reported by a
+    /// note, and set aside when this cache is saved.
     pub fn open(directory: &Path, device: &str) -> Self {
         let path = directory.join(file_name(device));
         let mut record = Self::in_memory();
@@ -154,7 +157,7 @@ impl KernelCache {
         record
     }
 
-    /// What was found out about a kernel.
+    /// Returns the certification result of a kernel.
     pub fn certificate(&self, hash: &str) -> Option<&Certificate> {
         self.content.certificates.get(hash)
     }
@@ -164,33 +167,34 @@ impl KernelCache {
         self.content.certificates.insert(hash, certificate);
     }
 
-    /// Forgets what was tried; what is on the disk stays until it is tried again.
+    /// Discards all certificates in memory; those on disk stay until the kernel is certified
+    /// again.
     pub fn forget_certificates(&mut self) {
         self.content.certificates.clear();
     }
 
-    /// Every kernel that was tried.
+    /// Returns the certificates of all kernels, passed or failed.
     pub fn certificates(&self) -> impl Iterator<Item = &Certificate> {
         self.content.certificates.values()
     }
 
-    /// What is known about a call with these candidates.
+    /// Returns the timings of a call, if they were measured with these candidates.
     pub fn timings(&self, call_key: &str, candidates: &str) -> Option<&Timings> {
         self.content.timings.get(call_key).filter(|known| known.candidates == candidates)
     }
 
-    pub fn time(&mut self, call_key: String, timings: Timings) {
+    pub fn insert_timings(&mut self, call_key: String, timings: Timings) {
         self.dirty[1].insert(call_key.clone());
         self.content.timings.insert(call_key, timings);
     }
 
-    /// What a person should know about the file, once.
+    /// Takes the messages for the user about the file; each is returned once.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Writes what is new, together with what other processes wrote meanwhile. A failure is a note:
-    /// a run does not depend on it.
+    /// Writes the new entries, merged with those that other processes have written meanwhile. A
+    /// failure becomes a note, because a run does not depend on it.
     pub fn save(&mut self) {
         let is_dirty = self.dirty.iter().any(|keys| !keys.is_empty());
         let Some(path) = self.path.clone().filter(|_| is_dirty) else { return };
@@ -204,7 +208,7 @@ impl KernelCache {
         }
     }
 
-    /// Adds what is fresh to what is on the disk now, and takes over the rest of that.
+    /// Adds the new entries to the current content of the file, and takes over its other entries.
     fn merge_into(&mut self, path: &Path, dirty: &[BTreeSet<String>; 2]) -> io::Result<()> {
         fs::create_dir_all(files::parent(path))?;
         let _lock = lock(&files::beside(path, ".lock"))?;
@@ -227,13 +231,13 @@ impl KernelCache {
     }
 }
 
-/// Where a file goes that is no record.
+/// Returns the path that a damaged or foreign file is moved to.
 fn damaged(path: &Path) -> PathBuf {
     files::beside(path, ".damaged")
 }
 
-/// Held by one process at a time, until it is dropped. A file system without locks has none to
-/// wait for.
+/// Takes the lock of the cache file, which one process at a time holds until it is dropped. On a
+/// file system without locks, there is none to wait for.
 fn lock(path: &Path) -> io::Result<File> {
     let file = File::options().write(true).create(true).truncate(false).open(path)?;
     for _ in 0..TRIES {
@@ -245,7 +249,7 @@ fn lock(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps it locked"))
 }
 
-/// The content of a record, `None` if there is no file, or why it is none.
+/// Reads a cache file; `None` if there is no file, or the reason why the file is invalid.
 fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, String> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -266,7 +270,7 @@ fn read(path: &Path, device: &str) -> Result<Option<CacheFile>, String> {
     }
 }
 
-/// Readable, and different for different devices.
+/// Returns the file name of a device: readable, and different for different devices.
 fn file_name(device: &str) -> String {
     let mut slug = String::new();
     for letter in device.to_lowercase().chars() {
@@ -281,7 +285,8 @@ fn file_name(device: &str) -> String {
     format!("kernels-{}-{}.json", slug.trim_matches('-'), &hash[..8])
 }
 
-/// How many kernels of this build are certified, and the others with the reason, by name.
+/// Returns the number of certified kernels of this build, and the failed ones with the reason, by
+/// name.
 pub fn summary(record: &KernelCache) -> (usize, Vec<(String, String)>) {
     let mut wrong: HashMap<&str, &str> = HashMap::new();
     let mut right = 0;
@@ -321,7 +326,7 @@ mod tests {
         record.certify("one".into(), certificate("one"));
         let wrong = CertificationResult::Fail { why: "NMSE 1".into() };
         record.certify("two".into(), Certificate::new("two", wrong));
-        record.time("call".into(), timings(0.1 + 0.2));
+        record.insert_timings("call".into(), timings(0.1 + 0.2));
         record.save();
         assert_eq!(record.take_notes(), [""; 0]);
 
@@ -362,7 +367,7 @@ mod tests {
         let good = {
             let cache = tempfile::tempdir().unwrap();
             let mut record = KernelCache::open(cache.path(), "device");
-            record.time("call".into(), timings(0.5));
+            record.insert_timings("call".into(), timings(0.5));
             record.save();
             fs::read_to_string(record.path.unwrap()).unwrap()
         };

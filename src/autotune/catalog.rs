@@ -1,4 +1,4 @@
-//! Calls that together use every kernel: what `potluck devices --certify` certifies.
+//! Catalog of calls that cover every kernel, which `potluck devices --certify` certifies.
 
 use super::probes::OwnedCall;
 use crate::base::Site;
@@ -15,7 +15,8 @@ const V: usize = 65;
 /// Tokens of all samples.
 const N: usize = B * T;
 
-/// One call per op and, for matrix products, per pair of transposes; large enough for all variants.
+/// Returns one call per op and, for matrix products, per pair of transposes; large enough for all
+/// variants.
 pub fn catalog_calls() -> Vec<OwnedCall> {
     let random = RandomContext { step_key: Key::new(1), training: true };
     let owned_call = |(op, inputs): (Op, Vec<Vec<usize>>)| {
@@ -27,17 +28,17 @@ pub fn catalog_calls() -> Vec<OwnedCall> {
     all.into_iter().map(owned_call).collect()
 }
 
-/// Counts of elements that buckets have: kernels that work on buckets come for those that four
-/// divides and for others.
+/// Element counts of buckets: kernels that work on buckets have one version for multiples of four
+/// and one for other counts.
 pub const COUNTS: [usize; 2] = [4, 1];
 
-/// Ranges of those lengths.
+/// Update ranges with the lengths of `COUNTS`.
 pub const RANGES: [UpdateRange; 2] = [
     UpdateRange { start: 0, length: COUNTS[0], decay_end: 0, gradient_scale: 1.0 },
     UpdateRange { start: 0, length: COUNTS[1], decay_end: 0, gradient_scale: 1.0 },
 ];
 
-/// An update of each rule over each of the ranges.
+/// Returns an update of each rule over each of the ranges.
 pub fn updates() -> Vec<(Update, UpdateRange)> {
     let sgd = |momentum| Update::Sgd { lr: 0.1, momentum, weight_decay: 0.1 };
     let adamw = Update::AdamW {
@@ -53,7 +54,7 @@ pub fn updates() -> Vec<(Update, UpdateRange)> {
     rules.into_iter().flat_map(|rule| RANGES.map(|range| (rule, range))).collect()
 }
 
-/// The name of every variant of every kernel, sorted.
+/// Returns the name of every variant of every kernel, sorted.
 pub fn names() -> Vec<String> {
     let mut names: Vec<String> = ["norm", "hash", "sgd", "adamw"].map(String::from).to_vec();
     for owned_call in catalog_calls() {
@@ -66,16 +67,16 @@ pub fn names() -> Vec<String> {
     names
 }
 
-type Entry = (Op, Vec<Vec<usize>>);
+type CatalogEntry = (Op, Vec<Vec<usize>>);
 
-fn products() -> Vec<Entry> {
+fn products() -> Vec<CatalogEntry> {
     let pair =
         |first, second, swapped| if swapped { vec![second, first] } else { vec![first, second] };
     let product = |(transpose_a, transpose_b)| {
         let op = Op::MatMul { transpose_a, transpose_b };
         (op, vec![pair(2 * N, C, transpose_a), pair(C, 3 * C, transpose_b)])
     };
-    let mut entries: Vec<Entry> =
+    let mut entries: Vec<CatalogEntry> =
         [(false, false), (false, true), (true, false), (true, true)].map(product).to_vec();
     // A few rows, as in generation; and one output row, or one column.
     for m in [1, 4] {
@@ -86,7 +87,7 @@ fn products() -> Vec<Entry> {
     entries
 }
 
-fn elementwise() -> Vec<Entry> {
+fn elementwise() -> Vec<CatalogEntry> {
     let x = vec![N, C];
     let mut entries = Vec::new();
     entries.push((Op::Unary(Unary::Scale(0.5)), vec![x.clone()]));
@@ -104,8 +105,9 @@ fn elementwise() -> Vec<Entry> {
     entries
 }
 
-/// Products with what follows them in a GPT, and chains without one.
-fn fused() -> Vec<Entry> {
+/// Returns products with the epilogues that they have in a GPT, and elementwise chains without a
+/// product.
+fn fused() -> Vec<CatalogEntry> {
     let gelu = Unary::Gelu;
     let (bias, sum) = (EpilogueOp::Binary(Binary::Add), EpilogueOp::Binary(Binary::Add));
     let (x, y, wide) = (vec![2 * N, C], vec![2 * N, 3 * C], vec![3 * C]);
@@ -131,7 +133,7 @@ fn fused() -> Vec<Entry> {
     ]
 }
 
-fn moves() -> Vec<Entry> {
+fn moves() -> Vec<CatalogEntry> {
     let qkv = vec![B, T, 3 * C];
     vec![
         (Op::Permute { axes: vec![0, 2, 1, 3] }, vec![vec![B, T, HEADS, C / HEADS]]),
@@ -146,7 +148,7 @@ fn moves() -> Vec<Entry> {
     ]
 }
 
-fn rows() -> Vec<Entry> {
+fn rows() -> Vec<CatalogEntry> {
     let (x, stats) = (vec![N, C], vec![N, 2]);
     vec![
         (Op::LayerNorm { eps: 1e-5 }, vec![x.clone(), vec![C], vec![C]]),
@@ -157,7 +159,7 @@ fn rows() -> Vec<Entry> {
     ]
 }
 
-fn attention() -> Vec<Entry> {
+fn attention() -> Vec<CatalogEntry> {
     let (qkv, y, lse) = (vec![B, T, 3 * C], vec![B, T, C], vec![B, HEADS, T]);
     let mut entries = Vec::new();
     for dropout in [0.0, 0.1] {
@@ -185,7 +187,7 @@ mod tests {
     /// A shader file, or a kernel in one, that no call uses would never be certified.
     #[test]
     fn every_shader_file_is_used() {
-        // Those of buckets have their own probes; two are no part of training.
+        // Kernels on buckets have their own probes; two files are no part of training.
         let mut planned: BTreeSet<&str> = ["adamw", "hash", "norm", "sgd", "peak", "spin"].into();
         for owned_call in catalog_calls() {
             let call = owned_call.call();

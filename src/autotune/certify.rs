@@ -1,5 +1,5 @@
-//! Certification: is a kernel right on this device and driver? It runs on probes and is compared
-//! with the reference in f64, with sentinels behind every output.
+//! Certification: tests that a kernel is right on this device and driver. The kernel runs on
+//! probes and is compared with the reference in f64, with sentinels behind every output.
 
 use super::probes::{OwnedCall, ReferenceCache, probes};
 use super::update_probes;
@@ -9,22 +9,22 @@ use crate::kernels::harness::{self, HarnessError, NMSE_MAX};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{Dispatch, OpCall, Operand, Pipelines, Variant, source, twin};
 
-/// The release of wgpu, which translates the shaders: another one may do so otherwise.
+/// Release of wgpu, which translates the shaders: another release may translate them differently.
 const WGPU: &str = "30.0.1";
 
-/// Probes that a kernel runs on, of those that use its shader.
+/// The most probes that a kernel runs on, among those that use its shader.
 const PROBES: usize = 4;
 
-/// What a planted error multiplies results by; see [`Certifier::corrupted_kernels`].
+/// Factor that a seeded error multiplies results by; see [`Certifier::corrupted_kernels`].
 const CORRUPTION_FACTOR: f32 = 1.01;
 
-/// What the trials of a kernel said.
+/// Result of certifying a kernel.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificationResult {
-    /// As the reference; the largest normalized mean squared error.
+    /// The kernel agrees with the reference; the largest normalized mean squared error.
     Pass { nmse: f64 },
-    /// Not to be used on this driver, and why.
+    /// The kernel must not be used on this driver, for this reason.
     Fail { why: String },
 }
 
@@ -40,7 +40,7 @@ impl CertificationResult {
         }
     }
 
-    /// The worse of two: what is wrong, or else the larger error.
+    /// Returns the worse of two results: a failure, or else the larger error.
     fn worst(self, other: Self) -> Self {
         match (&self, &other) {
             (Self::Fail { .. }, _) => self,
@@ -50,9 +50,9 @@ impl CertificationResult {
     }
 }
 
-/// Names what runs: BLAKE3 of the WGSL, the entry points, the access to each binding, the checks
-/// and the release of wgpu. One shader may serve several ops by its parameters, so `op`, the first
-/// word of the op's name, counts too.
+/// Returns the hash of a kernel: BLAKE3 of the WGSL, the entry points, the access to each binding,
+/// the checks and the release of wgpu. One shader may serve several ops by its parameters, so
+/// `op`, the first word of the op's name, counts too.
 pub fn kernel_hash(checks: ShaderChecks, op: &str, dispatches: &[Dispatch]) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut part = |text: &str| {
@@ -81,26 +81,26 @@ fn access(operand: &Operand) -> char {
     }
 }
 
-/// The hash of a variant of a call.
+/// Returns the hash of a variant of a call.
 pub fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
     kernel_hash(checks, &call.op.to_string(), &variant.dispatches)
 }
 
-/// A device on which kernels are tried.
+/// Certifier of the kernels of one device.
 pub struct Certifier<'a> {
     pub gpu: &'a Gpu,
     pub pipelines: &'a mut Pipelines,
     pub reference_cache: &'a mut ReferenceCache,
-    /// Names of kernels whose results are spoiled, for tests of what happens then.
+    /// Names of kernels whose results are corrupted by a seeded error, for tests of certification.
     pub corrupted_kernels: &'a [String],
 }
 
 impl Certifier<'_> {
-    /// Tries a variant of a call on a few probes that run the same kernel; on the call
-    /// itself if there is none.
+    /// Certifies a variant of a call on a few probes that run the same kernel; on the call itself
+    /// if there is none.
     ///
     /// # Errors
-    /// A device that fails (and not only a shader that does not compile).
+    /// Returns [`DeviceError`] if the device fails; a shader that does not compile is a result.
     pub fn variant(
         &mut self,
         call: &OpCall,
@@ -137,7 +137,7 @@ impl Certifier<'_> {
         let ran = harness::run_call(self.gpu, self.pipelines, &call, dispatches, &given, start);
         let outputs = match ran {
             Ok(outputs) => outputs,
-            Err(error) => return finding_of(error),
+            Err(error) => return result_of(error),
         };
         let factor = f64::from(self.factor(&variant.name));
         let errors = outputs.iter().zip(&solved.expected).map(|(got, expected)| {
@@ -155,11 +155,11 @@ impl Certifier<'_> {
         }
     }
 
-    /// Tries the update rule that `update` is of, as a range like `like` runs it; see
+    /// Certifies the update rule of `update`, with the kernel that a range like `like` runs; see
     /// [`update_probes`].
     ///
     /// # Errors
-    /// As [`Certifier::variant`].
+    /// Returns the same errors as [`Certifier::variant`].
     pub fn update(
         &mut self,
         update: &Update,
@@ -172,15 +172,15 @@ impl Certifier<'_> {
             Ok(state) => {
                 Ok(CertificationResult::of(probe.error(&state, self.factor(probe.name()))))
             }
-            Err(error) => finding_of(error),
+            Err(error) => result_of(error),
         }
     }
 
-    /// Tries both stages of the norm of gradients of which some are not finite, as a bucket of
+    /// Certifies both stages of the norm on gradients of which some are not finite, as a bucket of
     /// `like` elements runs them.
     ///
     /// # Errors
-    /// As [`Certifier::variant`].
+    /// Returns the same errors as [`Certifier::variant`].
     pub fn norm(&mut self, like: usize) -> Result<CertificationResult, DeviceError> {
         let probe = update_probes::NormProbe::new(like);
         let inputs = [bytemuck::cast_slice(&probe.gradients)];
@@ -188,14 +188,14 @@ impl Certifier<'_> {
         match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.initial_outputs())
         {
             Ok(state) => Ok(CertificationResult::of(probe.error(&state[1], self.factor("norm")))),
-            Err(error) => finding_of(error),
+            Err(error) => result_of(error),
         }
     }
 
-    /// Tries both stages of the hash, as a bucket of `like` words runs them.
+    /// Certifies both stages of the hash, as a bucket of `like` words runs them.
     ///
     /// # Errors
-    /// As [`Certifier::variant`].
+    /// Returns the same errors as [`Certifier::variant`].
     pub fn hash(&mut self, like: usize) -> Result<CertificationResult, DeviceError> {
         let probe = update_probes::HashProbe::new(like);
         let inputs = [bytemuck::cast_slice(&probe.words)];
@@ -204,13 +204,14 @@ impl Certifier<'_> {
         match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.initial_outputs())
         {
             Ok(state) => Ok(CertificationResult::of(probe.error(&state[1], error))),
-            Err(error) => finding_of(error),
+            Err(error) => result_of(error),
         }
     }
 }
 
-/// What the failure of a trial says about the kernel: nothing, if the device failed.
-fn finding_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
+/// Converts the error of a run to the result for the kernel; returns the error if the device
+/// failed, because that is no result.
+fn result_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
     match error {
         HarnessError::Device(DeviceError::Refused { what, why, .. }) => {
             Ok(CertificationResult::Fail { why: format!("{what} was refused: {why}") })
@@ -285,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_planted_error_is_found_in_every_kernel() {
-        // The error is planted on this side of the device: one is enough.
+        // The error is seeded on the host, so one device is enough.
         let (mut is_first, mut reference_cache) = (true, ReferenceCache::default());
         for_each_gpu(|gpu, pipelines| {
             if !std::mem::take(&mut is_first) {
@@ -340,8 +341,7 @@ mod tests {
         });
     }
 
-    /// A kernel that leaves the last value out, one that writes behind its output, and one that
-    /// is no WGSL.
+    /// Kernels with wrong values, with a write behind the output, and with text that is no WGSL.
     #[test]
     fn wrong_kernels_are_refused_with_the_reason() {
         use crate::kernels::Shader;

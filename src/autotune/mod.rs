@@ -1,8 +1,8 @@
-//! Which variant of a kernel runs on a device: only certified ones, and among those of a call the
-//! fastest, by timing. What is found out is remembered per adapter and driver.
+//! Autotuning: selects the kernel variant of each call on a device: only certified variants, and
+//! among those of a call the fastest, by timing. Results are cached per adapter and driver.
 //!
-//! In layers of its own: `probes` and `update_probes` (small problems with their reference
-//! results), `certify`, `timing` and `catalog`, `plan_calls` and `cache`, `selector`.
+//! Modules in layers: `probes` and `update_probes` (small problems with their reference results),
+//! `certify`, `timing` and `catalog`, `plan_calls` and `cache`, `selector`.
 
 pub mod cache;
 pub mod catalog;

@@ -1,4 +1,4 @@
-//! The calls of a plan, their names, and which variant each of them runs.
+//! Distinct calls of a plan, their keys, and the kernel variant that each of them runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::device::Gpu;
 use crate::graph::Plan;
 use crate::kernels::{OpCall, RandomContext, Variant, twin};
 
-/// The variant of each call that has several, by the call's [`call_key`] at full capacity.
+/// Selected variant of each call that has several, by the call's [`call_key`] at full capacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VariantChoices(BTreeMap<String, String>);
 
@@ -23,7 +23,7 @@ impl VariantChoices {
         self.0.insert(call_key, name);
     }
 
-    /// Signatures and names, sorted.
+    /// Returns call keys and variant names, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(call_key, name)| (call_key.as_str(), name.as_str()))
     }
@@ -35,7 +35,7 @@ impl FromIterator<(String, String)> for VariantChoices {
     }
 }
 
-/// A call as text, such as `matmul a b^T (768, 128) (384, 128)`.
+/// Returns the key of a call: a text such as `matmul a b^T (768, 128) (384, 128)`.
 pub fn call_key(call: &OpCall) -> String {
     let mut text = call.op.to_string();
     for dims in &call.inputs {
@@ -51,16 +51,16 @@ pub fn call_key(call: &OpCall) -> String {
     text
 }
 
-/// A call of a plan, which several nodes may make.
+/// Distinct call of a plan, which several nodes may make.
 pub struct PlanCall {
     pub owned_call: OwnedCall,
     pub call_key: String,
     pub variants: Vec<Variant>,
-    /// FLOPs and bytes of all its nodes: those with more are timed first.
+    /// FLOPs and bytes of all its nodes; calls with more are timed first.
     pub weight: f64,
 }
 
-/// The different calls of a plan at full capacity.
+/// Returns the distinct calls of a plan at full capacity.
 pub fn distinct_calls(plan: &Plan) -> Vec<PlanCall> {
     let random = RandomContext { step_key: Key::new(1), training: plan.graph.is_trained() };
     let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
@@ -86,7 +86,7 @@ pub fn distinct_calls(plan: &Plan) -> Vec<PlanCall> {
     calls
 }
 
-/// Names the set of variants that there is to choose from.
+/// Returns the hash of the set of variants of a call.
 pub fn variant_set_hash(gpu: &Gpu, call: &OpCall, variants: &[Variant]) -> String {
     let hashes: BTreeSet<String> =
         variants.iter().map(|variant| variant_hash(gpu.checks, call, variant)).collect();

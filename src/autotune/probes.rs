@@ -1,6 +1,6 @@
-//! Small calls that run the shader of a large one: what a kernel is certified on. They have the
-//! head width, the transposes and the steps of the call, sizes that are odd, so that tiles and
-//! loops meet their edges, and random inputs of the right kind.
+//! Probes: small calls that run the shader of a large one, on which a kernel is certified. They
+//! have the head width, the transposes and the epilogue of the call, sizes that are odd, so that
+//! tiles and loops meet their edges, and random inputs of the right kind.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::graph::{EpilogueOp, Op, shapes};
 use crate::kernels::harness::{self, InputFill, Values, generate};
 use crate::kernels::{OpCall, RandomContext, twin};
 
-/// Dimensions along which nothing depends on the size shrink to these, which differ.
+/// Sizes that dimensions shrink to if the kernel does not depend on them; all are different.
 const SMALL: [usize; 4] = [3, 7, 5, 11];
 
 /// Sizes up to this are kept where a kernel may depend on them.
 const KEPT: usize = 4096;
 
-/// `(m, k, n)` of matrix products, the cheapest first: large enough for one tile after the other,
-/// and longer sums for variants that cut them up.
+/// `(m, k, n)` of matrix products, the cheapest first: large enough for one tile size after the
+/// other, and longer sums for variants that split them.
 const PRODUCTS: [[usize; 3]; 8] = [
     [19, 7, 21],
     [37, 18, 35],
@@ -29,16 +29,18 @@ const PRODUCTS: [[usize; 3]; 8] = [
     [131, 1031, 133],
 ];
 
-/// Rows or columns of a product that stay: kernels for few of them depend on how few.
+/// Numbers of rows or columns of a product up to this are kept, because kernels for few of them
+/// depend on the number.
 const FEW: usize = 8;
 
-/// Elements of elementwise ops: what four does not divide, and what it does.
+/// Element counts of elementwise ops: two that are not multiples of four, and two that are.
 const ELEMENTS: [usize; 4] = [1073, 1031, 1076, 1028];
 
-/// Tokens of attention: less than a tile has, and a little more than one and two have.
+/// Token counts of attention: fewer than a tile has, and a little more than one and two tiles
+/// have.
 const TOKENS: [usize; 3] = [5, 37, 67];
 
-/// A call that owns its op.
+/// Op call that owns its op.
 #[derive(Clone, Debug)]
 pub struct OwnedCall {
     pub op: Op,
@@ -59,9 +61,10 @@ impl OwnedCall {
         }
     }
 
-    /// An op on inputs of these dimensions; `None` if the shape rule refuses them.
+    /// Returns the call of an op on inputs of these dimensions; `None` if the shape rule refuses
+    /// them.
     pub fn new(op: Op, inputs: Vec<Vec<usize>>, random: RandomContext) -> Option<Self> {
-        // Some rules insist on batched tensors.
+        // Some rules require batched tensors.
         let samples = match op {
             Op::Attention { .. } | Op::AttentionGrad { .. } => Some(inputs[0][0]),
             Op::Dropout { .. } => Some(inputs[1][0]),
@@ -98,8 +101,8 @@ impl OwnedCall {
         }
     }
 
-    /// Random inputs, the same every time. Those that another op computes (statistics, logarithms
-    /// of sums) are what it computes.
+    /// Returns random inputs, the same every time. Those that the forward op outputs (statistics,
+    /// logarithms of sums) are computed by it.
     pub fn values(&self) -> Vec<Values> {
         let lengths = self.inputs.iter().map(|dims| dims.iter().product());
         let mut all: Vec<Values> = lengths
@@ -119,29 +122,30 @@ impl OwnedCall {
         all
     }
 
-    /// What the reference in f64 gives, in outputs that start as `start`.
+    /// Returns the outputs of the f64 reference, computed in outputs that start as `start`.
     pub fn expected(&self, inputs: &[Values], start: f64) -> Vec<Vec<f64>> {
         let call = self.call();
-        let twin = twin(call.op).expect("whoever asks has kernels of the op");
+        let twin = twin(call.op).expect("the caller has checked that the op has kernels");
         harness::host(&call, &inputs.iter().collect::<Vec<_>>(), start, twin.reference_f64)
     }
 }
 
-/// Inputs of probes and what the reference gives, kept because all variants of a call run the same
-/// probes.
+/// Cache of the inputs and reference results of probes, because all variants of a call run the
+/// same probes.
 #[derive(Default)]
 pub struct ReferenceCache {
     solved: HashMap<String, Arc<ReferenceResult>>,
 }
 
-/// The inputs of a problem and its outputs in f64.
+/// Inputs of a probe and its outputs in f64.
 pub struct ReferenceResult {
     pub inputs: Vec<Values>,
     pub expected: Vec<Vec<f64>>,
 }
 
 impl ReferenceCache {
-    /// The inputs and outputs of a problem, whose outputs start as `start`.
+    /// Returns the inputs and outputs of a probe whose outputs start as `start`, computed at first
+    /// use.
     pub fn solve(&mut self, owned_call: &OwnedCall, start: f64) -> Arc<ReferenceResult> {
         let solved = self.solved.entry(format!("{owned_call:?}")).or_insert_with(|| {
             let inputs = owned_call.values();
@@ -151,13 +155,13 @@ impl ReferenceCache {
         Arc::clone(solved)
     }
 
-    /// Frees what is kept.
+    /// Frees all cached results.
     pub fn clear(&mut self) {
         self.solved.clear();
     }
 }
 
-/// What an input of an op holds, given the dimensions of all of them.
+/// Returns the kind of values that an input of an op has, given the dimensions of all inputs.
 pub fn fill(op: &Op, inputs: &[Vec<usize>], index: usize) -> InputFill {
     match op.root_op() {
         Op::Embedding if index == 0 => InputFill::Ids(inputs[1][0] as u32),
@@ -170,12 +174,12 @@ pub fn fill(op: &Op, inputs: &[Vec<usize>], index: usize) -> InputFill {
     }
 }
 
-/// The op whose outputs a gradient takes.
+/// Forward op of a gradient op that takes some of its outputs as inputs.
 struct Forward {
     op: Op,
-    /// Which inputs of the gradient are its inputs.
+    /// Indices of the gradient's inputs that are the inputs of the forward op.
     inputs: Vec<usize>,
-    /// Its outputs, and which inputs of the gradient they are.
+    /// Indices of the forward op's outputs, each with the gradient's input that it is.
     outputs: Vec<(usize, usize)>,
 }
 
@@ -196,8 +200,8 @@ fn forward(op: &Op) -> Option<Forward> {
     })
 }
 
-/// Probes of a call, the cheapest first; each once more accumulating if the op can. Not all of them
-/// run the call's shader: whoever uses them compares.
+/// Returns the probes of a call, the cheapest first; each a second time with accumulation if the
+/// op can accumulate. Not all of them run the call's shader: the caller must compare the shaders.
 pub fn probes(call: &OpCall) -> Vec<OwnedCall> {
     let mut probes = Vec::new();
     for (op, inputs) in shrunk(call.op, &call.inputs) {
@@ -209,10 +213,10 @@ pub fn probes(call: &OpCall) -> Vec<OwnedCall> {
     probes
 }
 
-/// A tensor's dimensions.
+/// Dimensions of a tensor.
 type Dims = Vec<usize>;
 
-/// An op and its inputs in smaller sizes.
+/// Returns an op and its inputs in smaller sizes.
 fn shrunk(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
     let with = |sizes: Vec<Vec<Dims>>| -> Vec<(Op, Vec<Dims>)> {
         sizes.into_iter().map(|inputs| (op.clone(), inputs)).collect()
@@ -235,7 +239,7 @@ fn shrunk(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
             with([5, 67].map(|rows| [vec![vec![rows, c]], vectors.clone()].concat()).to_vec())
         }
         Op::LayerNormGrad => {
-            // Of one or two values nothing is left but rounding: the gradient is nearly 0.
+            // With one or two values, the gradient is nearly 0 and consists of rounding errors.
             let c = if c < 8 { c + 8 } else { c };
             let sized = |rows| vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]];
             with([5, 67].map(sized).to_vec())
@@ -255,14 +259,14 @@ fn shrunk(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
     }
 }
 
-/// About `size`, and at most `of`. Four divides it if it divides `of`: kernels load four values at
-/// a time there.
+/// Returns about `size`, and at most `of`; a multiple of four if `of` is one, because kernels then
+/// load four values at a time.
 fn small(size: usize, of: usize) -> usize {
     let size = if of.is_multiple_of(4) { size.next_multiple_of(4) } else { size };
     size.min(of)
 }
 
-/// Ops whose own numbers shrink with the dimensions: those that move, sum and look up.
+/// Shrinks ops whose attributes shrink with the dimensions: those that move, sum and look up.
 fn shrunk_along(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
     let x = &inputs[0];
     // All dimensions but those of `axes` made small.
@@ -303,7 +307,7 @@ fn shrunk_along(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
         }
         Op::Broadcast { first, dims, .. } => {
             let dims = dims.iter().map(|d| *d.min(&SMALL[2])).collect();
-            // Whether the new axes are the batch says nothing to the kernel.
+            // The kernel does not depend on whether the new axes are the batch.
             one(Op::Broadcast { first: *first, dims, batched: false }, around(x, x.len()..=x.len()))
         }
         Op::Embedding => {
@@ -321,8 +325,8 @@ fn shrunk_along(op: &Op, inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
     }
 }
 
-/// Both operands at each of the sizes, three products at a time if the call has many, and with as
-/// many columns as `columns` says.
+/// Returns both operands at each of the sizes, as three products if the call is batched, and with
+/// `columns` columns if given.
 fn products(inputs: &[Dims], transposes: [bool; 2], columns: Option<usize>) -> Vec<Vec<Dims>> {
     let [transpose_a, transpose_b] = transposes;
     let front: &[usize] = if inputs[0].len() > 2 { &[3] } else { &[] };
@@ -348,14 +352,15 @@ fn products(inputs: &[Dims], transposes: [bool; 2], columns: Option<usize>) -> V
     PRODUCTS.map(operands).to_vec()
 }
 
-/// The first operand of `(rows, 67)` or `rows` repetitions of the second.
+/// Returns two operands: the first is `(rows, 67)`, the second equals it, or is one row that
+/// repeats.
 fn binary(inputs: &[Dims], rows: usize) -> Vec<Dims> {
     let first = vec![rows, 67];
     let second = if inputs[0] == inputs[1] { first.clone() } else { vec![67] };
     vec![first, second]
 }
 
-/// The inputs of attention or its gradient for 2 samples of `t` tokens.
+/// Returns the inputs of attention or its gradient for 2 samples of `t` tokens.
 fn attention(inputs: &[Dims], t: usize) -> Vec<Dims> {
     let resized = |(index, dims): (usize, &Dims)| match dims.as_slice() {
         // The logarithms of sums, input 2 of the gradient, are (b, h, t); qkv, y, dy (b, t, ..).
@@ -366,8 +371,8 @@ fn attention(inputs: &[Dims], t: usize) -> Vec<Dims> {
     inputs.iter().enumerate().map(resized).collect()
 }
 
-/// What `first` shrinks to, with operands of the steps that fit its output. Of an operand that
-/// repeats, the length stands in the kernel's text, so it stays.
+/// Shrinks a fused op: its root, with operands of the epilogue that fit the root's output. The
+/// length of an operand that repeats is a constant in the kernel's text, so it is kept.
 fn fused(root: &Op, epilogue: &[EpilogueOp], inputs: &[Dims]) -> Vec<(Op, Vec<Dims>)> {
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (own, behind) = inputs.split_at(inputs.len() - operands);
@@ -389,12 +394,13 @@ fn fused(root: &Op, epilogue: &[EpilogueOp], inputs: &[Dims]) -> Vec<(Op, Vec<Di
     probes
 }
 
-/// The inputs of a chain's first op, which repeat as operands do; none of a product.
+/// Returns the inputs of an elementwise chain's first op, which repeat as operands do; none for a
+/// product.
 fn inputs_of_chain<'a>(root: &Op, own: &'a [Dims]) -> &'a [Dims] {
     if matches!(root, Op::MatMul { .. }) { &[] } else { own }
 }
 
-/// What the first op of a fused one shrinks to, with an output over which `period` elements repeat.
+/// Shrinks the root of a fused op, with an output over which `period` elements repeat.
 fn repeating(
     root: &Op,
     own: &[Dims],

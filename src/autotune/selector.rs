@@ -1,5 +1,5 @@
-//! Which kernels run: only certified ones, and among those of a call the one that was chosen,
-//! measured where there is time for it, and remembered.
+//! Kernel selection: only certified kernels run, and among those of a call the variant that was
+//! chosen, by measurements within a time budget, which are cached.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -15,64 +15,65 @@ use crate::graph::{Plan, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{Dispatch, OpCall, Pipelines, Variant, twin};
 
-/// How kernels are chosen.
+/// Options of autotuning.
 #[derive(Clone, Debug, Default)]
 pub struct TuneOptions {
-    /// The most seconds to measure in; 0: nothing is measured.
+    /// Time budget for measuring, in seconds; 0: nothing is measured.
     pub seconds: f64,
-    /// Measure also what is recorded.
+    /// True to measure again what is in the cache.
     pub retune: bool,
-    /// Choices to keep: those of the run that goes on.
+    /// Choices to keep: those of the run that is resumed.
     pub saved: VariantChoices,
-    /// Whether the device runs on the processor.
+    /// True if the device runs on the host's processor.
     pub is_software: bool,
     /// An update of the rule that will run, if there is one.
     pub update: Option<Update>,
-    /// Names of kernels whose trials are spoiled, for tests of what happens then.
+    /// Names of kernels whose certification is corrupted by a seeded error, for tests.
     pub corrupted_kernels: Vec<String>,
 }
 
-/// How far certifying and timing are.
+/// Progress of certification and timing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TuneProgress {
-    /// Kernels of the plan, and how many of them are dealt with.
+    /// Kernels of the plan that are done, out of `total`.
     pub done: usize,
     pub total: usize,
     pub elapsed: Duration,
 }
 
-/// What was found out, and not read from the record.
+/// Counters of autotuning work; results from the cache do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TuneStats {
-    /// Kernels tried.
+    /// Kernels certified, passed or failed.
     pub certified: usize,
     /// Variants of calls timed.
     pub timed: usize,
-    /// Calls that the time for it did not reach.
+    /// Calls that the time budget did not reach.
     pub untimed: usize,
 }
 
-/// The kernels of one device.
+/// Kernel selector of one device.
 pub struct KernelSelector {
     pub pipelines: Pipelines,
     reference_cache: ReferenceCache,
-    record: KernelCache,
+    cache: KernelCache,
     choices: VariantChoices,
     corrupted_kernels: Vec<String>,
-    /// The variant that each (call, choice) runs.
+    /// Variant that each (call, choice) runs.
     selected: HashMap<(String, String), String>,
-    /// The kernels on buckets (update rules, norm, hash) that are certified, by entry point.
+    /// Certified kernels on buckets (update rules, norm, hash), by name and entry point.
     certified_buckets: Vec<(&'static str, &'static str)>,
     work: TuneStats,
 }
 
 impl KernelSelector {
-    /// None compiled, none chosen; what is known about them is in `record`.
-    pub fn new(record: KernelCache) -> Self {
+    /// Makes a selector with no kernel compiled and no variant chosen; `cache` has the results of
+    /// earlier runs.
+    pub fn new(cache: KernelCache) -> Self {
         Self {
             pipelines: Pipelines::default(),
             reference_cache: ReferenceCache::default(),
-            record,
+            cache,
             choices: VariantChoices::default(),
             corrupted_kernels: Vec::new(),
             selected: HashMap::new(),
@@ -85,20 +86,21 @@ impl KernelSelector {
         &self.choices
     }
 
-    pub fn record(&self) -> &KernelCache {
-        &self.record
+    pub fn cache(&self) -> &KernelCache {
+        &self.cache
     }
 
-    /// What was found out so far.
-    pub fn work(&self) -> TuneStats {
+    /// Returns the counters of the work so far.
+    pub fn stats(&self) -> TuneStats {
         self.work
     }
 
-    /// Certifies the kernels that a plan runs at full capacity, and chooses among variants. Tells
-    /// `report` how far it is; returns what a person should know.
+    /// Certifies the kernels that a plan runs at full capacity, and chooses among variants. Calls
+    /// `report` with the progress; returns messages for the user.
     ///
     /// # Errors
-    /// A call whose plain variant is wrong; a device that fails.
+    /// Returns [`DeviceError`] if the plain variant of a call fails certification, or if the
+    /// device fails.
     pub fn prepare(
         &mut self,
         gpu: &Gpu,
@@ -113,14 +115,14 @@ impl KernelSelector {
                 self.choose_all(gpu, calls, tuning, &mut meter, &mut notes)
             });
         self.reference_cache.clear();
-        // What is wrong is kept too.
-        self.record.save();
-        notes.extend(self.record.take_notes());
+        // Failures are cached too.
+        self.cache.save();
+        notes.extend(self.cache.take_notes());
         prepared.map(|()| notes)
     }
 
-    /// Certifies what runs where nothing is measured: of each call the plain variant, which serves
-    /// all numbers of rows, and the twin's own choice; and the update rule.
+    /// Certifies the kernels that run without measurements: of each call the plain variant, which
+    /// serves all numbers of rows, and the twin's own choice; and the update rule.
     fn certify_needed<'a>(
         &mut self,
         gpu: &Gpu,
@@ -179,8 +181,8 @@ impl KernelSelector {
         Ok(())
     }
 
-    /// The variant to run: the saved one, else by recorded timings, else by new ones; `None` if
-    /// nothing was measured.
+    /// Returns the variant to run: the saved one, else by cached timings, else by new ones; `None`
+    /// if nothing was measured.
     fn choose(
         &mut self,
         gpu: &Gpu,
@@ -200,10 +202,10 @@ impl KernelSelector {
                 return Ok(Some(name.to_string()));
             }
             let why = if saved.is_some() { "is switched off here" } else { "is not known" };
-            notes.push(format!("{name}, which ran {call_key}, {why}: chosen anew"));
+            notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));
         }
         let candidates = variant_set_hash(gpu, &call, variants);
-        let known = self.record.timings(call_key, &candidates).filter(|_| !tuning.retune);
+        let known = self.cache.timings(call_key, &candidates).filter(|_| !tuning.retune);
         if let Some(known) = known {
             let timings = known.measured.clone();
             return self.fastest(gpu, &call, variants, &timings);
@@ -214,11 +216,11 @@ impl KernelSelector {
         let measured = self.measure(gpu, planned, tuning.is_software, until, meter)?;
         self.work.untimed += usize::from(measured.is_empty());
         let fastest = self.fastest(gpu, &call, variants, &measured);
-        self.record.time(call_key.clone(), Timings { candidates, measured });
+        self.cache.insert_timings(call_key.clone(), Timings { candidates, measured });
         fastest
     }
 
-    /// The certified variant that took the least time.
+    /// Returns the certified variant that took the least time.
     fn fastest(
         &mut self,
         gpu: &Gpu,
@@ -239,7 +241,7 @@ impl KernelSelector {
         Ok(None)
     }
 
-    /// Times the variants that are right, as far as the time reaches.
+    /// Times the certified variants, as far as the time budget reaches.
     fn measure(
         &mut self,
         gpu: &Gpu,
@@ -253,7 +255,7 @@ impl KernelSelector {
             return Ok(measured);
         }
         let timer = match VariantTimer::new(gpu, &planned.owned_call) {
-            // The plan may still fit, which has one such tensor at a time.
+            // The plan, which has one such tensor at a time, may still fit.
             Err(DeviceError::OutOfMemory { .. } | DeviceError::TooLarge { .. }) => {
                 return Ok(measured);
             }
@@ -275,15 +277,15 @@ impl KernelSelector {
             }
             meter.passed(hash);
         }
-        // One alone says nothing about the others, and would look like a choice.
+        // A single timing allows no comparison, and would look like a choice.
         if measured.len() < 2 && planned.variants.len() > 1 && Instant::now() >= until {
             measured.clear();
         }
         Ok(measured)
     }
 
-    /// What runs where nothing was measured: the twin's own choice if it is certified, or else the
-    /// plain variant, which is.
+    /// Returns the variant that runs without measurements: the twin's own choice if it is
+    /// certified, or else the plain variant, which is.
     fn fallback(&mut self, gpu: &Gpu, planned: &PlanCall) -> Result<String, DeviceError> {
         let call = planned.owned_call.call();
         let variant = &planned.variants[default_variant(&call, &planned.variants)];
@@ -291,11 +293,12 @@ impl KernelSelector {
         Ok(if right { variant } else { &planned.variants[0] }.name.clone())
     }
 
-    /// How to run a call: as chosen for `full`, the same call at full capacity, if that variant
-    /// fits this number of rows, or else in a way that fits. Certifies it if need be.
+    /// Returns the variant of a call: the one chosen for `full`, the same call at full capacity,
+    /// if it fits this number of rows, or else one that fits. Certifies it if need be.
     ///
     /// # Errors
-    /// A call whose plain variant is wrong; a shader that does not compile; a device that fails.
+    /// Returns [`DeviceError`] if the plain variant of the call fails certification, if a shader
+    /// does not compile, or if the device fails.
     pub fn variant(
         &mut self,
         gpu: &Gpu,
@@ -319,8 +322,8 @@ impl KernelSelector {
         Ok(variants.swap_remove(index))
     }
 
-    /// The first certified one of: the chosen variant, the twin's own choice if there is none, the
-    /// plain variant.
+    /// Returns the first certified one of: the chosen variant, the twin's own choice if none was
+    /// chosen, the plain variant.
     fn select_certified(
         &mut self,
         gpu: &Gpu,
@@ -334,18 +337,18 @@ impl KernelSelector {
         };
         for index in first.into_iter().chain([0]) {
             if self.is_certified(gpu, call, &variants[index])? {
-                self.record.save();
+                self.cache.save();
                 return Ok(index);
             }
         }
-        self.record.save();
+        self.cache.save();
         Err(self.uncertified(gpu, call, &variants[0]))
     }
 
-    /// How an update runs.
+    /// Returns the dispatch of an update, with its kernel certified.
     ///
     /// # Errors
-    /// Its kernel is wrong; a device that fails.
+    /// Returns [`DeviceError`] if the kernel fails certification, or if the device fails.
     pub fn update(
         &mut self,
         gpu: &Gpu,
@@ -363,10 +366,11 @@ impl KernelSelector {
         Ok(dispatch)
     }
 
-    /// How the norm of a bucket runs; see [`norm::dispatch`].
+    /// Returns the dispatches of the norm of a bucket, with their kernels certified; see
+    /// [`norm::dispatch`].
     ///
     /// # Errors
-    /// Its kernel is wrong; a device that fails.
+    /// Returns [`DeviceError`] if the kernel fails certification, or if the device fails.
     pub fn norm(
         &mut self,
         gpu: &Gpu,
@@ -384,10 +388,11 @@ impl KernelSelector {
         Ok(dispatches)
     }
 
-    /// How the hash of a whole bucket runs; see [`hash::dispatch`].
+    /// Returns the dispatches of the hash of a whole bucket, with their kernels certified; see
+    /// [`hash::dispatch`].
     ///
     /// # Errors
-    /// Its kernel is wrong; a device that fails.
+    /// Returns [`DeviceError`] if the kernel fails certification, or if the device fails.
     pub fn hash(
         &mut self,
         gpu: &Gpu,
@@ -404,21 +409,22 @@ impl KernelSelector {
         Ok(dispatches)
     }
 
-    /// Certifies every variant of the table and every update rule, again if they are known; see
-    /// [`super::catalog`].
+    /// Certifies every variant of the catalog and every update rule, again if they are in the
+    /// cache; see [`super::catalog`].
     ///
     /// # Errors
-    /// A device that fails. Kernels that are wrong are in the record.
+    /// Returns [`DeviceError`] if the device fails. Kernels that fail certification are in the
+    /// cache.
     pub fn certify_all(
         &mut self,
         gpu: &Gpu,
         corrupted_kernels: &[String],
     ) -> Result<(), DeviceError> {
         self.corrupted_kernels = corrupted_kernels.to_vec();
-        self.record.forget_certificates();
+        self.cache.forget_certificates();
         let tried = self.try_all(gpu);
         self.reference_cache.clear();
-        self.record.save();
+        self.cache.save();
         tried
     }
 
@@ -445,9 +451,9 @@ impl KernelSelector {
         Ok(())
     }
 
-    /// Notes of the record that nobody has seen.
+    /// Takes the messages of the cache that were not returned yet.
     pub fn take_notes(&mut self) -> Vec<String> {
-        self.record.take_notes()
+        self.cache.take_notes()
     }
 
     fn is_certified(
@@ -469,12 +475,12 @@ impl KernelSelector {
         attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
     ) -> Result<(), DeviceError> {
         let right = self.certified(gpu, kernel.into(), hash.clone(), attempt)?;
-        self.record.save();
+        self.cache.save();
         if right { Ok(()) } else { Err(self.refusal(gpu, kernel.into(), &hash)) }
     }
 
-    /// Whether a kernel is right, from the record or by a trial. A device that fails says nothing
-    /// about the kernel: the next run tries it again.
+    /// Returns true if a kernel is certified, by the cache or by certifying it now. If the device
+    /// fails, the cache gets no result for the kernel, so the next run certifies it again.
     fn certified(
         &mut self,
         gpu: &Gpu,
@@ -482,7 +488,7 @@ impl KernelSelector {
         hash: String,
         attempt: impl FnOnce(&mut Certifier) -> Result<CertificationResult, DeviceError>,
     ) -> Result<bool, DeviceError> {
-        if let Some(known) = self.record.certificate(&hash) {
+        if let Some(known) = self.cache.certificate(&hash) {
             return Ok(known.result.is_certified());
         }
         self.work.certified += 1;
@@ -490,7 +496,7 @@ impl KernelSelector {
         let result =
             attempt(&mut Certifier { gpu, pipelines, reference_cache, corrupted_kernels })?;
         let right = result.is_certified();
-        self.record.certify(hash, Certificate::new(kernel, result));
+        self.cache.certify(hash, Certificate::new(kernel, result));
         Ok(right)
     }
 
@@ -500,7 +506,7 @@ impl KernelSelector {
     }
 
     fn refusal(&self, gpu: &Gpu, kernel: String, hash: &str) -> DeviceError {
-        let why = match self.record.certificate(hash).map(|known| &known.result) {
+        let why = match self.cache.certificate(hash).map(|known| &known.result) {
             Some(CertificationResult::Fail { why }) => why.clone(),
             _ => "it was never tried".into(),
         };
@@ -508,12 +514,12 @@ impl KernelSelector {
     }
 }
 
-/// A kernel's name for people.
+/// Returns the display name of a kernel.
 fn label(call: &OpCall, variant: &Variant) -> String {
     format!("{} of {}", variant.name, call.op)
 }
 
-/// Counts the kernels that are dealt with.
+/// Counts the kernels that are done, and reports the progress.
 struct ProgressMeter<'a> {
     started: Instant,
     waiting: BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! Times the variants of a call at its real shape, on random input.
+//! Benchmark of the variants of a call at its real shape, on random input.
 
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
@@ -8,37 +8,37 @@ use crate::device::{DeviceError, Gpu};
 use crate::kernels::harness::{BoundDispatch, Values, generate, upload_new};
 use crate::kernels::{OpCall, Pipelines, Variant, source};
 
-/// What one sample should take, so that the cost of a submission vanishes in it.
+/// Target duration of one sample, in which the cost of a submission vanishes.
 const SAMPLE: Duration = Duration::from_millis(4);
 
 /// The most runs in one sample.
 const RUNS_MAX: u32 = 500;
 
-/// Samples of a variant; it ends before the last if two fastest ones agree within [`AGREEMENT`].
+/// Samples of a variant; sampling ends early if the two fastest ones agree within [`AGREEMENT`].
 const SAMPLES: std::ops::RangeInclusive<usize> = 3..=10;
 const AGREEMENT: f64 = 0.03;
 
-/// A variant is not timed further if it is slower than the best one by this factor after one run,
-/// which may have warmed something up, after one sample, and after the fewest samples.
+/// Pruning: a variant is not timed further if it is slower than the best one by this factor after
+/// one run, which may include warm-up, after one sample, and after the minimum number of samples.
 const PRUNE_RATIOS: [f64; 3] = [3.0, 1.5, 1.1];
 
-/// Random elements that fill an input again and again: drawing millions would take longer than
-/// measuring.
+/// Length of the random pattern that fills an input repeatedly: drawing millions of numbers would
+/// take longer than measuring.
 const PATTERN: usize = 4099;
 
-/// A call with buffers at its real shape.
+/// Buffers of a call at its real shape, on which its variants are timed.
 pub struct VariantTimer<'a> {
     gpu: &'a Gpu,
     inputs: Vec<wgpu::Buffer>,
     outputs: Vec<wgpu::Buffer>,
-    clock: Option<Clock>,
+    clock: Option<PassClock>,
 }
 
 impl<'a> VariantTimer<'a> {
-    /// Fills buffers for a call.
+    /// Allocates and fills the buffers of a call.
     ///
     /// # Errors
-    /// Too little memory; a device that fails.
+    /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
     pub fn new(gpu: &'a Gpu, owned_call: &OwnedCall) -> Result<Self, DeviceError> {
         let count = |dims: &Vec<usize>| dims.iter().product::<usize>();
         let input = |(index, dims): (usize, &Vec<usize>)| {
@@ -55,15 +55,15 @@ impl<'a> VariantTimer<'a> {
             gpu,
             inputs: owned_call.inputs.iter().enumerate().map(input).collect::<Result<_, _>>()?,
             outputs: owned_call.outputs.iter().map(output).collect::<Result<_, _>>()?,
-            clock: Clock::new(gpu)?,
+            clock: PassClock::new(gpu)?,
         })
     }
 
-    /// Seconds that a variant takes, the least of several samples; of fewer if it is far slower
-    /// than `best`, or if `until` has passed.
+    /// Returns the seconds that a variant takes, the least of several samples; of fewer if it is
+    /// far slower than `best`, or if `until` has passed.
     ///
     /// # Errors
-    /// A device that fails.
+    /// Returns [`DeviceError`] if the device fails.
     pub fn time(
         &self,
         pipelines: &mut Pipelines,
@@ -97,11 +97,12 @@ impl<'a> VariantTimer<'a> {
         Ok(fastest[0])
     }
 
-    /// Seconds per run of `runs` runs in one submission, by the device's clock or else this one's.
+    /// Returns the seconds per run of `runs` runs in one submission, by the device's clock or else
+    /// by the host's.
     fn sample(&self, bound: &[BoundDispatch], runs: u32) -> Result<f64, DeviceError> {
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {
-            let timestamp_writes = self.clock.as_ref().map(Clock::writes);
+            let timestamp_writes = self.clock.as_ref().map(PassClock::writes);
             let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
             let mut pass = encoder.begin_compute_pass(&descriptor);
             for _ in 0..runs {
@@ -118,26 +119,26 @@ impl<'a> VariantTimer<'a> {
             Some(clock) => clock.seconds(self.gpu)?,
             None => None,
         };
-        // A clock that stands still or runs wild is not believed.
+        // A device time that is zero or exceeds the wall time is discarded.
         let seconds = measured.filter(|seconds| *seconds <= elapsed).unwrap_or(elapsed);
         Ok(seconds / f64::from(runs))
     }
 }
 
-/// How often something that takes so long fits into a sample.
+/// Returns the number of runs of so many seconds that fill a sample.
 fn runs_for(seconds: f64) -> u32 {
     (SAMPLE.as_secs_f64() / seconds.max(1e-9)).ceil().clamp(1.0, f64::from(RUNS_MAX)) as u32
 }
 
-/// The device's own clock at the beginning and the end of a pass.
-struct Clock {
+/// Device clock: timestamps at the beginning and the end of a pass.
+struct PassClock {
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     staging: wgpu::Buffer,
     period_ns: f64,
 }
 
-impl Clock {
+impl PassClock {
     fn new(gpu: &Gpu) -> Result<Option<Self>, DeviceError> {
         let Some(period_ns) = gpu.timestamp_period_ns else { return Ok(None) };
         let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
@@ -166,9 +167,9 @@ impl Clock {
     }
 }
 
-/// The order in which variants are timed: what was chosen without measuring, then, on a software
-/// adapter, those without workgroup memory (barriers are slow there), on hardware those with it,
-/// and the plain one last. Indices into `variants`.
+/// Returns the order in which variants are timed, as indices into `variants`: first the one chosen
+/// without measurements, then, on a software adapter, those without workgroup memory (barriers are
+/// slow there), on hardware those with it, and the plain one last.
 pub fn timing_order(call: &OpCall, variants: &[Variant], is_software: bool) -> Vec<usize> {
     let unmeasured = default_variant(call, variants);
     let mut order: Vec<usize> = (0..variants.len()).collect();
@@ -178,13 +179,13 @@ pub fn timing_order(call: &OpCall, variants: &[Variant], is_software: bool) -> V
     order
 }
 
-/// Whether the invocations of a workgroup share memory.
+/// Returns true if the invocations of a workgroup share memory.
 fn shares(variant: &Variant) -> bool {
     let mut texts = variant.dispatches.iter().map(|dispatch| source::text(&dispatch.shader));
     texts.any(|text| text.contains("var<workgroup>"))
 }
 
-/// The variant that the twin dispatches where nothing was measured; an index.
+/// Returns the index of the variant that the twin dispatches without measurements.
 pub fn default_variant(call: &OpCall, variants: &[Variant]) -> usize {
     let dispatches =
         crate::kernels::twin(call.op).map(|twin| (twin.dispatch)(call)).unwrap_or_default();

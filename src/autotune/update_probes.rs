@@ -1,7 +1,7 @@
-//! The kernels that work on buckets and not on the tensors of a graph: the update rules and the
-//! norm and the hash. What they are certified on: a range in the middle of a bucket, some gradients
-//! not finite. Counts that four divides and others run kernels of their own, so there is a probe
-//! of each.
+//! Probes of the kernels that work on buckets and not on the tensors of a graph: the update rules,
+//! the norm and the hash. They are certified on a range in the middle of a bucket, with some
+//! gradients that are not finite. Counts that are multiples of four and other counts run different
+//! kernels, so there is a probe of each.
 
 use crate::base::Site;
 use crate::base::rng::Key;
@@ -15,13 +15,13 @@ const RANGES: [UpdateRange; 2] = [
     UpdateRange { start: 64, length: 900, decay_end: 517, gradient_scale: 0.5 },
 ];
 
-/// Elements of the probes of the norm and the hash.
+/// Element counts of the probes of the norm and the hash.
 const COUNTS: [usize; 2] = [65_537, 65_540];
 
-/// What every fourth of a few elements is in the norm's probe.
+/// Values in the gradients of the norm's probe that are not finite, one of each.
 const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
-/// How an update runs on a GPU.
+/// Returns the dispatch of an update.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     match update {
         Update::Sgd { .. } => sgd::dispatch(update, range),
@@ -29,7 +29,7 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     }
 }
 
-/// One update of a small bucket.
+/// Probe of an update rule: one update of a small bucket.
 pub struct UpdateProbe {
     update: Update,
     range: UpdateRange,
@@ -39,8 +39,9 @@ pub struct UpdateProbe {
 }
 
 impl UpdateProbe {
-    /// For the rule of `update` and the kernel that a range like `like` runs, with numbers that
-    /// move every value a long way: of a small step only rounding would be seen.
+    /// Makes a probe for the rule of `update` and the kernel that a range like `like` runs, with
+    /// hyperparameters that move every value a long way: after a small step, only rounding would
+    /// be visible.
     pub fn new(update: &Update, like: &UpdateRange) -> Self {
         let shader = dispatch(update, like).shader;
         let same = |range: &UpdateRange| dispatch(update, range).shader == shader;
@@ -70,7 +71,7 @@ impl UpdateProbe {
         Self { update, range, gradients: normals(ELEMENTS, 50), state }
     }
 
-    /// The rule's name.
+    /// Returns the rule's name.
     pub fn name(&self) -> &'static str {
         name(&self.update)
     }
@@ -79,8 +80,9 @@ impl UpdateProbe {
         dispatch(&self.update, &self.range)
     }
 
-    /// The squared error of how far values moved, over the squared way, against the reference in
-    /// f64, of results multiplied by `factor`; infinite if a value outside the range changed.
+    /// Returns the squared error of the distances that the values of `got`, multiplied by
+    /// `factor`, moved, against the f64 reference, over the squared distances; infinite if a value
+    /// outside the range changed.
     pub fn error(&self, got: &[Vec<f32>], factor: f32) -> f64 {
         let wide = |values: &Vec<f32>| values.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
         let mut expected: Vec<Vec<f64>> = self.state.iter().map(wide).collect();
@@ -112,7 +114,7 @@ impl UpdateProbe {
     }
 }
 
-/// The name of a rule.
+/// Returns the name of a rule.
 pub fn name(update: &Update) -> &'static str {
     match update {
         Update::Sgd { .. } => "sgd",
@@ -120,13 +122,13 @@ pub fn name(update: &Update) -> &'static str {
     }
 }
 
-/// The norm of a bucket, in the middle one of three slots.
+/// Probe of the norm of a bucket, with its result in the middle one of three slots.
 pub struct NormProbe {
     pub gradients: Vec<f32>,
 }
 
 impl NormProbe {
-    /// For the kernels that a bucket of `like` elements runs.
+    /// Makes a probe for the kernels that a bucket of `like` elements runs.
     pub fn new(like: usize) -> Self {
         let first = |count: usize| norm::dispatch(count, 1, 0).swap_remove(0).shader;
         let same = |count: &usize| first(*count) == first(like);
@@ -138,18 +140,18 @@ impl NormProbe {
         Self { gradients }
     }
 
-    /// The room for partial sums.
+    /// Returns the number of partial sums.
     pub fn partials(&self) -> usize {
         norm::partials(self.gradients.len())
     }
 
-    /// What the partial sums and the slots hold before.
+    /// Returns the initial contents of the partial sums and the slots.
     pub fn initial_outputs(&self) -> [Vec<f32>; 2] {
         [vec![f32::NAN; 2 * self.partials()], vec![0.5; 6]]
     }
 
-    /// The squared relative error of the norm, from the slots and multiplied by `factor`; infinite
-    /// if the count is wrong or another slot changed.
+    /// Returns the squared relative error of the norm in the slots, multiplied by `factor`;
+    /// infinite if the count is wrong or another slot changed.
     pub fn error(&self, slots: &[f32], factor: f32) -> f64 {
         let (sum, bad) = norm::reference(&self.gradients);
         let others = [&slots[..2], &slots[4..]].concat();
@@ -160,13 +162,13 @@ impl NormProbe {
     }
 }
 
-/// The hash of a whole bucket.
+/// Probe of the hash of a whole bucket.
 pub struct HashProbe {
     pub words: Vec<u32>,
 }
 
 impl HashProbe {
-    /// For the kernels that a bucket of `like` words runs.
+    /// Makes a probe for the kernels that a bucket of `like` words runs.
     pub fn new(like: usize) -> Self {
         let first = |count: usize| hash::dispatch(0..count, 1).swap_remove(0).shader;
         let same = |count: &usize| first(*count) == first(like);
@@ -175,17 +177,18 @@ impl HashProbe {
         Self { words: (0..count).map(|i| key.words([i as u32, 0])[0]).collect() }
     }
 
-    /// The room for partial sums.
+    /// Returns the number of partial sums.
     pub fn partials(&self) -> usize {
         hash::partials(self.words.len())
     }
 
-    /// What the partial sums and the result hold before.
+    /// Returns the initial contents of the partial sums and the result.
     pub fn initial_outputs(&self) -> [Vec<f32>; 2] {
         [vec![f32::NAN; 2 * self.partials()], vec![f32::NAN; 2]]
     }
 
-    /// 0 for the right result, whose bits are those of floats, after adding `error` to it.
+    /// Returns 0 if the result, whose bits are those of floats, is right after `error` is added to
+    /// it, else infinity.
     pub fn error(&self, lanes: &[f32], error: u64) -> f64 {
         let got = hash::join([lanes[0].to_bits(), lanes[1].to_bits()]).wrapping_add(error);
         if got == hash::reference(&self.words, 0) { 0.0 } else { f64::INFINITY }

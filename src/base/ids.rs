@@ -11,7 +11,7 @@ macro_rules! ids {
         pub struct $name(pub $int);
 
         impl $name {
-            /// The position in the list that this id indexes.
+            /// Returns the position in the list that this id indexes.
             pub fn index(self) -> usize {
                 self.0 as usize
             }
@@ -40,16 +40,16 @@ ids! {
     ParamId(u32) "p";
     /// A flat range of parameters and of their gradients: the unit of reduction and of update.
     BucketId(u32) "bucket ";
-    /// A part of a bucket that travels in one message.
+    /// A part of a bucket that is sent in one message.
     ChunkId(u32) "chunk ";
-    /// A stretch of the plan that a device runs without being asked again.
+    /// A part of the plan that a device executes without further instructions.
     SegmentId(u32) "s";
-    /// A buffer that the plan assigns to activations by lifetime.
+    /// A buffer that memory planning assigns to activations by their liveness.
     SlotId(u32) "slot ";
-    /// A device's number in a run, `0..world`.
+    /// A device's index in a run, `0..world`.
     Rank(u32) "rank ";
     /// An optimizer step, counted from 1.
     StepId(u64) "step ";
-    /// A place in a model that draws random numbers: a dropout, an attention, an initialisation.
+    /// A consumer of random numbers in a model: a dropout, an attention, an initialisation.
     Site(u32) "site ";
 }

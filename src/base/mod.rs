@@ -1,4 +1,4 @@
-//! Words every room shares: typed ids, shapes with a leading batch dimension, and
+//! Types shared by all modules: typed ids, shapes with a leading batch dimension, and
 //! counter-based random numbers. No IO.
 
 pub mod ids;

@@ -27,33 +27,35 @@ pub fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     x
 }
 
-/// A key for one purpose in one step: everything random at a [`Site`] is drawn from it with the
-/// sample id and the element's index as the counter.
+/// Random-number key for one purpose in one step: all random numbers at a [`Site`] are drawn from
+/// it with the sample id and the element's index as the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key(pub [u32; 2]);
 
 impl Key {
-    /// The key of a whole run.
+    /// Returns the key of a whole run.
     pub fn new(seed: u64) -> Self {
         Self([seed as u32, (seed >> 32) as u32])
     }
 
-    /// The key of a step of a run. Steps count from 1; 0 is for what happens before them.
+    /// Returns the key of a step of a run. Steps count from 1; 0 is for random numbers drawn
+    /// before the first step.
     pub fn step(self, step: u64) -> Self {
         Self(threefry2x32(self.0, [step as u32, (step >> 32) as u32 | 0x8000_0000]))
     }
 
-    /// The key of a site within this key's scope.
+    /// Returns the key of a site within this key's scope.
     pub fn site(self, site: Site) -> Self {
         Self(threefry2x32(self.0, [site.0, 0x4000_0000]))
     }
 
-    /// Two random words for a counter.
+    /// Returns two random words for a counter.
     pub fn words(self, counter: [u32; 2]) -> [u32; 2] {
         threefry2x32(self.0, counter)
     }
 
-    /// A number from the standard normal distribution (Box and Muller 1958), for counter `index`.
+    /// Returns a number from the standard normal distribution (Box and Muller 1958), for counter
+    /// `index`.
     pub fn normal(self, index: u64) -> f64 {
         let [a, b] = self.words([index as u32, (index >> 32) as u32]);
         // In (0, 1], so that the logarithm is finite.
@@ -62,15 +64,15 @@ impl Key {
         (-2.0 * u.ln()).sqrt() * angle.cos()
     }
 
-    /// A number uniform in `[0, 1)`, for counter `index`.
+    /// Returns a number uniform in `[0, 1)`, for counter `index`.
     pub fn uniform(self, index: u64) -> f64 {
         let [a, _] = self.words([index as u32, (index >> 32) as u32]);
         f64::from(a) / 4_294_967_296.0
     }
 }
 
-/// The smallest word that is kept when each is dropped with probability `p`: a word `w` is kept
-/// if `w >= drop_threshold(p)`.
+/// Returns the threshold for dropout with probability `p`, the smallest word that is kept: a word
+/// `w` is kept if `w >= drop_threshold(p)`.
 pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0).min(4_294_967_295.0) as u32
 }

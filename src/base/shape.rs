@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What the elements of a tensor are. Both take 4 bytes.
+/// Element type of a tensor. Both types take 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     F32,
@@ -12,12 +12,12 @@ pub enum DType {
 /// Bytes per element, for every [`DType`].
 pub const ELEMENT_BYTES: usize = 4;
 
-/// The dimensions of a tensor, known but for the number of rows (samples) in the batch.
+/// Dimensions of a tensor, known except for the number of rows (samples) in the batch.
 ///
-/// A *batched* shape has the batch `b` in its leading dimension: `dims[0]` then says how many
-/// entries of the leading dimension belong to one row. So `(b, 64, 128)` has
-/// `dims = [1, 64, 128]`, and reshaped to a matrix, `(b*64, 128)` has `dims = [64, 128]`. The
-/// elements of the first `r` rows are always a prefix of the buffer.
+/// A *batched* shape has the batch `b` in its leading dimension: `dims[0]` is then the number of
+/// entries of the leading dimension per row. So `(b, 64, 128)` has `dims = [1, 64, 128]`, and
+/// reshaped to a matrix, `(b*64, 128)` has `dims = [64, 128]`. The elements of the first `r` rows
+/// are always a prefix of the buffer.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
     batched: bool,
@@ -25,18 +25,18 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A shape that does not depend on the batch.
+    /// Creates a shape that does not depend on the batch.
     pub fn fixed(dims: &[usize]) -> Self {
         Self { batched: false, dims: dims.to_vec() }
     }
 
-    /// A shape whose leading dimension is `rows * dims[0]`.
+    /// Creates a shape whose leading dimension is `rows * dims[0]`.
     pub fn batched(dims: &[usize]) -> Self {
         assert!(!dims.is_empty(), "a batched shape has a leading dimension");
         Self { batched: true, dims: dims.to_vec() }
     }
 
-    /// A shape with the same leading kind (batched or not) and other dimensions.
+    /// Returns a shape with the same leading kind (batched or not) and other dimensions.
     pub fn with_dims(&self, dims: &[usize]) -> Self {
         Self { batched: self.batched, dims: dims.to_vec() }
     }
@@ -45,7 +45,7 @@ impl Shape {
         self.batched
     }
 
-    /// The dimensions; the leading one is per row when the shape is batched.
+    /// Returns the dimensions; the leading one is per row if the shape is batched.
     pub fn dims(&self) -> &[usize] {
         &self.dims
     }
@@ -54,22 +54,23 @@ impl Shape {
         self.dims.len()
     }
 
-    /// The innermost dimension, 1 for a scalar.
+    /// Returns the innermost dimension, 1 for a scalar.
     pub fn last(&self) -> usize {
         self.dims.last().copied().unwrap_or(1)
     }
 
-    /// Elements in one row (or in all, if the shape is not batched).
+    /// Returns the number of elements in one row (of the whole tensor, if the shape is not
+    /// batched).
     pub fn per_row(&self) -> usize {
         self.dims.iter().product()
     }
 
-    /// Elements in `rows` rows.
+    /// Returns the number of elements in `rows` rows.
     pub fn elements(&self, rows: usize) -> usize {
         if self.batched { rows * self.per_row() } else { self.per_row() }
     }
 
-    /// The dimensions with `rows` put in.
+    /// Returns the dimensions for a batch of `rows` rows.
     pub fn resolve(&self, rows: usize) -> Vec<usize> {
         let mut dims = self.dims.clone();
         if self.batched {
@@ -78,8 +79,8 @@ impl Shape {
         dims
     }
 
-    /// Whether `self` equals the trailing dimensions of `whole`, so that it can be broadcast
-    /// over the leading ones. A batched shape is a suffix only of itself.
+    /// Returns true if `self` equals the trailing dimensions of `whole`, so that it can be
+    /// broadcast over the leading ones. A batched shape is a suffix only of itself.
     pub fn is_suffix_of(&self, whole: &Shape) -> bool {
         if self.batched {
             return self == whole;

@@ -1,17 +1,18 @@
-//! Two reports side by side.
+//! Comparison of two benchmark reports.
 
 use super::report::{DeviceReport, Direction, Figure, Report, group_of};
 use super::table::Table;
 use super::units::number;
 
-/// The spread that a figure of one sample is taken to have.
+/// Relative error that is assumed for a figure of one sample.
 const SINGLE: f64 = 0.1;
 
-/// How report `b` does beside report `a`: for every figure that both have, how many times better
-/// b is. Figures whose samples overlap count as the same; one sample alone may be 10 % off.
+/// Returns the comparison of report `b` with report `a` as text: for every figure that both have,
+/// how many times better `b` is. Figures whose samples overlap count as the same; a single sample
+/// may be off by 10 %.
 ///
-/// Devices are matched by name and API, several of one name in their order. If each report has one
-/// device only, those two are compared, whatever they are.
+/// Devices are matched by name and API, several of one name in their order. If each report has
+/// one device only, these two are compared, whatever their names.
 pub fn compare(a: &Report, b: &Report) -> String {
     let mut text = String::new();
     for (what, of_a, of_b) in
@@ -57,13 +58,14 @@ fn pairs<'a>(a: &'a Report, b: &'a Report) -> Vec<(&'a DeviceReport, &'a DeviceR
     a.devices.iter().filter_map(partner).collect()
 }
 
-/// The figures of two devices, and those that only one of them has.
+/// Returns the comparison of two devices: a table of their common figures, and the names of those
+/// that only one of them has.
 fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
     let mut table = Table::new(&["<figure", "<unit", "A", "B", "B is"]);
     let mut group = None;
     for figure in &a.figures {
         let Some(other) = b.figure(&figure.name) else { continue };
-        // A gap between groups is easier on the eye.
+        // An empty row separates groups.
         if group.is_some_and(|group| group != group_of(&figure.name)) {
             table.row(Vec::new());
         }
@@ -90,7 +92,7 @@ fn pair(a: &DeviceReport, b: &DeviceReport) -> String {
     text
 }
 
-/// `1.50x`, how many times better the second is, or `same`.
+/// Returns `1.50x`, how many times better the second figure is, or `same`.
 fn verdict(a: &Figure, b: &Figure) -> String {
     if a.unit != b.unit || a.better != b.better {
         return "another unit".into();
@@ -106,7 +108,7 @@ fn verdict(a: &Figure, b: &Figure) -> String {
     format!("{}x", number(ratio))
 }
 
-/// Where another measurement may lie.
+/// Returns the interval in which another measurement may lie.
 fn range(figure: &Figure) -> [f64; 2] {
     match figure.samples {
         1 => [1.0 - SINGLE, 1.0 + SINGLE].map(|factor| factor * figure.median),

@@ -1,5 +1,5 @@
-//! Matrix products over shapes, in f32: squares, and those of two GPTs. On a GPU every variant of
-//! the kernel is tried, and the figure is that of the fastest.
+//! Benchmark of matrix products in f32: squares, and the shapes of two GPTs. On a GPU every
+//! kernel variant is tried, and the figure is that of the fastest.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,16 +16,16 @@ use crate::kernels::{Arg, OpCall, RandomContext, Twin, Variant, twin};
 /// The sides of square products.
 const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 
-/// The products of a GPT's step: its name, tokens in a batch, width, vocabulary.
+/// Models whose products are measured: name, tokens in a batch, width, vocabulary.
 const MODELS: [(&str, usize, usize, usize); 2] =
     [("gpt_small", 12 * 64, 128, 65), ("gpt2", 1024, 768, 50_257)];
 
-/// Rates of variants on earlier shapes in FLOP/s: what predicts how long a product takes.
+/// Rates of variants on earlier shapes in FLOP/s, which predict the duration of a product.
 type Rates = HashMap<String, f64>;
 
-/// A product of an (m, k) and a (k, n) matrix, which may be given transposed.
+/// Product of an (m, k) and a (k, n) matrix, each of which may be given transposed.
 #[derive(Clone, Debug, PartialEq)]
-struct Product {
+struct MatmulShape {
     name: String,
     op: Op,
     a: [usize; 2],
@@ -33,7 +33,7 @@ struct Product {
     c: [usize; 2],
 }
 
-impl Product {
+impl MatmulShape {
     fn new(name: String, [m, k, n]: [usize; 3], transpose_a: bool, transpose_b: bool) -> Self {
         let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
         let op = Op::MatMul { transpose_a, transpose_b };
@@ -59,7 +59,7 @@ impl Product {
         (self.twin().cost)(&self.call()).flops
     }
 
-    /// `(768, 128) (384, 128)^T`
+    /// Returns the shapes of both matrices as text: `(768, 128) (384, 128)^T`.
     fn shape(&self) -> String {
         let Op::MatMul { transpose_a, transpose_b } = self.op else { return String::new() };
         let matrix = |[rows, columns]: [usize; 2], transposed| {
@@ -69,15 +69,15 @@ impl Product {
     }
 }
 
-/// Every product, in the order of the report: the small ones of a family before the large.
-fn products() -> Vec<Product> {
-    let square = |n: usize| Product::new(format!("square_{n}"), [n, n, n], false, false);
-    let mut products: Vec<Product> = SQUARES.into_iter().map(square).collect();
+/// Returns all products in the order of the report: the small ones of a family before the large.
+fn products() -> Vec<MatmulShape> {
+    let square = |n: usize| MatmulShape::new(format!("square_{n}"), [n, n, n], false, false);
+    let mut products: Vec<MatmulShape> = SQUARES.into_iter().map(square).collect();
     for (model, t, c, v) in MODELS {
         // Linear layers hold their weights as (outputs, inputs).
         let mut add = |name: &str, sizes: [usize; 3], transpose_a: bool, transpose_b: bool| {
             let name = format!("{model}_{name}");
-            products.push(Product::new(name, sizes, transpose_a, transpose_b));
+            products.push(MatmulShape::new(name, sizes, transpose_a, transpose_b));
         };
         add("proj", [t, c, c], false, true);
         add("qkv", [t, c, 3 * c], false, true);
@@ -90,39 +90,39 @@ fn products() -> Vec<Product> {
     products
 }
 
-/// Why a product of so many operations is left out, if it is: it would take too long at the best
-/// rate so far, or the time for all of them, which began at `begun`, is up.
+/// Returns the reason for skipping a product of this many operations, if there is one: it would
+/// take too long at the best rate so far, or the time for all products, which began at `begun`,
+/// is up.
 fn too_long(
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     flops: f64,
     rates: &Rates,
     begun: Instant,
 ) -> Option<String> {
-    if begun.elapsed() >= Duration::from_secs_f64(plan_of_samples.products_seconds_max) {
+    if begun.elapsed() >= Duration::from_secs_f64(sampling_plan.products_seconds_max) {
         return Some("the time for products was used up".into());
     }
     let best = rates.values().copied().reduce(f64::max)?;
     let seconds = flops / best;
-    (seconds > plan_of_samples.product_seconds_max)
+    (seconds > sampling_plan.product_seconds_max)
         .then(|| format!("it would take about {seconds:.2} s at the best rate so far"))
 }
 
-/// Matrix products of the CPU device.
-pub fn of_host(plan_of_samples: &SamplingPlan, recorder: &mut FigureRecorder) {
+/// Measures the matrix products of the CPU device.
+pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
     let (mut rates, begun) = (Rates::new(), Instant::now());
     for product in products() {
         let flops = product.flops();
-        if let Some(why) = too_long(plan_of_samples, flops, &rates, begun) {
+        if let Some(why) = too_long(sampling_plan, flops, &rates, begun) {
             recorder.skip(&product.name, why);
             continue;
         }
-        recorder.say(&product.name);
+        recorder.progress(&product.name);
         let call = product.call();
         let (a, b) = (values(call.input_len(0)), values(call.input_len(1)));
         let inputs = [Arg::Float(&a[..]), Arg::Float(&b[..])];
         let mut c = vec![0.0; call.output_len(0)];
-        let seconds =
-            timed(plan_of_samples, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
+        let seconds = timed(sampling_plan, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
         let figure = Figure::rate(&product.name, GFLOPS, flops, &seconds);
         let known = rates.entry("gemm".into()).or_insert(0.0);
         *known = known.max(figure.max * 1e9);
@@ -130,10 +130,10 @@ pub fn of_host(plan_of_samples: &SamplingPlan, recorder: &mut FigureRecorder) {
     }
 }
 
-/// Matrix products of an adapter.
+/// Measures the matrix products of an adapter.
 pub fn of_gpu(
     device: &mut BenchDevice,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
     let (mut rates, begun) = (Rates::new(), Instant::now());
@@ -141,15 +141,15 @@ pub fn of_gpu(
         let bytes = |dims: [usize; 2]| 4 * dims.iter().product::<usize>() as u64;
         let largest = [product.a, product.b, product.c].map(bytes).into_iter().max().unwrap_or(0);
         let limit = device.gpu.limits.binding_bytes.min(device.gpu.limits.buffer_bytes);
-        if let Some(why) = too_long(plan_of_samples, product.flops(), &rates, begun) {
+        if let Some(why) = too_long(sampling_plan, product.flops(), &rates, begun) {
             recorder.skip(&product.name, why);
         } else if largest > limit {
             let [largest, limit] = [largest, limit].map(|bytes| bytes >> 20);
             let why = format!("it needs {largest} MiB in a matrix, and {limit} MiB are possible");
             recorder.skip(&product.name, why);
         } else {
-            recorder.say(&product.name);
-            match fastest_variant(device, plan_of_samples, &product, &mut rates) {
+            recorder.progress(&product.name);
+            match fastest_variant(device, sampling_plan, &product, &mut rates) {
                 Ok(figure) => recorder.add(figure),
                 Err(DeviceError::OutOfMemory { .. }) => {
                     recorder.skip(&product.name, "out of memory")
@@ -161,11 +161,11 @@ pub fn of_gpu(
     Ok(())
 }
 
-/// The figure of the fastest variant among those that are not too slow to be tried.
+/// Returns the figure of the fastest variant among those that are not too slow to be tried.
 fn fastest_variant(
     device: &mut BenchDevice,
-    plan_of_samples: &SamplingPlan,
-    product: &Product,
+    sampling_plan: &SamplingPlan,
+    product: &MatmulShape,
     rates: &mut Rates,
 ) -> Result<Figure, DeviceError> {
     let call = product.call();
@@ -175,7 +175,7 @@ fn fastest_variant(
     // A variant that was not tried yet may be the best one.
     let in_time = |variant: &Variant| {
         let rate = rates.get(&variant.name);
-        rate.is_none_or(|rate| flops / rate <= plan_of_samples.product_seconds_max)
+        rate.is_none_or(|rate| flops / rate <= sampling_plan.product_seconds_max)
     };
     let variants: Vec<Variant> =
         (product.twin().variants)(&call).into_iter().filter(in_time).collect();
@@ -183,7 +183,7 @@ fn fastest_variant(
     for variant in &variants {
         ready.push(device.prepare(&variant.dispatches, &[&a, &b], &[&c])?);
     }
-    let (best, seconds) = fastest(plan_of_samples, variants.len(), |way, repeats| {
+    let (best, seconds) = fastest(sampling_plan, variants.len(), |way, repeats| {
         let seconds = device.run(&ready[way], repeats)?.running;
         let rate = flops * repeats as f64 / seconds;
         let known = rates.entry(variants[way].name.clone()).or_insert(rate);
@@ -194,7 +194,7 @@ fn fastest_variant(
     Ok(figure.by(&variants[best].name).on(product.shape()))
 }
 
-/// Memory with as many values in it.
+/// Allocates device memory filled with `count` values.
 fn filled(device: &BenchDevice, count: usize) -> Result<DeviceBuffer, DeviceError> {
     let memory = device.memory(4 * count as u64)?;
     device.upload(&memory, bytemuck::cast_slice(&values(count)))?;
@@ -229,15 +229,15 @@ mod tests {
 
     #[test]
     fn what_would_take_too_long_is_left_out() {
-        let (plan_of_samples, begun) = (Effort::Normal.plan_of_samples(), Instant::now());
+        let (sampling_plan, begun) = (Effort::Normal.sampling_plan(), Instant::now());
         let mut rates = Rates::new();
-        assert_eq!(too_long(&plan_of_samples, 1e12, &rates, begun), None);
+        assert_eq!(too_long(&sampling_plan, 1e12, &rates, begun), None);
         rates.insert("slow".into(), 1e9);
         rates.insert("fast".into(), 1e10);
-        assert_eq!(too_long(&plan_of_samples, 5e8, &rates, begun), None);
+        assert_eq!(too_long(&sampling_plan, 5e8, &rates, begun), None);
         let why = "it would take about 0.50 s at the best rate so far";
-        assert_eq!(too_long(&plan_of_samples, 5e9, &rates, begun).as_deref(), Some(why));
-        let over = SamplingPlan { products_seconds_max: 0.0, ..plan_of_samples };
+        assert_eq!(too_long(&sampling_plan, 5e9, &rates, begun).as_deref(), Some(why));
+        let over = SamplingPlan { products_seconds_max: 0.0, ..sampling_plan };
         let why = "the time for products was used up";
         assert_eq!(too_long(&over, 1.0, &rates, begun).as_deref(), Some(why));
     }

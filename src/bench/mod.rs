@@ -1,10 +1,10 @@
-//! The benchmark suite: what a device can do at most, how much of that matrix products reach, and
-//! how long a training step takes. The same figures on every platform, so that reports of
-//! different machines can be compared.
+//! Benchmark suite: peak rates of a device, the fraction of them that matrix products reach, and
+//! the duration of a training step. The figures are the same on every platform, so that reports
+//! of different machines can be compared.
 //!
-//! [`run`] measures device after device and gives a [`Report`], which is printed as tables
-//! ([`Report`]'s `Display`) or kept as JSON; [`compare()`] sets two of them side by side.
-//! [`collectives::run`] does the same for what ranks exchange.
+//! [`run`] measures one device after the other and returns a [`Report`], which is printed as
+//! tables ([`Report`]'s `Display`) or kept as JSON; [`compare()`] compares two reports.
+//! [`collectives::run`] measures the communication between ranks.
 //!
 //! ```
 //! use potluck::bench::{Effort, Options, Part, compare, run};
@@ -47,10 +47,10 @@ use report::FigureRecorder;
 use sample::SamplingPlan;
 use target::{Target, TargetDevice};
 
-/// A part of the suite.
+/// Part of the benchmark suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Floating-point operations, memory, transfers, and the cost of a dispatch.
+    /// Peak rates: floating-point operations, memory, transfers, and the overhead of a dispatch.
     Peaks,
     /// Matrix products over shapes.
     Matmul,
@@ -58,25 +58,25 @@ pub enum Part {
     Step,
 }
 
-/// What is measured, where and how thoroughly.
+/// Options of a benchmark: devices, effort and parts.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Selectors as for `potluck train --devices`, separated by commas; or `all`: the CPU device
-    /// and every usable adapter, each physical one once.
+    /// Device selectors as for `potluck train --devices`, separated by commas; or `all`: the CPU
+    /// device and every usable adapter, each physical device once.
     pub devices: String,
     pub effort: Effort,
     pub parts: Vec<Part>,
-    /// Also the step of GPT-2 with 124 million parameters, on hardware GPUs.
+    /// True to measure the step of GPT-2 with 124 million parameters as well, on hardware GPUs.
     pub full: bool,
 }
 
-/// Runs the suite on one device after the other; `progress` is told what is measured next.
+/// Runs the suite on one device after the other and reports each next measurement to `progress`.
 ///
-/// A device that fails has the reason in [`DeviceReport::error`] beside the figures it gave
-/// before, and the others are measured all the same.
+/// If a device fails, its [`DeviceReport::error`] has the reason beside the figures measured
+/// before, and the remaining devices are still measured.
 ///
 /// # Errors
-/// A selector that chooses no device; then nothing is measured.
+/// Returns `TrainError` if a selector chooses no device; then nothing is measured.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, TrainError> {
     let targets = target::targets(&options.devices)?;
     let devices = targets.iter().map(|target| measure(target, options, progress)).collect();
@@ -85,41 +85,42 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, 
 
 fn measure(target: &Target, options: &Options, progress: &mut dyn FnMut(&str)) -> DeviceReport {
     let name = target.name();
-    let mut say = |what: &str| progress(&format!("{name}: {what}"));
-    let mut recorder = FigureRecorder::new(&mut say);
+    let mut note = |what: &str| progress(&format!("{name}: {what}"));
+    let mut recorder = FigureRecorder::new(&mut note);
     let error = measure_parts(target, options, &mut recorder).err().map(|error| error.to_string());
     let (figures, skipped) = recorder.finish();
     let (driver, kind) = (target.driver(), target.kind());
     DeviceReport { name, api: target.api(), driver, kind, figures, skipped, error }
 }
 
-/// The step comes first, so that its first one is cold: nothing has opened the device before.
+/// Measures the parts on one device. The step comes first, so that its first one is cold: nothing
+/// has opened the device before.
 fn measure_parts(
     target: &Target,
     options: &Options,
     recorder: &mut FigureRecorder,
 ) -> Result<(), TrainError> {
-    let plan_of_samples = options.effort.plan_of_samples();
+    let sampling_plan = options.effort.sampling_plan();
     if options.parts.contains(&Part::Step) {
-        step::measure(target, &plan_of_samples, options.full, recorder)?;
+        step::measure(target, &sampling_plan, options.full, recorder)?;
     }
     match &target.place {
-        TargetDevice::Cpu => measure_host(&options.parts, &plan_of_samples, recorder),
+        TargetDevice::Cpu => measure_host(&options.parts, &sampling_plan, recorder),
         TargetDevice::Adapter(adapter) if options.parts.iter().any(|part| *part != Part::Step) => {
             let mut device = BenchDevice::open(adapter)?;
-            measure_gpu(&mut device, target, &options.parts, &plan_of_samples, recorder)?;
+            measure_gpu(&mut device, target, &options.parts, &sampling_plan, recorder)?;
         }
         TargetDevice::Adapter(_) => (),
     }
     Ok(())
 }
 
-fn measure_host(parts: &[Part], plan_of_samples: &SamplingPlan, recorder: &mut FigureRecorder) {
+fn measure_host(parts: &[Part], sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
     if parts.contains(&Part::Peaks) {
-        peaks::of_host(plan_of_samples, recorder);
+        peaks::of_host(sampling_plan, recorder);
     }
     if parts.contains(&Part::Matmul) {
-        matmul::of_host(plan_of_samples, recorder);
+        matmul::of_host(sampling_plan, recorder);
     }
 }
 
@@ -127,14 +128,14 @@ fn measure_gpu(
     device: &mut BenchDevice,
     target: &Target,
     parts: &[Part],
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
     if parts.contains(&Part::Peaks) {
-        peaks::of_gpu(device, target.is_hardware(), plan_of_samples, recorder)?;
+        peaks::of_gpu(device, target.is_hardware(), sampling_plan, recorder)?;
     }
     if parts.contains(&Part::Matmul) {
-        matmul::of_gpu(device, plan_of_samples, recorder)?;
+        matmul::of_gpu(device, sampling_plan, recorder)?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! What a device can do at most: floating-point operations in registers, streams through memory,
-//! transfers, and what a dispatch costs besides its work.
+//! Benchmark of peak rates: floating-point operations in registers, streams through memory,
+//! transfers, and the overhead of a dispatch.
 
 use std::convert::Infallible;
 use std::time::Instant;
@@ -12,19 +12,21 @@ use crate::kernels::Dispatch;
 use crate::kernels::bench::device::{BenchDevice, DeviceBuffer};
 use crate::kernels::bench::peak::{self, FmaChains, MemoryStream};
 
-/// Invocations of the chains: from enough for two cores to enough for every large GPU.
+/// Minimum and maximum number of invocations of the multiply-add chains: from enough for two
+/// cores to enough for every large GPU.
 const INVOCATIONS: [usize; 2] = [1 << 14, 1 << 22];
 
-/// The factor of triads, as in STREAM.
+/// Scalar factor of the triad, as in STREAM.
 const FACTOR: f32 = 3.0;
 
-/// The least bytes of an array of the memory figures, where a device lacks memory for more.
+/// Minimum bytes of an array of the memory figures, for devices that lack memory for more.
 const MEMORY_BYTES_MIN: u64 = 4 << 20;
 
 const STREAMS: [(&str, MemoryStream); 2] =
     [("memory.copy", MemoryStream::Copy), ("memory.triad", MemoryStream::Triad)];
 
-/// Values between -1/2 and 1/2 that are neither zero nor equal: some devices are faster on those.
+/// Returns values between -1/2 and 1/2 that are neither zero nor equal, because some devices are
+/// faster on zero or equal values.
 pub fn values(count: usize) -> Vec<f32> {
     // The fractional parts of multiples of the golden ratio are evenly spread.
     let value = |i: usize| (i as f64 * 0.618_033_988_749_894_9).fract() as f32 - 0.5;
@@ -38,36 +40,37 @@ fn mebibytes(bytes: u64) -> String {
 
 // ---- The CPU device ----
 
-/// The peaks of the CPU device: multiply-adds in vector registers and streams, on all threads.
-pub fn of_host(plan_of_samples: &SamplingPlan, recorder: &mut FigureRecorder) {
-    recorder.say("multiply-adds");
-    // Few invocations at a time, so each is the longer.
-    let chains = FmaChains::new(64 * 1024, 4 * plan_of_samples.rounds);
+/// Measures the peak rates of the CPU device: multiply-adds in vector registers and streams, on
+/// all threads.
+pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
+    recorder.progress("multiply-adds");
+    // Few invocations run at a time, so each is the longer.
+    let chains = FmaChains::new(64 * 1024, 4 * sampling_plan.rounds);
     let mut sums = vec![0.0; chains.count];
-    let seconds = timed(plan_of_samples, || peak::fast(&chains, &mut sums));
+    let seconds = timed(sampling_plan, || peak::fast(&chains, &mut sums));
     let threads = rayon::current_num_threads();
     let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
     recorder.add(figure.by("vector registers").on(format!("{threads} threads")));
 
-    recorder.say("memory");
-    let bytes = plan_of_samples.memory_bytes[0];
+    recorder.progress("memory");
+    let bytes = sampling_plan.memory_bytes[0];
     let count = (bytes / 4) as usize;
     let (x, z, mut y) = (values(count), values(count), vec![0.0; count]);
     for (name, stream) in STREAMS {
-        let seconds = timed(plan_of_samples, || stream.fast(&x, &z, FACTOR, &mut y));
+        let seconds = timed(sampling_plan, || stream.fast(&x, &z, FACTOR, &mut y));
         let moved = stream.bytes_per_element() * count as f64;
         recorder.add(Figure::rate(name, GBS, moved, &seconds).on(sizes(stream, bytes)));
     }
 }
 
-/// Samples of the seconds of something on the host.
-pub fn timed(plan_of_samples: &SamplingPlan, mut work: impl FnMut()) -> Vec<f64> {
+/// Returns samples of the duration of `work` on the host, in seconds.
+pub fn timed(sampling_plan: &SamplingPlan, mut work: impl FnMut()) -> Vec<f64> {
     let run = |repeats: usize| -> Result<f64, Infallible> {
         let begun = Instant::now();
         (0..repeats).for_each(|_| work());
         Ok(begun.elapsed().as_secs_f64())
     };
-    match samples(plan_of_samples, run) {
+    match samples(sampling_plan, run) {
         Ok(samples) => samples,
         Err(never) => match never {},
     }
@@ -80,48 +83,48 @@ fn sizes(stream: MemoryStream, bytes: u64) -> String {
 
 // ---- GPUs ----
 
-/// The peaks of an adapter.
+/// Measures the peak rates of an adapter.
 pub fn of_gpu(
     device: &mut BenchDevice,
     is_hardware: bool,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
-    recorder.say("multiply-adds");
-    recorder.add(flops(device, plan_of_samples)?);
-    recorder.say("memory");
-    memory(device, is_hardware, plan_of_samples, recorder)?;
-    recorder.say("transfers");
-    transfers(device, plan_of_samples, recorder)?;
-    recorder.say("dispatches");
-    dispatches(device, plan_of_samples, recorder)
+    recorder.progress("multiply-adds");
+    recorder.add(flops(device, sampling_plan)?);
+    recorder.progress("memory");
+    memory(device, is_hardware, sampling_plan, recorder)?;
+    recorder.progress("transfers");
+    transfers(device, sampling_plan, recorder)?;
+    recorder.progress("dispatches");
+    dispatches(device, sampling_plan, recorder)
 }
 
-/// Floating-point operations per second in registers: the faster of two ways to write them.
-fn flops(device: &mut BenchDevice, plan_of_samples: &SamplingPlan) -> Result<Figure, DeviceError> {
+/// Measures floating-point operations per second in registers, by the faster of two formulations.
+fn flops(device: &mut BenchDevice, sampling_plan: &SamplingPlan) -> Result<Figure, DeviceError> {
     let [least, most] = INVOCATIONS;
     let sums = device.memory(4 * most as u64)?;
-    // As many invocations as keep the device busy for a while: large ones need many.
+    // Enough invocations to keep the device busy for a while: large devices need many.
     let mut count = least;
     loop {
-        let [(_, dispatch), _] = FmaChains::new(count, plan_of_samples.rounds).dispatches();
+        let [(_, dispatch), _] = FmaChains::new(count, sampling_plan.rounds).dispatches();
         let ready = device.prepare(&[dispatch], &[], &[&sums])?;
         device.run(&ready, 1)?;
-        if count >= most || device.run(&ready, 1)?.running > plan_of_samples.sample_seconds / 8.0 {
+        if count >= most || device.run(&ready, 1)?.running > sampling_plan.sample_seconds / 8.0 {
             break;
         }
         count *= 4;
     }
-    let chains = FmaChains::new(count, plan_of_samples.rounds);
-    let (way, seconds) = fastest_way(device, plan_of_samples, &chains.dispatches(), &[], &[&sums])?;
+    let chains = FmaChains::new(count, sampling_plan.rounds);
+    let (way, seconds) = fastest_way(device, sampling_plan, &chains.dispatches(), &[], &[&sums])?;
     let figure = Figure::rate(FLOPS, GFLOPS, chains.flops(), &seconds);
     Ok(figure.by(way).on(format!("{count} invocations")))
 }
 
-/// The name of the fastest of several dispatches that do the same, and samples of its seconds.
+/// Returns the name of the fastest of several equivalent dispatches, and samples of its seconds.
 fn fastest_way(
     device: &mut BenchDevice,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     ways: &[(&'static str, Dispatch)],
     inputs: &[&DeviceBuffer],
     outputs: &[&DeviceBuffer],
@@ -130,7 +133,7 @@ fn fastest_way(
     for (_, dispatch) in ways {
         ready.push(device.prepare(std::slice::from_ref(dispatch), inputs, outputs)?);
     }
-    let (way, seconds) = fastest(plan_of_samples, ways.len(), |way, repeats| {
+    let (way, seconds) = fastest(sampling_plan, ways.len(), |way, repeats| {
         device.run(&ready[way], repeats).map(|timing| timing.running)
     })?;
     Ok((ways[way].0, seconds))
@@ -139,17 +142,17 @@ fn fastest_way(
 fn memory(
     device: &mut BenchDevice,
     is_hardware: bool,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
     let limits = device.gpu.limits;
-    let wanted = plan_of_samples.memory_bytes[usize::from(is_hardware)];
+    let wanted = sampling_plan.memory_bytes[usize::from(is_hardware)];
     let mut bytes = wanted.min(limits.binding_bytes).min(limits.buffer_bytes) / 256 * 256;
     let arrays = loop {
         let three = [0, 1, 2].map(|_| device.memory(bytes));
         match three {
             [Ok(x), Ok(z), Ok(y)] => break [x, z, y],
-            // A device with little memory is measured on as much as it has.
+            // A device with little memory is measured on smaller arrays.
             [.., Err(DeviceError::OutOfMemory { .. })] if bytes > MEMORY_BYTES_MIN => bytes /= 2,
             [x, z, y] => break [x?, z?, y?],
         }
@@ -161,29 +164,30 @@ fn memory(
     device.upload(z, bytemuck::cast_slice(&floats))?;
     for (name, stream) in STREAMS {
         let ways = stream.dispatches(count, FACTOR);
-        let (way, seconds) = fastest_way(device, plan_of_samples, &ways, &[x, z], &[y])?;
+        let (way, seconds) = fastest_way(device, sampling_plan, &ways, &[x, z], &[y])?;
         let moved = stream.bytes_per_element() * count as f64;
         recorder.add(Figure::rate(name, GBS, moved, &seconds).by(way).on(sizes(stream, bytes)));
     }
     Ok(())
 }
 
-/// From the host to the device and back, with a check that the bytes are the same.
+/// Measures transfers from the host to the device and back, and checks that the bytes are
+/// unchanged.
 fn transfers(
     device: &BenchDevice,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
-    let bytes = plan_of_samples.transfer_bytes.min(device.gpu.limits.buffer_bytes) / 256 * 256;
+    let bytes = sampling_plan.transfer_bytes.min(device.gpu.limits.buffer_bytes) / 256 * 256;
     let (memory, staging) = (device.memory(bytes)?, device.staging(bytes)?);
     let sent = values((bytes / 4) as usize);
     let sent: &[u8] = bytemuck::cast_slice(&sent);
     let (mut up, mut down) = (Vec::new(), Vec::new());
-    // The first ones allocate and touch pages, and count for nothing.
+    // Warm-up: the first transfers allocate and touch pages, and are not counted.
     device.upload(&memory, sent)?;
     device.read(&memory, &staging, bytes)?;
     let begun = Instant::now();
-    while !plan_of_samples.is_enough(up.len(), begun) {
+    while !sampling_plan.is_enough(up.len(), begun) {
         up.push(device.upload(&memory, sent)?);
         let (read, seconds) = device.read(&memory, &staging, bytes)?;
         down.push(seconds);
@@ -201,25 +205,25 @@ fn transfers(
     Ok(())
 }
 
-/// What a dispatch without work costs: many in one pass, and one with a wait of its own.
+/// Measures the overhead of an empty dispatch: many in one pass, and one with a wait of its own.
 fn dispatches(
     device: &mut BenchDevice,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), DeviceError> {
     let sums = device.memory(256)?;
     let [(_, empty), _] = FmaChains::new(0, 0).dispatches();
     let ready = device.prepare(&[empty], &[], &[&sums])?;
-    let in_pass = samples(plan_of_samples, |repeats| {
+    let in_pass = samples(sampling_plan, |repeats| {
         device.run(&ready, repeats).map(|timing| timing.recording + timing.running)
     })?;
-    let alone = samples(plan_of_samples, |repeats| {
+    let alone = samples(sampling_plan, |repeats| {
         let begun = Instant::now();
         (0..repeats).try_for_each(|_| device.run(&ready, 1).map(|_| ()))?;
         Ok::<_, DeviceError>(begun.elapsed().as_secs_f64())
     })?;
     for (name, seconds) in [("dispatch.in_pass", in_pass), ("dispatch.round_trip", alone)] {
-        recorder.add(Figure::profile(name, "us", 1e6, &seconds));
+        recorder.add(Figure::duration(name, "us", 1e6, &seconds));
     }
     Ok(())
 }

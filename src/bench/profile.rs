@@ -1,4 +1,4 @@
-//! What a step is made of: every kernel timed alone on the device, beside whole steps.
+//! Profile of a training step: every kernel timed separately on the device, beside whole steps.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -22,43 +22,44 @@ use crate::train::error::TrainError;
 use crate::train::loader::{BatchSource, Loader};
 use crate::train::run::batch_source;
 
-/// Steps before anything is measured: the first compiles the shaders.
+/// Warm-up steps before any measurement: the first compiles the shaders.
 const WARM_UP: u64 = 2;
-/// Whole steps that are measured, and steps whose kernels are timed one by one; medians count.
+/// Number of whole steps that are measured; `REPEATS` is the number of steps whose kernels are
+/// timed one by one. Medians are reported.
 const STEPS: usize = 5;
 const REPEATS: usize = 3;
 
-/// A step of a configured model on a device, taken apart.
+/// Profile of a training step of a configured model on a device.
 pub struct Profile {
     device: String,
-    rows: Vec<Row>,
-    /// The wall time of a whole step, and the share of it in which the device was busy by its
-    /// own clock.
+    rows: Vec<ProfileRow>,
+    /// Wall time of a whole step in seconds; `busy` is the share of it in which the device was
+    /// busy by its own clock.
     seconds: f64,
     busy: Option<f64>,
 }
 
-/// The kernels of a step that do the same.
-struct Row {
-    /// What was timed; seconds and cost are those of all of them.
+/// Kernels of a step with the same op, shape and variant.
+struct ProfileRow {
+    /// Profile of the kernels; seconds and cost are the sums over all of them.
     timing: KernelProfile,
     count: usize,
-    part: Part,
+    part: StepPart,
 }
 
-/// The parts of a step in the sum below the table.
+/// Part of a step in the sums below the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum StepPart {
     Nodes,
     Norms,
     Updates,
 }
 
 impl Profile {
-    /// Runs a few steps with random parameters on the configured data; nothing is written.
+    /// Runs a few steps with random parameters on the configured data; writes no files.
     ///
     /// # Errors
-    /// As those of a run that starts.
+    /// Returns `TrainError` in the same cases as the start of a training run.
     pub fn measure(
         config: &RunConfig,
         selector: &str,
@@ -88,15 +89,15 @@ impl Profile {
         Ok(Self { device: identity, rows, seconds: median(&mut seconds), busy })
     }
 
-    fn sum(&self, part: Part) -> f64 {
+    fn sum(&self, part: StepPart) -> f64 {
         self.rows.iter().filter(|row| row.part == part).map(|row| row.timing.seconds).sum()
     }
 
-    /// The table: a row per kind and shape, the longest first, and the sums.
+    /// Returns the table: a row per op, shape and variant, the longest first, and the sums.
     pub fn table(&self) -> String {
         let total: f64 = self.rows.iter().map(|row| row.timing.seconds).sum();
         let mut text = format!("a step on {}, every kernel timed alone\n\n", self.device);
-        let width = |of: fn(&Row) -> &str| self.rows.iter().map(|row| of(row).len()).max();
+        let width = |of: fn(&ProfileRow) -> &str| self.rows.iter().map(|row| of(row).len()).max();
         let op_width = width(|row| &row.timing.op).unwrap_or(0).max(2);
         let variant_width = width(|row| &row.timing.variant).unwrap_or(0).max(7);
         // Writing to a string cannot fail.
@@ -105,7 +106,7 @@ impl Profile {
             "{:>10} {:>7} {:>6} {:>9} {:>8}  {:<op_width$}  {:<variant_width$}  shape",
             "ms/step", "share", "count", "GFLOP/s", "GB/s", "op", "variant"
         );
-        for Row { timing, count, .. } in &self.rows {
+        for ProfileRow { timing, count, .. } in &self.rows {
             let KernelProfile { op, shape, variant, seconds, cost } = timing;
             let share = 100.0 * seconds / total;
             let rate = |work: f64| if *seconds > 0.0 { 1e-9 * work / seconds } else { 0.0 };
@@ -118,7 +119,11 @@ impl Profile {
             );
         }
         text.push('\n');
-        let parts = [(Part::Nodes, "nodes"), (Part::Norms, "norms"), (Part::Updates, "updates")];
+        let parts = [
+            (StepPart::Nodes, "nodes"),
+            (StepPart::Norms, "norms"),
+            (StepPart::Updates, "updates"),
+        ];
         for (part, name) in parts {
             let seconds = self.sum(part);
             let (ms, share) = (1e3 * seconds, 100.0 * seconds / total);
@@ -143,7 +148,7 @@ impl Profile {
     }
 }
 
-/// The steps to run: as a run's first ones.
+/// Returns the inputs of the steps to run, which are those of a run's first steps.
 fn inputs(
     config: &RunConfig,
     source: BatchSource,
@@ -169,7 +174,7 @@ fn inputs(
     (1..=count).map(input).collect()
 }
 
-/// The busy share that a step reports, and its wall time.
+/// Runs a step and returns the busy share that it reports, and its wall time in seconds.
 fn timed_step(
     driver: &DeviceThread,
     input: &Arc<StepInput>,
@@ -184,17 +189,20 @@ fn timed_step(
     })
 }
 
-/// The kernels of a step, added up by kind and shape, the longest first.
-fn timed_rows(device: &mut dyn Executor, input: &StepInput) -> Result<Vec<Row>, DeviceError> {
+/// Returns the kernels of a step, summed by op, shape and variant, the longest first.
+fn timed_rows(
+    device: &mut dyn Executor,
+    input: &StepInput,
+) -> Result<Vec<ProfileRow>, DeviceError> {
     let mut steps = Vec::with_capacity(REPEATS);
     for _ in 0..REPEATS {
         steps.push(kernels(device, input)?);
     }
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<ProfileRow> = Vec::new();
     for (index, (part, timing)) in steps[0].iter().enumerate() {
         let mut seconds: Vec<f64> = steps.iter().map(|step| step[index].1.seconds).collect();
         let seconds = median(&mut seconds);
-        let same = |row: &&mut Row| {
+        let same = |row: &&mut ProfileRow| {
             let known = &row.timing;
             (&known.op, &known.shape, &known.variant)
                 == (&timing.op, &timing.shape, &timing.variant)
@@ -209,18 +217,18 @@ fn timed_rows(device: &mut dyn Executor, input: &StepInput) -> Result<Vec<Row>, 
             row.count += 1;
         } else {
             let timing = KernelProfile { seconds, ..timing.clone() };
-            rows.push(Row { timing, count: 1, part: *part });
+            rows.push(ProfileRow { timing, count: 1, part: *part });
         }
     }
     rows.sort_by(|a, b| b.timing.seconds.total_cmp(&a.timing.seconds));
     Ok(rows)
 }
 
-/// One step, kernel by kernel in the order of its program.
+/// Profiles one step kernel by kernel, in the order of its program.
 fn kernels(
     device: &mut dyn Executor,
     input: &StepInput,
-) -> Result<Vec<(Part, KernelProfile)>, DeviceError> {
+) -> Result<Vec<(StepPart, KernelProfile)>, DeviceError> {
     let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
     let samples: u32 = input.program.micro_batches.iter().map(|m| m.rows).sum();
     let pass = |micro_batch: usize| {
@@ -237,12 +245,20 @@ fn kernels(
             }
             Instruction::Run { segment, micro_batch } => {
                 let nodes = device.plan().segments[segment.index()].nodes.clone();
-                (Part::Nodes, nodes.map(ProfileTarget::Node).collect::<Vec<_>>(), pass(micro_batch))
+                (
+                    StepPart::Nodes,
+                    nodes.map(ProfileTarget::Node).collect::<Vec<_>>(),
+                    pass(micro_batch),
+                )
             }
             Instruction::ZeroGradients | Instruction::Start(_) | Instruction::Wait(_) => continue,
             Instruction::Verdict => {
                 let buckets = 0..device.plan().buckets.len() as u32;
-                (Part::Norms, buckets.map(|b| ProfileTarget::Norm(BucketId(b))).collect(), pass(0))
+                (
+                    StepPart::Norms,
+                    buckets.map(|b| ProfileTarget::Norm(BucketId(b))).collect(),
+                    pass(0),
+                )
             }
             Instruction::Update { bucket } => {
                 let layout = &device.plan().buckets[bucket.index()];
@@ -252,7 +268,11 @@ fn kernels(
                     decay_end: layout.decay_end,
                     gradient_scale: 1.0 / samples as f32,
                 };
-                (Part::Updates, vec![ProfileTarget::Update(bucket, input.update, range)], pass(0))
+                (
+                    StepPart::Updates,
+                    vec![ProfileTarget::Update(bucket, input.update, range)],
+                    pass(0),
+                )
             }
         };
         for work in works {
@@ -262,7 +282,7 @@ fn kernels(
     Ok(timings)
 }
 
-/// The middle value; at least one is there.
+/// Returns the middle value of a list that is not empty.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -274,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_table_adds_up_and_the_longest_comes_first() {
-        let row = |op: &str, seconds: f64, part: Part| Row {
+        let row = |op: &str, seconds: f64, part: StepPart| ProfileRow {
             timing: KernelProfile {
                 op: op.into(),
                 shape: "(8,8) -> (8,8)".into(),
@@ -285,7 +305,7 @@ mod tests {
             count: 2,
             part,
         };
-        let rows = vec![row("matmul", 3e-3, Part::Nodes), row("norm", 1e-3, Part::Norms)];
+        let rows = vec![row("matmul", 3e-3, StepPart::Nodes), row("norm", 1e-3, StepPart::Norms)];
         let device = "a device".into();
         let table = Profile { device, rows, seconds: 5e-3, busy: Some(0.8) }.table();
         let lines: Vec<&str> = table.lines().collect();

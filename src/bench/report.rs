@@ -1,6 +1,6 @@
-//! What a benchmark found, as values and as JSON.
+//! Benchmark report, as values and as JSON.
 //!
-//! A report has no date and no path in it: two runs of one program on one machine differ in their
+//! A report contains no date and no path: two runs of one program on one machine differ in their
 //! figures only.
 
 use serde::{Deserialize, Serialize};
@@ -8,40 +8,41 @@ use serde::{Deserialize, Serialize};
 use super::sample::{Effort, median};
 use super::system::System;
 
-/// The version of the JSON. It changes when a reader of the old one would misunderstand the new.
+/// Version of the JSON schema. It changes when a reader of the old one would misunderstand the
+/// new.
 pub const SCHEMA: u32 = 1;
 
-/// The figures of some devices.
+/// Benchmark report: the figures of one or more devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`SCHEMA`] of the program that wrote it.
+    /// [`SCHEMA`] of the program that wrote the report.
     pub schema: u32,
-    /// The version of potluck.
+    /// Version of potluck.
     pub potluck: String,
-    /// `tiny`, `quick` or `normal`.
+    /// Effort of the measurements: `tiny`, `quick` or `normal`.
     pub effort: String,
     pub system: System,
     pub devices: Vec<DeviceReport>,
 }
 
-/// The figures of a device.
+/// Report of one device: its figures, skipped figures and error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     pub name: String,
-    /// `vulkan`, `metal`, `dx12`, `gl`, or `cpu`.
+    /// API of the device: `vulkan`, `metal`, `dx12`, `gl`, or `cpu`.
     pub api: String,
     pub driver: String,
-    /// What it is made of, such as `discrete GPU` or `software`.
+    /// Kind of the device, such as `discrete GPU` or `software`.
     pub kind: String,
-    /// In the order of measuring, the same on every device.
+    /// Figures in the order of measurement, which is the same on every device.
     pub figures: Vec<Figure>,
-    /// Figures that were left out.
+    /// Figures that were not measured, with the reasons.
     pub skipped: Vec<Skipped>,
-    /// What ended the measurements early.
+    /// Error that ended the measurements early.
     pub error: Option<String>,
 }
 
-/// Which direction is an improvement.
+/// Direction in which a figure improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -49,10 +50,10 @@ pub enum Direction {
     Lower,
 }
 
-/// A figure: the median of some samples, and how far they lie apart.
+/// Benchmark figure: the median of some samples, and their range.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// `GROUP.WHAT`, the same in every report.
+    /// Name of the form `GROUP.WHAT`, the same in every report.
     pub name: String,
     pub unit: String,
     pub median: f64,
@@ -60,33 +61,34 @@ pub struct Figure {
     pub max: f64,
     pub samples: usize,
     pub better: Direction,
-    /// The share of the device's `peak.flops`, where that was measured too.
+    /// Share of the device's `peak.flops`, if that was measured too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_peak: Option<f64>,
-    /// Which of several ways was the fastest: the name of a kernel's variant.
+    /// Name of the fastest of several alternatives, such as a kernel variant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
-    /// What was worked on: shapes, sizes.
+    /// Problem that was measured: shapes, sizes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on: Option<String>,
-    /// Of a collective: what it moved.
+    /// Communication details, for the figure of a collective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<CollectiveFigure>,
 }
 
-/// What a collective moved, and how fast. Its figure is the bus bandwidth.
+/// Communication details of a collective: size, duration and bandwidths. The value of its figure
+/// is the bus bandwidth.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectiveFigure {
-    /// The collective, or what is measured beside it.
+    /// Name of the collective, or of the operation measured beside it.
     pub by: String,
     pub ranks: usize,
-    /// Of the longest buffer of a rank.
+    /// Bytes of the longest buffer of a rank.
     pub bytes: u64,
-    /// The median of a call on the slowest rank.
+    /// Median duration of a call on the slowest rank, in seconds.
     pub seconds: f64,
-    /// The algorithm bandwidth: bytes per second, in the figure's unit.
+    /// Algorithm bandwidth: bytes per second, in the figure's unit.
     pub algorithm: f64,
-    /// The bus bandwidth as a share of a copy of the same bytes in the same rounds.
+    /// Bus bandwidth as a share of the bandwidth of a copy of the same bytes in the same rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_copy: Option<f64>,
     /// Seconds of a readback and an upload of the same bytes in the same rounds, as a share of
@@ -95,14 +97,14 @@ pub struct CollectiveFigure {
     pub of_transfers: Option<f64>,
 }
 
-/// A figure that was not measured.
+/// Figure that was not measured, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
     pub name: String,
     pub why: String,
 }
 
-/// Text that is no report.
+/// Error of a text that is not a readable report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     #[error("is not a report of `potluck bench --json`: {0}")]
@@ -112,10 +114,10 @@ pub enum ReportError {
 }
 
 impl Figure {
-    /// The figure of some samples.
+    /// Creates a figure from samples.
     ///
     /// # Panics
-    /// If there is none.
+    /// Panics if there is no sample.
     pub fn new(name: &str, unit: &str, better: Direction, samples: &[f64]) -> Self {
         Self {
             name: name.into(),
@@ -132,31 +134,34 @@ impl Figure {
         }
     }
 
-    /// `work` per second from samples of seconds, in `unit`s of 1e9.
+    /// Creates the figure of a rate: `work` per second from samples of seconds, in `unit`s of
+    /// 1e9.
     pub fn rate(name: &str, unit: &str, work: f64, seconds: &[f64]) -> Self {
         let rates: Vec<f64> = seconds.iter().map(|seconds| work / seconds / 1e9).collect();
         Self::new(name, unit, Direction::Higher, &rates)
     }
 
-    /// Samples of seconds as a time, in `unit`s of which `per_second` make a second.
-    pub fn profile(name: &str, unit: &str, per_second: f64, seconds: &[f64]) -> Self {
+    /// Creates the figure of a duration from samples of seconds, in `unit`s of which `per_second`
+    /// make a second.
+    pub fn duration(name: &str, unit: &str, per_second: f64, seconds: &[f64]) -> Self {
         let times: Vec<f64> = seconds.iter().map(|seconds| seconds * per_second).collect();
         Self::new(name, unit, Direction::Lower, &times)
     }
 
-    /// The same with the way that was the fastest.
+    /// Returns the figure with the name of the fastest alternative.
     pub fn by(mut self, way: impl Into<String>) -> Self {
         self.by = Some(way.into());
         self
     }
 
-    /// The same with what was worked on.
+    /// Returns the figure with the problem that was measured.
     pub fn on(mut self, what: impl Into<String>) -> Self {
         self.on = Some(what.into());
         self
     }
 
-    /// Half of the way from the least to the greatest sample, relative to the median.
+    /// Returns half of the distance from the least to the greatest sample, relative to the
+    /// median.
     pub fn spread(&self) -> f64 {
         (self.max - self.min) / 2.0 / self.median
     }
@@ -168,24 +173,24 @@ impl Figure {
 }
 
 impl DeviceReport {
-    /// A figure by its name.
+    /// Returns the figure of a name.
     pub fn figure(&self, name: &str) -> Option<&Figure> {
         self.figures.iter().find(|figure| figure.name == name)
     }
 
-    /// The figures whose names begin with `group` and a dot.
+    /// Returns the figures whose names begin with `group` and a dot.
     pub fn group<'a>(&'a self, group: &'a str) -> impl Iterator<Item = &'a Figure> {
         self.figures.iter().filter(move |figure| group_of(&figure.name) == group)
     }
 }
 
-/// The part of a figure's name in front of its first dot.
+/// Returns the part of a figure's name before its first dot.
 pub fn group_of(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
 impl Report {
-    /// A report of this program on this machine.
+    /// Creates the report of this program on this machine.
     pub fn new(effort: Effort, devices: Vec<DeviceReport>) -> Self {
         Self {
             schema: SCHEMA,
@@ -196,16 +201,17 @@ impl Report {
         }
     }
 
-    /// As JSON, with a line break at its end.
+    /// Returns the report as JSON, with a line break at its end.
     pub fn to_json(&self) -> String {
         let text = serde_json::to_string_pretty(self);
         text.expect("strings, numbers and lists are JSON") + "\n"
     }
 
-    /// Reads what [`Report::to_json`] wrote.
+    /// Parses the output of [`Report::to_json`].
     ///
     /// # Errors
-    /// Other JSON or none, another schema, or figures that cannot be.
+    /// Returns `ReportError` if the text is other JSON or none, has another schema, or contains
+    /// impossible figures.
     pub fn from_json(text: &str) -> Result<Self, ReportError> {
         let unreadable = |why: serde_json::Error| ReportError::Unreadable(why.to_string());
         let value: serde_json::Value = serde_json::from_str(text).map_err(unreadable)?;
@@ -225,21 +231,21 @@ impl Report {
     }
 }
 
-/// The figures of a device while it is measured.
+/// Recorder of the figures of a device during its measurement.
 pub struct FigureRecorder<'a> {
     figures: Vec<Figure>,
     skipped: Vec<Skipped>,
-    say: &'a mut dyn FnMut(&str),
+    progress: &'a mut dyn FnMut(&str),
 }
 
 impl<'a> FigureRecorder<'a> {
-    pub fn new(say: &'a mut dyn FnMut(&str)) -> Self {
-        Self { figures: Vec::new(), skipped: Vec::new(), say }
+    pub fn new(progress: &'a mut dyn FnMut(&str)) -> Self {
+        Self { figures: Vec::new(), skipped: Vec::new(), progress }
     }
 
-    /// Tells what is measured next.
-    pub fn say(&mut self, what: &str) {
-        (self.say)(what);
+    /// Reports the next measurement to the progress callback.
+    pub fn progress(&mut self, what: &str) {
+        (self.progress)(what);
     }
 
     pub fn add(&mut self, figure: Figure) {
@@ -250,7 +256,8 @@ impl<'a> FigureRecorder<'a> {
         self.skipped.push(Skipped { name: name.into(), why: why.into() });
     }
 
-    /// What was found, with the shares of the peak, which may have been measured last.
+    /// Returns the figures and the skipped ones, and computes the shares of the peak, which may
+    /// have been measured last.
     pub fn finish(mut self) -> (Vec<Figure>, Vec<Skipped>) {
         let peak = self.figures.iter().find(|figure| figure.name == super::units::FLOPS);
         let Some(peak) = peak.map(|peak| peak.median) else { return (self.figures, self.skipped) };
@@ -273,11 +280,11 @@ mod tests {
 
     fn report() -> Report {
         let figure = Figure::rate("peak.flops", GFLOPS, 2e9, &[1.0, 0.5, 4.0]).by("fused");
-        let mut say = |_: &str| {};
-        let mut recorder = FigureRecorder::new(&mut say);
+        let mut progress = |_: &str| {};
+        let mut recorder = FigureRecorder::new(&mut progress);
         recorder.add(Figure::rate("matmul.square_128", GFLOPS, 1e9, &[1.0]).on("a"));
         recorder.add(figure);
-        recorder.add(Figure::profile("dispatch.in_pass", "us", 1e6, &[2e-6]));
+        recorder.add(Figure::duration("dispatch.in_pass", "us", 1e6, &[2e-6]));
         recorder.skip("matmul.square_256", "too slow");
         let (figures, skipped) = recorder.finish();
         let [name, api, driver, kind] = ["d", "vulkan", "", "software"].map(String::from);

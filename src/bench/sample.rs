@@ -1,11 +1,11 @@
-//! How often something is measured and for how long.
+//! Sampling of measurements: number of samples and duration of each.
 
 use std::time::{Duration, Instant};
 
-/// How thorough a benchmark is.
+/// Thoroughness of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// A fraction of a second: checks that everything runs. Its figures mean little.
+    /// A fraction of a second: checks that everything runs. The figures are not meaningful.
     Tiny,
     /// Up to a quarter of a minute on a software device.
     Quick,
@@ -13,19 +13,19 @@ pub enum Effort {
     Normal,
 }
 
-/// The numbers behind an [`Effort`].
+/// Numbers of samples, time limits and sizes of an [`Effort`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingPlan {
-    /// Samples of a figure; fewer if they take more than `figure_seconds_max`.
+    /// Samples per figure; fewer if they take more than `figure_seconds_max`.
     pub samples: usize,
     pub figure_seconds_max: f64,
-    /// Seconds of work that a sample repeats something for.
+    /// Duration of a sample in seconds, which is filled with repetitions.
     pub sample_seconds: f64,
-    /// A matrix product that takes longer is left out, and when all of them together have taken
-    /// so long, the rest is.
+    /// Maximum seconds of a matrix product; longer ones are skipped. After `products_seconds_max`
+    /// seconds for all of them, the remaining ones are skipped.
     pub product_seconds_max: f64,
     pub products_seconds_max: f64,
-    /// The training steps that are measured, at most for so many seconds.
+    /// Training steps that are measured, for at most `steps_seconds_max`.
     pub steps: usize,
     pub steps_seconds_max: f64,
     /// Bytes of each array of the memory figures, on the processor and on hardware GPUs.
@@ -39,7 +39,7 @@ pub struct SamplingPlan {
 }
 
 impl Effort {
-    /// As in reports.
+    /// Returns the name of the effort in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tiny => "tiny",
@@ -48,7 +48,7 @@ impl Effort {
         }
     }
 
-    pub fn plan_of_samples(self) -> SamplingPlan {
+    pub fn sampling_plan(self) -> SamplingPlan {
         let normal = SamplingPlan {
             samples: 9,
             figure_seconds_max: 1.0,
@@ -91,81 +91,82 @@ impl Effort {
     }
 }
 
-/// The fewest samples of a figure, however long they take.
+/// Minimum number of samples of a figure, however long they take.
 const SAMPLES_MIN: usize = 3;
 
 impl SamplingPlan {
-    /// Whether a figure has enough samples, of which the first began at `begun`.
+    /// Returns true if a figure has enough samples, of which the first began at `begun`.
     pub fn is_enough(&self, samples: usize, begun: Instant) -> bool {
         let is_over = begun.elapsed() >= Duration::from_secs_f64(self.figure_seconds_max);
         samples >= self.samples || (samples >= SAMPLES_MIN && is_over)
     }
 }
 
-/// The most repetitions in a sample: they are one submission, which has to be recorded.
+/// Maximum number of repetitions in a sample: they are one submission, which has to be recorded.
 const REPEATS_MAX: usize = 4096;
 
-/// The repetitions that fill a sample. `run` runs so many and gives their seconds; its first call
-/// is slower than others, and counts for nothing.
+/// Returns the number of repetitions that fill a sample. `run` performs the given number of
+/// repetitions and returns their seconds; its first call is a warm-up and is not counted.
 ///
 /// # Errors
-/// Those of `run`.
+/// Returns the error of `run` if it fails.
 pub fn repeats<E>(
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     mut run: impl FnMut(usize) -> Result<f64, E>,
 ) -> Result<usize, E> {
     run(1)?;
     let mut repeats = 1;
     let mut seconds = run(1)?;
-    while seconds < plan_of_samples.sample_seconds && repeats < REPEATS_MAX {
-        let factor = (plan_of_samples.sample_seconds / seconds.max(1e-9)).clamp(1.5, 16.0);
+    while seconds < sampling_plan.sample_seconds && repeats < REPEATS_MAX {
+        let factor = (sampling_plan.sample_seconds / seconds.max(1e-9)).clamp(1.5, 16.0);
         repeats = ((repeats as f64 * factor).ceil() as usize).min(REPEATS_MAX);
         seconds = run(repeats)?;
     }
     Ok(repeats)
 }
 
-/// Samples of the seconds that one repetition takes.
+/// Returns samples of the seconds that one repetition takes.
 ///
 /// # Errors
-/// Those of `run`, which is that of [`repeats`].
+/// Returns the error of `run`, the same callback as that of [`repeats`], if it fails.
 pub fn samples<E>(
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     mut run: impl FnMut(usize) -> Result<f64, E>,
 ) -> Result<Vec<f64>, E> {
-    let repeats = repeats(plan_of_samples, &mut run)?;
-    let (mut samples, begun) = (Vec::with_capacity(plan_of_samples.samples), Instant::now());
-    while !plan_of_samples.is_enough(samples.len(), begun) {
+    let repeats = repeats(sampling_plan, &mut run)?;
+    let (mut samples, begun) = (Vec::with_capacity(sampling_plan.samples), Instant::now());
+    while !sampling_plan.is_enough(samples.len(), begun) {
         samples.push(run(repeats)? / repeats as f64);
     }
     Ok(samples)
 }
 
-/// Which of several ways to do the same is the fastest, and samples of its seconds. `run` runs
-/// the way of an index so many times and gives the seconds.
+/// Returns the index of the fastest of several equivalent alternatives, and samples of its
+/// seconds. `run` repeats the alternative of an index the given number of times and returns the
+/// seconds.
 ///
-/// Every way has a trial; the two best are then measured in turns, so that a device that slows
-/// down or speeds up treats both alike.
+/// Every alternative has a trial; the two best are then measured in turns, so that a device that
+/// slows down or speeds up affects both alike.
 ///
 /// # Errors
-/// Those of `run`.
+/// Returns the error of `run` if it fails.
 ///
 /// # Panics
-/// If there is no way.
+/// Panics if there is no alternative.
 pub fn fastest<E>(
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     ways: usize,
     mut run: impl FnMut(usize, usize) -> Result<f64, E>,
 ) -> Result<(usize, Vec<f64>), E> {
     assert!(ways > 0, "nothing to measure");
     let trial =
-        SamplingPlan { sample_seconds: plan_of_samples.sample_seconds / 4.0, ..*plan_of_samples };
+        SamplingPlan { sample_seconds: sampling_plan.sample_seconds / 4.0, ..*sampling_plan };
     let mut order = Vec::with_capacity(ways);
     let mut best = f64::INFINITY;
     for way in 0..ways {
-        // What is far behind already in its first, slower run is not run again.
+        // An alternative far behind already in its first, slower run is not run again.
         let first = run(way, 1)?;
-        let seconds = if first > plan_of_samples.sample_seconds && first > 4.0 * best {
+        let seconds = if first > sampling_plan.sample_seconds && first > 4.0 * best {
             first
         } else {
             let repeats = repeats(&trial, |repeats| run(way, repeats))?;
@@ -178,11 +179,11 @@ pub fn fastest<E>(
     order.truncate(2);
     let mut measured: Vec<(usize, usize, Vec<f64>)> = Vec::new();
     for (seconds, way) in order {
-        let repeats = (plan_of_samples.sample_seconds / seconds.max(1e-9)).ceil().max(1.0) as usize;
+        let repeats = (sampling_plan.sample_seconds / seconds.max(1e-9)).ceil().max(1.0) as usize;
         measured.push((way, repeats.min(REPEATS_MAX), Vec::new()));
     }
     let begun = Instant::now();
-    while !plan_of_samples.is_enough(measured[0].2.len(), begun) {
+    while !sampling_plan.is_enough(measured[0].2.len(), begun) {
         for (way, repeats, samples) in &mut measured {
             samples.push(run(*way, *repeats)? / *repeats as f64);
         }
@@ -192,10 +193,10 @@ pub fn fastest<E>(
     Ok((way, samples))
 }
 
-/// The middle value, or the mean of the two in the middle.
+/// Returns the middle value, or the mean of the two in the middle.
 ///
 /// # Panics
-/// If there is none.
+/// Panics if there is no sample.
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -217,45 +218,45 @@ mod tests {
 
     #[test]
     fn slow_figures_have_fewer_samples() {
-        let plan_of_samples =
-            SamplingPlan { figure_seconds_max: 0.0, ..Effort::Normal.plan_of_samples() };
-        let seconds = samples(&plan_of_samples, |_| Ok::<_, Infallible>(1.0)).unwrap();
+        let sampling_plan =
+            SamplingPlan { figure_seconds_max: 0.0, ..Effort::Normal.sampling_plan() };
+        let seconds = samples(&sampling_plan, |_| Ok::<_, Infallible>(1.0)).unwrap();
         assert_eq!(seconds, [1.0; SAMPLES_MIN]);
-        let plan_of_samples = SamplingPlan { figure_seconds_max: 1e3, ..plan_of_samples };
+        let sampling_plan = SamplingPlan { figure_seconds_max: 1e3, ..sampling_plan };
         assert_eq!(
-            samples(&plan_of_samples, |_| Ok::<_, Infallible>(1.0)).unwrap().len(),
-            plan_of_samples.samples
+            samples(&sampling_plan, |_| Ok::<_, Infallible>(1.0)).unwrap().len(),
+            sampling_plan.samples
         );
     }
 
     #[test]
     fn samples_are_filled_with_repetitions() {
-        let plan_of_samples = Effort::Normal.plan_of_samples();
+        let sampling_plan = Effort::Normal.sampling_plan();
         let mut counts = Vec::new();
         let run = |repeats: usize| -> Result<f64, Infallible> {
             counts.push(repeats);
             Ok(1e-4 * repeats as f64)
         };
-        let samples = samples(&plan_of_samples, run).unwrap();
-        assert_eq!(samples.len(), plan_of_samples.samples);
+        let samples = samples(&sampling_plan, run).unwrap();
+        assert_eq!(samples.len(), sampling_plan.samples);
         assert!(samples.iter().all(|seconds| (seconds - 1e-4).abs() < 1e-9));
         assert!(counts.last().is_some_and(|last| (400..=600).contains(last)), "{counts:?}");
-        assert_eq!(repeats(&plan_of_samples, |_| Ok::<_, Infallible>(1e-9)).unwrap(), REPEATS_MAX);
-        assert_eq!(repeats(&plan_of_samples, |_| Ok::<_, Infallible>(1.0)).unwrap(), 1);
+        assert_eq!(repeats(&sampling_plan, |_| Ok::<_, Infallible>(1e-9)).unwrap(), REPEATS_MAX);
+        assert_eq!(repeats(&sampling_plan, |_| Ok::<_, Infallible>(1.0)).unwrap(), 1);
     }
 
     #[test]
     fn the_fastest_way_is_found_and_hopeless_ones_run_once() {
-        let plan_of_samples = Effort::Normal.plan_of_samples();
+        let sampling_plan = Effort::Normal.sampling_plan();
         let each = [0.002, 0.001, 0.0011, 3.0];
         let mut runs = [0; 4];
         let run = |way: usize, repeats: usize| -> Result<f64, Infallible> {
             runs[way] += 1;
             Ok(each[way] * repeats as f64)
         };
-        let (way, samples) = fastest(&plan_of_samples, each.len(), run).unwrap();
-        assert_eq!((way, samples.len()), (1, plan_of_samples.samples));
+        let (way, samples) = fastest(&sampling_plan, each.len(), run).unwrap();
+        assert_eq!((way, samples.len()), (1, sampling_plan.samples));
         assert_eq!(runs[3], 1);
-        assert!(runs[2] > plan_of_samples.samples && runs[0] < plan_of_samples.samples, "{runs:?}");
+        assert!(runs[2] > sampling_plan.samples && runs[0] < sampling_plan.samples, "{runs:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Training steps of GPTs, through the trainer that runs them everywhere else.
+//! Benchmark of training steps of GPTs, with the same trainer as a training run.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ use crate::runtime::RuntimeError;
 use crate::runtime::step::Values;
 use crate::train::{TrainError, Trainer, TrainerOptions};
 
-/// Steps between the first one and those that are measured.
+/// Warm-up steps between the first one and those that are measured.
 const WARM_UP: usize = 2;
 
-/// The fewest steps that are measured, however long they take.
+/// Minimum number of measured steps, however long they take.
 const STEPS_MIN: usize = 3;
 
-/// Batches of GPT-2 124M, of which the largest that fits is measured.
+/// Batch sizes of GPT-2 124M, of which the largest that fits is measured.
 const BATCHES: [usize; 6] = [32, 16, 8, 4, 2, 1];
 
-/// nanoGPT's recipe for the CPU: 0.8 million parameters.
+/// Returns the model of nanoGPT's recipe for the CPU: 0.8 million parameters.
 fn small() -> GptConfig {
     GptConfig {
         vocabulary: 65,
@@ -39,7 +39,7 @@ fn small() -> GptConfig {
     }
 }
 
-/// GPT-2 with 124 million parameters.
+/// Returns the model of GPT-2 with 124 million parameters.
 fn gpt2() -> GptConfig {
     GptConfig {
         vocabulary: 50_257,
@@ -54,15 +54,15 @@ fn gpt2() -> GptConfig {
     }
 }
 
-/// The steps of the small GPT and, with `full` on hardware, of GPT-2.
+/// Measures the steps of the small GPT and, with `full` on hardware, of GPT-2.
 pub fn measure(
     target: &Target,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     full: bool,
     recorder: &mut FigureRecorder,
 ) -> Result<(), TrainError> {
-    recorder.say("the step of a small GPT");
-    measure_model("gpt_small", &small(), plan_of_samples.batch, target, plan_of_samples, recorder)?;
+    recorder.progress("the step of a small GPT");
+    measure_model("gpt_small", &small(), sampling_plan.batch, target, sampling_plan, recorder)?;
     if !full {
         return Ok(());
     }
@@ -71,8 +71,8 @@ pub fn measure(
         return Ok(());
     }
     for batch in BATCHES {
-        recorder.say(&format!("the step of GPT-2 124M, batch {batch}"));
-        match measure_model("gpt2", &gpt2(), batch, target, plan_of_samples, recorder) {
+        recorder.progress(&format!("the step of GPT-2 124M, batch {batch}"));
+        match measure_model("gpt2", &gpt2(), batch, target, sampling_plan, recorder) {
             Err(error) if does_not_fit(&error) => (),
             other => return other,
         }
@@ -99,32 +99,32 @@ fn measure_model(
     config: &GptConfig,
     batch: usize,
     target: &Target,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
     recorder: &mut FigureRecorder,
 ) -> Result<(), TrainError> {
     let tokens = batch * config.context;
     let flops = flops(config, batch)?;
-    let (first, seconds) = steps(config, batch, target, plan_of_samples)?;
+    let (first, seconds) = steps(config, batch, target, sampling_plan)?;
     let rates: Vec<f64> = seconds.iter().map(|seconds| tokens as f64 / seconds).collect();
     let on = format!("batch {batch}, context {}, AdamW", config.context);
     let what = |what: &str| format!("step.{name}_{what}");
     let figures = [
-        Figure::profile(&what("time"), "ms", 1e3, &seconds),
+        Figure::duration(&what("time"), "ms", 1e3, &seconds),
         Figure::new(&what("tokens"), "tokens/s", Direction::Higher, &rates),
         Figure::rate(&what("flops"), GFLOPS, flops, &seconds),
-        Figure::profile(&what("first_step"), "ms", 1e3, &[first]),
+        Figure::duration(&what("first_step"), "ms", 1e3, &[first]),
     ];
     figures.into_iter().for_each(|figure| recorder.add(figure.on(&on)));
     Ok(())
 }
 
-/// The seconds to the end of the first step, from before the device is opened, and those of each
-/// step that is measured.
+/// Returns the seconds from before the device is opened to the end of the first step, and those
+/// of each measured step.
 fn steps(
     config: &GptConfig,
     batch: usize,
     target: &Target,
-    plan_of_samples: &SamplingPlan,
+    sampling_plan: &SamplingPlan,
 ) -> Result<(f64, Vec<f64>), TrainError> {
     let ids = |factor: u32| {
         let token = |i: u32| i.wrapping_mul(factor) % config.vocabulary as u32;
@@ -150,18 +150,19 @@ fn steps(
     for _ in 0..WARM_UP {
         step()?;
     }
-    let mut seconds = Vec::with_capacity(plan_of_samples.steps);
+    let mut seconds = Vec::with_capacity(sampling_plan.steps);
     let (begun, longest) =
-        (Instant::now(), Duration::from_secs_f64(plan_of_samples.steps_seconds_max));
+        (Instant::now(), Duration::from_secs_f64(sampling_plan.steps_seconds_max));
     while seconds.len() < STEPS_MIN
-        || (seconds.len() < plan_of_samples.steps && begun.elapsed() < longest)
+        || (seconds.len() < sampling_plan.steps && begun.elapsed() < longest)
     {
         seconds.push(step()?);
     }
     Ok((first, seconds))
 }
 
-/// Floating-point operations of a step: matrix products and attention, forward and backward.
+/// Returns the floating-point operations of a step: matrix products and attention, forward and
+/// backward.
 fn flops(config: &GptConfig, batch: usize) -> Result<f64, TrainError> {
     Ok(flops_of(&differentiate(gpt(config)?)?, batch))
 }

@@ -1,24 +1,24 @@
-//! The machine and the program that a report is of.
+//! Properties of the machine and the program that a report describes.
 
 use serde::{Deserialize, Serialize};
 
 use crate::device::HostInfo;
 
-/// What figures depend on besides the device.
+/// Properties that affect figures besides the device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct System {
     pub os: String,
     pub architecture: String,
     /// The processor's name, or `unknown`.
     pub cpu: String,
-    /// Cores, or threads where a core has several, that this process may use.
+    /// Cores, or hardware threads where a core has several, that this process may use.
     pub cores: usize,
-    /// The version of the library behind every GPU.
+    /// Version of wgpu, the library through which every GPU is used.
     pub wgpu: String,
 }
 
 impl System {
-    /// This machine and this program.
+    /// Returns the properties of this machine and this program.
     pub fn here() -> Self {
         Self {
             os: std::env::consts::OS.into(),
@@ -30,7 +30,7 @@ impl System {
     }
 }
 
-/// The versions of what this program is built with: a crate does not tell its own.
+/// Lock file with the versions of all dependencies: a crate does not expose its own version.
 const LOCK: &str = include_str!("../../Cargo.lock");
 
 fn version_of<'a>(lock: &'a str, name: &str) -> Option<&'a str> {

@@ -1,4 +1,4 @@
-//! Reports as text: a block per device, and a summary where there are several.
+//! Text tables of reports: a block per device, and a summary of several devices.
 
 use std::fmt;
 
@@ -6,16 +6,16 @@ use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
 use super::units::{number, size};
 
-/// Rows of cells under a head, in columns as wide as their widest cell.
+/// Table of rows under a head, with columns as wide as their widest cell.
 #[derive(Default)]
 pub struct Table {
-    /// Per column: whether it holds text, which begins at the left.
+    /// True for each column that holds text, which is aligned to the left.
     text: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these columns; those of a head that begins with `<` hold text.
+    /// Creates a table with these columns; a head that begins with `<` marks a column of text.
     pub fn new(head: &[&str]) -> Self {
         let text = head.iter().map(|cell| cell.starts_with('<')).collect();
         let head = head.iter().map(|cell| cell.trim_start_matches('<').to_string()).collect();
@@ -32,7 +32,7 @@ impl Table {
 }
 
 impl fmt::Display for Table {
-    /// Two spaces between columns, none at the end of a line.
+    /// Writes the table with two spaces between columns, none at the end of a line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
@@ -64,7 +64,7 @@ fn share(figure: &Figure) -> String {
     figure.of_peak.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share))
 }
 
-/// A name without its group.
+/// Returns the name of a figure without its group.
 fn what(figure: &Figure) -> String {
     figure.name.split_once('.').map_or(figure.name.as_str(), |(_, what)| what).replace('_', " ")
 }
@@ -113,17 +113,17 @@ impl fmt::Display for DeviceReport {
     }
 }
 
-/// Figures that spread more than this are of a machine that does other things too.
+/// Maximum median spread of the figures on a machine without other load.
 const STEADY: f64 = 0.2;
 
-/// The median spread, if it is more than that of a device that has nothing else to do.
+/// Returns the median spread, if it exceeds that of a machine without other load.
 fn unsteady(device: &DeviceReport) -> Option<f64> {
     let figures = device.figures.iter().filter(|figure| figure.samples > 1);
     let spreads: Vec<f64> = figures.map(Figure::spread).collect();
     if spreads.is_empty() { None } else { Some(median(&spreads)).filter(|s| *s > STEADY) }
 }
 
-/// Everything that is neither a matrix product nor a step nor a collective.
+/// Returns the table of figures of neither matrix products nor steps nor collectives.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
     let groups = ["matmul", "step"];
@@ -172,7 +172,8 @@ fn steps(device: &DeviceReport) -> Table {
     table
 }
 
-/// What ranks exchange, with a gap where the collective or the number of ranks changes.
+/// Returns the table of collectives, with an empty row where the collective or the number of
+/// ranks changes.
 fn moved(device: &DeviceReport) -> Table {
     let mut all = device.figures.iter().filter_map(|figure| figure.moved.as_ref());
     let is_of_devices = all.any(|moved| moved.of_transfers.is_some());
@@ -210,7 +211,7 @@ fn moved(device: &DeviceReport) -> Table {
     table
 }
 
-/// Seconds in a unit in which they are more than 1.
+/// Formats seconds in a unit in which they are more than 1 (microseconds at least).
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{} us", number(s * 1e6)),
@@ -227,7 +228,7 @@ fn skipped(device: &DeviceReport) -> Table {
     table
 }
 
-/// The figures of the summary with their heads.
+/// Figures of the summary with their column heads.
 const SUMMARY: [(&str, &str); 7] = [
     ("peak.flops", "peak GFLOP/s"),
     ("memory.copy", "copy GB/s"),
@@ -238,7 +239,7 @@ const SUMMARY: [(&str, &str); 7] = [
     ("step.gpt_small_tokens", "tokens/s"),
 ];
 
-/// A line per device.
+/// Returns the summary table with a line per device.
 fn summary(devices: &[DeviceReport]) -> Table {
     let mut head = vec!["<device"];
     head.extend(SUMMARY.map(|(_, head)| head));
@@ -269,13 +270,13 @@ mod tests {
     }
 
     fn device(name: &str) -> DeviceReport {
-        let mut say = |_: &str| {};
-        let mut recorder = FigureRecorder::new(&mut say);
+        let mut note = |_: &str| {};
+        let mut recorder = FigureRecorder::new(&mut note);
         recorder.add(Figure::rate("peak.flops", GFLOPS, 1e12, &[1.0, 0.5, 2.0]).by("fused"));
         let square = Figure::rate("matmul.square_128", GFLOPS, 1e9, &[0.01, 0.01]);
         recorder.add(square.by("matmul_naive").on("(128, 128) (128, 128)"));
         let ms = [0.001, 0.002];
-        recorder.add(Figure::profile("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
+        recorder.add(Figure::duration("step.gpt_small_time", "ms", 1e3, &ms).on("batch 12"));
         recorder.add(Figure::new(
             "step.gpt_small_tokens",
             "tokens/s",

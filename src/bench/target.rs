@@ -1,16 +1,16 @@
-//! The devices that a benchmark visits.
+//! Devices that a benchmark measures.
 
 use crate::device::{Adapter, AdapterKind, DeviceError, Selection, list_adapters, select};
 
 /// A device to measure.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// What chooses it again, where a run opens its device by itself.
+    /// Selector of this device, for a run that opens its device by itself.
     pub selector: String,
     pub place: TargetDevice,
 }
 
-/// What a device is.
+/// Kind of device that a benchmark measures.
 #[derive(Clone, Debug)]
 pub enum TargetDevice {
     /// The built-in CPU device.
@@ -26,7 +26,7 @@ impl Target {
         }
     }
 
-    /// `vulkan`, `metal`, `dx12`, `gl`, or `cpu`.
+    /// Returns the API: `vulkan`, `metal`, `dx12`, `gl`, or `cpu`.
     pub fn api(&self) -> String {
         match &self.place {
             TargetDevice::Cpu => "cpu".into(),
@@ -48,22 +48,26 @@ impl Target {
         }
     }
 
-    /// Whether it has processors and memory of its own, or at least the first.
+    /// Returns true if the target is a hardware GPU: it has processors of its own, and maybe
+    /// memory.
     pub fn is_hardware(&self) -> bool {
-        matches!(&self.place, TargetDevice::Adapter(adapter) if adapter.kind != AdapterKind::Software)
+        match &self.place {
+            TargetDevice::Adapter(adapter) => adapter.kind != AdapterKind::Software,
+            TargetDevice::Cpu => false,
+        }
     }
 }
 
-/// The devices that a list of selectors chooses, in its order.
+/// Returns the devices that a list of selectors chooses, in its order.
 ///
 /// # Errors
-/// A selector that chooses nothing.
+/// Returns `DeviceError` if a selector chooses no usable device.
 pub fn targets(devices: &str) -> Result<Vec<Target>, DeviceError> {
     let adapters = list_adapters();
     if devices.trim().eq_ignore_ascii_case("all") {
         return Ok(all(&adapters));
     }
-    // A name may have commas in it, so the whole is tried before its parts.
+    // A name may have commas in it, so the whole list is tried before its parts.
     let whole = target(devices, &adapters);
     if whole.is_ok() || !devices.contains(',') {
         return whole.map(|target| vec![target]);
@@ -90,7 +94,7 @@ fn target(selector: &str, adapters: &[Adapter]) -> Result<Target, DeviceError> {
     Ok(Target { selector: selector.trim().to_lowercase(), place })
 }
 
-/// The CPU device and every adapter that can be used, each physical one once.
+/// Returns the CPU device and every usable adapter, each physical device once.
 fn all(adapters: &[Adapter]) -> Vec<Target> {
     let shown = adapters
         .iter()

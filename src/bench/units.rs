@@ -1,9 +1,9 @@
-//! Names, numbers and sizes as reports have them.
+//! Formatting of numbers and sizes in reports, and the name of the peak figure.
 
-/// The name of the figure that shares are of.
+/// Name of the figure to which the shares of the peak refer.
 pub const FLOPS: &str = "peak.flops";
 
-/// Three digits that count, and commas between thousands.
+/// Formats a number with three significant digits, and commas between thousands.
 pub fn number(value: f64) -> String {
     let digits = if value >= 99.95 {
         0
@@ -26,7 +26,7 @@ pub fn number(value: f64) -> String {
     text
 }
 
-/// `64 MiB`: bytes in the largest unit that gives a whole number.
+/// Formats bytes in the largest unit that gives a whole number: `64 MiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["bytes", "KiB", "MiB", "GiB"];
     let fits = |unit: &u32| bytes > 0 && bytes.is_multiple_of(1 << (10 * unit));

@@ -1,4 +1,4 @@
-//! What can go wrong with checkpoints. Each message is one sentence with the next action.
+//! Errors of checkpoints: each message is one sentence with the next action.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub enum CheckpointError {
         path.display()
     )]
     None { path: PathBuf },
-    #[error("{}: no checkpoint is good, start anew: {}", path.display(), reasons.join("; "))]
+    #[error("{}: no checkpoint is good; start a new run: {}", path.display(), reasons.join("; "))]
     NoneGood { path: PathBuf, reasons: Vec<String> },
     #[error(
         "{}: the run is in use by {by}; wait until it ends or set another --out",

@@ -1,4 +1,4 @@
-//! One writer per run directory.
+//! Lock of a run directory: one writer at a time.
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
@@ -8,21 +8,26 @@ use std::time::Duration;
 
 use super::CheckpointError;
 
-/// How often a lock that another process holds is tried again: one that ends, or that is just
-/// being started by the holder and has its files for a moment, lets go of it soon.
+/// Attempts to take a lock that another process holds, `PAUSE` apart: a process that ends, or a
+/// child that the holder is just starting and that has the holder's files for a moment, releases
+/// it soon.
 const TRIES: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Holds `DIR/lock` until it is dropped. The operating system releases it when the process ends
-/// in whatever way, so that there are no stale locks; the file itself stays. It has the id of
-/// the process for the error message of another one.
+/// Holds `DIR/lock` until it is dropped. The operating system releases the lock however the
+/// process ends, so there are no stale locks; the file itself stays. It contains the process id,
+/// which another process names in its error message.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock of a run directory. Errors: another process keeps it for half a second.
+    /// Takes the lock of a run directory.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::InUse` if another process keeps the lock for half a second, and
+    /// `CheckpointError::Write` if the lock file cannot be written.
     pub fn take(run: &Path) -> Result<Self, CheckpointError> {
         let path = run.join("lock");
         let error = |why| CheckpointError::Write { path: path.clone(), why };
@@ -42,7 +47,7 @@ impl Lock {
         }
         if tries == TRIES {
             let mut pid = String::new();
-            // Where a locked file cannot be read, the message does without the id.
+            // If a locked file cannot be read, the message omits the id.
             let read = file.take(20).read_to_string(&mut pid);
             let by = match (read, pid.trim()) {
                 (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
@@ -50,7 +55,8 @@ impl Lock {
             };
             return Err(CheckpointError::InUse { path: run.into(), by });
         }
-        // Any other failure means a file system without locks, which is no reason not to train.
+        // Any other failure of `try_lock` means a file system without locks; training continues
+        // unlocked.
         file.set_len(0).map_err(error)?;
         writeln!(file, "{}", std::process::id()).map_err(error)?;
         Ok(Self { _file: file })

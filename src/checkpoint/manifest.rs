@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint consists of, written last.
+//! `manifest.json`: metadata and list of files of a checkpoint, written last.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,7 +11,8 @@ pub const NAME: &str = "manifest.json";
 
 const FORMAT: u64 = 1;
 
-/// More than any manifest has, so that a wrong file is not read into memory.
+/// Largest accepted size of a manifest: more than any has, so that a wrong file is not read into
+/// memory.
 const BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -19,13 +20,13 @@ const BYTES_MAX: u64 = 64 << 20;
 pub struct Manifest {
     format: u64,
     pub meta: Meta,
-    /// One for each of [`FILES`], in that order.
+    /// One entry for each of [`FILES`], in that order.
     files: Vec<FileEntry>,
-    /// BLAKE3 of this manifest with an empty string in this place.
+    /// BLAKE3 hash of this manifest with an empty string in this field.
     pub blake3: String,
 }
 
-/// A file of the checkpoint.
+/// File of a checkpoint, with its length and BLAKE3 hash.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
@@ -34,7 +35,7 @@ pub struct FileEntry {
     pub blake3: String,
 }
 
-/// The one field that every format has.
+/// Format version: the one field that manifests of every version have.
 #[derive(serde::Deserialize)]
 struct Format {
     format: u64,
@@ -47,7 +48,7 @@ impl Manifest {
         manifest
     }
 
-    /// Writes the manifest into a checkpoint directory, on the disk when it returns.
+    /// Writes the manifest into a checkpoint directory, synced to the disk on return.
     pub fn write(&self, directory: &Path) -> Result<(), CheckpointError> {
         let path = directory.join(NAME);
         files::replace(&path, &self.json())
@@ -88,7 +89,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The entry of one of [`FILES`].
+    /// Returns the entry of one of [`FILES`].
     pub fn file(&self, name: &str) -> &FileEntry {
         let found = self.files.iter().find(|file| file.name == name);
         found.expect("a manifest is made and read with all files")
@@ -100,28 +101,29 @@ impl Manifest {
     }
 
     fn json(&self) -> Vec<u8> {
-        // Maps with keys that are not strings, and types that refuse, would fail; there are none.
+        // Serialization fails only for maps with keys that are not strings and for types that
+        // refuse it; there are none.
         let mut json = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
         json.push(b'\n');
         json
     }
 }
 
-/// The step that the name of a checkpoint directory says.
+/// Parses the step from the name of a checkpoint directory.
 pub(super) fn step_of(path: &Path) -> Option<u64> {
     let found = path.file_name()?.to_str()?;
     let step = found.strip_prefix("step-")?.parse().ok()?;
-    // One step has one name.
+    // Only the canonical name of a step is accepted.
     (directory_name(step) == found).then_some(step)
 }
 
-/// The name of the directory of a step's checkpoint.
+/// Returns the name of the directory of a step's checkpoint.
 pub(super) fn directory_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Floats as decimal text, which reads back as the same bits; JSON readers may round numbers,
-/// and JSON has none that are not finite.
+/// Serialization of floats as decimal text, which reads back as the same bits; JSON readers may
+/// round numbers, and JSON has none that are not finite.
 pub mod exact {
     use serde::{Deserialize, Deserializer, Serializer};
 

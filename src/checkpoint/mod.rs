@@ -1,10 +1,10 @@
-//! Checkpoints: everything that a run needs to go on as if it had never stopped.
+//! Checkpoints: the complete state from which a run resumes as if it had never stopped.
 //!
-//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files
-//! and `manifest.json`, which is written last and has the length and the BLAKE3 hash of each
-//! file and of itself. It is written under another name, forced to the disk and then renamed,
-//! so that a crash at any moment leaves the ones before it as they were. Tensors are stored by
-//! name and never by rank, so that a run with other devices can load them.
+//! A checkpoint is a directory, `DIR/checkpoints/step-00001234/`, with two safetensors files and
+//! `manifest.json`, which is written last and has the length and the BLAKE3 hash of each file and
+//! of itself. The directory is written under a temporary name, synced to the disk and then
+//! renamed, so that a crash at any moment leaves the earlier checkpoints intact. Tensors are
+//! stored by name and never by rank, so that a run with other devices can load them.
 
 pub mod error;
 mod lock;
@@ -28,17 +28,17 @@ const PARAMETERS: &str = "parameters.safetensors";
 const MOMENTS: &str = "moments.safetensors";
 const FILES: [&str; 2] = [PARAMETERS, MOMENTS];
 
-/// A training run between two steps.
+/// State of a training run between two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checkpoint {
     pub meta: Meta,
-    /// By the names that the model gives them.
+    /// Parameters, by the names that the model gives them.
     pub parameters: Vec<NamedTensor>,
-    /// The optimizer's state of parameter `NAME`, as `NAME.0`, `NAME.1`.
+    /// Optimizer state of parameter `NAME`, as `NAME.0`, `NAME.1`.
     pub moments: Vec<NamedTensor>,
 }
 
-/// What is known of a run besides its tensors.
+/// Metadata of a run: its state and description besides the tensors.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Meta {
@@ -53,7 +53,7 @@ pub struct Meta {
     pub model: String,
     /// The resolved configuration of the run, as TOML.
     pub run: String,
-    /// Of a model of text.
+    /// Tokenizer, of a model of text.
     pub tokenizer: Option<Tokenizer>,
     /// The best evaluation so far.
     pub best: Option<Best>,
@@ -75,13 +75,15 @@ pub struct Best {
 pub struct NamedTensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// As many as the product of `shape`, which is 1 for a scalar.
+    /// Values, as many as the product of `shape`, which is 1 for a scalar.
     pub values: Vec<f32>,
 }
 
 impl Checkpoint {
-    /// Reads a checkpoint directory and verifies every length and hash. Errors name the file
-    /// that is wrong.
+    /// Reads a checkpoint directory and verifies every length and hash.
+    ///
+    /// # Errors
+    /// Returns a `CheckpointError` that names the file that is wrong.
     pub fn load(directory: &Path) -> Result<Self, CheckpointError> {
         let manifest = Manifest::read(directory)?;
         let read = |name| tensors::read(&directory.join(name), manifest.file(name));
@@ -90,8 +92,8 @@ impl Checkpoint {
         Ok(Self { meta: manifest.meta, parameters, moments })
     }
 
-    /// Reads a checkpoint directory, or the newest good checkpoint of a run directory; then
-    /// with a warning for each newer one that is damaged.
+    /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that
+    /// case with a warning for each newer one that is damaged.
     pub fn load_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
         if path.join(manifest::NAME).exists() {
             return Ok((Self::load(path)?, Vec::new()));
@@ -101,12 +103,16 @@ impl Checkpoint {
 }
 
 impl NamedTensor {
-    /// Whether no value is NaN or infinite.
+    /// Returns true if no value is NaN or infinite.
     pub fn is_finite(&self) -> bool {
         self.values.iter().all(|value| value.is_finite())
     }
 
-    /// The tensor of this name, if it has this shape.
+    /// Returns the tensor of this name.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::NoTensor` if there is none, and `CheckpointError::Shape` if it
+    /// has another shape.
     pub fn find<'a>(
         tensors: &'a [Self],
         name: &str,

@@ -1,4 +1,4 @@
-//! The checkpoints of a run: written, verified, found again, and removed when they are old.
+//! Store of a run's checkpoints: writes, verifies, loads and prunes them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,24 +21,27 @@ const OLD: &str = ".old";
 const GONE: &str = ".gone";
 const ASIDE: &str = ".aside";
 
-/// Prune keeps at least this many: the newest one may turn out to be bad.
+/// Smallest number of checkpoints that pruning keeps: the newest one may turn out to be bad.
 const KEEP_MIN: usize = 2;
 
 /// The checkpoints in `DIR/checkpoints`.
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
-    /// None if opened to read.
+    /// `None` if the store was opened to read only.
     lock: Option<Lock>,
     faults: Faults,
-    /// The steps that this store has written or verified: not read again to prune.
+    /// Steps that this store has written or verified, which pruning does not read again.
     verified: BTreeSet<u64>,
 }
 
 impl Store {
-    /// Opens the checkpoints of a run directory to write them, and makes the directory if it is
-    /// not there. What a crash left unfinished is cleaned up. Errors: another process writes
-    /// there.
+    /// Opens the checkpoints of a run directory for writing. Creates the directory if it is
+    /// missing, and cleans up what a crash left unfinished.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::InUse` if another process writes there, and
+    /// `CheckpointError::Write` if the directory cannot be written.
     pub fn open(run: &Path) -> Result<Self, CheckpointError> {
         let mut store = Self::open_to_read(run);
         let error = |why| CheckpointError::Write { path: store.directory.clone(), why };
@@ -48,7 +51,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens the checkpoints of a run directory to read them, also while another process writes.
+    /// Opens the checkpoints of a run directory for reading, also while another process writes.
     pub fn open_to_read(run: &Path) -> Self {
         Self {
             directory: run.join("checkpoints"),
@@ -58,17 +61,17 @@ impl Store {
         }
     }
 
-    /// With faults for tests, at the points `checkpoint-...` of the step that is saved.
+    /// Adds injected faults for tests, at the points `checkpoint-...` of the step that is saved.
     pub fn with_faults(self, faults: Faults) -> Self {
         Self { faults, ..self }
     }
 
-    /// The directory of the checkpoint of a step, whether it is there or not.
+    /// Returns the directory of a step's checkpoint, whether it exists or not.
     pub fn path(&self, step: u64) -> PathBuf {
         self.directory.join(directory_name(step))
     }
 
-    /// The steps of the checkpoints that are there, good or bad, oldest first.
+    /// Returns the steps of the existing checkpoints, good or bad, oldest first.
     pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
         let error = |why| CheckpointError::Read { path: self.directory.clone(), why };
         let entries = match fs::read_dir(&self.directory) {
@@ -84,9 +87,9 @@ impl Store {
         Ok(steps)
     }
 
-    /// Writes a checkpoint and returns its directory; it is then on the disk under its name. If
-    /// there is one of the same step with the same content, that one stays. After an error the
-    /// others are as they were, and nothing unfinished is left.
+    /// Writes a checkpoint and returns its directory, which is then synced to the disk under its
+    /// final name. An existing checkpoint of the same step with the same content is kept. After
+    /// an error the other checkpoints are unchanged, and nothing unfinished is left.
     pub fn save(&mut self, checkpoint: &Checkpoint) -> Result<PathBuf, CheckpointError> {
         self.check_writable()?;
         tensors::check(&checkpoint.parameters)?;
@@ -98,7 +101,7 @@ impl Store {
             .write_files(checkpoint, &temporary)
             .and_then(|manifest| self.put_in_place(&manifest, &temporary, &path));
         if let Err(error) = saved {
-            // The first error is the one to report; the next save or start removes the rest.
+            // The first error is reported; the next save or start removes what remains.
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
@@ -136,7 +139,7 @@ impl Store {
         Ok(manifest)
     }
 
-    /// Gives a complete checkpoint its name.
+    /// Renames a complete checkpoint to its final name; replaces another checkpoint of that name.
     fn put_in_place(
         &self,
         manifest: &Manifest,
@@ -154,17 +157,22 @@ impl Store {
         let old = files::beside(path, OLD);
         remove_if_there(&old).and_then(|()| fs::rename(path, &old)).map_err(error)?;
         if let Err(why) = fs::rename(temporary, path) {
-            // If this fails too, the next start does it.
+            // If this fails too, the next start renames it back.
             let _ = fs::rename(&old, path);
             return Err(error(why));
         }
         files::sync_directory(&self.directory).map_err(error)?;
-        // The new one is safe; if the old one cannot be removed, the next start tries again.
+        // The new checkpoint is safe; if the old one cannot be removed, the next start tries
+        // again.
         let _ = fs::remove_dir_all(&old);
         Ok(())
     }
 
-    /// Loads the newest checkpoint that is good, with a warning for each newer one that is not.
+    /// Loads the newest good checkpoint, with a warning for each newer one that is damaged.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::None` if there is no checkpoint, and `CheckpointError::NoneGood`
+    /// if all are damaged.
     pub fn load_latest(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let mut warnings = Vec::new();
         for step in self.steps()?.into_iter().rev() {
@@ -187,8 +195,8 @@ impl Store {
         Checkpoint::load(&self.path(step))
     }
 
-    /// Removes old checkpoints, and returns their steps: all but the newest `keep` (at least 2)
-    /// that verify, those newer than them that do not, and the best one.
+    /// Removes old checkpoints and returns their steps. Kept are the newest `keep` (at least 2)
+    /// that verify, damaged ones newer than these, and the best one.
     pub fn prune(&mut self, keep: usize) -> Result<Vec<u64>, CheckpointError> {
         self.check_writable()?;
         let steps = self.steps()?;
@@ -216,9 +224,9 @@ impl Store {
         Ok(removed)
     }
 
-    /// Sets the checkpoints of later steps aside, under another name, and returns their new
-    /// paths. For a run that is resumed from an older checkpoint: the later ones are those of
-    /// another course of the run, and would be taken for the newest ones of this.
+    /// Renames the checkpoints of later steps with the ending `.aside` and returns their new
+    /// paths. For a run that is resumed from an older checkpoint: the later ones belong to
+    /// another course of the run, and would be mistaken for the newest ones of this run.
     pub fn set_aside_after(&mut self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         self.check_writable()?;
         let later = self.steps()?.into_iter().filter(|found| *found > step);
@@ -233,7 +241,7 @@ impl Store {
         Ok(paths)
     }
 
-    /// Makes the checkpoint of this step the best one, which is never pruned.
+    /// Marks the checkpoint of this step as the best one, which is never pruned.
     pub fn mark_best(&mut self, step: u64) -> Result<(), CheckpointError> {
         self.check_writable()?;
         if !self.path(step).is_dir() {
@@ -244,7 +252,7 @@ impl Store {
             .map_err(|why| CheckpointError::Write { path, why })
     }
 
-    /// The step that was marked as the best one.
+    /// Returns the step that was marked as the best one.
     pub fn best(&self) -> Result<Option<u64>, CheckpointError> {
         let path = self.directory.join(BEST);
         match fs::read_to_string(&path) {
@@ -257,7 +265,8 @@ impl Store {
         }
     }
 
-    /// Renames the checkpoint of a step to one with an ending, in place of what has that name.
+    /// Renames the checkpoint of a step to its name with an ending; replaces a directory of that
+    /// name.
     fn move_to(&mut self, step: u64, ending: &str) -> Result<PathBuf, CheckpointError> {
         let path = self.path(step);
         let target = files::beside(&path, ending);
@@ -269,7 +278,7 @@ impl Store {
         Ok(target)
     }
 
-    /// Finishes what a crash interrupted.
+    /// Finishes or undoes the writes, replacements and removals that a crash interrupted.
     fn clean_up(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.directory)? {
             let path = entry?.path();
@@ -299,7 +308,7 @@ impl Store {
     }
 }
 
-/// The path without an ending, if it has that.
+/// Returns the path without an ending, or `None` if it does not have the ending.
 fn without(path: &Path, ending: &str) -> Option<PathBuf> {
     let stem = path.file_name()?.to_str()?.strip_suffix(ending)?;
     Some(path.with_file_name(stem))
@@ -309,7 +318,7 @@ fn tensors_of<'a>(checkpoint: &'a Checkpoint, file: &str) -> &'a [NamedTensor] {
     if file == PARAMETERS { &checkpoint.parameters } else { &checkpoint.moments }
 }
 
-/// Whether a checkpoint directory is what its manifest says.
+/// Verifies the manifest of a checkpoint directory and its files against the manifest.
 fn verify(directory: &Path) -> Result<Manifest, CheckpointError> {
     let manifest = Manifest::read(directory)?;
     for name in FILES {

@@ -15,13 +15,17 @@ use super::{CheckpointError, NamedTensor};
 
 const ELEMENT_BYTES: usize = size_of::<f32>();
 
-/// The length of the header's length.
+/// Size in bytes of the prefix that holds the header's length.
 const PREFIX_BYTES: usize = size_of::<u64>();
 
-// Values are written and read as they lie in memory.
+// Values are written and read as laid out in memory.
 const _: () = assert!(cfg!(target_endian = "little"), "safetensors are little-endian");
 
-/// Whether the tensors can be written and read back.
+/// Checks that the tensors can be written and read back.
+///
+/// # Errors
+/// Returns `CheckpointError::Unsavable` for the first tensor with a reserved or repeated name, or
+/// with a number of values that does not match its shape.
 pub fn check(tensors: &[NamedTensor]) -> Result<(), CheckpointError> {
     let mut names = HashSet::new();
     for NamedTensor { name, shape, values } in tensors {
@@ -33,14 +37,14 @@ pub fn check(tensors: &[NamedTensor]) -> Result<(), CheckpointError> {
             return unsavable("another one has the same name");
         }
         if shape.iter().product::<usize>() != values.len() {
-            return unsavable("its values are not as many as its shape says");
+            return unsavable("the number of its values does not match its shape");
         }
     }
     Ok(())
 }
 
-/// Writes tensors that were checked to a new file, on the disk when it returns. `middle` is
-/// called when a part of them is written.
+/// Writes tensors that passed `check` to a new file, which is synced to the disk on return.
+/// Calls `middle` after the first half of the tensors.
 pub fn write(
     path: &Path,
     tensors: &[NamedTensor],
@@ -66,7 +70,7 @@ pub fn write(
     Ok(FileEntry { name, bytes, blake3: hasher.finalize().to_hex().to_string() })
 }
 
-/// Reads a file that is exactly what its entry says.
+/// Reads a file and verifies its length and hash against its entry.
 pub fn read(path: &Path, entry: &FileEntry) -> Result<Vec<NamedTensor>, CheckpointError> {
     let mut bytes = Vec::new();
     let mut file = open(path, entry)?;
@@ -75,7 +79,7 @@ pub fn read(path: &Path, entry: &FileEntry) -> Result<Vec<NamedTensor>, Checkpoi
     parse(&bytes).map_err(|why| CheckpointError::Damaged { path: path.into(), why })
 }
 
-/// Whether a file is exactly what its entry says, without keeping it in memory.
+/// Verifies the length and hash of a file against its entry, without keeping it in memory.
 pub fn verify(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
     let mut hasher = blake3::Hasher::new();
     hasher
@@ -84,7 +88,7 @@ pub fn verify(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
     compare(path, entry, hasher.finalize())
 }
 
-/// Opens a file that has the length of its entry.
+/// Opens a file whose length is that of its entry.
 fn open(path: &Path, entry: &FileEntry) -> Result<io::Take<File>, CheckpointError> {
     let damaged = |why| Err(CheckpointError::Damaged { path: path.into(), why });
     let read_error = |why| CheckpointError::Read { path: path.into(), why };
@@ -106,7 +110,7 @@ fn compare(path: &Path, entry: &FileEntry, hash: blake3::Hash) -> Result<(), Che
     Err(CheckpointError::Damaged { path: path.into(), why })
 }
 
-/// The JSON header, filled up to a multiple of 8 bytes.
+/// Returns the JSON header, padded to a multiple of 8 bytes.
 fn header(tensors: &[NamedTensor]) -> io::Result<Vec<u8>> {
     let mut offset = 0;
     let mut infos = Vec::with_capacity(tensors.len());
@@ -126,8 +130,11 @@ fn header(tensors: &[NamedTensor]) -> io::Result<Vec<u8>> {
     Ok(header)
 }
 
-/// The tensors of a file, in the order in which they lie in it. Never panics, and allocates no
-/// more than the bytes ask for. Errors say what is wrong.
+/// Parses the tensors of a file, in the order of the file. Never panics, and allocates no more
+/// than the bytes ask for.
+///
+/// # Errors
+/// Returns a description of the first fault in the bytes.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<NamedTensor>, String> {
     let (prefix, rest) =
         bytes.split_first_chunk::<PREFIX_BYTES>().ok_or("it is too short for its header")?;

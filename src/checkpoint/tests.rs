@@ -1,4 +1,4 @@
-//! What a checkpoint survives, and what is refused.
+//! Tests of checkpoints: crashes and damage that they survive, and files that they refuse.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::faults::{FAULT_ENV, Faults};
 
-/// The run directory of [`save_until_killed`].
+/// Environment variable with the run directory of [`save_until_killed`].
 const RUN: &str = "POTLUCK_TEST_RUN";
 
 fn directory() -> TempDir {
@@ -41,7 +41,7 @@ fn checkpoint(step: u64) -> Checkpoint {
     }
 }
 
-/// A store with checkpoints at these steps.
+/// Creates a store with checkpoints at these steps.
 fn store(run: &Path, steps: &[u64]) -> Store {
     let mut store = Store::open(run).unwrap();
     for step in steps {
@@ -50,7 +50,7 @@ fn store(run: &Path, steps: &[u64]) -> Store {
     store
 }
 
-/// What lies in the directory of the checkpoints.
+/// Returns the sorted names in the directory of the checkpoints.
 fn listing(run: &Path) -> Vec<String> {
     let entries = fs::read_dir(run.join("checkpoints")).unwrap();
     let mut names: Vec<String> =
@@ -136,8 +136,8 @@ fn tensors_that_could_not_be_read_back_are_not_saved() {
     assert!(listing(run.path()).is_empty());
 }
 
-/// Spoils one file of the newest checkpoint in some way; it must be refused with that file
-/// named, and the one before it be used. Returns the warning.
+/// Damages one file of the newest checkpoint with `spoil`; the checkpoint must be refused with
+/// that file named, and the one before it be loaded. Returns the warning.
 fn falls_back(file: &str, spoil: impl FnOnce(&Path)) -> String {
     let run = directory();
     let store = store(run.path(), &[10, 20]);
@@ -168,7 +168,7 @@ fn damaged_files_are_refused_and_the_checkpoint_before_is_used() {
             fs::remove_file(path).unwrap();
             fs::create_dir(path).unwrap();
         });
-        // Of another checkpoint, whole and good by itself.
+        // The file of another checkpoint, intact in itself.
         falls_back(file, |path| {
             let other = path.parent().unwrap().with_file_name("step-00000010");
             fs::copy(other.join(file), path).unwrap();
@@ -202,14 +202,14 @@ fn a_checkpoint_under_the_name_of_another_is_refused() {
     let store = store(run.path(), &[10, 20]);
     fs::rename(store.path(20), store.path(30)).unwrap();
     assert!(refused(&store.path(30), manifest::NAME).contains("it is that of step 20"));
-    // A name of the user's own says nothing, and is fine.
+    // A directory name chosen by the user has no step to compare, and is accepted.
     let own = run.path().join("checkpoints/good");
     fs::rename(store.path(30), &own).unwrap();
     assert_eq!(Checkpoint::load(&own).unwrap(), checkpoint(20));
     assert_eq!(store.steps().unwrap(), [10]);
 }
 
-/// A manifest whose hash is right, so that only what it says can be refused.
+/// Changes a manifest and recomputes its hash, so that only its content can be refused.
 fn forge(directory: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let path = directory.join(manifest::NAME);
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -255,7 +255,7 @@ fn forged_manifests_are_refused() {
     }
 }
 
-/// Puts bytes in place of the parameters, with a manifest that agrees with them.
+/// Replaces the parameter file by `bytes`, with a manifest that matches them.
 fn with_parameters(path: &Path, bytes: &[u8]) {
     fs::write(path.join(PARAMETERS), bytes).unwrap();
     forge(path, |json| {
@@ -465,7 +465,8 @@ fn one_writer_at_a_time_and_any_number_of_readers() {
     Store::open(run.path()).unwrap();
 }
 
-/// Runs [`save_until_killed`] in a process of its own; `None` if a signal ended it.
+/// Runs [`save_until_killed`] in a child process and returns its exit code; `None` if a signal
+/// ended it.
 fn save_in_another_process(run: &Path, faults: &str) -> Option<i32> {
     let this = format!("{}::save_until_killed", module_path!().split_once("::").unwrap().1);
     let status = Command::new(std::env::current_exe().unwrap())
@@ -478,7 +479,7 @@ fn save_in_another_process(run: &Path, faults: &str) -> Option<i32> {
     status.code()
 }
 
-/// The other process of the test below, which names the run; without a name it has no part.
+/// Child process of the test below, which sets `RUN`; does nothing if that is not set.
 #[test]
 fn save_until_killed() {
     let Some(run) = std::env::var_os(RUN).map(PathBuf::from) else { return };
@@ -508,7 +509,7 @@ fn a_process_killed_while_it_saves_leaves_good_checkpoints() {
         let saved = if point == "prune" { 3 } else { 2 };
         let before = Store::open_to_read(run.path()).load_latest().unwrap();
         assert_eq!(before, (checkpoint(saved), vec![]), "{point}");
-        // The lock of the dead process is free, and its temporary directory goes.
+        // The lock of the dead process is free, and its temporary directory is removed.
         let store = Store::open(run.path()).unwrap();
         assert_eq!(store.steps().unwrap(), (1..=saved).collect::<Vec<_>>());
         assert_eq!(listing(run.path()).len() as u64, saved, "{point}");

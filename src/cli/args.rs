@@ -1,10 +1,10 @@
-//! The command line as it is typed.
+//! Command-line arguments, as clap parses and documents them.
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Trains neural networks on every GPU you have, whoever made it.
+/// Trains neural networks on every GPU you have, from any vendor
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
@@ -19,7 +19,7 @@ pub enum Command {
         /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
-        /// Try every kernel on an adapter, or on all of them, and say which are certified
+        /// Certify every kernel on an adapter, or on all of them, and list the result
         #[arg(long, value_name = "SELECTOR")]
         certify: Option<Option<String>>,
     },
@@ -27,86 +27,87 @@ pub enum Command {
     Train(TrainArgs),
     /// Print the loss of a checkpoint on a data set
     Eval(EvalArgs),
-    /// Write text with a checkpoint
+    /// Generate text with a checkpoint
     Generate(GenerateArgs),
-    /// Measure what the devices of this machine can do, or compare two such reports
+    /// Benchmark the devices of this machine, or compare two benchmark reports
     Bench(BenchArgs),
 }
 
-/// What `train` takes.
+/// Arguments of `train`.
 #[derive(Debug, Args)]
 #[command(after_help = "All keys of the configuration: potluck train --explain keys")]
 pub struct TrainArgs {
-    /// A configuration in TOML; keys not in it have defaults
+    /// Configuration file in TOML; keys not in it have their defaults
     pub config: Option<PathBuf>,
-    /// A text file to train on (data.path)
+    /// Text file to train on (data.path)
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
-    /// The step at which the run ends (train.steps)
+    /// Step after which the run ends (train.steps)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub steps: Option<u64>,
-    /// The devices: auto (every hardware GPU, or else the CPU), all (every adapter, software ones
-    /// too, and the CPU), or a list of cpu and indices or parts of names from `potluck devices`,
-    /// *K behind one for K devices on it: 0 or rtx,radeon or vulkan:llvmpipe,cpu or llvmpipe*2,cpu
+    /// Devices: auto (every hardware GPU, or else the CPU), all (every adapter, software ones
+    /// too, and the CPU), or a comma-separated list of cpu and of indices or parts of names from
+    /// `potluck devices`, each with an optional suffix *K for K ranks on it: 0 or rtx,radeon or
+    /// vulkan:llvmpipe,cpu or llvmpipe*2,cpu
     #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
-    /// The run's directory [default: the next free runs/NNNN]
+    /// Directory of the run [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// The seed of everything random (train.seed)
+    /// Seed of all random numbers (train.seed)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub seed: Option<u64>,
-    /// Continue a run: its directory, a checkpoint's, or `latest`, which is the run in --out, or
+    /// Resume a run: its directory, a checkpoint's, or `latest`, which is the run in --out, or
     /// else the one with the highest number in runs/
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<String>,
-    /// Time the kernels of GPUs and measure the shares of devices again, whatever is recorded or
-    /// saved with the run
+    /// Repeat the autotuning of GPU kernels and the measurement of shares, and ignore cached and
+    /// saved results
     #[arg(long)]
     pub retune: bool,
 
-    /// Print something about the run instead of running it
+    /// Print a description of the run instead of running it
     #[arg(long, value_enum, value_name = "WHAT")]
     pub explain: Option<Explain>,
-    /// Print errors and the sample only
+    /// Print only errors and the sample
     #[arg(long)]
     pub quiet: bool,
-    /// Steps between lines of progress where stderr is no terminal (train.log_every)
+    /// Steps between progress lines if stderr is not a terminal (train.log_every)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub log_every: Option<u64>,
-    /// Write what each device does when to a file, for ui.perfetto.dev or chrome://tracing
+    /// Write a timeline of all devices to a file, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE", conflicts_with = "explain")]
     pub trace: Option<PathBuf>,
-    /// Set any key of the configuration; may be repeated, the last one counts
+    /// Set any key of the configuration; may be repeated, the last value counts
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
 }
 
-/// What can be explained of a run.
+/// Output of `train --explain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Explain {
     /// The training graph as a table
     Graph,
-    /// The training graph in Graphviz's language: pipe it into `dot -Tsvg`
+    /// The training graph in Graphviz's DOT language: pipe it into `dot -Tsvg`
     Dot,
-    /// Parameters, gradients, moments, activations and the peak of each device
+    /// Memory of each device: parameters, gradients, moments, activations and the peak
     Memory,
-    /// The instructions of a step, for each device
+    /// The instructions of a step on each device
     Program,
-    /// What devices send each other in a step
+    /// Bytes and messages that devices send each other in a step
     Communication,
     /// Every kernel of a step, timed on the device
     Kernels,
     /// Every key of the configuration with its meaning, range and default
     Keys,
-    /// The configuration as it would run
+    /// The resolved configuration
     Config,
 }
 
-/// The checkpoint that a command reads.
+/// Checkpoint that a command reads, and the device that runs it.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
-    /// A run's directory (its newest checkpoint) or a checkpoint's
+    /// Directory of a run (for its newest checkpoint) or of a checkpoint
     pub checkpoint: PathBuf,
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]
@@ -117,15 +118,15 @@ pub struct CheckpointArgs {
     pub devices: String,
 }
 
-/// What `eval` takes.
+/// Arguments of `eval`.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
-    /// Another text file; all of it is evaluated
+    /// Text file to evaluate instead, all of it
     #[arg(long, value_name = "PATH", conflicts_with = "split")]
     pub data: Option<PathBuf>,
-    /// Which split of the run's own data
+    /// Split of the run's own data
     #[arg(long, value_enum, default_value = "val")]
     pub split: EvalSplit,
     /// Print JSON
@@ -133,60 +134,61 @@ pub struct EvalArgs {
     pub json: bool,
 }
 
-/// A split of a data set.
+/// Split of a run's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EvalSplit {
-    /// What was not trained on
+    /// The validation split, which was held out from training
     Val,
-    /// What was trained on
+    /// The training split
     Train,
 }
 
-/// What `generate` takes.
+/// Arguments of `generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
-    /// The text to continue [default: a line break]
+    /// Text to continue [default: a line break]
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// How many tokens to write
+    /// Number of tokens to generate
     #[arg(long, default_value_t = 500, value_name = "N", value_parser = whole::<u64>)]
     pub tokens: u64,
-    /// Below 1: safer choices; above: wilder ones; 0: always the most likely token
+    /// Sampling temperature; below 1: safer choices; above: wilder ones; 0: always the most
+    /// likely token
     #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = temperature)]
     pub temperature: f64,
-    /// Choose among this many of the most likely tokens only; 0: all
+    /// Sample from the K most likely tokens only; 0: all
     #[arg(long, default_value_t = 0, value_name = "K", value_parser = whole::<usize>)]
     pub top_k: usize,
-    /// The same seed writes the same text
+    /// Seed of the sampling; the same seed generates the same text
     #[arg(long, default_value_t = 1337, value_name = "N", value_parser = whole::<u64>)]
     pub seed: u64,
 }
 
-/// What `bench` takes.
+/// Arguments of `bench`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
-    /// Devices, one after the other: selectors as for `potluck eval`, with commas between; or all,
-    /// the CPU device and every adapter
+    /// Devices, benchmarked one after the other: selectors as for `potluck eval`, with commas
+    /// between; or all, the CPU device and every adapter
     #[arg(long, value_name = "SELECTOR,..", default_value = "all")]
     pub devices: String,
-    /// Fewer and shorter samples: a quarter of a minute per device, and not up to a minute
+    /// Fewer and shorter samples: a quarter of a minute per device instead of up to a minute
     #[arg(long)]
     pub quick: bool,
-    /// Next to nothing, to see that everything runs
+    /// Smoke test: as little work as possible, to check that everything runs
     #[arg(long, hide = true, conflicts_with = "quick")]
     pub tiny: bool,
-    /// Also the training step of GPT-2 124M at context 1024, on hardware GPUs
+    /// Also benchmark the training step of GPT-2 124M at context 1024, on hardware GPUs
     #[arg(long)]
     pub full: bool,
-    /// Write the report as JSON to a file, or instead of the table to stdout: -
+    /// Write the report as JSON to a file, or with - to stdout instead of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
-    /// The parts to measure
+    /// Parts to measure
     #[arg(
         long,
         value_enum,
@@ -197,26 +199,26 @@ pub struct BenchArgs {
     pub only: Vec<BenchPart>,
 }
 
-/// What `bench` does instead of measuring.
+/// Subcommands of `bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Say how much better B is than A, figure by figure
+    /// Compare report B with report A, figure by figure
     Compare {
-        /// A report: a file that `potluck bench --json` wrote
+        /// Baseline report: a file that `potluck bench --json` wrote
         a: PathBuf,
-        /// The report that is set beside it
+        /// Report to compare with the baseline
         b: PathBuf,
     },
-    /// Measure how fast ranks exchange values: slices in memory, 2 to 8 ranks, 4 KiB to 256 MiB,
-    /// and the gradients of devices
+    /// Benchmark collectives between ranks: on slices in memory (2 to 8 ranks, 4 KiB to 256 MiB)
+    /// and on the gradients of devices
     Collectives(CollectivesArgs),
 }
 
-/// What `bench collectives` takes.
+/// Arguments of `bench collectives`.
 #[derive(Debug, Args)]
 pub struct CollectivesArgs {
-    /// The devices that sum gradients: selectors as for `potluck train`, one alone counts twice; or
-    /// none, for slices in memory only
+    /// Devices that reduce gradients: selectors as for `potluck train`, a single device is used
+    /// twice; or none, for slices in memory only
     #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
     /// Numbers of ranks on slices in memory [default: 2,3,4,8, and 2,4 with --quick]
@@ -227,24 +229,24 @@ pub struct CollectivesArgs {
         value_parser = clap::value_parser!(u32).range(2..=64)
     )]
     pub ranks: Vec<u32>,
-    /// Fewer sizes and samples: some seconds, and not about a minute
+    /// Fewer sizes and samples: some seconds instead of about a minute
     #[arg(long)]
     pub quick: bool,
-    /// Next to nothing, to see that everything runs
+    /// Smoke test: as little work as possible, to check that everything runs
     #[arg(long, hide = true, conflicts_with = "quick")]
     pub tiny: bool,
     /// Every power of two and every number of ranks: some minutes
     #[arg(long)]
     pub full: bool,
-    /// Write the report as JSON to a file, or instead of the table to stdout: -
+    /// Write the report as JSON to a file, or with - to stdout instead of the table
     #[arg(long, value_name = "FILE|-")]
     pub json: Option<PathBuf>,
-    /// Draw the bus bandwidth of all-reduce over its size
+    /// Write a plot of the bus bandwidth of all-reduce over its size to an SVG file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 }
 
-/// A part of the suite.
+/// Part of the benchmark suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchPart {
     /// Arithmetic, memory, transfers, dispatches

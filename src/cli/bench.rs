@@ -1,4 +1,4 @@
-//! `potluck bench`: what the devices here can do, and how two reports compare.
+//! `potluck bench`: benchmarks of the devices of this machine, and comparisons of two reports.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,11 @@ use crate::files;
 use crate::runtime::error::EXIT_RESTART;
 use crate::train::TrainError;
 
-/// What `--json` takes for stdout.
+/// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the suite or a part of its own, or compares two reports; the exit code.
+/// Runs the benchmark suite or the benchmark of collectives, or compares two reports; returns the
+/// process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {
@@ -32,7 +33,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
 fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
     writable(args.json.as_deref(), "--json")?;
     writable(args.svg.as_deref(), "--svg")?;
-    let options = collectives::Options {
+    let options = collectives::CollectiveOptions {
         devices: args.devices.clone(),
         effort: effort(args.tiny, args.quick),
         ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
@@ -47,13 +48,14 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
     deliver(&report, args.json.as_deref())
 }
 
-/// Whether a file can be written, before anything is measured for it.
+/// Checks that the file of a flag can be written, before anything is measured for it.
 fn writable(path: Option<&Path>, flag: &str) -> Result<(), UsageError> {
     let file = path.filter(|path| *path != Path::new(STDOUT));
     file.map_or(Ok(()), |path| super::writable(path, flag))
 }
 
-/// Prints a report, or writes it where `--json` says; the exit code.
+/// Prints a report, or writes it as JSON to the target of `--json`; returns the process's exit
+/// code.
 fn deliver(report: &Report, json: Option<&Path>) -> anyhow::Result<i32> {
     match json {
         Some(path) if path == Path::new(STDOUT) => {

@@ -1,4 +1,4 @@
-//! `potluck devices`: what is here, and which kernels run right on it.
+//! `potluck devices`: lists the devices of this machine and the certified kernels of each.
 
 use serde_json::{Value, json};
 
@@ -11,11 +11,12 @@ use crate::faults::Faults;
 use crate::train::TrainError;
 use crate::ui::terminal::print_line;
 
-/// Prints the CPU device and every adapter, one entry per physical one. With `certify`, tries all
-/// kernels before, on the adapter that its selector names or on every one that is listed.
+/// Prints the CPU device and every adapter, one entry per physical adapter. With `certify`, first
+/// certifies all kernels on the adapter that its selector names, or on every listed adapter.
 ///
 /// # Errors
-/// No such adapter; one that cannot be opened, or fails.
+/// Returns a `TrainError` if the selector names no adapter, or if an adapter cannot be opened or
+/// fails.
 pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
     let adapters = list_adapters();
     let mut failed = None;
@@ -23,7 +24,7 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
         let faults = Faults::from_environment().map_err(TrainError::from)?;
         faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
         for adapter in chosen(&adapters, selector).map_err(TrainError::from)? {
-            // The others are tried all the same, and the first failure is told in the end.
+            // A failure does not stop the other adapters; the first one is returned at the end.
             failed = failed.or(certify_all(&adapter, &faults).err());
         }
     }
@@ -49,7 +50,7 @@ pub fn run(as_json: bool, certify: Option<Option<&str>>) -> anyhow::Result<()> {
     failed.map_or(Ok(()), |error| Err(TrainError::from(error).into()))
 }
 
-/// The adapters to certify kernels on.
+/// Returns the adapters on which to certify kernels.
 fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, DeviceError> {
     let Some(selector) = selector else {
         let listed = |adapter: &&Adapter| adapter.merged_into.is_none() && adapter.usable().is_ok();
@@ -73,14 +74,16 @@ fn certify_all(adapter: &Adapter, faults: &Faults) -> Result<(), DeviceError> {
     certified
 }
 
-/// What is known about an adapter's kernels: how many are certified, and which are switched off.
+/// Returns the cached certification results of an adapter: the number of certified kernels, and
+/// the kernels that are switched off, each with the reason.
 fn known_kernels(adapter: &Adapter) -> (usize, Vec<(String, String)>) {
     let mut known = KernelCache::of(adapter);
     known.take_notes().iter().for_each(|note| print_line(note));
     cache::summary(&known)
 }
 
-/// [`known_kernels`] in a line, and a line for each that is switched off.
+/// Formats the result of [`known_kernels`]: one line of counts, and one line for each kernel that
+/// is switched off.
 fn kernels_lines(
     (certified, wrong): (usize, Vec<(String, String)>),
 ) -> Vec<(&'static str, String)> {
@@ -93,30 +96,31 @@ fn kernels_lines(
     };
     let mut lines = vec![("certified", format!("{certified} kernels, {off}"))];
     lines.extend(wrong.into_iter().map(|(kernel, why)| {
-        // Compilers say more than fits.
+        // A compiler's message may have more lines than fit.
         ("off", format!("{kernel}: {}", why.lines().next().unwrap_or_default()))
     }));
     lines
 }
 
-/// A physical adapter: its preferred entry, and the others by which it can be named.
-struct Entry<'a> {
+/// Physical adapter: its preferred entry, and its entries of other APIs, which can also be
+/// selected.
+struct DeviceEntry<'a> {
     index: usize,
     adapter: &'a Adapter,
     /// `(index, adapter)` of the same adapter through other APIs.
     merged: Vec<(usize, &'a Adapter)>,
 }
 
-fn entries(all: &[Adapter]) -> impl Iterator<Item = Entry<'_>> {
+fn entries(all: &[Adapter]) -> impl Iterator<Item = DeviceEntry<'_>> {
     let numbered = || all.iter().enumerate();
     let physical = numbered().filter(|(_, adapter)| adapter.merged_into.is_none());
     physical.map(move |(index, adapter)| {
         let is_merged = |(_, other): &(usize, &Adapter)| other.merged_into == Some(index);
-        Entry { index, adapter, merged: numbered().filter(is_merged).collect() }
+        DeviceEntry { index, adapter, merged: numbered().filter(is_merged).collect() }
     })
 }
 
-impl Entry<'_> {
+impl DeviceEntry<'_> {
     fn block(&self) -> String {
         let adapter = self.adapter;
         let mut lines = vec![("kind", adapter.kind.to_string())];
@@ -169,7 +173,7 @@ fn cpu_block(host: &HostInfo, threads: usize) -> String {
     block("cpu", host.model.as_deref().unwrap_or("processor"), &lines)
 }
 
-/// A selector and a name, and below them a column of lines with their labels.
+/// Formats a selector and a name, and below them one labelled line per value.
 fn block(selector: &str, name: &str, lines: &[(&str, String)]) -> String {
     let mut text = format!("{selector:>3}  {name}\n");
     for (label, value) in lines {
@@ -241,7 +245,7 @@ fn features_json(features: &Features) -> Value {
     })
 }
 
-/// Bytes for people: the largest unit of which there is at least one.
+/// Formats a byte count in the largest binary unit of which it has at least one.
 fn binary(bytes: u64) -> String {
     let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let unit = (1..units.len()).rev().find(|unit| bytes >> (10 * unit) > 0).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `potluck train --explain`: a run as tables, without running it.
+//! `potluck train --explain`: tables that describe a run, without running it.
 
 use std::fmt::Write;
 
@@ -21,10 +21,11 @@ use crate::runtime::placement::shares::{fixed_counts, layout_of};
 use crate::runtime::timing;
 use crate::train::{TrainError, build};
 
-/// Bytes of a value that travels.
+/// Bytes of one exchanged value.
 const VALUE_BYTES: usize = size_of::<f32>();
 
-/// What `--explain` prints; `devices` is the selector, and `tokenizer` a checkpoint's.
+/// Returns the text that `--explain` prints; `devices` is the selector, and `tokenizer` that of a
+/// checkpoint.
 pub fn explanation(
     explain: Explain,
     config: &RunConfig,
@@ -50,18 +51,18 @@ pub fn explanation(
         Explain::Dot => graph_dot(&plan.graph),
         Explain::Memory | Explain::Program | Explain::Communication => {
             let devices_of_run = PlannedDevices::of(config, devices)?;
-            let told = match explain {
+            let text = match explain {
                 Explain::Memory => memory(config, &devices_of_run, vocabulary)?,
                 Explain::Program => program(config, &devices_of_run, &plan),
                 _ => communication(config, &devices_of_run, &plan),
             };
-            devices_of_run.caveat(config).to_string() + &told
+            devices_of_run.caveat(config).to_string() + &text
         }
         Explain::Kernels | Explain::Keys | Explain::Config => String::new(),
     })
 }
 
-/// The devices of a run as far as they are known without being opened.
+/// Devices and shares of a run as far as they are known without opening a device.
 struct PlannedDevices {
     names: Vec<String>,
     shares: Vec<Share>,
@@ -85,7 +86,8 @@ impl PlannedDevices {
         Ok(Self { names, shares })
     }
 
-    /// What is not known before the devices are measured.
+    /// Returns a note that the shares are not known before the devices are measured, or an empty
+    /// text.
     fn caveat(&self, config: &RunConfig) -> &'static str {
         match is_measured(config) && self.names.len() > 1 {
             true => {
@@ -100,13 +102,13 @@ impl PlannedDevices {
         self.names.len() as u32
     }
 
-    /// The title of a rank's part.
+    /// Returns the heading of a rank's section.
     fn title(&self, rank: usize) -> String {
         format!("rank {rank}: {}, {} samples", self.names[rank], self.shares[rank].count)
     }
 }
 
-/// Whether a run finds out the shares.
+/// Returns true if the run measures the shares at its start.
 fn is_measured(config: &RunConfig) -> bool {
     config.parallel.balance == Balance::Measured
 }
@@ -152,7 +154,7 @@ fn program(config: &RunConfig, devices_of_run: &PlannedDevices, plan: &Plan) -> 
     programs.collect::<Vec<_>>().join("\n")
 }
 
-/// What a rank sends in one phase of a step.
+/// Traffic that a rank sends in one phase of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sent {
     messages: usize,
@@ -171,14 +173,16 @@ impl Sent {
     }
 }
 
-/// What a rank sends of all chunks: to reduce them, and to gather them.
+/// Returns the traffic that a rank sends for all chunks: in the reduce-scatter and in the
+/// all-gather.
 fn sent(layout: &ShardLayout, rank: u32) -> [Sent; 2] {
     let [mut reduce, mut gather] = [Sent::default(); 2];
     let others = layout.world - 1;
     for chunk in &layout.chunks {
         let bytes = chunk.range.len() * VALUE_BYTES;
         match layout.topology {
-            // Around, but for the way on from the owner, and for the way back to it.
+            // Once around the ring, without the hop from the owner in the reduce-scatter and the
+            // hop back to it in the all-gather.
             Topology::Ring => {
                 let next = (rank + 1) % layout.world;
                 reduce.add(usize::from(chunk.owner != Rank(rank)), bytes);
@@ -214,7 +218,7 @@ fn head(config: &RunConfig, devices_of_run: &PlannedDevices) -> String {
     )
 }
 
-/// Who owns which values of each bucket.
+/// Table of the value ranges of each bucket by the rank that owns them.
 fn bucket_rows(layout: &ShardLayout, plan: &Plan) -> String {
     let mut text =
         "  bucket        size  messages  values that rank 0, 1, .. updates\n".to_string();
@@ -230,7 +234,7 @@ fn bucket_rows(layout: &ShardLayout, plan: &Plan) -> String {
     text
 }
 
-/// What each rank sends in a step, and in how many messages.
+/// Table of the bytes and messages that each rank sends in a step.
 fn sender_rows(layout: &ShardLayout, devices_of_run: &PlannedDevices) -> String {
     let columns = ["reduce", "gather", "a step"].map(|title| format!("{title:>11}{:8}", ""));
     let mut text = format!("  {:<8}{}\n", "sends", columns.concat().trim_end());
@@ -259,7 +263,7 @@ mod tests {
     use crate::base::ChunkId;
     use crate::collective::{Action, CollectiveKind, Event, Exchange};
 
-    /// What the ranks of an exchange really send, by rank.
+    /// Runs the exchanges of all ranks and returns the traffic that each rank sent.
     fn exchanged(layout: &ShardLayout) -> Vec<[Sent; 2]> {
         let layout = Arc::new(layout.clone());
         let all = 0..layout.world;
@@ -297,8 +301,8 @@ mod tests {
         for topology in [Topology::Ring, Topology::Star] {
             for world in 1..=5 {
                 let layout = ShardLayout::new(topology, world, &[1000, 64, 4097], 64, 256);
-                let told: Vec<[Sent; 2]> = (0..world).map(|rank| sent(&layout, rank)).collect();
-                assert_eq!(told, exchanged(&layout), "{topology:?} of {world}");
+                let text: Vec<[Sent; 2]> = (0..world).map(|rank| sent(&layout, rank)).collect();
+                assert_eq!(text, exchanged(&layout), "{topology:?} of {world}");
             }
         }
     }

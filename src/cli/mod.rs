@@ -1,4 +1,4 @@
-//! The command line: what was typed, turned into a run configuration, then one `match`.
+//! Command line: parses the arguments and runs the command that they name.
 
 pub mod args;
 pub mod bench;
@@ -19,12 +19,13 @@ use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT};
 use crate::train::TrainError;
 use args::{Cli, Command};
 
-/// Runs the command that was typed; the process's exit code.
+/// Runs the command on the command line and returns the process's exit code.
 pub fn main() -> i32 {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Printing fails if the reader is gone; then there is nobody to tell.
+            // Printing fails if the reader of the pipe is gone; there is no other place to report
+            // to.
             let _ = error.print();
             return if error.use_stderr() { EXIT_CONFIGURATION } else { 0 };
         }
@@ -45,8 +46,8 @@ pub fn main() -> i32 {
     })
 }
 
-/// Writes to stdout; whether somebody still reads it. A reader that has seen enough (head, less)
-/// is no error, unlike to `println`.
+/// Writes to stdout; returns false if the reader of the pipe is gone. A reader that closes the
+/// pipe early (head, less) is no error, unlike with `println`.
 fn print(text: &str) -> bool {
     let mut out = std::io::stdout();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
@@ -60,7 +61,12 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 
-/// Refuses a place for the file that a flag names before minutes are spent on what it will hold.
+/// Checks that the file that a flag names can be written, before minutes are spent on its
+/// content.
+///
+/// # Errors
+/// Returns `UsageError` if the path is a directory, lies in no existing directory or cannot be
+/// opened for writing.
 fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
     let refused =
         |why| Err(UsageError(format!("{} {why}; name a file for {flag}", path.display())));
@@ -70,7 +76,7 @@ fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
     if !files::parent(path).is_dir() {
         return refused("is in no directory that exists".into());
     }
-    // A file that is there is opened and left as it is; another is not made yet.
+    // An existing file is opened and stays unchanged; a missing file is not created yet.
     match OpenOptions::new().write(true).open(path) {
         Err(why) if why.kind() != io::ErrorKind::NotFound => {
             refused(format!("cannot be written: {why}"))
@@ -79,7 +85,7 @@ fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
     }
 }
 
-/// Something typed that cannot be done.
+/// Arguments that parse but cannot be carried out.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);

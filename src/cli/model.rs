@@ -1,4 +1,5 @@
-//! `potluck eval` and `potluck generate`: a checkpoint put to use.
+//! `potluck eval` and `potluck generate`: evaluation of a checkpoint, and text generation with
+//! it.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::train::sampling::Sampling;
 use crate::train::{build, generate, run, state};
 use crate::ui::terminal::print_line;
 
-/// Prints the mean loss, and the perplexity, of a checkpoint on held-out or other text.
+/// Prints the mean loss and the perplexity of a checkpoint on a split of its data or on another
+/// text.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let (checkpoint, mut config) = load(&args.checkpoint)?;
     let mut split = match args.split {
@@ -32,7 +34,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         split = Split::Train;
     }
     if split == Split::Validation && config.data.held_out == 0.0 {
-        let why = "the run held nothing out; say --split train or --data PATH";
+        let why = "the run held nothing out; give --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let step = checkpoint.meta.step;
@@ -57,7 +59,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the prompt and what the model makes of it, piece by piece.
+/// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, config) = load(&args.checkpoint)?;
     let no_text = || TrainError::InvalidRequest("the checkpoint is not of a model of text".into());
@@ -84,7 +86,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The checkpoint that was named, and the configuration of its run.
+/// Loads the checkpoint that the arguments name, and the configuration of its run.
 fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunConfig)> {
     let (checkpoint, warnings) = match args.best {
         true => Store::open_to_read(&args.checkpoint).load_best().map(|best| (best, Vec::new())),
@@ -115,7 +117,7 @@ fn open_model(
     checkpoint: Checkpoint,
     plan: crate::graph::Plan,
 ) -> anyhow::Result<WorkerGroup> {
-    // Few passes are made: timing kernels would take longer than it saves.
+    // No autotuning: for the few passes made here, timing kernels takes longer than it saves.
     let options = OpenOptions { tune_s: 0.0, ..build::open_options(config) };
     let opened = open::open(devices, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| print_line(note));

@@ -1,4 +1,4 @@
-//! `potluck train`: start or resume a run, or explain it.
+//! `potluck train`: starts, resumes or explains a run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
 use crate::ui::terminal::print_line;
 
-/// Where runs go that say nothing else.
+/// Parent directory of runs for which no --out is given.
 const RUNS: &str = "runs";
 
-/// Runs the command; the exit code.
+/// Runs `potluck train` and returns the process's exit code.
 pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if args.explain == Some(Explain::Keys) {
         super::print(&read::keys_help());
@@ -87,7 +87,7 @@ fn execute(
     }
 }
 
-/// The run's directory and the checkpoint that `--resume` names.
+/// Returns the run's directory and the checkpoint that `--resume` names.
 fn resume_point(from: &str, out: Option<&Path>) -> anyhow::Result<(PathBuf, Checkpoint)> {
     let from = match (from, out) {
         ("latest", Some(out)) => out.to_path_buf(),
@@ -101,20 +101,21 @@ fn resume_point(from: &str, out: Option<&Path>) -> anyhow::Result<(PathBuf, Chec
     Ok((out.map_or_else(|| run_of(&from), Path::to_path_buf), checkpoint))
 }
 
-/// Whether what `--resume` names is the run in this directory.
+/// Returns true if `--resume` names the run in the directory `out`.
 fn is_of_run(from: &str, out: &Path) -> bool {
     let named = run_of(Path::new(from));
     let is_same = || named.canonicalize().ok().zip(out.canonicalize().ok());
     from == "latest" || is_same().is_some_and(|(named, out)| named == out)
 }
 
-/// The run's directory: `from` itself, or that of the checkpoint `RUN/checkpoints/step-N`.
+/// Returns the run's directory: `from` itself, or `RUN` if `from` is a checkpoint
+/// `RUN/checkpoints/step-N`.
 fn run_of(from: &Path) -> PathBuf {
     let parent = from.parent().filter(|parent| parent.ends_with("checkpoints"));
     parent.and_then(Path::parent).unwrap_or(from).to_path_buf()
 }
 
-/// The configuration: the checkpoint's, the file's, the flags', later ones on top.
+/// Resolves the configuration: the checkpoint's, the file's, the flags', later ones on top.
 fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::Result<RunConfig> {
     let saved = checkpoint.map(saved_config).transpose()?;
     let text = args.config.as_deref().map(read::load).transpose()?;
@@ -141,14 +142,14 @@ fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::R
     Ok(config)
 }
 
-/// The configuration in a checkpoint.
+/// Reads the configuration stored in a checkpoint.
 pub fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<RunConfig> {
     let place = Path::new("the checkpoint's configuration");
     Ok(read::read(None, Some((place, &checkpoint.meta.run)), &[])?.config)
 }
 
-/// A resumed run keeps its model, its tokenizer, and its optimizer's kind, whose moments mean
-/// something else to another one; everything else may change.
+/// Refuses to resume with another model, another tokenizer or another kind of optimizer (for
+/// which the moments would have another meaning); everything else may change.
 fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainError> {
     let (what, kept) = if saved.model != config.model {
         ("the configuration's [model]", "model")
@@ -163,13 +164,13 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
     Err(TrainError::Mismatch { what: what.into(), why })
 }
 
-/// `runs/0001` or the first after the highest that exists.
+/// Returns `runs/0001`, or the number after the highest that exists.
 fn next_free(runs: &Path) -> PathBuf {
     let highest = numbered(runs).into_iter().max().unwrap_or(0);
     runs.join(format!("{:04}", highest + 1))
 }
 
-/// The run with the highest number.
+/// Returns the run with the highest number, if there is a run.
 fn newest(runs: &Path) -> Option<PathBuf> {
     let highest = numbered(runs).into_iter().max()?;
     Some(runs.join(format!("{highest:04}")))

@@ -1,35 +1,37 @@
-//! What collectives cost, in messages and bytes: the formulas of their documents as functions. A
-//! shard, and a tree's block, of `s` bytes travels in `ceil(s / chunk)` messages.
+//! Communication cost of collectives in messages and bytes: the formulas of their documentation
+//! as functions. A shard, or a block of a tree, of `s` bytes is sent in `ceil(s / chunk)`
+//! messages.
 
 use super::rooted::levels;
 
-/// What the busiest rank sends, or what it receives if that is more.
+/// Communication cost of a collective: the amount that the busiest rank sends, or receives if
+/// that is more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommCost {
-    /// Messages, one after the other.
+    /// Number of messages, sent one after the other.
     pub steps: u64,
     pub bytes: u64,
 }
 
 impl CommCost {
-    /// First this, then the other.
+    /// Returns the cost of this collective followed by another.
     pub fn then(self, other: Self) -> Self {
         Self { steps: self.steps + other.steps, bytes: self.bytes + other.bytes }
     }
 
-    /// Seconds, of links that start a message within `latency_s` and move `bytes_per_s` each way:
-    /// `steps * latency + bytes / bandwidth` (Hockney 1994).
+    /// Returns the seconds on links that start a message within `latency_s` and move
+    /// `bytes_per_s` in each direction: `steps * latency + bytes / bandwidth` (Hockney 1994).
     pub fn seconds(self, latency_s: f64, bytes_per_s: f64) -> f64 {
         self.steps as f64 * latency_s + self.bytes as f64 / bytes_per_s
     }
 }
 
-/// `times` transfers of the whole.
+/// Returns the cost of `times` transfers of all bytes.
 fn whole(times: u64, bytes: u64, chunk: u64) -> CommCost {
     CommCost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
 }
 
-/// Everything but the smallest of `world` shards.
+/// Returns the cost of all shards but the smallest of `world`.
 fn all_but_a_shard(world: u32, bytes: u64, chunk: u64) -> CommCost {
     let world = u64::from(world);
     let (short, longer) = (bytes / world, bytes % world);
@@ -38,63 +40,64 @@ fn all_but_a_shard(world: u32, bytes: u64, chunk: u64) -> CommCost {
     CommCost { steps, bytes: bytes - short }
 }
 
-/// Ring: `world - 1` steps per chunk of a shard, and `(world - 1) / world` of the bytes (but for
-/// what shards are uneven).
+/// Cost of a ring reduce-scatter: `world - 1` steps per chunk of a shard, and `(world - 1) /
+/// world` of the bytes (except for uneven shards).
 pub fn ring_reduce_scatter(world: u32, bytes: u64, chunk: u64) -> CommCost {
     all_but_a_shard(world, bytes, chunk)
 }
 
-/// As [`ring_reduce_scatter`].
+/// Cost of a ring all-gather, the same as that of [`ring_reduce_scatter`].
 pub fn ring_all_gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
     all_but_a_shard(world, bytes, chunk)
 }
 
-/// Both halves: `2 (world - 1)` steps per chunk of a shard, `2 (world - 1) / world` of the bytes.
+/// Cost of a ring all-reduce, both phases: `2 (world - 1)` steps per chunk of a shard, and
+/// `2 (world - 1) / world` of the bytes.
 pub fn ring_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     ring_reduce_scatter(world, bytes, chunk).then(ring_all_gather(world, bytes, chunk))
 }
 
-/// Star: the server receives everything `world - 1` times.
+/// Cost of a star reduce: the server receives all bytes `world - 1` times.
 pub fn star_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
-/// Star: the server sends everything `world - 1` times.
+/// Cost of a star gather: the server sends all bytes `world - 1` times.
 pub fn star_gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
-/// Both halves: everything `2 (world - 1)` times through the server.
+/// Cost of a star all-reduce, both phases: all bytes `2 (world - 1)` times through the server.
 pub fn star_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     star_reduce(world, bytes, chunk).then(star_gather(world, bytes, chunk))
 }
 
-/// [`super::rooted::reduce`]: the root receives everything `L` times.
+/// Cost of [`super::rooted::reduce`]: the root receives all bytes `L` times.
 pub fn tree_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(levels(world).into(), bytes, chunk)
 }
 
-/// [`super::rooted::broadcast`]: the root sends everything `L` times.
+/// Cost of [`super::rooted::broadcast`]: the root sends all bytes `L` times.
 pub fn tree_broadcast(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(levels(world).into(), bytes, chunk)
 }
 
-/// [`super::rooted::all_reduce`]: `2 L` steps, everything `2 L` times through rank 0.
+/// Cost of [`super::rooted::all_reduce`]: `2 L` steps, all bytes `2 L` times through rank 0.
 pub fn tree_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
     tree_reduce(world, bytes, chunk).then(tree_broadcast(world, bytes, chunk))
 }
 
-/// [`super::rooted::gather`] of one block of `bytes` per rank: `world - 1` of them.
+/// Cost of [`super::rooted::gather`] of one block of `bytes` per rank: `world - 1` blocks.
 pub fn gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
-/// [`super::rooted::scatter`], as [`gather`].
+/// Cost of [`super::rooted::scatter`], the same as that of [`gather`].
 pub fn scatter(world: u32, bytes: u64, chunk: u64) -> CommCost {
     whole(u64::from(world) - 1, bytes, chunk)
 }
 
-/// [`super::rooted::barrier`]: `L` messages without values.
+/// Cost of [`super::rooted::barrier`]: `L` messages without values.
 pub fn barrier(world: u32) -> CommCost {
     CommCost { steps: levels(world).into(), bytes: 0 }
 }
@@ -110,10 +113,10 @@ mod tests {
         Action, CollectiveKind, Event, Exchange, RootedStep, ShardLayout, Topology, rooted,
     };
 
-    /// Messages and bytes that ranks send and receive, counted.
+    /// Counters of the messages and bytes that ranks send and receive.
     #[derive(Clone, Debug, Default)]
     struct Tally {
-        /// Sent, then received, by rank.
+        /// Sent and received totals, by rank.
         ranks: Vec<[CommCost; 2]>,
     }
 
@@ -130,7 +133,7 @@ mod tests {
             *received = received.then(message);
         }
 
-        /// The cost as the formulas state it.
+        /// Returns the cost as the formulas define it.
         fn cost(&self) -> CommCost {
             let all = || self.ranks.iter().flatten();
             CommCost {
@@ -140,7 +143,8 @@ mod tests {
         }
     }
 
-    /// What the state machines send in one phase, of buckets counted in bytes.
+    /// Returns the cost of the messages of the state machines in one phase, for buckets counted
+    /// in bytes.
     fn sent(
         topology: Topology,
         world: u32,
@@ -174,7 +178,7 @@ mod tests {
         tally.cost()
     }
 
-    /// What lists of steps send, each block in chunks.
+    /// Returns the cost of the messages of lists of steps, with each block in chunks.
     fn listed(
         world: u32,
         bytes: u64,

@@ -1,33 +1,34 @@
-//! One rank's side of a reduce-scatter and an all-gather over the chunks of a [`ShardLayout`].
+//! State machine of one rank in a reduce-scatter and an all-gather over the chunks of a
+//! [`ShardLayout`].
 //!
 //! **Ring** (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 //! workstations", 2009). The partial sum of a chunk with owner `o` begins at rank `o+1` with that
-//! rank's values, each next rank adds its own, and it ends at the owner:
-//! `((g[o+1] + g[o+2]) + ..) + g[o]`, whatever the timing. The final values go around the same way.
+//! rank's values, each next rank adds its own, and it ends at the owner: `((g[o+1] + g[o+2]) +
+//! ..) + g[o]`, whatever the timing. The final values travel around the ring in the same way.
 //!
-//! **Star**. Everyone sends to rank 0, which adds in the order of ranks, `(g[0] + g[1]) + ..`
-//! (a message that comes early waits), and hands the final values to each.
+//! **Star**. Every rank sends to rank 0, which adds in the order of ranks, `(g[0] + g[1]) + ..`
+//! (a message that arrives early waits), and sends the final values to each rank.
 //!
-//! What both cost is in [`super::cost`].
+//! The cost of both topologies is in [`super::cost`].
 //!
 //! # The window
 //!
-//! A rank begins another partial sum of a bucket only while
-//! `begun < ended + window`, where `ended` counts the sums of that bucket that have ended with it
-//! as their owner, or when all that will ever end with it have.
+//! A rank begins another partial sum of a bucket only while `begun < ended + window`, where
+//! `ended` counts the sums of that bucket that have ended with this rank as their owner, or when
+//! all sums that will ever end with it have ended.
 //!
-//! In a ring, shards differ by one chunk at most, so `begun <= ended + window` always, and of a
-//! bucket at most `world * window` partial sums travel at a time. In a star nothing ends with a
-//! rank but the server, so the window holds nobody back: of a bucket up to `world - 1` values of
-//! each chunk travel at a time, or wait at the server for its own. [`ShardLayout::messages_max`] is the
-//! bound there.
+//! In a ring, shards differ by one chunk at most, so `begun <= ended + window` always holds, and
+//! at most `world * window` partial sums of a bucket are in flight at a time. In a star, sums end
+//! with the server only, so the window delays no rank: up to `world - 1` values of each chunk of
+//! a bucket are in flight at a time, or wait at the server for its own.
+//! [`ShardLayout::messages_max`] is the bound in that case.
 //!
-//! The window of a ring cannot deadlock. Buckets are counted apart, so one that is not ready yet
-//! holds up no other. Take a ready bucket in which no message is left to handle: every sum that was
-//! begun has ended, so `ended(r) = begun(r+1)`. If rank r may not begin, then
-//! `begun(r) >= ended(r) + window > begun(r+1)`, and something has not ended with r, which r+1 has
-//! not begun; so r+1 may not begin either. By induction none may, and
-//! `begun(0) > begun(1) > .. > begun(0)`, which is impossible.
+//! The window of a ring cannot deadlock. Buckets are counted separately, so one that is not ready
+//! yet holds up no other. Take a ready bucket in which no message is left to handle: every sum
+//! that was begun has ended, so `ended(r) = begun(r+1)`. If rank r may not begin a sum, then
+//! `begun(r) >= ended(r) + window > begun(r+1)`, and some sum has not ended with r, which r+1 has
+//! not begun; so r+1 may not begin a sum either. By induction no rank may, and `begun(0) >
+//! begun(1) > .. > begun(0)`, which is impossible.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,12 +37,12 @@ use std::sync::Arc;
 use super::layout::{ShardLayout, Topology};
 use crate::base::{BucketId, ChunkId, Rank};
 
-/// The two halves of an all-reduce.
+/// Phase of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CollectiveKind {
-    /// Values are summed on their way to the owner.
+    /// Values are summed on their way to the owner of each chunk.
     ReduceScatter,
-    /// The owner's values go to everyone.
+    /// The owner's final values are sent to every rank.
     AllGather,
 }
 
@@ -53,12 +54,13 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// Sums the gradients of a bucket on the way to the owner of each shard.
+    /// Returns the reduce-scatter of a bucket: sums gradients on the way to the owner of each
+    /// shard.
     pub const fn reduce_scatter(bucket: BucketId) -> Self {
         Self { kind: CollectiveKind::ReduceScatter, bucket }
     }
 
-    /// Copies the owners' parameters of a bucket to every rank.
+    /// Returns the all-gather of a bucket: copies the owners' parameters to every rank.
     pub const fn all_gather(bucket: BucketId) -> Self {
         Self { kind: CollectiveKind::AllGather, bucket }
     }
@@ -73,74 +75,74 @@ impl fmt::Display for Collective {
     }
 }
 
-/// What happened.
+/// Input event of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The rank's own values of a chunk are there: what is to be added (Reduce, on every rank),
-    /// or what is to be handed out (Gather, on the owner only).
+    /// The rank's own values of a chunk are ready: values to add (reduce-scatter, on every rank),
+    /// or final values to send (all-gather, on the owner only).
     LocalReady { kind: CollectiveKind, chunk: ChunkId },
-    /// A message has come.
+    /// A message has arrived.
     Received { kind: CollectiveKind, chunk: ChunkId, from: Rank },
 }
 
-/// What is to be done, in this order. A rank holds at most one value per chunk: nothing (then its
-/// own values stand for it), a partial sum, or the final values.
+/// Output action of an exchange; actions must be performed in order. A rank holds at most one
+/// value per chunk: nothing (then its own values are used), a partial sum, or the final values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// What is held of the chunk goes to `to`. In Reduce it leaves (a partial sum has one holder);
-    /// in Gather it is shared.
+    /// Send the held values of the chunk to `to`. In a reduce-scatter they are moved (a partial
+    /// sum has one holder); in an all-gather they are shared.
     Send { kind: CollectiveKind, chunk: ChunkId, to: Rank },
-    /// The message of `from` plus what is held (own values at first) is held from now on.
+    /// Add the held values (own values at first) to the message of `from`, and hold the sum.
     Accumulate { chunk: ChunkId, from: Rank },
-    /// The chunk is summed over all ranks; said on its owner.
+    /// The chunk is summed over all ranks; emitted on its owner only.
     Reduced { chunk: ChunkId },
-    /// The message of `from` is held: the final values.
+    /// Hold the message of `from`, which has the final values.
     StoreFinal { chunk: ChunkId, from: Rank },
-    /// This rank has nothing more to do for a bucket in this phase (on every rank, once). A bucket
+    /// This rank has nothing more to do for a bucket in this phase (once on every rank). A bucket
     /// of length 0 is done from the start.
     Done { kind: CollectiveKind, bucket: BucketId },
 }
 
-/// One chunk on one rank.
+/// Progress of one chunk on one rank.
 #[derive(Clone, Debug, Default)]
-struct Progress {
-    /// The rank's own values are there.
+struct ChunkProgress {
+    /// True if the rank's own values are ready.
     ready: bool,
-    /// Messages that are not folded yet.
+    /// Senders of messages that arrived and are not folded yet.
     early: Vec<Rank>,
-    /// Messages that are folded.
+    /// Number of folded messages.
     folded: u32,
-    /// The final values are there.
+    /// True if the final values have arrived.
     gathered: bool,
 }
 
-/// One bucket on one rank.
+/// Counters of one bucket on one rank.
 #[derive(Clone, Debug, Default)]
 struct Count {
-    /// Chunks that are ready and whose partial sum is to begin here.
+    /// Ready chunks whose partial sum begins on this rank, once the window allows it.
     waiting: VecDeque<ChunkId>,
     begun: usize,
-    /// Sums that have ended here, and those that ever will.
+    /// Number of sums that have ended on this rank; `ends` is the number that ever will.
     ended: usize,
     ends: usize,
     reduced: usize,
     gathered: usize,
 }
 
-/// The state of one rank in one exchange over all chunks.
+/// State of one rank in one exchange over all chunks.
 #[derive(Debug)]
 pub struct Exchange {
     layout: Arc<ShardLayout>,
     rank: Rank,
     window: usize,
-    chunks: Vec<Progress>,
+    chunks: Vec<ChunkProgress>,
     buckets: Vec<Count>,
     actions: VecDeque<Action>,
 }
 
 impl Exchange {
-    /// At the start of both phases. `window` bounds the partial sums of a bucket that a rank of a
-    /// ring has begun beyond those that have ended with it (at least 1).
+    /// Creates the state at the start of both phases. `window` (at least 1) bounds the partial
+    /// sums of a bucket that a rank of a ring has begun beyond those that have ended with it.
     pub fn new(layout: Arc<ShardLayout>, rank: Rank, window: usize) -> Self {
         assert!(rank.0 < layout.world, "{rank} of {} ranks", layout.world);
         assert!(window > 0, "a window of 0 lets nothing begin");
@@ -158,11 +160,11 @@ impl Exchange {
         &self.layout
     }
 
-    /// Back to the start, for the next step. Both phases must be over, or neither begun, or the
-    /// step was given up by all ranks.
+    /// Resets the state for the next step. Both phases must be over, or neither begun, or all
+    /// ranks must have aborted the step.
     pub fn restart(&mut self) {
         self.chunks.clear();
-        self.chunks.resize(self.layout.chunks.len(), Progress::default());
+        self.chunks.resize(self.layout.chunks.len(), ChunkProgress::default());
         self.buckets.clear();
         self.buckets.resize(self.layout.buckets(), Count::default());
         self.actions.clear();
@@ -178,12 +180,12 @@ impl Exchange {
         }
     }
 
-    /// Takes in an event; what it leads to is polled.
+    /// Processes an event and queues the resulting actions for `poll_action`.
     ///
     /// # Panics
     ///
-    /// If the event makes no sense: an unknown chunk, the same twice, a message from a rank that
-    /// has none to send. Whoever drives the exchanges has a defect then.
+    /// Panics if the event is invalid: an unknown chunk, a repeated event, or a message from a
+    /// rank that has none to send. Such an event is a bug of the caller.
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk } => {
@@ -191,7 +193,7 @@ impl Exchange {
             }
             Event::LocalReady { kind: CollectiveKind::AllGather, chunk } => {
                 let owner = self.layout.chunk(chunk).owner;
-                assert_eq!(owner, self.rank, "{chunk} is handed out by its owner");
+                assert_eq!(owner, self.rank, "{chunk} is sent by its owner");
                 self.gathered(chunk);
             }
             Event::Received { kind: CollectiveKind::ReduceScatter, chunk, from } => {
@@ -203,14 +205,14 @@ impl Exchange {
         }
     }
 
-    /// The next action, if there is one.
+    /// Returns the next action, if there is one.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    // ---- Who sends to whom ----
+    // ---- Message routing ----
 
-    /// The messages that are folded into a chunk here, in this order.
+    /// Returns the number of messages that are folded into a chunk on this rank.
     fn sources(&self, chunk: ChunkId) -> u32 {
         let owner = self.layout.chunk(chunk).owner;
         match self.layout.topology {
@@ -220,7 +222,8 @@ impl Exchange {
         }
     }
 
-    /// Where the message number `index` of [`Self::sources`] comes from.
+    /// Returns the sender of message number `index` of [`Self::sources`], in the order of
+    /// folding.
     fn source(&self, index: u32) -> Rank {
         match self.layout.topology {
             Topology::Ring => self.layout.previous(self.rank),
@@ -228,7 +231,7 @@ impl Exchange {
         }
     }
 
-    /// Where the partial sum goes from here; nowhere from its owner.
+    /// Returns the rank to which this rank sends the partial sum; `None` on the owner.
     fn target(&self, chunk: ChunkId) -> Option<Rank> {
         let owner = self.layout.chunk(chunk).owner;
         match self.layout.topology {
@@ -238,7 +241,7 @@ impl Exchange {
         }
     }
 
-    // ---- Reduce ----
+    // ---- Reduce-scatter ----
 
     fn own_values(&mut self, chunk: ChunkId) {
         let ready = std::mem::replace(&mut self.chunks[chunk.index()].ready, true);
@@ -275,7 +278,7 @@ impl Exchange {
         }
     }
 
-    /// Folds what has come, in order, and passes on what is complete.
+    /// Folds the messages that have arrived, in order, and passes the sum on when it is complete.
     fn fold(&mut self, chunk: ChunkId) {
         if !self.chunks[chunk.index()].ready {
             return;
@@ -292,7 +295,8 @@ impl Exchange {
         self.reduced(chunk);
     }
 
-    /// All that this rank adds to a chunk is added.
+    /// Emits the send of a chunk to which this rank has added all it has to, or on its owner the
+    /// reduced chunk.
     fn reduced(&mut self, chunk: ChunkId) {
         let bucket = self.layout.chunk(chunk).bucket;
         let target = self.target(chunk);
@@ -310,7 +314,7 @@ impl Exchange {
         }
     }
 
-    // ---- Gather ----
+    // ---- All-gather ----
 
     fn final_values(&mut self, chunk: ChunkId, from: Rank) {
         let owner = self.layout.chunk(chunk).owner;
@@ -324,7 +328,7 @@ impl Exchange {
         self.gathered(chunk);
     }
 
-    /// The final values are there: they go on.
+    /// Marks the final values of a chunk as present and sends them on.
     fn gathered(&mut self, chunk: ChunkId) {
         let before = std::mem::replace(&mut self.chunks[chunk.index()].gathered, true);
         assert!(!before, "the final values of {chunk} came to {} before", self.rank);

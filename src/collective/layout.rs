@@ -1,66 +1,68 @@
-//! How buckets are cut: into one shard per rank, and shards into chunks that travel in one message.
+//! Shard layout: cuts buckets into one shard per rank, and shards into chunks of one message
+//! each.
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::base::{BucketId, ChunkId, Rank};
 
-/// Along which way values travel.
+/// Topology of an exchange: the path that values take between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// From rank to rank; every rank owns a shard of each bucket.
+    /// Ring: values travel from rank to rank; every rank owns a shard of each bucket.
     Ring,
-    /// To and from rank 0, the server, which owns everything ("parameter server").
+    /// Star: values travel to and from rank 0, the server, which owns all buckets ("parameter
+    /// server").
     Star,
 }
 
-/// What travels in one message: a part of a shard.
+/// Chunk: a part of a shard that is sent in one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     pub bucket: BucketId,
-    /// Elements of the bucket.
+    /// Range of elements of the bucket.
     pub range: Range<usize>,
-    /// Who reduces it, updates it and hands it out.
+    /// Rank that reduces and updates the chunk and sends its final values to the other ranks.
     pub owner: Rank,
 }
 
-/// For people: the bucket and its elements.
+/// Display name: the bucket and its elements.
 impl fmt::Display for Chunk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}..{}", self.bucket, self.range.start, self.range.end)
     }
 }
 
-/// The cut of all buckets of a run; the same on every rank.
+/// Shard layout of all buckets of a run; the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardLayout {
     pub topology: Topology,
     pub world: u32,
-    /// By bucket, then by position.
+    /// Chunks, ordered by bucket, then by position.
     pub chunks: Vec<Chunk>,
     align: usize,
     chunk_max: usize,
-    /// Elements, by bucket.
+    /// Number of elements, by bucket.
     lengths: Vec<usize>,
-    /// Where the chunks of each bucket begin, and their number at the end.
+    /// Index of the first chunk of each bucket, and the number of chunks at the end.
     firsts: Vec<usize>,
 }
 
-/// Part `part` of `units` units cut into `parts` parts, the longer ones first.
+/// Returns part `part` of `units` units cut into `parts` parts, the longer ones first.
 fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
     let start = |part: usize| part * (units / parts) + part.min(units % parts);
     start(part)..start(part + 1)
 }
 
 impl ShardLayout {
-    /// Cuts buckets of these lengths (elements). Bounds of shards and chunks are multiples of
-    /// `align` elements but for the end of a bucket; a chunk has at most `chunk_max` elements,
+    /// Cuts buckets of these lengths (in elements). Bounds of shards and chunks are multiples of
+    /// `align` elements except for the end of a bucket; a chunk has at most `chunk_max` elements,
     /// and shards may be empty. Shards of a bucket differ by at most one unit of alignment, and
     /// in their number of chunks by at most one.
     ///
     /// # Panics
     ///
-    /// Without ranks, or if a chunk could not hold a unit of `align >= 1` elements.
+    /// Panics if `world` is 0, or if a chunk could not hold a unit of `align >= 1` elements.
     pub fn new(
         topology: Topology,
         world: u32,
@@ -99,22 +101,22 @@ impl ShardLayout {
         &self.chunks[id.index()]
     }
 
-    /// The number of buckets.
+    /// Returns the number of buckets.
     pub fn buckets(&self) -> usize {
         self.lengths.len()
     }
 
-    /// The elements of a bucket.
+    /// Returns the number of elements of a bucket.
     pub fn length(&self, bucket: BucketId) -> usize {
         self.lengths[bucket.index()]
     }
 
-    /// The elements that a chunk has at most.
+    /// Returns the maximum number of elements of a chunk.
     pub fn chunk_max(&self) -> usize {
         self.chunk_max
     }
 
-    /// What a rank owns of a bucket; may be empty.
+    /// Returns the shard of a bucket that a rank owns; it may be empty.
     pub fn shard(&self, bucket: BucketId, rank: Rank) -> Range<usize> {
         let length = self.length(bucket);
         let units = length.div_ceil(self.align);
@@ -126,21 +128,21 @@ impl ShardLayout {
         (units.start * self.align).min(length)..(units.end * self.align).min(length)
     }
 
-    /// The chunks of a bucket, as indices of [`ShardLayout::chunks`].
+    /// Returns the chunks of a bucket, as indices of [`ShardLayout::chunks`].
     pub fn chunks_of(&self, bucket: BucketId) -> Range<usize> {
         self.firsts[bucket.index()]..self.firsts[bucket.index() + 1]
     }
 
-    /// The chunks of a bucket in the order in which a rank's own values of them are used when
-    /// all ranks are equally fast: in a ring, of each shard the first chunk, beginning with the
-    /// one that this rank begins and then as they come around, then the second of each, and so
-    /// on.
+    /// Returns the chunks of a bucket in the order in which an exchange uses a rank's own values
+    /// if all ranks are equally fast: in a ring, the first chunk of each shard, beginning with
+    /// the one that this rank begins and then in the order of arrival, then the second chunk of
+    /// each shard, up to the last.
     ///
-    /// Whoever reads values in this order needs room for one chunk only. Take the first chunk of
-    /// the order, round by round, that some rank has not used: the rank that begins it needs no
-    /// message, its window is open because every sum of earlier rounds has ended, and each next
-    /// rank finds it first among what it has not used, too. In the order of positions instead,
-    /// ranks with little room would wait for each other for ever.
+    /// A rank that reads values in this order needs memory for one chunk only. Take the first
+    /// chunk of the order, round by round, that some rank has not used: the rank that begins it
+    /// needs no message, its window is open because every sum of earlier rounds has ended, and
+    /// for each next rank it is the first unused chunk as well. In the order of positions
+    /// instead, ranks with little memory would deadlock.
     pub fn consumption_order(&self, bucket: BucketId, rank: Rank) -> Vec<ChunkId> {
         let chunks = self.chunks_of(bucket).map(|index| ChunkId(index as u32));
         if self.topology == Topology::Star {
@@ -151,7 +153,7 @@ impl ShardLayout {
             shards[self.chunk(id).owner.index()].push(id);
         }
         let rounds = shards.iter().map(Vec::len).max().unwrap_or(0);
-        // The shard that a rank begins is owned by the one before it.
+        // The shard that a rank begins is owned by the previous rank.
         let world = self.world as usize;
         let around = |hop: usize| (rank.index() + 2 * world - 1 - hop) % world;
         let of_round = |round: usize| (0..world).map(move |hop| (around(hop), round));
@@ -159,7 +161,7 @@ impl ShardLayout {
         order.filter_map(|(owner, round)| shards[owner].get(round).copied()).collect()
     }
 
-    /// Whether a rank sends its own values of a chunk first, before anything is added to them.
+    /// Returns true if a rank is the first to send a chunk: its own values, with nothing added.
     pub fn is_initiator(&self, id: ChunkId, rank: Rank) -> bool {
         let owner = self.chunk(id).owner;
         match self.topology {
@@ -168,8 +170,9 @@ impl ShardLayout {
         }
     }
 
-    /// The messages that a rank receives in one exchange at most, both phases together: a bound
-    /// for its mailbox, and twice that where ranks may be in the next exchange already.
+    /// Returns the maximum number of messages that a rank receives in one exchange, over both
+    /// phases: a bound for its mailbox, which must hold twice as many where ranks may already
+    /// be in the next exchange.
     pub fn messages_max(&self, rank: Rank) -> usize {
         let (chunks, others) = (self.chunks.len(), self.world as usize - 1);
         match self.topology {
@@ -180,12 +183,12 @@ impl ShardLayout {
         }
     }
 
-    /// The rank behind another one in the ring.
+    /// Returns the rank after another one in the ring.
     pub fn next(&self, rank: Rank) -> Rank {
         Rank((rank.0 + 1) % self.world)
     }
 
-    /// The rank before another one in the ring.
+    /// Returns the rank before another one in the ring.
     pub fn previous(&self, rank: Rank) -> Rank {
         Rank((rank.0 + self.world - 1) % self.world)
     }
@@ -214,8 +217,8 @@ mod tests {
         assert_eq!(shards(&star), [0..100, 100..100, 100..100]);
     }
 
-    /// Whether a reduce-scatter ends in which each rank has room for one of its own chunks at a
-    /// time and reads them in this order.
+    /// Returns true if a reduce-scatter completes in which each rank has memory for one of its
+    /// own chunks at a time and reads them in this order.
     fn ends(layout: &ShardLayout, order: impl Fn(Rank) -> Vec<ChunkId>) -> bool {
         let shared = Arc::new(layout.clone());
         let ranks = || (0..layout.world).map(Rank);

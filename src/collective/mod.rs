@@ -1,5 +1,6 @@
-//! Collectives as state machines: who sends which range to whom, and what is added to what. They
-//! hold no values, do no IO and know no time; whoever drives them moves the bytes.
+//! Collectives as state machines, which determine the sender, receiver and range of every message
+//! and the order of additions. They hold no values, do no IO and use no clock; the caller moves
+//! the bytes.
 
 pub mod cost;
 pub mod exchange;

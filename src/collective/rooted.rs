@@ -1,42 +1,42 @@
-//! Collectives that begin or end at one rank, and the barrier: for each rank the list of its steps.
-//! Sends never wait, a step that takes in waits for its message, and messages from one rank to
-//! another arrive in order; then no list can get stuck, because each is made of rounds in which
-//! every message that is taken in was sent in the same round or before.
+//! Rooted collectives, which begin or end at one rank, and the barrier, as a list of steps per
+//! rank. Sends never block, a receiving step waits for its message, and messages from one rank to
+//! another arrive in order. Then no list can deadlock, because each consists of rounds in which
+//! every received message was sent in the same round or before.
 //!
-//! What each costs is in [`super::cost`].
+//! The cost of each collective is in [`super::cost`].
 
 use crate::base::Rank;
 
-/// What a rank does with a block of values. Blocks are named by the rank that they belong to; in a
-/// reduction and a broadcast there is one, of the root.
+/// Step of one rank on a block of values. A block is named by the rank to which it belongs; a
+/// reduction or a broadcast has one block, that of the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootedStep {
-    /// What is held of the block goes to `to`.
+    /// Send the held values of the block to `to`.
     Send { to: Rank, block: Rank },
-    /// What `from` sends is held from now on.
+    /// Receive the block from `from` and hold it.
     Receive { from: Rank, block: Rank },
-    /// What is held plus what `from` sends is held from now on.
+    /// Receive the block from `from`, add it to the held values and hold the sum.
     Fold { from: Rank, block: Rank },
 }
 
-/// `L = ceil(log2(world))`.
+/// Returns the number of levels of a tree, `L = ceil(log2(world))`.
 pub fn levels(world: u32) -> u32 {
     world.next_power_of_two().ilog2()
 }
 
-/// The powers of two below `world`, of which there are `L`.
+/// Returns the powers of two below `world`, of which there are `L`.
 fn distances(world: u32) -> impl DoubleEndedIterator<Item = u32> {
     (0..levels(world)).map(|level| 1 << level)
 }
 
-/// Ranks as seen from a root, which is number 0.
+/// Numbering of ranks relative to a root, which is number 0.
 #[derive(Clone, Copy)]
-struct Seen {
+struct RootedNumbering {
     world: u32,
     root: Rank,
 }
 
-impl Seen {
+impl RootedNumbering {
     fn number(self, rank: Rank) -> u32 {
         (rank.0 + self.world - self.root.0) % self.world
     }
@@ -46,11 +46,12 @@ impl Seen {
     }
 }
 
-/// Sums everyone's values on the root along a binomial tree. Numbered from the root as 0, rank `v`
-/// adds what `v + 1`, `v + 2`, `v + 4`, .. have summed, in this order, for as long as these powers
-/// are below the lowest bit of `v`: `(v + (v+1)) + ((v+2) + (v+3))`, whatever the timing.
+/// Returns the steps of a rank in a reduction, which sums the values of all ranks on the root
+/// along a binomial tree. Numbered from the root as 0, rank `v` adds the sums of `v + 1`, `v +
+/// 2`, `v + 4`, .., in this order, for as long as these powers are below the lowest bit of `v`:
+/// `(v + (v+1)) + ((v+2) + (v+3))`, whatever the timing.
 pub fn reduce(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
-    let seen = Seen { world, root };
+    let seen = RootedNumbering { world, root };
     let number = seen.number(rank);
     let mut steps = Vec::new();
     for distance in distances(world) {
@@ -65,9 +66,10 @@ pub fn reduce(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     steps
 }
 
-/// The root's values go to everyone along the same tree, to the largest branch first.
+/// Returns the steps of a rank in a broadcast of the root's values along the same tree, to the
+/// largest branch first.
 pub fn broadcast(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
-    let seen = Seen { world, root };
+    let seen = RootedNumbering { world, root };
     let number = seen.number(rank);
     let mut steps = Vec::new();
     let mut branches = world.next_power_of_two();
@@ -81,12 +83,14 @@ pub fn broadcast(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     steps
 }
 
-/// An all-reduce of few values: a [`reduce`] to rank 0 and a [`broadcast`] from there.
+/// Returns the steps of a rank in an all-reduce of few values: a [`reduce`] to rank 0 and a
+/// [`broadcast`] from there.
 pub fn all_reduce(world: u32, rank: Rank) -> Vec<RootedStep> {
     [reduce(world, Rank(0), rank), broadcast(world, Rank(0), rank)].concat()
 }
 
-/// Everyone's block goes to the root, which takes them in the order of ranks.
+/// Returns the steps of a rank in a gather: every rank sends its block to the root, which
+/// receives them in the order of ranks.
 pub fn gather(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     if rank != root {
         return vec![RootedStep::Send { to: root, block: rank }];
@@ -95,7 +99,7 @@ pub fn gather(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     others.map(|other| RootedStep::Receive { from: other, block: other }).collect()
 }
 
-/// Each rank's block comes to it from the root.
+/// Returns the steps of a rank in a scatter: the root sends each rank its block.
 pub fn scatter(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     if rank != root {
         return vec![RootedStep::Receive { from: root, block: rank }];
@@ -104,9 +108,9 @@ pub fn scatter(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
     others.map(|other| RootedStep::Send { to: other, block: other }).collect()
 }
 
-/// Nobody is through before everyone has begun: in `L` rounds each rank hears, directly or not, of
-/// twice as many others as before (dissemination; Hensgen, Finkel and Manber 1988). Its blocks are
-/// empty.
+/// Returns the steps of a rank in a barrier: no rank completes it before every rank has begun. In
+/// `L` rounds each rank hears, directly or not, from twice as many ranks as before
+/// (dissemination; Hensgen, Finkel and Manber 1988). Its blocks are empty.
 pub fn barrier(world: u32, rank: Rank) -> Vec<RootedStep> {
     let step = |distance| {
         let to = Rank((rank.0 + distance) % world);
@@ -122,8 +126,8 @@ mod tests {
 
     use super::*;
 
-    /// Sums written out, so that their order shows: what each rank holds of each block at the
-    /// end, from what it holds at first.
+    /// Performs lists of steps on symbolic sums, which show the order of additions: returns the
+    /// blocks that each rank holds at the end, given those that it holds at first.
     fn run(
         world: u32,
         list: impl Fn(Rank) -> Vec<RootedStep>,
@@ -165,7 +169,7 @@ mod tests {
         held
     }
 
-    /// Every world up to 9 and every root in it.
+    /// Calls `test` with every world size up to 9 and every root in it.
     fn for_each_root(test: impl Fn(u32, Rank)) {
         (1..=9).for_each(|world| (0..world).for_each(|root| test(world, Rank(root))));
     }
@@ -214,7 +218,7 @@ mod tests {
     #[test]
     fn a_barrier_waits_for_everyone() {
         for world in 1..=9 {
-            // Whom a rank has heard of, if ranks pass on what they know: everyone.
+            // Ranks that a rank has heard from, directly or not, as bits: all of them at the end.
             let mut knows: Vec<u64> = (0..world).map(|rank| 1 << rank).collect();
             let rounds = barrier(world, Rank(0)).len() / 2;
             for round in 0..rounds {

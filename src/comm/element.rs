@@ -1,8 +1,8 @@
-//! The types whose values travel between ranks.
+//! Element types whose values collectives send between ranks.
 
 use std::fmt;
 
-/// Only the types of this file are elements.
+/// Sealing of `Element`: only the types of this file implement it.
 mod sealed {
     pub trait Sealed {}
 }
@@ -11,18 +11,18 @@ mod sealed {
 pub trait Element:
     sealed::Sealed + Copy + Default + PartialOrd + fmt::Debug + Send + Sync + 'static
 {
-    /// As Rust writes it.
+    /// Name of the type as written in Rust, such as `f32`.
     const NAME: &'static str;
-    /// Whether a mean of them is one of them.
+    /// True if the type is a floating-point type, so that a mean of its values has the same type.
     const IS_FLOAT: bool;
 
-    /// The sum; of integers modulo their number of bits.
+    /// Returns the sum; integers wrap modulo `2^bits`.
     fn add(self, other: Self) -> Self;
 
-    /// The product with a number rounded to this type.
+    /// Returns the product with a factor that is first rounded to this type.
     fn scale(self, factor: f64) -> Self;
 
-    /// The quotient by a number rounded to this type.
+    /// Returns the quotient by a divisor that is first rounded to this type.
     fn div(self, divisor: f64) -> Self;
 }
 

@@ -1,4 +1,4 @@
-//! One rank of an exchange with its values: performs the actions of [`crate::collective`].
+//! Driver of one rank's exchange: performs the actions of [`crate::collective`] on values.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,34 +8,34 @@ use super::{BufferPool, Element, PooledBuffer, SharedBuffer};
 use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Action, Chunk, CollectiveKind, Event, Exchange, ShardLayout};
 
-/// What travels between ranks.
+/// Message from one rank to another: the values of one chunk in one phase.
 #[derive(Debug)]
 pub struct Message<T: Element = f32> {
     pub kind: CollectiveKind,
     pub chunk: ChunkId,
     pub from: Rank,
-    /// How often the sender was restarted.
+    /// Number of restarts of the sender, which identifies the step of the message.
     round: u64,
     payload: MessageValues<T>,
 }
 
-/// A partial sum has one holder; final values are shared.
+/// Values of a message. A partial sum has one holder at a time; final values are shared.
 #[derive(Debug)]
 enum MessageValues<T: Element> {
     Partial(PooledBuffer<T>),
     Final(SharedBuffer<T>),
 }
 
-/// A rank's own side: where its values are, and where results go. Chunks come with their place in
-/// [`ShardLayout::chunks`].
+/// Input and output of one rank during an exchange: provides the rank's own values, stores
+/// results and sends messages. Each chunk is passed with its index in [`ShardLayout::chunks`].
 pub trait ExchangeIo<T: Element = f32> {
     type Error;
 
-    /// Writes the rank's own values of a chunk.
+    /// Writes the rank's own values of a chunk to `into`.
     fn read_local(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [T])
     -> Result<(), Self::Error>;
 
-    /// Adds the rank's own values of a chunk to a partial sum: `partial += io`.
+    /// Adds the rank's own values of a chunk to a partial sum: `partial += own`.
     fn add_local(
         &mut self,
         id: ChunkId,
@@ -43,13 +43,14 @@ pub trait ExchangeIo<T: Element = f32> {
         partial: &mut [T],
     ) -> Result<(), Self::Error>;
 
-    /// Adds what another rank sent to a partial sum (the server of a star does).
+    /// Adds the values that another rank sent to a partial sum (only on the server of a star).
     fn add_message(&mut self, partial: &mut [T], values: &[T]) {
         add_assign(partial, values);
     }
 
-    /// The sum over all ranks of a chunk that this rank owns, in its box, which may be changed and
-    /// kept. What is returned is what a member made by [`ExchangeDriver::into_all_reduce`] hands out.
+    /// Receives the sum over all ranks of a chunk that this rank owns, in a pooled buffer that
+    /// may be changed and kept. An exchange driver made by [`ExchangeDriver::into_all_reduce`]
+    /// sends the returned values to the other ranks.
     fn on_reduced(
         &mut self,
         id: ChunkId,
@@ -57,10 +58,11 @@ pub trait ExchangeIo<T: Element = f32> {
         sum: PooledBuffer<T>,
     ) -> Result<SharedBuffer<T>, Self::Error>;
 
-    /// The final values that this rank hands out, as owner. Not asked for where nobody else is.
+    /// Returns the final values that this rank, the owner of the chunk, sends to the other ranks.
+    /// Not called in a world of one rank.
     fn read_final(&mut self, id: ChunkId, chunk: &Chunk) -> Result<SharedBuffer<T>, Self::Error>;
 
-    /// The final values of a chunk that another rank owns.
+    /// Stores the final values of a chunk that another rank owns.
     fn on_gathered(
         &mut self,
         id: ChunkId,
@@ -68,40 +70,42 @@ pub trait ExchangeIo<T: Element = f32> {
         values: &SharedBuffer<T>,
     ) -> Result<(), Self::Error>;
 
-    /// Hands a message to a rank.
+    /// Sends a message to a rank.
     fn send(&mut self, to: Rank, message: Message<T>) -> Result<(), Self::Error>;
 
-    /// Nothing is left to do for a bucket in a phase.
+    /// Callback for the end of a phase: this rank has nothing left to do for a bucket in it.
     fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Self::Error>;
 }
 
-/// A rank: an [`Exchange`] with the values that it names. After an error it is of no use until
-/// all ranks restart.
+/// Exchange driver of one rank: an [`Exchange`] with the values of its chunks. After an error, no
+/// method may be called until every rank has called `restart`.
 pub struct ExchangeDriver<T: Element = f32> {
     exchange: Exchange,
     pool: BufferPool<T>,
     is_chained: bool,
-    /// How often it was restarted.
+    /// Number of restarts.
     round: u64,
-    /// Messages of ranks that were restarted before this one.
+    /// Messages of ranks that restarted before this one, kept until it restarts as well.
     ahead: VecDeque<Message<T>>,
-    /// Partial sums that have come and are not folded yet.
+    /// Partial sums that were received and are not accumulated yet.
     early: HashMap<(ChunkId, Rank), PooledBuffer<T>>,
-    /// Partial sums, by chunk.
+    /// Partial sums that this rank holds, by chunk.
     held: Vec<Option<PooledBuffer<T>>>,
-    /// Final values, until the actions that come of one event are performed.
+    /// Final values, kept until all actions caused by one event are performed.
     handed: Vec<(ChunkId, SharedBuffer<T>)>,
 }
 
 impl<T: Element> ExchangeDriver<T> {
-    /// At the start of both phases, with a pool of its own; `window` is that of [`Exchange::new`].
+    /// Creates an exchange driver at the start of both phases, with a buffer pool of its own;
+    /// `window` is that of [`Exchange::new`].
     pub fn new(layout: Arc<ShardLayout>, rank: Rank, window: usize) -> Self {
-        // What a rank begins, and as much again that is on its way back.
+        // Buffers of the sums that a rank begins, and as many again on their way back.
         let free_max = (2 * window + 2) * layout.buckets().max(1);
         Self::with_pool(layout, rank, window, BufferPool::new(free_max))
     }
 
-    /// As [`Self::new`], with boxes of a pool that others use as well.
+    /// Creates an exchange driver as [`Self::new`] does, with buffers of a pool that may have
+    /// other users.
     pub fn with_pool(
         layout: Arc<ShardLayout>,
         rank: Rank,
@@ -121,19 +125,21 @@ impl<T: Element> ExchangeDriver<T> {
         }
     }
 
-    /// An all-reduce: what is reduced is handed out at once, in the same box, so nobody calls
-    /// [`Self::on_local_ready`] for [`CollectiveKind::AllGather`].
+    /// Turns the exchange driver into an all-reduce: it sends each reduced chunk to the other
+    /// ranks at once, in the same buffer, so the caller never calls [`Self::on_local_ready`] for
+    /// [`CollectiveKind::AllGather`].
     pub fn into_all_reduce(self) -> Self {
         Self { is_chained: true, ..self }
     }
 
-    /// The pool of its boxes; [`ExchangeIo::read_final`] may use it.
+    /// Returns the exchange driver's buffer pool; [`ExchangeIo::read_final`] may use it.
     pub fn pool(&self) -> &BufferPool<T> {
         &self.pool
     }
 
-    /// For the next step, as [`Exchange::restart`]. All ranks restart equally often; messages of
-    /// one that did before this one wait, and those of a step that was given up are dropped.
+    /// Restarts the exchange driver for the next step, as [`Exchange::restart`] does. All ranks
+    /// must restart equally often: messages of a rank that restarts first wait for this one, and
+    /// messages of an aborted step are dropped.
     pub fn restart(&mut self) {
         self.exchange.restart();
         self.round += 1;
@@ -142,9 +148,10 @@ impl<T: Element> ExchangeDriver<T> {
         self.handed.clear();
     }
 
-    /// Performs what is due from the start: buckets of length 0 are done, and what ranks sent that
-    /// restarted before this one is taken in. Any other call does so too, so it is needed only
-    /// where a bucket may be empty, or in an exchange without [`CollectiveKind::ReduceScatter`].
+    /// Performs the actions that are due from the start: reports buckets of length 0 as done, and
+    /// processes the messages of ranks that restarted before this one. Every method that takes an
+    /// event does the same first, so `start` is needed only if a bucket may be empty, or in an
+    /// exchange without [`CollectiveKind::ReduceScatter`].
     pub fn start<O: ExchangeIo<T>>(&mut self, io: &mut O) -> Result<(), O::Error> {
         for message in std::mem::take(&mut self.ahead) {
             self.handle_message(message, io)?;
@@ -152,7 +159,7 @@ impl<T: Element> ExchangeDriver<T> {
         self.perform(io)
     }
 
-    /// The rank's own values of a chunk are there.
+    /// Reports that the rank's own values of a chunk are ready.
     pub fn on_local_ready<O: ExchangeIo<T>>(
         &mut self,
         kind: CollectiveKind,
@@ -164,7 +171,7 @@ impl<T: Element> ExchangeDriver<T> {
         self.perform(io)
     }
 
-    /// A message has come.
+    /// Processes a message from another rank.
     pub fn recv<O: ExchangeIo<T>>(
         &mut self,
         message: Message<T>,
@@ -174,7 +181,8 @@ impl<T: Element> ExchangeDriver<T> {
         self.handle_message(message, io)
     }
 
-    /// Takes in a message of this round; a later one waits, and an earlier one is of no use.
+    /// Processes a message of the current round; keeps one of a later round and drops one of an
+    /// earlier round.
     fn handle_message<O: ExchangeIo<T>>(
         &mut self,
         message: Message<T>,
@@ -219,12 +227,13 @@ impl<T: Element> ExchangeDriver<T> {
                 Action::Done { kind, bucket } => io.on_done(kind, bucket)?,
             }
         }
-        // The sends of final values follow the event that brought them, so all are made.
+        // The event that brings final values causes all their sends, so all are performed by now.
         self.handed.clear();
         Ok(())
     }
 
-    /// What is held of a chunk leaves: the partial sum, or else a copy of the own values.
+    /// Takes the values of a chunk that are sent on: the partial sum, or else a copy of the own
+    /// values.
     fn partial<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,
@@ -239,7 +248,7 @@ impl<T: Element> ExchangeDriver<T> {
         Ok(values)
     }
 
-    /// The final values of a chunk: those that came, or else the owner's.
+    /// Returns the final values of a chunk: those received, or else the owner's.
     fn final_values<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,

@@ -1,17 +1,17 @@
-//! The hand-over between threads: a queue that many fill and one empties, which can be closed with
-//! a reason that everyone learns.
+//! Mailbox: a queue between threads with many senders and one receiver, which can be closed with
+//! a reason that senders and receiver get.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// The mailbox was closed, with this reason.
+/// Error of a closed mailbox, with the reason of the close.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Closed(pub String);
 
-/// How a wait ended without an item.
+/// Reason for which a wait ended without an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecvError {
     Closed(Closed),
@@ -23,7 +23,7 @@ pub enum RecvError {
 struct Queue<T> {
     items: VecDeque<T>,
     closed: Option<Closed>,
-    /// Threads that wait; nobody is woken for nothing.
+    /// Number of threads that wait for an item; without one, a sender signals nothing.
     waiting: usize,
 }
 
@@ -34,8 +34,8 @@ struct Inner<T> {
     items_max: usize,
 }
 
-/// A queue between threads; clones are handles on the same one. Items of one sender arrive in
-/// their order.
+/// Queue between threads; clones are handles of the same queue. Items of one sender arrive in the
+/// order in which it sent them.
 #[derive(Debug)]
 pub struct Mailbox<T>(Arc<Inner<T>>);
 
@@ -46,19 +46,19 @@ impl<T> Clone for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Empty and open; more than `items_max` items at a time are a defect of whoever sends, and
-    /// panic in debug builds.
+    /// Creates an empty, open mailbox. More than `items_max` items at a time are a bug of the
+    /// senders and panic in debug builds.
     pub fn new(items_max: usize) -> Self {
         let queue = Queue { items: VecDeque::new(), closed: None, waiting: 0 };
         Self(Arc::new(Inner { queue: Mutex::new(queue), changed: Condvar::new(), items_max }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue<T>> {
-        // No code of others runs under the lock, so a thread that panicked left it whole.
+        // No foreign code runs under the lock, so a panic cannot leave the queue inconsistent.
         self.0.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Puts an item in; never waits.
+    /// Adds an item to the queue; never blocks.
     pub fn send(&self, item: T) -> Result<(), Closed> {
         let mut queue = self.lock();
         if let Some(closed) = &queue.closed {
@@ -75,7 +75,8 @@ impl<T> Mailbox<T> {
         Ok(())
     }
 
-    /// Waits for an item; `None`: for ever. Items sent before a close are lost: a close is prompt.
+    /// Waits for an item until the deadline; with `None`, without a timeout. Items that were sent
+    /// before a close are lost: a close takes effect at once.
     pub fn recv(&self, deadline: Option<Instant>) -> Result<T, RecvError> {
         let mut queue = self.lock();
         loop {
@@ -102,7 +103,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// An item, if there is one now.
+    /// Returns the next item, if there is one now; never blocks.
     pub fn try_recv(&self) -> Result<Option<T>, Closed> {
         let mut queue = self.lock();
         match &queue.closed {
@@ -111,19 +112,19 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Why it is closed, if it is.
+    /// Returns the reason of the close, if the mailbox is closed.
     pub fn closed(&self) -> Option<Closed> {
         self.lock().closed.clone()
     }
 
-    /// Closes; the first reason counts. What was in it is dropped.
+    /// Closes the mailbox and drops its items. The reason of the first close counts.
     pub fn close(&self, why: &str) {
         let mut queue = self.lock();
         queue.closed.get_or_insert_with(|| Closed(why.into()));
         let lost = std::mem::take(&mut queue.items);
         drop(queue);
         self.0.changed.notify_all();
-        // Outside the lock: what an item does when it is dropped is its own.
+        // Outside the lock: dropping an item may run arbitrary code.
         drop(lost);
     }
 }

@@ -1,7 +1,8 @@
-//! Collectives between the threads of a process: values in owned boxes, handed from rank to rank.
+//! Collectives between the threads of a process: values are sent from rank to rank in owned
+//! buffers.
 //!
-//! [`init`] and [`ProcessGroup`] are the whole of it for whoever has slices; a trainer with values on
-//! devices drives [`ExchangeDriver`] itself.
+//! [`init`] and [`ProcessGroup`] are the complete interface for values in slices; a trainer with
+//! values on devices uses [`ExchangeDriver`] directly.
 
 pub mod add;
 mod element;
@@ -19,7 +20,7 @@ pub use process_group::packet::Transferable;
 pub use process_group::reduce_op::ReduceOp;
 pub use process_group::{ProcessGroup, init};
 
-/// What [`mailbox`] waits with; `tests/loom.rs` puts loom's in its place.
+/// Synchronization primitives of [`mailbox`]; `tests/loom.rs` substitutes those of loom.
 mod sync {
     pub use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 }

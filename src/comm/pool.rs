@@ -1,5 +1,5 @@
-//! Boxes for values on their way between ranks, used again and again: a fresh box of this size is
-//! page faults, and an old one is likely still in a cache.
+//! Buffer pool for values on their way between ranks. Reuse avoids the page faults of a fresh
+//! allocation of this size, and a recently used buffer is likely still in a cache.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -7,46 +7,46 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Element;
 
-/// A pool of boxes; clones are handles on the same one.
+/// Pool of buffers; clones are handles of the same pool.
 #[derive(Clone)]
 pub struct BufferPool<T> {
     free: Arc<Mutex<Vec<Vec<T>>>>,
-    /// Boxes that are kept while nobody uses them.
+    /// Maximum number of free buffers that the pool keeps.
     free_max: usize,
 }
 
 impl<T: Element> BufferPool<T> {
-    /// Empty; keeps at most `free_max` boxes.
+    /// Creates an empty pool that keeps at most `free_max` free buffers.
     pub fn new(free_max: usize) -> Self {
         Self { free: Arc::default(), free_max }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Vec<T>>> {
-        // Only pushes and pops run under the lock, so a thread that panicked left it whole.
+        // Only pushes and pops run under the lock, so a panic cannot leave the list inconsistent.
         self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A box of this length, the one that was used last; what is in it is of no meaning.
+    /// Takes a buffer of this length, the most recently used one; its contents are unspecified.
     pub fn take(&self, length: usize) -> PooledBuffer<T> {
         let mut values = self.lock().pop().unwrap_or_default();
         values.resize(length, T::default());
         PooledBuffer { values, pool: Some(self.clone()) }
     }
 
-    /// How many boxes wait for their next use.
+    /// Returns the number of free buffers.
     pub fn free(&self) -> usize {
         self.lock().len()
     }
 }
 
-/// A box of values with one owner. It goes back to its pool when it is dropped.
+/// Buffer of values with one owner. It returns to its pool when it is dropped.
 pub struct PooledBuffer<T: Element = f32> {
     values: Vec<T>,
     pool: Option<BufferPool<T>>,
 }
 
 impl<T: Element> PooledBuffer<T> {
-    /// From now on many read it, and nobody writes.
+    /// Makes the buffer shared and read-only.
     pub fn share(self) -> SharedBuffer<T> {
         SharedBuffer(Arc::new(self))
     }
@@ -83,8 +83,8 @@ impl<T: Element> fmt::Debug for PooledBuffer<T> {
     }
 }
 
-/// Final values that several ranks read; clones are handles on the same ones. Its box goes back
-/// to its pool when the last handle is dropped.
+/// Final values that several ranks read; clones are handles of the same buffer, which returns to
+/// its pool when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub struct SharedBuffer<T: Element = f32>(Arc<PooledBuffer<T>>);
 
@@ -97,7 +97,7 @@ impl<T: Element> Deref for SharedBuffer<T> {
 }
 
 impl<T: Element> From<Vec<T>> for SharedBuffer<T> {
-    /// Without a pool: the memory is freed at the end.
+    /// Wraps a vector without a pool: its memory is freed when the last handle is dropped.
     fn from(values: Vec<T>) -> Self {
         PooledBuffer { values, pool: None }.share()
     }

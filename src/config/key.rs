@@ -1,6 +1,6 @@
-//! What a configuration key is: its name, what it accepts, its default and its meaning. The
-//! table of all keys, [`KEYS`](super::schema::KEYS), is made of these; reading, checking,
-//! printing and the help listing are loops over it.
+//! Configuration key: name, accepted values, default and documentation. Reading, validation,
+//! printing and the help listing are loops over the table of all keys,
+//! [`KEYS`](super::schema::KEYS).
 
 use std::fmt;
 use std::ops::Bound;
@@ -8,42 +8,42 @@ use std::path::PathBuf;
 
 /// One key of a configuration `C`.
 pub struct Key<C: 'static> {
-    /// `section.leaf`, as flags and messages name it.
+    /// Full name `section.leaf`, as used in flags and messages.
     pub full_name: &'static str,
     pub section: &'static str,
     pub name: &'static str,
-    /// Sentences for people.
+    /// Help text: one or more sentences, printed by `--explain keys`.
     pub doc: &'static str,
     pub accepts: Constraint,
-    /// Where the default comes from if it is not a constant: "as train.batch".
+    /// Derivation of a default that is not a constant, for the help listing: "as train.batch".
     pub follows: Option<&'static str>,
-    /// The value in a configuration; `None` if it has none (a path that is not there).
+    /// Returns the value in a configuration; `None` for a path that is unset or not Unicode.
     pub get: fn(&C) -> Option<Value>,
-    /// Puts in a value that [`Key::accepts`] has checked. Panics on a value of another type.
+    /// Sets a value that [`Key::accepts`] has checked. Panics on a value of another type.
     pub set: fn(&mut C, Value),
 }
 
-/// A value of a key, of one of the types that TOML and the keys have in common.
+/// Value of a key, in one of the types that TOML and the keys have in common.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Whole(i128),
     Real(f64),
     Flag(bool),
     Text(String),
-    /// Whole numbers.
+    /// A list of whole numbers.
     IntList(Vec<u64>),
 }
 
 /// The values that a key accepts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Constraint {
-    /// Whole numbers from the first to the last.
+    /// Whole numbers from the first bound to the last, both included.
     Whole(i64, i64),
     /// Finite numbers between two bounds.
     Real(Bound<f64>, Bound<f64>),
     /// `true` or `false`.
     Flag,
-    /// One of these words.
+    /// One word of the list.
     OneOf(&'static [&'static str]),
     /// Any string that is not empty.
     Text,
@@ -52,8 +52,8 @@ pub enum Constraint {
 }
 
 impl Constraint {
-    /// The value in the key's own type (a whole number becomes a real one where that is asked
-    /// for), or `None` if it is of another type or out of range.
+    /// Returns the value converted to the key's own type (a whole number becomes a real one for
+    /// `Real`), or `None` if it has another type or is out of range.
     pub fn check(&self, value: Value) -> Option<Value> {
         match (self, value) {
             (Constraint::Whole(first, last), Value::Whole(v)) => {
@@ -62,7 +62,8 @@ impl Constraint {
             }
             (Constraint::Real(..), Value::Whole(v)) => self.check(Value::Real(v as f64)),
             (Constraint::Real(from, to), Value::Real(v)) => {
-                // Devices compute in f32: what rounds to an excluded bound there is out as well.
+                // Devices compute in f32: a value that rounds to an excluded bound in f32 is
+                // rejected too.
                 let (low, high) = (*from, *to);
                 let is_v = |bound: f64| bound as f32 == v as f32;
                 let excluded =
@@ -85,7 +86,7 @@ impl Constraint {
     }
 }
 
-/// What is accepted, to follow "expects".
+/// Formats the accepted values as a phrase that follows "expects" in messages.
 impl fmt::Display for Constraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -124,18 +125,19 @@ impl fmt::Display for Constraint {
     }
 }
 
-/// A number in its shortest form: 1, 0.5, 1e-20.
+/// Formats a number in its shortest form: 1, 0.5, 1e-20.
 fn short(value: f64) -> String {
     let text = format!("{value:?}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-/// As TOML writes it, so that reading it back gives the same value bit by bit.
+/// Formats the value as TOML; reading it back gives the same value bit by bit.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Whole(v) => write!(f, "{v}"),
-            // The shortest digits that name this very number, always with a point or exponent.
+            // The shortest digits that read back as the same bits, always with a point or
+            // exponent.
             Value::Real(v) => write!(f, "{v:?}"),
             Value::Flag(v) => write!(f, "{v}"),
             Value::IntList(v) => write!(f, "{v:?}"),
@@ -144,7 +146,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// A Rust type that holds a key's value.
+/// Rust type of a configuration field, convertible from and to a key's `Value`.
 pub trait ConfigValue {
     fn value(&self) -> Option<Value>;
     fn replace(&mut self, value: Value);
@@ -167,7 +169,7 @@ macro_rules! fields {
     )*};
 }
 
-// What a key accepts starts at 0 or more and ends within `i64`, so no conversion loses anything.
+// Every accepted range starts at 0 or more and ends within `i64`, so no conversion is lossy.
 fields! {
     usize, Whole, |v| *v as i128, |v| v as usize;
     u64, Whole, |v| i128::from(*v), |v| v as u64;
@@ -176,7 +178,7 @@ fields! {
     Vec<u64>, IntList, |v| v.clone(), |v| v;
 }
 
-/// A path has no value when there is none, and when it is not Unicode, which TOML cannot hold.
+/// Optional path: has no value if it is unset or not Unicode, which TOML cannot hold.
 impl ConfigValue for Option<PathBuf> {
     fn value(&self) -> Option<Value> {
         let path = self.as_ref()?;
@@ -191,7 +193,7 @@ impl ConfigValue for Option<PathBuf> {
     }
 }
 
-/// Enums whose variants are words of the configuration.
+/// Defines enums whose variants are words of the configuration.
 macro_rules! config_enum {
     ($(
         $(#[$doc:meta])*
@@ -206,10 +208,10 @@ macro_rules! config_enum {
         }
 
         impl $name {
-            /// Every word, in the order of the variants.
+            /// All words of the enum, in the order of its variants.
             pub const WORDS: &'static [&'static str] = &[$($word),*];
 
-            /// The word that the configuration uses.
+            /// Returns the word of this variant in the configuration.
             pub fn word(self) -> &'static str {
                 match self { $($name::$variant => $word,)* }
             }

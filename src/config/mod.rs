@@ -1,5 +1,5 @@
-//! The configuration of a run: the table of its keys (`schema`, made of `key`), and what was typed,
-//! read and checked against it (`read`).
+//! Configuration of a run: the table of its keys (`schema`, built from the types in `key`), and
+//! the reader that merges and checks the values set by file and flags (`read`).
 
 pub mod key;
 pub mod read;

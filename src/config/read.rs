@@ -1,5 +1,5 @@
-//! What was typed, a TOML file and then flags, becomes a checked [`RunConfig`]. Every error names
-//! its place (file and line, or the flag), the key, and what would be accepted.
+//! Configuration reader: merges a TOML file and command-line flags into a checked [`RunConfig`].
+//! Every error names its place (file and line, or the flag), the key, and the accepted values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,16 +25,16 @@ pub enum ConfigError {
     Value { origin: Origin, name: String, why: String },
 }
 
-/// Where something was typed. The order is that of precedence: later ones win.
+/// Place where a value was set. The order is that of precedence: later variants win.
 #[derive(Clone, Debug, PartialEq, PartialOrd)]
 pub enum Origin {
-    /// Nowhere: it is a default, or follows from other keys.
+    /// Not set anywhere: a constant default, or derived from other keys.
     Default,
-    /// In the configuration that a checkpoint holds.
+    /// The configuration stored in a checkpoint.
     Saved,
     /// A file and its line, counted from 1.
     File(PathBuf, usize),
-    /// The nth flag, as it was typed.
+    /// The nth override flag, as it was typed.
     Flag(usize, String),
 }
 
@@ -49,19 +49,19 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One flag that sets a key.
+/// Command-line flag that sets a key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
-    /// As it was typed, for messages: `--steps 500`.
+    /// The flag as it was typed, for messages: `--steps 500`.
     pub flag: String,
-    /// `section.leaf`.
+    /// Full name of the key, `section.leaf`.
     pub key: String,
-    /// In TOML, or a bare word, which is a string.
+    /// Value in TOML, or a bare word, which is read as a string.
     pub value: String,
 }
 
 impl Override {
-    /// `--set key=value`.
+    /// Parses the argument of `--set key=value`.
     pub fn set(typed: &str) -> Result<Self, ConfigError> {
         let flag = format!("--set {typed}");
         match typed.split_once('=') {
@@ -75,12 +75,12 @@ impl Override {
         }
     }
 
-    /// A flag of its own for a key, such as `--steps 500` for `train.steps`.
+    /// Override by a dedicated flag, such as `--steps 500` for `train.steps`.
     pub fn named(flag: &str, key: &str, value: impl fmt::Display) -> Self {
         Self { flag: format!("{flag} {value}"), key: key.into(), value: value.to_string() }
     }
 
-    /// `--data PATH`: the path, taken literally, and `data.kind = "text"`.
+    /// Overrides of `--data PATH`: `data.path`, taken literally, and `data.kind = "text"`.
     pub fn data(path: &Path) -> Result<[Self; 2], ConfigError> {
         let flag = format!("--data {}", path.display());
         let Some(literal) = path.to_str() else {
@@ -96,16 +96,16 @@ impl Override {
     }
 }
 
-/// A configuration, and which of its keys were typed now: those that replace a saved value.
+/// Configuration, and the keys set by file or flags, which replace saved values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     pub config: RunConfig,
     pub typed: BTreeSet<&'static str>,
 }
 
-/// Reads a configuration: the saved one of a checkpoint (or the defaults), over it the file's
-/// keys, over them the flags', of which later ones win. Keys that nobody set follow those they
-/// depend on, as [`RunConfig::apply_derived_defaults`] says.
+/// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
+/// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
+/// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`].
 pub fn read(
     saved: Option<RunConfig>,
     file: Option<(&Path, &str)>,
@@ -128,13 +128,13 @@ pub fn read(
     Ok(Resolved { config: reader.config, typed: keys })
 }
 
-/// The text of a configuration file.
+/// Reads the text of a configuration file.
 pub fn load(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path)
         .map_err(|error| ConfigError::Unreadable { path: path.into(), why: error.to_string() })
 }
 
-/// A listing of all keys with what they accept, their defaults and their meaning.
+/// Returns a listing of all keys with their accepted values, defaults and meaning.
 pub fn keys_help() -> String {
     let defaults = RunConfig::default();
     let mut text = String::new();
@@ -154,7 +154,7 @@ pub fn keys_help() -> String {
     text
 }
 
-/// The configuration while it is read, and where each typed key was typed last.
+/// Configuration under construction, with the origin of the last value of each key that was set.
 struct ConfigReader {
     config: RunConfig,
     origins: BTreeMap<&'static str, Origin>,
@@ -199,7 +199,7 @@ impl ConfigReader {
         self.put(origin, &one.key, value, &one.value)
     }
 
-    /// Sets a key to a value, which is a bare word (`written` then) if it is `None`.
+    /// Sets a key; if `value` is `None`, the value is the bare word `written`.
     fn put(
         &mut self,
         origin: Origin,
@@ -235,8 +235,8 @@ impl ConfigReader {
         self.origins.get(key).cloned().unwrap_or(untyped)
     }
 
-    /// A flag that asks for the built-in corpus takes back the path that stands in the file or
-    /// in the checkpoint. Both in one file, or the path later, is a contradiction.
+    /// Drops a `data.path` of lower precedence (in the file or in the checkpoint) if the built-in
+    /// corpus was selected later. Both in one file, or the path later, is a contradiction.
     fn drop_path_of_builtin(&mut self) {
         let (kind, path) = (self.origin("data.kind"), self.origin("data.path"));
         let one_file = matches!((&kind, &path), (Origin::File(..), Origin::File(..)));
@@ -246,7 +246,7 @@ impl ConfigReader {
         }
     }
 
-    /// A flag that asks for measured shares takes back those that stand in the file.
+    /// Drops the `parallel.shares` set before a flag that selects measured shares.
     fn drop_shares_of_measured(&mut self) {
         let (balance, shares) = (self.origin("parallel.balance"), self.origin("parallel.shares"));
         let by_flag = matches!(balance, Origin::Flag(..)) && balance > shares;
@@ -256,7 +256,7 @@ impl ConfigReader {
         }
     }
 
-    /// Where the contradiction came in: the last typed of the keys that are at odds.
+    /// Attributes a contradiction to the place of the conflicting key that was set last.
     fn attribute(&self, invalid: ConstraintError) -> ConfigError {
         let mut origin = self.origin(invalid.keys[0]);
         for key in &invalid.keys[1..] {
@@ -267,7 +267,7 @@ impl ConfigReader {
     }
 }
 
-/// The entries of a table by where they stand in the text, so that the first error is reported.
+/// Returns the entries of a table in the order of the text, so that the first error is reported.
 fn in_order<'t, 'i>(
     table: &'t DeTable<'i>,
 ) -> Vec<(&'t toml::Spanned<toml::de::DeString<'i>>, &'t toml::Spanned<DeValue<'i>>)> {
@@ -276,7 +276,7 @@ fn in_order<'t, 'i>(
     entries
 }
 
-/// The value of a key, if it accepts what was written.
+/// Converts a written value to that of the key; `None` if the key does not accept it.
 fn accepted_value(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) -> Option<Value> {
     let whole =
         |number: &toml::de::DeInteger| i128::from_str_radix(number.as_str(), number.radix()).ok();
@@ -306,7 +306,7 @@ fn accepted_value(key: &Key<RunConfig>, value: Option<&DeValue>, written: &str) 
     key.accepts.check(value)
 }
 
-/// What stands in the text there: the first line of it, up to 40 characters.
+/// Returns the first line of a span of the text, cut to 40 characters.
 fn excerpt(text: &str, span: &Range<usize>) -> String {
     let line = text.get(span.clone()).unwrap_or_default().lines().next().unwrap_or_default();
     match line.char_indices().nth(40) {
@@ -333,7 +333,7 @@ fn unknown_key(origin: Origin, name: &str) -> ConfigError {
     let section = name.split('.').next().filter(|section| is_section(section));
     let by_name = || nearest(name, KEYS.iter().map(|key| (key.full_name, key.full_name)));
     let by_leaf = || nearest(leaf, KEYS.iter().map(|key| (key.name, key.full_name)));
-    // A near name in full (a slip) beats the same key of another section (a mistake).
+    // A near match of the full name (a typo) beats the same key of another section (a mistake).
     let near = by_name().or_else(by_leaf);
     let hint = match (near, section) {
         (_, Some(section)) if section == name => format!("{section} is a section: [{section}]"),
@@ -347,8 +347,8 @@ fn unknown_key(origin: Origin, name: &str) -> ConfigError {
     ConfigError::Unknown { origin, name: format!("key {name}"), hint }
 }
 
-/// Of pairs (spelling, meaning), the meaning of the spelling nearest to what was typed, if it is
-/// near enough to be a slip: one edit per three letters.
+/// Returns, of pairs (spelling, meaning), the meaning of the spelling nearest to `typed` if it is
+/// near enough to be a typo: one edit per four letters (rounded up), at most three.
 fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> Option<&'a str> {
     let typed = typed.to_lowercase().replace('-', "_");
     known
@@ -368,7 +368,7 @@ mod tests {
         sets.iter().map(|set| Override::set(set).unwrap()).collect()
     }
 
-    /// What a file and `--set` flags give, with the file called `run.toml`.
+    /// Resolves a file, called `run.toml`, and `--set` flags.
     fn typed(text: &str, sets: &[&str]) -> Result<Resolved, ConfigError> {
         read(None, Some((Path::new("run.toml"), text)), &overrides(sets))
     }
@@ -377,7 +377,7 @@ mod tests {
         typed(text, sets).unwrap_or_else(|error| panic!("{error}")).config
     }
 
-    /// Asserts that a file and flags are refused with these words.
+    /// Asserts that a file and flags are refused with this message.
     fn refused(text: &str, sets: &[&str], expected: &str) {
         match typed(text, sets) {
             Err(error) => assert_eq!(error.to_string(), expected),
@@ -564,7 +564,7 @@ mod tests {
         assert_eq!(shares("", &["parallel.shares=12"]), Some(vec![12]));
         assert_eq!(shares(file, &["parallel.shares=[]"]), Some(vec![]), "evenly");
         assert_eq!(shares("", &[]), None);
-        // A later flag takes them back, from a file and from a checkpoint.
+        // A later flag drops the shares of a file and of a checkpoint.
         assert_eq!(shares(file, &["parallel.balance=measured"]), None);
         let back = resumed(&config(file, &[]), &["parallel.balance=measured"]);
         assert_eq!(back, RunConfig::default());
@@ -601,7 +601,7 @@ mod tests {
         refused(text, &[], &format!("run.toml:3: {both}"));
     }
 
-    /// What resuming from `saved` with these flags gives.
+    /// Resolves the configuration of a run that resumes from `saved` with these flags.
     fn resumed(saved: &RunConfig, sets: &[&str]) -> RunConfig {
         read(Some(saved.clone()), None, &overrides(sets)).unwrap().config
     }
@@ -652,7 +652,7 @@ mod tests {
         }
     }
 
-    /// Every key's value at a place between 0 and 1 of what it accepts.
+    /// Picks a value of a key; `origin`, from 0 to 1, is its position in the accepted range.
     fn pick(key: &Key<RunConfig>, origin: f64) -> Option<Value> {
         use std::ops::Bound::{Excluded, Included};
         let value = match key.accepts {

@@ -1,5 +1,5 @@
-//! The configuration of a run: checked, resolved, printable as TOML and readable again. What was
-//! typed becomes a [`RunConfig`] in `read`; every key is one entry of [`KEYS`].
+//! Schema of a run's configuration: checked, resolved, printable as TOML and readable again.
+//! `read` builds a [`RunConfig`] from file and flags; every key is one entry of [`KEYS`].
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Included};
@@ -8,93 +8,93 @@ use std::path::PathBuf;
 use super::key::{ConfigValue, Constraint, Key, config_enum};
 
 config_enum! {
-    /// What is trained.
+    /// Architecture of the model.
     ModelKind {
         /// A decoder-only transformer.
         Gpt = "gpt",
     }
-    /// The function between the two matrices of a block's MLP.
+    /// Activation function between the two linear layers of a block's MLP.
     ActivationKind {
         Gelu = "gelu",
         GeluTanh = "gelu_tanh",
         Relu = "relu",
     }
-    /// Where the samples come from.
+    /// Source of the samples.
     DataKind {
         /// A text file, `data.path`.
         Text = "text",
-        /// The corpus inside the program: its own sources and documents.
+        /// The built-in corpus: the sources and documents of the program itself.
         Builtin = "builtin",
     }
-    /// What a token is.
+    /// Unit of tokenization.
     TokenizerName {
-        /// Each character that occurs in the text.
+        /// One token per character that occurs in the text.
         Char = "char",
-        /// Each of the 256 bytes.
+        /// One token per byte: a vocabulary of 256.
         Byte = "byte",
     }
-    /// The update rule.
+    /// Update rule of the optimizer.
     OptimKind {
         /// Adam with decoupled weight decay.
         AdamW = "adamw",
         /// Stochastic gradient descent with momentum.
         Sgd = "sgd",
     }
-    /// How the learning rate goes on after the warm-up.
+    /// Decay of the learning rate after the warm-up.
     ScheduleKind {
         Constant = "constant",
-        /// Along half a cosine from `optim.lr` to `schedule.min_lr`.
+        /// Half a cosine from `optim.lr` to `schedule.min_lr`.
         Cosine = "cosine",
-        /// Along a line from `optim.lr` to `schedule.min_lr`.
+        /// A straight line from `optim.lr` to `schedule.min_lr`.
         Linear = "linear",
     }
 }
 
 config_enum! {
-    /// How the global batch is shared out.
+    /// Split of the global batch over the devices.
     Balance {
-        /// By the measured speed of each device.
+        /// By the measured throughput of each device.
         Measured = "measured",
-        /// As parallel.shares says, or evenly.
+        /// By `parallel.shares`, or evenly if that is empty.
         Fixed = "fixed",
     }
-    /// Along which way gradients and parameters travel.
+    /// Topology of the collectives that reduce gradients and gather parameters.
     CollectiveTopology {
-        /// From device to device; each updates an equal part.
+        /// Each device sends to the next one, and updates an equal shard of the parameters.
         Ring = "ring",
-        /// To and from the first device, which updates everything.
+        /// All devices exchange with the first one, which updates all parameters.
         Star = "star",
     }
-    /// Where gradients of devices are added.
+    /// Site at which the gradients of several devices are summed.
     ReduceSiteChoice {
-        /// Where it is faster.
+        /// The faster site, by measurement.
         Measured = "measured",
-        /// On the host.
+        /// In host memory.
         Host = "host",
         /// On the devices.
         Device = "device",
     }
-    /// What happens when devices do not hold the same parameters.
+    /// Reaction to devices whose replicas of the parameters differ.
     OnMismatch {
-        /// The run ends.
+        /// Stop the run.
         Stop = "stop",
-        /// They are replaced by those of the device that updates them.
+        /// Overwrite the parameters with those of their owner, the device that updates them.
         Repair = "repair",
     }
 }
 
-/// Counts of steps: a billion is years on any device.
+/// Largest count of steps: a billion steps take years on any device.
 const STEPS: i64 = 1_000_000_000;
-/// Samples of a batch.
+/// Largest number of samples in a batch.
 const SAMPLES: i64 = 1 << 20;
-/// From 0, as decaying averages need it, to below 1.
+/// Fractions from 0 to below 1, as decaying averages need them.
 const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
-/// Learning rates are far below; beyond it a typing error is certain.
+/// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.
 const LR_MAX: f64 = 1000.0;
 
-/// Makes the structs of the sections, their defaults, [`RunConfig`], and the table of keys, out
-/// of one entry per key: doc, name, type, default, what is accepted, where the default follows
-/// another key.
+/// Generates the structs of the sections, their defaults, [`RunConfig`] and the table of keys
+/// from one entry per key: doc, name, type, default, accepted values, and the other key that the
+/// default follows, if any.
 macro_rules! sections {
     ($(
         $(#[doc = $section_doc:literal])*
@@ -120,7 +120,7 @@ macro_rules! sections {
             }
         )*
 
-        /// Everything that a run is told. Equal configurations on the same devices give the
+        /// Complete configuration of a run. Equal configurations on the same devices give the
         /// same bits.
         #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
         #[serde(default, deny_unknown_fields)]
@@ -128,11 +128,11 @@ macro_rules! sections {
             $($(#[doc = $section_doc])* pub $section: $Section,)*
         }
 
-        /// The sections with a sentence each, in the order in which they are printed.
+        /// Sections with a help sentence each, in printing order.
         pub const SECTIONS: &[(&str, &str)] =
             &[$((stringify!($section), concat!($($section_doc),*)),)*];
 
-        /// Every key, in the order in which they are printed.
+        /// All keys, in printing order.
         pub const KEYS: &[Key<RunConfig>] = &[$($(Key {
             full_name: concat!(stringify!($section), ".", stringify!($key)),
             section: stringify!($section),
@@ -147,135 +147,138 @@ macro_rules! sections {
 }
 
 sections! {
-    /// The network.
+    /// Architecture of the model.
     model: Model {
-        /// What is trained.
+        /// Model architecture.
         kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS);
-        /// Blocks of attention and MLP.
+        /// Number of transformer blocks (attention and MLP).
         layers: usize = 4, Constraint::Whole(1, 1024);
-        /// Heads of attention; they divide the width.
+        /// Number of attention heads; must divide the width.
         heads: usize = 4, Constraint::Whole(1, 1024);
-        /// Values per token between the blocks.
+        /// Channels of the residual stream: values per token between the blocks.
         width: usize = 128, Constraint::Whole(1, 65_536);
-        /// Tokens of a sample.
+        /// Context length: tokens of a sample.
         context: usize = 64, Constraint::Whole(1, 65_536);
-        /// Whether linear layers and norms have biases.
+        /// Biases in linear layers and layer norms.
         bias: bool = false, Constraint::Flag;
-        /// The share of activations that training sets to zero.
+        /// Dropout probability: share of activations that training sets to zero.
         dropout: f64 = 0.0, FRACTION;
-        /// Whether the output head shares the token embedding.
+        /// Weight tying: the output head shares the token embedding.
         tie: bool = true, Constraint::Flag;
-        /// The function inside the MLP.
+        /// Activation function of the MLP.
         activation: ActivationKind = ActivationKind::Gelu, Constraint::OneOf(ActivationKind::WORDS);
     }
-    /// What the network learns from.
+    /// Data for training and validation.
     data: Data {
-        /// Where the samples come from.
+        /// Source of the samples.
         kind: DataKind = DataKind::Builtin, Constraint::OneOf(DataKind::WORDS),
             "\"builtin\", or \"text\" with a data.path";
-        /// The text file, from the working directory.
+        /// Path of the text file, relative to the working directory.
         path: Option<PathBuf> = None, Constraint::Text;
-        /// What a token is.
+        /// Unit of tokenization: a character or a byte.
         tokenizer: TokenizerName = TokenizerName::Char, Constraint::OneOf(TokenizerName::WORDS);
-        /// The share at the end of the text that only evaluation sees; 0 = none.
+        /// Share of the text, at its end, for the validation split; 0 = none.
         held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
     }
-    /// The run.
+    /// The training run.
     train: Train {
-        /// Samples per step, over all devices.
+        /// Global batch size: samples per step over all devices.
         batch: usize = 12, Constraint::Whole(1, SAMPLES);
-        /// Samples that a device runs at a time; the last ones of a batch may be fewer.
+        /// Micro-batch: samples per pass of a device; a step's last one may be smaller.
         micro_batch: usize = 12, Constraint::Whole(1, SAMPLES), "as train.batch";
-        /// Whether neighbouring operations become one kernel.
+        /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
-        /// The step after which the run ends; 0 writes the initial checkpoint only.
+        /// Step after which the run ends; 0 writes the initial checkpoint only.
         steps: u64 = 500, Constraint::Whole(0, STEPS);
-        /// What all random numbers are drawn from.
+        /// Seed of all random numbers.
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
-        /// Steps between evaluations on the held-out text; 0 = at the end only.
+        /// Steps between evaluations on the validation split; 0 = at the end only.
         eval_every: u64 = 250, Constraint::Whole(0, STEPS);
         /// Steps between checkpoints; 0 = at the start and at the end only.
         checkpoint_every: u64 = 250, Constraint::Whole(0, STEPS);
-        /// Checkpoints that are kept; older ones are deleted.
+        /// Number of newest checkpoints to keep; older ones are deleted.
         checkpoint_keep: usize = 2, Constraint::Whole(2, 1_000_000);
-        /// Seconds for timing the kernels of a GPU before the first step; 0 = none.
+        /// Seconds for autotuning the kernels of a GPU before the first step; 0 = none.
         tune_s: f64 = 5.0, Constraint::Real(Included(0.0), Included(3600.0));
-        /// Steps in a row skipped as not finite after which the run stops.
+        /// Consecutive steps skipped for non-finite values after which the run stops.
         skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
-        /// Seconds without a sign of life after which a device counts as hung.
+        /// Device timeout: seconds without a heartbeat after which a device counts as hung.
         device_timeout_s: f64 = 300.0, Constraint::Real(Excluded(0.0), Included(86_400.0));
-        /// MiB of the device's memory that a run may take; 0 = what it tells.
+        /// Device memory that a run may use, in MiB; 0 = as much as the device reports.
         device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
-        /// Steps between lines of progress where there is no terminal.
+        /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);
-        /// Tokens of the text that is printed at the end; 0 = none.
+        /// Tokens of the sample text generated at the end; 0 = none.
         sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000);
     }
-    /// Several devices in one run.
+    /// Data parallelism over several devices.
     parallel: Parallel {
-        /// How the batch is shared out: by measured speed, or as parallel.shares says.
+        /// Split of the batch: by measured throughput, or fixed by parallel.shares.
         balance: Balance = Balance::Measured, Constraint::OneOf(Balance::WORDS);
-        /// Samples of the batch for each device, in their order; for balance = "fixed".
+        /// Samples of the batch per device, in device order; for balance = "fixed".
         shares: Vec<u64> = Vec::new(), Constraint::IntList, "evenly";
-        /// How gradients and parameters travel: around, or over the first device.
-        collective: CollectiveTopology = CollectiveTopology::Ring, Constraint::OneOf(CollectiveTopology::WORDS);
-        /// Whether gradients travel while the backward pass still computes others.
+        /// Topology of the collectives: a ring, or a star over the first device.
+        collective: CollectiveTopology = CollectiveTopology::Ring,
+            Constraint::OneOf(CollectiveTopology::WORDS);
+        /// Overlap of gradient communication with the backward pass.
         overlap: bool = true, Constraint::Flag;
-        /// Where gradients of several devices are added.
-        reduce_site: ReduceSiteChoice = ReduceSiteChoice::Measured, Constraint::OneOf(ReduceSiteChoice::WORDS);
-        /// KiB that travel in one message.
+        /// Site at which the gradients of several devices are summed.
+        reduce_site: ReduceSiteChoice = ReduceSiteChoice::Measured,
+            Constraint::OneOf(ReduceSiteChoice::WORDS);
+        /// Chunk size: KiB per message between devices.
         chunk_kib: usize = 1024, Constraint::Whole(1, 1024);
         /// Steps between comparisons of all devices' parameters; 0 = with checkpoints only.
         hash_every: u64 = 100, Constraint::Whole(0, STEPS);
-        /// What happens when devices do not hold the same parameters.
+        /// Reaction to devices whose parameters differ.
         on_mismatch: OnMismatch = OnMismatch::Stop, Constraint::OneOf(OnMismatch::WORDS);
     }
     /// The optimizer.
     optim: Optim {
-        /// The update rule.
+        /// Update rule.
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
-        /// The learning rate after the warm-up.
+        /// Learning rate after the warm-up.
         lr: f64 = 1e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
-        /// The decay of AdamW's mean of gradients.
+        /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
-        /// The decay of AdamW's mean of squared gradients.
+        /// Decay of AdamW's second moment, the mean of squared gradients.
         beta2: f64 = 0.99, FRACTION;
-        /// What keeps AdamW from dividing by zero.
+        /// AdamW's epsilon, which prevents a division by zero.
         eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
-        /// The decay of SGD's mean of gradients.
+        /// SGD's momentum: decay of its running sum of gradients.
         momentum: f64 = 0.9, FRACTION;
-        /// The decay of matrices per step, times the learning rate.
+        /// Weight decay of matrices per step, times the learning rate.
         weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
-        /// The norm to which longer gradients are scaled down; 0 = off.
+        /// Gradient clipping: norm to which larger gradients are scaled down; 0 = off.
         clip: f64 = 1.0, Constraint::Real(Included(0.0), Included(1e9));
     }
-    /// The learning rate over the steps.
+    /// Learning-rate schedule.
     schedule: Schedule {
-        /// How it goes on after the warm-up.
+        /// Decay of the learning rate after the warm-up.
         kind: ScheduleKind = ScheduleKind::Cosine, Constraint::OneOf(ScheduleKind::WORDS);
-        /// Steps in which it rises from 0, along a line.
+        /// Warm-up: steps in which the learning rate rises linearly from 0.
         warmup: u64 = 50, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
-        /// Where it ends.
-        min_lr: f64 = 1e-4, Constraint::Real(Included(0.0), Included(LR_MAX)), "a tenth of optim.lr";
-        /// The step from which it stays at its end; 0 = train.steps.
+        /// Learning rate at the end of the decay.
+        min_lr: f64 = 1e-4, Constraint::Real(Included(0.0), Included(LR_MAX)),
+            "a tenth of optim.lr";
+        /// Step from which the learning rate stays at min_lr; 0 = train.steps.
         decay_steps: u64 = 500, Constraint::Whole(0, STEPS), "as train.steps";
     }
 }
 
-/// Why a configuration is impossible.
+/// Violated constraint: a value out of range, or keys that contradict each other.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{} {why}", keys[0])]
 pub struct ConstraintError {
-    /// The keys that are at odds, the one that the message is about first.
+    /// Conflicting keys; the first is the subject of the message.
     pub keys: Vec<&'static str>,
-    /// What goes behind the first key's name, with what would be accepted.
+    /// Predicate of the message, after the first key's name, with the accepted values.
     pub why: String,
 }
 
 impl RunConfig {
-    /// Gives the keys whose default follows another key their value. `typed` are the keys that
-    /// were set by hand; `saved` says that the others come from a checkpoint, where they keep
-    /// their value as far as it fits.
+    /// Sets the keys whose default follows another key. `typed` are the keys set by the user;
+    /// `saved` means that the other keys come from a checkpoint, where they keep their value as
+    /// far as it fits.
     pub fn apply_derived_defaults(&mut self, typed: &BTreeSet<&'static str>, saved: bool) {
         let free = |key| !saved && !typed.contains(key);
         if typed.contains("data.path") && !typed.contains("data.kind") {
@@ -284,7 +287,7 @@ impl RunConfig {
         if typed.contains("parallel.shares") && !typed.contains("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
         } else if self.parallel.balance == Balance::Measured && !typed.contains("parallel.shares") {
-            // Those of a checkpoint, which whoever typed the balance does not want.
+            // Shares saved in a checkpoint do not apply to a balance that is measured now.
             self.parallel.shares.clear();
         }
         if free("train.micro_batch") {
@@ -292,8 +295,9 @@ impl RunConfig {
         } else if !typed.contains("train.micro_batch") {
             self.train.micro_batch = self.train.micro_batch.min(self.train.batch);
         }
-        // A run of 0 steps only writes where another one starts, so nothing follows from it: its
-        // schedule is open (decay_steps = 0), and a warm-up that nobody chose is, too.
+        // A run of 0 steps only writes the checkpoint that another run starts from, so nothing is
+        // derived from it: its schedule is open (decay_steps = 0), and so is a warm-up that was
+        // not set.
         let is_open = self.schedule.decay_steps == 0
             && self.schedule.warmup == Schedule::default().warmup
             && !typed.contains("schedule.warmup");
@@ -308,7 +312,7 @@ impl RunConfig {
         }
     }
 
-    /// Checks every key by itself, then those that must fit each other.
+    /// Checks each key by itself, then the constraints between keys.
     pub fn check(&self) -> Result<(), ConstraintError> {
         for key in KEYS {
             let Some(value) = (key.get)(self) else { continue };
@@ -366,7 +370,7 @@ impl RunConfig {
             let why = "has no use with parallel.balance = \"measured\"; leave one of them out";
             return fail("parallel.balance", why.into());
         }
-        // Of numbers that nobody checked, the sum may be larger than any of them can be.
+        // Summed in u128: the sum of unchecked shares may exceed u64.
         let sum: u128 = shares.iter().map(|share| u128::from(*share)).sum();
         if sum != batch as u128 {
             let why = format!(
@@ -378,14 +382,14 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Every key with its value, as a TOML file that gives this configuration again.
+    /// Formats every key with its value as TOML; reading it gives this configuration again.
     pub fn to_toml(&self) -> String {
         let sections: Vec<String> =
             SECTIONS.iter().map(|(section, _)| self.section_toml(section)).collect();
         sections.join("\n")
     }
 
-    /// One section of [`RunConfig::to_toml`].
+    /// Formats one section as in [`RunConfig::to_toml`].
     pub fn section_toml(&self, section: &str) -> String {
         let mut text = format!("[{section}]\n");
         for key in KEYS.iter().filter(|key| key.section == section) {
@@ -397,7 +401,7 @@ impl RunConfig {
     }
 }
 
-/// The key of this name, `section.leaf`.
+/// Returns the key of this name, `section.leaf`.
 pub fn key(name: &str) -> Option<&'static Key<RunConfig>> {
     KEYS.iter().find(|key| key.full_name == name)
 }

@@ -1,5 +1,5 @@
-//! The built-in corpus: the project's own sources and documents, so that the first training
-//! run needs no download. `build.rs` puts it together.
+//! Built-in corpus: the project's own sources and documents, so that the first training run needs
+//! no download. `build.rs` generates it.
 
 /// All files in the order of their paths, each under a line with its path.
 pub const CORPUS: &str = include_str!(concat!(env!("OUT_DIR"), "/corpus.txt"));

@@ -1,10 +1,11 @@
-//! What can be wrong with data, and where. Each message is one sentence.
+//! Errors of data sets: each message is one sentence that names the text and the place in it.
 
 use std::io;
 
 use super::Split;
 
-/// Data that cannot be read or used. `name` is the path of a file, or what else the text is.
+/// Data that cannot be read or used. `name` is the path of a file, or a description of a text in
+/// memory.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     #[error("{name}: cannot be read ({why}); give the path of a text file as --data or data.path")]

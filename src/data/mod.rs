@@ -1,5 +1,5 @@
-//! Where samples come from: texts, tokenizers, the built-in corpus, and the sampler that says
-//! which sample is drawn at which place of which step.
+//! Training and validation data: texts, tokenizers, the built-in corpus, and the sampler that
+//! assigns a sample to each slot of each step.
 
 pub mod corpus;
 pub mod error;

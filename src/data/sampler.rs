@@ -1,17 +1,20 @@
-//! Which sample is drawn: a pure function of (seed, step, slot). There is no state to save, so
-//! that a resumed run, a run on more devices, and a repeated step draw what the first one drew.
+//! Sampler: the sample of a batch slot is a pure function of (seed, step, slot). There is no
+//! state to save, so a resumed run, a run on more devices and a repeated step draw the same
+//! samples as the first run.
 //!
-//! Each epoch is a permutation of all samples, computed without memory: a Feistel network over
-//! the smallest even number of bits that holds the population, walked along its cycle until it
-//! falls inside. Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
+//! Each epoch is a permutation of all samples, computed without memory by cycle walking: a
+//! Feistel network over the smallest even number of bits that holds the population, walked along
+//! its cycle until it falls inside. Black and Rogaway, "Ciphers with arbitrary finite domains",
+//! CT-RSA 2002.
 
 use crate::base::Site;
 use crate::base::rng::Key;
 
-/// Keeps the sampler's random numbers apart from those of the models' sites.
+/// Site of the sampler's random numbers, different from all sites of models.
 const SITE: Site = Site(u32::MAX);
 
-/// Luby and Rackoff need 4 rounds for large halves; small ones take more to mix.
+/// Rounds of the Feistel network: Luby and Rackoff need 4 for large halves; small halves need
+/// more to mix.
 const ROUNDS: u32 = 8;
 
 /// Draws `batch` samples per step out of a population, without replacement in each epoch.
@@ -20,42 +23,45 @@ pub struct Sampler {
     seed: u64,
     population: u64,
     batch: u32,
-    /// Steps and samples done when this batch size began.
+    /// Steps done and samples consumed when this batch size took effect.
     origin: (u64, u64),
 }
 
-/// A sample that was drawn.
+/// Sample drawn for a batch slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SampleIndex {
-    /// How many times the whole population was drawn before; from 0.
+    /// Epoch, from 0: number of times the whole population was drawn before.
     pub epoch: u64,
-    /// Which sample, in `0..population`.
+    /// Index of the sample, in `0..population`.
     pub index: u64,
 }
 
 impl Sampler {
-    /// `population` is the number of samples to draw from, `batch` the global batch.
+    /// Creates a sampler; `population` is the number of samples to draw from, `batch` the global
+    /// batch.
     pub fn new(seed: u64, population: u64, batch: u32) -> Self {
         assert!(population > 0, "there is a sample to draw");
         assert!(batch > 0, "a step draws samples");
         Self { seed, population, batch, origin: (0, 0) }
     }
 
-    /// The same, for a run that goes on after `steps` steps which consumed `samples` samples,
-    /// perhaps with another batch size than now: no sample is skipped, none is drawn twice.
+    /// Returns the sampler for a run that resumes after `steps` steps which consumed `samples`
+    /// samples, perhaps with another batch size than now: no sample is skipped, none is drawn
+    /// twice.
     pub fn after(self, steps: u64, samples: u64) -> Self {
         Self { origin: (steps, samples), ..self }
     }
 
-    /// Samples consumed when `step` steps are done.
+    /// Returns the number of samples consumed when `step` steps are done.
     pub fn consumed(&self, step: u64) -> u64 {
         let (steps, samples) = self.origin;
         samples + (step - steps) * u64::from(self.batch)
     }
 
-    /// The sample at place `slot` (`0..batch`) of the global batch of a step, which count from 1.
+    /// Returns the sample in slot `slot` (`0..batch`) of the global batch of a step; steps count
+    /// from 1.
     pub fn sample(&self, step: u64, slot: u32) -> SampleIndex {
-        assert!(step > self.origin.0, "steps count from 1, or from where the run goes on");
+        assert!(step > self.origin.0, "steps count from 1, or from the resumed step");
         assert!(slot < self.batch, "slot {slot} is outside the batch of {}", self.batch);
         let counter = self.consumed(step - 1) + u64::from(slot);
         let epoch = counter / self.population;
@@ -64,7 +70,7 @@ impl Sampler {
     }
 }
 
-/// Where a permutation of `0..population`, chosen by the key, takes `position`.
+/// Maps `position` by the permutation of `0..population` that the key selects.
 fn permuted(key: Key, population: u64, position: u64) -> u64 {
     let bits = u64::BITS - (population - 1).leading_zeros();
     let half = bits.div_ceil(2);
@@ -79,7 +85,7 @@ fn permuted(key: Key, population: u64, position: u64) -> u64 {
     }
 }
 
-/// A permutation of the numbers of `2 * half` bits; `half` is at most 32.
+/// Feistel network: a permutation of the numbers of `2 * half` bits; `half` is at most 32.
 fn feistel(key: Key, half: u32, number: u64) -> u64 {
     let mask = (1u64 << half) - 1;
     let (mut left, mut right) = (number >> half, number & mask);
@@ -157,8 +163,9 @@ mod tests {
         }
     }
 
-    /// Over many epochs, every sample comes at every place about equally often: the sum of
-    /// (observed - expected)^2 / expected over all cells is about the degrees of freedom.
+    /// Chi-squared test: over many epochs, every sample comes at every position about equally
+    /// often, so the sum of (observed - expected)^2 / expected over all cells is about the
+    /// degrees of freedom.
     #[test]
     fn orders_are_roughly_uniform() {
         for population in [2u64, 3, 5, 10] {

@@ -1,16 +1,17 @@
-//! A text as tokens, cut into the part to train on and the held-out tail.
+//! Text data set: the tokens of a text, divided into a training split and a validation split, the
+//! held-out tail.
 
 use std::path::Path;
 use std::{fmt, fs, io};
 
 use super::{DataError, Tokenizer, TokenizerKind};
 
-/// One of the two parts of a text.
+/// One of the two splits of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// The beginning: what the model is trained on.
+    /// The beginning of the text, for training.
     Train,
-    /// The tail: what it is evaluated on.
+    /// The held-out tail of the text, for evaluation.
     Validation,
 }
 
@@ -23,7 +24,7 @@ impl fmt::Display for Split {
     }
 }
 
-/// The tokenizer of a text: derived from it, or given (by a checkpoint, say).
+/// Tokenizer for a text: derived from the text, or given (by a checkpoint, say).
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenizerChoice {
     Derived(TokenizerKind),
@@ -42,21 +43,24 @@ impl From<Tokenizer> for TokenizerChoice {
     }
 }
 
-/// The tokens of a text and their tokenizer.
+/// Tokens of a text, with their tokenizer and the boundary of the splits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextData {
     tokenizer: Tokenizer,
     tokens: Vec<u32>,
-    /// How many of the tokens are the training part.
+    /// Number of tokens in the training split.
     training: usize,
 }
 
 impl TextData {
-    /// Reads a text file. `held_out` is the part of its tokens, at the end, that is not trained
-    /// on (0 = none); `context` the number of tokens in a sample.
+    /// Reads a text file. `held_out` is the share of its tokens, at the end, that is not trained
+    /// on (0 = none); `context` is the number of tokens in a sample.
     ///
-    /// Errors name the file and the place in it: it is missing, a directory, empty, not UTF-8
-    /// where characters are asked for, or has fewer than `context + 1` tokens in a part.
+    /// # Errors
+    /// Returns a `DataError` that names the file and the place in it if the file is missing, a
+    /// directory, empty, or not UTF-8 although a character tokenizer is used, if it has a
+    /// character outside a given vocabulary, if a split has fewer than `context + 1` tokens, if
+    /// there are more than `u32::MAX` tokens, or if `held_out` is not in `0.0..1.0`.
     pub fn load(
         path: &Path,
         tokenizer: impl Into<TokenizerChoice>,
@@ -74,7 +78,7 @@ impl TextData {
         Self::from_bytes(&name, &bytes, tokenizer, held_out, context)
     }
 
-    /// Like [`TextData::load`], for a text in memory; `name` is what error messages call it.
+    /// Like [`TextData::load`], for a text in memory; error messages call it `name`.
     pub fn from_bytes(
         name: &str,
         bytes: &[u8],
@@ -113,16 +117,18 @@ impl TextData {
         &self.tokenizer
     }
 
-    /// A hash of the tokens and of where they are cut into parts: what a resumed run compares.
+    /// Returns a hash of the tokens and of the boundary of the splits, which a resumed run
+    /// compares with the saved one.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(self.training as u64).to_le_bytes());
-        // As they lie in memory, which is little-endian wherever checkpoints can be written.
+        // Hashed as laid out in memory, which is little-endian wherever checkpoints can be
+        // written.
         hasher.update(bytemuck::cast_slice(&self.tokens));
         hasher.finalize().to_hex().to_string()
     }
 
-    /// The tokens of a part; none if nothing is held out.
+    /// Returns the tokens of a split; the validation split is empty if nothing is held out.
     pub fn tokens(&self, split: Split) -> &[u32] {
         let (training, held_out) = self.tokens.split_at(self.training);
         match split {
@@ -131,8 +137,8 @@ impl TextData {
         }
     }
 
-    /// The sample that starts at token `start` of a part: `(t)` tokens, and as targets the
-    /// `(t)` tokens that follow each of them. Panics if `start` is not below
+    /// Returns the sample that starts at token `start` of a split: `(t)` tokens, and as targets
+    /// the `(t)` tokens that follow each of them. Panics if `start` is not below
     /// [`TextData::window_count`].
     pub fn sample(&self, split: Split, start: u64, context: usize) -> (&[u32], &[u32]) {
         let start = start as usize;
@@ -140,14 +146,14 @@ impl TextData {
         (&window[..context], &window[1..])
     }
 
-    /// How many samples a part has when they may overlap: every token but the last `context`
-    /// can start one.
+    /// Returns the number of samples in a split if they may overlap: every token but the last
+    /// `context` can start one.
     pub fn window_count(&self, split: Split, context: usize) -> u64 {
         self.tokens(split).len().saturating_sub(context) as u64
     }
 
-    /// The starts of the samples that cover a part once without overlap, as evaluation wants
-    /// them; a remainder at the end that does not fill a sample is left out.
+    /// Returns the starts of the samples that cover a split once without overlap, for evaluation;
+    /// a remainder at the end that does not fill a sample is left out.
     pub fn evaluation_windows(&self, split: Split, context: usize) -> Vec<u64> {
         (0..self.window_count(split, context)).step_by(context.max(1)).collect()
     }

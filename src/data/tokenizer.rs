@@ -1,14 +1,14 @@
-//! Text to tokens and back, by character or by byte.
+//! Tokenizers: encode text to tokens and decode tokens to text, by character or by byte.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use super::DataError;
 
-/// What stands for a token that is not in the vocabulary, or for bytes that are not UTF-8.
+/// Replacement of a token that is not in the vocabulary, or of bytes that are not UTF-8.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// How a text is cut into tokens, before its vocabulary is known.
+/// Kind of tokenizer, before its vocabulary is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenizerKind {
@@ -27,7 +27,7 @@ impl fmt::Display for TokenizerKind {
     }
 }
 
-/// A tokenizer with its vocabulary, as checkpoints keep it.
+/// Tokenizer with its vocabulary, as stored in checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Tokenizer {
@@ -38,12 +38,16 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a text: for characters, the sorted set of those that occur in it.
+    /// Derives the tokenizer of a text: for characters, the vocabulary is the sorted set of those
+    /// that occur in it.
+    ///
+    /// # Errors
+    /// Returns `DataError::NotUtf8` if characters are requested and the text is not UTF-8.
     pub fn derive(kind: TokenizerKind, text: impl AsRef<[u8]>) -> Result<Self, DataError> {
         Self::derive_named(kind, "the text", text.as_ref())
     }
 
-    /// The number of tokens, `v`.
+    /// Returns the size of the vocabulary, `v`.
     pub fn vocabulary(&self) -> usize {
         match self {
             Self::Char { chars } => chars.len(),
@@ -51,14 +55,17 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text. Errors: with characters, bytes that are not UTF-8 and characters
-    /// that are not in the vocabulary.
+    /// Returns the tokens of a text.
+    ///
+    /// # Errors
+    /// Returns a `DataError` if a character tokenizer meets bytes that are not UTF-8 or a
+    /// character that is not in the vocabulary.
     pub fn encode(&self, text: impl AsRef<[u8]>) -> Result<Vec<u32>, DataError> {
         self.encode_named("the text", text.as_ref())
     }
 
-    /// The text of tokens. A token outside the vocabulary and bytes that are not UTF-8 become
-    /// U+FFFD.
+    /// Returns the text of tokens. A token outside the vocabulary and bytes that are not UTF-8
+    /// become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let mut decoder = Decoder::new(self);
         let mut text: String = tokens.iter().map(|token| decoder.push(*token)).collect();
@@ -103,8 +110,8 @@ impl Tokenizer {
     }
 }
 
-/// Decodes token by token, for text that is printed while it is generated: bytes that begin a
-/// character are held back until the character is whole.
+/// Streaming decoder, for text that is printed while it is generated: bytes that begin a
+/// character are held back until the character is complete.
 #[derive(Clone, Debug)]
 pub struct Decoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -116,7 +123,8 @@ impl<'a> Decoder<'a> {
         Self { tokenizer, held: Vec::new() }
     }
 
-    /// The text that this token completes; empty if it only begins a character.
+    /// Decodes a token and returns the text that it completes; empty if it only begins a
+    /// character.
     pub fn push(&mut self, token: u32) -> String {
         match self.tokenizer {
             Tokenizer::Char { chars } => {
@@ -136,12 +144,13 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// What is still held back: a character that never became whole, as U+FFFD.
+    /// Returns the bytes that are still held back: an incomplete character, as U+FFFD.
     pub fn finish(mut self) -> String {
         self.take(true)
     }
 
-    /// Takes the held bytes as text, the incomplete character at their end only if `all`.
+    /// Takes the held bytes as text, including the incomplete character at their end only if
+    /// `all`.
     fn take(&mut self, all: bool) -> String {
         let mut text = String::new();
         while let Err(error) = std::str::from_utf8(&self.held) {
@@ -149,7 +158,7 @@ impl<'a> Decoder<'a> {
             text.push_str(&String::from_utf8_lossy(&self.held));
             match error.error_len() {
                 Some(length) => self.held = invalid[length..].to_vec(),
-                // Only the end of the input can lack the rest of a character.
+                // Only the last character of the input can lack bytes.
                 None if all => self.held.clear(),
                 None => {
                     self.held = invalid;
@@ -171,7 +180,7 @@ fn utf8<'a>(name: &str, bytes: &'a [u8]) -> Result<&'a str, DataError> {
     })
 }
 
-/// The line of a byte, counted from 1.
+/// Returns the line of the byte at an offset, counted from 1.
 fn line(bytes: &[u8], offset: usize) -> usize {
     1 + bytes[..offset].iter().filter(|byte| **byte == b'\n').count()
 }
@@ -215,7 +224,7 @@ mod tests {
         let parts: Vec<String> = "aö€".bytes().map(|byte| decoder.push(u32::from(byte))).collect();
         assert_eq!(parts, ["a", "", "ö", "", "", "€"]);
         assert_eq!(decoder.push(0xE2), "");
-        // The letter shows that the character before it will never be whole.
+        // The letter implies that the character before it will never be completed.
         assert_eq!(decoder.push(u32::from(b'x')), "\u{FFFD}x");
         assert_eq!(decoder.push(0xC3), "");
         assert_eq!(decoder.push(256), "\u{FFFD}\u{FFFD}");

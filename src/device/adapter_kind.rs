@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-/// What an adapter is made of.
+/// Kind of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdapterKind {
     Discrete,
     Integrated,
     Virtual,
-    /// Runs on the processor; never chosen by `auto`.
+    /// Runs on the host's processor; `auto` never selects it.
     Software,
     Other,
 }

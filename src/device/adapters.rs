@@ -1,4 +1,5 @@
-//! The adapters of this machine: one entry per physical one, whichever APIs show it.
+//! Adapter discovery: lists the adapters of this machine, and merges the entries of one physical
+//! adapter that several APIs expose.
 
 use std::sync::OnceLock;
 
@@ -7,7 +8,7 @@ use super::features::Features;
 use super::limits::Limits;
 use super::memory::AdapterMemory;
 
-/// An adapter as one API shows it.
+/// Adapter as one API exposes it.
 #[derive(Clone, Debug)]
 pub struct Adapter {
     pub name: String,
@@ -15,24 +16,24 @@ pub struct Adapter {
     pub api: &'static str,
     pub kind: AdapterKind,
     pub driver: String,
-    /// The preferred API's entry of the same physical adapter, if this is another.
+    /// Index of the preferred API's entry of the same physical adapter, if this is another entry.
     pub merged_into: Option<usize>,
     pub memory: AdapterMemory,
     pub(super) wgpu: wgpu::Adapter,
 }
 
 impl Adapter {
-    /// The limits the adapter states.
+    /// Returns the limits that the adapter reports.
     pub fn limits(&self) -> Limits {
         Limits::from(&self.wgpu.limits())
     }
 
-    /// What the adapter offers beyond the portable core.
+    /// Returns the features that the adapter offers beyond the portable core.
     pub fn features(&self) -> Features {
         Features::of(self.wgpu.features(), &self.wgpu.get_info())
     }
 
-    /// Whether potluck's kernels can run there, or what is missing.
+    /// Checks that potluck's kernels can run on the adapter; the error names what is missing.
     pub fn usable(&self) -> Result<(), String> {
         if !self.wgpu.features().contains(wgpu::Features::IMMEDIATES) {
             return Err("it offers no immediates".into());
@@ -45,8 +46,8 @@ impl Adapter {
     }
 }
 
-/// The first limit that is below what every kernel relies on (`tests/shaders.rs` counts that), or
-/// `None`. Without this, such an adapter would fail when a shader is compiled.
+/// Returns the first limit that is below the needs of every kernel (`tests/shaders.rs` counts
+/// them), or `None`. Without this check, such an adapter would fail when a shader is compiled.
 fn missing_limit(limits: &wgpu::Limits) -> Option<String> {
     let needed = [
         ("bytes of immediates", limits.max_immediate_size, 128),
@@ -70,11 +71,12 @@ fn api_name(backend: wgpu::Backend) -> &'static str {
     }
 }
 
-/// Every adapter of every API, native APIs before GL; those seen through two APIs are merged
+/// Returns every adapter of every API, native APIs before GL; those exposed by two APIs are merged
 /// (`merged_into`). The order is stable on a machine, so an index selects the same one again.
 ///
-/// They are found once per process. Drivers are not made to be loaded and unloaded again and
-/// again, and all devices of a GL adapter must share the lock that keeps its context on one thread.
+/// The list is made once per process: drivers are not designed to be loaded and unloaded
+/// repeatedly, and all devices of a GL adapter must share the lock that keeps its context on one
+/// thread.
 pub fn list_adapters() -> Vec<Adapter> {
     static FOUND: OnceLock<Vec<Adapter>> = OnceLock::new();
     FOUND.get_or_init(find_adapters).clone()
@@ -87,7 +89,7 @@ fn find_adapters() -> Vec<Adapter> {
     let mut found = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
     found.sort_by_key(|adapter| adapter.get_info().backend == wgpu::Backend::Gl);
     let infos: Vec<wgpu::AdapterInfo> = found.iter().map(wgpu::Adapter::get_info).collect();
-    let seen = infos.iter().map(|info| Seen {
+    let seen = infos.iter().map(|info| ListedAdapter {
         api: api_name(info.backend),
         name: &info.name,
         bus: &info.device_pci_bus_id,
@@ -107,7 +109,7 @@ fn find_adapters() -> Vec<Adapter> {
         }
     };
     let mut list: Vec<Adapter> = entries.map(entry).collect();
-    // What one API does not tell, another may: GL has no way to ask for the memory.
+    // One API may report what another does not: GL has no way to query the memory.
     for index in 0..list.len() {
         if let Some(preferred) = list[index].merged_into {
             list[index].memory.bytes = list[index].memory.bytes.or(list[preferred].memory.bytes);
@@ -116,26 +118,26 @@ fn find_adapters() -> Vec<Adapter> {
     list
 }
 
-/// What tells whether two entries are one adapter.
-struct Seen<'a> {
+/// Properties by which two entries are recognized as one adapter.
+struct ListedAdapter<'a> {
     api: &'static str,
     name: &'a str,
-    /// Its address, if the API tells it.
+    /// PCI bus address, if the API reports it.
     bus: &'a str,
 }
 
-/// For each entry, the earlier one of another API that is the same adapter. Two entries of one
-/// API are always two adapters, so an entry takes at most one other of each API.
-fn merge(seen: &[Seen]) -> Vec<Option<usize>> {
+/// Returns for each entry the earlier one of another API that is the same adapter. Two entries of
+/// one API are always two adapters, so an entry takes at most one entry of each other API.
+fn merge(seen: &[ListedAdapter]) -> Vec<Option<usize>> {
     let mut merged: Vec<Option<usize>> = Vec::with_capacity(seen.len());
     for entry in seen {
-        let takes = |known: usize, same: fn(&Seen, &Seen) -> bool| {
+        let takes = |known: usize, same: fn(&ListedAdapter, &ListedAdapter) -> bool| {
             let another_api = seen[known].api != entry.api && merged[known].is_none();
             let mut taken = merged.iter().zip(seen);
             let free = !taken.any(|(into, other)| *into == Some(known) && other.api == entry.api);
             another_api && free && same(&seen[known], entry)
         };
-        // One card's name may be a part of another's: an equal one goes before.
+        // One card's name may be a part of another's, so equal names are tried first.
         let mut ways = [equal_name, same_adapter].into_iter();
         let into = ways.find_map(|same| (0..merged.len()).find(|known| takes(*known, same)));
         merged.push(into);
@@ -143,13 +145,13 @@ fn merge(seen: &[Seen]) -> Vec<Option<usize>> {
     merged
 }
 
-fn equal_name(known: &Seen, other: &Seen) -> bool {
+fn equal_name(known: &ListedAdapter, other: &ListedAdapter) -> bool {
     known.name == other.name && same_adapter(known, other)
 }
 
-/// Two APIs show one card if they agree on its bus address or, where one does not tell, on its
-/// name.
-fn same_adapter(known: &Seen, other: &Seen) -> bool {
+/// Returns true if two APIs expose one card: if they agree on its bus address or, where one does
+/// not report it, on its name.
+fn same_adapter(known: &ListedAdapter, other: &ListedAdapter) -> bool {
     if !known.bus.is_empty() && !other.bus.is_empty() {
         return known.bus == other.bus;
     }
@@ -172,7 +174,7 @@ mod tests {
 
     #[test]
     fn a_name_within_another_is_taken_by_its_equal() {
-        let seen = |api, name| Seen { api, name, bus: "" };
+        let seen = |api, name| ListedAdapter { api, name, bus: "" };
         let cards = [
             seen("vulkan", "RTX 3060"),
             seen("vulkan", "RTX 3060 Ti"),
@@ -184,7 +186,7 @@ mod tests {
 
     #[test]
     fn entries_of_two_apis_are_merged_and_two_of_one_api_are_not() {
-        let seen = |api, name, bus| Seen { api, name, bus };
+        let seen = |api, name, bus| ListedAdapter { api, name, bus };
         let two_cards = [
             seen("vulkan", "Card", ""),
             seen("vulkan", "Card", ""),

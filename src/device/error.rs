@@ -1,6 +1,6 @@
-//! What can go wrong with a device, and what to do about it.
+//! Errors of devices, each with the next action for the user.
 
-/// A device that is not there, or that failed. Each message is one sentence with the next action.
+/// Error of a device that is missing or failed. Each message is one sentence with the next action.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DeviceError {
     #[error("no GPU adapter was found: {hint}")]
@@ -45,7 +45,8 @@ pub enum DeviceError {
     Refused { adapter: String, what: String, why: String },
 }
 
-/// The package that brings a software adapter on Debian and Ubuntu, and what hardware needs.
+/// Returns the hint on drivers: the package that installs a software adapter on Debian and Ubuntu,
+/// and the driver that hardware needs.
 pub fn driver_hint() -> String {
     if cfg!(target_os = "linux") {
         "install the Vulkan loader and a driver (on Debian and Ubuntu: apt-get install \

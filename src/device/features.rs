@@ -1,22 +1,22 @@
-//! What an adapter can do beyond the portable core: what variants of kernels may use.
+//! Features of an adapter beyond the portable core, which kernel variants may use.
 
-/// Capabilities of an adapter, or of an opened device the part of them that was asked for.
+/// Features of an adapter, or those that were requested when a device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// 16-bit floats in shaders (`enable f16`).
     pub f16: bool,
-    /// The smallest and the largest subgroup, if shaders may use subgroup operations.
+    /// Smallest and largest subgroup size, if shaders may use subgroup operations.
     pub subgroups: Option<(u32, u32)>,
-    /// Passes can be timed by the device's clock.
+    /// True if passes can be timed by the device's clock.
     pub timestamps: bool,
-    /// Products of small matrices by dedicated units.
+    /// Cooperative matrices: products of small matrices by dedicated units.
     pub cooperative_matrix: bool,
-    /// Storage buffers can be mapped, which pays where host and device share their memory.
+    /// True if storage buffers can be mapped, which pays where host and device share their memory.
     pub mappable: bool,
 }
 
 impl Features {
-    /// Those among `features`, with the adapter's sizes of subgroups.
+    /// Returns those among `features`, with the adapter's subgroup sizes.
     pub(super) fn of(features: wgpu::Features, info: &wgpu::AdapterInfo) -> Self {
         let sizes = (info.subgroup_min_size, info.subgroup_max_size);
         Self {
@@ -29,12 +29,14 @@ impl Features {
     }
 }
 
-/// What every device is opened with: parameters of kernels, and a clock where there is one.
+/// Returns the features that every device is opened with: immediates, which carry the parameters
+/// of kernels, and timestamp queries where they are offered.
 pub(super) fn portable(offered: wgpu::Features) -> wgpu::Features {
     wgpu::Features::IMMEDIATES | (offered & wgpu::Features::TIMESTAMP_QUERY)
 }
 
-/// What runs are opened with: also what variants of kernels may use.
+/// Returns the features that the devices of a run are opened with: the portable ones, and those
+/// that kernel variants may use.
 pub(super) fn for_runs(offered: wgpu::Features) -> wgpu::Features {
     let variants = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
     portable(offered) | (offered & variants)

@@ -11,19 +11,20 @@ use super::error::DeviceError;
 use super::features::{self, Features};
 use super::limits::{self, Limits};
 
-/// The longest a submission may take before the device counts as hung, unless a run says more.
+/// Default deadline of a submission, after which the device counts as hung; a run may set a longer
+/// one.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The longest that one wait of the driver takes: GL's holds a lock meanwhile, for which other
-/// threads wait six seconds and then panic, and it ends after four seconds by itself.
+/// The longest single wait in the driver: GL holds a lock meanwhile, for which other threads wait
+/// six seconds and then panic, and its wait ends after four seconds by itself.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Whether shaders run with the checks that wgpu injects (array bounds, loop counters).
+/// Checks that wgpu injects into shaders (array bounds, loop counters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShaderChecks {
-    /// All of them: for tests.
+    /// All checks: for tests.
     Enabled,
-    /// None: for runs. Kernels are right in both, so this changes the speed only.
+    /// No checks: for runs. Kernels are right in both, so this changes the speed only.
     Disabled,
 }
 
@@ -35,15 +36,15 @@ pub struct Gpu {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub limits: Limits,
-    /// What shaders may use beyond the portable core.
+    /// Features that shaders may use beyond the portable core.
     pub features: Features,
     /// Nanoseconds per tick of the device's clock, if passes can be timed by it.
     pub timestamp_period_ns: Option<f32>,
-    /// The longest that a wait takes before the device counts as hung.
+    /// Deadline of a wait, after which the device counts as hung.
     pub deadline: Duration,
-    /// Beats whenever the driver comes back.
+    /// Ticks whenever a call of the driver returns.
     pub heartbeat: Heartbeat,
-    faults: Faults,
+    faults: DeviceFaults,
     allocation_count: AtomicU64,
 }
 
@@ -54,8 +55,8 @@ impl Gpu {
         Self::open_with(adapter, checks, features, limits::for_runs(&adapter.wgpu.limits()))
     }
 
-    /// Opens `adapter` with exactly the portable limits: what kernel tests run under, so that a
-    /// kernel that needs more fails there.
+    /// Opens `adapter` with exactly the portable limits, which kernel tests use so that a kernel
+    /// that needs more fails there.
     pub fn open_portable(adapter: &Adapter, checks: ShaderChecks) -> Result<Self, DeviceError> {
         let features = features::portable(adapter.wgpu.features());
         Self::open_with(adapter, checks, features, limits::portable(&adapter.wgpu.limits()))
@@ -83,7 +84,7 @@ impl Gpu {
         };
         let opened = pollster::block_on(adapter.wgpu.request_device(&descriptor));
         let (device, queue) = opened.map_err(|error| fail(error.to_string()))?;
-        let faults = Faults::watch(&device, &name);
+        let faults = DeviceFaults::watch(&device, &name);
         Ok(Self {
             timestamp_period_ns: features.timestamps.then(|| queue.get_timestamp_period()),
             name,
@@ -100,14 +101,15 @@ impl Gpu {
         })
     }
 
-    /// The most iterations that an invocation may make in all its loops, if the driver ends them
-    /// silently after that, as llvmpipe does (gallivm's limit of 65,535, not a Vulkan limit).
+    /// Returns the most iterations that an invocation may make in all its loops, if the driver
+    /// ends them silently after that, as llvmpipe does (gallivm's limit of 65,535, not a Vulkan
+    /// limit).
     pub fn loop_iterations_max(&self) -> Option<usize> {
         self.name.contains("llvmpipe").then_some(65_535)
     }
 
-    /// The first fault that the driver or the validation reported since the last call. A device
-    /// that is gone reports why for ever.
+    /// Returns the first fault that the driver or the validation reported since the last call. For
+    /// a lost device, every call returns the reason of the loss.
     pub fn check(&self) -> Result<(), DeviceError> {
         self.heartbeat.tick();
         self.first_fault().map_or(Ok(()), Err)
@@ -120,25 +122,27 @@ impl Gpu {
         self.faults.take()
     }
 
-    /// A lost device refuses commands, and may do so before it says that it is lost: after a wait,
-    /// it has said so.
+    /// Waits for the device briefly, so that it reports a loss: a lost device refuses commands,
+    /// possibly before it reports the loss, but after a wait it has reported it.
     fn learn_of_loss(&self) {
-        // How the wait ends is of no matter.
+        // The result of the wait does not matter.
         let _ = self.poll(None, WAIT_MAX);
     }
 
-    /// A storage buffer of at least `bytes` bytes, zeroed, that can be copied from and to.
+    /// Allocates a storage buffer of at least `bytes` bytes, zeroed, that can be copied from and
+    /// to.
     pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
         use wgpu::BufferUsages as Usage;
         self.buffer(label, bytes, Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST)
     }
 
-    /// Buffers, bind groups and pipelines made so far: a step in the middle of a run makes none.
+    /// Returns the number of buffers, bind groups and pipelines made so far: a step in the middle
+    /// of a run makes none.
     pub fn allocation_count(&self) -> u64 {
         self.allocation_count.load(Ordering::Relaxed)
     }
 
-    /// Counts one more of what [`Gpu::allocation_count`] counts.
+    /// Adds one to [`Gpu::allocation_count`].
     pub fn count_allocation(&self) {
         self.allocation_count.fetch_add(1, Ordering::Relaxed);
     }
@@ -174,7 +178,7 @@ impl Gpu {
         self.queue.write_buffer(buffer, offset, bytes);
     }
 
-    /// Submits what was encoded and waits until the device is done with it.
+    /// Submits the encoded commands and waits until the device is done with them.
     pub fn submit_and_wait(&self, encoder: wgpu::CommandEncoder) -> Result<(), DeviceError> {
         let submission = self.queue.submit([encoder.finish()]);
         self.wait("a submission", Some(submission))
@@ -183,7 +187,8 @@ impl Gpu {
     /// Waits until the device is done with a submission, or with all of them.
     ///
     /// # Errors
-    /// What the device reported; a timeout after [`Gpu::deadline`].
+    /// Returns [`DeviceError`] if the device reported a fault, or if it is not done within
+    /// [`Gpu::deadline`].
     pub fn wait(
         &self,
         what: &str,
@@ -204,7 +209,7 @@ impl Gpu {
                 }
                 Err(wgpu::PollError::Timeout) if left.is_zero() => return Err(self.timeout(what)),
                 Err(wgpu::PollError::Timeout) => {}
-                // The submission failed. Why is told once the ones before it are done.
+                // The submission failed. The reason is reported once the ones before it are done.
                 Err(error @ wgpu::PollError::WrongSubmissionIndex(..)) => {
                     unknown = Some(error.to_string());
                     submission_index = None;
@@ -213,11 +218,11 @@ impl Gpu {
         }
     }
 
-    /// Lets callbacks run of what the device has done by now, without waiting. That a device is
-    /// asked is no sign of its life, so the pulse does not beat.
+    /// Runs the callbacks of everything that the device has completed by now, without waiting. The
+    /// heartbeat does not tick, because polling a device is no sign of its progress.
     ///
     /// # Errors
-    /// What the device reported.
+    /// Returns [`DeviceError`] if the device reported a fault.
     pub fn poll_now(&self) -> Result<(), DeviceError> {
         let polled = self.poll_for(wgpu::PollType::Poll);
         self.first_fault().map_or(Ok(()), Err)?;
@@ -234,12 +239,13 @@ impl Gpu {
 
     fn poll_for(&self, what: wgpu::PollType) -> Result<wgpu::PollStatus, wgpu::PollError> {
         // A poll of a lost device frees its buffers, also those that are mapped, while another
-        // thread may still read what came back in one.
+        // thread may still read a mapped one.
         if self.faults.is_lost() {
             return Ok(wgpu::PollStatus::QueueEmpty);
         }
-        // wgpu panics when the driver says in a wait that the device is lost. The panic leaves
-        // nothing half done: it comes after the wait, and after the callback for lost devices.
+        // wgpu panics when the driver reports during a wait that the device is lost. The panic
+        // leaves nothing half done: it comes after the wait, and after the callback for lost
+        // devices.
         catch_unwind(AssertUnwindSafe(|| self.device.poll(what))).unwrap_or_else(|_| {
             let (adapter, why) = (self.name.clone(), "the driver failed in a wait".into());
             self.faults.lose(DeviceError::Lost { adapter, why });
@@ -247,39 +253,40 @@ impl Gpu {
         })
     }
 
-    /// Loses the device: for tests of what happens then.
+    /// Destroys the device, for tests of a device loss.
     pub fn destroy(&self) {
         self.faults.lose(lost(self.name.clone(), wgpu::DeviceLostReason::Destroyed, ""));
         self.device.destroy();
     }
 
-    /// That `what` took longer than [`Gpu::deadline`].
+    /// Returns the error that `what` took longer than [`Gpu::deadline`].
     pub fn timeout(&self, what: &str) -> DeviceError {
         let (adapter, seconds) = (self.name.clone(), self.deadline.as_secs_f64());
         DeviceError::Timeout { adapter, what: what.to_string(), seconds }
     }
 
-    /// The refusal of `what`; if it is the consequence of an earlier fault, that one.
+    /// Returns the error that `what` was refused; if an earlier fault caused the refusal, returns
+    /// that one.
     pub fn refused(&self, what: &str, why: String) -> DeviceError {
         self.learn_of_loss();
         let (adapter, what) = (self.name.clone(), what.to_string());
         self.faults.take().unwrap_or(DeviceError::Refused { adapter, what, why })
     }
 
-    /// A buffer to read results through, for [`Gpu::read`].
+    /// Allocates a staging buffer to read results through, for [`Gpu::read`].
     pub fn readback(&self, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
         use wgpu::BufferUsages as Usage;
         self.buffer("readback", bytes, Usage::MAP_READ | Usage::COPY_DST)
     }
 
-    /// A buffer of `bytes` bytes that timestamps are resolved to.
+    /// Allocates a buffer of `bytes` bytes that timestamps are resolved to.
     pub fn query_results(&self, bytes: u64) -> Result<wgpu::Buffer, DeviceError> {
         use wgpu::BufferUsages as Usage;
         self.buffer("query results", bytes, Usage::QUERY_RESOLVE | Usage::COPY_SRC)
     }
 
     /// Copies ranges `(buffer, offset, bytes)` to the host through `staging`, after everything
-    /// submitted before; the results stand one after the other. Ranges are multiples of 4 bytes.
+    /// submitted before; returns their bytes one after the other. Ranges are multiples of 4 bytes.
     pub fn read(
         &self,
         staging: &wgpu::Buffer,
@@ -294,7 +301,7 @@ impl Gpu {
         let (sender, receiver) = mpsc::channel();
         let submission = self.queue.submit([encoder.finish()]);
         staging.map_async(wgpu::MapMode::Read, 0..total, move |result| {
-            // The receiver outlives the wait below; if it is gone, nobody wants the answer.
+            // The receiver outlives the wait below; it is gone only if the wait failed.
             let _ = sender.send(result);
         });
         self.wait("a readback", Some(submission))?;
@@ -309,27 +316,28 @@ impl Gpu {
     }
 }
 
-/// What wgpu reports (by default: by a panic), as values. Clones share it.
+/// Faults that wgpu reports (by default: by a panic), as values. Clones share them.
 #[derive(Clone, Default)]
-struct Faults {
+struct DeviceFaults {
     reported: Arc<Mutex<Reported>>,
 }
 
 #[derive(Default)]
 struct Reported {
-    /// What came first; what follows is a consequence.
+    /// The first fault; later ones are its consequences.
     first: Option<DeviceError>,
-    /// The device is gone: `first` says why, from now on.
+    /// True if the device is lost: `first` then holds the reason permanently.
     lost: bool,
 }
 
-impl Faults {
-    /// Those of a device from now on.
+impl DeviceFaults {
+    /// Collects the faults of a device from now on.
     fn watch(device: &wgpu::Device, name: &str) -> Self {
         let faults = Self::default();
         let (on_lost, adapter) = (faults.clone(), name.to_string());
         device.set_device_lost_callback(move |reason, message| {
-            // Dropping the device also reports it as destroyed: nobody asks for faults after that.
+            // Dropping the device also reports it as destroyed, but no call asks for faults after
+            // that.
             on_lost.lose(lost(adapter.clone(), reason, &message));
         });
         let (on_error, adapter) = (faults.clone(), name.to_string());
@@ -357,7 +365,7 @@ impl Faults {
     fn lose(&self, why: DeviceError) {
         let mut reported = self.lock();
         match &reported.first {
-            // The memory is why the device was lost; a refusal came because it was.
+            // Lack of memory is the cause of the loss; a refusal is its consequence.
             Some(first) if !matches!(first, DeviceError::Refused { .. }) => {}
             _ => reported.first = Some(why),
         }
@@ -379,8 +387,8 @@ impl Faults {
     }
 }
 
-/// A lost device as an error. A driver that has no memory left in a submission loses its device,
-/// and the memory is what the user can do something about.
+/// Converts a device loss to an error. A driver that has no memory left in a submission loses its
+/// device; the error then reports the memory, which the user can do something about.
 fn lost(adapter: String, reason: wgpu::DeviceLostReason, message: &str) -> DeviceError {
     if message == wgpu::hal::DeviceError::OutOfMemory.to_string() {
         return DeviceError::OutOfMemory { adapter, what: "a submission".into() };
@@ -402,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_lost_device_says_for_ever_why() {
-        let faults = Faults::default();
+        let faults = DeviceFaults::default();
         assert!(faults.take().is_none());
         faults.lose(device_lost("first"));
         faults.lose(device_lost("second"));
@@ -413,14 +421,14 @@ mod tests {
 
     #[test]
     fn a_refusal_is_a_consequence_of_the_loss_and_want_of_memory_its_cause() {
-        let faults = Faults::default();
+        let faults = DeviceFaults::default();
         let (adapter, what, why) = ("a".to_string(), "b".to_string(), "c".to_string());
         faults.lock().first = Some(DeviceError::Refused { adapter, what, why });
         assert!(faults.is_refusal());
         faults.lose(device_lost("first"));
         assert!(!faults.is_refusal() && matches!(faults.take(), Some(DeviceError::Lost { .. })));
 
-        let faults = Faults::default();
+        let faults = DeviceFaults::default();
         let (adapter, what) = ("a".to_string(), "b".to_string());
         faults.lock().first = Some(DeviceError::OutOfMemory { adapter, what });
         faults.lose(device_lost("later"));
@@ -429,7 +437,7 @@ mod tests {
 
     #[test]
     fn other_faults_are_told_once() {
-        let faults = Faults::default();
+        let faults = DeviceFaults::default();
         faults.lock().first =
             Some(DeviceError::OutOfMemory { adapter: "a".into(), what: "x".into() });
         assert!(matches!(faults.take(), Some(DeviceError::OutOfMemory { .. })));

@@ -1,21 +1,23 @@
-//! Signs of life of a device, counted: what tells a long job from a hung one.
+//! Heartbeat of a device: a progress counter by which a watchdog distinguishes a long job from a
+//! hang.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts what a device has done. Clones share the count, so that another thread can watch it.
+/// Progress counter of a device. Clones share the count, so that a watchdog in another thread can
+/// read it.
 #[derive(Clone, Debug, Default)]
 pub struct Heartbeat {
     beats: Arc<AtomicU64>,
 }
 
 impl Heartbeat {
-    /// The device did something: it ran a node, or came back from its driver.
+    /// Counts one step of progress: the device ran a node, or a call of its driver returned.
     pub fn tick(&self) {
         self.beats.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The beats so far.
+    /// Returns the number of ticks so far.
     pub fn count(&self) -> u64 {
         self.beats.load(Ordering::Relaxed)
     }

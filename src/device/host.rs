@@ -1,29 +1,29 @@
-//! What the system tells about the host: its processor and its memory.
+//! Host information from the operating system: processor and memory.
 
-/// The host that the CPU device and software adapters run on.
+/// Host that the CPU device and software adapters run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInfo {
-    /// The processor's name, where the system tells it.
+    /// Name of the processor, if the system reports it.
     pub model: Option<String>,
-    /// Bytes of memory, where the system tells it.
+    /// Bytes of memory, if the system reports them.
     pub memory: Option<u64>,
 }
 
 impl HostInfo {
-    /// Asks the system.
+    /// Queries the operating system.
     pub fn query() -> Self {
         let meminfo = std::fs::read_to_string("/proc/meminfo").ok();
         Self { model: processor(), memory: meminfo.and_then(|text| kibibytes(&text, "MemTotal:")) }
     }
 }
 
-/// The bytes that can be allocated without swapping, where the system tells it.
+/// Returns the bytes that can be allocated without swapping, if the system reports them.
 pub fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     kibibytes(&text, "MemAvailable:")
 }
 
-/// The processor's name as the system tells it.
+/// Returns the processor's name, if the system reports it.
 fn processor() -> Option<String> {
     let name = if cfg!(target_os = "macos") {
         let mut sysctl = std::process::Command::new("sysctl");
@@ -37,14 +37,14 @@ fn processor() -> Option<String> {
     Some(name.trim().to_string()).filter(|name| !name.is_empty())
 }
 
-/// The line `model name : NAME` of the first processor.
+/// Parses the line `model name : NAME` of the first processor.
 fn model(cpuinfo: &str) -> Option<String> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     let (_, name) = line.split_once(':')?;
     Some(name.trim().to_string()).filter(|name| !name.is_empty())
 }
 
-/// A line such as `MemAvailable:   123456 kB`, in bytes.
+/// Parses a line such as `MemAvailable:   123456 kB`; returns bytes.
 fn kibibytes(meminfo: &str, field: &str) -> Option<u64> {
     let rest = meminfo.lines().find_map(|line| line.strip_prefix(field))?;
     let kibibytes: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -1,26 +1,27 @@
-//! Faults of devices that tests ask for.
+//! Injected faults of devices, for tests.
 
 use std::thread;
 use std::time::Duration;
 
 use super::error::DeviceError;
 
-/// The longest that an injected hang lasts: a device with a longer deadline gets over it.
+/// The longest that an injected hang lasts; a device with a longer deadline recovers from it.
 pub const INJECTED_HANG_MAX: Duration = Duration::from_secs(120);
 
-/// A fault that a device is told to have.
+/// Fault to inject into a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedFault {
-    /// The device is gone.
+    /// The device is lost.
     Lost,
     /// The driver refuses an allocation.
     OutOfMemory,
-    /// The driver does not come back, for [`INJECTED_HANG_MAX`].
+    /// The driver does not return, for [`INJECTED_HANG_MAX`].
     Hang,
 }
 
 impl InjectedFault {
-    /// The fault on a device without a driver: the errors that a driver's failures become.
+    /// Injects the fault into a device without a driver: returns the error that the driver's
+    /// failure becomes, or sleeps for a hang.
     pub fn to_error(self, adapter: &str) -> Result<(), DeviceError> {
         let adapter = adapter.to_string();
         match self {

@@ -1,4 +1,4 @@
-//! What a plan and its kernels must respect on a device.
+//! Device limits that a plan and its kernels must respect.
 
 /// Limits of an adapter, or of an opened device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,21 +34,22 @@ impl From<&wgpu::Limits> for Limits {
 }
 
 impl Limits {
-    /// What every kernel may rely on, and what kernel tests are opened with.
+    /// Returns the limits that every kernel may rely on, and that kernel tests are opened with.
     pub fn portable() -> Self {
         Self::from(&wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() })
     }
 }
 
-/// What every kernel may rely on: the WebGPU defaults and 128 bytes of immediates; less where the
-/// adapter has less, which concerns textures only: `Adapter::usable` has refused the others.
+/// Returns the limits that every kernel may rely on: the WebGPU defaults and 128 bytes of
+/// immediates; less where the adapter has less, which concerns textures only, because
+/// `Adapter::usable` has refused the other adapters.
 pub(super) fn portable(own: &wgpu::Limits) -> wgpu::Limits {
     let portable = wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() };
     portable.or_worse_values_from(own)
 }
 
-/// What runs are opened with: the adapter's own limits, field by field, of what kernels and
-/// tensors use.
+/// Returns the limits that the devices of a run are opened with: the adapter's own limits, field
+/// by field, for everything that kernels and tensors use.
 pub(super) fn for_runs(own: &wgpu::Limits) -> wgpu::Limits {
     wgpu::Limits {
         max_storage_buffer_binding_size: own.max_storage_buffer_binding_size,

@@ -1,26 +1,26 @@
-//! How much memory an adapter has, which wgpu does not tell: its back end is asked.
+//! Memory size of an adapter, queried from its back end because wgpu does not report it.
 
 use super::AdapterKind;
 
-/// The memory of an adapter.
+/// Memory of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdapterMemory {
-    /// Bytes that the driver offers; `None` where no way to ask is known.
+    /// Bytes that the driver offers; `None` where no way to query them is known.
     pub bytes: Option<u64>,
-    /// Whether they are taken from the host's memory, as software and integrated adapters do: then
-    /// they must not be counted beside it.
+    /// True if they are part of the host's memory, as with software and integrated adapters: then
+    /// they must not be counted in addition to it.
     pub of_host: bool,
 }
 
 impl AdapterMemory {
-    /// What the back end of an adapter tells.
+    /// Queries the back end of an adapter.
     pub(super) fn of(adapter: &wgpu::Adapter, kind: AdapterKind) -> Self {
         let of_host = matches!(kind, AdapterKind::Software | AdapterKind::Integrated);
         Self { bytes: driver_bytes(adapter), of_host }
     }
 }
 
-/// The sum of Vulkan's heaps of the device's own memory.
+/// Returns the sum of Vulkan's device-local heaps.
 #[cfg(any(target_os = "linux", target_os = "android", windows))]
 fn driver_bytes(adapter: &wgpu::Adapter) -> Option<u64> {
     /// `VK_MEMORY_HEAP_DEVICE_LOCAL_BIT`.
@@ -36,7 +36,7 @@ fn driver_bytes(adapter: &wgpu::Adapter) -> Option<u64> {
     Some(own.map(|heap| heap.size).sum()).filter(|bytes| *bytes > 0)
 }
 
-/// Metal's working set can only be asked for where it can be compiled.
+/// Returns `None`: Metal's working set can only be queried where that code can be compiled.
 #[cfg(not(any(target_os = "linux", target_os = "android", windows)))]
 fn driver_bytes(_: &wgpu::Adapter) -> Option<u64> {
     None

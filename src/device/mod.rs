@@ -1,6 +1,6 @@
-//! Devices: the adapters of the machine, found, merged, selected and opened, with buffers,
-//! transfers and faults as values. The only rooms that know wgpu are this one, `kernels` (its
-//! pipelines) and `exec`.
+//! Devices: discovery, merging, selection and opening of the machine's adapters, with buffers,
+//! transfers and faults as values. Only this module, `kernels` (its pipelines), `autotune` and
+//! `exec` use wgpu.
 
 pub mod adapter_kind;
 pub mod adapters;

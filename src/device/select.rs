@@ -1,4 +1,4 @@
-//! The selector of `--devices`: from what was typed to what is opened.
+//! Device selection: parses the selector of `--devices` and finds the devices that it names.
 
 use super::AdapterKind;
 use super::adapters::Adapter;
@@ -7,7 +7,7 @@ use super::error::{DeviceError, driver_hint};
 /// The most devices that `*K` makes of one adapter.
 const COPIES_MAX: usize = 64;
 
-/// What a selector chose.
+/// Device that a selector selected.
 #[derive(Clone, Debug)]
 pub enum Selection {
     /// The built-in CPU device; with the reason, if it was not asked for by name.
@@ -18,12 +18,13 @@ pub enum Selection {
 
 /// Chooses one device among `adapters`.
 ///
-/// `auto` is the first hardware GPU, or the CPU device if there is none; `cpu` is the CPU
-/// device; anything else is an index or a part of a name, after `api:` if the API matters (which
-/// also finds merged entries). Upper and lower case are the same.
+/// `auto` is the first hardware GPU, or the CPU device if there is none; `cpu` is the CPU device;
+/// anything else is an index or a part of a name, after `api:` if the API matters (which also
+/// finds merged entries). Case is ignored.
 ///
 /// # Errors
-/// Nothing has that name; a list, or `all`, which are several devices.
+/// Returns [`DeviceError`] if no device has that name, or if the selector is a list or `all`,
+/// which are several devices.
 pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceError> {
     let known = known(adapters);
     let typed = selector.trim().to_lowercase();
@@ -40,15 +41,16 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
     }
 }
 
-/// Chooses the devices of a run, in this order of ranks.
+/// Chooses the devices of a run, in the order of their ranks.
 ///
 /// `auto` is every hardware GPU, or the CPU device if there is none; `all` is every adapter that
 /// can run kernels, software ones too, and the CPU device at the end; anything else is a list with
-/// commas of what [`select`] takes but for `auto`. `*K` after a name makes K devices of it. A
-/// name may have commas and stars itself: the longest stretch that names a device is taken.
+/// commas of what [`select`] takes but for `auto`. `*K` after a name makes K devices of it. A name
+/// may have commas and stars itself: the longest part that names a device is taken.
 ///
 /// # Errors
-/// A part of the list names nothing; a device named twice, which `*2` says without doubt.
+/// Returns [`DeviceError`] if a part of the list names no device, or if a device is named twice,
+/// which must be written as `*2`.
 pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>, DeviceError> {
     let known = known(adapters);
     let typed = selector.trim().to_lowercase();
@@ -66,11 +68,11 @@ pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>
     Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters)).collect())
 }
 
-/// What a selector looks at of an adapter.
+/// Properties of an adapter that a selector depends on.
 struct Known {
     name: String,
     api: &'static str,
-    /// Not merged into another entry.
+    /// True if the entry is not merged into another one.
     is_listed: bool,
     is_software: bool,
     is_usable: bool,
@@ -93,7 +95,7 @@ fn known(adapters: &[Adapter]) -> Vec<Known> {
     adapters.iter().map(known).collect()
 }
 
-/// A device by its place in the list of adapters.
+/// Selected device; an adapter by its index in the list of adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chosen {
     Cpu,
@@ -111,7 +113,7 @@ fn selection(chosen: Chosen, adapters: &[Adapter]) -> Selection {
     }
 }
 
-/// The first hardware GPU.
+/// Returns the first hardware GPU.
 fn automatic(known: &[Known]) -> Option<Chosen> {
     known.iter().position(Known::is_hardware).map(Chosen::Index)
 }
@@ -120,7 +122,7 @@ fn no_hardware() -> Selection {
     Selection::Cpu { reason: Some("no hardware GPU was found".into()) }
 }
 
-/// The devices of a list in lower case.
+/// Parses a list in lower case; returns its devices.
 fn parse_list(list: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     let mut chosen = Vec::new();
     let mut rest = list;
@@ -139,7 +141,8 @@ fn parse_list(list: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
     }
 }
 
-/// The longest stretch up to a comma or the end that names a device: commas may belong to names.
+/// Returns the longest part, up to a comma or the end, that names a device, because names may
+/// contain commas.
 fn longest<'a>(rest: &'a str, known: &[Known]) -> Result<(&'a str, (Chosen, usize)), DeviceError> {
     let ends = rest.rmatch_indices(',').map(|(end, _)| end);
     let mut wrong = empty(rest);
@@ -149,11 +152,11 @@ fn longest<'a>(rest: &'a str, known: &[Known]) -> Result<(&'a str, (Chosen, usiz
             Err(error) => wrong = error,
         }
     }
-    // That of the shortest stretch, which is the part of the list that is wrong.
+    // The error of the shortest part, which is the part of the list that is wrong.
     Err(wrong)
 }
 
-/// One part of a list: a device, and how many of it.
+/// Parses one part of a list; returns a device, and how many of it.
 fn several(part: &str, known: &[Known]) -> Result<(Chosen, usize), DeviceError> {
     let error = match one(part, known) {
         Ok(device) => return Ok((device, 1)),
@@ -163,22 +166,22 @@ fn several(part: &str, known: &[Known]) -> Result<(Chosen, usize), DeviceError> 
     let device = one(name.trim_end(), known)?;
     match count.trim().parse() {
         Ok(count) if (1..=COPIES_MAX).contains(&count) => Ok((device, count)),
-        _ => Err(bad(part, &format!("behind * stands a whole number from 1 to {COPIES_MAX}"))),
+        _ => Err(bad(part, &format!("after * expects a whole number from 1 to {COPIES_MAX}"))),
     }
 }
 
-/// The device that a text in lower case names.
+/// Returns the device that a text in lower case names.
 fn one(typed: &str, known: &[Known]) -> Result<Chosen, DeviceError> {
     match typed {
         "" => Err(empty(typed)),
         "cpu" => Ok(Chosen::Cpu),
-        // These are words, not parts of a name.
-        "auto" | "all" => Err(bad(typed, "it stands alone, not in a list")),
+        // These are keywords, not parts of a name.
+        "auto" | "all" => Err(bad(typed, "it cannot be part of a list")),
         name => named(name, known).map(Chosen::Index),
     }
 }
 
-/// The adapter that a text in lower case names.
+/// Returns the index of the adapter that a text in lower case names.
 fn named(typed: &str, known: &[Known]) -> Result<usize, DeviceError> {
     if known.is_empty() {
         return Err(DeviceError::NoAdapter { hint: driver_hint() });
@@ -273,7 +276,7 @@ mod tests {
     fn the_longest_name_wins_over_cutting_it() {
         assert_eq!(list("llvmpipe (LLVM 19.1, 256 bits)"), Ok(vec![Index(0)]));
         assert_eq!(list("cpu,llvmpipe (LLVM 19.1, 256 bits)*2"), Ok(vec![Cpu, Index(0), Index(0)]));
-        // A star of a name counts nothing.
+        // A star within a name is no count.
         assert_eq!(list("uhd*2"), Ok(vec![Index(2)]));
         assert_eq!(list("graphics, uhd*2*3,cpu"), Ok(vec![Index(2), Index(2), Index(2), Cpu]));
     }

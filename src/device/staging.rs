@@ -1,18 +1,18 @@
-//! Rings of mapped buffers between host and device, made once: what goes up is written into
-//! mapped memory and copied from there by the next submission, what comes back is copied into a
-//! slot and mapped when its submission is done. Both hold a fixed number of bytes however large
-//! the transfer is: longer ones go in pieces, and the host works on one slot while the device
-//! works on another.
+//! Staging rings of mapped buffers between host and device, made once. An upload is written into
+//! mapped memory and copied from there by the next submission; a readback is copied into a slot,
+//! which is mapped when its submission is done. Both rings hold a fixed number of bytes however
+//! large the transfer is: longer ones are split into chunks, with double buffering: the host works
+//! on one slot while the device works on another.
 
 use std::sync::mpsc;
 
 use super::error::DeviceError;
 use super::gpu::Gpu;
 
-/// Where pieces start in a slot: mapped ranges start at multiples of 8.
+/// Alignment of chunks in a slot; mapped ranges must start at multiples of 8.
 const ALIGNMENT: u64 = 16;
 
-/// A slot that becomes mapped when the device is done with a submission.
+/// Pending mapping of a slot, which completes when the device is done with a submission.
 pub struct Mapping {
     submission: Option<wgpu::SubmissionIndex>,
     result: mpsc::Receiver<Result<(), wgpu::BufferAsyncError>>,
@@ -20,8 +20,8 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the front of a buffer when the device is done with `submission`, and all others that
-    /// use it.
+    /// Starts mapping the front of a buffer; the mapping completes when the device is done with
+    /// `submission` and all other submissions that use the buffer.
     pub fn begin(
         buffer: &wgpu::Buffer,
         mode: wgpu::MapMode,
@@ -30,16 +30,16 @@ impl Mapping {
     ) -> Self {
         let (sender, result) = mpsc::sync_channel(1);
         buffer.map_async(mode, 0..bytes, move |mapped| {
-            // A slot that nobody waits for any more belongs to a device that is being closed.
+            // The receiver may be gone: the device is being closed.
             let _ = sender.send(mapped);
         });
         Self { submission, result, done: false }
     }
 
-    /// Whether the slot is mapped, as far as calls to the device up to now have found out.
+    /// Returns true if the slot is mapped, as far as calls to the device have reported up to now.
     ///
     /// # Errors
-    /// A device that failed.
+    /// Returns [`DeviceError`] if the device fails.
     pub fn is_done(&mut self, gpu: &Gpu, what: &str) -> Result<bool, DeviceError> {
         if let Ok(mapped) = self.result.try_recv() {
             mapped.map_err(|why| gpu.refused(what, why.to_string()))?;
@@ -52,7 +52,7 @@ impl Mapping {
     /// for its submission and those before it.
     ///
     /// # Errors
-    /// A device that does not get there within its deadline, or that failed.
+    /// Returns [`DeviceError`] if the device fails or misses its deadline.
     pub fn wait(&mut self, gpu: &Gpu, what: &str) -> Result<(), DeviceError> {
         if self.is_done(gpu, what)? {
             return Ok(());
@@ -66,7 +66,7 @@ impl Mapping {
     }
 }
 
-/// Bytes in a slot, to be copied to where they belong.
+/// Staged bytes in a slot, to be copied to their destination.
 pub struct Staged<'a> {
     pub buffer: &'a wgpu::Buffer,
     pub offset: u64,
@@ -79,18 +79,18 @@ struct UploadSlot {
     mapping: Option<Mapping>,
 }
 
-/// What goes up. A submission uses one slot: whoever records calls [`UploadRing::seal`] before it
-/// submits and [`UploadRing::sent`] after, and submits when the slot [is full](Self::is_full).
+/// Upload ring. A submission uses one slot: the caller calls [`UploadRing::seal`] before it
+/// submits and [`UploadRing::sent`] after, and submits when [the slot is full](Self::is_full).
 pub struct UploadRing {
     slots: Vec<UploadSlot>,
     slot_bytes: u64,
-    /// The slot of the next submission, and how many bytes of it are taken.
+    /// Slot of the next submission, and the number of its bytes that are taken.
     current: usize,
     taken: u64,
 }
 
 impl UploadRing {
-    /// A ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
+    /// Returns a ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
     pub fn new(gpu: &Gpu, slots: usize, slot_bytes: u64) -> Result<Self, DeviceError> {
         use wgpu::BufferUsages as Usage;
         let slot = |_| {
@@ -104,21 +104,21 @@ impl UploadRing {
         Ok(Self { slots, slot_bytes, current: 0, taken: 0 })
     }
 
-    /// The bytes of all slots.
+    /// Returns the bytes of all slots.
     pub fn bytes(&self) -> u64 {
         self.slots.len() as u64 * self.slot_bytes
     }
 
-    /// Whether nothing fits before the next submission.
+    /// Returns true if nothing fits before the next submission.
     pub fn is_full(&self) -> bool {
         self.taken >= self.slot_bytes
     }
 
-    /// Writes the front of `bytes`, a multiple of 4, as much as fits. Waits if the device has not
-    /// yet read what the slot held before.
+    /// Stages as much of the front of `bytes`, whose length is a multiple of 4, as fits. Waits if
+    /// the device has not yet read the previous contents of the slot.
     ///
     /// # Errors
-    /// A device that does not get there within its deadline, or that failed.
+    /// Returns [`DeviceError`] if the device fails or misses its deadline.
     pub fn stage(&mut self, gpu: &Gpu, bytes: &[u8]) -> Result<Staged<'_>, DeviceError> {
         let what = "an upload";
         let (offset, room) = (self.taken, self.slot_bytes.saturating_sub(self.taken));
@@ -135,14 +135,15 @@ impl UploadRing {
         Ok(Staged { buffer: &slot.buffer, offset, bytes: count })
     }
 
-    /// Hands the slot to the device. Nothing is staged until [`UploadRing::sent`].
+    /// Unmaps the slot, so that the device can read it. Nothing may be staged until
+    /// [`UploadRing::sent`].
     pub fn seal(&mut self) {
         if self.taken > 0 {
             self.slots[self.current].buffer.unmap();
         }
     }
 
-    /// Goes on to the next slot; this one is mapped again when the submission is done.
+    /// Advances to the next slot; the submitted one is mapped again when the submission is done.
     pub fn sent(&mut self, submission: &wgpu::SubmissionIndex) {
         if self.taken == 0 {
             return;
@@ -158,46 +159,47 @@ impl UploadRing {
 
 struct ReadbackSlot {
     buffer: wgpu::Buffer,
-    /// What is on its way into the slot: how many bytes.
+    /// Pending mapping of the slot, and the bytes that are copied into it.
     coming: Option<(Mapping, u64)>,
 }
 
-/// What comes back: slots that take turns.
+/// Readback ring: slots used in rotation.
 pub struct ReadbackRing {
     slots: Vec<ReadbackSlot>,
     slot_bytes: u64,
 }
 
 impl ReadbackRing {
-    /// A ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
+    /// Returns a ring of `slots` slots of `slot_bytes` bytes each, a multiple of 256.
     pub fn new(gpu: &Gpu, slots: usize, slot_bytes: u64) -> Result<Self, DeviceError> {
         let slot = |_| Ok(ReadbackSlot { buffer: gpu.readback(slot_bytes)?, coming: None });
         let slots = (0..slots).map(slot).collect::<Result<_, DeviceError>>()?;
         Ok(Self { slots, slot_bytes })
     }
 
-    /// The bytes of all slots.
+    /// Returns the bytes of all slots.
     pub fn bytes(&self) -> u64 {
         self.slots.len() as u64 * self.slot_bytes
     }
 
-    /// The bytes that a piece has at most.
+    /// Returns the most bytes of a chunk.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
 
-    /// The buffer that piece `piece` is copied into. [`ReadbackRing::finish`] must have taken the
-    /// piece that was there before, `slots` pieces ago.
+    /// Returns the buffer that chunk `piece` is copied into. [`ReadbackRing::finish`] must have
+    /// taken the chunk that was there before, `slots` chunks ago.
     pub fn buffer(&self, piece: usize) -> &wgpu::Buffer {
         &self.slots[piece % self.slots.len()].buffer
     }
 
-    /// How many pieces may be under way.
+    /// Returns the number of chunks that may be in flight.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// Maps a piece of `bytes` bytes when the submission is done that copies it.
+    /// Starts mapping a chunk of `bytes` bytes; the mapping completes when the submission that
+    /// copies it is done.
     pub fn begin(&mut self, piece: usize, bytes: u64, submission: &wgpu::SubmissionIndex) {
         let index = piece % self.slots.len();
         let slot = &mut self.slots[index];
@@ -205,10 +207,10 @@ impl ReadbackRing {
         slot.coming = Some((Mapping::begin(&slot.buffer, mode, bytes, submission), bytes));
     }
 
-    /// Waits for a piece, copies it to the front of `into`, and frees its slot; its bytes.
+    /// Waits for a chunk, copies it to the front of `into`, and frees its slot; returns its bytes.
     ///
     /// # Errors
-    /// A device that does not get there within its deadline, or that failed.
+    /// Returns [`DeviceError`] if the device fails or misses its deadline.
     pub fn finish(
         &mut self,
         gpu: &Gpu,

@@ -1,5 +1,5 @@
-//! The CPU device. With the fast functions it is a device like others; with the references, in
-//! f32 or f64, it is the oracle of the tests.
+//! Executor on the CPU. With the fast functions it is a device for training; with the references,
+//! in f32 or f64, it is the oracle of the tests.
 
 mod readbacks;
 
@@ -23,12 +23,13 @@ use crate::kernels::{Arg, CpuKernel, Float, Twin, twin};
 /// An update rule over the slices of a bucket: parameters, gradients, moments.
 type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
 
-/// The CPU device's name, with what decides about its speed and, by the order of sums, its bits.
+/// Returns the CPU device's name, with the number of threads, which determines its speed and, by
+/// the order of sums, its bits.
 pub fn host_name() -> String {
     format!("cpu ({} threads)", rayon::current_num_threads())
 }
 
-/// Which implementation of everything a [`Cpu`] calls.
+/// Implementations that a [`Cpu`] calls.
 struct Functions<T> {
     host: fn(&'static Twin) -> CpuKernel<T>,
     sgd: UpdateFn<T>,
@@ -36,10 +37,10 @@ struct Functions<T> {
     norm: fn(&[T]) -> (f64, u64),
 }
 
-/// A plan and all its tensors in host memory, computed in `T`.
+/// Executor of a plan with all its tensors in host memory, computed in `T`.
 pub struct Cpu<T> {
     name: String,
-    /// Shared, so that a node can be read while the tensors change.
+    /// Shared, so that a node can be borrowed while the tensors change.
     plan: Arc<Plan>,
     functions: Functions<T>,
     /// Per slot: the copies of its values.
@@ -48,18 +49,18 @@ pub struct Cpu<T> {
     ints: Vec<Vec<Vec<u32>>>,
     parameters: Vec<Vec<T>>,
     gradients: Vec<Vec<T>>,
-    /// Per moment and bucket: of the elements that are owned.
+    /// Per moment and bucket: values of the owned elements.
     moments: Vec<Vec<Vec<T>>>,
     shards: Shards,
-    pieces: ReadbackQueue,
+    readbacks: ReadbackQueue,
     readback_elements_max: usize,
     loss: Vec<T>,
-    /// Beats with every node.
+    /// Ticks after every node.
     heartbeat: Heartbeat,
 }
 
 impl Cpu<f32> {
-    /// The CPU device: all cores, vector instructions.
+    /// Returns the CPU device for training: all cores, vector instructions.
     pub fn fast(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.fast,
@@ -70,7 +71,7 @@ impl Cpu<f32> {
         Self::new(host_name(), plan, moments, functions)
     }
 
-    /// Plain loops in f32.
+    /// Returns an executor that runs the reference functions, plain loops, in f32.
     pub fn reference(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.reference_f32,
@@ -83,7 +84,8 @@ impl Cpu<f32> {
 }
 
 impl Cpu<f64> {
-    /// Plain loops in f64: what everything else is compared with.
+    /// Returns an executor that runs the reference functions in f64: the oracle that all other
+    /// executors are compared with.
     pub fn oracle(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.reference_f64,
@@ -129,7 +131,7 @@ impl<T: Float> Cpu<T> {
             gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
             moments: vec![zero_shards(&shards); moments.count],
             shards,
-            pieces: ReadbackQueue::new(ReadbackBudget::of(&plan, READBACK_ELEMENTS_MAX).total()),
+            readbacks: ReadbackQueue::new(ReadbackBudget::of(&plan, READBACK_ELEMENTS_MAX).total()),
             readback_elements_max: READBACK_ELEMENTS_MAX,
             loss: zeros(2),
             heartbeat: Heartbeat::default(),
@@ -137,7 +139,7 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// Which copy of a slot a pass uses.
+    /// Returns the copy of a slot that a pass uses.
     fn copy(&self, slot: usize, pass: &PassContext) -> usize {
         if self.plan.slots[slot].kind == SlotKind::Stash { pass.stash_index } else { 0 }
     }
@@ -164,7 +166,7 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// The buffer that holds an output, and where in it the tensor starts.
+    /// Returns the buffer that holds an output, and the tensor's first element in it.
     fn home(&mut self, tensor: TensorId, pass: &PassContext) -> (&mut Vec<T>, usize) {
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
@@ -184,7 +186,7 @@ impl<T: Float> Cpu<T> {
         let node = &plan.graph.nodes[index];
         let Some(twin) = twin(&node.op) else { return };
         let call = pass.call(&plan.graph, node);
-        // Outputs are taken out of the machine while inputs are borrowed from it; the plan never
+        // Outputs are taken out of the executor while inputs are borrowed from it; the plan never
         // puts an output where an input is.
         let mut taken: Vec<(Vec<T>, usize)> = Vec::with_capacity(node.outputs.len());
         for &output in &node.outputs {
@@ -211,7 +213,7 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// A whole bucket in the precision of the device.
+    /// Returns a whole bucket in the precision of the device.
     pub fn bank_values(&mut self, bank: BucketTensor, bucket: BucketId) -> &[T] {
         self.bank(bank, bucket)
     }
@@ -221,13 +223,13 @@ impl<T: Float> Cpu<T> {
         self.readback_elements_max = elements;
     }
 
-    /// Changes one element of a bucket: for finite differences.
+    /// Changes one element of a bucket, for finite differences.
     pub fn set_element(&mut self, bank: BucketTensor, bucket: BucketId, index: usize, value: T) {
         self.bank(bank, bucket)[index] = value;
     }
 }
 
-/// Zeros for what is owned of every bucket.
+/// Returns zeros for the owned elements of every bucket.
 fn zero_shards<T: Float>(shards: &Shards) -> Vec<Vec<T>> {
     shards.all_owned().map(|owned| vec![T::zero(); owned.len()]).collect()
 }
@@ -364,18 +366,18 @@ impl<T: Float> Executor for Cpu<T> {
     ) -> Result<(), DeviceError> {
         assert!(range.len() <= self.readback_elements_max, "{range:?} is longer than a piece");
         let place = self.shards.place(bank, bucket, &range);
-        let mut copy = self.pieces.buffer();
+        let mut copy = self.readbacks.buffer();
         copy.extend(self.bank(bank, bucket)[place].iter().map(|v| v.to_real() as f32));
-        self.pieces.begin(bank, bucket, range, copy);
+        self.readbacks.begin(bank, bucket, range, copy);
         Ok(())
     }
 
     fn next_readback(&mut self, _wait: bool) -> Result<Option<Readback>, DeviceError> {
-        Ok(self.pieces.take())
+        Ok(self.readbacks.take())
     }
 
     fn has_readbacks(&self) -> bool {
-        self.pieces.has_readbacks()
+        self.readbacks.has_readbacks()
     }
 
     fn readback_elements_max(&self) -> usize {

@@ -1,4 +1,5 @@
-//! Faults for tests on an opened adapter. A lost device is destroyed, and a hanging one is busy.
+//! Injected faults on an opened adapter, for tests: a lost device is destroyed, and a hanging one
+//! is kept busy.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +8,14 @@ use crate::device::{DeviceError, Gpu, InjectedFault};
 use crate::kernels::Pipelines;
 use crate::kernels::bench::spin::{self, Spin};
 
-/// Makes a fault happen on a device.
+/// Injects a fault into a device.
 pub fn inject(
     fault: InjectedFault,
     gpu: &Gpu,
     pipelines: &mut Pipelines,
 ) -> Result<(), DeviceError> {
     match fault {
-        // What follows finds out by itself, as after a real loss.
+        // The next call detects the loss, as after a real one.
         InjectedFault::Lost => {
             gpu.destroy();
             Ok(())
@@ -24,7 +25,7 @@ pub fn inject(
     }
 }
 
-/// Keeps the device busy and the thread in its driver, with no sign of life.
+/// Keeps the device busy and the thread in its driver, with no tick of the heartbeat.
 fn hang(gpu: &Gpu, pipelines: &mut Pipelines, time: Duration) -> Result<(), DeviceError> {
     let spinning = Spin::new(gpu, pipelines)?;
     let end = Instant::now() + time;

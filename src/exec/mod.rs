@@ -1,5 +1,6 @@
-//! Runs plans: [`gpu`] lowers them to dispatches, [`cpu`] calls the twins' CPU functions. Both
-//! stand behind [`Executor`], which is what a worker drives; neither decides what comes next.
+//! Executors of plans on devices: [`gpu`] lowers nodes to dispatches, [`cpu`] calls the twins' CPU
+//! functions. Both implement [`Executor`], the interface that a worker calls; the worker decides
+//! the order of the calls.
 
 pub mod cpu;
 mod fault;
@@ -20,7 +21,7 @@ pub use gpu::GpuExecutor;
 pub use staging::staging_bytes;
 pub use timing::{KernelProfile, ProfileTarget};
 
-/// Elements of a piece unless a run says otherwise: 1 MiB.
+/// Default for the most elements of one readback: 1 MiB.
 const READBACK_ELEMENTS_MAX: usize = 1 << 18;
 
 /// Values for an input tensor.
@@ -30,10 +31,10 @@ pub enum Input<'a> {
     Int(&'a [u32]),
 }
 
-/// What nodes run with.
+/// Context in which nodes run: copy of the stash, rows and random state.
 #[derive(Clone, Copy, Debug)]
 pub struct PassContext {
-    /// Which copy of the stash: `micro_batch % in_flight`.
+    /// Copy of the stash to use: `micro_batch % in_flight`.
     pub stash_index: usize,
     /// Valid rows, at most the plan's capacity.
     pub rows: usize,
@@ -41,7 +42,8 @@ pub struct PassContext {
 }
 
 impl PassContext {
-    /// A node of a graph as this pass runs it: with its rows put in.
+    /// Returns the op call of a node of a graph, with its shapes resolved for the rows of this
+    /// pass.
     fn call<'a>(&self, graph: &Graph, node: &'a Node) -> OpCall<'a> {
         let dims = |ids: &[TensorId]| {
             ids.iter().map(|id| graph.tensor(*id).shape.resolve(self.rows)).collect()
@@ -56,7 +58,7 @@ impl PassContext {
     }
 }
 
-/// The buffers that a bucket has on a device.
+/// One of the tensors that a device holds of each bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BucketTensor {
     Parameters,
@@ -65,13 +67,14 @@ pub enum BucketTensor {
     Moment(usize),
 }
 
-/// What the optimizer keeps on a device.
+/// Optimizer state of a device: number of moments, and the shard of each bucket that it covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moments {
     /// Running averages per parameter.
     pub count: usize,
-    /// Per bucket: the elements that this device updates and keeps moments of; `None`: all. They
-    /// start at multiples of 64 elements, end at one or with the bucket, and may be none.
+    /// Shard of each bucket: the elements that this device updates and keeps moments of; `None`:
+    /// whole buckets. A shard starts at a multiple of 64 elements, ends at one or at the end of
+    /// its bucket, and may be empty.
     pub owned: Option<Vec<Range<usize>>>,
 }
 
@@ -81,12 +84,12 @@ impl From<usize> for Moments {
     }
 }
 
-/// Values on their way from a device that have come: read-only, and where the device's memory can
-/// be mapped, not copied. Dropping it frees its place in the device's ring.
+/// Completed readback of a range of a bucket: read-only values in host memory, not copied where
+/// the device's memory can be mapped. Dropping it frees its slot on the device.
 pub struct Readback {
     pub bank: BucketTensor,
     pub bucket: BucketId,
-    /// Elements of the bucket.
+    /// Range of elements in the bucket.
     pub range: Range<usize>,
     values: Box<dyn AsRef<[f32]> + Send + Sync>,
 }
@@ -97,35 +100,37 @@ impl Readback {
     }
 }
 
-/// What a device reports after the backward passes of a step: sums over its micro-batches.
+/// Report of a device after the backward passes of a step: sums over its micro-batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepSums {
     pub loss: f64,
     /// Rows (targets) that the loss counts.
     pub count: f64,
-    /// Per bucket: the sum of squares of the gradient sums, and how many are not finite.
+    /// Per bucket: the sum of squares of the gradient sums, and the number of gradient sums that
+    /// are not finite.
     pub gradients: Vec<(f64, u64)>,
-    /// The share of the time since the last report (or since the step began, if something else
-    /// was read in between) in which the device was busy, by its own clock; `None` without one.
+    /// Fraction of the time since the last report (or since the step began, if another read came
+    /// in between) in which the device was busy, by its own clock; `None` without a clock.
     pub busy: Option<f64>,
 }
 
-/// A device that holds a plan: its parameters, gradients, moments and activations.
+/// Executor of a plan on one device, which holds the parameters, gradients, moments and
+/// activations.
 ///
-/// Calls are queued in order; those that return values wait for the device.
+/// Calls are queued in order; calls that return values wait for the device.
 pub trait Executor: Send {
-    /// The device's name, for people.
+    /// Returns the display name of the device.
     fn name(&self) -> &str;
 
     fn plan(&self) -> &Plan;
 
-    /// Its signs of life, for whoever waits for it.
+    /// Returns the heartbeat of the device, for a watchdog in another thread.
     fn heartbeat(&self) -> Heartbeat;
 
-    /// Has a fault now: for tests.
+    /// Injects a fault into the device, for tests.
     fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError>;
 
-    /// Sets the first rows of an input, for one copy of the stash.
+    /// Writes the first rows of an input tensor, in one copy of the stash.
     fn set_input(
         &mut self,
         tensor: TensorId,
@@ -139,14 +144,15 @@ pub trait Executor: Send {
     /// Runs a range of the plan's nodes.
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError>;
 
-    /// The sums of the step so far; `norms`: also those of the gradients, per bucket, which are
-    /// of no use where gradients are summed over ranks. Waits.
+    /// Returns the sums of the step so far. With `norms`, they include those of the gradients per
+    /// bucket, which have no use where gradients are summed over ranks. Waits for the device.
     fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError>;
 
-    /// The (sum, count) of the loss so far. Waits.
+    /// Returns the (sum, count) of the loss so far. Waits for the device.
     fn loss(&mut self) -> Result<(f64, f64), DeviceError>;
 
-    /// Updates a range of a bucket from its gradients, within what the device owns.
+    /// Applies an optimizer update to a range of a bucket from its gradients, within the shard
+    /// that the device owns.
     fn update(
         &mut self,
         bucket: BucketId,
@@ -154,24 +160,27 @@ pub trait Executor: Send {
         range: &UpdateRange,
     ) -> Result<(), DeviceError>;
 
-    /// Starts whatever is queued and not started. Waits are not needed for that: this is for the
-    /// end of a step, so that the device works while the host prepares the next.
+    /// Submits the commands that are recorded and not submitted. Calls that wait do this
+    /// themselves; at the end of a step it lets the device work while the host prepares the next
+    /// step.
     fn flush(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// The float values of an activation as the last node left it. Waits.
+    /// Returns the float values of an activation as the last node left them. Waits for the device.
     fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError>;
 
-    /// A whole bucket; of moments, the elements that the device [owns](Executor::owned). Waits.
+    /// Returns a whole bucket; of moments, the elements that the device [owns](Executor::owned).
+    /// Waits for the device.
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError>;
 
-    /// The hash of a whole bucket as the device holds it (see [`crate::kernels::ops::hash`], from
-    /// position 0), over the words of its floats as [`Executor::read_bank`] gives them: of moments,
-    /// those of the owned elements. Waits.
+    /// Returns the hash of a whole bucket as the device holds it (see
+    /// [`crate::kernels::ops::hash`], from position 0), over the words of its floats as
+    /// [`Executor::read_bank`] returns them: of moments, those of the owned elements. Waits for
+    /// the device.
     fn hash(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<u64, DeviceError>;
 
-    /// Replaces a whole bucket, as far as the bank holds it.
+    /// Replaces a whole bucket; of moments, the owned elements.
     fn write_bank(
         &mut self,
         bank: BucketTensor,
@@ -179,20 +188,21 @@ pub trait Executor: Send {
         values: &[f32],
     ) -> Result<(), DeviceError>;
 
-    /// Makes room for other moments, which start as zeros: before the first step, when it is known
-    /// which devices take part.
+    /// Replaces the optimizer state by `moments`, initialized to zero. Must be called before the
+    /// first step, once the devices that take part are known.
     ///
     /// # Errors
-    /// Too little memory; the device is of no use then.
+    /// Returns [`DeviceError`] if there is too little memory; no method may be called after that.
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError>;
 
-    /// The elements of a bucket that this device updates and keeps moments of.
+    /// Returns the elements of a bucket that this device updates and keeps moments of.
     fn owned(&self, bucket: BucketId) -> Range<usize>;
 
-    /// Begins to bring a range of a bucket to the host as it will be after what is queued. Never
-    /// waits. Pieces come in the order in which they were begun ([`Executor::next_readback`]); a range
-    /// comes in one piece, so it must be at most [`Executor::readback_elements_max`] long. What waits for
-    /// a slot when its elements are about to change takes more memory.
+    /// Starts an asynchronous readback of a range of a bucket, with the values that it has after
+    /// all queued commands. Never waits. Readbacks are returned in the order in which they were
+    /// started ([`Executor::next_readback`]); each has at most [`Executor::readback_elements_max`]
+    /// elements. A readback that still waits for a slot when its elements are about to change
+    /// takes additional memory.
     fn start_readback(
         &mut self,
         bank: BucketTensor,
@@ -200,22 +210,24 @@ pub trait Executor: Send {
         range: Range<usize>,
     ) -> Result<(), DeviceError>;
 
-    /// The next piece, if it has come; `wait`: or else waits for it, as long as its copy is under
-    /// way on the device. A device with few free slots begins the copies that wait for one here.
+    /// Returns the next completed readback, if there is one; with `wait`, waits for it as long as
+    /// its copy is in flight on the device. A device with few free slots records here the copies
+    /// that wait for a slot.
     ///
-    /// It never waits for whoever holds pieces: if all slots are taken by those, it gives `None`
-    /// at once, though [something is wanted](Executor::is_reading). The caller may be the one who
-    /// has to act before a piece is dropped; it asks again when one may have been. `None` also if
-    /// nothing is wanted, or nothing has come and `wait` is not set.
+    /// Deadlock avoidance: this method never waits for a [`Readback`] to be dropped. If readbacks
+    /// that are not dropped yet take all slots, it returns `None` at once even though
+    /// `has_readbacks` returns true, because the caller may have to act before one can be dropped;
+    /// the caller calls again when one may have been dropped. It also returns `None` if no
+    /// readback was started, or if none has completed and `wait` is not set.
     ///
     /// # Errors
-    /// A device that fails, or does not get there within its deadline.
+    /// Returns [`DeviceError`] if the device fails or misses its deadline.
     fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError>;
 
-    /// Whether a read that was begun has not been taken yet.
+    /// Returns true if a readback was started and has not been taken yet.
     fn has_readbacks(&self) -> bool;
 
-    /// The most elements of a piece.
+    /// Returns the most elements that one readback may have.
     fn readback_elements_max(&self) -> usize;
 
     /// Replaces elements of a bucket from `start` on.
@@ -227,16 +239,17 @@ pub trait Executor: Send {
         values: &[f32],
     ) -> Result<(), DeviceError>;
 
-    /// Makes what [`Executor::add`] needs for chunks of these lengths, so that it makes nothing
-    /// in a step.
+    /// Prepares [`Executor::add`] for chunks of these lengths, so that it allocates nothing in a
+    /// step.
     ///
     /// # Errors
-    /// Too little memory; a kernel that is wrong on the device's driver.
+    /// Returns [`DeviceError`] if there is too little memory, or if a kernel fails certification
+    /// on the device's driver.
     fn prepare_add(&mut self, _lengths: &[usize]) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// `partial += gradients[start..]`, computed on the device. Waits.
+    /// Computes `partial += gradients[start..]` on the device. Waits for the device.
     fn add(
         &mut self,
         bucket: BucketId,
@@ -244,13 +257,13 @@ pub trait Executor: Send {
         partial: &mut [f32],
     ) -> Result<(), DeviceError>;
 
-    /// Calls `then` when the device has done what is queued so far; at the latest in the next
-    /// call that waits. Submits what is recorded.
+    /// Submits the recorded commands and registers the callback `then`, which runs when the device
+    /// has completed everything queued so far, at the latest in the next call that waits.
     fn on_queue_done(&mut self, then: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError>;
 
-    /// Runs a part of a step alone and times it: by the device's clock, or where it has none, by
-    /// repeating it, so that gradients and moments are worth nothing afterwards. `None` for nodes
-    /// that move nothing. Waits.
+    /// Profiles one part of a step by itself: times it by the device's clock or, without one, by
+    /// repeating it. Gradients and moments are invalid afterwards. `None` for nodes that move no
+    /// data. Waits for the device.
     fn profile(
         &mut self,
         work: &ProfileTarget,

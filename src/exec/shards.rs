@@ -1,5 +1,5 @@
-//! Which elements of each bucket a device updates, and where they stand in its banks: parameters
-//! and gradients are held whole, moments only of what the device owns.
+//! Shards: the elements of each bucket that a device updates, and their positions in its buffers.
+//! Parameters and gradients are held whole, moments only of the shard.
 
 use std::ops::Range;
 
@@ -7,21 +7,21 @@ use super::{BucketTensor, Moments};
 use crate::base::BucketId;
 use crate::graph::{Plan, UpdateRange};
 
-/// Elements that a shard starts at a multiple of: 256 bytes, where any device can bind a buffer,
-/// and where every kernel that covers a whole bucket covers a shard with the same bits.
+/// Alignment of a shard in elements: 256 bytes, at which any device can bind a buffer, and at
+/// which every kernel that covers a whole bucket computes the same bits for a shard.
 const ALIGNMENT: usize = 64;
 
-/// Per bucket: its length, and what is owned of it.
+/// Length of each bucket, and the shard of it that the device owns.
 pub struct Shards {
     buckets: Vec<(usize, Range<usize>)>,
 }
 
 impl Shards {
-    /// The shards of a device that holds `plan` and keeps `moments`.
+    /// Returns the shards of a device that holds `plan` and keeps `moments`.
     ///
     /// # Panics
-    /// If there is not one range per bucket, or one does not start at a multiple of 64 elements,
-    /// or ends neither at one nor with its bucket.
+    /// If there is not one range per bucket, or if a range does not start at a multiple of 64
+    /// elements, or ends neither at one nor at the end of its bucket.
     pub fn new(plan: &Plan, moments: &Moments) -> Self {
         let lengths = plan.buckets.iter().map(|bucket| bucket.length);
         let Some(owned) = &moments.owned else {
@@ -37,17 +37,17 @@ impl Shards {
         Self { buckets }
     }
 
-    /// The elements of a bucket that the device updates.
+    /// Returns the elements of a bucket that the device updates.
     pub fn owned(&self, bucket: BucketId) -> Range<usize> {
         self.buckets[bucket.index()].1.clone()
     }
 
-    /// The same for all buckets.
+    /// Returns the owned elements of every bucket.
     pub fn all_owned(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.buckets.iter().map(|(_, owned)| owned.clone())
     }
 
-    /// The elements of a bucket that a bank holds.
+    /// Returns the elements of a bucket that a bank holds.
     pub fn held(&self, bank: BucketTensor, bucket: BucketId) -> Range<usize> {
         match bank {
             BucketTensor::Parameters | BucketTensor::Gradients => 0..self.buckets[bucket.index()].0,
@@ -55,7 +55,7 @@ impl Shards {
         }
     }
 
-    /// Where elements of a bucket stand in a bank.
+    /// Returns the positions of elements of a bucket in a bank.
     ///
     /// # Panics
     /// If the bank does not hold all of them.
@@ -71,10 +71,10 @@ impl Shards {
         elements.start - held.start..elements.end - held.start
     }
 
-    /// What an update covers, counted from the first owned element.
+    /// Returns the range of an update with positions relative to the first owned element.
     ///
     /// # Panics
-    /// If it covers more than is owned.
+    /// If the update covers elements that the device does not own.
     pub fn update(&self, bucket: BucketId, range: &UpdateRange) -> UpdateRange {
         let covered = range.start..range.start + range.length;
         let start = self.place(BucketTensor::Moment(0), bucket, &covered).start;

@@ -1,26 +1,26 @@
-//! What transfers take of the host's memory: one rule for all devices.
+//! Staging memory: the host memory that transfers take, by one rule for all devices.
 
 use super::READBACK_ELEMENTS_MAX;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::graph::Plan;
 
-/// Places for pieces take this much together, or so many times what there is to read, because
-/// pieces may be shorter than places and may be held while the same comes again. They are so many
-/// at least and at most.
+/// Memory of readback slots: they take this many bytes in total, or this many times the bytes of
+/// all buckets if that is less, because readbacks may be shorter than slots and may be held while
+/// the same range is read again. Their number is within `PLACES`.
 const PLACES_BYTES: usize = 64 << 20;
 const PLACES_TIMES: usize = 8;
 const PLACES: (usize, usize) = (4, 256);
 
-/// Slots of a GPU's two rings that take turns, and bytes of each: large enough that a submission
-/// per slot does not show in the bandwidth.
+/// Slots of a GPU's upload ring and readback ring, used in rotation, and bytes of each slot: large
+/// enough that one submission per slot does not show in the bandwidth.
 pub const UPLOAD_SLOTS: usize = 4;
 pub const READBACK_SLOTS: usize = 2;
 pub const SLOT_BYTES: u64 = 4 << 20;
 
-/// Bytes that both rings take.
+/// Bytes of both rings.
 const RING_BYTES: usize = (UPLOAD_SLOTS + READBACK_SLOTS) * SLOT_BYTES as usize;
 
-/// Room for pieces: how many, and bytes of each.
+/// Memory budget of readbacks: number of slots, and bytes of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadbackBudget {
     pub count: usize,
@@ -28,7 +28,8 @@ pub struct ReadbackBudget {
 }
 
 impl ReadbackBudget {
-    /// For pieces of at most `elements` elements of buckets of these lengths.
+    /// Returns the budget for readbacks of at most `elements` elements from buckets of these
+    /// lengths.
     pub fn new(elements: usize, lengths: &[usize]) -> Self {
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let bytes = elements.min(longest).max(1) * ELEMENT_BYTES;
@@ -37,24 +38,23 @@ impl ReadbackBudget {
         Self { count: count.clamp(PLACES.0, PLACES.1), bytes }
     }
 
-    /// The same for all buckets of a plan.
+    /// Returns the budget for all buckets of a plan.
     pub fn of(plan: &Plan, elements: usize) -> Self {
         let lengths: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.length).collect();
         Self::new(elements, &lengths)
     }
 
-    /// Bytes of all together.
+    /// Returns the bytes of all slots.
     pub fn total(&self) -> usize {
         self.count * self.bytes
     }
 }
 
-/// The bytes of the host's memory that the transfers of a GPU take which trains `plan` among
-/// others: places for pieces on their way back (at most 64 MiB, unless
-/// [`start_readback`](super::Executor::begin_read) says otherwise), and the rings for what goes up and
-/// for what is waited for (24 MiB). The CPU device has no rings and copies a piece when it is
-/// begun; it takes as much as its pieces that are not dropped yet, and keeps for the next ones
-/// what is within the same bound for places.
+/// Returns the bytes of host memory that the transfers of a GPU take which trains `plan` as one of
+/// several ranks: readback slots (at most 64 MiB, unless `start_readback` needs additional ones),
+/// and the rings for uploads and for blocking reads (24 MiB). The CPU device has no rings and
+/// copies a readback when it is started; it takes as much as its readbacks that are not dropped
+/// yet, and keeps buffers for the next ones within the same bound as the slots.
 pub fn staging_bytes(plan: &Plan) -> usize {
     ReadbackBudget::of(plan, READBACK_ELEMENTS_MAX).total() + RING_BYTES
 }

@@ -1,11 +1,11 @@
-//! Single kernels, timed and named for people.
+//! Profiles of single kernels: measured time, cost and display names.
 
 use super::PassContext;
 use crate::base::BucketId;
 use crate::graph::{Plan, Update, UpdateRange};
 use crate::kernels::{Cost, twin};
 
-/// A part of a step that can be timed alone.
+/// Part of a step that can be timed by itself.
 #[derive(Clone, Copy, Debug)]
 pub enum ProfileTarget {
     /// A node of the graph, by its index.
@@ -15,21 +15,22 @@ pub enum ProfileTarget {
     Update(BucketId, Update, UpdateRange),
 }
 
-/// What a part of a step took.
+/// Measured time and cost of one part of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelProfile {
-    /// The op, `norm`, or the optimizer.
+    /// Name of the op, `norm`, or name of the optimizer.
     pub op: String,
-    /// The dimensions of inputs and outputs, with equal ones in a row counted.
+    /// Dimensions of inputs and outputs; a run of equal ones is written once, with its length.
     pub shape: String,
-    /// How the device computes it.
+    /// Kernel variant that the device ran, for display.
     pub variant: String,
     pub seconds: f64,
     pub cost: Cost,
 }
 
 impl KernelProfile {
-    /// What is to be timed, with no time and no variant yet; `None` for what moves nothing.
+    /// Returns the profile of a target, without time and variant; `None` for a node that moves no
+    /// data.
     pub(super) fn of(plan: &Plan, work: &ProfileTarget, pass: &PassContext) -> Option<Self> {
         let (op, shape, cost) = match work {
             ProfileTarget::Node(index) => {
@@ -56,7 +57,7 @@ impl KernelProfile {
     }
 }
 
-/// `2*(64, 128) (128)`
+/// Formats dimensions such as `2*(64,128) (128)`.
 fn dims(tensors: &[Vec<usize>]) -> String {
     let text = |tensor: &[usize]| {
         let numbers: Vec<String> = tensor.iter().map(usize::to_string).collect();
@@ -70,13 +71,14 @@ fn dims(tensors: &[Vec<usize>]) -> String {
     counted.collect::<Vec<_>>().join(" ")
 }
 
-/// Every gradient squared, added, and read once.
+/// Returns the cost of a norm: every gradient is read once, squared and added.
 pub(super) fn norm_cost(length: usize) -> Cost {
     Cost { flops: 2.0 * length as f64, bytes: 4.0 * length as f64 }
 }
 
-/// Gradients are read, parameters and moments read and written. Operations of the formulas in
-/// [`Update`], with a square root and a division as one each.
+/// Returns the cost of an update: gradients are read, parameters and moments are read and written.
+/// Operations are those of the formulas in [`Update`], with a square root and a division as one
+/// each.
 pub(super) fn update_cost(update: &Update, range: &UpdateRange) -> Cost {
     let length = range.length as f64;
     let flops = match update {

@@ -1,6 +1,7 @@
-//! Faults for tests, at named points of a step instead of by timing:
-//! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. A kernel is wrong
-//! from the start: `wrong@kernel:NAME` spoils the results by which that variant is certified.
+//! Injected faults for tests, at named points of a step instead of by timing:
+//! `POTLUCK_FAULT=kill@verdict:37` kills the process at the verdict of step 37. The fault
+//! `wrong@kernel:NAME` is not bound to a step: it corrupts the results by which that kernel
+//! variant is certified.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,49 +11,49 @@ use std::{fmt, io};
 use crate::base::Rank;
 use crate::device::InjectedFault;
 
-/// The environment variable with the faults of a process: `FAULT@POINT:STEP`, several with
-/// commas between them; `FAULT@POINT:STEP/RANK` for another device than the first.
+/// Environment variable with the faults to inject into a process: `FAULT@POINT:STEP`, several
+/// with commas between them; `FAULT@POINT:STEP/RANK` for another rank than 0.
 pub const FAULT_ENV: &str = "POTLUCK_FAULT";
 
-/// How the fault begins that is not bound to a step.
+/// Prefix of the fault that is not bound to a step.
 const WRONG_KERNEL: &str = "wrong@kernel:";
 
-/// Something that goes wrong.
+/// Kind of fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The process ends at once, as by SIGKILL.
     Kill,
-    /// The process gets SIGTERM, as from a job manager.
+    /// The process receives SIGTERM, as from a job manager.
     Sigterm,
-    /// The process gets SIGINT, as from Ctrl-C.
+    /// The process receives SIGINT, as from Ctrl-C.
     Sigint,
-    /// A value of the gradient is not a number.
+    /// A value of the gradient becomes NaN.
     Nan,
-    /// There is no space left on the disk.
+    /// The disk has no space left: a write fails with `StorageFull`.
     Full,
     /// The device is lost.
     Lost,
     /// The device has no memory left.
     OutOfMemory,
-    /// The device does not come back.
+    /// The device hangs: a call to its driver does not return.
     Hang,
     /// One bit of the device's parameters flips.
     Flip,
 }
 
-/// Where in the life of a step something goes wrong.
+/// Point of a step at which a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
     Forward,
     Backward,
-    /// While gradients are summed over devices.
+    /// During the reduction of gradients over devices.
     Reduce,
     /// After the gradients are summed, before the vote.
     Verdict,
     Update,
-    /// After parameters were handed out to all devices.
+    /// After the all-gather of the updated parameters.
     Gather,
-    /// Before the line of the step is written.
+    /// Before the line of the step is written to the metrics.
     Metrics,
     /// Before anything of a checkpoint is written.
     CheckpointBegin,
@@ -60,7 +61,7 @@ pub enum Point {
     CheckpointTensors,
     /// After the tensor files, before the manifest.
     CheckpointManifest,
-    /// After the manifest, before the checkpoint gets its name.
+    /// After the manifest, before the checkpoint is renamed to its final name.
     CheckpointRename,
     /// Before old checkpoints are removed.
     CheckpointPrune,
@@ -93,7 +94,7 @@ const POINTS: [(Point, &str); 12] = [
     (Point::CheckpointPrune, "checkpoint-prune"),
 ];
 
-/// A text in [`FAULT_ENV`] that is not a list of faults: a mistake in the configuration.
+/// Value of [`FAULT_ENV`] that is not a list of possible faults: an error of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultError {
     #[error(
@@ -119,30 +120,31 @@ pub enum FaultError {
     Place { fault: Fault, point: Point, allowed: String },
 }
 
-/// The faults of a process. Clones share which of them have happened: each happens once.
+/// Faults to inject into a process, each once. Clones share the record of those that were
+/// injected.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    planned: Arc<[Planned]>,
+    planned: Arc<[PlannedFault]>,
     wrong_kernels: Arc<[String]>,
 }
 
 #[derive(Debug)]
-struct Planned {
+struct PlannedFault {
     fault: Fault,
     point: Point,
     step: u64,
-    /// 0 at a point of the process.
+    /// Rank that the fault hits; 0 at a point of the process.
     rank: Rank,
     happened: AtomicBool,
 }
 
 impl Faults {
-    /// None: what every run outside of tests has.
+    /// Returns no faults, as for every run outside of tests.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// The faults that [`FAULT_ENV`] asks for.
+    /// Parses the faults in [`FAULT_ENV`]; no faults if it is not set.
     pub fn from_environment() -> Result<Self, FaultError> {
         match std::env::var_os(FAULT_ENV) {
             Some(text) => text.to_string_lossy().parse(),
@@ -150,10 +152,10 @@ impl Faults {
         }
     }
 
-    /// Checks the names of the kernels that are to be spoiled against those that there are.
+    /// Checks the names of the kernels to corrupt against the names in `known`.
     ///
     /// # Errors
-    /// The first name that is not among `known`.
+    /// Returns `FaultError::Kernel` for the first name that is not among `known`.
     pub fn check_kernels(&self, known: &[String]) -> Result<(), FaultError> {
         let unknown = self.wrong_kernels.iter().find(|name| !known.contains(name));
         unknown.map_or(Ok(()), |name| {
@@ -161,22 +163,23 @@ impl Faults {
         })
     }
 
-    /// The kernels whose results are to be spoiled when they are certified.
+    /// Returns the kernels whose results are to be corrupted when they are certified.
     pub fn wrong_kernels(&self) -> &[String] {
         &self.wrong_kernels
     }
 
-    /// Makes happen what is planned for a point of the process: those that write metrics and
-    /// checkpoints. [`Fault::Kill`] does not return; [`Fault::Sigterm`] and [`Fault::Sigint`] return
-    /// after the signal was handled. The caller acts on [`Fault::Full`] by failing with [`full`].
+    /// Injects and returns the fault planned for a point of the process, which are those that
+    /// write metrics and checkpoints. [`Fault::Kill`] does not return; [`Fault::Sigterm`] and
+    /// [`Fault::Sigint`] return after the signal was handled. On [`Fault::Full`] the caller must
+    /// fail with [`full`].
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
         self.at_rank(point, step, Rank(0))
     }
 
     /// Like [`Faults::at`], for a point of a step of one device: `lost@backward:3/1` is rank 1's,
-    /// and `lost@backward:3` rank 0's. The caller acts on [`Fault::Nan`] by spoiling a gradient, on
-    /// [`Fault::Flip`] by spoiling a bit of its parameters, and on those of a device
-    /// ([`Fault::of_device`]) by handing them to it.
+    /// and `lost@backward:3` rank 0's. The caller must carry out these faults: for [`Fault::Nan`]
+    /// it corrupts a gradient, for [`Fault::Flip`] a bit of its parameters, and device faults
+    /// ([`Fault::of_device`]) it injects into the device.
     pub fn at_rank(&self, point: Point, step: u64, rank: Rank) -> Option<Fault> {
         let planned = self.planned.iter().find(|planned| {
             (planned.point, planned.step, planned.rank) == (point, step, rank)
@@ -196,7 +199,7 @@ impl Faults {
         Some(planned.fault)
     }
 
-    /// Like [`Faults::at`], at a point that writes: [`Fault::Full`] is its error.
+    /// Like [`Faults::at`], at a point that writes: returns [`Fault::Full`] as an I/O error.
     pub fn at_write(&self, point: Point, step: u64) -> io::Result<()> {
         match self.at(point, step) {
             Some(Fault::Full) => Err(full()),
@@ -213,18 +216,18 @@ impl FromStr for Faults {
         let (kernels, steps): (Vec<&str>, Vec<&str>) =
             items.partition(|item| item.starts_with(WRONG_KERNEL));
         Ok(Self {
-            planned: steps.into_iter().map(Planned::parse).collect::<Result<_, _>>()?,
+            planned: steps.into_iter().map(PlannedFault::parse).collect::<Result<_, _>>()?,
             wrong_kernels: kernels.into_iter().map(kernel).collect(),
         })
     }
 }
 
-/// The name in `wrong@kernel:NAME`.
+/// Returns the name in `wrong@kernel:NAME`.
 fn kernel(item: &str) -> String {
     item.trim_start_matches(WRONG_KERNEL).to_string()
 }
 
-impl Planned {
+impl PlannedFault {
     fn parse(text: &str) -> Result<Self, FaultError> {
         let form = || FaultError::Form { text: text.into() };
         let (fault, rest) = text.split_once('@').ok_or_else(form)?;
@@ -235,13 +238,13 @@ impl Planned {
         let rank =
             rank.map(|text| text.parse().map_err(|_| FaultError::Rank { text: text.into() }));
         let rank = rank.transpose()?;
-        // A fault that nobody acts on would make a test pass that tests nothing.
+        // A fault that has no effect at its point would make a test pass that tests nothing.
         if !fault.may_happen_at(point) {
             let points = POINTS.iter().filter(|(point, _)| fault.may_happen_at(*point));
             let allowed = points.map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
             return Err(FaultError::Place { fault, point, allowed });
         }
-        // Nobody asks for it there, so that it would never happen.
+        // Points of the process query only rank 0, so that the fault would never be injected.
         if let Some(rank) = rank.filter(|_| !point.is_of_rank()) {
             return Err(FaultError::NoRank { point, rank });
         }
@@ -261,7 +264,7 @@ impl Fault {
         }
     }
 
-    /// What a device is told to have, if it is the one that fails.
+    /// Returns the fault to inject into the device; `None` if it is not the device that fails.
     pub fn of_device(self) -> Option<InjectedFault> {
         match self {
             Self::Lost => Some(InjectedFault::Lost),
@@ -273,7 +276,8 @@ impl Fault {
 }
 
 impl Point {
-    /// Whether every device passes it; the others are passed once per process, and write files.
+    /// Returns true if every device passes this point; the other points are passed once per
+    /// process, and write files.
     fn is_of_rank(self) -> bool {
         match self {
             Self::Forward
@@ -292,7 +296,7 @@ impl Point {
     }
 }
 
-/// The error of a disk without space.
+/// Returns the I/O error of a disk without space.
 pub fn full() -> io::Error {
     io::ErrorKind::StorageFull.into()
 }

@@ -1,12 +1,12 @@
-//! Files that survive a crash: replaced whole or not at all, and on the disk before they are
-//! relied upon.
+//! Crash-safe files: replaced whole or not at all, and synced to the disk before they are relied
+//! upon.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Replaces the file at `path` with `bytes`: whoever opens it, also after a crash or a loss of
+/// Replaces the file at `path` with `bytes` atomically: a reader, also after a crash or a loss of
 /// power, finds either the old content or the new one.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_with(path, |file| file.write_all(bytes))
@@ -26,27 +26,27 @@ pub fn replace_with(
         fs::rename(&temporary, path)
     });
     if written.is_err() {
-        // The first error is the one to report; what is left over does no harm.
+        // The first error is reported; a leftover temporary file does no harm.
         let _ = fs::remove_file(&temporary);
         return written;
     }
     sync_directory(parent(path))
 }
 
-/// Waits until the entries of a directory (files made, renamed, removed) are on the disk.
+/// Syncs the entries of a directory (files created, renamed, removed) to the disk.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
     // Windows cannot open a directory as a file, and writes its entries in order by itself.
     if cfg!(unix) { File::open(directory)?.sync_all() } else { Ok(()) }
 }
 
-/// `path` with `suffix` after its last component: a sibling on the same file system.
+/// Returns `path` with `suffix` after its last component: a sibling on the same file system.
 pub fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     PathBuf::from(name)
 }
 
-/// The directory that holds `path`.
+/// Returns the directory that holds `path`.
 pub fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -1,12 +1,13 @@
-//! The builder: how models are written. Each method adds a node and returns its output, or says
-//! which shapes do not fit; the model functions in `model` show the style.
+//! Graph builder, with which models are written. Each method adds a node and returns its output,
+//! or an error that names the shapes that do not fit; the model functions in `model` show the
+//! style.
 
 use super::op::{Binary, Op, Unary};
 use super::shapes::{self, ShapeError, Typed};
 use super::{Graph, Init, Node, Parameter, PassKind, Role, Tensor};
 use crate::base::{DType, ParamId, Shape, Site, TensorId};
 
-/// What the builder's methods return: a tensor, or why the shapes do not fit.
+/// Result of the builder's methods: a tensor, or the reason why the shapes do not fit.
 pub type BuildResult = Result<TensorId, ShapeError>;
 
 /// Builds a forward graph, node by node.
@@ -22,29 +23,29 @@ impl Builder {
         Self::default()
     }
 
-    /// The finished forward graph.
+    /// Returns the finished forward graph.
     pub fn finish(self) -> Graph {
         self.graph
     }
 
-    /// The shape of a tensor built so far.
+    /// Returns the shape of a tensor built so far.
     pub fn shape(&self, x: TensorId) -> &Shape {
         &self.graph.tensor(x).shape
     }
 
-    /// Starts a block: a stretch of the model that a pipeline keeps on one device, whose
-    /// parameters are reduced together. Names of tensors made from now on begin with its name.
+    /// Starts a block: a part of the model that a pipeline keeps on one device, and whose
+    /// gradients are reduced together. Names of tensors made from now on begin with its name.
     pub fn block(&mut self, name: &str) {
         self.graph.blocks.push(name.to_string());
         self.scope = name.to_string();
     }
 
-    /// A batched float input; `dims[0]` entries of the leading dimension per sample.
+    /// Adds a batched float input with `dims[0]` entries of the leading dimension per sample.
     pub fn input(&mut self, name: &str, dims: &[usize]) -> TensorId {
         self.add_input(name, Shape::batched(dims), DType::F32)
     }
 
-    /// A batched integer input: token ids, class targets.
+    /// Adds a batched integer input: token ids, class targets.
     pub fn input_ids(&mut self, name: &str, dims: &[usize]) -> TensorId {
         self.add_input(name, Shape::batched(dims), DType::U32)
     }
@@ -56,7 +57,8 @@ impl Builder {
         id
     }
 
-    /// The ids of the samples in the batch, `(b)`: what randomness is keyed by.
+    /// Returns the input with the ids of the samples in the batch, `(b)`, by which random numbers
+    /// are keyed.
     fn samples(&mut self) -> TensorId {
         match self.graph.input("samples") {
             Some(id) => id,
@@ -64,7 +66,8 @@ impl Builder {
         }
     }
 
-    /// A parameter with a unique name; decays if it has at least two dimensions.
+    /// Adds a parameter with a unique name; weight decay applies if it has at least two
+    /// dimensions.
     pub fn parameter(&mut self, name: &str, dims: &[usize], init: Init) -> TensorId {
         let taken = self.graph.parameters.iter().any(|p| p.name == name);
         assert!(!taken, "two parameters are called {name}");
@@ -82,7 +85,8 @@ impl Builder {
         self.graph.outputs.push((name.to_string(), x));
     }
 
-    /// `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading dimensions.
+    /// Computes `a @ b`; see [`Op::MatMul`]. A right side without batch serves all leading
+    /// dimensions.
     pub fn matmul(&mut self, a: TensorId, b: TensorId, ta: bool, tb: bool) -> BuildResult {
         let op = Op::MatMul { transpose_a: ta, transpose_b: tb };
         let (shape, right) = (self.shape(a).clone(), self.shape(b).clone());
@@ -98,7 +102,7 @@ impl Builder {
         self.reshape(product, &wanted)
     }
 
-    /// `x (.., in) @ weight^T + bias`, with `weight (out, in)`, as in PyTorch's `Linear`.
+    /// Computes `x (.., in) @ weight^T + bias`, with `weight (out, in)`, as in PyTorch's `Linear`.
     pub fn linear(&mut self, x: TensorId, weight: TensorId, bias: Option<TensorId>) -> BuildResult {
         let y = self.matmul(x, weight, false, true)?;
         match bias {
@@ -107,12 +111,12 @@ impl Builder {
         }
     }
 
-    /// `a + b`; `b` may be a suffix of `a`'s shape: a bias, a table of positions.
+    /// Computes `a + b`; `b` may be a suffix of `a`'s shape: a bias, a table of positions.
     pub fn add(&mut self, a: TensorId, b: TensorId) -> BuildResult {
         self.apply(Op::Binary(Binary::Add), &[a, b])
     }
 
-    /// `a * b`, elementwise; `b` may be a suffix of `a`'s shape.
+    /// Computes `a * b`, elementwise; `b` may be a suffix of `a`'s shape.
     pub fn mul(&mut self, a: TensorId, b: TensorId) -> BuildResult {
         self.apply(Op::Binary(Binary::Mul), &[a, b])
     }
@@ -125,7 +129,7 @@ impl Builder {
         self.apply(Op::Unary(function), &[x])
     }
 
-    /// The same elements under other dimensions (per row, if `x` is batched).
+    /// Returns the same elements under other dimensions (per row, if `x` is batched).
     pub fn reshape(&mut self, x: TensorId, dims: &[usize]) -> BuildResult {
         let shape = self.shape(x).with_dims(dims);
         if shape.per_row() != self.shape(x).per_row() || dims.is_empty() {
@@ -150,13 +154,14 @@ impl Builder {
         self.apply(Op::Concat { axis }, parts)
     }
 
-    /// The sum over any set of axes, which vanish. Axis 0 of a batched tensor is the batch.
+    /// Computes the sum over any set of axes, which are removed. Axis 0 of a batched tensor is the
+    /// batch.
     pub fn sum(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
         let mut axes = axes.to_vec();
         axes.sort_unstable();
         axes.dedup();
         let mut x = x;
-        // From the back, a run of neighbours at a time, so that axis numbers stay valid.
+        // From the back, one run of adjacent axes at a time, so that axis numbers stay valid.
         while let Some(last) = axes.pop() {
             let mut first = last;
             while axes.last().is_some_and(|&axis| axis + 1 == first) {
@@ -168,18 +173,19 @@ impl Builder {
         Ok(x)
     }
 
-    /// Layer normalization over the last dimension, with a gain and perhaps a bias `(c)`.
+    /// Computes layer normalization over the last dimension, with a weight `weight (c)` and an
+    /// optional bias `(c)`.
     pub fn layer_norm(
         &mut self,
         x: TensorId,
-        gain: TensorId,
+        weight: TensorId,
         bias: Option<TensorId>,
     ) -> BuildResult {
-        let inputs: Vec<TensorId> = [x, gain].into_iter().chain(bias).collect();
+        let inputs: Vec<TensorId> = [x, weight].into_iter().chain(bias).collect();
         self.apply(Op::LayerNorm { eps: 1e-5 }, &inputs)
     }
 
-    /// Causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
+    /// Computes causal attention over `qkv (b, t, 3c)`; see [`Op::Attention`].
     pub fn attention(&mut self, qkv: TensorId, heads: usize, dropout: f32) -> BuildResult {
         let op = Op::Attention { heads, dropout, site: self.next_site() };
         let samples = if op.is_random() { Some(self.samples()) } else { None };
@@ -187,7 +193,7 @@ impl Builder {
         self.apply(op, &inputs)
     }
 
-    /// Rows of `table (v, c)` by `ids`.
+    /// Looks up rows of `table (v, c)` by `ids`.
     pub fn embedding(&mut self, ids: TensorId, table: TensorId) -> BuildResult {
         self.apply(Op::Embedding, &[ids, table])
     }
@@ -235,7 +241,7 @@ impl Builder {
         Site(self.sites)
     }
 
-    /// Adds any op; the first output is returned.
+    /// Adds any op and returns its first output.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
         let scope = std::mem::take(&mut self.scope);
         let outputs = self.graph.apply(op, inputs, PassKind::Forward, &scope);

@@ -1,8 +1,8 @@
 //! Graphs of operations as plain data: built by [`Builder`], differentiated by
 //! [`differentiate`], made smaller by [`fuse()`], ordered and placed in memory by [`Plan`].
 //!
-//! Nothing here knows a device, reads a clock or does IO. Losses are **sums**: a graph's loss is
-//! the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
+//! This module knows no device, reads no clock and does no IO. Losses are **sums**: a graph's loss
+//! is the pair (sum, count) over the rows it saw, and gradients are those of the sum, so that
 //! micro-batches, masked targets and uneven shares add up exactly.
 
 pub mod build;
@@ -29,10 +29,10 @@ use std::fmt;
 
 use crate::base::{DType, NodeId, ParamId, Shape, TensorId};
 
-/// What a tensor is to the run that executes the graph.
+/// Role of a tensor in the execution of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Given by the caller for each micro-batch.
+    /// Set by the caller for each micro-batch.
     Input,
     /// Trained; the same for all rows.
     Parameter(ParamId),
@@ -40,23 +40,23 @@ pub enum Role {
     Gradient(ParamId),
     /// `(2)`: the accumulated (sum, count) of the loss.
     Loss,
-    /// Computed by a node and used by others of the same micro-batch.
+    /// Computed by a node and read by later nodes of the same micro-batch.
     Activation,
 }
 
-/// A value of the graph.
+/// Tensor of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// For people: in printed graphs and in the report of a value that is not finite.
+    /// Display name, in printed graphs and in the report of a value that is not finite.
     pub name: String,
     pub shape: Shape,
     pub dtype: DType,
     pub role: Role,
-    /// The tensor whose elements these are, under another shape.
+    /// Tensor that holds the elements, if this one is an alias under another shape.
     pub alias_of: Option<TensorId>,
 }
 
-/// Which pass a node belongs to.
+/// Pass that a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PassKind {
     /// Forward.
@@ -67,7 +67,7 @@ pub enum PassKind {
     BackwardWeight,
 }
 
-/// Its letter: `F`, `B` or `W`.
+/// Formats the pass as its letter: `F`, `B` or `W`.
 impl fmt::Display for PassKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -78,20 +78,20 @@ impl fmt::Display for PassKind {
     }
 }
 
-/// One application of an op.
+/// Node of a graph: one application of an op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub op: Op,
     pub inputs: Vec<TensorId>,
     pub outputs: Vec<TensorId>,
-    /// Add to what the output holds instead of replacing it.
+    /// True if the node adds to the contents of its output instead of replacing them.
     pub accumulate: bool,
     pub phase: PassKind,
     /// Index into [`Graph::blocks`].
     pub block: u32,
 }
 
-/// How a parameter starts.
+/// Initialization of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     Zeros,
@@ -113,13 +113,13 @@ pub struct Parameter {
     pub name: String,
     pub tensor: TensorId,
     pub init: Init,
-    /// Whether weight decay applies: by default to matrices, not to gains and biases.
+    /// True if weight decay applies: by default to matrices, not to norm weights and biases.
     pub decay: bool,
-    /// Where its gradient accumulates, once the graph is differentiated.
+    /// Tensor that accumulates its gradient, once the graph is differentiated.
     pub gradient: Option<TensorId>,
 }
 
-/// A graph in the order of execution: every node comes after those that give its inputs.
+/// Graph in execution order: every node comes after those that compute its inputs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
     pub tensors: Vec<Tensor>,
@@ -127,9 +127,9 @@ pub struct Graph {
     pub parameters: Vec<Parameter>,
     /// The inputs by name, in the order in which the builder made them.
     pub inputs: Vec<(String, TensorId)>,
-    /// Tensors that somebody reads after the forward pass (logits, say), by name.
+    /// Tensors that the caller reads after the forward pass (logits, for example), by name.
     pub outputs: Vec<(String, TensorId)>,
-    /// The names of the blocks, in forward order: where a pipeline may be cut.
+    /// Names of the blocks, in forward order; a pipeline may be split between blocks.
     pub blocks: Vec<String>,
     /// The (sum, count) accumulator, if the graph has a loss.
     pub loss: Option<TensorId>,
@@ -144,7 +144,8 @@ impl Graph {
         &self.nodes[id.index()]
     }
 
-    /// The tensor that holds the elements of `id`: itself, or what it is an alias of.
+    /// Returns the tensor that holds the elements of `id`: itself, or the one that it is an alias
+    /// of.
     pub fn root(&self, id: TensorId) -> TensorId {
         let mut id = id;
         while let Some(base) = self.tensor(id).alias_of {
@@ -153,22 +154,22 @@ impl Graph {
         id
     }
 
-    /// The input of this name.
+    /// Returns the input of this name.
     pub fn input(&self, name: &str) -> Option<TensorId> {
         find(&self.inputs, name)
     }
 
-    /// The output of this name.
+    /// Returns the output of this name.
     pub fn output(&self, name: &str) -> Option<TensorId> {
         find(&self.outputs, name)
     }
 
-    /// Whether it was differentiated: whether its parameters have gradients.
+    /// Returns true if the graph was differentiated, so that its parameters have gradients.
     pub fn is_trained(&self) -> bool {
         self.parameters.iter().any(|parameter| parameter.gradient.is_some())
     }
 
-    /// The number of trained values.
+    /// Returns the number of trained values.
     pub fn parameter_count(&self) -> usize {
         self.parameters.iter().map(|p| self.tensor(p.tensor).shape.per_row()).sum()
     }

@@ -1,11 +1,11 @@
-//! The ops: what a node of a graph may compute. Shapes are in [`super::shapes`], gradients in
-//! [`super::passes::gradients`], and each op's kernels in the twin that `kernels::twin` names.
+//! Ops that a node of a graph may compute. Shapes are in [`super::shapes`], gradients in
+//! [`super::passes::gradients`], and each op's kernels in the twin that `kernels::twin` returns.
 
 use std::fmt;
 
 use crate::base::Site;
 
-/// A target that does not count: neither in the loss, nor in its count, nor in the gradient.
+/// Ignored target: it counts neither in the loss, nor in its count, nor in the gradient.
 pub const IGNORE_INDEX: u32 = u32::MAX;
 
 /// Elementwise functions of one tensor.
@@ -15,7 +15,7 @@ pub enum Unary {
     Relu,
     /// `x * Phi(x)`, with the error function (Hendrycks and Gimpel 2016).
     Gelu,
-    /// The same with `Phi` approximated by a tanh, as GPT-2 has it.
+    /// GELU with `Phi` approximated by a tanh, as in GPT-2.
     GeluTanh,
     /// `factor * x`
     Scale(f32),
@@ -28,28 +28,29 @@ pub enum Binary {
     Mul,
 }
 
-/// A step applied to each value on its way to memory, in the kernel that computes it.
+/// Epilogue step of a fused kernel, applied to each value before the kernel writes it to memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EpilogueOp {
-    /// `f(v, operand)`; the operand has the elements of the value, or fewer that repeat.
+    /// `f(v, operand)`; the operand has as many elements as the value, or fewer, which repeat.
     Binary(Binary),
     /// `f(v)`
     Unary(Unary),
-    /// `v f'(operand)`, the gradient of `f` at the operand, which has the elements of the value.
+    /// `v f'(operand)`, the gradient of `f` at the operand, which has as many elements as the
+    /// value.
     UnaryGrad(Unary),
-    /// The value as it is now is an output too.
+    /// Stores the current value as a further output.
     Store,
 }
 
 impl EpilogueOp {
-    /// Whether it takes a further input.
+    /// Returns true if the step takes a further input.
     pub fn has_operand(self) -> bool {
         matches!(self, EpilogueOp::Binary(_) | EpilogueOp::UnaryGrad(_))
     }
 }
 
-/// What a node computes, from inputs to outputs, in this order. `(b*t, c)` and the like are
-/// shapes; an op whose name ends in `Grad` gives the gradient of the op of that name.
+/// Operation of a node, from inputs to outputs, in this order. `(b*t, c)` and the like are shapes;
+/// an op whose name ends in `Grad` computes the gradient of the op of that name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `a (m, k), b (k, n) -> (m, n)`, or with one equal leading dimension in all three. Each
@@ -67,21 +68,21 @@ pub enum Op {
     Permute { axes: Vec<usize> },
     /// Entries `start .. start + length` along an axis.
     Slice { axis: usize, start: usize, length: usize },
-    /// Zeros put before and after along an axis: the gradient of a slice.
+    /// Zero padding before and after along an axis: the gradient of a slice.
     Pad { axis: usize, before: usize, after: usize },
-    /// Tensors one after the other along an axis.
+    /// Concatenation of tensors along an axis.
     Concat { axis: usize },
-    /// The sum over the axes `first ..= last`, which vanish.
+    /// Sum over the axes `first ..= last`, which are removed.
     Sum { first: usize, last: usize },
-    /// New axes put in front of dimension `first`, over which the values repeat: the gradient of
-    /// a sum. `dims` are the new dimensions, batched if `batched` (and then `first` is 0).
+    /// New axes in front of dimension `first`, over which the values repeat: the gradient of a
+    /// sum. `dims` are the new dimensions, batched if `batched` (and then `first` is 0).
     Broadcast { first: usize, dims: Vec<usize>, batched: bool },
-    /// `x (.., c), gain (c) [, bias (c)] -> y (.., c), stats (.., 2)`, with mean and 1/deviation
-    /// of each row of `c` in `stats` (Ba, Kiros, Hinton 2016).
+    /// `x (.., c), weight (c) [, bias (c)] -> y (.., c), stats (.., 2)`, with mean and rstd
+    /// (1/deviation) of each row of `c` in `stats` (Ba, Kiros, Hinton 2016).
     LayerNorm { eps: f32 },
-    /// `x, gain, stats, dy -> dx`
+    /// `x, weight, stats, dy -> dx`
     LayerNormGrad,
-    /// `x, stats, dy -> dgain (c)`. The bias gradient is a [`Op::Sum`].
+    /// `x, stats, dy -> dweight (c)`. The bias gradient is a [`Op::Sum`].
     LayerNormWeightGrad,
     /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
     /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
@@ -106,15 +107,15 @@ pub enum Op {
     SquaredError,
     /// `x, target -> dx`, the gradient of the summed loss.
     SquaredErrorGrad,
-    /// An op of one output and steps on each of its values, in one kernel. Inputs: those of
-    /// `root`, then the operands of the steps. Outputs: the last value, then what is kept, each
-    /// with the elements that `root` gives, under any shape.
-    /// Made by the fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
+    /// An op of one output and its epilogue, steps on each of its values, in one kernel. Inputs:
+    /// those of `root`, then the operands of the steps. Outputs: the final value, then the stored
+    /// ones, each with as many elements as the output of `root`, under any shape. Made by the
+    /// fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
     Fused { root: Box<Op>, epilogue: Vec<EpilogueOp> },
 }
 
 impl Op {
-    /// The op that computes the values: `root` of a fused one, or itself.
+    /// Returns the op that computes the values: `root` of a fused one, or the op itself.
     pub fn root_op(&self) -> &Op {
         match self {
             Op::Fused { root, .. } => root,
@@ -122,8 +123,8 @@ impl Op {
         }
     }
 
-    /// Whether its kernels can add to what the output already holds. Ops that give the gradient
-    /// of a parameter do, so that micro-batches accumulate without a further pass.
+    /// Returns true if the op's kernels can add to the contents of the output. Ops that compute
+    /// the gradient of a parameter can, so that micro-batches accumulate without a further pass.
     pub fn accumulates(&self) -> bool {
         matches!(
             self,
@@ -135,7 +136,7 @@ impl Op {
         )
     }
 
-    /// Whether it draws random numbers, and so takes the sample ids as its last input.
+    /// Returns true if the op draws random numbers, and so takes the sample ids as its last input.
     pub fn is_random(&self) -> bool {
         match self {
             Op::Dropout { .. } => true,
@@ -191,7 +192,7 @@ impl fmt::Display for EpilogueOp {
             EpilogueOp::Binary(binary) => write!(f, "{}", Op::Binary(*binary)),
             EpilogueOp::Unary(unary) => write!(f, "{}", Op::Unary(*unary)),
             EpilogueOp::UnaryGrad(unary) => write!(f, "{}", Op::UnaryGrad(*unary)),
-            EpilogueOp::Store => write!(f, "keep"),
+            EpilogueOp::Store => write!(f, "store"),
         }
     }
 }

@@ -1,5 +1,6 @@
-//! The plan: a graph in order, cut into segments, its tensors placed in slots by lifetime and
-//! its parameters in buckets. Independent of the device; its limits are values.
+//! Execution plan: a graph in execution order, split into segments, with its tensors assigned to
+//! slots by liveness (memory planning) and its parameters to buckets. Independent of the device,
+//! whose limits are passed as values.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,41 +9,42 @@ use super::{Graph, PassKind, Role};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
 
-/// Tensors in buckets, and ranges of slots, start at multiples of this many bytes: what every
-/// device can bind at.
+/// Alignment in bytes of tensors in buckets and of ranges of slots: offsets at which every device
+/// can bind a buffer.
 pub const ALIGNMENT_BYTES: usize = 256;
 const ALIGNMENT: usize = ALIGNMENT_BYTES / ELEMENT_BYTES;
 
-/// What a plan is made for.
+/// Options of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
     /// The most rows (samples) that one micro-batch has.
     pub rows: usize,
-    /// Micro-batches whose forward pass may be done and backward pass not: copies of the stash.
+    /// Micro-batches in flight, whose forward pass may be done and backward pass not: the number
+    /// of copies of the stash.
     pub in_flight: usize,
-    /// The most bytes that a bucket takes, unless one tensor alone is larger.
+    /// The most bytes that a bucket takes, unless a single tensor is larger.
     pub bucket_bytes_max: usize,
 }
 
 impl PlanOptions {
-    /// Options for one device that runs one micro-batch of up to `rows` rows at a time.
+    /// Returns options for one device that runs one micro-batch of up to `rows` rows at a time.
     pub fn new(rows: usize) -> Self {
         Self { rows, in_flight: 1, bucket_bytes_max: 64 << 20 }
     }
 }
 
-/// A stretch of the plan: the nodes of one phase and block, which a device runs in one go.
+/// Segment of the plan: the nodes of one pass and block, which a device runs without interruption.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub phase: PassKind,
     pub block: u32,
     /// Indices into [`Graph::nodes`].
     pub nodes: Range<usize>,
-    /// The buckets whose gradients are complete for the micro-batch when it has run.
+    /// Buckets whose gradients are complete for the micro-batch when the segment has run.
     pub completes: Vec<BucketId>,
 }
 
-/// How long a slot's contents must last.
+/// Lifetime of a slot's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotKind {
     /// Within one segment; one copy.
@@ -59,7 +61,7 @@ pub struct Slot {
     pub bytes: usize,
 }
 
-/// Where a tensor is.
+/// Location of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorLocation {
     Slot(SlotId),
@@ -75,32 +77,32 @@ pub enum TensorLocation {
     },
     /// The (sum, count) accumulator.
     Loss,
-    /// Given and needed by nobody.
+    /// In no memory, because no node writes or reads it.
     Unallocated,
 }
 
 /// A flat range of parameters, and of gradients and moments in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Each parameter and its first element; those that decay come first.
+    /// Each parameter and its first element; those with weight decay come first.
     pub parameters: Vec<(ParamId, usize)>,
-    /// Elements, with the gaps that alignment leaves (which stay zero).
+    /// Number of elements, including the gaps that alignment leaves (which stay zero).
     pub length: usize,
-    /// Elements before this one decay.
+    /// Elements before this one have weight decay.
     pub decay_end: usize,
 }
 
-/// A graph, ordered and placed.
+/// Execution plan of a graph: its segments, slots and buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub graph: Graph,
     pub options: PlanOptions,
-    /// In the canonical order: F by block, then B and W by block from the last.
+    /// Segments in canonical order: F by block, then B and W by block from the last.
     pub segments: Vec<Segment>,
     pub slots: Vec<Slot>,
-    /// Per tensor.
+    /// Location of each tensor.
     pub places: Vec<TensorLocation>,
-    /// In the order in which the backward pass completes them.
+    /// Buckets in the order in which the backward pass completes them.
     pub buckets: Vec<Bucket>,
 }
 
@@ -121,12 +123,12 @@ impl Plan {
         Self { graph, options, segments, slots, places, buckets }
     }
 
-    /// Where the elements of a tensor are, through aliases.
+    /// Returns the location of a tensor's elements, through aliases.
     pub fn place(&self, tensor: TensorId) -> TensorLocation {
         self.places[self.graph.root(tensor).index()]
     }
 
-    /// The segments of a phase, in canonical order.
+    /// Returns the segments of a pass, in canonical order.
     pub fn phase(&self, phase: PassKind) -> impl Iterator<Item = SegmentId> + '_ {
         let of_phase = move |(index, segment): (usize, &Segment)| {
             (segment.phase == phase).then_some(SegmentId(index as u32))
@@ -134,14 +136,15 @@ impl Plan {
         self.segments.iter().enumerate().filter_map(of_phase)
     }
 
-    /// The segments of the forward pass, then those of the backward pass.
+    /// Returns the segments of the forward pass, then those of the backward pass.
     pub fn passes(&self) -> (Vec<SegmentId>, Vec<SegmentId>) {
         (0..self.segments.len() as u32)
             .map(SegmentId)
             .partition(|id| self.segments[id.index()].phase == PassKind::Forward)
     }
 
-    /// The largest tensor in bytes, at the plan's capacity of rows: what one binding must hold.
+    /// Returns the bytes of the largest tensor at the plan's capacity of rows, which one binding
+    /// must hold.
     pub fn tensor_bytes_max(&self) -> usize {
         let rows = self.options.rows;
         let bytes = |t: &super::Tensor| t.shape.elements(rows) * ELEMENT_BYTES;
@@ -149,7 +152,7 @@ impl Plan {
     }
 }
 
-/// Maximal runs of nodes of one phase and block.
+/// Returns the maximal runs of nodes of one pass and block.
 fn segments(graph: &Graph) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -168,9 +171,9 @@ fn segments(graph: &Graph) -> Vec<Segment> {
     segments
 }
 
-/// Buckets in order of backward completion, and the segment that completes each: whole blocks
-/// from the last; a parameter that several blocks use has a bucket of its own, complete after the
-/// first of them.
+/// Returns the buckets in order of backward completion, and the segment that completes each: whole
+/// blocks from the last; a parameter that several blocks use has a bucket of its own, complete
+/// after the first of them.
 fn buckets(
     graph: &Graph,
     segments: &[Segment],
@@ -206,7 +209,7 @@ fn buckets(
     (buckets, finished_by)
 }
 
-/// One or more buckets of at most `bytes_max` (but at least a tensor) each.
+/// Packs parameters into one or more buckets of at most `bytes_max` (but at least a tensor) each.
 fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket> {
     let padded = |id: &ParamId| {
         let tensor = graph.parameters[id.index()].tensor;
@@ -256,7 +259,7 @@ fn place_parameters(graph: &Graph, buckets: &[Bucket], places: &mut [TensorLocat
     }
 }
 
-/// When a tensor is first written and last read, as node indices.
+/// Live range of a tensor: its first write and last read, as node indices.
 #[derive(Clone, Copy)]
 struct Life {
     first: usize,
@@ -270,8 +273,8 @@ fn lifetimes(graph: &Graph, segments: &[Segment]) -> Vec<Option<Life>> {
         segment_of[segment.nodes.clone()].fill(index);
     }
     let mut lives: Vec<Option<Life>> = vec![None; graph.tensors.len()];
-    // Inputs are there before the first node, and whoever reads outputs does so after the last
-    // forward node.
+    // Inputs are live before the first node, and the caller reads outputs after the last forward
+    // node.
     for (_, input) in &graph.inputs {
         lives[input.index()] = Some(Life { first: 0, last: 0, kind: SlotKind::Stash });
     }
@@ -302,9 +305,9 @@ fn lifetimes(graph: &Graph, segments: &[Segment]) -> Vec<Option<Life>> {
     lives
 }
 
-/// Assigns slots first come, first served: the free slot of the right kind that fits best, grown
-/// if none is large enough. A node's inputs stay taken while its outputs are placed, so that no
-/// kernel reads and writes one buffer.
+/// Memory planning: assigns slots in the order of first writes: the free slot of the right kind
+/// that fits best, grown if none is large enough. A node's inputs stay live while its outputs are
+/// placed, so that no kernel reads and writes one buffer.
 fn place_activations(
     graph: &Graph,
     segments: &[Segment],
@@ -417,7 +420,8 @@ mod tests {
         assert_eq!(plan.buckets.len(), 4);
     }
 
-    /// Replays the plan and checks, tensor by tensor, that nobody overwrites what is still read.
+    /// Replays the plan and checks, tensor by tensor, that no node overwrites a tensor that is
+    /// still to be read.
     #[test]
     fn no_slot_is_overwritten_while_it_is_needed() {
         let plan = Plan::new(sample(), PlanOptions::new(4));

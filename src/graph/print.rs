@@ -1,4 +1,4 @@
-//! Graphs and plans for people: tables, a drawing, and what a plan takes of memory.
+//! Graphs and plans as text for the user: tables, a drawing, and the memory that a plan takes.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use super::{Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
 
-/// One line per node: phase, block, op, and the shapes it maps.
+/// Formats a graph with one line per node: pass, block, op, and the shapes it maps.
 pub fn graph_table(graph: &Graph) -> String {
     let mut text = format!("{} parameters, {} nodes\n", graph.parameter_count(), graph.nodes.len());
     let widths = graph.nodes.iter().map(|node| node.op.to_string().len());
@@ -27,8 +27,8 @@ pub fn graph_table(graph: &Graph) -> String {
     text
 }
 
-/// What was fused, by rule: how often, and the memory traffic that it saves in a micro-batch of
-/// `rows` rows.
+/// Formats the applied fusions by rule: their number, and the memory traffic that they save in a
+/// micro-batch of `rows` rows.
 pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
     if done.is_empty() {
         return "nothing is fused\n".into();
@@ -48,7 +48,8 @@ pub fn fusion_table(done: &[Fusion], rows: usize) -> String {
     text
 }
 
-/// A tensor as an operand: parameters and inputs by name, activations by number, with the shape.
+/// Formats a tensor as an operand: parameters and inputs by name, activations by number, with the
+/// shape.
 fn operand(graph: &Graph, id: TensorId) -> String {
     let tensor = graph.tensor(id);
     match tensor.role {
@@ -57,7 +58,7 @@ fn operand(graph: &Graph, id: TensorId) -> String {
     }
 }
 
-/// The graph in Graphviz's language: nodes as boxes, clustered by phase and block.
+/// Formats the graph in Graphviz's language: nodes as boxes, clustered by pass and block.
 pub fn graph_dot(graph: &Graph) -> String {
     let mut text = String::from("digraph potluck {\n  rankdir=TB; node [shape=box];\n");
     let mut producer: Vec<Option<usize>> = vec![None; graph.tensors.len()];
@@ -102,19 +103,19 @@ pub fn graph_dot(graph: &Graph) -> String {
     text
 }
 
-/// What a plan takes of a device's memory, in bytes.
+/// Device memory that a plan takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUsage {
     pub parameters: usize,
     pub gradients: usize,
     pub moments: usize,
-    /// Kept from forward to backward, all copies.
+    /// Activations kept from forward to backward, in all copies.
     pub stash: usize,
     pub scratch: usize,
 }
 
 impl MemoryUsage {
-    /// The memory of a plan whose optimizer keeps `moments` numbers per parameter.
+    /// Returns the memory of a plan whose optimizer keeps `moments` numbers per parameter.
     pub fn of(plan: &Plan, moments: usize) -> Self {
         let parameters: usize =
             plan.buckets.iter().map(|bucket| bucket.length * ELEMENT_BYTES).sum();
@@ -131,37 +132,37 @@ impl MemoryUsage {
         }
     }
 
-    /// [`MemoryUsage::of`] on one of several ranks, which keeps the moments of the `owned` parameters
-    /// only that it updates.
+    /// Returns [`MemoryUsage::of`] for one of several ranks, which keeps the moments only of the
+    /// `owned` parameters that it updates.
     pub fn of_shard(plan: &Plan, moments: usize, owned: usize) -> Self {
         let moments = owned.saturating_mul(ELEMENT_BYTES).saturating_mul(moments);
         Self { moments, ..Self::of(plan, 0) }
     }
 
-    /// Everything is allocated before the first step, so the peak is the sum.
+    /// Returns the peak, which is the sum, because everything is allocated before the first step.
     pub fn peak(&self) -> usize {
         sum([self.parameters, self.gradients, self.moments, self.stash, self.scratch])
     }
 }
 
-/// The sum; of what no machine has, the largest number.
+/// Returns the sum; on overflow, the largest number.
 fn sum(bytes: impl IntoIterator<Item = usize>) -> usize {
     bytes.into_iter().fold(0, usize::saturating_add)
 }
 
-/// One of several ranks in [`memory_tables`].
+/// Memory-relevant data of one rank in [`memory_tables`].
 #[derive(Clone, Copy, Debug)]
 pub struct RankMemoryUsage<'a> {
     /// The device's name.
     pub name: &'a str,
     pub plan: &'a Plan,
-    /// How many parameters it updates.
+    /// Number of parameters that the rank updates.
     pub owned: usize,
-    /// Bytes of the host's memory that values travel through, where that is known.
+    /// Bytes of host memory that the rank's transfers are staged in, where that is known.
     pub staging: Option<usize>,
 }
 
-/// The memory of a plan as a table, then its buckets.
+/// Formats the memory of a plan as a table, then its buckets.
 pub fn memory_table(plan: &Plan, moments: usize) -> String {
     let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
     let note = format!("{moments} per parameter");
@@ -169,7 +170,8 @@ pub fn memory_table(plan: &Plan, moments: usize) -> String {
     text + &bucket_rows(plan)
 }
 
-/// The memory of ranks that share the moments, a table for each, then the buckets, which all have.
+/// Formats the memory of ranks that share the moments, a table for each, then the buckets, which
+/// are the same on all ranks.
 pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     let mut text = String::new();
     for (rank, RankMemoryUsage { name, plan, owned, staging }) in ranks.iter().enumerate() {
@@ -219,12 +221,12 @@ fn bucket_rows(plan: &Plan) -> String {
     text
 }
 
-/// `1 slot`, `2 slots`.
+/// Formats a count: `1 slot`, `2 slots`.
 fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Bytes for people: `1.50 MiB`.
+/// Formats bytes for display: `1.50 MiB`.
 pub fn size_text(bytes: usize) -> String {
     match bytes {
         0 => "0 MiB".into(),

@@ -1,10 +1,10 @@
-//! The shape rule of each op: from the shapes of the inputs to those of the outputs, or why
-//! they do not fit.
+//! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
+//! reason why they do not fit.
 
 use super::op::{EpilogueOp, Op};
 use crate::base::{DType, Shape};
 
-/// Inputs that an op cannot take.
+/// Error of an op whose inputs do not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{op} of {inputs}: {why}")]
 pub struct ShapeError {
@@ -13,10 +13,10 @@ pub struct ShapeError {
     pub why: String,
 }
 
-/// A shape and a type: what a rule sees of a tensor.
+/// Shape and type of a tensor: the input of a shape rule.
 pub type Typed = (Shape, DType);
 
-/// The outputs of `op` on `inputs`.
+/// Returns the shapes and types of the outputs of `op` on `inputs`.
 pub fn outputs(op: &Op, inputs: &[Typed]) -> Result<Vec<Typed>, ShapeError> {
     let fail = |why: String| ShapeError {
         op: op.to_string(),
@@ -60,7 +60,8 @@ fn arity(op: &Op) -> (usize, usize) {
     }
 }
 
-/// Ids, targets and sample ids are integers; everything else is a float.
+/// Returns the type of an input: ids, targets and sample ids are integers; everything else is a
+/// float.
 fn input_type(op: &Op, index: usize, count: usize) -> DType {
     let integer = match op {
         Op::Embedding | Op::EmbeddingGrad { .. } => index == 0,
@@ -132,7 +133,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             let channels = Shape::fixed(&[x[0].last()]);
             let behind_batch = x[0].rank() > usize::from(x[0].is_batched());
             require(behind_batch, "needs a dimension to normalize that is not the batch")?;
-            require(x[1..].iter().all(|s| **s == channels), "gain and bias are (c)")?;
+            require(x[1..].iter().all(|s| **s == channels), "weight and bias are (c)")?;
             Ok(vec![x[0].clone(), row_stats(x[0])])
         }
         Op::LayerNormGrad => Ok(vec![x[0].clone()]),
@@ -167,9 +168,9 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
     }
 }
 
-/// The output of `first` once for the end of the steps, and once per value kept. An operand is
-/// read in the order of its elements, whatever its shape: it has those of the value, or fewer
-/// that repeat.
+/// Returns the output shape of `root` once for the final value, and once per stored value. An
+/// operand is read in the order of its elements, whatever its shape: it has as many as the value,
+/// or fewer, which repeat.
 fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>, String> {
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
     let (own, operands) = x.split_at(x.len().saturating_sub(operands));
@@ -190,7 +191,7 @@ fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>,
     Ok(vec![y.clone(); 1 + kept])
 }
 
-/// `(.., c) -> (.., 2)`
+/// Returns the shape of per-row statistics: `(.., c) -> (.., 2)`.
 fn row_stats(x: &Shape) -> Shape {
     let mut dims = x.dims().to_vec();
     if let Some(last) = dims.last_mut() {

@@ -1,7 +1,7 @@
-//! One optimizer update, as data: what `optim` decides for a step and `kernels` compute over a
-//! range of a bucket.
+//! Optimizer update as data: `optim` decides it for a step, and `kernels` compute it over a range
+//! of a bucket.
 
-/// An update rule with the numbers of one step put in.
+/// Update rule with the hyperparameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Update {
     /// Stochastic gradient descent with momentum, as PyTorch's `SGD`:
@@ -24,7 +24,7 @@ pub enum Update {
 }
 
 impl Update {
-    /// Running averages that it keeps per parameter.
+    /// Returns the number of running averages that the rule keeps per parameter.
     pub fn moments(&self) -> usize {
         match self {
             Self::Sgd { momentum, .. } => usize::from(*momentum != 0.0),
@@ -33,15 +33,15 @@ impl Update {
     }
 }
 
-/// Which elements of a bucket an update covers.
+/// Range of elements of a bucket that an update covers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateRange {
-    /// The first element, and how many.
+    /// First element, and `length`, the number of elements.
     pub start: usize,
     pub length: usize,
-    /// Elements of the bucket before this one decay, the others do not: buckets hold the
-    /// parameters that decay in front, so that one dispatch serves both.
+    /// Elements of the bucket before this one have weight decay, later ones have none: buckets
+    /// hold the parameters with weight decay in front, so that one dispatch serves both.
     pub decay_end: usize,
-    /// What gradient sums are multiplied by first: 1/count and the clipping factor.
+    /// Factor that gradient sums are multiplied by first: 1/count and the clipping factor.
     pub gradient_scale: f32,
 }

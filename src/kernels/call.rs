@@ -1,4 +1,4 @@
-//! What a kernel is told about the node it computes, and the tensors it works on.
+//! Description of an op call, its input tensors on the host, and its analytic cost.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -6,40 +6,40 @@ use std::iter::Sum;
 use crate::base::rng::Key;
 use crate::graph::Op;
 
-/// One application of an op with all sizes known.
+/// One call of an op with all dimensions resolved.
 #[derive(Clone, Debug)]
 pub struct OpCall<'a> {
     pub op: &'a Op,
-    /// The dimensions of each input, with the rows of this run put in.
+    /// Dimensions of each input, with the rows of this run resolved.
     pub inputs: Vec<Vec<usize>>,
     pub outputs: Vec<Vec<usize>>,
-    /// Add to what the (only) output holds.
+    /// True if the kernel adds its result to the contents of the (only) output.
     pub accumulate: bool,
     pub random: RandomContext,
 }
 
-/// Where random numbers of a pass come from.
+/// Source of the random numbers of one pass.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomContext {
-    /// The key of this step; a site's key is derived from it.
+    /// RNG key of this step, from which the key of each site is derived.
     pub step_key: Key,
-    /// Whether anything is dropped: false in evaluation and generation.
+    /// True if dropout is active; false in evaluation and generation.
     pub training: bool,
 }
 
 impl OpCall<'_> {
-    /// Elements of input `index`.
+    /// Returns the number of elements of input `index`.
     pub fn input_len(&self, index: usize) -> usize {
         self.inputs[index].iter().product()
     }
 
-    /// Elements of output `index`.
+    /// Returns the number of elements of output `index`.
     pub fn output_len(&self, index: usize) -> usize {
         self.outputs[index].iter().product()
     }
 
-    /// The most iterations that one invocation makes in its loops, of ops whose kernels do not
-    /// share long loops out: those of the others stay below
+    /// Returns an upper bound of the loop iterations of one invocation, for ops whose kernels do
+    /// not split long loops between invocations; 0 for all other ops, whose loops stay below
     /// [`super::dispatch::ITERATIONS_MAX`].
     pub fn iterations(&self) -> usize {
         let x = &self.inputs[0];
@@ -60,14 +60,15 @@ impl OpCall<'_> {
         }
     }
 
-    /// The input as a matrix: all leading dimensions in one, and the last.
+    /// Returns the shape of an input as a matrix: the product of all leading dimensions, and the
+    /// last dimension.
     pub fn rows_and_last(&self, index: usize) -> (usize, usize) {
         let last = self.inputs[index].last().copied().unwrap_or(1);
         (self.input_len(index) / last.max(1), last)
     }
 }
 
-/// An input on the host.
+/// An input tensor in host memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg<'a, T> {
     Float(&'a [T]),
@@ -75,7 +76,8 @@ pub enum Arg<'a, T> {
 }
 
 impl<'a, T> Arg<'a, T> {
-    /// The floats. The shape rules have checked the type, so another one is a defect.
+    /// Returns the values of a float tensor. Panics on an integer tensor, which is a bug: the
+    /// shape rules have checked the type.
     pub fn floats(self) -> &'a [T] {
         match self {
             Arg::Float(values) => values,
@@ -83,7 +85,7 @@ impl<'a, T> Arg<'a, T> {
         }
     }
 
-    /// The integers.
+    /// Returns the values of an integer tensor. Panics on a float tensor, which is a bug.
     pub fn ints(self) -> &'a [u32] {
         match self {
             Arg::Int(values) => values,
@@ -92,7 +94,8 @@ impl<'a, T> Arg<'a, T> {
     }
 }
 
-/// The numbers that references compute in: f32, and f64 for the tests' oracle.
+/// Floating-point type of the reference implementations: f32, and f64 for the oracle of the tests
+/// and of certification.
 pub trait Float:
     num_traits::Float + num_traits::NumAssign + Sum + Debug + Send + Sync + 'static
 {
@@ -126,7 +129,7 @@ impl Float for f64 {
     }
 }
 
-/// What a call costs: the formula, not a measurement.
+/// Analytic cost of a call, computed from its shapes and not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     pub flops: f64,
@@ -135,12 +138,13 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// `flops_per_element` on each element of output 0, all operands moved once.
+    /// Returns the cost of an elementwise op: `flops_per_element` for each element of output 0,
+    /// and all operands moved once.
     pub fn elementwise(call: &OpCall, flops_per_element: f64) -> Self {
         Self { flops: flops_per_element * call.output_len(0) as f64, bytes: Self::moved(call) }
     }
 
-    /// The bytes of all operands.
+    /// Returns the total bytes of all operands.
     pub fn moved(call: &OpCall) -> f64 {
         let inputs: usize = (0..call.inputs.len()).map(|i| call.input_len(i)).sum();
         let outputs: usize = (0..call.outputs.len()).map(|i| call.output_len(i)).sum();

@@ -1,68 +1,70 @@
-//! How a call runs on a GPU, still without one: shader, operands, parameters and grid as data.
+//! GPU dispatch of a call as plain data, independent of wgpu: shader, operands, parameters and
+//! grid.
 
-/// A shader: a file of `shaders/`, an entry point in it, and constants put in front of it.
+/// A shader: a file of `shaders/`, an entry point in it, and the WGSL prepended to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Shader {
-    /// The file's stem, or the name of emitted text (see [`Shader::emitted`]).
+    /// Stem of the file, or the name of generated WGSL (see [`Shader::emitted`]).
     pub file: &'static str,
     pub entry: &'static str,
-    /// WGSL put in front of the file: `const` declarations, an epilogue.
+    /// WGSL prepended to the file: `const` declarations, an epilogue.
     pub header: String,
-    /// The whole text, for the one family of kernels that is emitted.
+    /// Complete WGSL, for the one family of kernels that is generated; `None` for a file.
     pub text: Option<String>,
 }
 
 impl Shader {
-    /// An entry point of a file.
+    /// Creates the shader of an entry point of a file, with nothing prepended.
     pub fn new(file: &'static str, entry: &'static str) -> Self {
         Self { file, entry, header: String::new(), text: None }
     }
 
-    /// The same with a constant in front, e.g. `("D", "u32", 32)`.
+    /// Returns this shader with a `u32` constant prepended, e.g. `("D", 32)`.
     pub fn with_const(mut self, name: &str, value: u32) -> Self {
         self.header += &format!("const {name}: u32 = {value}u;\n");
         self
     }
 
-    /// The same with WGSL in front that the file counts on, such as an epilogue.
+    /// Returns this shader with WGSL prepended that the file depends on, such as an epilogue.
     pub fn with_text(mut self, text: &str) -> Self {
         self.header += text;
         self
     }
 
-    /// A shader whose text was emitted; `name` is for people.
+    /// Creates a shader from generated WGSL; `name` is a display name.
     pub fn emitted(name: &'static str, entry: &'static str, text: String) -> Self {
         Self { file: name, entry, header: String::new(), text: Some(text) }
     }
 }
 
-/// Which tensor of the call is bound. Inputs are bound read-only, outputs read-write.
+/// Tensor of the call that is bound. Inputs are bound read-only, outputs read-write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
     Input(usize),
     Output(usize),
 }
 
-/// One dispatch.
+/// One compute dispatch: shader, bound tensors, parameters and grid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatch {
     pub shader: Shader,
-    /// In the order of `@binding`, all in group 0.
+    /// Bound tensors in the order of `@binding`, all in group 0.
     pub operands: Vec<Operand>,
-    /// The words of the shader's `Params`, which it reads as immediates; at most 32.
+    /// Words of the shader's `Params`, which the shader reads as immediates; at most 32.
     pub params: Vec<u32>,
     pub groups: [u32; 3],
 }
 
-/// The most workgroups in x before a grid is folded into y; every device allows 65,535.
+/// Maximum number of workgroups in x; longer grids are folded into y. Every device allows 65,535.
 const GROUPS_X: u32 = 32_768;
 
-/// The most iterations that the loops of one invocation may make in all. llvmpipe silently ends
-/// every loop of an invocation after 65,535 of them, so that longer sums need a workgroup each.
+/// Maximum number of iterations of all loops of one invocation. llvmpipe silently ends every loop
+/// of an invocation after 65,535 iterations, so a longer sum needs a workgroup of its own.
 pub const ITERATIONS_MAX: usize = 60_000;
 
-/// How a run of elements is dealt out, 8 to an invocation, a `step` apart so that neighbours touch
-/// neighbours, and close together so that a software adapter walks through memory in order too.
+/// Partition of a run of elements between invocations, 8 elements each. The elements of an
+/// invocation are `step` apart, so that adjacent invocations access adjacent elements, and close
+/// together, so that a software adapter accesses memory in order too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
     /// Invocations per run.
@@ -71,31 +73,33 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Elements of an invocation.
+    /// Elements per invocation.
     const EACH: usize = 8;
 
-    /// Deals out runs of `length`. Invocation `a` of a run has the 8 elements from
-    /// `a / step * 8 * step + a % step` on that lie within the run.
+    /// Partitions runs of `length` elements. Invocation `a` of a run processes those of its 8
+    /// elements that lie within the run: element `a / step * 8 * step + a % step` and those at
+    /// distances of `step` from it.
     pub fn new(length: usize) -> Self {
         let step = length.div_ceil(Self::EACH).clamp(1, 64);
         Self { across: length.div_ceil(Self::EACH * step) * step, step }
     }
 }
 
-/// How the first stage of a sum over a bucket is dealt out: to each workgroup of 64 a strip of
-/// neighbouring elements, so that a software adapter walks through memory in order too.
+/// Partition of a bucket between the invocations of the first stage of a sum: each workgroup of
+/// 64 sums a strip of contiguous elements, so that a software adapter accesses memory in order
+/// too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strips {
     /// Partial sums, one per invocation: fewer than 64, or a multiple of 64.
     pub parts: usize,
-    /// Elements of a strip.
+    /// Elements per strip.
     pub strip: usize,
-    /// Invocations of a workgroup that have a partial sum.
+    /// Invocations per workgroup that compute a partial sum.
     pub lanes: usize,
 }
 
 impl Strips {
-    /// Cuts `count` elements for at most `parts` partial sums, of which there is room for one.
+    /// Partitions `count` elements for at most `parts` partial sums; `parts` must be at least 1.
     pub fn new(count: usize, parts: usize) -> Self {
         let lanes = parts.clamp(1, 64);
         let workgroups = (parts / lanes).max(1);
@@ -103,8 +107,9 @@ impl Strips {
     }
 }
 
-/// The grid for `invocations` in workgroups of `size`, folded into y where x would be too long.
-/// Shaders find their index as `id.x + id.y * (groups.x * size)` and stop at the count.
+/// Returns the grid for `invocations` in workgroups of `size`, folded into y where x would be too
+/// long. Shaders compute their index as `id.x + id.y * (groups.x * size)` and return if it is not
+/// below the count.
 pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
     let groups = invocations.div_ceil(size as usize).max(1) as u32;
     if groups <= GROUPS_X {

@@ -1,5 +1,5 @@
-//! One run of dispatches on host data, with sentinels behind every output: what certification and
-//! the kernel tests stand on.
+//! Harness of certification and of the kernel tests: runs dispatches on host data, with sentinels
+//! after every output that reveal out-of-bounds writes.
 
 use super::{Arg, CpuKernel, Dispatch, Float, OpCall, Operand, Pipelines};
 use crate::base::Site;
@@ -7,14 +7,15 @@ use crate::base::rng::Key;
 use crate::device::{DeviceError, Gpu};
 use crate::graph::IGNORE_INDEX;
 
-/// The normalized mean squared error up to which f32 agrees with f64.
+/// Maximum normalized mean squared error (NMSE) at which f32 results agree with the f64
+/// reference.
 pub const NMSE_MAX: f64 = 1e-6;
 
-/// What stands behind every output; any other value there was written out of bounds.
+/// Sentinel value after every output; any other value there was written out of bounds.
 const SENTINEL: f32 = -12345.5;
 const SENTINELS: usize = 64;
 
-/// Why a trial has no outputs.
+/// Error of a harness run.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
     #[error("output {0} was written out of bounds")]
@@ -23,7 +24,7 @@ pub enum HarnessError {
     Device(#[from] DeviceError),
 }
 
-/// What an input is filled with.
+/// Distribution of the values of an input.
 #[derive(Clone, Copy, Debug)]
 pub enum InputFill {
     /// Standard normal floats.
@@ -38,14 +39,15 @@ pub enum InputFill {
     Samples,
 }
 
-/// A host tensor of either type.
+/// Values of a host tensor of floats or integers.
 #[derive(Clone, Debug)]
 pub enum Values {
     Float(Vec<f64>),
     Int(Vec<u32>),
 }
 
-/// Random values for `count` elements; `which` makes inputs differ.
+/// Returns `count` reproducible values; `which` selects the random stream, so that the inputs of
+/// a call differ.
 pub fn generate(fill: InputFill, count: usize, which: usize) -> Values {
     let key = Key::new(42).site(Site(which as u32));
     let ids = |bound: u32| (0..count).map(move |i| key.words([i as u32, 7])[0] % bound);
@@ -63,7 +65,8 @@ pub fn generate(fill: InputFill, count: usize, which: usize) -> Values {
     }
 }
 
-/// Runs a host function on the inputs, in outputs that start as `start`.
+/// Runs a CPU kernel on the inputs and returns its outputs, whose elements are initialized to
+/// `start`.
 pub fn host<T: Float>(
     call: &OpCall,
     inputs: &[&Values],
@@ -92,10 +95,11 @@ pub fn host<T: Float>(
     outputs
 }
 
-/// Runs the dispatches of a call on a device, in outputs that start as `start`.
+/// Runs the dispatches of a call on a device and returns its outputs, whose elements are
+/// initialized to `start`.
 ///
 /// # Errors
-/// As [`run`].
+/// Returns the same errors as [`run`].
 pub fn run_call(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
@@ -117,11 +121,12 @@ pub fn run_call(
     run(gpu, pipelines, dispatches, &bytes, &starts)
 }
 
-/// Runs dispatches that need not belong to an op, on the bytes of each input and on outputs that
-/// start with the given values, with sentinels behind; what the outputs then hold.
+/// Runs arbitrary dispatches on the bytes of each input and returns the resulting outputs. Each
+/// output is initialized to its values in `starts`, followed by sentinels.
 ///
 /// # Errors
-/// Something written behind an output; a shader that does not compile; a device that fails.
+/// Returns `HarnessError::OutOfBounds` if a sentinel was overwritten, and `HarnessError::Device`
+/// if a shader does not compile or the device fails.
 pub fn run(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
@@ -163,7 +168,7 @@ pub fn run(
     Ok(results)
 }
 
-/// A dispatch with its pipeline and its buffers, whole.
+/// A dispatch with its pipeline and a bind group of whole buffers.
 pub struct BoundDispatch {
     pipeline: wgpu::ComputePipeline,
     group: wgpu::BindGroup,
@@ -172,10 +177,10 @@ pub struct BoundDispatch {
 }
 
 impl BoundDispatch {
-    /// Compiles the pipeline if need be.
+    /// Binds the buffers of a dispatch and compiles its pipeline at first use.
     ///
     /// # Errors
-    /// A shader that the driver or the validation refuses.
+    /// Returns `DeviceError` if the driver or the validation rejects the shader.
     pub fn new(
         gpu: &Gpu,
         pipelines: &mut Pipelines,
@@ -214,14 +219,15 @@ impl BoundDispatch {
     }
 }
 
-/// A buffer with these bytes, and nothing behind them but what its alignment needs.
+/// Creates a storage buffer of these bytes, with no more padding than its alignment needs.
 pub fn upload_new(gpu: &Gpu, bytes: &[u8]) -> Result<wgpu::Buffer, DeviceError> {
     let buffer = gpu.storage("trial", bytes.len() as u64)?;
     gpu.upload(&buffer, 0, bytes);
     Ok(buffer)
 }
 
-/// The squared error over the squared expectation. Not finite if a value is not.
+/// Returns the normalized mean squared error: squared error divided by squared expectation. The
+/// result is not finite if a value is not.
 pub fn nmse(got: impl Iterator<Item = f64>, expected: &[f64]) -> f64 {
     let error: f64 = got.zip(expected).map(|(g, e)| (g - e).powi(2)).sum();
     let scale: f64 = expected.iter().map(|e| e * e).sum();

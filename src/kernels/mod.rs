@@ -1,12 +1,12 @@
-//! The kernels: one *twin* per op, a shader in `shaders/` and a Rust file of the same name in
-//! `ops`, which holds
+//! Compute kernels: one *twin* per op, which is a shader in `shaders/` and a Rust file of the
+//! same name in `ops` with
 //! - `reference`: plain loops, generic over f32 and f64, never optimized: the oracle,
-//! - `fast`: the CPU device's version in f32, tested against the reference,
-//! - `dispatch`: how a call runs on a GPU, as data,
-//! - `cost`: FLOPs and bytes,
-//! - its tests, each a line over `testing::check`.
+//! - `fast`: the CPU kernel in f32, tested against the reference,
+//! - `dispatch`: the GPU dispatches of a call, as data,
+//! - `cost`: FLOPs and bytes of a call,
+//! - its tests, which are calls of `testing::check`.
 //!
-//! [`twin()`] is the table from ops to twins.
+//! [`twin()`] maps an op to its twin.
 
 pub mod bench;
 pub mod call;

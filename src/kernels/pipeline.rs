@@ -1,4 +1,4 @@
-//! Compiled pipelines of one device, one per (shader, constants, access).
+//! Pipeline cache of one device, with one compiled pipeline per (shader, constants, access).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use super::dispatch::{Dispatch, Operand, Shader};
 use super::source;
 use crate::device::{DeviceError, Gpu, ShaderChecks};
 
-/// The most bytes of immediates that a pipeline may declare; see [`Dispatch::params`].
+/// Maximum number of bytes of immediates of a pipeline; see [`Dispatch::params`].
 pub const IMMEDIATE_BYTES_MAX: u32 = 128;
 
-/// A compiled shader with the layout of its bindings.
+/// A compiled compute pipeline with its bind group layout.
 pub struct Pipeline {
     pub pipeline: wgpu::ComputePipeline,
     pub bindings: wgpu::BindGroupLayout,
 }
 
-type Key = (Shader, Vec<bool>);
+type PipelineKey = (Shader, Vec<bool>);
 
-/// The pipelines made so far.
+/// Cache of the pipelines compiled so far.
 #[derive(Default)]
 pub struct Pipelines {
-    made: HashMap<Key, Arc<Pipeline>>,
+    made: HashMap<PipelineKey, Arc<Pipeline>>,
 }
 
 impl Pipelines {
-    /// The pipeline for a dispatch, compiled at first use.
+    /// Returns the pipeline of a dispatch, which is compiled at first use.
     pub fn get(&mut self, gpu: &Gpu, dispatch: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
         let writable = |operand: &Operand| matches!(operand, Operand::Output(_));
         let access: Vec<bool> = dispatch.operands.iter().map(writable).collect();
@@ -39,14 +39,18 @@ impl Pipelines {
     }
 }
 
-/// Bytes of immediates that the dispatch sets.
+/// Returns the number of bytes of immediates that the dispatch sets.
 fn immediate_bytes(dispatch: &Dispatch) -> u32 {
     let bytes = 4 * dispatch.params.len() as u32;
     assert!(bytes <= IMMEDIATE_BYTES_MAX, "{}: too many parameters", dispatch.shader.file);
     bytes
 }
 
-fn compile(gpu: &Gpu, (shader, access): &Key, immediates: u32) -> Result<Pipeline, DeviceError> {
+fn compile(
+    gpu: &Gpu,
+    (shader, access): &PipelineKey,
+    immediates: u32,
+) -> Result<Pipeline, DeviceError> {
     let label = format!("{}.{}", shader.file, shader.entry);
     let entries: Vec<wgpu::BindGroupLayoutEntry> = access
         .iter()
@@ -85,7 +89,7 @@ fn compile(gpu: &Gpu, (shader, access): &Key, immediates: u32) -> Result<Pipelin
         cache: None,
     });
     let refused = pollster::block_on(scope.pop());
-    // Compiling may take long, and several pipelines may follow each other.
+    // Heartbeat: compilation may take long, and several pipelines may be compiled in a row.
     gpu.heartbeat.tick();
     match refused {
         Some(error) => Err(gpu.refused(&format!("shader {label}"), error.to_string())),
@@ -100,7 +104,7 @@ fn module(gpu: &Gpu, label: &str, text: String) -> wgpu::ShaderModule {
         ShaderChecks::Enabled => gpu.device.create_shader_module(descriptor),
         // SAFETY: unchecked modules must not index out of bounds and must not loop for ever. All
         // text comes from this crate; each kernel is bounded by its parameters, and the tests run
-        // every one with sentinels behind every buffer in both modes.
+        // every one with sentinels after every buffer in both modes.
         ShaderChecks::Disabled => unsafe {
             let checks = wgpu::ShaderRuntimeChecks::unchecked();
             gpu.device.create_shader_module_trusted(descriptor, checks)

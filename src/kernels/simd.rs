@@ -1,18 +1,19 @@
-//! What the CPU device's fast versions share: loops compiled for the best instruction set that
-//! the machine has, and f32 functions without branches or tables, so that such loops vectorize.
+//! SIMD support of the CPU kernels: loops compiled for the best instruction set of the machine,
+//! and f32 functions without branches or lookup tables, so that such loops vectorize.
 //!
-//! A function inside `vectorized!` is compiled once with AVX2
-//! and FMA and once for the baseline (NEON belongs to the baseline of aarch64), and the choice
-//! falls at run time: the binary stays portable. Plain loops in it become vector code.
+//! A function inside `vectorized!` is compiled once with AVX2 and FMA and once for the baseline
+//! (NEON belongs to the baseline of aarch64). The version is selected at run time, so the binary
+//! stays portable. The compiler vectorizes plain loops in it.
 //!
 //! The functions take the instruction set as the type `S` only to know whether a fused
 //! multiply-add is one instruction. All of them return NaN for NaN.
 
 use pulp::Simd;
 
-/// Defines functions whose body is compiled for each instruction set; see the module. The body
-/// may use the type `S` for functions that are generic over the instruction set, which must be
-/// `#[inline(always)]` to become part of it.
+/// Defines functions whose body is compiled for each instruction set; see the module
+/// documentation. The body may use the type `S` for functions that are generic over the
+/// instruction set; these must be `#[inline(always)]` to be compiled for the same instruction
+/// set.
 macro_rules! vectorized {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident>($($arg:ident: $type:ty),* $(,)?)
         $(-> $result:ty)? $body:block)*) => {$(
@@ -33,7 +34,7 @@ macro_rules! vectorized {
     )*};
 }
 
-/// The type in front of it, or `()`.
+/// Expands to the given result type, or to `()` without one.
 macro_rules! result_type {
     () => {
         ()
@@ -45,18 +46,19 @@ macro_rules! result_type {
 
 pub(crate) use {result_type, vectorized};
 
-/// Partial sums of a reduction: enough to keep the adders of an AVX2 machine busy. Fixed, so
-/// that the order of a sum does not depend on the machine.
+/// Number of partial sums of a reduction: enough to keep the adders of an AVX2 machine busy. The
+/// number is fixed, so that the order of a sum does not depend on the machine.
 pub const LANES: usize = 32;
 
-/// `a b + c`, fused where that is one instruction and not a call.
+/// Returns `a b + c`, fused where a fused multiply-add is one instruction and not a library call.
 #[inline(always)]
 pub fn mul_add<S: Simd>(a: f32, b: f32, c: f32) -> f32 {
-    // NEON fuses, and pulp counts it as vectors; what is left as scalar has no such instruction.
+    // NEON has a fused multiply-add, and pulp counts it as vectors; the remaining scalar targets
+    // have no such instruction.
     if S::IS_SCALAR { a * b + c } else { a.mul_add(b, c) }
 }
 
-/// The sum of `f(i)` over `0..count` in [`LANES`] interleaved partial sums.
+/// Returns the sum of `f(i)` over `0..count`, computed in [`LANES`] interleaved partial sums.
 #[inline(always)]
 pub fn sum_of(count: usize, f: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -69,7 +71,8 @@ pub fn sum_of(count: usize, f: impl Fn(usize) -> f32) -> f32 {
     for i in whole..count {
         lanes[i - whole] += f(i);
     }
-    // Halves are added to halves: the shape that vector code folds a register in.
+    // Adds the upper half to the lower half repeatedly, which is how vector code reduces a
+    // register.
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
@@ -167,11 +170,11 @@ mod tests {
         fn sum<S>(x: &[f32]) -> f32 { sum_of(x.len(), |i| x[i]) }
     }
 
-    /// A function with the best instruction set here, and with none.
+    /// A function compiled for the best instruction set of the machine, and its scalar version.
     type Function = (Apply, fn(f32) -> f32);
     type Apply = fn(&mut [f32]);
 
-    /// Powers from 1e-30 to `limit` and even steps, of both signs.
+    /// Returns arguments of both signs: a geometric series from 1e-30 to `limit`, and even steps.
     fn arguments(limit: f64) -> Vec<f32> {
         let powers = (0..20_000).map(|i| 1e-30 * (limit / 1e-30).powf(f64::from(i) / 19_999.0));
         let steps = (0..=20_000).map(|i| limit * f64::from(i) / 20_000.0);

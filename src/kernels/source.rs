@@ -1,4 +1,5 @@
-//! The text of every shader: files of `shaders/` and the snippets of `shaders/lib/` they use.
+//! WGSL source of every shader: the files of `shaders/` and the snippets of `shaders/lib/` that
+//! they use.
 
 use super::dispatch::Shader;
 
@@ -8,7 +9,7 @@ macro_rules! sources {
     };
 }
 
-/// Every shader file by its stem.
+/// All shader files as (file stem, text).
 pub const FILES: &[(&str, &str)] = sources![
     "adamw",
     "attention",
@@ -33,7 +34,8 @@ pub const FILES: &[(&str, &str)] = sources![
     "unary",
 ];
 
-/// Every shared snippet, named in a shader's head by a line `// uses lib/NAME`.
+/// All shared snippets as (name, text); a shader includes one by a line `// uses lib/NAME` in its
+/// head.
 pub const LIBRARY: &[(&str, &str)] = &[
     ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
     ("index", include_str!("../../shaders/lib/index.wgsl")),
@@ -43,13 +45,13 @@ pub const LIBRARY: &[(&str, &str)] = &[
     ("store", include_str!("../../shaders/lib/store.wgsl")),
 ];
 
-/// A shared snippet by its name.
+/// Returns the shared snippet with this name, which must exist.
 pub fn snippet(name: &str) -> &'static str {
     let found = LIBRARY.iter().find(|(known, _)| *known == name);
     found.unwrap_or_else(|| panic!("no shared snippet is called {name}")).1
 }
 
-/// The WGSL of a shader: its constants, the snippets it uses, and its file.
+/// Returns the WGSL of a shader: its prepended header, the snippets that it uses, and its file.
 pub fn text(shader: &Shader) -> String {
     if let Some(text) = &shader.text {
         return text.clone();

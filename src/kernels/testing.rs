@@ -1,6 +1,6 @@
-//! The bench that every kernel test stands on: one call runs an op's reference in f64 on random
-//! input and compares with it the reference in f32, the fast version, and the shaders on every
-//! adapter found, checked and trusted, with sentinels behind every buffer.
+//! Test fixture of all kernel tests: one call runs the f64 reference of an op on random input and
+//! compares with it the f32 reference, the CPU kernel, and the shaders on every adapter found, in
+//! checked and trusted modules, with sentinels after every output.
 
 pub mod gradient;
 pub mod update;
@@ -20,8 +20,8 @@ use crate::graph::{Op, shapes};
 
 pub use super::harness::{InputFill, NMSE_MAX, Values, generate};
 
-/// Checks `op` on random inputs of these shapes, with `rows` rows in batched ones, in every
-/// implementation; and once more accumulating, if the op can.
+/// Checks every implementation of `op` on random inputs of these shapes, with `rows` rows in
+/// batched ones, and again in accumulating mode if the op supports it.
 pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
     let filled: Vec<(Shape, Values)> = inputs
         .iter()
@@ -31,7 +31,7 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
     check_with(op, &filled, rows);
 }
 
-/// [`check`] on given values.
+/// Does the same as [`check`] on the given input values.
 pub fn check_with(op: Op, inputs: &[(Shape, Values)], rows: usize) {
     run_all(&op, inputs, rows, false);
     if op.accumulates() {
@@ -39,7 +39,8 @@ pub fn check_with(op: Op, inputs: &[(Shape, Values)], rows: usize) {
     }
 }
 
-/// What the f64 reference gives for `op`: to feed an op's statistics to its gradient.
+/// Returns the outputs of the f64 reference of `op`, e.g. the statistics that its gradient takes
+/// as input.
 pub fn reference(op: &Op, inputs: &[(Shape, Values)], rows: usize) -> Vec<Vec<f64>> {
     let call = call(op, inputs, rows, false);
     host(&call, inputs, 0.0, known(op).reference_f64)
@@ -88,7 +89,7 @@ fn run_all(op: &Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) {
     });
 }
 
-/// The variants of a call, and its static choice where that is none of them.
+/// Returns the kernel variants of a call, and its static choice if that is none of them.
 fn every_way(twin: &Twin, call: &OpCall) -> Vec<Variant> {
     let mut ways = (twin.variants)(call);
     let chosen = (twin.dispatch)(call);
@@ -100,7 +101,8 @@ fn every_way(twin: &Twin, call: &OpCall) -> Vec<Variant> {
     ways
 }
 
-/// Runs a host function on the inputs, in outputs that start as `start`.
+/// Runs a CPU kernel on the inputs and returns its outputs, whose elements are initialized to
+/// `start`.
 fn host<T: Float>(
     call: &OpCall,
     inputs: &[(Shape, Values)],
@@ -114,7 +116,8 @@ fn values_of(inputs: &[(Shape, Values)]) -> Vec<&Values> {
     inputs.iter().map(|(_, values)| values).collect()
 }
 
-/// Runs dispatches on a device, in outputs that start as `start` with sentinels behind.
+/// Runs the dispatches of a call on a device and returns its outputs, whose elements are
+/// initialized to `start` and followed by sentinels.
 pub fn on_gpu(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
@@ -127,8 +130,8 @@ pub fn on_gpu(
     ran.unwrap_or_else(|error| panic!("{} on {}: {error}", call.op, gpu.name))
 }
 
-/// Runs dispatches that need not belong to an op, on the bytes of each input and on outputs that
-/// start with the given values, with sentinels behind; what the outputs then hold.
+/// Runs arbitrary dispatches on the bytes of each input and returns the resulting outputs. Each
+/// output is initialized to its values in `starts`, followed by sentinels.
 pub fn run_dispatches(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
@@ -141,7 +144,7 @@ pub fn run_dispatches(
     ran.unwrap_or_else(|error| panic!("{what} on {}: {error}", gpu.name))
 }
 
-/// Asserts that each output agrees: the squared error over the squared expectation.
+/// Asserts that each output agrees with its expectation: NMSE of at most `NMSE_MAX`.
 pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
     assert_eq!(got.len(), expected.len(), "{what}: number of outputs");
     for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -151,8 +154,8 @@ pub fn compare(what: &str, got: &[Vec<f64>], expected: &[Vec<f64>]) {
     }
 }
 
-/// Every adapter that tests use, opened with the portable limits, checked and trusted. One that
-/// two APIs show is tested through both.
+/// Calls `body` for every adapter under test, opened with the portable limits, once with checked
+/// and once with trusted shader modules. An adapter that two APIs list is tested through both.
 pub fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
     for opened in gpus() {
         for (gpu, pipelines) in lock(opened).iter_mut() {
@@ -161,11 +164,12 @@ pub fn for_each_gpu(mut body: impl FnMut(&Gpu, &mut Pipelines)) {
     }
 }
 
-/// Devices that must not be used at the same time. Those of a GL adapter share a context, which
-/// is on one thread at a time; every other is alone.
+/// Devices that must not be used at the same time: the devices of one GL adapter, which share a
+/// context that only one thread may use at a time, or a single device of another API.
 type Opened = Mutex<Vec<(Gpu, Pipelines)>>;
 
-/// A test that failed on a device leaves it usable: each test makes its own buffers.
+/// Locks a group of devices and ignores poisoning: a test that failed on a device leaves it
+/// usable, because each test creates its own buffers.
 fn lock(opened: &Opened) -> MutexGuard<'_, Vec<(Gpu, Pipelines)>> {
     opened.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -1,19 +1,21 @@
-//! The type of a twin: everything an op needs to run.
+//! The `Twin` type: all implementations of one op.
 
 use super::{Arg, Cost, Dispatch, OpCall, Variant};
 
-/// A CPU function: inputs, and outputs of the lengths that the call says.
+/// A CPU kernel: computes the outputs of a call, which must have the lengths of its output
+/// shapes, from its inputs.
 pub type CpuKernel<T> = fn(&OpCall, &[Arg<'_, T>], &mut [&mut [T]]);
 
-/// Everything an op needs to run.
+/// All implementations of one op: references, CPU kernel, GPU kernel variants and cost.
 pub struct Twin {
     pub name: &'static str,
     pub reference_f32: CpuKernel<f32>,
     pub reference_f64: CpuKernel<f64>,
     pub fast: CpuKernel<f32>,
-    /// How a call runs where nothing was measured.
+    /// Returns the static choice of GPU dispatches, used for calls without timings.
     pub dispatch: fn(&OpCall) -> Vec<Dispatch>,
-    /// Every way to run it. The first is the plain one, which fits every call.
+    /// Returns all GPU kernel variants of a call. The first is the baseline, which fits every
+    /// call.
     pub variants: fn(&OpCall) -> Vec<Variant>,
     pub cost: fn(&OpCall) -> Cost,
 }

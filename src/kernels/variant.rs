@@ -1,11 +1,12 @@
-//! The ways to compute one call on a GPU.
+//! GPU kernel variants of an op call.
 
 use super::Dispatch;
 
-/// One of them. All variants of a call compute the same function; they may differ in rounding.
+/// One GPU implementation of an op call. All variants of a call compute the same function; they
+/// may differ in rounding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variant {
-    /// Unique among the variants of a call, and the same for calls of other sizes.
+    /// Name, unique among the variants of a call, and the same for calls of other sizes.
     pub name: String,
     pub dispatches: Vec<Dispatch>,
 }

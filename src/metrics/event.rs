@@ -1,12 +1,12 @@
-//! What a run reports, and how it looks as a line of JSON. Numbers that are not finite become
-//! `null`, which JSON has instead.
+//! Events of a run and their form as lines of JSON. Numbers that are not finite become `null`,
+//! because JSON has no such numbers.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// One optimizer step.
+/// Metrics of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
-    /// Counted from 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
     /// The mean loss over the global batch, before the update of this step.
     pub loss: f64,
@@ -19,44 +19,44 @@ pub struct StepRecord {
     /// Wall time of the step, in milliseconds.
     pub ms: f64,
     pub tokens_per_s: f64,
-    /// The share of the step in which the device was busy, by its own clock: 0 to 1, left out
-    /// where there is no clock.
+    /// Share of the step in which the device was busy, by its own clock: 0 to 1; `None`, and left
+    /// out of the line, if the device has no clock.
     pub busy: Option<f64>,
-    /// Per rank, if there are several; left out for one.
+    /// Metrics per rank if there are several; left out of the line for one.
     pub ranks: Vec<RankRecord>,
-    /// Why the update was not applied, if it was not; written as `skipped` and `reason`.
+    /// Reason for which the update was not applied, if so; written as `skipped` and `reason`.
     pub skipped: Option<String>,
 }
 
-/// What one of several devices did in a step.
+/// Metrics of one of several ranks in a step.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct RankRecord {
-    /// Samples of the step.
+    /// Samples of the step that this rank computed.
     pub share: u64,
-    /// From the start of the step until its gradients were computed, in milliseconds. Written
-    /// with 3 digits behind the point, as `wait_ms` is.
+    /// Time from the start of the step until the rank's gradients were computed, in milliseconds.
+    /// Written with 3 decimals, as `wait_ms` is.
     #[serde(serialize_with = "microseconds")]
     pub work_ms: f64,
-    /// In which it waited for others, in milliseconds.
+    /// Time for which the rank waited for other ranks, in milliseconds.
     #[serde(serialize_with = "microseconds")]
     pub wait_ms: f64,
 }
 
-/// Milliseconds to the microsecond: what is finer is noise.
+/// Serializes milliseconds rounded to the microsecond: finer digits are noise.
 fn microseconds<S: Serializer>(ms: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64((ms * 1e3).round() / 1e3)
 }
 
-/// One evaluation on the held-out data.
+/// One evaluation on the validation split.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct EvalRecord {
-    /// The number of steps done when it was evaluated; 0 is the initial model.
+    /// Number of steps done before the evaluation; 0 is the initial model.
     pub step: u64,
-    /// The mean loss over the held-out data.
+    /// Mean loss over the validation split.
     pub val_loss: f64,
 }
 
-/// Any event: one line of the record.
+/// Event of a run: one line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(untagged)]
 pub enum Event {

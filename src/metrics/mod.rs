@@ -1,5 +1,5 @@
-//! Typed events of a run and their record, `metrics.jsonl`, and the trace of its devices. Nothing
-//! here prints.
+//! Metrics of a run: typed events, their record `metrics.jsonl`, and the trace of the devices.
+//! Nothing here prints.
 
 pub mod event;
 pub mod recorder;

@@ -1,4 +1,4 @@
-//! The record of a run: a file with a line of JSON per event.
+//! Recorder of a run's events: a file with one line of JSON per event.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::Event;
 use crate::files;
 
-/// The record or the trace could not be read or written.
+/// Failure to read or write the record or the trace.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     #[error("{}: cannot be written ({why}); free space there or set another --out", path.display())]
@@ -19,28 +19,28 @@ pub enum MetricsError {
     Trace { path: PathBuf, why: io::Error },
 }
 
-/// Appends events to a file; each is in the file (though not yet on the disk) when
+/// Appends events to a file; each is written to the file (though not yet synced to the disk) when
 /// [`Recorder::record`] returns.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
     file: File,
-    /// Bytes of whole lines.
+    /// Length of the file in bytes, up to the end of the last complete line.
     length: u64,
 }
 
 impl Recorder {
-    /// A new, empty record; one that is there is overwritten.
+    /// Creates an empty record and overwrites an existing one.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         let file = File::create(path).map_err(|why| write_error(path, why))?;
         Ok(Self { path: path.into(), file, length: 0 })
     }
 
-    /// Goes on with the record of a run that is resumed after `step`: see [`truncate_after`].
-    /// A record that is missing starts empty.
+    /// Opens the record of a run that is resumed after `step`, cut by [`truncate_after`]. A
+    /// record that is missing starts empty.
     pub fn resume(path: &Path, step: u64) -> Result<(Self, ResumePoint), MetricsError> {
         let resume_point = truncate_after(path, step)?;
-        // Not in append mode, which on Windows may not cut a torn line off.
+        // Not in append mode, in which Windows may refuse to truncate a torn line.
         let mut options = OpenOptions::new();
         let mut file = options
             .write(true)
@@ -52,8 +52,8 @@ impl Recorder {
         Ok((Self { path: path.into(), file, length }, resume_point))
     }
 
-    /// Appends one line. If that fails, nothing of the line stays in the file, so that a later
-    /// one can still be appended.
+    /// Appends one line. If that fails, nothing of the line stays in the file, so that later
+    /// lines can still be appended.
     pub fn record(&mut self, record: impl Into<Event>) -> Result<(), MetricsError> {
         let mut line = serde_json::to_vec(&record.into())
             .map_err(|why| write_error(&self.path, why.into()))?;
@@ -69,20 +69,20 @@ impl Recorder {
     }
 }
 
-/// What [`truncate_after`] did, in lines.
+/// Result of [`truncate_after`], in lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ResumePoint {
     pub kept: u64,
-    /// Lines of later steps.
+    /// Removed lines of later steps.
     pub dropped: u64,
-    /// Lines that are not JSON with a step: one that was torn by a crash, at the end.
+    /// Removed lines that are not JSON with a step, such as a last line torn by a crash.
     pub damaged: u64,
-    /// The loss of the evaluation after the very step, if there was one: it need not be repeated.
+    /// Loss of the evaluation after exactly this step, if there was one; it need not be repeated.
     pub val_loss: Option<f64>,
 }
 
-/// Cuts a record at the step that a run is resumed after: lines of later steps and damaged ones
-/// go. The file is replaced whole or not at all. A missing file stays missing.
+/// Truncates a record after the step that a run is resumed from: removes lines of later steps and
+/// damaged lines. The file is replaced whole or not at all. A missing file stays missing.
 pub fn truncate_after(path: &Path, step: u64) -> Result<ResumePoint, MetricsError> {
     let read_error = |why| MetricsError::Read { path: path.into(), why };
     let file = match File::open(path) {
@@ -126,7 +126,7 @@ pub fn truncate_after(path: &Path, step: u64) -> Result<ResumePoint, MetricsErro
     }
 }
 
-/// The step of a whole line, and its loss if it is an evaluation's.
+/// Parses a complete line: its step, and its loss if it is an evaluation's.
 fn read_line(line: &[u8]) -> Option<(u64, Option<f64>)> {
     let line = line.strip_suffix(b"\n")?;
     let line: serde_json::Value = serde_json::from_slice(line).ok()?;
@@ -212,7 +212,7 @@ mod tests {
         assert!(error.contains("none/metrics.jsonl: cannot be written"), "{error}");
     }
 
-    /// A device that is always full, where the platform has one.
+    /// Writes to a device that is always full, on the platform that has one.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_is_an_error_and_not_a_torn_line() {

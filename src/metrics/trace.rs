@@ -1,8 +1,8 @@
-//! A trace of a run in the format of Chrome and Perfetto: what each rank did when.
+//! Trace of a run in the format of Chrome and Perfetto: a timeline of what each rank did.
 //!
 //! The file is a JSON array of events, one per line: see "Trace Event Format" of the Chromium
-//! project. Both viewers also read it without the bracket at the end, so that the trace of a
-//! process that was killed can be looked at: it lacks what happened in its last second or so.
+//! project. Both viewers also read it without the closing bracket, so that the trace of a killed
+//! process can be viewed: it lacks the events of about the last second.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -16,57 +16,57 @@ use serde_json::{Value, json};
 
 use super::recorder::MetricsError;
 
-/// The most events of a trace: some hundred MB of text, which viewers still open.
+/// Largest number of events in a trace: some hundred MB of text, which viewers still open.
 const EVENTS_MAX: u64 = 2_000_000;
-/// Bytes after which what is buffered is written.
+/// Bytes in the buffer at which it is written to the file.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// How long an event may be buffered when others follow.
+/// Longest time for which an event is buffered while other events follow.
 const BUFFER_TIME: Duration = Duration::from_secs(1);
 
-/// A trace that is being written. Clones write to the same file, which is complete after
+/// Trace file being written. Clones write to the same file, which is complete after
 /// [`Trace::finish`] or when the last clone and the last [`Track`] are dropped.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    shared: Arc<Shared>,
+    shared: Arc<SharedFile>,
 }
 
-/// One line of the picture: a thread, a device or a link of a rank. Clones write to the same
-/// line, from any thread.
+/// Track of a trace, a row of its timeline: a thread, a device or a link of a rank. Clones write
+/// to the same track, from any thread.
 #[derive(Clone, Debug, Default)]
 pub struct Track {
-    line: Option<Arc<Line>>,
+    line: Option<Arc<TrackState>>,
 }
 
-/// Something under way; it is written when it is dropped.
+/// Span of time in progress; written to the trace when it is dropped.
 #[must_use = "a span ends when it is dropped"]
 pub struct Span {
     begun: Option<(Track, String, Instant)>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedFile {
     path: PathBuf,
-    /// What times count from.
+    /// Origin of the timestamps.
     epoch: Instant,
-    /// Whether another event would be written.
+    /// True if the trace still accepts events.
     is_open: AtomicBool,
     sink: Mutex<Sink>,
 }
 
 #[derive(Debug)]
-struct Line {
-    shared: Arc<Shared>,
-    /// What stands at the end of each of its events.
+struct TrackState {
+    shared: Arc<SharedFile>,
+    /// Text at the end of each event of the track: process, thread and category.
     ending: String,
-    /// When the last event of [`Track::record_since`] ended.
+    /// End of the last event of [`Track::record_since`].
     last: Mutex<Option<Instant>>,
 }
 
 impl Trace {
-    /// Replaces the file.
+    /// Creates the file, or replaces an existing one.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Returns a `MetricsError` if the file cannot be written.
     pub fn create(path: &Path) -> Result<Self, MetricsError> {
         Self::with_limit(path, EVENTS_MAX)
     }
@@ -86,10 +86,11 @@ impl Trace {
             tracks: Vec::new(),
         });
         let (path, is_open) = (path.into(), AtomicBool::new(true));
-        Ok(Self { shared: Arc::new(Shared { path, epoch: Instant::now(), is_open, sink }) })
+        Ok(Self { shared: Arc::new(SharedFile { path, epoch: Instant::now(), is_open, sink }) })
     }
 
-    /// A line of rank `rank`, whose device is called `device`; the same line for the same name.
+    /// Returns the track `name` of rank `rank`, whose device is called `device`; the same track
+    /// for the same rank and name.
     pub fn track(&self, rank: u32, device: &str, name: &str) -> Track {
         let mut sink = self.shared.sink();
         if sink.tracks.iter().all(|(known, _)| *known != rank) {
@@ -114,7 +115,7 @@ impl Trace {
         let ending = format!(r#","pid":{rank},"tid":{thread},"cat":{category}}}"#);
         drop(sink);
         Track {
-            line: Some(Arc::new(Line {
+            line: Some(Arc::new(TrackState {
                 shared: self.shared.clone(),
                 ending,
                 last: Mutex::new(None),
@@ -122,18 +123,18 @@ impl Trace {
         }
     }
 
-    /// Writes what is left, and closes the list, so that the file is complete; what comes later
-    /// is dropped. May be called again.
+    /// Writes the buffered events and closes the JSON array, so that the file is complete; later
+    /// events are dropped. May be called again.
     ///
     /// # Errors
-    /// The first failure of any write to the file.
+    /// Returns a `MetricsError` with the first failure of any write to the file.
     pub fn finish(&self) -> Result<(), MetricsError> {
         self.shared.is_open.store(false, Ordering::Relaxed);
         let mut sink = self.shared.sink();
         sink.close();
         match &sink.failed {
             Some(why) => {
-                // Kept, so that every caller is told.
+                // Kept, so that every call returns the error.
                 let why = io::Error::new(why.kind(), why.to_string());
                 Err(MetricsError::Trace { path: self.shared.path.clone(), why })
             }
@@ -143,22 +144,22 @@ impl Trace {
 }
 
 impl Track {
-    /// A line that is written nowhere.
+    /// Returns a disabled track, which drops its events.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Whether anything is written.
+    /// Returns true if events of the track are written.
     pub fn is_on(&self) -> bool {
         self.line.as_ref().is_some_and(|line| line.shared.is_open.load(Ordering::Relaxed))
     }
 
-    /// Begins something; costs nothing if nothing is written.
+    /// Begins a span; costs nothing if the track is not written.
     pub fn span(&self, name: impl FnOnce() -> String) -> Span {
         Span { begun: self.is_on().then(|| (self.clone(), name(), Instant::now())) }
     }
 
-    /// Writes something that is over.
+    /// Writes a span that has ended.
     pub fn record(&self, name: impl FnOnce() -> String, from: Instant, to: Instant) {
         if let Some(line) = self.line.as_ref().filter(|_| self.is_on()) {
             let length = Micros(to.saturating_duration_since(from));
@@ -166,8 +167,9 @@ impl Track {
         }
     }
 
-    /// Writes something that ends now and began at `since`, or when what was written before it by
-    /// this call ended: what a queue works on one after the other.
+    /// Writes a span that ends now and began at `since`, or at the end of the previous span
+    /// written by this method if that is later: for a queue that processes its items one after
+    /// the other.
     pub fn record_since(&self, name: impl FnOnce() -> String, since: Instant) {
         let Some(line) = self.line.as_ref().filter(|_| self.is_on()) else { return };
         let now = Instant::now();
@@ -176,7 +178,7 @@ impl Track {
         *last = Some(now);
     }
 
-    /// Writes something that takes no time.
+    /// Writes an instant event.
     pub fn mark(&self, name: impl FnOnce() -> String) {
         if let Some(line) = self.line.as_ref().filter(|_| self.is_on()) {
             line.write("i", &name(), Instant::now(), format_args!(r#","s":"t""#));
@@ -192,10 +194,10 @@ impl Drop for Span {
     }
 }
 
-impl Line {
+impl TrackState {
     fn write(&self, kind: &str, name: &str, at: Instant, rest: std::fmt::Arguments<'_>) {
         let Self { shared, ending, .. } = self;
-        // The text is made before the lock is taken: several threads write.
+        // Formatted before the lock is taken, because several threads write.
         let (name, at) = (Value::from(name), Micros(at.saturating_duration_since(shared.epoch)));
         let mut event = String::with_capacity(128);
         // Writing to a string cannot fail.
@@ -213,14 +215,14 @@ impl Line {
     }
 }
 
-impl Shared {
+impl SharedFile {
     fn sink(&self) -> MutexGuard<'_, Sink> {
-        // A thread that panicked has left whole events behind.
+        // A thread that panicked while it held the lock has written complete events only.
         self.sink.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// A time in microseconds with nanoseconds behind the point.
+/// Duration that is formatted as microseconds with 3 decimals.
 struct Micros(Duration);
 
 impl std::fmt::Display for Micros {
@@ -230,26 +232,27 @@ impl std::fmt::Display for Micros {
     }
 }
 
-/// The file. Events are buffered and written whole.
+/// Trace file with its buffer. Events are written whole.
 #[derive(Debug)]
 struct Sink {
-    /// `None` when the list is closed.
+    /// `None` after the JSON array was closed.
     file: Option<File>,
-    /// Why nothing is written any more.
+    /// First write error, after which nothing is written any more.
     failed: Option<io::Error>,
     buffer: Vec<u8>,
-    /// When the buffer was written last.
+    /// Time of the last write of the buffer.
     written: Instant,
-    /// What goes before the next event.
+    /// Text before the next event.
     separator: &'static str,
     events: u64,
     events_max: u64,
-    /// Rank and name of each line; the position is its number.
+    /// Rank and name of each track; the position is the track's thread number.
     tracks: Vec<(u32, String)>,
 }
 
 impl Sink {
-    /// Says something about a rank or one of its lines. These are few and do not count.
+    /// Writes a metadata event of a rank or of one of its tracks. These are few and do not count
+    /// towards `events_max`.
     fn describe(&mut self, what: &str, rank: u32, thread: usize, args: Value) {
         let event = json!({"name": what, "ph": "M", "pid": rank, "tid": thread, "args": args});
         self.append(&event.to_string());
@@ -291,7 +294,7 @@ impl Sink {
     }
 }
 
-/// Where a run ends without [`Trace::finish`], nobody can be told of an error.
+/// Closes the file of a run that ends without [`Trace::finish`]; errors cannot be reported here.
 impl Drop for Sink {
     fn drop(&mut self) {
         self.close();
@@ -361,7 +364,7 @@ mod tests {
                 });
             }
         });
-        // The last handle closes the list.
+        // Dropping the last handle closes the JSON array.
         drop(trace);
         let events = read(&path);
         for rank in 0..4u32 {
@@ -395,7 +398,7 @@ mod tests {
         let track = trace.track(0, "cpu", "driver");
         let now = Instant::now();
         (0..2000).for_each(|index| track.record(|| format!("{index}"), now, now));
-        // What a killed process leaves: what is on its way into the file is not there yet.
+        // The file that a killed process leaves: events in the buffer are missing.
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(text.len() >= BUFFER_BYTES && text.ends_with('}'), "{} bytes", text.len());
         let events: Vec<Value> = serde_json::from_str(&(text + "]")).unwrap();
@@ -442,7 +445,7 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_is_told_at_the_end() {
-        // Opening and writing there is possible, until something is to be kept.
+        // The file can be opened, but every write to it fails.
         let full = Path::new("/dev/full");
         assert!(Trace::create(full).is_err());
         let (directory, path) = file();

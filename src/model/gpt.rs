@@ -1,35 +1,36 @@
-//! GPT-2 (Radford et al. 2019) as a decoder-only transformer: learned positions, layer norm in
-//! front of each part, causal attention, a two-layer MLP, and a head that may share the token
-//! embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
+//! GPT-2 (Radford et al. 2019) as a decoder-only transformer: learned position embeddings, layer
+//! norm before each sublayer, causal attention, a two-layer MLP, and a head that may share the
+//! token embedding. With nanoGPT's settings it has nanoGPT's shapes, names and parameter count.
 
 use crate::base::TensorId;
 use crate::graph::build::{BuildResult, Builder};
 use crate::graph::{Graph, Init, ShapeError, Unary};
 
-/// The sizes and choices of a GPT.
+/// Hyperparameters of a GPT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptConfig {
     pub vocabulary: usize,
-    /// The most tokens it sees: t.
+    /// Context length, the largest number of tokens in a sample: t.
     pub context: usize,
     pub layers: usize,
     pub heads: usize,
     /// Channels of the residual stream: c, a multiple of `heads`.
     pub width: usize,
-    /// Whether linear layers and layer norms have biases.
+    /// True if linear layers and layer norms have biases.
     pub bias: bool,
-    /// Drops embeddings, attention probabilities and the output of each part, in training.
+    /// Dropout probability in training, of embeddings, attention probabilities and the output of
+    /// each sublayer.
     pub dropout: f32,
-    /// Whether the output head shares the token embedding.
+    /// True if the output head shares the token embedding (weight tying).
     pub tie: bool,
     pub activation: Unary,
 }
 
-/// The graph of a GPT with inputs `tokens` and `targets` (both (b, t)), the output `logits`
-/// (b, t, v), and the cross-entropy of the next token as its loss.
+/// Builds the graph of a GPT with inputs `tokens` and `targets` (both (b, t)), the output
+/// `logits` (b, t, v), and the cross-entropy of the next token as its loss.
 ///
 /// # Errors
-/// If `width` is not a multiple of `heads`.
+/// Returns a `ShapeError` if `width` is not a multiple of `heads`.
 pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let (t, c) = (config.context, config.width);
     let mut b = Builder::new();
@@ -62,7 +63,7 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     Ok(b.finish())
 }
 
-/// `x + proj(attention(qkv(norm(x))))`
+/// Attention sublayer: `x + proj(attention(qkv(norm(x))))`
 fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
     let c = config.width;
     let y = layer_norm(b, config, &format!("{block}.ln_1"), x)?;
@@ -71,7 +72,7 @@ fn attention(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> B
     residual(b, config, &format!("{block}.attn.c_proj"), x, y, c)
 }
 
-/// `x + proj(activation(fc(norm(x))))`
+/// MLP sublayer: `x + proj(activation(fc(norm(x))))`
 fn feed_forward(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -> BuildResult {
     let c = config.width;
     let y = layer_norm(b, config, &format!("{block}.ln_2"), x)?;
@@ -80,8 +81,8 @@ fn feed_forward(b: &mut Builder, config: &GptConfig, block: &str, x: TensorId) -
     residual(b, config, &format!("{block}.mlp.c_proj"), x, y, 4 * c)
 }
 
-/// Adds a projection to the residual stream. Its weights start smaller with depth, so that the
-/// variance of the stream does not grow with the number of layers.
+/// Adds a projection of `y` to the residual stream `x`. Its initial weights are smaller in a
+/// deeper model, so that the variance of the stream does not grow with the number of layers.
 fn residual(
     b: &mut Builder,
     config: &GptConfig,
@@ -111,17 +112,17 @@ fn linear(
 
 fn layer_norm(b: &mut Builder, config: &GptConfig, name: &str, x: TensorId) -> BuildResult {
     let c = config.width;
-    let gain = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
+    let weight = b.parameter(&format!("{name}.weight"), &[c], Init::Ones);
     let bias = config.bias.then(|| b.parameter(&format!("{name}.bias"), &[c], Init::Zeros));
-    b.layer_norm(x, gain, bias)
+    b.layer_norm(x, weight, bias)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// nanoGPT's CPU recipe and GPT-2's smallest model, whose counts are published (nanoGPT
-    /// prints the first without positions, as 0.80M).
+    /// Counts of nanoGPT's CPU recipe and of GPT-2's smallest model, which are published (nanoGPT
+    /// prints the first without position embeddings, as 0.80M).
     #[test]
     fn parameter_counts_are_the_known_ones() {
         let small = GptConfig {

@@ -5,10 +5,10 @@ use crate::base::rng::Key;
 use crate::base::{ParamId, Site};
 use crate::graph::{Graph, Init};
 
-/// The site of parameter 0; each parameter has one of its own, far from those of dropouts.
+/// Random-number site of parameter 0; each parameter has its own, far from those of dropouts.
 const FIRST_SITE: u32 = 1 << 20;
 
-/// The initial values of a parameter.
+/// Returns the initial values of a parameter.
 pub fn values(graph: &Graph, parameter: ParamId, seed: u64) -> Vec<f32> {
     let known = &graph.parameters[parameter.index()];
     let count = graph.tensor(known.tensor).shape.per_row() as u64;

@@ -1,9 +1,9 @@
-//! A language model by the names of its inputs and outputs.
+//! Language model: a graph whose inputs and outputs have known names.
 
 use crate::base::TensorId;
 use crate::graph::Graph;
 
-/// The tensors of a language model that generation touches.
+/// Tensors and sizes of a language model that text generation uses.
 #[derive(Clone, Copy, Debug)]
 pub struct LanguageModel {
     pub tokens: TensorId,
@@ -14,7 +14,8 @@ pub struct LanguageModel {
 }
 
 impl LanguageModel {
-    /// Finds them in a plan's graph, by the names that [`gpt`](crate::model::gpt()) gives.
+    /// Finds the tensors in a plan's graph by the names that [`gpt`](crate::model::gpt()) gives;
+    /// returns `None` if one is missing.
     pub fn of(graph: &Graph) -> Option<Self> {
         let logits = graph.output("logits")?;
         let tokens = graph.input("tokens")?;

@@ -2,31 +2,31 @@
 
 use crate::graph::{Builder, Graph, Init, ShapeError, Unary};
 
-/// What an MLP is trained for.
+/// Loss of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MlpLoss {
-    /// `targets` (b) are class numbers.
+    /// Cross-entropy; `targets` (b) are class indices.
     CrossEntropy,
-    /// `targets` (b, out) are values.
+    /// Mean squared error; `targets` (b, out) are values.
     SquaredError,
 }
 
-/// The sizes and choices of an MLP.
+/// Hyperparameters of an MLP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MlpConfig {
-    /// Inputs, hidden layers, outputs.
+    /// Widths of the inputs, the hidden layers and the outputs.
     pub widths: Vec<usize>,
     pub activation: Unary,
     pub loss: MlpLoss,
 }
 
-/// The graph of an MLP with inputs `inputs` (b, in) and `targets`, and the output `outputs`
-/// (b, out), `in` and `out` being the first and the last width. Parameters are `layers.N.weight`
-/// (out, in) and `layers.N.bias` (out) of each layer, initialised uniformly up to `1/sqrt(in)`, as
-/// PyTorch's `Linear` is.
+/// Builds the graph of an MLP with inputs `inputs` (b, in) and `targets`, and the output
+/// `outputs` (b, out), `in` and `out` being the first and the last width. Parameters are
+/// `layers.N.weight` (out, in) and `layers.N.bias` (out) of each layer, initialised uniformly up
+/// to `1/sqrt(in)`, as PyTorch's `Linear` is.
 ///
 /// # Errors
-/// None for at least two widths above 0.
+/// Returns no `ShapeError` if there are at least two widths, all above 0.
 pub fn mlp(config: &MlpConfig) -> Result<Graph, ShapeError> {
     assert!(config.widths.len() >= 2, "an MLP has inputs and outputs");
     let mut b = Builder::new();

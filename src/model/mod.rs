@@ -1,4 +1,4 @@
-//! Models: functions that build a graph; one file each, read from top to bottom.
+//! Model definitions: functions that build a graph; one file each, read from top to bottom.
 
 pub mod gpt;
 pub mod init;

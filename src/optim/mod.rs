@@ -1,4 +1,4 @@
-//! Optimizers: which update a step makes, at which learning rate, with which clipping. All pure.
+//! Optimizers: the update rule, learning rate and gradient clipping of a step, as pure functions.
 
 pub mod schedule;
 
@@ -6,7 +6,7 @@ pub use schedule::{Decay, Schedule};
 
 use crate::graph::Update;
 
-/// An update rule with its hyperparameters; [`Optimizer::update`] puts in a step's numbers.
+/// Update rule with its hyperparameters; [`Optimizer::update`] adds the values of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Optimizer {
     /// See [`Update::Sgd`].
@@ -16,10 +16,10 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// The update of the optimizer's own step `t` (from 1; skipped steps do not count).
+    /// Returns the update of the optimizer's own step `t` (from 1; skipped steps do not count).
     pub fn update(&self, lr: f64, t: u64) -> Update {
         let lr = lr as f32;
-        // In f64, because for large t the corrections differ from 1 by very little.
+        // In f64, because for large t the bias corrections differ from 1 by very little.
         let correction = |beta: f32| (1.0 - f64::from(beta).powf(t as f64)) as f32;
         match *self {
             Self::Sgd { momentum, weight_decay } => Update::Sgd { lr, momentum, weight_decay },
@@ -35,14 +35,14 @@ impl Optimizer {
         }
     }
 
-    /// Running averages kept per parameter.
+    /// Returns the number of running averages kept per parameter.
     pub fn moments(&self) -> usize {
         self.update(0.0, 1).moments()
     }
 }
 
-/// The factor that clips a gradient of this norm to `norm_max` (0: no clipping), as PyTorch's
-/// `clip_grad_norm_`: `min(1, norm_max / (norm + 1e-6))`.
+/// Returns the factor that clips a gradient of this norm to `norm_max` (0: no clipping), as
+/// PyTorch's `clip_grad_norm_`: `min(1, norm_max / (norm + 1e-6))`.
 pub fn clip_factor(norm: f64, norm_max: f64) -> f64 {
     if norm_max == 0.0 { 1.0 } else { (norm_max / (norm + 1e-6)).min(1.0) }
 }

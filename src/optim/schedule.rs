@@ -1,10 +1,10 @@
 //! Learning-rate schedules: a pure function of the step.
 
-/// What follows the warm-up.
+/// Decay of the learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     Constant,
-    /// Straight from `lr` to `min_lr`.
+    /// A straight line from `lr` to `min_lr`.
     Linear,
     /// Half a cosine from `lr` to `min_lr` (Loshchilov and Hutter 2017, one cycle).
     Cosine,
@@ -16,13 +16,13 @@ pub struct Schedule {
     pub decay: Decay,
     pub lr: f64,
     pub min_lr: f64,
-    /// Steps of warm-up; the first has `lr / (warmup + 1)`.
+    /// Steps of warm-up; the first has the learning rate `lr / (warmup + 1)`.
     pub warmup: u64,
     pub decay_steps: u64,
 }
 
 impl Schedule {
-    /// The learning rate of a step, counted from 1.
+    /// Returns the learning rate of a step, counted from 1.
     pub fn lr(&self, step: u64) -> f64 {
         let done = step.saturating_sub(1);
         if done < self.warmup {

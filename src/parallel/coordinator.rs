@@ -1,40 +1,42 @@
-//! The verdict as a state machine: votes and failures of ranks in, one announcement for all out.
+//! State machine of a step's verdict: receives the votes and failures of all ranks, returns one
+//! decision for all.
 //!
-//! Nobody updates before a verdict of commit was announced, and it is announced only when every
-//! rank has voted. So as long as a rank may still fail, all parameters are those of the step
-//! before.
+//! No rank updates before a verdict of commit was announced, and a verdict is announced only
+//! after every rank has voted. So as long as a rank may still fail, all parameters are those of
+//! the previous step.
 
 use super::verdict::{Verdict, Vote};
 use crate::base::Rank;
 
-/// What every rank is told, once per step; all are told the same.
+/// Decision of the coordinator on one step, the same for every rank; at most one verdict and one
+/// abort per step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
     Verdict(Verdict),
-    /// Nobody updates, and the same samples are to run again.
+    /// A rank failed: no further update, and the same samples are to run again.
     Abort {
         rank: Rank,
         why: String,
     },
 }
 
-/// Collects what ranks say of one step.
+/// Collects the votes and failures of all ranks in one step.
 #[derive(Debug)]
 pub struct Coordinator {
     votes: Vec<Option<Vote>>,
-    /// The first failure was announced; nothing is announced after it.
+    /// True once the first failure was announced; nothing is announced after it.
     failed: bool,
 }
 
 impl Coordinator {
-    /// For one step of ranks `0..world`, none of which has voted.
+    /// Creates the coordinator of one step of ranks `0..world`, none of which has voted.
     pub fn new(world: u32) -> Self {
         Self { votes: vec![None; world as usize], failed: false }
     }
 
-    /// A rank votes. The announcement, if this was the last vote that was missing. A vote after
-    /// a failure (its rank did not know yet) changes nothing. A rank outside the world and a
-    /// second vote of one rank are defects.
+    /// Records a rank's vote. Returns the decision if this was the last missing vote. A vote
+    /// after a failure (its rank did not know yet) changes nothing. Panics if the rank is outside
+    /// the world or votes twice, which is a defect of the caller.
     pub fn vote(&mut self, vote: Vote) -> Option<Decision> {
         let Rank(rank) = vote.rank;
         let world = self.votes.len();
@@ -49,9 +51,9 @@ impl Coordinator {
         Some(Decision::Verdict(Verdict::from_votes(&votes)))
     }
 
-    /// A rank failed. The announcement, if no failure was announced before. After a verdict of
-    /// commit the step cannot be taken back: the failure is announced all the same, once, as what
-    /// ends the run.
+    /// Records a rank's failure. Returns the decision to abort if no failure was announced
+    /// before. After a verdict of commit the step cannot be taken back: the failure is announced
+    /// all the same, once, as what ends the run.
     pub fn fail(&mut self, rank: Rank, why: &str) -> Option<Decision> {
         assert!(rank.index() < self.votes.len(), "{rank} fails in a world of {}", self.votes.len());
         if std::mem::replace(&mut self.failed, true) {
@@ -60,7 +62,7 @@ impl Coordinator {
         Some(Decision::Abort { rank, why: why.to_owned() })
     }
 
-    /// The ranks whose votes are waited for: none once a failure was announced.
+    /// Returns the ranks whose votes are missing; none once a failure was announced.
     pub fn pending_ranks(&self) -> Vec<Rank> {
         let ranks = (0..self.votes.len() as u32).map(Rank);
         let is_missing = |rank: &Rank| !self.failed && self.votes[rank.index()].is_none();

@@ -1,12 +1,12 @@
-//! The interpreter: walks a program, hands out actions and takes in events. It does no IO, holds
-//! no tensors and never decides *how* something is done; the driver never decides *what* is next.
+//! Interpreter of a program: returns actions and receives events. It does no IO, holds no tensors
+//! and never decides *how* something is done; the caller never decides *what* is next.
 
 use super::program::{Instruction, Program};
 use super::verdict::Verdict;
 use crate::base::{BucketId, SegmentId};
 use crate::collective::Collective;
 
-/// What the driver is to do next.
+/// Next action that the caller must perform for a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     ZeroGradients,
@@ -17,36 +17,37 @@ pub enum Action {
         segment: SegmentId,
         micro_batch: usize,
     },
-    /// Begin this rank's part in a collective; [`Event::Done`] says when it is over.
+    /// Start this rank's part in a collective; [`Event::Done`] reports its end.
     Start(Collective),
-    /// Nothing until [`Event::Done`] of this collective, or [`Event::Fault`].
+    /// Wait for [`Event::Done`] of this collective, or [`Event::Fault`].
     Wait(Collective),
-    /// Report the step's sums, and answer with [`Event::Verdict`] or [`Event::Fault`].
+    /// Send the step's sums to the coordinator; [`Event::Verdict`] or [`Event::Fault`] is the
+    /// answer.
     Vote,
     Update {
         bucket: BucketId,
     },
-    /// The step is over; nothing follows.
+    /// The step is over; no action follows.
     Finish(Outcome),
 }
 
-/// What the driver reports.
+/// Event that the caller reports to the interpreter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// This rank's part in a collective is over.
     Done(Collective),
-    /// The verdict on the step is known.
+    /// The coordinator has decided on the step.
     Verdict(Verdict),
-    /// Something failed: the step is discarded, no bucket not yet updated is touched.
+    /// A fault: the step is discarded, and no bucket that is not yet updated is touched.
     Fault(String),
 }
 
-/// How a step ended.
+/// Result of a step on one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Parameters were updated.
     Updated,
-    /// Not finite: the batch is consumed, parameters are untouched.
+    /// A value was not finite: the batch is consumed, parameters are untouched.
     Skipped,
     /// A fault: the same samples are to run again.
     Discarded(String),
@@ -55,32 +56,33 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// A vote was asked for; nothing happens until the verdict.
+    /// A vote was requested; no action until the verdict.
     Voting,
-    /// Nothing happens until this is done.
+    /// No action until this collective is over.
     Waiting(Collective),
     Finished,
 }
 
-/// The state of one rank in one step.
+/// Interpreter state of one rank in one step.
 #[derive(Debug)]
 pub struct Interpreter<'a> {
     program: &'a Program,
     next: usize,
     state: State,
     outcome: Outcome,
-    /// Collectives that are over. One may be over before the rank gets to its start: a rank that
-    /// owns nothing of a bucket only receives, and others may be ahead of it.
+    /// Collectives that are over. A collective may be over before the rank starts it: a rank that
+    /// owns nothing of a bucket only receives, and other ranks may be ahead of it.
     done: Vec<Collective>,
 }
 
 impl<'a> Interpreter<'a> {
-    /// At the first instruction of `program`.
+    /// Creates an interpreter at the first instruction of `program`.
     pub fn new(program: &'a Program) -> Self {
         Self { program, next: 0, state: State::Running, outcome: Outcome::Updated, done: vec![] }
     }
 
-    /// The next action, or `None` if an event is awaited first or the step is over.
+    /// Returns the next action, or `None` if the interpreter waits for an event or the step is
+    /// over.
     pub fn poll_action(&mut self) -> Option<Action> {
         while self.state == State::Running {
             let Some(&instruction) = self.program.instructions.get(self.next) else {
@@ -95,7 +97,8 @@ impl<'a> Interpreter<'a> {
         None
     }
 
-    /// What an instruction asks for; a wait for what is over asks for nothing.
+    /// Returns the action of an instruction; `None` for a wait on a collective that is already
+    /// over.
     fn begin(&mut self, instruction: Instruction) -> Option<Action> {
         Some(match instruction {
             Instruction::ZeroGradients => Action::ZeroGradients,
@@ -115,8 +118,8 @@ impl<'a> Interpreter<'a> {
         })
     }
 
-    /// Takes in what happened. A verdict that nobody waits for and a collective that is over
-    /// twice are defects of the driver.
+    /// Processes an event. Panics on a verdict without a vote and on a collective that is over
+    /// twice, which are defects of the caller.
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::Done(collective) => {
@@ -167,7 +170,7 @@ mod tests {
 
     const TOTALS: Totals = Totals { loss: 1.0, count: 1.0, gradient_norm: 1.0 };
 
-    /// All actions, answering the vote with `event`.
+    /// All actions of the program, with `event` as the answer to the vote.
     fn actions(event: &Event) -> Vec<Action> {
         let program = program();
         let mut interpreter = Interpreter::new(&program);
@@ -227,7 +230,7 @@ mod tests {
         assert_eq!(interpreter.poll_action(), Some(Action::Vote));
         interpreter.handle(Event::Verdict(Verdict::Commit(TOTALS)));
         assert_eq!(interpreter.poll_action(), Some(Action::Start(GATHER)));
-        // It was over before it was started here, so nobody waits.
+        // The collective was over before this rank started it, so there is no wait.
         assert_eq!(interpreter.poll_action(), Some(Action::Finish(Outcome::Updated)));
     }
 

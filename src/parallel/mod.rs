@@ -1,5 +1,6 @@
-//! Who computes what, when: instructions, the programs made of them, and the interpreter that
-//! turns a program into actions. Pure and sans-IO: `train` performs the actions on real devices.
+//! Schedules of a step: instructions, the programs made of them, the interpreter that turns a
+//! program into actions, and the coordinator of the verdict. Pure and sans-IO: `runtime` performs
+//! the actions on real devices.
 
 pub mod coordinator;
 pub mod interpreter;

@@ -6,36 +6,36 @@ use crate::base::{BucketId, SegmentId};
 use crate::collective::Collective;
 use crate::graph::Plan;
 
-/// What a rank is told to do. Instructions name segments and buckets, not whole passes, so that
-/// schedules differ only in their lists.
+/// One instruction of a rank's program. Instructions name segments and buckets, not whole passes,
+/// so that schedules differ only in their lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instruction {
     /// Zero the gradients and the loss.
     ZeroGradients,
-    /// Put the samples of a micro-batch where the plan wants them.
+    /// Load the samples of a micro-batch into the plan's input tensors.
     Load { micro_batch: usize },
     /// Run a segment on a micro-batch.
     Run { segment: SegmentId, micro_batch: usize },
-    /// Begin this rank's part in a collective; it goes on by itself.
+    /// Start this rank's part in a collective, which then runs asynchronously.
     Start(Collective),
-    /// Go on when this rank's part in a collective is over.
+    /// Wait until this rank's part in a collective is over.
     Wait(Collective),
-    /// Say how the step went, and wait until it is known whether it counts.
+    /// Send this rank's vote, and wait for the verdict on the step.
     Verdict,
-    /// Update what the rank owns of a bucket from its gradients.
+    /// Update the rank's shard of a bucket from its gradients.
     Update { bucket: BucketId },
 }
 
-/// A stretch of a rank's share of the global batch.
+/// Contiguous part of a rank's share of the global batch that runs at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// The slot in the global batch of its first sample.
+    /// Slot of the micro-batch's first sample in the global batch.
     pub first: u32,
-    /// How many samples it has.
+    /// Number of samples in the micro-batch.
     pub rows: u32,
 }
 
-/// The instructions of one rank for one step.
+/// Instructions of one rank for one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     pub micro_batches: Vec<MicroBatch>,
@@ -48,13 +48,13 @@ pub fn micro_batches(first: u32, count: u32, rows_max: u32) -> Vec<MicroBatch> {
     starts.map(|at| MicroBatch { first: first + at, rows: rows_max.min(count - at) }).collect()
 }
 
-/// A rank's part of the global batch.
+/// Contiguous part of the global batch that one rank computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The slot of its first sample, and how many it takes.
+    /// Slot of the share's first sample; `count` is its number of samples.
     pub first: u32,
     pub count: u32,
-    /// The most samples that it runs at a time.
+    /// The most samples that the rank runs at a time.
     pub micro_batch: u32,
 }
 
@@ -72,9 +72,9 @@ fn nearly_equal(share: Share) -> Vec<MicroBatch> {
     (0..pieces).map(next).collect()
 }
 
-/// Buckets in the order in which a rank's gradients become final: as the segments finish them,
-/// then those that none finishes. A property of the plan, so it is the same on every rank, also
-/// on one that runs nothing.
+/// Returns the buckets in the order in which a rank's gradients become final: as the segments
+/// complete them, then those that no segment completes. A property of the plan, so it is the same
+/// on every rank, also on one that runs nothing.
 fn completion_order(plan: &Plan) -> Vec<BucketId> {
     let (_, backward) = plan.passes();
     let mut order = Vec::with_capacity(plan.buckets.len());
@@ -88,10 +88,10 @@ fn completion_order(plan: &Plan) -> Vec<BucketId> {
     order
 }
 
-/// The program of one of several ranks that hold the same parameters: each runs its share, sums
-/// gradients with the others, updates what it owns and hands that out. With `overlap`, a bucket's
-/// reduction starts in the last micro-batch as soon as its gradients are complete, or else after
-/// the whole backward pass.
+/// Returns the program of one data-parallel rank: it runs its share, reduce-scatters the
+/// gradients, updates the shards that it owns and all-gathers the parameters. With `overlap`, a
+/// bucket's reduction starts in the last micro-batch as soon as its gradients are complete, or
+/// else after the whole backward pass.
 ///
 /// Micro-batches are nearly equal, at most `share.micro_batch` samples each. A rank without a
 /// sample runs no segment and takes part in every collective, with gradients of zero.
@@ -126,8 +126,8 @@ pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
     Program { micro_batches, instructions }
 }
 
-/// The program of a rank that sums its gradients with the others, so that all hold the sums, and
-/// does nothing else.
+/// Returns the program of a rank that all-reduces its gradients, so that every rank holds the
+/// sums, and does nothing else.
 pub fn gradient_all_reduce(plan: &Plan) -> Program {
     let buckets = completion_order(plan);
     let all = |of: fn(BucketId) -> Instruction| buckets.iter().map(move |&bucket| of(bucket));
@@ -137,8 +137,8 @@ pub fn gradient_all_reduce(plan: &Plan) -> Program {
     Program { micro_batches: Vec::new(), instructions: instructions.collect() }
 }
 
-/// The program of a rank that is alone: each micro-batch forward and backward, then one update.
-/// Gradients accumulate over micro-batches; at most one is in flight.
+/// Returns the program of a single rank without peers: each micro-batch forward and backward,
+/// then one update. Gradients accumulate over micro-batches; at most one is in flight.
 pub fn single_rank(plan: &Plan, batch: u32, micro_batch: u32) -> Program {
     let micro_batches = micro_batches(0, batch, micro_batch);
     let mut instructions = vec![Instruction::ZeroGradients];
@@ -187,7 +187,8 @@ impl fmt::Display for Program {
     }
 }
 
-/// Consecutive shares of these sizes, each with the most samples that its rank runs at a time.
+/// Returns consecutive shares of `counts` samples, each with the most samples that its rank runs
+/// at a time.
 pub fn contiguous_shares(counts: &[u32], micro_batches: &[u32]) -> Vec<Share> {
     assert_eq!(counts.len(), micro_batches.len(), "a size and a micro-batch per rank");
     let mut first = 0;
@@ -238,7 +239,7 @@ mod tests {
         assert!(program.to_string().contains("run s0 on micro-batch 2"));
     }
 
-    /// Two blocks, a bucket each, and one for a tensor that both use.
+    /// Two blocks with a bucket each, and a bucket for a tensor that both use.
     fn tied() -> Plan {
         let mut b = Builder::new();
         b.block("first");
@@ -336,7 +337,10 @@ mod tests {
         }
         assert!(early > 0, "nothing overlaps");
         let without = data_parallel(&plan, share(10, 4), false);
-        let is_start = |i: &Instruction| matches!(i, Instruction::Start(c) if c.kind == CollectiveKind::ReduceScatter);
+        let is_start = |i: &Instruction| match i {
+            Instruction::Start(collective) => collective.kind == CollectiveKind::ReduceScatter,
+            _ => false,
+        };
         let first = without.instructions.iter().position(is_start).unwrap();
         let ran = &without.instructions[first..];
         assert!(!ran.iter().any(|i| matches!(i, Instruction::Run { .. })));

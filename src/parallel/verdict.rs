@@ -1,31 +1,32 @@
-//! The vote at the end of a step.
+//! Votes of the ranks at the end of a step, and the verdict that follows from them.
 
 use crate::base::Rank;
 
-/// What a rank says of its share of a step: sums, so that shares of any size add up.
+/// Vote of one rank on its share of a step. Its values are sums, so that shares of any size add
+/// up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vote {
     pub rank: Rank,
-    /// Sum of the losses, and how many targets they are of.
+    /// Sum of the losses over `count` targets.
     pub loss: f64,
     pub count: f64,
-    /// Sum of squares of the gradient sums that this rank is to count.
+    /// Sum of squares of the gradient sums that this rank contributes to the norm.
     pub sum_squares: f64,
     /// Gradient elements that are not finite.
     pub not_finite: u64,
 }
 
-/// What holds for the step, on all ranks.
+/// Verdict on a step, the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Everyone updates.
+    /// All ranks update.
     Commit(Totals),
-    /// Nobody updates, because a value is not finite or nothing was counted. The batch is
+    /// No rank updates, because a value is not finite or no target counted. The batch is
     /// consumed, the schedule advances, the optimizer's own step does not.
     Skip { totals: Totals, reason: SkipReason },
 }
 
-/// Why a step is skipped.
+/// Reason for skipping a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     LossNotFinite,
@@ -33,10 +34,10 @@ pub enum SkipReason {
     NothingCounted,
 }
 
-/// The step over all ranks.
+/// Totals of a step over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Totals {
-    /// Mean over the global batch.
+    /// Mean loss over the global batch.
     pub loss: f64,
     pub count: f64,
     /// Norm of the gradient of the mean loss.

@@ -1,34 +1,36 @@
-//! How the global batch is shared out among devices of unlike speed, and which devices are worth
-//! having at all.
+//! Batch splitting among devices of unequal speed, and the selection of the devices that are
+//! worth using.
 
-/// A device must make a step shorter by this part of it to be taken.
+/// Minimum gain: a device is taken only if it makes a step shorter by this fraction.
 const GAIN_MIN: f64 = 0.02;
 
-/// What was measured of a device: a micro-batch of `rows` samples takes `fixed_s + rows * row_s`.
+/// Measured throughput of a device: a micro-batch of `rows` samples takes
+/// `fixed_s + rows * row_s`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThroughputModel {
     pub fixed_s: f64,
     pub row_s: f64,
-    /// The most samples it runs at a time.
+    /// The most samples that the device runs at a time.
     pub micro_batch: u32,
 }
 
 impl ThroughputModel {
-    /// The seconds that `count` samples take, in as few micro-batches as they fit in.
+    /// Returns the seconds that `count` samples take, in as few micro-batches as they fit in.
     pub fn seconds(&self, count: u32) -> f64 {
         let micro_batches = count.div_ceil(self.micro_batch.max(1));
         f64::from(micro_batches) * self.fixed_s + f64::from(count) * self.row_s
     }
 }
 
-/// Samples per rank, summing to `batch`, so that the slowest is done as early as possible.
+/// Splits `batch` samples among ranks so that the slowest rank finishes as early as possible;
+/// returns the samples per rank.
 ///
-/// Each sample goes to the rank that would be done with it first, the lower one of several. That
-/// is exact, because a device's time never falls with its count: the `batch` smallest of all
-/// times "rank r is done with its n-th sample" are taken, in their order, and no other choice of
+/// Each sample goes to the rank that would finish it first, the lowest of equal ones. This greedy
+/// choice is exact, because a device's time never falls with its count: the `batch` smallest of
+/// all times "rank r finishes its n-th sample" are taken, in their order, and no other choice of
 /// `batch` of them ends before the last one taken.
 pub fn apportion(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
-    assert!(!speeds.is_empty() || batch == 0, "nobody takes the {batch} samples");
+    assert!(!speeds.is_empty() || batch == 0, "no device takes the {batch} samples");
     let mut counts = vec![0; speeds.len()];
     for _ in 0..batch {
         let done = |&rank: &usize| speeds[rank].seconds(counts[rank] + 1);
@@ -40,35 +42,36 @@ pub fn apportion(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
     counts
 }
 
-/// The seconds until the slowest is done.
+/// Returns the makespan: the seconds until the slowest rank finishes.
 pub fn makespan(counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
     let done = counts.iter().zip(speeds).map(|(&count, speed)| speed.seconds(count));
     done.fold(0.0, f64::max)
 }
 
-/// Whether a device is to be taken: steps of `with_s` seconds with it against `without_s`.
+/// Returns true if a device is worth taking: steps take `with_s` seconds with it and `without_s`
+/// without it.
 pub fn is_improvement(with_s: f64, without_s: f64) -> bool {
     with_s <= without_s * (1.0 - GAIN_MIN)
 }
 
-/// A device that is not taken, with the step's seconds that say why.
+/// Device that was not selected, with the step times that are the reason.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExcludedDevice {
-    /// Its place among the candidates.
+    /// Index of the device among the candidates.
     pub device: usize,
     pub with_s: f64,
     pub without_s: f64,
 }
 
 impl ExcludedDevice {
-    /// The reason in a sentence for people.
+    /// Returns the reason as a sentence for the user.
     pub fn sentence(&self, name: &str) -> String {
         let (with, without) = (milliseconds(self.with_s), milliseconds(self.without_s));
         format!("{name} is left out: with it a step would take {with} ms, without it {without} ms")
     }
 }
 
-/// Three digits at least, and no fraction where they are enough.
+/// Formats milliseconds with at least three digits, and no fraction where those suffice.
 fn milliseconds(seconds: f64) -> String {
     let ms = seconds * 1e3;
     match ms {
@@ -78,23 +81,24 @@ fn milliseconds(seconds: f64) -> String {
     }
 }
 
-/// Who takes part.
+/// Devices selected for the run, with the reason for each exclusion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSelection {
-    /// The devices that are taken, ascending; never empty if there is a candidate.
+    /// Devices that are taken, ascending; never empty if there is a candidate.
     pub taken: Vec<usize>,
-    /// Those that are not, in the order in which they were tried.
+    /// Devices that are not taken, in the order in which they were tried.
     pub excluded: Vec<ExcludedDevice>,
-    /// The seconds of a step of those that are taken.
+    /// Seconds of a step on the devices that are taken.
     pub step_s: f64,
 }
 
-/// Decides who takes part, by trying the devices `0..devices` from the fastest to the slowest:
-/// the first is taken, each other one if a step with it is shorter by [`is_improvement`]'s gain.
+/// Selects the devices of a run by trying `0..devices` from the fastest to the slowest: the first
+/// is taken, each further one if a step with it is shorter by the gain that [`is_improvement`]
+/// requires.
 ///
-/// `step_s` is told a set of devices, ascending, and says how long a step of these takes, as
-/// measured or as predicted. It is asked once for each device alone and once for each set with a
-/// device more: `2 * devices - 1` times.
+/// `step_s` receives a set of devices, ascending, and returns the seconds of a step on them, as
+/// measured or as predicted. It is called once for each single device and once for each set with
+/// one device more: `2 * devices - 1` times.
 pub fn select_devices(devices: usize, mut step_s: impl FnMut(&[usize]) -> f64) -> DeviceSelection {
     let mut order: Vec<(usize, f64)> = (0..devices).map(|i| (i, step_s(&[i]))).collect();
     order.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -124,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// The smallest makespan of all ways to share out a batch.
+    /// The smallest makespan of all ways to split a batch.
     fn best(batch: u32, speeds: &[ThroughputModel], counts: &mut Vec<u32>) -> f64 {
         if counts.len() + 1 == speeds.len() {
             counts.push(batch);
@@ -200,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_fastest_stays_and_who_slows_the_others_is_left_out() {
-        // Speeds in samples per second; a device more costs 5 ms of each step.
+        // Speeds in samples per second; each further device costs 5 ms of every step.
         let speeds = [20.0, 200.0, 2.0, 100.0];
         let step_s = |set: &[usize]| {
             let sum: f64 = set.iter().map(|&device| speeds[device]).sum();

@@ -1,4 +1,4 @@
-//! How a run is placed on devices: the shares of a batch, and which devices are worth having. Pure:
-//! what was measured comes in, a decision goes out.
+//! Placement of a run on devices: the split of the batch, and the devices worth using. Pure
+//! functions from measurements to a decision.
 
 pub mod balance;

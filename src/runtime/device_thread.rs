@@ -1,6 +1,6 @@
-//! The thread that owns a device. Everything that touches the device is a job handed to it, and
-//! every wait for a job ends when the device has given no sign of life for too long: a device that
-//! hangs is left behind, never joined.
+//! Thread that owns a device. All access to the device is a job submitted to this thread. A
+//! watchdog ends every wait for a job when the device's heartbeat has stopped for a deadline: a
+//! hung device is abandoned, never joined.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -12,19 +12,19 @@ use crate::exec::Executor;
 
 type Job = Box<dyn FnOnce(&mut dyn Executor) + Send>;
 
-/// Jobs that may wait for the device; the loop hands over one at a time.
+/// Capacity of the job queue of a device thread; the training loop submits one job at a time.
 const QUEUE_MAX: usize = 2;
 
-/// How long a dropped handle waits for its device to be closed. Closing takes milliseconds; some
-/// drivers (GL's) fail when the process ends in the middle of it.
+/// Deadline for closing the device when its handle is dropped. Closing takes milliseconds; some
+/// GPU drivers (GL's) fail when the process ends in the middle of it.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How often within a deadline a waiting thread looks for signs of life, and the longest between
-/// two looks.
+/// Heartbeat polls per deadline of a waiting thread; `POLL_INTERVAL_MAX` bounds the time between
+/// two polls.
 const POLLS_PER_DEADLINE: u32 = 8;
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// A handle on a device's thread.
+/// Handle of a device thread.
 pub struct DeviceThread {
     name: String,
     /// Taken when the handle is dropped: the thread ends with the last sender.
@@ -32,15 +32,16 @@ pub struct DeviceThread {
     /// Disconnects when the thread has closed the device.
     closed: mpsc::Receiver<()>,
     heartbeat: Heartbeat,
-    /// A job did not end in time: nobody waits for this device any more.
+    /// True once a job missed its deadline or reported a timeout: no thread waits for this device
+    /// again.
     hung: AtomicBool,
     deadline: Duration,
 }
 
 impl DeviceThread {
     /// Moves `executor` to a thread of its own, which ends when the handle is dropped. A device
-    /// that gives no sign of life for `deadline` in the middle of a job counts as hung; a job of
-    /// many parts may take longer.
+    /// without a heartbeat for `deadline` during a job counts as hung; a job of many parts may
+    /// take longer.
     pub fn start(mut executor: Box<dyn Executor>, deadline: Duration) -> std::io::Result<Self> {
         let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
         let (closing, closed) = mpsc::sync_channel(1);
@@ -56,16 +57,17 @@ impl DeviceThread {
         Ok(Self { name, jobs: Some(jobs), closed, heartbeat, hung, deadline })
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs `job` on the device's thread and waits for its result.
+    /// Runs `job` on the device thread and waits for its result.
     ///
     /// # Errors
-    /// What the job gives; a device that does not answer counts as hung. The thread of a device
-    /// ends early only if a job panics, which is a defect: starting again would not help.
+    /// Returns the job's error, `DeviceError::Timeout` if the device hangs, or
+    /// `DeviceError::Refused` if the device thread has ended. The thread ends early only if a job
+    /// panics, which is a defect of potluck: starting again would not help.
     pub fn run<R, F>(&self, what: &str, job: F) -> Result<R, DeviceError>
     where
         R: Send + 'static,
@@ -74,10 +76,10 @@ impl DeviceThread {
         self.submit(what, job)?.wait()
     }
 
-    /// Hands `job` to the device's thread; its result is waited for later.
+    /// Submits `job` to the device thread; `PendingJob::wait` returns its result.
     ///
     /// # Errors
-    /// A thread that has ended.
+    /// Returns `DeviceError` if the device hung before or its thread has ended.
     pub fn submit<R, F>(&self, what: &str, job: F) -> Result<PendingJob<'_, R>, DeviceError>
     where
         R: Send + 'static,
@@ -85,29 +87,29 @@ impl DeviceThread {
     {
         let (sender, result) = mpsc::sync_channel(1);
         self.submit_detached(what, move |executor| {
-            // If nobody waits any more, the result is of no use.
+            // The receiver may be gone; the result is then dropped.
             let _ = sender.send(job(executor));
         })?;
         Ok(PendingJob { driver: self, what: what.to_string(), result })
     }
 
-    /// Hands over a job that tells its result itself.
+    /// Submits a job that reports its result itself.
     ///
     /// # Errors
-    /// A thread that has ended.
+    /// Returns `DeviceError` if the device hung before or its thread has ended.
     pub fn submit_detached<F>(&self, what: &str, job: F) -> Result<(), DeviceError>
     where
         F: FnOnce(&mut dyn Executor) + Send + 'static,
     {
         if self.hung.load(Ordering::Relaxed) {
-            // Its queue would fill up behind what never ends.
+            // The queue would fill up behind a job that never ends.
             return Err(self.abandon(what));
         }
         let jobs = self.jobs.as_ref().ok_or_else(|| self.panicked(what))?;
         jobs.send(Box::new(job)).map_err(|_| self.panicked(what))
     }
 
-    /// The error of a job that ended without a result.
+    /// Returns the error of a job that ended without a result.
     pub fn panicked(&self, what: &str) -> DeviceError {
         DeviceError::Refused {
             adapter: self.name.clone(),
@@ -116,7 +118,7 @@ impl DeviceThread {
         }
     }
 
-    /// Gives the device up: nobody waits for it any more. The error that says so.
+    /// Abandons the device, so that no thread waits for it again, and returns the timeout error.
     pub fn abandon(&self, what: &str) -> DeviceError {
         self.hung.store(true, Ordering::Relaxed);
         DeviceError::Timeout {
@@ -126,20 +128,21 @@ impl DeviceThread {
         }
     }
 
-    /// Remembers an error after which the driver may hang when the device is closed as well.
+    /// Marks the device as hung if `error` is a timeout: the GPU driver may then hang as well
+    /// when the device is closed.
     pub fn note(&self, error: &DeviceError) {
         let hung = matches!(error, DeviceError::Timeout { .. });
         self.hung.fetch_or(hung, Ordering::Relaxed);
     }
 
-    /// Watches for the device's signs of life from now on.
+    /// Starts a watchdog on the device's heartbeat, with its deadline counted from now.
     pub fn watch(&self) -> Watchdog {
         let (heartbeat, deadline) = (self.heartbeat.clone(), self.deadline);
-        Watchdog { beats: heartbeat.count(), alive: Instant::now(), heartbeat, deadline }
+        Watchdog { ticks: heartbeat.count(), alive: Instant::now(), heartbeat, deadline }
     }
 }
 
-/// A job under way.
+/// Job that was submitted and whose result is not received yet.
 pub struct PendingJob<'d, R> {
     driver: &'d DeviceThread,
     what: String,
@@ -147,10 +150,10 @@ pub struct PendingJob<'d, R> {
 }
 
 impl<R> PendingJob<'_, R> {
-    /// Waits for the result, as long as the device gives signs of life.
+    /// Waits for the result as long as the device's heartbeat continues.
     ///
     /// # Errors
-    /// As [`DeviceThread::run`].
+    /// Returns the same errors as [`DeviceThread::run`].
     pub fn wait(self) -> Result<R, DeviceError> {
         let mut watch = self.driver.watch();
         loop {
@@ -170,45 +173,45 @@ impl<R> PendingJob<'_, R> {
     }
 }
 
-/// Whether a device still gives signs of life.
+/// Watchdog of a device: expires when its heartbeat has stopped for the deadline.
 pub struct Watchdog {
     heartbeat: Heartbeat,
-    beats: u64,
+    ticks: u64,
     alive: Instant,
     deadline: Duration,
 }
 
 impl Watchdog {
-    /// How long to wait between two looks.
+    /// Returns the time between two polls of the heartbeat.
     pub fn poll_interval(&self) -> Duration {
         (self.deadline / POLLS_PER_DEADLINE).min(POLL_INTERVAL_MAX)
     }
 
-    /// How long a device may be silent.
+    /// Returns the longest time without a heartbeat.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// Counts the time from now on, whatever was before.
+    /// Restarts the deadline from now.
     pub fn reset(&mut self) {
-        (self.beats, self.alive) = (self.heartbeat.count(), Instant::now());
+        (self.ticks, self.alive) = (self.heartbeat.count(), Instant::now());
     }
 
-    /// Whether the last sign of life is longer ago than the deadline.
+    /// Returns true if the last heartbeat is longer ago than the deadline.
     pub fn is_expired(&mut self) -> bool {
-        if self.heartbeat.count() != self.beats {
-            (self.beats, self.alive) = (self.heartbeat.count(), Instant::now());
+        if self.heartbeat.count() != self.ticks {
+            (self.ticks, self.alive) = (self.heartbeat.count(), Instant::now());
         }
         self.alive.elapsed() >= self.deadline
     }
 }
 
 impl Drop for DeviceThread {
-    /// Closes the device and waits until that is done, unless it hangs.
+    /// Closes the device and waits for that, unless the device hangs.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if !self.hung.load(Ordering::Relaxed) {
-            // Disconnected is what is waited for, and a timeout leaves the device behind.
+            // The expected result is a disconnect; on a timeout the device is abandoned.
             let _ = self.closed.recv_timeout(CLOSING_DEADLINE);
         }
     }
@@ -234,7 +237,7 @@ mod tests {
         let driver = DeviceThread::start(executor(), DEADLINE).unwrap();
         let alive = Arc::new(());
         let held = Arc::clone(&alive);
-        // Dropped when the thread has gone through its queue.
+        // Dropped when the thread has emptied its queue.
         let last: Job = Box::new(move |_| drop(held));
         driver.jobs.as_ref().unwrap().send(last).unwrap();
         drop(driver);
@@ -243,7 +246,7 @@ mod tests {
         let driver = DeviceThread::start(executor(), Duration::from_millis(1)).unwrap();
         let (release, blocked) = mpsc::channel::<()>();
         let error = driver.run("a job", move |_| {
-            // Until the test ends.
+            // Blocks until the test ends.
             let _ = blocked.recv();
             Ok(())
         });

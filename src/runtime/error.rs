@@ -1,22 +1,22 @@
-//! Why devices cannot do a run's work, and the exit code that says so.
+//! Errors of opening and running devices, and the process's exit codes.
 
 use crate::base::Rank;
 use crate::device::DeviceError;
 use crate::metrics::MetricsError;
 
-/// A defect of ours.
+/// Exit code of a defect of potluck.
 pub const EXIT_DEFECT: i32 = 70;
-/// Please restart me: a lost device, a full disk, SIGTERM.
+/// Exit code that asks the job manager to restart the run: a lost device, a full disk, SIGTERM.
 pub const EXIT_RESTART: i32 = 75;
-/// The configuration or the data must change first.
+/// Exit code of an error that only a change of the configuration or the data resolves.
 pub const EXIT_CONFIGURATION: i32 = 78;
 
-/// Devices that cannot start or go on.
+/// Error that keeps devices from starting or continuing a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Of one of several devices.
+    /// Error of one of several devices.
     #[error("{rank}: {error}")]
     Rank { rank: Rank, error: DeviceError },
     #[error(transparent)]
@@ -43,7 +43,7 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// Whether fewer samples at a time may help.
+    /// Returns true if a smaller micro-batch may help.
     pub fn is_capacity_error(&self) -> bool {
         use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};
         let of_device = |error: &DeviceError| {
@@ -56,7 +56,7 @@ impl RuntimeError {
         }
     }
 
-    /// The process's exit code.
+    /// Returns the process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Device(error) | Self::Rank { error, .. } => match error {

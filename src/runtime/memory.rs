@@ -1,5 +1,5 @@
-//! Whether host and device have the memory that a run needs, asked before anything is allocated: a
-//! system that runs out of it kills processes without a word, and a driver may swap.
+//! Memory checks of host and devices before anything is allocated: a system that runs out of
+//! memory kills processes without an error message, and a GPU driver may swap.
 
 use super::RuntimeError;
 use crate::device::host::available_memory;
@@ -9,7 +9,8 @@ use crate::graph::Plan;
 use crate::graph::print::MemoryUsage;
 use crate::parallel::Instruction;
 
-/// Refuses what needs more bytes than the host has available; where that is not known, nothing.
+/// Checks that the host has `bytes` of memory available; passes where the available amount is
+/// unknown.
 pub fn require(bytes: usize) -> Result<(), RuntimeError> {
     match available_memory() {
         Some(available) if bytes as u64 > available => {
@@ -20,7 +21,7 @@ pub fn require(bytes: usize) -> Result<(), RuntimeError> {
     }
 }
 
-/// Refuses a plan for a device that draws on the host's memory, if the host has no room for it.
+/// Checks that the host has memory for a plan, if the device uses host memory.
 pub fn require_of_host(
     selection: &Selection,
     plan: &Plan,
@@ -29,7 +30,7 @@ pub fn require_of_host(
     if uses_host_memory(selection) { require(device_bytes(plan, moments)) } else { Ok(()) }
 }
 
-/// Whether a device draws on the host's memory.
+/// Returns true if a device uses host memory.
 pub fn uses_host_memory(selection: &Selection) -> bool {
     match selection {
         Selection::Cpu { .. } => true,
@@ -37,9 +38,9 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
     }
 }
 
-/// Refuses a plan that an adapter has no room for. `setting`
-/// is `train.device_memory_mib`, which goes before what the adapter tells. Where nothing is known, the
-/// need is returned as a note.
+/// Checks that an adapter has memory for a plan. `setting` is `train.device_memory_mib`, which
+/// overrides the amount that the adapter reports. Returns the required amount as a note if the
+/// available amount is unknown.
 pub fn require_on(
     adapter: &Adapter,
     setting: u64,
@@ -57,8 +58,8 @@ fn fits(
     needed: u64,
 ) -> Result<Option<String>, RuntimeError> {
     let (has, basis) = match setting {
-        0 => (memory.bytes, "as its driver says (train.device_memory_mib overrides that)"),
-        mebibytes => (Some(mebibytes << 20), "as train.device_memory_mib says"),
+        0 => (memory.bytes, "as its driver reports (train.device_memory_mib overrides that)"),
+        mebibytes => (Some(mebibytes << 20), "as train.device_memory_mib sets it"),
     };
     match has {
         Some(has) if needed > has => {
@@ -67,14 +68,14 @@ fn fits(
         }
         Some(_) => Ok(None),
         None => Ok(Some(format!(
-            "{name} does not tell how much memory it has; the run needs {} of it (train.device_memory_mib \
-             sets what there is)",
+            "{name} does not report how much memory it has; the run needs {} of it \
+             (train.device_memory_mib sets it)",
             gibibytes(needed)
         ))),
     }
 }
 
-/// What a plan takes on a device that keeps these moments.
+/// Returns the memory that a plan takes on a device with these moments.
 pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
     match &moments.owned {
         Some(owned) => {
@@ -85,16 +86,16 @@ pub fn memory(plan: &Plan, moments: &Moments) -> MemoryUsage {
     }
 }
 
-/// What a plan takes on a device that shares the host's memory, with the copy of parameters and
-/// moments that saving them makes.
+/// Returns the bytes that a plan takes on a device that uses host memory, including the copy of
+/// parameters and moments that saving a checkpoint makes.
 pub fn device_bytes(plan: &Plan, moments: &Moments) -> usize {
     let memory = memory(plan, moments);
     let saved = memory.parameters.saturating_add(memory.moments);
     memory.peak().saturating_add(saved)
 }
 
-/// What a run of batches of `batch` samples takes besides the device: its program, and `loaded`
-/// bytes of inputs that wait.
+/// Returns the bytes that a run with batches of `batch` samples takes besides the device: its
+/// program, and `loaded` bytes of prefetched inputs.
 pub fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -> usize {
     let per_micro_batch = plan.segments.len() + 1;
     let instructions = batch.div_ceil(micro_batch.max(1)).saturating_mul(per_micro_batch);
@@ -102,7 +103,7 @@ pub fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -
     program.saturating_add(loaded)
 }
 
-/// Bytes for people.
+/// Formats bytes in GiB, or in MiB below 0.1 GiB, for messages to the user.
 pub fn gibibytes(bytes: u64) -> String {
     let gibibytes = bytes as f64 / (1u64 << 30) as f64;
     if gibibytes < 0.1 {
@@ -129,7 +130,8 @@ mod tests {
             assert!(refused.contains(part), "'{part}' is missing in: {refused}");
         }
         assert!(
-            outcome(Some(4 << 30), 1024).contains("has 1.0 GiB, as train.device_memory_mib says")
+            outcome(Some(4 << 30), 1024)
+                .contains("has 1.0 GiB, as train.device_memory_mib sets it")
         );
         assert!(outcome(None, 0).contains("the run needs 3.0 GiB"), "{}", outcome(None, 0));
         assert!(require(0).is_ok());

@@ -1,5 +1,5 @@
-//! What travels between the threads of a run: to the coordinator of a step, to ring threads, to
-//! drivers.
+//! Messages between the threads of a run: to the coordinator of a step, to ring threads and to
+//! device threads.
 
 use std::sync::mpsc;
 
@@ -11,19 +11,19 @@ use crate::device::DeviceError;
 use crate::exec::Readback;
 use crate::parallel::{Verdict, Vote};
 
-/// What a rank says to the coordinator of a step.
+/// Message from a rank to the coordinator of a step.
 pub enum CoordinatorMsg {
     Vote(Vote),
-    /// Its part in the step is over.
+    /// The rank's step has ended.
     Finished(Rank, Result<StepReport, DeviceError>),
 }
 
-/// What a ring thread is told.
+/// Message to a ring thread.
 pub enum RingMsg {
-    /// A step begins. Whoever begins it says so to all rings before any rank runs.
+    /// A step begins. The coordinator sends this to all ring threads before any rank runs.
     Restart,
-    /// The rank's own values of a chunk are there: as a piece, or on the device only, which then
-    /// adds them itself.
+    /// The rank's own values of a chunk are available: in `readback`, or without one on the
+    /// device only, which then adds them itself.
     Ready {
         kind: CollectiveKind,
         chunk: ChunkId,
@@ -32,9 +32,9 @@ pub enum RingMsg {
     Message(Message),
 }
 
-/// What a driver is told.
+/// Message to a device thread during a step.
 pub enum DriverMsg {
-    /// A chunk that the rank owns is summed over all ranks.
+    /// The sum over all ranks of a chunk that this rank owns.
     Reduced {
         chunk: ChunkId,
         sum: SharedBuffer,
@@ -46,7 +46,8 @@ pub enum DriverMsg {
         chunk: ChunkId,
         values: SharedBuffer,
     },
-    /// The device is to add its own values of a chunk to a partial sum.
+    /// Request to add the device's own values of a chunk to a partial sum and send the result to
+    /// `reply`.
     Add {
         chunk: ChunkId,
         partial: Vec<f32>,

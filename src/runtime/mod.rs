@@ -1,5 +1,5 @@
-//! Programs performed on real devices: a thread per device, ring threads between them, steps, and
-//! what is decided about devices before the first one.
+//! Execution of programs on real devices: a device thread and a ring thread per device, the steps
+//! that they run, and the placement that is decided before the first step.
 
 pub mod device_thread;
 pub mod error;

@@ -1,5 +1,5 @@
-//! Opens a device: its memory is checked, its kernels are certified and chosen, everything of a
-//! plan is allocated on it, and it gets a thread of its own.
+//! Opening of a device: checks its memory, certifies and selects its kernels, allocates
+//! everything of a plan on it, and starts its device thread.
 
 use std::time::Duration;
 
@@ -14,30 +14,30 @@ use crate::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::Plan;
 use crate::model;
 
-/// A device that was chosen and opened, on its own thread.
+/// Opened device on its own thread.
 pub struct OpenDevice {
     pub driver: DeviceThread,
-    /// What a person should know: why this device, and about its kernels.
+    /// Messages for the user: the reason for choosing this device, and notes on its kernels.
     pub notes: Vec<String>,
-    /// What decides about bits: recorded, and compared on resume.
+    /// Device identity that decides the bits of results: recorded, and compared on resume.
     pub identity: String,
     pub is_cpu: bool,
-    /// Its place among the devices that were asked for.
+    /// Index of the device among the requested ones.
     pub position: usize,
-    /// The most rows of its plan.
+    /// The most rows of the device's plan.
     pub rows: u32,
-    /// Which kernels run, where there is a choice.
+    /// Selected kernel variant of each call that has several.
     pub choices: VariantChoices,
 }
 
-/// How a device is opened, besides its plan.
+/// Options for opening a device, besides its plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OpenOptions {
-    /// How long a device may give no sign of life (`train.device_timeout_s`).
+    /// Deadline of the watchdog: the longest time without a heartbeat (`train.device_timeout_s`).
     pub deadline: Duration,
-    /// The device's memory in MiB; 0: what it tells (`train.device_memory_mib`).
+    /// The device's memory in MiB; 0: the amount that it reports (`train.device_memory_mib`).
     pub device_memory_mib: u64,
-    /// The most seconds to time kernels in that are not recorded (`train.tune_s`).
+    /// Time budget in seconds for autotuning kernels without cached timings (`train.tune_s`).
     pub tune_s: f64,
 }
 
@@ -47,12 +47,12 @@ impl Default for OpenOptions {
     }
 }
 
-/// Opens the device that `selector` names, with `plan` and room for the optimizer's moments. Its
-/// kernels are chosen by what is recorded of the adapter, or else timed.
+/// Opens the device that `selector` names, with `plan` and room for `moments` optimizer moments.
+/// Kernel variants come from the adapter's cache, or else from autotuning.
 ///
 /// # Errors
-/// No such device; one that the plan does not fit, or whose memory it does not; one with a driver
-/// that runs a kernel wrong.
+/// Returns `RuntimeError` if no device matches, if the plan exceeds the device's limits or the
+/// memory, or if a kernel fails certification on its GPU driver.
 pub fn open(
     selector: &str,
     plan: Plan,
@@ -69,11 +69,11 @@ pub fn open(
     open_selected(selection, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
 }
 
-/// Like [`open`] for a device that is chosen, with kernels chosen as `tuning` says for the device
-/// of an identity; `report` is told its name and how far that is.
+/// Opens a device that is already selected. `tuning` maps the device's identity to the options of
+/// kernel selection; `report` receives the device's name and the progress of autotuning.
 ///
 /// # Errors
-/// As [`open`].
+/// Returns the same errors as [`open`].
 pub fn open_selected(
     selection: Selection,
     plan: Plan,
@@ -116,7 +116,7 @@ pub fn open_selected(
     Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
 }
 
-/// An adapter with everything of a plan on it. That it has no room now is a matter of the
+/// Allocates everything of a plan on an adapter. Running out of memory here is an error of the
 /// configuration, unlike in the middle of a run.
 fn allocate(
     gpu: Gpu,
@@ -133,7 +133,7 @@ fn allocate(
     })
 }
 
-/// Sets the initial parameters of a seed; moments start as zeros.
+/// Writes the initial parameters of a seed to the device; moments start as zeros.
 pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceError> {
     for bucket in 0..device.plan().buckets.len() {
         let plan = device.plan();

@@ -1,5 +1,5 @@
-//! A driver's side of a team: hands values to its ring thread, takes sums and parameters from it,
-//! votes, and learns the verdict.
+//! Device thread's side of a worker group: sends values to its ring thread, receives sums and
+//! parameters from it, votes, and receives the verdict.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::exec::{BucketTensor, Executor, Readback};
 use crate::metrics::{Trace, Track};
 use crate::parallel::{Event, Vote};
 
-/// How long a driver waits at its mailbox before it looks whether a place to read to is free again.
+/// Longest wait of a device thread at its mailbox before it checks for a free readback slot.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Where gradients of other ranks and of this one are added.
+/// Site at which a rank's gradients are added to partial sums of other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceSite {
-    /// On the host, as they pass by.
+    /// On the host, in the ring thread.
     Host,
-    /// By a kernel: partial sums go up to the device and come back.
+    /// On the device by a kernel: partial sums are uploaded and read back.
     Device,
 }
 
@@ -37,7 +37,7 @@ impl std::fmt::Display for ReduceSite {
     }
 }
 
-/// The lanes of a rank in a trace.
+/// Tracks of one rank in a trace.
 #[derive(Clone, Debug, Default)]
 pub struct TraceTracks {
     pub driver: Track,
@@ -47,8 +47,8 @@ pub struct TraceTracks {
 }
 
 impl TraceTracks {
-    /// The lanes of a rank: those of its driver and its device, and with others also those of
-    /// its transfers and its ring thread.
+    /// Creates the tracks of a rank: of its device thread and its device, and, if there are other
+    /// ranks, also of its transfers and its ring thread.
     pub fn of(trace: Option<&Trace>, rank: Rank, device: &str, with_others: bool) -> Self {
         let Some(trace) = trace else { return Self::default() };
         let track = |name: &str| trace.track(rank.0, device, name);
@@ -60,49 +60,51 @@ impl TraceTracks {
     }
 }
 
-/// What a rank's coordinator sees of its waiting.
+/// Wait state of a rank, shared with the coordinator.
 #[derive(Debug, Default)]
 pub struct WaitStatus {
-    /// Whether it waits for others now: then its silence says nothing of its device.
+    /// True while the rank waits for other ranks: a missing heartbeat then does not mean a hung
+    /// device.
     is_waiting: AtomicBool,
-    /// What it was told so far.
+    /// Number of messages received so far.
     wakeups: AtomicU64,
 }
 
 impl WaitStatus {
-    /// Whether the rank waits for others now.
+    /// Returns true while the rank waits for other ranks.
     pub fn is_waiting(&self) -> bool {
         self.is_waiting.load(Ordering::Relaxed)
     }
 
-    /// How often the rank was told something.
+    /// Returns the number of messages that the rank has received.
     pub fn wakeups(&self) -> u64 {
         self.wakeups.load(Ordering::Relaxed)
     }
 }
 
-/// A rank's driver among the others.
+/// Peers of a rank in a worker group, connected through its ring thread.
 pub struct RingPeers {
     pub rank: Rank,
     pub layout: Arc<ShardLayout>,
     pub reduce_site: ReduceSite,
-    /// Where the final values of other ranks go.
+    /// Bank that receives the final values of chunks that other ranks own.
     pub gathers: BucketTensor,
     pub ring: Mailbox<RingMsg>,
     pub inbox: Mailbox<DriverMsg>,
     pub group: Mailbox<CoordinatorMsg>,
     pub tracks: TraceTracks,
     pub waiting: Arc<WaitStatus>,
-    /// What the program waits for next; nothing: the verdict.
+    /// Collective that the program waits for next; `None`: the verdict.
     pub awaited: Option<Collective>,
-    /// Chunks on their way from the device, in order, and when each was asked for.
+    /// Readbacks in flight, in order, with the time at which each was started.
     pub in_flight: VecDeque<(CollectiveKind, ChunkId, Instant)>,
-    /// Per chunk that the rank owns: (sum of squares, number not finite) of its gradient sums.
+    /// Per chunk that the rank owns: (sum of squares, number of non-finite values) of its
+    /// gradient sums.
     pub sums: Vec<(f64, u64)>,
 }
 
 impl RingPeers {
-    /// Whether this rank's values of a chunk are to come to the host for a collective.
+    /// Returns true if this rank must read the chunk back to host memory before the collective.
     fn is_read(&self, collective: Collective, chunk: ChunkId) -> bool {
         let owner = self.layout.chunk(chunk).owner;
         match (collective.kind, self.reduce_site) {
@@ -114,25 +116,26 @@ impl RingPeers {
         }
     }
 
-    /// Hands a piece that has come to the ring thread.
+    /// Sends a completed readback to the ring thread.
     fn forward_to_ring(&mut self, readback: Readback) -> Result<(), Closed> {
         let Some((kind, chunk, since)) = self.in_flight.pop_front() else { return Ok(()) };
         self.tracks.staging.record_since(|| format!("read {}", self.layout.chunk(chunk)), since);
         self.ring.send(RingMsg::Ready { kind, chunk, readback: Some(readback) })
     }
 
-    /// Hands over what has come.
+    /// Sends all completed readbacks to the ring thread.
     fn forward_all_to_ring(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
         while let Some(readback) = device.next_readback(false)? {
             if self.forward_to_ring(readback).is_err() {
-                // The mailbox says so to whoever waits at it.
+                // The next receive on the mailbox reports that it is closed.
                 break;
             }
         }
         Ok(())
     }
 
-    /// Does what the ring thread or the team asks for; an event if it is one.
+    /// Performs the request of the ring thread or the coordinator; returns an event if the
+    /// message is one.
     fn handle_message(
         &mut self,
         device: &mut dyn Executor,
@@ -149,7 +152,7 @@ impl RingPeers {
             DriverMsg::Add { chunk, mut partial, reply } => {
                 let found = self.layout.chunk(chunk);
                 device.add(found.bucket, found.range.start, &mut partial)?;
-                // The ring thread waits, unless the run is over.
+                // The ring thread waits for this; the receiver is gone only if the run is over.
                 let _ = reply.send(partial);
             }
             DriverMsg::Done(collective) => return Ok(Some(Event::Done(collective))),
@@ -170,7 +173,7 @@ impl RingPeers {
         device.write_range(bank, found.bucket, found.range.start, values)
     }
 
-    /// Waits for something from the ring thread or the team, for `at_most` if that is given.
+    /// Waits for a message of the ring thread or the coordinator, for `at_most` if given.
     fn recv(
         &mut self,
         at_most: Option<Duration>,
@@ -193,8 +196,7 @@ impl RingPeers {
         received
     }
 
-    /// Waits for what comes first: a piece that the device owes the others, or else something
-    /// from them.
+    /// Waits for the next readback in flight, which other ranks need; or else for a message.
     fn wait(
         &mut self,
         device: &mut dyn Executor,
@@ -206,7 +208,7 @@ impl RingPeers {
         }
         match device.next_readback(true)? {
             Some(readback) => Ok(self.forward_to_ring(readback).map(|()| None)),
-            // Every place to read to is taken by what others have not used yet.
+            // Every readback slot holds values that the ring thread has not consumed yet.
             None => Ok(self.recv(Some(SLOT_POLL_INTERVAL), waited)),
         }
     }
@@ -234,7 +236,7 @@ impl Peers for RingPeers {
                 self.in_flight.push_back((kind, id, Instant::now()));
                 device.start_readback(bank, chunk.bucket, chunk.range)?;
             } else if kind == CollectiveKind::ReduceScatter {
-                // A closed mailbox shows at the next wait.
+                // The next wait reports a closed mailbox.
                 let _ = self.ring.send(RingMsg::Ready { kind, chunk: id, readback: None });
             }
         }
@@ -242,10 +244,11 @@ impl Peers for RingPeers {
     }
 
     fn vote(&mut self, mut vote: Vote) -> Result<(), DeviceError> {
-        // In the order of chunks, so that the sum does not depend on who was faster.
+        // Summed in the order of chunks, so that the result does not depend on the timing of
+        // ranks.
         vote.sum_squares = self.sums.iter().map(|(squares, _)| squares).sum();
         vote.not_finite = self.sums.iter().map(|(_, bad)| bad).sum();
-        // A closed mailbox shows at the next wait.
+        // The next wait reports a closed mailbox.
         let _ = self.group.send(CoordinatorMsg::Vote(vote));
         Ok(())
     }

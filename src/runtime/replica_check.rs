@@ -1,5 +1,5 @@
-//! Whether all ranks hold the same parameters: hashes that each device computes from its own
-//! memory are compared, and where they differ, the values.
+//! Replica check: compares parameter hashes that each device computes from its own memory and,
+//! where they differ, the values.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,19 +9,20 @@ use crate::base::{BucketId, Rank};
 use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 
-/// A rank whose parameters are not those of the others.
+/// Rank whose parameters differ from those of the other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaMismatch {
     pub rank: Rank,
-    /// The tensors and how many of their values differ, for people.
+    /// Tensors, and how many of their values differ; a message for the user.
     pub what: String,
 }
 
-/// Compares the parameters of all ranks; with `repair`, makes them equal again. What most ranks
-/// hold counts, and without a majority what the owner holds, who is the one that writes it.
+/// Compares the parameters of all ranks; with `repair`, overwrites those that differ. The
+/// reference value is that of the majority; without a majority, that of the owner, which is the
+/// rank that updates it.
 ///
 /// # Errors
-/// A device that fails.
+/// Returns `RuntimeError` if a device fails.
 pub fn compare(
     group: &WorkerGroup,
     plan: &Plan,
@@ -54,7 +55,7 @@ pub fn compare(
         .collect())
 }
 
-/// What is wrong with a bucket of which the ranks' hashes differ.
+/// Returns the differing tensors per rank in a bucket whose hashes differ.
 fn differences(
     group: &WorkerGroup,
     plan: &Plan,
@@ -87,7 +88,7 @@ fn differences(
         }
     }
     if found.is_empty() {
-        // A device that hashes its memory to something else than it gives back is not to be
+        // A device whose hash of its memory does not match the values that it returns must not be
         // trusted, whichever of the two is wrong.
         let most = most_common(hashes.iter().copied());
         let what = format!("the hash of {bucket} differs, though what is read back does not");
@@ -97,17 +98,18 @@ fn differences(
     Ok(found)
 }
 
-/// The value that most have, and how many.
+/// Returns the most common value, and its count.
 fn most_common<V: Copy + Eq + std::hash::Hash + Ord>(
     values: impl Iterator<Item = V>,
 ) -> Option<(V, usize)> {
     let mut votes: HashMap<V, usize> = HashMap::new();
     values.for_each(|value| *votes.entry(value).or_default() += 1);
-    // Of several, the smallest, so that the order of the table is of no matter.
+    // Ties go to the smallest value, so that the order of the hash map does not matter.
     votes.into_iter().max_by_key(|(value, count)| (*count, std::cmp::Reverse(*value)))
 }
 
-/// What a bucket should hold, and whether a majority holds every value of it.
+/// Reference values of a bucket; `is_voted` is true if a majority of ranks holds every one of
+/// them.
 struct Majority {
     values: Vec<f32>,
     is_voted: bool,
@@ -133,7 +135,7 @@ fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majorit
     Majority { values, is_voted }
 }
 
-/// The tensors of a bucket of which values differ in any bit.
+/// Returns the tensors of a bucket in which any value differs in any bit.
 fn differing(plan: &Plan, bucket: BucketId, values: &[f32], truth: &[f32]) -> Vec<String> {
     let wrong = |index: &usize| values[*index].to_bits() != truth[*index].to_bits();
     let mut found = Vec::new();

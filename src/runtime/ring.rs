@@ -1,5 +1,6 @@
-//! The ring thread of a rank: takes in the rank's own values and the others' messages, adds, and
-//! hands on. It waits on one mailbox and touches no device but for reading mapped values.
+//! Ring thread of a rank: receives the rank's own values and the messages of other ranks, adds
+//! them, and sends the results on. It waits on one mailbox, or for the device thread to add a
+//! chunk, and touches no device except to read mapped values.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,23 +20,23 @@ use crate::exec::Readback;
 use crate::kernels::ops::norm;
 use crate::metrics::Track;
 
-/// How often a ring thread that waits for its device looks whether the run is over.
+/// Interval at which a ring thread that waits for its device checks for the end of the run.
 const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Partial sums that a rank begins beyond those it has received: enough to hide one hop, few
-/// enough to stay in a cache.
+/// Send window: partial sums that a rank begins beyond those it has received. Enough to hide one
+/// hop, few enough to stay in a cache.
 const WINDOW: usize = 4;
 
-/// The mailboxes of a ring thread.
+/// Mailboxes and settings of a ring thread.
 pub struct RingChannels {
     pub rank: Rank,
     pub layout: Arc<ShardLayout>,
     pub inbox: Mailbox<RingMsg>,
-    /// Of all ranks' ring threads.
+    /// Mailboxes of all ranks' ring threads.
     pub rings: Arc<[Mailbox<RingMsg>]>,
     pub driver: Mailbox<DriverMsg>,
     pub track: Track,
-    /// Whether sums are handed out as they are.
+    /// True if sums are sent to all ranks as they are (all-reduce), without an update in between.
     pub is_chained: bool,
 }
 
@@ -49,7 +50,8 @@ pub fn start(channels: RingChannels) -> std::io::Result<thread::JoinHandle<()>> 
     })
 }
 
-/// Tells the driver that its ring thread is gone, whatever ended it: it would wait for ever.
+/// Guard that closes the device thread's mailbox when the ring thread ends for any reason;
+/// without it the device thread would wait forever.
 struct CloseOnDrop {
     driver: Mailbox<DriverMsg>,
     why: String,
@@ -95,10 +97,10 @@ fn run(channels: RingChannels) -> Closed {
     }
 }
 
-/// A rank's own side of the exchange.
+/// Local side of the exchange on a rank.
 struct RingIo {
     channels: RingChannels,
-    /// Own values that were read back and not used yet.
+    /// Own values that were read back and not consumed yet.
     readbacks: HashMap<ChunkId, Readback>,
     pool: BufferPool<f32>,
 }
@@ -108,7 +110,7 @@ impl RingIo {
         self.channels.driver.send(message)
     }
 
-    /// Moves the rank's own values of a chunk to where they are wanted.
+    /// Copies the rank's own values of a chunk to `into`.
     fn put(
         &mut self,
         id: ChunkId,
@@ -145,7 +147,8 @@ impl ExchangeIo for RingIo {
                     partial.copy_from_slice(&sum);
                     return Ok(());
                 }
-                // The driver drops the request when its step ends early; one that hangs keeps it.
+                // The device thread drops the request when its step ends early; a hung one keeps
+                // it.
                 Err(RecvTimeoutError::Disconnected) => {
                     let why = "the step ended before a device had added its gradients";
                     return Err(Closed(why.into()));
@@ -163,7 +166,7 @@ impl ExchangeIo for RingIo {
         _: &Chunk,
         sum: PooledBuffer,
     ) -> Result<SharedBuffer, Closed> {
-        // A chained team has no vote that they are for.
+        // An all-reduce has no vote that needs these sums.
         let is_voted = !self.channels.is_chained;
         let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
         let sum = sum.share();
@@ -173,7 +176,7 @@ impl ExchangeIo for RingIo {
 
     fn read_final(&mut self, id: ChunkId, chunk: &Chunk) -> Result<SharedBuffer, Closed> {
         let mut values = self.pool.take(chunk.range.len());
-        self.put(id, chunk, &mut values, "hand out")?;
+        self.put(id, chunk, &mut values, "send final values")?;
         Ok(values.share())
     }
 

@@ -1,5 +1,5 @@
-//! One step on one device: the interpreter's actions performed on an executor, alone or together
-//! with other ranks.
+//! One step on one device: performs the interpreter's actions on an executor, with or without
+//! other ranks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,56 +15,56 @@ use crate::kernels::RandomContext;
 use crate::metrics::Track;
 use crate::parallel::{Action, Event, Interpreter, Outcome, Program, Verdict, Vote};
 
-/// An input of a micro-batch, with the values of its rows.
+/// Values of one input of a micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
     Float(Vec<f32>),
     Int(Vec<u32>),
 }
 
-/// The elements in the order of the dimensions, whatever the array's memory layout.
+/// Copies the elements in the order of the dimensions, for any memory layout of the array.
 impl<D: ndarray::Dimension> From<ndarray::Array<f32, D>> for Values {
     fn from(array: ndarray::Array<f32, D>) -> Self {
         Self::Float(array.iter().copied().collect())
     }
 }
 
-/// The elements in the order of the dimensions, whatever the array's memory layout.
+/// Copies the elements in the order of the dimensions, for any memory layout of the array.
 impl<D: ndarray::Dimension> From<ndarray::Array<u32, D>> for Values {
     fn from(array: ndarray::Array<u32, D>) -> Self {
         Self::Int(array.iter().copied().collect())
     }
 }
 
-/// What one micro-batch is made of.
+/// Inputs of one micro-batch.
 pub type Inputs = Vec<(TensorId, Values)>;
 
-/// Everything that a rank needs for a step.
+/// Input of one rank for one step.
 #[derive(Clone, Debug)]
 pub struct StepInput {
     pub step: u64,
     pub rank: Rank,
     pub program: Arc<Program>,
-    /// Per micro-batch of the program.
+    /// Inputs per micro-batch of the program.
     pub micro_batches: Vec<Inputs>,
-    /// The key of the run; the step's is derived from it.
+    /// Random key of the run; the step's key is derived from it.
     pub run_key: Key,
-    /// The update, if the step is committed.
+    /// Optimizer update that is applied if the verdict is commit.
     pub update: Update,
-    /// 0: no clipping.
+    /// Clipping threshold of the gradient norm; 0: no clipping.
     pub clip: f64,
-    /// For tests.
+    /// Faults to inject, for tests.
     pub faults: Faults,
 }
 
-/// How a step went.
+/// Result of a step on one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepReport {
     pub verdict: Verdict,
     pub outcome: Outcome,
-    /// As in [`crate::exec::StepSums::busy`].
+    /// Busy share of the device, as in [`crate::exec::StepSums::busy`].
     pub busy: Option<f64>,
-    /// From the beginning to the end, and how much of that it waited for other ranks.
+    /// Duration of the step; `waited` is the part of it spent waiting for other ranks.
     pub time: Duration,
     pub waited: Duration,
 }
@@ -75,26 +75,27 @@ impl StepReport {
     }
 }
 
-/// The ranks that a step is made with, as one of them sees them.
+/// Communication of one rank with the other ranks during a step.
 pub trait Peers {
-    /// A step begins: forgets what the last one left.
+    /// Begins a step: discards the state of the previous one.
     fn restart(&mut self);
 
-    /// Begins this rank's part in a collective.
+    /// Starts this rank's part in a collective.
     fn start(
         &mut self,
         device: &mut dyn Executor,
         collective: Collective,
     ) -> Result<(), DeviceError>;
 
-    /// What the program waits for next, for people: a collective or the verdict.
+    /// Sets what the program waits for next, a collective or (`None`) the verdict; used in traces
+    /// only.
     fn set_awaited(&mut self, awaited: Option<Collective>);
 
-    /// Sends the vote; the answer comes as an event.
+    /// Sends the vote; the verdict is returned as an event.
     fn vote(&mut self, vote: Vote) -> Result<(), DeviceError>;
 
-    /// What happened; with `wait`, waits until something does, and adds to `waited` how long it
-    /// waited for others. `None` only without `wait`.
+    /// Returns the next event; with `wait`, waits for one and adds to `waited` the time spent
+    /// waiting for other ranks. Returns `None` only without `wait`.
     fn next_event(
         &mut self,
         device: &mut dyn Executor,
@@ -102,14 +103,15 @@ pub trait Peers {
         waited: &mut Duration,
     ) -> Result<Option<Event>, DeviceError>;
 
-    /// Whether the sums of gradients come from the ranks together, not from the device.
+    /// Returns true if gradients are summed over ranks, so that the norms in the vote come from
+    /// the collectives, not from the device.
     fn sum_gradients(&self) -> bool;
 
-    /// Where what this rank does is traced, and what its device does.
+    /// Returns the trace tracks of this rank's device thread and of its device.
     fn tracks(&self) -> (&Track, &Track);
 }
 
-/// No other ranks.
+/// Peers of a run on a single rank: there are none.
 #[derive(Default)]
 pub struct NoPeers {
     vote: Option<Vote>,
@@ -118,7 +120,7 @@ pub struct NoPeers {
 }
 
 impl NoPeers {
-    /// Traced on the lanes of its driver and of its device.
+    /// Creates the peers of a single rank, with the trace tracks of its device thread and device.
     pub fn traced(track: Track, device: Track) -> Self {
         Self { vote: None, track, device }
     }
@@ -187,7 +189,7 @@ pub fn run_step(
     }
 }
 
-/// What performs the actions of a step, and what it has learned so far.
+/// Performs the actions of a step, and holds the results so far.
 struct Performer<'a> {
     device: &'a mut dyn Executor,
     input: &'a StepInput,
@@ -197,7 +199,7 @@ struct Performer<'a> {
     busy: Option<f64>,
     started: Instant,
     waited: Duration,
-    /// Points that come once, though several actions lead there.
+    /// Fault points that were passed; each applies once, though several actions reach it.
     passed: Vec<Point>,
 }
 
@@ -270,7 +272,7 @@ impl<'a> Performer<'a> {
     }
 
     fn update(&mut self, bucket: BucketId) -> Result<(), DeviceError> {
-        // A program updates after its verdict only.
+        // A program updates only after its verdict.
         let Some(verdict) = &self.verdict else { return Ok(()) };
         let totals = verdict.totals();
         let clip = crate::optim::clip_factor(totals.gradient_norm, self.input.clip);
@@ -314,7 +316,7 @@ impl<'a> Performer<'a> {
         self.inject_fault(point)
     }
 
-    /// Makes what is planned for a point of the step happen on the device.
+    /// Injects the fault planned for a point of the step.
     fn inject_fault(&mut self, point: Point) -> Result<(), DeviceError> {
         match self.input.faults.at_rank(point, self.input.step, self.input.rank) {
             Some(Fault::Nan) if point == Point::Forward => {
@@ -332,7 +334,7 @@ impl<'a> Performer<'a> {
     }
 }
 
-/// Puts the inputs of a micro-batch into a copy of the stash.
+/// Writes the inputs of a micro-batch to one copy of the stash.
 pub fn load(
     device: &mut dyn Executor,
     inputs: &Inputs,
@@ -348,8 +350,8 @@ pub fn load(
     Ok(())
 }
 
-/// The forward pass without dropout, on inputs that are loaded. Outputs can be read with the
-/// returned pass until something else runs.
+/// Runs the forward pass without dropout on inputs that are loaded. Outputs can be read with the
+/// returned context until the device runs anything else.
 pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: false };
     let pass = PassContext { stash_index: 0, rows, random };
@@ -361,7 +363,7 @@ pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, De
     Ok(pass)
 }
 
-/// Changes the first value of the first bucket of a bank: a fault for tests.
+/// Injects a fault for tests: changes the first value of the first bucket of a bank.
 fn poison(
     device: &mut dyn Executor,
     bank: BucketTensor,

@@ -1,6 +1,6 @@
-//! What devices bring: each is timed on real micro-batches, alone and then together with others,
-//! because devices may share a processor or a bus. From that follow the shares, and who is left
-//! out.
+//! Benchmark of devices: times each on real micro-batches, first alone and then concurrently with
+//! other devices, because devices may share a processor or a bus. The batch split and the
+//! excluded devices follow from the timings.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,42 +22,42 @@ use crate::planner::balance::{
     ExcludedDevice, ThroughputModel, apportion, makespan, select_devices,
 };
 
-/// Timed repetitions of a micro-batch, of which the fastest counts when a device is alone and the
-/// mean when others work at the same time.
+/// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
+/// for devices that run concurrently.
 const REPEATS: usize = 3;
 
-/// What counts as clearly faster: this part of the other's time.
+/// Threshold of a clear speedup: a time below this fraction of the other time.
 const CLEARLY: f64 = 0.9;
 
-/// Gives the inputs of a micro-batch of so many rows.
+/// Returns the inputs of a micro-batch of this many rows.
 pub type Probe = Arc<dyn Fn(usize) -> Inputs + Send + Sync>;
 
-/// What came out of measuring.
+/// Measured split of the batch among devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchSplit {
-    /// Positions of the devices that take part, and the samples of each.
+    /// Positions of the selected devices; `counts` are the samples of each.
     pub members: Vec<usize>,
     pub counts: Vec<u32>,
-    /// The most samples that each of them runs at a time.
+    /// The most samples that each selected device runs at a time.
     pub micro_batches: Vec<u32>,
-    /// Sentences on who was left out.
+    /// Sentences for the user on the devices that were left out.
     pub notes: Vec<String>,
 }
 
 impl BatchSplit {
-    /// All samples to one device.
+    /// Assigns all samples to one device.
     pub fn of_one(batch: u32, micro_batch: u32) -> Self {
         let (members, counts, micro_batches) = (vec![0], vec![batch], vec![micro_batch]);
         Self { members, counts, micro_batches, notes: Vec::new() }
     }
 }
 
-/// Times devices on micro-batches of `probe` and shares `batch` samples out among those that are
-/// worth it. `rows` are the most samples that each can run at a time. Devices that work together
-/// are timed for `timeout` at most.
+/// Times devices on micro-batches of `probe`, selects those that are worth using, and splits
+/// `batch` samples among them. `rows` are the most samples that each can run at a time.
+/// Concurrent timings take `timeout` at most.
 ///
 /// # Errors
-/// A device that fails.
+/// Returns `RuntimeError` if a device fails.
 pub fn split_by_speed(
     drivers: &[&DeviceThread],
     probe: &Probe,
@@ -71,7 +71,8 @@ pub fn split_by_speed(
         let timing = move |device: &mut dyn Executor| time_alone(device, &probe, rows);
         solo.push(driver.run("timing micro-batches", timing)?);
     }
-    // Shares and steps of the sets that were tried, and the first failure, which ends the trying.
+    // Shares and step times of the sets that were tried, and the first failure, after which no
+    // further set is timed.
     let mut tried: HashMap<Vec<usize>, (Vec<u32>, f64)> = HashMap::new();
     let mut failed = None;
     let selection = select_devices(drivers.len(), |set| {
@@ -92,7 +93,7 @@ pub fn split_by_speed(
             _ => set.iter().map(|device| solo[*device].exchange_s).fold(0.0, f64::max),
         };
         let mut step_s = makespan(&counts, &speeds) + exchange_s;
-        // A device without a sample brings nothing, whatever the noise of the timing says.
+        // A device without a sample gains nothing, whatever the timing noise suggests.
         for idle in (0..set.len()).filter(|at| counts[*at] == 0) {
             let peers: Vec<usize> = set.iter().copied().filter(|d| *d != set[idle]).collect();
             step_s = tried.get(&peers).map_or(step_s, |(_, without_s)| step_s.max(*without_s));
@@ -106,7 +107,7 @@ pub fn split_by_speed(
     let sentence = |left: &ExcludedDevice| left.sentence(drivers[left.device].name());
     let mut notes: Vec<String> = selection.excluded.iter().map(sentence).collect();
     let (counts, _) = tried.remove(&selection.taken).unwrap_or_default();
-    // One that joined early may have nothing to do beside faster ones that joined later.
+    // A device that was taken early may get no samples beside faster ones that were taken later.
     let (working, idle): (Vec<_>, Vec<_>) =
         selection.taken.into_iter().zip(counts).partition(|(_, count)| *count > 0);
     let name = |(device, _): &(usize, u32)| drivers[*device].name();
@@ -118,18 +119,18 @@ pub fn split_by_speed(
     Ok(BatchSplit { members, counts, micro_batches, notes })
 }
 
-/// What was measured of a device alone.
+/// Timing of a device that runs alone.
 #[derive(Clone, Copy, Debug)]
 struct SoloTiming {
     speed: ThroughputModel,
-    /// Seconds of a micro-batch of as many samples as it runs at a time.
+    /// Seconds of a micro-batch of the most samples that the device runs at a time.
     full_s: f64,
-    /// Seconds to bring all gradients to the host and all parameters back.
+    /// Seconds to read all gradients back to the host and to upload all parameters.
     exchange_s: f64,
 }
 
-/// Times micro-batches of all rows that fit and of half of them. The smaller ones are taken where
-/// samples are clearly faster in them: more work at a time may not fit a cache.
+/// Times micro-batches of all rows that fit and of half of them. The smaller size is taken if it
+/// is clearly faster per sample: more work at a time may not fit a cache.
 fn time_alone(
     device: &mut dyn Executor,
     probe: &Probe,
@@ -148,14 +149,14 @@ fn time_alone(
         let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
         return Ok(SoloTiming { speed, full_s: half_s, exchange_s: exchange(device)? });
     }
-    // Noise may make the half slower than the whole, or less than half of it.
+    // Noise may make the half slower than the whole, or faster than half of it.
     let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
     let fixed_s = full_s - row_s * f64::from(rows);
     let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
     Ok(SoloTiming { speed, full_s, exchange_s: exchange(device)? })
 }
 
-/// The fastest of some repetitions, after one that makes everything ready.
+/// Returns the seconds of the fastest repetition, after one warm-up.
 fn fastest(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, DeviceError> {
     micro_batch(device, probe, rows)?;
     let mut best = f64::INFINITY;
@@ -165,7 +166,7 @@ fn fastest(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, D
     Ok(best)
 }
 
-/// Seconds of forward and backward on `rows` rows, with the wait for the end of both.
+/// Returns the seconds of forward and backward on `rows` rows, including the wait for their end.
 fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, DeviceError> {
     let inputs = probe(rows as usize);
     let random = RandomContext { step_key: Key::new(0), training: true };
@@ -180,8 +181,8 @@ fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f6
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Seconds to bring all gradients to the host and all parameters back to the device; they stay as
-/// they are.
+/// Returns the seconds to read all gradients back to the host and to upload all parameters; their
+/// values do not change.
 fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
     let buckets: Vec<usize> = device.plan().buckets.iter().map(|b| b.length).collect();
     let mut parameters = Vec::new();
@@ -208,7 +209,8 @@ fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
     Ok(best)
 }
 
-/// The speeds of devices that work at the same time: as alone, but slower by what they share.
+/// Times devices that run concurrently. Returns their speeds when alone, scaled by the measured
+/// slowdown from shared resources.
 fn time_concurrently(
     drivers: &[&DeviceThread],
     members: &[usize],
@@ -224,7 +226,7 @@ fn time_concurrently(
         let timing = move |device: &mut dyn Executor| contended(device, &probe, rows, timed, until);
         drivers[member].submit("timing micro-batches", timing)
     };
-    // All are begun, and waited for, also when one fails: each runs until all have been timed.
+    // All jobs are started and awaited, even if one fails: each runs until all have been timed.
     let pending: Vec<_> = members.iter().map(begin).collect();
     let ended: Vec<_> = pending.into_iter().map(|job| job.and_then(PendingJob::wait)).collect();
     let mut speeds = Vec::new();
@@ -237,7 +239,8 @@ fn time_concurrently(
     Ok(speeds)
 }
 
-/// Counts a device as timed when it is dropped: also one that fails, or was never begun.
+/// Guard that counts a device as timed when it is dropped, also if the device fails or its job
+/// never starts.
 struct Timed(Arc<AtomicUsize>);
 
 impl Drop for Timed {
@@ -246,8 +249,8 @@ impl Drop for Timed {
     }
 }
 
-/// The mean seconds of a micro-batch while others work too: until all have been timed, or time is
-/// up because one of them hangs.
+/// Returns the mean seconds of a micro-batch while other devices run too. Repeats until all have
+/// been timed, or until the deadline because one of them hangs.
 fn contended(
     device: &mut dyn Executor,
     probe: &Probe,
@@ -268,10 +271,11 @@ fn contended(
     Ok(sum / count as f64)
 }
 
-/// Where a device's gradients are better added to partial sums: on the host or by the device.
+/// Times the addition of a device's gradients to partial sums on the host and on the device, and
+/// returns the faster site.
 ///
 /// # Errors
-/// A device that fails.
+/// Returns `DeviceError` if the device fails.
 pub fn time_reduce_sites(
     device: &mut dyn Executor,
     layout: &ShardLayout,
@@ -280,7 +284,7 @@ pub fn time_reduce_sites(
     let Some(chunk) = longest.cloned() else { return Ok(ReduceSite::Host) };
     let mut partial = vec![0.0; chunk.range.len()];
     let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);
-    // The first repetition makes what is needed.
+    // The first repetition is a warm-up.
     for repeat in 0..=REPEATS {
         let started = Instant::now();
         device.start_readback(BucketTensor::Gradients, chunk.bucket, chunk.range.clone())?;
@@ -299,7 +303,7 @@ pub fn time_reduce_sites(
     Ok(if is_device { ReduceSite::Device } else { ReduceSite::Host })
 }
 
-/// Evenly, as far as that goes: the first ones take one more.
+/// Splits a batch evenly; the first ranks get one sample more if there is a remainder.
 pub fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
     let world = world as u32;
     (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()

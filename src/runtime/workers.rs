@@ -1,5 +1,5 @@
-//! The devices of a run together: a driver thread and a ring thread each, and the coordinator of
-//! their steps, which is the thread of the run.
+//! Worker group: a device thread and a ring thread per device, and the coordinator of their
+//! steps, which runs on the run's thread.
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +27,7 @@ use crate::parallel::{Coordinator, Decision, Outcome};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 
-/// Says that a rank's part is over, also if the job panics.
+/// Guard that reports the end of a rank's step to the coordinator, also if the job panics.
 struct FinishOnDrop {
     rank: Rank,
     group: Mailbox<CoordinatorMsg>,
@@ -37,7 +37,7 @@ struct FinishOnDrop {
 impl FinishOnDrop {
     fn with(mut self, result: Result<StepReport, DeviceError>) {
         self.panicked = None;
-        // Nobody hears it if the team was given up.
+        // The receiver may be gone if the worker group was dropped.
         let _ = self.group.send(CoordinatorMsg::Finished(self.rank, result));
     }
 }
@@ -50,40 +50,40 @@ impl Drop for FinishOnDrop {
     }
 }
 
-/// A rank: its device's thread, and what ties it to the others.
+/// One rank: its device thread, and its connection to the other ranks.
 struct Worker {
     driver: DeviceThread,
-    /// Locked by the job of a step only.
+    /// Locked only by the job of a step.
     peers: Arc<Mutex<Box<dyn Peers + Send>>>,
-    /// Closed to end a step, and the run.
+    /// Mailbox of the device thread; closed to end a step, and the run.
     inbox: Mailbox<DriverMsg>,
     ring: Mailbox<RingMsg>,
     waiting: Arc<WaitStatus>,
-    /// The ring thread; none if there is one rank only.
+    /// Ring thread; `None` if there is only one rank.
     thread: Option<JoinHandle<()>>,
 }
 
-/// How a team works together.
+/// Options of a worker group.
 #[derive(Clone, Debug, Default)]
-pub struct TeamOptions {
-    /// Per rank; the host where it says nothing.
+pub struct WorkerGroupOptions {
+    /// Reduce site per rank; the host for ranks that are not listed.
     pub reduce_site: Vec<ReduceSite>,
-    /// Sums of gradients go to all ranks, and nothing else does: for
+    /// True if the group only all-reduces gradients: for
     /// [`crate::parallel::gradient_all_reduce`].
     pub is_chained: bool,
     pub trace: Option<Trace>,
 }
 
-/// All devices of a run.
+/// All devices of a run, with their threads.
 pub struct WorkerGroup {
     workers: Vec<Worker>,
-    said: Mailbox<CoordinatorMsg>,
+    inbox: Mailbox<CoordinatorMsg>,
     layout: Arc<ShardLayout>,
-    /// Why no further step is possible.
+    /// Failure after which no further step is possible.
     broken: Option<(Rank, DeviceError)>,
 }
 
-/// The cut of a plan's buckets for so many ranks.
+/// Returns the shard layout of a plan's buckets for `world` ranks.
 pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize) -> ShardLayout {
     let lengths: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.length).collect();
     let (align, chunk_max) = (ALIGNMENT_BYTES / ELEMENT_BYTES, chunk_bytes / ELEMENT_BYTES);
@@ -91,23 +91,24 @@ pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize)
 }
 
 impl WorkerGroup {
-    /// Ties drivers together; the position of each is its rank. One alone needs no ring.
+    /// Starts a worker group of device threads; the position of each is its rank. A single device
+    /// needs no ring thread.
     ///
     /// # Errors
-    /// A thread that cannot be started.
+    /// Returns `RuntimeError` if a thread cannot be started.
     pub fn start(
         drivers: Vec<DeviceThread>,
         layout: ShardLayout,
-        options: &TeamOptions,
+        options: &WorkerGroupOptions,
     ) -> Result<Self, RuntimeError> {
         let (layout, world) = (Arc::new(layout), drivers.len());
-        // What a rank receives of others, twice because they may be in the next step already; and
-        // its own values, twice because of the way back.
+        // Messages of other ranks, twice because those may be in the next step already; and the
+        // rank's own values, twice because there are two collectives.
         let queued_max = |rank| 2 * (layout.messages_max(Rank(rank)) + layout.chunks.len()) + 2;
-        let said = Mailbox::new(2 * world + 2);
+        let inbox = Mailbox::new(2 * world + 2);
         let rings: Arc<[Mailbox<RingMsg>]> =
             (0..world as u32).map(|rank| Mailbox::new(queued_max(rank))).collect();
-        let mut group = Self { workers: Vec::new(), said, layout, broken: None };
+        let mut group = Self { workers: Vec::new(), inbox, layout, broken: None };
         for (rank, driver) in drivers.into_iter().enumerate() {
             let worker = group.spawn_worker(Rank(rank as u32), driver, &rings, options)?;
             group.workers.push(worker);
@@ -120,12 +121,12 @@ impl WorkerGroup {
         rank: Rank,
         driver: DeviceThread,
         rings: &Arc<[Mailbox<RingMsg>]>,
-        options: &TeamOptions,
+        options: &WorkerGroupOptions,
     ) -> Result<Worker, RuntimeError> {
         let tracks = TraceTracks::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
         let ring = rings[rank.index()].clone();
-        // Per chunk its sum, or a request to add, and the final values; per bucket its two ends;
-        // and the verdict.
+        // Per chunk its sum, or a request to add, and its final values; per bucket the ends of
+        // its two collectives; and the verdict.
         let (chunks, buckets) = (self.layout.chunks.len(), self.layout.buckets());
         let inbox = Mailbox::new(2 * (chunks + buckets) + 1);
         if rings.len() == 1 {
@@ -162,7 +163,7 @@ impl WorkerGroup {
             },
             ring: ring.clone(),
             inbox: inbox.clone(),
-            group: self.said.clone(),
+            group: self.inbox.clone(),
             tracks,
             waiting: Arc::clone(&waiting),
             awaited: None,
@@ -173,10 +174,10 @@ impl WorkerGroup {
         Ok(Worker { driver, peers, inbox, ring, waiting, thread })
     }
 
-    /// A team of one, for work that needs no step.
+    /// Starts a worker group of one device, for work that needs no step.
     ///
     /// # Errors
-    /// None of its own: one device needs no thread.
+    /// Returns the same errors as `start`; none applies, as a single device needs no ring thread.
     pub fn single(driver: DeviceThread) -> Result<Self, RuntimeError> {
         Self::start(
             vec![driver],
@@ -185,29 +186,29 @@ impl WorkerGroup {
         )
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn world(&self) -> usize {
         self.workers.len()
     }
 
-    /// The name of a rank's device.
+    /// Returns the name of a rank's device.
     pub fn name(&self, rank: Rank) -> &str {
         self.workers[rank.index()].driver.name()
     }
 
-    /// The device of a rank.
+    /// Returns the device thread of a rank.
     ///
     /// # Errors
-    /// What ended an earlier step: parameters may be those of two steps then.
+    /// Returns the error that ended an earlier step: parameters may then be a mix of two steps.
     pub fn driver(&self, rank: Rank) -> Result<&DeviceThread, RuntimeError> {
         self.require_whole()?;
         Ok(&self.workers[rank.index()].driver)
     }
 
-    /// The first rank's device, which writes text where one is enough.
+    /// Returns the device thread of the first rank, for work that needs only one device.
     ///
     /// # Errors
-    /// As [`WorkerGroup::driver`].
+    /// Returns the same errors as [`WorkerGroup::driver`].
     pub fn leader(&self) -> Result<&DeviceThread, RuntimeError> {
         self.driver(Rank(0))
     }
@@ -217,15 +218,16 @@ impl WorkerGroup {
         broken.map_or(Ok(()), |(rank, error)| Err(self.error(rank, error)))
     }
 
-    /// How buckets are shared out.
+    /// Returns the shard layout of the buckets.
     pub fn layout(&self) -> &ShardLayout {
         &self.layout
     }
 
-    /// Runs a job on every device at the same time; the results by rank.
+    /// Runs a job on every device concurrently; returns the results by rank.
     ///
     /// # Errors
-    /// The first rank's that fails.
+    /// Returns the `RuntimeError` of the lowest rank that fails, or the error that ended an
+    /// earlier step.
     pub fn run_on_all<R, F>(&self, what: &str, job: F) -> Result<Vec<R>, RuntimeError>
     where
         R: Send + 'static,
@@ -237,7 +239,7 @@ impl WorkerGroup {
             let (rank, job) = (Rank(rank as u32), job.clone());
             pending.push((rank, worker.driver.submit(what, move |device| job(rank, device))));
         }
-        // All are waited for, so that nothing runs on behind a failure.
+        // All jobs are awaited, so that none still runs when a failure is returned.
         let mut ended = Vec::with_capacity(self.world());
         for (rank, pending) in pending {
             let result = pending.and_then(PendingJob::wait);
@@ -246,7 +248,7 @@ impl WorkerGroup {
         ended.into_iter().collect()
     }
 
-    /// A device's error, which says whose it is if there are several.
+    /// Returns a device's error, with its rank if there are several.
     pub fn error(&self, rank: Rank, error: DeviceError) -> RuntimeError {
         match self.world() {
             1 => error.into(),
@@ -254,16 +256,17 @@ impl WorkerGroup {
         }
     }
 
-    /// Runs a step on all ranks: their inputs in, their reports out.
+    /// Runs a step on all ranks; returns the reports by rank.
     ///
     /// # Errors
-    /// The first device that fails; then no rank has made the step, or the run is over before the
-    /// others know its parameters. No further step is possible.
+    /// Returns the `RuntimeError` of the first device that fails. Then either no rank has
+    /// updated, or the run is over before the other ranks receive the updated parameters. No
+    /// further step is possible.
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, RuntimeError> {
         self.require_whole()?;
         for worker in self.workers.iter().filter(|worker| worker.thread.is_some()) {
-            // Before any rank runs, so that no message of this step can come earlier. A mailbox
-            // that is closed shows in the step.
+            // Sent before any rank runs, so that no message of this step can arrive earlier. The
+            // step reports a closed mailbox.
             let _ = worker.ring.send(RingMsg::Restart);
         }
         let mut round = StepRound::new(self);
@@ -279,7 +282,7 @@ impl WorkerGroup {
 }
 
 impl Drop for WorkerGroup {
-    /// Ends the ring threads; the drivers end by themselves, or are left behind if they hang.
+    /// Ends the ring threads; device threads end by themselves, or are abandoned if they hang.
     fn drop(&mut self) {
         for worker in &self.workers {
             worker.inbox.close("the run is over");
@@ -287,22 +290,24 @@ impl Drop for WorkerGroup {
         }
         for worker in &mut self.workers {
             if let Some(thread) = worker.thread.take() {
-                // It waits at its mailbox only, or for a driver whose mailbox is closed as well.
+                // The ring thread waits only at its mailbox, or for a device thread whose mailbox
+                // is closed as well.
                 let _ = thread.join();
             }
         }
     }
 }
 
-/// A step under way, as its coordinator sees it.
+/// Coordinator's state of a step in progress.
 struct StepRound<'t> {
     group: &'t WorkerGroup,
     coordinator: Coordinator,
     watches: Vec<Watchdog>,
-    /// Per rank: its report, once it has ended.
+    /// Per rank: its result, once its step has ended.
     reports: Vec<Option<Result<StepReport, ()>>>,
     failed: Option<(Rank, DeviceError)>,
-    /// What all ranks were told when something last changed, and when that was.
+    /// Progress for deadlock detection: the wakeups of all ranks at the last change, and its
+    /// time.
     progress: (u64, Instant),
 }
 
@@ -320,7 +325,7 @@ impl<'t> StepRound<'t> {
         let (rank, input) = (input.rank, Arc::clone(input));
         let peers = Arc::clone(&worker.peers);
         let panicked = Some(worker.driver.panicked(WHAT));
-        let ending = FinishOnDrop { rank, group: self.group.said.clone(), panicked };
+        let ending = FinishOnDrop { rank, group: self.group.inbox.clone(), panicked };
         let posted = worker.driver.submit_detached(WHAT, move |device| {
             let mut peers = lock(&peers);
             peers.restart();
@@ -331,12 +336,12 @@ impl<'t> StepRound<'t> {
         }
     }
 
-    /// Until every rank has ended, or is given up.
+    /// Processes messages until every rank has ended or is abandoned.
     fn run(mut self) -> Result<Vec<StepReport>, (Rank, DeviceError)> {
         while self.reports.iter().any(Option::is_none) {
             let look_every = self.watches.iter().map(Watchdog::poll_interval).min();
             let look_at = look_every.map(|every| Instant::now() + every);
-            match self.group.said.recv(look_at) {
+            match self.group.inbox.recv(look_at) {
                 Ok(CoordinatorMsg::Vote(vote)) => {
                     let announcement = self.coordinator.vote(vote);
                     self.announce(announcement);
@@ -352,8 +357,7 @@ impl<'t> StepRound<'t> {
         }
     }
 
-    /// Gives up the ranks whose devices have been silent for too long, and the step if all wait
-    /// for each other.
+    /// Abandons ranks whose watchdog has expired, and the step if all ranks wait for each other.
     fn check_liveness(&mut self) {
         let mut works = false;
         for rank in 0..self.reports.len() {
@@ -377,7 +381,8 @@ impl<'t> StepRound<'t> {
         self.detect_deadlock();
     }
 
-    /// No device works and nobody is told anything: that would last for ever.
+    /// Deadlock detection: fails the step if, for one deadline, no device has worked and no rank
+    /// has received a message.
     fn detect_deadlock(&mut self) {
         let Some(rank) = self.reports.iter().position(Option::is_none) else { return };
         let deadline = self.watches[rank].deadline();
@@ -402,12 +407,12 @@ impl<'t> StepRound<'t> {
     }
 
     fn end(&mut self, rank: Rank, result: Result<StepReport, DeviceError>) {
-        // One that was given up may come back after all.
+        // A rank that was abandoned may still report its end.
         if self.reports[rank.index()].is_some() {
             return;
         }
         let result = match result {
-            // Only a failure discards a step; without one, something ended that should not.
+            // Only a failure discards a step; without one, a thread ended that should not have.
             Ok(StepReport { outcome: Outcome::Discarded(why), .. }) if self.failed.is_none() => {
                 let adapter = self.group.name(rank).to_string();
                 Err(DeviceError::Refused { adapter, what: "a step".into(), why })
@@ -430,10 +435,10 @@ impl<'t> StepRound<'t> {
         for worker in &self.group.workers {
             match &announcement {
                 Decision::Verdict(verdict) => {
-                    // Nobody is there to hear it if the rank has failed meanwhile.
+                    // The receiver may be gone if the rank has failed meanwhile.
                     let _ = worker.inbox.send(DriverMsg::Announced(verdict.clone()));
                 }
-                // Whatever a rank waits for, a closed mailbox wakes it.
+                // A closed mailbox wakes a rank from any wait.
                 Decision::Abort { why, .. } => {
                     worker.inbox.close(why);
                     worker.ring.close(why);
@@ -444,6 +449,6 @@ impl<'t> StepRound<'t> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A job that panicked ends the run before the next could see what it left.
+    // A job that panicked ends the run before another job could see the state it left.
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

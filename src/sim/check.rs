@@ -1,7 +1,7 @@
-//! What must hold after every run, whatever went wrong in it.
+//! Invariants that must hold after every run, whatever faults were injected.
 
 use super::reference::reference;
-use super::report::{End, RankReport, Report};
+use super::report::{End, RankReport, SimulationReport};
 use super::scenario::Scenario;
 use super::values::Buckets;
 
@@ -9,13 +9,14 @@ use super::values::Buckets;
 ///
 /// - no live rank waits for ever, and none changed a parameter in a step before all had voted;
 /// - all live ranks ended alike: completed, or failed with the same rank and reason; and only a
-///   rank to which a fault was planned is named;
+///   rank with an injected fault is named;
 /// - if they completed, each holds the bits of [`reference()`] after the last step;
 /// - if they failed, every element of each is that of the last step it finished, or of the one
 ///   after, which all had voted for.
 ///
-/// The error says what does not hold.
-pub fn check(scenario: &Scenario, report: &Report) -> Result<(), String> {
+/// # Errors
+/// Returns a description of the first invariant that does not hold.
+pub fn check(scenario: &Scenario, report: &SimulationReport) -> Result<(), String> {
     if let Some(violation) = report.violations.first() {
         return Err(violation.clone());
     }
@@ -30,7 +31,7 @@ pub fn check(scenario: &Scenario, report: &Report) -> Result<(), String> {
         Some(End::Completed) => true,
         Some(End::Failed { rank, why }) => {
             if why.is_empty() || !scenario.may_end(*rank) {
-                return Err(format!("{rank} is said to have failed ({why}), and did not"));
+                return Err(format!("{rank} is reported as failed ({why}), and did not fail"));
             }
             false
         }
@@ -45,7 +46,7 @@ pub fn check(scenario: &Scenario, report: &Report) -> Result<(), String> {
     Ok(())
 }
 
-/// Compares the parameters of a rank with those after each step.
+/// Compares the parameters of a rank with the reference parameters after each step.
 fn has_the_bits(rank: &RankReport, is_completed: bool, after: &[Buckets]) -> Result<(), String> {
     let finished = rank.finished as usize;
     if is_completed && finished + 1 != after.len() {

@@ -1,4 +1,4 @@
-//! The price of a program: how long a step takes, by simulating one without values.
+//! Cost model of a program: the duration of a step, from a simulation of one without values.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use super::world::run;
 use crate::collective::ShardLayout;
 use crate::parallel::Program;
 
-/// What a step costs besides its programs.
+/// Model of the machine that runs a step: speeds of ranks and links.
 #[derive(Clone, Copy, Debug)]
 pub struct MachineModel<'a> {
-    /// Per rank.
+    /// Speeds, per rank.
     pub costs: &'a [Costs],
-    /// From a rank, to a rank.
+    /// Links, by sender and then by receiver.
     pub links: &'a [Vec<LinkModel>],
-    /// How long a message to or from main takes.
+    /// Latency in seconds of a message to or from the coordinator thread.
     pub control_s: f64,
-    /// As in [`crate::collective::Exchange::new`].
+    /// Window as in [`crate::collective::Exchange::new`].
     pub window: usize,
 }
 
-/// The scenario of one step without values, chance or faults.
+/// Returns the scenario of one step without values, randomness or faults.
 pub fn one_step(
     programs: &[Program],
     layout: &Arc<ShardLayout>,
@@ -49,8 +49,8 @@ pub fn one_step(
     }
 }
 
-/// The seconds of one step of these programs, one per rank, until the last rank knows that all
-/// have ended it.
+/// Returns the seconds of one step of these programs, one per rank, until the last rank knows
+/// that all have ended it.
 pub fn step_seconds(programs: &[Program], layout: &Arc<ShardLayout>, machine: MachineModel) -> f64 {
     run(&one_step(programs, layout, machine)).seconds
 }

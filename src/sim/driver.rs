@@ -1,4 +1,4 @@
-//! The driver thread of a virtual rank: performs the actions of an interpreter, one at a time.
+//! Device thread of a virtual rank: performs the actions of an interpreter, one at a time.
 
 use std::collections::VecDeque;
 
@@ -7,37 +7,37 @@ use super::queue::{Nanos, nanos};
 use super::report::End;
 use super::ring::Item;
 use super::scenario::SeededBug;
-use super::timeline::Lane;
+use super::timeline::VirtualTrack;
 use super::world::{Event, Simulation};
 use crate::base::Rank;
 use crate::collective::Collective;
 use crate::parallel::{Action, Event as Happened, Interpreter, Outcome, Verdict};
 
-/// The driver thread.
+/// State of the device thread of a virtual rank.
 #[derive(Debug, Default)]
 pub(super) struct Driver<'a> {
-    /// `None` between steps.
+    /// Interpreter of the current step; `None` between steps.
     interpreter: Option<Interpreter<'a>>,
-    /// Counted from 1.
+    /// Number of the current step, counted from 1.
     pub step: u64,
-    /// Steps that are over.
+    /// Number of steps that are over.
     pub finished: u64,
-    /// What it is busy with until `free_at`.
+    /// Action that keeps the device thread busy until `free_at`.
     doing: Option<Action>,
     pub free_at: Nanos,
-    /// A wake-up is on its way.
+    /// True if a wake-up event is queued.
     wakes: bool,
     mail: VecDeque<ToDriver>,
     /// Collectives of the next step that are over before it begins.
     early: Vec<Collective>,
     verdict: Option<Verdict>,
     failure: Option<(Rank, String)>,
-    /// For people.
+    /// Display text of what the device thread waits for; used in violation messages only.
     pub waits_for: String,
 }
 
 impl Simulation<'_> {
-    /// Puts mail where the driver looks when it is free.
+    /// Queues a message for the device thread, which reads it when it is free.
     pub(super) fn hand_to_driver(&mut self, rank: Rank, mail: ToDriver) {
         self.virtual_ranks[rank.index()].driver.mail.push_back(mail);
         self.wake_driver(rank);
@@ -52,7 +52,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Lets a driver end what it does, read its mail, and go on as far as it can.
+    /// Completes the device thread's action, reads its messages, and continues until it is busy
+    /// or waits.
     pub(super) fn drive(&mut self, rank: Rank) {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         virtual_rank.driver.wakes = false;
@@ -82,14 +83,15 @@ impl Simulation<'_> {
 
     fn do_for(&mut self, rank: Rank, action: Action, takes: Nanos) {
         let (from, to) = (self.queue.now(), self.queue.now() + takes);
-        self.timeline.add(rank, Lane::Driver, (from, to), || name(&action));
+        self.timeline.add(rank, VirtualTrack::Driver, (from, to), || name(&action));
         let driver = &mut self.virtual_ranks[rank.index()].driver;
         driver.doing = Some(action);
         driver.free_at = to;
         self.wake_driver(rank);
     }
 
-    /// How long an action keeps the driver busy; nothing if it only hands something on.
+    /// Returns the duration for which an action keeps the device thread busy; `None` if it only
+    /// sends or waits.
     fn takes(&mut self, rank: Rank, action: &Action) -> Option<Nanos> {
         let costs = &self.scenario.costs[rank.index()];
         let seconds = match *action {
@@ -111,10 +113,10 @@ impl Simulation<'_> {
         Some(nanos(seconds) + self.jitter())
     }
 
-    /// What is true when an action that took time is over.
+    /// Applies the effect of an action whose duration is over.
     fn complete(&mut self, rank: Rank, action: &Action) {
         if let Action::Update { .. } = action {
-            self.is_committed(rank, "updates");
+            self.check_committed(rank, "updates");
         }
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         let step = virtual_rank.driver.step;
@@ -144,7 +146,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Actions that hand something on, or only wait.
+    /// Performs an action without duration: starts a collective, sends a message, or waits.
     fn act(&mut self, rank: Rank, action: Action) {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         match action {
@@ -154,14 +156,14 @@ impl Simulation<'_> {
                 virtual_rank.driver.waits_for = "the verdict".into();
                 self.voted[rank.index()] = virtual_rank.driver.step;
                 let vote = virtual_rank.model.vote(&self.scenario.layout, rank);
-                self.tell_main(ToCoordinator::Vote(vote), 0);
+                self.send_to_coordinator(ToCoordinator::Vote(vote), 0);
             }
             Action::Finish(Outcome::Discarded(_)) => self.fail(rank),
             Action::Finish(Outcome::Updated | Outcome::Skipped) => {
                 virtual_rank.driver.interpreter = None;
                 virtual_rank.driver.finished += 1;
                 virtual_rank.driver.waits_for = "the next step".into();
-                self.tell_main(ToCoordinator::Finished { rank }, 0);
+                self.send_to_coordinator(ToCoordinator::Finished { rank }, 0);
             }
             Action::ZeroGradients
             | Action::Load { .. }
@@ -201,7 +203,7 @@ impl Simulation<'_> {
                 }
             }
             (ToDriver::Over, None) => self.end(rank, End::Completed),
-            (mail, _) => self.violations.push(format!("{rank} is told {mail:?} at a wrong time")),
+            (mail, _) => self.violations.push(format!("{rank} receives {mail:?} at a wrong time")),
         }
     }
 

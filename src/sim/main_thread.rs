@@ -1,12 +1,12 @@
-//! The thread that the drivers report to: it asks a [`Coordinator`] per step, tells everyone what
-//! it announces, and begins the next step when every rank has reported the end of this one.
+//! Coordinator thread: runs a [`Coordinator`] per step, sends its decisions to all ranks, and
+//! begins the next step when every rank has reported the end of the current one.
 
 use super::scenario::{Scenario, SeededBug};
 use crate::base::Rank;
 use crate::collective::Collective;
 use crate::parallel::{Coordinator, Decision, Verdict, Vote};
 
-/// What main is told.
+/// Message to the coordinator thread.
 #[derive(Clone, Debug)]
 pub enum ToCoordinator {
     Vote(Vote),
@@ -14,16 +14,16 @@ pub enum ToCoordinator {
         rank: Rank,
         why: String,
     },
-    /// A rank's step is over, updated or skipped.
+    /// The step of a rank is over, updated or skipped.
     Finished {
         rank: Rank,
     },
 }
 
-/// What a driver is told.
+/// Message to the device thread of a rank.
 #[derive(Clone, Debug)]
 pub enum ToDriver {
-    /// By its own ring.
+    /// End of a collective, sent by the rank's own ring thread.
     Done(Collective),
     Verdict(Verdict),
     Discard {
@@ -36,7 +36,7 @@ pub enum ToDriver {
     Over,
 }
 
-/// The main thread.
+/// State of the coordinator thread.
 #[derive(Debug)]
 pub struct CoordinatorThread {
     coordinator: Coordinator,
@@ -44,7 +44,8 @@ pub struct CoordinatorThread {
     steps: u64,
     finished: Vec<bool>,
     is_over: bool,
-    /// For [`SeededBug::CommitsEarly`]: votes of this step, and who was told too early.
+    /// State of [`SeededBug::CommitsEarly`]: the votes of this step, and (`early`) the rank that
+    /// received its verdict too early.
     votes: Vec<Vote>,
     early: Option<Rank>,
     seeded_bug: Option<SeededBug>,
@@ -64,7 +65,7 @@ impl CoordinatorThread {
         }
     }
 
-    /// What is to be told when every rank is ready for the next step.
+    /// Returns the messages to send when every rank is ready for the next step.
     pub fn next_step(&mut self) -> Vec<(Rank, ToDriver)> {
         self.is_over = self.step == self.steps;
         if self.is_over {
@@ -78,7 +79,7 @@ impl CoordinatorThread {
         self.to_all(&ToDriver::Step(self.step))
     }
 
-    /// Takes in what is told, and says what is to be told.
+    /// Processes a message and returns the messages to send in response.
     pub fn handle(&mut self, news: ToCoordinator) -> Vec<(Rank, ToDriver)> {
         match news {
             ToCoordinator::Vote(vote) => {
@@ -109,7 +110,7 @@ impl CoordinatorThread {
             }
             Decision::Abort { rank, why } => {
                 let mut told = self.to_all(&ToDriver::Discard { rank, why });
-                if self.seeded_bug == Some(SeededBug::ForgetsToTell) {
+                if self.seeded_bug == Some(SeededBug::LosesFailure) {
                     let forgotten = told.iter().rposition(|(other, _)| *other != rank);
                     forgotten.map(|index| told.remove(index));
                 }
@@ -118,7 +119,7 @@ impl CoordinatorThread {
         }
     }
 
-    /// The planted defect, if it is planted.
+    /// Returns the premature verdict of `SeededBug::CommitsEarly`, if that bug is seeded and due.
     fn commit_early(&mut self, vote: &Vote) -> Vec<(Rank, ToDriver)> {
         if self.seeded_bug != Some(SeededBug::CommitsEarly) {
             return Vec::new();

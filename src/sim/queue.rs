@@ -1,19 +1,20 @@
-//! The virtual clock: events in the order of their times, those of one time in an order by seed.
+//! Virtual clock: a queue of events in the order of their times; the seed orders simultaneous
+//! events.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use crate::base::rng::Key;
 
-/// A point or a length of virtual time.
+/// Point or duration of virtual time, in nanoseconds.
 pub type Nanos = u64;
 
-/// Virtual time from seconds; nothing is shorter than none.
+/// Converts seconds to virtual time; negative durations become 0.
 pub fn nanos(seconds: f64) -> Nanos {
     (seconds * 1e9).round() as Nanos
 }
 
-/// A source of random numbers that are a function of a seed.
+/// Source of random numbers that are a function of a seed.
 #[derive(Debug)]
 pub struct Random {
     key: Key,
@@ -30,57 +31,57 @@ impl Random {
         self.key.words([self.drawn as u32, (self.drawn >> 32) as u32])[0]
     }
 
-    /// A time in `0..=most`.
+    /// Returns a random time in `0..=most`.
     pub fn up_to(&mut self, most: Nanos) -> Nanos {
         if most == 0 { 0 } else { Nanos::from(self.word()) % (most + 1) }
     }
 }
 
 #[derive(Debug)]
-struct Entry<E> {
+struct QueuedEvent<E> {
     at: Nanos,
     tie: u32,
     sequence: u64,
     event: E,
 }
 
-impl<E> Entry<E> {
+impl<E> QueuedEvent<E> {
     fn key(&self) -> (Nanos, u32, u64) {
         (self.at, self.tie, self.sequence)
     }
 }
 
-impl<E> PartialEq for Entry<E> {
+impl<E> PartialEq for QueuedEvent<E> {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl<E> Eq for Entry<E> {}
+impl<E> Eq for QueuedEvent<E> {}
 
-impl<E> PartialOrd for Entry<E> {
+impl<E> PartialOrd for QueuedEvent<E> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<E> Ord for Entry<E> {
+impl<E> Ord for QueuedEvent<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key().cmp(&other.key())
     }
 }
 
-/// Events to come.
+/// Queue of future events.
 #[derive(Debug)]
-pub struct Queue<E> {
-    heap: BinaryHeap<Reverse<Entry<E>>>,
+pub struct EventQueue<E> {
+    heap: BinaryHeap<Reverse<QueuedEvent<E>>>,
     pub random: Random,
     now: Nanos,
     pushed: u64,
 }
 
-impl<E> Queue<E> {
-    /// Empty, at time 0.
+impl<E> EventQueue<E> {
+    /// Creates an empty queue at time 0.
     pub fn new(seed: u64) -> Self {
         Self { heap: BinaryHeap::new(), random: Random::new(seed), now: 0, pushed: 0 }
     }
@@ -89,15 +90,15 @@ impl<E> Queue<E> {
         self.now
     }
 
-    /// An event at a time that is not over.
+    /// Queues an event at a time that is not in the past.
     pub fn push(&mut self, at: Nanos, event: E) {
         assert!(at >= self.now, "an event in the past");
         self.pushed += 1;
         let (tie, sequence) = (self.random.word(), self.pushed);
-        self.heap.push(Reverse(Entry { at, tie, sequence, event }));
+        self.heap.push(Reverse(QueuedEvent { at, tie, sequence, event }));
     }
 
-    /// The next event; the time is then its time.
+    /// Removes the next event and sets the clock to its time.
     pub fn pop(&mut self) -> Option<E> {
         let Reverse(entry) = self.heap.pop()?;
         self.now = entry.at;
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     fn drain(seed: u64, times: &[Nanos]) -> Vec<usize> {
-        let mut queue = Queue::new(seed);
+        let mut queue = EventQueue::new(seed);
         for (index, &at) in times.iter().enumerate() {
             queue.push(at, index);
         }

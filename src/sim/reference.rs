@@ -1,12 +1,12 @@
-//! What parameters must be, computed plainly: without ranks' timing, messages and chunks.
+//! Reference parameters, computed directly: without timing of ranks, messages and chunks.
 
 use super::scenario::Scenario;
 use super::values::{Buckets, initial, sample_gradient, sample_key, updated};
 use crate::base::{BucketId, Rank};
 use crate::collective::{ShardLayout, Topology};
 
-/// The parameters before the first step and after each: every element updated by the gradients
-/// of all ranks, added in the order that the topology prescribes. Empty without values.
+/// Returns the parameters before the first step and after each: every element updated by the
+/// gradients of all ranks, added in the order that the topology prescribes. Empty without values.
 pub fn reference(scenario: &Scenario) -> Vec<Buckets> {
     let Some(seed) = scenario.values else { return Vec::new() };
     let mut after = vec![initial(seed, &scenario.lengths())];
@@ -27,18 +27,18 @@ pub fn reference(scenario: &Scenario) -> Vec<Buckets> {
     after
 }
 
-/// Samples in the global batch.
+/// Returns the number of samples in the global batch.
 fn samples(scenario: &Scenario) -> u32 {
     scenario.programs.iter().flat_map(|p| &p.micro_batches).map(|m| m.rows).sum()
 }
 
-/// Whether a gradient is not finite.
+/// Returns true if the step is skipped because a gradient is not finite.
 fn is_skipped(scenario: &Scenario, step: u64) -> bool {
     let has_elements = scenario.lengths().iter().any(|&length| length > 0);
     has_elements && (0..scenario.layout.world).any(|rank| scenario.is_not_finite(Rank(rank), step))
 }
 
-/// The gradients of a bucket, summed over ranks.
+/// Returns the gradients of a bucket, summed over ranks.
 fn sums(
     scenario: &Scenario,
     seed: u64,
@@ -52,7 +52,7 @@ fn sums(
     (0..parameters.len()).map(sum).collect()
 }
 
-/// The gradient sums of one rank's samples in one bucket.
+/// Returns the gradients of a bucket, summed over one rank's samples.
 fn rank_gradients(
     scenario: &Scenario,
     seed: u64,
@@ -75,8 +75,8 @@ fn rank_gradients(
     sums
 }
 
-/// One element, summed over ranks: on a ring from the rank behind its owner around to the owner,
-/// in a star from rank 0 on.
+/// Returns one element, summed over ranks: on a ring from the rank after its owner around to the
+/// owner, in a star from rank 0 on.
 fn sum_in_order(layout: &ShardLayout, bucket: BucketId, index: usize, ranks: &[Vec<f32>]) -> f32 {
     let world = ranks.len();
     let first = match layout.topology {

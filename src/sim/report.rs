@@ -1,4 +1,4 @@
-//! What came of a run.
+//! Report of a simulated run.
 
 use std::fmt;
 
@@ -6,42 +6,42 @@ use super::timeline::Timeline;
 use super::values::{Buckets, hash};
 use crate::base::Rank;
 
-/// How a run ended for a rank.
+/// Outcome of a run for one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// All steps are made.
+    /// All steps are complete.
     Completed,
-    /// A rank failed, and this rank was told so.
+    /// A rank failed, and this rank received the failure message.
     Failed { rank: Rank, why: String },
 }
 
-/// A rank after the run.
+/// State of a rank after the run.
 #[derive(Clone, Debug)]
 pub struct RankReport {
-    /// `None`: it died, hung for too long, or waits for ever.
+    /// Outcome; `None` if the rank died, hung for the deadline, or deadlock.
     pub end: Option<End>,
-    /// It neither died nor hung for too long.
+    /// True if the rank neither died nor hung for the deadline.
     pub is_live: bool,
-    /// Steps that it finished, updated or skipped.
+    /// Number of steps that the rank finished, updated or skipped.
     pub finished: u64,
     pub parameters: Buckets,
 }
 
-/// What came of a run.
+/// Report of a simulated run: its ranks, duration and violations.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct SimulationReport {
     pub ranks: Vec<RankReport>,
     /// Virtual seconds until the last live rank had ended.
     pub seconds: f64,
-    /// Events that were handled.
+    /// Number of events that were handled.
     pub events: u64,
     pub timeline: Timeline,
-    /// What must never happen and did.
+    /// Violations of invariants during the run.
     pub violations: Vec<String>,
 }
 
 impl RankReport {
-    /// The hash of its parameters' bits.
+    /// Returns the hash of the bits of the rank's parameters.
     pub fn bits(&self) -> u64 {
         hash(&self.parameters)
     }
@@ -52,15 +52,15 @@ impl fmt::Display for RankReport {
         match &self.end {
             Some(End::Completed) => f.write_str("completed")?,
             Some(End::Failed { rank, why }) => write!(f, "ended because {rank} failed: {why}")?,
-            None if self.is_live => f.write_str("waits for ever")?,
+            None if self.is_live => f.write_str("deadlock")?,
             None => f.write_str("died or hung")?,
         }
         write!(f, "; {} steps finished, parameters {:016x}", self.finished, self.bits())
     }
 }
 
-/// A line per rank, and one per violation.
-impl fmt::Display for Report {
+/// Prints a line per rank, and one per violation.
+impl fmt::Display for SimulationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} events in {} virtual seconds", self.events, self.seconds)?;
         for (rank, report) in self.ranks.iter().enumerate() {

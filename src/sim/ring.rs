@@ -12,18 +12,18 @@ use crate::collective::{Action, Collective, CollectiveKind, Event, Exchange, Sha
 /// The values of a chunk.
 pub type Payload = Rc<Vec<f32>>;
 
-/// What travels between rings.
+/// Message between the ring threads of two ranks.
 #[derive(Clone, Debug)]
 pub struct Message {
     pub kind: CollectiveKind,
     pub chunk: ChunkId,
     pub from: Rank,
-    /// How often the sender was restarted.
+    /// Number of restarts of the sender, which identifies the step of the message.
     pub round: u64,
     pub values: Payload,
 }
 
-/// What a ring is handed.
+/// Input of a ring thread.
 #[derive(Clone, Debug)]
 pub enum Item {
     /// The rank's own values were read back.
@@ -33,24 +33,24 @@ pub enum Item {
         values: Payload,
     },
     Message(Message),
-    /// A step begins. All rings are told so before any rank runs.
+    /// A step begins. All rings are restarted before any rank runs.
     Restart,
 }
 
 impl Item {
-    /// For people.
+    /// Returns the display name for the timeline; never a lookup key.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Ready { kind: CollectiveKind::ReduceScatter, .. } => "own gradients",
             Self::Ready { kind: CollectiveKind::AllGather, .. } => "own parameters",
             Self::Message(Message { kind: CollectiveKind::ReduceScatter, .. }) => "add",
-            Self::Message(Message { kind: CollectiveKind::AllGather, .. }) => "hand on",
+            Self::Message(Message { kind: CollectiveKind::AllGather, .. }) => "forward",
             Self::Restart => "restart",
         }
     }
 }
 
-/// What a ring does to the rest of the world.
+/// Effect of a ring thread outside of itself.
 #[derive(Clone, Debug)]
 pub enum Effect {
     Send {
@@ -67,21 +67,21 @@ pub enum Effect {
         chunk: ChunkId,
         values: Payload,
     },
-    /// Own values were copied or added, so that the place that they were read back to is free.
+    /// Own values were copied or added, so their readback slot is free.
     Used,
-    /// A message of another step came, and is dropped. It must not.
+    /// A message of another step arrived and is dropped, which must not happen.
     Strayed(ChunkId),
     Done(Collective),
 }
 
-/// What a ring has of one chunk.
+/// Values of one chunk that a ring thread holds.
 #[derive(Clone, Debug, Default)]
 struct Holding {
     /// The rank's own gradients.
     own: Option<Payload>,
     /// A partial sum, or final values.
     held: Option<Payload>,
-    /// Messages that the exchange has not asked for yet.
+    /// Messages that the exchange has not requested yet.
     arrived: Vec<(CollectiveKind, Rank, Payload)>,
 }
 
@@ -100,22 +100,22 @@ impl Holding {
     }
 }
 
-/// The ring thread.
+/// State of the ring thread of a virtual rank.
 #[derive(Debug)]
 pub struct Ring {
     exchange: Exchange,
-    /// How often it was restarted.
+    /// Number of restarts.
     round: u64,
     holdings: Vec<Holding>,
     host: LinkModel,
     pub inbox: VecDeque<Item>,
-    /// When it can take the next item.
+    /// Time at which the ring thread can process the next item.
     pub free_at: Nanos,
-    /// It is to wake at `free_at`.
+    /// True if a wake-up at `free_at` is queued.
     pub wakes: bool,
 }
 
-/// What came of one item: how long it took, and what happened how long after its begin.
+/// Result of one item: its duration, and its effects with their delays after its begin.
 #[derive(Debug, Default)]
 pub struct Work {
     pub takes: Nanos,
@@ -123,7 +123,7 @@ pub struct Work {
 }
 
 impl Ring {
-    /// A ring that adds as fast as `host`.
+    /// Creates a ring thread that adds as fast as `host`.
     pub fn new(layout: &Arc<ShardLayout>, rank: Rank, window: usize, host: LinkModel) -> Self {
         Self {
             exchange: Exchange::new(layout.clone(), rank, window),
@@ -136,7 +136,7 @@ impl Ring {
         }
     }
 
-    /// Takes one item and does all that follows from it.
+    /// Processes one item and performs all resulting actions.
     pub fn handle(&mut self, item: Item) -> Work {
         let mut work = Work::default();
         match item {
@@ -178,10 +178,10 @@ impl Ring {
                 let holding = &mut self.holdings[chunk.index()];
                 let values = match kind {
                     CollectiveKind::AllGather => {
-                        holding.held.clone().expect("final values are handed on")
+                        holding.held.clone().expect("final values are forwarded")
                     }
                     CollectiveKind::ReduceScatter => {
-                        // Own values are copied out of where they were read back to.
+                        // Own values are copied out of their readback slot.
                         if holding.held.is_none() {
                             work.takes += pass(chunk);
                             work.effects.push((work.takes, Effect::Used));

@@ -1,13 +1,13 @@
-//! What a rank's parts were busy with, for people.
+//! Timeline of the busy times of each rank's components, for display.
 
 use std::fmt;
 
 use super::queue::Nanos;
 use crate::base::Rank;
 
-/// A part of a rank that does one thing at a time.
+/// Track of the timeline: a component of a rank that does one thing at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Lane {
+pub enum VirtualTrack {
     Driver,
     ReadBack,
     Ring,
@@ -15,50 +15,51 @@ pub enum Lane {
     Upload,
 }
 
-/// Something that took time.
+/// Period in which a component of a rank was busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct VirtualSpan {
     pub rank: Rank,
-    pub lane: Lane,
+    pub track: VirtualTrack,
     pub what: String,
     pub from: Nanos,
     pub to: Nanos,
 }
 
-/// Spans in the order in which they were planned. Prints as a table, by their beginnings.
+/// Timeline of spans in the order in which they were scheduled. Prints as a table, sorted by
+/// start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    pub spans: Vec<Span>,
+    pub spans: Vec<VirtualSpan>,
     is_on: bool,
 }
 
 impl Timeline {
-    /// Empty; it stays so unless `is_on`.
+    /// Creates an empty timeline, which stays empty unless `is_on`.
     pub fn new(is_on: bool) -> Self {
         Self { spans: Vec::new(), is_on }
     }
 
-    /// Something that a rank does from `from` to `to`.
+    /// Records an activity of a rank from `from` to `to`.
     pub fn add(
         &mut self,
         rank: Rank,
-        lane: Lane,
+        track: VirtualTrack,
         (from, to): (Nanos, Nanos),
         what: impl FnOnce() -> String,
     ) {
         if self.is_on {
-            self.spans.push(Span { rank, lane, what: what(), from, to });
+            self.spans.push(VirtualSpan { rank, track, what: what(), from, to });
         }
     }
 
-    /// How long a rank's part was busy.
-    pub fn busy(&self, rank: Rank, lane: Lane) -> Nanos {
-        let spans = self.spans.iter().filter(|span| span.rank == rank && span.lane == lane);
+    /// Returns the total time for which a component of a rank was busy.
+    pub fn busy(&self, rank: Rank, track: VirtualTrack) -> Nanos {
+        let spans = self.spans.iter().filter(|span| span.rank == rank && span.track == track);
         spans.map(|span| span.to - span.from).sum()
     }
 }
 
-impl fmt::Display for Lane {
+impl fmt::Display for VirtualTrack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Driver => "driver",
@@ -72,13 +73,13 @@ impl fmt::Display for Lane {
 
 impl fmt::Display for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut spans: Vec<&Span> = self.spans.iter().collect();
-        spans.sort_by_key(|span| (span.from, span.rank, span.lane));
+        let mut spans: Vec<&VirtualSpan> = self.spans.iter().collect();
+        spans.sort_by_key(|span| (span.from, span.rank, span.track));
         writeln!(f, "{:>12} {:>12}  rank  {:9}  what", "from ms", "to ms", "part")?;
         for span in spans {
             let [from, to] = [span.from, span.to].map(|at| at as f64 / 1e6);
-            let (rank, lane) = (span.rank.0, span.lane);
-            writeln!(f, "{from:12.3} {to:12.3}  {rank:4}  {lane:9}  {}", span.what)?;
+            let (rank, track) = (span.rank.0, span.track);
+            writeln!(f, "{from:12.3} {to:12.3}  {rank:4}  {track:9}  {}", span.what)?;
         }
         Ok(())
     }

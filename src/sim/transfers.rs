@@ -1,4 +1,4 @@
-//! What moves between the parts of a rank, and from rank to rank.
+//! Transfers between the components of a rank, and messages from rank to rank.
 
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use super::queue::{Nanos, nanos};
 use super::report::End;
 use super::ring::{Effect, Item, Message};
 use super::scenario::SeededBug;
-use super::timeline::Lane;
+use super::timeline::VirtualTrack;
 use super::world::{Event, Simulation};
 use crate::base::{ChunkId, Rank};
 use crate::collective::{Collective, CollectiveKind, Topology};
@@ -37,7 +37,7 @@ impl Simulation<'_> {
         let work = virtual_rank.ring.handle(item);
         virtual_rank.ring.free_at = now + work.takes;
         if work.takes > 0 {
-            self.timeline.add(rank, Lane::Ring, (now, now + work.takes), || what.into());
+            self.timeline.add(rank, VirtualTrack::Ring, (now, now + work.takes), || what.into());
         }
         for (after, effect) in work.effects {
             self.take_effect(rank, now + after, effect);
@@ -56,12 +56,12 @@ impl Simulation<'_> {
             }
             Effect::Kept { chunk, values } => {
                 let place = self.scenario.layout.chunk(chunk);
-                self.is_committed(rank, "takes parameters");
+                self.check_committed(rank, "takes parameters");
                 let model = &mut self.virtual_ranks[rank.index()].model;
                 model.set_parameters(place.bucket, place.range.clone(), &values);
                 self.upload(rank, at, chunk);
             }
-            // Places are counted only where they are few.
+            // Readback slots are counted only if their number is limited.
             Effect::Used if self.scenario.places_max.is_none() => {}
             Effect::Used => self.queue.push(at, Event::Place(rank)),
             Effect::Strayed(chunk) => {
@@ -75,7 +75,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// The planted defect, if it is planted: what comes n-th is taken for what is n-th in order.
+    /// Applies `SeededBug::FoldsInArrivalOrder`, if it is seeded: the n-th message to arrive is
+    /// treated as the n-th in order.
     pub fn in_arrival_order(&mut self, item: Item) -> Item {
         match item {
             Item::Message(message)
@@ -103,12 +104,12 @@ impl Simulation<'_> {
         let gone = start + link.busy(self.scenario.layout.chunk(chunk));
         *free_at = gone;
         let there = gone + nanos(link.latency_s) + self.jitter();
-        self.timeline.add(from, Lane::Link, (start, there), || format!("{chunk} to {to}"));
+        self.timeline.add(from, VirtualTrack::Link, (start, there), || format!("{chunk} to {to}"));
         let item = Item::Message(message);
         self.queue.push(there, Event::Item { to, item, sent: Some((from, at)) });
     }
 
-    /// Brings a chunk to the device, behind those before it.
+    /// Uploads a chunk to the device, after the chunks before it.
     fn upload(&mut self, rank: Rank, at: Nanos, chunk: ChunkId) {
         let link = &self.scenario.costs[rank.index()].upload;
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
@@ -116,10 +117,10 @@ impl Simulation<'_> {
         virtual_rank.upload_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
         virtual_rank.upload_last = virtual_rank.upload_free_at + nanos(link.latency_s);
         let span = (start, virtual_rank.upload_last);
-        self.timeline.add(rank, Lane::Upload, span, || chunk.to_string());
+        self.timeline.add(rank, VirtualTrack::Upload, span, || chunk.to_string());
     }
 
-    /// Puts what a rank gives to a collective, as it is now, where it waits to be read back.
+    /// Queues a rank's input of a collective, with its current values, for readback.
     pub fn read_back(&mut self, rank: Rank, started: Collective) {
         let layout = &self.scenario.layout;
         let Collective { kind, bucket } = started;
@@ -147,7 +148,7 @@ impl Simulation<'_> {
         self.read_on(rank);
     }
 
-    /// Reads back one chunk after the other, as long as there are places for them.
+    /// Reads back one chunk after the other, as long as readback slots are free.
     pub fn read_on(&mut self, rank: Rank) {
         let link = &self.scenario.costs[rank.index()].read_back;
         let now = self.queue.now();
@@ -159,11 +160,11 @@ impl Simulation<'_> {
             let start = now.max(virtual_rank.read_back_free_at);
             virtual_rank.read_back_free_at = start + link.busy(self.scenario.layout.chunk(chunk));
             let there = virtual_rank.read_back_free_at + nanos(link.latency_s);
-            // In order, also if they take no time.
+            // Readbacks complete in order, even if they take no time.
             virtual_rank.read_back_last = there.max(virtual_rank.read_back_last + 1);
             let at = virtual_rank.read_back_last;
             self.queue.push(at, Event::Item { to: rank, item, sent: None });
-            self.timeline.add(rank, Lane::ReadBack, (start, at), || chunk.to_string());
+            self.timeline.add(rank, VirtualTrack::ReadBack, (start, at), || chunk.to_string());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The values that travel: parameters and gradients of one virtual rank.
+//! Values of the simulation: parameters and gradients of one virtual rank.
 
 use std::ops::Range;
 
@@ -12,28 +12,28 @@ const LEARNING_RATE: f32 = 0.05;
 /// Values of each bucket.
 pub type Buckets = Vec<Vec<f32>>;
 
-/// A mixing of 64 bits: the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast splittable
-/// pseudorandom number generators", OOPSLA 2014).
+/// Mixes 64 bits: the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom
+/// number generators", OOPSLA 2014).
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// A number of either sign between 2^-9 and 4 in size, with a full mantissa, so that sums in
-/// another order have other bits.
+/// Returns a number of either sign between 2^-9 and 4 in magnitude, with a full mantissa, so that
+/// sums in another order have other bits.
 fn number(word: u64) -> f32 {
     let exponent = 118 + (word >> 60) % 10;
     f32::from_bits((word as u32 & 0x807f_ffff) | (exponent as u32) << 23)
 }
 
-/// What one sample adds to the gradient of an element: a function of the sample and of the
-/// element's own value, so that parameters that differ make gradients that differ.
+/// Returns one sample's contribution to the gradient of an element: a function of the sample and
+/// of the element's own value, so that parameters that differ give gradients that differ.
 pub(super) fn sample_gradient(key: u64, index: usize, parameter: f32) -> f32 {
     number(mix(key.wrapping_add(index as u64))) * (1.0 + 0.125 * parameter)
 }
 
-/// The key of one sample's gradients in one bucket.
+/// Returns the key of one sample's gradients in one bucket.
 pub(super) fn sample_key(seed: u64, step: u64, slot: u32, bucket: BucketId) -> u64 {
     mix(mix(mix(seed ^ mix(step)) ^ u64::from(slot)) ^ u64::from(bucket.0))
 }
@@ -42,12 +42,12 @@ fn sample_loss(seed: u64, step: u64, slot: u32) -> f64 {
     f64::from(number(sample_key(seed, step, slot, BucketId(u32::MAX))).abs())
 }
 
-/// The update rule: plain descent.
+/// Applies the update rule: plain gradient descent.
 pub(super) fn updated(parameter: f32, gradient: f32, scale: f32) -> f32 {
     parameter - LEARNING_RATE * (gradient * scale)
 }
 
-/// The parameters before the first step.
+/// Returns the parameters before the first step.
 pub(super) fn initial(seed: u64, lengths: &[usize]) -> Buckets {
     let bucket = |(bucket, &length): (usize, &usize)| {
         let key = mix(!seed ^ bucket as u64);
@@ -56,7 +56,7 @@ pub(super) fn initial(seed: u64, lengths: &[usize]) -> Buckets {
     lengths.iter().enumerate().map(bucket).collect()
 }
 
-/// A hash of the bits, the lengths and the order of all values (FNV-1a over words).
+/// Returns a hash of the bits, the lengths and the order of all values (FNV-1a over words).
 pub fn hash(buckets: &Buckets) -> u64 {
     let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
     buckets.iter().fold(0xcbf2_9ce4_8422_2325, |hash, bucket| {
@@ -65,10 +65,10 @@ pub fn hash(buckets: &Buckets) -> u64 {
     })
 }
 
-/// What one virtual device holds.
+/// Values on one virtual device.
 #[derive(Debug)]
 pub struct Model {
-    /// Nothing is held without it.
+    /// Seed of the values; `None` if there are no values.
     seed: Option<u64>,
     pub parameters: Buckets,
     gradients: Buckets,
@@ -89,7 +89,7 @@ impl Model {
         Self { seed: scenario.values, parameters, gradients, loss: 0.0, count: 0.0 }
     }
 
-    /// Gradients are zero again; if `is_not_finite`, one is a NaN.
+    /// Clears the gradients; if `is_not_finite`, sets one to NaN.
     pub fn begin_step(&mut self, is_not_finite: bool) {
         for bucket in &mut self.gradients {
             bucket.fill(0.0);
@@ -124,7 +124,8 @@ impl Model {
         }
     }
 
-    /// What the rank says of the step, when the gradients that it owns are summed over all ranks.
+    /// Returns the rank's vote on the step, when the gradients that it owns are summed over all
+    /// ranks.
     pub fn vote(&self, layout: &ShardLayout, rank: Rank) -> Vote {
         let owned = (0..self.gradients.len()).flat_map(|bucket| {
             let shard = layout.shard(BucketId(bucket as u32), rank);
@@ -163,7 +164,7 @@ impl Model {
         self.parameters[bucket.index()][range].copy_from_slice(values);
     }
 
-    /// What is held of a range: nothing, if there are no values.
+    /// Returns the part of a range that is stored: nothing, if there are no values.
     fn held(&self, range: Range<usize>) -> Range<usize> {
         if self.seed.is_some() { range } else { 0..0 }
     }

@@ -1,28 +1,29 @@
-//! All ranks of a run under one clock.
+//! Simulation of all ranks of a run under one virtual clock.
 
 use std::collections::VecDeque;
 
 use super::driver::Driver;
 use super::main_thread::{CoordinatorThread, ToCoordinator, ToDriver};
-use super::queue::{Nanos, Queue, nanos};
-use super::report::{End, RankReport, Report};
+use super::queue::{EventQueue, Nanos, nanos};
+use super::report::{End, RankReport, SimulationReport};
 use super::ring::{Item, Ring};
-use super::scenario::{Detection, Fault, FaultTime, Scenario, SeededBug};
+use super::scenario::{Detection, FaultTime, Scenario, SeededBug, SimulatedFault};
 use super::timeline::Timeline;
 use super::values::Model;
 use crate::base::{ChunkId, Rank};
 use crate::parallel::Program;
 
-/// What happens.
+/// Event of the simulation.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A driver may be able to go on.
+    /// A device thread may be able to continue.
     Driver(Rank),
-    /// A ring may be able to go on.
+    /// A ring thread may be able to continue.
     Ring(Rank),
-    /// A rank has a place more to read back to.
+    /// A readback slot of a rank is free again.
     Place(Rank),
-    /// Something for a ring, sent by another ring at a time, or by its own device.
+    /// Item for a ring thread, sent by another ring thread (`sent`: the rank and the time) or by
+    /// the rank's own device.
     Item {
         to: Rank,
         item: Item,
@@ -33,22 +34,22 @@ pub(super) enum Event {
         mail: ToDriver,
     },
     ToCoordinator(ToCoordinator),
-    /// The fault of this index strikes.
+    /// The injected fault of this index occurs.
     Strike(usize),
-    /// A driver has hung for the deadline.
+    /// A device thread has hung for the deadline.
     Deadline(Rank),
 }
 
-/// One rank.
+/// State of one virtual rank.
 #[derive(Debug)]
 pub(super) struct VirtualRank<'a> {
     pub program: &'a Program,
     pub driver: Driver<'a>,
     pub ring: Ring,
     pub model: Model,
-    /// What is to be read back, in this order.
+    /// Chunks to be read back, in this order.
     pub unread: VecDeque<(ChunkId, Item)>,
-    /// Chunks that are being read back, or were and are not used yet.
+    /// Number of chunks that are being read back, or were read back and are not used yet.
     pub places: usize,
     pub read_back_free_at: Nanos,
     pub read_back_last: Nanos,
@@ -56,7 +57,7 @@ pub(super) struct VirtualRank<'a> {
     pub upload_last: Nanos,
     mail_last: Nanos,
     pub died_at: Option<Nanos>,
-    /// Its driver hung for the deadline and does nothing any more.
+    /// True if the device thread has hung for the deadline; it does nothing any more.
     pub is_hung: bool,
     pub end: Option<End>,
 }
@@ -86,31 +87,31 @@ impl<'a> VirtualRank<'a> {
         self.died_at.is_none() && !self.is_hung
     }
 
-    /// Whether its driver still acts.
+    /// Returns true if the rank's device thread still acts.
     pub fn drives(&self) -> bool {
         self.is_live() && self.end.is_none()
     }
 }
 
-/// All of it.
+/// State of a simulated run.
 pub(super) struct Simulation<'a> {
     pub scenario: &'a Scenario,
-    pub queue: Queue<Event>,
+    pub queue: EventQueue<Event>,
     pub virtual_ranks: Vec<VirtualRank<'a>>,
     pub timeline: Timeline,
     pub violations: Vec<String>,
-    /// The last step in which each rank voted.
+    /// Number of the last step in which each rank voted.
     pub voted: Vec<u64>,
     main: CoordinatorThread,
     pub links_free_at: Vec<Vec<Nanos>>,
     pub messages: u64,
-    /// For [`SeededBug::FoldsInArrivalOrder`]: the last place that was given out, per chunk.
+    /// State of [`SeededBug::FoldsInArrivalOrder`]: the last sender that was assigned, per chunk.
     pub arrived: Vec<u32>,
     ended_at: Nanos,
 }
 
-/// Runs a scenario to its end.
-pub fn run(scenario: &Scenario) -> Report {
+/// Simulates a scenario to its end and returns the report.
+pub fn run(scenario: &Scenario) -> SimulationReport {
     let mut world = Simulation::new(scenario);
     let mut events = 0;
     world.begin();
@@ -127,10 +128,10 @@ pub fn run(scenario: &Scenario) -> Report {
     world.report(events)
 }
 
-fn when(fault: &Fault) -> Option<FaultTime> {
+fn when(fault: &SimulatedFault) -> Option<FaultTime> {
     match *fault {
-        Fault::Die { when, .. } | Fault::Hang { when, .. } => Some(when),
-        Fault::NotFinite { .. } => None,
+        SimulatedFault::Die { when, .. } | SimulatedFault::Hang { when, .. } => Some(when),
+        SimulatedFault::NotFinite { .. } => None,
     }
 }
 
@@ -140,7 +141,7 @@ impl<'a> Simulation<'a> {
         let ranks = (0..scenario.layout.world).map(Rank);
         Self {
             scenario,
-            queue: Queue::new(scenario.seed),
+            queue: EventQueue::new(scenario.seed),
             virtual_ranks: ranks.map(|rank| VirtualRank::new(scenario, rank)).collect(),
             timeline: Timeline::new(scenario.timeline),
             violations: Vec::new(),
@@ -178,7 +179,7 @@ impl<'a> Simulation<'a> {
                 self.read_on(rank);
             }
             Event::Item { to, item, sent } => {
-                // What a rank had not sent when it died is never sent.
+                // A message that a rank had not sent when it died is lost.
                 let is_lost = sent.is_some_and(|(from, at)| {
                     self.virtual_ranks[from.index()].died_at.is_some_and(|died_at| at > died_at)
                 });
@@ -197,15 +198,15 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    // ---- Between ranks and main ----
+    // ---- Messages between ranks and the coordinator thread ----
 
-    /// A random part of a duration.
+    /// Returns a random delay.
     pub fn jitter(&mut self) -> Nanos {
         self.queue.random.up_to(nanos(self.scenario.jitter_s))
     }
 
-    /// Tells main, `after` that time and the time that a message takes.
-    pub fn tell_main(&mut self, news: ToCoordinator, after: Nanos) {
+    /// Sends a message to the coordinator thread, `after` that time and the latency of a message.
+    pub fn send_to_coordinator(&mut self, news: ToCoordinator, after: Nanos) {
         let at = self.queue.now() + after + nanos(self.scenario.control_s) + self.jitter();
         self.queue.push(at, Event::ToCoordinator(news));
     }
@@ -213,7 +214,7 @@ impl<'a> Simulation<'a> {
     fn tell_ranks(&mut self, told: Vec<(Rank, ToDriver)>) {
         let begins_step = told.iter().any(|(_, mail)| matches!(mail, ToDriver::Step(_)));
         if begins_step && self.scenario.seeded_bug != Some(SeededBug::RestartsApart) {
-            // Before any rank runs, as a team does, so that no message of the step comes earlier.
+            // Before any rank runs, as in a worker group: no message of the step arrives earlier.
             for rank in (0..self.scenario.layout.world).map(Rank) {
                 self.hand_to_ring(rank, Item::Restart);
             }
@@ -226,14 +227,15 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A rank's part in the run is over.
+    /// Ends a rank's part in the run.
     pub fn end(&mut self, rank: Rank, end: End) {
         self.virtual_ranks[rank.index()].end = Some(end);
         self.ended_at = self.queue.now();
     }
 
-    /// Parameters may only change in a step for which all have voted.
-    pub fn is_committed(&mut self, rank: Rank, what: &str) {
+    /// Records a violation for each rank that has not voted in the step of `rank`: parameters may
+    /// only change in a step for which all have voted.
+    pub fn check_committed(&mut self, rank: Rank, what: &str) {
         let step = self.virtual_ranks[rank.index()].driver.step;
         for (other, &voted) in self.voted.iter().enumerate() {
             if voted < step {
@@ -248,8 +250,8 @@ impl<'a> Simulation<'a> {
     fn strike(&mut self, index: usize) {
         let now = self.queue.now();
         match self.scenario.faults[index] {
-            Fault::NotFinite { .. } => {}
-            Fault::Die { rank, detection, .. } => {
+            SimulatedFault::NotFinite { .. } => {}
+            SimulatedFault::Die { rank, detection, .. } => {
                 let virtual_rank = &mut self.virtual_ranks[rank.index()];
                 if virtual_rank.died_at.replace(now).is_some() {
                     return;
@@ -258,12 +260,12 @@ impl<'a> Simulation<'a> {
                 let (after, why) = match detection {
                     Detection::AtOnce => (0, "it died".to_owned()),
                     Detection::ByDeadline => {
-                        (nanos(deadline_s), format!("no sign of life for {deadline_s} s"))
+                        (nanos(deadline_s), format!("no heartbeat for {deadline_s} s"))
                     }
                 };
-                self.tell_main(ToCoordinator::Failed { rank, why }, after);
+                self.send_to_coordinator(ToCoordinator::Failed { rank, why }, after);
             }
-            Fault::Hang { rank, seconds, .. } => {
+            SimulatedFault::Hang { rank, seconds, .. } => {
                 let driver = &mut self.virtual_ranks[rank.index()].driver;
                 driver.free_at = driver.free_at.max(now).saturating_add(nanos(seconds));
                 if seconds >= self.scenario.deadline_s {
@@ -279,17 +281,18 @@ impl<'a> Simulation<'a> {
         if virtual_rank.drives() {
             virtual_rank.is_hung = true;
             let why = format!("its device did not answer for {} s", self.scenario.deadline_s);
-            self.tell_main(ToCoordinator::Failed { rank, why }, 0);
+            self.send_to_coordinator(ToCoordinator::Failed { rank, why }, 0);
         }
     }
 
-    // ---- The end ----
+    // ---- Report ----
 
-    fn report(mut self, events: u64) -> Report {
+    fn report(mut self, events: u64) -> SimulationReport {
         for (rank, virtual_rank) in self.virtual_ranks.iter().enumerate() {
             if virtual_rank.drives() {
                 let (step, waits) = (virtual_rank.driver.step, &virtual_rank.driver.waits_for);
-                let violation = format!("rank {rank} waits for ever in step {step} for {waits}");
+                let violation =
+                    format!("rank {rank} is deadlocked in step {step}, waiting for {waits}");
                 self.violations.push(violation);
             }
         }
@@ -299,7 +302,7 @@ impl<'a> Simulation<'a> {
             finished: virtual_rank.driver.finished,
             parameters: virtual_rank.model.parameters,
         };
-        Report {
+        SimulationReport {
             ranks: self.virtual_ranks.into_iter().map(rank_report).collect(),
             seconds: self.ended_at as f64 / 1e9,
             events,

@@ -1,4 +1,4 @@
-//! From a configuration to what runs: model, plan, device, data.
+//! Construction of a run's parts from its configuration: model, plan, device options, data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::runtime::open::OpenOptions;
 use crate::runtime::peers::ReduceSite;
 use crate::runtime::placement::types::ParallelOptions;
 
-/// The text of a configuration, with the tokenizer that a checkpoint gives, or its own.
+/// Loads the configured text, with the tokenizer of a checkpoint if given, or else its own.
 pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
     let tokenizer = match tokenizer {
         Some(tokenizer) => TokenizerChoice::Given(tokenizer),
@@ -39,7 +39,7 @@ pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData
     })
 }
 
-/// The forward graph of the configured model, with its loss.
+/// Builds the forward graph of the configured model, with its loss.
 pub fn graph(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError> {
     let model = &config.model;
     Ok(gpt(&GptConfig {
@@ -59,18 +59,18 @@ pub fn graph(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError>
     })?)
 }
 
-/// The training plan for micro-batches of the configured size.
+/// Builds the training plan for micro-batches of the configured size.
 pub fn plan(config: &RunConfig, vocabulary: usize) -> Result<Plan, TrainError> {
     let training = training(config, vocabulary)?;
     Ok(Plan::new(training, PlanOptions::new(config.train.micro_batch)))
 }
 
-/// The training graph, fused if that is configured.
+/// Builds the training graph, fused if that is configured.
 pub fn training(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError> {
     Ok(fused(config, differentiate(graph(config, vocabulary)?)?))
 }
 
-/// What is fused in the training plan.
+/// Returns the fusions in the training plan.
 pub fn fusions(config: &RunConfig, vocabulary: usize) -> Result<Vec<Fusion>, TrainError> {
     let training = differentiate(graph(config, vocabulary)?)?;
     Ok(if config.train.fuse { fuse_listed(training).1 } else { Vec::new() })
@@ -80,7 +80,7 @@ fn fused(config: &RunConfig, graph: Graph) -> Graph {
     if config.train.fuse { fuse(graph) } else { graph }
 }
 
-/// The plan of the forward pass alone, for up to `rows` samples at a time.
+/// Builds the plan of the forward pass only, for up to `rows` samples at a time.
 pub fn forward_plan(
     config: &RunConfig,
     vocabulary: usize,
@@ -90,7 +90,7 @@ pub fn forward_plan(
     Ok(Plan::new(forward, PlanOptions::new(rows)))
 }
 
-/// The configured update rule.
+/// Returns the configured update rule.
 pub fn optimizer(config: &RunConfig) -> Optimizer {
     let optim = &config.optim;
     let weight_decay = optim.weight_decay as f32;
@@ -105,7 +105,7 @@ pub fn optimizer(config: &RunConfig) -> Optimizer {
     }
 }
 
-/// The configured learning rate over the steps.
+/// Returns the configured learning-rate schedule.
 pub fn schedule(config: &RunConfig) -> Schedule {
     Schedule {
         decay: match config.schedule.kind {
@@ -120,14 +120,15 @@ pub fn schedule(config: &RunConfig) -> Schedule {
     }
 }
 
-/// Where each slot of each step draws its window from.
+/// Creates the sampler that draws a window for each slot of each step, after `done` (steps,
+/// samples).
 pub fn sampler(config: &RunConfig, data: &Arc<TextData>, done: (u64, u64)) -> Sampler {
     let population = data.window_count(Split::Train, config.model.context);
     let (steps, samples) = done;
     Sampler::new(config.train.seed, population, config.train.batch as u32).after(steps, samples)
 }
 
-/// How the devices of a configuration are opened.
+/// Returns the configured options for opening devices.
 pub fn open_options(config: &RunConfig) -> OpenOptions {
     let train = &config.train;
     OpenOptions {
@@ -137,7 +138,7 @@ pub fn open_options(config: &RunConfig) -> OpenOptions {
     }
 }
 
-/// How the devices of a configuration share its work.
+/// Returns the configured options for sharing the work among devices.
 pub fn parallel_options(config: &RunConfig) -> ParallelOptions {
     let parallel = &config.parallel;
     ParallelOptions {

@@ -1,4 +1,4 @@
-//! Why a run ends before its last step, and the exit code that says so.
+//! Errors that end a run before its last step, and the process's exit codes.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::runtime::RuntimeError;
 
 pub use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART};
 
-/// A run that cannot start or go on.
+/// Error that keeps a run from starting or continuing.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     #[error(transparent)]
@@ -22,7 +22,7 @@ pub enum TrainError {
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
     #[error(
-        "{device} ({rank}) does not hold the same parameters as the others after step {step}: \
+        "{device} ({rank}) does not hold the same parameters as the other ranks after step {step}: \
          {what}; resume from {checkpoint}, without that device or with \
          parallel.on_mismatch=repair"
     )]
@@ -54,11 +54,11 @@ pub enum TrainError {
 }
 
 impl TrainError {
-    /// The process's exit code.
+    /// Returns the process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Runtime(error) => error.exit_code(),
-            // A disk that is full or gone: nothing is wrong with the run itself.
+            // The disk is full or gone, but the run itself is sound.
             Self::Checkpoint(CheckpointError::Write { .. }) => EXIT_RESTART,
             Self::ReplicaMismatch { .. } | Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,

@@ -1,4 +1,5 @@
-//! The loss on held-out data: forward passes over windows that do not overlap.
+//! Evaluation: the loss on the validation split, by forward passes over windows that do not
+//! overlap.
 
 use std::sync::Arc;
 
@@ -10,11 +11,11 @@ use crate::exec::Executor;
 use crate::runtime::step::{Inputs, forward, load};
 use crate::runtime::workers::WorkerGroup;
 
-/// The most micro-batches whose losses a device adds up in f32; the host adds up those sums in
-/// f64.
+/// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.
 const BATCHES_PER_SUM: usize = 16;
 
-/// The summed loss of `batches`, which are (rows, inputs), and how many targets it counts.
+/// Returns the summed loss of `batches`, which are (rows, inputs), and the number of targets it
+/// counts.
 pub fn evaluate(
     device: &mut dyn Executor,
     batches: impl Iterator<Item = (usize, Inputs)>,
@@ -27,11 +28,12 @@ pub fn evaluate(
     device.loss()
 }
 
-/// The mean loss over the windows of a part that do not overlap, which the team shares out like a
-/// batch: `rows` and `weights` are the most samples that each rank runs at a time, and its share.
+/// Returns the mean loss over the non-overlapping windows of a split, which are divided among the
+/// ranks like a batch: `rows` are the most samples that each rank runs at a time, `weights` their
+/// shares.
 ///
 /// # Errors
-/// A device that fails.
+/// Returns `TrainError` if a device fails.
 pub fn evaluate_split(
     group: &WorkerGroup,
     source: &BatchSource,
@@ -58,7 +60,7 @@ pub fn evaluate_split(
     Ok(total.0 / total.1)
 }
 
-/// Consecutive parts in proportion to weights.
+/// Cuts the windows into consecutive parts in proportion to weights.
 fn share_out(starts: &[u64], weights: &[u32]) -> Vec<Vec<u64>> {
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
     let (mut seen, mut from) = (0, 0);

@@ -1,4 +1,4 @@
-//! Text from a model: a prompt in, a continuation out, piece by piece.
+//! Text generation: continues a prompt token by token, with streaming output.
 
 use super::error::TrainError;
 use super::sampling::{Sampling, next_token};
@@ -7,8 +7,7 @@ use crate::data::tokenizer::Decoder;
 use crate::model::LanguageModel;
 use crate::runtime::device_thread::DeviceThread;
 
-/// What text starts from if nothing is asked for: a line break, or the first token if the
-/// vocabulary has none.
+/// Returns the default prompt: a line break, or the first token if the vocabulary has none.
 pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     let line_break = "\n";
     match tokenizer.encode(line_break) {
@@ -17,11 +16,12 @@ pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// Continues `prompt` by `count` tokens. Every piece of text is handed to `piece` as soon as it
-/// is whole, which may answer `false` to end it there; all of it is returned.
+/// Continues `prompt` by `count` tokens and returns the text. Calls `piece` with each part of the
+/// text as soon as its characters are complete; `piece` may return `false` to stop there.
 ///
 /// # Errors
-/// A prompt that is empty or has a character outside the vocabulary; a device that fails.
+/// Returns `TrainError` if the prompt is empty or has a character outside the vocabulary, or if
+/// the device fails.
 pub fn generate(
     driver: &DeviceThread,
     tokenizer: &Tokenizer,

@@ -1,4 +1,4 @@
-//! The loader: a thread that puts together the inputs of the coming steps while the device works.
+//! Loader: prefetches the inputs of the coming steps in a thread while the device works.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -10,28 +10,28 @@ use crate::model::LanguageModel;
 use crate::parallel::{MicroBatch, Program};
 use crate::runtime::step::{Inputs, Values};
 
-/// Steps that wait ready.
+/// Prefetch depth: steps that may be ready ahead of the device.
 const AHEAD: usize = 2;
 
-/// The bytes of tokens and targets that a loader and the step under way hold at a time: what
-/// waits ready, what is put together, and what runs.
+/// Returns the bytes of tokens and targets that a loader and the current step hold at a time: the
+/// prefetched steps, the one being assembled, and the one that runs.
 pub fn bytes(batch: usize, context: usize) -> usize {
     let tensors = 2 * ELEMENT_BYTES;
     [batch, context, tensors].into_iter().fold(AHEAD + 2, usize::saturating_mul)
 }
 
-/// Where the inputs of steps come from.
+/// Source of the inputs of steps.
 #[derive(Clone)]
 pub struct BatchSource {
     pub data: Arc<TextData>,
     pub sampler: Sampler,
     pub model: LanguageModel,
-    /// The sample ids, if anything in the model is random.
+    /// Input tensor of sample ids, if anything in the model is random.
     pub samples: Option<TensorId>,
 }
 
 impl BatchSource {
-    /// The inputs of one micro-batch of a step.
+    /// Returns the inputs of one micro-batch of a step.
     pub fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Inputs {
         let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
         let starts = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
@@ -42,7 +42,7 @@ impl BatchSource {
         inputs
     }
 
-    /// The inputs of windows that begin at `window_count`, one row each.
+    /// Returns the inputs of the windows that begin at `starts`, one row each.
     pub fn windows(&self, split: Split, starts: impl Iterator<Item = u64>) -> Inputs {
         let (mut tokens, mut targets) = (Vec::new(), Vec::new());
         for start in starts {
@@ -54,14 +54,14 @@ impl BatchSource {
     }
 }
 
-/// A loader that is some steps ahead.
+/// Prefetching loader, some steps ahead of the run.
 pub struct Loader {
     ready: mpsc::Receiver<Vec<Vec<Inputs>>>,
 }
 
 impl Loader {
-    /// Loads what all ranks need in the steps from `leader` to `last`; the thread ends with them, or
-    /// when the loader is dropped.
+    /// Starts loading the inputs of all ranks for the steps from `first` to `last`; the thread
+    /// ends with the last step, or when the loader is dropped.
     pub fn start(
         source: BatchSource,
         programs: Vec<Arc<Program>>,
@@ -84,7 +84,7 @@ impl Loader {
         Ok(Self { ready })
     }
 
-    /// The inputs of the next step, per rank and micro-batch; `None` after the last.
+    /// Returns the inputs of the next step, per rank and micro-batch; `None` after the last.
     pub fn next_step(&self) -> Option<Vec<Vec<Inputs>>> {
         self.ready.recv().ok()
     }

@@ -1,4 +1,4 @@
-//! Training: the loop, the device's thread, data loading, evaluation, checkpoints, resume.
+//! Training: the loop, data loading, evaluation, checkpoints, resume, text generation.
 //!
 //! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code.
 

@@ -1,5 +1,6 @@
-//! Where a value that is not finite began. Runs only after a step was skipped: the parameters are
-//! unchanged then, so that the same step can be run again, node by node.
+//! Diagnosis of non-finite values: finds the tensor in which the first one arose. It runs only
+//! after a skipped step: the parameters are then unchanged, so that the same step can be run
+//! again, node by node.
 
 use std::fmt;
 
@@ -11,18 +12,18 @@ use crate::kernels::RandomContext;
 use crate::parallel::Instruction;
 use crate::runtime::step::{StepInput, load};
 
-/// What is said when every value is finite by itself.
+/// Cause that is reported if every single value is finite.
 pub const OVERFLOW_CAUSE: &str =
     "the sum of the loss or of the squared gradients, which overflowed";
 
-/// A tensor that is not finite, in the order in which a step comes to it.
+/// Tensor with a non-finite value; ordered as a step computes them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NotFinite {
     Parameter(String),
-    /// With its op and micro-batch.
+    /// Name of the activation, with its op and micro-batch.
     Activation(String),
     Gradient(String),
-    /// The gradient as the sum over all ranks, to which any of them may have brought it.
+    /// Gradient summed over all ranks; the value may come from any of them.
     Sum(String),
 }
 
@@ -37,8 +38,8 @@ impl fmt::Display for NotFinite {
     }
 }
 
-/// The first tensor of a skipped step that is not finite, in order of execution; `None` if there
-/// is none.
+/// Returns the first tensor of a skipped step, in order of execution, that is not finite; `None`
+/// if there is none.
 pub fn first_not_finite(
     device: &mut dyn Executor,
     input: &StepInput,
@@ -48,7 +49,7 @@ pub fn first_not_finite(
     if let Some((name, _)) = bad_bank(device, BucketTensor::Parameters, false)? {
         return Ok(Some(NotFinite::Parameter(name)));
     }
-    // Gradients first, because running the step again overwrites them.
+    // Gradients are checked first, because running the step again overwrites them.
     let gradient = bad_bank(device, BucketTensor::Gradients, has_sums)?;
     if let Some(found) = bad_activation(device, input)? {
         return Ok(Some(NotFinite::Activation(found)));
@@ -59,8 +60,9 @@ pub fn first_not_finite(
     }))
 }
 
-/// The first parameter, in the model's order, whose values in a bank are not all finite; and
-/// whether that is only in what the device owns, if it has the sums of all ranks there.
+/// Returns the first parameter, in the model's order, with a non-finite value in a bank, and true
+/// if such values are only in the shard that the device owns and, by `has_sums`, holds summed
+/// over all ranks. Parameters for which that is false come first.
 fn bad_bank(
     device: &mut dyn Executor,
     bank: BucketTensor,

@@ -1,4 +1,4 @@
-//! Sampling text from a model, one token after the other.
+//! Sampling of text from a model, one token after the other.
 
 use crate::base::Site;
 use crate::base::rng::Key;
@@ -8,7 +8,7 @@ use crate::graph::IGNORE_INDEX;
 use crate::model::LanguageModel;
 use crate::runtime::step::{Inputs, Values, forward, load};
 
-/// How tokens are drawn from logits.
+/// Options for drawing tokens from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Logits are divided by it; 0 takes the most likely token.
@@ -18,8 +18,8 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// The token that follows `tokens` (at least one), as the `index`th that this seed draws. Only
-/// the last `context` tokens are seen.
+/// Returns the token that follows `tokens` (at least one), as the `index`th draw of this seed.
+/// The model sees only the last `context` tokens.
 pub fn next_token(
     device: &mut dyn Executor,
     model: &LanguageModel,
@@ -29,7 +29,7 @@ pub fn next_token(
 ) -> Result<u32, DeviceError> {
     let seen = &tokens[tokens.len().saturating_sub(model.context)..];
     let mut window = seen.to_vec();
-    // What stands behind the last token is not seen by it: attention is causal.
+    // The last token does not see the padding after it: attention is causal.
     window.resize(model.context, 0);
     let inputs: Inputs = vec![
         (model.tokens, Values::Int(window)),
@@ -43,7 +43,7 @@ pub fn next_token(
     Ok(draw(row, sampling, uniform))
 }
 
-/// Draws from the softmax of `logits` by a number uniform in `[0, 1)`.
+/// Draws a token from the softmax of `logits` with a number uniform in `[0, 1)`.
 fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     let logit = |token: u32| f64::from(logits[token as usize]);
@@ -64,7 +64,7 @@ fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
             return *token;
         }
     }
-    // Rounding may leave a rest.
+    // Rounding may leave a remainder.
     order[order.len() - 1]
 }
 

@@ -1,4 +1,5 @@
-//! Ctrl-C and SIGTERM: noticed between steps, so that the run is saved before it ends.
+//! Signal handling: Ctrl-C and SIGTERM are checked between steps, so that the run is saved before
+//! it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,16 +10,16 @@ use signal_hook::flag;
 /// Exit code after Ctrl-C, as shells report it.
 pub const EXIT_INTERRUPTED: i32 = 130;
 
-/// What asked the run to end.
+/// Signal that asked the run to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interruption {
-    /// Ctrl-C.
+    /// SIGINT, from Ctrl-C.
     Interrupt,
-    /// SIGTERM: the machine is wanted back; the run may be restarted elsewhere.
+    /// SIGTERM: the machine is needed for something else; the run may be restarted elsewhere.
     Terminate,
 }
 
-/// Whether signals have come since [`Signals::install`].
+/// Flags of the signals that arrived since [`Signals::install`].
 #[derive(Clone, Debug, Default)]
 pub struct Signals {
     interrupt: Arc<AtomicBool>,
@@ -29,14 +30,14 @@ impl Signals {
     /// Catches both signals from now on. A second Ctrl-C ends the process at once.
     pub fn install() -> std::io::Result<Self> {
         let signals = Self::default();
-        // In this order: the first Ctrl-C finds the flag unset, and then sets it.
+        // Registered in this order: the first Ctrl-C finds the flag unset, and then sets it.
         flag::register_conditional_shutdown(SIGINT, EXIT_INTERRUPTED, signals.interrupt.clone())?;
         flag::register(SIGINT, signals.interrupt.clone())?;
         flag::register(SIGTERM, signals.terminate.clone())?;
         Ok(signals)
     }
 
-    /// The signal that came, if one did.
+    /// Returns the signal that arrived, if any.
     pub fn pending(&self) -> Option<Interruption> {
         if self.interrupt.load(Ordering::Relaxed) {
             Some(Interruption::Interrupt)

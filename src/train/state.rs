@@ -1,4 +1,4 @@
-//! Parameters and moments by name, to and from a device: what checkpoints hold.
+//! Checkpoint state: reads parameters and moments by name from devices, and writes them back.
 
 use std::sync::Arc;
 
@@ -11,10 +11,12 @@ use crate::graph::Plan;
 use crate::kernels::ops::hash;
 use crate::runtime::workers::WorkerGroup;
 
-/// A whole bucket, which is compared with the hash that the device computes where it stands.
+/// Reads a whole bucket back and verifies it against the hash that the device computes in its own
+/// memory.
 ///
 /// # Errors
-/// A device that fails, or values that are not what it holds.
+/// Returns `DeviceError` if the device fails, or if the values read back are not those that it
+/// holds.
 fn read_bucket(
     device: &mut dyn Executor,
     bank: BucketTensor,
@@ -32,10 +34,11 @@ fn read_bucket(
     Err(DeviceError::ReadBack { adapter: device.name().to_string(), what })
 }
 
-/// Every parameter in one bank, in the model's order. The device holds all of it.
+/// Reads every parameter in one bank, in the model's order. The device must hold the whole bank.
 ///
 /// # Errors
-/// A device that fails, or values that are not what it holds.
+/// Returns `DeviceError` if the device fails, or if the values read back are not those that it
+/// holds.
 pub fn read(
     device: &mut dyn Executor,
     bank: BucketTensor,
@@ -44,7 +47,7 @@ pub fn read(
     Ok(tensors(device.plan(), &buckets))
 }
 
-/// What a device holds of every bucket of a bank.
+/// Reads the device's part of every bucket of a bank.
 fn read_buckets(
     device: &mut dyn Executor,
     bank: BucketTensor,
@@ -53,7 +56,7 @@ fn read_buckets(
     buckets.map(|bucket| read_bucket(device, bank, BucketId(bucket))).collect()
 }
 
-/// The parameters in whole buckets, in the model's order.
+/// Cuts whole buckets into parameters, in the model's order.
 fn tensors(plan: &Plan, buckets: &[Vec<f32>]) -> Vec<NamedTensor> {
     let mut tensors: Vec<(ParamId, NamedTensor)> = Vec::new();
     for (bucket, values) in plan.buckets.iter().zip(buckets) {
@@ -69,11 +72,12 @@ fn tensors(plan: &Plan, buckets: &[Vec<f32>]) -> Vec<NamedTensor> {
     tensors.into_iter().map(|(_, tensor)| tensor).collect()
 }
 
-/// Parameters and moments of a team, by name: the parameters of the first rank, since all hold
-/// the same, and the moments of those who keep them.
+/// Reads the parameters and moments of a worker group, by name: the parameters from the first
+/// rank, since all ranks hold the same, and the moments from the ranks that own them.
 ///
 /// # Errors
-/// A device that fails, or values that are not what it holds.
+/// Returns `TrainError` if a device fails, or if the values read back are not those that it
+/// holds.
 pub fn save(
     group: &WorkerGroup,
     moments: usize,
@@ -99,7 +103,7 @@ pub fn save(
     Ok((tensors(&plan, &parameters), join_moments(all)))
 }
 
-/// A device's plan and what it holds of a bank.
+/// Returns a device's plan and its part of a bank.
 fn state_of(
     device: &mut dyn Executor,
     bank: BucketTensor,
@@ -108,11 +112,12 @@ fn state_of(
     Ok((device.plan().clone(), buckets))
 }
 
-/// Writes what a device holds of a bank from values by name; every parameter must be there with
+/// Writes the device's part of a bank from values by name; every parameter must be present with
 /// its shape.
 ///
 /// # Errors
-/// A tensor that is missing or has another shape; a device that fails.
+/// Returns `CheckpointError` (inner) if a tensor is missing or has another shape, `DeviceError`
+/// if the device fails.
 fn write(
     device: &mut dyn Executor,
     bank: BucketTensor,
@@ -148,7 +153,7 @@ fn lay_out(plan: &Plan, tensors: &[NamedTensor]) -> Result<Vec<Vec<f32>>, Checkp
     Ok(buckets)
 }
 
-/// Moments of all parameters under one list of names: `NAME.0`, `NAME.1`.
+/// Joins the moments of all parameters into one list with the names `NAME.0`, `NAME.1`.
 pub fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
     let number = |(index, list): (usize, Vec<NamedTensor>)| {
         list.into_iter().map(move |mut tensor| {
@@ -159,7 +164,7 @@ pub fn join_moments(moments: Vec<Vec<NamedTensor>>) -> Vec<NamedTensor> {
     moments.into_iter().enumerate().flat_map(number).collect()
 }
 
-/// The moments of one index out of such a list.
+/// Returns the moments of one index from a list made by `join_moments`.
 fn split_moments(moments: &[NamedTensor], index: usize) -> Vec<NamedTensor> {
     let suffix = format!(".{index}");
     let of_index = |tensor: &NamedTensor| {
@@ -170,16 +175,16 @@ fn split_moments(moments: &[NamedTensor], index: usize) -> Vec<NamedTensor> {
     moments.iter().filter_map(of_index).collect()
 }
 
-/// How many moments of a checkpoint are restored: one of an optimizer that kept none has none,
-/// and those of another then start as zeros, as in a new run.
+/// Returns the number of moments to restore from a checkpoint: 0 if it holds none, because its
+/// optimizer kept none; those of the run's optimizer then start as zeros, as in a new run.
 fn restored(moments: &[NamedTensor], kept: usize) -> usize {
     if moments.is_empty() { 0 } else { kept }
 }
 
-/// Whether a checkpoint's tensors fit a plan whose optimizer keeps `kept` moments.
+/// Checks that a checkpoint's tensors fit a plan whose optimizer keeps `kept` moments.
 ///
 /// # Errors
-/// A tensor that is missing or has another shape.
+/// Returns `CheckpointError` if a tensor is missing or has another shape.
 pub fn check(
     plan: &Plan,
     parameters: &[NamedTensor],
@@ -196,10 +201,10 @@ pub fn check(
     Ok(())
 }
 
-/// Puts a checkpoint's tensors on all devices.
+/// Writes a checkpoint's tensors to all devices.
 ///
 /// # Errors
-/// A tensor that is missing or has another shape; a device that fails.
+/// Returns `TrainError` if a tensor is missing or has another shape, or if a device fails.
 pub fn restore(
     group: &WorkerGroup,
     parameters: Vec<NamedTensor>,
@@ -235,7 +240,7 @@ mod tests {
 
     type Done = Result<(), DeviceError>;
 
-    /// The CPU device, but reading a bucket back flips bit 0 of its word `flips`.
+    /// CPU device whose readback of a bucket flips bit 0 of the word `flips`.
     struct Flipping {
         cpu: Cpu<f32>,
         flips: Option<(BucketTensor, BucketId, usize)>,
@@ -369,8 +374,8 @@ mod tests {
         device.flips = Some((BucketTensor::Moment(1), BucketId(0), 7));
         let error = read(&mut device, BucketTensor::Moment(1)).unwrap_err().to_string();
         assert!(error.contains("bucket 0 of moment 1"), "{error}");
-        let retune = read(&mut device, BucketTensor::Parameters).unwrap();
-        assert_eq!(retune[0].values, sound[0].values);
+        let again = read(&mut device, BucketTensor::Parameters).unwrap();
+        assert_eq!(again[0].values, sound[0].values);
     }
 
     fn tensor(name: &str, shape: &[usize]) -> NamedTensor {

@@ -1,4 +1,4 @@
-//! Training from code: any graph, one device or several, batches of your own.
+//! Training API for Rust code: any graph, one device or several, batches of your own.
 //!
 //! ```
 //! use ndarray::array;
@@ -47,30 +47,31 @@ use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, Placement
 use crate::runtime::step::{Inputs, StepInput, Values, forward, load};
 use crate::runtime::workers::WorkerGroup;
 
-/// How a [`Trainer`] trains.
+/// Options of a [`Trainer`].
 #[derive(Clone, Debug)]
 pub struct TrainerOptions {
-    /// The selector of the devices, as for `potluck train --devices`.
+    /// Device selector, as for `potluck train --devices`.
     pub devices: String,
-    /// Samples of each of several devices; empty: evenly.
+    /// Samples per device if there are several; empty: evenly.
     pub shares: Vec<usize>,
     pub optimizer: Optimizer,
-    /// Samples per step.
+    /// Samples per step, over all devices.
     pub batch: usize,
-    /// Samples that the device runs at a time.
+    /// The most samples that a device runs at a time.
     pub micro_batch: usize,
-    /// The norm to which longer gradients are scaled down; 0: off.
+    /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
     pub seed: u64,
-    /// Whether neighbouring operations become one kernel.
+    /// True to fuse neighbouring operations into one kernel.
     pub fuse: bool,
-    /// The most seconds to time kernels in that were not timed before on this machine; 0: none.
-    /// Which run can change the last bits of results.
+    /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
+    /// 0: none. The selected kernels can change the last bits of results.
     pub tune_s: f64,
 }
 
 impl TrainerOptions {
-    /// Whole batches, no clipping, seed 0, fused, kernels timed for up to 5 seconds.
+    /// Returns options with whole batches, no clipping, seed 0, fused, kernels timed for up to 5
+    /// seconds.
     pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
         Self {
             devices: devices.to_string(),
@@ -86,17 +87,17 @@ impl TrainerOptions {
     }
 }
 
-/// What a step reports.
+/// Report of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Mean over the targets that count, before the update.
+    /// Mean loss over the targets that count, before the update.
     pub loss: f64,
     /// Norm of the gradient of the mean loss, before clipping.
     pub gradient_norm: f64,
-    /// Whether parameters were updated: not if a value was not finite.
+    /// True if parameters were updated; false if a value was not finite.
     pub updated: bool,
-    /// The share of the step (from the end of the last one's gradients to the end of this one's)
-    /// in which the device was busy, by its own clock; `None` without one.
+    /// Fraction of the step (from the end of the previous step's gradients to the end of this
+    /// one's) in which the device was busy, by its own clock; `None` without one.
     pub busy: Option<f64>,
 }
 
@@ -112,11 +113,11 @@ fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// A graph in training.
+/// Trainer of one graph.
 pub struct Trainer {
     group: WorkerGroup,
     graph: Graph,
-    /// By rank.
+    /// Programs by rank.
     programs: Vec<Arc<Program>>,
     options: TrainerOptions,
     step: u64,
@@ -128,8 +129,8 @@ impl Trainer {
     /// parameters.
     ///
     /// # Errors
-    /// A graph without a loss; batches of no samples, or of 2^32 and more; no such device, or one
-    /// that the plan does not fit.
+    /// Returns `TrainError` if the graph has no loss, if a batch has no samples or 2^32 and more,
+    /// if no device matches, or if the plan does not fit a device.
     pub fn new(forward: Graph, options: &TrainerOptions) -> Result<Self, TrainError> {
         check(&forward, options)?;
         let training = differentiate(forward)?;
@@ -140,7 +141,7 @@ impl Trainer {
             |_: &str, _: &BTreeMap<_, _>| TuneOptions { seconds: tune_s, ..TuneOptions::default() };
         let parallel = ParallelOptions {
             shares: Some(options.shares.iter().map(|share| *share as u64).collect()),
-            // What is measured is recorded with a run, and a trainer has none.
+            // A measured choice is recorded with a run, and a trainer has no run.
             reduce_site: Some(ReduceSite::Host),
             ..ParallelOptions::default()
         };
@@ -157,7 +158,7 @@ impl Trainer {
             tuning: &tuning,
             saved: None,
             retune: false,
-            say: &|_| {},
+            notify: &|_| {},
             trace: None,
         };
         let PlacedWorkers { group, plan, programs, .. } = assemble(&request, &mut |_, _| {})?;
@@ -167,21 +168,22 @@ impl Trainer {
         Ok(Self { group, graph, programs, options, step: 0, updates: 0 })
     }
 
-    /// The name of the first device.
+    /// Returns the name of the first device.
     pub fn device(&self) -> &str {
         self.group.name(Rank(0))
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub fn world(&self) -> usize {
         self.group.world()
     }
 
-    /// One step at this learning rate on a whole batch: the values of every input of the graph
-    /// by name, except `samples`, which numbers the batch.
+    /// Runs one step at this learning rate on a whole batch: the values of every input of the
+    /// graph by name, except `samples`, which numbers the batch.
     ///
     /// # Errors
-    /// An input that is missing or has another type or length; a device that fails.
+    /// Returns `TrainError` if an input is missing or has another type or length, or if a device
+    /// fails.
     pub fn step(&mut self, batch: &[(&str, Values)], lr: f64) -> Result<Step, TrainError> {
         let update = self.options.optimizer.update(lr, self.updates + 1);
         let mut inputs = Vec::with_capacity(self.programs.len());
@@ -210,13 +212,13 @@ impl Trainer {
         Ok(Step { loss: totals.loss, gradient_norm, updated, busy })
     }
 
-    /// An output of the graph for `rows` samples (at most a micro-batch) from the first device,
-    /// without dropout, in the output's shape. Inputs that the output does not depend on (targets)
-    /// may be left out.
+    /// Computes an output of the graph for `rows` samples (at most a micro-batch) on the first
+    /// device, without dropout, in the output's shape. Inputs that the output does not depend on
+    /// (targets) may be left out.
     ///
     /// # Errors
-    /// No such output; rows that do not fit; an input of another type or length; a device that
-    /// fails.
+    /// Returns `TrainError` if there is no such output, if the rows do not fit, if an input has
+    /// another type or length, or if the device fails.
     pub fn predict(
         &mut self,
         output: &str,
@@ -250,14 +252,14 @@ impl Trainer {
         ArrayD::from_shape_vec(shape, read).map_err(why)
     }
 
-    /// The parameters by name, in the model's order.
+    /// Returns the parameters by name, in the model's order.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
         let read =
             |device: &mut dyn crate::exec::Executor| state::read(device, BucketTensor::Parameters);
         Ok(self.group.leader()?.run("reading parameters", read)?)
     }
 
-    /// The most rows that the first device runs at a time.
+    /// Returns the most rows that the first device runs at a time.
     fn rows_max(&self) -> usize {
         let rows = self.programs[0].micro_batches.iter().map(|part| part.rows as usize);
         rows.max().unwrap_or(1)
@@ -272,7 +274,7 @@ impl Trainer {
         }
     }
 
-    /// The rows of a micro-batch out of the values for `rows` samples.
+    /// Returns a micro-batch's rows of the values for `rows` samples.
     fn cut(
         &self,
         values: &[(&str, Values)],

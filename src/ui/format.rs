@@ -1,6 +1,6 @@
-//! Numbers and times as progress shows them.
+//! Formatting of numbers and times for the progress display.
 
-/// `12345.6` as `12,346`.
+/// Formats `12345.6` as `12,346`.
 pub fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
@@ -13,7 +13,7 @@ pub fn thousands(value: f64) -> String {
     text
 }
 
-/// Seconds as `1:02:03` or `2:03`.
+/// Formats seconds as `1:02:03` or `2:03`.
 pub fn duration(seconds: f64) -> String {
     let total = seconds.round() as u64;
     let (hours, minutes, seconds) = (total / 3600, total / 60 % 60, total % 60);

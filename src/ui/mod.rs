@@ -1,4 +1,4 @@
-//! Progress of a run on the terminal.
+//! Progress display of a run on the terminal.
 
 mod format;
 pub mod ranks;

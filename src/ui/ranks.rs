@@ -1,27 +1,27 @@
-//! What progress shows of several devices: each one's share, its speed while it works, and how
-//! much of a step it waits for the others.
+//! Progress display of several devices: the share of each, its speed while it computes, and the
+//! fraction of a step that it waits for other devices.
 
 use super::format::thousands;
 
-/// The most characters of a line of [`RunningMeans::block`], which are below those of most terminals.
+/// The most characters of a line of [`RunningMeans::block`], fewer than most terminals have.
 const COLUMNS: usize = 78;
 /// The most lines of [`RunningMeans::block`].
 const LINES_MAX: usize = 6;
 
-/// What is shown of one of several devices in a step.
+/// Display of one of several devices in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankDisplay {
-    /// The device's name; it is shortened to be shown.
+    /// The device's name, which is shortened for display.
     pub name: String,
-    /// Samples of the step.
+    /// Samples that the device computes in the step.
     pub share: u64,
-    /// Samples per second while it computes.
+    /// Samples per second while the device computes.
     pub samples_per_s: f64,
-    /// The part of the step in which it waits for others: 0 to 1.
+    /// Fraction of the step that the device waits for other ranks: 0 to 1.
     pub wait: f64,
 }
 
-/// The means of all devices over steps.
+/// Running means of all devices over steps.
 #[derive(Clone, Debug, Default)]
 pub struct RunningMeans {
     ranks: Vec<Mean>,
@@ -30,9 +30,9 @@ pub struct RunningMeans {
 #[derive(Clone, Debug, Default)]
 struct Mean {
     name: String,
-    /// Of the last step.
+    /// Share of the last step.
     share: u64,
-    /// Sums over steps: of samples, of the seconds that they took, of the parts that it waited.
+    /// Sums over steps: of samples, of the seconds that they took, of the fractions waited.
     samples: f64,
     seconds: f64,
     waited: f64,
@@ -40,13 +40,13 @@ struct Mean {
 }
 
 impl RunningMeans {
-    /// Takes in a step.
+    /// Adds the values of one step.
     pub fn add(&mut self, ranks: &[RankDisplay]) {
         self.ranks.resize_with(ranks.len(), Mean::default);
         for (mean, rank) in self.ranks.iter_mut().zip(ranks) {
             mean.name = short_name(&rank.name);
             mean.share = rank.share;
-            // A speed that is not known yet says nothing.
+            // A speed that is not known yet does not count.
             if rank.samples_per_s > 0.0 && rank.samples_per_s.is_finite() {
                 mean.samples += rank.share as f64;
                 mean.seconds += rank.share as f64 / rank.samples_per_s;
@@ -56,7 +56,7 @@ impl RunningMeans {
         }
     }
 
-    /// Lets all steps so far count for `part` of what they did.
+    /// Multiplies the weight of all steps so far by `part`.
     pub fn forget(&mut self, part: f64) {
         for mean in &mut self.ranks {
             for sum in [&mut mean.samples, &mut mean.seconds, &mut mean.waited, &mut mean.steps] {
@@ -65,12 +65,12 @@ impl RunningMeans {
         }
     }
 
-    /// All devices in one line.
+    /// Formats all devices in one line.
     pub fn line(&self) -> String {
         self.ranks.iter().map(Mean::text).collect::<Vec<_>>().join(", ")
     }
 
-    /// All devices in short lines, and no more than fit under a bar.
+    /// Formats all devices in short lines, at most as many as fit under a progress bar.
     pub fn block(&self) -> String {
         let mut lines = vec![String::new()];
         for (index, mean) in self.ranks.iter().enumerate() {
@@ -96,11 +96,11 @@ impl RunningMeans {
 }
 
 impl Mean {
-    /// `llvmpipe 4 (55/s, waits 3 %)`
+    /// Formats one device: `llvmpipe 4 (55/s, waits 3 %)`.
     fn text(&self) -> String {
         let speed = self.samples / self.seconds;
         let speed = if !speed.is_finite() {
-            // It had no samples.
+            // The device had no samples.
             String::new()
         } else if speed < 9.95 {
             format!("{speed:.1}/s, ")
@@ -112,7 +112,8 @@ impl Mean {
     }
 }
 
-/// What tells devices of a machine apart in few letters: "RTX 3060" of "NVIDIA GeForce RTX 3060".
+/// Returns a short name that still distinguishes the devices of a machine: "RTX 3060" of "NVIDIA
+/// GeForce RTX 3060".
 pub fn short_name(name: &str) -> String {
     let mut plain = name.replace("(R)", "").replace("(TM)", "");
     if let Some(at) = plain.find(['(', '/']) {
@@ -158,7 +159,7 @@ mod tests {
         means.add(&[rank("a", 4, 4.0, 0.1)]);
         means.add(&[rank("a", 4, 4.0 / 3.0, 0.3)]);
         assert_eq!(means.line(), "a 4 (2.0/s, waits 20 %)");
-        // What is forgotten weighs nothing, and a change shows gradually.
+        // Forgotten steps have no weight, and a change shows gradually.
         means.forget(0.5);
         means.add(&[rank("a", 2, 2.0, 0.2)]);
         assert_eq!(means.line(), "a 2 (2.0/s, waits 20 %)");

@@ -1,5 +1,5 @@
-//! What a person sees of a run: a bar on a terminal, plain lines elsewhere, nothing if quiet. All
-//! of it goes to stderr; stdout is for what the run produces.
+//! Progress output of a run: a bar on a terminal, plain lines elsewhere, nothing if quiet. It
+//! goes to stderr; stdout is for the results of the run.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -11,39 +11,39 @@ use super::ranks::{RankDisplay, RunningMeans};
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
 
-/// How much of what the bar shows of each device is older than the last step.
+/// Decay per step of the means that the bar shows of each device.
 const SMOOTHING: f64 = 0.8;
 
-/// What is shown of a step.
+/// Display of one step.
 #[derive(Clone, Debug)]
 pub struct StepDisplay {
     pub step: u64,
     pub loss: f64,
     pub tokens_per_s: f64,
-    /// By rank, if there are several.
+    /// Devices by rank, if there are several.
     pub ranks: Vec<RankDisplay>,
 }
 
-/// What plain lines need to know.
+/// State of the plain-text display.
 pub struct PlainText {
     log_every: u64,
     steps: u64,
     started: Instant,
     first: u64,
     device: String,
-    /// Since the last line.
+    /// Means since the last line.
     means: RunningMeans,
 }
 
-/// Shows a run.
-pub enum Progress {
+/// Progress display of a run.
+pub enum ProgressDisplay {
     Bar(ProgressBar, RunningMeans),
     PlainText(PlainText),
     Quiet,
 }
 
-impl Progress {
-    /// For a run from step `done` to `steps` on `device`.
+impl ProgressDisplay {
+    /// Creates the display of a run from step `done` to `steps` on `device`.
     pub fn new(quiet: bool, log_every: u64, done: u64, steps: u64, device: &str) -> Self {
         if quiet {
             return Self::Quiet;
@@ -71,7 +71,7 @@ impl Progress {
         Self::Bar(bar, RunningMeans::default())
     }
 
-    /// After every step.
+    /// Shows a step; called after every step.
     pub fn step(&mut self, shown: &StepDisplay) {
         let text = format!("loss {:.4}  {} tokens/s", shown.loss, thousands(shown.tokens_per_s));
         match self {
@@ -89,7 +89,7 @@ impl Progress {
         }
     }
 
-    /// A line that stays: an evaluation, a checkpoint, a warning.
+    /// Prints a line that stays: an evaluation, a checkpoint, a note.
     pub fn note(&self, text: &str) {
         match self {
             Self::Bar(bar, _) => bar.suspend(|| print_line(text)),
@@ -98,7 +98,7 @@ impl Progress {
         }
     }
 
-    /// A line that is shown even if quiet: something is wrong.
+    /// Prints a warning, even if quiet.
     pub fn warn(&self, text: &str) {
         let text = format!("warning: {text}");
         match self {
@@ -107,7 +107,7 @@ impl Progress {
         }
     }
 
-    /// Removes the bar.
+    /// Removes the progress bar.
     pub fn finish(&self) {
         if let Self::Bar(bar, _) = self {
             bar.finish_and_clear();
@@ -131,8 +131,8 @@ impl PlainText {
     }
 }
 
-/// Tells how far certifying and timing kernels is, if that takes long: after a second, and then
-/// after every five.
+/// Returns a callback that prints the progress of certifying and autotuning kernels, if it takes
+/// long: after a second, and then every five seconds.
 pub fn kernels_note(quiet: bool) -> impl FnMut(&str, (usize, usize), Duration) {
     let mut next = Duration::from_secs(1);
     move |device, (done, total), elapsed| {
@@ -146,8 +146,8 @@ pub fn kernels_note(quiet: bool) -> impl FnMut(&str, (usize, usize), Duration) {
     }
 }
 
-/// Writes a line to stderr. If nobody reads it any more (a closed pipe, a terminal that is gone),
-/// that is no reason to end a run, as `eprintln` would.
+/// Writes a line to stderr. A write error (a closed pipe, a terminal that is gone) is ignored,
+/// and does not panic as `eprintln` would.
 pub fn print_line(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -162,7 +162,7 @@ fn a_forward_graph_keeps_no_activation_inputs() {
 fn the_tables_show_what_was_fused() {
     let (fused, done) = fuse_listed(gpt_of(true, 0.0, Unary::Gelu));
     let table = graph_table(&fused);
-    assert!(table.contains("matmul a b^T + add + keep + gelu"), "{table}");
+    assert!(table.contains("matmul a b^T + add + store + gelu"), "{table}");
     let table = fusion_table(&done, 3);
     let line = table.lines().find(|line| line.contains("matmul + activation ")).unwrap();
     // Two layers; the value between is read once less: 3 samples of 6 tokens of 32 values.
@@ -332,7 +332,7 @@ fn chains_end_where_they_must() {
         .filter(|node| node.phase == PassKind::Forward)
         .map(|node| node.op.to_string())
         .collect();
-    assert!(forward.contains(&"matmul a b^T + keep + gelu".into()), "{forward:?}");
+    assert!(forward.contains(&"matmul a b^T + store + gelu".into()), "{forward:?}");
     assert!(forward.contains(&"mul".into()), "{forward:?}");
 
     let (fused, _) = fused_in("nine operands", |b, x| {

@@ -1,5 +1,5 @@
-//! The library without an adapter: state machines, graphs, gradients and shader texts, in the test's
-//! own process, on the processor alone.
+//! The library without an adapter: state machines, graphs, gradients and shader texts, in the
+//! test's own process, on the processor alone.
 
 mod collectives;
 #[path = "../common/mod.rs"]

@@ -45,8 +45,8 @@ fn a_skipped_step_changes_nothing() {
 #[test]
 fn steps_that_stay_not_finite_end_the_run() {
     let desk = Desk::new();
-    let settings = "--out run --quiet --set train.skipped_steps_max=4 --set train.checkpoint_every=1 \
-                    --set train.eval_every=1";
+    let settings = "--out run --quiet --set train.skipped_steps_max=4 \
+                    --set train.checkpoint_every=1 --set train.eval_every=1";
     let ran = desk.train_with("nan@forward:3", settings).ended(78);
     let error = ran.line("error:");
     for part in ["4 steps in a row were not finite", "parameter ", ".weight", "step-00000002"] {

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::process::{Desk, Ran};
 use potluck::device::injected::INJECTED_HANG_MAX;
 use potluck::device::{DeviceError, Gpu, ShaderChecks};
 use potluck::kernels::Pipelines;
 use potluck::kernels::bench::spin::{GROUPS_MAX, Spin};
-use crate::process::{Desk, Ran};
 
 const STEPS: u64 = 14;
 const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.micro_batch=3 \
@@ -138,7 +138,7 @@ fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures
         let ran = desk.run(&format!("{line} --devices {devices}")).ended(78);
         let error = ran.line("error:");
         for part in
-            ["the run needs", "it has 1.0 MiB, as train.device_memory_mib says", "micro_batch"]
+            ["the run needs", "it has 1.0 MiB, as train.device_memory_mib sets it", "micro_batch"]
         {
             assert!(error.contains(part), "'{part}' is missing in: {error}");
         }

@@ -40,7 +40,7 @@ fn runs(choices: &toml::Table, name: &str) -> bool {
 }
 
 /// The one record in the cache.
-fn record(desk: &Desk) -> PathBuf {
+fn cache_file(desk: &Desk) -> PathBuf {
     let is_record = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "json");
     let files = fs::read_dir(desk.cache()).unwrap().map(|entry| entry.unwrap().path());
     let records: Vec<PathBuf> = files.filter(is_record).collect();
@@ -49,7 +49,7 @@ fn record(desk: &Desk) -> PathBuf {
 }
 
 fn timings(desk: &Desk) -> Value {
-    let text = fs::read_to_string(record(desk)).unwrap();
+    let text = fs::read_to_string(cache_file(desk)).unwrap();
     serde_json::from_str::<Value>(&text).unwrap()["timings"].clone()
 }
 
@@ -79,9 +79,9 @@ fn a_wrong_kernel_is_switched_off_and_told_and_what_was_measured_is_kept() {
     assert!(off.len() >= 3 && off.iter().all(is_tile), "{kernels}");
 
     // A later run, without the planted error, believes the record, and measures nothing.
-    let known = fs::read(record(&desk)).unwrap();
+    let known = fs::read(cache_file(&desk)).unwrap();
     train(&desk, "", "--out second --set train.tune_s=120").ok();
-    assert_eq!((choices(&desk, "second"), fs::read(record(&desk)).unwrap()), (first, known));
+    assert_eq!((choices(&desk, "second"), fs::read(cache_file(&desk)).unwrap()), (first, known));
     train(&desk, "", "--out third --retune --set train.tune_s=120").ok();
     assert!(!runs(&choices(&desk, "third"), TILE), "certificates are not taken anew");
     let measured = timings(&desk);
@@ -128,7 +128,7 @@ fn without_a_right_kernel_nothing_starts() {
             assert!(line.contains(part), "{part} is missing in: {line}");
         }
         // The record would refuse it in the next round.
-        fs::remove_file(record(&desk)).unwrap();
+        fs::remove_file(cache_file(&desk)).unwrap();
     }
     assert!(!desk.path("runs").exists());
     let unknown = train(&desk, "wrong@kernel:matmul_by_magic", "").ended(78);
@@ -139,7 +139,7 @@ fn without_a_right_kernel_nothing_starts() {
 fn a_record_that_is_damaged_or_cannot_be_written_is_told_and_costs_nothing_else() {
     let desk = Desk::new();
     train(&desk, "", "--out first --set train.tune_s=0").ok();
-    let path = record(&desk);
+    let path = cache_file(&desk);
     fs::write(&path, "{\"format\": 1, \"dev").unwrap();
     let ran = train(&desk, "", "--out second --set train.tune_s=0").ok();
     assert!(ran.line(path.to_str().unwrap()).contains("is no record of kernels"), "{}", ran.err);

@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use crate::process::{Desk, Ran};
 use ndarray::{Array1, Array2};
 use potluck::base::rng::Key;
 use potluck::device::injected::INJECTED_HANG_MAX;
@@ -11,7 +12,6 @@ use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
 use potluck::runtime::step::Values;
 use potluck::train::{Trainer, TrainerOptions};
-use crate::process::{Desk, Ran};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
 fn unlike() -> String {

@@ -81,6 +81,18 @@ fn every_shader_has_a_registered_twin() {
 }
 
 #[test]
+fn doc_comments_open_with_a_name() {
+    let wrong = question_openings(&tree());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn types_have_names_of_their_own() {
+    let wrong = repeated_type_names(&tree(), REPEATED_TYPE_NAMES);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn no_machine_is_named() {
     keep(machine_paths, |_| true);
 }

@@ -149,6 +149,28 @@ fn planted_lonely_shaders_are_found() {
 }
 
 #[test]
+fn planted_question_openings_are_found() {
+    let of = |text: &str| question_openings(&[Source::new("src/graph/a.rs", text)]);
+    assert_eq!(of("//! Ranks.\n\n/// Which rank.\nfn f() {}\n").len(), 2, "one, and the total");
+    assert_eq!(of("/// The rank: where it is.\n/// What it does.\n// How\nfn f() {}").len(), 0);
+    let many = "/// A rank.\nfn f() {}\n".repeat(200);
+    assert_eq!(of(&format!("{many}/// Whether it is.\n")).len(), 0, "few are allowed");
+}
+
+#[test]
+fn planted_repeated_type_names_are_found() {
+    let files = [
+        Source::new("src/graph/a.rs", "pub struct Link;\nenum Own {}\n"),
+        Source::new("src/comm/b.rs", "struct Link<T>(T);\nimpl X { type Own = u8; }\n"),
+        Source::new("src/comm/c.rs", "#[cfg(test)]\nmod tests { struct Own; }\n"),
+    ];
+    let wrong = repeated_type_names(&files, &[]);
+    assert_eq!(wrong, ["Link is a type of src/graph/a.rs, src/comm/b.rs"]);
+    assert!(repeated_type_names(&files, &[("Link", "")]).is_empty());
+    assert_eq!(repeated_type_names(&files, &[("Link", ""), ("Own", "")]).len(), 1);
+}
+
+#[test]
 fn planted_machine_paths_are_found() {
     let place = |name: &str| format!("run in /{name}/somebody, or `/{name}/x`\n");
     finds(machine_paths, "README.md", &place("home"), &[1, 1]);

@@ -1,6 +1,8 @@
 //! The rules, and the tables that they read.
 
-use crate::source::{Source, crate_imports, functions, words};
+use std::collections::BTreeMap;
+
+use crate::source::{Source, crate_imports, doc_comments, functions, type_names, words};
 
 pub const COLUMNS_MAX: usize = 100;
 pub const FILE_LINES_MAX: usize = 800;
@@ -12,6 +14,20 @@ pub const LONG: &[(&str, &str)] = &[
     ("src/graph/shapes.rs: rule", "one arm per op"),
     ("src/graph/passes/gradients.rs: rule", "one arm per op"),
 ];
+
+/// Types of one name in several files, with the reason.
+pub const REPEATED_TYPE_NAMES: &[(&str, &str)] = &[
+    ("Action", "what a sans-IO machine asks for, one per machine"),
+    ("Event", "what a sans-IO machine is given, one per machine; and a line of the record"),
+    ("Key", "of a random stream, and of the configuration"),
+    ("Message", "of an exchange; the simulator has its own until it drives the exchange driver"),
+    ("ReadbackQueue", "one per executor, with the same methods"),
+    ("Values", "of an input in f32, and of a test in f64"),
+];
+
+/// What doc comments do not open with, and the part of them that does all the same. May only fall.
+pub const QUESTION_WORDS: &str = "What Whether Who Whom Whose How Where When Why Which";
+pub const QUESTION_OPENINGS_MAX: f64 = 0.01;
 
 /// Rooms with their layer and what they may import, between spaces.
 pub const ROOMS: &[(u8, &str, &str)] = &[
@@ -87,7 +103,9 @@ pub fn layer_of(room: &str) -> Option<u8> {
 pub fn layers(file: &Source) -> Vec<String> {
     let Some(room) = file.room().filter(|_| file.is_rust()) else { return Vec::new() };
     let Some((layer, _, allowed)) = ROOMS.iter().find(|(_, name, _)| *name == room) else {
-        return vec![file.at(0, format!("{room} is not a room of the table in tests/tidy/rules.rs"))];
+        return vec![
+            file.at(0, format!("{room} is not a room of the table in tests/tidy/rules.rs")),
+        ];
     };
     let mut wrong = Vec::new();
     for (offset, name) in crate_imports(&file.code) {
@@ -269,6 +287,48 @@ pub fn twins(files: &[Source]) -> Vec<String> {
             wrong.push(shader.at(0, format!("nothing uses its twin {twin}")));
         }
     }
+    wrong
+}
+
+/// Doc comments open with the name of the thing in the field's terms: of all of them at most
+/// [`QUESTION_OPENINGS_MAX`] begin with a question word.
+pub fn question_openings(files: &[Source]) -> Vec<String> {
+    let (mut all, mut found) = (0, Vec::new());
+    for file in files.iter().filter(|file| file.path.starts_with("src/") && file.is_rust()) {
+        for (line, text) in doc_comments(&file.text) {
+            all += 1;
+            let first = text.split([' ', ',']).next().unwrap_or_default();
+            if lists(QUESTION_WORDS, first) {
+                found.push(format!("{}:{line}: opens with {first}", file.path));
+            }
+        }
+    }
+    let most = (QUESTION_OPENINGS_MAX * all as f64) as usize;
+    if found.len() <= most {
+        return Vec::new();
+    }
+    found.push(format!("{} of {all} doc comments, and at most {most} may", found.len()));
+    found
+}
+
+/// Names of types that several files define, without an exception, and exceptions that are not
+/// needed any more.
+pub fn repeated_type_names(files: &[Source], exceptions: &[(&str, &str)]) -> Vec<String> {
+    let mut places: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.path.starts_with("src/") && !file.is_test) {
+        for name in file.is_rust().then(|| type_names(file)).into_iter().flatten() {
+            places.entry(name).or_default().push(&file.path);
+        }
+    }
+    places.retain(|_, paths| paths.len() > 1);
+    let excepted = |name: &str| exceptions.iter().any(|(known, _)| *known == name);
+    let repeated = places.iter().filter(|(name, _)| !excepted(name));
+    let mut wrong: Vec<String> =
+        repeated.map(|(name, paths)| format!("{name} is a type of {}", paths.join(", "))).collect();
+    let idle = exceptions.iter().filter(|(name, _)| !places.contains_key(*name));
+    wrong.extend(
+        idle.map(|(name, _)| format!("{name} is no longer repeated: take it off the list")),
+    );
     wrong
 }
 

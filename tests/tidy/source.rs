@@ -280,3 +280,37 @@ pub fn functions(code: &str) -> Vec<(String, usize)> {
     }
     found
 }
+
+/// The first line of each doc comment, with its number.
+pub fn doc_comments(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut is_within = false;
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim_start();
+        let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+        let doc = doc.filter(|rest| !rest.starts_with('/'));
+        if let Some(doc) = doc.filter(|_| !is_within) {
+            found.push((index + 1, doc.trim().to_string()));
+        }
+        is_within = doc.is_some();
+    }
+    found
+}
+
+/// Types that a file defines at its top level, outside tests.
+pub fn type_names(file: &Source) -> Vec<String> {
+    let mut names = Vec::new();
+    for keyword in ["struct ", "enum ", "trait ", "type "] {
+        for at in file.outside_tests(keyword) {
+            let line_start = file.code[..at].rfind('\n').map_or(0, |end| end + 1);
+            let before = &file.code[line_start..at];
+            let is_top_level = before.is_empty() || before.starts_with("pub");
+            let rest = &file.code[at + keyword.len()..];
+            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+            if is_top_level && end > 0 {
+                names.push(rest[..end].to_string());
+            }
+        }
+    }
+    names
+}

@@ -1,4 +1,4 @@
-//! What is certified, timed, chosen, remembered and refused.
+//! Tests of certification, timing, selection, caching and refusal of kernels.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::kernels::testing::for_each_gpu;
 /// Rows at full capacity: enough for every tile.
 const ROWS: usize = 64;
 
-/// A linear layer in training, whose products have several variants.
+/// Returns the plan of a linear layer in training, whose products have several variants.
 fn plan() -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 40]);
@@ -24,7 +24,7 @@ fn plan() -> Plan {
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
 }
 
-/// One adapter: what is tested here is on this side of the device.
+/// Runs `body` on one adapter, because the tested code runs on the host.
 fn on_one_gpu(mut body: impl FnMut(&Gpu)) {
     let mut is_first = true;
     for_each_gpu(|gpu, _| {
@@ -34,11 +34,11 @@ fn on_one_gpu(mut body: impl FnMut(&Gpu)) {
     });
 }
 
-fn record(directory: &Path) -> KernelCache {
+fn cache_in(directory: &Path) -> KernelCache {
     KernelCache::open(directory, "a device")
 }
 
-/// More time than the plan needs.
+/// Returns options with more time than the plan needs.
 fn enough() -> TuneOptions {
     TuneOptions { seconds: 600.0, is_software: true, ..TuneOptions::default() }
 }
@@ -50,8 +50,8 @@ fn corrupted_kernels(names: &[&str]) -> TuneOptions {
     }
 }
 
-fn prepared(gpu: &Gpu, record: KernelCache, tuning: &TuneOptions) -> (KernelSelector, Vec<String>) {
-    let mut kernels = KernelSelector::new(record);
+fn prepared(gpu: &Gpu, cache: KernelCache, tuning: &TuneOptions) -> (KernelSelector, Vec<String>) {
+    let mut kernels = KernelSelector::new(cache);
     let notes = kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap();
     (kernels, notes)
 }
@@ -61,7 +61,7 @@ fn refused(gpu: &Gpu, tuning: &TuneOptions) -> String {
     kernels.prepare(gpu, &plan(), tuning, &mut |_| {}).unwrap_err().to_string()
 }
 
-/// The calls of the plan that can run in several ways.
+/// Returns the number of calls of the plan that have several variants.
 fn several() -> usize {
     let several =
         distinct_calls(&plan()).iter().filter(|planned| planned.variants.len() > 1).count();
@@ -69,14 +69,14 @@ fn several() -> usize {
     several
 }
 
-/// The forward product with this many rows.
+/// Returns the forward product with this many rows.
 fn product(rows: usize) -> OwnedCall {
     let op = Op::MatMul { transpose_a: false, transpose_b: true };
     let random = RandomContext { step_key: Key::new(0), training: true };
     OwnedCall::new(op, vec![vec![rows, 40], vec![48, 40]], random).unwrap()
 }
 
-/// What the product with these rows runs.
+/// Returns the shader file that the product with these rows runs.
 fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> &'static str {
     let (call, full) = (product(rows), product(ROWS));
     let variant = kernels.variant(gpu, &call.call(), &full.call()).unwrap();
@@ -100,7 +100,7 @@ fn everything_is_timed_once_and_remembered() {
     on_one_gpu(|gpu| {
         let cache = tempfile::tempdir().unwrap();
         let mut shown = Vec::new();
-        let mut first = KernelSelector::new(record(cache.path()));
+        let mut first = KernelSelector::new(cache_in(cache.path()));
         let mut report = |progress| shown.push(progress);
         let notes = first.prepare(gpu, &plan(), &enough(), &mut report).unwrap();
         assert_eq!(notes, [""; 0]);
@@ -108,24 +108,24 @@ fn everything_is_timed_once_and_remembered() {
         let variants = (twin(&product.op).unwrap().variants)(&product.call());
         let choices: Vec<_> = first.choices().iter().collect();
         assert_eq!(choices.len(), several(), "{choices:?}");
-        assert!(first.work().timed >= 2 * 3 && first.work().certified > variants.len());
+        assert!(first.stats().timed >= 2 * 3 && first.stats().certified > variants.len());
         let last: &TuneProgress = shown.last().unwrap();
         assert_eq!((last.done, last.total), (last.total, shown[0].total));
 
-        // What is fastest is chosen.
+        // The fastest variant is chosen.
         let candidates = variant_set_hash(gpu, &product.call(), &variants);
-        let known = first.record().timings(&call_key(&product.call()), &candidates).unwrap();
+        let known = first.cache().timings(&call_key(&product.call()), &candidates).unwrap();
         let timings = known.measured.values();
         let best = timings.min_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap();
         assert_eq!(first.choices().get(&call_key(&product.call())), Some(best.variant.as_str()));
 
-        let (second, _) = prepared(gpu, record(cache.path()), &enough());
-        assert_eq!(second.work(), TuneStats::default());
+        let (second, _) = prepared(gpu, cache_in(cache.path()), &enough());
+        assert_eq!(second.stats(), TuneStats::default());
         assert_eq!(second.choices(), first.choices());
         let retune = TuneOptions { retune: true, ..enough() };
-        let (third, _) = prepared(gpu, record(cache.path()), &retune);
-        let first_again = TuneStats { certified: 0, ..first.work() };
-        assert_eq!(third.work(), first_again);
+        let (third, _) = prepared(gpu, cache_in(cache.path()), &retune);
+        let first_again = TuneStats { certified: 0, ..first.stats() };
+        assert_eq!(third.stats(), first_again);
     });
 }
 
@@ -139,9 +139,12 @@ fn recorded_timings_decide_and_those_of_other_candidates_do_not() {
         let timing = Timing { variant: slowest.clone(), seconds: 1e-9 };
         let measured: BTreeMap<String, Timing> = [("any".to_string(), timing)].into();
         let chosen = |candidates: String| {
-            let mut record = KernelCache::in_memory();
-            record.time(call_key.clone(), Timings { candidates, measured: measured.clone() });
-            let (kernels, _) = prepared(gpu, record, &TuneOptions::default());
+            let mut cache = KernelCache::in_memory();
+            cache.insert_timings(
+                call_key.clone(),
+                Timings { candidates, measured: measured.clone() },
+            );
+            let (kernels, _) = prepared(gpu, cache, &TuneOptions::default());
             kernels.choices().get(&call_key).unwrap().to_string()
         };
         assert_eq!(chosen(variant_set_hash(gpu, &call, &variants)), slowest);
@@ -158,22 +161,22 @@ fn a_wrong_variant_is_refused_and_another_runs() {
 
         let cache = tempfile::tempdir().unwrap();
         for tuning in [corrupted_kernels(&[unmeasured]), enough()] {
-            // The second run has no planted error, but the record.
-            let (mut kernels, _) = prepared(gpu, record(cache.path()), &tuning);
+            // The second run has no seeded error, but the cache.
+            let (mut kernels, _) = prepared(gpu, cache_in(cache.path()), &tuning);
             assert_ne!(runs(&mut kernels, gpu, ROWS), unmeasured);
-            // Of other calls it is another kernel, which is right.
+            // Other calls run another kernel of this name, which is right.
             let chosen = kernels.choices().get(&call_key(&product(ROWS).call()));
             assert!(chosen.is_some_and(|name| name != unmeasured), "{chosen:?}");
-            let (right, wrong) = crate::autotune::cache::summary(kernels.record());
+            let (right, wrong) = crate::autotune::cache::summary(kernels.cache());
             assert!(right > 0 && !wrong.is_empty(), "{right} {wrong:?}");
             for (kernel, why) in wrong {
                 assert!(kernel.starts_with(unmeasured) && why.contains("NMSE"), "{kernel}: {why}");
             }
         }
-        // Not even if a saved choice or a timing asks for it.
+        // The wrong variant does not run even if a saved choice or a timing asks for it.
         let saved = kernels.choices().clone();
         let tuning = TuneOptions { saved, ..TuneOptions::default() };
-        let (kernels, notes) = prepared(gpu, record(cache.path()), &tuning);
+        let (kernels, notes) = prepared(gpu, cache_in(cache.path()), &tuning);
         assert!(notes.iter().any(|note| note.contains("is switched off here")), "{notes:?}");
         assert!(kernels.choices().iter().all(|(_, name)| name != unmeasured));
     });
@@ -202,17 +205,18 @@ fn without_a_right_plain_variant_nothing_runs() {
 fn the_time_for_measuring_is_kept() {
     on_one_gpu(|gpu| {
         let (kernels, notes) = prepared(gpu, KernelCache::in_memory(), &TuneOptions::default());
-        assert_eq!((kernels.work().timed, notes.len()), (0, 0));
+        assert_eq!((kernels.stats().timed, notes.len()), (0, 0));
         let cache = tempfile::tempdir().unwrap();
         let hurried = TuneOptions { seconds: 1e-9, ..enough() };
-        let (first, notes) = prepared(gpu, record(cache.path()), &hurried);
-        assert_eq!((first.work().timed, first.work().untimed), (0, several()));
+        let (first, notes) = prepared(gpu, cache_in(cache.path()), &hurried);
+        assert_eq!((first.stats().timed, first.stats().untimed), (0, several()));
         assert_eq!(first.choices(), kernels.choices(), "as without measuring");
         let all = format!("{0} of {0} calls", several());
         assert!(notes[0].contains(&all) && notes[0].contains("--retune"), "{notes:?}");
-        // Two runs choose alike, so what was left out is not measured later by itself.
-        let (later, notes) = prepared(gpu, record(cache.path()), &enough());
-        assert_eq!((later.work(), notes.len()), (TuneStats::default(), 0));
+        // Two runs choose alike, so calls that were not timed are not timed later without a
+        // request.
+        let (later, notes) = prepared(gpu, cache_in(cache.path()), &enough());
+        assert_eq!((later.stats(), notes.len()), (TuneStats::default(), 0));
         assert_eq!(later.choices(), first.choices());
     });
 }
@@ -263,7 +267,7 @@ fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
         let relu = OwnedCall::new(op, vec![vec![3, 5]], random).unwrap();
         let error = kernels.variant(gpu, &relu.call(), &relu.call()).unwrap_err();
         assert!(error.to_string().contains("relu of relu"), "{error}");
-        assert_eq!(kernels.work().certified, 1);
+        assert_eq!(kernels.stats().certified, 1);
         // Reshapes have no kernel.
         let reshape = OwnedCall { op: Op::Reshape, ..relu };
         let none = kernels.variant(gpu, &reshape.call(), &reshape.call()).unwrap();

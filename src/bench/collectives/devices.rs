@@ -1,6 +1,6 @@
-//! An all-reduce of gradients between devices, beside what the same bytes cost without others:
-//! each device reads its gradients back to memory of the host and writes them again from there, all
-//! at the same time.
+//! Benchmark of an all-reduce of gradients between devices, beside transfers of the same bytes
+//! without communication: each device reads its gradients back to host memory and uploads them
+//! again, all devices at the same time.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,22 +25,22 @@ use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
 use crate::runtime::peers::ReduceSite;
 use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::step::StepInput;
-use crate::runtime::workers::{TeamOptions, WorkerGroup, layout};
+use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::runtime::{RuntimeError, memory, timing};
 use crate::train::TrainError;
 
-/// The only bucket of the plan.
+/// Only bucket of the plan.
 const BUCKET: BucketId = BucketId(0);
 
-/// The devices that take part, at least two.
+/// Devices that take part in the all-reduce, at least two.
 pub struct World {
     selections: Vec<Selection>,
 }
 
-/// The devices of a list of selectors; nothing for `none`, and one alone twice.
+/// Returns the devices of a list of selectors: `None` for `none`, and a single device twice.
 ///
 /// # Errors
-/// A selector that chooses no device.
+/// Returns `TrainError` if a selector chooses no device.
 pub fn choose(devices: &str) -> Result<Option<World>, TrainError> {
     if devices.trim().eq_ignore_ascii_case("none") {
         return Ok(None);
@@ -53,7 +53,7 @@ pub fn choose(devices: &str) -> Result<Option<World>, TrainError> {
 }
 
 impl World {
-    /// The names of all, in the order of ranks.
+    /// Returns the names of all devices, in the order of ranks.
     fn name(&self) -> String {
         let name = |selection: &Selection| match selection {
             Selection::Cpu { .. } => "cpu".to_string(),
@@ -62,7 +62,7 @@ impl World {
         self.selections.iter().map(name).collect::<Vec<_>>().join(" + ")
     }
 
-    /// The interfaces to them, each once.
+    /// Returns the APIs of the devices, each once.
     fn apis(&self) -> String {
         let api = |selection: &Selection| match selection {
             Selection::Cpu { .. } => "cpu",
@@ -73,18 +73,18 @@ impl World {
     }
 }
 
-/// The report on a world.
+/// Measures the all-reduce of these devices and returns the report.
 pub fn measure(world: World, effort: Effort, progress: &mut dyn FnMut(&str)) -> DeviceReport {
     let name = world.name();
-    let mut say = |what: &str| progress(&format!("{name}: {what}"));
-    let mut recorder = FigureRecorder::new(&mut say);
+    let mut note = |what: &str| progress(&format!("{name}: {what}"));
+    let mut recorder = FigureRecorder::new(&mut note);
     let error = measure_sizes(&world, effort, &mut recorder).err().map(|error| error.to_string());
     let (figures, skipped) = recorder.finish();
     let kind = format!("{} devices that sum gradients", world.selections.len());
     DeviceReport { name, api: world.apis(), driver: String::new(), kind, figures, skipped, error }
 }
 
-/// The widths of the square parameters: of 1, 4, 16 and 64 MiB.
+/// Returns the widths of the square parameters, out of those of 1, 4, 16 and 64 MiB.
 fn widths(effort: Effort) -> &'static [usize] {
     match effort {
         Effort::Tiny => &[512],
@@ -108,10 +108,10 @@ fn measure_sizes(
             }
             started => started?,
         };
-        recorder.say(&format!("all_reduce of {} of gradients", size(bytes)));
+        recorder.progress(&format!("all_reduce of {} of gradients", size(bytes)));
         let program = Arc::new(gradient_all_reduce(&plan));
         check(&mut group, &program)?;
-        let timed = rounds(&mut group, &program, &effort.plan_of_samples())?;
+        let timed = rounds(&mut group, &program, &effort.sampling_plan())?;
         add(world, bytes, &timed, recorder);
     }
     Ok(())
@@ -121,7 +121,7 @@ fn name(what: &str, bytes: u64, world: &World) -> String {
     format!("{what}.{}_{}_devices", size(bytes).replace(' ', "_"), world.selections.len())
 }
 
-/// One square matrix of so many rows.
+/// Returns the plan of one square parameter with `width` rows.
 fn plan(width: usize) -> Result<Plan, TrainError> {
     let mut b = Builder::new();
     let (x, target) = (b.input("x", &[1, width]), b.input("target", &[1, width]));
@@ -131,7 +131,7 @@ fn plan(width: usize) -> Result<Plan, TrainError> {
     Ok(Plan::new(differentiate(b.finish())?, PlanOptions::new(1)))
 }
 
-/// Opens the devices, finds out where each adds best, and ties them together as a run does.
+/// Opens the devices, times the reduce sites of each, and starts a worker group as a run does.
 fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
     let of_host = world.selections.iter().filter(|selection| memory::uses_host_memory(selection));
     memory::require(of_host.count().saturating_mul(memory::device_bytes(plan, &0.into())))?;
@@ -154,18 +154,18 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
     WorkerGroup::start(
         drivers,
         layout,
-        &TeamOptions { reduce_site, is_chained: true, ..Default::default() },
+        &WorkerGroupOptions { reduce_site, is_chained: true, ..Default::default() },
     )
 }
 
-/// Nothing of the plan runs, so no kernel is timed.
+/// Opens a device without autotuning: no kernel of the plan runs, so none is timed.
 fn open(selection: &Selection, plan: &Plan) -> Result<OpenDevice, RuntimeError> {
     let (options, moments) = (OpenOptions::default(), Moments::from(0));
     let tuning = |_: &str| TuneOptions { seconds: 0.0, ..TuneOptions::default() };
     open_selected(selection.clone(), plan.clone(), moments, &options, tuning, &mut |_, _| {})
 }
 
-/// An all-reduce of what the devices hold.
+/// Performs an all-reduce of the gradients on the devices.
 fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
     let input = |rank: usize| {
         Arc::new(StepInput {
@@ -183,8 +183,8 @@ fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError
     Ok(group.step(&inputs).map(drop)?)
 }
 
-/// Sums known values and compares every bit of every device; then all hold zeros, which stay so
-/// however often they are summed.
+/// Sums known values and compares every bit on every device; then all gradients are zero, and
+/// stay zero however often they are summed.
 fn check(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
     let world = group.world();
     group.run_on_all("writing gradients", |rank, device| {
@@ -208,9 +208,9 @@ fn check(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainErr
     }
 }
 
-/// What was measured, in rounds: seconds of an all-reduce and of the transfers.
+/// Samples of the rounds: seconds of an all-reduce and of the transfers.
 #[derive(Default)]
-struct Timed {
+struct TimedRounds {
     sums: Vec<f64>,
     transfers: Vec<f64>,
 }
@@ -218,19 +218,19 @@ struct Timed {
 fn rounds(
     group: &mut WorkerGroup,
     program: &Arc<Program>,
-    plan_of_samples: &SamplingPlan,
-) -> Result<Timed, TrainError> {
-    // Where the gradients of each device come to: the same memory in every round.
+    sampling_plan: &SamplingPlan,
+) -> Result<TimedRounds, TrainError> {
+    // Host memory for the gradients of each device, the same in every round.
     let host: Arc<[Mutex<Vec<f32>>]> = (0..group.world()).map(|_| Mutex::default()).collect();
     let transfers = move |rank: Rank, device: &mut dyn Executor| {
         let values = host[rank.index()].lock();
         transfer(device, &mut values.unwrap_or_else(PoisonError::into_inner))
     };
-    // One for nothing: it makes what is made once.
+    // Warm-up: performs all one-time initialization.
     sum(group, program)?;
     group.run_on_all("transfers", transfers.clone())?;
-    let (mut timed, begun) = (Timed::default(), Instant::now());
-    while !plan_of_samples.is_enough(timed.sums.len(), begun) {
+    let (mut timed, begun) = (TimedRounds::default(), Instant::now());
+    while !sampling_plan.is_enough(timed.sums.len(), begun) {
         let started = Instant::now();
         sum(group, program)?;
         group.run_on_all("waiting", |_, device| settle(device))?;
@@ -242,12 +242,12 @@ fn rounds(
     Ok(timed)
 }
 
-/// Waits until everything is done that the device was told.
+/// Waits until the device has completed all submitted work.
 fn settle(device: &mut dyn Executor) -> Result<(), DeviceError> {
     device.finish_step(false).map(drop)
 }
 
-/// Reads all gradients back to memory of the host and writes them again from there. Waits.
+/// Reads all gradients back to host memory, uploads them again, and waits for completion.
 fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), DeviceError> {
     let (length, most) =
         (device.plan().buckets[BUCKET.index()].length, device.readback_elements_max());
@@ -267,7 +267,7 @@ fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), Devi
     settle(device)
 }
 
-fn add(world: &World, bytes: u64, timed: &Timed, recorder: &mut FigureRecorder) {
+fn add(world: &World, bytes: u64, timed: &TimedRounds, recorder: &mut FigureRecorder) {
     let ranks = world.selections.len();
     let shares = timed.transfers.iter().zip(&timed.sums).map(|(transfers, sum)| transfers / sum);
     let share = median(&Vec::from_iter(shares));

@@ -1,4 +1,4 @@
-//! One collective on slices: the ranks are threads, and each calls it again and again.
+//! Benchmark of one collective on slices: each rank is a thread that calls it repeatedly.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,24 +11,25 @@ use crate::bench::sample::{SamplingPlan, repeats};
 use crate::bench::units::size;
 use crate::comm::{GroupError, ProcessGroup, ReduceOp, init};
 
-/// What is measured.
+/// Measurement: a collective, its number of ranks and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct GridPoint {
     pub kind: Kind,
     pub ranks: usize,
     /// Bytes of the longest buffer of a rank.
     pub bytes: u64,
 }
 
-impl fmt::Display for Point {
+impl fmt::Display for GridPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} by {} ranks", self.kind.name(), size(self.bytes), self.ranks)
     }
 }
 
-impl Point {
-    /// Bytes of memory that measuring takes: of each rank its buffer and a part, which is at most
-    /// half as long, and a buffer to copy to. A tenth is for what else a process needs.
+impl GridPoint {
+    /// Returns the bytes of memory that the measurement takes: a buffer per rank and its part,
+    /// which is at most half as long, and a buffer to copy to. A tenth is added for the other
+    /// needs of the process.
     pub fn needs(&self) -> u64 {
         let parts = match self.kind {
             Kind::AllReduce | Kind::Broadcast => 0,
@@ -39,14 +40,14 @@ impl Point {
     }
 }
 
-/// What was measured, in rounds: seconds of a call on the slowest rank, and of a copy.
+/// Samples of the rounds: seconds of a call on the slowest rank, and of a copy.
 #[derive(Clone, Debug, Default)]
-pub struct Timed {
+pub struct TimedCalls {
     pub calls: Vec<f64>,
     pub copies: Vec<f64>,
 }
 
-/// Why nothing could be measured.
+/// Error of a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum PointError {
     #[error(transparent)]
@@ -55,19 +56,19 @@ pub enum PointError {
     Wrong(Rank),
 }
 
-/// Runs the ranks of a point, each in its own thread.
+/// Runs the ranks of a measurement, each in its own thread.
 ///
 /// # Errors
-/// A collective that fails, or whose results are not to the bit what they must be.
-pub fn measure(point: &Point, plan_of_samples: &SamplingPlan) -> Result<Timed, PointError> {
+/// Returns `PointError` if a collective fails, or if its results are not right to the bit.
+pub fn measure(point: &GridPoint, sampling_plan: &SamplingPlan) -> Result<TimedCalls, PointError> {
     thread::scope(|scope| {
-        let start = |group| scope.spawn(move || Side::new(group, point).run(plan_of_samples));
+        let start = |group| scope.spawn(move || Side::new(group, point).run(sampling_plan));
         let ranks: Vec<_> = init(point.ranks as u32).into_iter().map(start).collect();
-        let mut measured = Ok(Timed::default());
+        let mut measured = Ok(TimedCalls::default());
         for (rank, thread) in ranks.into_iter().enumerate() {
             let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             measured = match (measured, ended) {
-                // Whoever was told by another rank is not the first cause.
+                // An abort by another rank is not the first cause.
                 (Err(PointError::Group(GroupError::Aborted(_))), Err(error)) => Err(error),
                 (Ok(_), Ok(timed)) if rank == 0 => Ok(timed),
                 (Ok(_), Err(error)) => Err(error),
@@ -78,17 +79,18 @@ pub fn measure(point: &Point, plan_of_samples: &SamplingPlan) -> Result<Timed, P
     })
 }
 
-/// The values of a rank repeat after so many, a prime: a chunk in a wrong place shows.
+/// Period of the values of a rank: a prime, so that a chunk in a wrong place is detected.
 const PERIOD: usize = 1021;
-/// Bytes that a sample copies at least: a short copy alone is no time to measure.
+/// Minimum bytes that a sample copies: a single short copy is too fast to time.
 const COPIED_MIN: usize = 16 << 20;
 
-/// What a rank puts in at a position: whole numbers so small that every sum is exact.
+/// Returns the input value of a rank at a position: a whole number so small that every sum is
+/// exact.
 pub fn value(rank: usize, at: usize) -> f32 {
     ((at % PERIOD * 7 + rank * 13) % 64) as f32
 }
 
-/// `values[i] = value(start + i)`, of a value that repeats after 1021 elements.
+/// Sets `values[i] = value(start + i)`, for a value that repeats after 1021 elements.
 pub fn fill(values: &mut [f32], start: usize, value: impl Fn(usize) -> f32) {
     let period: Vec<f32> = (start..start + PERIOD).map(value).collect();
     for piece in values.chunks_mut(PERIOD) {
@@ -96,26 +98,26 @@ pub fn fill(values: &mut [f32], start: usize, value: impl Fn(usize) -> f32) {
     }
 }
 
-/// Whether [`fill`] would change nothing.
+/// Returns true if [`fill`] would change nothing.
 pub fn is_filled(values: &[f32], start: usize, value: impl Fn(usize) -> f32) -> bool {
     let period: Vec<f32> = (start..start + PERIOD).map(value).collect();
     values.chunks(PERIOD).all(|piece| *piece == period[..piece.len()])
 }
 
-/// A rank with its buffers.
+/// Rank of a measurement, with its buffers.
 struct Side {
     group: ProcessGroup,
     kind: Kind,
-    /// As long as the point's bytes, in whole parts.
+    /// Buffer of the measured size, in whole parts.
     values: Vec<f32>,
-    /// As long as its part, where each rank has one.
+    /// Buffer of the rank's part; empty if the collective has no parts.
     part: Vec<f32>,
-    /// Where the first rank copies its values to.
+    /// Destination of the copy on the first rank; empty on other ranks.
     copy: Vec<f32>,
 }
 
 impl Side {
-    fn new(group: ProcessGroup, point: &Point) -> Self {
+    fn new(group: ProcessGroup, point: &GridPoint) -> Self {
         let parts = match point.kind {
             Kind::AllReduce | Kind::Broadcast => 1,
             Kind::ReduceScatter | Kind::AllGather => point.ranks,
@@ -123,29 +125,29 @@ impl Side {
         let part = point.bytes as usize / ELEMENT_BYTES / parts;
         let part_length = if parts == 1 { 0 } else { part };
         let copy_length = if group.rank() == Rank(0) { part * parts } else { 0 };
-        // Ones, not zeros: memory that was never written need not be there.
+        // Ones, not zeros: the system may not have allocated memory that was never written.
         let [values, part, copy] =
             [part * parts, part_length, copy_length].map(|length| vec![1.0; length]);
         Self { group, kind: point.kind, values, part, copy }
     }
 
-    fn run(mut self, plan_of_samples: &SamplingPlan) -> Result<Timed, PointError> {
+    fn run(mut self, sampling_plan: &SamplingPlan) -> Result<TimedCalls, PointError> {
         self.put_in();
         self.call()?;
         if !self.is_right() {
             self.group.abort("its result is wrong");
             return Err(PointError::Wrong(self.group.rank()));
         }
-        // They stay so, however often they are summed.
+        // Zeros stay zeros, however often they are summed.
         self.values.fill(0.0);
         self.part.fill(0.0);
-        // Every rank hears the same seconds, so all decide alike.
+        // Every rank gets the same seconds, so all make the same decision.
         let repeats =
-            repeats(plan_of_samples, |repeats| Ok::<_, PointError>(self.round(repeats)?.0))?;
-        let mut timed = Timed::default();
+            repeats(sampling_plan, |repeats| Ok::<_, PointError>(self.round(repeats)?.0))?;
+        let mut timed = TimedCalls::default();
         let mut seconds = 0.0;
-        while timed.calls.len() < plan_of_samples.samples
-            && (timed.calls.len() < SAMPLES_MIN || seconds < plan_of_samples.figure_seconds_max)
+        while timed.calls.len() < sampling_plan.samples
+            && (timed.calls.len() < SAMPLES_MIN || seconds < sampling_plan.figure_seconds_max)
         {
             let (calls, copy) = self.round(repeats)?;
             timed.calls.push(calls / repeats as f64);
@@ -155,7 +157,7 @@ impl Side {
         Ok(timed)
     }
 
-    /// Seconds of so many calls on the slowest rank, and of a copy by the first.
+    /// Returns the seconds of `repeats` calls on the slowest rank, and of a copy by the first.
     fn round(&mut self, repeats: usize) -> Result<(f64, f64), PointError> {
         self.group.barrier()?;
         let started = Instant::now();
@@ -163,14 +165,14 @@ impl Side {
             self.call()?;
         }
         let calls = started.elapsed().as_secs_f64();
-        // Until all are done, so that the copy has the memory for itself.
+        // Waits for all ranks, so that the copy does not share the memory bandwidth.
         self.group.barrier()?;
         let mut seconds = [calls, self.copied()];
         self.group.all_reduce(&mut seconds, ReduceOp::Max)?;
         Ok(seconds.into())
     }
 
-    /// Seconds of a copy of all values; nothing but on the first rank.
+    /// Returns the seconds of a copy of all values; 0 except on the first rank.
     fn copied(&mut self) -> f64 {
         if self.copy.is_empty() {
             return 0.0;
@@ -200,7 +202,7 @@ impl Side {
         fill(own, 0, |at| value(rank, at));
     }
 
-    /// Whether the result of the first call is right, to the bit.
+    /// Returns true if the result of the first call is right, to the bit.
     fn is_right(&self) -> bool {
         let (rank, world) = (self.group.rank().index(), self.group.world_size());
         let sum = |at: usize| (0..world).map(|rank| value(rank, at)).sum::<f32>();
@@ -216,7 +218,7 @@ impl Side {
     }
 }
 
-/// The fewest rounds, however long they take.
+/// Minimum number of rounds, however long they take.
 const SAMPLES_MIN: usize = 3;
 
 #[cfg(test)]
@@ -238,18 +240,18 @@ mod tests {
 
     #[test]
     fn every_collective_gives_its_rounds() {
-        let plan_of_samples = Effort::Tiny.plan_of_samples();
+        let sampling_plan = Effort::Tiny.sampling_plan();
         for kind in Kind::ALL {
             for ranks in [2, 5] {
-                let point = Point { kind, ranks, bytes: 60 << 10 };
+                let point = GridPoint { kind, ranks, bytes: 60 << 10 };
                 let timed =
-                    measure(&point, &plan_of_samples).unwrap_or_else(|e| panic!("{point}: {e}"));
+                    measure(&point, &sampling_plan).unwrap_or_else(|e| panic!("{point}: {e}"));
                 assert_eq!(timed.calls.len(), timed.copies.len());
                 assert!(timed.calls.len() >= SAMPLES_MIN);
                 assert!(timed.calls.iter().chain(&timed.copies).all(|seconds| *seconds > 0.0));
             }
         }
-        let all = Point { kind: Kind::AllReduce, ranks: 8, bytes: 256 << 20 };
+        let all = GridPoint { kind: Kind::AllReduce, ranks: 8, bytes: 256 << 20 };
         assert_eq!(all.needs(), 9 * (256 << 20) / 10 * 11);
     }
 }

@@ -1,11 +1,11 @@
-//! How fast ranks exchange values: the collectives of [`crate::comm`] on slices in memory, and an
-//! all-reduce of gradients between devices.
+//! Benchmark of communication between ranks: the collectives of [`crate::comm`] on slices in
+//! memory, and an all-reduce of gradients between devices.
 //!
 //! Rates follow the rule of nccl-tests. The *algorithm bandwidth* is bytes per second of a call,
-//! where the bytes are those of the longest buffer of a rank; the *bus bandwidth* is what the
-//! slowest connection carries of them, and the figure by which numbers of ranks compare
+//! where the bytes are those of the longest buffer of a rank; the *bus bandwidth* is the rate on
+//! the slowest connection, the figure by which different numbers of ranks compare
 //! ([`Kind::bus_factor`]). Both are in GiB/s, beside a copy in memory of the same bytes by one
-//! thread, which takes turns with the calls.
+//! thread, which alternates with the calls.
 
 pub mod devices;
 pub mod host;
@@ -16,14 +16,14 @@ use crate::bench::sample::{Effort, median};
 use crate::bench::units::{number, size};
 use crate::device::host::available_memory;
 use crate::train::TrainError;
-use host::{Point, Timed};
+use host::{GridPoint, TimedCalls};
 
-/// The unit of rates.
+/// Unit of the bandwidths.
 pub const GIBS: &str = "GiB/s";
 pub(super) const GIB: f64 = (1u64 << 30) as f64;
 const MIB: u64 = 1 << 20;
 
-/// A collective that is measured.
+/// Collective that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     AllReduce,
@@ -36,7 +36,7 @@ impl Kind {
     pub const ALL: [Self; 4] =
         [Self::AllReduce, Self::ReduceScatter, Self::AllGather, Self::Broadcast];
 
-    /// As in figures and as the method of [`crate::comm::ProcessGroup`].
+    /// Returns the name in figures, which is that of the method of [`crate::comm::ProcessGroup`].
     pub fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -46,8 +46,8 @@ impl Kind {
         }
     }
 
-    /// Bus bandwidth per algorithm bandwidth: the share of the bytes that must pass each rank's
-    /// connection in one direction (nccl-tests, `doc/PERFORMANCE.md`).
+    /// Returns bus bandwidth per algorithm bandwidth: the share of the bytes that must pass each
+    /// rank's connection in one direction (nccl-tests, `doc/PERFORMANCE.md`).
     pub fn bus_factor(self, ranks: usize) -> f64 {
         let others = (ranks - 1) as f64 / ranks as f64;
         match self {
@@ -58,25 +58,28 @@ impl Kind {
     }
 }
 
-/// What is measured and how thoroughly.
+/// Options of a benchmark of collectives.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// As `potluck train --devices` has it; `none` for slices in memory only. A device alone is
-    /// taken twice.
+pub struct CollectiveOptions {
+    /// Device selectors as for `potluck train --devices`; `none` for slices in memory only. A
+    /// single device is used twice.
     pub devices: String,
     pub effort: Effort,
-    /// Numbers of ranks, at least 2 each; those of the effort if there are none.
+    /// Numbers of ranks, at least 2 each; if empty, those of the effort.
     pub ranks: Vec<usize>,
-    /// Every power of two and 2 to 8 ranks.
+    /// True to measure every power of two in bytes and 2 to 8 ranks.
     pub full: bool,
 }
 
-/// The report on slices, then on devices; `progress` is told what is measured next.
+/// Measures slices, then devices, and reports each next measurement to `progress`.
 ///
 /// # Errors
-/// A selector that chooses no device; then nothing is measured. Whatever else fails is in
-/// [`DeviceReport::error`].
-pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, TrainError> {
+/// Returns `TrainError` if a selector chooses no device; then nothing is measured. Any other
+/// failure is recorded in [`DeviceReport::error`].
+pub fn run(
+    options: &CollectiveOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Report, TrainError> {
     let world = devices::choose(&options.devices)?;
     let mut reports = vec![slices(options, progress)];
     reports.extend(world.map(|world| devices::measure(world, options.effort, progress)));
@@ -86,9 +89,9 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, 
 /// The name of the report on slices.
 pub const SLICES: &str = "slices in memory";
 
-fn slices(options: &Options, progress: &mut dyn FnMut(&str)) -> DeviceReport {
-    let mut say = |what: &str| progress(&format!("{SLICES}: {what}"));
-    let mut recorder = FigureRecorder::new(&mut say);
+fn slices(options: &CollectiveOptions, progress: &mut dyn FnMut(&str)) -> DeviceReport {
+    let mut note = |what: &str| progress(&format!("{SLICES}: {what}"));
+    let mut recorder = FigureRecorder::new(&mut note);
     let error = measure(options, &mut recorder).err();
     let (figures, skipped) = recorder.finish();
     let kind = "the threads of a process".into();
@@ -96,8 +99,8 @@ fn slices(options: &Options, progress: &mut dyn FnMut(&str)) -> DeviceReport {
     DeviceReport { name, api, driver, kind, figures, skipped, error }
 }
 
-/// The points in order: by collective, ranks, size.
-fn points(options: &Options) -> Vec<Point> {
+/// Returns the measurements in order: by collective, ranks, size.
+fn points(options: &CollectiveOptions) -> Vec<GridPoint> {
     let ranks = match (&options.ranks[..], options.full, options.effort) {
         ([], true, _) => (2..=8).collect(),
         ([], _, Effort::Normal) => vec![2, 3, 4, 8],
@@ -109,13 +112,13 @@ fn points(options: &Options) -> Vec<Point> {
     for kind in Kind::ALL {
         let sizes = sizes(kind, options);
         let pairs = ranks.iter().flat_map(|ranks| sizes.iter().map(move |bytes| (*ranks, *bytes)));
-        points.extend(pairs.map(|(ranks, bytes)| Point { kind, ranks, bytes }));
+        points.extend(pairs.map(|(ranks, bytes)| GridPoint { kind, ranks, bytes }));
     }
     points
 }
 
-/// Bytes, from the fewest on.
-fn sizes(kind: Kind, options: &Options) -> Vec<u64> {
+/// Returns the sizes in bytes, in ascending order.
+fn sizes(kind: Kind, options: &CollectiveOptions) -> Vec<u64> {
     let powers = |factor: u64, last: u64| {
         std::iter::successors(Some(4 << 10), |bytes| Some(bytes * factor))
             .take_while(|bytes| *bytes <= last)
@@ -134,8 +137,8 @@ fn sizes(kind: Kind, options: &Options) -> Vec<u64> {
     }
 }
 
-fn measure(options: &Options, recorder: &mut FigureRecorder) -> Result<(), String> {
-    let plan_of_samples = options.effort.plan_of_samples();
+fn measure(options: &CollectiveOptions, recorder: &mut FigureRecorder) -> Result<(), String> {
+    let sampling_plan = options.effort.sampling_plan();
     let mut copies: Vec<(u64, Vec<f64>)> = Vec::new();
     for point in points(options) {
         if let Some(available) = available_memory().filter(|memory| *memory < point.needs()) {
@@ -144,9 +147,9 @@ fn measure(options: &Options, recorder: &mut FigureRecorder) -> Result<(), Strin
             recorder.skip(&name(&point), why);
             continue;
         }
-        recorder.say(&point.to_string());
+        recorder.progress(&point.to_string());
         let timed =
-            host::measure(&point, &plan_of_samples).map_err(|error| format!("{point}: {error}"))?;
+            host::measure(&point, &sampling_plan).map_err(|error| format!("{point}: {error}"))?;
         recorder.add(figure(&point, &timed));
         match copies.iter_mut().find(|(bytes, _)| *bytes == point.bytes) {
             Some((_, seconds)) => seconds.extend(timed.copies),
@@ -158,18 +161,18 @@ fn measure(options: &Options, recorder: &mut FigureRecorder) -> Result<(), Strin
     Ok(())
 }
 
-/// The collective's figures begin with its name.
-fn name(point: &Point) -> String {
-    let Point { kind, ranks, bytes } = point;
+/// Returns the name of a figure, which begins with the name of its collective.
+fn name(point: &GridPoint) -> String {
+    let GridPoint { kind, ranks, bytes } = point;
     format!("{}.{}_{ranks}_ranks", kind.name(), size(*bytes).replace(' ', "_"))
 }
 
-fn figure(point: &Point, timed: &Timed) -> Figure {
+fn figure(point: &GridPoint, timed: &TimedCalls) -> Figure {
     let bytes = point.bytes as f64;
     let factor = point.kind.bus_factor(point.ranks);
     let rates: Vec<f64> = timed.calls.iter().map(|call| bytes * factor / call / GIB).collect();
     let seconds = median(&timed.calls);
-    // Both of a round, so that what else the machine does slows down either.
+    // Both values of one round, so that other load on the machine slows both down.
     let shares = timed.calls.iter().zip(&timed.copies).map(|(call, copy)| factor * copy / call);
     let shares: Vec<f64> = shares.collect();
     let mut figure = Figure::new(&name(point), GIBS, super::Direction::Higher, &rates);
@@ -185,7 +188,7 @@ fn figure(point: &Point, timed: &Timed) -> Figure {
     figure
 }
 
-/// What stands for a collective in figures of a copy.
+/// Name of the copy, in figures that have it in place of a collective.
 pub const COPY: &str = "copy";
 
 fn copy_figure(bytes: u64, seconds: &[f64]) -> Figure {
@@ -209,8 +212,8 @@ mod tests {
         assert_eq!(factors(2), [1.0, 0.5, 0.5, 1.0]);
         assert_eq!(factors(4), [1.5, 0.75, 0.75, 1.0]);
         assert_eq!(factors(8), [1.75, 0.875, 0.875, 1.0]);
-        let point = Point { kind: Kind::AllReduce, ranks: 4, bytes: 2 << 30 };
-        let timed = Timed { calls: vec![2.0, 1.0, 4.0], copies: vec![1.0, 0.25, 0.5] };
+        let point = GridPoint { kind: Kind::AllReduce, ranks: 4, bytes: 2 << 30 };
+        let timed = TimedCalls { calls: vec![2.0, 1.0, 4.0], copies: vec![1.0, 0.25, 0.5] };
         let figure = figure(&point, &timed);
         assert_eq!((figure.median, figure.min, figure.max), (1.5, 0.75, 3.0));
         assert_eq!(
@@ -227,14 +230,14 @@ mod tests {
     fn sizes_go_from_4_kib_to_256_mib() {
         let options = |effort, full| {
             let (devices, ranks) = ("none".into(), Vec::new());
-            Options { devices, effort, ranks, full }
+            CollectiveOptions { devices, effort, ranks, full }
         };
         let normal = sizes(Kind::AllReduce, &options(Effort::Normal, false));
         let names: Vec<String> = normal.iter().map(|bytes| size(*bytes)).collect();
         assert_eq!(names[..3], ["4 KiB", "16 KiB", "64 KiB"]);
         assert_eq!(names[names.len() - 2..], ["64 MiB", "256 MiB"]);
         assert_eq!(sizes(Kind::AllReduce, &options(Effort::Quick, true)).len(), 17);
-        let ranks = |options: &Options| {
+        let ranks = |options: &CollectiveOptions| {
             let mut ranks: Vec<usize> = points(options).iter().map(|point| point.ranks).collect();
             ranks.sort_unstable();
             ranks.dedup();
@@ -242,7 +245,7 @@ mod tests {
         };
         assert_eq!(ranks(&options(Effort::Normal, false)), [2, 3, 4, 8]);
         assert_eq!(ranks(&options(Effort::Normal, true)), [2, 3, 4, 5, 6, 7, 8]);
-        let given = Options { ranks: vec![5], ..options(Effort::Tiny, true) };
+        let given = CollectiveOptions { ranks: vec![5], ..options(Effort::Tiny, true) };
         assert_eq!(ranks(&given), [5]);
         assert_eq!([0, 5, 1536, 3 << 30].map(size), ["0 bytes", "5 bytes", "1536 bytes", "3 GiB"]);
     }

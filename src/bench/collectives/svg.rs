@@ -1,5 +1,5 @@
-//! The bus bandwidth of all-reduce over its size as a drawing: a line per number of ranks, and
-//! the copy in memory that took turns with them. Both axes are logarithmic.
+//! SVG chart of the bus bandwidth of an all-reduce over its size: a line per number of ranks, and
+//! the copy in memory that alternated with them. Both axes are logarithmic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,18 +8,18 @@ use super::{COPY, GIBS, Kind, SLICES};
 use crate::bench::report::{CollectiveFigure, Report};
 use crate::bench::units::size;
 
-/// Pixels of the drawing.
+/// Size of the drawing in pixels.
 const WIDTH: f64 = 880.0;
 const HEIGHT: f64 = 540.0;
-/// Where the axes are, and where they end.
+/// Positions of the axes and of their ends, in pixels.
 const LEFT: f64 = 78.0;
 const RIGHT: f64 = WIDTH - 92.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = HEIGHT - 66.0;
-/// The least distance of two names at the ends of lines.
+/// Minimum distance between two labels at the ends of lines.
 const LINE_HEIGHT: f64 = 17.0;
-/// Colours that are told apart also by those who see few (Okabe and Ito, "Color universal
-/// design", 2008, but for yellow and sky blue); more lines begin again.
+/// Colours that remain distinguishable with colour blindness (Okabe and Ito, "Color universal
+/// design", 2008, but for yellow and sky blue); further lines reuse them from the first on.
 const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#000000"];
 const STYLE: &str = "\
 text { font: 14px sans-serif; fill: #333 }
@@ -31,21 +31,21 @@ text { font: 14px sans-serif; fill: #333 }
 .end { text-anchor: end }
 ";
 
-/// Points in binary logarithms of bytes and GiB/s.
-type Line = Vec<(f64, f64)>;
+/// Points of a line, in binary logarithms of bytes and GiB/s.
+type SvgLine = Vec<(f64, f64)>;
 
-/// An axis from one power of two to another.
+/// Axis from one power of two to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Axis {
     least: f64,
     most: f64,
-    /// The pixels of both.
+    /// Pixel of `least`; `to` is the pixel of `most`.
     from: f64,
     to: f64,
 }
 
 impl Axis {
-    /// Around some logarithms, or else from 2^0 to 2^1.
+    /// Creates the axis around some logarithms, or from 2^0 to 2^1 if there are none.
     fn around(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let wider = |(least, most): (f64, f64), value: f64| (least.min(value), most.max(value));
         let (least, most) = values.fold((f64::INFINITY, f64::NEG_INFINITY), wider);
@@ -58,14 +58,14 @@ impl Axis {
         self.from + share * (self.to - self.from)
     }
 
-    /// The powers that have a name: at most nine.
+    /// Returns the powers that have a label: at most nine.
     fn ticks(&self) -> impl Iterator<Item = f64> + use<> {
         let step = ((self.most - self.least) / 8.0).ceil() as usize;
         (self.least as i32..=self.most as i32).step_by(step).map(f64::from)
     }
 }
 
-/// The drawing as SVG. A report without all-reduce on slices gives axes without lines.
+/// Returns the drawing as SVG. A report without an all-reduce on slices gives axes without lines.
 pub fn draw(report: &Report) -> String {
     let lines = lines(report);
     let points = || lines.values().flatten();
@@ -84,9 +84,9 @@ pub fn draw(report: &Report) -> String {
     svg + "</svg>\n"
 }
 
-/// The lines by number of ranks; that of the copy has number 0.
-fn lines(report: &Report) -> BTreeMap<usize, Line> {
-    let mut lines: BTreeMap<usize, Line> = BTreeMap::new();
+/// Returns the lines by number of ranks; the line of the copy has number 0.
+fn lines(report: &Report) -> BTreeMap<usize, SvgLine> {
+    let mut lines: BTreeMap<usize, SvgLine> = BTreeMap::new();
     let slices = report.devices.iter().filter(|device| device.name == SLICES);
     for figure in slices.flat_map(|device| &device.figures) {
         let Some(CollectiveFigure { by, ranks, bytes, .. }) = &figure.moved else { continue };
@@ -100,7 +100,7 @@ fn lines(report: &Report) -> BTreeMap<usize, Line> {
     lines
 }
 
-/// The grid with the names of its lines and of both axes.
+/// Returns the grid with the labels of its lines and of both axes.
 fn axes(x: &Axis, y: &Axis) -> String {
     let mut svg = String::new();
     for tick in x.ticks() {
@@ -121,13 +121,14 @@ fn axes(x: &Axis, y: &Axis) -> String {
     )
 }
 
-/// The lines with their points, and their names where they end.
-fn curves(lines: &BTreeMap<usize, Line>, x: &Axis, y: &Axis) -> String {
+/// Returns the lines with their points, and their labels at the ends.
+fn curves(lines: &BTreeMap<usize, SvgLine>, x: &Axis, y: &Axis) -> String {
     let mut svg = String::new();
     let mut names: Vec<(f64, &str, String)> = Vec::new();
     let mut colors = COLORS.iter().cycle();
     for (ranks, line) in lines {
-        let pixels: Line = line.iter().map(|point| (x.pixel(point.0), y.pixel(point.1))).collect();
+        let pixels: SvgLine =
+            line.iter().map(|point| (x.pixel(point.0), y.pixel(point.1))).collect();
         let path = pixels.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect::<Vec<_>>();
         let path = path.join(" ");
         let end = pixels.last().map_or(BOTTOM, |end| end.1);
@@ -139,7 +140,7 @@ fn curves(lines: &BTreeMap<usize, Line>, x: &Axis, y: &Axis) -> String {
         let color = colors.next().unwrap_or(&COLORS[0]);
         svg += &format!("<polyline class=\"line\" stroke=\"{color}\" points=\"{path}\"/>\n");
         for (x, y) in pixels {
-            // A text takes everything.
+            // Writing to a string cannot fail.
             let _ =
                 writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\" fill=\"{color}\"/>");
         }
@@ -153,8 +154,9 @@ fn curves(lines: &BTreeMap<usize, Line>, x: &Axis, y: &Axis) -> String {
     svg
 }
 
-/// Places near those given, none nearer to another than [`LINE_HEIGHT`]: from the top down, each
-/// no higher than it wants to be, and all moved up as far as the last is below the axis.
+/// Returns positions of labels near those wanted, at least [`LINE_HEIGHT`] from each other: from
+/// the top down, each no higher than wanted, and then all moved up as far as the last one is
+/// below the axis.
 fn apart(wanted: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_by(|a, b| wanted[*a].total_cmp(&wanted[*b]));

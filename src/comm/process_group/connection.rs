@@ -1,4 +1,5 @@
-//! One rank's connection to all others: what it sends, what it waits for, and whom it blames.
+//! Connections of one rank to all peers: sends and receives packets with credit-based flow
+//! control, and detects timeouts, mismatched calls and peers that left.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,35 +9,40 @@ use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools
 use crate::base::Rank;
 use crate::comm::{Mailbox, RecvError};
 
-/// Packets that a rank may be ahead of each receiver: so many of rooted collectives, and so many of
-/// sends. They are counted apart, because what takes the one does not wait for the other.
+/// Credits towards each receiver: the number of packets that a rank may be ahead of it, for
+/// rooted collectives and for sends each. The two kinds are counted separately, because a
+/// receiver that takes packets of one kind does not wait for the other.
 pub const CREDITS: u32 = 16;
-/// Partial sums of an exchange that a rank begins beyond those that end with it.
+/// Partial sums of an exchange that a rank begins beyond those that have ended with it.
 pub const WINDOW: usize = 2;
-/// Calls that are remembered, to compare with those of a rank that is behind.
+/// Number of calls that a rank remembers, to compare them with the calls of slower ranks.
 const CALLS_MAX: usize = 64;
-/// After so long a wait, a rank tells the others in which call it is.
+/// Duration of a wait after which a rank notifies its peers of the collective in which it waits.
 const WAIT_NOTICE_DELAY: Duration = Duration::from_millis(200);
 
-/// Why a collective failed. The group is of no use then: every other rank's call fails too, and
-/// names this one.
+/// Error of a collective. After an error, no further call on the group succeeds: the calls of
+/// every other rank fail as well and name this rank.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GroupError {
     #[error("{call}: {why}")]
     Argument { call: String, why: String },
-    /// Two ranks made calls that do not belong together.
+    /// Two ranks made calls that do not match.
     #[error("{0}")]
     Mismatch(String),
     #[error("{call}: waited {seconds:.1} s for {}", list(ranks))]
     TimedOut { call: String, seconds: f64, ranks: Vec<Rank> },
-    #[error("{call}: {}{}", left_reason(*rank), if *panicked { " (its thread panicked)" } else { "" })]
+    #[error(
+        "{call}: {}{}",
+        left_reason(*rank),
+        if *panicked { " (its thread panicked)" } else { "" }
+    )]
     PeerLeft { call: String, rank: Rank, panicked: bool },
-    /// Another rank failed, or somebody gave up the group.
+    /// Another rank failed or aborted the group.
     #[error("{0}")]
     Aborted(String),
 }
 
-/// The reason of a mailbox whose handle is gone.
+/// Close reason of the mailbox of a rank whose handle was dropped.
 fn left_reason(rank: Rank) -> String {
     format!("{rank} left the group")
 }
@@ -45,21 +51,22 @@ fn list(ranks: &[Rank]) -> String {
     ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What is known of another rank.
+/// State of a peer, as far as this rank knows it.
 #[derive(Default)]
 struct Peer {
-    /// What it sent for collectives from the present one on, and by `send`.
+    /// Packets that the peer sent and this rank has not taken: of collectives from the current
+    /// one on, and (`direct`) of `send`.
     collective: VecDeque<(u64, CollectiveCall, Payload, bool)>,
     direct: VecDeque<(CollectiveCall, Payload)>,
-    /// Packets that it still has room for.
+    /// Credits that this rank has left towards the peer.
     credits: Credits,
-    /// The last collective that it is known to have begun.
+    /// Number of the last collective that the peer is known to have begun.
     number: u64,
-    /// The last collective of which it was told that this rank waits in it.
+    /// Number of the last collective for which this rank sent the peer a waiting notice.
     notified: u64,
-    /// It has not yet read that.
+    /// True if the peer has not acknowledged the last waiting notice.
     is_unread: bool,
-    /// Its handle is gone; whether its thread panicked.
+    /// Set when the peer's handle was dropped; true if its thread panicked.
     left: Option<bool>,
 }
 
@@ -81,30 +88,30 @@ impl Credits {
     }
 }
 
-/// A rank's end of the connections.
+/// Endpoint of one rank: its mailbox and the channels to its peers.
 pub struct PeerChannels {
     rank: Rank,
     mailboxes: Arc<Vec<Mailbox<Packet>>>,
     pub pools: Pools,
     peers: Vec<Peer>,
-    /// The number of the present collective, from 1.
+    /// Number of the current collective, from 1.
     number: u64,
     call: CollectiveCall,
-    /// The last collectives, the present one last.
+    /// The most recent collectives, the current one last.
     calls: VecDeque<CollectiveCall>,
-    /// How long a call may take.
+    /// Maximum duration of a call.
     pub timeout: Duration,
     began: Instant,
-    /// It has waited so long in the present collective that the others are to know.
+    /// True if this rank has waited so long in the current collective that it notifies its peers.
     is_late: bool,
 }
 
 impl PeerChannels {
-    /// One for each rank.
+    /// Creates the endpoints, one per rank.
     pub fn all(world: u32, timeout: Duration) -> Vec<Self> {
         let ranks = world as usize;
-        // For each sender: what both kinds of credits allow and give back, two exchanges, and
-        // signs: two barriers, one that it waits, one that it has read, and one that it left.
+        // Per sender: the packets and returned credits of both kinds, two exchanges, and control
+        // packets: two barriers, a waiting notice, an acknowledgement and a leave.
         let items_max = ranks * (4 * CREDITS as usize + 8 * WINDOW * ranks + 2 * 32 + 3);
         let mailboxes = Arc::new((0..world).map(|_| Mailbox::new(items_max)).collect::<Vec<_>>());
         let peers = || (0..world).map(|_| Peer::default()).collect();
@@ -127,7 +134,7 @@ impl PeerChannels {
         self.rank
     }
 
-    /// The present call.
+    /// Returns the current call.
     pub fn call(&self) -> CollectiveCall {
         self.call
     }
@@ -136,7 +143,8 @@ impl PeerChannels {
         self.peers.len() as u32
     }
 
-    /// The next collective or send begins.
+    /// Begins the next collective or send: processes the packets that have arrived, and compares
+    /// the calls of the peers with the calls of this rank.
     pub fn begin_call(&mut self, call: CollectiveCall) -> Result<(), GroupError> {
         (self.call, self.began, self.is_late) = (call, Instant::now(), false);
         if !self.is_direct() {
@@ -146,7 +154,7 @@ impl PeerChannels {
                 self.calls.pop_front();
             }
         }
-        // What came in the meantime, a close before all.
+        // Packets that arrived in the meantime; a close takes precedence.
         while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
             self.dispatch(packet)?;
         }
@@ -166,21 +174,21 @@ impl PeerChannels {
         &self.mailboxes[self.rank.index()]
     }
 
-    /// Everybody's calls fail from now on, for this reason.
+    /// Aborts the group: the calls of every rank fail from now on, with this reason.
     pub fn abort(&self, why: &str) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.close(why));
     }
 
-    /// The handle goes: what was sent before still arrives.
+    /// Leaves the group, when the handle is dropped; packets that were sent before still arrive.
     pub fn leave(&self, panicked: bool) {
         for mailbox in self.mailboxes.iter() {
-            // Whoever is closed has left before, or everything is given up.
+            // A closed mailbox belongs to a rank that has left, or the group was aborted.
             let _ = mailbox.send(Packet { from: self.rank, kind: PacketKind::Left { panicked } });
         }
         self.mailbox().close(&left_reason(self.rank));
     }
 
-    // ---- Out ----
+    // ---- Sending ----
 
     fn post(&mut self, to: Rank, kind: PacketKind) -> Result<(), GroupError> {
         let packet = Packet { from: self.rank, kind };
@@ -188,7 +196,7 @@ impl PeerChannels {
         if closed.0 != left_reason(to) {
             return Err(aborted(&closed.0));
         }
-        // It told everyone before it closed.
+        // The peer sent `Left` to every rank before it closed its mailbox.
         while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
             self.dispatch(packet)?;
         }
@@ -196,13 +204,14 @@ impl PeerChannels {
         Err(GroupError::PeerLeft { call: self.call.to_string(), rank: to, panicked })
     }
 
-    /// Sends a part of the present collective that others cannot fall behind of.
+    /// Sends a packet without a credit, for collectives in which no receiver can fall behind.
     pub fn send(&mut self, to: Rank, payload: Payload) -> Result<(), GroupError> {
         let (number, call) = (self.number, self.call);
         self.post(to, PacketKind::Collective { number, call, payload, is_credited: false })
     }
 
-    /// Sends, but waits while the receiver is [`CREDITS`] packets of this kind behind.
+    /// Sends a packet and takes a credit; waits while the receiver is [`CREDITS`] packets of this
+    /// kind behind (backpressure).
     pub fn send_credited(&mut self, to: Rank, payload: Payload) -> Result<(), GroupError> {
         let is_direct = self.is_direct();
         while *self.peers[to.index()].credits.of(is_direct) == 0 {
@@ -217,9 +226,9 @@ impl PeerChannels {
         self.post(to, kind)
     }
 
-    // ---- In ----
+    // ---- Receiving ----
 
-    /// What a rank sends next in the present call.
+    /// Receives the next payload of a rank in the current call.
     pub fn recv(&mut self, from: Rank) -> Result<Payload, GroupError> {
         loop {
             if self.is_direct() {
@@ -231,7 +240,7 @@ impl PeerChannels {
             } else if let Some((number, call, ..)) = self.peers[from.index()].collective.front() {
                 let (number, call) = (*number, *call);
                 self.compare(from, number, call)?;
-                // What it sends next is of another collective: it has nothing for this one.
+                // The next packet is of another collective: the peer sent nothing for this one.
                 if number != self.number {
                     return Err(self.mismatch(from, number, call));
                 }
@@ -249,17 +258,18 @@ impl PeerChannels {
     }
 
     fn send_control(&self, to: Rank, kind: PacketKind) {
-        // One that has left needs none.
+        // A rank that has left needs no control packets.
         let _ = self.mailboxes[to.index()].send(Packet { from: self.rank, kind });
     }
 
-    /// Waits for a packet of anybody, on account of `whom`.
+    /// Waits for a packet from any rank, because a packet from `whom` is needed: fails if `whom`
+    /// has left or if the deadline of the call passes.
     fn wait_packet(&mut self, whom: Rank) -> Result<(), GroupError> {
         if let Some(panicked) = self.peers[whom.index()].left {
             return Err(GroupError::PeerLeft { call: self.call.to_string(), rank: whom, panicked });
         }
         let deadline = self.began + self.timeout;
-        // Nobody else has to be in the call when a send or recv waits, so nobody is told.
+        // A send or recv waits for one rank only, whatever its peers call: no waiting notices.
         let tells = !self.is_late && !self.is_direct();
         let until = if tells { deadline.min(self.began + WAIT_NOTICE_DELAY) } else { deadline };
         match self.mailbox().recv(Some(until)) {
@@ -278,15 +288,17 @@ impl PeerChannels {
         }
     }
 
-    /// Tells the others in which collective this rank waits, so that they see whether it is theirs.
+    /// Notifies every peer of the collective in which this rank waits, so that the peer can
+    /// detect a mismatch with its own call.
     fn notify_all(&mut self) {
         self.is_late = true;
         let own = self.rank;
         (0..self.world()).map(Rank).filter(|to| *to != own).for_each(|to| self.notify(to));
     }
 
-    /// Tells a rank, unless it knows, or has not yet read what it was told before: then it is told
-    /// when it has. So one that does not look has one sign of each other rank in its mailbox.
+    /// Sends a waiting notice to a rank, unless the rank has one for this collective or has not
+    /// acknowledged the last one; its acknowledgement then triggers the next notice. So a rank
+    /// that does not read its mailbox has at most one notice of each peer in it.
     fn notify(&mut self, to: Rank) {
         let (number, call) = (self.number, self.call);
         let peer = &mut self.peers[to.index()];
@@ -308,7 +320,7 @@ impl PeerChannels {
         GroupError::TimedOut { call: self.call.to_string(), seconds, ranks }
     }
 
-    /// Takes note of a packet.
+    /// Processes one packet: updates the state of the peer that sent it.
     fn dispatch(&mut self, packet: Packet) -> Result<(), GroupError> {
         let Packet { from, kind } = packet;
         let peer = &mut self.peers[from.index()];
@@ -345,9 +357,9 @@ impl PeerChannels {
         }
     }
 
-    // ---- Calls that do not belong together ----
+    // ---- Mismatched calls ----
 
-    /// Whether what another rank called is what this rank called with the same number.
+    /// Checks that a peer's call equals this rank's call with the same number.
     fn compare(&self, from: Rank, number: u64, call: CollectiveCall) -> Result<(), GroupError> {
         let ago = self.number.checked_sub(number);
         let index = ago.and_then(|ago| self.calls.len().checked_sub(1 + ago as usize));
@@ -367,7 +379,7 @@ impl PeerChannels {
         ))
     }
 
-    /// What was sent must be as long as what is asked for, and of the same type.
+    /// Checks that a peer's `send` has the length and the element type of this rank's call.
     fn compare_direct(&self, from: Rank, call: CollectiveCall) -> Result<(), GroupError> {
         let own = self.call;
         if (own.length, own.element) == (call.length, call.element) {
@@ -386,7 +398,7 @@ fn aborted(why: &str) -> GroupError {
 mod tests {
     use super::*;
 
-    /// Two ranks whose calls end after 300 ms.
+    /// Two ranks whose calls time out after 300 ms.
     fn pair() -> [PeerChannels; 2] {
         let links = PeerChannels::all(2, WAIT_NOTICE_DELAY + Duration::from_millis(100));
         links.try_into().unwrap_or_else(|_| unreachable!("there are two"))
@@ -398,7 +410,7 @@ mod tests {
         assert!(matches!(error, GroupError::TimedOut { .. }), "{error}");
     }
 
-    /// The collectives in which a rank is told that another one waits.
+    /// Returns the collectives for which a rank has a waiting notice in its mailbox.
     fn notified(channels: &PeerChannels) -> Vec<u64> {
         let mut notified = Vec::new();
         while let Some(packet) = channels.mailbox().try_recv().unwrap() {
@@ -419,12 +431,12 @@ mod tests {
         (0..3).for_each(|_| times_out(&mut waits, CollectiveCall::barrier(), other));
         assert_eq!(notified(&works), [1]);
 
-        // One that has read it is told of the next collective, and of the same one only once.
+        // A rank that acknowledged a notice gets one for the next collective, and one only.
         works.send_control(own, PacketKind::WaitingAck);
         times_out(&mut waits, CollectiveCall::barrier(), other);
         assert_eq!(notified(&works), [4]);
 
-        // And one that reads it in time is told at once of what it has missed.
+        // A rank that acknowledges in time gets a notice of the missed collective at once.
         times_out(&mut waits, CollectiveCall::barrier(), other);
         let packet =
             Packet { from: own, kind: PacketKind::Waiting { number: 4, call: waits.call() } };

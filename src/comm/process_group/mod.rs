@@ -1,15 +1,16 @@
-//! Collectives on host slices, under the names of torch.distributed: [`init`] makes a [`ProcessGroup`]
-//! handle per rank, each thread takes one, and all call the same methods in the same order.
+//! Process group: collectives on host slices, named as in torch.distributed. [`init`] creates one
+//! [`ProcessGroup`] handle per rank, each thread takes one, and all call the same methods in the
+//! same order.
 //!
-//! **Results.** Values are combined in an order that depends on the number of ranks and elements
-//! only, never on who is when, and every rank gets the same bits. Above [`TREE_BYTES`] an
-//! all-reduce is a ring ([`crate::collective::exchange`]), up to them a tree
+//! **Results.** The order in which values are combined depends on the number of ranks and
+//! elements only, never on timing, and every rank gets the same bits. An all-reduce of more than
+//! [`TREE_BYTES`] is a ring ([`crate::collective::exchange`]), a smaller one a tree
 //! ([`crate::collective::rooted`]).
 //!
 //! **Failures.** A call that fails on one rank fails on all, at the latest in their next call,
-//! with an error that names the rank: calls that do not belong together, a handle that is dropped,
-//! a thread that panics, a deadline that passes. The group is of no use then, and what slices hold
-//! is of no meaning.
+//! with an error that names the rank. The causes are mismatched calls, a dropped handle, a thread
+//! that panics, and a timeout. After a failure, no call succeeds, and the contents of the slices
+//! are unspecified.
 
 pub(super) mod connection;
 pub(super) mod packet;
@@ -29,22 +30,23 @@ use perform::chunks;
 use reduce_op::Reducer;
 use slices::LocalSlices;
 
-/// Up to so many bytes, an all-reduce goes along a tree: `2 ceil(log2(world))` steps instead of
-/// `2 (world - 1)`.
+/// Maximum size in bytes of an all-reduce along a tree: `2 ceil(log2(world))` steps instead of
+/// the `2 (world - 1)` of a ring.
 pub const TREE_BYTES: usize = 4 << 10;
-/// How long a call may take unless it is set.
+/// Default maximum duration of a call.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Makes a group of `world` ranks: one handle for each, in order, to be moved to its thread.
+/// Creates a group of `world` ranks and returns one handle per rank, in order of ranks; each is to
+/// be moved to its thread.
 ///
 /// ```
-/// use potluck::comm::{Op, init};
+/// use potluck::comm::{ReduceOp, init};
 ///
 /// std::thread::scope(|scope| {
 ///     for mut group in init(3) {
 ///         scope.spawn(move || {
 ///             let mut values = [f32::from(group.rank().0 as u8), 1.0];
-///             group.all_reduce(&mut values, Op::Sum).unwrap();
+///             group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
 ///             assert_eq!(values, [0.0 + 1.0 + 2.0, 3.0]);
 ///         });
 ///     }
@@ -53,7 +55,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 ///
 /// # Panics
 ///
-/// If `world` is 0.
+/// Panics if `world` is 0.
 pub fn init(world: u32) -> Vec<ProcessGroup> {
     assert!(world > 0, "a group needs a rank");
     PeerChannels::all(world, DEADLINE)
@@ -62,14 +64,15 @@ pub fn init(world: u32) -> Vec<ProcessGroup> {
         .collect()
 }
 
-/// One rank's handle on its group. When it is dropped, calls of others that need this rank fail.
+/// Handle of one rank on its process group. After it is dropped, calls of other ranks that need
+/// this rank fail.
 pub struct ProcessGroup {
     pub(super) channels: PeerChannels,
-    /// The last cut, which the next call of the same length takes again.
+    /// Shard layout of the last call, which the next call of the same length reuses.
     pub(super) layout: Option<Arc<ShardLayout>>,
 }
 
-/// How a call ends.
+/// Result of a call that returns no value.
 pub(super) type Done = Result<(), GroupError>;
 
 impl ProcessGroup {
@@ -81,12 +84,12 @@ impl ProcessGroup {
         self.channels.world() as usize
     }
 
-    /// How long a call may take; 5 minutes at first. Each rank has its own.
+    /// Sets the maximum duration of a call of this rank; the default is 5 minutes.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.channels.timeout = deadline;
     }
 
-    /// Gives up the group: calls of all ranks fail, with this reason.
+    /// Aborts the group: the calls of all ranks fail, with this reason.
     pub fn abort(&self, why: &str) {
         self.channels.abort(&format!("{} gave up: {why}", self.rank()));
     }
@@ -94,10 +97,10 @@ impl ProcessGroup {
     /// Leaves the group, as dropping the handle does.
     pub fn destroy(self) {}
 
-    // ---- Everyone has values and everyone gets results ----
+    // ---- Collectives with values and results on every rank ----
 
-    /// Combines everyone's values, in place. `2 (world - 1) / world` of the bytes go through each
-    /// rank.
+    /// Combines the values of all ranks in place, on every rank. `2 (world - 1) / world` of the
+    /// bytes pass through each rank.
     pub fn all_reduce<T: Transferable>(&mut self, values: &mut [T], op: ReduceOp<T>) -> Done {
         let weights = self.weights(&op)?;
         let reducer = Reducer { op: &op, weights };
@@ -114,8 +117,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Combines everyone's `world * into.len()` values; rank `r` gets part `r` of the result.
-    /// `(world - 1) / world` of the bytes go through each rank.
+    /// Combines the `world * into.len()` values of all ranks; rank `r` gets part `r` of the
+    /// result. `(world - 1) / world` of the bytes pass through each rank.
     pub fn reduce_scatter<T: Transferable>(
         &mut self,
         values: &[T],
@@ -136,8 +139,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Everyone's values, one after the other by rank, go to everyone; `into` is `world` times as
-    /// long. `(world - 1) / world` of its bytes go through each rank.
+    /// Concatenates the values of all ranks, in order of ranks, on every rank; `into` is `world`
+    /// times as long as `values`. `(world - 1) / world` of its bytes pass through each rank.
     pub fn all_gather_into<T: Transferable>(&mut self, values: &[T], into: &mut [T]) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::AllGather, values.len());
         self.call(call, |group| {
@@ -151,7 +154,7 @@ impl ProcessGroup {
         })
     }
 
-    /// As [`Self::all_gather_into`], in vectors by rank.
+    /// Gathers as [`Self::all_gather_into`] does, into one vector per rank.
     pub fn all_gather<T: Transferable>(&mut self, values: &[T]) -> Result<Vec<Vec<T>>, GroupError> {
         let mut all = vec![T::default(); self.world_size() * values.len()];
         self.all_gather_into(values, &mut all)?;
@@ -159,15 +162,15 @@ impl ProcessGroup {
         Ok((0..self.world_size()).map(block).collect())
     }
 
-    /// Returns when everyone has called it.
+    /// Returns when every rank has called it.
     pub fn barrier(&mut self) -> Done {
         self.call(CollectiveCall::barrier(), Self::run_barrier)
     }
 
-    // ---- One rank has values, or gets results ----
+    // ---- Collectives with values or results on one rank ----
 
-    /// Combines everyone's values on `dst`, in place; elsewhere they stay as they are. Everything
-    /// goes `ceil(log2(world))` times through `dst`.
+    /// Combines the values of all ranks in place on `dst`; on other ranks they stay unchanged.
+    /// All values pass `ceil(log2(world))` times through `dst`.
     pub fn reduce<T: Transferable>(
         &mut self,
         values: &mut [T],
@@ -193,7 +196,8 @@ impl ProcessGroup {
         })
     }
 
-    /// The values of `src` go to everyone. They go `ceil(log2(world))` times through `src`.
+    /// Copies the values of `src` to every rank. They pass `ceil(log2(world))` times through
+    /// `src`.
     pub fn broadcast<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Broadcast { src }, values.len());
         self.call(call, |group| {
@@ -204,8 +208,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Everyone's values, one after the other by rank, go to `dst`, where `into` is `world` times
-    /// as long; elsewhere it is empty.
+    /// Concatenates the values of all ranks, in order of ranks, on `dst`, where `into` is `world`
+    /// times as long as `values`; on other ranks `into` must be empty.
     pub fn gather<T: Transferable>(&mut self, values: &[T], into: &mut [T], dst: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Gather { dst }, values.len());
         self.call(call, |group| {
@@ -231,8 +235,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Part `r` of the values of `src`, which are `world` times as long as `into`, goes to rank
-    /// `r`; elsewhere `values` is empty.
+    /// Sends part `r` of the values of `src` to rank `r`. On `src`, `values` is `world` times as
+    /// long as `into`; on other ranks it must be empty.
     pub fn scatter<T: Transferable>(&mut self, values: &[T], into: &mut [T], src: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Scatter { src }, into.len());
         self.call(call, |group| {
@@ -259,11 +263,12 @@ impl ProcessGroup {
         })
     }
 
-    // ---- From rank to rank ----
+    // ---- Point to point ----
 
-    /// Sends values to a rank, which calls [`Self::recv`]. Returns when they are handed over: at
-    /// once while at most 16 messages of 256 KiB, at least one for each send, wait for that rank,
-    /// and else when it has taken enough of them. Collectives in between need no room of these.
+    /// Sends values to a rank, which must call [`Self::recv`]. Returns when all values are
+    /// queued: at once while at most 16 messages of 256 KiB, at least one per send, wait for that
+    /// rank, and otherwise when it has taken enough of them (backpressure). Collectives in
+    /// between do not use these credits.
     pub fn send<T: Transferable>(&mut self, values: &[T], dst: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Send { dst }, values.len());
         self.call(call, |group| {
@@ -272,7 +277,7 @@ impl ProcessGroup {
         })
     }
 
-    /// What a rank sends, which must be as long.
+    /// Receives the values that a rank sends, which must have the same length.
     pub fn recv<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Recv { src }, values.len());
         self.call(call, |group| {

@@ -1,14 +1,15 @@
-//! What threads of a group hand to each other: values with the call that they belong to.
+//! Packets between the threads of a process group: values with the call to which they belong, and
+//! control packets.
 
 use std::fmt;
 
 use crate::base::Rank;
 use crate::comm::{BufferPool, Element, Message, PooledBuffer, SharedBuffer};
 
-/// Free boxes that a rank keeps of each type.
+/// Maximum number of free buffers that a rank keeps per element type.
 const FREE_MAX: usize = 32;
 
-/// Which collective was called.
+/// Kind of a call, with its root or peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
     AllReduce,
@@ -27,7 +28,7 @@ pub enum CallKind {
     AllGather,
     ReduceScatter,
     Barrier,
-    /// Point to point: these are not counted among the collectives.
+    /// Point-to-point calls, this and `Recv`, are not counted among the collectives.
     Send {
         dst: Rank,
     },
@@ -36,15 +37,15 @@ pub enum CallKind {
     },
 }
 
-/// A call as all ranks must make it.
+/// Signature of a call, which must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveCall {
     pub kind: CallKind,
-    /// The operation's name; nothing where nothing is reduced.
+    /// Name of the reduction; empty for calls without one.
     pub op: &'static str,
-    /// The type's name.
+    /// Name of the element type; empty for a barrier.
     pub element: &'static str,
-    /// Elements, of what is the same length on all ranks.
+    /// Number of elements in the buffer that has the same length on all ranks.
     pub length: usize,
 }
 
@@ -77,37 +78,37 @@ impl fmt::Display for CollectiveCall {
     }
 }
 
-/// Values of one type.
+/// Payload of one element type.
 #[derive(Debug)]
 pub enum TypedPayload<T: Element> {
-    /// Of an exchange.
+    /// Message of an exchange.
     Message(Message<T>),
     Owned(PooledBuffer<T>),
     Shared(SharedBuffer<T>),
 }
 
-/// An element whose values packets carry and pools keep: all of them are.
+/// Element type that packets carry and pools keep; every element type is one.
 pub trait Transferable: Element {
     fn wrap(payload: TypedPayload<Self>) -> Payload;
 
-    /// The values, if they are of this type.
+    /// Returns the values, if they are of this type.
     fn unwrap(payload: Payload) -> Option<TypedPayload<Self>>;
 
     fn pool(pools: &Pools) -> &BufferPool<Self>;
 }
 
-/// What is between the two brackets, for each type.
+/// Defines `Payload`, `Pools` and the `Transferable` implementations for a list of types.
 macro_rules! for_each_type {
     ($($type:ident $variant:ident)*) => {
-        /// Values of any type.
+        /// Payload of any element type.
         #[derive(Debug)]
         pub enum Payload {
-            /// A sign without values.
+            /// No values, as in a barrier.
             Nothing,
             $($variant(TypedPayload<$type>),)*
         }
 
-        /// A rank's free boxes.
+        /// Buffer pools of a rank, one per element type.
         pub struct Pools {
             $(pub $type: BufferPool<$type>,)*
         }
@@ -141,24 +142,25 @@ macro_rules! for_each_type {
 
 for_each_type!(f32 F32 f64 F64 i32 I32 u32 U32 i64 I64 u64 U64);
 
-/// What is in a packet.
+/// Content of a packet.
 #[derive(Debug)]
 pub enum PacketKind {
     /// Values for the collective of this number.
     Collective { number: u64, call: CollectiveCall, payload: Payload, is_credited: bool },
     /// Values of a send.
     Direct { call: CollectiveCall, payload: Payload },
-    /// One more packet, of a send or of a collective, may be sent to whom this comes from.
+    /// Returned credit: the receiver may send one more packet, of a `send` (`is_direct`) or of a
+    /// collective, to the sender of this one.
     Credit { is_direct: bool },
-    /// The sender has been waiting in this collective for a while.
+    /// Waiting notice: the sender has been waiting in this collective for a while.
     Waiting { number: u64, call: CollectiveCall },
-    /// The last [`PacketKind::Waiting`] was read.
+    /// Acknowledgement of the last [`PacketKind::Waiting`].
     WaitingAck,
-    /// The sender's handle is gone.
+    /// The sender's handle was dropped.
     Left { panicked: bool },
 }
 
-/// What travels from thread to thread.
+/// Packet from one thread of the group to another.
 #[derive(Debug)]
 pub struct Packet {
     pub from: Rank,

@@ -1,4 +1,4 @@
-//! How the calls of a [`ProcessGroup`] are performed: rings by exchanges, trees by lists of steps.
+//! Execution of the calls of a [`ProcessGroup`]: rings as exchanges, trees as lists of steps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::comm::{
     ExchangeDriver, GroupError, PooledBuffer, ProcessGroup, ReduceOp, SharedBuffer, Transferable,
 };
 
-/// Bytes that travel in one message at most: few enough to stay in a core's cache, enough to make
-/// up for waking a thread.
+/// Maximum size of a message in bytes: small enough to stay in a core's cache, large enough to
+/// amortize waking a thread.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Why the type of what has come is known.
+/// Panic message for a payload of another type, which ranks that made the same call cannot send.
 const OTHER: &str = "ranks that made the same call send the same kind of values";
 
-/// The ranges of `length` elements that travel in one message each: at least one, so that ranks
-/// hear of each other also when there is nothing to say.
+/// Returns the ranges of `length` elements that are sent in one message each: at least one, so
+/// that ranks exchange a message even without values.
 pub(super) fn chunks<T>(length: usize) -> impl Iterator<Item = Range<usize>> {
     let chunk = CHUNK_BYTES / size_of::<T>();
     let starts = (0..length.max(1)).step_by(chunk);
@@ -29,7 +29,7 @@ pub(super) fn chunks<T>(length: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 impl ProcessGroup {
-    /// Makes a call; if it fails here, it fails everywhere.
+    /// Runs a call; if it fails on this rank, it fails on every rank.
     pub(super) fn call(
         &mut self,
         call: CollectiveCall,
@@ -37,7 +37,7 @@ impl ProcessGroup {
     ) -> Done {
         let done = self.channels.begin_call(call).and_then(|()| perform(self));
         if let Err(error) = &done {
-            // Whoever was told by another rank tells nobody.
+            // An abort by another rank has already closed every mailbox.
             if !matches!(error, GroupError::Aborted(_)) {
                 self.channels.abort(&format!("{} failed in {error}", self.rank()));
             }
@@ -45,7 +45,8 @@ impl ProcessGroup {
         done
     }
 
-    /// The sum of all weights of a mean; the same bits on all ranks.
+    /// Returns the sum of all ranks' weights of a mean, with the same bits on every rank; 0 for
+    /// other operations.
     pub(super) fn weights<T: Transferable>(&mut self, op: &ReduceOp<T>) -> Result<f64, GroupError> {
         let ReduceOp::Mean { weight } = op else { return Ok(0.0) };
         let mut weights = [*weight];
@@ -83,7 +84,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// The phases (reduce, gather) of a ring.
+    /// Performs the requested phases (reduce, gather) of a ring.
     pub(super) fn exchange<T: Transferable>(
         &mut self,
         length: usize,
@@ -112,7 +113,7 @@ impl ProcessGroup {
         let mut own = all.filter(|chunk| !reduces && layout.chunk(*chunk).owner == rank);
         let (mut begun, others) = (0, layout.world as usize - 1);
         while io.done < u32::from(reduces) + u32::from(gathers) {
-            // With what it only hands out, a rank keeps as close to the others as with sums.
+            // The window also bounds how far ahead of its peers a rank is that only sends.
             if io.gathered + WINDOW * others >= begun * others
                 && let Some(chunk) = own.next()
             {
@@ -129,7 +130,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// How this many values are cut for a ring.
+    /// Returns the shard layout of this many values on a ring; reuses the last one if it fits.
     fn layout<T>(&mut self, length: usize) -> Arc<ShardLayout> {
         let chunk = CHUNK_BYTES / size_of::<T>();
         let is_it = |layout: &&Arc<ShardLayout>| {
@@ -142,7 +143,7 @@ impl ProcessGroup {
         self.layout.insert(Arc::new(layout)).clone()
     }
 
-    /// The tree of a few values, in one message.
+    /// Performs an all-reduce of few values along a tree, in one message per step.
     pub(super) fn all_reduce_tree<T: Transferable>(
         &mut self,
         values: &mut [T],
@@ -154,7 +155,7 @@ impl ProcessGroup {
         self.broadcast_from_root(&rooted::broadcast(world, Rank(0), rank), values, result)
     }
 
-    /// Performs the steps of a reduction; the result, where it ends.
+    /// Performs the steps of a reduction and returns the result on its root.
     pub(super) fn reduce_to_root<T: Transferable>(
         &mut self,
         steps: &[RootedStep],
@@ -194,7 +195,8 @@ impl ProcessGroup {
         values
     }
 
-    /// Performs the steps of a broadcast, of the values or of what is held instead.
+    /// Performs the steps of a broadcast, on the root of `held` if it is given and else of
+    /// `values`.
     pub(super) fn broadcast_from_root<T: Transferable>(
         &mut self,
         steps: &[RootedStep],
@@ -249,7 +251,7 @@ impl ProcessGroup {
         Ok(T::unwrap(payload).expect(OTHER))
     }
 
-    // ---- What cannot be asked for ----
+    // ---- Argument checks ----
 
     fn argument(&self, why: String) -> GroupError {
         GroupError::Argument { call: self.channels.call().to_string(), why }

@@ -1,4 +1,4 @@
-//! How values of several ranks become one.
+//! Reduction operations, which combine the values of several ranks into one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::Arc;
 use crate::comm::Element;
 use crate::comm::add::add_assign;
 
-/// What a reduction does with the values of all ranks, element by element, in a fixed order.
+/// Operation that combines the values of all ranks, element by element, in a fixed order.
 #[derive(Clone)]
 pub enum ReduceOp<T> {
-    /// Integers wrap.
+    /// Sum; integers wrap.
     Sum,
-    /// `sum(weight[r] * value[r]) / sum(weight[r])`, where each rank gives its own weight; of
-    /// floating point numbers only. With a weight of 1 everywhere it is the mean.
+    /// Weighted mean `sum(weight[r] * value[r]) / sum(weight[r])` of floating-point numbers,
+    /// where each rank passes its own weight. With a weight of 1 on every rank it is the mean.
     Mean { weight: f64 },
-    /// A value that is not a number wins.
+    /// Maximum; a NaN takes precedence.
     Max,
-    /// A value that is not a number wins.
+    /// Minimum; a NaN takes precedence.
     Min,
-    /// The user's own. It should be commutative, and associative but for rounding.
+    /// User-defined operation. It should be commutative, and associative except for rounding.
     User(Arc<dyn Fn(T, T) -> T + Send + Sync>),
 }
 
 impl<T> ReduceOp<T> {
-    /// An operation of the user's own, the same on every rank.
+    /// Creates a user-defined operation, which must be the same on every rank.
     pub fn user(reducer: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
         Self::User(Arc::new(reducer))
     }
@@ -45,22 +45,22 @@ impl<T> fmt::Debug for ReduceOp<T> {
     }
 }
 
-/// `into[i] = reducer(into[i], from[i])`.
+/// Combines element by element: `into[i] = reducer(into[i], from[i])`.
 fn zip<T: Copy>(into: &mut [T], from: &[T], reducer: impl Fn(T, T) -> T) {
     for (into, from) in into.iter_mut().zip(from) {
         *into = reducer(*into, *from);
     }
 }
 
-/// An operation with what all ranks know of it.
+/// Reduction operation with the data that all ranks share.
 pub(super) struct Reducer<'a, T> {
     pub op: &'a ReduceOp<T>,
-    /// The weights of all ranks, for a mean.
+    /// Sum of the weights of all ranks, for a mean.
     pub weights: f64,
 }
 
 impl<T: Element> Reducer<'_, T> {
-    /// A rank's own values, as they go into a partial result.
+    /// Copies a rank's own values to a new partial result; a mean weights them.
     pub fn copy(&self, own: &[T], into: &mut [T]) {
         match self.op {
             ReduceOp::Mean { weight } => zip(into, own, |_, own| own.scale(*weight)),
@@ -68,7 +68,7 @@ impl<T: Element> Reducer<'_, T> {
         }
     }
 
-    /// A rank's own values come to a partial result.
+    /// Combines a rank's own values into a partial result; a mean weights them.
     pub fn add_own(&self, partial: &mut [T], own: &[T]) {
         match self.op {
             ReduceOp::Mean { weight } => zip(partial, own, |sum, own| sum.add(own.scale(*weight))),
@@ -76,7 +76,7 @@ impl<T: Element> Reducer<'_, T> {
         }
     }
 
-    /// Two partial results become one.
+    /// Combines another partial result into `partial`.
     #[expect(clippy::eq_op, reason = "only what is not a number differs from itself")]
     pub fn add(&self, partial: &mut [T], other: &[T]) {
         match self.op {
@@ -87,7 +87,8 @@ impl<T: Element> Reducer<'_, T> {
         }
     }
 
-    /// What has come from all ranks becomes the result.
+    /// Turns the combined values of all ranks into the result: a mean is divided by the sum of
+    /// weights.
     pub fn finish(&self, sum: &mut [T]) {
         if let ReduceOp::Mean { .. } = self.op {
             sum.iter_mut().for_each(|sum| *sum = sum.div(self.weights));

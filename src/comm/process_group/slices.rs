@@ -1,4 +1,4 @@
-//! Slices as a rank's own side of an exchange.
+//! Slices as the input and output of one rank in an exchange.
 
 use std::ops::Range;
 
@@ -9,11 +9,12 @@ use crate::base::{BucketId, ChunkId, Rank};
 use crate::collective::{Chunk, CollectiveKind};
 use crate::comm::{ExchangeIo, GroupError, Message, PooledBuffer, SharedBuffer, Transferable};
 
-/// Where own values are and where results go, by position in the one bucket of the exchange.
+/// Slices of a rank's own values and of its results, by position in the only bucket of the
+/// exchange.
 pub enum LocalSlices<'a, T> {
-    /// Both are the whole bucket.
+    /// One slice for both, as long as the bucket.
     InPlace(&'a mut [T]),
-    /// Parts of it, with the position of their first element.
+    /// Separate slices of parts of the bucket, with the positions of their first elements.
     Apart { own: &'a [T], own_at: usize, result: &'a mut [T], result_at: usize },
 }
 
@@ -35,14 +36,14 @@ impl<T> LocalSlices<'_, T> {
     }
 }
 
-/// A rank's side of one collective.
+/// Input and output of one rank in one collective.
 pub struct SliceIo<'a, T: Transferable> {
     pub channels: &'a mut PeerChannels,
     pub slices: LocalSlices<'a, T>,
     pub reducer: Reducer<'a, T>,
-    /// Phases that are over.
+    /// Number of completed phases.
     pub done: u32,
-    /// Chunks of others whose final values have come.
+    /// Number of chunks of other owners whose final values were received.
     pub gathered: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Pieces of the CPU device: copies, made when they are begun, in buffers that are used again.
+//! Readbacks of the CPU device: copies, made when a readback is started, in pooled buffers.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,33 +7,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::base::BucketId;
 use crate::exec::{BucketTensor, Readback};
 
-/// Buffers that are used again.
+/// Buffer pool of readbacks.
 struct Spares {
-    /// Those that no piece holds.
+    /// Buffers that no readback holds.
     buffers: Vec<Vec<f32>>,
-    /// Bytes of these and of those that pieces hold, and what they may be when one is kept.
+    /// Bytes of the pooled buffers and of those that readbacks hold; the buffer of a dropped
+    /// readback is kept if this is at most `bound`.
     bytes: usize,
     bound: usize,
 }
 
-/// Shared with pieces, which give their buffers back from any thread.
-type Shared = Arc<Mutex<Spares>>;
+/// Buffer pool shared with readbacks, which return their buffers from any thread.
+type SharedBuffers = Arc<Mutex<Spares>>;
 
-/// The pieces that were begun and not taken, oldest first.
+/// Queue of the readbacks that were started and not taken, oldest first.
 pub struct ReadbackQueue {
     begun: VecDeque<Readback>,
-    spares: Shared,
+    spares: SharedBuffers,
 }
 
 impl ReadbackQueue {
-    /// Buffers of dropped pieces are kept for others as long as all together take at most `bound`
-    /// bytes; so they never take more than that, or than pieces have taken at once.
+    /// Makes an empty queue. Buffers of dropped readbacks are kept for reuse as long as all
+    /// buffers take at most `bound` bytes; so they never take more than that, or than readbacks
+    /// have taken at once.
     pub fn new(bound: usize) -> Self {
         let spares = Spares { buffers: Vec::new(), bytes: 0, bound };
         Self { begun: VecDeque::new(), spares: Arc::new(Mutex::new(spares)) }
     }
 
-    /// An empty buffer to copy into, for [`ReadbackQueue::begin`].
+    /// Returns an empty buffer to copy into, for [`ReadbackQueue::begin`].
     pub fn buffer(&mut self) -> Vec<f32> {
         let mut spares = lock(&self.spares);
         let mut buffer = spares.buffers.pop().unwrap_or_default();
@@ -42,7 +44,7 @@ impl ReadbackQueue {
         buffer
     }
 
-    /// Makes `copy`, the values of elements `range` of a bucket, the next piece.
+    /// Appends `copy`, the values of elements `range` of a bucket, to the queue.
     pub fn begin(
         &mut self,
         bank: BucketTensor,
@@ -55,7 +57,7 @@ impl ReadbackQueue {
         self.begun.push_back(Readback { bank, bucket, range, values });
     }
 
-    /// Whether some were begun and not taken.
+    /// Returns true if a readback was started and not taken.
     pub fn has_readbacks(&self) -> bool {
         !self.begun.is_empty()
     }
@@ -65,10 +67,10 @@ impl ReadbackQueue {
     }
 }
 
-/// The values of a piece.
+/// Values of a readback, in a buffer of the pool.
 struct Copied {
     values: Vec<f32>,
-    spares: Shared,
+    spares: SharedBuffers,
 }
 
 impl AsRef<[f32]> for Copied {
@@ -88,12 +90,12 @@ impl Drop for Copied {
     }
 }
 
-/// The memory that a buffer takes.
+/// Returns the memory that a buffer takes.
 fn bytes(buffer: &Vec<f32>) -> usize {
     buffer.capacity() * size_of::<f32>()
 }
 
-fn lock(spares: &Shared) -> MutexGuard<'_, Spares> {
+fn lock(spares: &SharedBuffers) -> MutexGuard<'_, Spares> {
     // Nothing panics between taking a buffer out and putting it in.
     spares.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Sums of gradients with what other devices have summed so far, computed on this one: for
-//! devices that add faster than their host does, although all has to go up and come back.
+//! Addition of this device's gradients to the partial sums of other ranks, on the device: for
+//! devices that add faster than their host does, although the sums must be uploaded and read back.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::device::{DeviceError, Gpu};
 use crate::graph::{Binary, Op};
 use crate::kernels::{OpCall, Operand, RandomContext, Variant, twin};
 
-/// The most elements that are added at a time, as many as come back at once.
+/// The most elements that are added, and read back, at a time.
 const ELEMENTS_MAX: usize = 1 << 20;
 
-/// Scratch for sums of a bounded length, made once, and the kernel that fills it.
+/// Scratch buffers for sums of a bounded length, made once, and the prepared kernel that adds.
 pub struct PartialSumAdder {
     gpu: Arc<Gpu>,
     elements: usize,
@@ -26,10 +26,11 @@ pub struct PartialSumAdder {
 }
 
 impl PartialSumAdder {
-    /// For sums of about `elements` elements; longer ones are taken in parts.
+    /// Makes an adder for sums of about `elements` elements; longer ones are split into parts.
     ///
     /// # Errors
-    /// Too little memory; a kernel that is wrong on this driver.
+    /// Returns [`DeviceError`] if there is too little memory, or if a kernel fails certification
+    /// on this driver.
     pub fn new(
         gpu: &Arc<Gpu>,
         kernels: &mut KernelSelector,
@@ -52,10 +53,10 @@ impl PartialSumAdder {
         Ok(Self { gpu: gpu.clone(), elements, partial, gradients, sum, task })
     }
 
-    /// Certifies and chooses what runs for sums of these lengths.
+    /// Certifies and selects the kernels for sums of these lengths.
     ///
     /// # Errors
-    /// A kernel that is wrong on this driver.
+    /// Returns [`DeviceError`] if a kernel fails certification on this driver.
     pub fn prepare(
         &mut self,
         kernels: &mut KernelSelector,
@@ -72,15 +73,16 @@ impl PartialSumAdder {
         Ok(())
     }
 
-    /// How a part of so many elements is added: by the kernel of all, since tasks keep theirs.
+    /// Returns the variant that adds a part of so many elements: that of the full length, because
+    /// a prepared kernel keeps its pipeline.
     fn variant(&self, kernels: &mut KernelSelector, part: usize) -> Result<Variant, DeviceError> {
         kernels.variant(&self.gpu, &call(part), &call(self.elements))
     }
 
-    /// `partial += source`, from byte `offset` of `source` on.
+    /// Computes `partial += source`, from byte `offset` of `source` on.
     ///
     /// # Errors
-    /// A device that fails.
+    /// Returns [`DeviceError`] if the device fails.
     pub fn add(
         &mut self,
         stream: &mut CommandStream,
@@ -102,7 +104,7 @@ impl PartialSumAdder {
     }
 }
 
-/// The sum of two tensors of so many elements.
+/// Returns the op call that adds two tensors of so many elements.
 fn call(elements: usize) -> OpCall<'static> {
     OpCall {
         op: &Op::Binary(Binary::Add),

@@ -1,4 +1,4 @@
-//! The buffers of the buckets.
+//! GPU buffers of the buckets.
 
 use std::ops::Range;
 
@@ -10,10 +10,11 @@ use crate::exec::shards::Shards;
 use crate::exec::{BucketTensor, Moments};
 use crate::graph::Plan;
 
-/// Parameters and gradients of every bucket, and moments of what the device owns of it.
+/// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
+/// shards.
 pub struct Banks {
     pub parameters: Vec<wgpu::Buffer>,
-    /// Of a plan that is trained.
+    /// Empty unless the plan is trained.
     pub gradients: Vec<wgpu::Buffer>,
     /// Per moment, then per bucket.
     moments: Vec<Vec<wgpu::Buffer>>,
@@ -21,10 +22,10 @@ pub struct Banks {
 }
 
 impl Banks {
-    /// Allocates them.
+    /// Allocates the buffers.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Returns [`DeviceError`] if there is too little memory.
     pub fn new(gpu: &Gpu, plan: &Plan, moments: &Moments) -> Result<Self, DeviceError> {
         let shards = Shards::new(plan, moments);
         let make = |label: &str, bank: BucketTensor| make(gpu, plan, &shards, label, bank);
@@ -43,10 +44,10 @@ impl Banks {
         Ok(banks)
     }
 
-    /// Replaces the moments by others, which are zeros.
+    /// Replaces the moments by new ones, which are zero.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Returns [`DeviceError`] if there is too little memory.
     pub fn set_moments(
         &mut self,
         gpu: &Gpu,
@@ -68,7 +69,7 @@ impl Banks {
         }
     }
 
-    /// The buffer that holds elements of a bucket, and where in it they are, in bytes.
+    /// Returns the buffer that holds elements of a bucket, and their offset in it in bytes.
     ///
     /// # Panics
     /// If the bank does not hold all of them.
@@ -82,7 +83,8 @@ impl Banks {
         (self.buffer(bank, bucket).clone(), (place.start * ELEMENT_BYTES) as u64)
     }
 
-    /// What an update of a bucket binds of a bank: the owned elements, of which there are some.
+    /// Returns the binding of a bank for an update of a bucket: the owned elements, of which there
+    /// must be at least one.
     pub fn owned(&self, bank: BucketTensor, bucket: BucketId) -> Binding {
         let owned = self.shards.owned(bucket);
         let (buffer, offset) = self.place(bank, bucket, &owned);
@@ -90,7 +92,7 @@ impl Banks {
     }
 }
 
-/// The buffers of a bank, one per bucket.
+/// Allocates the buffers of a bank, one per bucket.
 fn make(
     gpu: &Gpu,
     plan: &Plan,

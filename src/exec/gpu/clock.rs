@@ -1,5 +1,5 @@
-//! The device's clock: when each compute pass began and ended, in ticks that a query set keeps
-//! until they are read with the report of a step.
+//! Device clock: timestamps of the beginning and end of each compute pass, in ticks, kept in a
+//! query set until they are read with the report of a step.
 
 use crate::device::{DeviceError, Gpu};
 
@@ -7,22 +7,22 @@ use crate::device::{DeviceError, Gpu};
 const PASSES_MAX: u32 = 1024;
 const TICK_BYTES: u64 = 8;
 
-/// The queries of a device that has a clock.
+/// Timestamp queries of a device that has a clock.
 pub struct Clock {
     period_ns: f64,
     queries: wgpu::QuerySet,
-    /// Where queries are resolved to, to be copied.
+    /// Buffer that queries are resolved to, before it is copied to the host.
     resolved: wgpu::Buffer,
-    /// Passes begun since the last reading, and whether there were more than fit.
+    /// Passes begun since the last reading; `overflowed` is set if there were more than fit.
     passes: u32,
     overflowed: bool,
 }
 
 impl Clock {
-    /// The clock of a device, if it has one.
+    /// Returns the clock of a device, if it has one.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Returns [`DeviceError`] if there is too little memory.
     pub fn new(gpu: &Gpu) -> Result<Option<Self>, DeviceError> {
         let Some(period_ns) = gpu.timestamp_period_ns else { return Ok(None) };
         let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
@@ -35,7 +35,7 @@ impl Clock {
         Ok(Some(Self { period_ns, queries, resolved, passes: 0, overflowed: false }))
     }
 
-    /// Where the next pass writes its times.
+    /// Returns the queries that the next pass writes its timestamps to; `None` if all are used.
     pub fn next_pass(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
         if self.passes == PASSES_MAX {
             self.overflowed = true;
@@ -50,12 +50,13 @@ impl Clock {
         })
     }
 
-    /// Forgets the passes so far. Those that are recorded must have been submitted.
+    /// Discards the passes so far. The recorded passes must have been submitted.
     pub fn forget(&mut self) {
         (self.passes, self.overflowed) = (0, false);
     }
 
-    /// Resolves the passes so far; the range to read then, if there is one.
+    /// Resolves the passes so far; returns the buffer to read then and its bytes, if there is a
+    /// pass.
     pub fn resolve(&self, encoder: &mut wgpu::CommandEncoder) -> Option<(wgpu::Buffer, u64)> {
         if self.passes == 0 {
             return None;
@@ -64,8 +65,8 @@ impl Clock {
         Some((self.resolved.clone(), u64::from(2 * self.passes) * TICK_BYTES))
     }
 
-    /// The seconds in which a pass was running, from what was resolved; `None` if not every pass
-    /// was timed, or if the ticks make no sense.
+    /// Returns the seconds in which a pass was running, from the resolved ticks; `None` if not
+    /// every pass was timed, or if the ticks are inconsistent.
     pub fn busy_seconds(&self, ticks: &[u8]) -> Option<f64> {
         if self.overflowed || ticks.is_empty() {
             return None;
@@ -75,9 +76,9 @@ impl Clock {
     }
 }
 
-/// The ticks covered by intervals `begin, end, begin, end, ..` in order of submission, each tick
-/// counted once; `None` if an interval ends before it begins or begins before the one in front
-/// of it.
+/// Returns the ticks covered by intervals `begin, end, begin, end, ..` in order of submission,
+/// each tick counted once; `None` if an interval ends before it begins or begins before the
+/// preceding one.
 fn busy_ticks(ticks: &[u64]) -> Option<u64> {
     let (mut busy, mut last, mut until) = (0u64, 0, 0);
     for pair in ticks.chunks_exact(2) {

@@ -1,4 +1,4 @@
-//! What a plan may ask of a device.
+//! Checks of a plan against the limits of a device.
 
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
@@ -7,8 +7,8 @@ use crate::exec::PassContext;
 use crate::graph::Plan;
 use crate::kernels::{OpCall, RandomContext};
 
-/// Shaders index elements by 32-bit integers, and the last workgroups reach beyond the end: with
-/// this many elements at most, no index wraps around.
+/// The most elements of a tensor: shaders index elements by 32-bit integers, and the last
+/// workgroups reach beyond the end; with this many at most, no index wraps around.
 const ELEMENTS_MAX: u64 = 1 << 31;
 
 /// Refuses a plan that the device cannot bind, before anything is allocated.
@@ -25,7 +25,7 @@ pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
     }
 }
 
-/// Refuses a plan of which an invocation would make more iterations than the driver lets it.
+/// Refuses a plan in which an invocation would make more loop iterations than the driver allows.
 fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let full = PassContext { stash_index: 0, rows: plan.options.rows, random };
@@ -36,7 +36,7 @@ fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> 
     Err(DeviceError::LoopTooLong { adapter, what, iterations: call.iterations(), limit })
 }
 
-/// The most bytes of a tensor or a bucket that the device binds and that shaders can index.
+/// Returns the most bytes of a tensor or a bucket that the device can bind and shaders can index.
 pub fn tensor_bytes_max(limits: &Limits) -> u64 {
     limits.binding_bytes.min(ELEMENTS_MAX * ELEMENT_BYTES as u64)
 }

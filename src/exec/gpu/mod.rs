@@ -1,5 +1,6 @@
-//! A plan on an opened adapter: one buffer per slot copy and per bucket, bind groups and pipelines
-//! made once, and a stream of commands that is submitted in stretches of bounded length.
+//! Executor on a GPU: a plan on an opened adapter, with one buffer per slot copy and per bucket,
+//! bind groups and pipelines made once, and a command stream that is submitted in batches of
+//! bounded duration.
 
 mod add;
 mod banks;
@@ -35,44 +36,48 @@ use prepare::{Binding, PreparedKernel};
 use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
 
-/// What a prepared node depends on: its index, the copy of the stash, the rows, and whether it
-/// draws random numbers now.
+/// Key of a prepared node: its index, the copy of the stash, the rows, and true if the node draws
+/// random numbers in this pass.
 type NodeKey = (usize, usize, usize, bool);
 
-/// What a prepared update depends on: its bucket and the entry point of its shader.
+/// Key of a prepared update: its bucket and the entry point of its shader.
 type UpdateKey = (usize, &'static str);
 
-/// A plan and all its tensors on a GPU. See [`Executor`].
+/// Executor of a plan with all its tensors on a GPU. See [`Executor`].
 pub struct GpuExecutor {
     gpu: Arc<Gpu>,
-    /// Shared, so that a node can be read while others are prepared.
+    /// Shared, so that a node can be borrowed while kernels are prepared.
     plan: Arc<Plan>,
     kernels: KernelSelector,
     stream: CommandStream,
-    /// Per slot: its copies.
+    /// Per slot: one buffer per copy.
     slots: Vec<Vec<wgpu::Buffer>>,
     banks: Banks,
     loss: wgpu::Buffer,
-    /// (sum of squares, number not finite) of first-stage parts, and per bucket.
+    /// Pairs (sum of squares, number of values not finite): partial sums of the first stage here,
+    /// and one pair per bucket in `norms`.
     norm_parts: wgpu::Buffer,
     norms: wgpu::Buffer,
-    /// The two words of the last hash of a bucket, whose parts stand where those of norms do.
+    /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
     hashed: wgpu::Buffer,
     /// Nodes and updates prepared so far.
     prepared: HashMap<NodeKey, PreparedKernel>,
     updates: HashMap<UpdateKey, PreparedKernel>,
-    /// The norm of each bucket.
+    /// Prepared norm of each bucket.
     norm_tasks: Vec<PreparedKernel>,
-    /// What adds gradients to what others have summed, once that was asked for.
+    /// Kernel that adds gradients to the partial sums of other ranks; `None` until it is first
+    /// needed.
     adder: Option<PartialSumAdder>,
 }
 
 impl GpuExecutor {
-    /// Allocates everything that the plan needs. Runs what `kernels` certify and choose.
+    /// Allocates all buffers of the plan. Nodes run the variants that `kernels` certifies and
+    /// selects.
     ///
     /// # Errors
-    /// A tensor or bucket over the device's limits, or too little memory; nothing is kept then. A
-    /// kernel that is wrong on this driver.
+    /// Returns [`DeviceError`] if a tensor or bucket exceeds the device's limits, if there is too
+    /// little memory (everything allocated is freed then), or if a kernel fails certification on
+    /// this driver.
     pub fn new(
         gpu: Gpu,
         plan: Plan,
@@ -103,27 +108,27 @@ impl GpuExecutor {
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
             adder: None,
-            stream: CommandStream::new(gpu.clone(), pieces(&plan, READBACK_ELEMENTS_MAX))?,
+            stream: CommandStream::new(gpu.clone(), readback_queue(&plan, READBACK_ELEMENTS_MAX))?,
             kernels,
             gpu,
             plan: Arc::new(plan),
         };
         executor.prepare_norms(parts)?;
         if moments.owned.is_some() {
-            executor.stream.pieces.make(&executor.gpu)?;
+            executor.stream.readback_queue.make(&executor.gpu)?;
         }
         Ok(executor)
     }
 
-    /// Sets [`Executor::readback_elements_max`], before the first piece is begun: memory for pieces is
-    /// made anew.
+    /// Sets [`Executor::readback_elements_max`] and allocates the readback slots again. Must be
+    /// called before the first readback is started.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Returns [`DeviceError`] if there is too little memory.
     pub fn set_readback_elements_max(&mut self, elements: usize) -> Result<(), DeviceError> {
-        self.stream.pieces = pieces(&self.plan, elements);
+        self.stream.readback_queue = readback_queue(&self.plan, elements);
         self.adder = None;
-        self.stream.pieces.make(&self.gpu)
+        self.stream.readback_queue.make(&self.gpu)
     }
 
     fn prepare_norms(&mut self, parts: usize) -> Result<(), DeviceError> {
@@ -143,8 +148,8 @@ impl GpuExecutor {
         Ok(())
     }
 
-    /// Where a tensor is bound: as many bytes as it takes at the plan's capacity, whatever
-    /// the rows of a pass: kernels stop at the rows they are told.
+    /// Returns the binding of a tensor: as many bytes as it takes at the plan's capacity, whatever
+    /// the rows of a pass, because kernels stop at the number of rows in their parameters.
     fn binding(&self, tensor: TensorId, stash_index: usize) -> Binding {
         let count = self.plan.graph.tensor(tensor).shape.elements(self.plan.options.rows);
         let bytes = (count.max(1) * ELEMENT_BYTES) as u64;
@@ -207,7 +212,8 @@ impl GpuExecutor {
         Ok(())
     }
 
-    /// Prepares an update of owned elements at first use, and sets its numbers; where it is then.
+    /// Prepares an update of owned elements at first use, and sets its parameters; returns its key
+    /// in `updates`.
     fn prepare_update(
         &mut self,
         bucket: BucketId,
@@ -240,9 +246,9 @@ impl GpuExecutor {
         Ok(key)
     }
 
-    /// Before nodes run: what waits to be copied out of the gradients that they change is.
+    /// Records the copies of pending readbacks of the gradients that `nodes` are about to change.
     fn keep_gradients(&mut self, nodes: &Range<usize>) -> Result<(), DeviceError> {
-        if !self.stream.pieces.is_waiting() {
+        if !self.stream.readback_queue.is_waiting() {
             return Ok(());
         }
         for output in self.plan.graph.nodes[nodes.clone()].iter().flat_map(|node| &node.outputs) {
@@ -267,12 +273,12 @@ impl GpuExecutor {
     }
 }
 
-/// Room for the buckets of a plan on their way back.
-fn pieces(plan: &Plan, elements: usize) -> ReadbackQueue {
+/// Returns a readback queue sized for the buckets of a plan.
+fn readback_queue(plan: &Plan, elements: usize) -> ReadbackQueue {
     ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
 }
 
-/// The device's adder; one for about `elements` elements if there is none.
+/// Returns the device's adder; makes one for about `elements` elements if there is none.
 fn adder<'a>(
     adder: &'a mut Option<PartialSumAdder>,
     gpu: &Arc<Gpu>,
@@ -434,11 +440,11 @@ impl Executor for GpuExecutor {
     }
 
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
-        // They bind the old ones.
+        // Prepared updates bind the old moments.
         self.updates.clear();
         self.banks.set_moments(&self.gpu, &self.plan, &moments)?;
         if moments.owned.is_some() {
-            self.stream.pieces.make(&self.gpu)?;
+            self.stream.readback_queue.make(&self.gpu)?;
         }
         Ok(())
     }
@@ -455,19 +461,19 @@ impl Executor for GpuExecutor {
     ) -> Result<(), DeviceError> {
         assert!(range.len() <= self.readback_elements_max(), "{range:?} is longer than a piece");
         let (source, offset) = self.banks.place(bank, bucket, &range);
-        self.stream.begin_piece(ReadbackRequest { bank, bucket, range, source, offset })
+        self.stream.start_readback(ReadbackRequest { bank, bucket, range, source, offset })
     }
 
     fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
-        self.stream.take_piece(wait)
+        self.stream.next_readback(wait)
     }
 
     fn has_readbacks(&self) -> bool {
-        self.stream.pieces.has_readbacks()
+        self.stream.readback_queue.has_readbacks()
     }
 
     fn readback_elements_max(&self) -> usize {
-        self.stream.pieces.elements()
+        self.stream.readback_queue.elements()
     }
 
     fn write_range(
@@ -496,7 +502,7 @@ impl Executor for GpuExecutor {
     ) -> Result<(), DeviceError> {
         let range = start..start + partial.len();
         let (source, offset) = self.banks.place(BucketTensor::Gradients, bucket, &range);
-        let elements = self.stream.pieces.elements();
+        let elements = self.stream.readback_queue.elements();
         let adder = adder(&mut self.adder, &self.gpu, &mut self.kernels, elements)?;
         adder.add(&mut self.stream, &mut self.kernels, (&source, offset), partial)
     }

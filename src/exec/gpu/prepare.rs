@@ -1,5 +1,5 @@
-//! Dispatches made ready: pipeline, bind group, parameters and grid, so that running them again
-//! records four commands and makes nothing.
+//! Prepared kernels: pipeline, bind group, parameters and grid of each dispatch, so that running
+//! it again records four commands and allocates nothing.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use crate::device::{DeviceError, Gpu};
 use crate::kernels::pipeline::Pipeline;
 use crate::kernels::{Cost, Dispatch, Operand, Pipelines};
 
-/// Rates at which the first step is timed in advance, below those of any device that trains; a
-/// step that was run replaces them.
+/// Nominal rates, from which the time of the first step is estimated; below those of any device
+/// that trains. The measured time of a step replaces the estimate.
 const NOMINAL_FLOPS: f64 = 2e9;
 const NOMINAL_BYTES: f64 = 2e9;
 
-/// A buffer range to bind: offset and size in bytes.
+/// Buffer range to bind: offset and size in bytes.
 #[derive(Clone)]
 pub struct Binding {
     pub buffer: wgpu::Buffer,
@@ -22,12 +22,12 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// All of a buffer.
+    /// Returns the binding of a whole buffer.
     pub fn whole(buffer: &wgpu::Buffer) -> Self {
         Self { buffer: buffer.clone(), offset: 0, bytes: buffer.size() }
     }
 
-    /// The bytes of the buffer that it covers.
+    /// Returns the range of bytes of the buffer that the binding covers.
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.bytes
     }
@@ -41,20 +41,20 @@ pub struct Prepared {
     groups: [u32; 3],
 }
 
-/// What computes a node, an update or a norm.
+/// Prepared dispatches of a node, an update or a norm.
 pub struct PreparedKernel {
     pub dispatches: Vec<Prepared>,
-    /// For people: the variant of a node, or else the shaders.
+    /// Display name: the variant of a node, or else the shaders.
     pub variant: String,
-    /// How long it takes at the nominal rates.
+    /// Estimated seconds at the nominal rates.
     pub seconds: f64,
 }
 
 impl PreparedKernel {
-    /// Prepares dispatches whose operands are bound where `binding` says.
+    /// Prepares dispatches, with each operand bound to the range that `binding` returns for it.
     ///
     /// # Errors
-    /// A shader that the device refuses.
+    /// Returns [`DeviceError`] if the device refuses a shader.
     pub fn new(
         gpu: &Gpu,
         pipelines: &mut Pipelines,
@@ -69,7 +69,7 @@ impl PreparedKernel {
         Ok(Self { dispatches, variant, seconds })
     }
 
-    /// Replaces what may change from step to step: parameters and grids.
+    /// Replaces the values that may change from step to step: parameters and grids.
     pub fn refresh(&mut self, dispatches: Vec<Dispatch>) {
         for (ready, dispatch) in self.dispatches.iter_mut().zip(dispatches) {
             (ready.params, ready.groups) = (dispatch.params, dispatch.groups);
@@ -77,7 +77,7 @@ impl PreparedKernel {
     }
 
     /// Records the dispatches into a pass.
-    pub fn record(&self, pass: &mut wgpu::ComputePass) {
+    pub fn cache(&self, pass: &mut wgpu::ComputePass) {
         for ready in &self.dispatches {
             pass.set_pipeline(&ready.pipeline.pipeline);
             pass.set_bind_group(0, &ready.group, &[]);
@@ -88,7 +88,7 @@ impl PreparedKernel {
     }
 }
 
-/// The entry points in order, with that of the file only where it says something else.
+/// Returns the shader files in order, each with its entry point if that has another name.
 fn variant(dispatches: &[Dispatch]) -> String {
     let name = |dispatch: &Dispatch| {
         let (file, entry) = (dispatch.shader.file, dispatch.shader.entry);

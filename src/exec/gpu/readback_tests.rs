@@ -1,17 +1,17 @@
-//! What pieces cost: nothing made after the first round, few submissions, memory with a bound.
-//! What they hold is in `tests/pieces.rs`.
+//! Tests of the cost of readbacks: no allocation after the first round, few submissions, bounded
+//! memory. Their values are tested in `tests/adapters/readbacks.rs`.
 
 use std::time::{Duration, Instant};
 
 use super::tests::{executors, executors_with, fill, pass, plan, step};
 use super::*;
 
-/// Takes all pieces that are under way; how many.
+/// Takes all readbacks that were started; returns their number.
 fn drain(device: &mut GpuExecutor) -> usize {
     std::iter::from_fn(|| device.next_readback(true).unwrap()).count()
 }
 
-/// Begins to read a bucket's gradients, in pieces of `size`.
+/// Starts readbacks of a bucket's gradients, of `size` elements each; returns their number.
 fn begin(device: &mut GpuExecutor, size: usize) -> usize {
     let length = device.plan.buckets[0].length;
     for start in (0..length).step_by(size) {
@@ -21,11 +21,11 @@ fn begin(device: &mut GpuExecutor, size: usize) -> usize {
     length.div_ceil(size)
 }
 
-/// What data parallelism does in a step, in small.
+/// Runs the transfers of a data-parallel step at a small size.
 fn round(device: &mut GpuExecutor, number: u64) {
     step(device, number);
-    let pieces = begin(device, 1000);
-    assert_eq!(drain(device), pieces);
+    let readback_queue = begin(device, 1000);
+    assert_eq!(drain(device), readback_queue);
     let mut sums = vec![1.0; 5000];
     device.add(BucketId(0), 64, &mut sums).unwrap();
     device.add(BucketId(0), 0, &mut sums[..77]).unwrap();
@@ -48,22 +48,22 @@ fn after_the_first_round_nothing_is_made() {
     }
 }
 
-/// A device that is one of several has its slots before the first step.
+/// A device that is one of several ranks has its slots before the first step.
 #[test]
 fn slots_are_made_with_the_shards() {
     let plan = plan(128);
     for device in executors(&plan) {
-        assert!(device.stream.pieces.slots().is_empty(), "one device alone needs none");
+        assert!(device.stream.readback_queue.slots().is_empty(), "one device alone needs none");
     }
     let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
     let moments = Moments { count: 1, owned: Some(owned) };
     for mut device in executors_with(&plan, moments, |_| ()) {
-        let slots = device.stream.pieces.slots();
+        let slots = device.stream.readback_queue.slots();
         let bytes: u64 = slots.iter().map(wgpu::Buffer::size).sum();
         assert!((4..=256).contains(&slots.len()) && bytes <= 64 << 20, "{}", slots.len());
         let made = device.gpu.allocation_count();
-        let pieces = begin(&mut device, 1000);
-        assert_eq!(drain(&mut device), pieces);
+        let readback_queue = begin(&mut device, 1000);
+        assert_eq!(drain(&mut device), readback_queue);
         assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
     }
 }
@@ -71,33 +71,37 @@ fn slots_are_made_with_the_shards() {
 #[test]
 fn pieces_begun_in_a_row_share_a_submission_and_leave_with_what_follows() {
     for mut device in executors(&plan(64)) {
-        let pieces = begin(&mut device, 400);
+        let readback_queue = begin(&mut device, 400);
         let before = device.stream.traffic.submissions;
         device.run(0..1, &pass(1, 1)).unwrap();
         assert_eq!(device.stream.traffic.submissions, before + 1, "{}", device.name());
-        assert_eq!(drain(&mut device), pieces);
+        assert_eq!(drain(&mut device), readback_queue);
         assert_eq!(device.stream.traffic.submissions, before + 1, "{}", device.name());
-        // Those that find no slot share submissions too.
-        let (slots, pieces) = (device.stream.pieces.slots().len(), begin(&mut device, 20));
-        assert!(pieces > 10 * slots && slots >= 16, "{pieces} pieces, {slots} slots");
+        // Readbacks that find no slot share submissions too.
+        let (slots, readback_queue) =
+            (device.stream.readback_queue.slots().len(), begin(&mut device, 20));
+        assert!(
+            readback_queue > 10 * slots && slots >= 16,
+            "{readback_queue} pieces, {slots} slots"
+        );
         let before = device.stream.traffic.submissions;
-        assert_eq!(drain(&mut device), pieces);
+        assert_eq!(drain(&mut device), readback_queue);
         let submissions = device.stream.traffic.submissions - before;
-        assert!(submissions as usize <= pieces.div_ceil(slots / 4), "{submissions}");
+        assert!(submissions as usize <= readback_queue.div_ceil(slots / 4), "{submissions}");
     }
 }
 
-/// A device whose first bucket has far more pieces of 500 elements than there are slots, all of
-/// them begun, and as many as there are slots taken.
+/// Starts far more readbacks of 500 elements from the first bucket than there are slots, and
+/// returns as many of them as there are slots.
 fn with_full_slots(device: &mut GpuExecutor) -> Vec<Readback> {
-    device.stream.pieces = ReadbackQueue::new(500, ReadbackBudget::new(500, &[500]));
-    let pieces = begin(device, 500);
-    let slots = device.stream.pieces.slots().len();
-    assert!(slots == 8 && pieces > 3 * slots, "{pieces} pieces, {slots} slots");
+    device.stream.readback_queue = ReadbackQueue::new(500, ReadbackBudget::new(500, &[500]));
+    let readback_queue = begin(device, 500);
+    let slots = device.stream.readback_queue.slots().len();
+    assert!(slots == 8 && readback_queue > 3 * slots, "{readback_queue} pieces, {slots} slots");
     (0..slots).map(|_| device.next_readback(true).unwrap().unwrap()).collect()
 }
 
-/// Whoever holds the pieces may wait for the thread that asks for more.
+/// The holder of the readbacks may be waiting for the thread that asks for more.
 #[test]
 fn a_device_whose_pieces_are_all_held_neither_waits_nor_fails() {
     let plan = plan(128);
@@ -110,7 +114,7 @@ fn a_device_whose_pieces_are_all_held_neither_waits_nor_fails() {
             assert!(device.next_readback(wait).unwrap().is_none(), "there is no slot");
             assert!(asked.elapsed() < device.gpu.deadline && device.has_readbacks());
         }
-        // Others may take longer than this device may.
+        // The holder may take longer than this device's deadline.
         std::thread::sleep(device.gpu.deadline + Duration::from_millis(100));
         assert!(device.next_readback(true).unwrap().is_none(), "still no slot");
         held.remove(3);
@@ -119,12 +123,12 @@ fn a_device_whose_pieces_are_all_held_neither_waits_nor_fails() {
         assert!(device.next_readback(true).unwrap().is_none() && device.has_readbacks());
         drop((held, next));
         assert_eq!(drain(&mut device), device.plan.buckets[0].length.div_ceil(500) - slots - 1);
-        assert!(!device.has_readbacks() && device.stream.pieces.slots().len() == slots);
+        assert!(!device.has_readbacks() && device.stream.readback_queue.slots().len() == slots);
     }
 }
 
-/// Gradients that are written are others than those that wait to be read, so that nothing is
-/// made; where they are not, as much is made as it takes.
+/// A write to elements that no waiting readback covers allocates nothing; a write to elements that
+/// one covers allocates as many slots as needed.
 #[test]
 fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
     for mut device in executors(&plan(128)) {
@@ -140,7 +144,8 @@ fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
         device.write_range(BucketTensor::Parameters, first, 0, &vec![-1.0; 3 * copied]).unwrap();
         device.write_range(BucketTensor::Gradients, first, copied, &[]).unwrap();
         assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
-        // The last element of one piece and the first of the next, and those before.
+        // The last element of one waiting readback and the first of the next: these two and the
+        // one before them need slots.
         device.write_range(BucketTensor::Gradients, first, copied + 999, &[-1.0; 2]).unwrap();
         assert_eq!(device.gpu.allocation_count(), made + 3, "{}", device.name());
         drop(held);
@@ -157,8 +162,8 @@ fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
     }
 }
 
-/// A rank updates its shard while the shards of others still wait to be read, and that of its
-/// own does not.
+/// A rank updates its shard while readbacks of other ranks' shards still wait for a slot, and
+/// those of its own shard do not.
 #[test]
 fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
     let plan = plan(128);
@@ -173,7 +178,7 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
             device.update(BucketId(0), &rule, &range).unwrap();
         };
         update(&mut device, owned.start);
-        device.stream.pieces = ReadbackQueue::new(256, ReadbackBudget::new(256, &[256]));
+        device.stream.readback_queue = ReadbackQueue::new(256, ReadbackBudget::new(256, &[256]));
         let begin = |device: &mut GpuExecutor, bank: BucketTensor, all: Range<usize>| {
             for start in all.step_by(256) {
                 device.start_readback(bank, BucketId(0), start..start + 256).unwrap();
@@ -195,16 +200,17 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
     }
 }
 
-/// What is said about memory is what is made.
+/// `staging_bytes` is the memory that is allocated.
 #[test]
 fn staging_takes_what_is_said() {
     let plan = plan(300);
     let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
     let moments = Moments { count: 1, owned: Some(owned) };
     for device in executors_with(&plan, moments, |_| ()) {
-        let pieces: u64 = device.stream.pieces.slots().iter().map(wgpu::Buffer::size).sum();
+        let readback_queue: u64 =
+            device.stream.readback_queue.slots().iter().map(wgpu::Buffer::size).sum();
         let rings = device.stream.rings_bytes();
-        assert_eq!((pieces + rings) as usize, crate::exec::staging_bytes(&plan));
+        assert_eq!((readback_queue + rings) as usize, crate::exec::staging_bytes(&plan));
     }
 }
 

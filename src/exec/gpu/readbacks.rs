@@ -1,7 +1,8 @@
-//! What comes back while the device goes on: slots of memory that the host can read, copied into
-//! by the device and mapped when that is done. A piece is the mapped memory itself, so nothing is
-//! copied on the host; when it is dropped, on whatever thread, its slot is given back through a
-//! channel, and the device's own thread unmaps it. (GL allows only one thread at a time.)
+//! Asynchronous readbacks: slots of host-visible memory that the device copies into while it
+//! continues to compute, and that are mapped when the copy is done. A completed readback is the
+//! mapped slot itself, so nothing is copied on the host; when it is dropped, on any thread, it
+//! returns its slot through a channel, and the device's own thread unmaps it. (GL allows only one
+//! thread at a time.)
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,18 +15,19 @@ use crate::device::{DeviceError, Gpu, Mapping};
 use crate::exec::staging::ReadbackBudget;
 use crate::exec::{BucketTensor, Readback};
 
-/// Once there was no free slot, the copies that wait begin when this part of the slots is free.
+/// Batching of copies: after all slots were taken, waiting copies are recorded only once this
+/// fraction (one in `BATCH`) of the slots is free.
 const BATCH: usize = 4;
 
 const WHAT: &str = "a piece on its way back";
 
-/// What a piece is to hold.
+/// Request for a readback.
 pub struct ReadbackRequest {
     pub bank: BucketTensor,
     pub bucket: BucketId,
-    /// Elements of the bucket.
+    /// Range of elements in the bucket.
     pub range: Range<usize>,
-    /// Where they are: a buffer, and a position in bytes.
+    /// Source of the copy: a buffer, and a position in bytes.
     pub source: wgpu::Buffer,
     pub offset: u64,
 }
@@ -35,7 +37,7 @@ impl ReadbackRequest {
         (self.range.len() * ELEMENT_BYTES) as u64
     }
 
-    /// Whether it takes some of these bytes of a buffer.
+    /// Returns true if the readback covers some of these bytes of a buffer.
     fn is_of(&self, buffer: &wgpu::Buffer, bytes: &Range<u64>) -> bool {
         let end = self.offset + self.bytes();
         self.source == *buffer && self.offset.max(bytes.start) < end.min(bytes.end)
@@ -45,35 +47,36 @@ impl ReadbackRequest {
 /// A copy to record: source and position, slot, bytes.
 pub type Copy = (wgpu::Buffer, u64, wgpu::Buffer, u64);
 
-/// A piece that has a slot.
+/// Readback that has a slot.
 struct InFlight {
     wanted: ReadbackRequest,
     slot: usize,
-    /// Once its copy is submitted: when that was, and what becomes of it.
+    /// After its copy was submitted: the time of the submission, and the mapping of the slot.
     sent: Option<(Instant, Mapping)>,
 }
 
-/// The slots of a device, and the pieces that are under way.
+/// Readback slots of a device, and the readbacks that wait or are in flight.
 pub struct ReadbackQueue {
-    /// The most elements of a piece.
+    /// The most elements of a readback.
     elements: usize,
     slot_bytes: u64,
-    /// How many slots there are to be; they are made at first use.
+    /// Number of slots; they are allocated at first use.
     count: usize,
     slots: Vec<wgpu::Buffer>,
     free: Vec<usize>,
-    /// All slots were taken, and since then too few have been given back to be worth a submission.
+    /// True if all slots were taken, and since then too few have been returned to be worth a
+    /// submission.
     starved: bool,
-    /// Begun and without a slot, oldest first.
+    /// Readbacks that were started and have no slot yet, oldest first.
     waiting: VecDeque<ReadbackRequest>,
-    /// Begun before those, oldest first.
-    coming: VecDeque<InFlight>,
+    /// Readbacks that have a slot, all started before those in `waiting`, oldest first.
+    in_flight: VecDeque<InFlight>,
     returned: Receiver<usize>,
     back: Sender<usize>,
 }
 
 impl ReadbackQueue {
-    /// For pieces of at most `elements` elements, in these slots.
+    /// Makes a queue for readbacks of at most `elements` elements, within a memory budget.
     pub fn new(elements: usize, places: ReadbackBudget) -> Self {
         let (back, returned) = channel();
         Self {
@@ -84,7 +87,7 @@ impl ReadbackQueue {
             free: Vec::new(),
             starved: false,
             waiting: VecDeque::new(),
-            coming: VecDeque::new(),
+            in_flight: VecDeque::new(),
             returned,
             back,
         }
@@ -99,10 +102,10 @@ impl ReadbackQueue {
         &self.slots
     }
 
-    /// Makes the slots, if there are none.
+    /// Allocates the slots, if there are none.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Returns [`DeviceError`] if there is too little memory.
     pub fn make(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
         while self.slots.len() < self.count {
             self.add_slot(gpu)?;
@@ -116,32 +119,33 @@ impl ReadbackQueue {
         Ok(())
     }
 
-    /// Puts a piece behind the others.
+    /// Appends a readback to the queue.
     ///
     /// # Errors
-    /// Too little memory for the slots.
+    /// Returns [`DeviceError`] if there is too little memory for the slots.
     pub fn begin(&mut self, gpu: &Gpu, wanted: ReadbackRequest) -> Result<(), DeviceError> {
         self.make(gpu)?;
         self.waiting.push_back(wanted);
         Ok(())
     }
 
-    /// The next copy that has a slot. The caller records it before it asks again.
+    /// Returns the next copy for which a slot is free. The caller records it before it calls this
+    /// again.
     pub fn next_copy(&mut self) -> Option<Copy> {
         if self.waiting.is_empty() {
             return None;
         }
         self.take_back();
-        let worth_it = self.free.len() >= self.slots.len() / BATCH || self.coming.is_empty();
+        let worth_it = self.free.len() >= self.slots.len() / BATCH || self.in_flight.is_empty();
         self.starved = self.free.is_empty() || (self.starved && !worth_it);
         let slot = if self.starved { None } else { self.free.pop() }?;
         let wanted = self.waiting.pop_front()?;
         let (source, offset, bytes) = (wanted.source.clone(), wanted.offset, wanted.bytes());
-        self.coming.push_back(InFlight { wanted, slot, sent: None });
+        self.in_flight.push_back(InFlight { wanted, slot, sent: None });
         Some((source, offset, self.slots[slot].clone(), bytes))
     }
 
-    /// Frees the slots of pieces that were dropped.
+    /// Unmaps and frees the slots of readbacks that were dropped.
     fn take_back(&mut self) {
         while let Ok(slot) = self.returned.try_recv() {
             self.slots[slot].unmap();
@@ -149,12 +153,13 @@ impl ReadbackQueue {
         }
     }
 
-    /// Finds slots for the copies out of `bytes` of `buffer` that wait for one, because these are
-    /// about to change, and for those before them, because pieces come in order; makes some if too
-    /// few are free. Whether there are such copies: they are to be recorded then.
+    /// Reserves slots for the waiting readbacks of `bytes` of `buffer`, which are about to change,
+    /// and for those before them, because readbacks are returned in order; allocates slots if too
+    /// few are free. Returns true if there are such readbacks; the caller must record their copies
+    /// then.
     ///
     /// # Errors
-    /// Too little memory.
+    /// Returns [`DeviceError`] if there is too little memory.
     pub fn reserve_slots(
         &mut self,
         gpu: &Gpu,
@@ -172,37 +177,39 @@ impl ReadbackQueue {
         Ok(true)
     }
 
-    /// Whether pieces were begun and not taken.
+    /// Returns true if a readback was started and not taken.
     pub fn has_readbacks(&self) -> bool {
-        self.is_waiting() || !self.coming.is_empty()
+        self.is_waiting() || !self.in_flight.is_empty()
     }
 
-    /// Whether copies wait for a slot.
+    /// Returns true if copies wait for a slot.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether copies are recorded and not submitted.
+    /// Returns true if copies are recorded and not submitted.
     pub fn is_recorded(&self) -> bool {
-        self.coming.back().is_some_and(|coming| coming.sent.is_none())
+        self.in_flight.back().is_some_and(|in_flight| in_flight.sent.is_none())
     }
 
-    /// Maps the slots whose copies were in a submission.
+    /// Starts mapping the slots whose copies were in a submission.
     pub fn sent(&mut self, submission: &wgpu::SubmissionIndex) {
         let now = Instant::now();
-        for coming in self.coming.iter_mut().rev().take_while(|coming| coming.sent.is_none()) {
-            // At least 4 bytes: nothing cannot be mapped.
-            let (bytes, submission) = (coming.wanted.bytes().max(4), Some(submission.clone()));
-            let slot = &self.slots[coming.slot];
+        for in_flight in
+            self.in_flight.iter_mut().rev().take_while(|in_flight| in_flight.sent.is_none())
+        {
+            // At least 4 bytes, because an empty range cannot be mapped.
+            let (bytes, submission) = (in_flight.wanted.bytes().max(4), Some(submission.clone()));
+            let slot = &self.slots[in_flight.slot];
             let mapping = Mapping::begin(slot, wgpu::MapMode::Read, bytes, submission);
-            coming.sent = Some((now, mapping));
+            in_flight.sent = Some((now, mapping));
         }
     }
 
-    /// The next piece, if it has come; see [`crate::exec::Executor::next_readback`]. What is recorded
-    /// must have been submitted.
+    /// Returns the next readback, if it has completed; see
+    /// [`crate::exec::Executor::next_readback`]. Recorded copies must have been submitted.
     pub fn take(&mut self, gpu: &Gpu, wait: bool) -> Result<Option<Readback>, DeviceError> {
-        let Some((since, mapping)) = self.coming.front_mut().and_then(|next| next.sent.as_mut())
+        let Some((since, mapping)) = self.in_flight.front_mut().and_then(|next| next.sent.as_mut())
         else {
             gpu.poll_now()?;
             return Ok(None);
@@ -217,17 +224,17 @@ impl ReadbackQueue {
             }
         }
         gpu.heartbeat.tick();
-        self.coming.pop_front().map(|coming| self.piece(gpu, coming)).transpose()
+        self.in_flight.pop_front().map(|in_flight| self.piece(gpu, in_flight)).transpose()
     }
 
-    fn piece(&self, gpu: &Gpu, coming: InFlight) -> Result<Readback, DeviceError> {
-        let InFlight { wanted: ReadbackRequest { bank, bucket, range, .. }, slot, .. } = coming;
+    fn piece(&self, gpu: &Gpu, in_flight: InFlight) -> Result<Readback, DeviceError> {
+        let InFlight { wanted: ReadbackRequest { bank, bucket, range, .. }, slot, .. } = in_flight;
         let bytes = (range.len() * ELEMENT_BYTES) as u64;
         let back = SlotGuard { slot, to: self.back.clone() };
         let view = self.slots[slot].get_mapped_range(0..bytes.max(4));
         let view = view.map_err(|why| gpu.refused(WHAT, why.to_string()))?;
         let elements = range.len();
-        // Mapped memory starts at multiples of 64 bytes, but where GL has to be asked for a copy.
+        // Mapped memory is aligned to 64 bytes, except where GL has to return a copy.
         let values: Box<dyn AsRef<[f32]> + Send + Sync> =
             match bytemuck::try_cast_slice::<u8, f32>(&view) {
                 Ok(_) => Box::new(Mapped { view, elements, _back: back }),
@@ -239,7 +246,8 @@ impl ReadbackQueue {
     }
 }
 
-/// Values in a slot. Fields are dropped in this order: a slot is free when nobody looks at it.
+/// Values in a mapped slot. Fields are dropped in this order: the view is released before the slot
+/// is returned.
 struct Mapped {
     view: wgpu::BufferView,
     elements: usize,
@@ -252,7 +260,7 @@ impl AsRef<[f32]> for Mapped {
     }
 }
 
-/// Gives a slot back when it is dropped.
+/// Returns a slot to the queue when it is dropped.
 struct SlotGuard {
     slot: usize,
     to: Sender<usize>,
@@ -260,7 +268,7 @@ struct SlotGuard {
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        // A device that is closed needs no slot.
+        // The receiver may be gone: a closed device needs no slot.
         let _ = self.to.send(self.slot);
     }
 }

@@ -1,6 +1,6 @@
-//! What a device is told, in the order in which it was said: copies, clears and dispatches are
-//! recorded into one open encoder with long passes, and submitted in stretches that are neither
-//! so short that submitting costs more than computing, nor so long that a watchdog fires.
+//! Command stream of one device: records copies, clears and dispatches in call order into one open
+//! encoder with long passes, and submits them in batches of bounded duration: neither so short
+//! that submitting costs more than computing, nor so long that a watchdog of the driver fires.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,22 +14,22 @@ use crate::device::{DeviceError, Gpu, ReadbackRing, UploadRing};
 use crate::exec::Readback;
 use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
 
-/// Submissions that may wait for the device. Without a bound, a step of many micro-batches would
-/// queue up as a whole, and the wait at its end would pass the deadline on a slow device.
+/// Backpressure: submissions that may be in flight. Without a bound, a step of many micro-batches
+/// would be queued as a whole, and the wait at its end would pass the deadline on a slow device.
 const QUEUED_MAX: usize = 8;
 
-/// The longest that a submission should take: watchdogs of drivers fire after two seconds and
-/// more, and until then a screen that the device also draws stands still.
+/// The longest time that a submission should take: watchdogs of drivers fire after two seconds or
+/// more, and a screen that the device also draws freezes until the submission ends.
 const SUBMISSION_SECONDS: f64 = 0.2;
 
-/// Dispatches after which a stretch of nodes is submitted, so that the device has something to do
-/// while the next ones are recorded.
+/// Dispatches after which the recorded nodes are submitted, so that the device has work while the
+/// next ones are recorded.
 const DISPATCHES: usize = 32;
 
-/// A range of a buffer to read: offset and size in bytes.
+/// Range of a buffer to read: offset and size in bytes.
 pub type ReadRange<'a> = (&'a wgpu::Buffer, u64, u64);
 
-/// What went to the device and came back.
+/// Counters of submissions and of bytes uploaded and read back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     pub submissions: u64,
@@ -37,34 +37,35 @@ pub struct Traffic {
     pub bytes_back: u64,
 }
 
-/// The commands of one device.
+/// Command stream of one device, with its transfers.
 pub struct CommandStream {
     gpu: Arc<Gpu>,
-    /// Within the encoder below, so it is dropped before it.
+    /// Open compute pass. It records into `encoder`, so it is dropped first.
     pass: Option<wgpu::ComputePass<'static>>,
     encoder: Option<wgpu::CommandEncoder>,
-    /// What is recorded and not submitted: dispatches, and the seconds they may take.
+    /// Recorded and not submitted: number of dispatches, and in `seconds` the time they may take.
     dispatches: usize,
     seconds: f64,
-    /// Submissions that nobody has waited for, oldest first.
+    /// Submissions that no call has waited for, oldest first.
     queued: VecDeque<wgpu::SubmissionIndex>,
     uploads: UploadRing,
     readbacks: ReadbackRing,
-    pub pieces: ReadbackQueue,
+    pub readback_queue: ReadbackQueue,
     clock: Option<Clock>,
-    /// When the step under way began: at its first command, or at the report before it if only
-    /// that step's updates came since.
+    /// Start of the current step: its first command, or the report before it if only the previous
+    /// step's updates were recorded since.
     began: Option<Instant>,
-    /// Of that step: the nominal seconds of its tasks, and what had been made when it began.
+    /// Nominal seconds of the kernels of the current step; `made` is the allocation count when it
+    /// began.
     nominal: f64,
     made: u64,
-    /// Seconds per nominal second, as the last step has shown.
+    /// Measured seconds per nominal second, from the last step.
     pub cost_ratio: f64,
     pub traffic: Traffic,
 }
 
 impl CommandStream {
-    pub fn new(gpu: Arc<Gpu>, pieces: ReadbackQueue) -> Result<Self, DeviceError> {
+    pub fn new(gpu: Arc<Gpu>, readback_queue: ReadbackQueue) -> Result<Self, DeviceError> {
         Ok(Self {
             pass: None,
             encoder: None,
@@ -73,7 +74,7 @@ impl CommandStream {
             queued: VecDeque::new(),
             uploads: UploadRing::new(&gpu, UPLOAD_SLOTS, SLOT_BYTES)?,
             readbacks: ReadbackRing::new(&gpu, READBACK_SLOTS, SLOT_BYTES)?,
-            pieces,
+            readback_queue,
             clock: Clock::new(&gpu)?,
             began: None,
             nominal: 0.0,
@@ -84,20 +85,20 @@ impl CommandStream {
         })
     }
 
-    /// The bytes of both rings.
+    /// Returns the bytes of both rings.
     #[cfg(test)]
     pub fn rings_bytes(&self) -> u64 {
         self.uploads.bytes() + self.readbacks.bytes()
     }
 
-    /// The encoder, outside passes.
+    /// Returns the encoder, after ending the open pass.
     fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
         self.pass = None;
         let device = &self.gpu.device;
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
 
-    /// The open pass.
+    /// Returns the open pass; begins one if there is none.
     fn pass(&mut self) -> &mut wgpu::ComputePass<'static> {
         let Self { pass, encoder, clock, gpu, .. } = self;
         pass.get_or_insert_with(|| {
@@ -109,20 +110,21 @@ impl CommandStream {
         })
     }
 
-    /// Records a task; what is recorded is submitted first if both together could take too long.
+    /// Records a prepared kernel; submits the commands recorded before it first, if together with
+    /// it they could take too long.
     pub fn run(&mut self, task: &PreparedKernel) -> Result<(), DeviceError> {
         let seconds = task.seconds * self.cost_ratio;
         if self.dispatches > 0 && self.seconds + seconds > SUBMISSION_SECONDS {
             self.submit()?;
         }
-        task.record(self.pass());
+        task.cache(self.pass());
         self.dispatches += task.dispatches.len();
         self.seconds += seconds;
         self.nominal += task.seconds;
         Ok(())
     }
 
-    /// Submits what is recorded if it is worth it.
+    /// Submits the recorded commands if there are enough of them.
     pub fn submit_if_large(&mut self) -> Result<(), DeviceError> {
         if self.dispatches >= DISPATCHES {
             self.submit()?;
@@ -135,56 +137,57 @@ impl CommandStream {
         self.encoder().clear_buffer(buffer, 0, None);
     }
 
-    /// Copies bytes of one buffer, from a position on, to the front of another.
+    /// Copies bytes of one buffer, starting at an offset, to the front of another.
     pub fn copy(&mut self, (from, offset): (&wgpu::Buffer, u64), to: &wgpu::Buffer, bytes: u64) {
         self.encoder().copy_buffer_to_buffer(from, offset, to, 0, bytes);
     }
 
-    /// Begins a piece. Its copy is recorded now if a slot is free, and not submitted before
-    /// [`CommandStream::submit_readbacks`] unless other commands are, so that several share a submission.
-    pub fn begin_piece(&mut self, wanted: ReadbackRequest) -> Result<(), DeviceError> {
-        self.pieces.begin(&self.gpu, wanted)?;
+    /// Starts a readback. Its copy is recorded now if a slot is free, and not submitted before
+    /// [`CommandStream::submit_readbacks`] unless other commands are, so that several share a
+    /// submission.
+    pub fn start_readback(&mut self, wanted: ReadbackRequest) -> Result<(), DeviceError> {
+        self.readback_queue.begin(&self.gpu, wanted)?;
         self.record_pieces();
         Ok(())
     }
 
     fn record_pieces(&mut self) {
-        while let Some((source, offset, slot, bytes)) = self.pieces.next_copy() {
+        while let Some((source, offset, slot, bytes)) = self.readback_queue.next_copy() {
             self.traffic.bytes_back += bytes;
             self.copy((&source, offset), &slot, bytes);
         }
     }
 
-    /// Gives pieces that wait for a slot those that are free now, and submits what is recorded
-    /// for pieces, so that they come while the device does what follows.
+    /// Records the waiting readbacks for which a slot is free now, and submits recorded readbacks,
+    /// so that they complete while the device runs the commands that follow.
     pub fn submit_readbacks(&mut self) -> Result<(), DeviceError> {
         self.record_pieces();
-        if self.pieces.is_recorded() {
+        if self.readback_queue.is_recorded() {
             self.submit()?;
         }
         Ok(())
     }
 
-    /// The next piece; see [`crate::exec::Executor::next_readback`].
-    pub fn take_piece(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
+    /// Returns the next completed readback; see [`crate::exec::Executor::next_readback`].
+    pub fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
         self.submit_readbacks()?;
-        self.pieces.take(&self.gpu, wait)
+        self.readback_queue.take(&self.gpu, wait)
     }
 
-    /// To be called before `bytes` of `buffer` change: copies of some of them that wait for a slot
-    /// are recorded.
+    /// Records the copies that wait for a slot and cover some of `bytes` of `buffer`. Must be
+    /// called before these bytes change.
     pub fn preserve_readbacks(
         &mut self,
         buffer: &wgpu::Buffer,
         bytes: Range<u64>,
     ) -> Result<(), DeviceError> {
-        if self.pieces.reserve_slots(&self.gpu, buffer, &bytes)? {
+        if self.readback_queue.reserve_slots(&self.gpu, buffer, &bytes)? {
             self.record_pieces();
         }
         Ok(())
     }
 
-    /// Writes bytes at `offset`, both multiples of 4.
+    /// Uploads bytes to `offset`; their number and the offset are multiples of 4.
     pub fn upload(
         &mut self,
         target: &wgpu::Buffer,
@@ -208,14 +211,15 @@ impl CommandStream {
         Ok(())
     }
 
-    /// Submits what is recorded, and waits for an earlier submission if too many are queued.
+    /// Submits the recorded commands, and waits for an earlier submission if too many are in
+    /// flight.
     pub fn submit(&mut self) -> Result<Option<wgpu::SubmissionIndex>, DeviceError> {
         self.pass = None;
         let Some(encoder) = self.encoder.take() else { return Ok(None) };
         self.uploads.seal();
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.uploads.sent(&submission);
-        self.pieces.sent(&submission);
+        self.readback_queue.sent(&submission);
         (self.dispatches, self.seconds) = (0, 0.0);
         self.traffic.submissions += 1;
         self.queued.push_back(submission.clone());
@@ -227,15 +231,16 @@ impl CommandStream {
         Ok(Some(submission))
     }
 
-    /// Reads ranges, multiples of 4 bytes, one after the other into `into`, whose length is
-    /// theirs. Waits for everything recorded so far, and ends the step under way.
+    /// Reads ranges, multiples of 4 bytes, one after the other into `into`, whose length is the
+    /// sum of theirs. Waits for everything recorded so far, and ends the current step.
     pub fn read(&mut self, ranges: &[ReadRange], into: &mut [u8]) -> Result<(), DeviceError> {
         self.transfer(ranges, into)?;
         self.forget_step();
         Ok(())
     }
 
-    /// What was timed so far belongs to no step. It has been submitted.
+    /// Discards the timing so far, because it belongs to no step. The timed commands must have
+    /// been submitted.
     fn forget_step(&mut self) {
         self.began = None;
         if let Some(clock) = &mut self.clock {
@@ -243,15 +248,15 @@ impl CommandStream {
         }
     }
 
-    /// The same within a step.
+    /// Reads ranges as [`CommandStream::read`] does, without ending the current step.
     pub fn transfer(
         &mut self,
         ranges: &[ReadRange],
         mut into: &mut [u8],
     ) -> Result<(), DeviceError> {
-        let pieces = cut(ranges, self.readbacks.slot_bytes());
+        let readback_queue = cut(ranges, self.readbacks.slot_bytes());
         let under_way = self.readbacks.slots();
-        for (piece, copies) in pieces.iter().enumerate() {
+        for (piece, copies) in readback_queue.iter().enumerate() {
             if piece >= under_way {
                 let read = self.readbacks.finish(&self.gpu, piece - under_way, into)?;
                 into = &mut into[read..];
@@ -267,16 +272,16 @@ impl CommandStream {
             }
             self.traffic.bytes_back += bytes;
         }
-        for piece in pieces.len().saturating_sub(under_way)..pieces.len() {
+        for piece in readback_queue.len().saturating_sub(under_way)..readback_queue.len() {
             let read = self.readbacks.finish(&self.gpu, piece, into)?;
             into = &mut into[read..];
         }
-        // The last piece came after everything else.
+        // The last chunk was copied after everything else.
         self.queued.clear();
         Ok(())
     }
 
-    /// Begins a step; its time counts from here, unless the last step's updates are still running.
+    /// Begins a step; its time counts from here, unless the previous report has already begun it.
     pub fn begin_step(&mut self) -> Result<(), DeviceError> {
         if self.began.is_none() {
             self.submit()?;
@@ -290,14 +295,15 @@ impl CommandStream {
         (self.began, self.nominal, self.made) = (Some(now), 0.0, self.gpu.allocation_count());
     }
 
-    /// Resolves the passes so far; the buffer to read then, and its bytes.
+    /// Resolves the timestamps of the passes so far; returns the buffer to read then, and its
+    /// bytes.
     fn resolve(&mut self) -> Option<(wgpu::Buffer, u64)> {
         self.encoder();
         self.clock.as_ref()?.resolve(self.encoder.as_mut()?)
     }
 
-    /// [`CommandStream::read`] at the end of a step: gives the share of it in which the device was busy,
-    /// if it has a clock. The next step counts from here.
+    /// Reads ranges at the end of a step, as [`CommandStream::read`] does; returns the fraction of
+    /// the step in which the device was busy, if it has a clock. The next step counts from here.
     pub fn report(
         &mut self,
         ranges: &[ReadRange],
@@ -314,7 +320,8 @@ impl CommandStream {
         Ok(self.close_step(ticks))
     }
 
-    /// Learns from the step that was reported, and begins the next; the busy share.
+    /// Calibrates the cost ratio by the step that was reported, and begins the next step; returns
+    /// the busy fraction.
     fn close_step(&mut self, ticks: &[u8]) -> Option<f64> {
         let now = Instant::now();
         let busy = self.clock.as_mut().and_then(|clock| {
@@ -324,8 +331,8 @@ impl CommandStream {
         });
         let seconds = self.began.map(|began| now.duration_since(began).as_secs_f64());
         let share = busy.zip(seconds).and_then(|(busy, seconds)| share(busy, seconds));
-        // The time of a step that compiled shaders says little about the device, and without a
-        // clock what it waited for others counts as well.
+        // The time of a step that compiled shaders does not represent the device, and without a
+        // clock it includes the time that the device waited for other ranks.
         if let Some(seconds) = seconds
             && self.made == self.gpu.allocation_count()
             && self.nominal > 0.0
@@ -336,8 +343,8 @@ impl CommandStream {
         share
     }
 
-    /// The seconds that a task takes alone, by the device's clock, or else by many repetitions in
-    /// one submission. Waits.
+    /// Returns the seconds that a prepared kernel takes by itself, by the device's clock, or else
+    /// by many repetitions in one submission. Waits for the device.
     pub fn profile(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
         self.finish()?;
         self.forget_step();
@@ -353,9 +360,10 @@ impl CommandStream {
         self.time_by_repeating(task)
     }
 
-    /// [`CommandStream::profile`] without the device's clock.
+    /// Measures as [`CommandStream::profile`] does, without the device's clock.
     pub fn time_by_repeating(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
-        /// Long beside a submission, short beside a watchdog.
+        /// Long compared with the cost of a submission, short compared with the timeout of a
+        /// watchdog.
         const SECONDS: f64 = 0.02;
         const REPEATS_MAX: f64 = 256.0;
         let empty = self.wall(task, 0)?;
@@ -365,18 +373,18 @@ impl CommandStream {
         Ok(seconds.max(0.0) / f64::from(repeats))
     }
 
-    /// The wall time of a submission with so many repetitions of a task.
+    /// Returns the wall time of a submission with so many repetitions of a prepared kernel.
     fn wall(&mut self, task: &PreparedKernel, repeats: u32) -> Result<f64, DeviceError> {
         let started = Instant::now();
         self.encoder();
         for _ in 0..repeats {
-            task.record(self.pass());
+            task.cache(self.pass());
         }
         self.finish()?;
         Ok(started.elapsed().as_secs_f64())
     }
 
-    /// Submits what is recorded and waits for all of it.
+    /// Submits the recorded commands and waits for all submissions.
     fn finish(&mut self) -> Result<(), DeviceError> {
         self.submit()?;
         self.queued.clear();
@@ -384,27 +392,28 @@ impl CommandStream {
     }
 }
 
-/// The busy share of a step. A clock that counts more than the time that passed is no clock.
+/// Returns the busy fraction of a step; `None` if the clock counted more time than passed, which
+/// makes it unusable.
 fn share(busy: f64, seconds: f64) -> Option<f64> {
     const OFF: f64 = 1.05;
     (busy <= OFF * seconds).then(|| (busy / seconds).min(1.0))
 }
 
-/// Ranges in pieces of at most `piece_bytes` bytes, each from as many ranges as it takes.
+/// Splits ranges into chunks of at most `piece_bytes` bytes, each from as many ranges as it takes.
 fn cut<'a>(ranges: &[ReadRange<'a>], piece_bytes: u64) -> Vec<Vec<ReadRange<'a>>> {
-    let (mut pieces, mut room) = (vec![Vec::new()], piece_bytes);
+    let (mut readback_queue, mut room) = (vec![Vec::new()], piece_bytes);
     for &(buffer, mut offset, mut bytes) in ranges {
         while bytes > 0 {
             if room == 0 {
-                pieces.push(Vec::new());
+                readback_queue.push(Vec::new());
                 room = piece_bytes;
             }
             let count = bytes.min(room);
-            if let Some(piece) = pieces.last_mut() {
+            if let Some(piece) = readback_queue.last_mut() {
                 piece.push((buffer, offset, count));
             }
             (offset, bytes, room) = (offset + count, bytes - count, room - count);
         }
     }
-    pieces
+    readback_queue
 }

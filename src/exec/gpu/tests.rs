@@ -1,5 +1,5 @@
-//! What the executor promises beyond results: nothing made after the first step, little read,
-//! transfers of any length, times that fit the wall clock.
+//! Tests of the executor's guarantees beyond results: no allocation after the first step, few
+//! bytes read back, transfers of any length, times that agree with the wall clock.
 
 use super::limits::tensor_bytes_max;
 use super::*;
@@ -12,7 +12,7 @@ use crate::kernels::testing::adapters;
 
 const ROWS: usize = 4;
 
-/// Two layers with dropout, of this width.
+/// Returns a plan of two layers with dropout, of this width.
 pub fn plan(width: usize) -> Plan {
     let mut b = Builder::new();
     let x = b.input("x", &[1, width]);
@@ -27,12 +27,12 @@ pub fn plan(width: usize) -> Plan {
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
 }
 
-/// Every adapter of the kernel tests.
+/// Returns an executor of the plan on every adapter of the kernel tests.
 pub fn executors(plan: &Plan) -> impl Iterator<Item = GpuExecutor> {
     executors_with(plan, 2, |_| ())
 }
 
-/// The same with other moments, on devices that `set` has changed.
+/// Returns executors with these moments, on devices that `set` has changed.
 pub fn executors_with(
     plan: &Plan,
     moments: impl Into<Moments>,
@@ -68,7 +68,7 @@ pub fn fill(device: &mut GpuExecutor) {
     }
 }
 
-/// A step of two micro-batches, the second with one row less, and its update.
+/// Runs a step of two micro-batches, the second with one row less, and its update.
 pub fn step(device: &mut GpuExecutor, number: u64) -> StepSums {
     device.begin_step().unwrap();
     for rows in [ROWS, ROWS - 1] {
@@ -124,14 +124,14 @@ fn after_the_first_step_nothing_is_made_and_only_the_sums_come_back() {
             let clock = if device.gpu.timestamp_period_ns.is_some() { 16 * 8 } else { 0 };
             let back = after.bytes_back - before.bytes_back;
             assert!((sums..=sums + clock).contains(&back), "{}: {back} bytes", device.name());
-            // Everything up to the report, and the updates.
+            // One for everything up to the report, and one for the updates.
             assert_eq!(submissions, 2, "{}", device.name());
         }
         assert_eq!(device.gpu.allocation_count(), made, "{}: made in a later step", device.name());
     }
 }
 
-/// The counter of the test above counts.
+/// Control of the test above: the counter does count allocations.
 #[test]
 fn another_number_of_rows_makes_bind_groups() {
     for mut device in executors(&plan(16)) {
@@ -245,8 +245,8 @@ fn every_part_of_a_step_can_be_timed_and_the_busy_share_is_one() {
     }
 }
 
-/// Ticks that are no nanoseconds, or that are taken when a pass is recorded and not when it runs,
-/// would be off by more.
+/// Ticks in another unit than nanoseconds, or ticks taken when a pass is recorded instead of when
+/// it runs, would be off by more.
 #[test]
 fn the_clock_agrees_with_the_wall_clock_within_a_factor_of_ten() {
     for mut device in executors(&plan(1024)) {
@@ -276,8 +276,8 @@ fn tensors_stay_within_what_32_bits_index() {
     assert_eq!(tensor_bytes_max(&limits(64 << 30)), 8 << 30);
 }
 
-/// A gradient that sums over 70,000 rows is right where loops may be that long, and refused where
-/// the driver would end them early.
+/// A gradient that sums over 70,000 rows is accepted where loops may be that long, and refused
+/// where the driver would end them early.
 #[test]
 fn loops_that_a_driver_would_end_early_are_refused() {
     const LONG: usize = 70_000;

@@ -1,37 +1,39 @@
-//! Fusion: neighbouring nodes become one [`Op::Fused`], so that what one computes and the other
-//! reads never goes to memory. [`RULES`] says which nodes, `Fuser::value` under which conditions.
+//! Operator fusion: merges adjacent nodes into one [`Op::Fused`], so that the value between them
+//! never goes to memory. [`RULES`] lists the pairs of nodes, `Fuser::value` checks the conditions.
 //!
-//! The fused node stands where the second one stood: all its operands exist there, and the
-//! inputs of the first one still hold what they held. A value that others read later (the input
-//! of an activation, which the backward pass needs) is kept: written, but not read again.
+//! The fused node takes the position of the second node: all its operands exist there, and the
+//! inputs of the first node still have their values. A value that later nodes read (the input of
+//! an activation, which the backward pass needs) is stored: written, but not read again by this
+//! kernel.
 //!
-//! Memory does not grow with it: nothing lives longer than it did, but for a tensor that must last
-//! to another segment and is placed apart from those that need not.
+//! Memory does not grow by fusion: no tensor lives longer than before, except a tensor that must
+//! last to another segment and is placed apart from those that need not.
 //!
-//! Dropout stays a node of its own: its random numbers depend on the step, and the steps of a
-//! fused kernel are constants. So do ops that reduce, such as layer norm.
+//! Dropout is not fused: its random numbers depend on the step, and the epilogue of a fused kernel
+//! has only constants. Ops that reduce, such as layer norm, are not fused either.
 
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{Shape, TensorId};
 use crate::graph::op::{Binary, EpilogueOp, Op, Unary};
 use crate::graph::{Graph, Node, Role};
 
-/// The most tensors that a kernel binds: what every device has.
+/// The most tensors that a kernel binds: the number that every device supports.
 const BINDINGS_MAX: usize = 8;
 
-/// Which nodes become one: the first op of the producer, and what the consumer does to its value.
+/// Fusion rule: a condition on the op of the producer and the epilogue step that the consumer
+/// becomes.
 pub struct Rule {
     pub name: &'static str,
     pub why: &'static str,
     applies: fn(&Pair) -> bool,
 }
 
-/// A producer and a consumer, as a rule sees them.
+/// Producer and consumer, the input of a rule.
 struct Pair<'a> {
-    /// The op that computes the values, in front of steps that were fused before.
+    /// Op that computes the values, without the epilogue steps that were fused before.
     root: &'a Op,
     epilogue: EpilogueOp,
-    /// Whether the operand of `epilogue` is smaller than the value, and repeats.
+    /// True if the operand of `epilogue` is smaller than the value, and repeats.
     repeats: bool,
 }
 
@@ -53,7 +55,7 @@ impl Pair<'_> {
     }
 }
 
-/// Every rule. Where several apply to a node, the first one does.
+/// All rules. If several apply to a node, the first one is used.
 ///
 /// Four layers of each kind of (768, 256) (256, 256)^T, forward, unfused time over fused, lower
 /// quartile of 30 alternated passes on two cores of an AMD EPYC under load: a bias 1.3 on
@@ -89,7 +91,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: "matmul + activation gradient",
-        why: "the gradient of an activation is a product that nobody else reads",
+        why: "the gradient of an activation is a product that no other node reads",
         applies: |pair| pair.is_product() && matches!(pair.epilogue, EpilogueOp::UnaryGrad(_)),
     },
     Rule {
@@ -99,31 +101,33 @@ pub const RULES: &[Rule] = &[
     },
 ];
 
-/// A rule that was applied.
+/// Applied fusion rule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fusion {
-    /// The name of the rule.
+    /// Name of the rule.
     pub rule: &'static str,
-    /// The value between the two nodes.
+    /// Shape of the value between the two nodes.
     pub value: Shape,
-    /// Whether it is still written, for others.
+    /// True if the value is still written, because later nodes read it.
     pub kept: bool,
 }
 
 impl Fusion {
-    /// Bytes that no longer go to memory or come from it, per micro-batch of `rows` rows.
+    /// Returns the bytes that are no longer written to memory or read from it, per micro-batch of
+    /// `rows` rows.
     pub fn bytes_saved(&self, rows: usize) -> usize {
         let moves = if self.kept { 1 } else { 2 };
         moves * ELEMENT_BYTES * self.value.elements(rows)
     }
 }
 
-/// The same computation in fewer nodes. The graph is forward only, or differentiated already.
+/// Returns the same computation in fewer nodes. The graph is forward only, or differentiated
+/// already.
 pub fn fuse(graph: Graph) -> Graph {
     fuse_listed(graph).0
 }
 
-/// [`fuse`], and what was fused, in order of application.
+/// Runs [`fuse`]; returns also the applied fusions, in order of application.
 pub fn fuse_listed(graph: Graph) -> (Graph, Vec<Fusion>) {
     let mut fuser = Fuser::new(graph);
     let mut done = Vec::new();
@@ -140,32 +144,33 @@ pub fn fuse_listed(graph: Graph) -> (Graph, Vec<Fusion>) {
     }
 }
 
-/// Two nodes that may become one.
+/// Pair of nodes that can be fused.
 struct Found {
     /// Index into [`RULES`].
     rule: usize,
     keep: bool,
-    /// Which input of the consumer is the value.
+    /// Index of the consumer's input that is the value.
     input: usize,
-    /// The position of the producer.
+    /// Position of the producer.
     from: usize,
     epilogue: EpilogueOp,
     operand: Option<TensorId>,
 }
 
-/// A graph that is being fused. Positions are those of the nodes at the beginning.
+/// Graph during fusion. Positions are those of the nodes at the beginning.
 struct Fuser {
     /// Its nodes are in `nodes` and `behind`.
     graph: Graph,
-    /// What stands at each position now.
+    /// Node at each position now; `None` once it was fused into a later one.
     nodes: Vec<Option<Node>>,
-    /// Reshapes that moved behind a node with what they reshape.
+    /// Reshapes that moved behind a node together with the tensor that they reshape.
     behind: Vec<Vec<Node>>,
     /// Per tensor that holds elements: the position of the node that computes it.
     producer: Vec<Option<usize>>,
     /// Per tensor that holds elements: the positions of nodes that read it, aliases included.
     readers: Vec<Vec<usize>>,
-    /// Per tensor: how many nodes read it under this shape, and whether it has a name as output.
+    /// Per tensor: the number of nodes that read it under this shape, plus the number of its names
+    /// as output.
     uses: Vec<usize>,
 }
 
@@ -196,8 +201,8 @@ impl Fuser {
         fuser
     }
 
-    /// What to fuse the node at a position with: by the first rule, rather without keeping the
-    /// value, rather through the first input.
+    /// Returns the best fusion of the node at a position: by the first rule, then preferably
+    /// without storing the value, then preferably through the first input.
     fn best(&self, at: usize) -> Option<Found> {
         let consumer = self.nodes[at].as_ref()?;
         let found = (0..consumer.inputs.len()).filter_map(|input| self.found(at, consumer, input));
@@ -222,7 +227,8 @@ impl Fuser {
         fits.then_some(Found { rule, keep, input, from, epilogue, operand })
     }
 
-    /// The consumer as a step on its input number `input`, with its other input.
+    /// Returns the consumer as an epilogue step on its input number `input`, with its other input
+    /// as operand.
     fn step(&self, consumer: &Node, input: usize) -> Option<(EpilogueOp, Option<TensorId>)> {
         let x = &consumer.inputs;
         match (&consumer.op, input) {
@@ -230,7 +236,7 @@ impl Fuser {
             (Op::Unary(function), 0) => Some((EpilogueOp::Unary(*function), None)),
             (Op::UnaryGrad(function), 1) => Some((EpilogueOp::UnaryGrad(*function), Some(x[0]))),
             (Op::Binary(function), 0) => Some((EpilogueOp::Binary(*function), Some(x[1]))),
-            // Sums and products commute; a smaller second input repeats, and is no value.
+            // Sums and products commute; a smaller second input repeats, and cannot be the value.
             (Op::Binary(function), 1) if self.same_elements(x[0], x[1]) => {
                 Some((EpilogueOp::Binary(*function), Some(x[0])))
             }
@@ -238,8 +244,8 @@ impl Fuser {
         }
     }
 
-    /// The node that computes the value which the node at `at` reads as `input`, if it can be
-    /// computed there instead.
+    /// Returns the node that computes the value which the node at `at` reads as `input`, if it can
+    /// be computed at `at` instead.
     fn value(
         &self,
         at: usize,
@@ -273,9 +279,9 @@ impl Fuser {
         fits.then_some((from, producer))
     }
 
-    /// Whether a node may run later, together with its consumer, without a tensor that lives
-    /// longer for it: nothing is computed in between and the new output takes the place of the
-    /// value, or else all inputs are read later anyway.
+    /// Returns true if a node can run later, fused with its consumer, without extending the
+    /// lifetime of any tensor: either nothing is computed in between and the new output takes the
+    /// place of the value, or all inputs are read later anyway.
     fn takes_no_memory(&self, from: usize, to: usize, node: &Node, keep: bool) -> bool {
         let computes = |node: &Node| node.op != Op::Reshape;
         let adjacent = !self.nodes[from + 1..to].iter().flatten().any(computes);
@@ -299,13 +305,14 @@ impl Fuser {
         a.is_batched() == b.is_batched() && a.per_row() == b.per_row()
     }
 
-    /// Whether a tensor, and every one that it is an alias of, has no other use than this one.
+    /// Returns true if a tensor, and every one that it is an alias of, has no other use than this
+    /// one.
     fn is_read_once(&self, id: TensorId) -> bool {
         let alias = self.graph.tensor(id).alias_of;
         self.uses[id.index()] == 1 && alias.is_none_or(|of| self.is_read_once(of))
     }
 
-    /// Makes one node of two, at the position of the second.
+    /// Fuses two nodes into one, at the position of the second.
     fn apply(&mut self, at: usize, found: Found) -> Fusion {
         let take = |node: &mut Option<Node>| node.take().expect("what was found is there");
         let consumer = take(&mut self.nodes[at]);
@@ -341,8 +348,8 @@ impl Fuser {
         }
     }
 
-    /// Gives up one use of a tensor. A reshape that nobody uses any more, between two positions,
-    /// goes, and gives up its own.
+    /// Removes one use of a tensor. A reshape between two positions that has no use any more is
+    /// removed, and so is its use of its own input.
     fn release(&mut self, id: TensorId, from: usize, to: usize) {
         self.uses[id.index()] -= 1;
         let (0, Some(base)) = (self.uses[id.index()], self.graph.tensor(id).alias_of) else {
@@ -356,7 +363,7 @@ impl Fuser {
         self.release(base, from, to);
     }
 
-    /// Moves the reshapes of what the node at `to` computes now behind it.
+    /// Moves the reshapes of tensors that the node at `to` computes now behind that node.
     fn move_reshapes(&mut self, from: usize, to: usize) {
         let mut moved = Vec::new();
         for place in from..to {
@@ -378,7 +385,7 @@ impl Fuser {
     }
 }
 
-/// A factor that no shader can write as a constant.
+/// Returns true if the op has a factor that no shader can write as a constant.
 fn is_wild(op: &Op) -> bool {
     matches!(op, Op::Unary(Unary::Scale(f)) | Op::UnaryGrad(Unary::Scale(f)) if !f.is_finite())
 }

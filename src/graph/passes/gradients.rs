@@ -1,5 +1,6 @@
-//! Reverse-mode differentiation as a transformation: a forward graph in, the training graph out,
-//! which is the same graph with backward nodes behind it. The rule of each op is in `rule`.
+//! Reverse-mode differentiation as a graph transformation: returns the training graph of a forward
+//! graph, which is the same graph followed by its backward nodes. The rule of each op is in
+//! `rule`.
 
 use std::cmp::Reverse;
 
@@ -11,12 +12,14 @@ use crate::graph::{Graph, PassKind, Role};
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
 /// [`Role::Gradient`] tensor per parameter.
 ///
-/// Gradients of activations are tagged [`PassKind::BackwardInput`], those of parameters [`PassKind::BackwardWeight`]; both carry
-/// the block of the forward node they come from, and stand in the order: last block first, in
-/// each block B before W. A parameter used twice has two nodes that add to its gradient.
+/// Gradients of activations are tagged [`PassKind::BackwardInput`], those of parameters
+/// [`PassKind::BackwardWeight`]; both carry the block of the forward node they come from. Backward
+/// nodes are ordered by block, the last block first, and in each block B before W. A parameter
+/// used twice has two nodes that add to its gradient.
 ///
 /// # Errors
-/// None for graphs made by the builder; the error type is that of the shape rules.
+/// Returns [`ShapeError`] if a shape rule refuses a backward node, which does not happen for
+/// graphs made by the builder.
 ///
 /// # Panics
 /// If the graph has no loss, or already has backward nodes.
@@ -42,8 +45,8 @@ pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
     Ok(graph)
 }
 
-/// The gradient rule of each op: what each input of `node` receives, given the gradient `dy` of
-/// its first output.
+/// Applies the gradient rule of an op: adds the nodes that compute what each input of `node`
+/// receives, given the gradient `dy` of its first output.
 fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
     let node = b.graph.node(node).clone();
     let x = &node.inputs;
@@ -165,12 +168,12 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
     }
 }
 
-/// The state of the walk from the loss to the parameters.
+/// State of the traversal from the loss to the parameters.
 struct Backward {
     graph: Graph,
-    /// The gradient of each tensor so far: the sum of what its users gave.
+    /// Gradient of each tensor so far: the sum of the contributions of its users.
     adjoint: Vec<Option<TensorId>>,
-    /// Whether a parameter stands behind each tensor.
+    /// Per tensor: true if it is a parameter or is computed from one.
     requires_grad: Vec<bool>,
 }
 
@@ -204,7 +207,7 @@ impl Backward {
         self.adjoint.get(tensor.index()).copied().flatten()
     }
 
-    /// Gradients of parameters are W, all others B.
+    /// Returns the pass of a gradient: W for parameters, B for all other tensors.
     fn phase_towards(&self, target: TensorId) -> PassKind {
         match self.graph.tensor(target).role {
             Role::Parameter(_) => PassKind::BackwardWeight,
@@ -225,8 +228,8 @@ impl Backward {
         Ok(outputs[0])
     }
 
-    /// Gives `target` the result of `op`: added to its gradient in place if it is a parameter
-    /// and the op can, else as a tensor of its own.
+    /// Adds the result of `op` to the gradient of `target`: in place if `target` is a parameter
+    /// and the op can accumulate, else as a tensor of its own.
     fn accumulate_op(
         &mut self,
         target: TensorId,
@@ -250,7 +253,8 @@ impl Backward {
         Ok(())
     }
 
-    /// Gives a tensor that was broadcast over leading axes the sum of `dy` over them.
+    /// Adds to the gradient of a tensor that was broadcast over leading axes the sum of `dy` over
+    /// these axes.
     fn accumulate_reduced(&mut self, target: TensorId, dy: TensorId) -> Result<(), ShapeError> {
         let (whole, part) = (self.rank(dy), self.rank(target));
         if whole == part {
@@ -264,7 +268,7 @@ impl Backward {
         self.graph.tensor(tensor).shape.rank()
     }
 
-    /// Gives `target` a gradient that exists already.
+    /// Adds an existing tensor to the gradient of `target`.
     fn accumulate_tensor(&mut self, target: TensorId, contribution: TensorId) {
         if !self.requires_grad[target.index()] {
             return;

@@ -1,8 +1,7 @@
-//! A device on which dispatches are timed, with buffers that belong to no plan: what the
-//! benchmarks stand on.
+//! Benchmark device: times dispatches on buffers that belong to no plan.
 //!
-//! Times are the host's, from the submission to the end of the wait, so whoever measures repeats a
-//! dispatch until that overhead is small beside it.
+//! Times are host times from the submission to the end of the wait, so a benchmark must repeat a
+//! dispatch until that overhead is small compared to the total.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,13 +10,13 @@ use crate::device::{Adapter, DeviceError, Gpu, ShaderChecks};
 use crate::kernels::pipeline::Pipeline;
 use crate::kernels::{Dispatch, Operand, Pipelines};
 
-/// An opened device with the pipelines made on it so far.
+/// An opened device with its pipeline cache.
 pub struct BenchDevice {
     pub gpu: Gpu,
     pipelines: Pipelines,
 }
 
-/// Device memory that dispatches are bound to.
+/// A buffer of a benchmark: device memory that dispatches bind, or a staging buffer.
 #[derive(Clone)]
 pub struct DeviceBuffer(wgpu::Buffer);
 
@@ -27,7 +26,7 @@ impl DeviceBuffer {
     }
 }
 
-/// Dispatches bound to memory, compiled.
+/// Compiled dispatches with bound buffers.
 pub struct BoundKernel(Vec<BoundPass>);
 
 struct BoundPass {
@@ -37,17 +36,17 @@ struct BoundPass {
     groups: [u32; 3],
 }
 
-/// Seconds that one submission took.
+/// Durations of one submission in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SubmissionTiming {
-    /// On the host, until it was submitted.
+    /// Host time to record the commands, until the submission.
     pub recording: f64,
-    /// From the submission until the device was done.
+    /// Time from the submission until the device has finished.
     pub running: f64,
 }
 
 impl BenchDevice {
-    /// Opens an adapter with the limits it has, as runs do.
+    /// Opens an adapter with its own limits, as training runs do.
     pub fn open(adapter: &Adapter) -> Result<Self, DeviceError> {
         Ok(Self {
             gpu: Gpu::open(adapter, ShaderChecks::Disabled)?,
@@ -55,10 +54,10 @@ impl BenchDevice {
         })
     }
 
-    /// Zeroed memory of at least `bytes` bytes.
+    /// Allocates a zeroed device buffer of at least `bytes` bytes.
     ///
     /// # Errors
-    /// More than the device has, or than one buffer may take.
+    /// Returns `DeviceError` if the size exceeds the device memory or the limit of one buffer.
     pub fn memory(&self, bytes: u64) -> Result<DeviceBuffer, DeviceError> {
         self.gpu.storage("benchmark", bytes).map(DeviceBuffer)
     }
@@ -66,7 +65,7 @@ impl BenchDevice {
     /// Compiles dispatches and binds their operands.
     ///
     /// # Panics
-    /// If an operand is not among the inputs and outputs.
+    /// Panics if an operand is not among the inputs and outputs.
     pub fn prepare(
         &mut self,
         dispatches: &[Dispatch],
@@ -99,7 +98,8 @@ impl BenchDevice {
         Ok(ready)
     }
 
-    /// Runs the dispatches `repeats` times, one after the other in one pass, and waits.
+    /// Runs the dispatches `repeats` times in sequence in one compute pass, and waits for
+    /// completion.
     pub fn run(
         &self,
         ready: &BoundKernel,
@@ -125,7 +125,7 @@ impl BenchDevice {
         Ok(SubmissionTiming { recording, running: submitted.elapsed().as_secs_f64() })
     }
 
-    /// Writes bytes to memory and waits; the seconds it took.
+    /// Uploads bytes to a device buffer, waits for completion and returns the elapsed seconds.
     pub fn upload(&self, memory: &DeviceBuffer, bytes: &[u8]) -> Result<f64, DeviceError> {
         let begun = Instant::now();
         self.gpu.upload(&memory.0, 0, bytes);
@@ -134,12 +134,13 @@ impl BenchDevice {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Memory of the host that [`BenchDevice::read`] goes through.
+    /// Creates a staging buffer for [`BenchDevice::read`].
     pub fn staging(&self, bytes: u64) -> Result<DeviceBuffer, DeviceError> {
         self.gpu.readback(bytes).map(DeviceBuffer)
     }
 
-    /// The first `bytes` bytes of memory through `staging`, and the seconds it took.
+    /// Reads back the first `bytes` bytes of a device buffer through `staging`; returns them and
+    /// the elapsed seconds.
     pub fn read(
         &self,
         memory: &DeviceBuffer,

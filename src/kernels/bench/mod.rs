@@ -1,5 +1,5 @@
-//! Kernels that train nothing: a device to time dispatches on, loads that reach a device's peaks,
-//! and one that keeps it busy for a test.
+//! Benchmark kernels: a device for timing dispatches, loads that reach the peak throughput of a
+//! device, and a busy loop for tests.
 
 pub mod device;
 pub mod peak;

@@ -1,5 +1,6 @@
-//! What a device can do at most: chains of multiply-adds in registers, and streams through
-//! memory. Twin of `shaders/peak.wgsl`, which has the formulas. No op: the benchmarks run it.
+//! Peak-throughput benchmarks: chains of multiply-adds in registers, and streams through memory.
+//! Twin of `shaders/peak.wgsl`, which has the formulas. They belong to no op; only the benchmarks
+//! run them.
 
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -8,19 +9,21 @@ use crate::kernels::dispatch::grid;
 use crate::kernels::simd::vectorized;
 use crate::kernels::{Dispatch, Float, Operand, Shader};
 
-/// Chains in an invocation: enough for the latency of a multiply-add on two units, and few enough
-/// for 16 registers.
+/// Chains per invocation: enough to hide the latency of a multiply-add on two units, and few
+/// enough for 16 registers.
 const CHAINS: usize = 8;
-/// Multiply-adds of a chain per round: enough for what a loop costs to be small beside them.
+/// Multiply-adds per chain and round: enough to make the loop overhead small.
 const STEPS: usize = 16;
-/// Values that chains start from, before they repeat.
+/// Number of distinct start values of chains, after which they repeat.
 const STARTS: usize = 64;
 
-/// Outputs per task of the fast chains, and floats per task of the fast streams.
+/// Outputs per rayon task of the CPU chains.
 const TASK: usize = 1024;
+/// Floats per rayon task of the CPU streams.
 const STREAM_TASK: usize = 64 * 1024;
 
-/// Work in registers: `count` invocations of `rounds` rounds of `x = x factor + addend`.
+/// Compute-bound load in registers: `count` invocations of `rounds` rounds of
+/// `x = x factor + addend`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FmaChains {
     pub count: usize,
@@ -30,18 +33,19 @@ pub struct FmaChains {
 }
 
 impl FmaChains {
-    /// Chains that move slowly towards 512, so that every round changes their values and none
-    /// leaves the range where arithmetic is fast.
+    /// Creates chains that converge slowly to 512, so that every round changes their values and
+    /// none leaves the range where arithmetic is fast.
     pub fn new(count: usize, rounds: usize) -> Self {
         Self { count, rounds, factor: 1.0 - 1.0 / 1024.0, addend: 0.5 }
     }
 
-    /// Floating-point operations of all invocations; a multiply-add is two.
+    /// Returns the floating-point operations of all invocations; a multiply-add is two.
     pub fn flops(&self) -> f64 {
         (2 * CHAINS * STEPS) as f64 * self.rounds as f64 * self.count as f64
     }
 
-    /// How it runs on a GPU, in two ways, by name: output 0 holds the sums (count).
+    /// Returns the two GPU kernels by name, without and with `fma`; output 0 holds the sums
+    /// (count).
     pub fn dispatches(&self) -> [(&'static str, Dispatch); 2] {
         ["mul_add", "fused"].map(|entry| {
             let Self { count, rounds, factor, addend } = *self;
@@ -53,12 +57,12 @@ impl FmaChains {
     }
 }
 
-/// The value of chain `chain` of invocation `index` before the first round.
+/// Returns the value of chain `chain` of invocation `index` before the first round.
 fn start(index: usize, chain: usize) -> f32 {
     (index % STARTS) as f32 / STARTS as f32 + chain as f32
 }
 
-/// The sum of the chains of each invocation.
+/// Reference: computes the sum of the chains of each invocation.
 pub fn reference<T: Float>(chains: &FmaChains, sums: &mut [T]) {
     let [factor, addend] = [chains.factor, chains.addend].map(|v| T::from_f64(f64::from(v)));
     for (index, sum) in sums.iter_mut().enumerate() {
@@ -71,25 +75,25 @@ pub fn reference<T: Float>(chains: &FmaChains, sums: &mut [T]) {
     }
 }
 
-/// The reference on all threads, in the widest registers that the processor has.
+/// CPU kernel: the reference on all threads, in the widest registers of the processor.
 pub fn fast(chains: &FmaChains, sums: &mut [f32]) {
     assert_eq!(sums.len(), chains.count, "one sum per invocation");
     let tasks = sums.par_chunks_mut(TASK);
-    tasks.for_each(|sums| Arch::new().dispatch(Task { chains, sums }));
+    tasks.for_each(|sums| Arch::new().dispatch(PeakTask { chains, sums }));
 }
 
 /// One task of [`fast`], which starts at a multiple of [`STARTS`].
-struct Task<'a> {
+struct PeakTask<'a> {
     chains: &'a FmaChains,
     sums: &'a mut [f32],
 }
 
-impl WithSimd for Task<'_> {
+impl WithSimd for PeakTask<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Where registers abound, twice the chains hide the latency of four units.
+        // With 32 or more registers, twice the chains hide the latency of four units.
         if S::REGISTER_COUNT >= 32 {
             blocks::<S, 2>(simd, self)
         } else {
@@ -98,9 +102,10 @@ impl WithSimd for Task<'_> {
     }
 }
 
-/// Blocks of `G` vectors of invocations. Behind the end, a block computes what nobody reads.
+/// Computes a task in blocks of `G` vectors of invocations. Values that the last block computes
+/// past the end are discarded.
 #[inline(always)]
-fn blocks<S: Simd, const G: usize>(simd: S, task: Task<'_>) {
+fn blocks<S: Simd, const G: usize>(simd: S, task: PeakTask<'_>) {
     let [a, b] = [task.chains.factor, task.chains.addend].map(|v| simd.splat_f32s(v));
     let step = |x: S::f32s| match S::IS_SCALAR {
         // Without vectors a fused operation may be a call.
@@ -113,7 +118,7 @@ fn blocks<S: Simd, const G: usize>(simd: S, task: Task<'_>) {
             let first = block * width + group * S::F32_LANES;
             let starts: [f32; STARTS] = std::array::from_fn(|i| start(first + i, 0));
             let starts = S::as_simd_f32s(&starts).0[0];
-            // Sums of few bits, and so exactly those of `start`.
+            // These sums need few bits, so they are exactly those of `start`.
             std::array::from_fn(|chain| simd.add_f32s(starts, simd.splat_f32s(chain as f32)))
         });
         for _ in 0..task.chains.rounds {
@@ -134,7 +139,7 @@ fn blocks<S: Simd, const G: usize>(simd: S, task: Task<'_>) {
     }
 }
 
-/// A pass through memory.
+/// A bandwidth-bound load: one pass through memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryStream {
     /// `y = x`
@@ -144,7 +149,7 @@ pub enum MemoryStream {
 }
 
 impl MemoryStream {
-    /// Bytes read and written for each output element.
+    /// Returns the bytes read and written per output element.
     pub fn bytes_per_element(self) -> f64 {
         match self {
             Self::Copy => 8.0,
@@ -152,8 +157,8 @@ impl MemoryStream {
         }
     }
 
-    /// How `count` elements (a multiple of 4) are streamed on a GPU, in two ways, by name. Input 0
-    /// is x, input 1 is z, output 0 is y.
+    /// Returns the scalar and the vectorized GPU kernel by name, for `count` elements (a multiple
+    /// of 4). Input 0 is x, input 1 is z, output 0 is y.
     pub fn dispatches(self, count: usize, factor: f32) -> [(&'static str, Dispatch); 2] {
         assert!(count.is_multiple_of(4), "vectors of four elements");
         let (one, four) = match self {
@@ -171,7 +176,7 @@ impl MemoryStream {
         })
     }
 
-    /// The same on all threads of the processor. All slices are of one length.
+    /// CPU kernel: runs the stream on all threads. All slices must have the same length.
     pub fn fast(self, x: &[f32], z: &[f32], factor: f32, y: &mut [f32]) {
         let tasks = y.par_chunks_mut(STREAM_TASK).zip(x.par_chunks(STREAM_TASK));
         match self {
@@ -201,7 +206,7 @@ mod tests {
         vec![values.iter().map(|v| f64::from(*v)).collect()]
     }
 
-    /// The sums depend on every round, so that none of them can have been left out.
+    /// The sums depend on every round, so a skipped round would be detected.
     #[test]
     fn chains_compute_every_round_everywhere() {
         for (count, rounds) in [(1, 0), (63, 1), (200, 7), (3001, 100)] {

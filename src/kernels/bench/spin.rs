@@ -1,4 +1,4 @@
-//! Work without a use, for tests of deadlines. Twin of `shaders/spin.wgsl`, which has the formula.
+//! Busy-loop kernel for tests of deadlines. Twin of `shaders/spin.wgsl`, which has the formula.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use crate::device::{DeviceError, Gpu};
 use crate::kernels::pipeline::Pipeline;
 use crate::kernels::{Dispatch, Operand, Pipelines, Shader};
 
-/// The most workgroups of a submission; on a processor this is a matter of seconds.
+/// Maximum number of workgroups of a submission; on a software adapter these take seconds.
 pub const GROUPS_MAX: u32 = 32_768;
 
-/// Elements that are written; the others only take time.
+/// Number of elements that are written; all further invocations only consume time.
 const ELEMENTS: u32 = 64;
 
-/// What element `i` becomes.
+/// Returns the final value of element `i`.
 pub fn reference(i: u32) -> u32 {
     (0..4096).fold(i + 1, |word, _| {
         let word = word ^ (word << 13);
@@ -21,7 +21,7 @@ pub fn reference(i: u32) -> u32 {
     })
 }
 
-/// The work, ready to be submitted.
+/// The busy-loop kernel, compiled and bound.
 pub struct Spin {
     pipeline: Arc<Pipeline>,
     group: wgpu::BindGroup,
@@ -29,7 +29,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Compiles it.
+    /// Compiles the kernel and allocates its buffer.
     pub fn new(gpu: &Gpu, pipelines: &mut Pipelines) -> Result<Self, DeviceError> {
         let dispatch = Dispatch {
             shader: Shader::new("spin", "spin"),
@@ -47,7 +47,7 @@ impl Spin {
         Ok(Self { pipeline, group, words })
     }
 
-    /// Keeps the device busy in proportion to `groups`, at most [`GROUPS_MAX`].
+    /// Submits work that keeps the device busy in proportion to `groups`, at most [`GROUPS_MAX`].
     pub fn submit(&self, gpu: &Gpu, groups: u32) -> wgpu::SubmissionIndex {
         let mut encoder = gpu.device.create_command_encoder(&Default::default());
         {

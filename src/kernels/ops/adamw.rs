@@ -1,5 +1,5 @@
-//! Adam with decoupled weight decay over a range of a bucket. Twin of `shaders/adamw.wgsl`, which
-//! has the formulas.
+//! AdamW (Adam with decoupled weight decay) over a range of a bucket. Twin of
+//! `shaders/adamw.wgsl`, which has the formulas.
 
 use rayon::prelude::*;
 
@@ -7,13 +7,13 @@ use crate::graph::{Update, UpdateRange};
 use crate::kernels::dispatch::grid;
 use crate::kernels::{Dispatch, Float, Operand, Shader};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// The numbers that the formulas need.
+/// Coefficients of the formulas.
 #[derive(Clone, Copy)]
 struct Numbers {
-    /// What gradients are multiplied by.
+    /// Factor of the gradients.
     scale: f64,
     /// `lr * weight_decay`
     decay: f64,
@@ -45,8 +45,9 @@ impl Numbers {
     }
 }
 
-/// Updates elements `start .. start + length` of a bucket's `parameters`, and of its two `moments`:
-/// the running averages of gradients and of their squares. All slices are whole buckets.
+/// Reference: updates elements `start .. start + length` of a bucket's `parameters`, and of its
+/// two `moments`: the running averages of gradients and of their squares. All slices are whole
+/// buckets.
 pub fn reference<T: Float>(
     update: &Update,
     range: &UpdateRange,
@@ -69,7 +70,7 @@ pub fn reference<T: Float>(
     }
 }
 
-/// The reference in f32, in parallel.
+/// CPU kernel: the reference in f32, in parallel.
 pub fn fast(
     update: &Update,
     range: &UpdateRange,
@@ -86,7 +87,7 @@ pub fn fast(
     let v = v[covered].par_chunks_mut(TASK);
     let tasks = parameters.zip(gradients).zip(m.zip(v)).enumerate();
     tasks.for_each(|(task, ((parameters, gradients), (m, v)))| {
-        // A part in front decays and a part behind does not; both may be empty.
+        // The front part of a task decays, the remaining part does not; both may be empty.
         let front = range.decay_end.saturating_sub(range.start + task * TASK);
         let front = front.min(parameters.len());
         let (p_front, p_rest) = parameters.split_at_mut(front);
@@ -98,7 +99,7 @@ pub fn fast(
     });
 }
 
-/// One loop without branches, so that it can be vector instructions.
+/// Updates one slice in a loop without branches, which compilers vectorize.
 fn update_slice(
     numbers: Numbers,
     parameters: &mut [f32],
@@ -119,8 +120,8 @@ fn update_slice(
     }
 }
 
-/// One invocation per 8 elements of the range, or per 4 vectors of 4. Input 0 is the gradients,
-/// output 0 the parameters, outputs 1 and 2 the running averages.
+/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4. Input
+/// 0 is the gradients, output 0 the parameters, outputs 1 and 2 the running averages.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     let numbers = Numbers::new(update, range);
     let floats = [
@@ -155,7 +156,7 @@ mod tests {
     use super::*;
     use crate::kernels::testing::update::{UpdateTwin, check_update};
 
-    /// The update of step `t`, counted from 1.
+    /// Returns the update of step `t`, counted from 1.
     fn update(t: i32, lr: f32, [beta1, beta2]: [f32; 2], eps: f32, weight_decay: f32) -> Update {
         let correction1 = 1.0 - beta1.powi(t);
         let correction2 = 1.0 - beta2.powi(t);

@@ -9,37 +9,37 @@ use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader};
 
-/// Queries that the fast version takes at a time: few enough to skip most of the keys behind
-/// them, many enough for its matrix products.
+/// Queries per block of `fast`: few enough to skip most of the keys after them, many enough for
+/// efficient matrix products.
 const BLOCK: usize = 32;
 
-/// Columns of a head that one invocation of the shader gives: its `SLAB` of 16 vectors.
+/// Columns of a head per invocation of the shader: its `SLAB` of 16 vectors.
 const SLAB_COLUMNS: usize = 64;
 
-/// What a call's shapes and op say.
+/// Dimensions and parameters of a call, taken from its shapes and its op.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct AttentionSizes {
     b: usize,
     t: usize,
     c: usize,
     heads: usize,
-    /// Columns of a head.
+    /// Columns per head.
     d: usize,
     scale: f64,
-    /// The dropout of probabilities, if any are dropped in this pass.
+    /// Dropout of the probabilities; `None` if it is inactive in this pass.
     drop: Option<Dropout>,
 }
 
-/// How probabilities are dropped.
+/// Parameters of the dropout of probabilities.
 #[derive(Clone, Copy)]
 struct Dropout {
     key: Key,
     threshold: u32,
-    /// What kept probabilities are multiplied by.
+    /// Factor of the kept probabilities.
     factor: f64,
 }
 
-impl Sizes {
+impl AttentionSizes {
     fn of(call: &OpCall) -> Self {
         let (Op::Attention { heads, dropout, site } | Op::AttentionGrad { heads, dropout, site }) =
             call.op
@@ -58,16 +58,17 @@ impl Sizes {
         Self { b, t, c, heads: *heads, d, scale: 1.0 / (d as f64).sqrt(), drop }
     }
 
-    /// The number of a pair of positions in its sample: what its random number is drawn by.
+    /// Returns the number of a pair of positions of a head within its sample, part of the counter
+    /// of its random number.
     fn pair(&self, h: usize, i: usize, j: usize) -> u32 {
         let position = ((h * self.t) as u32).wrapping_add(i as u32).wrapping_mul(self.t as u32);
         position.wrapping_add(j as u32)
     }
 }
 
-/// `qkv [, samples] -> y, lse`, or `qkv, y, lse, dy [, samples] -> dqkv`.
+/// Reference: `qkv [, samples] -> y, lse`, or `qkv, y, lse, dy [, samples] -> dqkv`.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
-    let sizes = Sizes::of(call);
+    let sizes = AttentionSizes::of(call);
     let qkv = inputs[0].floats();
     for sample in 0..sizes.b {
         let id = sizes.drop.map_or(0, |_| inputs[inputs.len() - 1].ints()[sample]);
@@ -88,32 +89,33 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
 /// One head of one sample.
 #[derive(Clone, Copy)]
 struct Head {
-    sizes: Sizes,
+    sizes: AttentionSizes,
     sample: usize,
-    /// The sample's id, by which random numbers are drawn.
+    /// Id of the sample, part of the counter of its random numbers.
     id: u32,
     h: usize,
 }
 
 impl Head {
-    /// Where the head's columns of query (`which` 0), key (1) or value (2) `i` start in `qkv`.
+    /// Returns the offset in `qkv` of the head's columns of query (`which` 0), key (1) or value
+    /// (2) `i`.
     fn at(&self, which: usize, i: usize) -> usize {
-        let Sizes { t, c, d, .. } = self.sizes;
+        let AttentionSizes { t, c, d, .. } = self.sizes;
         (self.sample * t + i) * 3 * c + which * c + self.h * d
     }
 
-    /// Where the head's columns of row `i` start in `y`.
+    /// Returns the offset in `y` of the head's columns of row `i`.
     fn y_at(&self, i: usize) -> usize {
-        let Sizes { t, c, d, .. } = self.sizes;
+        let AttentionSizes { t, c, d, .. } = self.sizes;
         (self.sample * t + i) * c + self.h * d
     }
 
-    /// Where position `i` is in `lse`.
+    /// Returns the index of position `i` in `lse`.
     fn lse_at(&self, i: usize) -> usize {
         (self.sample * self.sizes.heads + self.h) * self.sizes.t + i
     }
 
-    /// The scaled score of query `i` and key `j`.
+    /// Returns the scaled score of query `i` and key `j`.
     fn score<T: Float>(&self, qkv: &[T], i: usize, j: usize) -> T {
         let (q, k) = (self.at(0, i), self.at(1, j));
         let d = self.sizes.d;
@@ -121,7 +123,7 @@ impl Head {
         product * T::from_f64(self.sizes.scale)
     }
 
-    /// What the dropout multiplies the probability of a pair by.
+    /// Returns the dropout factor of the probability of a pair; 1 without dropout.
     fn kept<T: Float>(&self, i: usize, j: usize) -> T {
         let Some(drop) = self.sizes.drop else { return T::one() };
         let word = drop.key.words([self.id, self.sizes.pair(self.h, i, j)])[0];
@@ -145,7 +147,7 @@ fn reference_forward<T: Float>(head: &Head, qkv: &[T], y: &mut [T], lse: &mut [T
 }
 
 fn reference_grad<T: Float>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T], dqkv: &mut [T]) {
-    let Sizes { t, d, .. } = head.sizes;
+    let AttentionSizes { t, d, .. } = head.sizes;
     let scale = T::from_f64(head.sizes.scale);
     for i in 0..t {
         for which in 0..3 {
@@ -170,15 +172,16 @@ fn reference_grad<T: Float>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T]
     }
 }
 
-/// Heads in parallel, each in blocks of queries: scores by a matrix product, then row by row, then
-/// the sums by matrix products. Every block stops at its last query's key.
+/// CPU kernel: parallel over heads, each in blocks of queries: scores by a matrix product, then
+/// the softmax or its gradient row by row, then the sums by matrix products. Every block stops at
+/// the key of its last query.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
-    let sizes = Sizes::of(call);
-    let Sizes { t, c, heads, d, .. } = sizes;
+    let sizes = AttentionSizes::of(call);
+    let AttentionSizes { t, c, heads, d, .. } = sizes;
     let ids = sizes.drop.map(|_| inputs[inputs.len() - 1].ints());
     let head = |sample: usize, h: usize| {
         let id = ids.map_or(0, |ids| ids[sample]);
-        // The head's slices below hold its own sample only.
+        // The slices that the head indexes below hold its own sample only.
         Head { sizes, sample: 0, id, h }
     };
     let qkv = inputs[0].floats().par_chunks(3 * t * c);
@@ -213,23 +216,23 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     }
 }
 
-/// Copies rows of `d` values into columns of rows of `width` values.
+/// Copies rows of `d` values into columns `first` and following of rows of `width` values.
 fn put_columns(from: &[f32], d: usize, to: &mut [f32], width: usize, first: usize) {
     for (from, to) in from.chunks_exact(d).zip(to.chunks_exact_mut(width)) {
         to[first..first + d].copy_from_slice(from);
     }
 }
 
-/// `y (t, d)` of one head; `qkv` and `lse` are those of its sample and of itself.
+/// Returns `y (t, d)` of one head and writes its `lse`; `qkv` is that of its sample.
 fn forward_head(head: &Head, qkv: &[f32], lse: &mut [f32]) -> Vec<f32> {
-    let Sizes { t, c, d, scale, .. } = head.sizes;
+    let AttentionSizes { t, c, d, scale, .. } = head.sizes;
     let rows = |which: usize, i: usize| Matrix::rows(&qkv[head.at(which, i)..], 3 * c);
     let mut y = vec![0.0; t * d];
     let mut weights = vec![0.0; BLOCK.min(t) * t];
     for first in (0..t).step_by(BLOCK) {
         let end = t.min(first + BLOCK);
         let block = &mut weights[..(end - first) * end];
-        let scores = Product { m: end - first, n: end, k: d, factor: scale as f32, add: false };
+        let scores = HeadProduct { m: end - first, n: end, k: d, factor: scale as f32, add: false };
         scores.run(rows(0, first), rows(1, 0).transposed(), block, end);
         for (i, row) in (first..end).zip(block.chunks_exact_mut(end)) {
             let (seen, behind) = row.split_at_mut(i + 1);
@@ -237,15 +240,16 @@ fn forward_head(head: &Head, qkv: &[f32], lse: &mut [f32]) -> Vec<f32> {
             behind.fill(0.0);
             drop_row(head, i, seen);
         }
-        let sums = Product { m: end - first, n: d, k: end, factor: 1.0, add: false };
+        let sums = HeadProduct { m: end - first, n: d, k: end, factor: 1.0, add: false };
         sums.run(Matrix::rows(block, end), rows(2, 0), &mut y[first * d..], d);
     }
     y
 }
 
-/// `dq, dk, dv (t, d)` of one head; the slices are those of its sample, `lse` its own.
+/// Returns `dq, dk, dv (t, d)` of one head; `lse` is that of the head, the other slices are those
+/// of its sample.
 fn grad_head(head: &Head, qkv: &[f32], y: &[f32], lse: &[f32], dy: &[f32]) -> [Vec<f32>; 3] {
-    let Sizes { t, c, d, scale, .. } = head.sizes;
+    let AttentionSizes { t, c, d, scale, .. } = head.sizes;
     let rows = |which: usize, i: usize| Matrix::rows(&qkv[head.at(which, i)..], 3 * c);
     let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![0.0; t * d]);
     let [mut weights, mut scratch] = [(); 2].map(|()| vec![0.0; BLOCK.min(t) * t]);
@@ -255,9 +259,9 @@ fn grad_head(head: &Head, qkv: &[f32], y: &[f32], lse: &[f32], dy: &[f32]) -> [V
         let size = (end - first) * end;
         let (p, ds) = (&mut weights[..size], &mut scratch[..size]);
         let dy_rows = Matrix::rows(&dy[head.y_at(first)..], c);
-        let scores = Product { m: end - first, n: end, k: d, factor: scale as f32, add: false };
+        let scores = HeadProduct { m: end - first, n: end, k: d, factor: scale as f32, add: false };
         scores.run(rows(0, first), rows(1, 0).transposed(), p, end);
-        let slopes = Product { factor: 1.0, ..scores };
+        let slopes = HeadProduct { factor: 1.0, ..scores };
         slopes.run(dy_rows, rows(2, 0).transposed(), ds, end);
         for ((i, p), ds) in (first..end).zip(p.chunks_exact_mut(end)).zip(ds.chunks_exact_mut(end))
         {
@@ -270,26 +274,26 @@ fn grad_head(head: &Head, qkv: &[f32], y: &[f32], lse: &[f32], dy: &[f32]) -> [V
                 kept[..=i].fill(1.0);
                 drop_row(head, i, &mut kept[..=i]);
             }
-            let row = Row { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
+            let row = HeadRow { lse: lse[i], y: &y[at..at + d], dy: &dy[at..at + d] };
             grad_row(row, scale as f32, &kept[..=i], p, ds);
         }
-        let by_query = Product { m: end - first, n: d, k: end, factor: 1.0, add: false };
+        let by_query = HeadProduct { m: end - first, n: d, k: end, factor: 1.0, add: false };
         by_query.run(Matrix::rows(ds, end), rows(1, 0), &mut dq[first * d..], d);
-        let by_key = Product { m: end, n: d, k: end - first, factor: 1.0, add: true };
+        let by_key = HeadProduct { m: end, n: d, k: end - first, factor: 1.0, add: true };
         by_key.run(Matrix::rows(ds, end).transposed(), rows(0, first), &mut dk, d);
         by_key.run(Matrix::rows(p, end).transposed(), dy_rows, &mut dv, d);
     }
     [dq, dk, dv]
 }
 
-/// What the gradient of a row of scores needs of its query.
-struct Row<'a> {
+/// Inputs of the gradient of a row of scores that belong to its query.
+struct HeadRow<'a> {
     lse: f32,
     y: &'a [f32],
     dy: &'a [f32],
 }
 
-/// Multiplies row `i` by what the dropout makes of it.
+/// Multiplies row `i` by its dropout factors.
 fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
     if let Some(drop) = head.sizes.drop {
         let first_pair = head.sizes.pair(head.h, i, 0);
@@ -298,7 +302,7 @@ fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
 }
 
 vectorized! {
-    /// Scores into probabilities; returns the logarithm of the sum of exponentials.
+    /// Converts scores to probabilities; returns the logarithm of the sum of exponentials.
     fn softmax<S>(row: &mut [f32]) -> f32 {
         let highest = row.iter().copied().fold(f32::MIN, f32::max);
         for value in row.iter_mut() {
@@ -310,8 +314,9 @@ vectorized! {
         highest + total.ln()
     }
 
-    /// Scores `p` into probabilities after the dropout, and `dy . v` in `ds` into slopes.
-    fn grad_row<S>(row: Row<'_>, scale: f32, kept: &[f32], p: &mut [f32], ds: &mut [f32]) {
+    /// Converts scores in `p` to probabilities after dropout, and `dy . v` in `ds` to the
+    /// gradient of the scores.
+    fn grad_row<S>(row: HeadRow<'_>, scale: f32, kept: &[f32], p: &mut [f32], ds: &mut [f32]) {
         let delta = sum_of(row.y.len(), |k| row.y[k] * row.dy[k]);
         for ((p, ds), kept) in p.iter_mut().zip(ds).zip(kept) {
             let probability = exp::<S>(*p - row.lse);
@@ -337,7 +342,7 @@ vectorized! {
     }
 }
 
-/// A matrix within a slice, from its first element on.
+/// A strided matrix view of a slice, which starts at its first element.
 #[derive(Clone, Copy)]
 struct Matrix<'a> {
     values: &'a [f32],
@@ -346,7 +351,7 @@ struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows that lie `stride` apart.
+    /// Creates a view of rows that are `stride` elements apart.
     fn rows(values: &'a [f32], stride: usize) -> Self {
         Self { values, row_stride: stride, column_stride: 1 }
     }
@@ -360,9 +365,10 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// `out (m, n) = factor a (m, k) b (k, n)`, added to what `out` holds if `add`.
+/// Matrix product `out (m, n) = factor a (m, k) b (k, n)`, added to the contents of `out` if
+/// `add`.
 #[derive(Clone, Copy)]
-struct Product {
+struct HeadProduct {
     m: usize,
     n: usize,
     k: usize,
@@ -370,8 +376,8 @@ struct Product {
     add: bool,
 }
 
-impl Product {
-    /// Runs on this thread; `out` has rows `stride` apart.
+impl HeadProduct {
+    /// Computes the product on the calling thread; `out` has rows `stride` apart.
     fn run(self, a: Matrix, b: Matrix, out: &mut [f32], stride: usize) {
         let Self { m, n, k, factor, add } = self;
         assert!(m > 0 && n > 0 && k > 0 && a.holds(m, k) && b.holds(k, n));
@@ -404,11 +410,12 @@ impl Product {
     }
 }
 
-/// Forward is one dispatch; the gradient is three, in this order (see the shader). An invocation
-/// takes 4 positions and up to 64 columns of a head.
+/// Returns one dispatch for the forward pass, or the three of the gradient, which must run in
+/// this order (see the shader). An invocation processes 4 positions and up to 64 columns of a
+/// head.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     use Operand::{Input, Output};
-    let sizes = Sizes::of(call);
+    let sizes = AttentionSizes::of(call);
     let drop = sizes.drop.unwrap_or(Dropout { key: Key([0; 2]), threshold: 0, factor: 1.0 });
     let run = |entry, operands| Dispatch {
         shader: shader(&sizes, entry),
@@ -429,7 +436,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
             32,
         ),
     };
-    // Without dropout the first input stands in place of the sample ids, unread.
+    // Without dropout, the first input is bound in place of the sample ids and not read.
     let samples = Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 });
     if matches!(call.op, Op::Attention { .. }) {
         return vec![run("forward", vec![Input(0), samples, Output(0), Output(1)])];
@@ -438,12 +445,12 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     ["delta", "grad_kv", "grad_q"].map(|entry| run(entry, operands.to_vec())).to_vec()
 }
 
-/// The entry point with what it needs in front.
-fn shader(sizes: &Sizes, entry: &'static str) -> Shader {
+/// Returns the shader of an entry point with its constants and accessor functions prepended.
+fn shader(sizes: &AttentionSizes, entry: &'static str) -> Shader {
     let mut shader = Shader::new("attention", entry)
         .with_const("D", sizes.d as u32)
         .with_const("DROPOUT", u32::from(sizes.drop.is_some()));
-    // A binding has one type, so what reads it is chosen here and not by a condition.
+    // A binding has one type, so its accessor is chosen here and not by a condition in WGSL.
     let way = if sizes.d.is_multiple_of(4) { "vector" } else { "scalars" };
     for tensor in ["qkv", "dy", "y"] {
         let body = format!("{{ return {tensor}_{way}(row, part); }}");
@@ -452,10 +459,10 @@ fn shader(sizes: &Sizes, entry: &'static str) -> Shader {
     shader
 }
 
-/// Half of the pairs of positions count. Forward has 2 products of `d` columns for each, the
-/// gradient 5; an exponential is counted as 10 FLOPs.
+/// Returns the cost: half of the pairs of positions count. The forward pass has 2 products of `d`
+/// columns for each pair, the gradient 5; an exponential counts as 10 FLOPs.
 pub fn cost(call: &OpCall) -> Cost {
-    let Sizes { b, t, heads, d, .. } = Sizes::of(call);
+    let AttentionSizes { b, t, heads, d, .. } = AttentionSizes::of(call);
     let pairs = (b * heads * t * (t + 1) / 2) as f64;
     let products = if matches!(call.op, Op::Attention { .. }) { 2.0 } else { 5.0 };
     Cost { flops: pairs * (2.0 * products * d as f64 + 10.0), bytes: Cost::moved(call) }
@@ -477,7 +484,7 @@ mod tests {
         ]
     }
 
-    /// `qkv [, samples]`
+    /// Returns `qkv [, samples]`.
     fn inputs(
         t: usize,
         c: usize,
@@ -492,7 +499,7 @@ mod tests {
         if dropout > 0.0 { vec![qkv, samples] } else { vec![qkv] }
     }
 
-    /// `qkv, y, lse, dy [, samples]` for a random `dy`.
+    /// Returns `qkv, y, lse, dy [, samples]` for a random `dy`.
     fn grad_inputs(op: &Op, forward: &[(Shape, Values)], rows: usize) -> Vec<(Shape, Values)> {
         let Op::Attention { heads, .. } = op else { panic!("{op} is not forward") };
         let [_, t, width] = *forward[0].0.dims() else { panic!("qkv is (b, t, 3c)") };
@@ -509,7 +516,7 @@ mod tests {
         inputs
     }
 
-    /// Both ops on random input of `rows` samples.
+    /// Checks both ops on random input of `rows` samples.
     fn agree(t: usize, c: usize, heads: usize, dropout: f32, rows: usize, fill: InputFill) {
         let [forward, grad] = ops(heads, dropout);
         let inputs = inputs(t, c, dropout, rows, fill);
@@ -526,7 +533,7 @@ mod tests {
         }
     }
 
-    /// Wider than 64 columns: several invocations share a head in the shader.
+    /// Heads wider than 64 columns, which several invocations of the shader share.
     #[test]
     fn wide_heads_agree() {
         agree(9, 256, 1, 0.0, 1, InputFill::Normal);

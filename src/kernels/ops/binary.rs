@@ -9,13 +9,13 @@ use crate::graph::{Binary, Op};
 use crate::kernels::dispatch::grid;
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// The shortest inner loop of the fast version: shorter ones do not fill vector registers.
+/// Minimum length of an inner loop of `fast`: shorter loops do not fill vector registers.
 const LOOP: usize = 256;
 
-/// `y[i] = a[i] + b[i mod b's length]`, or the product.
+/// Reference: `y[i] = a[i] + b[i mod b's length]`, or the product.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
     let function = function(call);
@@ -24,7 +24,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// `f(a, b)`
+/// Returns `f(a, b)`.
 pub(super) fn value<T: Float>(function: Binary, a: T, b: T) -> T {
     match function {
         Binary::Add => a + b,
@@ -32,8 +32,8 @@ pub(super) fn value<T: Float>(function: Binary, a: T, b: T) -> T {
     }
 }
 
-/// The same in parallel, without a division: `b` is repeated until inner loops are long enough,
-/// and tasks are whole multiples of it.
+/// CPU kernel: parallel and without an integer division. `b` is repeated until inner loops are
+/// long enough, and task sizes are multiples of its repeated length.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
     if a.is_empty() {
@@ -53,7 +53,7 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     });
 }
 
-/// `b`, repeated until loops over it are long enough.
+/// Returns `b`, repeated until loops over it are long enough.
 pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
     match b.len() < LOOP && !b.is_empty() {
         true => b.repeat(LOOP.div_ceil(b.len())).into(),
@@ -61,7 +61,7 @@ pub(super) fn repeated(b: &[f32]) -> Cow<'_, [f32]> {
     }
 }
 
-/// `y = f(a, b)` in one thread.
+/// Computes `y = f(a, b)` on the calling thread.
 pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
     let each = y.iter_mut().zip(a).zip(b);
     match function {
@@ -70,7 +70,7 @@ pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
     }
 }
 
-/// 8 elements per invocation.
+/// Returns the dispatch: one invocation per 8 elements.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let entry = match function(call) {
         Binary::Add => "add",
@@ -85,7 +85,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }]
 }
 
-/// One FLOP per element.
+/// Returns the cost: one FLOP per element.
 pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 1.0)
 }

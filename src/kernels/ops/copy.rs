@@ -1,4 +1,4 @@
-//! Ops that only move elements: permute, slice, pad and concat. Twin of `shaders/copy.wgsl`.
+//! Data-movement ops: permute, slice, pad and concat. Twin of `shaders/copy.wgsl`.
 
 use rayon::prelude::*;
 
@@ -6,10 +6,10 @@ use crate::graph::Op;
 use crate::kernels::dispatch::{Runs, grid};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// Plain loops over the output's elements (permute) or over (outer, axis, inner).
+/// Reference: plain loops over the elements of the output (permute) or over (outer, axis, inner).
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     match call.op {
@@ -57,17 +57,18 @@ fn triples(a: usize, b: usize, c: usize) -> impl Iterator<Item = (usize, usize, 
     (0..a).flat_map(move |i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
 }
 
-/// The product of the dimensions before an axis, the axis, and the product of those after it.
+/// Returns the product of the dimensions before an axis, the axis, and the product of those after
+/// it.
 fn around(dims: &[usize], axis: usize) -> (usize, usize, usize) {
     (dims[..axis].iter().product(), dims[axis], dims[axis + 1..].iter().product())
 }
 
-/// Row-major strides.
+/// Returns the row-major strides of a shape.
 fn strides(dims: &[usize]) -> Vec<usize> {
     (0..dims.len()).map(|axis| dims[axis + 1..].iter().product()).collect()
 }
 
-/// A strided copy of one input: the formula is at the top of the shader.
+/// A strided copy of one input; the head of the shader has the formula.
 struct Move {
     outer: [usize; 4],
     x_outer_strides: [usize; 4],
@@ -81,7 +82,8 @@ struct Move {
 }
 
 impl Move {
-    /// `rows` runs of `last` elements each; the runs are `x_row` and `y_row` elements apart.
+    /// Creates a copy of `rows` runs of `last` elements each; the runs are `x_row` elements apart
+    /// in the input and `y_row` in the output.
     fn rows(rows: usize, last: usize, x_row: usize, y_row: usize) -> Self {
         Self {
             outer: [1, 1, 1, rows],
@@ -113,13 +115,13 @@ impl Move {
         copy
     }
 
-    /// Invocations per run, and in all.
+    /// Returns the number of invocations per run, and in total.
     fn invocations(&self) -> (usize, usize) {
         let across = Runs::new(self.last).across;
         (across, across * self.outer.iter().product::<usize>())
     }
 
-    /// Where run `row` starts in the input.
+    /// Returns the offset of run `row` in the input.
     fn x_start(&self, row: usize) -> usize {
         let (mut rest, mut start) = (row, self.x_base);
         for axis in (0..4).rev() {
@@ -143,7 +145,7 @@ impl Move {
         }
     }
 
-    /// The same move of vectors of 4 elements, if that is possible.
+    /// Returns the same copy on vectors of 4 elements; `None` if it is not aligned to them.
     fn vectors(&self) -> Option<Self> {
         let lists = [self.x_outer_strides, self.y_outer_strides].into_iter().flatten();
         let scalars = [self.last, self.x_base, self.y_base, self.begin, self.end];
@@ -161,7 +163,7 @@ impl Move {
         })
     }
 
-    /// The move of input `input` as a dispatch, if it moves anything.
+    /// Returns the dispatch that copies input `input`; `None` if it has no elements.
     fn dispatch(&self, input: usize, entry: &'static str) -> Option<Dispatch> {
         let (_, count) = self.invocations();
         (count > 0).then(|| Dispatch {
@@ -177,15 +179,15 @@ impl Move {
         let Runs { across, step } = Runs::new(self.last);
         let lists = [self.outer, self.x_outer_strides, self.y_outer_strides];
         let scalars = [count, across, self.last, self.x_stride, self.x_base, self.y_base];
-        // The struct's size is a multiple of its vectors'.
+        // Padding: the size of the struct is a multiple of that of its vectors.
         let rest = [self.begin, self.end, step, 0, 0, 0];
         let words = lists.into_iter().flatten().chain(scalars).chain(rest);
         words.map(|word| word as u32).collect()
     }
 }
 
-/// Joins neighbouring (dimension, stride) pairs that one longer dimension can stand for, so that
-/// runs are as long as they can be.
+/// Merges adjacent (dimension, stride) pairs that one longer dimension can replace, so that runs
+/// are as long as possible.
 fn merged(dims: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
     let mut joined: Vec<(usize, usize)> = Vec::new();
     for (dim, stride) in dims.filter(|(dim, _)| *dim != 1) {
@@ -199,7 +201,7 @@ fn merged(dims: impl Iterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
     joined
 }
 
-/// The copies that make up a call: one per input.
+/// Returns the copies that make up a call, one per input.
 fn moves(call: &OpCall) -> Vec<Move> {
     match call.op {
         Op::Permute { axes } => vec![Move::permute(axes, &call.inputs[0])],
@@ -229,7 +231,7 @@ fn moves(call: &OpCall) -> Vec<Move> {
     }
 }
 
-/// The same in parallel, run by run.
+/// CPU kernel: parallel over rows of the output, run by run.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let moves = moves(call);
     // A row of the output takes one run of each move, one after the other.
@@ -247,7 +249,7 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     });
 }
 
-/// One dispatch per input, of vectors of 4 where they fit.
+/// Static choice: one dispatch per input, on vectors of 4 where they fit.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let best = |(input, copy): (usize, Move)| match copy.vectors() {
         Some(vectors) => vectors.dispatch(input, "strided4"),
@@ -256,7 +258,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     moves(call).into_iter().enumerate().filter_map(best).collect()
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let single = |(input, copy): (usize, Move)| copy.dispatch(input, "strided");
     let plain: Vec<Dispatch> = moves(call).into_iter().enumerate().filter_map(single).collect();
@@ -265,7 +267,7 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
     std::iter::once(Variant::new("copy", plain)).chain(vectors).collect()
 }
 
-/// No FLOPs.
+/// Returns the cost: no FLOPs, and all operands moved once.
 pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 0.0)
 }

@@ -8,13 +8,14 @@ use crate::kernels::dispatch::{ITERATIONS_MAX, Runs, grid};
 use crate::kernels::simd::{LANES, exp, sum_of, vectorized};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
 
-/// Invocations of a workgroup that has a row to itself; each takes at least one element.
+/// Invocations per workgroup of the kernel with one workgroup per row; each processes at least
+/// one element.
 const GROUP: usize = 256;
 
-/// `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
+/// Reference: `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
 /// [`crate::graph::IGNORE_INDEX`].
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
@@ -38,7 +39,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// In parallel over rows.
+/// CPU kernel: parallel over rows.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let v = call.rows_and_last(0).1;
     let (logits, targets) = (inputs[0].floats(), inputs[1].ints());
@@ -64,7 +65,7 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
 }
 
 vectorized! {
-    /// Writes `(loss, count)` of a row and gives its `lse`.
+    /// Writes `(loss, count)` of a row and returns its `lse`.
     fn loss_row<S>(x: &[f32], target: u32, part: &mut [f32]) -> f32 {
         let m = largest(x);
         let log_s = sum_of(x.len(), |j| exp::<S>(x[j] - m)).ln();
@@ -82,7 +83,7 @@ vectorized! {
     }
 }
 
-/// The maximum, by lanes, so that it becomes vector instructions.
+/// Returns the maximum, computed in lanes so that compilers vectorize the loop.
 #[inline(always)]
 fn largest(x: &[f32]) -> f32 {
     let mut lanes = [x[0]; LANES];
@@ -94,21 +95,22 @@ fn largest(x: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(x[0], |m, x| m.max(*x))
 }
 
-/// The plain way, but vectors of 4 for gradients of as many classes.
+/// Static choice: vectors of 4 for gradients whose number of classes is a multiple of 4, else the
+/// baseline.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let plain = plain(call);
     vec![vectors(call).unwrap_or(plain)]
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let others = [vectors(call), group(call)].into_iter().flatten();
     let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
     std::iter::once(plain(call)).chain(others).map(named).collect()
 }
 
-/// One invocation per row, or a workgroup where an invocation would loop for too long; the
-/// gradient takes one per 8 elements of a row.
+/// Returns the baseline: one invocation per row, or one workgroup if an invocation would exceed
+/// the iteration limit; for the gradient, one invocation per 8 elements of a row.
 fn plain(call: &OpCall) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
     match call.op {
@@ -123,7 +125,8 @@ fn plain(call: &OpCall) -> Dispatch {
     }
 }
 
-/// The gradient with one invocation per 8 vectors of a row.
+/// Returns the gradient kernel with one invocation per 8 vectors of a row, if the number of
+/// classes is a multiple of 4.
 fn vectors(call: &OpCall) -> Option<Dispatch> {
     let (n, v) = call.rows_and_last(0);
     let runs = Runs::new(v / 4);
@@ -131,7 +134,8 @@ fn vectors(call: &OpCall) -> Option<Dispatch> {
     fits.then(|| one(call, "cross_entropy_grad4", runs, grid(n * runs.across, 64)))
 }
 
-/// The loss with one workgroup per row, if that is not the plain way.
+/// Returns the loss kernel with one workgroup per row, if rows are long enough and it is not the
+/// baseline.
 fn group(call: &OpCall) -> Option<Dispatch> {
     let (n, v) = call.rows_and_last(0);
     let fits = (GROUP..=ITERATIONS_MAX / 2).contains(&v) && matches!(call.op, Op::CrossEntropy);
@@ -152,7 +156,7 @@ fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Disp
     }
 }
 
-/// About 10 FLOPs per exponential, one of which each logit takes.
+/// Returns the cost: one exponential per logit, which is about 10 FLOPs, and two more FLOPs.
 pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: 12.0 * call.input_len(0) as f64, bytes: Cost::moved(call) }
 }
@@ -168,7 +172,7 @@ mod tests {
 
     type Input = (Shape, Values);
 
-    /// Logits and targets of `rows * n` rows.
+    /// Returns logits and targets of `rows * n` rows.
     fn inputs(
         n: usize,
         v: usize,
@@ -183,7 +187,7 @@ mod tests {
         ]
     }
 
-    /// The inputs of the gradient: those of the loss, and its `lse`.
+    /// Returns the inputs of the gradient: those of the loss, and its `lse`.
     fn with_lse(inputs: &[Input; 2], rows: usize) -> [Input; 3] {
         let lse = testing::reference(&Op::CrossEntropy, inputs, rows).remove(1);
         [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), Values::Float(lse))]

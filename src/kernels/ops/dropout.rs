@@ -1,4 +1,4 @@
-//! Dropout keyed by sample, which is its own gradient. Twin of `shaders/dropout.wgsl`, which has
+//! Dropout keyed by sample; the op is its own gradient. Twin of `shaders/dropout.wgsl`, which has
 //! the formula.
 
 use rayon::prelude::*;
@@ -8,17 +8,17 @@ use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
 
-/// What decides about each element.
+/// Parameters of the dropout mask.
 struct Mask {
     key: Key,
-    /// Words from this one on are kept; 0 keeps all.
+    /// An element is kept if its random word is at least this value; 0 keeps all.
     threshold: u32,
-    /// What is kept is multiplied by this.
+    /// Factor of the kept elements.
     factor: f64,
-    /// Elements of one sample.
+    /// Elements per sample.
     elements: usize,
 }
 
@@ -30,7 +30,7 @@ impl Mask {
         if !call.random.training {
             return Self { key, threshold: 0, factor: 1.0, elements };
         }
-        // With p = 1 one word of all would be kept: at 0, not at infinity.
+        // With p = 1 the threshold still keeps one word: its factor must be 0, not infinity.
         let factor = if *p < 1.0 { 1.0 / (1.0 - f64::from(*p)) } else { 0.0 };
         Self { key, threshold: drop_threshold(*p), factor, elements }
     }
@@ -40,7 +40,7 @@ impl Mask {
     }
 }
 
-/// `x (b, ..), samples (b) -> y (b, ..)`
+/// Reference: `x (b, ..), samples (b) -> y (b, ..)`.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
@@ -50,7 +50,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// In parallel over runs of elements within a sample.
+/// CPU kernel: parallel over runs of elements within a sample.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
@@ -67,20 +67,20 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     });
 }
 
-/// Vectors of 4 where the elements allow them.
+/// Static choice: vectors of 4 if the number of elements is a multiple of 4.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let whole = call.output_len(0).is_multiple_of(4);
     vec![one(call, if whole { "dropout4" } else { "dropout" })]
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let vectors = call.output_len(0).is_multiple_of(4).then_some("dropout4");
     let entries = std::iter::once("dropout").chain(vectors);
     entries.map(|entry| Variant::new(entry, vec![one(call, entry)])).collect()
 }
 
-/// One invocation per 8 elements, or per 4 vectors of 4.
+/// Returns the dispatch of an entry point: one invocation per 8 elements, or per 4 vectors of 4.
 fn one(call: &OpCall, entry: &'static str) -> Dispatch {
     let mask = Mask::new(call);
     let count = call.output_len(0);
@@ -94,7 +94,7 @@ fn one(call: &OpCall, entry: &'static str) -> Dispatch {
     }
 }
 
-/// About 110 integer operations per element, if anything is dropped.
+/// Returns the cost: about 110 integer operations per element in training, one FLOP otherwise.
 pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, if call.random.training { 110.0 } else { 1.0 })
 }
@@ -123,7 +123,8 @@ mod tests {
         }
     }
 
-    /// The words themselves, so that no bit of any implementation can differ unseen.
+    /// Compares the random words themselves, so that a difference in any bit of an implementation
+    /// is found.
     #[test]
     fn the_shader_draws_the_same_words() {
         const MAIN: &str = "
@@ -171,7 +172,7 @@ mod tests {
         }
     }
 
-    /// What each implementation makes of `x` must be `expected`, bit for bit.
+    /// Asserts that every implementation computes `expected` from `x`, bit for bit.
     fn assert_bits(call: &OpCall, x: &[f32], samples: &[u32], expected: &[f32]) {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         let args = [Arg::Float(x), Arg::Int(samples)];

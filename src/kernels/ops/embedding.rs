@@ -1,5 +1,5 @@
-//! Rows of a table by ids, and the gradient of the table. Twin of `shaders/embedding.wgsl`, which
-//! has the formulas.
+//! Embedding lookup (rows of a table by ids), and the gradient of the table. Twin of
+//! `shaders/embedding.wgsl`, which has the formulas.
 
 use std::ops::Range;
 
@@ -9,21 +9,22 @@ use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
 /// Elements of a row per invocation.
 const PER_INVOCATION: usize = 8;
 
-/// The most workgroups of the gradient: enough to fill a device, where the table has the rows for
-/// it, and few enough that reading all ids in each stays cheap.
+/// Maximum number of workgroups of the gradient: enough to fill a device if the table has enough
+/// rows, and few enough that it stays cheap for each of them to read all ids.
 const GRAD_WORKGROUPS: usize = 1024;
 
-/// Tokens whose rows the gradient's workgroups note at once.
+/// Tokens that a workgroup of the gradient scans at a time to list those of its rows.
 const NOTED: usize = 2048;
 
-/// `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`. Loading the
-/// data checks ids; one beyond the table means its last row here, as in the shader.
+/// Reference: `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`.
+/// Loading the data validates ids; an id beyond the table selects the last row here, as in the
+/// shader.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
     let row_of = |id: u32| (id as usize).min(v - 1);
@@ -48,7 +49,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// `(v, c)`
+/// Returns the shape `(v, c)` of the table.
 fn table_size(call: &OpCall) -> (usize, usize) {
     match call.op {
         Op::EmbeddingGrad { rows } => (*rows, call.rows_and_last(1).1),
@@ -56,8 +57,8 @@ fn table_size(call: &OpCall) -> (usize, usize) {
     }
 }
 
-/// In parallel over tokens. The gradient is in parallel over rows of the table: each task walks
-/// over all tokens in order, so that how many tasks there are changes no bit.
+/// CPU kernel: parallel over tokens. The gradient is parallel over rows of the table: each task
+/// processes all tokens in order, so the result is bitwise independent of the number of tasks.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
     let row_of = |id: u32| (id as usize).min(v - 1);
@@ -88,13 +89,14 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     });
 }
 
-/// Vectors of 4 where the rows allow them, and for the gradient where they keep a workgroup busy.
+/// Static choice: vectors of 4 if the row width is a multiple of 4 and, for the gradient, large
+/// enough to keep a workgroup busy.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let wide = matches!(call.op, Op::Embedding) || table_size(call).1 >= 4 * 64;
     vectors(call).filter(|_| wide).unwrap_or_else(|| plain(call))
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let named = |way: Vec<Dispatch>| Variant::new(way[0].shader.entry, way);
     std::iter::once(plain(call)).chain(vectors(call)).map(named).collect()
@@ -107,7 +109,7 @@ fn plain(call: &OpCall) -> Vec<Dispatch> {
     }
 }
 
-/// The same on vectors of 4.
+/// Returns the kernel on vectors of 4, if the row width is a multiple of 4.
 fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
     let fits = table_size(call).1.is_multiple_of(4);
     fits.then(|| match call.op {
@@ -116,14 +118,14 @@ fn vectors(call: &OpCall) -> Option<Vec<Dispatch>> {
     })
 }
 
-/// The rows of the ids, with so many elements of a row to an invocation.
+/// Returns the dispatch of the lookup, with `per_invocation` elements of a row per invocation.
 fn gather(call: &OpCall, entry: &'static str, per_invocation: usize) -> Vec<Dispatch> {
     let (n, across) = (call.input_len(0), table_size(call).1.div_ceil(per_invocation));
     vec![one(call, entry, 0..n, across, grid(n * across, 64))]
 }
 
-/// The gradient, with columns in vectors of `lanes`: one dispatch for as many tokens as fit the
-/// iterations of an invocation, should they all have one id.
+/// Returns the dispatches of the gradient, with columns in vectors of `lanes`: one for as many
+/// tokens as the iteration limit of an invocation allows if all of them have the same id.
 fn scatter(call: &OpCall, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
     let (n, (v, c)) = (call.input_len(0), table_size(call));
     let iterations = 2 + c.div_ceil(64 * lanes);
@@ -133,7 +135,7 @@ fn scatter(call: &OpCall, entry: &'static str, lanes: usize) -> Vec<Dispatch> {
     each.map(|first| one(call, entry, first..n.min(first + tokens), 1, groups)).collect()
 }
 
-/// Rows of the table to a workgroup of the gradient.
+/// Returns the number of table rows per workgroup of the gradient.
 fn share(v: usize) -> usize {
     v.div_ceil(GRAD_WORKGROUPS).max(1)
 }
@@ -156,7 +158,8 @@ fn one(
     }
 }
 
-/// An addition per element of `dy`; only the rows that occur are moved.
+/// Returns the cost: one addition per element of `dy` for the gradient; the lookup moves only the
+/// rows that it selects.
 pub fn cost(call: &OpCall) -> Cost {
     let (ids, elements) = (call.input_len(0) as f64, call.output_len(0) as f64);
     match call.op {
@@ -183,7 +186,7 @@ mod tests {
         }
     }
 
-    /// Rows that share a workgroup, and more tokens than its words have bits for.
+    /// Several rows per workgroup, and more tokens than a workgroup scans at a time.
     #[test]
     fn rows_of_a_large_table_share_workgroups() {
         let v = 2 * GRAD_WORKGROUPS + 3;
@@ -194,7 +197,7 @@ mod tests {
         }
     }
 
-    /// More tokens of one id than the loops of an invocation may have iterations.
+    /// More tokens of the same id than the loops of an invocation may have iterations.
     #[test]
     fn one_id_may_be_everywhere() {
         for c in [3, 4] {

@@ -1,31 +1,32 @@
-//! What follows a value in the same kernel: the steps of an [`Op::Fused`], and the WGSL of
-//! `fn store(at: u32, total: f32)` that applies them, which every matrix product and every
-//! elementwise chain calls with each finished value.
+//! Epilogues: the steps of an [`Op::Fused`] that a kernel applies to its finished values, and the
+//! WGSL of `fn store(at: u32, total: f32)` that applies them. Every matrix product and every
+//! elementwise chain calls `store` for each finished value.
 
 use std::fmt::Write;
 
 use crate::graph::{Binary, EpilogueOp, Op, Unary};
 use crate::kernels::{OpCall, Operand, source};
 
-/// A `store` function and what it binds.
+/// A generated `store` function and the operands that it binds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Epilogue {
-    /// WGSL of `store`, and of the bindings that it needs.
+    /// WGSL of `store` and of its bindings.
     pub text: String,
-    /// What is bound there, in the order of the bindings.
+    /// Operands of these bindings, in binding order.
     pub operands: Vec<Operand>,
 }
 
-/// A [`EpilogueOp`] of a call with the index of the input that it reads or the output that it writes.
+/// An [`EpilogueOp`] of a call with the index of the input that it reads or the output that it
+/// writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EpilogueStep {
     Binary(Binary, usize),
     Unary(Unary),
     UnaryGrad(Unary, usize),
-    Keep(usize),
+    Store(usize),
 }
 
-/// The steps that follow the first op of a call, in order; none if it is not fused.
+/// Returns the epilogue steps of a call in order; none if it is not fused.
 pub fn steps(call: &OpCall) -> Vec<EpilogueStep> {
     let Op::Fused { epilogue, .. } = call.op else { return Vec::new() };
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
@@ -38,12 +39,13 @@ pub fn steps(call: &OpCall) -> Vec<EpilogueStep> {
         EpilogueOp::Binary(function) => EpilogueStep::Binary(function, next(&mut input)),
         EpilogueOp::Unary(function) => EpilogueStep::Unary(function),
         EpilogueOp::UnaryGrad(function) => EpilogueStep::UnaryGrad(function, next(&mut input)),
-        EpilogueOp::Store => EpilogueStep::Keep(next(&mut output)),
+        EpilogueOp::Store => EpilogueStep::Store(next(&mut output)),
     });
     numbered.collect()
 }
 
-/// The input that an elementwise op applies itself to, and the op as a step; `None` for others.
+/// Returns an elementwise op as an epilogue step, after the index of the input that it
+/// transforms; `None` for other ops.
 pub fn as_step(op: &Op) -> Option<(usize, EpilogueStep)> {
     match *op {
         Op::Unary(function) => Some((0, EpilogueStep::Unary(function))),
@@ -53,7 +55,7 @@ pub fn as_step(op: &Op) -> Option<(usize, EpilogueStep)> {
     }
 }
 
-/// The epilogue of a call; its bindings are numbered from `first`.
+/// Returns the epilogue of a call, with bindings numbered from `first`.
 pub fn of(call: &OpCall, first: usize) -> Epilogue {
     match call.op {
         Op::Fused { .. } => of_steps(call, &steps(call), first),
@@ -61,8 +63,8 @@ pub fn of(call: &OpCall, first: usize) -> Epilogue {
     }
 }
 
-/// `store` for these steps, which writes the last value to `c`. 4 bytes per value, operand and
-/// kept value.
+/// Generates `store` for these steps, which writes the final value to `c`. It moves 4 bytes per
+/// value, operand and stored value.
 pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue {
     let mut operands = Vec::new();
     let (mut bindings, mut body) = (String::new(), String::new());
@@ -72,7 +74,7 @@ pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue
             EpilogueStep::Binary(_, input) | EpilogueStep::UnaryGrad(_, input) => {
                 Some(Operand::Input(input))
             }
-            EpilogueStep::Keep(output) => Some(Operand::Output(output)),
+            EpilogueStep::Store(output) => Some(Operand::Output(output)),
             EpilogueStep::Unary(_) => None,
         };
         if let Some(operand) = bound {
@@ -81,7 +83,10 @@ pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue
         }
         body += &format!("    {}\n", statement(call, *step, &name));
     }
-    let calls = |step: &EpilogueStep| matches!(step, EpilogueStep::Unary(f) | EpilogueStep::UnaryGrad(f, _) if named(*f));
+    let calls = |step: &EpilogueStep| match step {
+        EpilogueStep::Unary(f) | EpilogueStep::UnaryGrad(f, _) => named(*f),
+        EpilogueStep::Binary(..) | EpilogueStep::Store(_) => false,
+    };
     let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
     let store = format!("fn store(at: u32, total: f32) {{\n    var v = total;\n{body}");
     Epilogue { text: format!("{library}{bindings}{store}    c[at] = v;\n}}\n"), operands }
@@ -92,7 +97,8 @@ fn binding(number: usize, operand: Operand) -> String {
     format!("@group(0) @binding({number}) var<storage, {access}> e{number}: array<f32>;\n")
 }
 
-/// One step on the value `v`; `name` is what it binds, if anything.
+/// Returns the WGSL of one step on the value `v`; `name` is the variable of its binding, if it
+/// has one.
 fn statement(call: &OpCall, step: EpilogueStep, name: &str) -> String {
     match step {
         EpilogueStep::Binary(function, input) => {
@@ -110,12 +116,12 @@ fn statement(call: &OpCall, step: EpilogueStep, name: &str) -> String {
         EpilogueStep::UnaryGrad(function, _) => {
             format!("v = {}_grad_of({name}[at], v);", word(function))
         }
-        EpilogueStep::Keep(_) => format!("{name}[at] = v;"),
+        EpilogueStep::Store(_) => format!("{name}[at] = v;"),
     }
 }
 
-/// Where an operand stands that may repeat. The period is a constant, which compilers divide by
-/// without a division.
+/// Returns the WGSL index into an operand, which may repeat (broadcast). The period is a
+/// constant, so that compilers need no division instruction.
 fn index(call: &OpCall, input: usize) -> String {
     let mut text = String::from("at");
     let period = call.input_len(input);
@@ -125,7 +131,7 @@ fn index(call: &OpCall, input: usize) -> String {
     text
 }
 
-/// Whether a function is one of `shaders/lib/elementwise.wgsl`.
+/// Returns true if the function is one of `shaders/lib/elementwise.wgsl`.
 fn named(function: Unary) -> bool {
     !matches!(function, Unary::Scale(_))
 }

@@ -1,6 +1,6 @@
-//! An op and steps on its values, in one kernel: a matrix product with an epilogue, or a chain of
-//! elementwise ops, which is `shaders/fused.wgsl`. What the steps are on a GPU is in
-//! [`epilogue`].
+//! Fused ops: a root op and epilogue steps on its values in one kernel. The root is a matrix
+//! product, or the first op of an elementwise chain, which is `shaders/fused.wgsl`. [`epilogue`]
+//! generates the WGSL of the steps.
 
 use std::borrow::Cow;
 
@@ -13,20 +13,21 @@ use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: they stay in the first cache from step to step.
+/// Elements per rayon task of `fast`: few enough to stay in the first-level cache from step to
+/// step.
 const TASK: usize = 4096;
 
-/// The op at the front of a call, and how many of the inputs are operands of the steps.
-fn first_of<'a>(call: &OpCall<'a>) -> (&'a Op, usize) {
+/// Returns the root op of a call, and the number of inputs that are operands of the steps.
+fn root_of<'a>(call: &OpCall<'a>) -> (&'a Op, usize) {
     match call.op {
         Op::Fused { root, epilogue } => (root, epilogue.iter().filter(|s| s.has_operand()).count()),
         other => panic!("{other} is not fused"),
     }
 }
 
-/// The call of the first op alone.
-fn first_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
-    let (op, operands) = first_of(call);
+/// Returns the call of the root op without the steps.
+fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
+    let (op, operands) = root_of(call);
     let inputs = call.inputs[..call.inputs.len() - operands].to_vec();
     let typed: Vec<_> = inputs.iter().map(|dims| (Shape::fixed(dims), DType::F32)).collect();
     let outputs = shapes::outputs(op, &typed)
@@ -35,22 +36,23 @@ fn first_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     OpCall { op, inputs, outputs, accumulate: false, random: call.random }
 }
 
-/// The call with outputs as its first op shapes them, for kernels that read sizes from there.
+/// Returns the call with outputs in the shape of its root op, for kernels that read sizes from
+/// there.
 fn natural<'a>(call: &OpCall<'a>) -> OpCall<'a> {
-    let outputs = vec![first_call(call).outputs[0].clone(); call.outputs.len()];
+    let outputs = vec![root_call(call).outputs[0].clone(); call.outputs.len()];
     OpCall { outputs, ..call.clone() }
 }
 
-/// The input that the values of an elementwise chain come from, and all its steps; `None` if the
-/// first op is not elementwise.
+/// Returns the input that an elementwise chain transforms, and all its steps with the root op
+/// first; `None` if the root op is not elementwise.
 fn chain(call: &OpCall) -> Option<(usize, Vec<EpilogueStep>)> {
-    let (source, root) = epilogue::as_step(first_of(call).0)?;
+    let (source, root) = epilogue::as_step(root_of(call).0)?;
     Some((source, [vec![root], epilogue::steps(call)].concat()))
 }
 
-/// The reference of the first op, then one plain loop per step.
+/// Reference: that of the root op, then one plain loop per step.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
-    let root = first_call(call);
+    let root = root_call(call);
     let mut values = vec![T::zero(); call.output_len(0)];
     let reference = match root.op {
         Op::MatMul { .. } => matmul::reference::<T>,
@@ -73,19 +75,20 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
                 let each = values.iter_mut().zip(b);
                 each.for_each(|(v, b)| *v = binary::value(function, *v, *b));
             }
-            EpilogueStep::Keep(output) => outputs[output].copy_from_slice(&values),
+            EpilogueStep::Store(output) => outputs[output].copy_from_slice(&values),
         }
     }
     outputs[0].copy_from_slice(&values);
 }
 
-/// A product, and its steps in a second pass over it; a chain in one pass. Tasks of `TASK`
-/// elements run in parallel, and a step is the loop that computes the op where it is not fused.
+/// CPU kernel: a product, and its steps in a second pass over it; a chain in one pass. Tasks of
+/// `TASK` elements run in parallel, and each step is the loop that computes the op where it is
+/// not fused.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (source, steps) = match chain(call) {
         Some((source, steps)) => (Some(inputs[source].floats()), steps),
         None => {
-            let root = first_call(call);
+            let root = root_call(call);
             matmul::fast(&root, &inputs[..root.inputs.len()], &mut outputs[..1]);
             (None, epilogue::steps(call))
         }
@@ -102,17 +105,17 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     });
 }
 
-/// What a step reads, repeated until inner loops are long enough if it is short.
+/// Returns the operand of a step, repeated until inner loops are long enough if it is short.
 fn operand<'a>(step: EpilogueStep, inputs: &[Arg<'a, f32>]) -> Cow<'a, [f32]> {
     match step {
         EpilogueStep::Binary(_, input) => binary::repeated(inputs[input].floats()),
         EpilogueStep::UnaryGrad(_, input) => inputs[input].floats().into(),
-        EpilogueStep::Unary(_) | EpilogueStep::Keep(_) => Cow::default(),
+        EpilogueStep::Unary(_) | EpilogueStep::Store(_) => Cow::default(),
     }
 }
 
-/// All steps on the elements from `start`: `parts` are theirs of each output. Values come from
-/// `source`, or else stand in the first output.
+/// Runs all steps on the elements from `start`; `parts` are the slices of each output for these
+/// elements. The values are read from `source`, or else from the first output.
 fn run_task(
     source: Option<&[f32]>,
     steps: &[EpilogueStep],
@@ -126,7 +129,7 @@ fn run_task(
     let mut before = [0.0; TASK];
     let before = &mut before[..range.len()];
     for (step, operand) in steps.iter().zip(operands) {
-        if let EpilogueStep::Keep(output) = *step {
+        if let EpilogueStep::Store(output) = *step {
             kept[output - 1].copy_from_slice(y);
             continue;
         }
@@ -143,13 +146,13 @@ fn run_task(
                 unary::gradients(function, &operand[range.clone()], x, y);
             }
             EpilogueStep::Binary(function, _) => combine(function, start, x, operand, y),
-            EpilogueStep::Keep(_) => {}
+            EpilogueStep::Store(_) => {}
         }
     }
 }
 
-/// `y = f(x, b)` where the first element of `x` is element `start` of the whole, over which `b`
-/// repeats.
+/// Computes `y = f(x, b)`, where the first element of `x` is element `start` of the whole tensor,
+/// over which `b` repeats.
 fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut [f32]) {
     let mut at = start % b.len();
     while !x.is_empty() {
@@ -160,7 +163,7 @@ fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut
     }
 }
 
-/// As the first op is dispatched, with the steps as its epilogue.
+/// Static choice: that of the root op, with the steps as its epilogue.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     match chain(call) {
         Some((source, steps)) => vec![elementwise(call, source, &steps)],
@@ -168,7 +171,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }
 }
 
-/// The variants of the first op, with the steps as their epilogue.
+/// Returns the kernel variants of the root op, with the steps as their epilogue.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     match chain(call) {
         Some(_) => vec![Variant::new("chain", dispatch(call))],
@@ -188,9 +191,10 @@ fn elementwise(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Dispatch
     }
 }
 
-/// The FLOPs of the first op and of each step; every operand and output is moved once.
+/// Returns the cost: the FLOPs of the root op and of each step; every operand and output is moved
+/// once.
 pub fn cost(call: &OpCall) -> Cost {
-    let root = first_call(call);
+    let root = root_call(call);
     let first_flops = match root.op {
         Op::MatMul { .. } => matmul::cost(&root).flops,
         Op::Binary(_) => binary::cost(&root).flops,
@@ -200,7 +204,7 @@ pub fn cost(call: &OpCall) -> Cost {
         EpilogueStep::Unary(function) => unary::flops(function, false),
         EpilogueStep::UnaryGrad(function, _) => unary::flops(function, true),
         EpilogueStep::Binary(..) => 1.0,
-        EpilogueStep::Keep(_) => 0.0,
+        EpilogueStep::Store(_) => 0.0,
     };
     let each: f64 = epilogue::steps(call).iter().map(flops).sum();
     let flops = first_flops + each * call.output_len(0) as f64;
@@ -219,7 +223,7 @@ mod tests {
     const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
     const MUL: EpilogueOp = EpilogueOp::Binary(Binary::Mul);
 
-    /// Steps, and for each operand whether it is as large as the value: every kind of step, in
+    /// Steps, and for each operand true if it is as large as the value: every kind of step, in
     /// kernels of up to 8 tensors.
     const CHAINS: [(&[EpilogueOp], &[bool]); 4] = [
         (&[ADD, EpilogueOp::Store, EpilogueOp::Unary(Unary::Gelu), MUL], &[false, true]),
@@ -248,13 +252,14 @@ mod tests {
         Op::Fused { root: Box::new(root), epilogue: epilogue.to_vec() }
     }
 
-    /// The shapes of the operands of a chain on values of shape `y`.
+    /// Returns the shapes of the operands of a chain on values of shape `y`.
     fn operands(y: &Shape, whole: &[bool]) -> Vec<(Shape, InputFill)> {
         let shape = |whole: &bool| if *whole { y.clone() } else { Shape::fixed(&[y.last()]) };
         whole.iter().map(|whole| (shape(whole), InputFill::Normal)).collect()
     }
 
-    /// Checks every implementation, and on every adapter each variant, not only the one chosen.
+    /// Checks every implementation, including all variants on every adapter, not only the static
+    /// choice.
     fn check_variants(op: &Op, inputs: &[(Shape, InputFill)]) {
         check(op.clone(), inputs, 1);
         let fill = |(i, (shape, fill)): (usize, &(Shape, InputFill))| {
@@ -299,8 +304,8 @@ mod tests {
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];
 
-    /// `store` is the same text for all transpositions, so each chain takes another one: hundreds
-    /// of large tiles would take minutes to compile.
+    /// `store` is the same text for all transpositions, so each chain is checked with a different
+    /// one: hundreds of large tiles would take minutes to compile.
     #[test]
     fn every_step_follows_every_variant_of_a_product() {
         for ((epilogue, whole), (ta, tb)) in CHAINS.into_iter().zip(TRANSPOSES) {
@@ -344,8 +349,8 @@ mod tests {
         }
     }
 
-    /// An operand may have any shape with the elements of the value, or of its last dimensions
-    /// under another shape; all tasks of the fast version find their place in it.
+    /// An operand may have any shape with the number of elements of the value, or of its last
+    /// dimensions in another shape; every task of `fast` must find its offset in the operand.
     #[test]
     fn operands_are_read_in_order_whatever_their_shape() {
         let x = (Shape::batched(&[96, 33]), InputFill::Normal);

@@ -1,5 +1,5 @@
-//! A hash over a range of a bucket's words, which a device computes where they lie, so that what
-//! is read back can be compared with what it holds. Twin of `shaders/hash.wgsl`, which has the
+//! Hash of a range of a bucket's words, computed on the device, so that a readback can be
+//! verified against the contents of device memory. Twin of `shaders/hash.wgsl`, which has the
 //! formula.
 
 use std::ops::Range;
@@ -9,14 +9,14 @@ use rayon::prelude::*;
 use crate::kernels::dispatch::{Strips, grid};
 use crate::kernels::{Dispatch, Operand, Shader};
 
-/// Words per task of the fast version: enough to outweigh handing it to a thread.
+/// Words per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// Words that one invocation sums, in buckets that do not need the most invocations.
+/// Words per invocation, in buckets that need fewer than `PARTIALS_MAX` invocations.
 const RUN: usize = 256;
 
-/// The most invocations of the first stage: they fill large devices, and the second stage still
-/// has few enough partials for one workgroup.
+/// Maximum number of invocations of the first stage: enough to fill large devices, and few enough
+/// partial sums for one workgroup in the second stage.
 const PARTIALS_MAX: usize = 32 * 1024;
 
 /// The finalizer of MurmurHash3 (Appleby 2011).
@@ -33,15 +33,15 @@ fn mix_b(word: u32) -> u32 {
     h ^ h >> 16
 }
 
-/// What word `i` adds to each of the two lanes.
+/// Returns the term of word `i` in each of the two lanes.
 fn term(i: u32, word: u32) -> [u32; 2] {
     let place = mix_a(i.wrapping_add(0x9E37_79B9));
     let turned = place.rotate_left(16);
     [mix_a(word ^ place), mix_b(word.wrapping_add(turned).wrapping_add(0x85EB_CA77))]
 }
 
-/// The hash of words that stand at `start` and behind: the first lane in the low half. That of no
-/// words is 0.
+/// Reference: returns the hash of words at index `start` and following, with the first lane in
+/// the low half. The hash of no words is 0.
 pub fn reference(words: &[u32], start: u32) -> u64 {
     let numbered = (start..).zip(words);
     let terms = numbered.map(|(i, word)| term(i, *word));
@@ -49,32 +49,34 @@ pub fn reference(words: &[u32], start: u32) -> u64 {
     join([a, b])
 }
 
-/// The reference, in parallel.
+/// CPU kernel: the reference in parallel.
 pub fn fast(words: &[u32], start: u32) -> u64 {
     let tasks = words.par_chunks(TASK).enumerate();
     let parts = tasks.map(|(task, words)| reference(words, start + (task * TASK) as u32));
     parts.reduce(|| 0, combine)
 }
 
-/// The hash of a range from those of its two parts.
+/// Returns the hash of a range from the hashes of its two parts.
 pub fn combine(a: u64, b: u64) -> u64 {
     let lanes = |hash: u64| [hash as u32, (hash >> 32) as u32];
     let (a, b) = (lanes(a), lanes(b));
     join([0, 1].map(|lane| a[lane].wrapping_add(b[lane])))
 }
 
-/// The two lanes in one number.
+/// Packs the two lanes into one number.
 pub fn join([low, high]: [u32; 2]) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// The pairs of words that the first stage wants room for, on a range of `count` words.
+/// Returns the number of partial sums (pairs of words) that the first stage can use on a range of
+/// `count` words.
 pub fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
 
-/// The two stages on a range of a bucket. Input 0 is the bucket, output 0 the partials (room for
-/// `parts` pairs of words, of which [`partials`] are used at most), output 1 the two lanes.
+/// Returns the two stages on a range of a bucket. Input 0 is the bucket, output 0 the partial
+/// sums (room for `parts` pairs of words, of which at most [`partials`] are used), output 1 the
+/// two lanes.
 pub fn dispatch(range: Range<usize>, parts: usize) -> Vec<Dispatch> {
     let count = range.len();
     assert!(parts > 0, "the hash needs room for one partial sum");
@@ -104,7 +106,7 @@ mod tests {
         (0..count).map(|i| key.words([i as u32, 0])[0]).collect()
     }
 
-    /// The hash of a range by all implementations, which agree to the last bit.
+    /// Returns the hash of a range and asserts that all implementations agree to the last bit.
     fn hash_everywhere(words: &[u32], range: Range<usize>, parts: usize) -> u64 {
         let start = range.start as u32;
         let expected = reference(&words[range.clone()], start);
@@ -121,7 +123,7 @@ mod tests {
         expected
     }
 
-    /// The values are those of another program that was written from the formula.
+    /// The expected values come from an independent implementation of the formula.
     #[test]
     fn the_formula_stays_as_it_is() {
         assert_eq!(reference(&[], 5), 0);

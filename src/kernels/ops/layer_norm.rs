@@ -9,14 +9,15 @@ use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::simd::{mul_add, sum_of, vectorized};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// Rows per partial sum of the weight's gradient in the fast version; fixed, so that the order of
-/// the sum depends neither on timing nor on the number of threads.
+/// Rows per partial sum of the weight gradient in `fast`. The number is fixed, so that the order
+/// of the sum depends neither on timing nor on the number of threads.
 const CHUNK_ROWS: usize = 64;
 
-/// `x, weight [, bias] -> y, stats`, or `x, weight, stats, dy -> dx`, or `x, stats, dy -> dweight`.
+/// Reference: `x, weight [, bias] -> y, stats`, or `x, weight, stats, dy -> dx`, or
+/// `x, stats, dy -> dweight`.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
@@ -55,7 +56,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// Mean and 1/deviation of a row.
+/// Returns the mean and the reciprocal standard deviation of a row.
 fn statistics<T: Float>(x: &[T], eps: T) -> (T, T) {
     let count = T::from_f64(x.len() as f64);
     let mean = x.iter().copied().sum::<T>() / count;
@@ -63,7 +64,7 @@ fn statistics<T: Float>(x: &[T], eps: T) -> (T, T) {
     (mean, (variance + eps).sqrt().recip())
 }
 
-/// Tasks of whole rows in parallel, each row in vectorized loops.
+/// CPU kernel: parallel over tasks of whole rows, each row in vectorized loops.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
@@ -149,10 +150,11 @@ vectorized! {
     }
 }
 
-/// Vectors of 4 where the width allows them, or else the plain way.
+/// Static choice: vectors of 4 if the width is a multiple of 4, else scalars.
 ///
-/// On two busy cores of an AMD EPYC with (1024, 768), vectors took 0.6 (llvmpipe 0.4) of the plain
-/// way's time forward, 0.85 (0.3) for the gradient and 0.65 (1.2) for the weight's.
+/// On two busy cores of an AMD EPYC with (1024, 768), the vector kernels took 0.6 (llvmpipe 0.4)
+/// of the time of the scalar kernels in the forward pass, 0.85 (0.3) for the gradient and 0.65
+/// (1.2) for the weight gradient.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, groups) = match (call.op, c.is_multiple_of(4)) {
@@ -168,8 +170,8 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     vec![one(call, entry, groups)]
 }
 
-/// Every way to compute the call on a GPU: one invocation per row, or per column for the weight's
-/// gradient; the static choice; and workgroups per row or per few columns.
+/// Returns all GPU kernel variants of the call: one invocation per row, or per column for the
+/// weight gradient; the static choice; and one workgroup per row or per few columns.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, invocations) = match call.op {
@@ -178,7 +180,7 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
         _ => ("weight_grad", c),
     };
     let plain = match call.op {
-        // An invocation would loop for too long, blocks counted.
+        // One invocation would exceed the iteration limit, block loops included.
         Op::LayerNormWeightGrad if rows > ITERATIONS_MAX / 2 => {
             one(call, "weight_tall", grid(c, 16))
         }
@@ -199,13 +201,13 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
     ways.chain(layer_norm_group::variant(call, plain.operands, plain.params)).collect()
 }
 
-/// One dispatch of an entry point.
+/// Returns the dispatch of an entry point.
 fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     use Operand::{Input, Output};
     let (rows, c) = call.rows_and_last(0);
     let (operands, eps, flag) = match call.op {
         Op::LayerNorm { eps } => {
-            // Without a bias the weight stands in its place, unread.
+            // Without a bias, the weight is bound in its place and not read.
             let has_bias = call.inputs.len() == 3;
             let bias = Input(if has_bias { 2 } else { 1 });
             (vec![Input(0), Input(1), bias, Output(0), Output(1)], *eps, has_bias)
@@ -224,7 +226,7 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     }
 }
 
-/// A handful of FLOPs per element of `x`; memory is what it costs.
+/// Returns the cost: a few FLOPs per element of `x`. The kernels are bound by memory bandwidth.
 pub fn cost(call: &OpCall) -> Cost {
     let flops = match call.op {
         Op::LayerNormGrad => 11.0,
@@ -243,7 +245,7 @@ mod tests {
 
     const EPS: f32 = 1e-5;
 
-    /// `x, weight, bias` of rows of `c` values around an offset.
+    /// Returns `x, weight, bias` for rows of `c` values around an offset.
     fn inputs(per_row: usize, c: usize, rows: usize, offset: f32) -> Vec<(Shape, Values)> {
         let x = Shape::batched(&[per_row, c]);
         let fill = InputFill::Scaled(1.0, offset);
@@ -253,7 +255,7 @@ mod tests {
         vec![(x, x_values), (Shape::fixed(&[c]), weight), (Shape::fixed(&[c]), bias)]
     }
 
-    /// The inputs of both gradients for the same `x` and weight, and a random `dy`.
+    /// Returns the inputs of both gradients for the same `x` and weight, and a random `dy`.
     fn gradient_inputs(forward: &[(Shape, Values)], rows: usize) -> [Vec<(Shape, Values)>; 2] {
         let op = Op::LayerNorm { eps: EPS };
         let stats = testing::reference(&op, forward, rows).remove(1);
@@ -277,7 +279,8 @@ mod tests {
         }
     }
 
-    /// Its gradient is exactly zero, to which no relative error exists.
+    /// The gradient of a row of one value is exactly zero, for which no relative error is
+    /// defined, so only the forward pass is checked.
     #[test]
     fn a_row_of_one_value_gives_the_bias() {
         check_with(Op::LayerNorm { eps: EPS }, &inputs(1, 1, 3, 0.3), 3);
@@ -319,7 +322,7 @@ mod tests {
         }
     }
 
-    /// `sum(dy y)` as a function of input `which`'s element `at`, moved by `step`.
+    /// Returns `sum(dy y)` with element `at` of input `which` shifted by `step`.
     fn objective(
         inputs: &[(Shape, Values)],
         dy: &[f64],

@@ -2,20 +2,21 @@
 //! of `shaders/layer_norm_group.wgsl`, and a variant of [`super::layer_norm`], which has the
 //! reference and the tests.
 //!
-//! Meant for hardware, where neighbouring invocations read neighbouring values; a software adapter
-//! pays more for the barriers than for reading rows again.
+//! This variant is meant for hardware, where adjacent invocations read adjacent values; on a
+//! software adapter the barriers cost more than reading rows again.
 
 use crate::graph::Op;
 use crate::kernels::dispatch::{Operand, grid};
 use crate::kernels::{Dispatch, OpCall, Shader, Variant};
 
-/// Bytes of workgroup memory on every device.
+/// Bytes of workgroup memory that every device provides.
 const WORKGROUP_BYTES: usize = 16 * 1024;
 
-/// Rows from this width on are worth workgroups of 256.
+/// Minimum row width for workgroups of 256 invocations.
 const WIDE: usize = 2048;
 
-/// The variant for a call with these operands and parameters, if a row fits workgroup memory.
+/// Returns the variant for a call with these operands and parameters; `None` for the weight
+/// gradient, and if a row does not fit in workgroup memory.
 pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let group = if c < WIDE { 64 } else { 256 };

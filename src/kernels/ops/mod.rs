@@ -1,4 +1,4 @@
-//! The twins, one file each, and the table from ops to them.
+//! Twins of all ops, one file each, and the table that maps ops to twins.
 
 pub mod adamw;
 pub mod attention;
@@ -39,7 +39,7 @@ macro_rules! twin {
     };
 }
 
-/// The twin that computes an op, or `None` for a reshape, which moves nothing.
+/// Returns the twin that computes an op, or `None` for a reshape, which moves no data.
 pub fn twin(op: &Op) -> Option<&'static Twin> {
     Some(match op {
         Op::Reshape => return None,

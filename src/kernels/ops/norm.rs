@@ -1,27 +1,27 @@
-//! The sum of squares of a bucket of gradients, and how many of them are not finite. Twin of
-//! `shaders/norm.wgsl`, which has the formulas.
+//! Gradient norm: the sum of squares of a bucket of gradients, and the count of non-finite
+//! elements. Twin of `shaders/norm.wgsl`, which has the formulas.
 //!
-//! The sum of finite elements may itself be too large for f32: whoever reads it checks both.
+//! The sum of finite elements may itself overflow f32, so the caller must check both results.
 
 use rayon::prelude::*;
 
 use crate::kernels::dispatch::{Strips, grid};
 use crate::kernels::{Dispatch, Operand, Shader};
 
-/// Elements per task of the fast version, which fixes the order of its sums.
+/// Elements per rayon task of `fast`; this fixes the order of its sums.
 const TASK: usize = 16 * 1024;
 
-/// Elements that one invocation sums, in buckets that do not need the most invocations.
+/// Elements per invocation, in buckets that need fewer than `PARTIALS_MAX` invocations.
 const RUN: usize = 256;
 
-/// The most invocations of the first stage: they fill large devices, and the second stage still
-/// has few enough partials for one workgroup.
+/// Maximum number of invocations of the first stage: enough to fill large devices, and few enough
+/// partial sums for one workgroup in the second stage.
 const PARTIALS_MAX: usize = 32 * 1024;
 
-/// The bits that are all set in infinities and NaNs, and in nothing else.
+/// Exponent bits of an f32: all set in infinities and NaNs, and in no other value.
 const EXPONENT: u32 = 0x7F80_0000;
 
-/// `(sum of squares of the finite values, how many are not finite)`
+/// Reference: returns `(sum of squares of the finite values, count of non-finite values)`.
 pub fn reference(values: &[f32]) -> (f64, u64) {
     let (mut sum, mut bad) = (0.0, 0);
     for value in values {
@@ -34,14 +34,15 @@ pub fn reference(values: &[f32]) -> (f64, u64) {
     (sum, bad)
 }
 
-/// The reference, in parallel; how many threads there are changes no bit.
+/// CPU kernel: the reference in parallel; the result is bitwise independent of the number of
+/// threads.
 pub fn fast(values: &[f32]) -> (f64, u64) {
     let parts: Vec<(f64, u64)> = values.par_chunks(TASK).map(partial).collect();
     parts.into_iter().fold((0.0, 0), join)
 }
 
-/// [`fast`] on the thread that calls it, to the same bits: for threads that must not wait behind
-/// what the pool computes.
+/// Computes the same bits as [`fast`] on the calling thread, for threads that must not wait for
+/// the work of the rayon pool.
 pub fn sum_of_squares(values: &[f32]) -> (f64, u64) {
     values.chunks(TASK).map(partial).fold((0.0, 0), join)
 }
@@ -50,7 +51,7 @@ fn join(sum: (f64, u64), part: (f64, u64)) -> (f64, u64) {
     (sum.0 + part.0, sum.1 + part.1)
 }
 
-/// The reference of one chunk in lanes, so that it can be vector instructions.
+/// Computes the sum and the count of one chunk, in lanes so that compilers vectorize the loop.
 fn partial(values: &[f32]) -> (f64, u64) {
     const LANES: usize = 8;
     let (mut sums, mut bad) = ([0.0; LANES], [0u64; LANES]);
@@ -65,14 +66,15 @@ fn partial(values: &[f32]) -> (f64, u64) {
     (sums.iter().sum(), bad.iter().sum())
 }
 
-/// The pairs of floats that the first stage wants room for, on a bucket of `count` elements.
+/// Returns the number of partial sums (pairs of floats) that the first stage can use on a bucket
+/// of `count` elements.
 pub fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
 
-/// The two stages on a bucket of `count` elements. Input 0 is the gradients, output 0 the
-/// partials (room for `parts` pairs, of which [`partials`] are used at most), output 1 the results:
-/// (sum of squares, count of what is not finite) as two floats in `slot`.
+/// Returns the two stages on a bucket of `count` elements. Input 0 is the gradients, output 0 the
+/// partial sums (room for `parts` pairs, of which at most [`partials`] are used), output 1 the
+/// results: (sum of squares, count of non-finite elements) as two floats in slot `slot`.
 pub fn dispatch(count: usize, parts: usize, slot: usize) -> Vec<Dispatch> {
     assert!(parts > 0, "the norm needs room for one partial sum");
     let whole = count.is_multiple_of(4);
@@ -105,7 +107,7 @@ mod tests {
         }
     }
 
-    /// Values around 1, and `bad` of them not finite.
+    /// Returns values around 1, and `bad` of them not finite.
     fn values(count: usize, bad: usize) -> Vec<f32> {
         let key = Key::new(42).site(Site(5));
         let mut values: Vec<f32> = (0..count)
@@ -125,7 +127,7 @@ mod tests {
     /// Runs both stages with room for `parts` pairs, in the middle one of three slots.
     fn check(values: &[f32], parts: usize) {
         let expected = reference(values);
-        // What rounding each of so many additions may cost at most.
+        // Bound of the rounding errors of that many additions.
         let rounding = values.len() as f64 * f64::EPSILON;
         assert_close("the fast version", fast(values), expected, rounding);
         for_each_gpu(|gpu, pipelines| {

@@ -7,10 +7,10 @@ use crate::graph::{Update, UpdateRange};
 use crate::kernels::dispatch::grid;
 use crate::kernels::{Dispatch, Float, Operand, Shader};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// `(lr, momentum, weight_decay)`
+/// Returns `(lr, momentum, weight_decay)` of an update.
 fn numbers(update: &Update) -> (f32, f32, f32) {
     match *update {
         Update::Sgd { lr, momentum, weight_decay } => (lr, momentum, weight_decay),
@@ -18,8 +18,8 @@ fn numbers(update: &Update) -> (f32, f32, f32) {
     }
 }
 
-/// Updates elements `start .. start + length` of a bucket's `parameters`, and of its `moments` (one
-/// list if there is momentum, else none). All slices are whole buckets.
+/// Reference: updates elements `start .. start + length` of a bucket's `parameters`, and of its
+/// `moments` (one list if there is momentum, else none). All slices are whole buckets.
 pub fn reference<T: Float>(
     update: &Update,
     range: &UpdateRange,
@@ -40,7 +40,7 @@ pub fn reference<T: Float>(
     }
 }
 
-/// The reference in f32, in parallel.
+/// CPU kernel: the reference in f32, in parallel.
 pub fn fast(
     update: &Update,
     range: &UpdateRange,
@@ -54,7 +54,7 @@ pub fn fast(
     let tasks = parameters.zip(gradients[covered.clone()].par_chunks(TASK)).enumerate();
     let gradient =
         |g: &f32, parameter: f32, decay: f32| range.gradient_scale * g + decay * parameter;
-    // Each task has a part in front that decays and a part behind that does not; both may be empty.
+    // The front part of a task decays, the remaining part does not; both may be empty.
     let front = |task: usize| range.decay_end.saturating_sub(range.start + task * TASK);
     match moments {
         [] => tasks.for_each(|(task, (parameters, gradients))| {
@@ -83,8 +83,9 @@ pub fn fast(
     }
 }
 
-/// One invocation per 8 elements of the range, or per 4 vectors of 4. Input 0 is the gradients,
-/// output 0 the parameters, output 1 the running average, if there is momentum.
+/// Returns the dispatch: one invocation per 8 elements of the range, or per 4 vectors of 4. Input
+/// 0 is the gradients, output 0 the parameters, output 1 the running average, if there is
+/// momentum.
 pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     let (lr, momentum, weight_decay) = numbers(update);
     let mut operands = vec![Operand::Input(0), Operand::Output(0)];
@@ -113,7 +114,8 @@ mod tests {
     use super::*;
     use crate::kernels::testing::update::{UpdateTwin, check_update};
 
-    /// Numbers that f32 holds exactly, so that f64 must agree to the last digits.
+    /// Returns an update with numbers that f32 represents exactly, so that f64 must agree to the
+    /// last digits.
     fn update(momentum: f32) -> Update {
         Update::Sgd { lr: 0.125, momentum, weight_decay: 0.0625 }
     }

@@ -7,13 +7,13 @@ use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// Invocations of a workgroup that has an entry to itself.
+/// Invocations per workgroup of the kernel with one workgroup per entry.
 const GROUP: usize = 256;
 
-/// `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`
+/// Reference: `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     let differences = x.iter().zip(target).map(|(x, target)| *x - *target);
@@ -30,13 +30,13 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// Entries of the leading dimension, and elements in each.
+/// Returns the number of entries of the leading dimension, and of elements per entry.
 fn entries(call: &OpCall) -> (usize, usize) {
     let n = call.inputs[0].first().copied().unwrap_or(1);
     (n, call.input_len(0) / n.max(1))
 }
 
-/// In parallel over entries, or over elements for the gradient.
+/// CPU kernel: parallel over entries, or over elements for the gradient.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     if let Op::SquaredErrorGrad = call.op {
@@ -57,7 +57,7 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     });
 }
 
-/// `sum_j (x[j] - target[j])^2`, in lanes, so that it can be vector instructions.
+/// Returns `sum_j (x[j] - target[j])^2`, computed in lanes so that compilers vectorize the loop.
 fn sum_of_squares(x: &[f32], target: &[f32]) -> f32 {
     const LANES: usize = 8;
     let mut lanes = [0.0; LANES];
@@ -71,8 +71,8 @@ fn sum_of_squares(x: &[f32], target: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
-/// One invocation per entry, or a workgroup where an invocation would loop for too long; the
-/// gradient takes one per 8 elements, or per 4 vectors of 4.
+/// Static choice: one invocation per entry, or one workgroup if an invocation would exceed the
+/// iteration limit; for the gradient, one invocation per 8 elements, or per 4 vectors of 4.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let (n, c) = entries(call);
     vec![match call.op {
@@ -83,7 +83,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }]
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let (n, c) = entries(call);
     let chosen = dispatch(call);
@@ -97,7 +97,7 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
         _ => None,
     };
     let mut ways: Vec<Dispatch> = chosen.into_iter().chain(other).collect();
-    // By these names the plain way comes first.
+    // Sorted by entry point, the baseline comes first.
     ways.sort_by_key(|way| way.shader.entry);
     let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
     ways.into_iter().map(named).collect()
@@ -113,7 +113,7 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     }
 }
 
-/// Three FLOPs per element, two for the gradient.
+/// Returns the cost: three FLOPs per element, two for the gradient.
 pub fn cost(call: &OpCall) -> Cost {
     let flops = if let Op::SquaredError = call.op { 3.0 } else { 2.0 };
     Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }

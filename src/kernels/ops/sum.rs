@@ -1,5 +1,5 @@
-//! Sums over neighbouring axes, and the broadcast that is their gradient. Twin of
-//! `shaders/sum.wgsl`, which has the formulas.
+//! Sums over adjacent axes, and the broadcast that is their gradient. Twin of `shaders/sum.wgsl`,
+//! which has the formulas.
 
 use rayon::prelude::*;
 
@@ -7,26 +7,26 @@ use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// The fewest running sums that the fast version keeps, so that they fill vector registers.
+/// Minimum number of running sums of `fast`: enough to fill vector registers.
 const LANES: usize = 64;
 
-/// The invocations of a workgroup that sums one output.
+/// Invocations per workgroup of the `tree` kernel, in which a workgroup sums one output.
 const TREE: usize = 256;
 
-/// Rows from this width on have a column for every invocation that a software adapter wants.
+/// Minimum row width at which one invocation per column is enough for a software adapter.
 const WIDE: usize = 512;
 
-/// The most tiles in y: every device allows 65,535 workgroups.
+/// Maximum number of tiles in y: every device allows 65,535 workgroups.
 const TILES_Y: usize = 65_535;
 
-/// The larger tensor of a sum or a broadcast, seen as (outer, middle, inner).
+/// The larger tensor of a sum or a broadcast, viewed as (outer, middle, inner).
 #[derive(Clone, Copy)]
 struct View {
     outer: usize,
-    /// What a sum takes away and a broadcast puts in.
+    /// Size of the axes that a sum reduces or a broadcast inserts.
     middle: usize,
     inner: usize,
 }
@@ -46,7 +46,7 @@ impl View {
     }
 }
 
-/// `y[o, i] = sum over m of x[o, m, i]`, or `y[o, m, i] = x[o, i]`.
+/// Reference: `y[o, i] = sum over m of x[o, m, i]`, or `y[o, m, i] = x[o, i]`.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let View { outer, middle, inner } = View::of(call);
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
@@ -67,8 +67,8 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// The same in parallel. A sum is cut into blocks whose bounds depend on the shape only, and the
-/// blocks' sums are added in order, so results do not depend on the number of threads.
+/// CPU kernel: parallel. A sum is split into blocks whose bounds depend on the shape only, and
+/// the sums of the blocks are added in order, so results do not depend on the number of threads.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let view = View::of(call);
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
@@ -121,9 +121,10 @@ fn add(y: &mut [f32], x: &[f32]) {
     y.iter_mut().zip(x).for_each(|(y, x)| *y += x);
 }
 
-/// One workgroup per output, where few outputs sum up so much that single invocations would leave
-/// a device idle; tiles of vectors for narrow rows; or else one invocation per output, which on
-/// (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
+/// Static choice: one workgroup per output if few outputs sum so many elements that one
+/// invocation per output would leave a device idle; tiles of vectors for narrow rows; else one
+/// invocation per output, which on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on
+/// SwiftShader.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let view = View::of(call);
     let count = call.output_len(0);
@@ -137,7 +138,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }]
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let view = View::of(call);
     let mut ways = vec![plain(call)];
@@ -156,17 +157,18 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
     ways.into_iter().map(named).collect()
 }
 
-/// The grid of tiles of `across` columns of vectors of `lanes`: where they fit, and sum enough rows
-/// to be worth their barrier.
+/// Returns the grid of tiles of `across` columns of vectors of `lanes`; `None` if they do not fit
+/// or sum too few rows to be worth their barrier.
 fn tile(view: View, across: usize, lanes: usize) -> Option<[u32; 3]> {
     let fits = view.inner.is_multiple_of(lanes) && view.outer <= TILES_Y && view.middle >= 16;
     let groups = [view.inner.div_ceil(across), view.outer, 1].map(|n| n as u32);
-    // The fewest invocations to a column are 4.
+    // At least 4 invocations share a column.
     let short = view.middle <= 4 * ITERATIONS_MAX;
     (fits && short && view.inner >= 16 && view.outer > 0).then_some(groups)
 }
 
-/// One invocation per output, or a workgroup where an invocation would loop for too long.
+/// Returns the baseline: one invocation per output, or one workgroup if an invocation would
+/// exceed the iteration limit.
 fn plain(call: &OpCall) -> Dispatch {
     let count = call.output_len(0);
     match call.op {
@@ -187,7 +189,7 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     }
 }
 
-/// One FLOP per element of a sum, none of a broadcast.
+/// Returns the cost: one FLOP per element of a sum, none of a broadcast.
 pub fn cost(call: &OpCall) -> Cost {
     let flops = match call.op {
         Op::Broadcast { .. } => 0.0,

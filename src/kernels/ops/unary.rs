@@ -11,10 +11,10 @@ use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{erf, exp, mul_add, tanh, vectorized};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
-/// Elements per task of the fast version: enough to outweigh handing it to a thread.
+/// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
-/// `y = f(x)`, or `dx = f'(x) dy`.
+/// Reference: `y = f(x)`, or `dx = f'(x) dy`.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let x = inputs[0].floats();
     match call.op {
@@ -41,7 +41,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 const CUBIC: f64 = 0.044_715;
 
-/// `f(x)`
+/// Returns `f(x)`.
 pub(super) fn value<T: Float>(function: Unary, x: T) -> T {
     let half = T::from_f64(0.5);
     match function {
@@ -55,7 +55,7 @@ pub(super) fn value<T: Float>(function: Unary, x: T) -> T {
     }
 }
 
-/// `f'(x)`
+/// Returns `f'(x)`.
 pub(super) fn derivative<T: Float>(function: Unary, x: T) -> T {
     let half = T::from_f64(0.5);
     match function {
@@ -80,7 +80,7 @@ pub(super) fn derivative<T: Float>(function: Unary, x: T) -> T {
     }
 }
 
-/// Tasks of `TASK` elements in parallel, each a vectorized loop.
+/// CPU kernel: parallel over tasks of `TASK` elements, each a vectorized loop.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let x = inputs[0].floats();
     let tasks = outputs[0].par_chunks_mut(TASK).zip(x.par_chunks(TASK));
@@ -97,7 +97,7 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
     }
 }
 
-/// `y = f(x)` in one thread.
+/// Computes `y = f(x)` on the calling thread.
 pub(super) fn values(function: Unary, x: &[f32], y: &mut [f32]) {
     match function {
         Unary::Relu => relu(x, y),
@@ -107,7 +107,7 @@ pub(super) fn values(function: Unary, x: &[f32], y: &mut [f32]) {
     }
 }
 
-/// `dx = f'(x) dy` in one thread.
+/// Computes `dx = f'(x) dy` on the calling thread.
 pub(super) fn gradients(function: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) {
     match function {
         Unary::Relu => relu_grad(x, dy, dx),
@@ -117,7 +117,7 @@ pub(super) fn gradients(function: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) 
     }
 }
 
-/// `y = f(x)`
+/// Computes `y = f(x)`.
 #[inline(always)]
 fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32) {
     for (y, x) in y.iter_mut().zip(x) {
@@ -125,7 +125,7 @@ fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32) {
     }
 }
 
-/// `dx = f'(x) dy`
+/// Computes `dx = f'(x) dy`.
 #[inline(always)]
 fn map_grad(x: &[f32], dy: &[f32], dx: &mut [f32], slope: impl Fn(f32) -> f32) {
     for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
@@ -133,7 +133,7 @@ fn map_grad(x: &[f32], dy: &[f32], dx: &mut [f32], slope: impl Fn(f32) -> f32) {
     }
 }
 
-/// The argument of the tanh: `sqrt(2/pi) (x + 0.044715 x^3)`.
+/// Returns the argument of the tanh: `sqrt(2/pi) (x + 0.044715 x^3)`.
 #[inline(always)]
 fn inner<S: Simd>(x: f32) -> f32 {
     const LINEAR: f32 = SQRT_2_OVER_PI as f32;
@@ -156,7 +156,7 @@ vectorized! {
     fn gelu_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
         const DENSITY: f32 = 0.398_942_3; // 1/sqrt(2 pi)
         map_grad(x, dy, dx, |x| {
-            // Beyond 20 the density is nothing in f32.
+            // Beyond 20 the density is 0 in f32.
             let x = x.clamp(-20.0, 20.0);
             let distribution = 0.5 * (1.0 + erf::<S>(x * FRAC_1_SQRT_2));
             mul_add::<S>(x * DENSITY, exp::<S>(-0.5 * x * x), distribution)
@@ -189,21 +189,22 @@ vectorized! {
     }
 }
 
-/// Vectors of 4 where the elements allow them: scaling took a fifth of the time of one invocation
-/// per element on SwiftShader, and half of it on llvmpipe.
+/// Static choice: vectors of 4 if the number of elements is a multiple of 4. With them, scaling
+/// took a fifth of the time of one invocation per element on SwiftShader, and half of it on
+/// llvmpipe.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let whole = call.output_len(0).is_multiple_of(4);
     vec![if whole { vectors(call) } else { plain(call) }]
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let vectors = call.output_len(0).is_multiple_of(4).then(|| vectors(call));
     let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
     std::iter::once(plain(call)).chain(vectors).map(named).collect()
 }
 
-/// One invocation per 8 elements.
+/// Returns the baseline: one invocation per 8 elements.
 fn plain(call: &OpCall) -> Dispatch {
     let entry = match function(call) {
         (Unary::Relu, false) => "relu",
@@ -217,7 +218,7 @@ fn plain(call: &OpCall) -> Dispatch {
     one(call, entry, 512)
 }
 
-/// One invocation per 4 vectors of 4.
+/// Returns the kernel with one invocation per 4 vectors of 4.
 fn vectors(call: &OpCall) -> Dispatch {
     let entry = match function(call) {
         (Unary::Relu, false) => "relu4",
@@ -231,7 +232,7 @@ fn vectors(call: &OpCall) -> Dispatch {
     one(call, entry, 1024)
 }
 
-/// The function, and whether its gradient is asked for.
+/// Returns the function, and true if the call computes its gradient.
 fn function(call: &OpCall) -> (Unary, bool) {
     match call.op {
         Op::Unary(function) => (*function, false),
@@ -240,7 +241,7 @@ fn function(call: &OpCall) -> (Unary, bool) {
     }
 }
 
-/// An entry point whose workgroups have `size` elements each.
+/// Returns the dispatch of an entry point whose workgroups process `size` elements each.
 fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     let (function, gradient) = function(call);
     let factor = if let Unary::Scale(factor) = function { factor } else { 1.0 };
@@ -257,7 +258,7 @@ fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
     }
 }
 
-/// Memory is what it costs.
+/// Returns the cost: few FLOPs per element. The kernels are bound by memory bandwidth.
 pub fn cost(call: &OpCall) -> Cost {
     let flops = match call.op {
         Op::Unary(function) => flops(*function, false),
@@ -267,7 +268,7 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, flops)
 }
 
-/// FLOPs per element: about 20 for a GELU and for every slope.
+/// Returns the FLOPs per element: about 20 for a GELU and for every derivative.
 pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
     if gradient || matches!(function, Unary::Gelu | Unary::GeluTanh) { 20.0 } else { 1.0 }
 }

@@ -1,4 +1,4 @@
-//! Gradients against central differences, in f64 on the references.
+//! Gradient check: compares gradients with central differences of the f64 references.
 
 use super::{Shape, reference};
 use crate::graph::Op;

@@ -1,5 +1,5 @@
-//! The bench of the optimizer updates: several steps over a range in the middle of a bucket, on
-//! the CPU and on every adapter, against the reference in f64.
+//! Test fixture of the optimizer updates: runs several steps over a range in the middle of a
+//! bucket, on the CPU and on every adapter, and compares them with the f64 reference.
 
 use super::{for_each_gpu, run_dispatches};
 use crate::base::Site;
@@ -8,10 +8,11 @@ use crate::graph::{Update, UpdateRange};
 use crate::kernels::Dispatch;
 use crate::kernels::harness::NMSE_MAX;
 
-/// An update on host slices of a whole bucket: parameters, gradients, moments.
+/// CPU implementation of an update on host slices of a whole bucket: parameters, gradients,
+/// moments.
 type Host<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
 
-/// What an update rule's file offers.
+/// All implementations of one update rule.
 pub struct UpdateTwin {
     pub reference_f32: Host<f32>,
     pub reference_f64: Host<f64>,
@@ -20,19 +21,19 @@ pub struct UpdateTwin {
 }
 
 /// The parameters and the moments of a bucket, which an update changes.
-type State<T> = Vec<Vec<T>>;
+type UpdateState<T> = Vec<Vec<T>>;
 
-/// Runs `steps` one after the other over `range` of a bucket of `elements` in every
-/// implementation. Compares how far each value moved with the reference in f64, and what lies
-/// outside the range with what it was, bit for bit.
+/// Runs `steps` in sequence over `range` of a bucket of `elements` elements in every
+/// implementation. Compares the change of each value with that of the f64 reference, and asserts
+/// that values outside the range keep their bits.
 pub fn check_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
     let start = state(elements, steps[0].moments());
     let gradients: Vec<Vec<f32>> =
         (0..steps.len()).map(|step| normals(elements, 50 + step as u32)).collect();
-    let wide: State<f64> = start.iter().map(|v| widen(v)).collect();
+    let wide: UpdateState<f64> = start.iter().map(|v| widen(v)).collect();
     let wide_gradients: Vec<Vec<f64>> = gradients.iter().map(|v| widen(v)).collect();
     let expected = host(twin.reference_f64, steps, range, wide, &wide_gradients);
-    let same = |who: &str, got: State<f32>| compare(who, range, &start, &got, &expected);
+    let same = |who: &str, got: UpdateState<f32>| compare(who, range, &start, &got, &expected);
     same("the reference in f32", host(twin.reference_f32, steps, range, start.clone(), &gradients));
     same("the fast version", host(twin.fast, steps, range, start.clone(), &gradients));
     for_each_gpu(|gpu, pipelines| {
@@ -47,8 +48,8 @@ pub fn check_update(elements: usize, range: &UpdateRange, steps: &[Update], twin
     });
 }
 
-/// One normal list of parameters; moments of squares are positive.
-fn state(elements: usize, moments: usize) -> State<f32> {
+/// Returns normally distributed parameters and moments; moments of squares are positive.
+fn state(elements: usize, moments: usize) -> UpdateState<f32> {
     let mut state = vec![normals(elements, 40)];
     for moment in 0..moments {
         let mut values = normals(elements, 41 + moment as u32);
@@ -71,9 +72,9 @@ fn host<T: Clone>(
     update: Host<T>,
     steps: &[Update],
     range: &UpdateRange,
-    mut state: State<T>,
+    mut state: UpdateState<T>,
     gradients: &[Vec<T>],
-) -> State<T> {
+) -> UpdateState<T> {
     for (step, gradients) in steps.iter().zip(gradients) {
         let (parameters, moments) = state.split_first_mut().expect("parameters come first");
         let mut moments: Vec<&mut [T]> = moments.iter_mut().map(Vec::as_mut_slice).collect();
@@ -85,9 +86,9 @@ fn host<T: Clone>(
 fn compare(
     who: &str,
     range: &UpdateRange,
-    start: &State<f32>,
-    got: &State<f32>,
-    expected: &State<f64>,
+    start: &UpdateState<f32>,
+    got: &UpdateState<f32>,
+    expected: &UpdateState<f64>,
 ) {
     let covered = range.start..range.start + range.length;
     for (list, (got, expected)) in got.iter().zip(expected).enumerate() {

@@ -1,5 +1,6 @@
-//! From what was asked for to a team at work: which devices, with which shares, opened and tied
-//! together. Everything measured here is decided before step 1, recorded, and kept on resume.
+//! Assembly of a worker group from a request: selects and opens the devices, decides their
+//! shares, and starts the group. Everything measured here is decided before step 1, recorded, and
+//! kept on resume.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +21,13 @@ use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenDevice;
 use crate::runtime::peers::ReduceSite;
 use crate::runtime::timing::{self};
-use crate::runtime::workers::{TeamOptions, WorkerGroup};
+use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 
-/// Opens the devices that are asked for, measures them if it is to, and ties them together.
+/// Opens the requested devices, measures them if requested, and starts them as a worker group.
 ///
 /// # Errors
-/// No such device; one that the plan does not fit, or whose memory it does not; shares that do not
-/// fit the devices; a device that fails.
+/// Returns `RuntimeError` if no device matches, if the plan exceeds a device's limits or memory,
+/// if the shares do not fit the devices, or if a device fails.
 pub fn assemble(
     request: &PlacementRequest,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
@@ -46,7 +47,8 @@ pub fn assemble(
     start_workers(request, saved.filter(|_| !request.retune), chosen, candidates)
 }
 
-/// What a selector chooses. The adapters are not listed where none is meant, which takes a while.
+/// Returns the devices that a selector chooses. Enumerating adapters takes a while, so it is
+/// skipped for a selector that names only the CPU.
 pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
     let is_cpu = |part: &str| {
         let name = part.split('*').next().unwrap_or_default();
@@ -66,7 +68,7 @@ fn identity(selection: &Selection) -> String {
     }
 }
 
-/// Writes the programs, resolves where gradients are added, and starts the team.
+/// Builds the programs, resolves the reduce site of each rank, and starts the worker group.
 fn start_workers(
     request: &PlacementRequest,
     saved: Option<&BTreeMap<String, String>>,
@@ -93,7 +95,7 @@ fn start_workers(
     }
     let programs = programs(request, &plan, &placed);
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;
-    let options = TeamOptions {
+    let options = WorkerGroupOptions {
         reduce_site: placed.iter().map(|placed| placed.reduce_site).collect(),
         trace: trace.clone(),
         is_chained: false,
@@ -119,7 +121,7 @@ fn programs(
     shares.into_iter().map(program).collect()
 }
 
-/// Where a device's gradients are added to others'; what that takes is made.
+/// Returns the reduce site of a device, which is prepared for adding if the site is the device.
 fn reduce_site(
     request: &PlacementRequest,
     one: &OpenDevice,

@@ -1,5 +1,5 @@
-//! Which devices work with which shares: opened or taken over from a checkpoint, measured,
-//! recorded.
+//! Placement of a run: which devices it uses with which shares. Devices are measured, or taken
+//! over from a checkpoint; the result is recorded.
 
 pub mod assemble;
 pub mod open_ranks;

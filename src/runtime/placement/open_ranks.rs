@@ -1,4 +1,4 @@
-//! Opens the devices of a team: with the shares that are given or were recorded, or for measuring.
+//! Opening of a worker group's devices: with given or recorded shares, or with measured ones.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use crate::runtime::open::{OpenDevice, initialize, open_selected};
 use crate::runtime::timing::{self, Probe};
 use crate::runtime::{RuntimeError, memory};
 
-/// A device that is to be opened.
+/// Device that is to be opened.
 struct Candidate {
-    /// Its place among those that were asked for.
+    /// Index of the device among the requested ones.
     position: usize,
     selection: Selection,
-    /// Samples of each step, and the most of them that it runs at a time.
+    /// Samples of the device in each step; `micro_batch` is the most that it runs at a time.
     count: u32,
     micro_batch: u32,
-    /// The rows of its plan.
+    /// Rows of the device's plan.
     rows: u32,
 }
 
@@ -39,7 +39,7 @@ fn open_one(
     Ok(OpenDevice { rows, ..one })
 }
 
-/// Opens the devices of a run that goes on, as it had them.
+/// Opens the devices of a resumed run with their recorded shares.
 pub fn open_recorded(
     request: &PlacementRequest,
     selections: &[Selection],
@@ -54,14 +54,14 @@ pub fn open_recorded(
     };
     let unknown = || {
         let why = "the ranks that the checkpoint recorded are not those of its devices; measure \
-                   anew with --retune";
+                   again with --retune";
         RuntimeError::InvalidRequest(why.into())
     };
     let chosen: Option<Vec<Candidate>> = kept.iter().map(candidate).collect();
     open_fixed(request, chosen.ok_or_else(unknown)?, saved, report)
 }
 
-/// Opens devices with the shares they have.
+/// Opens devices with the shares given in `chosen`.
 fn open_fixed(
     request: &PlacementRequest,
     chosen: Vec<Candidate>,
@@ -83,8 +83,8 @@ fn open_fixed(
     Ok(OpenedRanks { members, notes: Vec::new() })
 }
 
-/// Devices that draw on the host's memory need room for all of them together, and what travels
-/// between devices passes through it.
+/// Checks that the host has memory for all devices that use host memory, and for the staging
+/// buffers through which values move between devices.
 fn require_host_memory(
     request: &PlacementRequest,
     chosen: &[Candidate],
@@ -103,7 +103,7 @@ fn require_host_memory(
     memory::require(chosen.iter().enumerate().map(need).fold(0, usize::saturating_add))
 }
 
-/// Opens the devices of a new run: with fixed shares, or with those that are measured.
+/// Opens the devices of a new run with fixed or measured shares.
 pub fn open_new(
     request: &PlacementRequest,
     selections: &[Selection],
@@ -130,7 +130,8 @@ pub fn open_new(
     open_fixed(request, chosen, saved, report)
 }
 
-/// Opens devices and shares the batch out by their measured speed, among those that are worth it.
+/// Opens devices, selects those that are worth using, and splits the batch by their measured
+/// speed.
 fn open_measured(
     request: &PlacementRequest,
     selections: &[Selection],
@@ -142,7 +143,7 @@ fn open_measured(
     for (position, selection) in selections.iter().enumerate() {
         match open_fitting(request, selection, selections.len(), report) {
             Ok(one) => opened.push(OpenDevice { position, ..one }),
-            // One that was asked for by name must not be missing in silence.
+            // A device that was named must not be left out silently.
             Err(error) if named => return Err(error),
             Err(error) => {
                 notes.push(format!("left out: {error}"));
@@ -156,7 +157,7 @@ fn open_measured(
     let found = match &opened[..] {
         [_] => timing::BatchSplit::of_one(request.batch, request.micro_batch.min(request.batch)),
         _ => {
-            (request.say)(&format!(
+            (request.notify)(&format!(
                 "measuring {} devices, alone and together, on micro-batches of up to {} samples",
                 opened.len(),
                 request.micro_batch.min(request.batch)
@@ -185,8 +186,9 @@ fn open_measured(
     Ok(OpenedRanks { members, notes })
 }
 
-/// Opens a device for as many rows at a time as it has memory for: all, half of them, and so on.
-/// It has room for the moments of its part, which it gets when it is known who takes part.
+/// Opens a device with the most rows that fit its memory, halved until they fit. The host's
+/// memory check includes the moments of its shard, which are allocated once the devices of the
+/// run are selected.
 fn open_fitting(
     request: &PlacementRequest,
     selection: &Selection,

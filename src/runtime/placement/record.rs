@@ -1,25 +1,26 @@
-//! What a team decided before its first step: as resolved.toml and checkpoints hold it, and as a
-//! run that goes on reads it.
+//! Record of the decisions made before the first step: written to resolved.toml and checkpoints,
+//! read by a resumed run.
 
 use std::collections::BTreeMap;
 
 use super::types::{PlacedWorkers, PlacementRequest, SEPARATOR};
 
-/// What stands before a call's signature among what was resolved.
+/// Prefix of a call's signature in the resolved keys.
 pub const KERNEL: &str = "kernels.";
 
-/// The key of the most samples that any device was to run at a time.
+/// Key of the most samples that any device was allowed to run at a time.
 const MICRO_BATCH_MAX: &str = "micro_batch_max";
 
-/// The key of something that was resolved of a rank; a run on one device has no ranks.
+/// Returns the key of one resolved value of a rank; a run on one device has keys without a rank.
 pub fn key(rank: usize, world: usize, what: &str) -> String {
     if world == 1 { what.to_string() } else { format!("rank{rank}.{what}") }
 }
 
-/// What was recorded of a rank: position, share, micro-batch and rows.
+/// Recorded values of a rank: position, share, micro-batch and rows.
 pub type RecordedRank = [u32; 4];
 
-/// The ranks of a run with measured shares that goes on with the same devices.
+/// Returns the recorded ranks of a run with measured shares that resumes on the same devices;
+/// `None` if they must be decided again.
 pub fn recorded(
     saved: &BTreeMap<String, String>,
     request: &PlacementRequest,
@@ -29,7 +30,7 @@ pub fn recorded(
         return None;
     }
     let world = match saved.contains_key("position") {
-        // The others were left out.
+        // One rank: the other candidates were excluded.
         true => 1,
         false => (0..).take_while(|rank| saved.contains_key(&key(*rank, 2, "position"))).count(),
     };
@@ -42,7 +43,7 @@ pub fn recorded(
     (!kept.is_empty() && sum == u64::from(request.batch)).then_some(kept)
 }
 
-/// What was saved of one rank, with the keys of a run on one device.
+/// Returns the saved entries of one rank, under the keys of a run on one device.
 pub fn rank_entries(
     saved: Option<&BTreeMap<String, String>>,
     rank: usize,
@@ -57,7 +58,7 @@ pub fn rank_entries(
 }
 
 impl PlacedWorkers {
-    /// What was decided, by key, as resolved.toml and checkpoints hold it.
+    /// Returns the decisions by key, as resolved.toml and checkpoints hold them.
     pub fn resolved(&self) -> BTreeMap<String, String> {
         let world = self.placed.len();
         let mut resolved = BTreeMap::new();
@@ -90,7 +91,7 @@ impl PlacedWorkers {
     }
 }
 
-/// The devices of a run, from what it resolved.
+/// Returns the names of a run's devices from its resolved values.
 pub fn devices(resolved: &BTreeMap<String, String>) -> String {
     let of_rank = |rank: usize| resolved.get(&format!("rank{rank}.device"));
     let ranks: Vec<&str> = (0..).map_while(of_rank).map(String::as_str).collect();
@@ -100,7 +101,8 @@ pub fn devices(resolved: &BTreeMap<String, String>) -> String {
     }
 }
 
-/// `resolved.toml`: what stands by itself first, then a table per rank and one of its kernels.
+/// Formats `resolved.toml`: top-level keys first, then a table per rank and a table of its
+/// kernels.
 pub fn resolved_toml(resolved: &BTreeMap<String, String>) -> String {
     let mut text = String::from("# What this run decided before its first step.\n");
     let mut tables: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! How values and samples are cut for a number of ranks.
+//! Splits of buckets, moments and samples among ranks.
 
 use super::types::ParallelOptions;
 use crate::base::{BucketId, Rank};
@@ -9,12 +9,12 @@ use crate::optim::Optimizer;
 use crate::runtime::workers::layout;
 use crate::runtime::{RuntimeError, timing};
 
-/// The cut of a plan's buckets that is asked for.
+/// Returns the requested shard layout of a plan's buckets.
 pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> ShardLayout {
     layout(plan, parallel.topology, world, parallel.chunk_bytes)
 }
 
-/// What the optimizer keeps on a rank.
+/// Returns the optimizer moments that a rank keeps.
 pub fn moments(
     optimizer: &Optimizer,
     layout: &ShardLayout,
@@ -26,10 +26,11 @@ pub fn moments(
     Moments { count: optimizer.moments(), owned }
 }
 
-/// Samples per device where nothing is measured.
+/// Returns the samples per device if they are not measured.
 ///
 /// # Errors
-/// Shares for another number of devices, or that are not the batch; fewer samples than devices.
+/// Returns `RuntimeError::InvalidRequest` if the number of shares is not that of the devices, if
+/// their sum is not the batch, or if there are fewer samples than devices.
 pub fn fixed_counts(
     parallel: &ParallelOptions,
     batch: u32,
@@ -56,7 +57,7 @@ pub fn fixed_counts(
     if shares.iter().sum::<u64>() != u64::from(batch) {
         return unusable(format!("parallel.shares must add up to train.batch = {batch}"));
     }
-    // Each is at most the batch, which fits.
+    // Each share is at most `batch`, a u32.
     Ok(shares.iter().map(|share| *share as u32).collect())
 }
 

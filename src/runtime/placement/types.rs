@@ -1,4 +1,4 @@
-//! What a placement is asked for, and what comes out of it.
+//! Request for a placement, and its result.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,20 +15,20 @@ use crate::runtime::peers::ReduceSite;
 use crate::runtime::timing::Probe;
 use crate::runtime::workers::WorkerGroup;
 
-/// What stands between the identities of devices.
+/// Separator between the identities of devices.
 pub const SEPARATOR: &str = " | ";
 
-/// How devices share the work of a step.
+/// Options for sharing the work of a step among devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParallelOptions {
-    /// Samples per device, in their order; nothing in it: evenly. None: by measured speed.
+    /// Samples per device, in the order of devices; empty: evenly. `None`: by measured speed.
     pub shares: Option<Vec<u64>>,
     pub topology: Topology,
-    /// Reductions start while the backward pass goes on.
+    /// True if reductions start while the backward pass still runs.
     pub overlap: bool,
-    /// None: where it is faster.
+    /// `None`: the faster site of each device, by measurement.
     pub reduce_site: Option<ReduceSite>,
-    /// The most bytes that travel in one message.
+    /// The most bytes of one message.
     pub chunk_bytes: usize,
 }
 
@@ -39,72 +39,73 @@ impl Default for ParallelOptions {
     }
 }
 
-/// What a team is made from.
+/// Request for the worker group of a run.
 pub struct PlacementRequest<'a> {
-    /// As `--devices` has it.
+    /// Device selector, as `--devices` takes it.
     pub selector: &'a str,
     pub parallel: &'a ParallelOptions,
     pub batch: u32,
     /// The most samples that a device runs at a time.
     pub micro_batch: u32,
     pub optimizer: &'a Optimizer,
-    /// The plan for so many rows.
+    /// Returns the plan for up to this many rows.
     pub plan: &'a dyn Fn(u32) -> Plan,
-    /// The inputs of a micro-batch of the plan, to measure with.
+    /// Inputs of a micro-batch of the plan, for timing devices.
     pub probe: Option<Probe>,
     pub seed: u64,
     pub opening: OpenOptions,
-    /// How the kernels of a device are chosen: its identity, and what a checkpoint says of it.
+    /// Returns the autotuning options of a device from its identity and its entries in a
+    /// checkpoint.
     pub tuning: &'a dyn Fn(&str, &BTreeMap<String, String>) -> TuneOptions,
-    /// What the run that goes on had resolved.
+    /// Resolved values of the run that is resumed.
     pub saved: Option<&'a BTreeMap<String, String>>,
-    /// Measure anew, whatever was saved.
+    /// True to measure again, ignoring saved measurements.
     pub retune: bool,
-    /// Tells a person what takes a while.
-    pub say: &'a dyn Fn(&str),
-    /// Where a trace goes, if it is to be made.
+    /// Receives messages for the user about slow operations.
+    pub notify: &'a dyn Fn(&str),
+    /// File of the trace, if one is to be written.
     pub trace: Option<PathBuf>,
 }
 
-/// A device of a team, as it was resolved.
+/// Placement of one rank: its device, its share and its resolved options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankPlacement {
-    /// For people.
+    /// Display name of the device; never a lookup key.
     pub name: String,
-    /// What decides about bits: recorded, and compared on resume.
+    /// Device identity that decides the bits of results: recorded, and compared on resume.
     pub identity: String,
-    /// Its place among those that were asked for.
+    /// Index of the device among the requested ones.
     pub position: usize,
-    /// Samples of each step, and the most of them that it runs at a time.
+    /// Samples of the device in each step; `micro_batch` is the most that it runs at a time.
     pub count: u32,
     pub micro_batch: u32,
-    /// The rows of its plan.
+    /// Rows of the device's plan.
     pub rows: u32,
     pub reduce_site: ReduceSite,
-    /// Which kernels run, where there is a choice.
+    /// Selected kernel variant of each call that has several.
     pub choices: VariantChoices,
 }
 
-/// A team, and how it came about.
+/// Worker group, with the decisions by which it was placed.
 pub struct PlacedWorkers {
     pub group: WorkerGroup,
-    /// Of the first rank; the others' differ in the rows that fit.
+    /// Plan of the first rank; the plans of other ranks differ in the rows that fit.
     pub plan: Plan,
-    /// By rank.
+    /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
     pub placed: Vec<RankPlacement>,
-    /// The identities of all devices that were asked for.
+    /// Identities of all requested devices.
     pub candidates: String,
-    /// What a person should know.
+    /// Messages for the user.
     pub notes: Vec<String>,
     pub trace: Option<Trace>,
-    /// The most samples that any device was to run at a time.
+    /// The most samples that any device was allowed to run at a time.
     pub micro_batch_max: u32,
 }
 
-/// Devices, and how the batch is shared out among them.
+/// Opened devices of a run, and the split of the batch among them.
 pub struct OpenedRanks {
-    /// With the samples of each, and the most that it runs at a time.
+    /// By rank: the device, its samples per step, and the most that it runs at a time.
     pub members: Vec<(OpenDevice, u32, u32)>,
     pub notes: Vec<String>,
 }

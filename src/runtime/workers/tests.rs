@@ -1,4 +1,5 @@
-//! Teams in this process: what is left of them when they end.
+//! Tests of worker groups in this process: steps, failures, and the threads left when a group
+//! ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +38,7 @@ fn group(reduce_site: ReduceSite) -> WorkerGroup {
             .unwrap()
     });
     let reduce_site = vec![reduce_site; WORLD as usize];
-    let options = TeamOptions { reduce_site, ..TeamOptions::default() };
+    let options = WorkerGroupOptions { reduce_site, ..WorkerGroupOptions::default() };
     let group = WorkerGroup::start(drivers.collect(), layout.clone(), &options).unwrap();
     group.run_on_all("initialization", |_, device| initialize(device, 5)).unwrap();
     group
@@ -64,14 +65,14 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
     (0..WORLD).map(input).collect()
 }
 
-/// Held by a test with a team, so that another's threads are not counted.
+/// Serializes the tests that start a worker group, so that none counts the threads of another.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     lock(&TURN)
 }
 
-/// Waits until the threads of all teams in this process are gone, which the system may show a
-/// little later than they are joined. No other test has a driver of this device.
+/// Waits until the threads of all worker groups in this process are gone, which the system may
+/// show a little later than they are joined. No other test has a device thread of this name.
 #[cfg(target_os = "linux")]
 fn await_no_thread(what: &str) {
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm"));
@@ -104,7 +105,7 @@ fn no_thread_is_left_behind_whatever_fails_where() {
                     Ok(_) => panic!("{point} of {rank}: a step with a lost device"),
                 };
                 assert!(error.starts_with(&format!("rank {rank}: ")), "{point}: {error}");
-                // Whoever asks again is told the same, and not what is half made.
+                // Later calls return the same error, not the partial state.
                 let again = group.step(&inputs(3, &faults)).unwrap_err().to_string();
                 assert_eq!(again, error);
                 let read = group.run_on_all("reading", |_, device| device.loss()).unwrap_err();

@@ -1,4 +1,4 @@
-//! A training run: started or resumed, stepped, evaluated, saved.
+//! Training run: start or resume, steps, evaluation, checkpoints.
 
 mod report;
 mod startup;
@@ -34,64 +34,64 @@ use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, first_not_finite};
 use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
 use crate::train::{build, generate, state};
-use crate::ui::terminal::{Progress, StepDisplay};
+use crate::ui::terminal::{ProgressDisplay, StepDisplay};
 
 pub use startup::batch_source;
 
-/// What was asked for besides the configuration.
+/// Options of a run besides its configuration.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// The run's directory.
     pub out: PathBuf,
-    /// The selector of the devices.
+    /// Device selector, as `--devices` takes it.
     pub devices: String,
     pub quiet: bool,
-    /// Where a trace of the devices is written, if one is.
+    /// File of the trace, if one is to be written.
     pub trace: Option<PathBuf>,
-    /// Time the kernels again, whatever is recorded.
+    /// True to time the kernels again, ignoring recorded timings.
     pub retune: bool,
-    /// For tests.
+    /// Faults to inject, for tests.
     pub faults: Faults,
 }
 
-/// How a run ended.
+/// Result of a run that ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RunOutcome {
-    /// All steps are done; the last loss on held-out data, if there is any.
+    /// All steps are done; the last loss on the validation split, if there is one.
     Done { val_loss: Option<f64> },
-    /// A signal came; the state is saved.
+    /// A signal arrived; the state is saved.
     Interrupted(Interruption),
 }
 
-/// A run under way.
+/// State of a run in progress.
 pub struct Run {
     config: RunConfig,
     options: RunOptions,
     store: Store,
     recorder: Recorder,
-    progress: Progress,
+    progress: ProgressDisplay,
     signals: Signals,
     group: WorkerGroup,
-    /// Of the first rank; buckets are the same on all.
+    /// Plan of the first rank; buckets are the same on all ranks.
     plan: Plan,
     source: BatchSource,
     loader: Loader,
-    /// By rank.
+    /// Programs by rank.
     programs: Vec<Arc<Program>>,
     placed: Vec<RankPlacement>,
-    /// What was decided about devices, as it is recorded.
+    /// Decisions about devices, as they are recorded.
     decided: BTreeMap<String, String>,
     optimizer: Optimizer,
     schedule: Schedule,
     trace: Option<Trace>,
-    /// Of the data: a hash of all tokens, so it is made once.
+    /// Hash of all tokens of the data, computed once.
     fingerprint: String,
-    /// Steps done, and updates made (skipped steps make none).
+    /// Steps done; `updates` are those that updated parameters (skipped steps do not).
     step: u64,
     updates: u64,
     skipped_in_row: u64,
     best: Option<Best>,
-    /// The step and loss of the last evaluation, and the last step saved.
+    /// Step and loss of the last evaluation; `saved` is the last step saved.
     evaluated: Option<(u64, f64)>,
     saved: Option<u64>,
 }
@@ -99,17 +99,17 @@ pub struct Run {
 /// Runs until the configured number of steps or a signal.
 ///
 /// # Errors
-/// What ends the run before.
+/// Returns the `TrainError` that ends the run early.
 pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     let ended = steps(run);
     run.progress.finish();
-    // The end is what a trace of a failed run is looked at for.
+    // Written also after an error: the trace of a failed run is read for its end.
     let traced = run.finish_trace();
     let ending = ended?;
     traced.map(|()| ending)
 }
 
-/// This is the whole loop.
+/// Complete training loop.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     while run.step < run.config.train.steps {
         let started = Instant::now();
@@ -136,7 +136,8 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
 }
 
 impl Run {
-    /// Opens the device and the run's directory, and starts from new parameters or `resumed`.
+    /// Opens the devices and the run's directory, and starts from new parameters or from
+    /// `resumed`.
     pub fn start(
         config: RunConfig,
         options: RunOptions,
@@ -149,7 +150,7 @@ impl Run {
         check(&config, &training, &optimizer, resumed.as_ref())?;
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
         let source = batch_source(&config, &training, &data, done)?;
-        // The devices come first: without them, nothing is written.
+        // Devices are opened first: if that fails, nothing is written.
         let assembled =
             startup::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
         let decided = assembled.resolved();
@@ -158,7 +159,8 @@ impl Run {
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let (recorder, evaluated) = recorder(&options, &mut store, resumed.as_ref().map(|_| step))?;
         let (log_every, steps) = (config.train.log_every, config.train.steps);
-        let progress = Progress::new(options.quiet, log_every, step, steps, group.name(Rank(0)));
+        let progress =
+            ProgressDisplay::new(options.quiet, log_every, step, steps, group.name(Rank(0)));
         let loader = Loader::start(source.clone(), programs.clone(), step + 1, steps)
             .map_err(|why| io(&options.out, why))?;
         let mut run = Self {
@@ -192,7 +194,7 @@ impl Run {
                 run.restore(checkpoint)?;
                 run.compare_parameters()?;
             }
-            // The first checkpoint compares as every one does.
+            // The first checkpoint compares parameters, as every save does.
             None => run.initialize()?,
         }
         run.write_files()?;
@@ -210,8 +212,8 @@ impl Run {
         let Checkpoint { meta, parameters, moments } = checkpoint;
         self.updates = meta.optimizer_step;
         self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
-        // A best one that is gone (pruned after a later one, or of another directory) must not
-        // keep the next from being marked; one that is there may not have been marked yet.
+        // A best checkpoint that is gone (pruned after a later one, or of another directory) must
+        // not keep the next from being marked; one that exists may not have been marked yet.
         self.best = meta.best.filter(|best| self.store.path(best.step).is_dir());
         if let Some(best) = self.best {
             self.store.mark_best(best.step)?;
@@ -223,7 +225,7 @@ impl Run {
         state::restore(&self.group, parameters, &moments, self.optimizer.moments())
     }
 
-    /// Says that a resumed run decided otherwise than before, if that changes bits.
+    /// Reports that a resumed run decided otherwise than before, if that changes bits.
     fn warn_if_changed(&self, before: &BTreeMap<String, String>) {
         let (was, is) = (record::devices(before), record::devices(&self.decided));
         let what = if was != is {
@@ -237,7 +239,7 @@ impl Run {
             .note(&format!("{what}: its bits will differ from those of an uninterrupted run"));
     }
 
-    /// `run.toml` and `resolved.toml`: what was asked for, and what was decided.
+    /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
     fn write_files(&self) -> Result<(), TrainError> {
         let decided = record::resolved_toml(&self.resolved());
         let files = [("run.toml", self.config.to_toml()), ("resolved.toml", decided)];
@@ -255,7 +257,7 @@ impl Run {
         resolved
     }
 
-    /// What each rank needs for the next step.
+    /// Returns each rank's input for the next step.
     fn next_step(&mut self) -> Result<Vec<Arc<StepInput>>, TrainError> {
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = self.loader.next_step().ok_or_else(ended)?;
@@ -321,16 +323,17 @@ impl Run {
         }
     }
 
-    /// A step that was not finite: says where that began, and ends the run after too many.
+    /// Handles a skipped step: reports the tensor in which the non-finite value arose, and ends
+    /// the run after too many skipped steps in a row.
     fn handle_skipped(
         &mut self,
         inputs: &[Arc<StepInput>],
         reason: String,
     ) -> Result<(), TrainError> {
         self.skipped_in_row += 1;
-        let retune = inputs.to_vec();
+        let inputs = inputs.to_vec();
         let began = self.group.run_on_all("a diagnosis", move |rank, device| {
-            first_not_finite(device, &retune[rank.index()])
+            first_not_finite(device, &inputs[rank.index()])
         })?;
         let began = self.first_cause(began);
         let step = self.step;
@@ -348,8 +351,8 @@ impl Run {
         Err(TrainError::Diverged { count: limit, reason, began, checkpoint })
     }
 
-    /// Where it began, and on which device if there are several: what comes first in a step, and
-    /// of that the lowest rank's.
+    /// Returns the first non-finite tensor in the order of a step, and of equal ones that of the
+    /// lowest rank; names the device if there are several.
     fn first_cause(&self, began: Vec<Option<NotFinite>>) -> String {
         let known = began.into_iter().enumerate();
         let first = known.filter_map(|(rank, what)| Some((what?, rank))).min();
@@ -361,7 +364,7 @@ impl Run {
     }
 
     /// Compares the parameters of all devices, and makes them equal again or ends the run, as
-    /// parallel.on_mismatch says.
+    /// parallel.on_mismatch requires.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let repair = self.config.parallel.on_mismatch == OnMismatch::Repair;
         let mut found = compare(&self.group, &self.plan, repair)?;
@@ -369,8 +372,8 @@ impl Run {
             for ReplicaMismatch { rank, what } in &found {
                 let (device, step) = (&self.placed[rank.index()].name, self.step);
                 self.progress.warn(&format!(
-                    "{device} ({rank}) did not hold the same parameters as the others after step \
-                     {step}: {what}; they were repaired"
+                    "{device} ({rank}) did not hold the same parameters as the other ranks after \
+                     step {step}: {what}; they were repaired"
                 ));
             }
             found = compare(&self.group, &self.plan, false)?;
@@ -381,7 +384,7 @@ impl Run {
         Err(TrainError::ReplicaMismatch { rank, device, step, what, checkpoint })
     }
 
-    /// The most samples that each rank runs at a time, and its share.
+    /// Returns the most samples that each rank runs at a time, and the shares.
     fn rows_and_shares(&self) -> (Vec<u32>, Vec<u32>) {
         self.placed.iter().map(|placed| (placed.micro_batch, placed.count)).unzip()
     }
@@ -394,7 +397,7 @@ impl Run {
         every > 0 && self.step.is_multiple_of(every)
     }
 
-    /// The loss on the whole held-out part; `None` if there is none. A new best is saved.
+    /// Returns the loss on the whole validation split; `None` if there is none. Saves a new best.
     fn evaluate(&mut self) -> Result<Option<f64>, TrainError> {
         if let Some((step, loss)) = self.evaluated
             && step == self.step
@@ -414,18 +417,20 @@ impl Run {
         self.progress.note(&format!("step {}  val_loss {val_loss:.4}{mark}", self.step));
         if is_best {
             self.best = Some(Best { step: self.step, val_loss });
-            // Saved again if it was saved without knowing that it is the best.
+            // Saved again if it was saved before it was known to be the best.
             self.saved = self.saved.filter(|step| *step != self.step);
             self.save_or_warn()?;
         }
         Ok(Some(val_loss))
     }
 
-    /// Saves; a disk that fails, and parameters that are not worth saving, are told, and the run
-    /// goes on from memory: earlier checkpoints are untouched, and the next save may succeed.
+    /// Saves a checkpoint. A failing disk and non-finite parameters are only reported, and the
+    /// run continues from memory: earlier checkpoints are untouched, and the next save may
+    /// succeed.
     ///
     /// # Errors
-    /// A device that fails, or that does not hold what the others hold.
+    /// Returns `TrainError` if a device fails, or if its parameters differ from those of the
+    /// other ranks.
     fn save_or_warn(&mut self) -> Result<(), TrainError> {
         use TrainError::{Checkpoint, InvalidRequest, Io};
         match self.save() {
@@ -464,14 +469,14 @@ impl Run {
         }
         self.saved = Some(self.step);
         if let Err(error) = self.store.prune(self.config.train.checkpoint_keep) {
-            // This one is saved; the next save tries again.
+            // This checkpoint is saved; the next save tries again.
             self.progress.warn(&format!("old checkpoints were not removed: {error}"));
         }
         Ok(())
     }
 
-    /// Parameters that are not finite cannot be trained any further: saving them would push the
-    /// good checkpoints out.
+    /// Checks that all parameters are finite. Non-finite ones cannot be trained further, and saving
+    /// them would prune the good checkpoints.
     fn check_finite(&self, parameters: &[NamedTensor]) -> Result<(), TrainError> {
         let bad = parameters.iter().find(|tensor| !tensor.is_finite());
         let Some(bad) = bad else { return Ok(()) };
@@ -484,7 +489,7 @@ impl Run {
         )))
     }
 
-    /// Text that the model writes from a line break on, as `train.sample_tokens` asks for.
+    /// Generates `train.sample_tokens` tokens of text from the model, starting at a line break.
     pub fn sample(&self) -> Result<String, TrainError> {
         let count = self.config.train.sample_tokens as u64;
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.config.train.seed };
@@ -503,8 +508,8 @@ impl Run {
     }
 }
 
-/// Whether a checkpoint fits the model, and the run the host's memory: before anything in the run's
-/// directory is touched.
+/// Checks, before anything in the run's directory is touched, that a checkpoint fits the model
+/// and that the run fits the host's memory.
 fn check(
     config: &RunConfig,
     training: &Graph,
@@ -520,8 +525,8 @@ fn check(
     Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)
 }
 
-/// The run's record, cut at the step from which it is resumed, and the last evaluation if that was
-/// made there.
+/// Opens the run's record, truncated at the step from which it is resumed; also returns the last
+/// evaluation if it was made at that step.
 fn recorder(
     options: &RunOptions,
     store: &mut Store,

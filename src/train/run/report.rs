@@ -1,4 +1,4 @@
-//! What a run says of itself, and of its devices.
+//! Messages of a run about itself and its devices.
 
 use super::Run;
 use crate::data::Split;
@@ -10,7 +10,7 @@ use crate::runtime::step::StepReport;
 use crate::ui::ranks::RankDisplay;
 
 impl Run {
-    /// Says what runs, where, and in which directory.
+    /// Prints the model, the data, the devices and the directory of the run.
     pub fn print_summary(&self) {
         let model = &self.config.model;
         let data = &self.source.data;
@@ -37,22 +37,22 @@ impl Run {
         self.print_end_notes();
     }
 
-    /// Who takes how many samples of a step.
+    /// Returns a line with each device's samples per step.
     fn shares_line(&self) -> String {
         let share = |placed: &RankPlacement| format!("{} {}", placed.name, placed.count);
         let shares: Vec<String> = self.placed.iter().map(share).collect();
         format!("samples per step: {}", shares.join(", "))
     }
 
-    /// Says what a user who resumes with another number of steps may not expect: that nothing is
-    /// left to do, or that the learning rate falls no further.
+    /// Prints notes for a user who resumes with another number of steps: that no step is left to
+    /// do, or that the learning rate falls no further.
     fn print_end_notes(&self) {
         let (steps, decay_steps) = (self.config.train.steps, self.config.schedule.decay_steps);
         if self.step > 0 && self.step >= steps {
             let step = self.step;
             self.progress.note(&format!(
-                "step {step} of {steps} is done already: nothing is left to train; to go on, give \
-                 --steps a larger number"
+                "step {step} of {steps} is done already: nothing is left to train; to continue, \
+                 give --steps a larger number"
             ));
         } else if self.step > 0 && steps > decay_steps && self.schedule.decay != Decay::Constant {
             let lr = self.schedule.min_lr;
@@ -63,7 +63,7 @@ impl Run {
         }
     }
 
-    /// What each of several ranks did.
+    /// Returns the metrics of each rank; empty for a single rank.
     pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
         let record = |(placed, report): (&RankPlacement, &StepReport)| RankRecord {
             share: u64::from(placed.count),
@@ -74,7 +74,7 @@ impl Run {
         self.placed.iter().zip(reports).filter(|_| several).map(record).collect()
     }
 
-    /// What is shown of each of several ranks.
+    /// Returns the display of each rank; empty for a single rank.
     pub(super) fn shown_ranks(&self, reports: &[StepReport]) -> Vec<RankDisplay> {
         let shown = |(placed, report): (&RankPlacement, &StepReport)| {
             let (whole, waited) = (report.time.as_secs_f64(), report.waited.as_secs_f64());

@@ -1,4 +1,4 @@
-//! From a configuration to the devices and the data of a run.
+//! Startup of a run: opens its devices and its data from the configuration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub(super) fn assembled(
         tuning: &tuning,
         saved: resumed.map(|checkpoint| &checkpoint.meta.resolved),
         retune: options.retune,
-        say: &note,
+        notify: &note,
         trace: options.trace.clone(),
     };
     let mut note = kernels_note(options.quiet);
@@ -64,7 +64,8 @@ pub(super) fn assembled(
     Ok(assemble(&request, &mut report)?)
 }
 
-/// How kernels are chosen: a run that goes on keeps its own on the same device.
+/// Returns the autotuning options of a device: a resumed run keeps its kernel variants on the
+/// same device.
 fn tuning(
     config: &RunConfig,
     options: &RunOptions,
@@ -85,7 +86,8 @@ fn tuning(
     }
 }
 
-/// Finds what the loader fills in a graph; `done` are the steps and samples of the run so far.
+/// Creates the source of the inputs of a graph; `done` are the steps and samples of the run so
+/// far.
 pub fn batch_source(
     config: &RunConfig,
     graph: &Graph,

@@ -301,7 +301,8 @@ proptest! {
         is_chained: bool,
         seed: u32,
     ) {
-        run(ShardLayout::new(topology, world, &lengths, align, chunk_max), window, is_chained, seed, 3);
+        let layout = ShardLayout::new(topology, world, &lengths, align, chunk_max);
+        run(layout, window, is_chained, seed, 3);
     }
 }
 

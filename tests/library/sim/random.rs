@@ -8,7 +8,7 @@ use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
 use potluck::graph::{Graph, PassKind};
 use potluck::parallel::{Share, contiguous_shares, data_parallel};
 use potluck::sim::queue::Random;
-use potluck::sim::{Costs, Detection, Fault, FaultTime, LinkModel, Scenario, SegmentCost};
+use potluck::sim::{Costs, Detection, FaultTime, LinkModel, Scenario, SegmentCost, SimulatedFault};
 
 /// Draws numbers for one seed.
 pub struct Draw(Random);
@@ -177,20 +177,20 @@ pub fn places(draw: &mut Draw) -> Option<usize> {
 }
 
 /// One fault, or two, somewhere in the time that the scenario takes without them.
-pub fn faults(draw: &mut Draw, scenario: &Scenario, seconds: f64) -> Vec<Fault> {
+pub fn faults(draw: &mut Draw, scenario: &Scenario, seconds: f64) -> Vec<SimulatedFault> {
     let count = if draw.one_in(3) { 2 } else { 1 };
     let fault = |_| {
         let rank = Rank(draw.below(scenario.layout.world));
         let when = FaultTime::Seconds(seconds * draw.between(0.001, 1.05));
         match draw.below(4) {
-            0 => Fault::NotFinite { rank, step: 1 + u64::from(draw.below(3)) },
+            0 => SimulatedFault::NotFinite { rank, step: 1 + u64::from(draw.below(3)) },
             1 => {
                 let seconds = scenario.deadline_s * draw.between(0.001, 2.0);
-                Fault::Hang { rank, when, seconds }
+                SimulatedFault::Hang { rank, when, seconds }
             }
             kind => {
                 let detection = if kind == 2 { Detection::AtOnce } else { Detection::ByDeadline };
-                Fault::Die { rank, when, detection }
+                SimulatedFault::Die { rank, when, detection }
             }
         }
     };

@@ -1,6 +1,6 @@
-//! Matrix products, one or a batch of them. Twin of `shaders/matmul.wgsl`, which has the
-//! formula. Faster ones beside it: the register tiles that [`tile`] writes, the tiles in
-//! workgroup memory of [`shared`], and [`vector`] for few rows or columns.
+//! Matrix products, single or batched. Twin of `shaders/matmul.wgsl`, which has the formula.
+//! Faster variants: the register tiles that [`tile`] generates, the tiles in workgroup memory of
+//! [`shared`], and [`vector`] for few rows or columns.
 
 pub mod shared;
 pub mod sizes;
@@ -14,30 +14,31 @@ use crate::kernels::dispatch::grid;
 use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Shader, Variant};
 use sizes::{OPERANDS, Sizes};
-use tile::{TILES, Tile, WORKGROUP};
+use tile::{RegisterTile, TILES, WORKGROUP};
 
-/// The fewest invocations that a tile must leave to be chosen: with fewer, a device would idle.
+/// Minimum number of invocations for the static choice of a tile: with fewer, a device would
+/// idle.
 const INVOCATIONS: usize = 128;
 
 impl Sizes {
-    /// Tiles down and across one product.
-    fn tiles(&self, tile: Tile) -> (usize, usize) {
+    /// Returns the number of tiles down and across one product.
+    fn tiles(&self, tile: RegisterTile) -> (usize, usize) {
         (self.m.div_ceil(tile.m), self.n.div_ceil(tile.n))
     }
 
-    fn fits(&self, tile: Tile) -> bool {
+    fn fits(&self, tile: RegisterTile) -> bool {
         self.m >= tile.m && self.n >= tile.n
     }
 
-    /// The register tiles worth a try.
-    fn register_tiles(&self) -> impl Iterator<Item = Tile> {
+    /// Returns the register tiles that are candidates for these sizes.
+    fn register_tiles(&self) -> impl Iterator<Item = RegisterTile> {
         let narrow = self.m.min(self.n) < tile::NARROW_MAX;
-        let tiles: &[Tile] = if narrow { &tile::NARROW } else { &TILES };
+        let tiles: &[RegisterTile] = if narrow { &tile::NARROW } else { &TILES };
         tiles.iter().copied().filter(|tile| self.fits(*tile))
     }
 }
 
-/// `c[z, i, j] = sum over q of a[z, i, q] b[z, q, j]`, three plain loops.
+/// Reference: `c[z, i, j] = sum over q of a[z, i, q] b[z, q, j]`, three plain loops.
 pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
     let sizes = Sizes::of(call);
     let Sizes { m, n, k, .. } = sizes;
@@ -54,12 +55,12 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
     }
 }
 
-/// The `gemm` crate on all threads; many products share the threads out instead. It does not cut
-/// sums between threads, so results do not depend on their number.
+/// CPU kernel: the `gemm` crate on all threads, or one thread per product for large batches. It
+/// does not split sums between threads, so results do not depend on their number.
 ///
-/// Beside `matrixmultiply`, which `ndarray` calls, it was faster on every shape of a small GPT by
-/// 1.13 to 1.25 times with AVX2, in one run on an AMD EPYC. Its AVX-512 kernels take 512 cubed
-/// from 240 to 470 GFLOP/s on two cores.
+/// Compared with `matrixmultiply`, which `ndarray` calls, it was faster on every shape of a small
+/// GPT by 1.13 to 1.25 times with AVX2, in one run on an AMD EPYC. Its AVX-512 kernels speed 512
+/// cubed up from 240 to 470 GFLOP/s on two cores.
 pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = Sizes::of(call);
     let Sizes { batch, m, n, k, .. } = sizes;
@@ -91,7 +92,8 @@ fn product(
     let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
     assert!(a.len() == m * k && b.len() == k * n && c.len() == m * n, "{sizes:?}");
     // SAFETY: with these strides, indices below (m, k), (k, n) and (m, n) stay inside the slices,
-    // whose lengths are checked above; `c` is borrowed alone, and `c` is read only if asked to.
+    // whose lengths are checked above; `c` is borrowed mutably, and it is read only if
+    // `accumulate`.
     unsafe {
         gemm::gemm(
             m,
@@ -117,8 +119,8 @@ fn product(
     }
 }
 
-/// The largest tile that leaves enough invocations, or else one invocation per output: the same
-/// choice on every device.
+/// Static choice: the largest tile with enough invocations, or else one invocation per output;
+/// the same choice on every device.
 ///
 /// GFLOP/s in trusted modules on two cores of an AMD EPYC, llvmpipe / SwiftShader:
 ///
@@ -135,7 +137,7 @@ fn product(
 /// | (512, 512) (512, 512)        | 1.9 / 1.3 | 9.3 / 3.7 | 15.9 / 5.3 | 17.3 / 7.0 | 25.0 / 5.5 |
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let sizes = Sizes::of(call);
-    let enough = |tile: Tile| {
+    let enough = |tile: RegisterTile| {
         let (down, across) = sizes.tiles(tile);
         sizes.fits(tile) && sizes.batch * down * across >= INVOCATIONS
     };
@@ -145,7 +147,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }
 }
 
-/// Every way to compute the call on a GPU.
+/// Returns all GPU kernel variants of the call.
 pub fn variants(call: &OpCall) -> Vec<Variant> {
     let sizes = Sizes::of(call);
     let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
@@ -174,7 +176,7 @@ fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
     }
 }
 
-fn tiled(call: &OpCall, sizes: Sizes, tile: Tile) -> Dispatch {
+fn tiled(call: &OpCall, sizes: Sizes, tile: RegisterTile) -> Dispatch {
     let (down, across) = sizes.tiles(tile);
     let tiles = sizes.batch * down * across;
     let Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
@@ -189,7 +191,7 @@ fn tiled(call: &OpCall, sizes: Sizes, tile: Tile) -> Dispatch {
     }
 }
 
-/// A multiplication and an addition per term of each sum.
+/// Returns the cost: a multiplication and an addition per term of each sum.
 pub fn cost(call: &OpCall) -> Cost {
     let Sizes { batch, m, n, k, .. } = Sizes::of(call);
     Cost { flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64, bytes: Cost::moved(call) }
@@ -216,7 +218,7 @@ mod tests {
         if swapped { [second, first] } else { [first, second] }
     }
 
-    /// The dimensions of both operands, with `batch` in front unless it is 0.
+    /// Returns the dimensions of both operands, with `batch` in front unless it is 0.
     fn operands(batch: usize, m: usize, k: usize, n: usize, t: (bool, bool)) -> [Vec<usize>; 2] {
         let front: &[usize] = if batch > 0 { &[batch] } else { &[] };
         [pair(m, k, t.0), pair(k, n, t.1)].map(|matrix| [front, &matrix].concat())
@@ -234,8 +236,8 @@ mod tests {
         }
     }
 
-    /// Runs every variant whose name has this part on every adapter, for products `(batch, m, k,
-    /// n)`: more than the one that `dispatch` picks.
+    /// Checks every variant whose name contains `part` on every adapter, not only the static
+    /// choice, for products `(batch, m, k, n)`.
     fn check_variants(part: &str, product: [usize; 4], transposes: (bool, bool)) {
         let [batch, m, k, n] = product;
         let op = op(transposes);
@@ -271,8 +273,8 @@ mod tests {
         }
     }
 
-    /// Sizes that meet vectors, scalars and one of each, one tile and several, sums that end
-    /// within what is staged at a time, and sums that are split.
+    /// Sizes that lead to vectors, scalars and one of each, one tile and several, sums that end
+    /// within a stage, and split sums.
     #[test]
     fn tiles_in_workgroup_memory_are_right_at_every_edge() {
         let matrices = [[68, 20, 132], [129, 33, 67], [70, 1, 66], [35, 300, 40]];

@@ -1,41 +1,41 @@
-//! Matrix products through workgroup memory: which tiles there are, and what is put in front of
-//! `shaders/matmul_shared.wgsl` for each.
+//! Matrix products through workgroup memory: the available tiles, and the WGSL that is prepended
+//! to `shaders/matmul_shared.wgsl` for each.
 //!
-//! Where the register tiles of [`super::tile`] read every operand from memory once per
-//! invocation, here a whole workgroup reads it once: that is what a GPU with hundreds of
-//! gigabytes per second and tens of TFLOP/s needs, and what software adapters, where a barrier
-//! is costly and all memory is cache, run slower than register tiles.
+//! With the register tiles of [`super::tile`], every invocation reads its operands from memory;
+//! here a whole workgroup reads them once. A GPU with hundreds of gigabytes per second and tens
+//! of TFLOP/s needs this. Software adapters, where a barrier is costly and all memory is cache,
+//! run it slower than register tiles.
 //!
-//! The kernel is a file and not emitted text: its sums are matrices of 4 x 4, so that a step of
-//! 8 x 8 per invocation stands there in four lines and needs no driver to unroll it. Sums in
-//! arrays and loops over them run at a quarter of that speed on SwiftShader and at 0.6 of it on
-//! llvmpipe; sixteen named vectors, which is what drivers make of the matrices, at the same speed.
+//! The kernel is a file and not generated text: its sums are matrices of 4 x 4, so that a step of
+//! 8 x 8 per invocation takes four lines and needs no driver to unroll it. Sums in arrays and
+//! loops over them run at a quarter of that speed on SwiftShader and at 0.6 of it on llvmpipe;
+//! sixteen named vectors, to which drivers lower the matrices, run at the same speed.
 
 use super::sizes::{OPERANDS, Sizes};
 use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::{Dispatch, OpCall, Shader, dispatch};
 
-/// The part of the output that a workgroup computes.
+/// Tile of the output that one workgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
-    /// For people: in labels and lists of variants.
+pub struct WorkgroupTile {
+    /// Name of the kernel variant, also used in labels.
     pub name: &'static str,
-    /// Rows.
+    /// Rows of the tile.
     pub m: u32,
-    /// Columns.
+    /// Columns of the tile.
     pub n: u32,
     /// Terms of the sum that are staged at a time.
     pub k: u32,
-    /// Rows of an invocation, 4 or 8.
+    /// Rows per invocation, 4 or 8.
     pub rows: u32,
-    /// Columns of an invocation, 4 or 8.
+    /// Columns per invocation, 4 or 8.
     pub columns: u32,
-    /// Invocations that share each output, slice by slice of the terms.
+    /// Invocations that share each output; each of them sums one slice of the staged terms.
     pub split: u32,
 }
 
-/// The tiles that calls choose among, the largest first.
-pub const TILES: [Tile; 5] = [
+/// Available tiles, the largest first.
+pub const TILES: [WorkgroupTile; 5] = [
     tile("matmul_shared_128x128", [128, 128, 16], [8, 8], 1),
     tile("matmul_shared_128x64", [128, 64, 16], [8, 8], 1),
     tile("matmul_shared_64x64", [64, 64, 16], [8, 4], 1),
@@ -43,28 +43,34 @@ pub const TILES: [Tile; 5] = [
     tile("matmul_shared_32x32_split", [32, 32, 64], [4, 4], 4),
 ];
 
-/// The most tiles in a product whose sums are split: with more, a device is busy without.
+/// Maximum number of tiles of a product with split sums: with more, a device is busy without
+/// splitting.
 const SPLIT_TILES_MAX: usize = 512;
-/// The least terms for each time that a split sum is staged.
+/// Minimum number of stages (`WorkgroupTile::k` terms each) of a split sum.
 const SPLIT_STAGES_MIN: usize = 4;
 
-const fn tile(name: &'static str, [m, n, k]: [u32; 3], each: [u32; 2], split: u32) -> Tile {
+const fn tile(
+    name: &'static str,
+    [m, n, k]: [u32; 3],
+    each: [u32; 2],
+    split: u32,
+) -> WorkgroupTile {
     let [rows, columns] = each;
-    Tile { name, m, n, k, rows, columns, split }
+    WorkgroupTile { name, m, n, k, rows, columns, split }
 }
 
-/// How an operand lies in memory.
+/// Memory layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub transposed: bool,
-    /// Whether its rows, as stored, are multiples of four elements, so that it can be read as
+    /// True if its rows, as stored, are multiples of four elements, so that it can be read as
     /// vectors.
     pub vectors: bool,
 }
 
-impl Tile {
-    /// Whether the tile is worth a try: products that fill less than half of one leave most
-    /// invocations without work.
+impl WorkgroupTile {
+    /// Returns true if the tile is a candidate: products that fill at most half of it, down or
+    /// across, leave most invocations without work.
     pub fn fits(self, sizes: &Sizes) -> bool {
         let (down, across) = self.tiles(sizes);
         let few = sizes.batch * down * across <= SPLIT_TILES_MAX;
@@ -73,16 +79,15 @@ impl Tile {
         filled && (self.split == 1 || (few && long))
     }
 
-    /// Tiles down and across one product.
+    /// Returns the number of tiles down and across one product.
     fn tiles(self, sizes: &Sizes) -> (usize, usize) {
         (sizes.m.div_ceil(self.m as usize), sizes.n.div_ceil(self.n as usize))
     }
 }
 
-/// The shader of a tile for operands that lie so; `store` is that of
-/// [`epilogue`].
-pub fn shader(tile: Tile, a: Layout, b: Layout, store: &str) -> Shader {
-    let Tile { m, n, k, rows, columns, split, .. } = tile;
+/// Returns the shader of a tile for operands with these layouts; `store` is that of [`epilogue`].
+pub fn shader(tile: WorkgroupTile, a: Layout, b: Layout, store: &str) -> Shader {
+    let WorkgroupTile { m, n, k, rows, columns, split, .. } = tile;
     let constants = [
         ("BM", m),
         ("BN", n),
@@ -100,7 +105,8 @@ pub fn shader(tile: Tile, a: Layout, b: Layout, store: &str) -> Shader {
     shader.with_text(&operands).with_text(store)
 }
 
-/// The binding of an operand, and how four of its neighbouring elements are read.
+/// Returns the WGSL of the binding of an operand, and of the function that reads four adjacent
+/// elements of it.
 fn operand(name: &str, binding: usize, vectors: bool) -> String {
     let (element, body) = match vectors {
         true => ("vec4f", format!("    return {name}[at / 4u];\n")),
@@ -119,13 +125,13 @@ fn operand(name: &str, binding: usize, vectors: bool) -> String {
     )
 }
 
-/// How a call runs with a tile, of any size.
-pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: Tile) -> Dispatch {
+/// Returns the dispatch of a call with a tile of any size.
+pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: WorkgroupTile) -> Dispatch {
     let (down, across) = tile.tiles(sizes);
     let tiles = sizes.batch * down * across;
     let &Sizes { m, n, k, transpose_a, transpose_b, .. } = sizes;
-    // A stored row ends where the next begins, and matrices of a batch lie one behind the other:
-    // with rows of multiples of four, every four elements start at a multiple of four.
+    // Stored rows are contiguous, and so are the matrices of a batch: if rows are multiples of
+    // four, every group of four elements starts at a multiple of four.
     let layout = |transposed, rows, columns| {
         let row: usize = if transposed { rows } else { columns };
         Layout { transposed, vectors: row.is_multiple_of(4) }

@@ -1,9 +1,9 @@
-//! The sizes of a matrix product, read off its call.
+//! Sizes of a matrix product, derived from its call.
 
 use crate::graph::Op;
 use crate::kernels::{OpCall, Operand};
 
-/// What every product but [`vector`](super::vector)'s binds: a, b and c.
+/// Operands (a, b and c) of every product kernel except that of [`vector`](super::vector).
 pub const OPERANDS: [Operand; 3] = [Operand::Input(0), Operand::Input(1), Operand::Output(0)];
 
 /// The sizes of a call: `batch` products of `(m, k)` and `(k, n)`.
@@ -34,12 +34,12 @@ impl Sizes {
         }
     }
 
-    /// Elements to the next row of `a`, and to the next term of the sum.
+    /// Returns the number of elements to the next row of `a`, and to the next term of the sum.
     pub fn a_strides(&self) -> (usize, usize) {
         if self.transpose_a { (1, self.m) } else { (self.k, 1) }
     }
 
-    /// Elements to the next term of the sum in `b`, and to the next column.
+    /// Returns the number of elements to the next term of the sum in `b`, and to the next column.
     pub fn b_strides(&self) -> (usize, usize) {
         if self.transpose_b { (1, self.k) } else { (self.n, 1) }
     }

@@ -1,52 +1,55 @@
-//! Writes the WGSL of register tiles: matrix products in which each invocation computes a whole
-//! tile of the output in named variables.
+//! Generator of the WGSL of register tiles: matrix products in which each invocation computes a
+//! whole tile of the output in named variables.
 //!
-//! The text is emitted because not every driver unrolls loops over private arrays: SwiftShader
-//! reaches 0.55 GFLOP/s with loops and 5 with the text unrolled. There is no workgroup memory
-//! and no barrier, which software adapters run slowly; operands come straight from storage, and
-//! a tile of m x n reads m + n values for m n multiplications. Scalar loads are meant: loading
+//! The text is generated because not every driver unrolls loops over private arrays: SwiftShader
+//! reaches 0.55 GFLOP/s with loops and 5 with the text unrolled. There is no workgroup memory and
+//! no barrier, which software adapters run slowly; operands are read directly from storage, and a
+//! tile of m x n reads m + n values for m n multiplications. Scalar loads are deliberate: loading
 //! four terms of the sum at once as a vector made both software adapters 2 to 5 times slower.
 //!
 //! Two things keep the text right and small:
-//! - A tile that would stick out at the lower or right edge is moved inside, and stores only the
-//!   rows and columns that no other tile has. So loads need no guard, every output has one
-//!   writer, and a tile fits any matrix that is at least as large as itself.
-//! - Stores stand there for one row only, in a loop that moves the sums up by a row each time.
-//!   A tile of 16 x 16 compiles in 0.2 s on llvmpipe this way, and in 6 s with all guarded
-//!   stores spelled out.
+//! - A tile that would cross the lower or right edge is moved inside, and stores only the rows
+//!   and columns that no other tile owns. So loads need no guard, every output has one writer,
+//!   and a tile fits any matrix that is at least as large as itself.
+//! - Stores are generated for one row only, in a loop that moves the sums up by a row each time.
+//!   A tile of 16 x 16 compiles in 0.2 s on llvmpipe this way, and in 6 s with all guarded stores
+//!   unrolled.
 
 use std::fmt::Write;
 
-/// Invocations per workgroup: few, so that small products still make enough groups to share out.
+/// Invocations per workgroup: few, so that small products still have enough workgroups to fill a
+/// device.
 pub const WORKGROUP: u32 = 32;
 
-/// The part of the output that one invocation computes.
+/// Tile of the output that one invocation computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tile {
-    /// For people: in labels and lists of variants.
+pub struct RegisterTile {
+    /// Name of the kernel variant, also used in labels.
     pub name: &'static str,
-    /// Rows.
+    /// Rows of the tile.
     pub m: usize,
-    /// Columns.
+    /// Columns of the tile.
     pub n: usize,
 }
 
-/// The tiles that calls choose among, the largest first.
-pub const TILES: [Tile; 4] = [
-    Tile { name: "matmul_tile_16x16", m: 16, n: 16 },
-    Tile { name: "matmul_tile_16x8", m: 16, n: 8 },
-    Tile { name: "matmul_tile_8x8", m: 8, n: 8 },
-    Tile { name: "matmul_tile_4x4", m: 4, n: 4 },
+/// Available tiles, the largest first.
+pub const TILES: [RegisterTile; 4] = [
+    RegisterTile { name: "matmul_tile_16x16", m: 16, n: 16 },
+    RegisterTile { name: "matmul_tile_16x8", m: 16, n: 8 },
+    RegisterTile { name: "matmul_tile_8x8", m: 8, n: 8 },
+    RegisterTile { name: "matmul_tile_4x4", m: 4, n: 4 },
 ];
 
 /// Tiles for products of less than [`NARROW_MAX`] rows or columns, on software adapters: about
 /// twice as fast there as one invocation per output.
-pub const NARROW: [Tile; 2] =
-    [Tile { name: "matmul_tile_1x8", m: 1, n: 8 }, Tile { name: "matmul_tile_8x1", m: 8, n: 1 }];
-/// Rows or columns from which on one of [`TILES`] fits.
+pub const NARROW: [RegisterTile; 2] = [
+    RegisterTile { name: "matmul_tile_1x8", m: 1, n: 8 },
+    RegisterTile { name: "matmul_tile_8x1", m: 8, n: 1 },
+];
+/// Minimum number of rows and columns for one of [`TILES`].
 pub const NARROW_MAX: usize = 4;
 
-/// What every tile's text starts with. The formula and the shapes are those of `matmul.wgsl`.
+/// Head of the WGSL of every tile. The formula and the shapes are those of `matmul.wgsl`.
 const HEAD: &str = "\
 struct Params {
     tiles: u32,             // in all matrices
@@ -64,14 +67,15 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> c: array<f32>;
 ";
 
-/// The WGSL of a tile, with the entry point `tile`, for operands that are given transposed or
-/// not. Its `Params` are in `HEAD`, `store` is that of
-/// [`epilogue`](crate::kernels::ops::epilogue), and m and n must be at least those of the tile.
-pub fn text(tile: Tile, transpose_a: bool, transpose_b: bool, store: &str) -> String {
+/// Returns the WGSL of a tile, with the entry point `tile`, for operands that are stored
+/// transposed or not. Its `Params` are in `HEAD`, `store` is that of
+/// [`epilogue`](crate::kernels::ops::epilogue), and m and n of the product must be at least those
+/// of the tile.
+pub fn text(tile: RegisterTile, transpose_a: bool, transpose_b: bool, store: &str) -> String {
     // Elements to the next row of a, to the next column of b, and to the next term of the sum.
     let (a_row, a_step) = if transpose_a { ("1u", "p.m") } else { ("p.k", "1u") };
     let (b_column, b_step) = if transpose_b { ("p.k", "1u") } else { ("1u", "p.n") };
-    let Tile { m, n, .. } = tile;
+    let RegisterTile { m, n, .. } = tile;
     let [sums, products, moves] = [sums(tile), products(tile), moves(tile)];
     let a_loads = loads("a", m, a_row);
     let b_loads = loads("b", n, b_column);
@@ -105,12 +109,13 @@ fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
     )
 }
 
-/// `var s1_2 = 0.0;` for row 1, column 2 and all others.
-fn sums(tile: Tile) -> String {
+/// Returns the declarations of all sums, e.g. `var s1_2 = 0.0;` for row 1, column 2.
+fn sums(tile: RegisterTile) -> String {
     lines(tile.m, |i, line| (0..tile.n).try_for_each(|j| write!(line, "    var s{i}_{j} = 0.0;")))
 }
 
-/// `let a1 = a[a_at + 1u * stride];` for each of `count` rows or columns.
+/// Returns the loads of an operand, e.g. `let a1 = a[a_at + 1u * stride];`, for each of `count`
+/// rows or columns.
 fn loads(operand: &str, count: usize, stride: &str) -> String {
     lines(count, |i, line| {
         let offset = if stride == "1u" { format!("{i}u") } else { format!("{i}u * {stride}") };
@@ -118,22 +123,22 @@ fn loads(operand: &str, count: usize, stride: &str) -> String {
     })
 }
 
-/// `s1_2 += a1 * b2;`
-fn products(tile: Tile) -> String {
+/// Returns the multiply-adds of all sums, e.g. `s1_2 += a1 * b2;`.
+fn products(tile: RegisterTile) -> String {
     lines(tile.m, |i, line| {
         (0..tile.n).try_for_each(|j| write!(line, "        s{i}_{j} += a{i} * b{j};"))
     })
 }
 
-/// Stores the row of sums that stands first, but for columns that another tile has.
-fn stores(tile: Tile) -> String {
+/// Returns the stores of the first row of sums, except for columns that another tile owns.
+fn stores(tile: RegisterTile) -> String {
     lines(tile.n, |j, line| {
         write!(line, "            if (j + {j}u >= column) {{ store(at + {j}u, s0_{j}); }}")
     })
 }
 
-/// `s0_2 = s1_2;` for all rows but the last.
-fn moves(tile: Tile) -> String {
+/// Returns the moves of sums up by a row, e.g. `s0_2 = s1_2;`, for all rows but the last.
+fn moves(tile: RegisterTile) -> String {
     lines(tile.m - 1, |i, line| {
         (0..tile.n).try_for_each(|j| write!(line, "        s{i}_{j} = s{}_{j};", i + 1))
     })

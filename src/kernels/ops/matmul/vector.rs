@@ -1,29 +1,29 @@
 //! Products of a few rows or columns and a matrix. Twin of `shaders/matmul_vector.wgsl`, which
 //! has the formula.
 //!
-//! Such a product reads every element of the matrix once or a few times, so it is as fast as
-//! memory: what counts is that neighbours read neighbours and that enough invocations do.
+//! Such a product reads every element of the matrix once or a few times, so it is bound by memory
+//! bandwidth: adjacent invocations must read adjacent elements, and there must be enough of them.
 
 use super::sizes::Sizes;
 use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
 
-/// The most rows or columns that count as few: each reads the whole matrix.
+/// Maximum number of rows or columns that count as few: each of them reads the whole matrix.
 pub const FEW: usize = 8;
 /// Invocations per workgroup.
 const SIZE: usize = 64;
 
-/// Invocations that share an output, where neighbours in memory are terms of the sum.
+/// Invocations that share an output, if adjacent elements of the matrix are terms of the sum.
 const SLICES_OF_TERMS: usize = 16;
-/// The same where they are columns.
+/// Invocations that share an output, if adjacent elements of the matrix are columns.
 const SLICES_OF_COLUMNS: usize = 8;
 
-/// Whether one side of the output is short.
+/// Returns true if the output has at most `FEW` rows or columns.
 pub fn fits(sizes: &Sizes) -> bool {
     sizes.m.min(sizes.n) <= FEW
 }
 
-/// The shader for a matrix whose neighbours in memory are terms of the sum, or else columns;
+/// Returns the shader for a matrix whose adjacent elements are terms of the sum, or else columns;
 /// `store` is that of [`crate::kernels::ops::epilogue`].
 pub fn shader(terms_are_neighbours: bool, store: &str) -> Shader {
     Shader::new("matmul_vector", "vector")
@@ -36,8 +36,8 @@ fn slices(terms_are_neighbours: bool) -> usize {
     if terms_are_neighbours { SLICES_OF_TERMS } else { SLICES_OF_COLUMNS }
 }
 
-/// How a call runs. If b has fewer columns than a has rows, it runs as the product of the
-/// transposes in exchanged places.
+/// Returns the dispatch of a call. If b has fewer columns than a has rows, it computes the
+/// product of the transposes with the operands exchanged.
 pub fn dispatch(call: &OpCall, sizes: &Sizes) -> Dispatch {
     let Sizes { batch, m, n, k, .. } = *sizes;
     let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
