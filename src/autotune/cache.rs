@@ -128,12 +128,12 @@ impl KernelCache {
         match directory() {
             Some(directory) => Self::open(&directory, &device_key(adapter)),
             None => {
-                let mut record = Self::in_memory();
-                record.notes.push(format!(
+                let mut cache = Self::in_memory();
+                cache.notes.push(format!(
                     "what is found out about kernels is not kept: there is no directory for it; \
                      name one with {CACHE_DIR_ENV}"
                 ));
-                record
+                cache
             }
         }
     }
@@ -142,19 +142,19 @@ impl KernelCache {
     /// note, and set aside when this cache is saved.
     pub fn open(directory: &Path, device: &str) -> Self {
         let path = directory.join(file_name(device));
-        let mut record = Self::in_memory();
-        record.content.device = device.to_string();
+        let mut cache = Self::in_memory();
+        cache.content.device = device.to_string();
         match read(&path, device) {
-            Ok(Some(content)) => record.content = content,
+            Ok(Some(content)) => cache.content = content,
             Ok(None) => {}
-            Err(why) => record.notes.push(format!(
+            Err(why) => cache.notes.push(format!(
                 "{} is no record of kernels ({why}): a new one replaces it, and it is kept as {}",
                 path.display(),
                 damaged(&path).display()
             )),
         }
-        record.path = Some(path);
-        record
+        cache.path = Some(path);
+        cache
     }
 
     /// Returns the certification result of a kernel.
@@ -287,10 +287,10 @@ fn file_name(device: &str) -> String {
 
 /// Returns the number of certified kernels of this build, and the failed ones with the reason, by
 /// name.
-pub fn summary(record: &KernelCache) -> (usize, Vec<(String, String)>) {
+pub fn summary(cache: &KernelCache) -> (usize, Vec<(String, String)>) {
     let mut wrong: HashMap<&str, &str> = HashMap::new();
     let mut right = 0;
-    let of_this_build = record.certificates().filter(|known| known.build == build());
+    let of_this_build = cache.certificates().filter(|known| known.build == build());
     for Certificate { kernel, result, .. } in of_this_build {
         match result {
             CertificationResult::Pass { .. } => right += 1,
@@ -320,39 +320,39 @@ mod tests {
 
     #[test]
     fn what_is_saved_is_read_again() {
-        let cache = tempfile::tempdir().unwrap();
-        let directory = cache.path().join("new");
-        let mut record = KernelCache::open(&directory, "vulkan:A (1)");
-        record.certify("one".into(), certificate("one"));
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().join("new");
+        let mut cache = KernelCache::open(&directory, "vulkan:A (1)");
+        cache.certify("one".into(), certificate("one"));
         let wrong = CertificationResult::Fail { why: "NMSE 1".into() };
-        record.certify("two".into(), Certificate::new("two", wrong));
-        record.insert_timings("call".into(), timings(0.1 + 0.2));
-        record.save();
-        assert_eq!(record.take_notes(), [""; 0]);
+        cache.certify("two".into(), Certificate::new("two", wrong));
+        cache.insert_timings("call".into(), timings(0.1 + 0.2));
+        cache.save();
+        assert_eq!(cache.take_notes(), [""; 0]);
 
-        let retune = KernelCache::open(&directory, "vulkan:A (1)");
-        assert_eq!(retune.content, record.content);
-        assert_eq!(retune.timings("call", "all"), Some(&timings(0.1 + 0.2)));
-        assert_eq!(retune.timings("call", "other candidates"), None);
-        assert_eq!(summary(&retune), (1, vec![("two".into(), "NMSE 1".into())]));
+        let reopened = KernelCache::open(&directory, "vulkan:A (1)");
+        assert_eq!(reopened.content, cache.content);
+        assert_eq!(reopened.timings("call", "all"), Some(&timings(0.1 + 0.2)));
+        assert_eq!(reopened.timings("call", "other candidates"), None);
+        assert_eq!(summary(&reopened), (1, vec![("two".into(), "NMSE 1".into())]));
         let other = KernelCache::open(&directory, "vulkan:A (2)");
         assert_eq!(summary(&other), (0, vec![]), "another driver knows nothing");
     }
 
     #[test]
     fn writers_keep_what_others_wrote() {
-        let cache = tempfile::tempdir().unwrap();
-        let open = || KernelCache::open(cache.path(), "device");
+        let directory = tempfile::tempdir().unwrap();
+        let open = || KernelCache::open(directory.path(), "device");
         let writers: Vec<_> = (0..8)
             .map(|writer| {
-                let mut record = open();
+                let mut cache = open();
                 std::thread::spawn(move || {
                     for i in 0..5 {
                         let name = format!("{writer}-{i}");
-                        record.certify(name.clone(), certificate(&name));
-                        record.save();
+                        cache.certify(name.clone(), certificate(&name));
+                        cache.save();
                     }
-                    record.take_notes()
+                    cache.take_notes()
                 })
             })
             .collect();
@@ -365,11 +365,11 @@ mod tests {
     #[test]
     fn damaged_and_foreign_files_are_set_aside() {
         let good = {
-            let cache = tempfile::tempdir().unwrap();
-            let mut record = KernelCache::open(cache.path(), "device");
-            record.insert_timings("call".into(), timings(0.5));
-            record.save();
-            fs::read_to_string(record.path.unwrap()).unwrap()
+            let directory = tempfile::tempdir().unwrap();
+            let mut cache = KernelCache::open(directory.path(), "device");
+            cache.insert_timings("call".into(), timings(0.5));
+            cache.save();
+            fs::read_to_string(cache.path.unwrap()).unwrap()
         };
         let spoiled = [
             (String::new(), "EOF"),
@@ -380,31 +380,31 @@ mod tests {
             ("{\"a\": 1}".into(), "unknown field"),
         ];
         for (text, why) in spoiled {
-            let cache = tempfile::tempdir().unwrap();
-            let path = cache.path().join(file_name("device"));
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join(file_name("device"));
             fs::write(&path, &text).unwrap();
-            let mut record = KernelCache::open(cache.path(), "device");
-            let notes = record.take_notes();
+            let mut cache = KernelCache::open(directory.path(), "device");
+            let notes = cache.take_notes();
             assert!(notes.len() == 1 && notes[0].contains(why), "{why}: {notes:?}");
-            record.certify("one".into(), certificate("one"));
-            record.save();
+            cache.certify("one".into(), certificate("one"));
+            cache.save();
             assert_eq!(fs::read_to_string(damaged(&path)).unwrap(), text);
-            assert_eq!(summary(&KernelCache::open(cache.path(), "device")).0, 1);
+            assert_eq!(summary(&KernelCache::open(directory.path(), "device")).0, 1);
         }
     }
 
     #[test]
     fn a_directory_that_cannot_be_written_is_a_note() {
-        let cache = tempfile::tempdir().unwrap();
-        let file = cache.path().join("file");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
-        let mut record = KernelCache::open(&file.join("below"), "device");
-        record.take_notes();
-        record.certify("one".into(), certificate("one"));
-        record.save();
-        let notes = record.take_notes();
+        let mut cache = KernelCache::open(&file.join("below"), "device");
+        cache.take_notes();
+        cache.certify("one".into(), certificate("one"));
+        cache.save();
+        let notes = cache.take_notes();
         assert!(notes.len() == 1 && notes[0].contains(CACHE_DIR_ENV), "{notes:?}");
-        assert!(record.certificate("one").is_some(), "the run goes on");
+        assert!(cache.certificate("one").is_some(), "the run goes on");
     }
 
     #[test]

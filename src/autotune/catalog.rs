@@ -22,7 +22,7 @@ pub fn catalog_calls() -> Vec<OwnedCall> {
     let owned_call = |(op, inputs): (Op, Vec<Vec<usize>>)| {
         let name = op.to_string();
         let owned_call = OwnedCall::new(op, inputs, random);
-        owned_call.unwrap_or_else(|| panic!("the table's shapes do not fit {name}"))
+        owned_call.unwrap_or_else(|| panic!("the catalog's shapes do not fit {name}"))
     };
     let all = [products(), elementwise(), fused(), moves(), rows(), attention()].concat();
     all.into_iter().map(owned_call).collect()
@@ -188,15 +188,15 @@ mod tests {
     #[test]
     fn every_shader_file_is_used() {
         // Kernels on buckets have their own probes; two files are no part of training.
-        let mut planned: BTreeSet<&str> = ["adamw", "hash", "norm", "sgd", "peak", "spin"].into();
+        let mut used: BTreeSet<&str> = ["adamw", "hash", "norm", "sgd", "peak", "spin"].into();
         for owned_call in catalog_calls() {
             let call = owned_call.call();
             for variant in (twin(call.op).unwrap().variants)(&call) {
-                planned.extend(variant.dispatches.iter().map(|dispatch| dispatch.shader.file));
+                used.extend(variant.dispatches.iter().map(|dispatch| dispatch.shader.file));
             }
         }
         for (file, _) in FILES {
-            assert!(planned.contains(file), "{file} is used by no call of the table");
+            assert!(used.contains(file), "{file} is used by no call of the catalog");
         }
     }
 

@@ -148,7 +148,7 @@ impl Certifier<'_> {
     }
 
     fn factor(&self, name: &str) -> f32 {
-        if self.corrupted_kernels.iter().any(|corrupted_kernels| corrupted_kernels == name) {
+        if self.corrupted_kernels.iter().any(|kernel| kernel == name) {
             CORRUPTION_FACTOR
         } else {
             1.0

@@ -301,8 +301,8 @@ mod tests {
         for topology in [Topology::Ring, Topology::Star] {
             for world in 1..=5 {
                 let layout = ShardLayout::new(topology, world, &[1000, 64, 4097], 64, 256);
-                let text: Vec<[Sent; 2]> = (0..world).map(|rank| sent(&layout, rank)).collect();
-                assert_eq!(text, exchanged(&layout), "{topology:?} of {world}");
+                let expected: Vec<[Sent; 2]> = (0..world).map(|rank| sent(&layout, rank)).collect();
+                assert_eq!(expected, exchanged(&layout), "{topology:?} of {world}");
             }
         }
     }

@@ -15,7 +15,7 @@ use clap::Parser;
 
 use crate::config::read::ConfigError;
 use crate::files;
-use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT};
+use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, RuntimeError};
 use crate::train::TrainError;
 use args::{Cli, Command};
 
@@ -55,6 +55,9 @@ fn print(text: &str) -> bool {
 
 fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(error) = error.downcast_ref::<TrainError>() {
+        return error.exit_code();
+    }
+    if let Some(error) = error.downcast_ref::<RuntimeError>() {
         return error.exit_code();
     }
     let typed = error.is::<ConfigError>() || error.is::<UsageError>();

@@ -37,7 +37,7 @@ use std::sync::Arc;
 use super::layout::{ShardLayout, Topology};
 use crate::base::{BucketId, ChunkId, Rank};
 
-/// Phase of an all-reduce.
+/// Kind of a collective; the two together are an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CollectiveKind {
     /// Values are summed on their way to the owner of each chunk.
@@ -111,7 +111,7 @@ struct ChunkProgress {
     /// Senders of messages that arrived and are not folded yet.
     early: Vec<Rank>,
     /// Number of folded messages.
-    folded: u32,
+    accumulated: u32,
     /// True if the final values have arrived.
     gathered: bool,
 }
@@ -251,18 +251,18 @@ impl Exchange {
             self.buckets[bucket.index()].waiting.push_back(chunk);
             self.begin(bucket);
         } else {
-            self.fold(chunk);
+            self.accumulate(chunk);
         }
     }
 
     fn partial(&mut self, chunk: ChunkId, from: Rank) {
         let progress = &self.chunks[chunk.index()];
-        let sources = progress.folded..self.sources(chunk);
+        let sources = progress.accumulated..self.sources(chunk);
         let is_due = sources.into_iter().any(|index| self.source(index) == from);
         let is_new = is_due && !progress.early.contains(&from);
         assert!(is_new, "{} expects no partial sum of {chunk} from {from}", self.rank);
         self.chunks[chunk.index()].early.push(from);
-        self.fold(chunk);
+        self.accumulate(chunk);
     }
 
     /// Begins as many partial sums as the window allows.
@@ -279,17 +279,17 @@ impl Exchange {
     }
 
     /// Folds the messages that have arrived, in order, and passes the sum on when it is complete.
-    fn fold(&mut self, chunk: ChunkId) {
+    fn accumulate(&mut self, chunk: ChunkId) {
         if !self.chunks[chunk.index()].ready {
             return;
         }
         let sources = self.sources(chunk);
-        while self.chunks[chunk.index()].folded < sources {
-            let from = self.source(self.chunks[chunk.index()].folded);
+        while self.chunks[chunk.index()].accumulated < sources {
+            let from = self.source(self.chunks[chunk.index()].accumulated);
             let progress = &mut self.chunks[chunk.index()];
             let Some(at) = progress.early.iter().position(|rank| *rank == from) else { return };
             progress.early.swap_remove(at);
-            progress.folded += 1;
+            progress.accumulated += 1;
             self.actions.push_back(Action::Accumulate { chunk, from });
         }
         self.reduced(chunk);

@@ -16,7 +16,7 @@ pub enum RootedStep {
     /// Receive the block from `from` and hold it.
     Receive { from: Rank, block: Rank },
     /// Receive the block from `from`, add it to the held values and hold the sum.
-    Fold { from: Rank, block: Rank },
+    Accumulate { from: Rank, block: Rank },
 }
 
 /// Returns the number of levels of a tree, `L = ceil(log2(world))`.
@@ -60,7 +60,7 @@ pub fn reduce(world: u32, root: Rank, rank: Rank) -> Vec<RootedStep> {
             break;
         }
         if number + distance < world {
-            steps.push(RootedStep::Fold { from: seen.rank(number + distance), block: root });
+            steps.push(RootedStep::Accumulate { from: seen.rank(number + distance), block: root });
         }
     }
     steps
@@ -147,11 +147,12 @@ mod tests {
                     RootedStep::Send { to, block } => {
                         sent.entry((rank, to.0)).or_default().push_back(held[&block.0].clone());
                     }
-                    RootedStep::Receive { from, block } | RootedStep::Fold { from, block } => {
+                    RootedStep::Receive { from, block }
+                    | RootedStep::Accumulate { from, block } => {
                         let queue = sent.entry((from.0, rank)).or_default();
                         let Some(came) = queue.pop_front() else { continue };
                         let sum = match step {
-                            RootedStep::Fold { .. } => format!("({}+{came})", held[&block.0]),
+                            RootedStep::Accumulate { .. } => format!("({}+{came})", held[&block.0]),
                             _ => came,
                         };
                         held.insert(block.0, sum);

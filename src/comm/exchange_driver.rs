@@ -172,7 +172,7 @@ impl<T: Element> ExchangeDriver<T> {
     }
 
     /// Processes a message from another rank.
-    pub fn recv<O: ExchangeIo<T>>(
+    pub fn on_message<O: ExchangeIo<T>>(
         &mut self,
         message: Message<T>,
         io: &mut O,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// One key of a configuration `C`.
 pub struct Key<C: 'static> {
-    /// Full name `section.leaf`, as used in flags and messages.
+    /// Full name `section.key_name`, as used in flags and messages.
     pub full_name: &'static str,
     pub section: &'static str,
     pub name: &'static str,

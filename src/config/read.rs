@@ -54,7 +54,7 @@ impl fmt::Display for Origin {
 pub struct Override {
     /// The flag as it was typed, for messages: `--steps 500`.
     pub flag: String,
-    /// Full name of the key, `section.leaf`.
+    /// Full name of the key, `section.key_name`.
     pub key: String,
     /// Value in TOML, or a bare word, which is read as a string.
     pub value: String,
@@ -183,10 +183,10 @@ impl ConfigReader {
                 DeValue::Table(_) => return Err(unknown_section(origin, section_name)),
                 _ => return Err(unknown_key(origin, section_name)),
             };
-            for (leaf, value) in in_order(table) {
-                let name = format!("{section_name}.{}", leaf.get_ref());
+            for (key_name, value) in in_order(table) {
+                let name = format!("{section_name}.{}", key_name.get_ref());
                 let written = excerpt(text, &value.span());
-                self.put(line(leaf.span().start), &name, Some(value.get_ref()), &written)?;
+                self.put(line(key_name.span().start), &name, Some(value.get_ref()), &written)?;
             }
         }
         Ok(())
@@ -328,13 +328,13 @@ fn unknown_section(origin: Origin, name: &str) -> ConfigError {
 }
 
 fn unknown_key(origin: Origin, name: &str) -> ConfigError {
-    let leaf = name.rsplit('.').next().unwrap_or(name);
+    let key_name = name.rsplit('.').next().unwrap_or(name);
     let is_section = |name: &str| SECTIONS.iter().any(|(section, _)| *section == name);
     let section = name.split('.').next().filter(|section| is_section(section));
     let by_name = || nearest(name, KEYS.iter().map(|key| (key.full_name, key.full_name)));
-    let by_leaf = || nearest(leaf, KEYS.iter().map(|key| (key.name, key.full_name)));
+    let by_key_name = || nearest(key_name, KEYS.iter().map(|key| (key.name, key.full_name)));
     // A near match of the full name (a typo) beats the same key of another section (a mistake).
-    let near = by_name().or_else(by_leaf);
+    let near = by_name().or_else(by_key_name);
     let hint = match (near, section) {
         (_, Some(section)) if section == name => format!("{section} is a section: [{section}]"),
         (Some(near), _) => format!("did you mean {near}?"),
@@ -652,23 +652,23 @@ mod tests {
         }
     }
 
-    /// Picks a value of a key; `origin`, from 0 to 1, is its position in the accepted range.
-    fn pick(key: &Key<RunConfig>, origin: f64) -> Option<Value> {
+    /// Picks a value of a key; `fraction`, from 0 to 1, is its position in the accepted range.
+    fn pick(key: &Key<RunConfig>, fraction: f64) -> Option<Value> {
         use std::ops::Bound::{Excluded, Included};
         let value = match key.accepts {
             Constraint::Whole(first, last) => {
-                Value::Whole(i128::from(first) + ((last - first) as f64 * origin.powi(8)) as i128)
+                Value::Whole(i128::from(first) + ((last - first) as f64 * fraction.powi(8)) as i128)
             }
             Constraint::Real(Included(from) | Excluded(from), Included(to) | Excluded(to)) => {
-                Value::Real(from + (to - from) * origin)
+                Value::Real(from + (to - from) * fraction)
             }
             Constraint::Real(..) => panic!("{} has no bound", key.full_name),
-            Constraint::Flag => Value::Flag(origin < 0.5),
+            Constraint::Flag => Value::Flag(fraction < 0.5),
             Constraint::OneOf(words) => {
-                Value::Text(words[(origin * words.len() as f64) as usize].into())
+                Value::Text(words[(fraction * words.len() as f64) as usize].into())
             }
-            Constraint::IntList => Value::IntList(vec![1 + (origin * 9.0) as u64; 3]),
-            Constraint::Text => Value::Text(format!("a \"{origin}\"\\\n'ü'")),
+            Constraint::IntList => Value::IntList(vec![1 + (fraction * 9.0) as u64; 3]),
+            Constraint::Text => Value::Text(format!("a \"{fraction}\"\\\n'ü'")),
         };
         key.accepts.check(value)
     }
@@ -676,11 +676,11 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_printed_reads_back_the_same(
-            origins in proptest::collection::vec(0.0..1.0f64, KEYS.len())
+            fractions in proptest::collection::vec(0.0..1.0f64, KEYS.len())
         ) {
             let mut config = RunConfig::default();
-            for (key, origin) in KEYS.iter().zip(origins) {
-                let Some(value) = pick(key, origin) else { continue };
+            for (key, fraction) in KEYS.iter().zip(fractions) {
+                let Some(value) = pick(key, fraction) else { continue };
                 let mut changed = config.clone();
                 (key.set)(&mut changed, value);
                 changed.train.batch = changed.train.batch.max(changed.train.micro_batch);

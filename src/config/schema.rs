@@ -401,7 +401,7 @@ impl RunConfig {
     }
 }
 
-/// Returns the key of this name, `section.leaf`.
+/// Returns the key of this name, `section.key_name`.
 pub fn key(name: &str) -> Option<&'static Key<RunConfig>> {
     KEYS.iter().find(|key| key.full_name == name)
 }

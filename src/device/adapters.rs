@@ -46,7 +46,7 @@ impl Adapter {
     }
 }
 
-/// Returns the first limit that is below the needs of every kernel (`tests/shaders.rs` counts
+/// Returns the first limit that is below the needs of every kernel (`tests/library/shaders.rs` counts
 /// them), or `None`. Without this check, such an adapter would fail when a shader is compiled.
 fn missing_limit(limits: &wgpu::Limits) -> Option<String> {
     let needed = [

@@ -22,7 +22,7 @@ pub enum InjectedFault {
 impl InjectedFault {
     /// Injects the fault into a device without a driver: returns the error that the driver's
     /// failure becomes, or sleeps for a hang.
-    pub fn to_error(self, adapter: &str) -> Result<(), DeviceError> {
+    pub fn inject_on_host(self, adapter: &str) -> Result<(), DeviceError> {
         let adapter = adapter.to_string();
         match self {
             Self::Lost => Err(DeviceError::Lost { adapter, why: "injected".into() }),

@@ -166,7 +166,7 @@ fn several(part: &str, known: &[Known]) -> Result<(Chosen, usize), DeviceError> 
     let device = one(name.trim_end(), known)?;
     match count.trim().parse() {
         Ok(count) if (1..=COPIES_MAX).contains(&count) => Ok((device, count)),
-        _ => Err(bad(part, &format!("after * expects a whole number from 1 to {COPIES_MAX}"))),
+        _ => Err(bad(part, &format!("a whole number from 1 to {COPIES_MAX} must follow *"))),
     }
 }
 
@@ -294,8 +294,8 @@ mod tests {
         refused("cpu,rtx*65", &["'rtx*65' is not", "from 1 to 64"]);
         refused("rtx*x,cpu", &["'rtx*x' is not", "from 1 to 64"]);
         refused("radeon*2", &["no adapter matches 'radeon'"]);
-        refused("cpu,auto", &["'auto' is not", "stands alone"]);
-        refused("all*2,cpu", &["'all' is not", "stands alone"]);
+        refused("cpu,auto", &["'auto' is not", "cannot be part of a list"]);
+        refused("all*2,cpu", &["'all' is not", "cannot be part of a list"]);
         refused("cpu,rtx,cpu", &["'cpu' is not", "already", "cpu*2"]);
         refused("rtx,nvidia*2", &["'nvidia*2' is not", "nvidia*2"]);
     }

@@ -235,7 +235,7 @@ fn zero_shards<T: Float>(shards: &Shards) -> Vec<Vec<T>> {
 }
 
 fn narrow<T: Float>(values: &[T]) -> Vec<f32> {
-    values.iter().map(|v| v.to_real() as f32).collect()
+    values.iter().map(|v| v.as_f64() as f32).collect()
 }
 
 fn widen<T: Float>(to: &mut [T], from: &[f32]) {
@@ -256,7 +256,7 @@ impl<T: Float> Executor for Cpu<T> {
     }
 
     fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
-        fault.to_error(&self.name)
+        fault.inject_on_host(&self.name)
     }
 
     fn set_input(
@@ -300,7 +300,7 @@ impl<T: Float> Executor for Cpu<T> {
     }
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
-        Ok((self.loss[0].to_real(), self.loss[1].to_real()))
+        Ok((self.loss[0].as_f64(), self.loss[1].as_f64()))
     }
 
     fn update(
@@ -367,7 +367,7 @@ impl<T: Float> Executor for Cpu<T> {
         assert!(range.len() <= self.readback_elements_max, "{range:?} is longer than a piece");
         let place = self.shards.place(bank, bucket, &range);
         let mut copy = self.readbacks.buffer();
-        copy.extend(self.bank(bank, bucket)[place].iter().map(|v| v.to_real() as f32));
+        copy.extend(self.bank(bank, bucket)[place].iter().map(|v| v.as_f64() as f32));
         self.readbacks.begin(bank, bucket, range, copy);
         Ok(())
     }
@@ -404,7 +404,7 @@ impl<T: Float> Executor for Cpu<T> {
     ) -> Result<(), DeviceError> {
         let gradients = &self.gradients[bucket.index()][start..start + partial.len()];
         for (sum, gradient) in partial.iter_mut().zip(gradients) {
-            *sum = (T::from_f64(f64::from(*sum)) + *gradient).to_real() as f32;
+            *sum = (T::from_f64(f64::from(*sum)) + *gradient).as_f64() as f32;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ pub fn inject(
             Ok(())
         }
         InjectedFault::Hang => hang(gpu, pipelines, INJECTED_HANG_MAX),
-        InjectedFault::OutOfMemory => fault.to_error(&gpu.name),
+        InjectedFault::OutOfMemory => fault.inject_on_host(&gpu.name),
     }
 }
 

@@ -394,7 +394,7 @@ mod tests {
     fn segments_go_forward_by_block_then_back() {
         let plan = Plan::new(sample(), PlanOptions::new(4));
         let order: Vec<String> =
-            plan.segments.iter().map(|s| format!("{:?}{}", s.phase, s.block)).collect();
+            plan.segments.iter().map(|s| format!("{}{}", s.phase, s.block)).collect();
         assert_eq!(order, ["F0", "F1", "B1", "W1", "B0", "W0"]);
     }
 

@@ -66,7 +66,7 @@ pub fn graph_dot(graph: &Graph) -> String {
     for (index, node) in graph.nodes.iter().enumerate() {
         if open != Some((node.phase, node.block)) {
             let close = if open.is_some() { "  }\n" } else { "" };
-            let label = format!("{:?} {}", node.phase, graph.blocks[node.block as usize]);
+            let label = format!("{} {}", node.phase, graph.blocks[node.block as usize]);
             let _ = writeln!(text, "{close}  subgraph \"cluster {index}\" {{ label=\"{label}\";");
             open = Some((node.phase, node.block));
         }

@@ -100,7 +100,7 @@ pub trait Float:
     num_traits::Float + num_traits::NumAssign + Sum + Debug + Send + Sync + 'static
 {
     fn from_f64(value: f64) -> Self;
-    fn to_real(self) -> f64;
+    fn as_f64(self) -> f64;
     /// The error function.
     fn erf(self) -> Self;
 }
@@ -109,7 +109,7 @@ impl Float for f32 {
     fn from_f64(value: f64) -> Self {
         value as f32
     }
-    fn to_real(self) -> f64 {
+    fn as_f64(self) -> f64 {
         f64::from(self)
     }
     fn erf(self) -> Self {
@@ -121,7 +121,7 @@ impl Float for f64 {
     fn from_f64(value: f64) -> Self {
         value
     }
-    fn to_real(self) -> f64 {
+    fn as_f64(self) -> f64 {
         self
     }
     fn erf(self) -> Self {

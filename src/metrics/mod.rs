@@ -6,5 +6,5 @@ pub mod recorder;
 pub mod trace;
 
 pub use event::{EvalRecord, Event, RankRecord, StepRecord};
-pub use recorder::{MetricsError, Recorder, ResumePoint, truncate_after};
+pub use recorder::{MetricsError, Recorder, Truncation, truncate_after};
 pub use trace::{Span, Trace, Track};

@@ -38,8 +38,8 @@ impl Recorder {
 
     /// Opens the record of a run that is resumed after `step`, cut by [`truncate_after`]. A
     /// record that is missing starts empty.
-    pub fn resume(path: &Path, step: u64) -> Result<(Self, ResumePoint), MetricsError> {
-        let resume_point = truncate_after(path, step)?;
+    pub fn resume(path: &Path, step: u64) -> Result<(Self, Truncation), MetricsError> {
+        let truncation = truncate_after(path, step)?;
         // Not in append mode, in which Windows may refuse to truncate a torn line.
         let mut options = OpenOptions::new();
         let mut file = options
@@ -49,7 +49,7 @@ impl Recorder {
             .open(path)
             .map_err(|why| write_error(path, why))?;
         let length = file.seek(SeekFrom::End(0)).map_err(|why| write_error(path, why))?;
-        Ok((Self { path: path.into(), file, length }, resume_point))
+        Ok((Self { path: path.into(), file, length }, truncation))
     }
 
     /// Appends one line. If that fails, nothing of the line stays in the file, so that later
@@ -71,7 +71,7 @@ impl Recorder {
 
 /// Result of [`truncate_after`], in lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ResumePoint {
+pub struct Truncation {
     pub kept: u64,
     /// Removed lines of later steps.
     pub dropped: u64,
@@ -83,15 +83,15 @@ pub struct ResumePoint {
 
 /// Truncates a record after the step that a run is resumed from: removes lines of later steps and
 /// damaged lines. The file is replaced whole or not at all. A missing file stays missing.
-pub fn truncate_after(path: &Path, step: u64) -> Result<ResumePoint, MetricsError> {
+pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError> {
     let read_error = |why| MetricsError::Read { path: path.into(), why };
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(ResumePoint::default()),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Truncation::default()),
         Err(why) => return Err(read_error(why)),
     };
     let mut reader = BufReader::new(file);
-    let mut resume_point = ResumePoint::default();
+    let mut truncation = Truncation::default();
     let mut unread = None;
     let written = files::replace_with(path, |file| {
         let mut kept = BufWriter::new(file);
@@ -110,19 +110,19 @@ pub fn truncate_after(path: &Path, step: u64) -> Result<ResumePoint, MetricsErro
             match read_line(&line) {
                 Some((found, val_loss)) if found <= step => {
                     kept.write_all(&line)?;
-                    resume_point.kept += 1;
-                    resume_point.val_loss =
-                        val_loss.filter(|_| found == step).or(resume_point.val_loss);
+                    truncation.kept += 1;
+                    truncation.val_loss =
+                        val_loss.filter(|_| found == step).or(truncation.val_loss);
                 }
-                Some(_) => resume_point.dropped += 1,
-                None => resume_point.damaged += 1,
+                Some(_) => truncation.dropped += 1,
+                None => truncation.damaged += 1,
             }
         }
     });
     match (written, unread) {
         (_, Some(why)) => Err(read_error(why)),
         (Err(why), None) => Err(write_error(path, why)),
-        (Ok(()), None) => Ok(resume_point),
+        (Ok(()), None) => Ok(truncation),
     }
 }
 
@@ -166,11 +166,8 @@ mod tests {
         assert_eq!(steps(&path), [0, 1, 2, 3, 4, 5, 3]);
         drop(recorder);
 
-        let (mut recorder, resume_point) = Recorder::resume(&path, 3).unwrap();
-        assert_eq!(
-            resume_point,
-            ResumePoint { kept: 5, dropped: 2, damaged: 0, val_loss: Some(3.0) }
-        );
+        let (mut recorder, truncation) = Recorder::resume(&path, 3).unwrap();
+        assert_eq!(truncation, Truncation { kept: 5, dropped: 2, damaged: 0, val_loss: Some(3.0) });
         recorder.record(step(4)).unwrap();
         recorder.record(step(5)).unwrap();
         assert_eq!(steps(&path), [0, 1, 2, 3, 3, 4, 5]);
@@ -185,9 +182,9 @@ mod tests {
             ["{\"step\":2,\"lo", "{\"step\":2}", "\0\0\0\n", "{\"step\":null}\n", "\u{FF}\n"]
         {
             fs::write(&path, format!("{{\"step\":1}}\n{torn}")).unwrap();
-            let (mut recorder, resume_point) = Recorder::resume(&path, 9).unwrap();
-            let expected = ResumePoint { kept: 1, damaged: 1, ..ResumePoint::default() };
-            assert_eq!(resume_point, expected, "{torn:?}");
+            let (mut recorder, truncation) = Recorder::resume(&path, 9).unwrap();
+            let expected = Truncation { kept: 1, damaged: 1, ..Truncation::default() };
+            assert_eq!(truncation, expected, "{torn:?}");
             recorder.record(step(2)).unwrap();
             assert_eq!(steps(&path), [1, 2]);
         }
@@ -197,8 +194,8 @@ mod tests {
     fn a_missing_record_starts_empty_and_a_new_one_overwrites() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
-        let (mut recorder, resume_point) = Recorder::resume(&path, 9).unwrap();
-        assert_eq!(resume_point, ResumePoint::default());
+        let (mut recorder, truncation) = Recorder::resume(&path, 9).unwrap();
+        assert_eq!(truncation, Truncation::default());
         recorder.record(step(10)).unwrap();
         Recorder::create(&path).unwrap();
         assert!(steps(&path).is_empty());

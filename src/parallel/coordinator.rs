@@ -78,7 +78,7 @@ mod tests {
         Vote { rank: Rank(rank), loss: 2.0, count: 1.0, sum_squares: 4.0, not_finite: 0 }
     }
 
-    fn discard(rank: u32, why: &str) -> Option<Decision> {
+    fn abort(rank: u32, why: &str) -> Option<Decision> {
         Some(Decision::Abort { rank: Rank(rank), why: why.into() })
     }
 
@@ -108,7 +108,7 @@ mod tests {
     fn the_first_failure_is_announced_and_no_verdict_after_it() {
         let mut coordinator = Coordinator::new(2);
         assert_eq!(coordinator.vote(vote(0)), None);
-        assert_eq!(coordinator.fail(Rank(1), "lost"), discard(1, "lost"));
+        assert_eq!(coordinator.fail(Rank(1), "lost"), abort(1, "lost"));
         assert!(coordinator.pending_ranks().is_empty());
         assert_eq!(coordinator.fail(Rank(0), "its neighbour is gone"), None);
         assert_eq!(coordinator.vote(vote(1)), None);
@@ -119,7 +119,7 @@ mod tests {
         let mut coordinator = Coordinator::new(1);
         let said = coordinator.vote(vote(0));
         assert!(matches!(said, Some(Decision::Verdict(Verdict::Commit(_)))));
-        assert_eq!(coordinator.fail(Rank(0), "lost"), discard(0, "lost"));
+        assert_eq!(coordinator.fail(Rank(0), "lost"), abort(0, "lost"));
         assert_eq!(coordinator.fail(Rank(0), "lost"), None);
     }
 

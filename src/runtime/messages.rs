@@ -54,5 +54,5 @@ pub enum DriverMsg {
         reply: mpsc::SyncSender<Vec<f32>>,
     },
     Done(Collective),
-    Announced(Verdict),
+    Decided(Verdict),
 }

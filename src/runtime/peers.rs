@@ -67,7 +67,7 @@ pub struct WaitStatus {
     /// device.
     is_waiting: AtomicBool,
     /// Number of messages received so far.
-    wakeups: AtomicU64,
+    received: AtomicU64,
 }
 
 impl WaitStatus {
@@ -77,8 +77,8 @@ impl WaitStatus {
     }
 
     /// Returns the number of messages that the rank has received.
-    pub fn wakeups(&self) -> u64 {
-        self.wakeups.load(Ordering::Relaxed)
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 }
 
@@ -87,7 +87,7 @@ pub struct RingPeers {
     pub rank: Rank,
     pub layout: Arc<ShardLayout>,
     pub reduce_site: ReduceSite,
-    /// Bank that receives the final values of chunks that other ranks own.
+    /// Bucket tensor that receives the final values of chunks that other ranks own.
     pub gathers: BucketTensor,
     pub ring: Mailbox<RingMsg>,
     pub inbox: Mailbox<DriverMsg>,
@@ -156,7 +156,7 @@ impl RingPeers {
                 let _ = reply.send(partial);
             }
             DriverMsg::Done(collective) => return Ok(Some(Event::Done(collective))),
-            DriverMsg::Announced(verdict) => return Ok(Some(Event::Verdict(verdict))),
+            DriverMsg::Decided(verdict) => return Ok(Some(Event::Verdict(verdict))),
         }
         Ok(None)
     }
@@ -191,7 +191,9 @@ impl RingPeers {
             Err(RecvError::TimedOut) => Ok(None),
         };
         self.waiting.is_waiting.store(false, Ordering::Relaxed);
-        self.waiting.wakeups.fetch_add(u64::from(!matches!(received, Ok(None))), Ordering::Relaxed);
+        self.waiting
+            .received
+            .fetch_add(u64::from(!matches!(received, Ok(None))), Ordering::Relaxed);
         *waited += started.elapsed();
         received
     }

@@ -89,7 +89,7 @@ fn run(channels: RingChannels) -> Closed {
                 io.readbacks.extend(readback.map(|readback| (chunk, readback)));
                 exchange.on_local_ready(kind, chunk, &mut io)
             }
-            RingMsg::Message(message) => exchange.recv(message, &mut io),
+            RingMsg::Message(message) => exchange.on_message(message, &mut io),
         };
         if let Err(closed) = handled {
             return closed;

@@ -95,8 +95,8 @@ pub fn split_by_speed(
         let mut step_s = makespan(&counts, &speeds) + exchange_s;
         // A device without a sample gains nothing, whatever the timing noise suggests.
         for idle in (0..set.len()).filter(|at| counts[*at] == 0) {
-            let peers: Vec<usize> = set.iter().copied().filter(|d| *d != set[idle]).collect();
-            step_s = tried.get(&peers).map_or(step_s, |(_, without_s)| step_s.max(*without_s));
+            let others: Vec<usize> = set.iter().copied().filter(|d| *d != set[idle]).collect();
+            step_s = tried.get(&others).map_or(step_s, |(_, without_s)| step_s.max(*without_s));
         }
         tried.insert(set.to_vec(), (counts, step_s));
         step_s
@@ -276,7 +276,7 @@ fn contended(
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
-pub fn time_reduce_sites(
+pub fn faster_reduce_site(
     device: &mut dyn Executor,
     layout: &ShardLayout,
 ) -> Result<ReduceSite, DeviceError> {

@@ -343,8 +343,8 @@ impl<'t> StepRound<'t> {
             let look_at = look_every.map(|every| Instant::now() + every);
             match self.group.inbox.recv(look_at) {
                 Ok(CoordinatorMsg::Vote(vote)) => {
-                    let announcement = self.coordinator.vote(vote);
-                    self.announce(announcement);
+                    let decision = self.coordinator.vote(vote);
+                    self.announce(decision);
                 }
                 Ok(CoordinatorMsg::Finished(rank, result)) => self.end(rank, result),
                 Err(RecvError::TimedOut | RecvError::Closed(_)) => {}
@@ -374,9 +374,9 @@ impl<'t> StepRound<'t> {
                 self.end(Rank(rank as u32), Err(error));
             }
         }
-        let wakeups = self.group.workers.iter().map(|worker| worker.waiting.wakeups()).sum();
-        if works || wakeups != self.progress.0 {
-            self.progress = (wakeups, Instant::now());
+        let received = self.group.workers.iter().map(|worker| worker.waiting.received()).sum();
+        if works || received != self.progress.0 {
+            self.progress = (received, Instant::now());
         }
         self.detect_deadlock();
     }
@@ -425,18 +425,18 @@ impl<'t> StepRound<'t> {
 
     fn fail(&mut self, rank: Rank, error: DeviceError) {
         self.group.workers[rank.index()].driver.note(&error);
-        let announcement = self.coordinator.fail(rank, &error.to_string());
+        let decision = self.coordinator.fail(rank, &error.to_string());
         self.failed.get_or_insert((rank, error));
-        self.announce(announcement);
+        self.announce(decision);
     }
 
-    fn announce(&self, announcement: Option<Decision>) {
-        let Some(announcement) = announcement else { return };
+    fn announce(&self, decision: Option<Decision>) {
+        let Some(decision) = decision else { return };
         for worker in &self.group.workers {
-            match &announcement {
+            match &decision {
                 Decision::Verdict(verdict) => {
                     // The receiver may be gone if the rank has failed meanwhile.
-                    let _ = worker.inbox.send(DriverMsg::Announced(verdict.clone()));
+                    let _ = worker.inbox.send(DriverMsg::Decided(verdict.clone()));
                 }
                 // A closed mailbox wakes a rank from any wait.
                 Decision::Abort { why, .. } => {

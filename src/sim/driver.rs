@@ -182,11 +182,11 @@ impl Simulation<'_> {
                 interpreter.handle(Happened::Verdict(verdict.clone()));
                 driver.verdict = Some(verdict);
             }
-            (ToDriver::Discard { rank: failed, why }, Some(interpreter)) => {
+            (ToDriver::Abort { rank: failed, why }, Some(interpreter)) => {
                 interpreter.handle(Happened::Fault(format!("{failed} failed: {why}")));
                 driver.failure = Some((failed, why));
             }
-            (ToDriver::Discard { rank: failed, why }, None) => {
+            (ToDriver::Abort { rank: failed, why }, None) => {
                 driver.failure = Some((failed, why));
                 self.fail(rank);
             }
@@ -218,7 +218,7 @@ impl Simulation<'_> {
 
 fn name(action: &Action) -> String {
     match action {
-        Action::ZeroGradients => "clear".into(),
+        Action::ZeroGradients => "zero gradients".into(),
         Action::Load { micro_batch } => format!("load micro-batch {micro_batch}"),
         Action::Run { segment, micro_batch } => format!("run {segment} on {micro_batch}"),
         Action::Update { bucket } => format!("update {bucket}"),

@@ -26,7 +26,7 @@ pub enum ToDriver {
     /// End of a collective, sent by the rank's own ring thread.
     Done(Collective),
     Verdict(Verdict),
-    Discard {
+    Abort {
         rank: Rank,
         why: String,
     },
@@ -109,7 +109,7 @@ impl CoordinatorThread {
                 told
             }
             Decision::Abort { rank, why } => {
-                let mut told = self.to_all(&ToDriver::Discard { rank, why });
+                let mut told = self.to_all(&ToDriver::Abort { rank, why });
                 if self.seeded_bug == Some(SeededBug::LosesFailure) {
                     let forgotten = told.iter().rposition(|(other, _)| *other != rank);
                     forgotten.map(|index| told.remove(index));

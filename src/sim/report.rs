@@ -18,7 +18,7 @@ pub enum End {
 /// State of a rank after the run.
 #[derive(Clone, Debug)]
 pub struct RankReport {
-    /// Outcome; `None` if the rank died, hung for the deadline, or deadlock.
+    /// Outcome; `None` if the rank died, hung for the deadline, or deadlocked.
     pub end: Option<End>,
     /// True if the rank neither died nor hung for the deadline.
     pub is_live: bool,
@@ -52,7 +52,7 @@ impl fmt::Display for RankReport {
         match &self.end {
             Some(End::Completed) => f.write_str("completed")?,
             Some(End::Failed { rank, why }) => write!(f, "ended because {rank} failed: {why}")?,
-            None if self.is_live => f.write_str("deadlock")?,
+            None if self.is_live => f.write_str("deadlocked")?,
             None => f.write_str("died or hung")?,
         }
         write!(f, "; {} steps finished, parameters {:016x}", self.finished, self.bits())

@@ -86,7 +86,7 @@ pub enum SeededBug {
     /// The first rank that votes receives a verdict to commit while one vote is missing.
     CommitsEarly,
     /// Messages of one chunk are added in the order of their arrival.
-    FoldsInArrivalOrder,
+    AccumulatesInArrivalOrder,
     /// The n-th message between rings is lost.
     LosesMessage(u64),
     /// The last live rank receives no message about a failure.

@@ -75,12 +75,12 @@ impl Simulation<'_> {
         }
     }
 
-    /// Applies `SeededBug::FoldsInArrivalOrder`, if it is seeded: the n-th message to arrive is
+    /// Applies `SeededBug::AccumulatesInArrivalOrder`, if it is seeded: the n-th message to arrive is
     /// treated as the n-th in order.
     pub fn in_arrival_order(&mut self, item: Item) -> Item {
         match item {
             Item::Message(message)
-                if self.scenario.seeded_bug == Some(SeededBug::FoldsInArrivalOrder)
+                if self.scenario.seeded_bug == Some(SeededBug::AccumulatesInArrivalOrder)
                     && self.scenario.layout.topology == Topology::Star
                     && message.kind == CollectiveKind::ReduceScatter =>
             {

@@ -64,14 +64,14 @@ pub fn evaluate_split(
 fn share_out(starts: &[u64], weights: &[u32]) -> Vec<Vec<u64>> {
     let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
     let (mut seen, mut from) = (0, 0);
-    let split = |weight: &u32| {
+    let part = |weight: &u32| {
         seen += u64::from(*weight);
         let to = (starts.len() as u64 * seen / total.max(1)) as usize;
-        let split = starts[from..to].to_vec();
+        let part = starts[from..to].to_vec();
         from = to;
-        split
+        part
     };
-    weights.iter().map(split).collect()
+    weights.iter().map(part).collect()
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@
 #   tests/guard/guard.sh compare OLD NEW       equal byte by byte, or the first differences
 #   tests/guard/guard.sh compare OLD NEW TABLE equal once the renames of TABLE are applied to OLD
 #
-# A record holds: --explain graph, memory, program, communication and config; the text of every
-# shader; losses, gradient norms and the hashes of parameters and moments after 20 steps; all of it
-# on the CPU device with 1 and 3 ranks and on llvmpipe, with nothing timed and nothing remembered.
+# A record holds the text of every shader and, for runs of 20 steps on the CPU device with 1 and 3
+# ranks and on llvmpipe: the output of --explain, losses, gradient norms, resolved.toml, the sample,
+# and hashes of the checkpoints at steps 10 and 20. Autotuning is off and the cache is empty.
 # Figures depend on the processor: compare records of one machine.
 set -euo pipefail
 
@@ -80,7 +80,7 @@ record_run() {
 record_explanations() {
     local name="$1" kind
     shift
-    for kind in graph memory program communication config; do
+    for kind in graph dot memory program communication config; do
         (cd "$work" && "$program" train small.toml "$@" --explain "$kind") \
             >"$out/$kind-$name.txt" 2>"$work/log"
     done

@@ -105,7 +105,7 @@ fn lists_of_devices_that_are_wrong_in_a_part() {
     refuses("cpu,cpu", &["'cpu' is not a device selector", "say cpu*2 once"]);
     refuses("cpu*2,cpu", &["'cpu' is not a device selector", "the list has this device already"]);
     refuses("cpu,", &["'' is not a device selector", "empty"]);
-    refuses("cpu,all", &["'all' is not a device selector", "stands alone"]);
+    refuses("cpu,all", &["'all' is not a device selector", "cannot be part of a list"]);
     for count in ["cpu*0", "cpu*65", "cpu*x", "cpu*"] {
         refuses(count, &[&format!("'{count}' is not"), "a whole number from 1 to 64"]);
     }

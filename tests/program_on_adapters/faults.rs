@@ -84,7 +84,7 @@ const NO_MEMORY: &str = "out of memory";
 
 #[test]
 fn a_lost_device_and_one_without_memory_end_a_run_that_resumes_to_the_same_bits() {
-    for (fault, says) in [("lost", LOST), ("oom", NO_MEMORY)] {
+    for (fault, says) in [("lost", LOST), ("out-of-memory", NO_MEMORY)] {
         for point in ["forward", "backward", "verdict", "update"] {
             failed_and_resumed(&format!("{fault}@{point}:9"), "cpu", says);
         }

@@ -234,7 +234,7 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
     let undisturbed = Desk::new();
     train(&undisturbed, "", &devices, "").ok();
     for point in ["forward", "backward", "reduce", "verdict", "update", "gather"] {
-        for (fault, says) in [("lost", "was lost"), ("oom", "out of memory")] {
+        for (fault, says) in [("lost", "was lost"), ("out-of-memory", "out of memory")] {
             let rank = point.len() % 3;
             let desk = Desk::new();
             let fault = format!("{fault}@{point}:7/{rank}");

@@ -43,7 +43,7 @@ fn enough() -> TuneOptions {
     TuneOptions { seconds: 600.0, is_software: true, ..TuneOptions::default() }
 }
 
-fn corrupted_kernels(names: &[&str]) -> TuneOptions {
+fn with_corrupted(names: &[&str]) -> TuneOptions {
     TuneOptions {
         corrupted_kernels: names.iter().map(|name| name.to_string()).collect(),
         ..TuneOptions::default()
@@ -160,7 +160,7 @@ fn a_wrong_variant_is_refused_and_another_runs() {
         assert_ne!(unmeasured, "matmul", "a tile is chosen without measuring");
 
         let cache = tempfile::tempdir().unwrap();
-        for tuning in [corrupted_kernels(&[unmeasured]), enough()] {
+        for tuning in [with_corrupted(&[unmeasured]), enough()] {
             // The second run has no seeded error, but the cache.
             let (mut kernels, _) = prepared(gpu, cache_in(cache.path()), &tuning);
             assert_ne!(runs(&mut kernels, gpu, ROWS), unmeasured);
@@ -185,14 +185,14 @@ fn a_wrong_variant_is_refused_and_another_runs() {
 #[test]
 fn without_a_right_plain_variant_nothing_runs() {
     on_one_gpu(|gpu| {
-        let error = refused(gpu, &corrupted_kernels(&["matmul_naive"]));
+        let error = refused(gpu, &with_corrupted(&["matmul_naive"]));
         for part in [gpu.name.as_str(), "matmul_naive of matmul", "NMSE", "--devices cpu"] {
             assert!(error.contains(part), "{part} is missing in: {error}");
         }
-        assert!(refused(gpu, &corrupted_kernels(&["squared_error"])).contains("squared_error"));
+        assert!(refused(gpu, &with_corrupted(&["squared_error"])).contains("squared_error"));
 
         let (mut kernels, _) =
-            prepared(gpu, KernelCache::in_memory(), &corrupted_kernels(&["adamw", "norm"]));
+            prepared(gpu, KernelCache::in_memory(), &with_corrupted(&["adamw", "norm"]));
         assert!(kernels.norm(gpu, 10, 1, 0).unwrap_err().to_string().contains("norm"));
         for (rule, range) in catalog::updates() {
             let is_right = !matches!(rule, Update::AdamW { .. });

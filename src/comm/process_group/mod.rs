@@ -226,7 +226,7 @@ impl ProcessGroup {
                 match step {
                     RootedStep::Send { to, .. } => group.send_chunked(values, to)?,
                     RootedStep::Receive { from, block: of }
-                    | RootedStep::Fold { from, block: of } => {
+                    | RootedStep::Accumulate { from, block: of } => {
                         group.recv_chunked(&mut into[block(of)], from)?;
                     }
                 }
@@ -254,7 +254,7 @@ impl ProcessGroup {
                     RootedStep::Send { to, block: of } => {
                         group.send_chunked(&values[block(of)], to)?
                     }
-                    RootedStep::Receive { from, .. } | RootedStep::Fold { from, .. } => {
+                    RootedStep::Receive { from, .. } | RootedStep::Accumulate { from, .. } => {
                         group.recv_chunked(into, from)?;
                     }
                 }

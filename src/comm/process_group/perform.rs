@@ -76,7 +76,7 @@ impl ProcessGroup {
         for step in rooted::barrier(self.channels.world(), self.rank()) {
             match step {
                 RootedStep::Send { to, .. } => self.channels.send(to, Payload::Nothing)?,
-                RootedStep::Receive { from, .. } | RootedStep::Fold { from, .. } => {
+                RootedStep::Receive { from, .. } | RootedStep::Accumulate { from, .. } => {
                     self.channels.recv(from)?;
                 }
             }
@@ -125,7 +125,7 @@ impl ProcessGroup {
             let Some(TypedPayload::Message(message)) = T::unwrap(payload) else {
                 unreachable!("{OTHER}")
             };
-            driver.recv(message, &mut io)?;
+            driver.on_message(message, &mut io)?;
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl ProcessGroup {
         let mut held: Option<PooledBuffer<T>> = None;
         for step in steps {
             match *step {
-                RootedStep::Fold { from, .. } | RootedStep::Receive { from, .. } => {
+                RootedStep::Accumulate { from, .. } | RootedStep::Receive { from, .. } => {
                     let TypedPayload::Owned(mut came) = self.recv_chunk(from)? else {
                         unreachable!("{OTHER}")
                     };
@@ -205,7 +205,7 @@ impl ProcessGroup {
     ) -> Done {
         for step in steps {
             match *step {
-                RootedStep::Receive { from, .. } | RootedStep::Fold { from, .. } => {
+                RootedStep::Receive { from, .. } | RootedStep::Accumulate { from, .. } => {
                     let TypedPayload::Shared(came) = self.recv_chunk(from)? else {
                         unreachable!("{OTHER}")
                     };

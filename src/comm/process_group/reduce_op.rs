@@ -24,8 +24,8 @@ pub enum ReduceOp<T> {
 
 impl<T> ReduceOp<T> {
     /// Creates a user-defined operation, which must be the same on every rank.
-    pub fn user(reducer: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
-        Self::User(Arc::new(reducer))
+    pub fn user(combine: impl Fn(T, T) -> T + Send + Sync + 'static) -> Self {
+        Self::User(Arc::new(combine))
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -45,10 +45,10 @@ impl<T> fmt::Debug for ReduceOp<T> {
     }
 }
 
-/// Combines element by element: `into[i] = reducer(into[i], from[i])`.
-fn zip<T: Copy>(into: &mut [T], from: &[T], reducer: impl Fn(T, T) -> T) {
+/// Combines element by element: `into[i] = combine(into[i], from[i])`.
+fn zip<T: Copy>(into: &mut [T], from: &[T], combine: impl Fn(T, T) -> T) {
     for (into, from) in into.iter_mut().zip(from) {
-        *into = reducer(*into, *from);
+        *into = combine(*into, *from);
     }
 }
 

@@ -531,7 +531,7 @@ impl Executor for GpuExecutor {
             }
         };
         let Some(task) = task else { return Ok(None) };
-        timing.seconds = self.stream.profile(task)?;
+        timing.seconds = self.stream.time(task)?;
         timing.variant.clone_from(&task.variant);
         Ok(Some(timing))
     }

@@ -77,7 +77,7 @@ impl PreparedKernel {
     }
 
     /// Records the dispatches into a pass.
-    pub fn cache(&self, pass: &mut wgpu::ComputePass) {
+    pub fn record(&self, pass: &mut wgpu::ComputePass) {
         for ready in &self.dispatches {
             pass.set_pipeline(&ready.pipeline.pipeline);
             pass.set_bind_group(0, &ready.group, &[]);

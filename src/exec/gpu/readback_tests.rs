@@ -24,8 +24,8 @@ fn begin(device: &mut GpuExecutor, size: usize) -> usize {
 /// Runs the transfers of a data-parallel step at a small size.
 fn round(device: &mut GpuExecutor, number: u64) {
     step(device, number);
-    let readback_queue = begin(device, 1000);
-    assert_eq!(drain(device), readback_queue);
+    let readbacks = begin(device, 1000);
+    assert_eq!(drain(device), readbacks);
     let mut sums = vec![1.0; 5000];
     device.add(BucketId(0), 64, &mut sums).unwrap();
     device.add(BucketId(0), 0, &mut sums[..77]).unwrap();
@@ -62,8 +62,8 @@ fn slots_are_made_with_the_shards() {
         let bytes: u64 = slots.iter().map(wgpu::Buffer::size).sum();
         assert!((4..=256).contains(&slots.len()) && bytes <= 64 << 20, "{}", slots.len());
         let made = device.gpu.allocation_count();
-        let readback_queue = begin(&mut device, 1000);
-        assert_eq!(drain(&mut device), readback_queue);
+        let readbacks = begin(&mut device, 1000);
+        assert_eq!(drain(&mut device), readbacks);
         assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
     }
 }
@@ -71,23 +71,20 @@ fn slots_are_made_with_the_shards() {
 #[test]
 fn pieces_begun_in_a_row_share_a_submission_and_leave_with_what_follows() {
     for mut device in executors(&plan(64)) {
-        let readback_queue = begin(&mut device, 400);
+        let readbacks = begin(&mut device, 400);
         let before = device.stream.traffic.submissions;
         device.run(0..1, &pass(1, 1)).unwrap();
         assert_eq!(device.stream.traffic.submissions, before + 1, "{}", device.name());
-        assert_eq!(drain(&mut device), readback_queue);
+        assert_eq!(drain(&mut device), readbacks);
         assert_eq!(device.stream.traffic.submissions, before + 1, "{}", device.name());
         // Readbacks that find no slot share submissions too.
-        let (slots, readback_queue) =
+        let (slots, readbacks) =
             (device.stream.readback_queue.slots().len(), begin(&mut device, 20));
-        assert!(
-            readback_queue > 10 * slots && slots >= 16,
-            "{readback_queue} pieces, {slots} slots"
-        );
+        assert!(readbacks > 10 * slots && slots >= 16, "{readbacks} readbacks, {slots} slots");
         let before = device.stream.traffic.submissions;
-        assert_eq!(drain(&mut device), readback_queue);
+        assert_eq!(drain(&mut device), readbacks);
         let submissions = device.stream.traffic.submissions - before;
-        assert!(submissions as usize <= readback_queue.div_ceil(slots / 4), "{submissions}");
+        assert!(submissions as usize <= readbacks.div_ceil(slots / 4), "{submissions}");
     }
 }
 
@@ -95,9 +92,9 @@ fn pieces_begun_in_a_row_share_a_submission_and_leave_with_what_follows() {
 /// returns as many of them as there are slots.
 fn with_full_slots(device: &mut GpuExecutor) -> Vec<Readback> {
     device.stream.readback_queue = ReadbackQueue::new(500, ReadbackBudget::new(500, &[500]));
-    let readback_queue = begin(device, 500);
+    let readbacks = begin(device, 500);
     let slots = device.stream.readback_queue.slots().len();
-    assert!(slots == 8 && readback_queue > 3 * slots, "{readback_queue} pieces, {slots} slots");
+    assert!(slots == 8 && readbacks > 3 * slots, "{readbacks} readbacks, {slots} slots");
     (0..slots).map(|_| device.next_readback(true).unwrap().unwrap()).collect()
 }
 
@@ -207,10 +204,10 @@ fn staging_takes_what_is_said() {
     let owned = plan.buckets.iter().map(|bucket| 0..bucket.length).collect();
     let moments = Moments { count: 1, owned: Some(owned) };
     for device in executors_with(&plan, moments, |_| ()) {
-        let readback_queue: u64 =
+        let slot_bytes: u64 =
             device.stream.readback_queue.slots().iter().map(wgpu::Buffer::size).sum();
         let rings = device.stream.rings_bytes();
-        assert_eq!((readback_queue + rings) as usize, crate::exec::staging_bytes(&plan));
+        assert_eq!((slot_bytes + rings) as usize, crate::exec::staging_bytes(&plan));
     }
 }
 

@@ -117,7 +117,7 @@ impl CommandStream {
         if self.dispatches > 0 && self.seconds + seconds > SUBMISSION_SECONDS {
             self.submit()?;
         }
-        task.cache(self.pass());
+        task.record(self.pass());
         self.dispatches += task.dispatches.len();
         self.seconds += seconds;
         self.nominal += task.seconds;
@@ -254,26 +254,26 @@ impl CommandStream {
         ranges: &[ReadRange],
         mut into: &mut [u8],
     ) -> Result<(), DeviceError> {
-        let readback_queue = cut(ranges, self.readbacks.slot_bytes());
+        let parts = cut(ranges, self.readbacks.slot_bytes());
         let under_way = self.readbacks.slots();
-        for (piece, copies) in readback_queue.iter().enumerate() {
-            if piece >= under_way {
-                let read = self.readbacks.finish(&self.gpu, piece - under_way, into)?;
+        for (part, copies) in parts.iter().enumerate() {
+            if part >= under_way {
+                let read = self.readbacks.finish(&self.gpu, part - under_way, into)?;
                 into = &mut into[read..];
             }
-            let target = self.readbacks.buffer(piece).clone();
+            let target = self.readbacks.buffer(part).clone();
             let mut bytes = 0;
             for (buffer, offset, count) in copies {
                 self.encoder().copy_buffer_to_buffer(buffer, *offset, &target, bytes, *count);
                 bytes += count;
             }
             if let Some(submission) = self.submit()?.filter(|_| bytes > 0) {
-                self.readbacks.begin(piece, bytes, &submission);
+                self.readbacks.begin(part, bytes, &submission);
             }
             self.traffic.bytes_back += bytes;
         }
-        for piece in readback_queue.len().saturating_sub(under_way)..readback_queue.len() {
-            let read = self.readbacks.finish(&self.gpu, piece, into)?;
+        for part in parts.len().saturating_sub(under_way)..parts.len() {
+            let read = self.readbacks.finish(&self.gpu, part, into)?;
             into = &mut into[read..];
         }
         // The last chunk was copied after everything else.
@@ -345,7 +345,7 @@ impl CommandStream {
 
     /// Returns the seconds that a prepared kernel takes by itself, by the device's clock, or else
     /// by many repetitions in one submission. Waits for the device.
-    pub fn profile(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
+    pub fn time(&mut self, task: &PreparedKernel) -> Result<f64, DeviceError> {
         self.finish()?;
         self.forget_step();
         self.run(task)?;
@@ -378,7 +378,7 @@ impl CommandStream {
         let started = Instant::now();
         self.encoder();
         for _ in 0..repeats {
-            task.cache(self.pass());
+            task.record(self.pass());
         }
         self.finish()?;
         Ok(started.elapsed().as_secs_f64())
@@ -401,19 +401,19 @@ fn share(busy: f64, seconds: f64) -> Option<f64> {
 
 /// Splits ranges into chunks of at most `piece_bytes` bytes, each from as many ranges as it takes.
 fn cut<'a>(ranges: &[ReadRange<'a>], piece_bytes: u64) -> Vec<Vec<ReadRange<'a>>> {
-    let (mut readback_queue, mut room) = (vec![Vec::new()], piece_bytes);
+    let (mut parts, mut room) = (vec![Vec::new()], piece_bytes);
     for &(buffer, mut offset, mut bytes) in ranges {
         while bytes > 0 {
             if room == 0 {
-                readback_queue.push(Vec::new());
+                parts.push(Vec::new());
                 room = piece_bytes;
             }
             let count = bytes.min(room);
-            if let Some(piece) = readback_queue.last_mut() {
-                piece.push((buffer, offset, count));
+            if let Some(part) = parts.last_mut() {
+                part.push((buffer, offset, count));
             }
             (offset, bytes, room) = (offset + count, bytes - count, room - count);
         }
     }
-    readback_queue
+    parts
 }

@@ -296,8 +296,8 @@ impl Fuser {
     fn in_one_segment(&self, from: usize, to: usize) -> bool {
         let mut places =
             self.nodes[from..=to].iter().flatten().map(|node| (node.phase, node.block));
-        let root = places.next();
-        places.all(|place| Some(place) == root)
+        let first = places.next();
+        places.all(|place| Some(place) == first)
     }
 
     fn same_elements(&self, a: TensorId, b: TensorId) -> bool {

@@ -535,8 +535,8 @@ fn recorder(
     let metrics = options.out.join("metrics.jsonl");
     let Some(step) = resumed else { return Ok((Recorder::create(&metrics)?, None)) };
     store.set_aside_after(step)?;
-    let (recorder, resume_point) = Recorder::resume(&metrics, step)?;
-    Ok((recorder, resume_point.val_loss.map(|val_loss| (step, val_loss))))
+    let (recorder, truncation) = Recorder::resume(&metrics, step)?;
+    Ok((recorder, truncation.val_loss.map(|val_loss| (step, val_loss))))
 }
 
 fn io(out: &std::path::Path, why: std::io::Error) -> TrainError {

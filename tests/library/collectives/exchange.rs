@@ -156,7 +156,7 @@ impl World {
         let pick = self.dice.below(self.next.len());
         let rank = match self.next.swap_remove(pick) {
             Next::Message { rank, message } => {
-                let Ok(()) = self.members[rank].recv(message, &mut self.sides[rank]);
+                let Ok(()) = self.members[rank].on_message(message, &mut self.sides[rank]);
                 rank
             }
             Next::Ready { rank, kind, mut chunks } => {

@@ -349,7 +349,8 @@ fn a_planted_early_commit_is_found() {
 
 #[test]
 fn a_planted_sum_in_arrival_order_is_found() {
-    let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::FoldsInArrivalOrder));
+    let found =
+        complaints(|scenario| scenario.seeded_bug = Some(SeededBug::AccumulatesInArrivalOrder));
     assert_said(&found, "element");
 }
 
