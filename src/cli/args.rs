@@ -69,7 +69,7 @@ pub struct TrainArgs {
     /// Print a description of the run instead of running it
     #[arg(long, value_enum, value_name = "WHAT")]
     pub explain: Option<Explain>,
-    /// Print only errors and the sample
+    /// Print only warnings, errors and the sample
     #[arg(long)]
     pub quiet: bool,
     /// Steps between progress lines if stderr is not a terminal (train.log_every)
@@ -123,7 +123,7 @@ pub struct CheckpointArgs {
 pub struct EvalArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
-    /// Text file to evaluate instead, all of it
+    /// Evaluate this whole text file instead of a split of the run's data
     #[arg(long, value_name = "PATH", conflicts_with = "split")]
     pub data: Option<PathBuf>,
     /// Split of the run's own data
@@ -176,7 +176,7 @@ pub struct BenchArgs {
     /// between; or all, the CPU device and every adapter
     #[arg(long, value_name = "SELECTOR,..", default_value = "all")]
     pub devices: String,
-    /// Fewer and shorter samples: a quarter of a minute per device instead of up to a minute
+    /// Fewer and shorter samples: about 15 s per device instead of up to 60 s
     #[arg(long)]
     pub quick: bool,
     /// Smoke test: as little work as possible, to check that everything runs
@@ -258,13 +258,13 @@ pub enum BenchPart {
 }
 
 fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {
-    typed.parse().map_err(|_| "expects a whole number from 0 up".into())
+    typed.parse().map_err(|_| "expects a non-negative integer".into())
 }
 
 fn temperature(typed: &str) -> Result<f64, String> {
     match typed.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
-        _ => Err("expects a number from 0 up".into()),
+        _ => Err("expects a non-negative number".into()),
     }
 }
 

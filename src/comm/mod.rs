@@ -20,7 +20,7 @@ pub use process_group::packet::Transferable;
 pub use process_group::reduce_op::ReduceOp;
 pub use process_group::{ProcessGroup, init};
 
-/// Synchronization primitives of [`mailbox`]; `tests/library/loom_mailbox.rs` substitutes those of loom.
+/// Synchronization primitives of [`mailbox`]; `tests/library/loom_mailbox.rs` substitutes loom's.
 mod sync {
     pub use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 }

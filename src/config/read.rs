@@ -543,7 +543,7 @@ mod tests {
         }
         let back = config("data.path = 'a.txt'", &["data.kind=builtin"]);
         assert_eq!((back.data.kind, back.data.path), (DataKind::Builtin, None));
-        let both = "data.path has no use with data.kind = \"builtin\"; leave one of them out";
+        let both = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
         let text = "[data]\npath = 'a'\nkind = 'builtin'";
         refused(text, &[], &format!("run.toml:3: {both}"));
         let none = "run.toml:1: data.kind = \"text\" expects a data.path; give --data PATH";
@@ -595,7 +595,7 @@ mod tests {
         refused("\n[parallel]\nshares = [4, 4]", &[], &format!("run.toml:3: {sum}"));
         let set = ["train.batch=12"];
         refused("parallel.shares = [4, 4]", &set, &format!("--set train.batch=12: {sum}"));
-        let both = "parallel.shares has no use with parallel.balance = \"measured\"; leave one of \
+        let both = "parallel.shares conflicts with parallel.balance = \"measured\"; leave one of \
                     them out";
         let text = "[parallel]\nshares = [12]\nbalance = 'measured'";
         refused(text, &[], &format!("run.toml:3: {both}"));

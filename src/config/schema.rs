@@ -78,7 +78,7 @@ config_enum! {
     OnMismatch {
         /// Stop the run.
         Stop = "stop",
-        /// Overwrite the parameters with those of their owner, the device that updates them.
+        /// Overwrite values that differ with the majority's, or without one the owner's.
         Repair = "repair",
     }
 }
@@ -184,7 +184,7 @@ sections! {
     train: Train {
         /// Global batch size: samples per step over all devices.
         batch: usize = 12, Constraint::Whole(1, SAMPLES);
-        /// Micro-batch: samples per pass of a device; a step's last one may be smaller.
+        /// Micro-batch: the most samples that a device runs in one pass.
         micro_batch: usize = 12, Constraint::Whole(1, SAMPLES), "as train.batch";
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
@@ -194,9 +194,9 @@ sections! {
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
         /// Steps between evaluations on the validation split; 0 = at the end only.
         eval_every: u64 = 250, Constraint::Whole(0, STEPS);
-        /// Steps between checkpoints; 0 = at the start and at the end only.
+        /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
         checkpoint_every: u64 = 250, Constraint::Whole(0, STEPS);
-        /// Number of newest checkpoints to keep; older ones are deleted.
+        /// Number of newest checkpoints to keep; the best one is kept as well.
         checkpoint_keep: usize = 2, Constraint::Whole(2, 1_000_000);
         /// Seconds for autotuning the kernels of a GPU before the first step; 0 = none.
         tune_s: f64 = 5.0, Constraint::Real(Included(0.0), Included(3600.0));
@@ -204,7 +204,7 @@ sections! {
         skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
         /// Device timeout: seconds without a heartbeat after which a device counts as hung.
         device_timeout_s: f64 = 300.0, Constraint::Real(Excluded(0.0), Included(86_400.0));
-        /// Device memory that a run may use, in MiB; 0 = as much as the device reports.
+        /// Memory limit of each GPU in MiB; 0 = as much as the device reports.
         device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
         /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);
@@ -246,7 +246,7 @@ sections! {
         eps: f64 = 1e-8, Constraint::Real(Included(1e-20), Included(1.0));
         /// SGD's momentum: decay of its running sum of gradients.
         momentum: f64 = 0.9, FRACTION;
-        /// Weight decay of matrices per step, times the learning rate.
+        /// Weight decay of parameters with 2 or more dimensions.
         weight_decay: f64 = 0.1, Constraint::Real(Included(0.0), Included(1000.0));
         /// Gradient clipping: norm to which larger gradients are scaled down; 0 = off.
         clip: f64 = 1.0, Constraint::Real(Included(0.0), Included(1e9));
@@ -350,7 +350,7 @@ impl RunConfig {
                 fail(&["data.kind"], "= \"text\" expects a data.path; give --data PATH".into())
             }
             (DataKind::Builtin, Some(_)) => {
-                let why = "has no use with data.kind = \"builtin\"; leave one of them out";
+                let why = "conflicts with data.kind = \"builtin\"; leave one of them out";
                 fail(&["data.path", "data.kind"], why.into())
             }
             (_, Some(path)) if path.to_str().is_none() => {
@@ -367,7 +367,7 @@ impl RunConfig {
             return Ok(());
         }
         if self.parallel.balance == Balance::Measured {
-            let why = "has no use with parallel.balance = \"measured\"; leave one of them out";
+            let why = "conflicts with parallel.balance = \"measured\"; leave one of them out";
             return fail("parallel.balance", why.into());
         }
         // Summed in u128: the sum of unchecked shares may exceed u64.
@@ -460,7 +460,7 @@ mod tests {
         assert!(check(|c| shares(c, &[12, 0])).contains("whole numbers from 1 on"));
         assert_eq!(check(|c| shares(c, &[4, 8])), "fine");
         let measured = check(|c| c.parallel.shares = vec![12]);
-        assert!(measured.contains("has no use with parallel.balance"), "{measured}");
+        assert!(measured.contains("conflicts with parallel.balance"), "{measured}");
         let layers = "model.layers expects a whole number from 1 to 1024, got 1000000000000";
         assert_eq!(check(|c| c.model.layers = 1_000_000_000_000), layers);
         assert!(check(|c| c.train.seed = u64::MAX).ends_with("got 18446744073709551615"));
@@ -478,7 +478,7 @@ mod tests {
         assert_eq!(check(constant), "fine");
         let kind = "data.kind = \"text\" expects a data.path; give --data PATH";
         assert_eq!(check(|c| c.data.kind = DataKind::Text), kind);
-        let path = "data.path has no use with data.kind = \"builtin\"; leave one of them out";
+        let path = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
         assert_eq!(check(|c| c.data.path = Some("x".into())), path);
     }
 }

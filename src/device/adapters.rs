@@ -46,8 +46,9 @@ impl Adapter {
     }
 }
 
-/// Returns the first limit that is below the needs of every kernel (`tests/library/shaders.rs` counts
-/// them), or `None`. Without this check, such an adapter would fail when a shader is compiled.
+/// Returns the first limit that is below the needs of every kernel (`tests/library/shaders.rs`
+/// counts them), or `None`. Without this check, such an adapter would fail when a shader is
+/// compiled.
 fn missing_limit(limits: &wgpu::Limits) -> Option<String> {
     let needed = [
         ("bytes of immediates", limits.max_immediate_size, 128),

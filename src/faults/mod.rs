@@ -110,7 +110,7 @@ pub enum FaultError {
     Step { text: String },
     #[error("{FAULT_ENV}: '{text}' is not a kernel; there are: {known}")]
     Kernel { text: String, known: String },
-    #[error("{FAULT_ENV}: '{text}' is not a rank; use a whole number from 0 up")]
+    #[error("{FAULT_ENV}: '{text}' is not a rank; use a non-negative integer")]
     Rank { text: String },
     #[error(
         "{FAULT_ENV}: '{point}' is a point of the process, not of rank {rank}; leave /{rank} out"

@@ -210,10 +210,10 @@ fn gpus() -> &'static [Opened] {
     })
 }
 
-/// Shader checks with which kernels are tested through an API. On GL they are off, as in runs: wgpu's
-/// GL backend bounds neither indices nor loops in any case, and checks only zero workgroup memory
-/// (wgpu-hal 30, `gles/device.rs`), while GL compiles each text for seconds. Whole plans run on GL
-/// with checks on in `tests/adapters`.
+/// Shader checks with which kernels are tested through an API. On GL they are off, as in runs:
+/// wgpu's GL backend bounds neither indices nor loops in any case, and with checks it only zeroes
+/// workgroup memory (wgpu-hal 30, `gles/device.rs`), while GL compiles each text for seconds. Whole
+/// plans run on GL with checks on in `tests/adapters`.
 fn modes(api: &str) -> &'static [ShaderChecks] {
     match api {
         "gl" => &[ShaderChecks::Disabled],

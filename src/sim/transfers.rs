@@ -75,8 +75,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Applies `SeededBug::AccumulatesInArrivalOrder`, if it is seeded: the n-th message to arrive is
-    /// treated as the n-th in order.
+    /// Applies `SeededBug::AccumulatesInArrivalOrder`, if it is seeded: the n-th message to arrive
+    /// is treated as the n-th in order.
     pub fn in_arrival_order(&mut self, item: Item) -> Item {
         match item {
             Item::Message(message)

@@ -105,7 +105,7 @@ pub(super) struct Simulation<'a> {
     main: CoordinatorThread,
     pub links_free_at: Vec<Vec<Nanos>>,
     pub messages: u64,
-    /// State of [`SeededBug::AccumulatesInArrivalOrder`]: the last sender that was assigned, per chunk.
+    /// For [`SeededBug::AccumulatesInArrivalOrder`]: the last sender that was assigned, per chunk.
     pub arrived: Vec<u32>,
     ended_at: Nanos,
 }

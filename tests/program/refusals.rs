@@ -80,11 +80,11 @@ fn configurations_that_cannot_be_run() {
 #[test]
 fn arguments_without_a_meaning() {
     refuses(&[], "train --bogus", &["--bogus"]);
-    refuses(&[], "train --steps x", &["x", "--steps", "a whole number from 0 up"]);
+    refuses(&[], "train --steps x", &["x", "--steps", "a non-negative integer"]);
     refuses(&[], "train --explain all", &["all", "--explain"]);
     refuses(&[], "generate", &["required arguments"]);
     refuses(&[], "generate run --temperature -1", &["-1"]);
-    refuses(&[], "generate run --temperature=nan", &["nan", "from 0 up"]);
+    refuses(&[], "generate run --temperature=nan", &["nan", "non-negative number"]);
     refuses(&[], "dance", &["dance"]);
 }
 
@@ -140,7 +140,7 @@ fn shares_that_do_not_fit() {
     let sum = "the sum train.batch = 12, got [2, 3], whose sum is 5";
     refuses_config("[parallel]\n\nshares = [2, 3]\n", &[place, sum]);
     let both = "shares = [12]\nbalance = 'measured'\n";
-    refuses_config(&format!("[parallel]\n{both}"), &["parallel.shares has no use with"]);
+    refuses_config(&format!("[parallel]\n{both}"), &["parallel.shares conflicts with"]);
     let set = "train tiny.toml --devices cpu --set parallel.shares";
     refuses(&[], &format!("{set}=2,1"), &["--set parallel.shares=2,1: ", "whose sum is 3"]);
     refuses(&[], &format!("{set}=4,"), &["--set parallel.shares=4,: ", list, "got 4,"]);
