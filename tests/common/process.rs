@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{fs, thread};
 
@@ -38,7 +38,7 @@ warmup = 5
 pub struct Desk {
     directory: tempfile::TempDir,
     /// What the program keeps between runs.
-    cache: tempfile::TempDir,
+    cache: Arc<tempfile::TempDir>,
 }
 
 /// A run of the program that ended.
@@ -50,10 +50,20 @@ pub struct Ran {
 
 impl Desk {
     pub fn new() -> Self {
+        Self::with_cache(Arc::new(tempfile::tempdir().unwrap()))
+    }
+
+    /// A desk with the kernel cache of another one: its runs choose the same kernels, and do not
+    /// certify them again.
+    pub fn with_cache_of(other: &Desk) -> Self {
+        Self::with_cache(other.cache.clone())
+    }
+
+    fn with_cache(cache: Arc<tempfile::TempDir>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("tiny.toml"), TINY).unwrap();
         fs::write(directory.path().join("text.txt"), text()).unwrap();
-        Self { directory, cache: tempfile::tempdir().unwrap() }
+        Self { directory, cache }
     }
 
     /// The directory of what is kept between runs.

@@ -286,10 +286,10 @@ fn a_run_on_an_adapter_resumes_to_the_same_bits() {
         let line = format!("train tiny.toml --data text.txt {settings}");
         let whole = Desk::new();
         whole.run(&line).ok();
-        let desk = Desk::new();
         // With one record of what was measured, both choose the same kernels.
+        let desk = Desk::with_cache_of(&whole);
         let mut command = desk.command(&line);
-        command.env("POTLUCK_FAULT", "kill@update:9").env("POTLUCK_CACHE", whole.cache());
+        command.env("POTLUCK_FAULT", "kill@update:9");
         let killed = crate::process::finish(command.spawn().unwrap(), &line);
         assert_eq!(killed.code(), None, "{adapter}: killed by a signal");
         desk.run(&format!("train --quiet --resume run --devices {adapter}")).ok();

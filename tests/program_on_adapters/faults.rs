@@ -62,7 +62,7 @@ fn resumed(desk: &Desk, fault: &str, devices: &str) {
 /// Trains with a fault of the device, which is told as such, and resumes.
 fn failed_and_resumed(fault: &str, devices: &str, says: &str) {
     let _turn = crate::common::turn();
-    let desk = Desk::new();
+    let desk = Desk::with_cache_of(&whole(devices));
     let started = Instant::now();
     let ran = train(&desk, fault, devices).ended(75);
     let error = ran.line("error:");

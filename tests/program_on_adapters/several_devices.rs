@@ -149,28 +149,28 @@ fn overlap_chunks_and_resuming_change_no_bit_and_the_star_only_the_order() {
     train(&desk, "", &devices, "").ok();
     let whole = state(&desk);
     let same = |more: &str| {
-        let desk = Desk::new();
-        train(&desk, "", &devices, more).ok();
-        state(&desk) == whole
+        let other = Desk::with_cache_of(&desk);
+        train(&other, "", &devices, more).ok();
+        state(&other) == whole
     };
     assert!(same("--set parallel.overlap=false"));
     assert!(same("--set parallel.reduce_site=host"));
     assert!(same("--set parallel.reduce_site=device"), "addition is exact on every device");
     // Norms are added up by chunk, so clipping would see other last bits. There are more chunks
     // than places to read them back to.
-    let unclipped = Desk::new();
+    let unclipped = Desk::with_cache_of(&desk);
     train(&unclipped, "", &devices, "--set optim.clip=0").ok();
-    let small = Desk::new();
+    let small = Desk::with_cache_of(&desk);
     train(&small, "", &devices, "--set optim.clip=0 --set parallel.chunk_kib=1").ok();
     assert!(state(&small) == state(&unclipped), "smaller chunks change a sum");
 
-    let resumed = Desk::new();
+    let resumed = Desk::with_cache_of(&desk);
     train(&resumed, "lost@backward:7/1", &devices, "").ended(75);
     resumed.run(&format!("train --quiet --resume run --devices {devices}")).ok();
     assert!(state(&resumed) == whole, "a resumed run ends in other bits");
     assert_eq!(resumed.losses("run"), desk.losses("run"));
 
-    let star = Desk::new();
+    let star = Desk::with_cache_of(&desk);
     train(&star, "", &devices, "--set parallel.collective=star").ok();
     for (a, b) in star.losses("run").iter().zip(desk.losses("run")) {
         assert!((a - b).abs() < 1e-4, "star {a}, ring {b}");
@@ -204,8 +204,10 @@ fn a_checkpoint_of_three_devices_goes_on_with_one_or_two_and_back() {
 fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
     let _turn = crate::common::turn();
     let devices = unlike();
+    let undisturbed = Desk::new();
+    train(&undisturbed, "", &devices, "").ok();
     for rank in [0, 2] {
-        let desk = Desk::new();
+        let desk = Desk::with_cache_of(&undisturbed);
         let ran = train(&desk, &format!("flip@gather:6/{rank}"), &devices, "").ended(75);
         let error = ran.line("error:");
         assert!(error.contains(&format!("(rank {rank})")), "{error}");
@@ -213,17 +215,15 @@ fn a_flipped_bit_is_named_with_its_device_and_stops_the_run_or_is_repaired() {
         assert!(error.contains("1 of "), "{error}");
     }
     // Where only checkpoints compare, too: the one of step 8 is not written.
-    let desk = Desk::new();
+    let desk = Desk::with_cache_of(&undisturbed);
     let rarely = "--set parallel.hash_every=0";
     let ran = train(&desk, "flip@gather:8/1", &devices, rarely).ended(75);
     assert!(ran.line("error:").contains("after step 8"), "{}", ran.err);
     assert!(!desk.path("run/checkpoints/step-00000008").exists());
-    let desk = Desk::new();
+    let desk = Desk::with_cache_of(&undisturbed);
     let repair = "--set parallel.on_mismatch=repair";
     let ran = train(&desk, "flip@gather:6/1", &devices, repair).ok();
     assert!(ran.line("warning:").contains("were repaired"), "{}", ran.err);
-    let undisturbed = Desk::new();
-    train(&undisturbed, "", &devices, "").ok();
     assert!(state(&desk) == state(&undisturbed), "a repaired run has other bits");
 }
 
@@ -236,7 +236,7 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
     for point in ["forward", "backward", "reduce", "verdict", "update", "gather"] {
         for (fault, says) in [("lost", "was lost"), ("out-of-memory", "out of memory")] {
             let rank = point.len() % 3;
-            let desk = Desk::new();
+            let desk = Desk::with_cache_of(&undisturbed);
             let fault = format!("{fault}@{point}:7/{rank}");
             let ran = train(&desk, &fault, &devices, "").ended(75);
             let error = ran.line("error:");
