@@ -3,10 +3,11 @@
 //!
 //!     cargo run --release --example custom_model -- [DEVICE]
 
+use potluck::base::HostTensor;
 use potluck::base::rng::Key;
 use potluck::graph::{Builder, Graph, Init, ShapeError, Unary};
 use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions, Values};
+use potluck::train::{Trainer, TrainerOptions};
 
 const WIDTH: usize = 32;
 const BATCH: usize = 128;
@@ -59,14 +60,14 @@ fn main() -> anyhow::Result<()> {
     let mut trainer = Trainer::new(spirals()?, &options)?;
     for step in 1..=400 {
         let (points, arms) = sample(step);
-        let batch = [("points", Values::Float(points)), ("targets", Values::Int(arms))];
+        let batch = [("points", HostTensor::Float(points)), ("targets", HostTensor::Int(arms))];
         let report = trainer.step(&batch, 0.01)?;
         if step % 100 == 0 {
             println!("step {step}  loss {:.4}", report.loss);
         }
     }
     let (points, arms) = sample(0);
-    let logits = trainer.predict("logits", BATCH, &[("points", Values::Float(points))])?;
+    let logits = trainer.predict("logits", BATCH, &[("points", HostTensor::Float(points))])?;
     let right = logits.outer_iter().zip(&arms).filter(|(l, arm)| (l[1] > l[0]) == (**arm == 1));
     println!("accuracy {:.1} %", 100.0 * right.count() as f64 / BATCH as f64);
 

@@ -6,11 +6,12 @@
 use std::path::Path;
 
 use ndarray::s;
+use potluck::base::HostTensor;
 use potluck::data::{Sampler, Split, TextData, TokenizerKind};
 use potluck::graph::Unary;
 use potluck::model::{GptConfig, gpt};
 use potluck::optim::{Decay, Optimizer, Schedule};
-use potluck::train::{TrainError, Trainer, TrainerOptions, Values};
+use potluck::train::{TrainError, Trainer, TrainerOptions};
 
 const CONTEXT: usize = 32;
 const BATCH: usize = 8;
@@ -49,7 +50,7 @@ fn main() -> anyhow::Result<()> {
             tokens.extend_from_slice(window);
             targets.extend_from_slice(next);
         }
-        let batch = [("tokens", Values::Int(tokens)), ("targets", Values::Int(targets))];
+        let batch = [("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))];
         let report = trainer.step(&batch, schedule.lr(step))?;
         if step == 1 || step % 50 == 0 {
             println!("step {step:4}  loss {:.3}  norm {:.2}", report.loss, report.gradient_norm);
@@ -67,7 +68,7 @@ fn continuation(trainer: &mut Trainer, data: &TextData) -> Result<String, TrainE
     let mut tokens = start.to_vec();
     for _ in 0..CONTEXT {
         let window = tokens[tokens.len() - CONTEXT..].to_vec();
-        let logits = trainer.predict("logits", 1, &[("tokens", Values::Int(window))])?;
+        let logits = trainer.predict("logits", 1, &[("tokens", HostTensor::Int(window))])?;
         let last = logits.slice(s![0, CONTEXT - 1, ..]);
         let best = (0..vocabulary).max_by(|a, b| last[*a].total_cmp(&last[*b]));
         tokens.push(best.unwrap_or(0) as u32);

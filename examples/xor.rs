@@ -3,10 +3,11 @@
 //!     cargo run --release --example xor -- [DEVICE]
 
 use ndarray::array;
+use potluck::base::HostTensor;
 use potluck::graph::Unary;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions, Values};
+use potluck::train::{Trainer, TrainerOptions};
 
 fn main() -> anyhow::Result<()> {
     let device = std::env::args().nth(1).unwrap_or_else(|| "auto".into());
@@ -19,8 +20,8 @@ fn main() -> anyhow::Result<()> {
     let mut trainer = Trainer::new(mlp(&config)?, &TrainerOptions::new(&device, optimizer, 4))?;
     println!("training on {}", trainer.device());
 
-    let inputs = Values::from(array![[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]);
-    let targets = Values::from(array![[0.0], [1.0], [1.0], [0.0]]);
+    let inputs = HostTensor::from(array![[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]);
+    let targets = HostTensor::from(array![[0.0], [1.0], [1.0], [0.0]]);
     let batch = [("inputs", inputs.clone()), ("targets", targets)];
     for step in 1..=300 {
         let report = trainer.step(&batch, 0.02)?;

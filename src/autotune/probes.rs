@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::base::{DType, Shape};
+use crate::base::{DType, HostTensor, Shape};
 use crate::graph::{EpilogueOp, Op, shapes};
-use crate::kernels::harness::{self, InputFill, Values, generate};
+use crate::kernels::harness::{self, InputFill, generate};
 use crate::kernels::{OpCall, RandomContext, twin};
 
 /// Sizes that dimensions shrink to if the kernel does not depend on them; all are different.
@@ -103,9 +103,9 @@ impl OwnedCall {
 
     /// Returns random inputs, the same every time. Those that the forward op outputs (statistics,
     /// logarithms of sums) are computed by it.
-    pub fn values(&self) -> Vec<Values> {
+    pub fn values(&self) -> Vec<HostTensor<f64>> {
         let lengths = self.inputs.iter().map(|dims| dims.iter().product());
-        let mut all: Vec<Values> = lengths
+        let mut all: Vec<HostTensor<f64>> = lengths
             .enumerate()
             .map(|(index, length)| generate(fill(&self.op, &self.inputs, index), length, index))
             .collect();
@@ -113,17 +113,18 @@ impl OwnedCall {
         let inputs: Vec<Vec<usize>> =
             forward.inputs.iter().map(|index| self.inputs[*index].clone()).collect();
         if let Some(owned_call) = OwnedCall::new(forward.op, inputs, self.random) {
-            let given: Vec<Values> = forward.inputs.iter().map(|at| all[*at].clone()).collect();
+            let given: Vec<HostTensor<f64>> =
+                forward.inputs.iter().map(|at| all[*at].clone()).collect();
             let computed = owned_call.expected(&given, 0.0);
             for (output, index) in forward.outputs {
-                all[index] = Values::Float(computed[output].clone());
+                all[index] = HostTensor::Float(computed[output].clone());
             }
         }
         all
     }
 
     /// Returns the outputs of the f64 reference, computed in outputs that start as `start`.
-    pub fn expected(&self, inputs: &[Values], start: f64) -> Vec<Vec<f64>> {
+    pub fn expected(&self, inputs: &[HostTensor<f64>], start: f64) -> Vec<Vec<f64>> {
         let call = self.call();
         let twin = twin(call.op).expect("the caller has checked that the op has kernels");
         harness::host(&call, &inputs.iter().collect::<Vec<_>>(), start, twin.reference_f64)
@@ -139,7 +140,7 @@ pub struct ReferenceCache {
 
 /// Inputs of a probe and its outputs in f64.
 pub struct ReferenceResult {
-    pub inputs: Vec<Values>,
+    pub inputs: Vec<HostTensor<f64>>,
     pub expected: Vec<Vec<f64>>,
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::probes::{OwnedCall, fill};
 use crate::device::{DeviceError, Gpu};
-use crate::kernels::harness::{BoundDispatch, Values, generate, upload_new};
+use crate::kernels::harness::{BoundDispatch, generate, upload_new};
 use crate::kernels::{OpCall, Pipelines, Variant, source};
 
 /// Target duration of one sample, in which the cost of a submission vanishes.
@@ -43,10 +43,8 @@ impl<'a> VariantTimer<'a> {
         let count = |dims: &Vec<usize>| dims.iter().product::<usize>();
         let input = |(index, dims): (usize, &Vec<usize>)| {
             let fill = fill(&owned_call.op, &owned_call.inputs, index);
-            let pattern: Vec<u32> = match generate(fill, PATTERN.min(count(dims)), index) {
-                Values::Float(v) => v.iter().map(|v| (*v as f32).to_bits()).collect(),
-                Values::Int(ids) => ids,
-            };
+            let pattern = generate(fill, PATTERN.min(count(dims)), index).map(|v| v as f32);
+            let pattern: Vec<u32> = bytemuck::pod_collect_to_vec(pattern.as_view().bytes());
             let words: Vec<u32> = pattern.iter().copied().cycle().take(count(dims)).collect();
             upload_new(gpu, bytemuck::cast_slice(&words))
         };

@@ -1,10 +1,12 @@
-//! Types shared by all modules: typed ids, shapes with a leading batch dimension, and
-//! counter-based random numbers. No IO.
+//! Types shared by all modules: typed ids, shapes with a leading batch dimension, values in host
+//! memory, and counter-based random numbers. No IO.
 
+pub mod host_tensor;
 pub mod ids;
 pub mod rng;
 pub mod shape;
 
+pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
     BucketId, ChunkId, NodeId, ParamId, Rank, SegmentId, Site, SlotId, StepId, TensorId,
 };

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use super::peaks::{timed, values};
 use super::report::{Figure, FigureRecorder, GFLOPS};
 use super::sample::{SamplingPlan, fastest};
+use crate::base::HostTensorView;
 use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::graph::Op;
 use crate::kernels::bench::device::{BenchDevice, DeviceBuffer};
-use crate::kernels::{Arg, OpCall, RandomContext, Twin, Variant, twin};
+use crate::kernels::{OpCall, RandomContext, Twin, Variant, twin};
 
 /// The sides of square products.
 const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
@@ -120,7 +121,7 @@ pub fn of_host(sampling_plan: &SamplingPlan, recorder: &mut FigureRecorder) {
         recorder.progress(&product.name);
         let call = product.call();
         let (a, b) = (values(call.input_len(0)), values(call.input_len(1)));
-        let inputs = [Arg::Float(&a[..]), Arg::Float(&b[..])];
+        let inputs = [HostTensorView::Float(&a[..]), HostTensorView::Float(&b[..])];
         let mut c = vec![0.0; call.output_len(0)];
         let seconds = timed(sampling_plan, || (product.twin().fast)(&call, &inputs, &mut [&mut c]));
         let figure = Figure::rate(&product.name, GFLOPS, flops, &seconds);

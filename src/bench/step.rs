@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::report::{Direction, Figure, FigureRecorder, GFLOPS};
 use super::sample::SamplingPlan;
 use super::target::Target;
+use crate::base::HostTensor;
 use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::graph::{Graph, Op, Unary, differentiate};
@@ -12,7 +13,6 @@ use crate::kernels::{OpCall, RandomContext, twin};
 use crate::model::{GptConfig, gpt};
 use crate::optim::Optimizer;
 use crate::runtime::RuntimeError;
-use crate::runtime::step::Values;
 use crate::train::{TrainError, Trainer, TrainerOptions};
 
 /// Warm-up steps between the first one and those that are measured.
@@ -128,7 +128,7 @@ fn steps(
 ) -> Result<(f64, Vec<f64>), TrainError> {
     let ids = |factor: u32| {
         let token = |i: u32| i.wrapping_mul(factor) % config.vocabulary as u32;
-        Values::Int((0..(batch * config.context) as u32).map(token).collect())
+        HostTensor::Int((0..(batch * config.context) as u32).map(token).collect())
     };
     let values = [("tokens", ids(7)), ("targets", ids(11))];
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };

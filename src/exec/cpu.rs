@@ -11,14 +11,14 @@ use super::cpu::readbacks::ReadbackQueue;
 use super::shards::Shards;
 use super::staging::ReadbackBudget;
 use super::{
-    BucketTensor, Executor, Input, KernelProfile, Moments, PassContext, ProfileTarget,
+    BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
     READBACK_ELEMENTS_MAX, Readback, StepSums,
 };
-use crate::base::{BucketId, DType, TensorId};
+use crate::base::{BucketId, DType, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Plan, Role, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{adamw, hash, norm, sgd};
-use crate::kernels::{Arg, CpuKernel, Float, Twin, twin};
+use crate::kernels::{CpuKernel, Float, Twin, twin};
 
 /// An update rule over the slices of a bucket: parameters, gradients, moments.
 type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
@@ -144,25 +144,25 @@ impl<T: Float> Cpu<T> {
         if self.plan.slots[slot].kind == SlotKind::Stash { pass.stash_index } else { 0 }
     }
 
-    fn arg(&self, tensor: TensorId, pass: &PassContext) -> Arg<'_, T> {
+    fn arg(&self, tensor: TensorId, pass: &PassContext) -> HostTensorView<'_, T> {
         let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
         let root = self.plan.graph.root(tensor);
         if self.plan.graph.tensor(root).dtype == DType::U32 {
-            return Arg::Int(&self.ints[root.index()][pass.stash_index][..count]);
+            return HostTensorView::Int(&self.ints[root.index()][pass.stash_index][..count]);
         }
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
                 let copy = self.copy(slot.index(), pass);
-                Arg::Float(&self.slots[slot.index()][copy][..count])
+                HostTensorView::Float(&self.slots[slot.index()][copy][..count])
             }
             TensorLocation::Parameter { bucket, start } => {
-                Arg::Float(&self.parameters[bucket.index()][start..start + count])
+                HostTensorView::Float(&self.parameters[bucket.index()][start..start + count])
             }
             TensorLocation::Gradient { bucket, start } => {
-                Arg::Float(&self.gradients[bucket.index()][start..start + count])
+                HostTensorView::Float(&self.gradients[bucket.index()][start..start + count])
             }
-            TensorLocation::Loss => Arg::Float(&self.loss),
-            TensorLocation::Unallocated => Arg::Float(&[]),
+            TensorLocation::Loss => HostTensorView::Float(&self.loss),
+            TensorLocation::Unallocated => HostTensorView::Float(&[]),
         }
     }
 
@@ -193,7 +193,8 @@ impl<T: Float> Cpu<T> {
             let (home, start) = self.home(output, pass);
             taken.push((std::mem::take(home), start));
         }
-        let args: Vec<Arg<T>> = node.inputs.iter().map(|id| self.arg(*id, pass)).collect();
+        let args: Vec<HostTensorView<T>> =
+            node.inputs.iter().map(|id| self.arg(*id, pass)).collect();
         let mut outputs: Vec<&mut [T]> = taken
             .iter_mut()
             .enumerate()
@@ -263,17 +264,17 @@ impl<T: Float> Executor for Cpu<T> {
         &mut self,
         tensor: TensorId,
         stash_index: usize,
-        values: Input,
+        values: HostTensorView,
     ) -> Result<(), DeviceError> {
         match (values, self.plan.place(tensor)) {
-            (Input::Int(values), _) => {
+            (HostTensorView::Int(values), _) => {
                 self.ints[tensor.index()][stash_index][..values.len()].copy_from_slice(values);
             }
-            (Input::Float(values), TensorLocation::Slot(slot)) => {
+            (HostTensorView::Float(values), TensorLocation::Slot(slot)) => {
                 widen(&mut self.slots[slot.index()][stash_index], values);
             }
             // An input that no node reads.
-            (Input::Float(_), _) => {}
+            (HostTensorView::Float(_), _) => {}
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ pub mod timing;
 
 use std::ops::Range;
 
-use crate::base::{BucketId, TensorId};
+use crate::base::{BucketId, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Graph, Node, Plan, Update, UpdateRange};
 use crate::kernels::{OpCall, RandomContext};
@@ -23,13 +23,6 @@ pub use timing::{KernelProfile, ProfileTarget};
 
 /// Default for the most elements of one readback: 1 MiB.
 const READBACK_ELEMENTS_MAX: usize = 1 << 18;
-
-/// Values for an input tensor.
-#[derive(Clone, Copy, Debug)]
-pub enum Input<'a> {
-    Float(&'a [f32]),
-    Int(&'a [u32]),
-}
 
 /// Context in which nodes run: copy of the stash, rows and random state.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +128,7 @@ pub trait Executor: Send {
         &mut self,
         tensor: TensorId,
         stash_index: usize,
-        values: Input,
+        values: HostTensorView,
     ) -> Result<(), DeviceError>;
 
     /// Zeroes gradients and the loss.

@@ -68,32 +68,6 @@ impl OpCall<'_> {
     }
 }
 
-/// An input tensor in host memory.
-#[derive(Clone, Copy, Debug)]
-pub enum Arg<'a, T> {
-    Float(&'a [T]),
-    Int(&'a [u32]),
-}
-
-impl<'a, T> Arg<'a, T> {
-    /// Returns the values of a float tensor. Panics on an integer tensor, which is a bug: the
-    /// shape rules have checked the type.
-    pub fn floats(self) -> &'a [T] {
-        match self {
-            Arg::Float(values) => values,
-            Arg::Int(_) => panic!("an integer tensor where the shape rule wants floats"),
-        }
-    }
-
-    /// Returns the values of an integer tensor. Panics on a float tensor, which is a bug.
-    pub fn ints(self) -> &'a [u32] {
-        match self {
-            Arg::Int(values) => values,
-            Arg::Float(_) => panic!("a float tensor where the shape rule wants integers"),
-        }
-    }
-}
-
 /// Floating-point type of the reference implementations: f32, and f64 for the oracle of the tests
 /// and of certification.
 pub trait Float:

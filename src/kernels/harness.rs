@@ -1,9 +1,9 @@
 //! Harness of certification and of the kernel tests: runs dispatches on host data, with sentinels
 //! after every output that reveal out-of-bounds writes.
 
-use super::{Arg, CpuKernel, Dispatch, Float, OpCall, Operand, Pipelines};
-use crate::base::Site;
+use super::{CpuKernel, Dispatch, Float, OpCall, Operand, Pipelines};
 use crate::base::rng::Key;
+use crate::base::{HostTensor, HostTensorView, Site};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::IGNORE_INDEX;
 
@@ -39,29 +39,22 @@ pub enum InputFill {
     Samples,
 }
 
-/// Values of a host tensor of floats or integers.
-#[derive(Clone, Debug)]
-pub enum Values {
-    Float(Vec<f64>),
-    Int(Vec<u32>),
-}
-
 /// Returns `count` reproducible values; `which` selects the random stream, so that the inputs of
 /// a call differ.
-pub fn generate(fill: InputFill, count: usize, which: usize) -> Values {
+pub fn generate(fill: InputFill, count: usize, which: usize) -> HostTensor<f64> {
     let key = Key::new(42).site(Site(which as u32));
     let ids = |bound: u32| (0..count).map(move |i| key.words([i as u32, 7])[0] % bound);
     let normal = |i: usize| f64::from(key.normal(i as u64) as f32);
     match fill {
-        InputFill::Normal => Values::Float((0..count).map(normal).collect()),
-        InputFill::Scaled(factor, offset) => Values::Float(
+        InputFill::Normal => HostTensor::Float((0..count).map(normal).collect()),
+        InputFill::Scaled(factor, offset) => HostTensor::Float(
             (0..count).map(|i| f64::from((normal(i) as f32).mul_add(factor, offset))).collect(),
         ),
-        InputFill::Ids(bound) => Values::Int(ids(bound).collect()),
-        InputFill::Targets(bound) => Values::Int(
+        InputFill::Ids(bound) => HostTensor::Int(ids(bound).collect()),
+        InputFill::Targets(bound) => HostTensor::Int(
             ids(5 * bound).map(|id| if id % 5 == 0 { IGNORE_INDEX } else { id / 5 }).collect(),
         ),
-        InputFill::Samples => Values::Int((0..count).map(|i| 1000 + i as u32).collect()),
+        InputFill::Samples => HostTensor::Int((0..count).map(|i| 1000 + i as u32).collect()),
     }
 }
 
@@ -69,29 +62,16 @@ pub fn generate(fill: InputFill, count: usize, which: usize) -> Values {
 /// `start`.
 pub fn host<T: Float>(
     call: &OpCall,
-    inputs: &[&Values],
+    inputs: &[&HostTensor<f64>],
     start: T,
     function: CpuKernel<T>,
 ) -> Vec<Vec<T>> {
-    let floats: Vec<Vec<T>> = inputs
-        .iter()
-        .map(|values| match values {
-            Values::Float(v) => v.iter().map(|&v| T::from_f64(v)).collect(),
-            Values::Int(_) => Vec::new(),
-        })
-        .collect();
-    let args: Vec<Arg<T>> = inputs
-        .iter()
-        .zip(&floats)
-        .map(|(values, floats)| match values {
-            Values::Float(_) => Arg::Float(floats),
-            Values::Int(ids) => Arg::Int(ids),
-        })
-        .collect();
+    let inputs: Vec<HostTensor<T>> = inputs.iter().map(|values| values.map(T::from_f64)).collect();
+    let views: Vec<HostTensorView<T>> = inputs.iter().map(HostTensor::as_view).collect();
     let mut outputs: Vec<Vec<T>> =
         (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
-    let mut views: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
-    function(call, &args, &mut views);
+    let mut results: Vec<&mut [T]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+    function(call, &views, &mut results);
     outputs
 }
 
@@ -105,17 +85,11 @@ pub fn run_call(
     pipelines: &mut Pipelines,
     call: &OpCall,
     dispatches: &[Dispatch],
-    inputs: &[&Values],
+    inputs: &[&HostTensor<f64>],
     start: f32,
 ) -> Result<Vec<Vec<f32>>, HarnessError> {
-    let words: Vec<Vec<u32>> = inputs
-        .iter()
-        .map(|values| match values {
-            Values::Float(v) => v.iter().map(|&v| (v as f32).to_bits()).collect(),
-            Values::Int(ids) => ids.clone(),
-        })
-        .collect();
-    let bytes: Vec<&[u8]> = words.iter().map(|words| bytemuck::cast_slice(words)).collect();
+    let inputs: Vec<HostTensor> = inputs.iter().map(|values| values.map(|v| v as f32)).collect();
+    let bytes: Vec<&[u8]> = inputs.iter().map(|values| values.as_view().bytes()).collect();
     let starts: Vec<Vec<f32>> =
         (0..call.outputs.len()).map(|i| vec![start; call.output_len(i)]).collect();
     run(gpu, pipelines, dispatches, &bytes, &starts)

@@ -21,7 +21,7 @@ pub mod testing;
 pub mod twin;
 pub mod variant;
 
-pub use call::{Arg, Cost, Float, OpCall, RandomContext};
+pub use call::{Cost, Float, OpCall, RandomContext};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use ops::twin;
 pub use pipeline::Pipelines;

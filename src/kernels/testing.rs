@@ -11,19 +11,19 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use super::{
     CpuKernel, Dispatch, Float, OpCall, Pipelines, RandomContext, Twin, Variant, harness, twin,
 };
-use crate::base::Shape;
 use crate::base::rng::Key;
+use crate::base::{HostTensor, Shape};
 use crate::device::{
     Adapter, AdapterKind, Gpu, Selection, ShaderChecks, list_adapters, select_all,
 };
 use crate::graph::{Op, shapes};
 
-pub use super::harness::{InputFill, NMSE_MAX, Values, generate};
+pub use super::harness::{InputFill, NMSE_MAX, generate};
 
 /// Checks every implementation of `op` on random inputs of these shapes, with `rows` rows in
 /// batched ones, and again in accumulating mode if the op supports it.
 pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
-    let filled: Vec<(Shape, Values)> = inputs
+    let filled: Vec<(Shape, HostTensor<f64>)> = inputs
         .iter()
         .enumerate()
         .map(|(i, (shape, fill))| (shape.clone(), generate(*fill, shape.elements(rows), i)))
@@ -32,7 +32,7 @@ pub fn check(op: Op, inputs: &[(Shape, InputFill)], rows: usize) {
 }
 
 /// Does the same as [`check`] on the given input values.
-pub fn check_with(op: Op, inputs: &[(Shape, Values)], rows: usize) {
+pub fn check_with(op: Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) {
     run_all(&op, inputs, rows, false);
     if op.accumulates() {
         run_all(&op, inputs, rows, true);
@@ -41,7 +41,7 @@ pub fn check_with(op: Op, inputs: &[(Shape, Values)], rows: usize) {
 
 /// Returns the outputs of the f64 reference of `op`, e.g. the statistics that its gradient takes
 /// as input.
-pub fn reference(op: &Op, inputs: &[(Shape, Values)], rows: usize) -> Vec<Vec<f64>> {
+pub fn reference(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize) -> Vec<Vec<f64>> {
     let call = call(op, inputs, rows, false);
     host(&call, inputs, 0.0, known(op).reference_f64)
 }
@@ -50,15 +50,15 @@ fn known(op: &Op) -> &'static Twin {
     twin(op).expect("reshapes have no kernel to test")
 }
 
-fn call<'a>(op: &'a Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) -> OpCall<'a> {
+fn call<'a>(
+    op: &'a Op,
+    inputs: &[(Shape, HostTensor<f64>)],
+    rows: usize,
+    accumulate: bool,
+) -> OpCall<'a> {
     use crate::base::DType;
-    let typed: Vec<(Shape, DType)> = inputs
-        .iter()
-        .map(|(shape, values)| match values {
-            Values::Float(_) => (shape.clone(), DType::F32),
-            Values::Int(_) => (shape.clone(), DType::U32),
-        })
-        .collect();
+    let typed: Vec<(Shape, DType)> =
+        inputs.iter().map(|(shape, values)| (shape.clone(), values.as_view().dtype())).collect();
     let outputs = shapes::outputs(op, &typed).expect("the test's shapes fit the op");
     OpCall {
         op,
@@ -69,7 +69,7 @@ fn call<'a>(op: &'a Op, inputs: &[(Shape, Values)], rows: usize, accumulate: boo
     }
 }
 
-fn run_all(op: &Op, inputs: &[(Shape, Values)], rows: usize, accumulate: bool) {
+fn run_all(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize, accumulate: bool) {
     let call = call(op, inputs, rows, accumulate);
     let start = if accumulate { 0.25 } else { f32::NAN };
     let twin = known(op);
@@ -105,14 +105,14 @@ fn every_way(twin: &Twin, call: &OpCall) -> Vec<Variant> {
 /// `start`.
 fn host<T: Float>(
     call: &OpCall,
-    inputs: &[(Shape, Values)],
+    inputs: &[(Shape, HostTensor<f64>)],
     start: T,
     function: CpuKernel<T>,
 ) -> Vec<Vec<T>> {
     harness::host(call, &values_of(inputs), start, function)
 }
 
-fn values_of(inputs: &[(Shape, Values)]) -> Vec<&Values> {
+fn values_of(inputs: &[(Shape, HostTensor<f64>)]) -> Vec<&HostTensor<f64>> {
     inputs.iter().map(|(_, values)| values).collect()
 }
 
@@ -123,7 +123,7 @@ pub fn on_gpu(
     pipelines: &mut Pipelines,
     call: &OpCall,
     dispatches: &[Dispatch],
-    inputs: &[(Shape, Values)],
+    inputs: &[(Shape, HostTensor<f64>)],
     start: f32,
 ) -> Vec<Vec<f32>> {
     let ran = harness::run_call(gpu, pipelines, call, dispatches, &values_of(inputs), start);

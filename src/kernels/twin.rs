@@ -1,10 +1,11 @@
 //! The `Twin` type: all implementations of one op.
 
-use super::{Arg, Cost, Dispatch, OpCall, Variant};
+use super::{Cost, Dispatch, OpCall, Variant};
+use crate::base::HostTensorView;
 
 /// A CPU kernel: computes the outputs of a call, which must have the lengths of its output
 /// shapes, from its inputs.
-pub type CpuKernel<T> = fn(&OpCall, &[Arg<'_, T>], &mut [&mut [T]]);
+pub type CpuKernel<T> = fn(&OpCall, &[HostTensorView<'_, T>], &mut [&mut [T]]);
 
 /// All implementations of one op: references, CPU kernel, GPU kernel variants and cost.
 pub struct Twin {

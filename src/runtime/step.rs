@@ -5,39 +5,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::rng::Key;
-use crate::base::{BucketId, Rank, SegmentId, TensorId};
+use crate::base::{BucketId, HostTensor, Rank, SegmentId, TensorId};
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
-use crate::exec::{BucketTensor, Executor, Input, PassContext};
+use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{PassKind, Update, UpdateRange};
 use crate::kernels::RandomContext;
 use crate::metrics::Track;
 use crate::parallel::{Action, Event, Interpreter, Outcome, Program, Verdict, Vote};
 
-/// Values of one input of a micro-batch.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Values {
-    Float(Vec<f32>),
-    Int(Vec<u32>),
-}
-
-/// Copies the elements in the order of the dimensions, for any memory layout of the array.
-impl<D: ndarray::Dimension> From<ndarray::Array<f32, D>> for Values {
-    fn from(array: ndarray::Array<f32, D>) -> Self {
-        Self::Float(array.iter().copied().collect())
-    }
-}
-
-/// Copies the elements in the order of the dimensions, for any memory layout of the array.
-impl<D: ndarray::Dimension> From<ndarray::Array<u32, D>> for Values {
-    fn from(array: ndarray::Array<u32, D>) -> Self {
-        Self::Int(array.iter().copied().collect())
-    }
-}
-
 /// Inputs of one micro-batch.
-pub type Inputs = Vec<(TensorId, Values)>;
+pub type Inputs = Vec<(TensorId, HostTensor)>;
 
 /// Input of one rank for one step.
 #[derive(Clone, Debug)]
@@ -341,11 +320,7 @@ pub fn load(
     stash_index: usize,
 ) -> Result<(), DeviceError> {
     for (tensor, values) in inputs {
-        let values = match values {
-            Values::Float(values) => Input::Float(values),
-            Values::Int(values) => Input::Int(values),
-        };
-        device.set_input(*tensor, stash_index, values)?;
+        device.set_input(*tensor, stash_index, values.as_view())?;
     }
     Ok(())
 }

@@ -3,12 +3,12 @@
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
+use crate::base::{HostTensor, TensorId};
 use crate::data::{Sampler, Split, TextData};
 use crate::model::LanguageModel;
 use crate::parallel::{MicroBatch, Program};
-use crate::runtime::step::{Inputs, Values};
+use crate::runtime::step::Inputs;
 
 /// Prefetch depth: steps that may be ready ahead of the device.
 const AHEAD: usize = 2;
@@ -37,7 +37,7 @@ impl BatchSource {
         let starts = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
         let mut inputs = self.windows(Split::Train, starts);
         if let Some(samples) = self.samples {
-            inputs.push((samples, Values::Int(slots.collect())));
+            inputs.push((samples, HostTensor::Int(slots.collect())));
         }
         inputs
     }
@@ -50,7 +50,10 @@ impl BatchSource {
             tokens.extend_from_slice(window);
             targets.extend_from_slice(next);
         }
-        vec![(self.model.tokens, Values::Int(tokens)), (self.model.targets, Values::Int(targets))]
+        vec![
+            (self.model.tokens, HostTensor::Int(tokens)),
+            (self.model.targets, HostTensor::Int(targets)),
+        ]
     }
 }
 

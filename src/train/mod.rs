@@ -14,6 +14,5 @@ pub mod signals;
 pub mod state;
 pub mod trainer;
 
-pub use crate::runtime::step::Values;
 pub use error::TrainError;
 pub use trainer::{Step, Trainer, TrainerOptions};

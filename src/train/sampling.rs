@@ -1,12 +1,12 @@
 //! Sampling of text from a model, one token after the other.
 
-use crate::base::Site;
 use crate::base::rng::Key;
+use crate::base::{HostTensor, Site};
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::IGNORE_INDEX;
 use crate::model::LanguageModel;
-use crate::runtime::step::{Inputs, Values, forward, load};
+use crate::runtime::step::{Inputs, forward, load};
 
 /// Options for drawing tokens from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,8 +32,8 @@ pub fn next_token(
     // The last token does not see the padding after it: attention is causal.
     window.resize(model.context, 0);
     let inputs: Inputs = vec![
-        (model.tokens, Values::Int(window)),
-        (model.targets, Values::Int(vec![IGNORE_INDEX; model.context])),
+        (model.tokens, HostTensor::Int(window)),
+        (model.targets, HostTensor::Int(vec![IGNORE_INDEX; model.context])),
     ];
     load(device, &inputs, 0)?;
     let pass = forward(device, 1)?;

@@ -232,9 +232,9 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::base::TensorId;
+    use crate::base::{HostTensorView, TensorId};
     use crate::device::{Heartbeat, InjectedFault};
-    use crate::exec::{Cpu, Input, KernelProfile, PassContext, ProfileTarget, Readback, StepSums};
+    use crate::exec::{Cpu, KernelProfile, PassContext, ProfileTarget, Readback, StepSums};
     use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
     use crate::runtime::open::initialize;
 
@@ -270,7 +270,7 @@ mod tests {
             &mut self,
             id: TensorId,
             stash_index: usize,
-            from: Input,
+            from: HostTensorView,
         ) -> Result<(), DeviceError> {
             self.cpu.set_input(id, stash_index, from)
         }

@@ -2,10 +2,11 @@
 //!
 //! ```
 //! use ndarray::array;
+//! use potluck::base::HostTensor;
 //! use potluck::graph::Unary;
 //! use potluck::model::{MlpConfig, MlpLoss, mlp};
 //! use potluck::optim::Optimizer;
-//! use potluck::train::{Trainer, TrainerOptions, Values};
+//! use potluck::train::{Trainer, TrainerOptions};
 //!
 //! let config = MlpConfig {
 //!     widths: vec![2, 8, 1],
@@ -15,8 +16,8 @@
 //! let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
 //! let mut trainer = Trainer::new(mlp(&config)?, &TrainerOptions::new("cpu", optimizer, 2))?;
 //! let batch = [
-//!     ("inputs", Values::from(array![[0.0, 1.0], [1.0, 0.0]])),
-//!     ("targets", Values::from(array![[1.0], [-1.0]])),
+//!     ("inputs", HostTensor::from(array![[0.0, 1.0], [1.0, 0.0]])),
+//!     ("targets", HostTensor::from(array![[1.0], [-1.0]])),
 //! ];
 //! let before = trainer.step(&batch, 0.1)?.loss;
 //! let after = trainer.step(&batch, 0.1)?.loss;
@@ -33,7 +34,7 @@ use super::error::TrainError;
 use super::state;
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
-use crate::base::{DType, Rank, TensorId};
+use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::checkpoint::NamedTensor;
 use crate::exec::BucketTensor;
 use crate::faults::Faults;
@@ -44,7 +45,7 @@ use crate::runtime::open;
 use crate::runtime::peers::ReduceSite;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
-use crate::runtime::step::{Inputs, StepInput, Values, forward, load};
+use crate::runtime::step::{Inputs, StepInput, forward, load};
 use crate::runtime::workers::WorkerGroup;
 
 /// Options of a [`Trainer`].
@@ -184,7 +185,7 @@ impl Trainer {
     /// # Errors
     /// Returns `TrainError` if an input is missing or has another type or length, or if a device
     /// fails.
-    pub fn step(&mut self, batch: &[(&str, Values)], lr: f64) -> Result<Step, TrainError> {
+    pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
         let update = self.options.optimizer.update(lr, self.updates + 1);
         let mut inputs = Vec::with_capacity(self.programs.len());
         for (rank, program) in self.programs.iter().enumerate() {
@@ -223,7 +224,7 @@ impl Trainer {
         &mut self,
         output: &str,
         rows: usize,
-        inputs: &[(&str, Values)],
+        inputs: &[(&str, HostTensor)],
     ) -> Result<ArrayD<f32>, TrainError> {
         let unknown =
             || TrainError::InvalidRequest(format!("the graph has no output called {output}"));
@@ -265,19 +266,19 @@ impl Trainer {
         rows.max().unwrap_or(1)
     }
 
-    fn zeros(&self, input: TensorId, rows: usize) -> Values {
+    fn zeros(&self, input: TensorId, rows: usize) -> HostTensor {
         let tensor = self.graph.tensor(input);
         let count = tensor.shape.elements(rows);
         match tensor.dtype {
-            DType::F32 => Values::Float(vec![0.0; count]),
-            DType::U32 => Values::Int(vec![0; count]),
+            DType::F32 => HostTensor::Float(vec![0.0; count]),
+            DType::U32 => HostTensor::Int(vec![0; count]),
         }
     }
 
     /// Returns a micro-batch's rows of the values for `rows` samples.
     fn cut(
         &self,
-        values: &[(&str, Values)],
+        values: &[(&str, HostTensor)],
         rows: usize,
         part: &MicroBatch,
     ) -> Result<Inputs, TrainError> {
@@ -286,7 +287,7 @@ impl Trainer {
         for (name, id) in &self.graph.inputs {
             let given = values.iter().find(|(known, _)| known == name);
             if name == "samples" {
-                inputs.push((*id, Values::Int(slots.clone().collect())));
+                inputs.push((*id, HostTensor::Int(slots.clone().collect())));
                 continue;
             }
             let tensor = self.graph.tensor(*id);
@@ -296,11 +297,11 @@ impl Trainer {
             let wrong =
                 |why: String| Err(TrainError::InvalidRequest(format!("input {name} {why}")));
             match (given.map(|(_, values)| values), tensor.dtype) {
-                (Some(Values::Float(v)), DType::F32) if fits(v.len()) => {
-                    inputs.push((*id, Values::Float(v[range].to_vec())));
+                (Some(HostTensor::Float(v)), DType::F32) if fits(v.len()) => {
+                    inputs.push((*id, HostTensor::Float(v[range].to_vec())));
                 }
-                (Some(Values::Int(v)), DType::U32) if fits(v.len()) => {
-                    inputs.push((*id, Values::Int(v[range].to_vec())));
+                (Some(HostTensor::Int(v)), DType::U32) if fits(v.len()) => {
+                    inputs.push((*id, HostTensor::Int(v[range].to_vec())));
                 }
                 (None, _) => return wrong("is missing".into()),
                 (Some(_), dtype) => {

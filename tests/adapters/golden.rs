@@ -4,8 +4,8 @@
 
 use std::collections::HashMap;
 
-use potluck::base::BucketId;
-use potluck::exec::{BucketTensor, Executor, Input, StepSums};
+use potluck::base::{BucketId, HostTensorView};
+use potluck::exec::{BucketTensor, Executor, StepSums};
 use potluck::graph::{Graph, Plan, PlanOptions, Unary, UpdateRange, differentiate, fuse};
 use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck::optim::Optimizer;
@@ -105,8 +105,8 @@ impl Golden {
                 let range = first * per_row..(first + rows) * per_row;
                 let key = format!("batch/{batch}/{name}");
                 match self.floats.get(&key) {
-                    Some(values) => device.set_input(*id, 0, Input::Float(&values[range])),
-                    None => device.set_input(*id, 0, Input::Int(&self.ints[&key][range])),
+                    Some(values) => device.set_input(*id, 0, HostTensorView::Float(&values[range])),
+                    None => device.set_input(*id, 0, HostTensorView::Int(&self.ints[&key][range])),
                 }
                 .unwrap();
             }

@@ -4,11 +4,9 @@
 use std::sync::{Mutex, MutexGuard};
 
 use potluck::autotune::{KernelCache, KernelSelector};
-use potluck::base::{BucketId, DType, rng::Key};
+use potluck::base::{BucketId, DType, HostTensorView, rng::Key};
 use potluck::device::{Adapter, Gpu, Selection, ShaderChecks, list_adapters, select_all};
-use potluck::exec::{
-    BucketTensor, Cpu, Executor, GpuExecutor, Input, Moments, PassContext, StepSums,
-};
+use potluck::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments, PassContext, StepSums};
 use potluck::graph::{PassKind, Plan};
 use potluck::kernels::RandomContext;
 
@@ -103,13 +101,13 @@ pub fn fill_inputs(
         match tensor.dtype {
             DType::F32 => {
                 let values: Vec<f32> = (0..count).map(|i| key.normal(i as u64) as f32).collect();
-                device.set_input(*id, stash_index, Input::Float(&values)).unwrap();
+                device.set_input(*id, stash_index, HostTensorView::Float(&values)).unwrap();
             }
             DType::U32 => {
                 let bound = if name == "samples" { 1 << 20 } else { bound };
                 let draw = |i: usize| key.words([i as u32, 0])[0] % bound;
                 let values: Vec<u32> = (0..count).map(draw).collect();
-                device.set_input(*id, stash_index, Input::Int(&values)).unwrap();
+                device.set_input(*id, stash_index, HostTensorView::Int(&values)).unwrap();
             }
         }
     }

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use crate::process::{Desk, Ran};
 use ndarray::{Array1, Array2};
+use potluck::base::HostTensor;
 use potluck::base::rng::Key;
 use potluck::device::injected::INJECTED_HANG_MAX;
 use potluck::graph::{Graph, Unary};
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
-use potluck::runtime::step::Values;
 use potluck::train::{Trainer, TrainerOptions};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
@@ -39,7 +39,7 @@ fn classifier() -> Graph {
 
 /// A batch of which some targets do not count: all of the last device's but one, so that shares
 /// of samples are not shares of targets.
-fn batch(step: u64) -> [(&'static str, Values); 2] {
+fn batch(step: u64) -> [(&'static str, HostTensor); 2] {
     let key = Key::new(9).step(step);
     let inputs =
         Array2::from_shape_fn((BATCH, WIDTH), |(i, j)| key.normal((i * WIDTH + j) as u64) as f32);
@@ -48,7 +48,7 @@ fn batch(step: u64) -> [(&'static str, Values); 2] {
         1 | 10 => ignored,
         i => key.words([i as u32, 7])[0] % CLASSES,
     });
-    [("inputs", Values::from(inputs)), ("targets", Values::from(targets))]
+    [("inputs", HostTensor::from(inputs)), ("targets", HostTensor::from(targets))]
 }
 
 /// Losses, gradient norms and final parameters of some steps.
@@ -96,12 +96,12 @@ fn the_mean_of_means_is_not_the_mean() {
         let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
         let options = TrainerOptions::new("cpu", optimizer, rows.len());
         let mut trainer = Trainer::new(classifier(), &options).unwrap();
-        let [(_, Values::Float(inputs)), (_, Values::Int(targets))] = batch(1) else {
+        let [(_, HostTensor::Float(inputs)), (_, HostTensor::Int(targets))] = batch(1) else {
             panic!("inputs are floats and targets integers")
         };
         let part = [
-            ("inputs", Values::Float(inputs[rows.start * WIDTH..rows.end * WIDTH].to_vec())),
-            ("targets", Values::Int(targets[rows].to_vec())),
+            ("inputs", HostTensor::Float(inputs[rows.start * WIDTH..rows.end * WIDTH].to_vec())),
+            ("targets", HostTensor::Int(targets[rows].to_vec())),
         ];
         trainer.step(&part, 0.2).unwrap();
         let parameters = trainer.parameters().unwrap();

@@ -22,7 +22,6 @@ pub const REPEATED_TYPE_NAMES: &[(&str, &str)] = &[
     ("Key", "of a random stream, and of the configuration"),
     ("Message", "of an exchange; the simulator has its own until it drives the exchange driver"),
     ("ReadbackQueue", "one per executor, with the same methods"),
-    ("Values", "of an input in f32, and of a test in f64"),
 ];
 
 /// What doc comments do not open with, and the part of them that does all the same. May only fall.

@@ -20,12 +20,12 @@ use std::sync::Arc;
 
 use crate::autotune::KernelSelector;
 use crate::base::shape::ELEMENT_BYTES;
-use crate::base::{BucketId, TensorId};
+use crate::base::{BucketId, HostTensorView, TensorId};
 use crate::device::{DeviceError, Gpu, Heartbeat, InjectedFault};
 use crate::exec::staging::ReadbackBudget;
 use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
 use crate::exec::{
-    BucketTensor, Executor, Input, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
+    BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
 };
 use crate::graph::{Plan, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
@@ -312,14 +312,10 @@ impl Executor for GpuExecutor {
         &mut self,
         tensor: TensorId,
         stash_index: usize,
-        values: Input,
+        values: HostTensorView,
     ) -> Result<(), DeviceError> {
         if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
-            let bytes = match values {
-                Input::Float(values) => bytemuck::cast_slice(values),
-                Input::Int(values) => bytemuck::cast_slice(values),
-            };
-            self.stream.upload(&self.slots[slot.index()][stash_index], 0, bytes)?;
+            self.stream.upload(&self.slots[slot.index()][stash_index], 0, values.bytes())?;
         }
         Ok(())
     }

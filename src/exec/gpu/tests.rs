@@ -4,6 +4,7 @@
 use super::limits::tensor_bytes_max;
 use super::*;
 use crate::autotune::KernelCache;
+use crate::base::HostTensorView;
 use crate::base::rng::Key;
 use crate::device::{Limits, ShaderChecks};
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
@@ -75,7 +76,11 @@ pub fn step(device: &mut GpuExecutor, number: u64) -> StepSums {
         for (name, id) in device.plan.graph.inputs.clone() {
             let count = device.plan.graph.tensor(id).shape.elements(rows);
             let (floats, ints) = (numbers(count, number), vec![number as u32; count]);
-            let values = if name == "samples" { Input::Int(&ints) } else { Input::Float(&floats) };
+            let values = if name == "samples" {
+                HostTensorView::Int(&ints)
+            } else {
+                HostTensorView::Float(&floats)
+            };
             device.set_input(id, 0, values).unwrap();
         }
         for segment in device.plan.segments.clone() {
@@ -185,12 +190,12 @@ fn an_input_written_twice_in_one_submission_serves_both_passes() {
             ..pass(1, 1)
         };
         let submissions = device.stream.traffic.submissions;
-        device.set_input(x, 0, Input::Float(&[1.0; 16])).unwrap();
+        device.set_input(x, 0, HostTensorView::Float(&[1.0; 16])).unwrap();
         device.run(node..node + 1, &evaluation).unwrap();
         let at = device.binding(output, 0);
         let kept = device.norm_parts.clone();
         device.stream.copy((&at.buffer, 0), &kept, 8);
-        device.set_input(x, 0, Input::Float(&[2.0; 16])).unwrap();
+        device.set_input(x, 0, HostTensorView::Float(&[2.0; 16])).unwrap();
         device.run(node..node + 1, &evaluation).unwrap();
         assert_eq!(device.stream.traffic.submissions, submissions, "{}", device.name());
         assert_eq!(device.read_range(&kept, 0, 2).unwrap(), [1.0; 2], "{}", device.name());

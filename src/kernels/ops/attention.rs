@@ -3,11 +3,12 @@
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::base::rng::{Key, drop_threshold, threefry2x32};
 use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader};
 
 /// Queries per block of `fast`: few enough to skip most of the keys after them, many enough for
 /// efficient matrix products.
@@ -67,7 +68,11 @@ impl AttentionSizes {
 }
 
 /// Reference: `qkv [, samples] -> y, lse`, or `qkv, y, lse, dy [, samples] -> dqkv`.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let sizes = AttentionSizes::of(call);
     let qkv = inputs[0].floats();
     for sample in 0..sizes.b {
@@ -175,7 +180,7 @@ fn reference_grad<T: Float>(head: &Head, qkv: &[T], y: &[T], lse: &[T], dy: &[T]
 /// CPU kernel: parallel over heads, each in blocks of queries: scores by a matrix product, then
 /// the softmax or its gradient row by row, then the sums by matrix products. Every block stops at
 /// the key of its last query.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = AttentionSizes::of(call);
     let AttentionSizes { t, c, heads, d, .. } = sizes;
     let ids = sizes.drop.map(|_| inputs[inputs.len() - 1].ints());
@@ -471,8 +476,8 @@ pub fn cost(call: &OpCall) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{Shape, Site};
-    use crate::kernels::harness::{InputFill, Values};
+    use crate::base::{HostTensor, Shape, Site};
+    use crate::kernels::harness::InputFill;
     use crate::kernels::testing::{self, check_with};
 
     const SITE: Site = Site(9);
@@ -491,7 +496,7 @@ mod tests {
         dropout: f32,
         rows: usize,
         fill: InputFill,
-    ) -> Vec<(Shape, Values)> {
+    ) -> Vec<(Shape, HostTensor<f64>)> {
         let qkv = Shape::batched(&[1, t, 3 * c]);
         let values = testing::generate(fill, qkv.elements(rows), 0);
         let samples = (Shape::batched(&[1]), testing::generate(InputFill::Samples, rows, 1));
@@ -500,7 +505,11 @@ mod tests {
     }
 
     /// Returns `qkv, y, lse, dy [, samples]` for a random `dy`.
-    fn grad_inputs(op: &Op, forward: &[(Shape, Values)], rows: usize) -> Vec<(Shape, Values)> {
+    fn grad_inputs(
+        op: &Op,
+        forward: &[(Shape, HostTensor<f64>)],
+        rows: usize,
+    ) -> Vec<(Shape, HostTensor<f64>)> {
         let Op::Attention { heads, .. } = op else { panic!("{op} is not forward") };
         let [_, t, width] = *forward[0].0.dims() else { panic!("qkv is (b, t, 3c)") };
         let [y, lse] = testing::reference(op, forward, rows).try_into().expect("two outputs");
@@ -508,8 +517,8 @@ mod tests {
         let dy = testing::generate(InputFill::Normal, y_shape.elements(rows), 2);
         let mut inputs = vec![
             forward[0].clone(),
-            (y_shape.clone(), Values::Float(y)),
-            (Shape::batched(&[1, *heads, t]), Values::Float(lse)),
+            (y_shape.clone(), HostTensor::Float(y)),
+            (Shape::batched(&[1, *heads, t]), HostTensor::Float(lse)),
             (y_shape, dy),
         ];
         inputs.extend_from_slice(&forward[1..]);
@@ -555,7 +564,7 @@ mod tests {
     #[test]
     fn nothing_is_dropped_outside_of_training() {
         let inputs = inputs(6, 8, 0.5, 2, InputFill::Normal);
-        let [(qkv, Values::Float(values)), (_, Values::Int(samples))] = &inputs[..] else {
+        let [(qkv, HostTensor::Float(values)), (_, HostTensor::Int(samples))] = &inputs[..] else {
             panic!("floats and sample ids")
         };
         let run = |dropout: f32, training: bool| {
@@ -565,7 +574,7 @@ mod tests {
             let dims = vec![qkv.resolve(2), vec![2]];
             let call = OpCall { op: &op, inputs: dims, outputs, accumulate: false, random };
             let (mut y, mut lse) = (vec![0.0; 96], vec![0.0; 24]);
-            let args = [Arg::Float(values.as_slice()), Arg::Int(samples)];
+            let args = [HostTensorView::Float(values.as_slice()), HostTensorView::Int(samples)];
             reference(&call, &args, &mut [&mut y, &mut lse]);
             let constants = dispatch(&call)[0].shader.header.clone();
             (y, constants.contains("DROPOUT: u32 = 1u"))
@@ -581,13 +590,13 @@ mod tests {
             let [forward, grad] = ops(2, dropout);
             let inputs = inputs(5, 6, dropout, rows, InputFill::Normal);
             let given = grad_inputs(&forward, &inputs, rows);
-            let Values::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
+            let HostTensor::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
             let dqkv = testing::reference(&grad, &given, rows).remove(0);
             let scale = dqkv.iter().fold(0.0f64, |a, g| a.max(g.abs()));
             for (at, exact) in dqkv.iter().enumerate() {
                 let value = |step: f64| {
                     let mut moved = inputs.clone();
-                    if let Values::Float(values) = &mut moved[0].1 {
+                    if let HostTensor::Float(values) = &mut moved[0].1 {
                         values[at] += step;
                     }
                     let y = testing::reference(&forward, &moved, rows).remove(0);

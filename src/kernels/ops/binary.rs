@@ -5,9 +5,10 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::graph::{Binary, Op};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -16,7 +17,11 @@ const TASK: usize = 16 * 1024;
 const LOOP: usize = 256;
 
 /// Reference: `y[i] = a[i] + b[i mod b's length]`, or the product.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
     let function = function(call);
     for (i, y) in outputs[0].iter_mut().enumerate() {
@@ -34,7 +39,7 @@ pub(super) fn value<T: Float>(function: Binary, a: T, b: T) -> T {
 
 /// CPU kernel: parallel and without an integer division. `b` is repeated until inner loops are
 /// long enough, and task sizes are multiples of its repeated length.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
     if a.is_empty() {
         return;

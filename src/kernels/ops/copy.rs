@@ -2,15 +2,20 @@
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::dispatch::{Runs, grid};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
 /// Reference: plain loops over the elements of the output (permute) or over (outer, axis, inner).
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     match call.op {
         Op::Permute { axes } => {
@@ -232,7 +237,7 @@ fn moves(call: &OpCall) -> Vec<Move> {
 }
 
 /// CPU kernel: parallel over rows of the output, run by run.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let moves = moves(call);
     // A row of the output takes one run of each move, one after the other.
     let row: usize = moves.iter().map(|copy| copy.last).sum();

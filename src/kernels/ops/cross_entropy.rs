@@ -3,10 +3,11 @@
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, Runs, grid};
 use crate::kernels::simd::{LANES, exp, sum_of, vectorized};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
@@ -18,7 +19,11 @@ const GROUP: usize = 256;
 /// Reference: `logits (n, v), targets (n) -> parts (n, 2), lse (n)`, or
 /// `logits, targets, lse -> dlogits (n, v)`. A target that is no class is ignored, as is
 /// [`crate::graph::IGNORE_INDEX`].
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let v = call.rows_and_last(0).1;
     let rows = inputs[0].floats().chunks_exact(v).zip(inputs[1].ints()).enumerate();
     for (row, (x, &target)) in rows {
@@ -40,7 +45,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
 }
 
 /// CPU kernel: parallel over rows.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let v = call.rows_and_last(0).1;
     let (logits, targets) = (inputs[0].floats(), inputs[1].ints());
     let rows = (TASK / v).max(1);
@@ -164,13 +169,13 @@ pub fn cost(call: &OpCall) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
+    use crate::base::{HostTensor, Shape};
     use crate::graph::IGNORE_INDEX;
-    use crate::kernels::harness::{InputFill, Values, generate};
+    use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check_with};
 
-    type Input = (Shape, Values);
+    type Input = (Shape, HostTensor<f64>);
 
     /// Returns logits and targets of `rows * n` rows.
     fn inputs(
@@ -190,7 +195,7 @@ mod tests {
     /// Returns the inputs of the gradient: those of the loss, and its `lse`.
     fn with_lse(inputs: &[Input; 2], rows: usize) -> [Input; 3] {
         let lse = testing::reference(&Op::CrossEntropy, inputs, rows).remove(1);
-        [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), Values::Float(lse))]
+        [inputs[0].clone(), inputs[1].clone(), (inputs[1].0.clone(), HostTensor::Float(lse))]
     }
 
     fn check_both(inputs: [Input; 2], rows: usize) {
@@ -225,7 +230,7 @@ mod tests {
     #[test]
     fn targets_that_are_no_class_do_not_count() {
         let [logits, _] = inputs(1, 6, 4, InputFill::Normal, InputFill::Ids(6));
-        let targets = (Shape::batched(&[1]), Values::Int(vec![IGNORE_INDEX, 6, 1 << 31, 5]));
+        let targets = (Shape::batched(&[1]), HostTensor::Int(vec![IGNORE_INDEX, 6, 1 << 31, 5]));
         let both = [logits, targets];
         check_both(both.clone(), 4);
         let parts = testing::reference(&Op::CrossEntropy, &both, 4).remove(0);
@@ -237,8 +242,8 @@ mod tests {
 
     #[test]
     fn equal_logits_cost_the_logarithm_of_the_classes() {
-        let logits = (Shape::batched(&[1, 4]), Values::Float(vec![2.5; 4]));
-        let targets = (Shape::batched(&[1]), Values::Int(vec![2]));
+        let logits = (Shape::batched(&[1, 4]), HostTensor::Float(vec![2.5; 4]));
+        let targets = (Shape::batched(&[1]), HostTensor::Int(vec![2]));
         let outputs = testing::reference(&Op::CrossEntropy, &[logits, targets], 1);
         assert!((outputs[0][0] - 4f64.ln()).abs() < 1e-12, "{outputs:?}");
     }

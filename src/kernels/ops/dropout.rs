@@ -3,10 +3,11 @@
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::base::rng::{Key, drop_threshold};
 use crate::graph::Op;
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
@@ -41,7 +42,11 @@ impl Mask {
 }
 
 /// Reference: `x (b, ..), samples (b) -> y (b, ..)`.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
     for (i, (y, x)) in outputs[0].iter_mut().zip(x).enumerate() {
@@ -51,7 +56,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
 }
 
 /// CPU kernel: parallel over runs of elements within a sample.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (x, samples) = (inputs[0].floats(), inputs[1].ints());
     let mask = Mask::new(call);
     let factor = mask.factor as f32;
@@ -102,8 +107,8 @@ pub fn cost(call: &OpCall) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{Shape, Site};
-    use crate::kernels::harness::{InputFill, Values, generate};
+    use crate::base::{HostTensor, Shape, Site};
+    use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check, for_each_gpu};
     use crate::kernels::{RandomContext, source};
@@ -175,7 +180,7 @@ mod tests {
     /// Asserts that every implementation computes `expected` from `x`, bit for bit.
     fn assert_bits(call: &OpCall, x: &[f32], samples: &[u32], expected: &[f32]) {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-        let args = [Arg::Float(x), Arg::Int(samples)];
+        let args = [HostTensorView::Float(x), HostTensorView::Int(samples)];
         for host in [reference::<f32>, fast] {
             let mut y = vec![f32::NAN; x.len()];
             host(call, &args, &mut [&mut y]);
@@ -211,7 +216,7 @@ mod tests {
     #[test]
     fn nothing_is_dropped_in_evaluation() {
         let op = Op::Dropout { p: 0.5, site: SITE };
-        let Values::Float(x) = generate(InputFill::Normal, 2 * 70, 0) else { panic!("floats") };
+        let HostTensor::Float(x) = generate(InputFill::Normal, 2 * 70, 0) else { panic!("floats") };
         let x: Vec<f32> = x.iter().map(|&x| x as f32).collect();
         assert_bits(&call(&op, 2, 70, false), &x, &[3, 4], &x);
     }
@@ -224,7 +229,7 @@ mod tests {
         let x = (shape.clone(), generate(InputFill::Normal, 27, 0));
         let dy = (shape, generate(InputFill::Normal, 27, 1));
         let dx = testing::reference(&op, &[dy.clone(), samples.clone()], 3);
-        let Values::Float(weights) = dy.1 else { panic!("floats") };
+        let HostTensor::Float(weights) = dy.1 else { panic!("floats") };
         check_gradient(&op, &[x, samples], 3, 0, &[weights], &dx[0]);
     }
 }

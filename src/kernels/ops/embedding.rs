@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -25,7 +26,11 @@ const NOTED: usize = 2048;
 /// Reference: `ids (..), table (v, c) -> (.., c)`, or `ids (..), dy (.., c) -> dtable (v, c)`.
 /// Loading the data validates ids; an id beyond the table selects the last row here, as in the
 /// shader.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
     let row_of = |id: u32| (id as usize).min(v - 1);
     match call.op {
@@ -59,7 +64,7 @@ fn table_size(call: &OpCall) -> (usize, usize) {
 
 /// CPU kernel: parallel over tokens. The gradient is parallel over rows of the table: each task
 /// processes all tokens in order, so the result is bitwise independent of the number of tasks.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (ids, (v, c)) = (inputs[0].ints(), table_size(call));
     let row_of = |id: u32| (id as usize).min(v - 1);
     let values = inputs[1].floats();
@@ -171,8 +176,8 @@ pub fn cost(call: &OpCall) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
-    use crate::kernels::harness::{InputFill, Values, generate};
+    use crate::base::{HostTensor, Shape};
+    use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{check, check_with};
 
@@ -210,7 +215,7 @@ mod tests {
     #[test]
     fn ids_beyond_the_table_mean_its_last_row() {
         let (v, c) = (6, 5);
-        let ids = (Shape::batched(&[1]), Values::Int(vec![0, 5, 6, 1 << 31, u32::MAX]));
+        let ids = (Shape::batched(&[1]), HostTensor::Int(vec![0, 5, 6, 1 << 31, u32::MAX]));
         let table = (Shape::fixed(&[v, c]), generate(InputFill::Normal, v * c, 1));
         check_with(Op::Embedding, &[ids.clone(), table], 5);
         let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, 5 * c, 2));
@@ -225,7 +230,7 @@ mod tests {
         let dy = (Shape::batched(&[1, c]), generate(InputFill::Normal, n * c, 2));
         let grad = Op::EmbeddingGrad { rows: v };
         let dtable = crate::kernels::testing::reference(&grad, &[ids.clone(), dy.clone()], n);
-        let Values::Float(weights) = dy.1 else { panic!("dy is of floats") };
+        let HostTensor::Float(weights) = dy.1 else { panic!("dy is of floats") };
         check_gradient(&Op::Embedding, &[ids, table], n, 1, &[weights], &dtable[0]);
     }
 }

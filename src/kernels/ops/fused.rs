@@ -8,10 +8,10 @@ use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue, EpilogueStep};
 use super::{binary, matmul, unary};
-use crate::base::{DType, Shape};
+use crate::base::{DType, HostTensorView, Shape};
 use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: few enough to stay in the first-level cache from step to
 /// step.
@@ -51,7 +51,11 @@ fn chain(call: &OpCall) -> Option<(usize, Vec<EpilogueStep>)> {
 }
 
 /// Reference: that of the root op, then one plain loop per step.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let root = root_call(call);
     let mut values = vec![T::zero(); call.output_len(0)];
     let reference = match root.op {
@@ -84,7 +88,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
 /// CPU kernel: a product, and its steps in a second pass over it; a chain in one pass. Tasks of
 /// `TASK` elements run in parallel, and each step is the loop that computes the op where it is
 /// not fused.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (source, steps) = match chain(call) {
         Some((source, steps)) => (Some(inputs[source].floats()), steps),
         None => {
@@ -106,7 +110,7 @@ pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) 
 }
 
 /// Returns the operand of a step, repeated until inner loops are long enough if it is short.
-fn operand<'a>(step: EpilogueStep, inputs: &[Arg<'a, f32>]) -> Cow<'a, [f32]> {
+fn operand<'a>(step: EpilogueStep, inputs: &[HostTensorView<'a, f32>]) -> Cow<'a, [f32]> {
     match step {
         EpilogueStep::Binary(_, input) => binary::repeated(inputs[input].floats()),
         EpilogueStep::UnaryGrad(_, input) => inputs[input].floats().into(),
@@ -214,10 +218,11 @@ pub fn cost(call: &OpCall) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::HostTensor;
     use crate::base::rng::Key;
     use crate::graph::{EpilogueOp, Unary};
     use crate::kernels::RandomContext;
-    use crate::kernels::harness::{InputFill, Values, generate};
+    use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
 
     const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
@@ -265,7 +270,7 @@ mod tests {
         let fill = |(i, (shape, fill)): (usize, &(Shape, InputFill))| {
             (shape.clone(), generate(*fill, shape.elements(1), i))
         };
-        let inputs: Vec<(Shape, Values)> = inputs.iter().enumerate().map(fill).collect();
+        let inputs: Vec<(Shape, HostTensor<f64>)> = inputs.iter().enumerate().map(fill).collect();
         let typed: Vec<_> = inputs.iter().map(|(shape, _)| (shape.clone(), DType::F32)).collect();
         let outputs = shapes::outputs(op, &typed).unwrap();
         let call = OpCall {

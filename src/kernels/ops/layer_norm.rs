@@ -4,10 +4,11 @@
 use rayon::prelude::*;
 
 use super::layer_norm_group;
+use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::simd::{mul_add, sum_of, vectorized};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -18,7 +19,11 @@ const CHUNK_ROWS: usize = 64;
 
 /// Reference: `x, weight [, bias] -> y, stats`, or `x, weight, stats, dy -> dx`, or
 /// `x, stats, dy -> dweight`.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let inputs: Vec<&[T]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
     match (call.op, inputs.as_slice(), outputs) {
@@ -65,7 +70,7 @@ fn statistics<T: Float>(x: &[T], eps: T) -> (T, T) {
 }
 
 /// CPU kernel: parallel over tasks of whole rows, each row in vectorized loops.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let inputs: Vec<&[f32]> = inputs.iter().map(|input| input.floats()).collect();
     let c = call.rows_and_last(0).1;
     let rows = (TASK / c).max(1);
@@ -239,14 +244,14 @@ pub fn cost(call: &OpCall) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
-    use crate::kernels::harness::{InputFill, Values};
+    use crate::base::{HostTensor, Shape};
+    use crate::kernels::harness::InputFill;
     use crate::kernels::testing::{self, check, check_with};
 
     const EPS: f32 = 1e-5;
 
     /// Returns `x, weight, bias` for rows of `c` values around an offset.
-    fn inputs(per_row: usize, c: usize, rows: usize, offset: f32) -> Vec<(Shape, Values)> {
+    fn inputs(per_row: usize, c: usize, rows: usize, offset: f32) -> Vec<(Shape, HostTensor<f64>)> {
         let x = Shape::batched(&[per_row, c]);
         let fill = InputFill::Scaled(1.0, offset);
         let x_values = testing::generate(fill, x.elements(rows), 0);
@@ -256,11 +261,14 @@ mod tests {
     }
 
     /// Returns the inputs of both gradients for the same `x` and weight, and a random `dy`.
-    fn gradient_inputs(forward: &[(Shape, Values)], rows: usize) -> [Vec<(Shape, Values)>; 2] {
+    fn gradient_inputs(
+        forward: &[(Shape, HostTensor<f64>)],
+        rows: usize,
+    ) -> [Vec<(Shape, HostTensor<f64>)>; 2] {
         let op = Op::LayerNorm { eps: EPS };
         let stats = testing::reference(&op, forward, rows).remove(1);
         let (x, weight) = (forward[0].clone(), forward[1].clone());
-        let stats = (Shape::batched(&[x.0.dims()[0], 2]), Values::Float(stats));
+        let stats = (Shape::batched(&[x.0.dims()[0], 2]), HostTensor::Float(stats));
         let dy = (x.0.clone(), testing::generate(InputFill::Normal, x.0.elements(rows), 3));
         [vec![x.clone(), weight, stats.clone(), dy.clone()], vec![x, stats, dy]]
     }
@@ -324,13 +332,13 @@ mod tests {
 
     /// Returns `sum(dy y)` with element `at` of input `which` shifted by `step`.
     fn objective(
-        inputs: &[(Shape, Values)],
+        inputs: &[(Shape, HostTensor<f64>)],
         dy: &[f64],
         rows: usize,
         (which, at, step): (usize, usize, f64),
     ) -> f64 {
         let mut inputs = inputs.to_vec();
-        if let Values::Float(values) = &mut inputs[which].1 {
+        if let HostTensor::Float(values) = &mut inputs[which].1 {
             values[at] += step;
         }
         let y = testing::reference(&Op::LayerNorm { eps: EPS }, &inputs, rows).remove(0);
@@ -342,7 +350,7 @@ mod tests {
         let rows = 2;
         let forward = inputs(2, 5, rows, 0.3);
         let [grad, weight_grad] = gradient_inputs(&forward, rows);
-        let Values::Float(dy) = &grad[3].1 else { panic!("dy is of floats") };
+        let HostTensor::Float(dy) = &grad[3].1 else { panic!("dy is of floats") };
         let dx = testing::reference(&Op::LayerNormGrad, &grad, rows).remove(0);
         let dweight = testing::reference(&Op::LayerNormWeightGrad, &weight_grad, rows).remove(0);
         for (which, gradient) in [(0, dx), (1, dweight)] {

@@ -3,9 +3,10 @@
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -14,7 +15,11 @@ const TASK: usize = 16 * 1024;
 const GROUP: usize = 256;
 
 /// Reference: `x (n, ..), target (n, ..) -> parts (n, 2)`, or `x, target -> dx (n, ..)`.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     let differences = x.iter().zip(target).map(|(x, target)| *x - *target);
     if let Op::SquaredErrorGrad = call.op {
@@ -37,7 +42,7 @@ fn entries(call: &OpCall) -> (usize, usize) {
 }
 
 /// CPU kernel: parallel over entries, or over elements for the gradient.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let (x, target) = (inputs[0].floats(), inputs[1].floats());
     if let Op::SquaredErrorGrad = call.op {
         let tasks = x.par_chunks(TASK).zip(target.par_chunks(TASK));
@@ -122,8 +127,8 @@ pub fn cost(call: &OpCall) -> Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Shape;
-    use crate::kernels::harness::{InputFill, Values, generate};
+    use crate::base::{HostTensor, Shape};
+    use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check};
 
@@ -147,8 +152,8 @@ mod tests {
     #[test]
     fn parts_are_a_sum_and_a_count() {
         let shape = Shape::batched(&[1, 3]);
-        let x = (shape.clone(), Values::Float(vec![1.0, 2.0, 3.0, 0.0, 0.0, 0.0]));
-        let target = (shape, Values::Float(vec![0.0, 4.0, 3.0, 1.0, 1.0, 1.0]));
+        let x = (shape.clone(), HostTensor::Float(vec![1.0, 2.0, 3.0, 0.0, 0.0, 0.0]));
+        let target = (shape, HostTensor::Float(vec![0.0, 4.0, 3.0, 1.0, 1.0, 1.0]));
         let parts = testing::reference(&Op::SquaredError, &[x, target], 2);
         assert_eq!(parts, [[5.0, 3.0, 3.0, 3.0]]);
     }

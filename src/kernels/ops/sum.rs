@@ -3,9 +3,10 @@
 
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -47,7 +48,11 @@ impl View {
 }
 
 /// Reference: `y[o, i] = sum over m of x[o, m, i]`, or `y[o, m, i] = x[o, i]`.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let View { outer, middle, inner } = View::of(call);
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     let sums = matches!(call.op, Op::Sum { .. });
@@ -69,7 +74,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
 
 /// CPU kernel: parallel. A sum is split into blocks whose bounds depend on the shape only, and
 /// the sums of the blocks are added in order, so results do not depend on the number of threads.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let view = View::of(call);
     let (x, y) = (inputs[0].floats(), &mut *outputs[0]);
     if x.is_empty() || y.is_empty() {
@@ -277,7 +282,7 @@ mod tests {
         let run = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut y = [0.0f32; 3];
-            pool.install(|| fast(&call, &[Arg::Float(&x)], &mut [&mut y]));
+            pool.install(|| fast(&call, &[HostTensorView::Float(&x)], &mut [&mut y]));
             y.map(f32::to_bits)
         };
         assert_eq!(run(1), run(3));

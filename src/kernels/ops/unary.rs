@@ -6,16 +6,21 @@ use std::f32::consts::FRAC_1_SQRT_2;
 use pulp::Simd;
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::graph::{Op, Unary};
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{erf, exp, mul_add, tanh, vectorized};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
 
 /// Reference: `y = f(x)`, or `dx = f'(x) dy`.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let x = inputs[0].floats();
     match call.op {
         Op::Unary(Unary::Scale(factor)) => {
@@ -81,7 +86,7 @@ pub(super) fn derivative<T: Float>(function: Unary, x: T) -> T {
 }
 
 /// CPU kernel: parallel over tasks of `TASK` elements, each a vectorized loop.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let x = inputs[0].floats();
     let tasks = outputs[0].par_chunks_mut(TASK).zip(x.par_chunks(TASK));
     match call.op {

@@ -1,21 +1,21 @@
 //! Gradient check: compares gradients with central differences of the f64 references.
 
 use super::{Shape, reference};
+use crate::base::HostTensor;
 use crate::graph::Op;
-use crate::kernels::harness::Values;
 
 /// Asserts that `gradient` is the derivative of the objective `sum_i sum_k weights[i][k] y_i[k]`
 /// over the outputs `y_i` of `op`, by each element of input `which`.
 pub fn check_gradient(
     op: &Op,
-    inputs: &[(Shape, Values)],
+    inputs: &[(Shape, HostTensor<f64>)],
     rows: usize,
     which: usize,
     weights: &[Vec<f64>],
     gradient: &[f64],
 ) {
     const STEP: f64 = 1e-4;
-    let objective = |inputs: &[(Shape, Values)]| -> f64 {
+    let objective = |inputs: &[(Shape, HostTensor<f64>)]| -> f64 {
         let outputs = reference(op, inputs, rows);
         assert_eq!(outputs.len(), weights.len(), "{op}: one list of weights per output");
         let weighed = outputs.iter().zip(weights).map(|(output, weights)| {
@@ -27,7 +27,7 @@ pub fn check_gradient(
     for (at, gradient) in gradient.iter().enumerate() {
         let shifted = |by: f64| {
             let mut inputs = inputs.to_vec();
-            let Values::Float(values) = &mut inputs[which].1 else {
+            let HostTensor::Float(values) = &mut inputs[which].1 else {
                 panic!("{op}: integers have no gradient")
             };
             values[at] += by;

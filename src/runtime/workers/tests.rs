@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::base::BucketId;
 use crate::base::rng::Key;
+use crate::base::{BucketId, HostTensor};
 use crate::exec::{Cpu, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
@@ -14,7 +14,6 @@ use crate::optim::Optimizer;
 use crate::parallel::{Share, data_parallel};
 use crate::runtime::open::initialize;
 use crate::runtime::peers::ReduceSite;
-use crate::runtime::step::Values;
 
 const WORLD: u32 = 3;
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
@@ -50,7 +49,7 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
     let input = |rank: u32| {
         let share = Share { first: 2 * rank, count: 2, micro_batch: 2 };
         let values = (0..80).map(|i| Key::new(3).step(step).normal(i + 80 * u64::from(rank)));
-        let values = Values::Float(values.map(|value| value as f32).collect());
+        let values = HostTensor::Float(values.map(|value| value as f32).collect());
         Arc::new(StepInput {
             step,
             rank: Rank(rank),

@@ -10,9 +10,10 @@ pub mod vector;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
+use crate::base::HostTensorView;
 use crate::kernels::dispatch::grid;
 use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::{Arg, Cost, Dispatch, Float, OpCall, Shader, Variant};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Shader, Variant};
 use sizes::{OPERANDS, Sizes};
 use tile::{RegisterTile, TILES, WORKGROUP};
 
@@ -39,7 +40,11 @@ impl Sizes {
 }
 
 /// Reference: `c[z, i, j] = sum over q of a[z, i, q] b[z, q, j]`, three plain loops.
-pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [&mut [T]]) {
+pub fn reference<T: Float>(
+    call: &OpCall,
+    inputs: &[HostTensorView<'_, T>],
+    outputs: &mut [&mut [T]],
+) {
     let sizes = Sizes::of(call);
     let Sizes { m, n, k, .. } = sizes;
     let (a, b) = (inputs[0].floats(), inputs[1].floats());
@@ -61,7 +66,7 @@ pub fn reference<T: Float>(call: &OpCall, inputs: &[Arg<'_, T>], outputs: &mut [
 /// Compared with `matrixmultiply`, which `ndarray` calls, it was faster on every shape of a small
 /// GPT by 1.13 to 1.25 times with AVX2, in one run on an AMD EPYC. Its AVX-512 kernels speed 512
 /// cubed up from 240 to 470 GFLOP/s on two cores.
-pub fn fast(call: &OpCall, inputs: &[Arg<'_, f32>], outputs: &mut [&mut [f32]]) {
+pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
     let sizes = Sizes::of(call);
     let Sizes { batch, m, n, k, .. } = sizes;
     let (a, b, c) = (inputs[0].floats(), inputs[1].floats(), &mut *outputs[0]);
@@ -201,10 +206,10 @@ pub fn cost(call: &OpCall) -> Cost {
 mod tests {
     use super::*;
     use crate::base::rng::Key;
-    use crate::base::{DType, Shape};
+    use crate::base::{DType, HostTensor, Shape};
     use crate::graph::{Op, shapes};
     use crate::kernels::RandomContext;
-    use crate::kernels::harness::{InputFill, Values, generate};
+    use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
 
     const TRANSPOSES: [(bool, bool); 4] =
@@ -243,7 +248,8 @@ mod tests {
         let op = op(transposes);
         let dims = operands(batch, m, k, n, transposes);
         let fill = |i: usize| generate(InputFill::Normal, dims[i].iter().product(), i);
-        let inputs: [(Shape, Values); 2] = [0, 1].map(|i| (Shape::fixed(&dims[i]), fill(i)));
+        let inputs: [(Shape, HostTensor<f64>); 2] =
+            [0, 1].map(|i| (Shape::fixed(&dims[i]), fill(i)));
         let product = expected(&op, &inputs, 1);
         for accumulate in [false, true] {
             let call = call(&op, &dims, accumulate);
@@ -373,7 +379,9 @@ mod tests {
         let run = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut c = vec![0.0f32; 130 * 70];
-            pool.install(|| fast(&call, &[Arg::Float(a), Arg::Float(b)], &mut [&mut c]));
+            pool.install(|| {
+                fast(&call, &[HostTensorView::Float(a), HostTensorView::Float(b)], &mut [&mut c])
+            });
             c
         };
         let one = run(1);
