@@ -7,7 +7,8 @@ use crate::base::{BucketId, Rank};
 use crate::bench::profile::Profile;
 use crate::collective::{ShardLayout, Topology};
 use crate::config::RunConfig;
-use crate::config::schema::{Balance, CollectiveTopology};
+use crate::config::key::Words;
+use crate::config::schema::Balance;
 use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::exec::staging_bytes;
@@ -207,10 +208,11 @@ fn communication(config: &RunConfig, devices_of_run: &PlannedDevices, plan: &Pla
 fn head(config: &RunConfig, devices_of_run: &PlannedDevices) -> String {
     let world = devices_of_run.world();
     let hops = match config.parallel.collective {
-        CollectiveTopology::Ring => world - 1,
-        CollectiveTopology::Star => 1,
+        Topology::Ring => world - 1,
+        Topology::Star => 1,
     };
-    let (way, kib) = (config.parallel.collective.word(), config.parallel.chunk_kib);
+    let (way, kib) =
+        (config.parallel.collective.word().unwrap_or_default(), config.parallel.chunk_kib);
     format!(
         "{way} of {world} devices, messages of up to {kib} KiB\n\
          a gradient is summed after {hops} messages in a row, a parameter is everywhere after \

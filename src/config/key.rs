@@ -193,45 +193,52 @@ impl ConfigValue for Option<PathBuf> {
     }
 }
 
-/// Defines enums whose variants are words of the configuration.
-macro_rules! config_enum {
-    ($(
-        $(#[$doc:meta])*
-        $name:ident {
-            $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)*
-        }
-    )*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-        pub enum $name {
-            $($(#[$variant_doc])* #[serde(rename = $word)] $variant,)*
-        }
+/// Type whose values are words of the configuration. Implemented for the types that the rest of
+/// the program uses, so that no value has a second type here.
+pub trait Words: Copy + fmt::Debug + PartialEq + 'static {
+    /// Words in the order of the help listing.
+    const WORDS: &'static [&'static str];
+    /// Values in the order of [`Words::WORDS`].
+    const VALUES: &'static [Self];
 
-        impl $name {
-            /// All words of the enum, in the order of its variants.
-            pub const WORDS: &'static [&'static str] = &[$($word),*];
+    /// Returns the word of this value; `None` for a value that the configuration does not offer.
+    fn word(self) -> Option<&'static str> {
+        let index = Self::VALUES.iter().position(|value| *value == self)?;
+        Self::WORDS.get(index).copied()
+    }
 
-            /// Returns the word of this variant in the configuration.
-            pub fn word(self) -> &'static str {
-                match self { $($name::$variant => $word,)* }
-            }
-        }
+    /// Returns the value of a word.
+    fn from_word(word: &str) -> Option<Self> {
+        let index = Self::WORDS.iter().position(|known| *known == word)?;
+        Self::VALUES.get(index).copied()
+    }
+}
 
-        impl $crate::config::key::ConfigValue for $name {
-            fn value(&self) -> Option<$crate::config::key::Value> {
-                Some($crate::config::key::Value::Text(self.word().to_owned()))
-            }
+impl<T: Words> ConfigValue for T {
+    /// A value without a word becomes its debug text, which no key accepts.
+    fn value(&self) -> Option<Value> {
+        Some(Value::Text(self.word().map_or_else(|| format!("{self:?}"), str::to_owned)))
+    }
 
-            fn replace(&mut self, value: $crate::config::key::Value) {
-                *self = match value {
-                    $($crate::config::key::Value::Text(word) if word == $word => $name::$variant,)*
-                    other => panic!("{other} was not admitted for this key"),
-                };
-            }
+    fn replace(&mut self, value: Value) {
+        let word = match &value {
+            Value::Text(word) => Self::from_word(word),
+            _ => None,
+        };
+        *self = word.unwrap_or_else(|| panic!("{value} was not admitted for this key"));
+    }
+}
+
+/// Implements [`Words`] for types, with a word for each value.
+macro_rules! words {
+    ($($ty:ty { $($value:expr => $word:literal,)* })*) => {$(
+        impl $crate::config::key::Words for $ty {
+            const WORDS: &'static [&'static str] = &[$($word),*];
+            const VALUES: &'static [Self] = &[$($value),*];
         }
     )*};
 }
-pub(super) use config_enum;
+pub(super) use words;
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
-use super::key::{Constraint, Key, Value};
+use super::key::{Constraint, Key, Value, Words};
 use super::schema::{Balance, ConstraintError, DataKind, KEYS, SECTIONS, key};
 
 /// A configuration that cannot be run: exit code 78.
@@ -92,7 +92,8 @@ impl Override {
             key: key.into(),
             value: Value::Text(value.into()).to_string(),
         };
-        Ok([set("data.path", literal), set("data.kind", DataKind::Text.word())])
+        let kind = DataKind::Text.word().unwrap_or_default();
+        Ok([set("data.path", literal), set("data.kind", kind)])
     }
 }
 
@@ -361,7 +362,10 @@ fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::schema::{ActivationKind, OptimKind, ScheduleKind, TokenizerName};
+    use crate::config::schema::OptimKind;
+    use crate::data::TokenizerKind;
+    use crate::graph::Unary;
+    use crate::optim::Decay;
     use proptest::prelude::*;
 
     fn overrides(sets: &[&str]) -> Vec<Override> {
@@ -401,7 +405,7 @@ mod tests {
         assert_eq!(resolved.config.model.width, 64);
         assert_eq!(resolved.config.optim.lr, 1.0);
         assert_eq!(resolved.config.train.steps, 30);
-        assert_eq!(resolved.config.model.activation, ActivationKind::Relu);
+        assert_eq!(resolved.config.model.activation, Unary::Relu);
         let keys = ["model.activation", "model.width", "optim.lr", "train.steps"];
         assert_eq!(resolved.typed, keys.into());
     }
@@ -411,7 +415,7 @@ mod tests {
         assert_eq!(config("train.steps = 7\noptim = { kind = \"sgd\" }", &[]).train.steps, 7);
         assert_eq!(config("optim = { kind = \"sgd\" }", &[]).optim.kind, OptimKind::Sgd);
         assert_eq!(config("\u{feff}[train]\r\nsteps = 0x10\r\n", &[]).train.steps, 16);
-        assert_eq!(config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer, TokenizerName::Byte);
+        assert_eq!(config("[data]\n'tokenizer' = 'byte'", &[]).data.tokenizer, TokenizerKind::Byte);
     }
 
     #[test]
@@ -529,7 +533,7 @@ mod tests {
         assert_eq!((typed.train.micro_batch, typed.schedule.decay_steps), (3, 9));
         assert_eq!(typed.schedule.warmup, 90);
         let constant = config("schedule.kind = 'constant'\nschedule.min_lr = 1", &[]);
-        assert_eq!(constant.schedule.kind, ScheduleKind::Constant);
+        assert_eq!(constant.schedule.kind, Decay::Constant);
     }
 
     #[test]

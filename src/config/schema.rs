@@ -5,82 +5,72 @@ use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Included};
 use std::path::PathBuf;
 
-use super::key::{ConfigValue, Constraint, Key, config_enum};
+use super::key::{ConfigValue, Constraint, Key, Words, words};
+use crate::collective::Topology;
+use crate::data::TokenizerKind;
+use crate::graph::Unary;
+use crate::optim::Decay;
+use crate::parallel::ReduceSite;
 
-config_enum! {
-    /// Architecture of the model.
-    ModelKind {
-        /// A decoder-only transformer.
-        Gpt = "gpt",
-    }
-    /// Activation function between the two linear layers of a block's MLP.
-    ActivationKind {
-        Gelu = "gelu",
-        GeluTanh = "gelu_tanh",
-        Relu = "relu",
-    }
-    /// Source of the samples.
-    DataKind {
-        /// A text file, `data.path`.
-        Text = "text",
-        /// The built-in corpus: the sources and documents of the program itself.
-        Builtin = "builtin",
-    }
-    /// Unit of tokenization.
-    TokenizerName {
-        /// One token per character that occurs in the text.
-        Char = "char",
-        /// One token per byte: a vocabulary of 256.
-        Byte = "byte",
-    }
-    /// Update rule of the optimizer.
-    OptimKind {
-        /// Adam with decoupled weight decay.
-        AdamW = "adamw",
-        /// Stochastic gradient descent with momentum.
-        Sgd = "sgd",
-    }
-    /// Decay of the learning rate after the warm-up.
-    ScheduleKind {
-        Constant = "constant",
-        /// Half a cosine from `optim.lr` to `schedule.min_lr`.
-        Cosine = "cosine",
-        /// A straight line from `optim.lr` to `schedule.min_lr`.
-        Linear = "linear",
-    }
+/// Architecture of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelKind {
+    /// A decoder-only transformer.
+    Gpt,
 }
 
-config_enum! {
-    /// Split of the global batch over the devices.
-    Balance {
-        /// By the measured throughput of each device.
-        Measured = "measured",
-        /// By `parallel.shares`, or evenly if that is empty.
-        Fixed = "fixed",
+/// Source of the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataKind {
+    /// A text file, `data.path`.
+    Text,
+    /// The built-in corpus: the sources and documents of the program itself.
+    Builtin,
+}
+
+/// Update rule of the optimizer; its hyperparameters are keys of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimKind {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
+/// Split of the global batch over the devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// By the measured throughput of each device.
+    Measured,
+    /// By `parallel.shares`, or evenly if that is empty.
+    Fixed,
+}
+
+/// Reaction to devices whose replicas of the parameters differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnMismatch {
+    /// Stop the run.
+    Stop,
+    /// Overwrite values that differ with the majority's, or without one the owner's.
+    Repair,
+}
+
+words! {
+    ModelKind { ModelKind::Gpt => "gpt", }
+    Unary { Unary::Gelu => "gelu", Unary::GeluTanh => "gelu_tanh", Unary::Relu => "relu", }
+    DataKind { DataKind::Text => "text", DataKind::Builtin => "builtin", }
+    TokenizerKind { TokenizerKind::Char => "char", TokenizerKind::Byte => "byte", }
+    OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
+    Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear", }
+    Balance { Balance::Measured => "measured", Balance::Fixed => "fixed", }
+    Topology { Topology::Ring => "ring", Topology::Star => "star", }
+    // `None`: the faster site, by measurement.
+    Option<ReduceSite> {
+        None => "measured",
+        Some(ReduceSite::Host) => "host",
+        Some(ReduceSite::Device) => "device",
     }
-    /// Topology of the collectives that reduce gradients and gather parameters.
-    CollectiveTopology {
-        /// Each device sends to the next one, and updates an equal shard of the parameters.
-        Ring = "ring",
-        /// All devices exchange with the first one, which updates all parameters.
-        Star = "star",
-    }
-    /// Site at which the gradients of several devices are summed.
-    ReduceSiteChoice {
-        /// The faster site, by measurement.
-        Measured = "measured",
-        /// In host memory.
-        Host = "host",
-        /// On the devices.
-        Device = "device",
-    }
-    /// Reaction to devices whose replicas of the parameters differ.
-    OnMismatch {
-        /// Stop the run.
-        Stop = "stop",
-        /// Overwrite values that differ with the majority's, or without one the owner's.
-        Repair = "repair",
-    }
+    OnMismatch { OnMismatch::Stop => "stop", OnMismatch::Repair => "repair", }
 }
 
 /// Largest count of steps: a billion steps take years on any device.
@@ -107,8 +97,7 @@ macro_rules! sections {
     )*) => {
         $(
             $(#[doc = $section_doc])*
-            #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-            #[serde(default, deny_unknown_fields)]
+            #[derive(Clone, Debug, PartialEq)]
             pub struct $Section {
                 $($(#[doc = $doc])* pub $key: $ty,)*
             }
@@ -122,8 +111,7 @@ macro_rules! sections {
 
         /// Complete configuration of a run. Equal configurations on the same devices give the
         /// same bits.
-        #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-        #[serde(default, deny_unknown_fields)]
+        #[derive(Clone, Debug, Default, PartialEq)]
         pub struct RunConfig {
             $($(#[doc = $section_doc])* pub $section: $Section,)*
         }
@@ -166,7 +154,7 @@ sections! {
         /// Weight tying: the output head shares the token embedding.
         tie: bool = true, Constraint::Flag;
         /// Activation function of the MLP.
-        activation: ActivationKind = ActivationKind::Gelu, Constraint::OneOf(ActivationKind::WORDS);
+        activation: Unary = Unary::Gelu, Constraint::OneOf(Unary::WORDS);
     }
     /// Data for training and validation.
     data: Data {
@@ -176,7 +164,7 @@ sections! {
         /// Path of the text file, relative to the working directory.
         path: Option<PathBuf> = None, Constraint::Text;
         /// Unit of tokenization: a character or a byte.
-        tokenizer: TokenizerName = TokenizerName::Char, Constraint::OneOf(TokenizerName::WORDS);
+        tokenizer: TokenizerKind = TokenizerKind::Char, Constraint::OneOf(TokenizerKind::WORDS);
         /// Share of the text, at its end, for the validation split; 0 = none.
         held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
     }
@@ -218,13 +206,12 @@ sections! {
         /// Samples of the batch per device, in device order; for balance = "fixed".
         shares: Vec<u64> = Vec::new(), Constraint::IntList, "evenly";
         /// Topology of the collectives: a ring, or a star over the first device.
-        collective: CollectiveTopology = CollectiveTopology::Ring,
-            Constraint::OneOf(CollectiveTopology::WORDS);
+        collective: Topology = Topology::Ring, Constraint::OneOf(Topology::WORDS);
         /// Overlap of gradient communication with the backward pass.
         overlap: bool = true, Constraint::Flag;
         /// Site at which the gradients of several devices are summed.
-        reduce_site: ReduceSiteChoice = ReduceSiteChoice::Measured,
-            Constraint::OneOf(ReduceSiteChoice::WORDS);
+        reduce_site: Option<ReduceSite> = None,
+            Constraint::OneOf(<Option<ReduceSite>>::WORDS);
         /// Chunk size: KiB per message between devices.
         chunk_kib: usize = 1024, Constraint::Whole(1, 1024);
         /// Steps between comparisons of all devices' parameters; 0 = with checkpoints only.
@@ -254,7 +241,7 @@ sections! {
     /// Learning-rate schedule.
     schedule: Schedule {
         /// Decay of the learning rate after the warm-up.
-        kind: ScheduleKind = ScheduleKind::Cosine, Constraint::OneOf(ScheduleKind::WORDS);
+        kind: Decay = Decay::Cosine, Constraint::OneOf(Decay::WORDS);
         /// Warm-up: steps in which the learning rate rises linearly from 0.
         warmup: u64 = 50, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
         /// Learning rate at the end of the decay.
@@ -341,7 +328,7 @@ impl RunConfig {
         }
         self.check_shares()?;
         let (lr, min_lr) = (self.optim.lr, self.schedule.min_lr);
-        if self.schedule.kind != ScheduleKind::Constant && min_lr > lr {
+        if self.schedule.kind != Decay::Constant && min_lr > lr {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return fail(&["schedule.min_lr", "optim.lr"], why);
         }
@@ -419,12 +406,22 @@ mod tests {
     }
 
     #[test]
-    fn serde_reads_what_is_printed_and_what_it_writes() {
-        let config = RunConfig::default();
-        assert_eq!(toml::from_str::<RunConfig>(&config.to_toml()).unwrap(), config);
-        let text = toml::to_string(&config).unwrap();
-        assert_eq!(toml::from_str::<RunConfig>(&text).unwrap(), config);
-        assert!(toml::from_str::<RunConfig>("[train]\nspets = 5").is_err());
+    fn words_of_a_type_are_its_values_and_no_others() {
+        fn check<T: Words>() {
+            assert_eq!(T::WORDS.len(), T::VALUES.len());
+            for (word, value) in T::WORDS.iter().zip(T::VALUES) {
+                assert_eq!((value.word(), T::from_word(word)), (Some(*word), Some(*value)));
+            }
+            assert_eq!(T::from_word(""), None);
+        }
+        check::<Unary>();
+        check::<TokenizerKind>();
+        check::<Decay>();
+        check::<Topology>();
+        check::<Option<ReduceSite>>();
+        for site in [ReduceSite::Host, ReduceSite::Device] {
+            assert_eq!(Some(site).word(), Some(&*site.to_string()), "as in resolved.toml");
+        }
     }
 
     #[test]
@@ -469,11 +466,14 @@ mod tests {
         assert_eq!(check(|c| c.train.micro_batch = 5), "fine");
         let lr = "optim.lr expects a number above 0, at most 1000, got NaN";
         assert_eq!(check(|c| c.optim.lr = f64::NAN), lr);
+        let scale = "model.activation expects \"gelu\", \"gelu_tanh\" or \"relu\", got \
+                     \"Scale(2.0)\"";
+        assert_eq!(check(|c| c.model.activation = Unary::Scale(2.0)), scale);
         let min_lr = "schedule.min_lr expects at most optim.lr = 0.001, got 0.01";
         assert_eq!(check(|c| c.schedule.min_lr = 0.01), min_lr);
         let constant = |c: &mut RunConfig| {
             c.schedule.min_lr = 0.01;
-            c.schedule.kind = ScheduleKind::Constant;
+            c.schedule.kind = Decay::Constant;
         };
         assert_eq!(check(constant), "fine");
         let kind = "data.kind = \"text\" expects a data.path; give --data PATH";

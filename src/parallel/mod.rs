@@ -4,11 +4,13 @@
 
 pub mod coordinator;
 pub mod interpreter;
+pub mod placement;
 pub mod program;
 pub mod verdict;
 
 pub use coordinator::{Coordinator, Decision};
 pub use interpreter::{Action, Event, Interpreter, Outcome};
+pub use placement::ReduceSite;
 pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,

@@ -14,28 +14,10 @@ use crate::comm::{Closed, Mailbox, RecvError};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, Readback};
 use crate::metrics::{Trace, Track};
-use crate::parallel::{Event, Vote};
+use crate::parallel::{Event, ReduceSite, Vote};
 
 /// Longest wait of a device thread at its mailbox before it checks for a free readback slot.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(2);
-
-/// Site at which a rank's gradients are added to partial sums of other ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReduceSite {
-    /// On the host, in the ring thread.
-    Host,
-    /// On the device by a kernel: partial sums are uploaded and read back.
-    Device,
-}
-
-impl std::fmt::Display for ReduceSite {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Host => "host",
-            Self::Device => "device",
-        })
-    }
-}
 
 /// Tracks of one rank in a trace.
 #[derive(Clone, Debug, Default)]

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use super::RuntimeError;
 use super::device_thread::{DeviceThread, PendingJob};
-use super::peers::ReduceSite;
 use super::step::{Inputs, load};
 use crate::base::BucketId;
 use crate::base::rng::Key;
@@ -18,6 +17,7 @@ use crate::comm::add::add_assign;
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::kernels::RandomContext;
+use crate::parallel::ReduceSite;
 use crate::planner::balance::{
     ExcludedDevice, ThroughputModel, apportion, makespan, select_devices,
 };

@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::RuntimeError;
 use super::device_thread::{DeviceThread, PendingJob, Watchdog};
 use super::messages::{CoordinatorMsg, DriverMsg, RingMsg};
-use super::peers::{ReduceSite, RingPeers, TraceTracks, WaitStatus};
+use super::peers::{RingPeers, TraceTracks, WaitStatus};
 use super::ring::RingChannels;
 use super::step::{NoPeers, Peers, StepInput, StepReport, run_step};
 use crate::base::Rank;
@@ -23,7 +23,7 @@ use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::metrics::Trace;
-use crate::parallel::{Coordinator, Decision, Outcome};
+use crate::parallel::{Coordinator, Decision, Outcome, ReduceSite};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 

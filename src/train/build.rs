@@ -4,30 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::TrainError;
-use crate::collective::Topology;
 use crate::config::RunConfig;
-use crate::config::schema::{
-    self, ActivationKind, Balance, CollectiveTopology, DataKind, OptimKind, ReduceSiteChoice,
-    ScheduleKind,
-};
+use crate::config::schema::{Balance, DataKind, OptimKind};
 use crate::data::corpus::CORPUS;
-use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
+use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice};
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
-use crate::graph::{Graph, Plan, PlanOptions, Unary, differentiate, fuse};
+use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
-use crate::optim::{Decay, Optimizer, Schedule};
+use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
-use crate::runtime::peers::ReduceSite;
 use crate::runtime::placement::types::ParallelOptions;
 
 /// Loads the configured text, with the tokenizer of a checkpoint if given, or else its own.
 pub fn data(config: &RunConfig, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
     let tokenizer = match tokenizer {
         Some(tokenizer) => TokenizerChoice::Given(tokenizer),
-        None => TokenizerChoice::Derived(match config.data.tokenizer {
-            schema::TokenizerName::Char => TokenizerKind::Char,
-            schema::TokenizerName::Byte => TokenizerKind::Byte,
-        }),
+        None => TokenizerChoice::Derived(config.data.tokenizer),
     };
     let (held_out, context) = (config.data.held_out, config.model.context);
     Ok(match (config.data.kind, &config.data.path) {
@@ -51,11 +43,7 @@ pub fn graph(config: &RunConfig, vocabulary: usize) -> Result<Graph, TrainError>
         bias: model.bias,
         dropout: model.dropout as f32,
         tie: model.tie,
-        activation: match model.activation {
-            ActivationKind::Gelu => Unary::Gelu,
-            ActivationKind::GeluTanh => Unary::GeluTanh,
-            ActivationKind::Relu => Unary::Relu,
-        },
+        activation: model.activation,
     })?)
 }
 
@@ -108,11 +96,7 @@ pub fn optimizer(config: &RunConfig) -> Optimizer {
 /// Returns the configured learning-rate schedule.
 pub fn schedule(config: &RunConfig) -> Schedule {
     Schedule {
-        decay: match config.schedule.kind {
-            ScheduleKind::Constant => Decay::Constant,
-            ScheduleKind::Linear => Decay::Linear,
-            ScheduleKind::Cosine => Decay::Cosine,
-        },
+        decay: config.schedule.kind,
         lr: config.optim.lr,
         min_lr: config.schedule.min_lr,
         warmup: config.schedule.warmup,
@@ -143,16 +127,9 @@ pub fn parallel_options(config: &RunConfig) -> ParallelOptions {
     let parallel = &config.parallel;
     ParallelOptions {
         shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
-        topology: match parallel.collective {
-            CollectiveTopology::Ring => Topology::Ring,
-            CollectiveTopology::Star => Topology::Star,
-        },
+        topology: parallel.collective,
         overlap: parallel.overlap,
-        reduce_site: match parallel.reduce_site {
-            ReduceSiteChoice::Measured => None,
-            ReduceSiteChoice::Host => Some(ReduceSite::Host),
-            ReduceSiteChoice::Device => Some(ReduceSite::Device),
-        },
+        reduce_site: parallel.reduce_site,
         chunk_bytes: parallel.chunk_kib << 10,
     }
 }

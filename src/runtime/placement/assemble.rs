@@ -16,10 +16,9 @@ use crate::exec::Executor;
 use crate::exec::cpu::host_name;
 use crate::graph::Plan;
 use crate::metrics::Trace;
-use crate::parallel::{Program, contiguous_shares, data_parallel, single_rank};
+use crate::parallel::{Program, ReduceSite, contiguous_shares, data_parallel, single_rank};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenDevice;
-use crate::runtime::peers::ReduceSite;
 use crate::runtime::timing::{self};
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 

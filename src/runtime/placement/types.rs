@@ -9,9 +9,8 @@ use crate::collective::Topology;
 use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
-use crate::parallel::Program;
+use crate::parallel::{Program, ReduceSite};
 use crate::runtime::open::{OpenDevice, OpenOptions};
-use crate::runtime::peers::ReduceSite;
 use crate::runtime::timing::Probe;
 use crate::runtime::workers::WorkerGroup;
 

@@ -11,9 +11,8 @@ use crate::exec::{Cpu, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
-use crate::parallel::{Share, data_parallel};
+use crate::parallel::{ReduceSite, Share, data_parallel};
 use crate::runtime::open::initialize;
-use crate::runtime::peers::ReduceSite;
 
 const WORLD: u32 = 3;
 const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
