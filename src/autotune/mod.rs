@@ -14,5 +14,4 @@ pub mod timing;
 pub mod update_probes;
 
 pub use cache::KernelCache;
-pub use plan_calls::VariantChoices;
 pub use selector::{KernelSelector, TuneOptions, TuneProgress};

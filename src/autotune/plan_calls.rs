@@ -1,6 +1,6 @@
 //! Distinct calls of a plan, their keys, and the kernel variant that each of them runs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::certify::variant_hash;
 use super::probes::OwnedCall;
@@ -9,31 +9,6 @@ use crate::base::rng::Key;
 use crate::device::Gpu;
 use crate::graph::Plan;
 use crate::kernels::{OpCall, RandomContext, Variant, twin};
-
-/// Selected variant of each call that has several, by the call's [`call_key`] at full capacity.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VariantChoices(BTreeMap<String, String>);
-
-impl VariantChoices {
-    pub fn get(&self, call_key: &str) -> Option<&str> {
-        self.0.get(call_key).map(String::as_str)
-    }
-
-    pub fn insert(&mut self, call_key: String, name: String) {
-        self.0.insert(call_key, name);
-    }
-
-    /// Returns call keys and variant names, sorted by key.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(call_key, name)| (call_key.as_str(), name.as_str()))
-    }
-}
-
-impl FromIterator<(String, String)> for VariantChoices {
-    fn from_iter<I: IntoIterator<Item = (String, String)>>(choices: I) -> Self {
-        Self(choices.into_iter().collect())
-    }
-}
 
 /// Returns the key of a call: a text such as `matmul a b^T (768, 128) (384, 128)`.
 pub fn call_key(call: &OpCall) -> String {

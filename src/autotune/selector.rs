@@ -9,9 +9,9 @@ use super::certify::{CertificationResult, Certifier, kernel_hash, variant_hash};
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
 use super::timing::{VariantTimer, default_variant, timing_order};
-use super::{KernelCache, VariantChoices, catalog, update_probes};
+use super::{KernelCache, catalog, update_probes};
 use crate::device::{DeviceError, Gpu};
-use crate::graph::{Plan, Update, UpdateRange};
+use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{Dispatch, OpCall, Pipelines, Variant, twin};
 

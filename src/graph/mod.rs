@@ -14,6 +14,7 @@ pub mod print;
 
 pub mod shapes;
 pub mod update;
+pub mod variant_choices;
 
 pub use build::Builder;
 pub use passes::fuse::fuse;
@@ -24,6 +25,7 @@ pub use op::{Binary, EpilogueOp, IGNORE_INDEX, Op, Unary};
 pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
 pub use shapes::ShapeError;
 pub use update::{Update, UpdateRange};
+pub use variant_choices::VariantChoices;
 
 use std::fmt;
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::device_thread::DeviceThread;
 use super::{RuntimeError, memory};
-use crate::autotune::{self, KernelCache, KernelSelector, TuneOptions, VariantChoices, cache};
+use crate::autotune::{self, KernelCache, KernelSelector, TuneOptions, cache};
 use crate::base::BucketId;
 use crate::device::{
     AdapterKind, DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select,
 };
 use crate::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments};
-use crate::graph::Plan;
+use crate::graph::{Plan, VariantChoices};
 use crate::model;
 
 /// Opened device on its own thread.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::autotune::{TuneOptions, VariantChoices};
+use crate::autotune::TuneOptions;
 use crate::collective::Topology;
-use crate::graph::Plan;
+use crate::graph::{Plan, VariantChoices};
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::{Program, ReduceSite};
