@@ -48,6 +48,8 @@ ids! {
     SlotId(u32) "slot ";
     /// A device's index in a run, `0..world`.
     Rank(u32) "rank ";
+    /// An index in a group of ranks; in a group of all ranks, positions equal ranks.
+    Position(u32) "position ";
     /// An optimizer step, counted from 1.
     StepId(u64) "step ";
     /// A consumer of random numbers in a model: a dropout, an attention, an initialisation.

@@ -8,6 +8,6 @@ pub mod shape;
 
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
-    BucketId, ChunkId, NodeId, ParamId, Rank, SegmentId, Site, SlotId, StepId, TensorId,
+    BucketId, ChunkId, NodeId, ParamId, Position, Rank, SegmentId, Site, SlotId, StepId, TensorId,
 };
 pub use shape::{DType, Shape};

@@ -4,10 +4,12 @@
 
 pub mod cost;
 pub mod exchange;
+pub mod group;
 pub mod layout;
 pub mod rooted;
 
 pub use cost::CommCost;
 pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
+pub use group::{RankGroup, RankGroupError};
 pub use layout::{Chunk, ShardLayout, Topology};
 pub use rooted::RootedStep;
