@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use super::args::Explain;
-use crate::base::{BucketId, Rank};
+use crate::base::{BucketId, Position};
 use crate::bench::profile::Profile;
-use crate::collective::{ShardLayout, Topology};
+use crate::collective::{RankGroup, ShardLayout, Topology};
 use crate::config::RunConfig;
 use crate::config::key::Words;
 use crate::config::schema::Balance;
@@ -130,7 +130,7 @@ fn memory(
         let plan = build::plan(&config, vocabulary)?;
         let layout =
             layout_of(&build::parallel_options(&config), &plan, devices_of_run.names.len());
-        let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Rank(rank)).len()).sum();
+        let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Position(rank)).len()).sum();
         Ok((plan, owned))
     };
     let plans =
@@ -174,22 +174,21 @@ impl Sent {
     }
 }
 
-/// Returns the traffic that a rank sends for all chunks: in the reduce-scatter and in the
-/// all-gather.
-fn sent(layout: &ShardLayout, rank: u32) -> [Sent; 2] {
+/// Returns the traffic that the rank at a position sends for all chunks: in the reduce-scatter
+/// and in the all-gather.
+fn sent(layout: &ShardLayout, position: Position) -> [Sent; 2] {
     let [mut reduce, mut gather] = [Sent::default(); 2];
-    let others = layout.world - 1;
+    let others = layout.size - 1;
     for chunk in &layout.chunks {
         let bytes = chunk.range.len() * VALUE_BYTES;
         match layout.topology {
             // Once around the ring, without the hop from the owner in the reduce-scatter and the
             // hop back to it in the all-gather.
             Topology::Ring => {
-                let next = (rank + 1) % layout.world;
-                reduce.add(usize::from(chunk.owner != Rank(rank)), bytes);
-                gather.add(usize::from(chunk.owner != Rank(next)), bytes);
+                reduce.add(usize::from(chunk.owner != position), bytes);
+                gather.add(usize::from(chunk.owner != layout.next(position)), bytes);
             }
-            Topology::Star if rank == 0 => gather.add(others as usize, bytes),
+            Topology::Star if position.index() == 0 => gather.add(others as usize, bytes),
             Topology::Star => reduce.add(1, bytes),
         }
     }
@@ -227,7 +226,7 @@ fn bucket_rows(layout: &ShardLayout, plan: &Plan) -> String {
     for bucket in buckets(plan) {
         let size = size_text(plan.buckets[bucket.index()].length * VALUE_BYTES);
         let messages = layout.chunks_of(bucket).len();
-        let owned = (0..layout.world).map(|rank| layout.shard(bucket, Rank(rank)));
+        let owned = (0..layout.size).map(|position| layout.shard(bucket, Position(position)));
         let owned = owned.map(|range| format!("{}..{}", range.start, range.end));
         let owned = owned.collect::<Vec<_>>().join("  ");
         // Writing to a string cannot fail.
@@ -246,11 +245,12 @@ fn sender_rows(layout: &ShardLayout, devices_of_run: &PlannedDevices) -> String 
         let cells: String = sent.iter().map(cell).collect();
         let _ = writeln!(text, "  {title:<8}{}", format!("{cells} {name}").trim_end());
     };
-    for (name, rank) in devices_of_run.names.iter().zip(0..) {
-        let [reduce, gather] = sent(layout, rank);
+    let members = RankGroup::all(layout.size);
+    for (name, (position, rank)) in devices_of_run.names.iter().zip(members.iter()) {
+        let [reduce, gather] = sent(layout, position);
         let sent = [reduce, gather, reduce.plus(gather)];
         all = std::array::from_fn(|column| all[column].plus(sent[column]));
-        row(&format!("rank {rank}"), &sent, name);
+        row(&rank.to_string(), &sent, name);
     }
     row("all", &all, "");
     text
@@ -268,27 +268,27 @@ mod tests {
     /// Runs the exchanges of all ranks and returns the traffic that each rank sent.
     fn exchanged(layout: &ShardLayout) -> Vec<[Sent; 2]> {
         let layout = Arc::new(layout.clone());
-        let all = 0..layout.world;
-        let exchange = |rank| Exchange::new(layout.clone(), Rank(rank), 1);
+        let all = 0..layout.size;
+        let exchange = |position| Exchange::new(layout.clone(), Position(position), 1);
         let mut ranks: Vec<Exchange> = all.clone().map(exchange).collect();
-        let mut events: VecDeque<(Rank, Event)> = VecDeque::new();
+        let mut events: VecDeque<(Position, Event)> = VecDeque::new();
         for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
             let ready = Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk };
-            events.extend(all.clone().map(|rank| (Rank(rank), ready)));
+            events.extend(all.clone().map(|position| (Position(position), ready)));
         }
         let mut sent = vec![[Sent::default(); 2]; all.len()];
-        while let Some((rank, event)) = events.pop_front() {
-            ranks[rank.index()].handle(event);
-            while let Some(action) = ranks[rank.index()].poll_action() {
+        while let Some((position, event)) = events.pop_front() {
+            ranks[position.index()].handle(event);
+            while let Some(action) = ranks[position.index()].poll_action() {
                 match action {
                     Action::Send { kind, chunk, to } => {
                         let bytes = layout.chunk(chunk).range.len() * VALUE_BYTES;
-                        sent[rank.index()][kind as usize].add(1, bytes);
-                        events.push_back((to, Event::Received { kind, chunk, from: rank }));
+                        sent[position.index()][kind as usize].add(1, bytes);
+                        events.push_back((to, Event::Received { kind, chunk, from: position }));
                     }
                     Action::Reduced { chunk } => {
                         let kind = CollectiveKind::AllGather;
-                        events.push_back((rank, Event::LocalReady { kind, chunk }));
+                        events.push_back((position, Event::LocalReady { kind, chunk }));
                     }
                     Action::Accumulate { .. } | Action::StoreFinal { .. } | Action::Done { .. } => {
                     }
@@ -303,7 +303,9 @@ mod tests {
         for topology in [Topology::Ring, Topology::Star] {
             for world in 1..=5 {
                 let layout = ShardLayout::new(topology, world, &[1000, 64, 4097], 64, 256);
-                let expected: Vec<[Sent; 2]> = (0..world).map(|rank| sent(&layout, rank)).collect();
+                let positions = (0..world).map(Position);
+                let expected: Vec<[Sent; 2]> =
+                    positions.map(|position| sent(&layout, position)).collect();
                 assert_eq!(expected, exchanged(&layout), "{topology:?} of {world}");
             }
         }

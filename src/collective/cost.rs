@@ -1,6 +1,6 @@
 //! Communication cost of collectives in messages and bytes: the formulas of their documentation
-//! as functions. A shard, or a block of a tree, of `s` bytes is sent in `ceil(s / chunk)`
-//! messages.
+//! as functions, for a group of `size` ranks. A shard, or a block of a tree, of `s` bytes is sent
+//! in `ceil(s / chunk)` messages.
 
 use super::rooted::levels;
 
@@ -31,75 +31,75 @@ fn whole(times: u64, bytes: u64, chunk: u64) -> CommCost {
     CommCost { steps: times * bytes.div_ceil(chunk), bytes: times * bytes }
 }
 
-/// Returns the cost of all shards but the smallest of `world`.
-fn all_but_a_shard(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    let world = u64::from(world);
-    let (short, longer) = (bytes / world, bytes % world);
+/// Returns the cost of all shards but the smallest of `size`.
+fn all_but_a_shard(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    let size = u64::from(size);
+    let (short, longer) = (bytes / size, bytes % size);
     let chunks_of = |shard: u64| shard.div_ceil(chunk);
-    let steps = longer * chunks_of(short + 1) + (world - longer - 1) * chunks_of(short);
+    let steps = longer * chunks_of(short + 1) + (size - longer - 1) * chunks_of(short);
     CommCost { steps, bytes: bytes - short }
 }
 
-/// Cost of a ring reduce-scatter: `world - 1` steps per chunk of a shard, and `(world - 1) /
-/// world` of the bytes (except for uneven shards).
-pub fn ring_reduce_scatter(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    all_but_a_shard(world, bytes, chunk)
+/// Cost of a ring reduce-scatter: `size - 1` steps per chunk of a shard, and `(size - 1) /
+/// size` of the bytes (except for uneven shards).
+pub fn ring_reduce_scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    all_but_a_shard(size, bytes, chunk)
 }
 
 /// Cost of a ring all-gather, the same as that of [`ring_reduce_scatter`].
-pub fn ring_all_gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    all_but_a_shard(world, bytes, chunk)
+pub fn ring_all_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    all_but_a_shard(size, bytes, chunk)
 }
 
-/// Cost of a ring all-reduce, both phases: `2 (world - 1)` steps per chunk of a shard, and
-/// `2 (world - 1) / world` of the bytes.
-pub fn ring_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    ring_reduce_scatter(world, bytes, chunk).then(ring_all_gather(world, bytes, chunk))
+/// Cost of a ring all-reduce, both phases: `2 (size - 1)` steps per chunk of a shard, and
+/// `2 (size - 1) / size` of the bytes.
+pub fn ring_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    ring_reduce_scatter(size, bytes, chunk).then(ring_all_gather(size, bytes, chunk))
 }
 
-/// Cost of a star reduce: the server receives all bytes `world - 1` times.
-pub fn star_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(world) - 1, bytes, chunk)
+/// Cost of a star reduce: the server receives all bytes `size - 1` times.
+pub fn star_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    whole(u64::from(size) - 1, bytes, chunk)
 }
 
-/// Cost of a star gather: the server sends all bytes `world - 1` times.
-pub fn star_gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(world) - 1, bytes, chunk)
+/// Cost of a star gather: the server sends all bytes `size - 1` times.
+pub fn star_gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    whole(u64::from(size) - 1, bytes, chunk)
 }
 
-/// Cost of a star all-reduce, both phases: all bytes `2 (world - 1)` times through the server.
-pub fn star_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    star_reduce(world, bytes, chunk).then(star_gather(world, bytes, chunk))
+/// Cost of a star all-reduce, both phases: all bytes `2 (size - 1)` times through the server.
+pub fn star_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    star_reduce(size, bytes, chunk).then(star_gather(size, bytes, chunk))
 }
 
 /// Cost of [`super::rooted::reduce`]: the root receives all bytes `L` times.
-pub fn tree_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(levels(world).into(), bytes, chunk)
+pub fn tree_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    whole(levels(size).into(), bytes, chunk)
 }
 
 /// Cost of [`super::rooted::broadcast`]: the root sends all bytes `L` times.
-pub fn tree_broadcast(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(levels(world).into(), bytes, chunk)
+pub fn tree_broadcast(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    whole(levels(size).into(), bytes, chunk)
 }
 
-/// Cost of [`super::rooted::all_reduce`]: `2 L` steps, all bytes `2 L` times through rank 0.
-pub fn tree_all_reduce(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    tree_reduce(world, bytes, chunk).then(tree_broadcast(world, bytes, chunk))
+/// Cost of [`super::rooted::all_reduce`]: `2 L` steps, all bytes `2 L` times through position 0.
+pub fn tree_all_reduce(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    tree_reduce(size, bytes, chunk).then(tree_broadcast(size, bytes, chunk))
 }
 
-/// Cost of [`super::rooted::gather`] of one block of `bytes` per rank: `world - 1` blocks.
-pub fn gather(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(world) - 1, bytes, chunk)
+/// Cost of [`super::rooted::gather`] of one block of `bytes` per rank: `size - 1` blocks.
+pub fn gather(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    whole(u64::from(size) - 1, bytes, chunk)
 }
 
 /// Cost of [`super::rooted::scatter`], the same as that of [`gather`].
-pub fn scatter(world: u32, bytes: u64, chunk: u64) -> CommCost {
-    whole(u64::from(world) - 1, bytes, chunk)
+pub fn scatter(size: u32, bytes: u64, chunk: u64) -> CommCost {
+    whole(u64::from(size) - 1, bytes, chunk)
 }
 
 /// Cost of [`super::rooted::barrier`]: `L` messages without values.
-pub fn barrier(world: u32) -> CommCost {
-    CommCost { steps: levels(world).into(), bytes: 0 }
+pub fn barrier(size: u32) -> CommCost {
+    CommCost { steps: levels(size).into(), bytes: 0 }
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::base::{ChunkId, Rank};
+    use crate::base::{ChunkId, Position};
     use crate::collective::{
         Action, CollectiveKind, Event, Exchange, RootedStep, ShardLayout, Topology, rooted,
     };
@@ -121,11 +121,11 @@ mod tests {
     }
 
     impl Tally {
-        fn new(world: u32) -> Self {
-            Self { ranks: vec![Default::default(); world as usize] }
+        fn new(size: u32) -> Self {
+            Self { ranks: vec![Default::default(); size as usize] }
         }
 
-        fn count(&mut self, from: Rank, to: Rank, bytes: u64) {
+        fn count(&mut self, from: Position, to: Position, bytes: u64) {
             let message = CommCost { steps: 1, bytes };
             let [sent, _] = &mut self.ranks[from.index()];
             *sent = sent.then(message);
@@ -147,31 +147,32 @@ mod tests {
     /// in bytes.
     fn sent(
         topology: Topology,
-        world: u32,
+        size: u32,
         bytes: u64,
         chunk: u64,
         kind: CollectiveKind,
     ) -> CommCost {
-        let layout = ShardLayout::new(topology, world, &[bytes as usize], 1, chunk as usize);
+        let layout = ShardLayout::new(topology, size, &[bytes as usize], 1, chunk as usize);
         let layout = Arc::new(layout);
-        let mut ranks: Vec<Exchange> =
-            (0..world).map(|rank| Exchange::new(layout.clone(), Rank(rank), 2)).collect();
+        let mut ranks: Vec<Exchange> = (0..size)
+            .map(|position| Exchange::new(layout.clone(), Position(position), 2))
+            .collect();
         let mut events = VecDeque::new();
         for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
             let owner = layout.chunk(chunk).owner;
-            let ready = (0..world).map(Rank);
-            let ready =
-                ready.filter(|rank| kind == CollectiveKind::ReduceScatter || *rank == owner);
-            events.extend(ready.map(|rank| (rank, Event::LocalReady { kind, chunk })));
+            let ready = (0..size).map(Position);
+            let ready = ready
+                .filter(|position| kind == CollectiveKind::ReduceScatter || *position == owner);
+            events.extend(ready.map(|position| (position, Event::LocalReady { kind, chunk })));
         }
-        let mut tally = Tally::new(world);
-        while let Some((rank, event)) = events.pop_front() {
-            let exchange = &mut ranks[rank.index()];
+        let mut tally = Tally::new(size);
+        while let Some((position, event)) = events.pop_front() {
+            let exchange = &mut ranks[position.index()];
             exchange.handle(event);
             while let Some(action) = exchange.poll_action() {
                 if let Action::Send { kind, chunk, to } = action {
-                    tally.count(rank, to, layout.chunk(chunk).range.len() as u64);
-                    events.push_back((to, Event::Received { kind, chunk, from: rank }));
+                    tally.count(position, to, layout.chunk(chunk).range.len() as u64);
+                    events.push_back((to, Event::Received { kind, chunk, from: position }));
                 }
             }
         }
@@ -180,17 +181,17 @@ mod tests {
 
     /// Returns the cost of the messages of lists of steps, with each block in chunks.
     fn listed(
-        world: u32,
+        size: u32,
         bytes: u64,
         chunk: u64,
-        list: impl Fn(Rank) -> Vec<RootedStep>,
+        list: impl Fn(Position) -> Vec<RootedStep>,
     ) -> CommCost {
-        let mut tally = Tally::new(world);
-        for rank in (0..world).map(Rank) {
-            for step in list(rank) {
+        let mut tally = Tally::new(size);
+        for position in (0..size).map(Position) {
+            for step in list(position) {
                 if let RootedStep::Send { to, .. } = step {
                     let starts = (0..bytes).step_by(chunk as usize);
-                    starts.for_each(|start| tally.count(rank, to, chunk.min(bytes - start)));
+                    starts.for_each(|start| tally.count(position, to, chunk.min(bytes - start)));
                 }
             }
         }
@@ -199,36 +200,36 @@ mod tests {
 
     #[test]
     fn the_formulas_are_what_the_state_machines_send() {
-        for world in 1..=9 {
+        for size in 1..=9 {
             for (bytes, chunk) in [(0, 8), (1, 8), (100, 7), (720, 16), (721, 16), (5040, 5040)] {
-                let ring = |kind| sent(Topology::Ring, world, bytes, chunk, kind);
+                let ring = |kind| sent(Topology::Ring, size, bytes, chunk, kind);
                 assert_eq!(
                     ring(CollectiveKind::ReduceScatter),
-                    ring_reduce_scatter(world, bytes, chunk)
+                    ring_reduce_scatter(size, bytes, chunk)
                 );
-                assert_eq!(ring(CollectiveKind::AllGather), ring_all_gather(world, bytes, chunk));
-                let star = |kind| sent(Topology::Star, world, bytes, chunk, kind);
-                assert_eq!(star(CollectiveKind::ReduceScatter), star_reduce(world, bytes, chunk));
-                assert_eq!(star(CollectiveKind::AllGather), star_gather(world, bytes, chunk));
+                assert_eq!(ring(CollectiveKind::AllGather), ring_all_gather(size, bytes, chunk));
+                let star = |kind| sent(Topology::Star, size, bytes, chunk, kind);
+                assert_eq!(star(CollectiveKind::ReduceScatter), star_reduce(size, bytes, chunk));
+                assert_eq!(star(CollectiveKind::AllGather), star_gather(size, bytes, chunk));
             }
         }
     }
 
     #[test]
     fn the_formulas_are_what_the_lists_send() {
-        for world in 1..=9 {
-            for root in (0..world).map(Rank) {
+        for size in 1..=9 {
+            for root in (0..size).map(Position) {
                 let (bytes, chunk) = (100, 7);
-                let of = |list: fn(u32, Rank, Rank) -> Vec<RootedStep>| {
-                    listed(world, bytes, chunk, |rank| list(world, root, rank))
+                let of = |list: fn(u32, Position, Position) -> Vec<RootedStep>| {
+                    listed(size, bytes, chunk, |position| list(size, root, position))
                 };
-                assert_eq!(of(rooted::reduce), tree_reduce(world, bytes, chunk));
-                assert_eq!(of(rooted::broadcast), tree_broadcast(world, bytes, chunk));
-                assert_eq!(of(rooted::gather), gather(world, bytes, chunk));
-                assert_eq!(of(rooted::scatter), scatter(world, bytes, chunk));
+                assert_eq!(of(rooted::reduce), tree_reduce(size, bytes, chunk));
+                assert_eq!(of(rooted::broadcast), tree_broadcast(size, bytes, chunk));
+                assert_eq!(of(rooted::gather), gather(size, bytes, chunk));
+                assert_eq!(of(rooted::scatter), scatter(size, bytes, chunk));
             }
-            let barriers = listed(world, 1, 1, |rank| rooted::barrier(world, rank));
-            assert_eq!(barriers.steps, barrier(world).steps);
+            let barriers = listed(size, 1, 1, |position| rooted::barrier(size, position));
+            assert_eq!(barriers.steps, barrier(size).steps);
         }
     }
 

@@ -1,13 +1,16 @@
 //! State machine of one rank in a reduce-scatter and an all-gather over the chunks of a
-//! [`ShardLayout`].
+//! [`ShardLayout`]. Ranks are known by their positions in the group; the caller sends to the
+//! rank at a position.
 //!
 //! **Ring** (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-//! workstations", 2009). The partial sum of a chunk with owner `o` begins at rank `o+1` with that
-//! rank's values, each next rank adds its own, and it ends at the owner: `((g[o+1] + g[o+2]) +
-//! ..) + g[o]`, whatever the timing. The final values travel around the ring in the same way.
+//! workstations", 2009). The partial sum of a chunk with owner `o` begins at position `o+1` with
+//! that rank's values, each next rank adds its own, and it ends at the owner:
+//! `((g[o+1] + g[o+2]) + ..) + g[o]`, whatever the timing. The final values travel around the
+//! ring in the same way.
 //!
-//! **Star**. Every rank sends to rank 0, which adds in the order of ranks, `(g[0] + g[1]) + ..`
-//! (a message that arrives early waits), and sends the final values to each rank.
+//! **Star**. Every rank sends to position 0, which adds in the order of positions,
+//! `(g[0] + g[1]) + ..` (a message that arrives early waits), and sends the final values to each
+//! rank.
 //!
 //! The cost of both topologies is in [`super::cost`].
 //!
@@ -18,14 +21,14 @@
 //! all sums that will ever end with it have ended.
 //!
 //! In a ring, shards differ by one chunk at most, so `begun <= ended + window` always holds, and
-//! at most `world * window` partial sums of a bucket are in flight at a time. In a star, sums end
-//! with the server only, so the window delays no rank: up to `world - 1` values of each chunk of
+//! at most `size * window` partial sums of a bucket are in flight at a time. In a star, sums end
+//! with the server only, so the window delays no rank: up to `size - 1` values of each chunk of
 //! a bucket are in flight at a time, or wait at the server for its own.
 //! [`ShardLayout::messages_max`] is the bound in that case.
 //!
 //! The window of a ring cannot deadlock. Buckets are counted separately, so one that is not ready
 //! yet holds up no other. Take a ready bucket in which no message is left to handle: every sum
-//! that was begun has ended, so `ended(r) = begun(r+1)`. If rank r may not begin a sum, then
+//! that was begun has ended, so `ended(r) = begun(r+1)`. If position r may not begin a sum, then
 //! `begun(r) >= ended(r) + window > begun(r+1)`, and some sum has not ended with r, which r+1 has
 //! not begun; so r+1 may not begin a sum either. By induction no rank may, and `begun(0) >
 //! begun(1) > .. > begun(0)`, which is impossible.
@@ -35,7 +38,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::layout::{ShardLayout, Topology};
-use crate::base::{BucketId, ChunkId, Rank};
+use crate::base::{BucketId, ChunkId, Position};
 
 /// Kind of a collective; the two together are an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,7 +49,7 @@ pub enum CollectiveKind {
     AllGather,
 }
 
-/// A collective operation of all ranks on one bucket.
+/// A collective operation of all ranks of a group on one bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Collective {
     pub kind: CollectiveKind,
@@ -82,7 +85,7 @@ pub enum Event {
     /// or final values to send (all-gather, on the owner only).
     LocalReady { kind: CollectiveKind, chunk: ChunkId },
     /// A message has arrived.
-    Received { kind: CollectiveKind, chunk: ChunkId, from: Rank },
+    Received { kind: CollectiveKind, chunk: ChunkId, from: Position },
 }
 
 /// Output action of an exchange; actions must be performed in order. A rank holds at most one
@@ -91,13 +94,13 @@ pub enum Event {
 pub enum Action {
     /// Send the held values of the chunk to `to`. In a reduce-scatter they are moved (a partial
     /// sum has one holder); in an all-gather they are shared.
-    Send { kind: CollectiveKind, chunk: ChunkId, to: Rank },
+    Send { kind: CollectiveKind, chunk: ChunkId, to: Position },
     /// Add the held values (own values at first) to the message of `from`, and hold the sum.
-    Accumulate { chunk: ChunkId, from: Rank },
+    Accumulate { chunk: ChunkId, from: Position },
     /// The chunk is summed over all ranks; emitted on its owner only.
     Reduced { chunk: ChunkId },
     /// Hold the message of `from`, which has the final values.
-    StoreFinal { chunk: ChunkId, from: Rank },
+    StoreFinal { chunk: ChunkId, from: Position },
     /// This rank has nothing more to do for a bucket in this phase (once on every rank). A bucket
     /// of length 0 is done from the start.
     Done { kind: CollectiveKind, bucket: BucketId },
@@ -108,8 +111,8 @@ pub enum Action {
 struct ChunkProgress {
     /// True if the rank's own values are ready.
     ready: bool,
-    /// Senders of messages that arrived and are not folded yet.
-    early: Vec<Rank>,
+    /// Positions of senders whose messages arrived and are not folded yet.
+    early: Vec<Position>,
     /// Number of folded messages.
     accumulated: u32,
     /// True if the final values have arrived.
@@ -133,7 +136,7 @@ struct Count {
 #[derive(Debug)]
 pub struct Exchange {
     layout: Arc<ShardLayout>,
-    rank: Rank,
+    position: Position,
     window: usize,
     chunks: Vec<ChunkProgress>,
     buckets: Vec<Count>,
@@ -143,17 +146,17 @@ pub struct Exchange {
 impl Exchange {
     /// Creates the state at the start of both phases. `window` (at least 1) bounds the partial
     /// sums of a bucket that a rank of a ring has begun beyond those that have ended with it.
-    pub fn new(layout: Arc<ShardLayout>, rank: Rank, window: usize) -> Self {
-        assert!(rank.0 < layout.world, "{rank} of {} ranks", layout.world);
+    pub fn new(layout: Arc<ShardLayout>, position: Position, window: usize) -> Self {
+        assert!(position.0 < layout.size, "{position} in a group of {}", layout.size);
         assert!(window > 0, "a window of 0 lets nothing begin");
         let (chunks, buckets, actions) = Default::default();
-        let mut exchange = Self { layout, rank, window, chunks, buckets, actions };
+        let mut exchange = Self { layout, position, window, chunks, buckets, actions };
         exchange.restart();
         exchange
     }
 
-    pub fn rank(&self) -> Rank {
-        self.rank
+    pub fn position(&self) -> Position {
+        self.position
     }
 
     pub fn layout(&self) -> &Arc<ShardLayout> {
@@ -168,7 +171,7 @@ impl Exchange {
         self.buckets.clear();
         self.buckets.resize(self.layout.buckets(), Count::default());
         self.actions.clear();
-        for chunk in self.layout.chunks.iter().filter(|chunk| chunk.owner == self.rank) {
+        for chunk in self.layout.chunks.iter().filter(|chunk| chunk.owner == self.position) {
             self.buckets[chunk.bucket.index()].ends += 1;
         }
         for bucket in (0..self.layout.buckets() as u32).map(BucketId) {
@@ -193,7 +196,7 @@ impl Exchange {
             }
             Event::LocalReady { kind: CollectiveKind::AllGather, chunk } => {
                 let owner = self.layout.chunk(chunk).owner;
-                assert_eq!(owner, self.rank, "{chunk} is sent by its owner");
+                assert_eq!(owner, self.position, "{chunk} is sent by its owner");
                 self.gathered(chunk);
             }
             Event::Received { kind: CollectiveKind::ReduceScatter, chunk, from } => {
@@ -216,27 +219,27 @@ impl Exchange {
     fn sources(&self, chunk: ChunkId) -> u32 {
         let owner = self.layout.chunk(chunk).owner;
         match self.layout.topology {
-            Topology::Ring => u32::from(self.rank != self.layout.next(owner)),
-            Topology::Star if self.rank == owner => self.layout.world - 1,
+            Topology::Ring => u32::from(self.position != self.layout.next(owner)),
+            Topology::Star if self.position == owner => self.layout.size - 1,
             Topology::Star => 0,
         }
     }
 
     /// Returns the sender of message number `index` of [`Self::sources`], in the order of
     /// folding.
-    fn source(&self, index: u32) -> Rank {
+    fn source(&self, index: u32) -> Position {
         match self.layout.topology {
-            Topology::Ring => self.layout.previous(self.rank),
-            Topology::Star => Rank(index + 1),
+            Topology::Ring => self.layout.previous(self.position),
+            Topology::Star => Position(index + 1),
         }
     }
 
-    /// Returns the rank to which this rank sends the partial sum; `None` on the owner.
-    fn target(&self, chunk: ChunkId) -> Option<Rank> {
+    /// Returns the position to which this rank sends the partial sum; `None` on the owner.
+    fn target(&self, chunk: ChunkId) -> Option<Position> {
         let owner = self.layout.chunk(chunk).owner;
         match self.layout.topology {
-            _ if self.rank == owner => None,
-            Topology::Ring => Some(self.layout.next(self.rank)),
+            _ if self.position == owner => None,
+            Topology::Ring => Some(self.layout.next(self.position)),
             Topology::Star => Some(owner),
         }
     }
@@ -245,7 +248,7 @@ impl Exchange {
 
     fn own_values(&mut self, chunk: ChunkId) {
         let ready = std::mem::replace(&mut self.chunks[chunk.index()].ready, true);
-        assert!(!ready, "{chunk} was ready on {} before", self.rank);
+        assert!(!ready, "{chunk} was ready on {} before", self.position);
         if self.sources(chunk) == 0 && self.target(chunk).is_some() {
             let bucket = self.layout.chunk(chunk).bucket;
             self.buckets[bucket.index()].waiting.push_back(chunk);
@@ -255,12 +258,12 @@ impl Exchange {
         }
     }
 
-    fn partial(&mut self, chunk: ChunkId, from: Rank) {
+    fn partial(&mut self, chunk: ChunkId, from: Position) {
         let progress = &self.chunks[chunk.index()];
         let sources = progress.accumulated..self.sources(chunk);
         let is_due = sources.into_iter().any(|index| self.source(index) == from);
         let is_new = is_due && !progress.early.contains(&from);
-        assert!(is_new, "{} expects no partial sum of {chunk} from {from}", self.rank);
+        assert!(is_new, "{} expects no partial sum of {chunk} from {from}", self.position);
         self.chunks[chunk.index()].early.push(from);
         self.accumulate(chunk);
     }
@@ -287,7 +290,9 @@ impl Exchange {
         while self.chunks[chunk.index()].accumulated < sources {
             let from = self.source(self.chunks[chunk.index()].accumulated);
             let progress = &mut self.chunks[chunk.index()];
-            let Some(at) = progress.early.iter().position(|rank| *rank == from) else { return };
+            let Some(at) = progress.early.iter().position(|position| *position == from) else {
+                return;
+            };
             progress.early.swap_remove(at);
             progress.accumulated += 1;
             self.actions.push_back(Action::Accumulate { chunk, from });
@@ -316,14 +321,14 @@ impl Exchange {
 
     // ---- All-gather ----
 
-    fn final_values(&mut self, chunk: ChunkId, from: Rank) {
+    fn final_values(&mut self, chunk: ChunkId, from: Position) {
         let owner = self.layout.chunk(chunk).owner;
         let expected = match self.layout.topology {
-            Topology::Ring => self.layout.previous(self.rank),
+            Topology::Ring => self.layout.previous(self.position),
             Topology::Star => owner,
         };
-        let is_due = self.rank != owner && from == expected;
-        assert!(is_due, "{} expects no final values of {chunk} from {from}", self.rank);
+        let is_due = self.position != owner && from == expected;
+        assert!(is_due, "{} expects no final values of {chunk} from {from}", self.position);
         self.actions.push_back(Action::StoreFinal { chunk, from });
         self.gathered(chunk);
     }
@@ -331,17 +336,17 @@ impl Exchange {
     /// Marks the final values of a chunk as present and sends them on.
     fn gathered(&mut self, chunk: ChunkId) {
         let before = std::mem::replace(&mut self.chunks[chunk.index()].gathered, true);
-        assert!(!before, "the final values of {chunk} came to {} before", self.rank);
+        assert!(!before, "the final values of {chunk} came to {} before", self.position);
         let (owner, kind) = (self.layout.chunk(chunk).owner, CollectiveKind::AllGather);
         match self.layout.topology {
             Topology::Ring => {
-                let to = self.layout.next(self.rank);
+                let to = self.layout.next(self.position);
                 if to != owner {
                     self.actions.push_back(Action::Send { kind, chunk, to });
                 }
             }
-            Topology::Star if self.rank == owner => {
-                let others = (0..self.layout.world).map(Rank).filter(|to| *to != owner);
+            Topology::Star if self.position == owner => {
+                let others = (0..self.layout.size).map(Position).filter(|to| *to != owner);
                 self.actions.extend(others.map(|to| Action::Send { kind, chunk, to }));
             }
             Topology::Star => (),

@@ -4,15 +4,15 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::base::{BucketId, ChunkId, Rank};
+use crate::base::{BucketId, ChunkId, Position};
 
 /// Topology of an exchange: the path that values take between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// Ring: values travel from rank to rank; every rank owns a shard of each bucket.
     Ring,
-    /// Star: values travel to and from rank 0, the server, which owns all buckets ("parameter
-    /// server").
+    /// Star: values travel to and from position 0, the server, which owns all buckets
+    /// ("parameter server").
     Star,
 }
 
@@ -22,8 +22,9 @@ pub struct Chunk {
     pub bucket: BucketId,
     /// Range of elements of the bucket.
     pub range: Range<usize>,
-    /// Rank that reduces and updates the chunk and sends its final values to the other ranks.
-    pub owner: Rank,
+    /// Position of the rank that reduces and updates the chunk and sends its final values to the
+    /// other ranks.
+    pub owner: Position,
 }
 
 /// Display name: the bucket and its elements.
@@ -33,11 +34,13 @@ impl fmt::Display for Chunk {
     }
 }
 
-/// Shard layout of all buckets of a run; the same on every rank.
+/// Shard layout of buckets that a group of ranks holds; the same on every rank. It knows
+/// positions in the group only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardLayout {
     pub topology: Topology,
-    pub world: u32,
+    /// Number of ranks in the group.
+    pub size: u32,
     /// Chunks, ordered by bucket, then by position.
     pub chunks: Vec<Chunk>,
     align: usize,
@@ -62,22 +65,22 @@ impl ShardLayout {
     ///
     /// # Panics
     ///
-    /// Panics if `world` is 0, or if a chunk could not hold a unit of `align >= 1` elements.
+    /// Panics if `size` is 0, or if a chunk could not hold a unit of `align >= 1` elements.
     pub fn new(
         topology: Topology,
-        world: u32,
+        size: u32,
         lengths: &[usize],
         align: usize,
         chunk_max: usize,
     ) -> Self {
-        assert!(world > 0, "a layout needs a rank");
+        assert!(size > 0, "a layout needs a rank");
         assert!(align > 0 && chunk_max >= align, "chunks of {chunk_max} cannot keep to {align}");
         let lengths = lengths.to_vec();
         let (chunks, firsts) = (Vec::new(), vec![0]);
-        let mut layout = Self { topology, world, chunks, align, chunk_max, lengths, firsts };
+        let mut layout = Self { topology, size, chunks, align, chunk_max, lengths, firsts };
         for bucket in 0..layout.lengths.len() {
-            for rank in 0..world {
-                layout.cut_shard(BucketId(bucket as u32), Rank(rank));
+            for position in 0..size {
+                layout.cut_shard(BucketId(bucket as u32), Position(position));
             }
             layout.firsts.push(layout.chunks.len());
         }
@@ -85,7 +88,7 @@ impl ShardLayout {
     }
 
     /// Appends the chunks of a shard: as few as their size allows, nearly equal.
-    fn cut_shard(&mut self, bucket: BucketId, owner: Rank) {
+    fn cut_shard(&mut self, bucket: BucketId, owner: Position) {
         let shard = self.shard(bucket, owner);
         let units = shard.len().div_ceil(self.align);
         let parts = units.div_ceil(self.chunk_max / self.align);
@@ -116,13 +119,13 @@ impl ShardLayout {
         self.chunk_max
     }
 
-    /// Returns the shard of a bucket that a rank owns; it may be empty.
-    pub fn shard(&self, bucket: BucketId, rank: Rank) -> Range<usize> {
+    /// Returns the shard of a bucket that the rank at a position owns; it may be empty.
+    pub fn shard(&self, bucket: BucketId, position: Position) -> Range<usize> {
         let length = self.length(bucket);
         let units = length.div_ceil(self.align);
         let units = match self.topology {
-            Topology::Ring => cut(units, self.world as usize, rank.index()),
-            Topology::Star if rank.index() == 0 => 0..units,
+            Topology::Ring => cut(units, self.size as usize, position.index()),
+            Topology::Star if position.index() == 0 => 0..units,
             Topology::Star => units..units,
         };
         (units.start * self.align).min(length)..(units.end * self.align).min(length)
@@ -133,64 +136,65 @@ impl ShardLayout {
         self.firsts[bucket.index()]..self.firsts[bucket.index() + 1]
     }
 
-    /// Returns the chunks of a bucket in the order in which an exchange uses a rank's own values
-    /// if all ranks are equally fast: in a ring, the first chunk of each shard, beginning with
-    /// the one that this rank begins and then in the order of arrival, then the second chunk of
-    /// each shard, up to the last.
+    /// Returns the chunks of a bucket in the order in which the exchange at a position uses its
+    /// rank's own values if all ranks are equally fast: in a ring, the first chunk of each shard,
+    /// beginning with the one that this rank begins and then in the order of arrival, then the
+    /// second chunk of each shard, up to the last.
     ///
     /// A rank that reads values in this order needs memory for one chunk only. Take the first
     /// chunk of the order, round by round, that some rank has not used: the rank that begins it
     /// needs no message, its window is open because every sum of earlier rounds has ended, and
-    /// for each next rank it is the first unused chunk as well. In the order of positions
+    /// for each next rank it is the first unused chunk as well. In the order of chunks
     /// instead, ranks with little memory would deadlock.
-    pub fn consumption_order(&self, bucket: BucketId, rank: Rank) -> Vec<ChunkId> {
+    pub fn consumption_order(&self, bucket: BucketId, position: Position) -> Vec<ChunkId> {
         let chunks = self.chunks_of(bucket).map(|index| ChunkId(index as u32));
         if self.topology == Topology::Star {
             return chunks.collect();
         }
-        let mut shards: Vec<Vec<ChunkId>> = vec![Vec::new(); self.world as usize];
+        let mut shards: Vec<Vec<ChunkId>> = vec![Vec::new(); self.size as usize];
         for id in chunks {
             shards[self.chunk(id).owner.index()].push(id);
         }
         let rounds = shards.iter().map(Vec::len).max().unwrap_or(0);
         // The shard that a rank begins is owned by the previous rank.
-        let world = self.world as usize;
-        let around = |hop: usize| (rank.index() + 2 * world - 1 - hop) % world;
-        let of_round = |round: usize| (0..world).map(move |hop| (around(hop), round));
+        let size = self.size as usize;
+        let around = |hop: usize| (position.index() + 2 * size - 1 - hop) % size;
+        let of_round = |round: usize| (0..size).map(move |hop| (around(hop), round));
         let order = (0..rounds).flat_map(of_round);
         order.filter_map(|(owner, round)| shards[owner].get(round).copied()).collect()
     }
 
-    /// Returns true if a rank is the first to send a chunk: its own values, with nothing added.
-    pub fn is_initiator(&self, id: ChunkId, rank: Rank) -> bool {
+    /// Returns true if the rank at a position is the first to send a chunk: its own values, with
+    /// nothing added.
+    pub fn is_initiator(&self, id: ChunkId, position: Position) -> bool {
         let owner = self.chunk(id).owner;
         match self.topology {
-            Topology::Ring => self.world > 1 && rank == self.next(owner),
-            Topology::Star => rank != owner,
+            Topology::Ring => self.size > 1 && position == self.next(owner),
+            Topology::Star => position != owner,
         }
     }
 
-    /// Returns the maximum number of messages that a rank receives in one exchange, over both
-    /// phases: a bound for its mailbox, which must hold twice as many where ranks may already
-    /// be in the next exchange.
-    pub fn messages_max(&self, rank: Rank) -> usize {
-        let (chunks, others) = (self.chunks.len(), self.world as usize - 1);
+    /// Returns the maximum number of messages that the rank at a position receives in one
+    /// exchange, over both phases: a bound for its mailbox, which must hold twice as many where
+    /// ranks may already be in the next exchange.
+    pub fn messages_max(&self, position: Position) -> usize {
+        let (chunks, others) = (self.chunks.len(), self.size as usize - 1);
         match self.topology {
             _ if others == 0 => 0,
             Topology::Ring => 2 * chunks,
-            Topology::Star if rank.index() == 0 => others * chunks,
+            Topology::Star if position.index() == 0 => others * chunks,
             Topology::Star => chunks,
         }
     }
 
-    /// Returns the rank after another one in the ring.
-    pub fn next(&self, rank: Rank) -> Rank {
-        Rank((rank.0 + 1) % self.world)
+    /// Returns the position after another one in the ring.
+    pub fn next(&self, position: Position) -> Position {
+        Position((position.0 + 1) % self.size)
     }
 
-    /// Returns the rank before another one in the ring.
-    pub fn previous(&self, rank: Rank) -> Rank {
-        Rank((rank.0 + self.world - 1) % self.world)
+    /// Returns the position before another one in the ring.
+    pub fn previous(&self, position: Position) -> Position {
+        Position((position.0 + self.size - 1) % self.size)
     }
 }
 
@@ -203,12 +207,12 @@ mod tests {
     use crate::collective::{Action, CollectiveKind, Event, Exchange};
 
     fn shards(layout: &ShardLayout) -> Vec<Range<usize>> {
-        (0..layout.world).map(|rank| layout.shard(BucketId(0), Rank(rank))).collect()
+        (0..layout.size).map(|position| layout.shard(BucketId(0), Position(position))).collect()
     }
 
     #[test]
     fn shards_are_as_equal_as_the_alignment_allows() {
-        let ring = |world, length| ShardLayout::new(Topology::Ring, world, &[length], 64, 128);
+        let ring = |size, length| ShardLayout::new(Topology::Ring, size, &[length], 64, 128);
         assert_eq!(shards(&ring(3, 64 * 7)), [0..192, 192..320, 320..448]);
         assert_eq!(shards(&ring(3, 64 * 7 - 1)), [0..192, 192..320, 320..447]);
         assert_eq!(shards(&ring(3, 65)), [0..64, 64..65, 65..65]);
@@ -219,32 +223,32 @@ mod tests {
 
     /// Returns true if a reduce-scatter completes in which each rank has memory for one of its
     /// own chunks at a time and reads them in this order.
-    fn ends(layout: &ShardLayout, order: impl Fn(Rank) -> Vec<ChunkId>) -> bool {
+    fn ends(layout: &ShardLayout, order: impl Fn(Position) -> Vec<ChunkId>) -> bool {
         let shared = Arc::new(layout.clone());
-        let ranks = || (0..layout.world).map(Rank);
+        let ranks = || (0..layout.size).map(Position);
         let mut exchanges: Vec<_> =
-            ranks().map(|rank| Exchange::new(shared.clone(), rank, 1)).collect();
+            ranks().map(|position| Exchange::new(shared.clone(), position, 1)).collect();
         let mut unread: Vec<VecDeque<ChunkId>> = ranks().map(|r| order(r).into()).collect();
         let mut read: Vec<Option<ChunkId>> = vec![None; unread.len()];
         let mut messages = VecDeque::new();
         let kind = CollectiveKind::ReduceScatter;
         loop {
             let mut moved = false;
-            for rank in 0..exchanges.len() {
-                if read[rank].is_none()
-                    && let Some(chunk) = unread[rank].pop_front()
+            for position in 0..exchanges.len() {
+                if read[position].is_none()
+                    && let Some(chunk) = unread[position].pop_front()
                 {
-                    (read[rank], moved) = (Some(chunk), true);
-                    exchanges[rank].handle(Event::LocalReady { kind, chunk });
+                    (read[position], moved) = (Some(chunk), true);
+                    exchanges[position].handle(Event::LocalReady { kind, chunk });
                 }
-                while let Some(action) = exchanges[rank].poll_action() {
+                while let Some(action) = exchanges[position].poll_action() {
                     if let Action::Send { chunk, .. } | Action::Accumulate { chunk, .. } = action
-                        && read[rank] == Some(chunk)
+                        && read[position] == Some(chunk)
                     {
-                        read[rank] = None;
+                        read[position] = None;
                     }
                     if let Action::Send { chunk, to, .. } = action {
-                        messages.push_back((chunk, Rank(rank as u32), to));
+                        messages.push_back((chunk, Position(position as u32), to));
                     }
                 }
             }
@@ -262,11 +266,11 @@ mod tests {
     fn room_for_one_chunk_is_enough_in_the_order_of_use_and_not_in_that_of_positions() {
         let bucket = BucketId(0);
         for topology in [Topology::Ring, Topology::Star] {
-            for world in 2..=9 {
+            for size in 2..=9 {
                 for length in [0, 1, 64, 1000, 5000] {
-                    let layout = ShardLayout::new(topology, world, &[length], 64, 64);
-                    let used = |rank| layout.consumption_order(bucket, rank);
-                    assert!(ends(&layout, used), "{topology:?} of {world}, {length}");
+                    let layout = ShardLayout::new(topology, size, &[length], 64, 64);
+                    let used = |position| layout.consumption_order(bucket, position);
+                    assert!(ends(&layout, used), "{topology:?} of {size}, {length}");
                 }
             }
         }
@@ -277,13 +281,10 @@ mod tests {
     #[test]
     fn chunks_cover_every_bucket_in_order_and_keep_their_bounds() {
         for topology in [Topology::Ring, Topology::Star] {
-            for world in 1..=9 {
+            for size in 1..=9 {
                 for (align, chunk_max) in [(1, 1), (1, 7), (4, 4), (4, 11), (64, 200)] {
                     let lengths = [0, 1, 63, 64, 65, 1000];
-                    check(
-                        &ShardLayout::new(topology, world, &lengths, align, chunk_max),
-                        chunk_max,
-                    );
+                    check(&ShardLayout::new(topology, size, &lengths, align, chunk_max), chunk_max);
                 }
             }
         }
@@ -292,7 +293,7 @@ mod tests {
     fn check(layout: &ShardLayout, chunk_max: usize) {
         for bucket in (0..layout.buckets()).map(|bucket| BucketId(bucket as u32)) {
             let chunks = &layout.chunks[layout.chunks_of(bucket)];
-            let mut counts = vec![0; layout.world as usize];
+            let mut counts = vec![0; layout.size as usize];
             let mut end = 0;
             for chunk in chunks {
                 assert_eq!((chunk.bucket, chunk.range.start), (bucket, end));

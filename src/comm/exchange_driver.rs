@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use super::add::add_assign;
 use super::{BufferPool, Element, PooledBuffer, SharedBuffer};
-use crate::base::{BucketId, ChunkId, Rank};
+use crate::base::{BucketId, ChunkId, Position};
 use crate::collective::{Action, Chunk, CollectiveKind, Event, Exchange, ShardLayout};
 
-/// Message from one rank to another: the values of one chunk in one phase.
+/// Message from one rank of a group to another: the values of one chunk in one phase.
 #[derive(Debug)]
 pub struct Message<T: Element = f32> {
     pub kind: CollectiveKind,
     pub chunk: ChunkId,
-    pub from: Rank,
+    /// Position of the sender.
+    pub from: Position,
     /// Number of restarts of the sender, which identifies the step of the message.
     round: u64,
     payload: MessageValues<T>,
@@ -59,7 +60,7 @@ pub trait ExchangeIo<T: Element = f32> {
     ) -> Result<SharedBuffer<T>, Self::Error>;
 
     /// Returns the final values that this rank, the owner of the chunk, sends to the other ranks.
-    /// Not called in a world of one rank.
+    /// Not called in a group of one rank.
     fn read_final(&mut self, id: ChunkId, chunk: &Chunk) -> Result<SharedBuffer<T>, Self::Error>;
 
     /// Stores the final values of a chunk that another rank owns.
@@ -70,8 +71,8 @@ pub trait ExchangeIo<T: Element = f32> {
         values: &SharedBuffer<T>,
     ) -> Result<(), Self::Error>;
 
-    /// Sends a message to a rank.
-    fn send(&mut self, to: Rank, message: Message<T>) -> Result<(), Self::Error>;
+    /// Sends a message to the rank at a position of the group.
+    fn send(&mut self, to: Position, message: Message<T>) -> Result<(), Self::Error>;
 
     /// Callback for the end of a phase: this rank has nothing left to do for a bucket in it.
     fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Self::Error>;
@@ -88,7 +89,7 @@ pub struct ExchangeDriver<T: Element = f32> {
     /// Messages of ranks that restarted before this one, kept until it restarts as well.
     ahead: VecDeque<Message<T>>,
     /// Partial sums that were received and are not accumulated yet.
-    early: HashMap<(ChunkId, Rank), PooledBuffer<T>>,
+    early: HashMap<(ChunkId, Position), PooledBuffer<T>>,
     /// Partial sums that this rank holds, by chunk.
     held: Vec<Option<PooledBuffer<T>>>,
     /// Final values, kept until all actions caused by one event are performed.
@@ -98,23 +99,23 @@ pub struct ExchangeDriver<T: Element = f32> {
 impl<T: Element> ExchangeDriver<T> {
     /// Creates an exchange driver at the start of both phases, with a buffer pool of its own;
     /// `window` is that of [`Exchange::new`].
-    pub fn new(layout: Arc<ShardLayout>, rank: Rank, window: usize) -> Self {
+    pub fn new(layout: Arc<ShardLayout>, position: Position, window: usize) -> Self {
         // Buffers of the sums that a rank begins, and as many again on their way back.
         let free_max = (2 * window + 2) * layout.buckets().max(1);
-        Self::with_pool(layout, rank, window, BufferPool::new(free_max))
+        Self::with_pool(layout, position, window, BufferPool::new(free_max))
     }
 
     /// Creates an exchange driver as [`Self::new`] does, with buffers of a pool that may have
     /// other users.
     pub fn with_pool(
         layout: Arc<ShardLayout>,
-        rank: Rank,
+        position: Position,
         window: usize,
         pool: BufferPool<T>,
     ) -> Self {
         let held = layout.chunks.iter().map(|_| None).collect();
         Self {
-            exchange: Exchange::new(layout, rank, window),
+            exchange: Exchange::new(layout, position, window),
             pool,
             is_chained: false,
             round: 0,
@@ -215,7 +216,7 @@ impl<T: Element> ExchangeDriver<T> {
                             MessageValues::Final(self.final_values(chunk, io)?)
                         }
                     };
-                    let (from, round) = (self.exchange.rank(), self.round);
+                    let (from, round) = (self.exchange.position(), self.round);
                     io.send(to, Message { kind, chunk, from, round, payload })?;
                 }
                 Action::Accumulate { chunk, from } => self.accumulate(chunk, from, io)?,
@@ -265,7 +266,7 @@ impl<T: Element> ExchangeDriver<T> {
     fn accumulate<O: ExchangeIo<T>>(
         &mut self,
         id: ChunkId,
-        from: Rank,
+        from: Position,
         io: &mut O,
     ) -> Result<(), O::Error> {
         let came = self.early.remove(&(id, from));

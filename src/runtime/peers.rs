@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::messages::{CoordinatorMsg, DriverMsg, RingMsg};
 use super::step::Peers;
-use crate::base::{ChunkId, Rank};
+use crate::base::{ChunkId, Position, Rank};
 use crate::collective::{Collective, CollectiveKind, ShardLayout};
 use crate::comm::{Closed, Mailbox, RecvError};
 use crate::device::DeviceError;
@@ -66,7 +66,8 @@ impl WaitStatus {
 
 /// Peers of a rank in a worker group, connected through its ring thread.
 pub struct RingPeers {
-    pub rank: Rank,
+    /// Position of the rank in the group that holds the buckets of the layout.
+    pub position: Position,
     pub layout: Arc<ShardLayout>,
     pub reduce_site: ReduceSite,
     /// Bucket tensor that receives the final values of chunks that other ranks own.
@@ -90,10 +91,10 @@ impl RingPeers {
     fn is_read(&self, collective: Collective, chunk: ChunkId) -> bool {
         let owner = self.layout.chunk(chunk).owner;
         match (collective.kind, self.reduce_site) {
-            (CollectiveKind::AllGather, _) => owner == self.rank,
+            (CollectiveKind::AllGather, _) => owner == self.position,
             (CollectiveKind::ReduceScatter, ReduceSite::Host) => true,
             (CollectiveKind::ReduceScatter, ReduceSite::Device) => {
-                self.layout.is_initiator(chunk, self.rank)
+                self.layout.is_initiator(chunk, self.position)
             }
         }
     }
@@ -214,7 +215,7 @@ impl Peers for RingPeers {
             CollectiveKind::ReduceScatter => BucketTensor::Gradients,
             CollectiveKind::AllGather => BucketTensor::Parameters,
         };
-        for id in self.layout.consumption_order(bucket, self.rank) {
+        for id in self.layout.consumption_order(bucket, self.position) {
             let chunk = self.layout.chunk(id).clone();
             if self.is_read(collective, id) {
                 self.in_flight.push_back((kind, id, Instant::now()));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::RuntimeError;
 use super::workers::WorkerGroup;
-use crate::base::{BucketId, Rank};
+use crate::base::{BucketId, Position, Rank};
 use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 
@@ -117,8 +117,8 @@ struct Majority {
 
 fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majority {
     let owner_of = |index: usize| {
-        let owns = |rank: &u32| group.layout().shard(bucket, Rank(*rank)).contains(&index);
-        (0..held.len() as u32).find(owns).unwrap_or(0) as usize
+        let owns = |at: &(Position, Rank)| group.layout().shard(bucket, at.0).contains(&index);
+        group.members().iter().find(owns).map_or(0, |(_, rank)| rank.index())
     };
     let mut is_voted = true;
     let pick = |index: usize| {

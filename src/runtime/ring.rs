@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::messages::{DriverMsg, RingMsg};
-use crate::base::{BucketId, ChunkId, Rank};
-use crate::collective::{Chunk, Collective, CollectiveKind, ShardLayout};
+use crate::base::{BucketId, ChunkId, Position, Rank};
+use crate::collective::{Chunk, Collective, CollectiveKind, RankGroup, ShardLayout};
 use crate::comm::add::add_assign;
 use crate::comm::{
     BufferPool, Closed, ExchangeDriver, ExchangeIo, Mailbox, Message, PooledBuffer, RecvError,
@@ -30,9 +30,12 @@ const WINDOW: usize = 4;
 /// Mailboxes and settings of a ring thread.
 pub struct RingChannels {
     pub rank: Rank,
+    /// Ranks that hold the buckets of the layout, and this rank's position among them.
+    pub members: RankGroup,
+    pub position: Position,
     pub layout: Arc<ShardLayout>,
     pub inbox: Mailbox<RingMsg>,
-    /// Mailboxes of all ranks' ring threads.
+    /// Mailboxes of all ranks' ring threads, by rank.
     pub rings: Arc<[Mailbox<RingMsg>]>,
     pub driver: Mailbox<DriverMsg>,
     pub track: Track,
@@ -68,7 +71,7 @@ impl Drop for CloseOnDrop {
 
 fn run(channels: RingChannels) -> Closed {
     let inbox = channels.inbox.clone();
-    let mut exchange = ExchangeDriver::new(channels.layout.clone(), channels.rank, WINDOW);
+    let mut exchange = ExchangeDriver::new(channels.layout.clone(), channels.position, WINDOW);
     if channels.is_chained {
         exchange = exchange.into_all_reduce();
     }
@@ -189,7 +192,8 @@ impl ExchangeIo for RingIo {
         self.send_to_driver(DriverMsg::Gathered { chunk, values: values.clone() })
     }
 
-    fn send(&mut self, to: Rank, message: Message) -> Result<(), Closed> {
+    fn send(&mut self, to: Position, message: Message) -> Result<(), Closed> {
+        let to = self.channels.members.rank(to);
         self.channels.rings[to.index()].send(RingMsg::Message(message))
     }
 

@@ -15,8 +15,8 @@ use super::messages::{CoordinatorMsg, DriverMsg, RingMsg};
 use super::peers::{RingPeers, TraceTracks, WaitStatus};
 use super::ring::RingChannels;
 use super::step::{NoPeers, Peers, StepInput, StepReport, run_step};
-use crate::base::Rank;
-use crate::collective::{ShardLayout, Topology};
+use crate::base::{Position, Rank};
+use crate::collective::{RankGroup, ShardLayout, Topology};
 use crate::comm::{Mailbox, RecvError};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor};
@@ -78,6 +78,8 @@ pub struct WorkerGroupOptions {
 pub struct WorkerGroup {
     workers: Vec<Worker>,
     inbox: Mailbox<CoordinatorMsg>,
+    /// Ranks that hold the buckets: all of them.
+    members: RankGroup,
     layout: Arc<ShardLayout>,
     /// Failure after which no further step is possible.
     broken: Option<(Rank, DeviceError)>,
@@ -102,15 +104,17 @@ impl WorkerGroup {
         options: &WorkerGroupOptions,
     ) -> Result<Self, RuntimeError> {
         let (layout, world) = (Arc::new(layout), drivers.len());
+        let members = RankGroup::all(world as u32);
         // Messages of other ranks, twice because those may be in the next step already; and the
         // rank's own values, twice because there are two collectives.
-        let queued_max = |rank| 2 * (layout.messages_max(Rank(rank)) + layout.chunks.len()) + 2;
+        let queued_max = |position| 2 * (layout.messages_max(position) + layout.chunks.len()) + 2;
         let inbox = Mailbox::new(2 * world + 2);
         let rings: Arc<[Mailbox<RingMsg>]> =
-            (0..world as u32).map(|rank| Mailbox::new(queued_max(rank))).collect();
-        let mut group = Self { workers: Vec::new(), inbox, layout, broken: None };
-        for (rank, driver) in drivers.into_iter().enumerate() {
-            let worker = group.spawn_worker(Rank(rank as u32), driver, &rings, options)?;
+            members.iter().map(|(position, _)| Mailbox::new(queued_max(position))).collect();
+        let mut group =
+            Self { workers: Vec::new(), inbox, members: members.clone(), layout, broken: None };
+        for (member, driver) in members.iter().zip(drivers) {
+            let worker = group.spawn_worker(member, driver, &rings, options)?;
             group.workers.push(worker);
         }
         Ok(group)
@@ -118,7 +122,7 @@ impl WorkerGroup {
 
     fn spawn_worker(
         &self,
-        rank: Rank,
+        (position, rank): (Position, Rank),
         driver: DeviceThread,
         rings: &Arc<[Mailbox<RingMsg>]>,
         options: &WorkerGroupOptions,
@@ -137,6 +141,8 @@ impl WorkerGroup {
         }
         let channels = RingChannels {
             rank,
+            members: self.members.clone(),
+            position,
             layout: self.layout.clone(),
             inbox: ring.clone(),
             rings: rings.clone(),
@@ -153,7 +159,7 @@ impl WorkerGroup {
             options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
         let waiting: Arc<WaitStatus> = Arc::default();
         let link = RingPeers {
-            rank,
+            position,
             layout: self.layout.clone(),
             reduce_site,
             gathers: if options.is_chained {
@@ -216,6 +222,11 @@ impl WorkerGroup {
     fn require_whole(&self) -> Result<(), RuntimeError> {
         let broken = self.broken.clone();
         broken.map_or(Ok(()), |(rank, error)| Err(self.error(rank, error)))
+    }
+
+    /// Returns the ranks that hold the buckets.
+    pub fn members(&self) -> &RankGroup {
+        &self.members
     }
 
     /// Returns the shard layout of the buckets.

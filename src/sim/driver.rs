@@ -94,6 +94,7 @@ impl Simulation<'_> {
     /// sends or waits.
     fn takes(&mut self, rank: Rank, action: &Action) -> Option<Nanos> {
         let costs = &self.scenario.costs[rank.index()];
+        let position = self.virtual_ranks[rank.index()].position;
         let seconds = match *action {
             Action::Load { .. } => costs.load_s,
             Action::Run { segment, micro_batch } => {
@@ -102,7 +103,7 @@ impl Simulation<'_> {
                 cost.fixed_s + f64::from(rows) * cost.row_s
             }
             Action::Update { bucket } => {
-                self.scenario.layout.shard(bucket, rank).len() as f64 * costs.update_element_s
+                self.scenario.layout.shard(bucket, position).len() as f64 * costs.update_element_s
             }
             Action::ZeroGradients
             | Action::Start(_)
@@ -133,7 +134,7 @@ impl Simulation<'_> {
                 );
             }
             Action::Update { bucket } => {
-                let shard = self.scenario.layout.shard(bucket, rank);
+                let shard = self.scenario.layout.shard(bucket, virtual_rank.position);
                 if let Some(verdict) = &virtual_rank.driver.verdict {
                     virtual_rank.model.update(bucket, shard, verdict);
                 }
@@ -155,7 +156,8 @@ impl Simulation<'_> {
             Action::Vote => {
                 virtual_rank.driver.waits_for = "the verdict".into();
                 self.voted[rank.index()] = virtual_rank.driver.step;
-                let vote = virtual_rank.model.vote(&self.scenario.layout, rank);
+                let member = (virtual_rank.position, rank);
+                let vote = virtual_rank.model.vote(&self.scenario.layout, member);
                 self.send_to_coordinator(ToCoordinator::Vote(vote), 0);
             }
             Action::Finish(Outcome::Discarded(_)) => self.fail(rank),

@@ -54,7 +54,7 @@ pub struct CoordinatorThread {
 impl CoordinatorThread {
     pub fn new(scenario: &Scenario) -> Self {
         Self {
-            coordinator: Coordinator::new(scenario.layout.world),
+            coordinator: Coordinator::new(scenario.world() as u32),
             step: 0,
             steps: scenario.steps,
             finished: vec![true; scenario.world()],

@@ -2,7 +2,7 @@
 
 use super::scenario::Scenario;
 use super::values::{Buckets, initial, sample_gradient, sample_key, updated};
-use crate::base::{BucketId, Rank};
+use crate::base::{BucketId, Position, Rank};
 use crate::collective::{ShardLayout, Topology};
 
 /// Returns the parameters before the first step and after each: every element updated by the
@@ -35,7 +35,8 @@ fn samples(scenario: &Scenario) -> u32 {
 /// Returns true if the step is skipped because a gradient is not finite.
 fn is_skipped(scenario: &Scenario, step: u64) -> bool {
     let has_elements = scenario.lengths().iter().any(|&length| length > 0);
-    has_elements && (0..scenario.layout.world).any(|rank| scenario.is_not_finite(Rank(rank), step))
+    has_elements
+        && (0..scenario.world() as u32).any(|rank| scenario.is_not_finite(Rank(rank), step))
 }
 
 /// Returns the gradients of a bucket, summed over ranks.
@@ -82,8 +83,8 @@ fn sum_in_order(layout: &ShardLayout, bucket: BucketId, index: usize, ranks: &[V
     let first = match layout.topology {
         Topology::Star => 0,
         Topology::Ring => {
-            let owns = |&rank: &usize| layout.shard(bucket, Rank(rank as u32)).contains(&index);
-            (0..world).find(owns).map_or(0, |owner| owner + 1)
+            let owns = |at: &Position| layout.shard(bucket, *at).contains(&index);
+            (0..layout.size).map(Position).find(owns).map_or(0, |owner| owner.index() + 1)
         }
     };
     let values = (first..first + world).map(|rank| ranks[rank % world][index]);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::queue::Nanos;
 use super::scenario::LinkModel;
-use crate::base::{ChunkId, Rank};
+use crate::base::{ChunkId, Position};
 use crate::collective::{Action, Collective, CollectiveKind, Event, Exchange, ShardLayout};
 
 /// The values of a chunk.
@@ -17,7 +17,8 @@ pub type Payload = Rc<Vec<f32>>;
 pub struct Message {
     pub kind: CollectiveKind,
     pub chunk: ChunkId,
-    pub from: Rank,
+    /// Position of the sender.
+    pub from: Position,
     /// Number of restarts of the sender, which identifies the step of the message.
     pub round: u64,
     pub values: Payload,
@@ -54,7 +55,7 @@ impl Item {
 #[derive(Clone, Debug)]
 pub enum Effect {
     Send {
-        to: Rank,
+        to: Position,
         message: Message,
     },
     /// Summed gradients for the rank's own device.
@@ -82,7 +83,7 @@ struct Holding {
     /// A partial sum, or final values.
     held: Option<Payload>,
     /// Messages that the exchange has not requested yet.
-    arrived: Vec<(CollectiveKind, Rank, Payload)>,
+    arrived: Vec<(CollectiveKind, Position, Payload)>,
 }
 
 impl Holding {
@@ -90,8 +91,8 @@ impl Holding {
         self.held.take().or_else(|| self.own.take()).expect("the exchange asked for what is there")
     }
 
-    fn take_message(&mut self, kind: CollectiveKind, from: Rank) -> Payload {
-        let is_it = |(other, sender, _): &(CollectiveKind, Rank, Payload)| {
+    fn take_message(&mut self, kind: CollectiveKind, from: Position) -> Payload {
+        let is_it = |(other, sender, _): &(CollectiveKind, Position, Payload)| {
             (*other, *sender) == (kind, from)
         };
         let index = self.arrived.iter().position(is_it);
@@ -124,9 +125,14 @@ pub struct Work {
 
 impl Ring {
     /// Creates a ring thread that adds as fast as `host`.
-    pub fn new(layout: &Arc<ShardLayout>, rank: Rank, window: usize, host: LinkModel) -> Self {
+    pub fn new(
+        layout: &Arc<ShardLayout>,
+        position: Position,
+        window: usize,
+        host: LinkModel,
+    ) -> Self {
         Self {
-            exchange: Exchange::new(layout.clone(), rank, window),
+            exchange: Exchange::new(layout.clone(), position, window),
             round: 0,
             holdings: vec![Holding::default(); layout.chunks.len()],
             host,
@@ -171,7 +177,7 @@ impl Ring {
     }
 
     fn perform(&mut self, action: Action, work: &mut Work) {
-        let (from, round) = (self.exchange.rank(), self.round);
+        let (from, round) = (self.exchange.position(), self.round);
         let pass = |chunk: ChunkId| self.host.busy(self.exchange.layout().chunk(chunk));
         let effect = match action {
             Action::Send { kind, chunk, to } => {

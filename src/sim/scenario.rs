@@ -133,8 +133,9 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// Returns the number of ranks, all of which hold the buckets.
     pub fn world(&self) -> usize {
-        self.layout.world as usize
+        self.layout.size as usize
     }
 
     /// Returns the number of elements of each bucket.

@@ -9,7 +9,7 @@ use super::ring::{Effect, Item, Message};
 use super::scenario::SeededBug;
 use super::timeline::VirtualTrack;
 use super::world::{Event, Simulation};
-use crate::base::{ChunkId, Rank};
+use crate::base::{ChunkId, Position, Rank};
 use crate::collective::{Collective, CollectiveKind, Topology};
 
 impl Simulation<'_> {
@@ -85,15 +85,16 @@ impl Simulation<'_> {
                     && message.kind == CollectiveKind::ReduceScatter =>
             {
                 let arrived = &mut self.arrived[message.chunk.index()];
-                *arrived = *arrived % (self.scenario.layout.world - 1) + 1;
-                Item::Message(Message { from: Rank(*arrived), ..message })
+                *arrived = *arrived % (self.scenario.layout.size - 1) + 1;
+                Item::Message(Message { from: Position(*arrived), ..message })
             }
             item => item,
         }
     }
 
-    fn send(&mut self, to: Rank, message: Message, at: Nanos) {
-        let (from, chunk) = (message.from, message.chunk);
+    fn send(&mut self, to: Position, message: Message, at: Nanos) {
+        let (from, to) = (self.members.rank(message.from), self.members.rank(to));
+        let chunk = message.chunk;
         self.messages += 1;
         if self.scenario.seeded_bug == Some(SeededBug::LosesMessage(self.messages)) {
             return;
@@ -124,13 +125,14 @@ impl Simulation<'_> {
     pub fn read_back(&mut self, rank: Rank, started: Collective) {
         let layout = &self.scenario.layout;
         let Collective { kind, bucket } = started;
-        let mut order = layout.consumption_order(bucket, rank);
+        let position = self.virtual_ranks[rank.index()].position;
+        let mut order = layout.consumption_order(bucket, position);
         if self.scenario.seeded_bug == Some(SeededBug::ReadsByPosition) {
             order.sort();
         }
         for chunk in order {
             let place = layout.chunk(chunk);
-            if kind == CollectiveKind::AllGather && place.owner != rank {
+            if kind == CollectiveKind::AllGather && place.owner != position {
                 continue;
             }
             let virtual_rank = &mut self.virtual_ranks[rank.index()];

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::scenario::Scenario;
-use crate::base::{BucketId, Rank};
+use crate::base::{BucketId, Position, Rank};
 use crate::collective::ShardLayout;
 use crate::parallel::{MicroBatch, Verdict, Vote};
 
@@ -124,11 +124,11 @@ impl Model {
         }
     }
 
-    /// Returns the rank's vote on the step, when the gradients that it owns are summed over all
-    /// ranks.
-    pub fn vote(&self, layout: &ShardLayout, rank: Rank) -> Vote {
+    /// Returns the vote of the rank at this position on the step, when the gradients that it owns
+    /// are summed over all ranks.
+    pub fn vote(&self, layout: &ShardLayout, (position, rank): (Position, Rank)) -> Vote {
         let owned = (0..self.gradients.len()).flat_map(|bucket| {
-            let shard = layout.shard(BucketId(bucket as u32), rank);
+            let shard = layout.shard(BucketId(bucket as u32), position);
             &self.gradients[bucket][self.held(shard)]
         });
         let not_finite = owned.clone().filter(|value| !value.is_finite()).count() as u64;

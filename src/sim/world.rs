@@ -10,7 +10,8 @@ use super::ring::{Item, Ring};
 use super::scenario::{Detection, FaultTime, Scenario, SeededBug, SimulatedFault};
 use super::timeline::Timeline;
 use super::values::Model;
-use crate::base::{ChunkId, Rank};
+use crate::base::{ChunkId, Position, Rank};
+use crate::collective::RankGroup;
 use crate::parallel::Program;
 
 /// Event of the simulation.
@@ -44,6 +45,8 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct VirtualRank<'a> {
     pub program: &'a Program,
+    /// Position of the rank among the members of the simulation.
+    pub position: Position,
     pub driver: Driver<'a>,
     pub ring: Ring,
     pub model: Model,
@@ -63,12 +66,13 @@ pub(super) struct VirtualRank<'a> {
 }
 
 impl<'a> VirtualRank<'a> {
-    fn new(scenario: &'a Scenario, rank: Rank) -> Self {
+    fn new(scenario: &'a Scenario, (position, rank): (Position, Rank)) -> Self {
         let host = scenario.costs[rank.index()].host;
         Self {
             program: &scenario.programs[rank.index()],
+            position,
             driver: Driver::default(),
-            ring: Ring::new(&scenario.layout, rank, scenario.window, host),
+            ring: Ring::new(&scenario.layout, position, scenario.window, host),
             model: Model::new(scenario),
             unread: VecDeque::new(),
             places: 0,
@@ -96,6 +100,8 @@ impl<'a> VirtualRank<'a> {
 /// State of a simulated run.
 pub(super) struct Simulation<'a> {
     pub scenario: &'a Scenario,
+    /// Ranks that hold the buckets: all of them.
+    pub members: RankGroup,
     pub queue: EventQueue<Event>,
     pub virtual_ranks: Vec<VirtualRank<'a>>,
     pub timeline: Timeline,
@@ -138,11 +144,13 @@ fn when(fault: &SimulatedFault) -> Option<FaultTime> {
 impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario) -> Self {
         let world = scenario.world();
-        let ranks = (0..scenario.layout.world).map(Rank);
+        let members = RankGroup::all(world as u32);
+        let virtual_ranks = members.iter().map(|member| VirtualRank::new(scenario, member));
         Self {
             scenario,
             queue: EventQueue::new(scenario.seed),
-            virtual_ranks: ranks.map(|rank| VirtualRank::new(scenario, rank)).collect(),
+            virtual_ranks: virtual_ranks.collect(),
+            members,
             timeline: Timeline::new(scenario.timeline),
             violations: Vec::new(),
             voted: vec![0; world],
@@ -215,7 +223,7 @@ impl<'a> Simulation<'a> {
         let begins_step = told.iter().any(|(_, mail)| matches!(mail, ToDriver::Step(_)));
         if begins_step && self.scenario.seeded_bug != Some(SeededBug::RestartsApart) {
             // Before any rank runs, as in a worker group: no message of the step arrives earlier.
-            for rank in (0..self.scenario.layout.world).map(Rank) {
+            for rank in (0..self.scenario.world() as u32).map(Rank) {
                 self.hand_to_ring(rank, Item::Restart);
             }
         }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools};
-use crate::base::Rank;
+use crate::base::{Position, Rank};
+use crate::collective::RankGroup;
 use crate::comm::{Mailbox, RecvError};
 
 /// Credits towards each receiver: the number of packets that a rank may be ahead of it, for
@@ -90,7 +91,9 @@ impl Credits {
 
 /// Endpoint of one rank: its mailbox and the channels to its peers.
 pub struct PeerChannels {
-    rank: Rank,
+    members: RankGroup,
+    position: Position,
+    /// By position, as the peers.
     mailboxes: Arc<Vec<Mailbox<Packet>>>,
     pub pools: Pools,
     peers: Vec<Peer>,
@@ -107,16 +110,17 @@ pub struct PeerChannels {
 }
 
 impl PeerChannels {
-    /// Creates the endpoints, one per rank.
-    pub fn all(world: u32, timeout: Duration) -> Vec<Self> {
-        let ranks = world as usize;
+    /// Creates the endpoints of a group, by position.
+    pub fn all(members: &RankGroup, timeout: Duration) -> Vec<Self> {
+        let ranks = members.size() as usize;
         // Per sender: the packets and returned credits of both kinds, two exchanges, and control
         // packets: two barriers, a waiting notice, an acknowledgement and a leave.
         let items_max = ranks * (4 * CREDITS as usize + 8 * WINDOW * ranks + 2 * 32 + 3);
-        let mailboxes = Arc::new((0..world).map(|_| Mailbox::new(items_max)).collect::<Vec<_>>());
-        let peers = || (0..world).map(|_| Peer::default()).collect();
-        let channels = |rank| Self {
-            rank: Rank(rank),
+        let mailboxes = Arc::new((0..ranks).map(|_| Mailbox::new(items_max)).collect::<Vec<_>>());
+        let peers = || (0..ranks).map(|_| Peer::default()).collect();
+        let channels = |position| Self {
+            members: members.clone(),
+            position,
             mailboxes: mailboxes.clone(),
             pools: Pools::default(),
             peers: peers(),
@@ -127,11 +131,20 @@ impl PeerChannels {
             began: Instant::now(),
             is_late: false,
         };
-        (0..world).map(channels).collect()
+        members.iter().map(|(position, _)| channels(position)).collect()
+    }
+
+    /// Returns the ranks of the group.
+    pub fn members(&self) -> &RankGroup {
+        &self.members
+    }
+
+    pub fn position(&self) -> Position {
+        self.position
     }
 
     pub fn rank(&self) -> Rank {
-        self.rank
+        self.members.rank(self.position)
     }
 
     /// Returns the current call.
@@ -139,8 +152,9 @@ impl PeerChannels {
         self.call
     }
 
-    pub fn world(&self) -> u32 {
-        self.peers.len() as u32
+    /// Returns the number of ranks in the group.
+    pub fn size(&self) -> u32 {
+        self.members.size()
     }
 
     /// Begins the next collective or send: processes the packets that have arrived, and compares
@@ -158,9 +172,9 @@ impl PeerChannels {
         while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
             self.dispatch(packet)?;
         }
-        for from in 0..self.peers.len() {
-            if let Some((number, call, ..)) = self.peers[from].collective.front() {
-                self.compare(Rank(from as u32), *number, *call)?;
+        for (from, peer) in (0..).map(Position).zip(&self.peers) {
+            if let Some((number, call, ..)) = peer.collective.front() {
+                self.compare(from, *number, *call)?;
             }
         }
         Ok(())
@@ -171,7 +185,7 @@ impl PeerChannels {
     }
 
     fn mailbox(&self) -> &Mailbox<Packet> {
-        &self.mailboxes[self.rank.index()]
+        &self.mailboxes[self.position.index()]
     }
 
     /// Aborts the group: the calls of every rank fail from now on, with this reason.
@@ -183,17 +197,18 @@ impl PeerChannels {
     pub fn leave(&self, panicked: bool) {
         for mailbox in self.mailboxes.iter() {
             // A closed mailbox belongs to a rank that has left, or the group was aborted.
-            let _ = mailbox.send(Packet { from: self.rank, kind: PacketKind::Left { panicked } });
+            let _ =
+                mailbox.send(Packet { from: self.position, kind: PacketKind::Left { panicked } });
         }
-        self.mailbox().close(&left_reason(self.rank));
+        self.mailbox().close(&left_reason(self.rank()));
     }
 
     // ---- Sending ----
 
-    fn post(&mut self, to: Rank, kind: PacketKind) -> Result<(), GroupError> {
-        let packet = Packet { from: self.rank, kind };
+    fn post(&mut self, to: Position, kind: PacketKind) -> Result<(), GroupError> {
+        let packet = Packet { from: self.position, kind };
         let Err(closed) = self.mailboxes[to.index()].send(packet) else { return Ok(()) };
-        if closed.0 != left_reason(to) {
+        if closed.0 != left_reason(self.members.rank(to)) {
             return Err(aborted(&closed.0));
         }
         // The peer sent `Left` to every rank before it closed its mailbox.
@@ -201,18 +216,18 @@ impl PeerChannels {
             self.dispatch(packet)?;
         }
         let panicked = self.peers[to.index()].left.unwrap_or(false);
-        Err(GroupError::PeerLeft { call: self.call.to_string(), rank: to, panicked })
+        Err(self.peer_left(to, panicked))
     }
 
     /// Sends a packet without a credit, for collectives in which no receiver can fall behind.
-    pub fn send(&mut self, to: Rank, payload: Payload) -> Result<(), GroupError> {
+    pub fn send(&mut self, to: Position, payload: Payload) -> Result<(), GroupError> {
         let (number, call) = (self.number, self.call);
         self.post(to, PacketKind::Collective { number, call, payload, is_credited: false })
     }
 
     /// Sends a packet and takes a credit; waits while the receiver is [`CREDITS`] packets of this
     /// kind behind (backpressure).
-    pub fn send_credited(&mut self, to: Rank, payload: Payload) -> Result<(), GroupError> {
+    pub fn send_credited(&mut self, to: Position, payload: Payload) -> Result<(), GroupError> {
         let is_direct = self.is_direct();
         while *self.peers[to.index()].credits.of(is_direct) == 0 {
             self.wait_packet(to)?;
@@ -228,8 +243,8 @@ impl PeerChannels {
 
     // ---- Receiving ----
 
-    /// Receives the next payload of a rank in the current call.
-    pub fn recv(&mut self, from: Rank) -> Result<Payload, GroupError> {
+    /// Receives the next payload of a peer in the current call.
+    pub fn recv(&mut self, from: Position) -> Result<Payload, GroupError> {
         loop {
             if self.is_direct() {
                 if let Some((call, payload)) = self.peers[from.index()].direct.pop_front() {
@@ -257,16 +272,16 @@ impl PeerChannels {
         }
     }
 
-    fn send_control(&self, to: Rank, kind: PacketKind) {
+    fn send_control(&self, to: Position, kind: PacketKind) {
         // A rank that has left needs no control packets.
-        let _ = self.mailboxes[to.index()].send(Packet { from: self.rank, kind });
+        let _ = self.mailboxes[to.index()].send(Packet { from: self.position, kind });
     }
 
     /// Waits for a packet from any rank, because a packet from `whom` is needed: fails if `whom`
     /// has left or if the deadline of the call passes.
-    fn wait_packet(&mut self, whom: Rank) -> Result<(), GroupError> {
+    fn wait_packet(&mut self, whom: Position) -> Result<(), GroupError> {
         if let Some(panicked) = self.peers[whom.index()].left {
-            return Err(GroupError::PeerLeft { call: self.call.to_string(), rank: whom, panicked });
+            return Err(self.peer_left(whom, panicked));
         }
         let deadline = self.began + self.timeout;
         // A send or recv waits for one rank only, whatever its peers call: no waiting notices.
@@ -292,14 +307,14 @@ impl PeerChannels {
     /// detect a mismatch with its own call.
     fn notify_all(&mut self) {
         self.is_late = true;
-        let own = self.rank;
-        (0..self.world()).map(Rank).filter(|to| *to != own).for_each(|to| self.notify(to));
+        let own = self.position;
+        (0..self.size()).map(Position).filter(|to| *to != own).for_each(|to| self.notify(to));
     }
 
-    /// Sends a waiting notice to a rank, unless the rank has one for this collective or has not
+    /// Sends a waiting notice to a peer, unless the peer has one for this collective or has not
     /// acknowledged the last one; its acknowledgement then triggers the next notice. So a rank
     /// that does not read its mailbox has at most one notice of each peer in it.
-    fn notify(&mut self, to: Rank) {
+    fn notify(&mut self, to: Position) {
         let (number, call) = (self.number, self.call);
         let peer = &mut self.peers[to.index()];
         if !peer.is_unread && peer.notified < number {
@@ -308,13 +323,21 @@ impl PeerChannels {
         }
     }
 
-    fn timed_out(&self, whom: Rank) -> GroupError {
-        let absent = |rank: &Rank| {
-            *rank != self.rank && !self.is_direct() && self.peers[rank.index()].number < self.number
+    fn peer_left(&self, peer: Position, panicked: bool) -> GroupError {
+        let rank = self.members.rank(peer);
+        GroupError::PeerLeft { call: self.call.to_string(), rank, panicked }
+    }
+
+    fn timed_out(&self, whom: Position) -> GroupError {
+        let is_absent = |peer: Position| {
+            peer != self.position
+                && !self.is_direct()
+                && self.peers[peer.index()].number < self.number
         };
-        let mut ranks: Vec<Rank> = (0..self.world()).map(Rank).filter(absent).collect();
+        let absent = self.members.iter().filter(|(peer, _)| is_absent(*peer));
+        let mut ranks: Vec<Rank> = absent.map(|(_, rank)| rank).collect();
         if ranks.is_empty() {
-            ranks.push(whom);
+            ranks.push(self.members.rank(whom));
         }
         let seconds = self.began.elapsed().as_secs_f64();
         GroupError::TimedOut { call: self.call.to_string(), seconds, ranks }
@@ -360,7 +383,7 @@ impl PeerChannels {
     // ---- Mismatched calls ----
 
     /// Checks that a peer's call equals this rank's call with the same number.
-    fn compare(&self, from: Rank, number: u64, call: CollectiveCall) -> Result<(), GroupError> {
+    fn compare(&self, from: Position, number: u64, call: CollectiveCall) -> Result<(), GroupError> {
         let ago = self.number.checked_sub(number);
         let index = ago.and_then(|ago| self.calls.len().checked_sub(1 + ago as usize));
         match index.map(|index| self.calls[index]) {
@@ -369,23 +392,23 @@ impl PeerChannels {
         }
     }
 
-    fn mismatch(&self, from: Rank, number: u64, call: CollectiveCall) -> GroupError {
+    fn mismatch(&self, from: Position, number: u64, call: CollectiveCall) -> GroupError {
         let ago = self.number.saturating_sub(number) as usize;
         let own = self.calls[self.calls.len() - 1 - ago.min(self.calls.len() - 1)];
         let own_number = self.number.min(number);
-        let rank = self.rank;
+        let (rank, from) = (self.rank(), self.members.rank(from));
         GroupError::Mismatch(format!(
             "{rank} called {own} (collective {own_number}), and {from} {call} (collective {number})"
         ))
     }
 
     /// Checks that a peer's `send` has the length and the element type of this rank's call.
-    fn compare_direct(&self, from: Rank, call: CollectiveCall) -> Result<(), GroupError> {
+    fn compare_direct(&self, from: Position, call: CollectiveCall) -> Result<(), GroupError> {
         let own = self.call;
         if (own.length, own.element) == (call.length, call.element) {
             return Ok(());
         }
-        let rank = self.rank;
+        let (rank, from) = (self.rank(), self.members.rank(from));
         Err(GroupError::Mismatch(format!("{rank} called {own}, and {from} {call}")))
     }
 }
@@ -400,11 +423,12 @@ mod tests {
 
     /// Two ranks whose calls time out after 300 ms.
     fn pair() -> [PeerChannels; 2] {
-        let links = PeerChannels::all(2, WAIT_NOTICE_DELAY + Duration::from_millis(100));
-        links.try_into().unwrap_or_else(|_| unreachable!("there are two"))
+        let channels =
+            PeerChannels::all(&RankGroup::all(2), WAIT_NOTICE_DELAY + Duration::from_millis(100));
+        channels.try_into().unwrap_or_else(|_| unreachable!("there are two"))
     }
 
-    fn times_out(channels: &mut PeerChannels, call: CollectiveCall, from: Rank) {
+    fn times_out(channels: &mut PeerChannels, call: CollectiveCall, from: Position) {
         channels.begin_call(call).unwrap();
         let error = channels.recv(from).unwrap_err();
         assert!(matches!(error, GroupError::TimedOut { .. }), "{error}");
@@ -425,8 +449,12 @@ mod tests {
     #[test]
     fn a_rank_that_does_not_look_is_told_of_no_send_or_recv_and_of_one_collective() {
         let [mut waits, mut works] = pair();
-        let (own, other) = (waits.rank(), works.rank());
-        times_out(&mut waits, CollectiveCall::new::<f32>(CallKind::Recv { src: other }, 1), other);
+        let (own, other) = (waits.position(), works.position());
+        times_out(
+            &mut waits,
+            CollectiveCall::new::<f32>(CallKind::Recv { src: works.rank() }, 1),
+            other,
+        );
         assert!(notified(&works).is_empty());
         (0..3).for_each(|_| times_out(&mut waits, CollectiveCall::barrier(), other));
         assert_eq!(notified(&works), [1]);

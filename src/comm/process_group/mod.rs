@@ -21,8 +21,8 @@ mod slices;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::Rank;
-use crate::collective::{RootedStep, ShardLayout, rooted};
+use crate::base::{Position, Rank};
+use crate::collective::{RankGroup, RootedStep, ShardLayout, rooted};
 use crate::comm::{GroupError, ReduceOp, Transferable};
 use connection::PeerChannels;
 use packet::{CallKind, CollectiveCall};
@@ -58,7 +58,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Panics if `world` is 0.
 pub fn init(world: u32) -> Vec<ProcessGroup> {
     assert!(world > 0, "a group needs a rank");
-    PeerChannels::all(world, DEADLINE)
+    PeerChannels::all(&RankGroup::all(world), DEADLINE)
         .into_iter()
         .map(|channels| ProcessGroup { channels, layout: None })
         .collect()
@@ -80,8 +80,18 @@ impl ProcessGroup {
         self.channels.rank()
     }
 
+    /// Returns this rank's position in the group.
+    pub fn position(&self) -> Position {
+        self.channels.position()
+    }
+
+    /// Returns the ranks of the group.
+    pub fn members(&self) -> &RankGroup {
+        self.channels.members()
+    }
+
     pub fn world_size(&self) -> usize {
-        self.channels.world() as usize
+        self.channels.size() as usize
     }
 
     /// Sets the maximum duration of a call of this rank; the default is 5 minutes.
@@ -133,7 +143,7 @@ impl ProcessGroup {
         };
         self.call(call, |group| {
             group.expect_blocks("values", values.len(), into.len())?;
-            let result_at = group.rank().index() * into.len();
+            let result_at = group.position().index() * into.len();
             let slices = LocalSlices::Apart { own: values, own_at: 0, result: into, result_at };
             group.exchange(values.len(), slices, reducer, [true, false])
         })
@@ -145,7 +155,7 @@ impl ProcessGroup {
         let call = CollectiveCall::new::<T>(CallKind::AllGather, values.len());
         self.call(call, |group| {
             group.expect_blocks("into", into.len(), values.len())?;
-            let own_at = group.rank().index() * values.len();
+            let own_at = group.position().index() * values.len();
             into[own_at..own_at + values.len()].copy_from_slice(values);
             let length = into.len();
             let slices = LocalSlices::Apart { own: values, own_at, result: into, result_at: 0 };
@@ -184,8 +194,8 @@ impl ProcessGroup {
             ..CollectiveCall::new::<T>(CallKind::Reduce { dst }, values.len())
         };
         self.call(call, |group| {
-            group.expect_rank(dst)?;
-            let steps = rooted::reduce(group.channels.world(), dst, group.rank());
+            let dst = group.expect_rank(dst)?;
+            let steps = rooted::reduce(group.channels.size(), dst, group.position());
             for range in chunks::<T>(values.len()) {
                 let own = &mut values[range];
                 if let Some(result) = group.reduce_to_root(&steps, own, &reducer)? {
@@ -201,8 +211,8 @@ impl ProcessGroup {
     pub fn broadcast<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Broadcast { src }, values.len());
         self.call(call, |group| {
-            group.expect_rank(src)?;
-            let steps = rooted::broadcast(group.channels.world(), src, group.rank());
+            let src = group.expect_rank(src)?;
+            let steps = rooted::broadcast(group.channels.size(), src, group.position());
             chunks::<T>(values.len())
                 .try_for_each(|range| group.broadcast_from_root(&steps, &mut values[range], None))
         })
@@ -213,16 +223,16 @@ impl ProcessGroup {
     pub fn gather<T: Transferable>(&mut self, values: &[T], into: &mut [T], dst: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Gather { dst }, values.len());
         self.call(call, |group| {
-            group.expect_rank(dst)?;
+            let dst = group.expect_rank(dst)?;
             let length = values.len();
-            let block = |rank: Rank| rank.index() * length..(rank.index() + 1) * length;
-            if group.rank() == dst {
+            let block = |of: Position| of.index() * length..(of.index() + 1) * length;
+            if group.position() == dst {
                 group.expect_blocks("into", into.len(), length)?;
                 into[block(dst)].copy_from_slice(values);
             } else {
                 group.expect_length("into", into.len(), 0)?;
             }
-            for step in rooted::gather(group.channels.world(), dst, group.rank()) {
+            for step in rooted::gather(group.channels.size(), dst, group.position()) {
                 match step {
                     RootedStep::Send { to, .. } => group.send_chunked(values, to)?,
                     RootedStep::Receive { from, block: of }
@@ -240,16 +250,16 @@ impl ProcessGroup {
     pub fn scatter<T: Transferable>(&mut self, values: &[T], into: &mut [T], src: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Scatter { src }, into.len());
         self.call(call, |group| {
-            group.expect_rank(src)?;
+            let src = group.expect_rank(src)?;
             let length = into.len();
-            let block = |rank: Rank| rank.index() * length..(rank.index() + 1) * length;
-            if group.rank() == src {
+            let block = |of: Position| of.index() * length..(of.index() + 1) * length;
+            if group.position() == src {
                 group.expect_blocks("values", values.len(), length)?;
                 into.copy_from_slice(&values[block(src)]);
             } else {
                 group.expect_length("values", values.len(), 0)?;
             }
-            for step in rooted::scatter(group.channels.world(), src, group.rank()) {
+            for step in rooted::scatter(group.channels.size(), src, group.position()) {
                 match step {
                     RootedStep::Send { to, block: of } => {
                         group.send_chunked(&values[block(of)], to)?
@@ -272,7 +282,7 @@ impl ProcessGroup {
     pub fn send<T: Transferable>(&mut self, values: &[T], dst: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Send { dst }, values.len());
         self.call(call, |group| {
-            group.expect_other(dst)?;
+            let dst = group.expect_other(dst)?;
             group.send_chunked(values, dst)
         })
     }
@@ -281,7 +291,7 @@ impl ProcessGroup {
     pub fn recv<T: Transferable>(&mut self, values: &mut [T], src: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Recv { src }, values.len());
         self.call(call, |group| {
-            group.expect_other(src)?;
+            let src = group.expect_other(src)?;
             group.recv_chunked(values, src)
         })
     }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::base::Rank;
+use crate::base::{Position, Rank};
 use crate::comm::{BufferPool, Element, Message, PooledBuffer, SharedBuffer};
 
 /// Maximum number of free buffers that a rank keeps per element type.
@@ -163,6 +163,7 @@ pub enum PacketKind {
 /// Packet from one thread of the group to another.
 #[derive(Debug)]
 pub struct Packet {
-    pub from: Rank,
+    /// Position of the sender.
+    pub from: Position,
     pub kind: PacketKind,
 }

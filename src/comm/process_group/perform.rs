@@ -8,7 +8,7 @@ use super::connection::WINDOW;
 use super::packet::{CallKind, CollectiveCall, Payload, TypedPayload};
 use super::reduce_op::Reducer;
 use super::slices::{LocalSlices, SliceIo};
-use crate::base::{BucketId, ChunkId, Rank};
+use crate::base::{BucketId, ChunkId, Position, Rank};
 use crate::collective::{CollectiveKind, RootedStep, ShardLayout, Topology, rooted};
 use crate::comm::{
     ExchangeDriver, GroupError, PooledBuffer, ProcessGroup, ReduceOp, SharedBuffer, Transferable,
@@ -73,7 +73,7 @@ impl ProcessGroup {
 
     /// Performs the steps of a barrier.
     pub(super) fn run_barrier(&mut self) -> Done {
-        for step in rooted::barrier(self.channels.world(), self.rank()) {
+        for step in rooted::barrier(self.channels.size(), self.position()) {
             match step {
                 RootedStep::Send { to, .. } => self.channels.send(to, Payload::Nothing)?,
                 RootedStep::Receive { from, .. } | RootedStep::Accumulate { from, .. } => {
@@ -96,9 +96,9 @@ impl ProcessGroup {
             return self.run_barrier();
         }
         let layout = self.layout::<T>(length);
-        let rank = self.rank();
+        let position = self.position();
         let pool = T::pool(&self.channels.pools).clone();
-        let mut driver = ExchangeDriver::with_pool(layout.clone(), rank, WINDOW, pool);
+        let mut driver = ExchangeDriver::with_pool(layout.clone(), position, WINDOW, pool);
         if reduces && gathers {
             driver = driver.into_all_reduce();
         }
@@ -110,8 +110,8 @@ impl ProcessGroup {
                 driver.on_local_ready(CollectiveKind::ReduceScatter, chunk, &mut io)
             })?;
         }
-        let mut own = all.filter(|chunk| !reduces && layout.chunk(*chunk).owner == rank);
-        let (mut begun, others) = (0, layout.world as usize - 1);
+        let mut own = all.filter(|chunk| !reduces && layout.chunk(*chunk).owner == position);
+        let (mut begun, others) = (0, layout.size as usize - 1);
         while io.done < u32::from(reduces) + u32::from(gathers) {
             // The window also bounds how far ahead of its peers a rank is that only sends.
             if io.gathered + WINDOW * others >= begun * others
@@ -121,7 +121,7 @@ impl ProcessGroup {
                 driver.on_local_ready(CollectiveKind::AllGather, chunk, &mut io)?;
                 continue;
             }
-            let payload = io.channels.recv(layout.previous(rank))?;
+            let payload = io.channels.recv(layout.previous(position))?;
             let Some(TypedPayload::Message(message)) = T::unwrap(payload) else {
                 unreachable!("{OTHER}")
             };
@@ -139,7 +139,7 @@ impl ProcessGroup {
         if let Some(layout) = self.layout.as_ref().filter(is_it) {
             return layout.clone();
         }
-        let layout = ShardLayout::new(Topology::Ring, self.channels.world(), &[length], 1, chunk);
+        let layout = ShardLayout::new(Topology::Ring, self.channels.size(), &[length], 1, chunk);
         self.layout.insert(Arc::new(layout)).clone()
     }
 
@@ -149,10 +149,10 @@ impl ProcessGroup {
         values: &mut [T],
         reducer: &Reducer<'_, T>,
     ) -> Done {
-        let (world, rank) = (self.channels.world(), self.rank());
-        let up = rooted::reduce(world, Rank(0), rank);
+        let (size, root, position) = (self.channels.size(), Position(0), self.position());
+        let up = rooted::reduce(size, root, position);
         let result = self.reduce_to_root(&up, values, reducer)?.map(PooledBuffer::share);
-        self.broadcast_from_root(&rooted::broadcast(world, Rank(0), rank), values, result)
+        self.broadcast_from_root(&rooted::broadcast(size, root, position), values, result)
     }
 
     /// Performs the steps of a reduction and returns the result on its root.
@@ -228,17 +228,21 @@ impl ProcessGroup {
         Ok(())
     }
 
-    pub(super) fn send_chunked<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
+    pub(super) fn send_chunked<T: Transferable>(&mut self, values: &[T], to: Position) -> Done {
         chunks::<T>(values.len()).try_for_each(|range| self.send_chunk(&values[range], to))
     }
 
-    fn send_chunk<T: Transferable>(&mut self, values: &[T], to: Rank) -> Done {
+    fn send_chunk<T: Transferable>(&mut self, values: &[T], to: Position) -> Done {
         let mut part = T::pool(&self.channels.pools).take(values.len());
         part.copy_from_slice(values);
         self.channels.send_credited(to, T::wrap(TypedPayload::Owned(part)))
     }
 
-    pub(super) fn recv_chunked<T: Transferable>(&mut self, values: &mut [T], from: Rank) -> Done {
+    pub(super) fn recv_chunked<T: Transferable>(
+        &mut self,
+        values: &mut [T],
+        from: Position,
+    ) -> Done {
         for range in chunks::<T>(values.len()) {
             let TypedPayload::Owned(came) = self.recv_chunk(from)? else { unreachable!("{OTHER}") };
             values[range].copy_from_slice(&came);
@@ -246,7 +250,10 @@ impl ProcessGroup {
         Ok(())
     }
 
-    fn recv_chunk<T: Transferable>(&mut self, from: Rank) -> Result<TypedPayload<T>, GroupError> {
+    fn recv_chunk<T: Transferable>(
+        &mut self,
+        from: Position,
+    ) -> Result<TypedPayload<T>, GroupError> {
         let payload = self.channels.recv(from)?;
         Ok(T::unwrap(payload).expect(OTHER))
     }
@@ -268,17 +275,17 @@ impl ProcessGroup {
         self.expect_length(name, length, self.world_size() * block)
     }
 
-    pub(super) fn expect_rank(&self, rank: Rank) -> Done {
-        match rank.index() < self.world_size() {
-            true => Ok(()),
-            false => Err(self.argument(format!("there are {} ranks", self.world_size()))),
-        }
+    /// Returns the position of a rank.
+    pub(super) fn expect_rank(&self, rank: Rank) -> Result<Position, GroupError> {
+        let unknown = || self.argument(format!("there are {} ranks", self.world_size()));
+        self.channels.members().position(rank).ok_or_else(unknown)
     }
 
-    pub(super) fn expect_other(&self, rank: Rank) -> Done {
-        self.expect_rank(rank)?;
+    /// Returns the position of a rank that is not this one.
+    pub(super) fn expect_other(&self, rank: Rank) -> Result<Position, GroupError> {
+        let position = self.expect_rank(rank)?;
         match rank == self.rank() {
-            false => Ok(()),
+            false => Ok(position),
             true => Err(self.argument(format!("this is {rank} itself"))),
         }
     }

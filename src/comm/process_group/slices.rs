@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::connection::PeerChannels;
 use super::packet::{Payload, TypedPayload};
 use super::reduce_op::Reducer;
-use crate::base::{BucketId, ChunkId, Rank};
+use crate::base::{BucketId, ChunkId, Position};
 use crate::collective::{Chunk, CollectiveKind};
 use crate::comm::{ExchangeIo, GroupError, Message, PooledBuffer, SharedBuffer, Transferable};
 
@@ -97,7 +97,7 @@ impl<T: Transferable> ExchangeIo<T> for SliceIo<'_, T> {
         Ok(())
     }
 
-    fn send(&mut self, to: Rank, message: Message<T>) -> Result<(), GroupError> {
+    fn send(&mut self, to: Position, message: Message<T>) -> Result<(), GroupError> {
         let payload: Payload = T::wrap(TypedPayload::Message(message));
         self.channels.send(to, payload)
     }

@@ -127,7 +127,7 @@ fn reduce_site(
     layout: &ShardLayout,
     saved: Option<&String>,
 ) -> Result<ReduceSite, RuntimeError> {
-    if layout.world == 1 || one.is_cpu {
+    if layout.size == 1 || one.is_cpu {
         return Ok(ReduceSite::Host);
     }
     let mut lengths: Vec<usize> = layout.chunks.iter().map(|chunk| chunk.range.len()).collect();

@@ -1,7 +1,7 @@
 //! Splits of buckets, moments and samples among ranks.
 
 use super::types::ParallelOptions;
-use crate::base::{BucketId, Rank};
+use crate::base::{BucketId, Position};
 use crate::collective::ShardLayout;
 use crate::exec::Moments;
 use crate::graph::Plan;
@@ -21,8 +21,10 @@ pub fn moments(
     buckets: usize,
     rank: usize,
 ) -> Moments {
-    let shard = |bucket| layout.shard(BucketId(bucket as u32), Rank(rank as u32));
-    let owned = (layout.world > 1).then(|| (0..buckets).map(shard).collect());
+    // All ranks hold all buckets, in order of ranks.
+    let position = Position(rank as u32);
+    let shard = |bucket| layout.shard(BucketId(bucket as u32), position);
+    let owned = (layout.size > 1).then(|| (0..buckets).map(shard).collect());
     Moments { count: optimizer.moments(), owned }
 }
 

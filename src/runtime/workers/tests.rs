@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::base::rng::Key;
-use crate::base::{BucketId, HostTensor};
+use crate::base::{BucketId, HostTensor, Position};
 use crate::exec::{Cpu, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
@@ -30,7 +30,7 @@ fn plan() -> Plan {
 fn group(reduce_site: ReduceSite) -> WorkerGroup {
     let layout = layout(&plan(), Topology::Ring, WORLD as usize, 1024);
     let drivers = (0..WORLD).map(|rank| {
-        let owned = vec![layout.shard(BucketId(0), Rank(rank))];
+        let owned = vec![layout.shard(BucketId(0), Position(rank))];
         let moments = Moments { count: SGD.moments(), owned: Some(owned) };
         DeviceThread::start(Box::new(Cpu::oracle(plan(), moments)), Duration::from_secs(60))
             .unwrap()

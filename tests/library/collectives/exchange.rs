@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use potluck::base::{BucketId, ChunkId, Rank};
-use potluck::collective::{Chunk, CollectiveKind, ShardLayout, Topology};
+use potluck::base::{BucketId, ChunkId, Position, Rank};
+use potluck::collective::{Chunk, CollectiveKind, RankGroup, ShardLayout, Topology};
 use potluck::comm::add::add_assign;
 use potluck::comm::{ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ struct Side {
     result: Vec<Vec<f32>>,
     /// Chunks that this rank may hand out.
     reduced: Vec<ChunkId>,
-    sent: Vec<(Rank, Message)>,
+    sent: Vec<(Position, Message)>,
     done: Vec<(CollectiveKind, BucketId)>,
 }
 
@@ -71,7 +71,7 @@ impl ExchangeIo for Side {
         Ok(())
     }
 
-    fn send(&mut self, to: Rank, message: Message) -> Result<(), Infallible> {
+    fn send(&mut self, to: Position, message: Message) -> Result<(), Infallible> {
         self.sent.push((to, message));
         Ok(())
     }
@@ -82,22 +82,28 @@ impl ExchangeIo for Side {
     }
 }
 
-/// What may happen next to a rank.
+/// What may happen next to a member of the group.
 enum Next {
-    /// The chunks of a bucket become ready, one after the other.
+    /// The chunks of a bucket become ready at a position, one after the other.
     Ready {
-        rank: usize,
+        at: usize,
         kind: CollectiveKind,
         chunks: VecDeque<ChunkId>,
     },
     Message {
-        rank: usize,
+        to: Rank,
         message: Message,
     },
 }
 
-/// All ranks, and everything on its way between them.
+/// A message between ranks, without its values.
+type Sent = (Rank, Rank, CollectiveKind, ChunkId);
+
+/// All members of a group, by position, and everything on its way between them.
 struct World {
+    group: RankGroup,
+    /// Every message so far.
+    log: Vec<Sent>,
     layout: Arc<ShardLayout>,
     window: usize,
     is_chained: bool,
@@ -109,41 +115,51 @@ struct World {
 }
 
 impl World {
-    fn new(layout: ShardLayout, window: usize, is_chained: bool, seed: u32) -> Self {
+    fn new(
+        group: &RankGroup,
+        layout: ShardLayout,
+        window: usize,
+        is_chained: bool,
+        seed: u32,
+    ) -> Self {
         let layout = Arc::new(layout);
-        let member = |rank| {
-            let member = ExchangeDriver::new(layout.clone(), Rank(rank), window);
+        let member = |at| {
+            let member = ExchangeDriver::new(layout.clone(), Position(at), window);
             if is_chained { member.into_all_reduce() } else { member }
         };
-        let members = (0..layout.world).map(member).collect();
-        let side = |rank| Side { own: own(&layout, rank, 0, seed), ..Side::default() };
-        let mut sides: Vec<Side> = (0..layout.world).map(side).collect();
+        let members = (0..layout.size).map(member).collect();
+        let side = |at| Side { own: own(&layout, at, 0, seed), ..Side::default() };
+        let mut sides: Vec<Side> = (0..layout.size).map(side).collect();
         sides.iter_mut().for_each(|side| side.result = side.own.clone());
-        let (rounds, dice) = (vec![0; layout.world as usize], Dice(seed, 0));
-        Self { layout, window, is_chained, members, sides, rounds, next: Vec::new(), dice }
+        let (rounds, dice) = (vec![0; layout.size as usize], Dice(seed, 0));
+        let (group, log, next) = (group.clone(), Vec::new(), Vec::new());
+        Self { group, log, layout, window, is_chained, members, sides, rounds, next, dice }
     }
 
-    /// A rank's buckets become ready, in order, each at some time.
-    fn enter(&mut self, rank: usize) {
-        let Ok(()) = self.members[rank].start(&mut self.sides[rank]);
+    /// A member's buckets become ready, in order, each at some time.
+    fn enter(&mut self, at: usize) {
+        let Ok(()) = self.members[at].start(&mut self.sides[at]);
         let mut chunks: VecDeque<ChunkId> =
             (0..self.layout.chunks.len() as u32).map(ChunkId).collect();
         let turn = self.dice.below(chunks.len().max(1));
         chunks.rotate_left(turn);
-        self.next.push(Next::Ready { rank, kind: CollectiveKind::ReduceScatter, chunks });
-        self.collect(rank);
+        self.next.push(Next::Ready { at, kind: CollectiveKind::ReduceScatter, chunks });
+        self.collect(at);
     }
 
-    /// What a rank has sent and reduced becomes something that may happen.
-    fn collect(&mut self, rank: usize) {
-        let side = &mut self.sides[rank];
+    /// What a member has sent and reduced becomes something that may happen.
+    fn collect(&mut self, at: usize) {
+        let side = &mut self.sides[at];
         for (to, message) in side.sent.drain(..) {
-            self.next.push(Next::Message { rank: to.index(), message });
+            assert_eq!(message.from.index(), at);
+            let (from, to) = (self.group.rank(message.from), self.group.rank(to));
+            self.log.push((from, to, message.kind, message.chunk));
+            self.next.push(Next::Message { to, message });
         }
         for chunk in side.reduced.drain(..) {
             if !self.is_chained {
                 let chunks = VecDeque::from([chunk]);
-                self.next.push(Next::Ready { rank, kind: CollectiveKind::AllGather, chunks });
+                self.next.push(Next::Ready { at, kind: CollectiveKind::AllGather, chunks });
             }
         }
     }
@@ -154,22 +170,26 @@ impl World {
             return false;
         }
         let pick = self.dice.below(self.next.len());
-        let rank = match self.next.swap_remove(pick) {
-            Next::Message { rank, message } => {
-                let Ok(()) = self.members[rank].on_message(message, &mut self.sides[rank]);
-                rank
+        let at = match self.next.swap_remove(pick) {
+            Next::Message { to, message } => {
+                let at = self.at(to);
+                let Ok(()) = self.members[at].on_message(message, &mut self.sides[at]);
+                at
             }
-            Next::Ready { rank, kind, mut chunks } => {
+            Next::Ready { at, kind, mut chunks } => {
                 if let Some(chunk) = chunks.pop_front() {
-                    let Ok(()) =
-                        self.members[rank].on_local_ready(kind, chunk, &mut self.sides[rank]);
-                    self.next.push(Next::Ready { rank, kind, chunks });
+                    let Ok(()) = self.members[at].on_local_ready(kind, chunk, &mut self.sides[at]);
+                    self.next.push(Next::Ready { at, kind, chunks });
                 }
-                rank
+                at
             }
         };
-        self.collect(rank);
+        self.collect(at);
         true
+    }
+
+    fn at(&self, rank: Rank) -> usize {
+        self.group.position(rank).unwrap().index()
     }
 
     /// Partial sums on their way stay within the window, in each bucket and round, and messages
@@ -177,12 +197,12 @@ impl World {
     fn check_queues(&self, rounds: usize) {
         let mut waiting = vec![0; self.members.len()];
         for next in &self.next {
-            if let Next::Message { rank, .. } = next {
-                waiting[*rank] += 1;
+            if let Next::Message { to, .. } = next {
+                waiting[self.at(*to)] += 1;
             }
         }
-        for (rank, waiting) in waiting.into_iter().enumerate() {
-            assert!(waiting <= rounds.min(2) * self.layout.messages_max(Rank(rank as u32)));
+        for (at, waiting) in (0..).map(Position).zip(waiting) {
+            assert!(waiting <= rounds.min(2) * self.layout.messages_max(at));
         }
         let mut travelling = vec![0; self.layout.buckets()];
         for next in &self.next {
@@ -197,8 +217,8 @@ impl World {
         for (bucket, travelling) in travelling.into_iter().enumerate() {
             let chunks = self.layout.chunks_of(BucketId(bucket as u32)).len();
             let bound = match self.layout.topology {
-                Topology::Ring => self.layout.world as usize * self.window,
-                Topology::Star => (self.layout.world as usize - 1) * chunks,
+                Topology::Ring => self.layout.size as usize * self.window,
+                Topology::Star => (self.layout.size as usize - 1) * chunks,
             };
             // A rank that is through may be in the next round already, and in none behind that.
             assert!(travelling <= rounds.min(2) * bound, "{travelling} over {bound}");
@@ -206,9 +226,9 @@ impl World {
     }
 }
 
-fn own(layout: &ShardLayout, rank: u32, round: u32, seed: u32) -> Vec<Vec<f32>> {
+fn own(layout: &ShardLayout, at: u32, round: u32, seed: u32) -> Vec<Vec<f32>> {
     let bucket = |bucket: usize| {
-        let mut dice = Dice(seed ^ (rank << 8) ^ (round << 16) ^ (bucket as u32) << 24, 1 << 31);
+        let mut dice = Dice(seed ^ (at << 8) ^ (round << 16) ^ (bucket as u32) << 24, 1 << 31);
         (0..layout.length(BucketId(bucket as u32))).map(|_| dice.value()).collect()
     };
     (0..layout.buckets()).map(bucket).collect()
@@ -218,7 +238,7 @@ fn own(layout: &ShardLayout, rank: u32, round: u32, seed: u32) -> Vec<Vec<f32>> 
 fn reference(layout: &ShardLayout, own: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
     let mut sums: Vec<Vec<f32>> = own[0].clone();
     for chunk in &layout.chunks {
-        let world = layout.world;
+        let world = layout.size;
         let first = match layout.topology {
             Topology::Ring => chunk.owner.0 + 1,
             Topology::Star => 0,
@@ -236,10 +256,23 @@ fn bits(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
     values.iter().map(|values| values.iter().map(|v| v.to_bits()).collect()).collect()
 }
 
-/// Each rank goes through the rounds at its own pace; ends in the results of the last one.
+/// Each rank goes through the rounds at its own pace, with the expected bits in each.
 fn run(layout: ShardLayout, window: usize, is_chained: bool, seed: u32, rounds: usize) {
-    let mut world = World::new(layout, window, is_chained, seed);
-    let ranks = world.layout.world as usize;
+    let group = RankGroup::all(layout.size);
+    run_in(&group, layout, window, is_chained, seed, rounds);
+}
+
+/// Runs as [`run`] does, among the ranks of a group; returns the messages.
+fn run_in(
+    group: &RankGroup,
+    layout: ShardLayout,
+    window: usize,
+    is_chained: bool,
+    seed: u32,
+    rounds: usize,
+) -> Vec<Sent> {
+    let mut world = World::new(group, layout, window, is_chained, seed);
+    let ranks = world.layout.size as usize;
     let expected: Vec<_> = (0..rounds as u32)
         .map(|round| {
             let own: Vec<_> =
@@ -271,6 +304,7 @@ fn run(layout: ShardLayout, window: usize, is_chained: bool, seed: u32, rounds: 
         }
     }
     assert_eq!(world.rounds, vec![rounds; ranks], "deadlock: {:?}", world.sides[0].done);
+    world.log
 }
 
 /// Every bucket and phase is done once, and taken off the list.
@@ -319,5 +353,49 @@ proptest! {
         seed: u32,
     ) {
         run(ShardLayout::new(topology, world, &[length], 64, chunk_max), window, true, seed, 1);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn a_group_of_some_ranks_exchanges_as_the_group_of_all_of_its_size(
+        topology in topology(),
+        (size, ranks) in (1..=9u32).prop_flat_map(|size| {
+            let ranks = (0..9).map(Rank).collect::<Vec<_>>();
+            (Just(size), Just(ranks).prop_shuffle())
+        }),
+        lengths in prop::collection::vec(0..600usize, 0..5),
+        window in 1..=3usize,
+        is_chained: bool,
+        seed: u32,
+    ) {
+        let members = |group: &RankGroup| {
+            let layout = ShardLayout::new(topology, size, &lengths, 8, 64);
+            run_in(group, layout, window, is_chained, seed, 2)
+        };
+        let group = RankGroup::new(&ranks[..size as usize]).unwrap();
+        let of_all = members(&RankGroup::all(size));
+        let place = |rank: Rank| group.rank(Position(rank.0));
+        let mapped = of_all.into_iter().map(|(from, to, kind, chunk)| {
+            (place(from), place(to), kind, chunk)
+        });
+        prop_assert_eq!(members(&group), mapped.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn ranks_4_1_and_7_of_9_exchange_as_ranks_0_to_2() {
+    let group = RankGroup::new(&[4, 1, 7].map(Rank)).unwrap();
+    for topology in [Topology::Ring, Topology::Star] {
+        let messages = |group: &RankGroup| {
+            let layout = ShardLayout::new(topology, 3, &[700, 0, 64], 4, 32);
+            run_in(group, layout, 2, false, 7, 3)
+        };
+        let mapped = messages(&RankGroup::all(3)).into_iter().map(|(from, to, kind, chunk)| {
+            ([4, 1, 7].map(Rank)[from.index()], [4, 1, 7].map(Rank)[to.index()], kind, chunk)
+        });
+        assert_eq!(messages(&group), mapped.collect::<Vec<_>>());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use potluck::base::{BucketId, Rank};
+use potluck::base::{BucketId, Position, Rank};
 use potluck::collective::{ShardLayout, Topology};
 use potluck::comm::process_group::TREE_BYTES;
 use potluck::comm::{GroupError, ProcessGroup, ReduceOp, init};
@@ -70,7 +70,7 @@ fn all_reduced(all: &[Vec<f32>], op: fn(f32, f32) -> f32) -> Vec<f32> {
     }
     let layout = ShardLayout::new(Topology::Ring, all.len() as u32, &[length], 1, length);
     let owner =
-        |i| (0..all.len()).find(|r| layout.shard(BucketId(0), Rank(*r as u32)).contains(&i));
+        |i| (0..all.len()).find(|r| layout.shard(BucketId(0), Position(*r as u32)).contains(&i));
     (0..length).map(|i| ring(all, owner(i).unwrap(), i, op)).collect()
 }
 

@@ -186,7 +186,7 @@ impl Deaths {
     fn of(scenario: &Scenario, detection: Detection) -> Self {
         let events = run_and_check(scenario).events;
         let mut deaths = Self::default();
-        for rank in (0..scenario.layout.world).map(Rank) {
+        for rank in (0..scenario.layout.size).map(Rank) {
             for event in 0..=events {
                 let faults =
                     vec![SimulatedFault::Die { rank, when: FaultTime::Event(event), detection }];
@@ -309,7 +309,7 @@ fn a_driver_and_a_ring_do_one_thing_at_a_time() {
     for_seeds(100, |seed| {
         let scenario = Scenario { timeline: true, ..random::scenario(seed) };
         let timeline = run(&scenario).timeline;
-        for rank in (0..scenario.layout.world).map(Rank) {
+        for rank in (0..scenario.layout.size).map(Rank) {
             for track in [VirtualTrack::Driver, VirtualTrack::Ring] {
                 let spans = timeline.spans.iter();
                 let mut spans: Vec<_> =
@@ -341,7 +341,7 @@ fn assert_said(complaints: &[String], what: &str) {
 #[test]
 fn a_planted_early_commit_is_found() {
     let found = complaints(|scenario| {
-        scenario.seeded_bug = (scenario.layout.world > 1).then_some(SeededBug::CommitsEarly);
+        scenario.seeded_bug = (scenario.layout.size > 1).then_some(SeededBug::CommitsEarly);
     });
     assert_said(&found, "'s vote");
     assert_said(&found, "element");
@@ -377,7 +377,7 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
     let found = |places_max: Option<usize>| {
         complaints(|scenario| {
             // Enough chunks that a few places are few.
-            let (world, lengths) = (scenario.layout.world, scenario.lengths());
+            let (world, lengths) = (scenario.layout.size, scenario.lengths());
             let chunk_max = (lengths.iter().sum::<usize>() / 200).max(1);
             let layout = ShardLayout::new(scenario.layout.topology, world, &lengths, 1, chunk_max);
             scenario.layout = Arc::new(layout);

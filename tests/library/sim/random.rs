@@ -180,7 +180,7 @@ pub fn places(draw: &mut Draw) -> Option<usize> {
 pub fn faults(draw: &mut Draw, scenario: &Scenario, seconds: f64) -> Vec<SimulatedFault> {
     let count = if draw.one_in(3) { 2 } else { 1 };
     let fault = |_| {
-        let rank = Rank(draw.below(scenario.layout.world));
+        let rank = Rank(draw.below(scenario.layout.size));
         let when = FaultTime::Seconds(seconds * draw.between(0.001, 1.05));
         match draw.below(4) {
             0 => SimulatedFault::NotFinite { rank, step: 1 + u64::from(draw.below(3)) },
