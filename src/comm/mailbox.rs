@@ -11,6 +11,27 @@ use super::sync::{Arc, Condvar, Mutex, MutexGuard};
 #[error("{0}")]
 pub struct Closed(pub String);
 
+/// Error of a send; the item is dropped.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    #[error(transparent)]
+    Closed(Closed),
+    /// The mailbox held its maximum number of items, which is a bug of the senders. It is closed
+    /// from now on, with this error as its reason, so that nobody waits for the dropped item.
+    #[error("a mailbox for {items_max} items is full, which is a defect of potluck")]
+    Full { items_max: usize },
+}
+
+impl From<SendError> for Closed {
+    /// Returns the reason with which the mailbox is closed after the error.
+    fn from(error: SendError) -> Self {
+        match error {
+            SendError::Closed(closed) => closed,
+            SendError::Full { .. } => Self(error.to_string()),
+        }
+    }
+}
+
 /// Reason for which a wait ended without an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecvError {
@@ -46,8 +67,7 @@ impl<T> Clone for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Creates an empty, open mailbox. More than `items_max` items at a time are a bug of the
-    /// senders and panic in debug builds.
+    /// Creates an empty, open mailbox for at most `items_max` items at a time.
     pub fn new(items_max: usize) -> Self {
         let queue = Queue { items: VecDeque::new(), closed: None, waiting: 0 };
         Self(Arc::new(Inner { queue: Mutex::new(queue), changed: Condvar::new(), items_max }))
@@ -59,19 +79,29 @@ impl<T> Mailbox<T> {
     }
 
     /// Adds an item to the queue; never blocks.
-    pub fn send(&self, item: T) -> Result<(), Closed> {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`SendError::Closed`] if the mailbox is closed, and [`SendError::Full`] if it holds
+    /// its maximum number of items, which also closes it.
+    pub fn send(&self, item: T) -> Result<(), SendError> {
         let mut queue = self.lock();
         if let Some(closed) = &queue.closed {
-            return Err(closed.clone());
+            return Err(SendError::Closed(closed.clone()));
+        }
+        let items_max = self.0.items_max;
+        if queue.items.len() >= items_max {
+            drop(queue);
+            let full = SendError::Full { items_max };
+            self.close(&full.to_string());
+            return Err(full);
         }
         queue.items.push_back(item);
-        let (items, wake) = (queue.items.len(), queue.waiting > 0);
+        let wake = queue.waiting > 0;
         drop(queue);
         if wake {
             self.0.changed.notify_one();
         }
-        let items_max = self.0.items_max;
-        debug_assert!(items <= items_max, "{items} items in a mailbox for {items_max}");
         Ok(())
     }
 

@@ -13,7 +13,7 @@ pub mod process_group;
 
 pub use element::Element;
 pub use exchange_driver::{ExchangeDriver, ExchangeIo, Message};
-pub use mailbox::{Closed, Mailbox, RecvError};
+pub use mailbox::{Closed, Mailbox, RecvError, SendError};
 pub use pool::{BufferPool, PooledBuffer, SharedBuffer};
 pub use process_group::connection::GroupError;
 pub use process_group::packet::Transferable;

@@ -103,7 +103,7 @@ impl RingPeers {
     fn forward_to_ring(&mut self, readback: Readback) -> Result<(), Closed> {
         let Some((kind, chunk, since)) = self.in_flight.pop_front() else { return Ok(()) };
         self.tracks.staging.record_since(|| format!("read {}", self.layout.chunk(chunk)), since);
-        self.ring.send(RingMsg::Ready { kind, chunk, readback: Some(readback) })
+        Ok(self.ring.send(RingMsg::Ready { kind, chunk, readback: Some(readback) })?)
     }
 
     /// Sends all completed readbacks to the ring thread.

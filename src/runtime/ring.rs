@@ -110,7 +110,7 @@ struct RingIo {
 
 impl RingIo {
     fn send_to_driver(&self, message: DriverMsg) -> Result<(), Closed> {
-        self.channels.driver.send(message)
+        Ok(self.channels.driver.send(message)?)
     }
 
     /// Copies the rank's own values of a chunk to `into`.
@@ -194,7 +194,7 @@ impl ExchangeIo for RingIo {
 
     fn send(&mut self, to: Position, message: Message) -> Result<(), Closed> {
         let to = self.channels.members.rank(to);
-        self.channels.rings[to.index()].send(RingMsg::Message(message))
+        Ok(self.channels.rings[to.index()].send(RingMsg::Message(message))?)
     }
 
     fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Closed> {

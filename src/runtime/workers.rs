@@ -358,13 +358,25 @@ impl<'t> StepRound<'t> {
                     self.announce(decision);
                 }
                 Ok(CoordinatorMsg::Finished(rank, result)) => self.end(rank, result),
-                Err(RecvError::TimedOut | RecvError::Closed(_)) => {}
+                Err(RecvError::TimedOut) => {}
+                Err(RecvError::Closed(closed)) => self.end_all(&closed.0),
             }
             self.check_liveness();
         }
         match self.failed {
             Some(failed) => Err(failed),
             None => Ok(self.reports.into_iter().flatten().flatten().collect()),
+        }
+    }
+
+    /// Ends the step of every rank that has not ended: their messages arrive no more.
+    fn end_all(&mut self, why: &str) {
+        for rank in (0..self.reports.len() as u32).map(Rank) {
+            if self.reports[rank.index()].is_none() {
+                let adapter = self.group.name(rank).to_string();
+                let (what, why) = ("a step".into(), why.into());
+                self.end(rank, Err(DeviceError::Refused { adapter, what, why }));
+            }
         }
     }
 

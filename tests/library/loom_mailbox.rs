@@ -14,7 +14,7 @@ mod sync {
 #[path = "../../src/comm/mailbox.rs"]
 mod mailbox;
 
-use mailbox::{Closed, Mailbox, RecvError};
+use mailbox::{Closed, Mailbox, RecvError, SendError};
 
 #[test]
 fn a_waiting_thread_is_woken_and_each_sender_keeps_its_order() {
@@ -54,7 +54,7 @@ fn a_close_wakes_everyone_with_the_first_reason() {
             assert_eq!(waiting.join().unwrap(), Err(RecvError::Closed(why.clone())));
         }
         assert_eq!(mailbox.closed(), Some(why.clone()));
-        assert_eq!(mailbox.send(1), Err(why.clone()));
+        assert_eq!(mailbox.send(1), Err(SendError::Closed(why.clone())));
         assert_eq!(mailbox.try_recv(), Err(why));
     });
 }
@@ -124,5 +124,24 @@ fn a_deadline_ends_a_wait_only_when_nothing_is_there() {
         sender.join().unwrap();
         mailbox.send(2).unwrap();
         assert_eq!(mailbox.recv(Some(Instant::now())), Ok(2));
+    });
+}
+
+/// One of two senders finds the mailbox full, and whoever waits or sends afterwards learns why.
+#[test]
+fn one_item_more_than_a_mailbox_holds_is_refused_and_closes_it() {
+    loom::model(|| {
+        let mailbox = Mailbox::new(1);
+        let other = {
+            let mailbox = mailbox.clone();
+            thread::spawn(move || mailbox.send(1))
+        };
+        let results = [mailbox.send(2), other.join().unwrap()];
+        let full = SendError::Full { items_max: 1 };
+        assert!(results.contains(&Ok(())) && results.contains(&Err(full.clone())), "{results:?}");
+        let why = Closed::from(full);
+        assert_eq!(why.0, "a mailbox for 1 items is full, which is a defect of potluck");
+        assert_eq!(mailbox.recv(None), Err(RecvError::Closed(why.clone())));
+        assert_eq!(mailbox.send(3), Err(SendError::Closed(why)));
     });
 }

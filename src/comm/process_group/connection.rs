@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools};
 use crate::base::{Position, Rank};
 use crate::collective::RankGroup;
-use crate::comm::{Mailbox, RecvError};
+use crate::comm::{Mailbox, RecvError, SendError};
 
 /// Credits towards each receiver: the number of packets that a rank may be ahead of it, for
 /// rooted collectives and for sends each. The two kinds are counted separately, because a
@@ -41,6 +41,9 @@ pub enum GroupError {
     /// Another rank failed or aborted the group.
     #[error("{0}")]
     Aborted(String),
+    /// A state that only a bug of the library explains.
+    #[error("{call}: {why}")]
+    Defect { call: String, why: String },
 }
 
 /// Close reason of the mailbox of a rank whose handle was dropped.
@@ -195,10 +198,8 @@ impl PeerChannels {
 
     /// Leaves the group, when the handle is dropped; packets that were sent before still arrive.
     pub fn leave(&self, panicked: bool) {
-        for mailbox in self.mailboxes.iter() {
-            // A closed mailbox belongs to a rank that has left, or the group was aborted.
-            let _ =
-                mailbox.send(Packet { from: self.position, kind: PacketKind::Left { panicked } });
+        for (to, _) in self.members.iter() {
+            self.send_control(to, PacketKind::Left { panicked });
         }
         self.mailbox().close(&left_reason(self.rank()));
     }
@@ -207,7 +208,14 @@ impl PeerChannels {
 
     fn post(&mut self, to: Position, kind: PacketKind) -> Result<(), GroupError> {
         let packet = Packet { from: self.position, kind };
-        let Err(closed) = self.mailboxes[to.index()].send(packet) else { return Ok(()) };
+        let closed = match self.mailboxes[to.index()].send(packet) {
+            Ok(()) => return Ok(()),
+            Err(SendError::Closed(closed)) => closed,
+            Err(full @ SendError::Full { .. }) => {
+                let (call, why) = (self.call.to_string(), full.to_string());
+                return Err(GroupError::Defect { call, why });
+            }
+        };
         if closed.0 != left_reason(self.members.rank(to)) {
             return Err(aborted(&closed.0));
         }
@@ -273,8 +281,11 @@ impl PeerChannels {
     }
 
     fn send_control(&self, to: Position, kind: PacketKind) {
-        // A rank that has left needs no control packets.
-        let _ = self.mailboxes[to.index()].send(Packet { from: self.position, kind });
+        let packet = Packet { from: self.position, kind };
+        // A closed mailbox needs no control packets: its rank has left, or the group was aborted.
+        if let Err(full @ SendError::Full { .. }) = self.mailboxes[to.index()].send(packet) {
+            self.abort(&format!("{} found that {full}", self.rank()));
+        }
     }
 
     /// Waits for a packet from any rank, because a packet from `whom` is needed: fails if `whom`
@@ -444,6 +455,24 @@ mod tests {
             }
         }
         notified
+    }
+
+    #[test]
+    fn more_packets_than_a_mailbox_holds_are_a_defect_that_ends_the_group() {
+        let [mut sends, mut receives] = pair();
+        let to = receives.position();
+        sends.begin_call(CollectiveCall::barrier()).unwrap();
+        let error = loop {
+            if let Err(error) = sends.send(to, Payload::Nothing) {
+                break error;
+            }
+        };
+        let text = error.to_string();
+        assert!(matches!(error, GroupError::Defect { .. }), "{text}");
+        assert!(text.starts_with("barrier: a mailbox for ") && text.contains("is full"), "{text}");
+        let error = receives.begin_call(CollectiveCall::barrier()).unwrap_err();
+        assert!(error.to_string().contains("is full, which is a defect of potluck"), "{error}");
+        assert!(matches!(error, GroupError::Aborted(_)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::exec::{Cpu, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;
-use crate::parallel::{ReduceSite, Share, data_parallel};
+use crate::parallel::{ReduceSite, Share, Vote, data_parallel};
 use crate::runtime::open::initialize;
 
 const WORLD: u32 = 3;
@@ -124,6 +124,19 @@ fn a_job_that_panics_ends_the_step_for_all() {
     broken[1] = Arc::new(input);
     let error = group.step(&broken).unwrap_err().to_string();
     assert!(error.contains("rank 1: ") && error.contains("panicked"), "{error}");
+}
+
+#[test]
+fn a_queue_beyond_its_bound_ends_the_step_and_the_run() {
+    let _turn = turn();
+    let mut group = group(ReduceSite::Host);
+    let rank = Rank(0);
+    let vote = || Vote { rank, loss: 0.0, count: 1.0, sum_squares: 0.0, not_finite: 0 };
+    while group.inbox.send(CoordinatorMsg::Vote(vote())).is_ok() {}
+    let input = inputs(1, &Faults::none());
+    let error = group.step(&input).unwrap_err().to_string();
+    assert!(error.contains("a mailbox for 8 items is full, which is a defect"), "{error}");
+    assert_eq!(group.step(&input).unwrap_err().to_string(), error);
 }
 
 #[test]
