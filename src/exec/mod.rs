@@ -16,6 +16,7 @@ use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Graph, Node, Plan, Update, UpdateRange};
 use crate::kernels::{OpCall, RandomContext};
 
+pub use crate::graph::BucketTensor;
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
 pub use staging::staging_bytes;
@@ -51,15 +52,6 @@ impl PassContext {
     }
 }
 
-/// One of the tensors that a device holds of each bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BucketTensor {
-    Parameters,
-    Gradients,
-    /// A running average of the optimizer.
-    Moment(usize),
-}
-
 /// Optimizer state of a device: number of moments, and the shard of each bucket that it covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moments {
@@ -90,6 +82,12 @@ pub struct Readback {
 impl Readback {
     pub fn values(&self) -> &[f32] {
         (*self.values).as_ref()
+    }
+}
+
+impl AsRef<[f32]> for Readback {
+    fn as_ref(&self) -> &[f32] {
+        self.values()
     }
 }
 

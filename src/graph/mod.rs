@@ -24,7 +24,7 @@ pub use op::{Binary, EpilogueOp, IGNORE_INDEX, Op, Unary};
 
 pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
 pub use shapes::ShapeError;
-pub use update::{Update, UpdateRange};
+pub use update::{BucketTensor, Update, UpdateRange};
 pub use variant_choices::VariantChoices;
 
 use std::fmt;

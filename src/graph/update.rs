@@ -1,6 +1,27 @@
 //! Optimizer update as data: `optim` decides it for a step, and `kernels` compute it over a range
 //! of a bucket.
 
+use std::fmt;
+
+/// One of the tensors that a device holds of each bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BucketTensor {
+    Parameters,
+    Gradients,
+    /// A running average of the optimizer.
+    Moment(usize),
+}
+
+impl fmt::Display for BucketTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Parameters => f.write_str("parameters"),
+            Self::Gradients => f.write_str("gradients"),
+            Self::Moment(index) => write!(f, "moment {index}"),
+        }
+    }
+}
+
 /// Update rule with the hyperparameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Update {
