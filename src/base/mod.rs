@@ -1,13 +1,15 @@
 //! Types shared by all modules: typed ids, shapes with a leading batch dimension, values in host
-//! memory, and counter-based random numbers. No IO.
+//! memory, rounds, and counter-based random numbers. No IO.
 
 pub mod host_tensor;
 pub mod ids;
 pub mod rng;
+pub mod round;
 pub mod shape;
 
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
     BucketId, ChunkId, NodeId, ParamId, Position, Rank, SegmentId, Site, SlotId, StepId, TensorId,
 };
+pub use round::{Nanos, Round};
 pub use shape::{DType, Shape};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::rng::Key;
-use crate::base::{BucketId, Rank};
+use crate::base::{BucketId, Rank, Round};
 use crate::config::RunConfig;
 use crate::data::Tokenizer;
 use crate::device::DeviceError;
@@ -16,6 +16,7 @@ use crate::kernels::{Cost, RandomContext};
 use crate::parallel::{Instruction, Program, single_rank};
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{self, OpenDevice};
+use crate::runtime::peers::TraceTracks;
 use crate::runtime::step::{NoPeers, StepInput, load, run_step};
 use crate::train::build;
 use crate::train::error::TrainError;
@@ -78,7 +79,7 @@ impl Profile {
         let (mut seconds, mut busy) = (Vec::new(), Vec::new());
         for input in &inputs {
             let (share, took) = timed_step(&driver, input)?;
-            if input.step > WARM_UP {
+            if input.round.step > WARM_UP {
                 seconds.push(took);
                 busy.extend(share);
             }
@@ -161,7 +162,7 @@ fn inputs(
     let input = |step| {
         let micro_batches = loader.next_step().into_iter().flatten().next().ok_or_else(ended)?;
         Ok(Arc::new(StepInput {
-            step,
+            round: Round { generation: 0, step },
             rank: Rank(0),
             program: program.clone(),
             micro_batches,
@@ -182,7 +183,7 @@ fn timed_step(
     let input = Arc::clone(input);
     driver.run("a step", move |device| {
         let started = Instant::now();
-        let report = run_step(device, &input, &mut NoPeers::default())?;
+        let report = run_step(device, &input, &mut NoPeers::default(), &TraceTracks::default())?;
         // The updates are part of the step: a read waits for them.
         device.loss()?;
         Ok((report.busy, started.elapsed().as_secs_f64()))
@@ -229,7 +230,7 @@ fn kernels(
     device: &mut dyn Executor,
     input: &StepInput,
 ) -> Result<Vec<(StepPart, KernelProfile)>, DeviceError> {
-    let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
+    let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     let samples: u32 = input.program.micro_batches.iter().map(|m| m.rows).sum();
     let pass = |micro_batch: usize| {
         let rows = input.program.micro_batches[micro_batch].rows as usize;

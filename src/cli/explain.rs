@@ -278,7 +278,7 @@ mod tests {
         }
         let mut sent = vec![[Sent::default(); 2]; all.len()];
         while let Some((position, event)) = events.pop_front() {
-            ranks[position.index()].handle(event);
+            ranks[position.index()].handle(0, event).unwrap();
             while let Some(action) = ranks[position.index()].poll_action() {
                 match action {
                     Action::Send { kind, chunk, to } => {

@@ -168,7 +168,7 @@ mod tests {
         let mut tally = Tally::new(size);
         while let Some((position, event)) = events.pop_front() {
             let exchange = &mut ranks[position.index()];
-            exchange.handle(event);
+            exchange.handle(0, event).unwrap();
             while let Some(action) = exchange.poll_action() {
                 if let Action::Send { kind, chunk, to } = action {
                     tally.count(position, to, layout.chunk(chunk).range.len() as u64);

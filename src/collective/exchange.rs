@@ -37,8 +37,9 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use super::ExchangeError;
 use super::layout::{ShardLayout, Topology};
-use crate::base::{BucketId, ChunkId, Position};
+use crate::base::{BucketId, ChunkId, Nanos, Position};
 
 /// Kind of a collective; the two together are an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -141,6 +142,9 @@ pub struct Exchange {
     chunks: Vec<ChunkProgress>,
     buckets: Vec<Count>,
     actions: VecDeque<Action>,
+    deadline: Nanos,
+    /// Time of the last event.
+    progress_at: Nanos,
 }
 
 impl Exchange {
@@ -150,9 +154,17 @@ impl Exchange {
         assert!(position.0 < layout.size, "{position} in a group of {}", layout.size);
         assert!(window > 0, "a window of 0 lets nothing begin");
         let (chunks, buckets, actions) = Default::default();
-        let mut exchange = Self { layout, position, window, chunks, buckets, actions };
+        let (deadline, progress_at) = (Nanos::MAX, 0);
+        let mut exchange =
+            Self { layout, position, window, chunks, buckets, actions, deadline, progress_at };
         exchange.restart();
         exchange
+    }
+
+    /// Sets the longest time for which the exchange waits for messages without an event;
+    /// [`Nanos::MAX`], as at first, is none.
+    pub fn with_deadline(self, deadline: Nanos) -> Self {
+        Self { deadline, ..self }
     }
 
     pub fn position(&self) -> Position {
@@ -183,21 +195,24 @@ impl Exchange {
         }
     }
 
-    /// Processes an event and queues the resulting actions for `poll_action`.
+    /// Processes an event at the time `now` and queues the resulting actions for `poll_action`.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// Panics if the event is invalid: an unknown chunk, a repeated event, or a message from a
-    /// rank that has none to send. Such an event is a bug of the caller.
-    pub fn handle(&mut self, event: Event) {
+    /// Returns [`ExchangeError`], and changes nothing, for an unknown chunk, a repeated event, and
+    /// a message from a rank that has none to send.
+    pub fn handle(&mut self, now: Nanos, event: Event) -> Result<(), ExchangeError> {
+        let (Event::LocalReady { chunk: id, .. } | Event::Received { chunk: id, .. }) = event;
+        let chunks = self.layout.chunks.len();
+        if id.index() >= chunks {
+            return Err(ExchangeError::UnknownChunk { id, chunks });
+        }
         match event {
             Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk } => {
                 self.own_values(chunk)
             }
             Event::LocalReady { kind: CollectiveKind::AllGather, chunk } => {
-                let owner = self.layout.chunk(chunk).owner;
-                assert_eq!(owner, self.position, "{chunk} is sent by its owner");
-                self.gathered(chunk);
+                self.own_final_values(chunk)
             }
             Event::Received { kind: CollectiveKind::ReduceScatter, chunk, from } => {
                 self.partial(chunk, from)
@@ -205,12 +220,56 @@ impl Exchange {
             Event::Received { kind: CollectiveKind::AllGather, chunk, from } => {
                 self.final_values(chunk, from)
             }
-        }
+        }?;
+        self.progress_at = now;
+        Ok(())
     }
 
     /// Returns the next action, if there is one.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
+    }
+
+    // ---- Deadline ----
+
+    /// Returns the positions whose messages are awaited, in order: the next senders of partial
+    /// sums of chunks whose own values are ready here, and of final values of chunks whose
+    /// gather has begun.
+    pub fn awaited(&self) -> Vec<Position> {
+        let mut awaited: Vec<Position> = Vec::new();
+        for (index, progress) in self.chunks.iter().enumerate() {
+            let id = ChunkId(index as u32);
+            if progress.ready && progress.accumulated < self.sources(id) {
+                awaited.push(self.source(progress.accumulated));
+            }
+            let bucket = &self.buckets[self.layout.chunk(id).bucket.index()];
+            if bucket.gathered > 0 && !progress.gathered {
+                awaited.extend(self.final_source(id));
+            }
+        }
+        awaited.sort();
+        awaited.dedup();
+        awaited
+    }
+
+    /// Returns the time at which the caller calls [`Exchange::handle_timeout`]; `None` without a
+    /// deadline, or if no message is awaited.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        let has_deadline = self.deadline < Nanos::MAX && !self.awaited().is_empty();
+        has_deadline.then(|| self.progress_at.saturating_add(self.deadline))
+    }
+
+    /// Checks the deadline at the time `now`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ExchangeError::TimedOut`] with the positions whose messages are awaited if it
+    /// has passed.
+    pub fn handle_timeout(&self, now: Nanos) -> Result<(), ExchangeError> {
+        match self.poll_timeout().filter(|at| *at <= now) {
+            Some(_) => Err(ExchangeError::TimedOut { awaited: self.awaited() }),
+            None => Ok(()),
+        }
     }
 
     // ---- Message routing ----
@@ -246,9 +305,10 @@ impl Exchange {
 
     // ---- Reduce-scatter ----
 
-    fn own_values(&mut self, chunk: ChunkId) {
-        let ready = std::mem::replace(&mut self.chunks[chunk.index()].ready, true);
-        assert!(!ready, "{chunk} was ready on {} before", self.position);
+    fn own_values(&mut self, chunk: ChunkId) -> Result<(), ExchangeError> {
+        if std::mem::replace(&mut self.chunks[chunk.index()].ready, true) {
+            return Err(ExchangeError::ReadyTwice { id: chunk });
+        }
         if self.sources(chunk) == 0 && self.target(chunk).is_some() {
             let bucket = self.layout.chunk(chunk).bucket;
             self.buckets[bucket.index()].waiting.push_back(chunk);
@@ -256,16 +316,24 @@ impl Exchange {
         } else {
             self.accumulate(chunk);
         }
+        Ok(())
     }
 
-    fn partial(&mut self, chunk: ChunkId, from: Position) {
+    fn partial(&mut self, chunk: ChunkId, from: Position) -> Result<(), ExchangeError> {
         let progress = &self.chunks[chunk.index()];
         let sources = progress.accumulated..self.sources(chunk);
         let is_due = sources.into_iter().any(|index| self.source(index) == from);
         let is_new = is_due && !progress.early.contains(&from);
-        assert!(is_new, "{} expects no partial sum of {chunk} from {from}", self.position);
+        if !is_new {
+            return Err(self.unexpected(CollectiveKind::ReduceScatter, chunk, from));
+        }
         self.chunks[chunk.index()].early.push(from);
         self.accumulate(chunk);
+        Ok(())
+    }
+
+    fn unexpected(&self, kind: CollectiveKind, id: ChunkId, from: Position) -> ExchangeError {
+        ExchangeError::UnexpectedMessage { kind, id, from, position: self.position }
     }
 
     /// Begins as many partial sums as the window allows.
@@ -321,22 +389,40 @@ impl Exchange {
 
     // ---- All-gather ----
 
-    fn final_values(&mut self, chunk: ChunkId, from: Position) {
+    /// Returns the position that sends the final values of a chunk; `None` on its owner.
+    fn final_source(&self, chunk: ChunkId) -> Option<Position> {
         let owner = self.layout.chunk(chunk).owner;
-        let expected = match self.layout.topology {
-            Topology::Ring => self.layout.previous(self.position),
-            Topology::Star => owner,
-        };
-        let is_due = self.position != owner && from == expected;
-        assert!(is_due, "{} expects no final values of {chunk} from {from}", self.position);
+        match self.layout.topology {
+            _ if self.position == owner => None,
+            Topology::Ring => Some(self.layout.previous(self.position)),
+            Topology::Star => Some(owner),
+        }
+    }
+
+    fn own_final_values(&mut self, chunk: ChunkId) -> Result<(), ExchangeError> {
+        if self.layout.chunk(chunk).owner != self.position {
+            return Err(ExchangeError::NotOwner { id: chunk, position: self.position });
+        }
+        if self.chunks[chunk.index()].gathered {
+            return Err(ExchangeError::ReadyTwice { id: chunk });
+        }
+        self.gathered(chunk);
+        Ok(())
+    }
+
+    fn final_values(&mut self, chunk: ChunkId, from: Position) -> Result<(), ExchangeError> {
+        let is_due = self.final_source(chunk) == Some(from);
+        if !is_due || self.chunks[chunk.index()].gathered {
+            return Err(self.unexpected(CollectiveKind::AllGather, chunk, from));
+        }
         self.actions.push_back(Action::StoreFinal { chunk, from });
         self.gathered(chunk);
+        Ok(())
     }
 
     /// Marks the final values of a chunk as present and sends them on.
     fn gathered(&mut self, chunk: ChunkId) {
-        let before = std::mem::replace(&mut self.chunks[chunk.index()].gathered, true);
-        assert!(!before, "the final values of {chunk} came to {} before", self.position);
+        self.chunks[chunk.index()].gathered = true;
         let (owner, kind) = (self.layout.chunk(chunk).owner, CollectiveKind::AllGather);
         match self.layout.topology {
             Topology::Ring => {
@@ -357,5 +443,40 @@ impl Exchange {
         if count.gathered == self.layout.chunks_of(bucket).len() {
             self.actions.push_back(Action::Done { kind, bucket });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three ranks of a ring with a chunk each; position 1 begins chunk 0.
+    fn exchange() -> Exchange {
+        let layout = ShardLayout::new(Topology::Ring, 3, &[3], 1, 1);
+        Exchange::new(Arc::new(layout), Position(1), 1).with_deadline(100)
+    }
+
+    #[test]
+    fn a_deadline_names_the_positions_whose_messages_are_awaited() {
+        let (reduce, gather) = (CollectiveKind::ReduceScatter, CollectiveKind::AllGather);
+        let mut exchange = exchange();
+        assert_eq!((exchange.awaited(), exchange.poll_timeout()), (vec![], None));
+        let ready = |chunk| Event::LocalReady { kind: reduce, chunk: ChunkId(chunk) };
+        exchange.handle(10, ready(0)).unwrap();
+        assert_eq!(exchange.poll_timeout(), None, "position 1 begins chunk 0");
+        exchange.handle(20, ready(1)).unwrap();
+        let awaited = vec![Position(0)];
+        assert_eq!((exchange.awaited(), exchange.poll_timeout()), (awaited.clone(), Some(120)));
+        assert_eq!(exchange.handle_timeout(119), Ok(()));
+        let error = exchange.handle_timeout(120).unwrap_err();
+        assert_eq!(error, ExchangeError::TimedOut { awaited });
+        assert_eq!(error.to_string(), "no message arrives from position 0");
+        let partial = Event::Received { kind: reduce, chunk: ChunkId(1), from: Position(0) };
+        exchange.handle(110, partial).unwrap();
+        assert_eq!(exchange.poll_timeout(), None);
+        let own = Event::LocalReady { kind: gather, chunk: ChunkId(1) };
+        exchange.handle(115, own).unwrap();
+        assert_eq!((exchange.awaited(), exchange.poll_timeout()), (vec![Position(0)], Some(215)));
+        assert_eq!(exchange.with_deadline(Nanos::MAX).poll_timeout(), None);
     }
 }

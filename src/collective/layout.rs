@@ -239,7 +239,7 @@ mod tests {
                     && let Some(chunk) = unread[position].pop_front()
                 {
                     (read[position], moved) = (Some(chunk), true);
-                    exchanges[position].handle(Event::LocalReady { kind, chunk });
+                    exchanges[position].handle(0, Event::LocalReady { kind, chunk }).unwrap();
                 }
                 while let Some(action) = exchanges[position].poll_action() {
                     if let Action::Send { chunk, .. } | Action::Accumulate { chunk, .. } = action
@@ -253,7 +253,7 @@ mod tests {
                 }
             }
             if let Some((chunk, from, to)) = messages.pop_front() {
-                exchanges[to.index()].handle(Event::Received { kind, chunk, from });
+                exchanges[to.index()].handle(0, Event::Received { kind, chunk, from }).unwrap();
                 moved = true;
             }
             if !moved {

@@ -3,12 +3,14 @@
 //! the bytes.
 
 pub mod cost;
+mod error;
 pub mod exchange;
 pub mod group;
 pub mod layout;
 pub mod rooted;
 
 pub use cost::CommCost;
+pub use error::ExchangeError;
 pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
 pub use group::{RankGroup, RankGroupError};
 pub use layout::{Chunk, ShardLayout, Topology};

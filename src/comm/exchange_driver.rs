@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use super::add::add_assign;
 use super::{BufferPool, Element, PooledBuffer, SharedBuffer};
-use crate::base::{BucketId, ChunkId, Position};
-use crate::collective::{Action, Chunk, CollectiveKind, Event, Exchange, ShardLayout};
+use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
+use crate::collective::{
+    Action, Chunk, CollectiveKind, Event, Exchange, ExchangeError, ShardLayout,
+};
 
 /// Message from one rank of a group to another: the values of one chunk in one phase.
 #[derive(Debug)]
@@ -15,8 +17,8 @@ pub struct Message<T: Element = f32> {
     pub chunk: ChunkId,
     /// Position of the sender.
     pub from: Position,
-    /// Number of restarts of the sender, which identifies the step of the message.
-    round: u64,
+    /// Round of the sender when it sent the message.
+    pub round: Round,
     payload: MessageValues<T>,
 }
 
@@ -27,22 +29,50 @@ enum MessageValues<T: Element> {
     Final(SharedBuffer<T>),
 }
 
+/// Result of [`ExchangeIo::add_local`].
+#[derive(Debug)]
+pub enum Addition<T: Element = f32> {
+    /// The sum.
+    Done(PooledBuffer<T>),
+    /// The sum is being computed; [`ExchangeDriver::on_added`] reports it.
+    Pending,
+}
+
+impl<T: Element> MessageValues<T> {
+    fn length(&self) -> usize {
+        match self {
+            Self::Partial(values) => values.len(),
+            Self::Final(values) => values.len(),
+        }
+    }
+}
+
 /// Input and output of one rank during an exchange: provides the rank's own values, stores
 /// results and sends messages. Each chunk is passed with its index in [`ShardLayout::chunks`].
 pub trait ExchangeIo<T: Element = f32> {
-    type Error;
+    type Error: From<ExchangeError>;
+
+    /// Returns the time that counts for the exchange's deadline; without one, it does not matter.
+    fn now(&self) -> Nanos {
+        0
+    }
+
+    /// Returns the number of elements in the buffers of a chunk.
+    fn buffer_length(&self, chunk: &Chunk) -> usize {
+        chunk.range.len()
+    }
 
     /// Writes the rank's own values of a chunk to `into`.
     fn read_local(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [T])
     -> Result<(), Self::Error>;
 
-    /// Adds the rank's own values of a chunk to a partial sum: `partial += own`.
+    /// Adds the rank's own values of a chunk to a partial sum, `partial += own`, now or later.
     fn add_local(
         &mut self,
         id: ChunkId,
         chunk: &Chunk,
-        partial: &mut [T],
-    ) -> Result<(), Self::Error>;
+        partial: PooledBuffer<T>,
+    ) -> Result<Addition<T>, Self::Error>;
 
     /// Adds the values that another rank sent to a partial sum (only on the server of a star).
     fn add_message(&mut self, partial: &mut [T], values: &[T]) {
@@ -84,10 +114,15 @@ pub struct ExchangeDriver<T: Element = f32> {
     exchange: Exchange,
     pool: BufferPool<T>,
     is_chained: bool,
-    /// Number of restarts.
-    round: u64,
-    /// Messages of ranks that restarted before this one, kept until it restarts as well.
+    round: Round,
+    /// Messages of ranks that restarted before this one, kept until it restarts as well; at most
+    /// `ahead_max`, those of one round.
     ahead: VecDeque<Message<T>>,
+    ahead_max: usize,
+    /// Number of messages of another round so far.
+    strays: u64,
+    /// Chunk of an addition that is pending; no action is performed until it is done.
+    adding: Option<ChunkId>,
     /// Partial sums that were received and are not accumulated yet.
     early: HashMap<(ChunkId, Position), PooledBuffer<T>>,
     /// Partial sums that this rank holds, by chunk.
@@ -114,12 +149,16 @@ impl<T: Element> ExchangeDriver<T> {
         pool: BufferPool<T>,
     ) -> Self {
         let held = layout.chunks.iter().map(|_| None).collect();
+        let ahead_max = layout.messages_max(position);
         Self {
             exchange: Exchange::new(layout, position, window),
             pool,
             is_chained: false,
-            round: 0,
+            round: Round::default(),
             ahead: VecDeque::new(),
+            ahead_max,
+            strays: 0,
+            adding: None,
             early: HashMap::new(),
             held,
             handed: Vec::new(),
@@ -138,12 +177,24 @@ impl<T: Element> ExchangeDriver<T> {
         &self.pool
     }
 
-    /// Restarts the exchange driver for the next step, as [`Exchange::restart`] does. All ranks
-    /// must restart equally often: messages of a rank that restarts first wait for this one, and
-    /// messages of an aborted step are dropped.
-    pub fn restart(&mut self) {
+    /// Returns the current round.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// Returns the number of messages of another round so far, kept or dropped. There is none if
+    /// all ranks restart before any of them sends.
+    pub fn strays(&self) -> u64 {
+        self.strays
+    }
+
+    /// Restarts the exchange driver for a later round, as [`Exchange::restart`] does. Messages of
+    /// a rank that restarts before this one wait for it, and messages of an earlier round are
+    /// dropped.
+    pub fn restart(&mut self, round: Round) {
         self.exchange.restart();
-        self.round += 1;
+        self.round = round;
+        self.adding = None;
         self.early.clear();
         self.held.fill_with(|| None);
         self.handed.clear();
@@ -154,7 +205,9 @@ impl<T: Element> ExchangeDriver<T> {
     /// event does the same first, so `start` is needed only if a bucket may be empty, or in an
     /// exchange without [`CollectiveKind::ReduceScatter`].
     pub fn start<O: ExchangeIo<T>>(&mut self, io: &mut O) -> Result<(), O::Error> {
-        for message in std::mem::take(&mut self.ahead) {
+        while self.ahead.front().is_some_and(|message| message.round <= self.round)
+            && let Some(message) = self.ahead.pop_front()
+        {
             self.handle_message(message, io)?;
         }
         self.perform(io)
@@ -168,7 +221,22 @@ impl<T: Element> ExchangeDriver<T> {
         io: &mut O,
     ) -> Result<(), O::Error> {
         self.start(io)?;
-        self.exchange.handle(Event::LocalReady { kind, chunk });
+        self.exchange.handle(io.now(), Event::LocalReady { kind, chunk })?;
+        self.perform(io)
+    }
+
+    /// Reports the end of an addition that [`ExchangeIo::add_local`] has left pending.
+    pub fn on_added<O: ExchangeIo<T>>(
+        &mut self,
+        id: ChunkId,
+        sum: PooledBuffer<T>,
+        io: &mut O,
+    ) -> Result<(), O::Error> {
+        if self.adding != Some(id) {
+            return Err(ExchangeError::UnexpectedSum { id }.into());
+        }
+        self.adding = None;
+        self.held[id.index()] = Some(sum);
         self.perform(io)
     }
 
@@ -190,22 +258,39 @@ impl<T: Element> ExchangeDriver<T> {
         io: &mut O,
     ) -> Result<(), O::Error> {
         if message.round != self.round {
-            if message.round > self.round {
-                self.ahead.push_back(message);
-            }
-            return Ok(());
+            return Ok(self.keep_if_ahead(message)?);
         }
         let Message { kind, chunk, from, payload, .. } = message;
+        // First, because a message that is not expected must not replace values.
+        self.exchange.handle(io.now(), Event::Received { kind, chunk, from })?;
+        let length = io.buffer_length(self.exchange.layout().chunk(chunk));
+        if payload.length() != length {
+            let values = payload.length();
+            return Err(ExchangeError::WrongLength { id: chunk, values, length }.into());
+        }
         match payload {
             MessageValues::Partial(values) => drop(self.early.insert((chunk, from), values)),
             MessageValues::Final(values) => self.handed.push((chunk, values)),
         }
-        self.exchange.handle(Event::Received { kind, chunk, from });
         self.perform(io)
     }
 
+    /// Keeps a message of a later round and drops one of an earlier round.
+    fn keep_if_ahead(&mut self, message: Message<T>) -> Result<(), ExchangeError> {
+        self.strays += 1;
+        if message.round > self.round {
+            if self.ahead.len() == self.ahead_max {
+                return Err(ExchangeError::TooFarAhead { max: self.ahead_max });
+            }
+            self.ahead.push_back(message);
+        }
+        Ok(())
+    }
+
     fn perform<O: ExchangeIo<T>>(&mut self, io: &mut O) -> Result<(), O::Error> {
-        while let Some(action) = self.exchange.poll_action() {
+        while self.adding.is_none()
+            && let Some(action) = self.exchange.poll_action()
+        {
             match action {
                 Action::Send { kind, chunk, to } => {
                     let payload = match kind {
@@ -228,8 +313,10 @@ impl<T: Element> ExchangeDriver<T> {
                 Action::Done { kind, bucket } => io.on_done(kind, bucket)?,
             }
         }
-        // The event that brings final values causes all their sends, so all are performed by now.
-        self.handed.clear();
+        if self.adding.is_none() {
+            // The event that brings final values causes all their sends: all are performed by now.
+            self.handed.clear();
+        }
         Ok(())
     }
 
@@ -244,7 +331,7 @@ impl<T: Element> ExchangeDriver<T> {
             return Ok(values);
         }
         let chunk = self.exchange.layout().chunk(id);
-        let mut values = self.pool.take(chunk.range.len());
+        let mut values = self.pool.take(io.buffer_length(chunk));
         io.read_local(id, chunk, &mut values)?;
         Ok(values)
     }
@@ -270,13 +357,14 @@ impl<T: Element> ExchangeDriver<T> {
         io: &mut O,
     ) -> Result<(), O::Error> {
         let came = self.early.remove(&(id, from));
-        let mut values = came.expect("the exchange folds only what has come");
-        match &mut self.held[id.index()] {
-            Some(held) => io.add_message(held, &values),
-            nothing => {
-                io.add_local(id, self.exchange.layout().chunk(id), &mut values)?;
-                *nothing = Some(values);
-            }
+        let values = came.ok_or(ExchangeError::MissingValues { id })?;
+        if let Some(held) = &mut self.held[id.index()] {
+            io.add_message(held, &values);
+            return Ok(());
+        }
+        match io.add_local(id, self.exchange.layout().chunk(id), values)? {
+            Addition::Done(sum) => self.held[id.index()] = Some(sum),
+            Addition::Pending => self.adding = Some(id),
         }
         Ok(())
     }
@@ -286,7 +374,8 @@ impl<T: Element> ExchangeDriver<T> {
         let result = io.on_reduced(id, self.exchange.layout().chunk(id), sum)?;
         if self.is_chained {
             self.handed.push((id, result));
-            self.exchange.handle(Event::LocalReady { kind: CollectiveKind::AllGather, chunk: id });
+            let event = Event::LocalReady { kind: CollectiveKind::AllGather, chunk: id };
+            self.exchange.handle(io.now(), event)?;
         }
         Ok(())
     }

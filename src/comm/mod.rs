@@ -10,15 +10,17 @@ pub mod exchange_driver;
 pub mod mailbox;
 mod pool;
 pub mod process_group;
+pub mod ring;
 
 pub use element::Element;
-pub use exchange_driver::{ExchangeDriver, ExchangeIo, Message};
+pub use exchange_driver::{Addition, ExchangeDriver, ExchangeIo, Message};
 pub use mailbox::{Closed, Mailbox, RecvError, SendError};
 pub use pool::{BufferPool, PooledBuffer, SharedBuffer};
 pub use process_group::connection::GroupError;
 pub use process_group::packet::Transferable;
 pub use process_group::reduce_op::ReduceOp;
 pub use process_group::{ProcessGroup, init};
+pub use ring::{HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max};
 
 /// Synchronization primitives of [`mailbox`]; `tests/library/loom_mailbox.rs` substitutes loom's.
 mod sync {

@@ -1,6 +1,7 @@
 //! Interpreter of a program: returns actions and receives events. It does no IO, holds no tensors
 //! and never decides *how* something is done; the caller never decides *what* is next.
 
+use super::StepError;
 use super::program::{Instruction, Program};
 use super::verdict::Verdict;
 use crate::base::{BucketId, SegmentId};
@@ -118,19 +119,26 @@ impl<'a> Interpreter<'a> {
         })
     }
 
-    /// Processes an event. Panics on a verdict without a vote and on a collective that is over
-    /// twice, which are defects of the caller.
-    pub fn handle(&mut self, event: Event) {
+    /// Processes an event.
+    ///
+    /// # Errors
+    /// Returns [`StepError`] for a verdict without a vote and for a collective that is over twice,
+    /// which change nothing.
+    pub fn handle(&mut self, event: Event) -> Result<(), StepError> {
         match event {
+            Event::Done(collective) if self.done.contains(&collective) => {
+                return Err(StepError::DoneTwice(collective));
+            }
             Event::Done(collective) => {
-                assert!(!self.done.contains(&collective), "{collective} is over twice");
                 self.done.push(collective);
                 if self.state == State::Waiting(collective) {
                     self.state = State::Running;
                 }
             }
+            Event::Verdict(_) if self.state != State::Voting => {
+                return Err(StepError::UnexpectedVerdict);
+            }
             Event::Verdict(verdict) => {
-                assert_eq!(self.state, State::Voting, "a verdict without a vote");
                 self.state = State::Running;
                 if let Verdict::Skip { .. } = verdict {
                     self.end(Outcome::Skipped);
@@ -142,6 +150,7 @@ impl<'a> Interpreter<'a> {
             }
             Event::Fault(_) => {}
         }
+        Ok(())
     }
 
     fn end(&mut self, outcome: Outcome) {
@@ -178,7 +187,9 @@ mod tests {
         loop {
             match interpreter.poll_action() {
                 Some(action) => actions.push(action),
-                None if actions.last() == Some(&Action::Vote) => interpreter.handle(event.clone()),
+                None if actions.last() == Some(&Action::Vote) => {
+                    interpreter.handle(event.clone()).unwrap()
+                }
                 None => return actions,
             }
         }
@@ -224,11 +235,11 @@ mod tests {
         assert_eq!(interpreter.poll_action(), Some(Action::Start(REDUCE)));
         assert_eq!(interpreter.poll_action(), Some(Action::Wait(REDUCE)));
         assert_eq!(interpreter.poll_action(), None);
-        interpreter.handle(Event::Done(GATHER));
+        interpreter.handle(Event::Done(GATHER)).unwrap();
         assert_eq!(interpreter.poll_action(), None);
-        interpreter.handle(Event::Done(REDUCE));
+        interpreter.handle(Event::Done(REDUCE)).unwrap();
         assert_eq!(interpreter.poll_action(), Some(Action::Vote));
-        interpreter.handle(Event::Verdict(Verdict::Commit(TOTALS)));
+        interpreter.handle(Event::Verdict(Verdict::Commit(TOTALS))).unwrap();
         assert_eq!(interpreter.poll_action(), Some(Action::Start(GATHER)));
         // The collective was over before this rank started it, so there is no wait.
         assert_eq!(interpreter.poll_action(), Some(Action::Finish(Outcome::Updated)));
@@ -239,22 +250,26 @@ mod tests {
         let program = collectives();
         let mut interpreter = Interpreter::new(&program);
         while interpreter.poll_action().is_some() {}
-        interpreter.handle(Event::Fault("lost".into()));
-        interpreter.handle(Event::Done(REDUCE));
+        interpreter.handle(Event::Fault("lost".into())).unwrap();
+        interpreter.handle(Event::Done(REDUCE)).unwrap();
         let end = Action::Finish(Outcome::Discarded("lost".into()));
         assert_eq!(interpreter.poll_action(), Some(end));
-        interpreter.handle(Event::Done(GATHER));
-        interpreter.handle(Event::Fault("late".into()));
+        interpreter.handle(Event::Done(GATHER)).unwrap();
+        interpreter.handle(Event::Fault("late".into())).unwrap();
         assert_eq!(interpreter.poll_action(), None);
     }
 
     #[test]
-    #[should_panic(expected = "reduce-scatter of bucket 0 is over twice")]
-    fn over_twice_is_a_defect() {
+    fn an_event_that_is_not_due_is_an_error_and_changes_nothing() {
         let program = collectives();
         let mut interpreter = Interpreter::new(&program);
-        interpreter.handle(Event::Done(REDUCE));
-        interpreter.handle(Event::Done(REDUCE));
+        interpreter.handle(Event::Done(REDUCE)).unwrap();
+        let twice = interpreter.handle(Event::Done(REDUCE));
+        assert_eq!(twice, Err(StepError::DoneTwice(REDUCE)));
+        let verdict = interpreter.handle(Event::Verdict(Verdict::Commit(TOTALS)));
+        assert_eq!(verdict, Err(StepError::UnexpectedVerdict));
+        assert_eq!(interpreter.poll_action(), Some(Action::Start(REDUCE)));
+        assert_eq!(interpreter.poll_action(), Some(Action::Vote));
     }
 
     #[test]
@@ -262,7 +277,7 @@ mod tests {
         let program = program();
         let mut interpreter = Interpreter::new(&program);
         interpreter.poll_action();
-        interpreter.handle(Event::Fault("no memory".into()));
+        interpreter.handle(Event::Fault("no memory".into())).unwrap();
         let end = Action::Finish(Outcome::Discarded("no memory".into()));
         assert_eq!(interpreter.poll_action(), Some(end));
         assert_eq!(interpreter.poll_action(), None);

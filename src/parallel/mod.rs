@@ -3,12 +3,15 @@
 //! the actions on real devices.
 
 pub mod coordinator;
+mod error;
 pub mod interpreter;
 pub mod placement;
 pub mod program;
+pub mod transfers;
 pub mod verdict;
 
-pub use coordinator::{Coordinator, Decision};
+pub use coordinator::{Announcement, Coordinator, Decision, Expiry};
+pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use placement::ReduceSite;
 pub use program::{

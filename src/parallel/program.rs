@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::base::{BucketId, SegmentId};
-use crate::collective::Collective;
+use crate::collective::{Collective, CollectiveKind};
 use crate::graph::Plan;
 
 /// One instruction of a rank's program. Instructions name segments and buckets, not whole passes,
@@ -40,6 +40,17 @@ pub struct MicroBatch {
 pub struct Program {
     pub micro_batches: Vec<MicroBatch>,
     pub instructions: Vec<Instruction>,
+}
+
+impl Program {
+    /// Returns true if gradients are summed over ranks: the norms of the sums come from the
+    /// collectives then, not from the device.
+    pub fn reduces(&self) -> bool {
+        self.instructions.iter().any(|instruction| match instruction {
+            Instruction::Start(collective) => collective.kind == CollectiveKind::ReduceScatter,
+            _ => false,
+        })
+    }
 }
 
 /// Cuts `count` samples from slot `first` on into micro-batches of at most `rows_max`.

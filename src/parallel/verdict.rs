@@ -1,11 +1,12 @@
 //! Votes of the ranks at the end of a step, and the verdict that follows from them.
 
-use crate::base::Rank;
+use crate::base::{Rank, Round};
 
 /// Vote of one rank on its share of a step. Its values are sums, so that shares of any size add
 /// up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vote {
+    pub round: Round,
     pub rank: Rank,
     /// Sum of the losses over `count` targets.
     pub loss: f64,
@@ -94,7 +95,8 @@ mod tests {
     use super::*;
 
     fn vote(rank: u32, loss: f64, count: f64) -> Vote {
-        Vote { rank: Rank(rank), loss, count, sum_squares: 4.0 * count, not_finite: 0 }
+        let (round, rank) = (Round::default(), Rank(rank));
+        Vote { round, rank, loss, count, sum_squares: 4.0 * count, not_finite: 0 }
     }
 
     #[test]

@@ -7,8 +7,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::base::Nanos;
 use crate::device::{DeviceError, Heartbeat};
 use crate::exec::Executor;
+use crate::parallel::coordinator::check_interval;
 
 type Job = Box<dyn FnOnce(&mut dyn Executor) + Send>;
 
@@ -18,11 +20,6 @@ const QUEUE_MAX: usize = 2;
 /// Deadline for closing the device when its handle is dropped. Closing takes milliseconds; some
 /// GPU drivers (GL's) fail when the process ends in the middle of it.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Heartbeat polls per deadline of a waiting thread; `POLL_INTERVAL_MAX` bounds the time between
-/// two polls.
-const POLLS_PER_DEADLINE: u32 = 8;
-const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
 /// Handle of a device thread.
 pub struct DeviceThread {
@@ -135,6 +132,16 @@ impl DeviceThread {
         self.hung.fetch_or(hung, Ordering::Relaxed);
     }
 
+    /// Returns the number of heartbeats of the device so far.
+    pub fn heartbeats(&self) -> u64 {
+        self.heartbeat.count()
+    }
+
+    /// Returns the longest time for which the device may be silent.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
     /// Starts a watchdog on the device's heartbeat, with its deadline counted from now.
     pub fn watch(&self) -> Watchdog {
         let (heartbeat, deadline) = (self.heartbeat.clone(), self.deadline);
@@ -184,17 +191,7 @@ pub struct Watchdog {
 impl Watchdog {
     /// Returns the time between two polls of the heartbeat.
     pub fn poll_interval(&self) -> Duration {
-        (self.deadline / POLLS_PER_DEADLINE).min(POLL_INTERVAL_MAX)
-    }
-
-    /// Returns the longest time without a heartbeat.
-    pub fn deadline(&self) -> Duration {
-        self.deadline
-    }
-
-    /// Restarts the deadline from now.
-    pub fn reset(&mut self) {
-        (self.ticks, self.alive) = (self.heartbeat.count(), Instant::now());
+        Duration::from_nanos(check_interval(self.deadline.as_nanos() as Nanos))
     }
 
     /// Returns true if the last heartbeat is longer ago than the deadline.

@@ -1,15 +1,13 @@
 //! Messages between the threads of a run: to the coordinator of a step, to ring threads and to
 //! device threads.
 
-use std::sync::mpsc;
-
 use super::step::StepReport;
-use crate::base::{ChunkId, Rank};
-use crate::collective::{Collective, CollectiveKind};
-use crate::comm::{Message, SharedBuffer};
+use crate::base::Rank;
+use crate::comm::{PooledBuffer, RingMsg, SharedBuffer};
 use crate::device::DeviceError;
 use crate::exec::Readback;
-use crate::parallel::{Verdict, Vote};
+use crate::parallel::Vote;
+use crate::parallel::transfers::DeviceMsg;
 
 /// Message from a rank to the coordinator of a step.
 pub enum CoordinatorMsg {
@@ -19,40 +17,7 @@ pub enum CoordinatorMsg {
 }
 
 /// Message to a ring thread.
-pub enum RingMsg {
-    /// A step begins. The coordinator sends this to all ring threads before any rank runs.
-    Restart,
-    /// The rank's own values of a chunk are available: in `readback`, or without one on the
-    /// device only, which then adds them itself.
-    Ready {
-        kind: CollectiveKind,
-        chunk: ChunkId,
-        readback: Option<Readback>,
-    },
-    Message(Message),
-}
+pub type RankRingMsg = RingMsg<Readback>;
 
 /// Message to a device thread during a step.
-pub enum DriverMsg {
-    /// The sum over all ranks of a chunk that this rank owns.
-    Reduced {
-        chunk: ChunkId,
-        sum: SharedBuffer,
-        squares: f64,
-        not_finite: u64,
-    },
-    /// The final values of a chunk that another rank owns.
-    Gathered {
-        chunk: ChunkId,
-        values: SharedBuffer,
-    },
-    /// Request to add the device's own values of a chunk to a partial sum and send the result to
-    /// `reply`.
-    Add {
-        chunk: ChunkId,
-        partial: Vec<f32>,
-        reply: mpsc::SyncSender<Vec<f32>>,
-    },
-    Done(Collective),
-    Decided(Verdict),
-}
+pub type DriverMsg = DeviceMsg<SharedBuffer, PooledBuffer>;

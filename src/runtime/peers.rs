@@ -1,23 +1,30 @@
-//! Device thread's side of a worker group: sends values to its ring thread, receives sums and
-//! parameters from it, votes, and receives the verdict.
+//! Device thread's side of a worker group: performs the transfers of its rank, votes, and
+//! receives the verdict.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::messages::{CoordinatorMsg, DriverMsg, RingMsg};
+use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::step::Peers;
-use crate::base::{ChunkId, Position, Rank};
-use crate::collective::{Collective, CollectiveKind, ShardLayout};
-use crate::comm::{Closed, Mailbox, RecvError};
+use crate::base::{ChunkId, Rank, Round};
+use crate::collective::{Collective, ShardLayout};
+use crate::comm::{Closed, Mailbox, RecvError, RingMsg, SendError};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, Readback};
 use crate::metrics::{Trace, Track};
-use crate::parallel::{Event, ReduceSite, Vote};
+use crate::parallel::coordinator::RankActivity;
+use crate::parallel::transfers::{
+    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, WaitFor,
+};
+use crate::parallel::{Event, StepError, Vote};
 
 /// Longest wait of a device thread at its mailbox before it checks for a free readback slot.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Longest wait for the ring thread to drop the readbacks of a discarded step.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Tracks of one rank in a trace.
 #[derive(Clone, Debug, Default)]
@@ -45,125 +52,119 @@ impl TraceTracks {
 /// Wait state of a rank, shared with the coordinator.
 #[derive(Debug, Default)]
 pub struct WaitStatus {
-    /// True while the rank waits for other ranks: a missing heartbeat then does not mean a hung
-    /// device.
     is_waiting: AtomicBool,
-    /// Number of messages received so far.
     received: AtomicU64,
 }
 
 impl WaitStatus {
-    /// Returns true while the rank waits for other ranks.
-    pub fn is_waiting(&self) -> bool {
-        self.is_waiting.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of messages that the rank has received.
-    pub fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
+    /// Returns the activity of the rank, whose device has shown this many heartbeats.
+    pub fn activity(&self, heartbeats: u64) -> RankActivity {
+        let is_waiting = self.is_waiting.load(Ordering::Relaxed);
+        RankActivity { heartbeats, received: self.received.load(Ordering::Relaxed), is_waiting }
     }
 }
 
 /// Peers of a rank in a worker group, connected through its ring thread.
 pub struct RingPeers {
-    /// Position of the rank in the group that holds the buckets of the layout.
-    pub position: Position,
     pub layout: Arc<ShardLayout>,
-    pub reduce_site: ReduceSite,
-    /// Bucket tensor that receives the final values of chunks that other ranks own.
-    pub gathers: BucketTensor,
-    pub ring: Mailbox<RingMsg>,
+    pub transfers: PeerTransfers,
+    pub ring: Mailbox<RankRingMsg>,
     pub inbox: Mailbox<DriverMsg>,
-    pub group: Mailbox<CoordinatorMsg>,
+    pub coordinator: Mailbox<CoordinatorMsg>,
     pub tracks: TraceTracks,
     pub waiting: Arc<WaitStatus>,
-    /// Collective that the program waits for next; `None`: the verdict.
-    pub awaited: Option<Collective>,
-    /// Readbacks in flight, in order, with the time at which each was started.
-    pub in_flight: VecDeque<(CollectiveKind, ChunkId, Instant)>,
-    /// Per chunk that the rank owns: (sum of squares, number of non-finite values) of its
-    /// gradient sums.
-    pub sums: Vec<(f64, u64)>,
+    /// Start times of the readbacks in flight, in order.
+    pub read_starts: VecDeque<Instant>,
 }
 
 impl RingPeers {
-    /// Returns true if this rank must read the chunk back to host memory before the collective.
-    fn is_read(&self, collective: Collective, chunk: ChunkId) -> bool {
-        let owner = self.layout.chunk(chunk).owner;
-        match (collective.kind, self.reduce_site) {
-            (CollectiveKind::AllGather, _) => owner == self.position,
-            (CollectiveKind::ReduceScatter, ReduceSite::Host) => true,
-            (CollectiveKind::ReduceScatter, ReduceSite::Device) => {
-                self.layout.is_initiator(chunk, self.position)
+    /// Sends a completed readback to the ring thread, or drops it if its step was discarded.
+    fn forward(&mut self, device: &dyn Executor, readback: Readback) -> Result<(), DeviceError> {
+        let Readback { bank, bucket, ref range, .. } = readback;
+        let started = self.read_starts.pop_front();
+        match self.transfers.complete(bank, bucket, range).map_err(|e| defect(device, &e))? {
+            CompletedRead::Forward(read) => {
+                let name = || format!("read {}", self.layout.chunk(read.chunk));
+                if let Some(started) = started {
+                    self.tracks.staging.record_since(name, started);
+                }
+                self.ready(device, read, Some(readback))
+            }
+            CompletedRead::Discard => Ok(()),
+        }
+    }
+
+    fn ready(
+        &self,
+        device: &dyn Executor,
+        read: Read,
+        readback: Option<Readback>,
+    ) -> Result<(), DeviceError> {
+        let Read { round, kind, chunk } = read;
+        self.send_to_ring(device, RingMsg::Ready { round, kind, chunk, readback })
+    }
+
+    fn send_to_ring(&self, device: &dyn Executor, message: RankRingMsg) -> Result<(), DeviceError> {
+        match self.ring.send(message) {
+            // The next receive on the own mailbox reports that it is closed.
+            Ok(()) | Err(SendError::Closed(_)) => Ok(()),
+            Err(SendError::Full { items_max }) => {
+                Err(refused(device, &format!("a mailbox for {items_max} messages is full")))
             }
         }
     }
 
-    /// Sends a completed readback to the ring thread.
-    fn forward_to_ring(&mut self, readback: Readback) -> Result<(), Closed> {
-        let Some((kind, chunk, since)) = self.in_flight.pop_front() else { return Ok(()) };
-        self.tracks.staging.record_since(|| format!("read {}", self.layout.chunk(chunk)), since);
-        Ok(self.ring.send(RingMsg::Ready { kind, chunk, readback: Some(readback) })?)
-    }
-
     /// Sends all completed readbacks to the ring thread.
-    fn forward_all_to_ring(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
+    fn forward_all(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
         while let Some(readback) = device.next_readback(false)? {
-            if self.forward_to_ring(readback).is_err() {
-                // The next receive on the mailbox reports that it is closed.
-                break;
-            }
+            self.forward(device, readback)?;
         }
         Ok(())
     }
 
-    /// Performs the request of the ring thread or the coordinator; returns an event if the
-    /// message is one.
-    fn handle_message(
+    /// Reacts to a message of the ring thread or the coordinator; returns an event for the
+    /// interpreter if the message is one.
+    fn handle(
         &mut self,
         device: &mut dyn Executor,
         message: DriverMsg,
     ) -> Result<Option<Event>, DeviceError> {
-        match message {
-            DriverMsg::Reduced { chunk, sum, squares, not_finite } => {
-                self.sums[chunk.index()] = (squares, not_finite);
-                self.upload(device, BucketTensor::Gradients, chunk, &sum)?;
+        match self.transfers.handle(message).map_err(|error| defect(device, &error))? {
+            Response::Write { tensor, chunk, values } => {
+                self.write(device, tensor, chunk, &values)?;
             }
-            DriverMsg::Gathered { chunk, values } => {
-                self.upload(device, self.gathers, chunk, &values)?;
-            }
-            DriverMsg::Add { chunk, mut partial, reply } => {
+            Response::Add { chunk, mut partial } => {
                 let found = self.layout.chunk(chunk);
                 device.add(found.bucket, found.range.start, &mut partial)?;
-                // The ring thread waits for this; the receiver is gone only if the run is over.
-                let _ = reply.send(partial);
+                self.send_to_ring(device, RingMsg::Added { chunk, partial })?;
             }
-            DriverMsg::Done(collective) => return Ok(Some(Event::Done(collective))),
-            DriverMsg::Decided(verdict) => return Ok(Some(Event::Verdict(verdict))),
+            Response::Event(event) => return Ok(Some(event)),
+            Response::None => {}
         }
         Ok(None)
     }
 
-    fn upload(
+    fn write(
         &self,
         device: &mut dyn Executor,
-        bank: BucketTensor,
+        tensor: BucketTensor,
         chunk: ChunkId,
         values: &[f32],
     ) -> Result<(), DeviceError> {
         let found = self.layout.chunk(chunk);
         let _span = self.tracks.staging.span(|| format!("write {found}"));
-        device.write_range(bank, found.bucket, found.range.start, values)
+        device.write_range(tensor, found.bucket, found.range.start, values)
     }
 
     /// Waits for a message of the ring thread or the coordinator, for `at_most` if given.
     fn recv(
         &mut self,
         at_most: Option<Duration>,
+        awaited: Option<Collective>,
         waited: &mut Duration,
     ) -> Result<Option<DriverMsg>, Closed> {
         let started = Instant::now();
-        let _span = self.tracks.driver.span(|| match self.awaited {
+        let _span = self.tracks.driver.span(|| match awaited {
             Some(collective) => format!("wait for {collective}"),
             None => "wait for the verdict".into(),
         });
@@ -181,28 +182,28 @@ impl RingPeers {
         received
     }
 
-    /// Waits for the next readback in flight, which other ranks need; or else for a message.
+    /// Waits for the next readback in flight or else for a message.
     fn wait(
         &mut self,
         device: &mut dyn Executor,
+        awaited: Option<Collective>,
         waited: &mut Duration,
     ) -> Result<Result<Option<DriverMsg>, Closed>, DeviceError> {
-        if self.in_flight.is_empty() {
+        if self.transfers.wait_for() == WaitFor::Message {
             device.flush()?;
-            return Ok(self.recv(None, waited));
+            return Ok(self.recv(None, awaited, waited));
         }
         match device.next_readback(true)? {
-            Some(readback) => Ok(self.forward_to_ring(readback).map(|()| None)),
+            Some(readback) => self.forward(device, readback).map(|()| Ok(None)),
             // Every readback slot holds values that the ring thread has not consumed yet.
-            None => Ok(self.recv(Some(SLOT_POLL_INTERVAL), waited)),
+            None => Ok(self.recv(Some(SLOT_POLL_INTERVAL), awaited, waited)),
         }
     }
 }
 
 impl Peers for RingPeers {
-    fn restart(&mut self) {
-        self.in_flight.clear();
-        self.sums = vec![(0.0, 0); self.layout.chunks.len()];
+    fn restart(&mut self, round: Round) {
+        self.transfers.restart(round);
     }
 
     fn start(
@@ -210,52 +211,56 @@ impl Peers for RingPeers {
         device: &mut dyn Executor,
         collective: Collective,
     ) -> Result<(), DeviceError> {
-        let Collective { kind, bucket } = collective;
-        let bank = match kind {
-            CollectiveKind::ReduceScatter => BucketTensor::Gradients,
-            CollectiveKind::AllGather => BucketTensor::Parameters,
-        };
-        for id in self.layout.consumption_order(bucket, self.position) {
-            let chunk = self.layout.chunk(id).clone();
-            if self.is_read(collective, id) {
-                self.in_flight.push_back((kind, id, Instant::now()));
-                device.start_readback(bank, chunk.bucket, chunk.range)?;
-            } else if kind == CollectiveKind::ReduceScatter {
-                // The next wait reports a closed mailbox.
-                let _ = self.ring.send(RingMsg::Ready { kind, chunk: id, readback: None });
+        for transfer in self.transfers.start(collective) {
+            match transfer {
+                LocalTransfer::Read(read) => {
+                    let (tensor, chunk) = self.transfers.source(read);
+                    self.read_starts.push_back(Instant::now());
+                    device.start_readback(tensor, chunk.bucket, chunk.range.clone())?;
+                }
+                LocalTransfer::KeepOnDevice(read) => self.ready(device, read, None)?,
             }
         }
-        self.forward_all_to_ring(device)
+        self.forward_all(device)
     }
 
-    fn vote(&mut self, mut vote: Vote) -> Result<(), DeviceError> {
-        // Summed in the order of chunks, so that the result does not depend on the timing of
-        // ranks.
-        vote.sum_squares = self.sums.iter().map(|(squares, _)| squares).sum();
-        vote.not_finite = self.sums.iter().map(|(_, bad)| bad).sum();
+    fn vote(&mut self, device: &mut dyn Executor, vote: Vote) -> Result<(), DeviceError> {
+        let vote = self.transfers.complete_vote(vote).map_err(|error| defect(device, &error))?;
         // The next wait reports a closed mailbox.
-        let _ = self.group.send(CoordinatorMsg::Vote(vote));
+        let _ = self.coordinator.send(CoordinatorMsg::Vote(vote));
         Ok(())
     }
 
-    fn next_event(
-        &mut self,
-        device: &mut dyn Executor,
-        wait: bool,
-        waited: &mut Duration,
-    ) -> Result<Option<Event>, DeviceError> {
+    fn poll_event(&mut self, device: &mut dyn Executor) -> Result<Option<Event>, DeviceError> {
         loop {
-            self.forward_all_to_ring(device)?;
-            let message = match self.inbox.try_recv() {
-                Ok(None) if !wait => return Ok(None),
-                Ok(None) => self.wait(device, waited)?,
-                known => known,
-            };
-            match message {
+            self.forward_all(device)?;
+            match self.inbox.try_recv() {
+                Ok(None) => return Ok(None),
                 Err(Closed(why)) => return Ok(Some(Event::Fault(why))),
                 Ok(Some(message)) => {
-                    if let Some(event) = self.handle_message(device, message)? {
+                    if let Some(event) = self.handle(device, message)? {
                         return Ok(Some(event));
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait_event(
+        &mut self,
+        device: &mut dyn Executor,
+        awaited: Option<Collective>,
+        waited: &mut Duration,
+    ) -> Result<Event, DeviceError> {
+        loop {
+            if let Some(event) = self.poll_event(device)? {
+                return Ok(event);
+            }
+            match self.wait(device, awaited, waited)? {
+                Err(Closed(why)) => return Ok(Event::Fault(why)),
+                Ok(Some(message)) => {
+                    if let Some(event) = self.handle(device, message)? {
+                        return Ok(event);
                     }
                 }
                 Ok(None) => {}
@@ -263,15 +268,33 @@ impl Peers for RingPeers {
         }
     }
 
-    fn set_awaited(&mut self, awaited: Option<Collective>) {
-        self.awaited = awaited;
+    fn discard(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
+        self.transfers.discard();
+        let started = Instant::now();
+        while self.transfers.outstanding_reads() > 0 {
+            match device.next_readback(true)? {
+                Some(readback) => self.forward(device, readback)?,
+                None if started.elapsed() > DRAIN_DEADLINE => {
+                    return Err(refused(device, "the ring thread keeps readbacks of a lost step"));
+                }
+                // The ring thread drops the readbacks that take all slots when it ends.
+                None => std::thread::sleep(SLOT_POLL_INTERVAL),
+            }
+        }
+        Ok(())
     }
+}
 
-    fn sum_gradients(&self) -> bool {
-        true
-    }
+/// Returns the error of a device that was given a message that it does not expect.
+pub fn defect(device: &dyn Executor, error: &StepError) -> DeviceError {
+    refused(device, &error.to_string())
+}
 
-    fn tracks(&self) -> (&Track, &Track) {
-        (&self.tracks.driver, &self.tracks.device)
+/// Returns the error of a device whose threads do not keep to their protocol.
+fn refused(device: &dyn Executor, why: &str) -> DeviceError {
+    DeviceError::Refused {
+        adapter: device.name().to_string(),
+        what: "a step".into(),
+        why: format!("{why}, which is a defect of potluck; please report it"),
     }
 }

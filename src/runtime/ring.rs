@@ -1,27 +1,19 @@
 //! Ring thread of a rank: receives the rank's own values and the messages of other ranks, adds
-//! them, and sends the results on. It waits on one mailbox, or for the device thread to add a
-//! chunk, and touches no device except to read mapped values.
+//! them, and sends the results on. It waits on one mailbox only and touches no device except to
+//! read mapped values.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
 
-use super::messages::{DriverMsg, RingMsg};
-use crate::base::{BucketId, ChunkId, Position, Rank};
-use crate::collective::{Chunk, Collective, CollectiveKind, RankGroup, ShardLayout};
-use crate::comm::add::add_assign;
+use super::messages::{DriverMsg, RankRingMsg};
+use crate::base::{ChunkId, Position, Rank};
+use crate::collective::{Chunk, Collective, RankGroup, ShardLayout};
 use crate::comm::{
-    BufferPool, Closed, ExchangeDriver, ExchangeIo, Mailbox, Message, PooledBuffer, RecvError,
+    Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput, RingWorker,
     SharedBuffer,
 };
-use crate::exec::Readback;
 use crate::kernels::ops::norm;
-use crate::metrics::Track;
-
-/// Interval at which a ring thread that waits for its device checks for the end of the run.
-const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(100);
+use crate::metrics::{Span, Track};
 
 /// Send window: partial sums that a rank begins beyond those it has received. Enough to hide one
 /// hop, few enough to stay in a cache.
@@ -34,9 +26,9 @@ pub struct RingChannels {
     pub members: RankGroup,
     pub position: Position,
     pub layout: Arc<ShardLayout>,
-    pub inbox: Mailbox<RingMsg>,
+    pub inbox: Mailbox<RankRingMsg>,
     /// Mailboxes of all ranks' ring threads, by rank.
-    pub rings: Arc<[Mailbox<RingMsg>]>,
+    pub rings: Arc<[Mailbox<RankRingMsg>]>,
     pub driver: Mailbox<DriverMsg>,
     pub track: Track,
     /// True if sums are sent to all ranks as they are (all-reduce), without an update in between.
@@ -69,135 +61,51 @@ impl Drop for CloseOnDrop {
     }
 }
 
-fn run(channels: RingChannels) -> Closed {
+fn run(mut channels: RingChannels) -> Closed {
     let inbox = channels.inbox.clone();
-    let mut exchange = ExchangeDriver::new(channels.layout.clone(), channels.position, WINDOW);
-    if channels.is_chained {
-        exchange = exchange.into_all_reduce();
-    }
-    let mut io = RingIo { channels, readbacks: HashMap::new(), pool: exchange.pool().clone() };
+    let (layout, is_chained) = (channels.layout.clone(), channels.is_chained);
+    let mut worker = RingWorker::new(layout, channels.position, WINDOW, is_chained);
     loop {
         let message = match inbox.recv(None) {
             Ok(message) => message,
             Err(RecvError::Closed(closed)) => return closed,
             Err(RecvError::TimedOut) => continue,
         };
-        let handled = match message {
-            RingMsg::Restart => {
-                io.readbacks.clear();
-                exchange.restart();
-                exchange.start(&mut io)
-            }
-            RingMsg::Ready { kind, chunk, readback } => {
-                io.readbacks.extend(readback.map(|readback| (chunk, readback)));
-                exchange.on_local_ready(kind, chunk, &mut io)
-            }
-            RingMsg::Message(message) => exchange.on_message(message, &mut io),
-        };
-        if let Err(closed) = handled {
+        if let Err(closed) = worker.handle(message, &mut channels) {
             return closed;
         }
     }
 }
 
-/// Local side of the exchange on a rank.
-struct RingIo {
-    channels: RingChannels,
-    /// Own values that were read back and not consumed yet.
-    readbacks: HashMap<ChunkId, Readback>,
-    pool: BufferPool<f32>,
-}
-
-impl RingIo {
-    fn send_to_driver(&self, message: DriverMsg) -> Result<(), Closed> {
-        Ok(self.channels.driver.send(message)?)
-    }
-
-    /// Copies the rank's own values of a chunk to `into`.
-    fn put(
-        &mut self,
-        id: ChunkId,
-        chunk: &Chunk,
-        into: &mut [f32],
-        what: &str,
-    ) -> Result<(), Closed> {
-        let missing = || Closed(format!("the values of {id} never came, a defect of potluck"));
-        let readback = self.readbacks.remove(&id).ok_or_else(missing)?;
-        let _span = self.channels.track.span(|| format!("{what} {chunk}"));
-        into.copy_from_slice(readback.values());
-        Ok(())
-    }
-}
-
-impl ExchangeIo for RingIo {
+impl RingOutput for RingChannels {
     type Error = Closed;
+    type Span = Span;
 
-    fn read_local(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [f32]) -> Result<(), Closed> {
-        self.put(id, chunk, into, "begin")
-    }
-
-    fn add_local(&mut self, id: ChunkId, chunk: &Chunk, partial: &mut [f32]) -> Result<(), Closed> {
-        let _span = self.channels.track.span(|| format!("add {chunk}"));
-        if let Some(readback) = self.readbacks.remove(&id) {
-            add_assign(partial, readback.values());
-            return Ok(());
-        }
-        let (reply, sum) = mpsc::sync_channel(1);
-        self.send_to_driver(DriverMsg::Add { chunk: id, partial: partial.to_vec(), reply })?;
-        loop {
-            match sum.recv_timeout(ABORT_POLL_INTERVAL) {
-                Ok(sum) => {
-                    partial.copy_from_slice(&sum);
-                    return Ok(());
-                }
-                // The device thread drops the request when its step ends early; a hung one keeps
-                // it.
-                Err(RecvTimeoutError::Disconnected) => {
-                    let why = "the step ended before a device had added its gradients";
-                    return Err(Closed(why.into()));
-                }
-                Err(RecvTimeoutError::Timeout) => {
-                    self.channels.inbox.closed().map_or(Ok(()), Err)?;
-                }
-            }
-        }
-    }
-
-    fn on_reduced(
-        &mut self,
-        chunk: ChunkId,
-        _: &Chunk,
-        sum: PooledBuffer,
-    ) -> Result<SharedBuffer, Closed> {
-        // An all-reduce has no vote that needs these sums.
-        let is_voted = !self.channels.is_chained;
-        let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
-        let sum = sum.share();
-        self.send_to_driver(DriverMsg::Reduced { chunk, sum: sum.clone(), squares, not_finite })?;
-        Ok(sum)
-    }
-
-    fn read_final(&mut self, id: ChunkId, chunk: &Chunk) -> Result<SharedBuffer, Closed> {
-        let mut values = self.pool.take(chunk.range.len());
-        self.put(id, chunk, &mut values, "send final values")?;
-        Ok(values.share())
-    }
-
-    fn on_gathered(
-        &mut self,
-        chunk: ChunkId,
-        _: &Chunk,
-        values: &SharedBuffer,
-    ) -> Result<(), Closed> {
-        self.send_to_driver(DriverMsg::Gathered { chunk, values: values.clone() })
+    fn work(&mut self, work: HostWork, chunk: &Chunk) -> Span {
+        self.track.span(|| format!("{work} {chunk}"))
     }
 
     fn send(&mut self, to: Position, message: Message) -> Result<(), Closed> {
-        let to = self.channels.members.rank(to);
-        Ok(self.channels.rings[to.index()].send(RingMsg::Message(message))?)
+        let to = self.members.rank(to);
+        Ok(self.rings[to.index()].send(RingMsg::Message(message))?)
     }
 
-    fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Closed> {
-        self.send_to_driver(DriverMsg::Done(Collective { kind, bucket }))
+    fn reduced(&mut self, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Closed> {
+        // An all-reduce has no vote that needs these sums.
+        let is_voted = !self.is_chained;
+        let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
+        Ok(self.driver.send(DriverMsg::Reduced { chunk, sum, squares, not_finite })?)
+    }
+
+    fn gathered(&mut self, chunk: ChunkId, values: SharedBuffer) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Gathered { chunk, values })?)
+    }
+
+    fn add_on_device(&mut self, chunk: ChunkId, partial: PooledBuffer) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Add { chunk, partial })?)
+    }
+
+    fn done(&mut self, collective: Collective) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Done(collective))?)
     }
 }

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::peers::{TraceTracks, defect};
 use crate::base::rng::Key;
-use crate::base::{BucketId, HostTensor, Rank, SegmentId, TensorId};
+use crate::base::{BucketId, HostTensor, Rank, Round, SegmentId, TensorId};
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{PassKind, Update, UpdateRange};
 use crate::kernels::RandomContext;
-use crate::metrics::Track;
 use crate::parallel::{Action, Event, Interpreter, Outcome, Program, Verdict, Vote};
 
 /// Inputs of one micro-batch.
@@ -21,7 +21,7 @@ pub type Inputs = Vec<(TensorId, HostTensor)>;
 /// Input of one rank for one step.
 #[derive(Clone, Debug)]
 pub struct StepInput {
-    pub step: u64,
+    pub round: Round,
     pub rank: Rank,
     pub program: Arc<Program>,
     /// Inputs per micro-batch of the program.
@@ -56,8 +56,8 @@ impl StepReport {
 
 /// Communication of one rank with the other ranks during a step.
 pub trait Peers {
-    /// Begins a step: discards the state of the previous one.
-    fn restart(&mut self);
+    /// Begins a round: discards the state of the previous one.
+    fn restart(&mut self, round: Round);
 
     /// Starts this rank's part in a collective.
     fn start(
@@ -66,47 +66,34 @@ pub trait Peers {
         collective: Collective,
     ) -> Result<(), DeviceError>;
 
-    /// Sets what the program waits for next, a collective or (`None`) the verdict; used in traces
-    /// only.
-    fn set_awaited(&mut self, awaited: Option<Collective>);
+    /// Sends the vote; the verdict is returned as an event. Where gradients are summed over ranks,
+    /// the norms of the sums replace those of the vote.
+    fn vote(&mut self, device: &mut dyn Executor, vote: Vote) -> Result<(), DeviceError>;
 
-    /// Sends the vote; the verdict is returned as an event.
-    fn vote(&mut self, vote: Vote) -> Result<(), DeviceError>;
+    /// Returns the next event, if there is one.
+    fn poll_event(&mut self, device: &mut dyn Executor) -> Result<Option<Event>, DeviceError>;
 
-    /// Returns the next event; with `wait`, waits for one and adds to `waited` the time spent
-    /// waiting for other ranks. Returns `None` only without `wait`.
-    fn next_event(
+    /// Waits for the next event, and adds to `waited` the time spent waiting for other ranks. The
+    /// program waits for `awaited` or (`None`) for the verdict, which traces show.
+    fn wait_event(
         &mut self,
         device: &mut dyn Executor,
-        wait: bool,
+        awaited: Option<Collective>,
         waited: &mut Duration,
-    ) -> Result<Option<Event>, DeviceError>;
+    ) -> Result<Event, DeviceError>;
 
-    /// Returns true if gradients are summed over ranks, so that the norms in the vote come from
-    /// the collectives, not from the device.
-    fn sum_gradients(&self) -> bool;
-
-    /// Returns the trace tracks of this rank's device thread and of its device.
-    fn tracks(&self) -> (&Track, &Track);
+    /// Discards the round: takes what is still on its way from the device.
+    fn discard(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError>;
 }
 
 /// Peers of a run on a single rank: there are none.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct NoPeers {
     vote: Option<Vote>,
-    track: Track,
-    device: Track,
-}
-
-impl NoPeers {
-    /// Creates the peers of a single rank, with the trace tracks of its device thread and device.
-    pub fn traced(track: Track, device: Track) -> Self {
-        Self { vote: None, track, device }
-    }
 }
 
 impl Peers for NoPeers {
-    fn restart(&mut self) {
+    fn restart(&mut self, _: Round) {
         self.vote = None;
     }
 
@@ -114,28 +101,27 @@ impl Peers for NoPeers {
         Ok(())
     }
 
-    fn set_awaited(&mut self, _: Option<Collective>) {}
-
-    fn vote(&mut self, vote: Vote) -> Result<(), DeviceError> {
+    fn vote(&mut self, _: &mut dyn Executor, vote: Vote) -> Result<(), DeviceError> {
         self.vote = Some(vote);
         Ok(())
     }
 
-    fn next_event(
-        &mut self,
-        _: &mut dyn Executor,
-        _: bool,
-        _: &mut Duration,
-    ) -> Result<Option<Event>, DeviceError> {
+    fn poll_event(&mut self, _: &mut dyn Executor) -> Result<Option<Event>, DeviceError> {
         Ok(self.vote.take().map(|vote| Event::Verdict(Verdict::from_votes(&[vote]))))
     }
 
-    fn sum_gradients(&self) -> bool {
-        false
+    fn wait_event(
+        &mut self,
+        device: &mut dyn Executor,
+        _: Option<Collective>,
+        _: &mut Duration,
+    ) -> Result<Event, DeviceError> {
+        let event = self.poll_event(device)?;
+        Ok(event.unwrap_or_else(|| Event::Fault("a single rank waits for others".into())))
     }
 
-    fn tracks(&self) -> (&Track, &Track) {
-        (&self.track, &self.device)
+    fn discard(&mut self, _: &mut dyn Executor) -> Result<(), DeviceError> {
+        Ok(())
     }
 }
 
@@ -144,9 +130,10 @@ pub fn run_step(
     device: &mut dyn Executor,
     input: &StepInput,
     peers: &mut dyn Peers,
+    tracks: &TraceTracks,
 ) -> Result<StepReport, DeviceError> {
     let mut interpreter = Interpreter::new(&input.program);
-    let mut performer = Performer::new(device, input, peers);
+    let mut performer = Performer::new(device, input, peers, tracks);
     performer.inject_fault(Point::Forward)?;
     loop {
         while let Some(action) = interpreter.poll_action() {
@@ -154,17 +141,16 @@ pub fn run_step(
                 return performer.finish(outcome);
             }
             performer.perform(action)?;
-            while let Some(event) = performer.next_event(false)? {
+            while let Some(event) = performer.poll_event()? {
                 let is_over = matches!(event, Event::Fault(_));
-                interpreter.handle(event);
+                performer.report(&mut interpreter, event)?;
                 if is_over {
                     break;
                 }
             }
         }
-        if let Some(event) = performer.next_event(true)? {
-            interpreter.handle(event);
-        }
+        let event = performer.wait_event()?;
+        performer.report(&mut interpreter, event)?;
     }
 }
 
@@ -173,7 +159,10 @@ struct Performer<'a> {
     device: &'a mut dyn Executor,
     input: &'a StepInput,
     peers: &'a mut dyn Peers,
+    tracks: &'a TraceTracks,
     random: RandomContext,
+    /// Collective that the program waits for; `None`: the verdict.
+    awaited: Option<Collective>,
     verdict: Option<Verdict>,
     busy: Option<f64>,
     started: Instant,
@@ -183,11 +172,26 @@ struct Performer<'a> {
 }
 
 impl<'a> Performer<'a> {
-    fn new(device: &'a mut dyn Executor, input: &'a StepInput, peers: &'a mut dyn Peers) -> Self {
-        let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
-        let (started, waited) = (Instant::now(), Duration::ZERO);
-        let (verdict, busy, passed) = (None, None, Vec::new());
-        Self { device, input, peers, random, verdict, busy, started, waited, passed }
+    fn new(
+        device: &'a mut dyn Executor,
+        input: &'a StepInput,
+        peers: &'a mut dyn Peers,
+        tracks: &'a TraceTracks,
+    ) -> Self {
+        let step_key = input.run_key.step(input.round.step);
+        Self {
+            device,
+            input,
+            peers,
+            tracks,
+            random: RandomContext { step_key, training: true },
+            awaited: None,
+            verdict: None,
+            busy: None,
+            started: Instant::now(),
+            waited: Duration::ZERO,
+            passed: Vec::new(),
+        }
     }
 
     fn perform(&mut self, action: Action) -> Result<(), DeviceError> {
@@ -204,7 +208,7 @@ impl<'a> Performer<'a> {
                 self.peers.start(self.device, collective)
             }
             Action::Wait(collective) => {
-                self.peers.set_awaited(Some(collective));
+                self.awaited = Some(collective);
                 match collective.kind {
                     CollectiveKind::ReduceScatter => self.fault_once(Point::Reduce),
                     CollectiveKind::AllGather => Ok(()),
@@ -221,7 +225,7 @@ impl<'a> Performer<'a> {
         let (nodes, phase, block) = (found.nodes.clone(), found.phase, found.block);
         let rows = self.input.program.micro_batches[micro_batch].rows as usize;
         let pass = PassContext { stash_index: 0, rows, random: self.random };
-        let (driver, device) = self.peers.tracks();
+        let TraceTracks { driver, device, .. } = self.tracks;
         let (name, recorded) = (|| format!("{phase} {block}"), driver.clone());
         let begun = Instant::now();
         let _span = recorded.span(|| format!("record {}", name()));
@@ -237,17 +241,19 @@ impl<'a> Performer<'a> {
     fn vote(&mut self) -> Result<(), DeviceError> {
         self.fault_once(Point::Backward)?;
         self.fault_once(Point::Reduce)?;
-        let sums = self.device.finish_step(!self.peers.sum_gradients())?;
+        let sums = self.device.finish_step(!self.input.program.reduces())?;
         self.busy = sums.busy;
         self.inject_fault(Point::Verdict)?;
-        self.peers.set_awaited(None);
-        self.peers.vote(Vote {
+        self.awaited = None;
+        let vote = Vote {
+            round: self.input.round,
             rank: self.input.rank,
             loss: sums.loss,
             count: sums.count,
             sum_squares: sums.gradients.iter().map(|(squares, _)| squares).sum(),
             not_finite: sums.gradients.iter().map(|(_, bad)| bad).sum(),
-        })
+        };
+        self.peers.vote(self.device, vote)
     }
 
     fn update(&mut self, bucket: BucketId) -> Result<(), DeviceError> {
@@ -263,24 +269,34 @@ impl<'a> Performer<'a> {
             gradient_scale: (clip / totals.count) as f32,
         };
         if range.length > 0 {
-            let _span = self.peers.tracks().0.span(|| format!("update {bucket}"));
+            let _span = self.tracks.driver.span(|| format!("update {bucket}"));
             self.device.update(bucket, &self.input.update, &range)?;
         }
         self.inject_fault(Point::Update)
     }
 
-    fn next_event(&mut self, wait: bool) -> Result<Option<Event>, DeviceError> {
-        let event = self.peers.next_event(self.device, wait, &mut self.waited)?;
-        if let Some(Event::Verdict(verdict)) = &event {
+    fn poll_event(&mut self) -> Result<Option<Event>, DeviceError> {
+        self.peers.poll_event(self.device)
+    }
+
+    fn wait_event(&mut self) -> Result<Event, DeviceError> {
+        self.peers.wait_event(self.device, self.awaited, &mut self.waited)
+    }
+
+    /// Reports an event to the interpreter.
+    fn report(&mut self, interpreter: &mut Interpreter, event: Event) -> Result<(), DeviceError> {
+        if let Event::Verdict(verdict) = &event {
             self.verdict = Some(verdict.clone());
         }
-        Ok(event)
+        interpreter.handle(event).map_err(|error| defect(self.device, &error))
     }
 
     fn finish(&mut self, outcome: Outcome) -> Result<StepReport, DeviceError> {
         self.device.flush()?;
-        if outcome == Outcome::Updated {
-            self.inject_fault(Point::Gather)?;
+        match outcome {
+            Outcome::Updated => self.inject_fault(Point::Gather)?,
+            Outcome::Skipped => {}
+            Outcome::Discarded(_) => self.peers.discard(self.device)?,
         }
         let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
         let (time, waited) = (self.started.elapsed(), self.waited);
@@ -297,7 +313,7 @@ impl<'a> Performer<'a> {
 
     /// Injects the fault planned for a point of the step.
     fn inject_fault(&mut self, point: Point) -> Result<(), DeviceError> {
-        match self.input.faults.at_rank(point, self.input.step, self.input.rank) {
+        match self.input.faults.at_rank(point, self.input.round.step, self.input.rank) {
             Some(Fault::Nan) if point == Point::Forward => {
                 poison(self.device, BucketTensor::Parameters, |_| f32::NAN)
             }

@@ -7,23 +7,26 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::RuntimeError;
-use super::device_thread::{DeviceThread, PendingJob, Watchdog};
-use super::messages::{CoordinatorMsg, DriverMsg, RingMsg};
+use super::device_thread::{DeviceThread, PendingJob};
+use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::peers::{RingPeers, TraceTracks, WaitStatus};
 use super::ring::RingChannels;
 use super::step::{NoPeers, Peers, StepInput, StepReport, run_step};
-use crate::base::{Position, Rank};
+use crate::base::{Nanos, Position, Rank, Round};
 use crate::collective::{RankGroup, ShardLayout, Topology};
-use crate::comm::{Mailbox, RecvError};
+use crate::comm::{Mailbox, RecvError, RingMsg, ring_inbox_max};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::metrics::Trace;
-use crate::parallel::{Coordinator, Decision, Outcome, ReduceSite};
+use crate::parallel::transfers::{PeerTransfers, device_inbox_max};
+use crate::parallel::{
+    Announcement, Coordinator, Decision, Expiry, Outcome, ReduceSite, StepError,
+};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 
@@ -57,8 +60,9 @@ struct Worker {
     peers: Arc<Mutex<Box<dyn Peers + Send>>>,
     /// Mailbox of the device thread; closed to end a step, and the run.
     inbox: Mailbox<DriverMsg>,
-    ring: Mailbox<RingMsg>,
+    ring: Mailbox<RankRingMsg>,
     waiting: Arc<WaitStatus>,
+    tracks: TraceTracks,
     /// Ring thread; `None` if there is only one rank.
     thread: Option<JoinHandle<()>>,
 }
@@ -83,6 +87,8 @@ pub struct WorkerGroup {
     layout: Arc<ShardLayout>,
     /// Failure after which no further step is possible.
     broken: Option<(Rank, DeviceError)>,
+    /// Last round that was begun.
+    round: Round,
 }
 
 /// Returns the shard layout of a plan's buckets for `world` ranks.
@@ -105,14 +111,19 @@ impl WorkerGroup {
     ) -> Result<Self, RuntimeError> {
         let (layout, world) = (Arc::new(layout), drivers.len());
         let members = RankGroup::all(world as u32);
-        // Messages of other ranks, twice because those may be in the next step already; and the
-        // rank's own values, twice because there are two collectives.
-        let queued_max = |position| 2 * (layout.messages_max(position) + layout.chunks.len()) + 2;
+        // Per rank its vote and its end.
         let inbox = Mailbox::new(2 * world + 2);
-        let rings: Arc<[Mailbox<RingMsg>]> =
-            members.iter().map(|(position, _)| Mailbox::new(queued_max(position))).collect();
-        let mut group =
-            Self { workers: Vec::new(), inbox, members: members.clone(), layout, broken: None };
+        let ring_inbox = |position| Mailbox::new(ring_inbox_max(&layout, position));
+        let rings: Arc<[Mailbox<RankRingMsg>]> =
+            members.iter().map(|(position, _)| ring_inbox(position)).collect();
+        let mut group = Self {
+            workers: Vec::new(),
+            inbox,
+            members: members.clone(),
+            layout,
+            broken: None,
+            round: Round::default(),
+        };
         for (member, driver) in members.iter().zip(drivers) {
             let worker = group.spawn_worker(member, driver, &rings, options)?;
             group.workers.push(worker);
@@ -124,20 +135,17 @@ impl WorkerGroup {
         &self,
         (position, rank): (Position, Rank),
         driver: DeviceThread,
-        rings: &Arc<[Mailbox<RingMsg>]>,
+        rings: &Arc<[Mailbox<RankRingMsg>]>,
         options: &WorkerGroupOptions,
     ) -> Result<Worker, RuntimeError> {
         let tracks = TraceTracks::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
         let ring = rings[rank.index()].clone();
-        // Per chunk its sum, or a request to add, and its final values; per bucket the ends of
-        // its two collectives; and the verdict.
-        let (chunks, buckets) = (self.layout.chunks.len(), self.layout.buckets());
-        let inbox = Mailbox::new(2 * (chunks + buckets) + 1);
+        let inbox = Mailbox::new(device_inbox_max(&self.layout));
         if rings.len() == 1 {
-            let alone = NoPeers::traced(tracks.driver, tracks.device);
-            let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(alone)));
+            let peers: Arc<Mutex<Box<dyn Peers + Send>>> =
+                Arc::new(Mutex::new(Box::new(NoPeers::default())));
             let waiting = Arc::default();
-            return Ok(Worker { driver, peers, inbox, ring, waiting, thread: None });
+            return Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread: None });
         }
         let channels = RingChannels {
             rank,
@@ -158,26 +166,23 @@ impl WorkerGroup {
         let reduce_site =
             options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
         let waiting: Arc<WaitStatus> = Arc::default();
-        let link = RingPeers {
-            position,
-            layout: self.layout.clone(),
-            reduce_site,
-            gathers: if options.is_chained {
-                BucketTensor::Gradients
-            } else {
-                BucketTensor::Parameters
-            },
+        let gathers = match options.is_chained {
+            true => BucketTensor::Gradients,
+            false => BucketTensor::Parameters,
+        };
+        let layout = self.layout.clone();
+        let peers = RingPeers {
+            transfers: PeerTransfers::new(layout.clone(), position, reduce_site, gathers),
+            layout,
             ring: ring.clone(),
             inbox: inbox.clone(),
-            group: self.inbox.clone(),
-            tracks,
+            coordinator: self.inbox.clone(),
+            tracks: tracks.clone(),
             waiting: Arc::clone(&waiting),
-            awaited: None,
-            in_flight: VecDeque::new(),
-            sums: Vec::new(),
+            read_starts: VecDeque::new(),
         };
-        let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(link)));
-        Ok(Worker { driver, peers, inbox, ring, waiting, thread })
+        let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(peers)));
+        Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread })
     }
 
     /// Starts a worker group of one device, for work that needs no step.
@@ -267,6 +272,31 @@ impl WorkerGroup {
         }
     }
 
+    /// Returns the last round that was begun.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// Returns the longest time for which a device may be silent.
+    fn deadline(&self) -> Nanos {
+        let deadlines = self.workers.iter().map(|worker| worker.driver.deadline());
+        deadlines.min().map_or(Nanos::MAX, |deadline| deadline.as_nanos() as Nanos)
+    }
+
+    /// Returns the round of the inputs, which must be one for all ranks, and later than the last.
+    fn begin_round(&mut self, inputs: &[Arc<StepInput>]) -> Result<Round, RuntimeError> {
+        let world = self.world();
+        let round = inputs.first().map_or(self.round, |input| input.round);
+        let is_one = inputs.len() == world && inputs.iter().all(|input| input.round == round);
+        if !is_one || round <= self.round {
+            let last = self.round;
+            let why = format!("{} inputs of {round} for {world} ranks after {last}", inputs.len());
+            return Err(RuntimeError::Defect(why));
+        }
+        self.round = round;
+        Ok(round)
+    }
+
     /// Runs a step on all ranks; returns the reports by rank.
     ///
     /// # Errors
@@ -275,12 +305,13 @@ impl WorkerGroup {
     /// further step is possible.
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, RuntimeError> {
         self.require_whole()?;
+        let round = self.begin_round(inputs)?;
         for worker in self.workers.iter().filter(|worker| worker.thread.is_some()) {
             // Sent before any rank runs, so that no message of this step can arrive earlier. The
             // step reports a closed mailbox.
-            let _ = worker.ring.send(RingMsg::Restart);
+            let _ = worker.ring.send(RingMsg::Restart(round));
         }
-        let mut round = StepRound::new(self);
+        let mut round = StepRound::new(self, round);
         for (worker, input) in self.workers.iter().zip(inputs) {
             round.submit(worker, input);
         }
@@ -313,34 +344,36 @@ impl Drop for WorkerGroup {
 struct StepRound<'t> {
     group: &'t WorkerGroup,
     coordinator: Coordinator,
-    watches: Vec<Watchdog>,
+    /// Origin of the coordinator's time.
+    started: Instant,
     /// Per rank: its result, once its step has ended.
     reports: Vec<Option<Result<StepReport, ()>>>,
     failed: Option<(Rank, DeviceError)>,
-    /// Progress for deadlock detection: the wakeups of all ranks at the last change, and its
-    /// time.
-    progress: (u64, Instant),
 }
 
 impl<'t> StepRound<'t> {
-    fn new(group: &'t WorkerGroup) -> Self {
-        let watches = group.workers.iter().map(|worker| worker.driver.watch()).collect();
+    fn new(group: &'t WorkerGroup, round: Round) -> Self {
+        let coordinator = Coordinator::new(round, group.world() as u32, group.deadline(), 0);
         let reports = group.workers.iter().map(|_| None).collect();
-        let coordinator = Coordinator::new(group.world() as u32);
-        let progress = (0, Instant::now());
-        Self { group, coordinator, watches, reports, failed: None, progress }
+        let mut round = Self { group, coordinator, started: Instant::now(), reports, failed: None };
+        round.observe();
+        round
+    }
+
+    fn now(&self) -> Nanos {
+        self.started.elapsed().as_nanos() as Nanos
     }
 
     fn submit(&mut self, worker: &Worker, input: &Arc<StepInput>) {
         const WHAT: &str = "a step";
         let (rank, input) = (input.rank, Arc::clone(input));
-        let peers = Arc::clone(&worker.peers);
+        let (peers, tracks) = (Arc::clone(&worker.peers), worker.tracks.clone());
         let panicked = Some(worker.driver.panicked(WHAT));
         let ending = FinishOnDrop { rank, group: self.group.inbox.clone(), panicked };
         let posted = worker.driver.submit_detached(WHAT, move |device| {
             let mut peers = lock(&peers);
-            peers.restart();
-            ending.with(run_step(device, &input, peers.as_mut()));
+            peers.restart(input.round);
+            ending.with(run_step(device, &input, peers.as_mut(), &tracks));
         });
         if let Err(error) = posted {
             self.end(rank, Err(error));
@@ -350,18 +383,18 @@ impl<'t> StepRound<'t> {
     /// Processes messages until every rank has ended or is abandoned.
     fn run(mut self) -> Result<Vec<StepReport>, (Rank, DeviceError)> {
         while self.reports.iter().any(Option::is_none) {
-            let look_every = self.watches.iter().map(Watchdog::poll_interval).min();
-            let look_at = look_every.map(|every| Instant::now() + every);
-            match self.group.inbox.recv(look_at) {
+            let check_at = self.coordinator.poll_timeout(self.now());
+            let check_at = check_at.map(|at| self.started + Duration::from_nanos(at));
+            match self.group.inbox.recv(check_at) {
                 Ok(CoordinatorMsg::Vote(vote)) => {
-                    let decision = self.coordinator.vote(vote);
-                    self.announce(decision);
+                    let announced = self.coordinator.vote(self.now(), vote);
+                    self.announce(announced);
                 }
                 Ok(CoordinatorMsg::Finished(rank, result)) => self.end(rank, result),
                 Err(RecvError::TimedOut) => {}
                 Err(RecvError::Closed(closed)) => self.end_all(&closed.0),
             }
-            self.check_liveness();
+            self.check_deadlines();
         }
         match self.failed {
             Some(failed) => Err(failed),
@@ -369,7 +402,44 @@ impl<'t> StepRound<'t> {
         }
     }
 
-    /// Ends the step of every rank that has not ended: their messages arrive no more.
+    // ---- Deadlines ----
+
+    /// Reports the activity of all ranks to the coordinator.
+    fn observe(&mut self) {
+        let now = self.now();
+        for (rank, worker) in self.group.workers.iter().enumerate() {
+            let activity = worker.waiting.activity(worker.driver.heartbeats());
+            if let Err(error) = self.coordinator.observe(now, Rank(rank as u32), activity) {
+                return self.end_all(&defect(&error));
+            }
+        }
+    }
+
+    /// Abandons ranks whose device hangs, and the step if all ranks wait for each other.
+    fn check_deadlines(&mut self) {
+        self.observe();
+        for expiry in self.coordinator.handle_timeout(self.now()) {
+            match expiry {
+                Expiry::Hung(rank) => {
+                    let error = self.group.workers[rank.index()].driver.abandon("a step");
+                    self.end(rank, Err(error));
+                }
+                Expiry::Deadlock { unvoted } => {
+                    let unvoted = unvoted.iter().map(Rank::to_string).collect::<Vec<_>>();
+                    let seconds = Duration::from_nanos(self.group.deadline()).as_secs_f64();
+                    self.end_all(&format!(
+                        "all devices have waited for each other for {seconds} s, without a vote \
+                         of {}, which is a defect of potluck; please report it",
+                        unvoted.join(", ")
+                    ));
+                }
+            }
+        }
+    }
+
+    // ---- Ends ----
+
+    /// Ends the step of every rank that has not ended, for a reason that concerns all.
     fn end_all(&mut self, why: &str) {
         for rank in (0..self.reports.len() as u32).map(Rank) {
             if self.reports[rank.index()].is_none() {
@@ -377,55 +447,6 @@ impl<'t> StepRound<'t> {
                 let (what, why) = ("a step".into(), why.into());
                 self.end(rank, Err(DeviceError::Refused { adapter, what, why }));
             }
-        }
-    }
-
-    /// Abandons ranks whose watchdog has expired, and the step if all ranks wait for each other.
-    fn check_liveness(&mut self) {
-        let mut works = false;
-        for rank in 0..self.reports.len() {
-            if self.reports[rank].is_some() {
-                continue;
-            }
-            if self.group.workers[rank].waiting.is_waiting() {
-                self.watches[rank].reset();
-                continue;
-            }
-            works = true;
-            if self.watches[rank].is_expired() {
-                let error = self.group.workers[rank].driver.abandon("a step");
-                self.end(Rank(rank as u32), Err(error));
-            }
-        }
-        let received = self.group.workers.iter().map(|worker| worker.waiting.received()).sum();
-        if works || received != self.progress.0 {
-            self.progress = (received, Instant::now());
-        }
-        self.detect_deadlock();
-    }
-
-    /// Deadlock detection: fails the step if, for one deadline, no device has worked and no rank
-    /// has received a message.
-    fn detect_deadlock(&mut self) {
-        let Some(rank) = self.reports.iter().position(Option::is_none) else { return };
-        let deadline = self.watches[rank].deadline();
-        if self.progress.1.elapsed() < deadline {
-            return;
-        }
-        let waiting =
-            self.coordinator.pending_ranks().iter().map(Rank::to_string).collect::<Vec<_>>();
-        let (adapter, seconds) = (self.group.workers[rank].driver.name(), deadline.as_secs_f64());
-        let error = DeviceError::Refused {
-            adapter: adapter.into(),
-            what: "a step".into(),
-            why: format!(
-                "all devices have waited for each other for {seconds} s, without a vote of {}, \
-                 which is a defect of potluck; please report it",
-                waiting.join(", ")
-            ),
-        };
-        for rank in 0..self.reports.len() {
-            self.end(Rank(rank as u32), Err(error.clone()));
         }
     }
 
@@ -442,24 +463,39 @@ impl<'t> StepRound<'t> {
             }
             result => result,
         };
-        let result = result.map_err(|error| self.fail(rank, error));
-        self.reports[rank.index()] = Some(result);
+        match result {
+            Ok(report) => {
+                self.reports[rank.index()] = Some(Ok(report));
+                let finished = self.coordinator.finish(self.now(), rank);
+                self.announce(finished.map(|_| None));
+            }
+            Err(error) => {
+                self.reports[rank.index()] = Some(Err(()));
+                self.fail(rank, error);
+            }
+        }
     }
 
     fn fail(&mut self, rank: Rank, error: DeviceError) {
         self.group.workers[rank.index()].driver.note(&error);
-        let decision = self.coordinator.fail(rank, &error.to_string());
+        let announced = self.coordinator.fail(self.now(), rank, &error.to_string());
         self.failed.get_or_insert((rank, error));
-        self.announce(decision);
+        self.announce(announced);
     }
 
-    fn announce(&self, decision: Option<Decision>) {
-        let Some(decision) = decision else { return };
+    /// Sends a decision to all ranks.
+    fn announce(&mut self, announced: Result<Option<Announcement>, StepError>) {
+        let Announcement { round, decision } = match announced {
+            Ok(Some(announcement)) => announcement,
+            Ok(None) => return,
+            Err(error) => return self.end_all(&defect(&error)),
+        };
         for worker in &self.group.workers {
             match &decision {
                 Decision::Verdict(verdict) => {
+                    let verdict = verdict.clone();
                     // The receiver may be gone if the rank has failed meanwhile.
-                    let _ = worker.inbox.send(DriverMsg::Decided(verdict.clone()));
+                    let _ = worker.inbox.send(DriverMsg::Decided { round, verdict });
                 }
                 // A closed mailbox wakes a rank from any wait.
                 Decision::Abort { why, .. } => {
@@ -469,6 +505,10 @@ impl<'t> StepRound<'t> {
             }
         }
     }
+}
+
+fn defect(error: &StepError) -> String {
+    format!("{error}, which is a defect of potluck; please report it")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

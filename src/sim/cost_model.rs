@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::scenario::{Costs, LinkModel, Scenario};
 use super::world::run;
 use crate::collective::ShardLayout;
-use crate::parallel::Program;
+use crate::parallel::{Program, ReduceSite};
 
 /// Model of the machine that runs a step: speeds of ranks and links.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,7 @@ pub fn one_step(
             machine.costs.iter().map(|c| c.segments.len()).max().unwrap_or(0)
         ],
         costs: machine.costs.to_vec(),
+        reduce_site: vec![ReduceSite::Host; machine.costs.len()],
         links: machine.links.to_vec(),
         control_s: machine.control_s,
         jitter_s: 0.0,

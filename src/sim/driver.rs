@@ -1,79 +1,180 @@
-//! Device thread of a virtual rank: performs the actions of an interpreter, one at a time.
+//! Device thread of a virtual rank: performs the actions of an interpreter and of its transfers.
 
-use std::collections::VecDeque;
-
-use super::main_thread::{ToCoordinator, ToDriver};
-use super::queue::{Nanos, nanos};
+use super::coordinator_thread::ToCoordinator;
+use super::device::VirtualRead;
+use super::queue::nanos;
 use super::report::End;
-use super::ring::Item;
 use super::scenario::SeededBug;
 use super::timeline::VirtualTrack;
-use super::world::{Event, Simulation};
-use crate::base::Rank;
+use super::world::{DriverJob, Event, Simulation, ToDriver};
+use crate::base::{ChunkId, Nanos, Rank, Round};
 use crate::collective::Collective;
-use crate::parallel::{Action, Event as Happened, Interpreter, Outcome, Verdict};
+use crate::comm::{Closed, Mailbox, PooledBuffer, RingMsg};
+use crate::graph::BucketTensor;
+use crate::parallel::transfers::{
+    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, WaitFor,
+};
+use crate::parallel::{Action, Event as StepEvent, Interpreter, Outcome, Verdict, Vote};
+
+/// Interval at which a device thread without a free readback slot looks for one while it waits
+/// for a message, as in `runtime`.
+const SLOT_POLL_INTERVAL: Nanos = 2_000_000;
+
+/// Call of the device thread that returns when its device has performed what is queued.
+#[derive(Debug)]
+enum Blocked {
+    /// The sums of the step, for the vote.
+    FinishStep,
+    /// The addition of the device's gradients to a partial sum.
+    Add { chunk: ChunkId, partial: PooledBuffer },
+}
 
 /// State of the device thread of a virtual rank.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Driver<'a> {
     /// Interpreter of the current step; `None` between steps.
     interpreter: Option<Interpreter<'a>>,
-    /// Number of the current step, counted from 1.
-    pub step: u64,
+    pub transfers: PeerTransfers,
+    pub inbox: Mailbox<ToDriver>,
+    /// Next step, or the end of the run.
+    pub job: Option<DriverJob>,
+    /// Round of the current or last step.
+    pub round: Round,
     /// Number of steps that are over.
     pub finished: u64,
-    /// Action that keeps the device thread busy until `free_at`.
-    doing: Option<Action>,
+    blocked: Option<Blocked>,
     pub free_at: Nanos,
-    /// True if a wake-up event is queued.
-    wakes: bool,
-    mail: VecDeque<ToDriver>,
-    /// Collectives of the next step that are over before it begins.
-    early: Vec<Collective>,
+    /// Time of the next wake-up that is queued.
+    wake_at: Option<Nanos>,
+    /// True while the thread waits for a message.
+    pub is_waiting: bool,
+    /// Time from which the thread looks for a free readback slot at intervals.
+    polls_from: Option<Nanos>,
+    /// Number of messages received.
+    pub received: u64,
     verdict: Option<Verdict>,
-    failure: Option<(Rank, String)>,
+    /// First cause of an abort.
+    pub failure: Option<(Rank, String)>,
     /// Display text of what the device thread waits for; used in violation messages only.
     pub waits_for: String,
 }
 
-impl Simulation<'_> {
-    /// Queues a message for the device thread, which reads it when it is free.
-    pub(super) fn hand_to_driver(&mut self, rank: Rank, mail: ToDriver) {
-        self.virtual_ranks[rank.index()].driver.mail.push_back(mail);
-        self.wake_driver(rank);
-    }
-
-    fn wake_driver(&mut self, rank: Rank) {
-        let now = self.queue.now();
-        let driver = &mut self.virtual_ranks[rank.index()].driver;
-        if !driver.wakes {
-            driver.wakes = true;
-            self.queue.push(driver.free_at.max(now), Event::Driver(rank));
+impl Driver<'_> {
+    pub fn new(transfers: PeerTransfers, inbox: Mailbox<ToDriver>) -> Self {
+        Self {
+            interpreter: None,
+            transfers,
+            inbox,
+            job: None,
+            round: Round::default(),
+            finished: 0,
+            blocked: None,
+            free_at: 0,
+            wake_at: None,
+            is_waiting: true,
+            polls_from: None,
+            received: 0,
+            verdict: None,
+            failure: None,
+            waits_for: "the first step".into(),
         }
     }
 
-    /// Completes the device thread's action, reads its messages, and continues until it is busy
-    /// or waits.
+    /// Returns true if the thread has neither a step nor a job.
+    pub fn is_between_steps(&self) -> bool {
+        self.interpreter.is_none() && self.job.is_none()
+    }
+}
+
+impl<'a> Simulation<'a> {
+    /// Lets the device thread look for messages now, if it waits for one.
+    pub(super) fn wake_driver(&mut self, rank: Rank) {
+        if self.virtual_ranks[rank.index()].driver.is_waiting {
+            self.wake_driver_at(rank, self.queue.now());
+        }
+    }
+
+    /// Lets a device thread that looks for a free readback slot find the one that is free from
+    /// `at` on.
+    pub(super) fn free_slot(&mut self, rank: Rank, at: Nanos) {
+        if let Some(from) = self.virtual_ranks[rank.index()].driver.polls_from {
+            let polls = at.saturating_sub(from).div_ceil(SLOT_POLL_INTERVAL).max(1);
+            self.wake_driver_at(rank, from + polls * SLOT_POLL_INTERVAL);
+        }
+    }
+
+    fn wake_driver_at(&mut self, rank: Rank, at: Nanos) {
+        let at = at.max(self.queue.now());
+        let wake_at = &mut self.virtual_ranks[rank.index()].driver.wake_at;
+        if wake_at.is_none_or(|earlier| at < earlier) {
+            *wake_at = Some(at);
+            self.queue.push(at, Event::Driver(rank));
+        }
+    }
+
+    /// Runs the device thread until it waits or its device keeps it busy.
     pub(super) fn drive(&mut self, rank: Rank) {
+        let now = self.queue.now();
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        virtual_rank.driver.wakes = false;
         if !virtual_rank.drives() {
             return;
         }
-        if self.queue.now() < virtual_rank.driver.free_at {
-            return self.wake_driver(rank);
+        let driver = &mut virtual_rank.driver;
+        driver.wake_at = driver.wake_at.filter(|at| *at > now);
+        driver.is_waiting = false;
+        driver.polls_from = None;
+        if now < driver.free_at {
+            let free_at = driver.free_at;
+            return self.wake_driver_at(rank, free_at);
         }
-        if let Some(action) = virtual_rank.driver.doing.take() {
-            self.complete(rank, &action);
+        if let Some(blocked) = driver.blocked.take() {
+            self.unblock(rank, blocked);
         }
-        while let Some(mail) = self.virtual_ranks[rank.index()].driver.mail.pop_front() {
-            self.read(rank, mail);
-        }
-        while let Some(action) = self.next_action(rank) {
-            if let Some(takes) = self.takes(rank, &action) {
-                return self.do_for(rank, action, takes);
+        while self.advance(rank) {}
+    }
+
+    /// Does one thing: begins a job, handles what has arrived, or performs an action. Returns
+    /// false if the thread then waits, is busy, or is over.
+    fn advance(&mut self, rank: Rank) -> bool {
+        let driver = &mut self.virtual_ranks[rank.index()].driver;
+        if driver.interpreter.is_none() {
+            let job = driver.job.take();
+            if job.is_none() {
+                driver.is_waiting = true;
+                driver.waits_for = "the next step".into();
             }
-            self.act(rank, action);
+            return job.is_some_and(|job| self.take_job(rank, job));
+        }
+        self.forward_readbacks(rank);
+        match self.virtual_ranks[rank.index()].driver.inbox.try_recv() {
+            Ok(Some(message)) => return self.receive(rank, message),
+            Ok(None) => {}
+            Err(Closed(why)) => self.report_event(rank, StepEvent::Fault(why)),
+        }
+        match self.next_action(rank) {
+            Some(action) => self.perform(rank, action),
+            None => self.wait(rank),
+        }
+    }
+
+    /// Begins a step, or ends the run. Returns false if the rank is over.
+    fn take_job(&mut self, rank: Rank, job: DriverJob) -> bool {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        let driver = &mut virtual_rank.driver;
+        match job {
+            DriverJob::Step(round) => {
+                driver.interpreter = Some(Interpreter::new(virtual_rank.program));
+                driver.round = round;
+                driver.transfers.restart(round);
+                if self.scenario.seeded_bug == Some(SeededBug::RestartsApart) {
+                    self.hand_to_ring(rank, RingMsg::Restart(round));
+                }
+                true
+            }
+            DriverJob::Over => {
+                self.end(rank, End::Completed);
+                false
+            }
         }
     }
 
@@ -81,20 +182,86 @@ impl Simulation<'_> {
         self.virtual_ranks[rank.index()].driver.interpreter.as_mut()?.poll_action()
     }
 
-    fn do_for(&mut self, rank: Rank, action: Action, takes: Nanos) {
-        let (from, to) = (self.queue.now(), self.queue.now() + takes);
-        self.timeline.add(rank, VirtualTrack::Driver, (from, to), || name(&action));
+    fn report_event(&mut self, rank: Rank, event: StepEvent) {
         let driver = &mut self.virtual_ranks[rank.index()].driver;
-        driver.doing = Some(action);
-        driver.free_at = to;
-        self.wake_driver(rank);
+        if let StepEvent::Verdict(verdict) = &event {
+            driver.verdict = Some(verdict.clone());
+        }
+        if let Some(interpreter) = &mut driver.interpreter
+            && let Err(error) = interpreter.handle(event)
+        {
+            self.violations.push(format!("{rank}: {error}"));
+        }
     }
 
-    /// Returns the duration for which an action keeps the device thread busy; `None` if it only
-    /// sends or waits.
+    // ---- Waiting ----
+
+    /// Waits for the next readback or a message. Returns false.
+    fn wait(&mut self, rank: Rank) -> bool {
+        let now = self.queue.now();
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        let wait_for = match self.scenario.seeded_bug {
+            Some(SeededBug::IgnoresReadbacks) => WaitFor::Message,
+            _ => virtual_rank.driver.transfers.wait_for(),
+        };
+        match (wait_for, virtual_rank.device.next_done_at()) {
+            (WaitFor::Readback, Some(done_at)) => self.wake_driver_at(rank, done_at),
+            (WaitFor::Readback, None) => {
+                virtual_rank.driver.is_waiting = true;
+                virtual_rank.driver.polls_from = Some(now);
+            }
+            (WaitFor::Message, _) => virtual_rank.driver.is_waiting = true,
+        }
+        false
+    }
+
+    /// Keeps the device thread busy until its device has performed what is queued.
+    fn block(&mut self, rank: Rank, blocked: Blocked, until: Nanos) -> bool {
+        let driver = &mut self.virtual_ranks[rank.index()].driver;
+        driver.blocked = Some(blocked);
+        driver.free_at = until;
+        self.wake_driver_at(rank, until);
+        false
+    }
+
+    fn unblock(&mut self, rank: Rank, blocked: Blocked) {
+        match blocked {
+            Blocked::FinishStep => self.vote(rank),
+            Blocked::Add { chunk, partial } => {
+                self.hand_to_ring(rank, RingMsg::Added { chunk, partial });
+            }
+        }
+    }
+
+    // ---- Actions ----
+
+    /// Performs an action. Returns false if the device thread is busy then, or has ended.
+    fn perform(&mut self, rank: Rank, action: Action) -> bool {
+        if let Some(takes) = self.takes(rank, &action) {
+            self.queue_command(rank, &action, takes);
+        }
+        let now = self.queue.now();
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        match action {
+            Action::ZeroGradients => {
+                let step = virtual_rank.driver.round.step;
+                virtual_rank.device.model.begin_step(self.scenario.is_not_finite(rank, step));
+            }
+            Action::Start(collective) => self.start(rank, collective),
+            Action::Wait(collective) => virtual_rank.driver.waits_for = collective.to_string(),
+            Action::Vote => {
+                let idle_at = virtual_rank.device.idle_at().max(now);
+                return self.block(rank, Blocked::FinishStep, idle_at);
+            }
+            Action::Finish(outcome) => return self.finish(rank, outcome),
+            Action::Load { .. } | Action::Run { .. } | Action::Update { .. } => {}
+        }
+        true
+    }
+
+    /// Returns the time that the device needs for an action; `None` if it has no part in it.
     fn takes(&mut self, rank: Rank, action: &Action) -> Option<Nanos> {
         let costs = &self.scenario.costs[rank.index()];
-        let position = self.virtual_ranks[rank.index()].position;
         let seconds = match *action {
             Action::Load { .. } => costs.load_s,
             Action::Run { segment, micro_batch } => {
@@ -103,130 +270,212 @@ impl Simulation<'_> {
                 cost.fixed_s + f64::from(rows) * cost.row_s
             }
             Action::Update { bucket } => {
-                self.scenario.layout.shard(bucket, position).len() as f64 * costs.update_element_s
+                let position = self.virtual_ranks[rank.index()].position;
+                let owned = self.scenario.layout.shard(bucket, position).len();
+                owned as f64 * costs.update_element_s
             }
-            Action::ZeroGradients
-            | Action::Start(_)
-            | Action::Wait(_)
-            | Action::Vote
-            | Action::Finish(_) => return None,
+            _ => return None,
         };
         Some(nanos(seconds) + self.jitter())
     }
 
-    /// Applies the effect of an action whose duration is over.
-    fn complete(&mut self, rank: Rank, action: &Action) {
+    /// Queues a command on the device. Its effect on values counts for all commands after it.
+    fn queue_command(&mut self, rank: Rank, action: &Action, takes: Nanos) {
         if let Action::Update { .. } = action {
             self.check_committed(rank, "updates");
         }
+        let now = self.queue.now();
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        let step = virtual_rank.driver.step;
+        let (step, device) = (virtual_rank.driver.round.step, &mut virtual_rank.device);
+        let mut needs = BucketTensor::Parameters;
         match *action {
             Action::Load { micro_batch } => {
-                virtual_rank.model.count(step, virtual_rank.program.micro_batches[micro_batch]);
+                device.model.count(step, virtual_rank.program.micro_batches[micro_batch]);
             }
             Action::Run { segment, micro_batch } => {
                 let buckets = &self.scenario.completes[segment.index()];
-                virtual_rank.model.run(
-                    step,
-                    virtual_rank.program.micro_batches[micro_batch],
-                    buckets,
-                );
+                let samples = virtual_rank.program.micro_batches[micro_batch];
+                device.model.run(step, samples, buckets);
             }
             Action::Update { bucket } => {
+                needs = BucketTensor::Gradients;
                 let shard = self.scenario.layout.shard(bucket, virtual_rank.position);
                 if let Some(verdict) = &virtual_rank.driver.verdict {
-                    virtual_rank.model.update(bucket, shard, verdict);
+                    device.model.update(bucket, shard, verdict);
                 }
             }
-            Action::ZeroGradients
-            | Action::Start(_)
-            | Action::Wait(_)
-            | Action::Vote
-            | Action::Finish(_) => {}
+            _ => {}
         }
+        let span = device.run(now, takes, needs);
+        self.timeline.add(rank, VirtualTrack::Device, span, || name(action));
     }
 
-    /// Performs an action without duration: starts a collective, sends a message, or waits.
-    fn act(&mut self, rank: Rank, action: Action) {
+    fn vote(&mut self, rank: Rank) {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        match action {
-            Action::Start(collective) => self.read_back(rank, collective),
-            Action::Wait(collective) => virtual_rank.driver.waits_for = collective.to_string(),
-            Action::Vote => {
-                virtual_rank.driver.waits_for = "the verdict".into();
-                self.voted[rank.index()] = virtual_rank.driver.step;
-                let member = (virtual_rank.position, rank);
-                let vote = virtual_rank.model.vote(&self.scenario.layout, member);
-                self.send_to_coordinator(ToCoordinator::Vote(vote), 0);
+        let (round, (loss, count)) = (virtual_rank.driver.round, virtual_rank.device.model.loss());
+        let vote = Vote { round, rank, loss, count, sum_squares: 0.0, not_finite: 0 };
+        virtual_rank.driver.waits_for = "the verdict".into();
+        match virtual_rank.driver.transfers.complete_vote(vote) {
+            Ok(vote) => {
+                self.voted[rank.index()] = round.step;
+                self.send_to_coordinator(ToCoordinator::Vote(vote));
             }
-            Action::Finish(Outcome::Discarded(_)) => self.fail(rank),
-            Action::Finish(Outcome::Updated | Outcome::Skipped) => {
-                virtual_rank.driver.interpreter = None;
-                virtual_rank.driver.finished += 1;
-                virtual_rank.driver.waits_for = "the next step".into();
-                self.send_to_coordinator(ToCoordinator::Finished { rank }, 0);
-            }
-            Action::ZeroGradients
-            | Action::Load { .. }
-            | Action::Run { .. }
-            | Action::Update { .. } => {}
+            Err(error) => self.violations.push(format!("{rank}: {error}")),
         }
     }
 
-    fn read(&mut self, rank: Rank, mail: ToDriver) {
-        let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        let driver = &mut virtual_rank.driver;
-        match (mail, &mut driver.interpreter) {
-            (ToDriver::Done(done), Some(interpreter)) => interpreter.handle(Happened::Done(done)),
-            (ToDriver::Done(done), None) => driver.early.push(done),
-            (ToDriver::Verdict(verdict), Some(interpreter)) => {
-                interpreter.handle(Happened::Verdict(verdict.clone()));
-                driver.verdict = Some(verdict);
+    fn finish(&mut self, rank: Rank, outcome: Outcome) -> bool {
+        let driver = &mut self.virtual_ranks[rank.index()].driver;
+        driver.interpreter = None;
+        let discarded = match outcome {
+            Outcome::Updated | Outcome::Skipped => {
+                driver.finished += 1;
+                None
             }
-            (ToDriver::Abort { rank: failed, why }, Some(interpreter)) => {
-                interpreter.handle(Happened::Fault(format!("{failed} failed: {why}")));
-                driver.failure = Some((failed, why));
-            }
-            (ToDriver::Abort { rank: failed, why }, None) => {
-                driver.failure = Some((failed, why));
-                self.fail(rank);
-            }
-            (ToDriver::Step(step), None) => {
-                let mut interpreter = Interpreter::new(virtual_rank.program);
-                for done in driver.early.drain(..) {
-                    interpreter.handle(Happened::Done(done));
-                }
-                driver.interpreter = Some(interpreter);
-                driver.step = step;
-                virtual_rank.model.begin_step(self.scenario.is_not_finite(rank, step));
-                if self.scenario.seeded_bug == Some(SeededBug::RestartsApart) {
-                    self.hand_to_ring(rank, Item::Restart);
-                }
-            }
-            (ToDriver::Over, None) => self.end(rank, End::Completed),
-            (mail, _) => self.violations.push(format!("{rank} receives {mail:?} at a wrong time")),
+            Outcome::Discarded(why) => Some(why),
+        };
+        if discarded.is_some() {
+            self.drain(rank);
         }
-    }
-
-    fn fail(&mut self, rank: Rank) {
         let failure = self.virtual_ranks[rank.index()].driver.failure.take();
-        match failure {
-            Some((rank_failed, why)) => self.end(rank, End::Failed { rank: rank_failed, why }),
-            None => self.violations.push(format!("{rank} discards a step without a reason")),
+        self.send_to_coordinator(ToCoordinator::Finished { rank, discarded });
+        if let Some((failed, why)) = failure {
+            self.end(rank, End::Failed { rank: failed, why });
+            return false;
         }
+        true
+    }
+
+    /// Takes the readbacks of a discarded step from the device.
+    fn drain(&mut self, rank: Rank) {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        let transfers = &mut virtual_rank.driver.transfers;
+        transfers.discard();
+        for read in virtual_rank.device.drain_readbacks() {
+            match transfers.complete(read.tensor, read.bucket, &read.range) {
+                Ok(CompletedRead::Discard) => {}
+                other => self.violations.push(format!("{rank} drains {other:?}")),
+            }
+        }
+        if transfers.outstanding_reads() > 0 {
+            self.violations.push(format!("{rank} awaits readbacks of a discarded step"));
+        }
+    }
+
+    // ---- Transfers ----
+
+    /// Starts the rank's part in a collective.
+    fn start(&mut self, rank: Rank, collective: Collective) {
+        let now = self.queue.now();
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        let transfers = &mut virtual_rank.driver.transfers;
+        let started = match self.scenario.seeded_bug {
+            Some(SeededBug::ReadsByPosition) => {
+                let chunks = self.scenario.layout.chunks_of(collective.bucket);
+                let chunks = chunks.map(|index| ChunkId(index as u32)).collect();
+                transfers.start_in_order(collective.kind, chunks)
+            }
+            _ => transfers.start(collective),
+        };
+        for transfer in started {
+            let virtual_rank = &mut self.virtual_ranks[rank.index()];
+            match transfer {
+                LocalTransfer::Read(read) => {
+                    let (tensor, chunk) = virtual_rank.driver.transfers.source(read);
+                    virtual_rank.device.start_readback(now, tensor, chunk);
+                }
+                LocalTransfer::KeepOnDevice(read) => self.ready(rank, read, None),
+            }
+        }
+    }
+
+    /// Sends all completed readbacks to the ring thread.
+    fn forward_readbacks(&mut self, rank: Rank) {
+        let now = self.queue.now();
+        loop {
+            let virtual_rank = &mut self.virtual_ranks[rank.index()];
+            for span in virtual_rank.device.record_copies(now) {
+                self.timeline.add(rank, VirtualTrack::ReadBack, span, || "a chunk".into());
+            }
+            if self.scenario.seeded_bug == Some(SeededBug::SwapsReadbacks) {
+                virtual_rank.device.swap_readbacks();
+            }
+            let Some(readback) = virtual_rank.device.next_readback(now) else { return };
+            let transfers = &mut virtual_rank.driver.transfers;
+            match transfers.complete(readback.tensor, readback.bucket, &readback.range) {
+                Ok(CompletedRead::Forward(read)) => self.ready(rank, read, Some(readback)),
+                Ok(CompletedRead::Discard) => {}
+                Err(error) => return self.violations.push(format!("{rank}: {error}")),
+            }
+        }
+    }
+
+    fn ready(&mut self, rank: Rank, read: Read, readback: Option<VirtualRead>) {
+        let Read { round, kind, chunk } = read;
+        self.hand_to_ring(rank, RingMsg::Ready { round, kind, chunk, readback });
+    }
+
+    /// Handles a message of the ring thread or the coordinator. Returns false if the device
+    /// thread is busy then.
+    fn receive(&mut self, rank: Rank, message: ToDriver) -> bool {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        virtual_rank.driver.received += 1;
+        match virtual_rank.driver.transfers.handle(message) {
+            Ok(Response::Write { tensor, chunk, values }) => {
+                self.write(rank, tensor, chunk, &values);
+            }
+            Ok(Response::Add { chunk, partial }) => return self.add(rank, chunk, partial),
+            Ok(Response::Event(event)) => self.report_event(rank, event),
+            Ok(Response::None) => {}
+            Err(error) => self.violations.push(format!("{rank}: {error}")),
+        }
+        true
+    }
+
+    fn write(&mut self, rank: Rank, tensor: BucketTensor, id: ChunkId, values: &[f32]) {
+        let now = self.queue.now();
+        let chunk = self.scenario.layout.chunk(id);
+        if tensor == BucketTensor::Parameters {
+            self.check_committed(rank, "takes parameters");
+        }
+        let device = &mut self.virtual_ranks[rank.index()].device;
+        match tensor {
+            BucketTensor::Parameters => {
+                device.model.set_parameters(chunk.bucket, chunk.range.clone(), values);
+            }
+            _ => device.model.set_gradients(chunk.bucket, chunk.range.clone(), values),
+        }
+        let span = device.write(now, tensor, chunk);
+        self.timeline.add(rank, VirtualTrack::Upload, span, || chunk.to_string());
+    }
+
+    /// Adds the device's gradients to a partial sum: an upload, the addition, a readback, behind
+    /// everything that is queued.
+    fn add(&mut self, rank: Rank, id: ChunkId, mut partial: PooledBuffer) -> bool {
+        let now = self.queue.now();
+        let chunk = self.scenario.layout.chunk(id);
+        let costs = &self.scenario.costs[rank.index()];
+        let takes = costs.upload.time(chunk) + costs.read_back.time(chunk);
+        let device = &mut self.virtual_ranks[rank.index()].device;
+        let times = match self.scenario.seeded_bug {
+            Some(SeededBug::AddsTwiceOnDevice) => 2,
+            _ => 1,
+        };
+        for _ in 0..times {
+            let own = device.model.gradients(chunk.bucket, chunk.range.clone());
+            partial.iter_mut().zip(own).for_each(|(sum, value)| *sum += value);
+        }
+        let span = device.run(now, takes, BucketTensor::Parameters);
+        self.timeline.add(rank, VirtualTrack::Device, span, || format!("add {chunk}"));
+        self.block(rank, Blocked::Add { chunk: id, partial }, span.1)
     }
 }
 
 fn name(action: &Action) -> String {
     match action {
-        Action::ZeroGradients => "zero gradients".into(),
         Action::Load { micro_batch } => format!("load micro-batch {micro_batch}"),
         Action::Run { segment, micro_batch } => format!("run {segment} on {micro_batch}"),
         Action::Update { bucket } => format!("update {bucket}"),
-        Action::Start(collective) => format!("start {collective}"),
-        Action::Wait(collective) => format!("wait {collective}"),
-        Action::Vote => "vote".into(),
-        Action::Finish(_) => "finish".into(),
+        other => format!("{other:?}"),
     }
 }

@@ -1,40 +1,47 @@
-//! Simulation of distributed training with virtual ranks: the interpreter, programs, exchanges
-//! and coordinator of a real run under a virtual clock, with given speeds and links and injected
-//! faults. A run is a function of its [`Scenario`], so every result can be replayed.
+//! Simulation of distributed training with virtual ranks: the code of a real run that decides what
+//! is done and moved, under a virtual clock, with given speeds and links and injected faults. A run
+//! is a function of its [`Scenario`], so every result can be replayed.
 //!
 //! ```text
-//! coordinator thread: Coordinator -- receives votes, failures, reports; sends verdicts, next steps
-//!           |  control messages, in order per rank
-//! rank:  device thread: Interpreter -- readback --> ring thread: Exchange -- messages --> peers
-//!        (runs segments, updates) <-- upload, done --
+//! coordinator thread: Coordinator -- receives votes, failures, ends; checks deadlines; sends
+//!           |                        verdicts, aborts, next rounds, in order per rank
+//! rank:  device thread: Interpreter, PeerTransfers -- Mailbox --> ring thread: RingWorker
+//!           | commands, readbacks     <-------------- Mailbox --- (ExchangeDriver, Exchange)
+//!        device                                                      | messages to peers
 //! ```
 //!
-//! Modelled: each rank has a device thread, which does one thing at a time and reads its messages
-//! in between, and a ring thread, which processes one item at a time, adds and forwards.
-//! Readback, upload and each link between two ranks carry one chunk at a time, and the number of
-//! readback slots may be limited ([`Scenario::places_max`]). Everything takes the time given by
-//! [`Costs`] and [`LinkModel`]s plus a random part that depends on the seed; the seed also orders
-//! simultaneous events. Messages between rings may overtake each other. Ranks die, between any
-//! two events, and hang ([`SimulatedFault`]). Values are real: gradients are a function of a rank's
-//! samples and its parameters, and they are sent and added as in a real run, so that results can
-//! be compared to the bit with [`reference()`], which has no timing of ranks and no messages.
+//! What is named above, with its mailboxes and their bounds, is what `runtime` runs; the simulator
+//! supplies the device, the links and the clock.
 //!
-//! Not modelled: a device thread that records work ahead of its device; transfers that slow down
-//! each other or the device's work; memory; a link that loses or changes a message, or partitions
-//! (a process has none, and between machines the transport closes a connection before that); a
-//! coordinator thread that dies (its process ends with it); nodes, generations and durable votes.
+//! Modelled: a device performs what its device thread queues, in order, while the thread goes on;
+//! the thread waits for its device where a real one does (the sums of a step, an addition on the
+//! device, a readback), and for messages otherwise. A ring thread processes one message at a time,
+//! adds and forwards. Readback, upload and each link between two ranks carry one chunk at a time,
+//! and the number of readback slots may be limited ([`Scenario::places_max`]). Everything takes
+//! the time given by [`Costs`] and [`LinkModel`]s plus a random part that depends on the seed; the
+//! seed also orders simultaneous events. Messages between rings may overtake each other. Ranks
+//! die, between any two events, and hang ([`SimulatedFault`]); the coordinator finds hung ranks and
+//! deadlocks by what the threads show of themselves, as in a real run. Values are real: gradients
+//! are a function of a rank's samples and its parameters, and they are sent and added as in a real
+//! run, so that results can be compared to the bit with [`reference()`], which has no timing of
+//! ranks and no messages.
+//!
+//! Not modelled: transfers that slow down each other or the device's work; memory; a link that
+//! loses or changes a message, or partitions (a process has none, and between machines the
+//! transport closes a connection before that); a coordinator thread that dies (its process ends
+//! with it); nodes, durable votes, and a step that runs again after it was discarded.
 
 pub mod check;
+mod coordinator_thread;
 pub mod cost_model;
+mod device;
 mod driver;
-pub mod main_thread;
 pub mod queue;
 pub mod reference;
 pub mod report;
-pub mod ring;
+mod ring;
 pub mod scenario;
 pub mod timeline;
-mod transfers;
 pub mod values;
 pub mod world;
 

@@ -4,10 +4,8 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
+use crate::base::Nanos;
 use crate::base::rng::Key;
-
-/// Point or duration of virtual time, in nanoseconds.
-pub type Nanos = u64;
 
 /// Converts seconds to virtual time; negative durations become 0.
 pub fn nanos(seconds: f64) -> Nanos {

@@ -1,231 +1,188 @@
-//! The ring thread of a virtual rank: performs the actions of an exchange on values.
+//! Ring thread of a virtual rank: a [`RingWorker`] whose work takes virtual time.
 
-use std::collections::VecDeque;
-use std::rc::Rc;
-use std::sync::Arc;
-
-use super::queue::Nanos;
-use super::scenario::LinkModel;
-use crate::base::{ChunkId, Position};
-use crate::collective::{Action, Collective, CollectiveKind, Event, Exchange, ShardLayout};
-
-/// The values of a chunk.
-pub type Payload = Rc<Vec<f32>>;
-
-/// Message between the ring threads of two ranks.
-#[derive(Clone, Debug)]
-pub struct Message {
-    pub kind: CollectiveKind,
-    pub chunk: ChunkId,
-    /// Position of the sender.
-    pub from: Position,
-    /// Number of restarts of the sender, which identifies the step of the message.
-    pub round: u64,
-    pub values: Payload,
-}
-
-/// Input of a ring thread.
-#[derive(Clone, Debug)]
-pub enum Item {
-    /// The rank's own values were read back.
-    Ready {
-        kind: CollectiveKind,
-        chunk: ChunkId,
-        values: Payload,
-    },
-    Message(Message),
-    /// A step begins. All rings are restarted before any rank runs.
-    Restart,
-}
-
-impl Item {
-    /// Returns the display name for the timeline; never a lookup key.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Ready { kind: CollectiveKind::ReduceScatter, .. } => "own gradients",
-            Self::Ready { kind: CollectiveKind::AllGather, .. } => "own parameters",
-            Self::Message(Message { kind: CollectiveKind::ReduceScatter, .. }) => "add",
-            Self::Message(Message { kind: CollectiveKind::AllGather, .. }) => "forward",
-            Self::Restart => "restart",
-        }
-    }
-}
-
-/// Effect of a ring thread outside of itself.
-#[derive(Clone, Debug)]
-pub enum Effect {
-    Send {
-        to: Position,
-        message: Message,
-    },
-    /// Summed gradients for the rank's own device.
-    Reduced {
-        chunk: ChunkId,
-        values: Payload,
-    },
-    /// Another owner's parameters for the rank's own device.
-    Kept {
-        chunk: ChunkId,
-        values: Payload,
-    },
-    /// Own values were copied or added, so their readback slot is free.
-    Used,
-    /// A message of another step arrived and is dropped, which must not happen.
-    Strayed(ChunkId),
-    Done(Collective),
-}
-
-/// Values of one chunk that a ring thread holds.
-#[derive(Clone, Debug, Default)]
-struct Holding {
-    /// The rank's own gradients.
-    own: Option<Payload>,
-    /// A partial sum, or final values.
-    held: Option<Payload>,
-    /// Messages that the exchange has not requested yet.
-    arrived: Vec<(CollectiveKind, Position, Payload)>,
-}
-
-impl Holding {
-    fn take(&mut self) -> Payload {
-        self.held.take().or_else(|| self.own.take()).expect("the exchange asked for what is there")
-    }
-
-    fn take_message(&mut self, kind: CollectiveKind, from: Position) -> Payload {
-        let is_it = |(other, sender, _): &(CollectiveKind, Position, Payload)| {
-            (*other, *sender) == (kind, from)
-        };
-        let index = self.arrived.iter().position(is_it);
-        let index = index.expect("the exchange asked for a message that has come");
-        self.arrived.swap_remove(index).2
-    }
-}
+use super::device::VirtualRead;
+use super::queue::nanos;
+use super::report::End;
+use super::scenario::{LinkModel, SeededBug};
+use super::timeline::VirtualTrack;
+use super::world::{Event, Simulation, ToDriver};
+use crate::base::{ChunkId, Nanos, Position, Rank};
+use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Topology};
+use crate::comm::{
+    HostWork, Mailbox, Message, PooledBuffer, RingMsg, RingOutput, RingWorker, SharedBuffer,
+};
+use crate::parallel::transfers::DeviceMsg;
 
 /// State of the ring thread of a virtual rank.
-#[derive(Debug)]
-pub struct Ring {
-    exchange: Exchange,
-    /// Number of restarts.
-    round: u64,
-    holdings: Vec<Holding>,
-    host: LinkModel,
-    pub inbox: VecDeque<Item>,
-    /// Time at which the ring thread can process the next item.
+pub(super) struct Ring {
+    pub worker: RingWorker<VirtualRead>,
+    pub inbox: Mailbox<RingMsg<VirtualRead>>,
+    /// Time at which the ring thread can process the next message.
     pub free_at: Nanos,
+    /// Time of the last message to the device thread.
+    pub sent_last: Nanos,
     /// True if a wake-up at `free_at` is queued.
     pub wakes: bool,
 }
 
-/// Result of one item: its duration, and its effects with their delays after its begin.
-#[derive(Debug, Default)]
-pub struct Work {
-    pub takes: Nanos,
-    pub effects: Vec<(Nanos, Effect)>,
+/// Effect of a ring thread outside of itself.
+enum Effect {
+    Send { to: Position, message: Message },
+    ToDriver(ToDriver),
 }
 
-impl Ring {
-    /// Creates a ring thread that adds as fast as `host`.
-    pub fn new(
-        layout: &Arc<ShardLayout>,
-        position: Position,
-        window: usize,
-        host: LinkModel,
-    ) -> Self {
-        Self {
-            exchange: Exchange::new(layout.clone(), position, window),
-            round: 0,
-            holdings: vec![Holding::default(); layout.chunks.len()],
-            host,
-            inbox: VecDeque::new(),
-            free_at: 0,
-            wakes: false,
+/// Effects of one message with their delays after its begin, and its duration so far.
+struct Work {
+    host: LinkModel,
+    has_values: bool,
+    takes: Nanos,
+    effects: Vec<(Nanos, Effect)>,
+    /// Work that was done, for the timeline.
+    done: Vec<String>,
+}
+
+impl Work {
+    fn add(&mut self, effect: Effect) -> Result<(), ExchangeError> {
+        self.effects.push((self.takes, effect));
+        Ok(())
+    }
+}
+
+impl RingOutput for Work {
+    type Error = ExchangeError;
+    type Span = ();
+
+    fn work(&mut self, work: HostWork, chunk: &Chunk) {
+        self.takes += self.host.busy(chunk);
+        self.done.push(format!("{work} {chunk}"));
+    }
+
+    fn buffer_length(&self, chunk: &Chunk) -> usize {
+        if self.has_values { chunk.range.len() } else { 0 }
+    }
+
+    fn send(&mut self, to: Position, message: Message) -> Result<(), ExchangeError> {
+        self.add(Effect::Send { to, message })
+    }
+
+    fn reduced(&mut self, chunk: ChunkId, sum: SharedBuffer) -> Result<(), ExchangeError> {
+        let squares = sum.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+        let not_finite = sum.iter().filter(|value| !value.is_finite()).count() as u64;
+        self.add(Effect::ToDriver(DeviceMsg::Reduced { chunk, sum, squares, not_finite }))
+    }
+
+    fn gathered(&mut self, chunk: ChunkId, values: SharedBuffer) -> Result<(), ExchangeError> {
+        self.add(Effect::ToDriver(DeviceMsg::Gathered { chunk, values }))
+    }
+
+    fn add_on_device(
+        &mut self,
+        chunk: ChunkId,
+        partial: PooledBuffer,
+    ) -> Result<(), ExchangeError> {
+        self.add(Effect::ToDriver(DeviceMsg::Add { chunk, partial }))
+    }
+
+    fn done(&mut self, collective: Collective) -> Result<(), ExchangeError> {
+        self.add(Effect::ToDriver(DeviceMsg::Done(collective)))
+    }
+}
+
+impl Simulation<'_> {
+    /// Puts a message into the mailbox of a ring thread. A closed one drops it.
+    pub(super) fn hand_to_ring(&mut self, rank: Rank, message: RingMsg<VirtualRead>) {
+        let message = self.in_arrival_order(message);
+        let sent = self.virtual_ranks[rank.index()].ring.inbox.send(message);
+        self.check_bound(rank, "ring thread", sent);
+        self.wake_ring(rank);
+    }
+
+    fn wake_ring(&mut self, rank: Rank) {
+        let now = self.queue.now();
+        let ring = &mut self.virtual_ranks[rank.index()].ring;
+        if !ring.wakes {
+            ring.wakes = true;
+            self.queue.push(ring.free_at.max(now), Event::Ring(rank));
         }
     }
 
-    /// Processes one item and performs all resulting actions.
-    pub fn handle(&mut self, item: Item) -> Work {
-        let mut work = Work::default();
-        match item {
-            Item::Restart => {
-                self.exchange.restart();
-                self.round += 1;
-                self.holdings.fill(Holding::default());
-            }
-            Item::Ready { kind, chunk, values } => {
-                let holding = &mut self.holdings[chunk.index()];
-                match kind {
-                    CollectiveKind::ReduceScatter => holding.own = Some(values),
-                    CollectiveKind::AllGather => {
-                        holding.held = Some(values);
-                        work.effects.push((0, Effect::Used));
-                    }
-                }
-                self.exchange.handle(Event::LocalReady { kind, chunk });
-            }
-            Item::Message(Message { round, chunk, .. }) if round != self.round => {
-                work.effects.push((0, Effect::Strayed(chunk)));
-            }
-            Item::Message(Message { kind, chunk, from, values, .. }) => {
-                self.holdings[chunk.index()].arrived.push((kind, from, values));
-                self.exchange.handle(Event::Received { kind, chunk, from });
-            }
+    /// Processes the next message of a ring thread, if there is one.
+    pub(super) fn run_ring(&mut self, rank: Rank) {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        virtual_rank.ring.wakes = false;
+        if virtual_rank.died_at.is_some() || matches!(virtual_rank.end, Some(End::Failed { .. })) {
+            return;
         }
-        while let Some(action) = self.exchange.poll_action() {
-            self.perform(action, &mut work);
+        let Ok(Some(message)) = virtual_rank.ring.inbox.try_recv() else { return };
+        let now = self.queue.now();
+        let host = self.scenario.costs[rank.index()].host;
+        let has_values = self.scenario.values.is_some();
+        let mut work = Work { host, has_values, takes: 0, effects: Vec::new(), done: Vec::new() };
+        if let Err(error) = virtual_rank.ring.worker.handle(message, &mut work) {
+            virtual_rank.driver.inbox.close(&error.to_string());
+            self.violations.push(format!("the ring thread of {rank}: {error}"));
         }
-        work
+        if virtual_rank.ring.worker.strays() > 0 {
+            self.violations.push(format!("a message of another step came to {rank}"));
+        }
+        self.apply(rank, now, work);
+        self.wake_ring(rank);
     }
 
-    fn perform(&mut self, action: Action, work: &mut Work) {
-        let (from, round) = (self.exchange.position(), self.round);
-        let pass = |chunk: ChunkId| self.host.busy(self.exchange.layout().chunk(chunk));
-        let effect = match action {
-            Action::Send { kind, chunk, to } => {
-                let holding = &mut self.holdings[chunk.index()];
-                let values = match kind {
-                    CollectiveKind::AllGather => {
-                        holding.held.clone().expect("final values are forwarded")
-                    }
-                    CollectiveKind::ReduceScatter => {
-                        // Own values are copied out of their readback slot.
-                        if holding.held.is_none() {
-                            work.takes += pass(chunk);
-                            work.effects.push((work.takes, Effect::Used));
-                        }
-                        holding.take()
-                    }
-                };
-                Effect::Send { to, message: Message { kind, chunk, from, round, values } }
-            }
-            Action::Accumulate { chunk, from } => {
-                work.takes += pass(chunk);
-                let holding = &mut self.holdings[chunk.index()];
-                if holding.held.is_none() {
-                    work.effects.push((work.takes, Effect::Used));
+    fn apply(&mut self, rank: Rank, now: Nanos, work: Work) {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        virtual_rank.ring.free_at = now + work.takes;
+        if virtual_rank.device.has_freed_slots() {
+            self.free_slot(rank, now + work.takes);
+        }
+        if work.takes > 0 {
+            let span = (now, now + work.takes);
+            self.timeline.add(rank, VirtualTrack::Ring, span, || work.done.join(", "));
+        }
+        for (after, effect) in work.effects {
+            match effect {
+                Effect::Send { to, message } => self.send(rank, to, message, now + after),
+                Effect::ToDriver(message) => {
+                    // In the order in which the ring thread sends them.
+                    let last = &mut self.virtual_ranks[rank.index()].ring.sent_last;
+                    *last = (now + after).max(*last + 1);
+                    self.queue.push(*last, Event::ToDriver { to: rank, message });
                 }
-                let mut sum =
-                    Rc::unwrap_or_clone(holding.take_message(CollectiveKind::ReduceScatter, from));
-                for (sum, value) in sum.iter_mut().zip(holding.take().iter()) {
-                    *sum += value;
-                }
-                holding.held = Some(Rc::new(sum));
-                return;
             }
-            Action::Reduced { chunk } => {
-                let holding = &mut self.holdings[chunk.index()];
-                if holding.held.is_none() {
-                    work.effects.push((work.takes, Effect::Used));
-                }
-                Effect::Reduced { chunk, values: holding.take() }
+        }
+    }
+
+    /// Applies `SeededBug::AccumulatesInArrivalOrder`, if it is seeded: the n-th message to arrive
+    /// is treated as the n-th in order.
+    fn in_arrival_order(&mut self, message: RingMsg<VirtualRead>) -> RingMsg<VirtualRead> {
+        match message {
+            RingMsg::Message(mut message)
+                if self.scenario.seeded_bug == Some(SeededBug::AccumulatesInArrivalOrder)
+                    && self.scenario.layout.topology == Topology::Star
+                    && message.kind == CollectiveKind::ReduceScatter =>
+            {
+                let arrived = &mut self.arrived[message.chunk.index()];
+                *arrived = *arrived % (self.scenario.layout.size - 1) + 1;
+                message.from = Position(*arrived);
+                RingMsg::Message(message)
             }
-            Action::StoreFinal { chunk, from } => {
-                let holding = &mut self.holdings[chunk.index()];
-                let values = holding.take_message(CollectiveKind::AllGather, from);
-                holding.held = Some(values.clone());
-                Effect::Kept { chunk, values }
-            }
-            Action::Done { kind, bucket } => Effect::Done(Collective { kind, bucket }),
-        };
-        work.effects.push((work.takes, effect));
+            message => message,
+        }
+    }
+
+    fn send(&mut self, from: Rank, to: Position, message: Message, at: Nanos) {
+        let (to, chunk) = (self.group.rank(to), message.chunk);
+        self.messages += 1;
+        if self.scenario.seeded_bug == Some(SeededBug::LosesMessage(self.messages)) {
+            return;
+        }
+        let link = &self.scenario.links[from.index()][to.index()];
+        let free_at = &mut self.links_free_at[from.index()][to.index()];
+        let start = at.max(*free_at);
+        let gone = start + link.busy(self.scenario.layout.chunk(chunk));
+        *free_at = gone;
+        let there = gone + nanos(link.latency_s) + self.jitter();
+        self.timeline.add(from, VirtualTrack::Link, (start, there), || format!("{chunk} to {to}"));
+        self.queue.push(there, Event::Message { to, message, sent: (from, at) });
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::queue::{Nanos, nanos};
-use crate::base::{BucketId, Rank};
+use super::queue::nanos;
+use crate::base::{BucketId, Nanos, Rank};
 use crate::collective::{Chunk, ShardLayout};
-use crate::parallel::Program;
+use crate::parallel::{Program, ReduceSite};
 
 const F32_BYTES: f64 = 4.0;
 
@@ -24,6 +24,11 @@ impl LinkModel {
     /// later.
     pub fn busy(&self, chunk: &Chunk) -> Nanos {
         nanos(chunk.range.len() as f64 * F32_BYTES / self.bytes_per_s)
+    }
+
+    /// Returns the time after which a chunk has arrived on an idle link.
+    pub fn time(&self, chunk: &Chunk) -> Nanos {
+        self.busy(chunk) + nanos(self.latency_s)
     }
 }
 
@@ -64,7 +69,7 @@ pub enum FaultTime {
 pub enum Detection {
     /// A component that outlives the rank reports the death immediately.
     AtOnce,
-    /// Heartbeat timeout: the rank sends no heartbeat for [`Scenario::deadline_s`].
+    /// Heartbeat timeout: the coordinator sees no heartbeat for [`Scenario::deadline_s`].
     ByDeadline,
 }
 
@@ -73,8 +78,9 @@ pub enum Detection {
 pub enum SimulatedFault {
     /// Device thread and ring thread stop for ever.
     Die { rank: Rank, when: FaultTime, detection: Detection },
-    /// The device thread does nothing for a while; its ring thread continues. A hang of
-    /// [`Scenario::deadline_s`] or more ends the run, a shorter one only slows it down.
+    /// Device and device thread do nothing for a while; the ring thread continues. A hang that is
+    /// shorter than [`Scenario::deadline_s`] only slows the run down. One that is longer by a
+    /// fourth ends it: heartbeats are checked eight times per deadline.
     Hang { rank: Rank, when: FaultTime, seconds: f64 },
     /// One element of the rank's gradient is a NaN in this step, counted from 1.
     NotFinite { rank: Rank, step: u64 },
@@ -95,6 +101,14 @@ pub enum SeededBug {
     RestartsApart,
     /// Chunks are read back in the order of their positions, not in that of their use.
     ReadsByPosition,
+    /// The device thread waits for a message while its own readbacks are in flight.
+    IgnoresReadbacks,
+    /// The device returns a readback before one that was started earlier.
+    SwapsReadbacks,
+    /// A device adds its gradients to a partial sum twice.
+    AddsTwiceOnDevice,
+    /// Mailboxes hold one message.
+    ShortMailboxes,
 }
 
 /// Complete input of a simulated run.
@@ -107,6 +121,8 @@ pub struct Scenario {
     pub completes: Vec<Vec<BucketId>>,
     /// Speeds, per rank.
     pub costs: Vec<Costs>,
+    /// Sites of addition, per rank.
+    pub reduce_site: Vec<ReduceSite>,
     /// Links, by sender and then by receiver.
     pub links: Vec<Vec<LinkModel>>,
     /// Latency in seconds of a message to or from the coordinator thread.
@@ -133,7 +149,11 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Returns the number of ranks, all of which hold the buckets.
+    /// Returns the deadline as virtual time; [`Nanos::MAX`] for none.
+    pub fn deadline(&self) -> Nanos {
+        nanos(self.deadline_s)
+    }
+
     pub fn world(&self) -> usize {
         self.layout.size as usize
     }

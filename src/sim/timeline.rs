@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use super::queue::Nanos;
-use crate::base::Rank;
+use crate::base::{Nanos, Rank};
 
 /// Track of the timeline: a component of a rank that does one thing at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VirtualTrack {
-    Driver,
+    Device,
     ReadBack,
     Ring,
     Link,
@@ -62,7 +61,7 @@ impl Timeline {
 impl fmt::Display for VirtualTrack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Driver => "driver",
+            Self::Device => "device",
             Self::ReadBack => "read back",
             Self::Ring => "ring",
             Self::Link => "link",

@@ -3,9 +3,8 @@
 use std::ops::Range;
 
 use super::scenario::Scenario;
-use crate::base::{BucketId, Position, Rank};
-use crate::collective::ShardLayout;
-use crate::parallel::{MicroBatch, Verdict, Vote};
+use crate::base::BucketId;
+use crate::parallel::{MicroBatch, Verdict};
 
 const LEARNING_RATE: f32 = 0.05;
 
@@ -124,16 +123,9 @@ impl Model {
         }
     }
 
-    /// Returns the vote of the rank at this position on the step, when the gradients that it owns
-    /// are summed over all ranks.
-    pub fn vote(&self, layout: &ShardLayout, (position, rank): (Position, Rank)) -> Vote {
-        let owned = (0..self.gradients.len()).flat_map(|bucket| {
-            let shard = layout.shard(BucketId(bucket as u32), position);
-            &self.gradients[bucket][self.held(shard)]
-        });
-        let not_finite = owned.clone().filter(|value| !value.is_finite()).count() as u64;
-        let sum_squares = owned.map(|&value| f64::from(value) * f64::from(value)).sum();
-        Vote { rank, loss: self.loss, count: self.count, sum_squares, not_finite }
+    /// Returns the sum of the losses of this rank's samples, and their number.
+    pub fn loss(&self) -> (f64, f64) {
+        (self.loss, self.count)
     }
 
     /// Updates a range of a bucket.

@@ -1,18 +1,34 @@
 //! Simulation of all ranks of a run under one virtual clock.
 
-use std::collections::VecDeque;
-
+use super::coordinator_thread::{CoordinatorThread, ToCoordinator, ToRank, ToRanks};
+use super::device::VirtualDevice;
 use super::driver::Driver;
-use super::main_thread::{CoordinatorThread, ToCoordinator, ToDriver};
-use super::queue::{EventQueue, Nanos, nanos};
+use super::queue::{EventQueue, nanos};
 use super::report::{End, RankReport, SimulationReport};
-use super::ring::{Item, Ring};
+use super::ring::Ring;
 use super::scenario::{Detection, FaultTime, Scenario, SeededBug, SimulatedFault};
 use super::timeline::Timeline;
 use super::values::Model;
-use crate::base::{ChunkId, Position, Rank};
+use crate::base::{Nanos, Position, Rank, Round};
 use crate::collective::RankGroup;
-use crate::parallel::Program;
+use crate::comm::{
+    Mailbox, Message, PooledBuffer, RingMsg, RingWorker, SendError, SharedBuffer, ring_inbox_max,
+};
+use crate::graph::BucketTensor;
+use crate::parallel::coordinator::RankActivity;
+use crate::parallel::transfers::{DeviceMsg, PeerTransfers, device_inbox_max};
+use crate::parallel::{Expiry, Program, StepError};
+
+/// Message to a virtual device thread.
+pub(super) type ToDriver = DeviceMsg<SharedBuffer, PooledBuffer>;
+
+/// DriverJob of a virtual device thread.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum DriverJob {
+    Step(Round),
+    /// The run is over.
+    Over,
+}
 
 /// Event of the simulation.
 #[derive(Debug)]
@@ -21,94 +37,106 @@ pub(super) enum Event {
     Driver(Rank),
     /// A ring thread may be able to continue.
     Ring(Rank),
-    /// A readback slot of a rank is free again.
-    Place(Rank),
-    /// Item for a ring thread, sent by another ring thread (`sent`: the rank and the time) or by
-    /// the rank's own device.
-    Item {
+    /// A message between two ring threads arrives; `sent`: the sender and the time.
+    Message {
         to: Rank,
-        item: Item,
-        sent: Option<(Rank, Nanos)>,
+        message: Message,
+        sent: (Rank, Nanos),
     },
+    /// A ring thread sends a message to its device thread.
     ToDriver {
         to: Rank,
-        mail: ToDriver,
+        message: ToDriver,
+    },
+    /// A message of the coordinator thread arrives at a rank.
+    ToRank {
+        to: Rank,
+        message: ToRank,
     },
     ToCoordinator(ToCoordinator),
+    /// The coordinator thread checks the deadlines of all ranks.
+    Check,
     /// The injected fault of this index occurs.
     Strike(usize),
-    /// A device thread has hung for the deadline.
-    Deadline(Rank),
 }
 
 /// State of one virtual rank.
-#[derive(Debug)]
 pub(super) struct VirtualRank<'a> {
     pub program: &'a Program,
-    /// Position of the rank among the members of the simulation.
     pub position: Position,
     pub driver: Driver<'a>,
     pub ring: Ring,
-    pub model: Model,
-    /// Chunks to be read back, in this order.
-    pub unread: VecDeque<(ChunkId, Item)>,
-    /// Number of chunks that are being read back, or were read back and are not used yet.
-    pub places: usize,
-    pub read_back_free_at: Nanos,
-    pub read_back_last: Nanos,
-    pub upload_free_at: Nanos,
-    pub upload_last: Nanos,
-    mail_last: Nanos,
+    pub device: VirtualDevice,
+    message_last: Nanos,
     pub died_at: Option<Nanos>,
-    /// True if the device thread has hung for the deadline; it does nothing any more.
-    pub is_hung: bool,
+    /// Period in which the device does nothing.
+    hang: (Nanos, Nanos),
+    /// True once the rank was given up: its device thread does nothing any more.
+    is_abandoned: bool,
     pub end: Option<End>,
 }
 
 impl<'a> VirtualRank<'a> {
-    fn new(scenario: &'a Scenario, (position, rank): (Position, Rank)) -> Self {
-        let host = scenario.costs[rank.index()].host;
+    fn new(scenario: &'a Scenario, rank: Rank, position: Position) -> Self {
+        let (layout, costs) = (&scenario.layout, &scenario.costs[rank.index()]);
+        let site = scenario.reduce_site[rank.index()];
+        let transfers =
+            PeerTransfers::new(layout.clone(), position, site, BucketTensor::Parameters);
+        let bound = |max| match scenario.seeded_bug {
+            Some(SeededBug::ShortMailboxes) => 1,
+            _ => max,
+        };
+        let driver_inbox = Mailbox::new(bound(device_inbox_max(layout)));
+        let ring_inbox = Mailbox::new(bound(ring_inbox_max(layout, position)));
+        let worker = RingWorker::new(layout.clone(), position, scenario.window, false);
         Self {
             program: &scenario.programs[rank.index()],
             position,
-            driver: Driver::default(),
-            ring: Ring::new(&scenario.layout, position, scenario.window, host),
-            model: Model::new(scenario),
-            unread: VecDeque::new(),
-            places: 0,
-            read_back_free_at: 0,
-            read_back_last: 0,
-            upload_free_at: 0,
-            upload_last: 0,
-            mail_last: 0,
+            driver: Driver::new(transfers, driver_inbox),
+            ring: Ring { worker, inbox: ring_inbox, free_at: 0, sent_last: 0, wakes: false },
+            device: VirtualDevice::new(Model::new(scenario), costs, scenario.places_max),
+            message_last: 0,
             died_at: None,
-            is_hung: false,
+            hang: (0, 0),
+            is_abandoned: false,
             end: None,
         }
     }
 
     fn is_live(&self) -> bool {
-        self.died_at.is_none() && !self.is_hung
+        self.died_at.is_none() && !self.is_abandoned
     }
 
     /// Returns true if the rank's device thread still acts.
     pub fn drives(&self) -> bool {
         self.is_live() && self.end.is_none()
     }
+
+    /// Returns what the coordinator thread sees of the rank: the heartbeat of a device is its
+    /// clock, which stands still while it hangs.
+    fn activity(&self, now: Nanos) -> RankActivity {
+        let (from, to) = self.hang;
+        let stopped_at = self.died_at.or_else(|| (from..to).contains(&now).then_some(from));
+        RankActivity {
+            heartbeats: stopped_at.unwrap_or(now),
+            received: self.driver.received,
+            is_waiting: stopped_at.is_none() && self.driver.is_waiting,
+        }
+    }
 }
 
 /// State of a simulated run.
 pub(super) struct Simulation<'a> {
     pub scenario: &'a Scenario,
-    /// Ranks that hold the buckets: all of them.
-    pub members: RankGroup,
+    pub group: RankGroup,
     pub queue: EventQueue<Event>,
     pub virtual_ranks: Vec<VirtualRank<'a>>,
     pub timeline: Timeline,
     pub violations: Vec<String>,
     /// Number of the last step in which each rank voted.
     pub voted: Vec<u64>,
-    main: CoordinatorThread,
+    coordinator: CoordinatorThread,
+    is_check_queued: bool,
     pub links_free_at: Vec<Vec<Nanos>>,
     pub messages: u64,
     /// For [`SeededBug::AccumulatesInArrivalOrder`]: the last sender that was assigned, per chunk.
@@ -144,17 +172,21 @@ fn when(fault: &SimulatedFault) -> Option<FaultTime> {
 impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario) -> Self {
         let world = scenario.world();
-        let members = RankGroup::all(world as u32);
-        let virtual_ranks = members.iter().map(|member| VirtualRank::new(scenario, member));
+        let group = RankGroup::all(world as u32);
+        let virtual_ranks = group
+            .iter()
+            .map(|(position, rank)| VirtualRank::new(scenario, rank, position))
+            .collect();
         Self {
             scenario,
+            group,
             queue: EventQueue::new(scenario.seed),
-            virtual_ranks: virtual_ranks.collect(),
-            members,
+            virtual_ranks,
             timeline: Timeline::new(scenario.timeline),
             violations: Vec::new(),
             voted: vec![0; world],
-            main: CoordinatorThread::new(scenario),
+            coordinator: CoordinatorThread::new(scenario),
+            is_check_queued: false,
             links_free_at: vec![vec![0; world]; world],
             messages: 0,
             arrived: vec![0; scenario.layout.chunks.len()],
@@ -168,86 +200,191 @@ impl<'a> Simulation<'a> {
                 self.queue.push(nanos(seconds), Event::Strike(index));
             }
         }
-        let told = self.main.next_step();
-        self.tell_ranks(told);
+        let messages = self.coordinator.next_step(0);
+        self.send_to_ranks(messages);
     }
 
     fn handle(&mut self, event: Event) {
         match event {
             Event::Driver(rank) => self.drive(rank),
-            Event::Ring(rank) => {
-                let virtual_rank = &mut self.virtual_ranks[rank.index()];
-                virtual_rank.ring.wakes = false;
-                if let Some(item) = virtual_rank.ring.inbox.pop_front() {
-                    self.ring_works(rank, item);
-                }
-            }
-            Event::Place(rank) => {
-                self.virtual_ranks[rank.index()].places -= 1;
-                self.read_on(rank);
-            }
-            Event::Item { to, item, sent } => {
+            Event::Ring(rank) => self.run_ring(rank),
+            Event::Message { to, message, sent: (from, at) } => {
                 // A message that a rank had not sent when it died is lost.
-                let is_lost = sent.is_some_and(|(from, at)| {
-                    self.virtual_ranks[from.index()].died_at.is_some_and(|died_at| at > died_at)
-                });
-                if !is_lost {
-                    let item = self.in_arrival_order(item);
-                    self.hand_to_ring(to, item);
+                let died_at = self.virtual_ranks[from.index()].died_at;
+                if died_at.is_none_or(|died_at| at <= died_at) {
+                    self.hand_to_ring(to, RingMsg::Message(message));
                 }
             }
-            Event::ToDriver { to, mail } => self.hand_to_driver(to, mail),
-            Event::ToCoordinator(news) => {
-                let told = self.main.handle(news);
-                self.tell_ranks(told);
+            Event::ToDriver { to, message } => self.hand_to_driver(to, message),
+            Event::ToRank { to, message } => self.receive_from_coordinator(to, message),
+            Event::ToCoordinator(message) => {
+                let now = self.queue.now();
+                let sent = self.coordinator.handle(now, message);
+                self.send_or_violate(sent);
             }
+            Event::Check => self.check_deadlines(),
             Event::Strike(index) => self.strike(index),
-            Event::Deadline(rank) => self.deadline(rank),
         }
     }
 
-    // ---- Messages between ranks and the coordinator thread ----
+    // ---- Messages ----
 
     /// Returns a random delay.
     pub fn jitter(&mut self) -> Nanos {
         self.queue.random.up_to(nanos(self.scenario.jitter_s))
     }
 
-    /// Sends a message to the coordinator thread, `after` that time and the latency of a message.
-    pub fn send_to_coordinator(&mut self, news: ToCoordinator, after: Nanos) {
-        let at = self.queue.now() + after + nanos(self.scenario.control_s) + self.jitter();
-        self.queue.push(at, Event::ToCoordinator(news));
+    /// Sends a message to the coordinator thread.
+    pub fn send_to_coordinator(&mut self, message: ToCoordinator) {
+        let at = self.queue.now() + nanos(self.scenario.control_s) + self.jitter();
+        self.queue.push(at, Event::ToCoordinator(message));
     }
 
-    fn tell_ranks(&mut self, told: Vec<(Rank, ToDriver)>) {
-        let begins_step = told.iter().any(|(_, mail)| matches!(mail, ToDriver::Step(_)));
-        if begins_step && self.scenario.seeded_bug != Some(SeededBug::RestartsApart) {
+    fn send_or_violate(&mut self, messages: Result<ToRanks, StepError>) {
+        match messages {
+            Ok(messages) => self.send_to_ranks(messages),
+            Err(error) => self.violations.push(format!("the coordinator: {error}")),
+        }
+    }
+
+    fn send_to_ranks(&mut self, messages: ToRanks) {
+        let begun = messages.iter().find_map(|(_, message)| match message {
+            ToRank::Step(round) => Some(*round),
+            _ => None,
+        });
+        if let Some(round) = begun
+            && self.scenario.seeded_bug != Some(SeededBug::RestartsApart)
+        {
             // Before any rank runs, as in a worker group: no message of the step arrives earlier.
             for rank in (0..self.scenario.world() as u32).map(Rank) {
-                self.hand_to_ring(rank, Item::Restart);
+                self.hand_to_ring(rank, RingMsg::Restart(round));
             }
         }
-        for (to, mail) in told {
+        for (to, message) in messages {
             let at = self.queue.now() + nanos(self.scenario.control_s) + self.jitter();
-            let last = &mut self.virtual_ranks[to.index()].mail_last;
+            let last = &mut self.virtual_ranks[to.index()].message_last;
             *last = at.max(*last + 1);
-            self.queue.push(*last, Event::ToDriver { to, mail });
+            self.queue.push(*last, Event::ToRank { to, message });
         }
+        self.queue_check();
+    }
+
+    fn receive_from_coordinator(&mut self, rank: Rank, message: ToRank) {
+        let driver = &mut self.virtual_ranks[rank.index()].driver;
+        match message {
+            ToRank::Step(round) => driver.job = Some(DriverJob::Step(round)),
+            ToRank::Over => driver.job = Some(DriverJob::Over),
+            ToRank::Verdict { round, verdict } => {
+                return self.hand_to_driver(rank, DeviceMsg::Decided { round, verdict });
+            }
+            ToRank::Abort { rank: failed, why } => return self.abort(rank, failed, why),
+        }
+        self.wake_driver(rank);
+    }
+
+    /// Puts a message into the mailbox of a device thread. A closed one drops it.
+    fn hand_to_driver(&mut self, rank: Rank, message: ToDriver) {
+        let sent = self.virtual_ranks[rank.index()].driver.inbox.send(message);
+        self.check_bound(rank, "device thread", sent);
+        self.wake_driver(rank);
+    }
+
+    /// Records a violation if a mailbox was full.
+    pub fn check_bound(&mut self, rank: Rank, thread: &str, sent: Result<(), SendError>) {
+        if let Err(error @ SendError::Full { .. }) = sent {
+            self.violations.push(format!("the {thread} of {rank}: {error}"));
+        }
+    }
+
+    /// Closes the mailboxes of a rank, which wakes it from any wait.
+    fn abort(&mut self, rank: Rank, failed: Rank, why: String) {
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        virtual_rank.ring.inbox.close(&why);
+        let driver = &mut virtual_rank.driver;
+        driver.inbox.close(&why);
+        if driver.is_between_steps() {
+            if virtual_rank.drives() {
+                self.end(rank, End::Failed { rank: failed, why });
+            }
+            return;
+        }
+        driver.failure.get_or_insert((failed, why));
+        self.wake_driver(rank);
     }
 
     /// Ends a rank's part in the run.
     pub fn end(&mut self, rank: Rank, end: End) {
-        self.virtual_ranks[rank.index()].end = Some(end);
-        self.ended_at = self.queue.now();
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        virtual_rank.end = Some(end);
+        self.ended_at = self.ended_at.max(self.queue.now()).max(virtual_rank.device.idle_at());
     }
 
     /// Records a violation for each rank that has not voted in the step of `rank`: parameters may
     /// only change in a step for which all have voted.
     pub fn check_committed(&mut self, rank: Rank, what: &str) {
-        let step = self.virtual_ranks[rank.index()].driver.step;
+        let step = self.virtual_ranks[rank.index()].driver.round.step;
         for (other, &voted) in self.voted.iter().enumerate() {
             if voted < step {
                 let violation = format!("{rank} {what} in step {step} without rank {other}'s vote");
+                self.violations.push(violation);
+            }
+        }
+    }
+
+    // ---- Deadlines ----
+
+    fn queue_check(&mut self) {
+        let now = self.queue.now();
+        if let Some(at) = self.coordinator.poll_timeout(now)
+            && !self.is_check_queued
+        {
+            self.is_check_queued = true;
+            self.queue.push(at, Event::Check);
+        }
+    }
+
+    fn check_deadlines(&mut self) {
+        self.is_check_queued = false;
+        let now = self.queue.now();
+        let activities: Vec<RankActivity> =
+            self.virtual_ranks.iter().map(|rank| rank.activity(now)).collect();
+        match self.coordinator.check(now, &activities) {
+            Ok(expired) => expired.into_iter().for_each(|expiry| self.expire(expiry)),
+            Err(error) => self.violations.push(format!("the coordinator: {error}")),
+        }
+        self.queue_check();
+    }
+
+    /// Ends the ranks whose deadline has passed. A deadlock is a violation: no fault causes one.
+    fn expire(&mut self, expiry: Expiry) {
+        let now = self.queue.now();
+        let deadline_s = self.scenario.deadline_s;
+        let (ranks, why) = match expiry {
+            Expiry::Hung(rank) => {
+                self.virtual_ranks[rank.index()].is_abandoned = true;
+                (vec![rank], format!("its device did not answer for {deadline_s} s"))
+            }
+            Expiry::Deadlock { .. } => {
+                self.record_deadlocks();
+                let why = format!("all ranks have waited for each other for {deadline_s} s");
+                (self.coordinator.pending(), why)
+            }
+        };
+        for rank in ranks {
+            let message = ToCoordinator::Failed { rank, why: why.clone() };
+            let sent = self.coordinator.handle(now, message);
+            self.send_or_violate(sent);
+        }
+    }
+
+    /// Records a violation for each rank that waits without end.
+    fn record_deadlocks(&mut self) {
+        for (rank, virtual_rank) in self.virtual_ranks.iter().enumerate() {
+            if virtual_rank.drives() {
+                let (round, waits) = (virtual_rank.driver.round, &virtual_rank.driver.waits_for);
+                let step = round.step;
+                let violation =
+                    format!("rank {rank} is deadlocked in step {step}, waiting for {waits}");
                 self.violations.push(violation);
             }
         }
@@ -261,54 +398,32 @@ impl<'a> Simulation<'a> {
             SimulatedFault::NotFinite { .. } => {}
             SimulatedFault::Die { rank, detection, .. } => {
                 let virtual_rank = &mut self.virtual_ranks[rank.index()];
-                if virtual_rank.died_at.replace(now).is_some() {
-                    return;
+                if virtual_rank.died_at.replace(now).is_none() && detection == Detection::AtOnce {
+                    let why = "it died".to_owned();
+                    self.send_to_coordinator(ToCoordinator::Failed { rank, why });
                 }
-                let deadline_s = self.scenario.deadline_s;
-                let (after, why) = match detection {
-                    Detection::AtOnce => (0, "it died".to_owned()),
-                    Detection::ByDeadline => {
-                        (nanos(deadline_s), format!("no heartbeat for {deadline_s} s"))
-                    }
-                };
-                self.send_to_coordinator(ToCoordinator::Failed { rank, why }, after);
             }
             SimulatedFault::Hang { rank, seconds, .. } => {
-                let driver = &mut self.virtual_ranks[rank.index()].driver;
-                driver.free_at = driver.free_at.max(now).saturating_add(nanos(seconds));
-                if seconds >= self.scenario.deadline_s {
-                    let at = now + nanos(self.scenario.deadline_s);
-                    self.queue.push(at, Event::Deadline(rank));
-                }
+                let virtual_rank = &mut self.virtual_ranks[rank.index()];
+                let until = now.saturating_add(nanos(seconds));
+                let (from, to) = virtual_rank.hang;
+                virtual_rank.hang = if now < to { (from, to.max(until)) } else { (now, until) };
+                virtual_rank.device.hang(now, nanos(seconds));
+                let driver = &mut virtual_rank.driver;
+                driver.free_at = driver.free_at.max(until);
             }
-        }
-    }
-
-    fn deadline(&mut self, rank: Rank) {
-        let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        if virtual_rank.drives() {
-            virtual_rank.is_hung = true;
-            let why = format!("its device did not answer for {} s", self.scenario.deadline_s);
-            self.send_to_coordinator(ToCoordinator::Failed { rank, why }, 0);
         }
     }
 
     // ---- Report ----
 
     fn report(mut self, events: u64) -> SimulationReport {
-        for (rank, virtual_rank) in self.virtual_ranks.iter().enumerate() {
-            if virtual_rank.drives() {
-                let (step, waits) = (virtual_rank.driver.step, &virtual_rank.driver.waits_for);
-                let violation =
-                    format!("rank {rank} is deadlocked in step {step}, waiting for {waits}");
-                self.violations.push(violation);
-            }
-        }
+        self.record_deadlocks();
         let rank_report = |virtual_rank: VirtualRank| RankReport {
             is_live: virtual_rank.is_live(),
             end: virtual_rank.end,
             finished: virtual_rank.driver.finished,
-            parameters: virtual_rank.model.parameters,
+            parameters: virtual_rank.device.model.parameters,
         };
         SimulationReport {
             ranks: self.virtual_ranks.into_iter().map(rank_report).collect(),

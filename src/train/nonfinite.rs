@@ -93,7 +93,7 @@ fn bad_activation(
     device: &mut dyn Executor,
     input: &StepInput,
 ) -> Result<Option<String>, DeviceError> {
-    let random = RandomContext { step_key: input.run_key.step(input.step), training: true };
+    let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     device.begin_step()?;
     for (index, inputs) in input.micro_batches.iter().enumerate() {
         load(device, inputs, 0)?;

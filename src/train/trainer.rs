@@ -186,13 +186,14 @@ impl Trainer {
     /// fails.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
         let update = self.options.optimizer.update(lr, self.updates + 1);
+        let round = self.group.round().next(self.step + 1);
         let mut inputs = Vec::with_capacity(self.programs.len());
         for (rank, program) in self.programs.iter().enumerate() {
             let parts = program.micro_batches.iter();
             let micro_batches: Result<Vec<Inputs>, TrainError> =
                 parts.map(|part| self.cut(batch, self.options.batch, part)).collect();
             inputs.push(Arc::new(StepInput {
-                step: self.step + 1,
+                round,
                 rank: Rank(rank as u32),
                 program: program.clone(),
                 micro_batches: micro_batches?,

@@ -20,7 +20,6 @@ pub const REPEATED_TYPE_NAMES: &[(&str, &str)] = &[
     ("Action", "what a sans-IO machine asks for, one per machine"),
     ("Event", "what a sans-IO machine is given, one per machine; and a line of the record"),
     ("Key", "of a random stream, and of the configuration"),
-    ("Message", "of an exchange; the simulator has its own until it drives the exchange driver"),
     ("ReadbackQueue", "one per executor, with the same methods"),
 ];
 
@@ -49,7 +48,7 @@ pub const ROOMS: &[(u8, &str, &str)] = &[
     (3, "config", "base data graph model optim collective parallel"),
     (3, "autotune", "base device files graph kernels"),
     (3, "net", "base collective cluster comm"),
-    (3, "sim", "base collective cluster parallel"),
+    (3, "sim", "base graph collective cluster parallel comm"),
     (4, "exec", "base device graph kernels autotune"),
     (4, "planner", "base graph collective parallel sim"),
     (

@@ -166,9 +166,10 @@ fn open(selection: &Selection, plan: &Plan) -> Result<OpenDevice, RuntimeError> 
 
 /// Performs an all-reduce of the gradients on the devices.
 fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError> {
+    let round = group.round().next(1);
     let input = |rank: usize| {
         Arc::new(StepInput {
-            step: 1,
+            round,
             rank: Rank(rank as u32),
             program: program.clone(),
             micro_batches: Vec::new(),

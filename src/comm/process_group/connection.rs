@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools};
 use crate::base::{Position, Rank};
-use crate::collective::RankGroup;
+use crate::collective::{ExchangeError, RankGroup};
 use crate::comm::{Mailbox, RecvError, SendError};
 
 /// Credits towards each receiver: the number of packets that a rank may be ahead of it, for
@@ -44,6 +44,9 @@ pub enum GroupError {
     /// A state that only a bug of the library explains.
     #[error("{call}: {why}")]
     Defect { call: String, why: String },
+    /// A message that only a bug of the library explains.
+    #[error("{0}, which is a defect of potluck; please report it")]
+    Exchange(#[from] ExchangeError),
 }
 
 /// Close reason of the mailbox of a rank whose handle was dropped.

@@ -7,7 +7,9 @@ use super::packet::{Payload, TypedPayload};
 use super::reduce_op::Reducer;
 use crate::base::{BucketId, ChunkId, Position};
 use crate::collective::{Chunk, CollectiveKind};
-use crate::comm::{ExchangeIo, GroupError, Message, PooledBuffer, SharedBuffer, Transferable};
+use crate::comm::{
+    Addition, ExchangeIo, GroupError, Message, PooledBuffer, SharedBuffer, Transferable,
+};
 
 /// Slices of a rank's own values and of its results, by position in the only bucket of the
 /// exchange.
@@ -59,10 +61,10 @@ impl<T: Transferable> ExchangeIo<T> for SliceIo<'_, T> {
         &mut self,
         _: ChunkId,
         chunk: &Chunk,
-        partial: &mut [T],
-    ) -> Result<(), GroupError> {
-        self.reducer.add_own(partial, self.slices.own(&chunk.range));
-        Ok(())
+        mut partial: PooledBuffer<T>,
+    ) -> Result<Addition<T>, GroupError> {
+        self.reducer.add_own(&mut partial, self.slices.own(&chunk.range));
+        Ok(Addition::Done(partial))
     }
 
     fn add_message(&mut self, partial: &mut [T], values: &[T]) {

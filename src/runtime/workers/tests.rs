@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::base::rng::Key;
-use crate::base::{BucketId, HostTensor, Position};
+use crate::base::{BucketId, HostTensor, Position, Round};
 use crate::exec::{Cpu, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
@@ -50,7 +50,7 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
         let values = (0..80).map(|i| Key::new(3).step(step).normal(i + 80 * u64::from(rank)));
         let values = HostTensor::Float(values.map(|value| value as f32).collect());
         Arc::new(StepInput {
-            step,
+            round: Round { generation: 0, step },
             rank: Rank(rank),
             program: Arc::new(data_parallel(&plan, share, true)),
             micro_batches: vec![vec![(x, values)]],
@@ -66,6 +66,8 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
 /// Serializes the tests that start a worker group, so that none counts the threads of another.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
+    // Started here, the threads of the pool do not inherit the name of a device thread.
+    rayon::broadcast(|_| ());
     lock(&TURN)
 }
 
@@ -131,7 +133,8 @@ fn a_queue_beyond_its_bound_ends_the_step_and_the_run() {
     let _turn = turn();
     let mut group = group(ReduceSite::Host);
     let rank = Rank(0);
-    let vote = || Vote { rank, loss: 0.0, count: 1.0, sum_squares: 0.0, not_finite: 0 };
+    let round = Round::default();
+    let vote = || Vote { round, rank, loss: 0.0, count: 1.0, sum_squares: 0.0, not_finite: 0 };
     while group.inbox.send(CoordinatorMsg::Vote(vote())).is_ok() {}
     let input = inputs(1, &Faults::none());
     let error = group.step(&input).unwrap_err().to_string();

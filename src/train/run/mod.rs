@@ -262,10 +262,11 @@ impl Run {
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = self.loader.next_step().ok_or_else(ended)?;
         let step = self.step + 1;
+        let round = self.group.round().next(step);
         let lr = self.schedule.lr(step);
         let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
             Arc::new(StepInput {
-                step,
+                round,
                 rank: Rank(rank as u32),
                 program: self.programs[rank].clone(),
                 micro_batches,
@@ -285,7 +286,8 @@ impl Run {
         started: Instant,
     ) -> Result<(), TrainError> {
         let (input, report) = (&inputs[0], &reports[0]);
-        self.step = input.step;
+        let step = input.round.step;
+        self.step = step;
         let totals = *report.verdict.totals();
         let seconds = started.elapsed().as_secs_f64();
         let tokens_per_s = totals.count / seconds;
@@ -294,9 +296,9 @@ impl Run {
             Verdict::Commit(_) => None,
         };
         let record = StepRecord {
-            step: input.step,
+            step,
             loss: totals.loss,
-            lr: self.schedule.lr(input.step),
+            lr: self.schedule.lr(step),
             grad_norm: totals.gradient_norm,
             tokens: totals.count as u64,
             ms: 1e3 * seconds,
@@ -307,11 +309,11 @@ impl Run {
         };
         self.options
             .faults
-            .at_write(Point::Metrics, input.step)
+            .at_write(Point::Metrics, step)
             .map_err(|why| io(&self.options.out, why))?;
         self.recorder.record(record)?;
         let ranks = self.shown_ranks(reports);
-        let shown = StepDisplay { step: input.step, loss: totals.loss, tokens_per_s, ranks };
+        let shown = StepDisplay { step, loss: totals.loss, tokens_per_s, ranks };
         self.progress.step(&shown);
         match skipped {
             None => {

@@ -1,13 +1,12 @@
 //! All ranks of an exchange in one thread: messages and readiness come in any order.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use potluck::base::{BucketId, ChunkId, Position, Rank};
-use potluck::collective::{Chunk, CollectiveKind, RankGroup, ShardLayout, Topology};
+use potluck::base::{BucketId, ChunkId, Position, Rank, Round};
+use potluck::collective::{Chunk, CollectiveKind, ExchangeError, RankGroup, ShardLayout, Topology};
 use potluck::comm::add::add_assign;
-use potluck::comm::{ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer};
+use potluck::comm::{Addition, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer};
 use proptest::prelude::*;
 
 use super::dice::Dice;
@@ -20,30 +19,37 @@ struct Side {
     /// Chunks that this rank may hand out.
     reduced: Vec<ChunkId>,
     sent: Vec<(Position, Message)>,
+    /// True if additions end some time after they are requested, like those of a device.
+    adds_later: bool,
+    adding: Option<(ChunkId, PooledBuffer)>,
     done: Vec<(CollectiveKind, BucketId)>,
 }
 
 impl ExchangeIo for Side {
-    type Error = Infallible;
+    type Error = ExchangeError;
 
     fn read_local(
         &mut self,
         _: ChunkId,
         chunk: &Chunk,
         into: &mut [f32],
-    ) -> Result<(), Infallible> {
+    ) -> Result<(), ExchangeError> {
         into.copy_from_slice(&self.own[chunk.bucket.index()][chunk.range.clone()]);
         Ok(())
     }
 
     fn add_local(
         &mut self,
-        _: ChunkId,
+        id: ChunkId,
         chunk: &Chunk,
-        partial: &mut [f32],
-    ) -> Result<(), Infallible> {
-        add_assign(partial, &self.own[chunk.bucket.index()][chunk.range.clone()]);
-        Ok(())
+        mut partial: PooledBuffer,
+    ) -> Result<Addition, ExchangeError> {
+        add_assign(&mut partial, &self.own[chunk.bucket.index()][chunk.range.clone()]);
+        if !self.adds_later {
+            return Ok(Addition::Done(partial));
+        }
+        assert!(self.adding.replace((id, partial)).is_none(), "one addition at a time");
+        Ok(Addition::Pending)
     }
 
     fn on_reduced(
@@ -51,13 +57,13 @@ impl ExchangeIo for Side {
         id: ChunkId,
         chunk: &Chunk,
         sum: PooledBuffer,
-    ) -> Result<SharedBuffer, Infallible> {
+    ) -> Result<SharedBuffer, ExchangeError> {
         self.result[chunk.bucket.index()][chunk.range.clone()].copy_from_slice(&sum);
         self.reduced.push(id);
         Ok(sum.share())
     }
 
-    fn read_final(&mut self, _: ChunkId, chunk: &Chunk) -> Result<SharedBuffer, Infallible> {
+    fn read_final(&mut self, _: ChunkId, chunk: &Chunk) -> Result<SharedBuffer, ExchangeError> {
         Ok(self.result[chunk.bucket.index()][chunk.range.clone()].to_vec().into())
     }
 
@@ -66,17 +72,17 @@ impl ExchangeIo for Side {
         _: ChunkId,
         chunk: &Chunk,
         values: &SharedBuffer,
-    ) -> Result<(), Infallible> {
+    ) -> Result<(), ExchangeError> {
         self.result[chunk.bucket.index()][chunk.range.clone()].copy_from_slice(values);
         Ok(())
     }
 
-    fn send(&mut self, to: Position, message: Message) -> Result<(), Infallible> {
+    fn send(&mut self, to: Position, message: Message) -> Result<(), ExchangeError> {
         self.sent.push((to, message));
         Ok(())
     }
 
-    fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), Infallible> {
+    fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), ExchangeError> {
         self.done.push((kind, bucket));
         Ok(())
     }
@@ -93,6 +99,10 @@ enum Next {
     Message {
         to: Rank,
         message: Message,
+    },
+    /// The addition that is pending at a position ends.
+    Added {
+        at: usize,
     },
 }
 
@@ -128,7 +138,13 @@ impl World {
             if is_chained { member.into_all_reduce() } else { member }
         };
         let members = (0..layout.size).map(member).collect();
-        let side = |at| Side { own: own(&layout, at, 0, seed), ..Side::default() };
+        // Every third rank adds on its device.
+        let adds_later = |at: u32| (at + seed % 3).is_multiple_of(3);
+        let side = |at| Side {
+            own: own(&layout, at, 0, seed),
+            adds_later: adds_later(at),
+            ..Side::default()
+        };
         let mut sides: Vec<Side> = (0..layout.size).map(side).collect();
         sides.iter_mut().for_each(|side| side.result = side.own.clone());
         let (rounds, dice) = (vec![0; layout.size as usize], Dice(seed, 0));
@@ -138,7 +154,7 @@ impl World {
 
     /// A member's buckets become ready, in order, each at some time.
     fn enter(&mut self, at: usize) {
-        let Ok(()) = self.members[at].start(&mut self.sides[at]);
+        self.members[at].start(&mut self.sides[at]).unwrap();
         let mut chunks: VecDeque<ChunkId> =
             (0..self.layout.chunks.len() as u32).map(ChunkId).collect();
         let turn = self.dice.below(chunks.len().max(1));
@@ -155,6 +171,10 @@ impl World {
             let (from, to) = (self.group.rank(message.from), self.group.rank(to));
             self.log.push((from, to, message.kind, message.chunk));
             self.next.push(Next::Message { to, message });
+        }
+        let is_queued = |next: &Next| matches!(next, Next::Added { at: other } if *other == at);
+        if side.adding.is_some() && !self.next.iter().any(is_queued) {
+            self.next.push(Next::Added { at });
         }
         for chunk in side.reduced.drain(..) {
             if !self.is_chained {
@@ -173,14 +193,20 @@ impl World {
         let at = match self.next.swap_remove(pick) {
             Next::Message { to, message } => {
                 let at = self.at(to);
-                let Ok(()) = self.members[at].on_message(message, &mut self.sides[at]);
+                self.members[at].on_message(message, &mut self.sides[at]).unwrap();
                 at
             }
             Next::Ready { at, kind, mut chunks } => {
                 if let Some(chunk) = chunks.pop_front() {
-                    let Ok(()) = self.members[at].on_local_ready(kind, chunk, &mut self.sides[at]);
+                    let side = &mut self.sides[at];
+                    self.members[at].on_local_ready(kind, chunk, side).unwrap();
                     self.next.push(Next::Ready { at, kind, chunks });
                 }
+                at
+            }
+            Next::Added { at } => {
+                let (id, sum) = self.sides[at].adding.take().unwrap();
+                self.members[at].on_added(id, sum, &mut self.sides[at]).unwrap();
                 at
             }
         };
@@ -294,7 +320,8 @@ fn run_in(
             if round + 1 < rounds {
                 side.own = own(&world.layout, rank as u32, round as u32 + 1, seed);
                 side.result = side.own.clone();
-                world.members[rank].restart();
+                let step = world.rounds[rank] as u64;
+                world.members[rank].restart(Round { generation: 0, step });
                 world.enter(rank);
             }
         }
@@ -397,5 +424,60 @@ fn ranks_4_1_and_7_of_9_exchange_as_ranks_0_to_2() {
             ([4, 1, 7].map(Rank)[from.index()], [4, 1, 7].map(Rank)[to.index()], kind, chunk)
         });
         assert_eq!(messages(&group), mapped.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn messages_that_nobody_expects_are_errors() {
+    let layout = Arc::new(ShardLayout::new(Topology::Ring, 3, &[6], 1, 2));
+    let driver = |at| ExchangeDriver::<f32>::new(layout.clone(), Position(at), 1);
+    let values = || vec![vec![1.0; 6]];
+    let side = || Side { own: values(), result: values(), ..Side::default() };
+    let (kind, chunk) = (CollectiveKind::ReduceScatter, ChunkId(0));
+    let mut first = side();
+    // Chunk 0 is owned by position 0, so position 1 begins its sum.
+    driver(1).on_local_ready(kind, chunk, &mut first).unwrap();
+    let (to, message) = first.sent.pop().unwrap();
+    assert_eq!(to, Position(2));
+    let error = driver(0).on_message(message, &mut side()).unwrap_err();
+    let position = Position(0);
+    let unexpected =
+        ExchangeError::UnexpectedMessage { kind, id: chunk, from: Position(1), position };
+    assert_eq!(error, unexpected);
+
+    let mut twice = driver(2);
+    twice.on_local_ready(kind, chunk, &mut side()).unwrap();
+    let error = twice.on_local_ready(kind, chunk, &mut side()).unwrap_err();
+    assert_eq!(error, ExchangeError::ReadyTwice { id: chunk });
+    let id = ChunkId(3);
+    let error = twice.on_local_ready(kind, id, &mut side()).unwrap_err();
+    assert_eq!(error, ExchangeError::UnknownChunk { id, chunks: 3 });
+    let error = twice.on_local_ready(CollectiveKind::AllGather, chunk, &mut side()).unwrap_err();
+    assert_eq!(error, ExchangeError::NotOwner { id: chunk, position: Position(2) });
+    let sum = twice.pool().take(2);
+    let error = twice.on_added(chunk, sum, &mut side()).unwrap_err();
+    assert_eq!(error, ExchangeError::UnexpectedSum { id: chunk });
+}
+
+/// Messages of a rank that is rounds ahead, without end.
+#[test]
+fn a_rank_that_runs_ahead_without_end_is_an_error() {
+    let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[4], 1, 2));
+    let mut behind = ExchangeDriver::<f32>::new(layout.clone(), Position(0), 1);
+    let values = || vec![vec![1.0; 4]];
+    let side = || Side { own: values(), result: values(), ..Side::default() };
+    let max = layout.messages_max(Position(0));
+    for step in 1..=max as u64 + 1 {
+        let mut ahead = ExchangeDriver::<f32>::new(layout.clone(), Position(1), 1);
+        let mut sender = side();
+        ahead.restart(Round { generation: 0, step });
+        ahead.on_local_ready(CollectiveKind::ReduceScatter, ChunkId(0), &mut sender).unwrap();
+        let (_, message) = sender.sent.pop().unwrap();
+        let result = behind.on_message(message, &mut side());
+        assert_eq!(behind.strays(), step);
+        match step as usize > max {
+            true => assert_eq!(result, Err(ExchangeError::TooFarAhead { max })),
+            false => assert_eq!(result, Ok(())),
+        }
     }
 }

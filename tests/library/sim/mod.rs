@@ -10,7 +10,9 @@ use potluck::base::Rank;
 use potluck::collective::{CollectiveKind, ShardLayout, Topology};
 use potluck::graph::{Plan, PlanOptions, Unary, differentiate, fuse};
 use potluck::model::{GptConfig, gpt};
-use potluck::parallel::{Instruction, Program, Share, contiguous_shares, data_parallel};
+use potluck::parallel::{
+    Instruction, Program, ReduceSite, Share, contiguous_shares, data_parallel,
+};
 use potluck::sim::{
     Costs, Detection, End, FaultTime, LinkModel, MachineModel, Scenario, SeededBug, SegmentCost,
     SimulatedFault, SimulationReport, VirtualTrack, check, hash, one_step, reference, run,
@@ -136,6 +138,7 @@ fn bits_do_not_depend_on_speeds_links_and_delays() {
         scenario.seed = seed ^ 0xde1a;
         scenario.window = 1 + draw.below(4) as usize;
         scenario.places_max = random::places(draw);
+        scenario.reduce_site = random::sites(draw, scenario.layout.size);
         scenario.jitter_s = 1e-2;
         for costs in &mut scenario.costs {
             *costs = random::costs(draw, costs.segments.len());
@@ -163,7 +166,9 @@ fn whatever_fails_nobody_waits_and_nobody_differs() {
     for_seeds(3000, |seed| {
         let mut scenario = random::scenario(seed);
         let seconds = run(&scenario).seconds;
-        scenario.deadline_s = seconds * 0.3;
+        // Long enough for a chunk to pass through all ranks: the coordinator sees device threads
+        // only, and takes it for a deadlock if none receives anything for so long.
+        scenario.deadline_s = seconds + 10.0 * scenario.jitter_s;
         scenario.faults = random::faults(&mut Draw::new(seed ^ 0xfa17), &scenario, seconds);
         let report = run_and_check(&scenario);
         kinds.borrow_mut()[usize::from(is_completed(&report))] += 1;
@@ -240,7 +245,8 @@ fn a_rank_that_hangs_fails_at_its_deadline_and_a_slow_one_does_not() {
         let hung = |seconds| Scenario { faults: vec![hang(seconds)], ..scenario.clone() };
         let report = run_and_check(&hung(scenario.deadline_s * 0.9));
         assert!(is_completed(&report) && report.seconds > scenario.deadline_s * 0.9);
-        for seconds in [scenario.deadline_s, f64::INFINITY] {
+        // Heartbeats are checked eight times per deadline, and at least once a second.
+        for seconds in [scenario.deadline_s * 1.25, f64::INFINITY] {
             let report = run_and_check(&hung(seconds));
             let why = "its device did not answer for 10 s".to_owned();
             assert_eq!(report.ranks[0].end, Some(End::Failed { rank, why }));
@@ -310,7 +316,7 @@ fn a_driver_and_a_ring_do_one_thing_at_a_time() {
         let scenario = Scenario { timeline: true, ..random::scenario(seed) };
         let timeline = run(&scenario).timeline;
         for rank in (0..scenario.layout.size).map(Rank) {
-            for track in [VirtualTrack::Driver, VirtualTrack::Ring] {
+            for track in [VirtualTrack::Device, VirtualTrack::Ring] {
                 let spans = timeline.spans.iter();
                 let mut spans: Vec<_> =
                     spans.filter(|span| (span.rank, span.track) == (rank, track)).collect();
@@ -393,6 +399,37 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
         assert!(!found.is_empty() && found.iter().all(waits), "{places}: {found:?}");
     }
     assert_eq!(found(None), Vec::<String>::new());
+}
+
+#[test]
+fn a_planted_wait_beside_readbacks_is_found() {
+    let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::IgnoresReadbacks));
+    assert_said(&found, "is deadlocked in step 1, waiting for reduce-scatter of bucket");
+}
+
+#[test]
+fn planted_readbacks_in_another_order_are_found() {
+    let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::SwapsReadbacks));
+    assert_said(&found, "the device returns gradients of bucket");
+}
+
+#[test]
+fn a_planted_second_addition_on_a_device_is_found() {
+    let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::AddsTwiceOnDevice));
+    assert_said(&found, "element");
+    let on_hosts = complaints(|scenario| {
+        scenario.seeded_bug = Some(SeededBug::AddsTwiceOnDevice);
+        scenario.reduce_site.fill(ReduceSite::Host);
+    });
+    assert_eq!(on_hosts, Vec::<String>::new());
+}
+
+#[test]
+fn planted_mailboxes_that_are_too_short_are_found() {
+    let found = complaints(|scenario| scenario.seeded_bug = Some(SeededBug::ShortMailboxes));
+    assert_said(&found, "the ring thread of rank");
+    assert_said(&found, "the device thread of rank");
+    assert_said(&found, "a mailbox for 1 items is full");
 }
 
 #[test]
@@ -513,7 +550,7 @@ fn the_price_of_a_step_is_what_a_calculation_by_hand_gives() {
     let report = run(&scenario);
     assert!((report.seconds - 0.0405).abs() < 1e-6, "{} s\n{}", report.seconds, report.timeline);
     assert_eq!(report.seconds, step_seconds(&programs, &layout, machine));
-    assert_eq!(report.timeline.busy(Rank(0), VirtualTrack::Driver), 30_000_000);
+    assert_eq!(report.timeline.busy(Rank(0), VirtualTrack::Device), 30_000_000);
     let printed = report.timeline.to_string();
-    assert!(printed.contains("   10.500       15.500     0  driver     run s1 on 0"), "{printed}");
+    assert!(printed.contains("   10.500       15.500     0  device     run s1 on 0"), "{printed}");
 }

@@ -6,7 +6,7 @@ use potluck::base::{BucketId, Rank};
 use potluck::collective::{ShardLayout, Topology};
 use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
 use potluck::graph::{Graph, PassKind};
-use potluck::parallel::{Share, contiguous_shares, data_parallel};
+use potluck::parallel::{ReduceSite, Share, contiguous_shares, data_parallel};
 use potluck::sim::queue::Random;
 use potluck::sim::{Costs, Detection, FaultTime, LinkModel, Scenario, SegmentCost, SimulatedFault};
 
@@ -81,6 +81,7 @@ impl Parts {
             programs: self.shares.iter().map(program).collect(),
             completes: self.plan.segments.iter().map(|s| s.completes.clone()).collect(),
             layout: Arc::new(self.layout),
+            reduce_site: vec![ReduceSite::Host; self.costs.len()],
             costs: self.costs,
             links: self.links,
             control_s: 1e-5,
@@ -167,6 +168,7 @@ pub fn scenario(seed: u64) -> Scenario {
     scenario.window = 1 + draw.below(4) as usize;
     scenario.steps = 1 + u64::from(draw.below(3));
     scenario.places_max = places(draw);
+    scenario.reduce_site = sites(draw, world);
     scenario
 }
 
@@ -174,6 +176,16 @@ pub fn scenario(seed: u64) -> Scenario {
 pub fn places(draw: &mut Draw) -> Option<usize> {
     let few = 1 + draw.below(4) as usize;
     draw.one_in(2).then_some(few)
+}
+
+/// A site of addition per rank, with devices in one of two scenarios.
+pub fn sites(draw: &mut Draw, world: u32) -> Vec<ReduceSite> {
+    let has_devices = draw.one_in(2);
+    let site = |_| match has_devices && draw.one_in(2) {
+        true => ReduceSite::Device,
+        false => ReduceSite::Host,
+    };
+    (0..world).map(site).collect()
 }
 
 /// One fault, or two, somewhere in the time that the scenario takes without them.

@@ -1,0 +1,35 @@
+//! Violations of the protocol of an exchange.
+
+use super::CollectiveKind;
+use crate::base::{ChunkId, Position};
+
+/// Event that an exchange does not expect: a defect of whoever reported or sent it. The exchange
+/// is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExchangeError {
+    #[error("{id} is not one of {chunks}")]
+    UnknownChunk { id: ChunkId, chunks: usize },
+    #[error("the own values of {id} are ready twice")]
+    ReadyTwice { id: ChunkId },
+    #[error("the final values of {id} are ready at {position}, which does not own it")]
+    NotOwner { id: ChunkId, position: Position },
+    #[error("{position} expects no {} of {id} from {from}", match kind {
+        CollectiveKind::ReduceScatter => "partial sum",
+        CollectiveKind::AllGather => "final values",
+    })]
+    UnexpectedMessage { kind: CollectiveKind, id: ChunkId, from: Position, position: Position },
+    #[error("a sum of {id} arrives that no device was asked for")]
+    UnexpectedSum { id: ChunkId },
+    #[error("the own values of {id} are missing")]
+    MissingValues { id: ChunkId },
+    #[error("{values} values of {id} arrive, which has {length}")]
+    WrongLength { id: ChunkId, values: usize, length: usize },
+    #[error("no message arrives from {}", list(awaited))]
+    TimedOut { awaited: Vec<Position> },
+    #[error("more than {max} messages of a later round arrive")]
+    TooFarAhead { max: usize },
+}
+
+fn list(positions: &[Position]) -> String {
+    positions.iter().map(Position::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,232 @@
+//! Work of a ring thread: hands the rank's own values and the messages of other ranks to the
+//! exchange driver, and passes on what comes of them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::add::add_assign;
+use super::{
+    Addition, BufferPool, Closed, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer,
+};
+use crate::base::{BucketId, ChunkId, Position, Round};
+use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, ShardLayout};
+
+impl From<ExchangeError> for Closed {
+    /// Returns the reason with which a ring thread ends after the error.
+    fn from(error: ExchangeError) -> Self {
+        Self(format!("{error}, which is a defect of potluck; please report it"))
+    }
+}
+
+/// Message to a ring thread. `R` is a readback of the rank's own values of a chunk.
+#[derive(Debug)]
+pub enum RingMsg<R> {
+    /// A round begins. The coordinator sends this to all ring threads before any rank runs.
+    Restart(Round),
+    /// The rank's own values of a chunk are available: in `readback`, or without one on the
+    /// device only, which then adds them itself.
+    Ready { round: Round, kind: CollectiveKind, chunk: ChunkId, readback: Option<R> },
+    /// The device has added its own values of a chunk to a partial sum.
+    Added { chunk: ChunkId, partial: PooledBuffer },
+    /// A message of another rank.
+    Message(Message),
+}
+
+/// Returns the most messages that are in the mailbox of a ring thread at a time: those of other
+/// ranks, and twice because these may be in the next round already; the rank's own values, twice
+/// because there are two collectives; a sum that the device has added; and the restart.
+pub fn ring_inbox_max(layout: &ShardLayout, position: Position) -> usize {
+    2 * (layout.messages_max(position) + layout.chunks.len()) + 3
+}
+
+/// Work on the values of a chunk that a ring thread does itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostWork {
+    /// Copies the own values that a partial sum begins with.
+    Begin,
+    /// Adds the own values to a partial sum.
+    Add,
+    /// Copies the final values that the owner sends.
+    SendFinal,
+}
+
+impl fmt::Display for HostWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Begin => "begin",
+            Self::Add => "add",
+            Self::SendFinal => "send final values",
+        })
+    }
+}
+
+/// Environment of a ring thread: the other ranks, and the rank's own device thread.
+pub trait RingOutput {
+    type Error: From<ExchangeError>;
+    /// Period of host work, which ends when this is dropped.
+    type Span;
+
+    /// Begins work on a chunk.
+    fn work(&mut self, work: HostWork, chunk: &Chunk) -> Self::Span;
+
+    /// Returns the elements of a chunk's buffers.
+    fn buffer_length(&self, chunk: &Chunk) -> usize {
+        chunk.range.len()
+    }
+
+    /// Sends a message to another rank.
+    fn send(&mut self, to: Position, message: Message) -> Result<(), Self::Error>;
+
+    /// Passes the sum over all ranks of a chunk that this rank owns to its device.
+    fn reduced(&mut self, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Self::Error>;
+
+    /// Passes the final values of a chunk that another rank owns to the device.
+    fn gathered(&mut self, chunk: ChunkId, values: SharedBuffer) -> Result<(), Self::Error>;
+
+    /// Requests that the device adds its own values of a chunk; [`RingMsg::Added`] answers.
+    fn add_on_device(&mut self, chunk: ChunkId, partial: PooledBuffer) -> Result<(), Self::Error>;
+
+    /// Reports the end of this rank's part in a collective.
+    fn done(&mut self, collective: Collective) -> Result<(), Self::Error>;
+}
+
+/// State of a ring thread: an exchange driver, and the rank's own values that it has not used.
+pub struct RingWorker<R> {
+    exchange: ExchangeDriver,
+    readbacks: HashMap<ChunkId, R>,
+}
+
+impl<R: AsRef<[f32]>> RingWorker<R> {
+    /// Creates the state before the first round; `window` as in
+    /// [`crate::collective::Exchange::new`]. With `is_chained`, sums are sent to all ranks as they
+    /// are, without an update in between: an all-reduce.
+    pub fn new(
+        layout: Arc<ShardLayout>,
+        position: Position,
+        window: usize,
+        is_chained: bool,
+    ) -> Self {
+        let exchange = ExchangeDriver::new(layout, position, window);
+        let exchange = if is_chained { exchange.into_all_reduce() } else { exchange };
+        Self { exchange, readbacks: HashMap::new() }
+    }
+
+    /// Returns the number of messages of another round so far; see [`ExchangeDriver::strays`].
+    pub fn strays(&self) -> u64 {
+        self.exchange.strays()
+    }
+
+    /// Processes a message and everything that follows from it.
+    ///
+    /// # Errors
+    /// Returns the error of `output`, or an [`ExchangeError`] for a message that is not expected.
+    pub fn handle<O: RingOutput>(
+        &mut self,
+        message: RingMsg<R>,
+        output: &mut O,
+    ) -> Result<(), O::Error> {
+        let Self { exchange, readbacks } = self;
+        let pool = exchange.pool().clone();
+        let mut io = RingIo { readbacks, output, pool };
+        match message {
+            RingMsg::Restart(round) => {
+                io.readbacks.clear();
+                exchange.restart(round);
+                exchange.start(&mut io)
+            }
+            // Values of a discarded step.
+            RingMsg::Ready { round, .. } if round < exchange.round() => Ok(()),
+            RingMsg::Ready { kind, chunk, readback, .. } => {
+                io.readbacks.extend(readback.map(|readback| (chunk, readback)));
+                exchange.on_local_ready(kind, chunk, &mut io)
+            }
+            RingMsg::Added { chunk, partial } => exchange.on_added(chunk, partial, &mut io),
+            RingMsg::Message(message) => exchange.on_message(message, &mut io),
+        }
+    }
+}
+
+/// Side of the exchange that belongs to this rank.
+struct RingIo<'a, R, O> {
+    readbacks: &'a mut HashMap<ChunkId, R>,
+    output: &'a mut O,
+    pool: BufferPool<f32>,
+}
+
+impl<R: AsRef<[f32]>, O: RingOutput> RingIo<'_, R, O> {
+    /// Copies the rank's own values of a chunk to `into`, and drops the readback.
+    fn copy(
+        &mut self,
+        work: HostWork,
+        id: ChunkId,
+        chunk: &Chunk,
+        into: &mut [f32],
+    ) -> Result<(), O::Error> {
+        let readback = self.readbacks.remove(&id).ok_or(ExchangeError::MissingValues { id })?;
+        let _span = self.output.work(work, chunk);
+        into.copy_from_slice(readback.as_ref());
+        Ok(())
+    }
+}
+
+impl<R: AsRef<[f32]>, O: RingOutput> ExchangeIo for RingIo<'_, R, O> {
+    type Error = O::Error;
+
+    fn buffer_length(&self, chunk: &Chunk) -> usize {
+        self.output.buffer_length(chunk)
+    }
+
+    fn read_local(&mut self, id: ChunkId, chunk: &Chunk, into: &mut [f32]) -> Result<(), O::Error> {
+        self.copy(HostWork::Begin, id, chunk, into)
+    }
+
+    fn add_local(
+        &mut self,
+        id: ChunkId,
+        chunk: &Chunk,
+        mut partial: PooledBuffer,
+    ) -> Result<Addition<f32>, O::Error> {
+        let Some(readback) = self.readbacks.remove(&id) else {
+            self.output.add_on_device(id, partial)?;
+            return Ok(Addition::Pending);
+        };
+        let _span = self.output.work(HostWork::Add, chunk);
+        add_assign(&mut partial, readback.as_ref());
+        Ok(Addition::Done(partial))
+    }
+
+    fn on_reduced(
+        &mut self,
+        id: ChunkId,
+        _: &Chunk,
+        sum: PooledBuffer,
+    ) -> Result<SharedBuffer, O::Error> {
+        let sum = sum.share();
+        self.output.reduced(id, sum.clone())?;
+        Ok(sum)
+    }
+
+    fn read_final(&mut self, id: ChunkId, chunk: &Chunk) -> Result<SharedBuffer, O::Error> {
+        let mut values = self.pool.take(self.output.buffer_length(chunk));
+        self.copy(HostWork::SendFinal, id, chunk, &mut values)?;
+        Ok(values.share())
+    }
+
+    fn on_gathered(
+        &mut self,
+        id: ChunkId,
+        _: &Chunk,
+        values: &SharedBuffer,
+    ) -> Result<(), O::Error> {
+        self.output.gathered(id, values.clone())
+    }
+
+    fn send(&mut self, to: Position, message: Message) -> Result<(), O::Error> {
+        self.output.send(to, message)
+    }
+
+    fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), O::Error> {
+        self.output.done(Collective { kind, bucket })
+    }
+}

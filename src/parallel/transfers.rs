@@ -1,0 +1,450 @@
+//! State machine of one rank's transfers between its device and its ring thread: which chunks are
+//! read back, in which order, what comes back, and what the device thread waits for. It holds no
+//! values.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::verdict::{Verdict, Vote};
+use super::{Event, ReduceSite, StepError};
+use crate::base::{BucketId, ChunkId, Position, Round};
+use crate::collective::{Chunk, Collective, CollectiveKind, ShardLayout};
+use crate::graph::BucketTensor;
+
+/// Readback of a rank's own values of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    pub round: Round,
+    pub kind: CollectiveKind,
+    pub chunk: ChunkId,
+}
+
+/// First step of a rank's part in a collective, for one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalTransfer {
+    /// Start a readback. Readbacks complete in the order in which they are started.
+    Read(Read),
+    /// Report the chunk to the ring thread without values: the device adds them on request.
+    KeepOnDevice(Read),
+}
+
+/// Use of a completed readback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompletedRead {
+    /// Send it to the ring thread.
+    Forward(Read),
+    /// Drop it: its step was discarded.
+    Discard,
+}
+
+/// Event for which a device thread without an action waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitFor {
+    /// Completion of the next readback, which other ranks need. If every readback slot of the
+    /// device holds values that the ring thread has not used yet: a message, for a short time.
+    Readback,
+    /// Message of the ring thread or the coordinator.
+    Message,
+}
+
+/// Message to a device thread during a step, from its ring thread or the coordinator. `S` are
+/// shared values, `P` is a partial sum with one owner.
+#[derive(Clone, Debug)]
+pub enum DeviceMsg<S, P> {
+    /// The sum over all ranks of a chunk that this rank owns, with its sum of squares and its
+    /// number of non-finite elements.
+    Reduced { chunk: ChunkId, sum: S, squares: f64, not_finite: u64 },
+    /// The final values of a chunk that another rank owns.
+    Gathered { chunk: ChunkId, values: S },
+    /// Request to add the device's own values of a chunk to a partial sum and to return it.
+    Add { chunk: ChunkId, partial: P },
+    /// This rank's part in a collective is over.
+    Done(Collective),
+    /// The verdict on a round.
+    Decided { round: Round, verdict: Verdict },
+}
+
+/// Reaction of a device thread to a message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Response<S, P> {
+    /// Write the values of a chunk to the device.
+    Write { tensor: BucketTensor, chunk: ChunkId, values: S },
+    /// Add the device's gradients of a chunk to the partial sum, and send it to the ring thread.
+    Add { chunk: ChunkId, partial: P },
+    /// Report an event to the interpreter.
+    Event(Event),
+    /// Nothing: the message is of an earlier round.
+    None,
+}
+
+/// Returns the most messages that are in a device thread's mailbox at a time: per chunk its sum
+/// or a request to add, and its final values; per bucket the ends of its two collectives; and the
+/// verdict.
+pub fn device_inbox_max(layout: &ShardLayout) -> usize {
+    2 * (layout.chunks.len() + layout.buckets()) + 1
+}
+
+/// Transfers of one rank.
+#[derive(Debug)]
+pub struct PeerTransfers {
+    layout: Arc<ShardLayout>,
+    position: Position,
+    reduce_site: ReduceSite,
+    gathers: BucketTensor,
+    round: Round,
+    /// True once the current round was discarded.
+    is_discarded: bool,
+    /// Readbacks that were started and have not completed, in order; also those of a discarded
+    /// round.
+    reads: VecDeque<Read>,
+    /// Per chunk that the rank owns: (sum of squares, number of non-finite values) of its
+    /// gradient sums, once they have arrived.
+    sums: Vec<Option<(f64, u64)>>,
+}
+
+impl PeerTransfers {
+    /// Creates the transfers of the rank at `position`. Final values that other ranks own are
+    /// written to `gathers`: parameters, or gradients where they are all-reduced.
+    pub fn new(
+        layout: Arc<ShardLayout>,
+        position: Position,
+        reduce_site: ReduceSite,
+        gathers: BucketTensor,
+    ) -> Self {
+        let (round, reads, sums) = Default::default();
+        let is_discarded = false;
+        let mut transfers =
+            Self { layout, position, reduce_site, gathers, round, is_discarded, reads, sums };
+        transfers.restart(round);
+        transfers
+    }
+
+    /// Begins a round. Readbacks of an earlier one that are still on their way are discarded when
+    /// they complete.
+    pub fn restart(&mut self, round: Round) {
+        self.round = round;
+        self.is_discarded = false;
+        self.sums = vec![None; self.layout.chunks.len()];
+    }
+
+    /// Discards the current round: no readback of it is forwarded any more. The caller takes them
+    /// from the device until none is [outstanding](Self::outstanding_reads).
+    pub fn discard(&mut self) {
+        self.is_discarded = true;
+    }
+
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    // ---- Readbacks ----
+
+    /// Returns the transfers that begin this rank's part in a collective, in order: chunks are
+    /// read back as the ring consumes them ([`ShardLayout::consumption_order`]).
+    pub fn start(&mut self, collective: Collective) -> Vec<LocalTransfer> {
+        let order = self.layout.consumption_order(collective.bucket, self.position);
+        self.start_in_order(collective.kind, order)
+    }
+
+    /// Returns the transfers of these chunks, in this order.
+    pub(crate) fn start_in_order(
+        &mut self,
+        kind: CollectiveKind,
+        order: Vec<ChunkId>,
+    ) -> Vec<LocalTransfer> {
+        let transfers = order.into_iter().filter_map(|chunk| self.begin(kind, chunk));
+        let transfers: Vec<LocalTransfer> = transfers.collect();
+        self.reads.extend(transfers.iter().filter_map(|transfer| match transfer {
+            LocalTransfer::Read(read) => Some(*read),
+            LocalTransfer::KeepOnDevice(_) => None,
+        }));
+        transfers
+    }
+
+    fn begin(&self, kind: CollectiveKind, chunk: ChunkId) -> Option<LocalTransfer> {
+        let read = Read { round: self.round, kind, chunk };
+        let is_read = match (kind, self.reduce_site) {
+            (CollectiveKind::AllGather, _) if !self.owns(chunk) => return None,
+            // Without other ranks, nobody needs the final values.
+            (CollectiveKind::AllGather, _) => self.layout.size > 1,
+            (CollectiveKind::ReduceScatter, ReduceSite::Host) => true,
+            (CollectiveKind::ReduceScatter, ReduceSite::Device) => !self.is_added_to(chunk),
+        };
+        Some(if is_read { LocalTransfer::Read(read) } else { LocalTransfer::KeepOnDevice(read) })
+    }
+
+    /// Returns the bucket tensor and the chunk that a readback is of.
+    pub fn source(&self, read: Read) -> (BucketTensor, &Chunk) {
+        let tensor = match read.kind {
+            CollectiveKind::ReduceScatter => BucketTensor::Gradients,
+            CollectiveKind::AllGather => BucketTensor::Parameters,
+        };
+        (tensor, self.layout.chunk(read.chunk))
+    }
+
+    /// Processes a completed readback, which states what it holds: it must be the oldest one that
+    /// has not completed.
+    ///
+    /// # Errors
+    /// Returns [`StepError::UnexpectedReadback`] if it is not.
+    pub fn complete(
+        &mut self,
+        tensor: BucketTensor,
+        bucket: BucketId,
+        range: &Range<usize>,
+    ) -> Result<CompletedRead, StepError> {
+        let awaited = self.reads.front().map(|read| self.source(*read));
+        let is_it = awaited
+            .is_some_and(|(of, chunk)| (of, chunk.bucket, &chunk.range) == (tensor, bucket, range));
+        if !is_it {
+            let describe = |(tensor, chunk): (BucketTensor, &Chunk)| format!("{tensor} of {chunk}");
+            let awaited = awaited.map_or("nothing".to_owned(), describe);
+            let found = format!("{tensor} of {bucket}, {}..{}", range.start, range.end);
+            return Err(StepError::UnexpectedReadback { found, awaited });
+        }
+        Ok(match self.reads.pop_front() {
+            Some(read) if read.round == self.round && !self.is_discarded => {
+                CompletedRead::Forward(read)
+            }
+            _ => CompletedRead::Discard,
+        })
+    }
+
+    /// Returns the number of readbacks that have not completed.
+    pub fn outstanding_reads(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// Returns the event for which a device thread without an action waits.
+    pub fn wait_for(&self) -> WaitFor {
+        if self.reads.is_empty() { WaitFor::Message } else { WaitFor::Readback }
+    }
+
+    // ---- Messages ----
+
+    /// Processes a message and returns the reaction to it.
+    ///
+    /// # Errors
+    /// Returns [`StepError`] for a chunk that this rank does not expect, and for a verdict of a
+    /// later round.
+    pub fn handle<S, P>(&mut self, message: DeviceMsg<S, P>) -> Result<Response<S, P>, StepError> {
+        Ok(match message {
+            DeviceMsg::Reduced { chunk, sum, squares, not_finite } => {
+                let is_due = self.owns(chunk) && self.sums[chunk.index()].is_none();
+                self.require(is_due, "a sum", chunk)?;
+                self.sums[chunk.index()] = Some((squares, not_finite));
+                Response::Write { tensor: BucketTensor::Gradients, chunk, values: sum }
+            }
+            DeviceMsg::Gathered { chunk, values } => {
+                let is_due = self.is_known(chunk) && !self.owns(chunk);
+                self.require(is_due, "a final value", chunk)?;
+                Response::Write { tensor: self.gathers, chunk, values }
+            }
+            DeviceMsg::Add { chunk, partial } => {
+                let is_due = self.is_known(chunk)
+                    && self.reduce_site == ReduceSite::Device
+                    && self.is_added_to(chunk);
+                self.require(is_due, "a partial sum", chunk)?;
+                Response::Add { chunk, partial }
+            }
+            DeviceMsg::Done(collective) => Response::Event(Event::Done(collective)),
+            DeviceMsg::Decided { round: found, .. } if found > self.round => {
+                return Err(StepError::LaterRound { found, current: self.round });
+            }
+            DeviceMsg::Decided { round, .. } if round < self.round => Response::None,
+            DeviceMsg::Decided { verdict, .. } => Response::Event(Event::Verdict(verdict)),
+        })
+    }
+
+    fn is_known(&self, chunk: ChunkId) -> bool {
+        chunk.index() < self.layout.chunks.len()
+    }
+
+    fn owns(&self, chunk: ChunkId) -> bool {
+        self.is_known(chunk) && self.layout.chunk(chunk).owner == self.position
+    }
+
+    /// Returns true if a partial sum of the chunk arrives at this rank.
+    fn is_added_to(&self, chunk: ChunkId) -> bool {
+        self.layout.size > 1 && !self.layout.is_initiator(chunk, self.position)
+    }
+
+    fn require(&self, is_due: bool, what: &'static str, chunk: ChunkId) -> Result<(), StepError> {
+        if is_due { Ok(()) } else { Err(StepError::UnexpectedChunk { what, chunk }) }
+    }
+
+    /// Completes a vote with the round and with the norms of the gradient sums that this rank
+    /// owns. They are summed in the order of chunks, so that the result does not depend on the
+    /// timing of ranks.
+    ///
+    /// # Errors
+    /// Returns [`StepError::MissingSum`] if a sum has not arrived.
+    pub fn complete_vote(&self, vote: Vote) -> Result<Vote, StepError> {
+        let (mut sum_squares, mut not_finite) = (0.0, 0);
+        for (index, sum) in self.sums.iter().enumerate() {
+            let chunk = ChunkId(index as u32);
+            match sum {
+                Some((squares, bad)) => {
+                    sum_squares += squares;
+                    not_finite += bad;
+                }
+                None if self.owns(chunk) => return Err(StepError::MissingSum { chunk }),
+                None => {}
+            }
+        }
+        Ok(Vote { round: self.round, sum_squares, not_finite, ..vote })
+    }
+}
+
+impl fmt::Display for Read {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensor = match self.kind {
+            CollectiveKind::ReduceScatter => "gradients",
+            CollectiveKind::AllGather => "parameters",
+        };
+        write!(f, "{tensor} of {} in {}", self.chunk, self.round)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::Rank;
+    use crate::collective::Topology;
+
+    const FIRST: Round = Round { generation: 0, step: 1 };
+    const BUCKET: BucketId = BucketId(0);
+
+    /// Three ranks, four chunks: position 0 owns chunks 0 and 1, 1 owns 2, and 2 owns 3.
+    fn transfers(position: u32, site: ReduceSite) -> PeerTransfers {
+        let layout = Arc::new(ShardLayout::new(Topology::Ring, 3, &[8], 2, 2));
+        let position = Position(position);
+        let mut transfers = PeerTransfers::new(layout, position, site, BucketTensor::Parameters);
+        transfers.restart(FIRST);
+        transfers
+    }
+
+    fn chunks(started: &[LocalTransfer]) -> Vec<(bool, u32)> {
+        let chunk = |transfer: &LocalTransfer| match transfer {
+            LocalTransfer::Read(read) => (true, read.chunk.0),
+            LocalTransfer::KeepOnDevice(read) => (false, read.chunk.0),
+        };
+        started.iter().map(chunk).collect()
+    }
+
+    fn vote() -> Vote {
+        let (loss, count) = (3.0, 2.0);
+        Vote { round: FIRST, rank: Rank(0), loss, count, sum_squares: 0.0, not_finite: 0 }
+    }
+
+    #[test]
+    fn hosts_read_what_they_add_and_devices_what_they_begin() {
+        let reduce = Collective::reduce_scatter(BUCKET);
+        let host = transfers(0, ReduceSite::Host).start(reduce);
+        assert_eq!(chunks(&host), [(true, 3), (true, 2), (true, 0), (true, 1)]);
+        let device = transfers(0, ReduceSite::Device).start(reduce);
+        assert_eq!(chunks(&device), [(true, 3), (false, 2), (false, 0), (false, 1)]);
+        let gather = transfers(0, ReduceSite::Device).start(Collective::all_gather(BUCKET));
+        assert_eq!(chunks(&gather), [(true, 0), (true, 1)]);
+    }
+
+    #[test]
+    fn a_readback_is_compared_with_the_one_that_is_awaited() {
+        let mut transfers = transfers(1, ReduceSite::Device);
+        assert_eq!(transfers.wait_for(), WaitFor::Message);
+        let (gradients, parameters) = (BucketTensor::Gradients, BucketTensor::Parameters);
+        let error = transfers.complete(gradients, BUCKET, &(0..2)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the device returns gradients of bucket 0, 0..2 and nothing is awaited"
+        );
+        // Position 1 begins the sums of position 0.
+        transfers.start(Collective::reduce_scatter(BUCKET));
+        assert_eq!((transfers.outstanding_reads(), transfers.wait_for()), (2, WaitFor::Readback));
+        for (tensor, range) in [(parameters, 0..2), (gradients, 2..4), (gradients, 0..1)] {
+            let error = transfers.complete(tensor, BUCKET, &range).unwrap_err().to_string();
+            assert!(error.ends_with("and gradients of bucket 0, 0..2 is awaited"), "{error}");
+        }
+        let read = Read { round: FIRST, kind: CollectiveKind::ReduceScatter, chunk: ChunkId(0) };
+        let completed = transfers.complete(gradients, BUCKET, &(0..2));
+        assert_eq!(completed, Ok(CompletedRead::Forward(read)));
+    }
+
+    #[test]
+    fn readbacks_of_a_discarded_step_are_drained_and_never_forwarded() {
+        let mut transfers = transfers(1, ReduceSite::Device);
+        transfers.start(Collective::reduce_scatter(BUCKET));
+        transfers.discard();
+        let gradients = BucketTensor::Gradients;
+        let first = transfers.complete(gradients, BUCKET, &(0..2));
+        assert_eq!((first, transfers.outstanding_reads()), (Ok(CompletedRead::Discard), 1));
+        // Also one that completes in a later round.
+        let again = Round { generation: 1, step: 1 };
+        transfers.restart(again);
+        transfers.start(Collective::reduce_scatter(BUCKET));
+        let second = transfers.complete(gradients, BUCKET, &(2..4));
+        assert_eq!(second, Ok(CompletedRead::Discard));
+        let third = transfers.complete(gradients, BUCKET, &(0..2)).unwrap();
+        let CompletedRead::Forward(read) = third else { panic!("{third:?}") };
+        assert_eq!(read.round, again);
+    }
+
+    #[test]
+    fn messages_that_are_not_due_are_errors() {
+        let mut transfers = transfers(0, ReduceSite::Host);
+        let sum = |chunk| DeviceMsg::<(), ()>::Reduced {
+            chunk: ChunkId(chunk),
+            sum: (),
+            squares: 4.0,
+            not_finite: 1,
+        };
+        let gathered = |chunk| DeviceMsg::<(), ()>::Gathered { chunk: ChunkId(chunk), values: () };
+        let unexpected =
+            |what, chunk| Err(StepError::UnexpectedChunk { what, chunk: ChunkId(chunk) });
+        assert_eq!(transfers.handle(sum(2)), unexpected("a sum", 2));
+        assert_eq!(transfers.handle(sum(9)), unexpected("a sum", 9));
+        assert_eq!(transfers.handle(gathered(1)), unexpected("a final value", 1));
+        assert_eq!(transfers.handle(gathered(9)), unexpected("a final value", 9));
+        let add = DeviceMsg::<(), ()>::Add { chunk: ChunkId(0), partial: () };
+        assert_eq!(transfers.handle(add), unexpected("a partial sum", 0));
+
+        let missing = Err(StepError::MissingSum { chunk: ChunkId(0) });
+        assert_eq!(transfers.complete_vote(vote()), missing);
+        for chunk in [1, 0] {
+            assert!(matches!(transfers.handle(sum(chunk)), Ok(Response::Write { .. })));
+        }
+        assert_eq!(transfers.handle(sum(0)), unexpected("a sum", 0));
+        let expected = Vote { sum_squares: 8.0, not_finite: 2, ..vote() };
+        assert_eq!(transfers.complete_vote(vote()), Ok(expected));
+    }
+
+    #[test]
+    fn a_verdict_is_about_its_round() {
+        let mut transfers = transfers(0, ReduceSite::Host);
+        let second = Round { generation: 0, step: 2 };
+        transfers.restart(second);
+        let verdict = Verdict::from_votes(&[vote()]);
+        let decided = |round| DeviceMsg::<(), ()>::Decided { round, verdict: verdict.clone() };
+        assert_eq!(transfers.handle(decided(FIRST)), Ok(Response::None));
+        let event = Response::Event(Event::Verdict(verdict.clone()));
+        assert_eq!(transfers.handle(decided(second)), Ok(event));
+        let found = Round { generation: 1, step: 1 };
+        let later = Err(StepError::LaterRound { found, current: second });
+        assert_eq!(transfers.handle(decided(found)), later);
+    }
+
+    #[test]
+    fn a_group_of_one_reads_its_gradients_and_sends_nothing() {
+        for site in [ReduceSite::Host, ReduceSite::Device] {
+            let layout = Arc::new(ShardLayout::new(Topology::Ring, 1, &[8], 2, 4));
+            let tensor = BucketTensor::Parameters;
+            let mut transfers = PeerTransfers::new(layout, Position(0), site, tensor);
+            let reduce = transfers.start(Collective::reduce_scatter(BUCKET));
+            assert_eq!(chunks(&reduce), [(true, 0), (true, 1)]);
+            let gather = transfers.start(Collective::all_gather(BUCKET));
+            assert_eq!(chunks(&gather), [(false, 0), (false, 1)]);
+        }
+    }
+}
