@@ -1,13 +1,13 @@
 //! Certification: tests that a kernel is right on this device and driver. The kernel runs on
 //! probes and is compared with the reference in f64, with sentinels behind every output.
 
-use super::probes::{OwnedCall, ReferenceCache, probes};
+use super::probes::{ReferenceCache, probes};
 use super::update_probes;
 use crate::device::{DeviceError, Gpu, ShaderChecks};
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::harness::{self, HarnessError, NMSE_MAX};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Dispatch, OpCall, Operand, Pipelines, Variant, source, twin};
+use crate::kernels::{Dispatch, OpCall, Operand, OwnedCall, Pipelines, Variant, source, twin};
 
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
 const WGPU: &str = "30.0.1";

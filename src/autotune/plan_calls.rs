@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::certify::variant_hash;
-use super::probes::OwnedCall;
 use crate::base::TensorId;
 use crate::base::rng::Key;
 use crate::device::Gpu;
 use crate::graph::Plan;
-use crate::kernels::{OpCall, RandomContext, Variant, twin};
+use crate::kernels::{OpCall, OwnedCall, RandomContext, Variant, twin};
 
 /// Returns the key of a call: a text such as `matmul a b^T (768, 128) (384, 128)`.
 pub fn call_key(call: &OpCall) -> String {

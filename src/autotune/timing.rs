@@ -3,10 +3,9 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use super::probes::{OwnedCall, fill};
 use crate::device::{DeviceError, Gpu};
 use crate::kernels::harness::{BoundDispatch, generate, upload_new};
-use crate::kernels::{OpCall, Pipelines, Variant, source};
+use crate::kernels::{OpCall, OwnedCall, Pipelines, Variant, source};
 
 /// Target duration of one sample, in which the cost of a submission vanishes.
 const SAMPLE: Duration = Duration::from_millis(4);
@@ -41,9 +40,9 @@ impl<'a> VariantTimer<'a> {
     /// Returns [`DeviceError`] if there is too little memory, or if the device fails.
     pub fn new(gpu: &'a Gpu, owned_call: &OwnedCall) -> Result<Self, DeviceError> {
         let count = |dims: &Vec<usize>| dims.iter().product::<usize>();
+        let fills = owned_call.fills();
         let input = |(index, dims): (usize, &Vec<usize>)| {
-            let fill = fill(&owned_call.op, &owned_call.inputs, index);
-            let pattern = generate(fill, PATTERN.min(count(dims)), index).map(|v| v as f32);
+            let pattern = generate(fills[index], PATTERN.min(count(dims)), index).map(|v| v as f32);
             let pattern: Vec<u32> = bytemuck::pod_collect_to_vec(pattern.as_view().bytes());
             let words: Vec<u32> = pattern.iter().copied().cycle().take(count(dims)).collect();
             upload_new(gpu, bytemuck::cast_slice(&words))

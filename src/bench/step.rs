@@ -8,7 +8,7 @@ use super::target::Target;
 use crate::base::HostTensor;
 use crate::base::rng::Key;
 use crate::device::DeviceError;
-use crate::graph::{Graph, Op, Unary, differentiate};
+use crate::graph::{Graph, Unary, differentiate};
 use crate::kernels::{OpCall, RandomContext, twin};
 use crate::model::{GptConfig, gpt};
 use crate::optim::Optimizer;
@@ -171,10 +171,8 @@ fn flops_of(graph: &Graph, batch: usize) -> f64 {
     let dims = |ids: &[crate::base::TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| graph.tensor(*id).shape.resolve(batch)).collect()
     };
-    let counted = graph.nodes.iter().filter(|node| {
-        matches!(node.op, Op::MatMul { .. } | Op::Attention { .. } | Op::AttentionGrad { .. })
-    });
-    let cost = counted.filter_map(|node| {
+    let cost = graph.nodes.iter().filter_map(|node| {
+        let twin = twin(&node.op).filter(|twin| twin.counts_as_model_flops)?;
         let call = OpCall {
             op: &node.op,
             inputs: dims(&node.inputs),
@@ -182,7 +180,7 @@ fn flops_of(graph: &Graph, batch: usize) -> f64 {
             accumulate: node.accumulate,
             random: RandomContext { step_key: Key::new(0), training: true },
         };
-        twin(&node.op).map(|twin| (twin.cost)(&call).flops)
+        Some((twin.cost)(&call).flops)
     });
     cost.sum()
 }

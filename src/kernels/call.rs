@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::iter::Sum;
 
+use super::twin;
 use crate::base::rng::Key;
 use crate::graph::Op;
 
@@ -38,26 +39,10 @@ impl OpCall<'_> {
         self.outputs[index].iter().product()
     }
 
-    /// Returns an upper bound of the loop iterations of one invocation, for ops whose kernels do
-    /// not split long loops between invocations; 0 for all other ops, whose loops stay below
-    /// [`super::dispatch::ITERATIONS_MAX`].
+    /// Returns an upper bound of the loop iterations of one invocation; see
+    /// [`super::Twin::iterations`].
     pub fn iterations(&self) -> usize {
-        let x = &self.inputs[0];
-        match self.op.root_op() {
-            // One per term of a sum, and one per row of the largest tile.
-            Op::MatMul { transpose_a, .. } => x[x.len() - if *transpose_a { 2 } else { 1 }] + 16,
-            // The row in three passes, by blocks of 64.
-            Op::LayerNorm { .. } | Op::LayerNormGrad => {
-                let c = x[x.len() - 1];
-                3 * c + c / 32
-            }
-            // Keys or queries by fours, with two passes over the parts of a head in each.
-            Op::Attention { heads, .. } | Op::AttentionGrad { heads, .. } => {
-                let parts = (x[2] / (3 * heads)).div_ceil(4);
-                x[1].div_ceil(4) * (2 * parts + 1) + 4 * (parts + 1)
-            }
-            _ => 0,
-        }
+        twin(self.op).map_or(0, |twin| (twin.iterations)(self))
     }
 
     /// Returns the shape of an input as a matrix: the product of all leading dimensions, and the

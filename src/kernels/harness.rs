@@ -3,7 +3,7 @@
 
 use super::{CpuKernel, Dispatch, Float, OpCall, Operand, Pipelines};
 use crate::base::rng::Key;
-use crate::base::{HostTensor, HostTensorView, Site};
+use crate::base::{DType, HostTensor, HostTensorView, Site};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::IGNORE_INDEX;
 
@@ -37,6 +37,16 @@ pub enum InputFill {
     Targets(u32),
     /// 1000, 1001, ..: sample ids.
     Samples,
+}
+
+impl InputFill {
+    /// Returns the element type of the input.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Normal | Self::Scaled(..) => DType::F32,
+            Self::Ids(_) | Self::Targets(_) | Self::Samples => DType::U32,
+        }
+    }
 }
 
 /// Returns `count` reproducible values; `which` selects the random stream, so that the inputs of

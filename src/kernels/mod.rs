@@ -4,15 +4,19 @@
 //! - `fast`: the CPU kernel in f32, tested against the reference,
 //! - `dispatch`: the GPU dispatches of a call, as data,
 //! - `cost`: FLOPs and bytes of a call,
+//! - `catalog` and `probes`: the calls on which its kernels are certified,
+//! - `TWIN`: all of these as a value, with the kinds of its inputs and the length of its loops,
 //! - its tests, which are calls of `testing::check`.
 //!
 //! [`twin()`] maps an op to its twin.
 
 pub mod bench;
 pub mod call;
+pub mod call_shapes;
 pub mod dispatch;
 pub mod harness;
 pub mod ops;
+pub mod owned_call;
 pub mod pipeline;
 pub mod simd;
 pub mod source;
@@ -23,7 +27,8 @@ pub mod variant;
 
 pub use call::{Cost, Float, OpCall, RandomContext};
 pub use dispatch::{Dispatch, Operand, Shader};
-pub use ops::twin;
+pub use ops::{TWINS, twin};
+pub use owned_call::OwnedCall;
 pub use pipeline::Pipelines;
-pub use twin::{CpuKernel, Twin};
+pub use twin::{CallShape, CpuKernel, Dims, InputSpec, Twin};
 pub use variant::Variant;

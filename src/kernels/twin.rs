@@ -1,13 +1,23 @@
-//! The `Twin` type: all implementations of one op.
+//! The `Twin` type: all implementations of one op or of a few related ones, and everything that
+//! certification, timing and benchmarks need to know about it.
 
+use super::harness::InputFill;
 use super::{Cost, Dispatch, OpCall, Variant};
 use crate::base::HostTensorView;
+use crate::graph::Op;
 
 /// A CPU kernel: computes the outputs of a call, which must have the lengths of its output
 /// shapes, from its inputs.
 pub type CpuKernel<T> = fn(&OpCall, &[HostTensorView<'_, T>], &mut [&mut [T]]);
 
-/// All implementations of one op: references, CPU kernel, GPU kernel variants and cost.
+/// Dimensions of a tensor.
+pub type Dims = Vec<usize>;
+
+/// An op and the dimensions of its inputs, which determine a call.
+pub type CallShape = (Op, Vec<Dims>);
+
+/// All implementations of one op or of a few related ones: references, CPU kernel, GPU kernel
+/// variants; their cost; and the calls on which the kernels are certified.
 pub struct Twin {
     pub name: &'static str,
     pub reference_f32: CpuKernel<f32>,
@@ -19,4 +29,66 @@ pub struct Twin {
     /// call.
     pub variants: fn(&OpCall) -> Vec<Variant>,
     pub cost: fn(&OpCall) -> Cost,
+    /// True if its FLOPs count in the FLOP rate of a training step.
+    pub counts_as_model_flops: bool,
+    /// Returns an upper bound of the loop iterations of one invocation, if the kernels do not
+    /// split long loops between invocations; 0 if all loops stay below
+    /// [`super::dispatch::ITERATIONS_MAX`].
+    pub iterations: fn(&OpCall) -> usize,
+    /// Returns the specification of the inputs of a call.
+    pub inputs: fn(&Op, &[Dims]) -> InputSpec,
+    /// Returns the forward op of a gradient that takes some of its outputs as inputs.
+    pub forward: fn(&Op) -> Option<Forward>,
+    /// Returns small calls that may run the kernels of a call, the cheapest first, with odd sizes,
+    /// so that tiles and loops meet their edges.
+    pub probes: fn(&Op, &[Dims]) -> Vec<CallShape>,
+    /// Returns a call per op and, where the kernels differ, per attribute; large enough for all
+    /// variants.
+    pub catalog: fn() -> Vec<CallShape>,
+}
+
+/// Specification of the inputs of a call.
+#[derive(Clone, Debug)]
+pub struct InputSpec {
+    /// Distribution of the values of each input.
+    pub fills: Vec<InputFill>,
+    /// Number of samples in the batch, if the shape rule requires batched tensors.
+    pub samples: Option<usize>,
+}
+
+impl InputSpec {
+    /// Returns the specification of inputs of normally distributed floats.
+    pub fn normal(inputs: &[Dims]) -> Self {
+        Self { fills: vec![InputFill::Normal; inputs.len()], samples: None }
+    }
+
+    /// Returns this specification with another distribution of one input.
+    pub fn with(mut self, index: usize, fill: InputFill) -> Self {
+        self.fills[index] = fill;
+        self
+    }
+}
+
+/// Forward op of a gradient op that takes some of its outputs as inputs.
+pub struct Forward {
+    pub op: Op,
+    /// Indices of the gradient's inputs that are the inputs of the forward op.
+    pub inputs: Vec<usize>,
+    /// Indices of the forward op's outputs, each with the gradient's input that it is.
+    pub outputs: Vec<(usize, usize)>,
+}
+
+/// [`Twin::inputs`] of ops whose inputs are all floats.
+pub fn normal_inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
+    InputSpec::normal(inputs)
+}
+
+/// [`Twin::forward`] of ops that take no outputs of another op.
+pub fn no_forward(_: &Op) -> Option<Forward> {
+    None
+}
+
+/// [`Twin::iterations`] of ops whose kernels split long loops between invocations.
+pub fn short_loops(_: &OpCall) -> usize {
+    0
 }

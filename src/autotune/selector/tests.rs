@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use super::*;
-use crate::autotune::probes::OwnedCall;
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Builder, Init, Op, PlanOptions, Unary, differentiate};
-use crate::kernels::RandomContext;
 use crate::kernels::testing::for_each_gpu;
+use crate::kernels::{OwnedCall, RandomContext};
 
 /// Rows at full capacity: enough for every tile.
 const ROWS: usize = 64;

@@ -1,6 +1,8 @@
 //! Causal attention over packed queries, keys and values, and its gradient. Twin of
 //! `shaders/attention.wgsl`, which has the formulas.
 
+mod probes;
+
 use rayon::prelude::*;
 
 use crate::base::HostTensorView;
@@ -8,7 +10,24 @@ use crate::base::rng::{Key, drop_threshold, threefry2x32};
 use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+
+/// Twin of [`Op::Attention`] and its gradient.
+pub static TWIN: Twin = Twin {
+    name: "attention",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: true,
+    iterations,
+    inputs: probes::inputs,
+    forward: probes::forward,
+    probes: probes::probes,
+    catalog: probes::catalog,
+};
 
 /// Queries per block of `fast`: few enough to skip most of the keys after them, many enough for
 /// efficient matrix products.
@@ -471,6 +490,19 @@ pub fn cost(call: &OpCall) -> Cost {
     let pairs = (b * heads * t * (t + 1) / 2) as f64;
     let products = if matches!(call.op, Op::Attention { .. }) { 2.0 } else { 5.0 };
     Cost { flops: pairs * (2.0 * products * d as f64 + 10.0), bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::iterations`]: keys or queries by fours, with two passes over the parts of a head in
+/// each.
+fn iterations(call: &OpCall) -> usize {
+    let AttentionSizes { t, d, .. } = AttentionSizes::of(call);
+    let parts = d.div_ceil(4);
+    t.div_ceil(4) * (2 * parts + 1) + 4 * (parts + 1)
+}
+
+/// Returns the only GPU kernel of the call.
+fn variants(call: &OpCall) -> Vec<Variant> {
+    vec![Variant::new("attention", dispatch(call))]
 }
 
 #[cfg(test)]

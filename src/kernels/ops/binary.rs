@@ -7,8 +7,29 @@ use rayon::prelude::*;
 
 use crate::base::HostTensorView;
 use crate::graph::{Binary, Op};
+use crate::kernels::call_shapes::{C, N, calls};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader};
+use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::Binary`].
+pub static TWIN: Twin = Twin {
+    name: "binary",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -100,6 +121,32 @@ fn function(call: &OpCall) -> Binary {
         Op::Binary(function) => *function,
         other => panic!("{other} is not a function of two tensors"),
     }
+}
+
+/// Returns the only GPU kernel of the call.
+fn variants(call: &OpCall) -> Vec<Variant> {
+    vec![Variant::new("binary", dispatch(call))]
+}
+
+/// See [`Twin::probes`]. The second operand equals the first one, or is one row that repeats.
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let operands = |rows| {
+        let first = vec![rows, 67];
+        let second = if inputs[0] == inputs[1] { first.clone() } else { vec![67] };
+        vec![first, second]
+    };
+    calls(op, [9, 67].map(operands))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    let x = vec![N, C];
+    let mut calls = Vec::new();
+    for function in [Binary::Add, Binary::Mul] {
+        calls.push((Op::Binary(function), vec![x.clone(); 2]));
+        calls.push((Op::Binary(function), vec![x.clone(), vec![C]]));
+    }
+    calls
 }
 
 #[cfg(test)]

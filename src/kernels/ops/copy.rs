@@ -4,8 +4,29 @@ use rayon::prelude::*;
 
 use crate::base::HostTensorView;
 use crate::graph::Op;
+use crate::kernels::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_around};
 use crate::kernels::dispatch::{Runs, grid};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::Permute`], [`Op::Slice`], [`Op::Pad`] and [`Op::Concat`].
+pub static TWIN: Twin = Twin {
+    name: "copy",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -275,6 +296,42 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
 /// Returns the cost: no FLOPs, and all operands moved once.
 pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, 0.0)
+}
+
+/// See [`Twin::probes`]. Attributes shrink with the dimensions.
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let x = &inputs[0];
+    let along = |axis: usize| shrunk_around(x, axis..=axis);
+    // An axis whose length the kernel would have to keep, at another length.
+    let resized = |axis: usize, length: usize| {
+        let mut dims = along(axis);
+        dims[axis] = length;
+        vec![dims]
+    };
+    match op {
+        Op::Permute { .. } => calls(op, [vec![shrunk(x)]]),
+        Op::Slice { axis, .. } | Op::Pad { axis, .. } if x[*axis] <= KEPT => {
+            calls(op, [vec![along(*axis)]])
+        }
+        &Op::Slice { axis, .. } => {
+            vec![(Op::Slice { axis, start: 5, length: 11 }, resized(axis, 37))]
+        }
+        &Op::Pad { axis, .. } => vec![(Op::Pad { axis, before: 3, after: 5 }, resized(axis, 7))],
+        Op::Concat { axis } => {
+            calls(op, [inputs.iter().map(|x| shrunk_around(x, *axis..=*axis)).collect()])
+        }
+        other => panic!("{other} does not move elements"),
+    }
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    vec![
+        (Op::Permute { axes: vec![0, 2, 1, 3] }, vec![vec![B, T, HEADS, C / HEADS]]),
+        (Op::Slice { axis: 2, start: C, length: C }, vec![vec![B, T, 3 * C]]),
+        (Op::Pad { axis: 2, before: C, after: C }, vec![vec![B, T, C]]),
+        (Op::Concat { axis: 2 }, vec![vec![B, T, C]; 3]),
+    ]
 }
 
 #[cfg(test)]

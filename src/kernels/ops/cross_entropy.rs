@@ -5,9 +5,31 @@ use rayon::prelude::*;
 
 use crate::base::HostTensorView;
 use crate::graph::Op;
+use crate::kernels::call_shapes::{N, PROBE_ROWS, V, calls};
 use crate::kernels::dispatch::{ITERATIONS_MAX, Runs, grid};
+use crate::kernels::harness::InputFill;
 use crate::kernels::simd::{LANES, exp, sum_of, vectorized};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::twin::{Forward, InputSpec, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::CrossEntropy`] and its gradient.
+pub static TWIN: Twin = Twin {
+    name: "cross_entropy",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs,
+    forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
@@ -164,6 +186,33 @@ fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Disp
 /// Returns the cost: one exponential per logit, which is about 10 FLOPs, and two more FLOPs.
 pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: 12.0 * call.input_len(0) as f64, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::inputs`].
+fn inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
+    let classes = inputs[0].last().map_or(1, |v| *v as u32);
+    InputSpec::normal(inputs).with(1, InputFill::Targets(classes))
+}
+
+/// See [`Twin::forward`].
+fn forward(op: &Op) -> Option<Forward> {
+    let (inputs, outputs) = (vec![0, 1], vec![(1, 2)]);
+    matches!(op, Op::CrossEntropyGrad).then_some(Forward { op: Op::CrossEntropy, inputs, outputs })
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let c = inputs[0].last().copied().unwrap_or(1);
+    let rows = |n| [vec![vec![n, c]], vec![vec![n]; inputs.len() - 1]].concat();
+    calls(op, PROBE_ROWS.map(rows))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    vec![
+        (Op::CrossEntropy, vec![vec![N, V], vec![N]]),
+        (Op::CrossEntropyGrad, vec![vec![N, V], vec![N], vec![N]]),
+    ]
 }
 
 #[cfg(test)]

@@ -3,11 +3,33 @@
 
 use rayon::prelude::*;
 
-use crate::base::HostTensorView;
 use crate::base::rng::{Key, drop_threshold};
+use crate::base::{HostTensorView, Site};
 use crate::graph::Op;
+use crate::kernels::call_shapes::{B, C, T, calls};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::harness::InputFill;
+use crate::kernels::twin::{InputSpec, no_forward, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::Dropout`].
+pub static TWIN: Twin = Twin {
+    name: "dropout",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 4 * 1024;
@@ -104,10 +126,27 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost::elementwise(call, if call.random.training { 110.0 } else { 1.0 })
 }
 
+/// See [`Twin::inputs`].
+fn inputs(_: &Op, inputs: &[Dims]) -> InputSpec {
+    let samples = Some(inputs[1][0]);
+    InputSpec { samples, ..InputSpec::normal(inputs).with(1, InputFill::Samples) }
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, _: &[Dims]) -> Vec<CallShape> {
+    let sizes = [vec![3, 7, 11], vec![5, 259], vec![3, 7, 12], vec![5, 260]];
+    calls(op, sizes.map(|x| vec![x.clone(), vec![x[0]]]))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    vec![(Op::Dropout { p: 0.1, site: Site(1) }, vec![vec![B, T, C], vec![B]])]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape, Site};
+    use crate::base::{HostTensor, Shape};
     use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::gradient::check_gradient;
     use crate::kernels::testing::{self, check, for_each_gpu};

@@ -7,8 +7,30 @@ use rayon::prelude::*;
 
 use crate::base::HostTensorView;
 use crate::graph::Op;
+use crate::kernels::call_shapes::{C, N, V, calls};
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::harness::InputFill;
+use crate::kernels::twin::{InputSpec, no_forward, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::Embedding`] and its gradient.
+pub static TWIN: Twin = Twin {
+    name: "embedding",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -171,6 +193,35 @@ pub fn cost(call: &OpCall) -> Cost {
         Op::Embedding => Cost { flops: 0.0, bytes: 4.0 * (ids + 2.0 * elements) },
         _ => Cost { flops: call.input_len(1) as f64, bytes: Cost::moved(call) },
     }
+}
+
+/// See [`Twin::inputs`].
+fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
+    let rows = if let Op::EmbeddingGrad { rows } = op { *rows } else { inputs[1][0] };
+    InputSpec::normal(inputs).with(0, InputFill::Ids(rows as u32))
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    match op {
+        Op::EmbeddingGrad { rows } => {
+            let c = inputs[1].last().copied().unwrap_or(1);
+            let sized = |v: usize| (Op::EmbeddingGrad { rows: v }, vec![vec![67], vec![67, c]]);
+            vec![sized(29.min(*rows)), sized(*rows)]
+        }
+        _ => {
+            let (v, c) = (inputs[1][0], inputs[1][1]);
+            calls(op, [7, 37].map(|n| vec![vec![n], vec![v.min(29), c]]))
+        }
+    }
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    vec![
+        (Op::Embedding, vec![vec![N], vec![V, C]]),
+        (Op::EmbeddingGrad { rows: V }, vec![vec![N], vec![N, C]]),
+    ]
 }
 
 #[cfg(test)]

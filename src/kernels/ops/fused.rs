@@ -2,6 +2,8 @@
 //! product, or the first op of an elementwise chain, which is `shaders/fused.wgsl`. [`epilogue`]
 //! generates the WGSL of the steps.
 
+mod probes;
+
 use std::borrow::Cow;
 
 use rayon::prelude::*;
@@ -11,7 +13,26 @@ use super::{binary, matmul, unary};
 use crate::base::{DType, HostTensorView, Shape};
 use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::twin::{no_forward, normal_inputs};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
+use probes::{catalog, probes};
+
+/// Twin of [`Op::Fused`].
+pub static TWIN: Twin = Twin {
+    name: "fused",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: few enough to stay in the first-level cache from step to
 /// step.
@@ -199,11 +220,7 @@ fn elementwise(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Dispatch
 /// once.
 pub fn cost(call: &OpCall) -> Cost {
     let root = root_call(call);
-    let first_flops = match root.op {
-        Op::MatMul { .. } => matmul::cost(&root).flops,
-        Op::Binary(_) => binary::cost(&root).flops,
-        _ => unary::cost(&root).flops,
-    };
+    let first_flops = twin(root.op).map_or(0.0, |twin| (twin.cost)(&root).flops);
     let flops = |step: &EpilogueStep| match *step {
         EpilogueStep::Unary(function) => unary::flops(function, false),
         EpilogueStep::UnaryGrad(function, _) => unary::flops(function, true),
@@ -213,6 +230,11 @@ pub fn cost(call: &OpCall) -> Cost {
     let each: f64 = epilogue::steps(call).iter().map(flops).sum();
     let flops = first_flops + each * call.output_len(0) as f64;
     Cost { flops, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::iterations`]: those of a product; a chain has no loops.
+fn iterations(call: &OpCall) -> usize {
+    if chain(call).is_some() { 0 } else { matmul::iterations(call) }
 }
 
 #[cfg(test)]

@@ -6,9 +6,30 @@ use rayon::prelude::*;
 use super::layer_norm_group;
 use crate::base::HostTensorView;
 use crate::graph::Op;
+use crate::kernels::call_shapes::{C, N, PROBE_ROWS, calls};
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::simd::{mul_add, sum_of, vectorized};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::twin::{Forward, normal_inputs};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::LayerNorm`] and its gradients.
+pub static TWIN: Twin = Twin {
+    name: "layer_norm",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations,
+    inputs: normal_inputs,
+    forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -239,6 +260,48 @@ pub fn cost(call: &OpCall) -> Cost {
         _ => 8.0,
     };
     Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::iterations`]: a row in three passes, by blocks of 64; the weight gradient splits
+/// long sums.
+fn iterations(call: &OpCall) -> usize {
+    let (_, c) = call.rows_and_last(0);
+    if let Op::LayerNormWeightGrad = call.op { 0 } else { 3 * c + c / 32 }
+}
+
+/// See [`Twin::forward`].
+fn forward(op: &Op) -> Option<Forward> {
+    let norm = Op::LayerNorm { eps: 1e-5 };
+    matches!(op, Op::LayerNormGrad).then(|| Forward {
+        op: norm,
+        inputs: vec![0, 1],
+        outputs: vec![(1, 2)],
+    })
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let c = inputs[0].last().copied().unwrap_or(1);
+    let sized = |rows| match op {
+        Op::LayerNormGrad => {
+            // With one or two values, the gradient is nearly 0 and consists of rounding errors.
+            let c = if c < 8 { c + 8 } else { c };
+            vec![vec![rows, c], vec![c], vec![rows, 2], vec![rows, c]]
+        }
+        Op::LayerNormWeightGrad => vec![vec![rows, c], vec![rows, 2], vec![rows, c]],
+        _ => [vec![vec![rows, c]], vec![vec![c]; inputs.len() - 1]].concat(),
+    };
+    calls(op, PROBE_ROWS.map(sized))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    let (x, stats) = (vec![N, C], vec![N, 2]);
+    vec![
+        (Op::LayerNorm { eps: 1e-5 }, vec![x.clone(), vec![C], vec![C]]),
+        (Op::LayerNormGrad, vec![x.clone(), vec![C], stats.clone(), x.clone()]),
+        (Op::LayerNormWeightGrad, vec![x.clone(), stats, x]),
+    ]
 }
 
 #[cfg(test)]

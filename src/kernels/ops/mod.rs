@@ -20,44 +20,34 @@ pub mod sum;
 pub mod unary;
 
 use crate::graph::Op;
-use crate::kernels::{Twin, Variant};
+use crate::kernels::Twin;
 
-macro_rules! twin {
-    ($room:ident) => {
-        twin!($room, |call| vec![Variant::new(stringify!($room), $room::dispatch(call))])
-    };
-    ($room:ident, $variants:expr) => {
-        &Twin {
-            name: stringify!($room),
-            reference_f32: $room::reference::<f32>,
-            reference_f64: $room::reference::<f64>,
-            fast: $room::fast,
-            dispatch: $room::dispatch,
-            variants: $variants,
-            cost: $room::cost,
+macro_rules! table {
+    ($($ops:pat => $twin:path,)*) => {
+        /// All twins, in the order in which their kernels are certified.
+        pub static TWINS: &[&Twin] = &[$(&$twin),*];
+
+        /// Returns the twin that computes an op, or `None` for a reshape, which moves no data.
+        pub fn twin(op: &Op) -> Option<&'static Twin> {
+            match op {
+                Op::Reshape => None,
+                $($ops => Some(&$twin),)*
+            }
         }
     };
 }
 
-/// Returns the twin that computes an op, or `None` for a reshape, which moves no data.
-pub fn twin(op: &Op) -> Option<&'static Twin> {
-    Some(match op {
-        Op::Reshape => return None,
-        Op::Unary(_) | Op::UnaryGrad(_) => twin!(unary, unary::variants),
-        Op::Binary(_) => twin!(binary),
-        Op::MatMul { .. } => twin!(matmul, matmul::variants),
-        Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => {
-            twin!(copy, copy::variants)
-        }
-        Op::Sum { .. } | Op::Broadcast { .. } => twin!(sum, sum::variants),
-        Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormWeightGrad => {
-            twin!(layer_norm, layer_norm::variants)
-        }
-        Op::Attention { .. } | Op::AttentionGrad { .. } => twin!(attention),
-        Op::Embedding | Op::EmbeddingGrad { .. } => twin!(embedding, embedding::variants),
-        Op::Dropout { .. } => twin!(dropout, dropout::variants),
-        Op::CrossEntropy | Op::CrossEntropyGrad => twin!(cross_entropy, cross_entropy::variants),
-        Op::SquaredError | Op::SquaredErrorGrad => twin!(squared_error, squared_error::variants),
-        Op::Fused { .. } => twin!(fused, fused::variants),
-    })
+table! {
+    Op::MatMul { .. } => matmul::TWIN,
+    Op::Unary(_) | Op::UnaryGrad(_) => unary::TWIN,
+    Op::Binary(_) => binary::TWIN,
+    Op::Dropout { .. } => dropout::TWIN,
+    Op::SquaredError | Op::SquaredErrorGrad => squared_error::TWIN,
+    Op::Fused { .. } => fused::TWIN,
+    Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => copy::TWIN,
+    Op::Sum { .. } | Op::Broadcast { .. } => sum::TWIN,
+    Op::Embedding | Op::EmbeddingGrad { .. } => embedding::TWIN,
+    Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormWeightGrad => layer_norm::TWIN,
+    Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
+    Op::Attention { .. } | Op::AttentionGrad { .. } => attention::TWIN,
 }

@@ -5,8 +5,29 @@ use rayon::prelude::*;
 
 use crate::base::HostTensorView;
 use crate::graph::Op;
+use crate::kernels::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::SquaredError`] and its gradient.
+pub static TWIN: Twin = Twin {
+    name: "squared_error",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -122,6 +143,17 @@ fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
 pub fn cost(call: &OpCall) -> Cost {
     let flops = if let Op::SquaredError = call.op { 3.0 } else { 2.0 };
     Cost { flops: flops * call.input_len(0) as f64, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let c = inputs[0][1..].iter().product::<usize>().min(KEPT);
+    calls(op, PROBE_ROWS.map(|n| vec![vec![n, c]; 2]))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    [Op::SquaredError, Op::SquaredErrorGrad].map(|op| (op, vec![vec![N, C]; 2])).to_vec()
 }
 
 #[cfg(test)]

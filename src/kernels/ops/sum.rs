@@ -5,8 +5,29 @@ use rayon::prelude::*;
 
 use crate::base::HostTensorView;
 use crate::graph::Op;
+use crate::kernels::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::Sum`] and [`Op::Broadcast`].
+pub static TWIN: Twin = Twin {
+    name: "sum",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -201,6 +222,37 @@ pub fn cost(call: &OpCall) -> Cost {
         _ => call.input_len(0) as f64,
     };
     Cost { flops, bytes: Cost::moved(call) }
+}
+
+/// See [`Twin::probes`].
+fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let x = &inputs[0];
+    match op {
+        Op::Sum { first, last } => {
+            // Long enough for tiles that share a sum.
+            let mut kept = shrunk_around(x, last + 1..=x.len());
+            for axis in *first..=*last {
+                kept[axis] = x[axis].min(67);
+            }
+            calls(op, [shrunk(x), shrunk_around(x, *first..=*last), kept].map(|x| vec![x]))
+        }
+        Op::Broadcast { first, dims, .. } => {
+            let dims = dims.iter().map(|d| *d.min(&SMALL[2])).collect();
+            // The kernel does not depend on whether the new axes are the batch.
+            let op = Op::Broadcast { first: *first, dims, batched: false };
+            vec![(op, vec![shrunk(x)])]
+        }
+        other => panic!("{other} is neither a sum nor a broadcast"),
+    }
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    vec![
+        (Op::Sum { first: 0, last: 0 }, vec![vec![N, C]]),
+        (Op::Sum { first: 0, last: 0 }, vec![vec![4 * N, 2]]),
+        (Op::Broadcast { first: 0, dims: vec![B], batched: false }, vec![vec![T, C]]),
+    ]
 }
 
 #[cfg(test)]

@@ -8,9 +8,30 @@ use rayon::prelude::*;
 
 use crate::base::HostTensorView;
 use crate::graph::{Op, Unary};
+use crate::kernels::call_shapes::{C, N, calls};
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{erf, exp, mul_add, tanh, vectorized};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Variant};
+use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
+use crate::kernels::{
+    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+};
+
+/// Twin of [`Op::Unary`] and [`Op::UnaryGrad`].
+pub static TWIN: Twin = Twin {
+    name: "unary",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: false,
+    iterations: short_loops,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -276,6 +297,25 @@ pub fn cost(call: &OpCall) -> Cost {
 /// Returns the FLOPs per element: about 20 for a GELU and for every derivative.
 pub(super) fn flops(function: Unary, gradient: bool) -> f64 {
     if gradient || matches!(function, Unary::Gelu | Unary::GeluTanh) { 20.0 } else { 1.0 }
+}
+
+/// Element counts of probes: two that are not multiples of four, and two that are.
+const ELEMENTS: [usize; 4] = [1073, 1031, 1076, 1028];
+
+/// See [`Twin::probes`].
+pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    calls(op, ELEMENTS.map(|count| vec![vec![count]; inputs.len()]))
+}
+
+/// See [`Twin::catalog`].
+fn catalog() -> Vec<CallShape> {
+    let x = vec![N, C];
+    let mut calls = vec![(Op::Unary(Unary::Scale(0.5)), vec![x.clone()])];
+    for function in [Unary::Relu, Unary::Gelu, Unary::GeluTanh] {
+        calls.push((Op::Unary(function), vec![x.clone()]));
+        calls.push((Op::UnaryGrad(function), vec![x.clone(); 2]));
+    }
+    calls
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! Faster variants: the register tiles that [`tile`] generates, the tiles in workgroup memory of
 //! [`shared`], and [`vector`] for few rows or columns.
 
+mod probes;
 pub mod shared;
 pub mod sizes;
 pub mod tile;
@@ -11,11 +12,32 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 
 use crate::base::HostTensorView;
+use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Shader, Variant};
+use crate::kernels::twin::{no_forward, normal_inputs};
+use crate::kernels::{Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
+pub use probes::probes_with_columns;
+use probes::{catalog, probes};
 use sizes::{OPERANDS, Sizes};
 use tile::{RegisterTile, TILES, WORKGROUP};
+
+/// Twin of [`Op::MatMul`](crate::graph::Op::MatMul).
+pub static TWIN: Twin = Twin {
+    name: "matmul",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    variants,
+    cost,
+    counts_as_model_flops: true,
+    iterations,
+    inputs: normal_inputs,
+    forward: no_forward,
+    probes,
+    catalog,
+};
 
 /// Minimum number of invocations for the static choice of a tile: with fewer, a device would
 /// idle.
@@ -202,12 +224,20 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64, bytes: Cost::moved(call) }
 }
 
+/// See [`Twin::iterations`]: one per term of a sum, and one per row of the largest tile. The
+/// outputs may have any shape.
+pub fn iterations(call: &OpCall) -> usize {
+    let x = &call.inputs[0];
+    let is_transposed = matches!(call.op.root_op(), Op::MatMul { transpose_a: true, .. });
+    x[x.len() - if is_transposed { 2 } else { 1 }] + 16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::rng::Key;
     use crate::base::{DType, HostTensor, Shape};
-    use crate::graph::{Op, shapes};
+    use crate::graph::shapes;
     use crate::kernels::RandomContext;
     use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};

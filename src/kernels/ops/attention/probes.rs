@@ -1,0 +1,59 @@
+//! Calls of attention on which its kernels are certified, and the inputs of a call.
+
+use crate::base::Site;
+use crate::graph::Op;
+use crate::kernels::call_shapes::{B, C, HEADS, T, calls};
+use crate::kernels::harness::InputFill;
+use crate::kernels::twin::{Forward, InputSpec};
+use crate::kernels::{CallShape, Dims};
+
+/// Token counts of probes: fewer than a tile has, and a little more than one and two tiles have.
+const TOKENS: [usize; 3] = [5, 37, 67];
+
+/// See [`crate::kernels::Twin::inputs`].
+pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {
+    let spec = InputSpec { samples: Some(inputs[0][0]), ..InputSpec::normal(inputs) };
+    if op.is_random() { spec.with(inputs.len() - 1, InputFill::Samples) } else { spec }
+}
+
+/// See [`crate::kernels::Twin::forward`].
+pub fn forward(op: &Op) -> Option<Forward> {
+    let &Op::AttentionGrad { heads, dropout, site } = op else { return None };
+    let mut inputs = vec![0];
+    inputs.extend((dropout > 0.0).then_some(4));
+    let op = Op::Attention { heads, dropout, site };
+    Some(Forward { op, inputs, outputs: vec![(0, 1), (1, 2)] })
+}
+
+/// See [`crate::kernels::Twin::probes`].
+pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    calls(op, TOKENS.map(|t| resized(inputs, t)))
+}
+
+/// Returns the inputs of attention or its gradient for 2 samples of `t` tokens.
+fn resized(inputs: &[Dims], t: usize) -> Vec<Dims> {
+    let resized = |(index, dims): (usize, &Dims)| match dims.as_slice() {
+        // The logarithms of sums, input 2 of the gradient, are (b, h, t); qkv, y, dy (b, t, ..).
+        [_, heads, _] if index == 2 => vec![2, *heads, t],
+        [_, _, last] => vec![2, t, *last],
+        _ => vec![2],
+    };
+    inputs.iter().enumerate().map(resized).collect()
+}
+
+/// See [`crate::kernels::Twin::catalog`].
+pub fn catalog() -> Vec<CallShape> {
+    let (qkv, y, lse) = (vec![B, T, 3 * C], vec![B, T, C], vec![B, HEADS, T]);
+    let (heads, site) = (HEADS, Site(2));
+    let mut calls = Vec::new();
+    for dropout in [0.0, 0.1] {
+        let samples = (dropout > 0.0).then_some(vec![B]);
+        let with_samples =
+            |inputs: &[Dims]| inputs.iter().cloned().chain(samples.clone()).collect::<Vec<Dims>>();
+        let inputs = with_samples(std::slice::from_ref(&qkv));
+        calls.push((Op::Attention { heads, dropout, site }, inputs));
+        let inputs = with_samples(&[qkv.clone(), y.clone(), lse.clone(), y.clone()]);
+        calls.push((Op::AttentionGrad { heads, dropout, site }, inputs));
+    }
+    calls
+}

@@ -1,0 +1,82 @@
+//! Fused calls on which the kernels are certified.
+
+use super::epilogue;
+use crate::base::rng::Key;
+use crate::graph::{Binary, EpilogueOp, Op, Unary};
+use crate::kernels::call_shapes::{C, N, calls};
+use crate::kernels::ops::matmul;
+use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext, twin};
+
+/// See [`crate::kernels::Twin::probes`]: calls of the root op, with operands of the epilogue that
+/// fit the root's output. The length of an operand that repeats is a constant in the kernel's text,
+/// so it is kept.
+pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    let Op::Fused { root, epilogue } = op else { panic!("{op} is not fused") };
+    let operands = epilogue.iter().filter(|step| step.has_operand()).count();
+    let (own, behind) = inputs.split_at(inputs.len() - operands);
+    let random = RandomContext { step_key: Key::new(0), training: true };
+    let count = |dims: &Dims| dims.iter().product::<usize>();
+    let Some(was) = OwnedCall::new((**root).clone(), own.to_vec(), random) else {
+        return Vec::new();
+    };
+    let whole = count(&was.outputs[0]);
+    // The inputs of an elementwise chain's first op repeat as operands do.
+    let chained = if epilogue::as_step(root).is_some() { own } else { &[] };
+    let period = chained.iter().chain(behind).map(count);
+    let period = period.filter(|count| *count < whole).max();
+    let mut probes = Vec::new();
+    for (small, mut dims) in roots(root, own, &was.outputs[0], period) {
+        let Some(is) = OwnedCall::new(small.clone(), dims.clone(), random) else { continue };
+        for operand in behind {
+            let repeats = count(operand) < whole;
+            dims.push(if repeats { vec![count(operand)] } else { is.outputs[0].clone() });
+        }
+        probes.push((Op::Fused { root: Box::new(small), epilogue: epilogue.to_vec() }, dims));
+    }
+    probes
+}
+
+/// Returns small calls of the root op, with an output over which `period` elements repeat.
+fn roots(root: &Op, own: &[Dims], output: &Dims, period: Option<usize>) -> Vec<CallShape> {
+    let is_chain = epilogue::as_step(root).is_some();
+    match period {
+        None => twin(root).map_or_else(Vec::new, |twin| (twin.probes)(root, own)),
+        Some(period) if is_chain => {
+            let short = own.iter().filter(|x| *x != output).map(|x| x.iter().product());
+            let width = short.chain([period]).max().unwrap_or(period);
+            let sized = |rows| {
+                let small = |x: &Dims| if x == output { vec![rows, width] } else { x.clone() };
+                own.iter().map(small).collect()
+            };
+            calls(root, [3, 9].map(sized))
+        }
+        Some(period) if output.last() == Some(&period) => {
+            matmul::probes_with_columns(root, own, Some(period))
+        }
+        Some(_) => Vec::new(),
+    }
+}
+
+/// See [`crate::kernels::Twin::catalog`]: products with the epilogues that they have in a GPT, and
+/// elementwise chains without a product.
+pub fn catalog() -> Vec<CallShape> {
+    let gelu = Unary::Gelu;
+    let (bias, sum) = (EpilogueOp::Binary(Binary::Add), EpilogueOp::Binary(Binary::Add));
+    let (x, y, wide) = (vec![2 * N, C], vec![2 * N, 3 * C], vec![3 * C]);
+    let fused = |root, epilogue: &[EpilogueOp], inputs: Vec<Dims>| {
+        (Op::Fused { root: Box::new(root), epilogue: epilogue.to_vec() }, inputs)
+    };
+    let product = |transpose_b, epilogue: &[EpilogueOp], operand: &Dims| {
+        let w = if transpose_b { vec![3 * C, C] } else { vec![C, 3 * C] };
+        let root = Op::MatMul { transpose_a: false, transpose_b };
+        fused(root, epilogue, vec![x.clone(), w, operand.clone()])
+    };
+    let add = Op::Binary(Binary::Add);
+    vec![
+        product(true, &[sum], &y),
+        product(true, &[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)], &wide),
+        product(false, &[EpilogueOp::UnaryGrad(gelu)], &y),
+        fused(add, &[EpilogueOp::Unary(gelu)], vec![y.clone(), wide.clone()]),
+        fused(Op::Unary(gelu), &[bias, sum], vec![y.clone(), wide, y]),
+    ]
+}

@@ -1,0 +1,76 @@
+//! Products on which the kernels are certified.
+
+use crate::graph::Op;
+use crate::kernels::call_shapes::{C, N, calls};
+use crate::kernels::{CallShape, Dims};
+
+/// `(m, k, n)` of probes, the cheapest first: large enough for one tile size after the other, and
+/// longer sums for variants that split them.
+const PRODUCTS: [[usize; 3]; 8] = [
+    [19, 7, 21],
+    [37, 18, 35],
+    [67, 35, 69],
+    [131, 33, 133],
+    [19, 1031, 21],
+    [67, 519, 69],
+    [259, 37, 261],
+    [131, 1031, 133],
+];
+
+/// Numbers of rows or columns of a product up to this are kept, because kernels for few of them
+/// depend on the number.
+const FEW: usize = 8;
+
+/// See [`crate::kernels::Twin::probes`].
+pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
+    probes_with_columns(op, inputs, None)
+}
+
+/// Returns both operands at each of the sizes, as three products if the call is batched, and with
+/// `columns` columns if given.
+pub fn probes_with_columns(op: &Op, inputs: &[Dims], columns: Option<usize>) -> Vec<CallShape> {
+    let Op::MatMul { transpose_a, transpose_b } = *op else {
+        panic!("{op} is not a matrix product")
+    };
+    let front: &[usize] = if inputs[0].len() > 2 { &[3] } else { &[] };
+    let last_two = |dims: &Dims, swapped| match dims[dims.len() - 2..] {
+        [first, second] => pair(first, second, swapped),
+        _ => [1, 1],
+    };
+    let [m, k] = last_two(&inputs[0], transpose_a);
+    let [_, n] = last_two(&inputs[1], transpose_b);
+    // Tiles need more room than a small call has; kernels for a few rows or columns do not.
+    let like = |size: usize, of: usize| match of {
+        0..=FEW => of,
+        _ if of.is_multiple_of(4) => size.next_multiple_of(4),
+        _ => size,
+    };
+    let operands = |sizes: [usize; 3]| {
+        let [m, k, n] =
+            [like(sizes[0], m), like(sizes[1], k), columns.unwrap_or(like(sizes[2], n))];
+        let matrices = [pair(m, k, transpose_a), pair(k, n, transpose_b)];
+        matrices.map(|matrix| [front, &matrix].concat()).to_vec()
+    };
+    calls(op, PRODUCTS.map(operands))
+}
+
+fn pair(first: usize, second: usize, swapped: bool) -> [usize; 2] {
+    if swapped { [second, first] } else { [first, second] }
+}
+
+/// See [`crate::kernels::Twin::catalog`].
+pub fn catalog() -> Vec<CallShape> {
+    let product = |(transpose_a, transpose_b)| {
+        let (a, b) = (pair(2 * N, C, transpose_a), pair(C, 3 * C, transpose_b));
+        (Op::MatMul { transpose_a, transpose_b }, vec![a.to_vec(), b.to_vec()])
+    };
+    let mut calls: Vec<CallShape> =
+        [(false, false), (false, true), (true, false), (true, true)].map(product).to_vec();
+    // A few rows, as in generation; and one output row, or one column.
+    for m in [1, 4] {
+        let op = |transpose_b| Op::MatMul { transpose_a: false, transpose_b };
+        calls.push((op(true), vec![vec![m, C], vec![3 * C, C]]));
+        calls.push((op(false), vec![vec![3 * C, C], vec![C, m]]));
+    }
+    calls
+}

@@ -1,0 +1,110 @@
+//! Op calls that own their op, with reproducible input values and the reference result.
+
+use super::harness::{self, InputFill, generate};
+use super::twin::Dims;
+use super::{OpCall, RandomContext, Twin, twin};
+use crate::base::{DType, HostTensor, Shape};
+use crate::graph::{Op, shapes};
+
+/// Op call that owns its op.
+#[derive(Clone, Debug)]
+pub struct OwnedCall {
+    pub op: Op,
+    pub inputs: Vec<Dims>,
+    pub outputs: Vec<Dims>,
+    pub accumulate: bool,
+    pub random: RandomContext,
+}
+
+impl OwnedCall {
+    pub fn of(call: &OpCall) -> Self {
+        Self {
+            op: call.op.clone(),
+            inputs: call.inputs.clone(),
+            outputs: call.outputs.clone(),
+            accumulate: call.accumulate,
+            random: call.random,
+        }
+    }
+
+    /// Returns the call of an op on inputs of these dimensions; `None` if the op has no kernel or
+    /// the shape rule refuses them.
+    pub fn new(op: Op, inputs: Vec<Dims>, random: RandomContext) -> Option<Self> {
+        let spec = (twin(&op)?.inputs)(&op, &inputs);
+        let shape = |dims: &Dims| match (spec.samples, dims.split_first()) {
+            (Some(samples), Some((first, rest))) => {
+                Shape::batched(&[&[first / samples], rest].concat())
+            }
+            _ => Shape::fixed(dims),
+        };
+        let typed: Vec<(Shape, DType)> = inputs
+            .iter()
+            .zip(&spec.fills)
+            .map(|(dims, fill)| (shape(dims), fill.dtype()))
+            .collect();
+        let outputs = shapes::outputs(&op, &typed).ok()?;
+        let outputs = outputs.iter().map(|(shape, _)| shape.resolve(spec.samples.unwrap_or(1)));
+        let outputs = outputs.collect();
+        Some(Self { op, inputs, outputs, accumulate: false, random })
+    }
+
+    pub fn call(&self) -> OpCall<'_> {
+        OpCall {
+            op: &self.op,
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            accumulate: self.accumulate,
+            random: self.random,
+        }
+    }
+
+    /// Returns the twin of the op.
+    ///
+    /// # Panics
+    /// Panics if the op has no kernel.
+    fn twin(&self) -> &'static Twin {
+        twin(&self.op).unwrap_or_else(|| panic!("{} has no kernel", self.op))
+    }
+
+    /// Returns the distribution of the values of each input.
+    ///
+    /// # Panics
+    /// Panics if the op has no kernel.
+    pub fn fills(&self) -> Vec<InputFill> {
+        (self.twin().inputs)(&self.op, &self.inputs).fills
+    }
+
+    /// Returns random inputs, the same every time. Those that the forward op outputs (statistics,
+    /// logarithms of sums) are computed by it.
+    ///
+    /// # Panics
+    /// Panics if the op has no kernel.
+    pub fn values(&self) -> Vec<HostTensor<f64>> {
+        let lengths = self.inputs.iter().map(|dims| dims.iter().product());
+        let mut all: Vec<HostTensor<f64>> = lengths
+            .zip(self.fills())
+            .enumerate()
+            .map(|(index, (length, fill))| generate(fill, length, index))
+            .collect();
+        let Some(forward) = (self.twin().forward)(&self.op) else { return all };
+        let inputs = forward.inputs.iter().map(|index| self.inputs[*index].clone()).collect();
+        if let Some(owned_call) = OwnedCall::new(forward.op, inputs, self.random) {
+            let given: Vec<HostTensor<f64>> =
+                forward.inputs.iter().map(|at| all[*at].clone()).collect();
+            let computed = owned_call.expected(&given, 0.0);
+            for (output, index) in forward.outputs {
+                all[index] = HostTensor::Float(computed[output].clone());
+            }
+        }
+        all
+    }
+
+    /// Returns the outputs of the f64 reference, computed in outputs that start as `start`.
+    ///
+    /// # Panics
+    /// Panics if the op has no kernel.
+    pub fn expected(&self, inputs: &[HostTensor<f64>], start: f64) -> Vec<Vec<f64>> {
+        let inputs: Vec<&HostTensor<f64>> = inputs.iter().collect();
+        harness::host(&self.call(), &inputs, start, self.twin().reference_f64)
+    }
+}
