@@ -1,5 +1,6 @@
-//! Generates the built-in corpus: the project's own sources and documents, in the order of their
-//! paths, as one text that `src/data/corpus.rs` includes.
+//! Generates two files that sources include: the built-in corpus for `src/data/corpus.rs`, the
+//! project's own sources and documents in the order of their paths, as one text; and the list of
+//! shaders for `src/kernels/source.rs`.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,26 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     println!("cargo::rerun-if-changed=build.rs");
-    let corpus = PathBuf::from(env::var("OUT_DIR")?).join("corpus.txt");
-    fs::write(corpus, concatenate(&root, &paths)?)?;
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out.join("corpus.txt"), concatenate(&root, &paths)?)?;
+    fs::write(out.join("shaders.rs"), shaders(&root.join("shaders"))?)?;
     Ok(())
+}
+
+/// Returns a Rust expression, the list of (stem, text) of the shader files of a directory, sorted
+/// by stem.
+fn shaders(directory: &Path) -> Result<String, Box<dyn Error>> {
+    let mut stems = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        stems.extend(name.strip_suffix(".wgsl").map(String::from));
+    }
+    stems.sort();
+    let entry = |stem: &String| {
+        let path = format!("concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/shaders/{stem}.wgsl\")");
+        format!("({stem:?}, include_str!({path})),\n")
+    };
+    Ok(format!("&[\n{}]\n", stems.iter().map(entry).collect::<String>()))
 }
 
 /// Collects the text files below a directory.

@@ -3,36 +3,8 @@
 
 use super::dispatch::Shader;
 
-macro_rules! sources {
-    ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../shaders/", $name, ".wgsl")))),*]
-    };
-}
-
-/// All shader files as (file stem, text).
-pub const FILES: &[(&str, &str)] = sources![
-    "adamw",
-    "attention",
-    "binary",
-    "copy",
-    "cross_entropy",
-    "dropout",
-    "embedding",
-    "fused",
-    "hash",
-    "layer_norm",
-    "layer_norm_group",
-    "matmul",
-    "matmul_shared",
-    "matmul_vector",
-    "norm",
-    "peak",
-    "sgd",
-    "spin",
-    "squared_error",
-    "sum",
-    "unary",
-];
+/// All shader files as (file stem, text), sorted by stem; the build script lists them.
+pub const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
 
 /// All shared snippets as (name, text); a shader includes one by a line `// uses lib/NAME` in its
 /// head.

@@ -124,28 +124,31 @@ fn planted_missing_heads_are_found() {
 
 #[test]
 fn planted_lonely_shaders_are_found() {
-    let with = |twin: &str, registry: &str, table: &str| {
+    let with = |twin: &str, table: &str| {
         let files = [
             Source::new("shaders/a.wgsl", "// A."),
             Source::new(twin, "//! Twin. a::f"),
-            Source::new("src/kernels/source.rs", registry),
             Source::new("src/kernels/ops/mod.rs", table),
         ];
         twins(&files).len()
     };
-    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 0);
-    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "mod a;\na::dispatch()"), 0);
-    assert_eq!(with("src/kernels/ops/b.rs", "\"a\",", "pub mod a;\ntwin!(a)"), 1);
-    assert_eq!(with("src/kernels/ops/a.rs", "\"b\",", "pub mod a;\ntwin!(a)"), 1);
-    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "pub mod ba;\ntwin!(a)"), 1);
-    assert_eq!(with("src/kernels/ops/a.rs", "\"a\",", "pub mod a;"), 1);
+    assert_eq!(with("src/kernels/ops/a.rs", "pub mod a;\nOp::A => a::TWIN"), 0);
+    assert_eq!(with("src/kernels/ops/a.rs", "mod a;\na::dispatch()"), 0);
+    assert_eq!(with("src/kernels/ops/b.rs", "pub mod a;\na::TWIN"), 1);
+    assert_eq!(with("src/kernels/ops/a.rs", "pub mod ba;\na::TWIN"), 1);
+    assert_eq!(with("src/kernels/ops/a.rs", "pub mod a;"), 1);
     let inside = [
         Source::new("shaders/a_b.wgsl", "// A."),
         Source::new("src/kernels/ops/a/b.rs", "//! Twin."),
-        Source::new("src/kernels/source.rs", "\"a_b\","),
         Source::new("src/kernels/ops/a/mod.rs", "mod b;\nb::dispatch()"),
     ];
     assert_eq!(twins(&inside), Vec::<String>::new());
+    let snippet = |list: &str| {
+        let files =
+            [Source::new("shaders/lib/s.wgsl", "//"), Source::new("src/kernels/source.rs", list)];
+        twins(&files).len()
+    };
+    assert_eq!([snippet("(\"s\", x)"), snippet("(\"t\", x)")], [0, 1]);
 }
 
 #[test]
