@@ -81,6 +81,12 @@ fn every_shader_has_a_registered_twin() {
 }
 
 #[test]
+fn an_op_is_known_to_its_rules_and_its_twin_only() {
+    let wrong = op_users(&tree(), OP_EXCEPTIONS);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn doc_comments_open_with_a_name() {
     let wrong = question_openings(&tree());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

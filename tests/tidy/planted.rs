@@ -152,6 +152,45 @@ fn planted_lonely_shaders_are_found() {
 }
 
 #[test]
+fn planted_mentions_of_ops_are_found() {
+    let with = |path: &str, text: &str, exceptions: &[(&str, &str, &str)]| {
+        let files = [
+            Source::new(
+                "src/graph/op.rs",
+                "pub enum Op {\n    /// A.\n    A { x: u8 },\n    B,\n}",
+            ),
+            Source::new(TWIN_TABLE, "table! {\n    Op::A { .. } => a::TWIN,\n}"),
+            Source::new("src/kernels/ops/a.rs", "match op { Op::A { x } => x }"),
+            Source::new("src/kernels/ops/a_group.rs", "Op::A"),
+            Source::new("src/kernels/ops/a/probes.rs", "Op::A"),
+            Source::new("shaders/a_group.wgsl", "// A."),
+            Source::new(path, text),
+        ];
+        op_users(&files, exceptions)
+    };
+    let probes = "src/autotune/probes.rs";
+    for text in [
+        "match op { Op::A { .. } => 1 }",
+        "use crate::kernels::ops::{a, b};",
+        "crate::kernels::ops::a::cost(call)",
+        "\nShader::new(\"a_group\", e)",
+    ] {
+        let wrong = with(probes, text, &[]);
+        assert_eq!(wrong.len(), 1, "{text}: {wrong:?}");
+        assert!(wrong[0].ends_with("mentions the op A"), "{wrong:?}");
+        assert!(with(probes, text, &[(probes, "A", "why")]).is_empty());
+    }
+    assert_eq!(with("src/kernels/call.rs", "a::cost(call)", &[]).len(), 1);
+    assert_eq!(with("src/cli/a.rs", "Op::B", &[]), ["src/cli/a.rs:1: mentions the op B"]);
+    assert_eq!(with(probes, "", &[(probes, "A", "why")]).len(), 1, "an idle exception");
+    for text in
+        ["// Op::A", "Op::AB", "ba::f()", "a::cost(call)", "#[cfg(test)]\nmod tests { use Op::A; }"]
+    {
+        assert_eq!(with(probes, text, &[]), Vec::<String>::new());
+    }
+}
+
+#[test]
 fn planted_question_openings_are_found() {
     let of = |text: &str| question_openings(&[Source::new("src/graph/a.rs", text)]);
     assert_eq!(of("//! Ranks.\n\n/// Which rank.\nfn f() {}\n").len(), 2, "one, and the total");

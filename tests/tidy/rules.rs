@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::source::{Source, crate_imports, doc_comments, functions, type_names, words};
+use crate::source::{
+    Source, crate_imports, doc_comments, enum_variants, functions, type_names, words,
+};
 
 pub const COLUMNS_MAX: usize = 100;
 pub const FILE_LINES_MAX: usize = 800;
@@ -26,6 +28,33 @@ pub const REPEATED_TYPE_NAMES: &[(&str, &str)] = &[
 /// What doc comments do not open with, and the part of them that does all the same. May only fall.
 pub const QUESTION_WORDS: &str = "What Whether Who Whom Whose How Where When Why Which";
 pub const QUESTION_OPENINGS_MAX: f64 = 0.01;
+
+/// Files that mention every op: its variant, shape rule, gradient rule, builder method, and the
+/// line of its twin in the table.
+pub const OP_FILES: [&str; 5] = [
+    "src/graph/op.rs",
+    "src/graph/shapes.rs",
+    "src/graph/passes/gradients.rs",
+    "src/graph/build.rs",
+    TWIN_TABLE,
+];
+/// The table of ops and their twins.
+pub const TWIN_TABLE: &str = "src/kernels/ops/mod.rs";
+
+/// Further files that mention ops, the ops between spaces, and the reason.
+pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("src/autotune/cache.rs", "MatMul", "the hash of all kernels covers the emitted one"),
+    ("src/bench/matmul.rs", "MatMul", "a benchmark of products"),
+    ("src/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
+    (
+        "src/graph/passes/fuse.rs",
+        "MatMul Unary UnaryGrad Binary Reshape Fused",
+        "the table of fusions",
+    ),
+    ("src/kernels/ops/epilogue.rs", "Unary UnaryGrad Binary Fused", "the steps of a fused op"),
+    ("src/kernels/ops/fused.rs", "MatMul Unary UnaryGrad Binary", "the roots of a fused op"),
+    ("src/kernels/ops/fused/probes.rs", "MatMul Unary Binary", "the same"),
+];
 
 /// Rooms with their layer and what they may import, between spaces.
 pub const ROOMS: &[(u8, &str, &str)] = &[
@@ -284,6 +313,77 @@ pub fn twins(files: &[Source]) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// An op is known to [`OP_FILES`], to its twin and to the twin's shaders; every other file that
+/// mentions it needs an exception. A file mentions an op by its variant, by the module of its twin
+/// or by the name of a shader of the twin. Tests may mention any.
+pub fn op_users(files: &[Source], exceptions: &[(&str, &str, &str)]) -> Vec<String> {
+    let code = |path: &str| files.iter().find(|f| f.path == path).map_or("", |f| &f.code);
+    let (mut wrong, mut used) = (Vec::new(), Vec::new());
+    for op in enum_variants(code("src/graph/op.rs"), "Op") {
+        let twin = twin_of(code(TWIN_TABLE), &op);
+        for file in files.iter().filter(|file| file.path.starts_with("src/") && file.is_rust()) {
+            let is_known = OP_FILES.contains(&file.path.as_str());
+            let is_own = twin.as_deref().is_some_and(|twin| is_twin_file(&file.path, twin));
+            let mention = mention(file, &op, twin.as_deref(), files);
+            let Some(at) = mention.filter(|_| !is_known && !is_own) else { continue };
+            match exceptions.iter().find(|(path, ops, _)| *path == file.path && lists(ops, &op)) {
+                Some((path, ..)) => used.push((*path, op.clone())),
+                None => wrong.push(file.at(at, format!("mentions the op {op}"))),
+            }
+        }
+    }
+    for (path, ops, _) in exceptions {
+        for op in ops.split(' ').filter(|op| !used.contains(&(*path, op.to_string()))) {
+            wrong.push(format!("{path} no longer mentions {op}: take it off the list"));
+        }
+    }
+    wrong
+}
+
+/// The module of an op's twin, by the table: `a` in `Op::A | Op::AGrad => a::TWIN,`.
+fn twin_of(table: &str, op: &str) -> Option<String> {
+    let line = table.lines().find(|line| {
+        line.contains("::TWIN") && words(line, &format!("Op::{op}")).next().is_some()
+    })?;
+    let (_, twin) = line.split_once("=>")?;
+    twin.trim().split_once("::").map(|(module, _)| module.to_string())
+}
+
+/// Whether a file is a twin's own: `a.rs`, `a_part.rs` or in the directory `a`.
+fn is_twin_file(path: &str, twin: &str) -> bool {
+    let behind = path.strip_prefix("src/kernels/ops/").and_then(|name| name.strip_prefix(twin));
+    behind.is_some_and(|rest| rest == ".rs" || rest.starts_with(['/', '_']))
+}
+
+/// Where a file first mentions an op outside tests.
+fn mention(file: &Source, op: &str, twin: Option<&str>, files: &[Source]) -> Option<usize> {
+    let mut found = file.outside_tests(&format!("Op::{op}"));
+    let Some(twin) = twin else { return found.into_iter().min() };
+    if file.path.starts_with("src/kernels/") {
+        let is_generic = |at: &usize| file.code[at + twin.len()..].starts_with("::<");
+        let inside = file.outside_tests(&format!("{twin}::"));
+        found.extend(inside.into_iter().filter(|at| !is_generic(at)));
+    }
+    // `ops::a::f`, or `a` in `ops::{a, b}`.
+    for at in file.outside_tests("ops::") {
+        let rest = &file.code[at + "ops::".len()..];
+        let end = if rest.starts_with('{') { rest.find('}') } else { rest.find([':', ';', '(']) };
+        let names = &rest[..end.unwrap_or(rest.len())];
+        found.extend(words(names, twin).next().map(|_| at));
+    }
+    let stems = files.iter().filter_map(|file| {
+        let stem = file.path.strip_prefix("shaders/")?.strip_suffix(".wgsl")?;
+        (stem == twin || stem.starts_with(&format!("{twin}_"))).then_some(stem)
+    });
+    for stem in stems {
+        let shader = format!("Shader::new(\"{stem}\"");
+        let tests = file.tests();
+        let places = file.text.match_indices(&shader).map(|(at, _)| at);
+        found.extend(places.filter(|at| !tests.iter().any(|test| test.contains(at))));
+    }
+    found.into_iter().min()
 }
 
 /// Doc comments open with the name of the thing in the field's terms: of all of them at most

@@ -267,6 +267,21 @@ pub fn item_end(code: &str, start: usize) -> usize {
     code.len()
 }
 
+/// The variants of an enum.
+pub fn enum_variants(code: &str, name: &str) -> Vec<String> {
+    let Some(start) = words(code, &format!("enum {name}")).next() else { return Vec::new() };
+    let (mut depth, mut found) = (0, Vec::new());
+    for line in code[start..item_end(code, start)].lines() {
+        let word = line.trim_start();
+        let end = word.find(|c: char| !c.is_alphanumeric()).unwrap_or(word.len());
+        if depth == 1 && word.starts_with(char::is_uppercase) {
+            found.push(word[..end].to_owned());
+        }
+        depth += line.matches(['{', '(']).count() as i32 - line.matches(['}', ')']).count() as i32;
+    }
+    found
+}
+
 /// Every function with a name, and the lines from its `fn` to its end.
 pub fn functions(code: &str) -> Vec<(String, usize)> {
     let mut found = Vec::new();
