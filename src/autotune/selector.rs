@@ -254,7 +254,7 @@ impl KernelSelector {
         if Instant::now() >= until {
             return Ok(measured);
         }
-        let timer = match VariantTimer::new(gpu, &planned.owned_call) {
+        let mut timer = match VariantTimer::new(gpu, &planned.owned_call) {
             // The plan, which has one such tensor at a time, may still fit.
             Err(DeviceError::OutOfMemory { .. } | DeviceError::TooLarge { .. }) => {
                 return Ok(measured);

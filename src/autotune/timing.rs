@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
-use crate::device::{DeviceError, Gpu};
+use crate::device::{DeviceError, Gpu, Timestamps};
 use crate::kernels::harness::{BoundDispatch, generate, upload_new};
 use crate::kernels::{OpCall, OwnedCall, Pipelines, Variant, source};
 
@@ -30,7 +30,9 @@ pub struct VariantTimer<'a> {
     gpu: &'a Gpu,
     inputs: Vec<wgpu::Buffer>,
     outputs: Vec<wgpu::Buffer>,
-    clock: Option<PassClock>,
+    timestamps: Option<Timestamps>,
+    /// Staging buffer of the timestamps.
+    staging: wgpu::Buffer,
 }
 
 impl<'a> VariantTimer<'a> {
@@ -52,7 +54,8 @@ impl<'a> VariantTimer<'a> {
             gpu,
             inputs: owned_call.inputs.iter().enumerate().map(input).collect::<Result<_, _>>()?,
             outputs: owned_call.outputs.iter().map(output).collect::<Result<_, _>>()?,
-            clock: PassClock::new(gpu)?,
+            timestamps: Timestamps::new(gpu, 1)?,
+            staging: gpu.readback(16)?,
         })
     }
 
@@ -62,7 +65,7 @@ impl<'a> VariantTimer<'a> {
     /// # Errors
     /// Returns [`DeviceError`] if the device fails.
     pub fn time(
-        &self,
+        &mut self,
         pipelines: &mut Pipelines,
         variant: &Variant,
         best: Option<f64>,
@@ -96,28 +99,29 @@ impl<'a> VariantTimer<'a> {
 
     /// Returns the seconds per run of `runs` runs in one submission, by the device's clock or else
     /// by the host's.
-    fn sample(&self, bound: &[BoundDispatch], runs: u32) -> Result<f64, DeviceError> {
+    fn sample(&mut self, bound: &[BoundDispatch], runs: u32) -> Result<f64, DeviceError> {
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {
-            let timestamp_writes = self.clock.as_ref().map(PassClock::writes);
+            let timestamp_writes = self.timestamps.as_mut().and_then(Timestamps::next_pass);
             let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
             let mut pass = encoder.begin_compute_pass(&descriptor);
             for _ in 0..runs {
                 bound.iter().for_each(|dispatch| dispatch.record(&mut pass));
             }
         }
-        if let Some(clock) = &self.clock {
-            encoder.resolve_query_set(&clock.queries, 0..2, &clock.resolved, 0);
-        }
+        let resolved = self.timestamps.as_ref().and_then(|ticks| ticks.resolve(&mut encoder));
         let started = Instant::now();
         self.gpu.submit_and_wait(encoder)?;
         let elapsed = started.elapsed().as_secs_f64();
-        let measured = match &self.clock {
-            Some(clock) => clock.seconds(self.gpu)?,
-            None => None,
-        };
+        let mut measured = None;
+        if let (Some(timestamps), Some((buffer, bytes))) = (&mut self.timestamps, resolved) {
+            let ticks = self.gpu.read(&self.staging, &[(&buffer, 0, bytes)])?;
+            measured = timestamps.busy_seconds(&ticks);
+            timestamps.forget();
+        }
         // A device time that is zero or exceeds the wall time is discarded.
-        let seconds = measured.filter(|seconds| *seconds <= elapsed).unwrap_or(elapsed);
+        let is_usable = |seconds: &f64| *seconds > 0.0 && *seconds <= elapsed;
+        let seconds = measured.filter(is_usable).unwrap_or(elapsed);
         Ok(seconds / f64::from(runs))
     }
 }
@@ -125,43 +129,6 @@ impl<'a> VariantTimer<'a> {
 /// Returns the number of runs of so many seconds that fill a sample.
 fn runs_for(seconds: f64) -> u32 {
     (SAMPLE.as_secs_f64() / seconds.max(1e-9)).ceil().clamp(1.0, f64::from(RUNS_MAX)) as u32
-}
-
-/// Device clock: timestamps at the beginning and the end of a pass.
-struct PassClock {
-    queries: wgpu::QuerySet,
-    resolved: wgpu::Buffer,
-    staging: wgpu::Buffer,
-    period_ns: f64,
-}
-
-impl PassClock {
-    fn new(gpu: &Gpu) -> Result<Option<Self>, DeviceError> {
-        let Some(period_ns) = gpu.timestamp_period_ns else { return Ok(None) };
-        let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
-            label: None,
-            ty: wgpu::QueryType::Timestamp,
-            count: 2,
-        });
-        let resolved = gpu.query_results(16)?;
-        let staging = gpu.readback(16)?;
-        Ok(Some(Self { queries, resolved, staging, period_ns: f64::from(period_ns) }))
-    }
-
-    fn writes(&self) -> wgpu::ComputePassTimestampWrites<'_> {
-        wgpu::ComputePassTimestampWrites {
-            query_set: &self.queries,
-            beginning_of_pass_write_index: Some(0),
-            end_of_pass_write_index: Some(1),
-        }
-    }
-
-    fn seconds(&self, gpu: &Gpu) -> Result<Option<f64>, DeviceError> {
-        let read = gpu.read(&self.staging, &[(&self.resolved, 0, 16)])?;
-        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&read);
-        let passed = ticks[1].checked_sub(ticks[0]).filter(|ticks| *ticks > 0);
-        Ok(passed.map(|ticks| ticks as f64 * self.period_ns * 1e-9))
-    }
 }
 
 /// Returns the order in which variants are timed, as indices into `variants`: first the one chosen
@@ -229,7 +196,7 @@ mod tests {
             let mut time = |owned_call: &OwnedCall| {
                 let call = owned_call.call();
                 let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
-                let timer = VariantTimer::new(gpu, owned_call).unwrap();
+                let mut timer = VariantTimer::new(gpu, owned_call).unwrap();
                 let until = Instant::now() + Duration::from_secs(60);
                 timer.time(pipelines, &plain, None, until).unwrap()
             };

@@ -14,6 +14,7 @@ pub mod limits;
 pub mod memory;
 pub mod select;
 pub mod staging;
+pub mod timestamps;
 
 pub use adapter_kind::AdapterKind;
 pub use adapters::{Adapter, list_adapters};
@@ -27,3 +28,4 @@ pub use limits::Limits;
 pub use memory::AdapterMemory;
 pub use select::{Selection, select, select_all};
 pub use staging::{Mapping, ReadbackRing, UploadRing};
+pub use timestamps::Timestamps;

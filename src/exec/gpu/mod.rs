@@ -4,7 +4,6 @@
 
 mod add;
 mod banks;
-mod clock;
 mod limits;
 mod prepare;
 #[cfg(test)]

@@ -7,10 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::clock::Clock;
 use super::prepare::PreparedKernel;
 use super::readbacks::{ReadbackQueue, ReadbackRequest};
-use crate::device::{DeviceError, Gpu, ReadbackRing, UploadRing};
+use crate::device::{DeviceError, Gpu, ReadbackRing, Timestamps, UploadRing};
 use crate::exec::Readback;
 use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
 
@@ -25,6 +24,9 @@ const SUBMISSION_SECONDS: f64 = 0.2;
 /// Dispatches after which the recorded nodes are submitted, so that the device has work while the
 /// next ones are recorded.
 const DISPATCHES: usize = 32;
+
+/// Passes that are timed between two readings; a step has a few per micro-batch.
+const TIMED_PASSES_MAX: u32 = 1024;
 
 /// Range of a buffer to read: offset and size in bytes.
 pub type ReadRange<'a> = (&'a wgpu::Buffer, u64, u64);
@@ -51,7 +53,7 @@ pub struct CommandStream {
     uploads: UploadRing,
     readbacks: ReadbackRing,
     pub readback_queue: ReadbackQueue,
-    clock: Option<Clock>,
+    clock: Option<Timestamps>,
     /// Start of the current step: its first command, or the report before it if only the previous
     /// step's updates were recorded since.
     began: Option<Instant>,
@@ -75,7 +77,7 @@ impl CommandStream {
             uploads: UploadRing::new(&gpu, UPLOAD_SLOTS, SLOT_BYTES)?,
             readbacks: ReadbackRing::new(&gpu, READBACK_SLOTS, SLOT_BYTES)?,
             readback_queue,
-            clock: Clock::new(&gpu)?,
+            clock: Timestamps::new(&gpu, TIMED_PASSES_MAX)?,
             began: None,
             nominal: 0.0,
             made: 0,
@@ -103,7 +105,7 @@ impl CommandStream {
         let Self { pass, encoder, clock, gpu, .. } = self;
         pass.get_or_insert_with(|| {
             let new = || gpu.device.create_command_encoder(&Default::default());
-            let timestamp_writes = clock.as_mut().and_then(Clock::next_pass);
+            let timestamp_writes = clock.as_mut().and_then(Timestamps::next_pass);
             let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
             let encoder = encoder.get_or_insert_with(new);
             encoder.begin_compute_pass(&descriptor).forget_lifetime()

@@ -1,15 +1,15 @@
 //! Device clock: timestamps of the beginning and end of each compute pass, in ticks, kept in a
-//! query set until they are read with the report of a step.
+//! query set until they are read.
 
-use crate::device::{DeviceError, Gpu};
+use super::{DeviceError, Gpu};
 
-/// Passes that are timed between two readings; a step has a few per micro-batch.
-const PASSES_MAX: u32 = 1024;
 const TICK_BYTES: u64 = 8;
 
 /// Timestamp queries of a device that has a clock.
-pub struct Clock {
+pub struct Timestamps {
     period_ns: f64,
+    /// Passes that can be timed between two readings.
+    passes_max: u32,
     queries: wgpu::QuerySet,
     /// Buffer that queries are resolved to, before it is copied to the host.
     resolved: wgpu::Buffer,
@@ -18,26 +18,27 @@ pub struct Clock {
     overflowed: bool,
 }
 
-impl Clock {
-    /// Returns the clock of a device, if it has one.
+impl Timestamps {
+    /// Returns the timestamps of a device that has a clock, of at most `passes_max` passes between
+    /// two readings; `None` without a clock.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory.
-    pub fn new(gpu: &Gpu) -> Result<Option<Self>, DeviceError> {
+    pub fn new(gpu: &Gpu, passes_max: u32) -> Result<Option<Self>, DeviceError> {
         let Some(period_ns) = gpu.timestamp_period_ns else { return Ok(None) };
         let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
-            label: Some("clock"),
+            label: Some("timestamps"),
             ty: wgpu::QueryType::Timestamp,
-            count: 2 * PASSES_MAX,
+            count: 2 * passes_max,
         });
-        let resolved = gpu.query_results(u64::from(2 * PASSES_MAX) * TICK_BYTES)?;
+        let resolved = gpu.query_results(u64::from(2 * passes_max) * TICK_BYTES)?;
         let period_ns = f64::from(period_ns);
-        Ok(Some(Self { period_ns, queries, resolved, passes: 0, overflowed: false }))
+        Ok(Some(Self { period_ns, passes_max, queries, resolved, passes: 0, overflowed: false }))
     }
 
     /// Returns the queries that the next pass writes its timestamps to; `None` if all are used.
     pub fn next_pass(&mut self) -> Option<wgpu::ComputePassTimestampWrites<'_>> {
-        if self.passes == PASSES_MAX {
+        if self.passes == self.passes_max {
             self.overflowed = true;
             return None;
         }
