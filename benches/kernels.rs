@@ -8,16 +8,15 @@
 //! Variants of a case are timed in turns, and the table has medians. A star marks the static
 //! choice, the variant that runs without autotuning.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use potluck::base::rng::Key;
-use potluck::base::{DType, Shape, Site};
+use potluck::base::{DType, HostTensor, Shape, Site};
 use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck::graph::{Binary, Op, Unary, Update, UpdateRange, shapes};
+use potluck::kernels::harness::{self, InputFill};
 use potluck::kernels::ops::{adamw, hash, norm, sgd};
-use potluck::kernels::pipeline::Pipeline;
-use potluck::kernels::{Dispatch, OpCall, Operand, Pipelines, RandomContext, Variant, twin};
+use potluck::kernels::{BoundDispatch, OpCall, Pipelines, RandomContext, Variant, twin};
 
 /// Target duration of one timed submission, in seconds.
 const SUBMISSION: f64 = 0.02;
@@ -30,19 +29,12 @@ struct Case {
     ways: Vec<Variant>,
     /// Index of the static choice among the variants.
     chosen: usize,
-    inputs: Vec<Contents>,
+    /// Distribution and length of each input.
+    inputs: Vec<(InputFill, usize)>,
     /// Length of each output in 32-bit words.
     outputs: Vec<usize>,
     /// Bytes that every variant has to move.
     bytes: f64,
-}
-
-/// Contents of an input.
-#[derive(Clone, Copy)]
-enum Contents {
-    Floats(usize),
-    /// Integers below a bound.
-    Ints(usize, u32),
 }
 
 /// Sizes of a model's training step.
@@ -147,8 +139,8 @@ fn op_case(name: String, op: &Op, rows: usize, inputs: &[(Shape, DType)], bound:
         ways.len() - 1
     });
     let contents = |(shape, dtype): &(Shape, DType)| match dtype {
-        DType::F32 => Contents::Floats(shape.elements(rows)),
-        DType::U32 => Contents::Ints(shape.elements(rows), bound as u32),
+        DType::F32 => (InputFill::Normal, shape.elements(rows)),
+        DType::U32 => (InputFill::Ids(bound as u32), shape.elements(rows)),
     };
     Case {
         ways,
@@ -221,7 +213,7 @@ fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
         name: format!("{} {what}", sizes.name),
         ways,
         chosen: 0,
-        inputs: vec![Contents::Floats(count)],
+        inputs: vec![(InputFill::Normal, count)],
         outputs,
         bytes: 4.0 * (words * count) as f64,
     };
@@ -245,13 +237,6 @@ fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
     ]
 }
 
-/// Dispatch with its pipeline and bind group, ready to record.
-struct Ready {
-    pipeline: Arc<Pipeline>,
-    group: wgpu::BindGroup,
-    dispatch: Dispatch,
-}
-
 /// Benchmark of one adapter.
 struct Bench {
     gpu: Gpu,
@@ -268,9 +253,7 @@ impl Bench {
     }
 
     fn report(&mut self, case: &Case, copied: f64) -> Result<(), DeviceError> {
-        let inputs = case.inputs.iter().map(|input| match input {
-            Contents::Floats(count) | Contents::Ints(count, _) => *count,
-        });
+        let inputs = case.inputs.iter().map(|(_, count)| *count);
         let words = inputs.chain(case.outputs.iter().copied()).max().unwrap_or(0);
         if 4 * words as u64 > self.gpu.limits.binding_bytes {
             println!("{:<34}has a tensor that the device does not bind", case.name);
@@ -298,10 +281,9 @@ impl Bench {
             .collect::<Result<_, _>>()?;
         let mut ways = Vec::with_capacity(case.ways.len());
         for way in &case.ways {
-            let mut ready = Vec::with_capacity(way.dispatches.len());
-            for dispatch in &way.dispatches {
-                ready.push(self.prepare(dispatch, &inputs, &outputs)?);
-            }
+            let Self { gpu, pipelines, .. } = self;
+            let ready =
+                BoundDispatch::of_buffers(gpu, pipelines, &way.dispatches, &inputs, &outputs)?;
             // The first run compiles; the second determines the number of repetitions.
             self.time(&ready, 1)?;
             let repeats = (SUBMISSION / self.time(&ready, 1)?).ceil() as usize;
@@ -319,58 +301,28 @@ impl Bench {
         Ok(ways.into_iter().map(|(_, _, times)| median(times)).collect())
     }
 
-    fn input(&self, contents: Contents) -> Result<wgpu::Buffer, DeviceError> {
+    /// Uploads values that cost less to make than those of [`harness::generate`].
+    fn input(&self, (fill, count): (InputFill, usize)) -> Result<wgpu::Buffer, DeviceError> {
         let mixed = |i: usize| (i as u32).wrapping_mul(0x9E37_79B9).rotate_left(13);
-        let words: Vec<u32> = match contents {
-            Contents::Floats(count) => {
-                let float = |i: usize| mixed(i) as f32 / 2.0f32.powi(31) - 1.0;
-                (0..count).map(|i| float(i).to_bits()).collect()
+        let values: HostTensor = match fill {
+            InputFill::Ids(bound) => {
+                HostTensor::Int((0..count).map(|i| mixed(i) % bound).collect())
             }
-            Contents::Ints(count, bound) => (0..count).map(|i| mixed(i) % bound).collect(),
+            _ => HostTensor::Float(
+                (0..count).map(|i| mixed(i) as f32 / 2.0f32.powi(31) - 1.0).collect(),
+            ),
         };
-        let bytes: &[u8] = bytemuck::cast_slice(&words);
-        let buffer = self.gpu.storage("input", bytes.len() as u64)?;
-        self.gpu.upload(&buffer, 0, bytes);
-        Ok(buffer)
-    }
-
-    fn prepare(
-        &mut self,
-        dispatch: &Dispatch,
-        inputs: &[wgpu::Buffer],
-        outputs: &[wgpu::Buffer],
-    ) -> Result<Ready, DeviceError> {
-        let pipeline = self.pipelines.get(&self.gpu, dispatch)?;
-        let operands = dispatch.operands.iter().enumerate();
-        let entries: Vec<wgpu::BindGroupEntry> = operands
-            .map(|(binding, operand)| wgpu::BindGroupEntry {
-                binding: binding as u32,
-                resource: match operand {
-                    Operand::Input(i) => inputs[*i].as_entire_binding(),
-                    Operand::Output(i) => outputs[*i].as_entire_binding(),
-                },
-            })
-            .collect();
-        let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: None,
-            layout: &pipeline.bindings,
-            entries: &entries,
-        });
-        Ok(Ready { pipeline, group, dispatch: dispatch.clone() })
+        harness::upload_new(&self.gpu, values.as_view().bytes())
     }
 
     /// Returns the seconds per repetition of dispatches that run `repeats` times in one
     /// submission.
-    fn time(&self, ready: &[Ready], repeats: usize) -> Result<f64, DeviceError> {
+    fn time(&self, ready: &[BoundDispatch], repeats: usize) -> Result<f64, DeviceError> {
         let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            for Ready { pipeline, group, dispatch } in (0..repeats).flat_map(|_| ready) {
-                pass.set_pipeline(&pipeline.pipeline);
-                pass.set_bind_group(0, group, &[]);
-                pass.set_immediates(0, bytemuck::cast_slice(&dispatch.params));
-                let [x, y, z] = dispatch.groups;
-                pass.dispatch_workgroups(x, y, z);
+            for dispatch in (0..repeats).flat_map(|_| ready) {
+                dispatch.record(&mut pass);
             }
         }
         let started = Instant::now();

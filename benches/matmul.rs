@@ -12,7 +12,7 @@ use potluck::base::rng::Key;
 use potluck::device::{Adapter, Gpu, ShaderChecks, list_adapters};
 use potluck::graph::Op;
 use potluck::kernels::ops::matmul;
-use potluck::kernels::{Dispatch, OpCall, Operand, Pipelines, RandomContext, Variant};
+use potluck::kernels::{BoundDispatch, Dispatch, OpCall, Pipelines, RandomContext, Variant};
 
 /// Shortest duration that is timed at once, in seconds: far more than the overhead of a
 /// submission.
@@ -203,31 +203,17 @@ fn seconds(
     output: &wgpu::Buffer,
     repeats: u32,
 ) -> Result<f64, Box<dyn Error>> {
+    let bound = BoundDispatch::of_buffers(
+        gpu,
+        pipelines,
+        dispatches,
+        inputs,
+        std::slice::from_ref(output),
+    )?;
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     let mut pass = encoder.begin_compute_pass(&Default::default());
-    for dispatch in dispatches.iter().cycle().take(dispatches.len() * repeats as usize) {
-        let pipeline = pipelines.get(gpu, dispatch)?;
-        let buffers = dispatch.operands.iter().map(|operand| match operand {
-            Operand::Input(index) => &inputs[*index],
-            Operand::Output(_) => output,
-        });
-        let entries: Vec<_> = buffers
-            .enumerate()
-            .map(|(binding, buffer)| wgpu::BindGroupEntry {
-                binding: binding as u32,
-                resource: buffer.as_entire_binding(),
-            })
-            .collect();
-        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: None,
-            layout: &pipeline.bindings,
-            entries: &entries,
-        });
-        pass.set_pipeline(&pipeline.pipeline);
-        pass.set_bind_group(0, &group, &[]);
-        pass.set_immediates(0, bytemuck::cast_slice(&dispatch.params));
-        let [x, y, z] = dispatch.groups;
-        pass.dispatch_workgroups(x, y, z);
+    for dispatch in (0..repeats).flat_map(|_| &bound) {
+        dispatch.record(&mut pass);
     }
     drop(pass);
     let started = Instant::now();

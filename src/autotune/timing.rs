@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use crate::device::{DeviceError, Gpu, Timestamps};
-use crate::kernels::harness::{BoundDispatch, generate, upload_new};
-use crate::kernels::{OpCall, OwnedCall, Pipelines, Variant, source};
+use crate::kernels::harness::{generate, upload_new};
+use crate::kernels::{BoundDispatch, OpCall, OwnedCall, Pipelines, Variant, source};
 
 /// Target duration of one sample, in which the cost of a submission vanishes.
 const SAMPLE: Duration = Duration::from_millis(4);
@@ -71,10 +71,9 @@ impl<'a> VariantTimer<'a> {
         best: Option<f64>,
         until: Instant,
     ) -> Result<f64, DeviceError> {
-        let bound = variant.dispatches.iter().map(|dispatch| {
-            BoundDispatch::new(self.gpu, pipelines, dispatch, &self.inputs, &self.outputs)
-        });
-        let bound = bound.collect::<Result<Vec<_>, _>>()?;
+        let (inputs, outputs) = (&self.inputs, &self.outputs);
+        let bound =
+            BoundDispatch::of_buffers(self.gpu, pipelines, &variant.dispatches, inputs, outputs)?;
         let hopeless = |seconds: f64, factor| best.is_some_and(|best| seconds > factor * best);
         // Warm-up: the driver may still compile.
         let warm = self.sample(&bound, 1)?;

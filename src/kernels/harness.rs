@@ -1,7 +1,7 @@
 //! Harness of certification and of the kernel tests: runs dispatches on host data, with sentinels
 //! after every output that reveal out-of-bounds writes.
 
-use super::{CpuKernel, Dispatch, Float, OpCall, Operand, Pipelines};
+use super::{BoundDispatch, CpuKernel, Dispatch, Float, OpCall, Pipelines};
 use crate::base::rng::Key;
 use crate::base::{DType, HostTensor, HostTensorView, Site};
 use crate::device::{DeviceError, Gpu};
@@ -126,11 +126,12 @@ pub fn run(
         let initial = [start, &[SENTINEL; SENTINELS][..]].concat();
         outputs.push(upload_new(gpu, bytemuck::cast_slice(&initial))?);
     }
+    let bound = BoundDispatch::of_buffers(gpu, pipelines, dispatches, &inputs, &outputs)?;
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        for dispatch in dispatches {
-            BoundDispatch::new(gpu, pipelines, dispatch, &inputs, &outputs)?.record(&mut pass);
+        for dispatch in &bound {
+            dispatch.record(&mut pass);
         }
     }
     gpu.queue.submit([encoder.finish()]);
@@ -150,57 +151,6 @@ pub fn run(
         rest = others;
     }
     Ok(results)
-}
-
-/// A dispatch with its pipeline and a bind group of whole buffers.
-pub struct BoundDispatch {
-    pipeline: wgpu::ComputePipeline,
-    group: wgpu::BindGroup,
-    params: Vec<u32>,
-    groups: [u32; 3],
-}
-
-impl BoundDispatch {
-    /// Binds the buffers of a dispatch and compiles its pipeline at first use.
-    ///
-    /// # Errors
-    /// Returns `DeviceError` if the driver or the validation rejects the shader.
-    pub fn new(
-        gpu: &Gpu,
-        pipelines: &mut Pipelines,
-        dispatch: &Dispatch,
-        inputs: &[wgpu::Buffer],
-        outputs: &[wgpu::Buffer],
-    ) -> Result<Self, DeviceError> {
-        let pipeline = pipelines.get(gpu, dispatch)?;
-        let entries: Vec<wgpu::BindGroupEntry> = dispatch
-            .operands
-            .iter()
-            .enumerate()
-            .map(|(binding, operand)| wgpu::BindGroupEntry {
-                binding: binding as u32,
-                resource: match operand {
-                    Operand::Input(i) => inputs[*i].as_entire_binding(),
-                    Operand::Output(i) => outputs[*i].as_entire_binding(),
-                },
-            })
-            .collect();
-        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: None,
-            layout: &pipeline.bindings,
-            entries: &entries,
-        });
-        let (params, groups) = (dispatch.params.clone(), dispatch.groups);
-        Ok(Self { pipeline: pipeline.pipeline.clone(), group, params, groups })
-    }
-
-    pub fn record(&self, pass: &mut wgpu::ComputePass) {
-        pass.set_pipeline(&self.pipeline);
-        pass.set_bind_group(0, &self.group, &[]);
-        pass.set_immediates(0, bytemuck::cast_slice(&self.params));
-        let [x, y, z] = self.groups;
-        pass.dispatch_workgroups(x, y, z);
-    }
 }
 
 /// Creates a storage buffer of these bytes, with no more padding than its alignment needs.

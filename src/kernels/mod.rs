@@ -11,6 +11,7 @@
 //! [`twin()`] maps an op to its twin.
 
 pub mod bench;
+pub mod bind;
 pub mod call;
 pub mod call_shapes;
 pub mod dispatch;
@@ -25,6 +26,7 @@ pub mod testing;
 pub mod twin;
 pub mod variant;
 
+pub use bind::{Binding, BoundDispatch};
 pub use call::{Cost, Float, OpCall, RandomContext};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use ops::{TWINS, twin};

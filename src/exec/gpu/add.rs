@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use super::prepare::{Binding, PreparedKernel};
+use super::prepare::PreparedKernel;
 use super::stream::CommandStream;
 use crate::autotune::KernelSelector;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Binary, Op};
-use crate::kernels::{OpCall, Operand, RandomContext, Variant, twin};
+use crate::kernels::{Binding, OpCall, Operand, RandomContext, Variant, twin};
 
 /// The most elements that are added, and read back, at a time.
 const ELEMENTS_MAX: usize = 1 << 20;

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::prepare::Binding;
 use crate::base::BucketId;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu};
 use crate::exec::shards::Shards;
 use crate::exec::{BucketTensor, Moments};
 use crate::graph::Plan;
+use crate::kernels::Binding;
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
 /// shards.

@@ -28,10 +28,10 @@ use crate::exec::{
 };
 use crate::graph::{Plan, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Operand, Variant, twin};
+use crate::kernels::{Binding, Operand, Variant, twin};
 use add::PartialSumAdder;
 use banks::Banks;
-use prepare::{Binding, PreparedKernel};
+use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
 

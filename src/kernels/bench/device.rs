@@ -3,12 +3,10 @@
 //! Times are host times from the submission to the end of the wait, so a benchmark must repeat a
 //! dispatch until that overhead is small compared to the total.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::device::{Adapter, DeviceError, Gpu, ShaderChecks};
-use crate::kernels::pipeline::Pipeline;
-use crate::kernels::{Dispatch, Operand, Pipelines};
+use crate::kernels::{Binding, BoundDispatch, Dispatch, Operand, Pipelines};
 
 /// An opened device with its pipeline cache.
 pub struct BenchDevice {
@@ -27,14 +25,7 @@ impl DeviceBuffer {
 }
 
 /// Compiled dispatches with bound buffers.
-pub struct BoundKernel(Vec<BoundPass>);
-
-struct BoundPass {
-    pipeline: Arc<Pipeline>,
-    group: wgpu::BindGroup,
-    params: Vec<u32>,
-    groups: [u32; 3],
-}
+pub struct BoundKernel(Vec<BoundDispatch>);
 
 /// Durations of one submission in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,28 +63,13 @@ impl BenchDevice {
         inputs: &[&DeviceBuffer],
         outputs: &[&DeviceBuffer],
     ) -> Result<BoundKernel, DeviceError> {
-        let bound = dispatches.iter().map(|dispatch| {
-            let pipeline = self.pipelines.get(&self.gpu, dispatch)?;
-            let operands = dispatch.operands.iter().map(|operand| match operand {
-                Operand::Input(index) => inputs[*index],
-                Operand::Output(index) => outputs[*index],
-            });
-            let entries: Vec<wgpu::BindGroupEntry> = (0..)
-                .zip(operands)
-                .map(|(binding, DeviceBuffer(buffer))| wgpu::BindGroupEntry {
-                    binding,
-                    resource: buffer.as_entire_binding(),
-                })
-                .collect();
-            let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: None,
-                layout: &pipeline.bindings,
-                entries: &entries,
-            });
-            let (params, groups) = (dispatch.params.clone(), dispatch.groups);
-            Ok(BoundPass { pipeline, group, params, groups })
-        });
-        let ready = bound.collect::<Result<_, DeviceError>>().map(BoundKernel)?;
+        let binding = |operand| match operand {
+            Operand::Input(index) => Binding::whole(&inputs[index].0),
+            Operand::Output(index) => Binding::whole(&outputs[index].0),
+        };
+        let bind =
+            |dispatch| BoundDispatch::new(&self.gpu, &mut self.pipelines, dispatch, &binding);
+        let ready = dispatches.iter().map(bind).collect::<Result<_, _>>().map(BoundKernel)?;
         self.gpu.check()?;
         Ok(ready)
     }
@@ -110,11 +86,7 @@ impl BenchDevice {
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
             for bound in (0..repeats).flat_map(|_| &ready.0) {
-                pass.set_pipeline(&bound.pipeline.pipeline);
-                pass.set_bind_group(0, &bound.group, &[]);
-                pass.set_immediates(0, bytemuck::cast_slice(&bound.params));
-                let [x, y, z] = bound.groups;
-                pass.dispatch_workgroups(x, y, z);
+                bound.record(&mut pass);
             }
         }
         let commands = encoder.finish();

@@ -1,10 +1,7 @@
 //! Busy-loop kernel for tests of deadlines. Twin of `shaders/spin.wgsl`, which has the formula.
 
-use std::sync::Arc;
-
 use crate::device::{DeviceError, Gpu};
-use crate::kernels::pipeline::Pipeline;
-use crate::kernels::{Dispatch, Operand, Pipelines, Shader};
+use crate::kernels::{Binding, BoundDispatch, Dispatch, Operand, Pipelines, Shader};
 
 /// Maximum number of workgroups of a submission; on a software adapter these take seconds.
 pub const GROUPS_MAX: u32 = 32_768;
@@ -23,8 +20,7 @@ pub fn reference(i: u32) -> u32 {
 
 /// The busy-loop kernel, compiled and bound.
 pub struct Spin {
-    pipeline: Arc<Pipeline>,
-    group: wgpu::BindGroup,
+    bound: BoundDispatch,
     pub words: wgpu::Buffer,
 }
 
@@ -37,14 +33,9 @@ impl Spin {
             params: vec![ELEMENTS],
             groups: [GROUPS_MAX, 1, 1],
         };
-        let pipeline = pipelines.get(gpu, &dispatch)?;
         let words = gpu.storage("spin", 4 * u64::from(ELEMENTS))?;
-        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: Some("spin"),
-            layout: &pipeline.bindings,
-            entries: &[wgpu::BindGroupEntry { binding: 0, resource: words.as_entire_binding() }],
-        });
-        Ok(Self { pipeline, group, words })
+        let bound = BoundDispatch::new(gpu, pipelines, &dispatch, &|_| Binding::whole(&words))?;
+        Ok(Self { bound, words })
     }
 
     /// Submits work that keeps the device busy in proportion to `groups`, at most [`GROUPS_MAX`].
@@ -52,10 +43,7 @@ impl Spin {
         let mut encoder = gpu.device.create_command_encoder(&Default::default());
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            pass.set_pipeline(&self.pipeline.pipeline);
-            pass.set_bind_group(0, &self.group, &[]);
-            pass.set_immediates(0, bytemuck::bytes_of(&ELEMENTS));
-            pass.dispatch_workgroups(groups.min(GROUPS_MAX), 1, 1);
+            self.bound.record_grid(&mut pass, [groups.min(GROUPS_MAX), 1, 1]);
         }
         gpu.queue.submit([encoder.finish()])
     }

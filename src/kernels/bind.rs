@@ -1,0 +1,112 @@
+//! Dispatches bound to buffers: pipeline, bind group, parameters and grid, so that running one
+//! again records four commands and allocates nothing.
+
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::pipeline::Pipeline;
+use super::{Dispatch, Operand, Pipelines};
+use crate::device::{DeviceError, Gpu};
+
+/// Buffer range to bind: offset and size in bytes.
+#[derive(Clone)]
+pub struct Binding {
+    pub buffer: wgpu::Buffer,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+impl Binding {
+    /// Returns the binding of a whole buffer.
+    pub fn whole(buffer: &wgpu::Buffer) -> Self {
+        Self { buffer: buffer.clone(), offset: 0, bytes: buffer.size() }
+    }
+
+    /// Returns the range of bytes of the buffer that the binding covers.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
+    }
+}
+
+/// A dispatch ready to record.
+pub struct BoundDispatch {
+    pipeline: Arc<Pipeline>,
+    group: wgpu::BindGroup,
+    params: Vec<u32>,
+    groups: [u32; 3],
+}
+
+impl BoundDispatch {
+    /// Binds each operand of a dispatch to the range that `binding` returns for it, and compiles
+    /// its pipeline at first use.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the driver or the validation rejects the shader.
+    pub fn new(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        dispatch: &Dispatch,
+        binding: &dyn Fn(Operand) -> Binding,
+    ) -> Result<Self, DeviceError> {
+        let pipeline = pipelines.get(gpu, dispatch)?;
+        let bound: Vec<Binding> =
+            dispatch.operands.iter().map(|operand| binding(*operand)).collect();
+        let entries: Vec<wgpu::BindGroupEntry> = (0..)
+            .zip(&bound)
+            .map(|(index, bound)| wgpu::BindGroupEntry {
+                binding: index,
+                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                    buffer: &bound.buffer,
+                    offset: bound.offset,
+                    size: NonZeroU64::new(bound.bytes),
+                }),
+            })
+            .collect();
+        gpu.count_allocation();
+        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.bindings,
+            entries: &entries,
+        });
+        let (params, groups) = (dispatch.params.clone(), dispatch.groups);
+        Ok(Self { pipeline, group, params, groups })
+    }
+
+    /// Binds whole buffers, the operands of each dispatch by their index; see
+    /// [`BoundDispatch::new`].
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the driver or the validation rejects a shader.
+    pub fn of_buffers(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        dispatches: &[Dispatch],
+        inputs: &[wgpu::Buffer],
+        outputs: &[wgpu::Buffer],
+    ) -> Result<Vec<Self>, DeviceError> {
+        let binding = |operand| match operand {
+            Operand::Input(index) => Binding::whole(&inputs[index]),
+            Operand::Output(index) => Binding::whole(&outputs[index]),
+        };
+        dispatches.iter().map(|dispatch| Self::new(gpu, pipelines, dispatch, &binding)).collect()
+    }
+
+    /// Replaces the values that may change from run to run: parameters and grid.
+    pub fn refresh(&mut self, dispatch: Dispatch) {
+        (self.params, self.groups) = (dispatch.params, dispatch.groups);
+    }
+
+    /// Records the dispatch into a pass.
+    pub fn record(&self, pass: &mut wgpu::ComputePass) {
+        self.record_grid(pass, self.groups);
+    }
+
+    /// Records the dispatch with another grid.
+    pub fn record_grid(&self, pass: &mut wgpu::ComputePass, [x, y, z]: [u32; 3]) {
+        pass.set_pipeline(&self.pipeline.pipeline);
+        pass.set_bind_group(0, &self.group, &[]);
+        pass.set_immediates(0, bytemuck::cast_slice(&self.params));
+        pass.dispatch_workgroups(x, y, z);
+    }
+}
