@@ -15,8 +15,10 @@ use potluck::base::{DType, HostTensor, Shape, Site};
 use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck::graph::{Binary, Op, Unary, Update, UpdateRange, shapes};
 use potluck::kernels::harness::{self, InputFill};
-use potluck::kernels::ops::{adamw, hash, norm, sgd};
-use potluck::kernels::{BoundDispatch, OpCall, Pipelines, RandomContext, Variant, twin};
+use potluck::kernels::ops::{hash, norm};
+use potluck::kernels::{
+    BoundDispatch, OpCall, Pipelines, RandomContext, Variant, twin, update_twin,
+};
 
 /// Target duration of one timed submission, in seconds.
 const SUBMISSION: f64 = 0.02;
@@ -220,11 +222,7 @@ fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
     // Ranges with an unaligned start are not read and written as vectors.
     let whole = |update| {
         [("whole", range), ("from element 1", odd)].map(|(name, range)| {
-            let dispatch = match update {
-                Update::AdamW { .. } => adamw::dispatch(&update, &range),
-                Update::Sgd { .. } => sgd::dispatch(&update, &range),
-            };
-            Variant::new(name, vec![dispatch])
+            Variant::new(name, vec![(update_twin(&update).dispatch)(&update, &range)])
         })
     };
     let only = |what: &str, dispatches| vec![Variant::new(what, dispatches)];

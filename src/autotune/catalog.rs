@@ -2,7 +2,7 @@
 
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
-use crate::kernels::{CallShape, OwnedCall, RandomContext, TWINS, twin};
+use crate::kernels::{CallShape, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
 
 /// Returns the calls that the twins list, in the order of [`TWINS`]: per op, large enough for all
 /// variants.
@@ -26,25 +26,16 @@ pub const RANGES: [UpdateRange; 2] = [
     UpdateRange { start: 0, length: COUNTS[1], decay_end: 0, gradient_scale: 1.0 },
 ];
 
-/// Returns an update of each rule over each of the ranges.
+/// Returns an update per kernel of each rule over each of the ranges.
 pub fn updates() -> Vec<(Update, UpdateRange)> {
-    let sgd = |momentum| Update::Sgd { lr: 0.1, momentum, weight_decay: 0.1 };
-    let adamw = Update::AdamW {
-        lr: 0.1,
-        beta1: 0.9,
-        beta2: 0.99,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        correction1: 0.1,
-        correction2: 0.01,
-    };
-    let rules = [sgd(0.0), sgd(0.9), adamw];
-    rules.into_iter().flat_map(|rule| RANGES.map(|range| (rule, range))).collect()
+    let rules = UPDATE_TWINS.iter().flat_map(|twin| (twin.catalog)());
+    rules.flat_map(|rule| RANGES.map(|range| (rule, range))).collect()
 }
 
 /// Returns the name of every variant of every kernel, sorted.
 pub fn names() -> Vec<String> {
-    let mut names: Vec<String> = ["norm", "hash", "sgd", "adamw"].map(String::from).to_vec();
+    let mut names: Vec<String> = ["norm", "hash"].map(String::from).to_vec();
+    names.extend(UPDATE_TWINS.iter().map(|twin| twin.name.to_string()));
     for owned_call in catalog_calls() {
         let call = owned_call.call();
         let variants = twin(call.op).map(|twin| (twin.variants)(&call)).unwrap_or_default();

@@ -130,8 +130,8 @@ impl Certifier<'_> {
         owned_call: &OwnedCall,
         variant: &Variant,
     ) -> Result<CertificationResult, DeviceError> {
-        let start = if owned_call.accumulate { 0.25 } else { f32::NAN };
-        let solved = self.reference_cache.solve(owned_call, f64::from(start));
+        let solved = self.reference_cache.solve(owned_call);
+        let start = solved.start;
         let given: Vec<_> = solved.inputs.iter().collect();
         let (call, dispatches) = (owned_call.call(), &variant.dispatches);
         let ran = harness::run_call(self.gpu, self.pipelines, &call, dispatches, &given, start);
@@ -224,7 +224,7 @@ fn result_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::autotune::catalog::{COUNTS, catalog_calls, updates as rules};
+    use crate::autotune::catalog::{COUNTS, catalog_calls, names, updates as rules};
     use crate::base::rng::Key;
     use crate::graph::Op;
     use crate::kernels::RandomContext;
@@ -292,28 +292,14 @@ mod tests {
             if !std::mem::take(&mut is_first) {
                 return;
             }
+            let (reference_cache, corrupted_kernels) = (&mut reference_cache, &names());
+            let mut certifier = Certifier { gpu, pipelines, reference_cache, corrupted_kernels };
             for owned_call in catalog_calls() {
                 let call = owned_call.call();
                 let variant = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
-                let corrupted_kernels = [variant.name.clone()];
-                let reference_cache = &mut reference_cache;
-                let mut certifier = Certifier {
-                    gpu,
-                    pipelines,
-                    reference_cache,
-                    corrupted_kernels: &corrupted_kernels,
-                };
                 let result = certifier.variant(&call, &variant).unwrap();
                 assert!(!result.is_certified(), "{} of {}", variant.name, call.op);
             }
-            let corrupted_kernels = ["sgd", "adamw", "norm", "hash"].map(String::from);
-            let reference_cache = &mut reference_cache;
-            let mut certifier = Certifier {
-                gpu,
-                pipelines,
-                reference_cache,
-                corrupted_kernels: &corrupted_kernels,
-            };
             for (rule, range) in rules() {
                 let result = certifier.update(&rule, &range).unwrap();
                 assert!(!result.is_certified(), "{rule:?} {range:?}");

@@ -9,11 +9,11 @@ use super::certify::{CertificationResult, Certifier, kernel_hash, variant_hash};
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
 use super::timing::{VariantTimer, default_variant, timing_order};
-use super::{KernelCache, catalog, update_probes};
+use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Dispatch, OpCall, Pipelines, Variant, twin};
+use crate::kernels::{Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
 
 /// Options of autotuning.
 #[derive(Clone, Debug, Default)]
@@ -355,9 +355,9 @@ impl KernelSelector {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<Dispatch, DeviceError> {
-        let dispatch = update_probes::dispatch(update, range);
+        let twin = update_twin(update);
+        let (name, dispatch) = (twin.name, (twin.dispatch)(update, range));
         let entry = dispatch.shader.entry;
-        let name = update_probes::name(update);
         if !self.certified_buckets.contains(&(name, entry)) {
             let hash = kernel_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
             self.require_certified(gpu, name, hash, |certifier| certifier.update(update, range))?;
@@ -437,8 +437,8 @@ impl KernelSelector {
             }
         }
         for (rule, range) in catalog::updates() {
-            let dispatch = update_probes::dispatch(&rule, &range);
-            let name = update_probes::name(&rule);
+            let twin = update_twin(&rule);
+            let (name, dispatch) = (twin.name, (twin.dispatch)(&rule, &range));
             let hash = kernel_hash(gpu.checks, name, &[dispatch]);
             self.certified(gpu, name.into(), hash, |certifier| certifier.update(&rule, &range))?;
         }

@@ -6,8 +6,8 @@
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
-use crate::kernels::Dispatch;
-use crate::kernels::ops::{adamw, hash, norm, sgd};
+use crate::kernels::ops::{hash, norm};
+use crate::kernels::{Dispatch, UpdateTwin, update_twin};
 
 const ELEMENTS: usize = 1000;
 const RANGES: [UpdateRange; 2] = [
@@ -21,16 +21,9 @@ const COUNTS: [usize; 2] = [65_537, 65_540];
 /// Values in the gradients of the norm's probe that are not finite, one of each.
 const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
-/// Returns the dispatch of an update.
-pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
-    match update {
-        Update::Sgd { .. } => sgd::dispatch(update, range),
-        Update::AdamW { .. } => adamw::dispatch(update, range),
-    }
-}
-
 /// Probe of an update rule: one update of a small bucket.
 pub struct UpdateProbe {
+    twin: &'static UpdateTwin,
     update: Update,
     range: UpdateRange,
     pub gradients: Vec<f32>,
@@ -39,28 +32,13 @@ pub struct UpdateProbe {
 }
 
 impl UpdateProbe {
-    /// Makes a probe for the rule of `update` and the kernel that a range like `like` runs, with
-    /// hyperparameters that move every value a long way: after a small step, only rounding would
-    /// be visible.
+    /// Makes a probe for the rule of `update` and the kernel that a range like `like` runs.
     pub fn new(update: &Update, like: &UpdateRange) -> Self {
-        let shader = dispatch(update, like).shader;
-        let same = |range: &UpdateRange| dispatch(update, range).shader == shader;
+        let twin = update_twin(update);
+        let shader = (twin.dispatch)(update, like).shader;
+        let same = |range: &UpdateRange| (twin.dispatch)(update, range).shader == shader;
         let range = RANGES.into_iter().find(same).unwrap_or(RANGES[0]);
-        let update = match *update {
-            Update::Sgd { momentum, .. } => {
-                let momentum = if momentum == 0.0 { 0.0 } else { 0.9 };
-                Update::Sgd { lr: 0.1, momentum, weight_decay: 0.1 }
-            }
-            Update::AdamW { .. } => Update::AdamW {
-                lr: 0.1,
-                beta1: 0.9,
-                beta2: 0.99,
-                eps: 1e-8,
-                weight_decay: 0.1,
-                correction1: 0.271,
-                correction2: 0.029_701,
-            },
-        };
+        let update = (twin.probe)(update);
         let mut state = vec![normals(ELEMENTS, 40)];
         for moment in 0..update.moments() {
             let mut values = normals(ELEMENTS, 41 + moment as u32);
@@ -68,16 +46,16 @@ impl UpdateProbe {
             values.iter_mut().for_each(|v| *v = if moment == 1 { 0.1 + *v * *v } else { *v });
             state.push(values);
         }
-        Self { update, range, gradients: normals(ELEMENTS, 50), state }
+        Self { twin, update, range, gradients: normals(ELEMENTS, 50), state }
     }
 
     /// Returns the rule's name.
     pub fn name(&self) -> &'static str {
-        name(&self.update)
+        self.twin.name
     }
 
     pub fn dispatch(&self) -> Dispatch {
-        dispatch(&self.update, &self.range)
+        (self.twin.dispatch)(&self.update, &self.range)
     }
 
     /// Returns the squared error of the distances that the values of `got`, multiplied by
@@ -89,11 +67,8 @@ impl UpdateProbe {
         let gradients = wide(&self.gradients);
         if let Some((parameters, moments)) = expected.split_first_mut() {
             let mut moments: Vec<&mut [f64]> = moments.iter_mut().map(Vec::as_mut_slice).collect();
-            let rule = match self.update {
-                Update::Sgd { .. } => sgd::reference::<f64>,
-                Update::AdamW { .. } => adamw::reference::<f64>,
-            };
-            rule(&self.update, &self.range, parameters, &gradients, &mut moments);
+            let reference = self.twin.reference_f64;
+            reference(&self.update, &self.range, parameters, &gradients, &mut moments);
         }
         let covered = self.range.start..self.range.start + self.range.length;
         let mut worst: f64 = 0.0;
@@ -111,14 +86,6 @@ impl UpdateProbe {
             worst = if nmse <= worst { worst } else { nmse };
         }
         worst
-    }
-}
-
-/// Returns the name of a rule.
-pub fn name(update: &Update) -> &'static str {
-    match update {
-        Update::Sgd { .. } => "sgd",
-        Update::AdamW { .. } => "adamw",
     }
 }
 

@@ -17,11 +17,8 @@ use super::{
 use crate::base::{BucketId, DType, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Plan, Role, SlotKind, TensorLocation, Update, UpdateRange};
-use crate::kernels::ops::{adamw, hash, norm, sgd};
-use crate::kernels::{CpuKernel, Float, Twin, twin};
-
-/// An update rule over the slices of a bucket: parameters, gradients, moments.
-type UpdateFn<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
+use crate::kernels::ops::{hash, norm};
+use crate::kernels::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
 
 /// Returns the CPU device's name, with the number of threads, which determines its speed and, by
 /// the order of sums, its bits.
@@ -32,8 +29,7 @@ pub fn host_name() -> String {
 /// Implementations that a [`Cpu`] calls.
 struct Functions<T> {
     host: fn(&'static Twin) -> CpuKernel<T>,
-    sgd: UpdateFn<T>,
-    adamw: UpdateFn<T>,
+    update: fn(&'static UpdateTwin) -> UpdateKernel<T>,
     norm: fn(&[T]) -> (f64, u64),
 }
 
@@ -64,8 +60,7 @@ impl Cpu<f32> {
     pub fn fast(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.fast,
-            sgd: sgd::fast,
-            adamw: adamw::fast,
+            update: |twin: &'static UpdateTwin| twin.fast,
             norm: norm::fast,
         };
         Self::new(host_name(), plan, moments, functions)
@@ -75,8 +70,7 @@ impl Cpu<f32> {
     pub fn reference(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.reference_f32,
-            sgd: sgd::reference::<f32>,
-            adamw: adamw::reference::<f32>,
+            update: |twin: &'static UpdateTwin| twin.reference_f32,
             norm: norm::reference,
         };
         Self::new("reference".into(), plan, moments, functions)
@@ -89,8 +83,7 @@ impl Cpu<f64> {
     pub fn oracle(plan: Plan, moments: impl Into<Moments>) -> Self {
         let functions = Functions {
             host: |twin: &'static Twin| twin.reference_f64,
-            sgd: sgd::reference::<f64>,
-            adamw: adamw::reference::<f64>,
+            update: |twin: &'static UpdateTwin| twin.reference_f64,
             norm: |values| {
                 let finite = values.iter().filter(|v| v.is_finite());
                 let bad = values.iter().filter(|v| !v.is_finite()).count();
@@ -310,10 +303,7 @@ impl<T: Float> Executor for Cpu<T> {
         update: &Update,
         range: &UpdateRange,
     ) -> Result<(), DeviceError> {
-        let function = match update {
-            Update::Sgd { .. } => self.functions.sgd,
-            Update::AdamW { .. } => self.functions.adamw,
-        };
+        let function = (self.functions.update)(update_twin(update));
         let (owned, range) = (self.shards.owned(bucket), self.shards.update(bucket, range));
         let bucket = bucket.index();
         let mut moments: Vec<&mut [T]> =

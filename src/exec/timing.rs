@@ -3,7 +3,7 @@
 use super::PassContext;
 use crate::base::BucketId;
 use crate::graph::{Plan, Update, UpdateRange};
-use crate::kernels::{Cost, twin};
+use crate::kernels::{Cost, twin, update_twin};
 
 /// Part of a step that can be timed by itself.
 #[derive(Clone, Copy, Debug)]
@@ -46,10 +46,7 @@ impl KernelProfile {
                 ("norm".into(), format!("({length})"), norm_cost(length))
             }
             ProfileTarget::Update(_, update, range) => {
-                let name = match update {
-                    Update::Sgd { .. } => "sgd",
-                    Update::AdamW { .. } => "adamw",
-                };
+                let name = update_twin(update).name;
                 (name.into(), format!("({})", range.length), update_cost(update, range))
             }
         };
@@ -77,15 +74,9 @@ pub(super) fn norm_cost(length: usize) -> Cost {
 }
 
 /// Returns the cost of an update: gradients are read, parameters and moments are read and written.
-/// Operations are those of the formulas in [`Update`], with a square root and a division as one
-/// each.
 pub(super) fn update_cost(update: &Update, range: &UpdateRange) -> Cost {
     let length = range.length as f64;
-    let flops = match update {
-        Update::Sgd { .. } if update.moments() == 0 => 5.0,
-        Update::Sgd { .. } => 7.0,
-        Update::AdamW { .. } => 15.0,
-    };
+    let flops = (update_twin(update).flops)(update);
     Cost { flops: flops * length, bytes: 4.0 * length * (3 + 2 * update.moments()) as f64 }
 }
 

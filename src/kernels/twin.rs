@@ -1,10 +1,10 @@
-//! The `Twin` type: all implementations of one op or of a few related ones, and everything that
-//! certification, timing and benchmarks need to know about it.
+//! The types `Twin`, all implementations of one op or of a few related ones, and `UpdateTwin`,
+//! those of an update rule, with everything that certification, timing and benchmarks ask for.
 
 use super::harness::InputFill;
 use super::{Cost, Dispatch, OpCall, Variant};
 use crate::base::HostTensorView;
-use crate::graph::Op;
+use crate::graph::{Op, Update, UpdateRange};
 
 /// A CPU kernel: computes the outputs of a call, which must have the lengths of its output
 /// shapes, from its inputs.
@@ -45,6 +45,28 @@ pub struct Twin {
     /// Returns a call per op and, where the kernels differ, per attribute; large enough for all
     /// variants.
     pub catalog: fn() -> Vec<CallShape>,
+}
+
+/// CPU implementation of an update over the slices of a whole bucket: parameters, gradients,
+/// moments.
+pub type UpdateKernel<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
+
+/// All implementations of one update rule, their cost, and the updates on which the kernels are
+/// certified.
+pub struct UpdateTwin {
+    pub name: &'static str,
+    pub reference_f32: UpdateKernel<f32>,
+    pub reference_f64: UpdateKernel<f64>,
+    pub fast: UpdateKernel<f32>,
+    pub dispatch: fn(&Update, &UpdateRange) -> Dispatch,
+    /// Returns the FLOPs per element, those of the formulas in [`Update`], with a square root and
+    /// a division as one each.
+    pub flops: fn(&Update) -> f64,
+    /// Returns the update on which the kernel of an update is certified, with hyperparameters that
+    /// move every value a long way: after a small step, only rounding would be visible.
+    pub probe: fn(&Update) -> Update,
+    /// Returns an update per kernel.
+    pub catalog: fn() -> Vec<Update>,
 }
 
 /// Specification of the inputs of a call.

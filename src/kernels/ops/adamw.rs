@@ -5,7 +5,19 @@ use rayon::prelude::*;
 
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Dispatch, Float, Operand, Shader};
+use crate::kernels::{Dispatch, Float, Operand, Shader, UpdateTwin};
+
+/// Twin of [`Update::AdamW`].
+pub static TWIN: UpdateTwin = UpdateTwin {
+    name: "adamw",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    flops,
+    probe,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -151,10 +163,31 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     }
 }
 
+/// See [`UpdateTwin::flops`].
+fn flops(_: &Update) -> f64 {
+    15.0
+}
+
+/// See [`UpdateTwin::probe`].
+fn probe(_: &Update) -> Update {
+    example(0.271, 0.029_701)
+}
+
+/// See [`UpdateTwin::catalog`].
+fn catalog() -> Vec<Update> {
+    vec![example(0.1, 0.01)]
+}
+
+/// Returns an update with these corrections and a large step.
+fn example(correction1: f32, correction2: f32) -> Update {
+    let (lr, beta1, beta2, eps, weight_decay) = (0.1, 0.9, 0.99, 1e-8, 0.1);
+    Update::AdamW { lr, beta1, beta2, eps, weight_decay, correction1, correction2 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::update::{UpdateTwin, check_update};
+    use crate::kernels::testing::update::check_update;
 
     /// Returns the update of step `t`, counted from 1.
     fn update(t: i32, lr: f32, [beta1, beta2]: [f32; 2], eps: f32, weight_decay: f32) -> Update {
@@ -187,15 +220,13 @@ mod tests {
 
     #[test]
     fn ranges_within_a_bucket_agree_everywhere() {
-        let twin =
-            UpdateTwin { reference_f32: reference, reference_f64: reference, fast, dispatch };
         let steps = [1, 2, 3].map(|t| update(t, 0.01, [0.9, 0.99], 1e-8, 0.5));
         let ranges =
             [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
         let vectors = [(0, 4, 3), (64, 4096, 2001), (128, 1028, 64), (4, 700, 5000)];
         for (start, length, decay_end) in ranges.into_iter().chain(vectors) {
             let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
-            check_update(start + length + 77, &range, &steps, &twin);
+            check_update(start + length + 77, &range, &steps, &TWIN);
         }
     }
 }

@@ -19,8 +19,8 @@ pub mod squared_error;
 pub mod sum;
 pub mod unary;
 
-use crate::graph::Op;
-use crate::kernels::Twin;
+use crate::graph::{Op, Update};
+use crate::kernels::{Twin, UpdateTwin};
 
 macro_rules! table {
     ($($ops:pat => $twin:path,)*) => {
@@ -50,4 +50,15 @@ table! {
     Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormWeightGrad => layer_norm::TWIN,
     Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
     Op::Attention { .. } | Op::AttentionGrad { .. } => attention::TWIN,
+}
+
+/// Twins of all update rules.
+pub static UPDATE_TWINS: [&UpdateTwin; 2] = [&sgd::TWIN, &adamw::TWIN];
+
+/// Returns the twin of an update rule.
+pub fn update_twin(update: &Update) -> &'static UpdateTwin {
+    match update {
+        Update::Sgd { .. } => &sgd::TWIN,
+        Update::AdamW { .. } => &adamw::TWIN,
+    }
 }

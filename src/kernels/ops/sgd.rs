@@ -5,7 +5,19 @@ use rayon::prelude::*;
 
 use crate::graph::{Update, UpdateRange};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Dispatch, Float, Operand, Shader};
+use crate::kernels::{Dispatch, Float, Operand, Shader, UpdateTwin};
+
+/// Twin of [`Update::Sgd`].
+pub static TWIN: UpdateTwin = UpdateTwin {
+    name: "sgd",
+    reference_f32: reference::<f32>,
+    reference_f64: reference::<f64>,
+    fast,
+    dispatch,
+    flops,
+    probe,
+    catalog,
+};
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -109,10 +121,26 @@ pub fn dispatch(update: &Update, range: &UpdateRange) -> Dispatch {
     }
 }
 
+/// See [`UpdateTwin::flops`].
+fn flops(update: &Update) -> f64 {
+    if update.moments() == 0 { 5.0 } else { 7.0 }
+}
+
+/// See [`UpdateTwin::probe`].
+fn probe(update: &Update) -> Update {
+    let momentum = if update.moments() == 0 { 0.0 } else { 0.9 };
+    Update::Sgd { lr: 0.1, momentum, weight_decay: 0.1 }
+}
+
+/// See [`UpdateTwin::catalog`].
+fn catalog() -> Vec<Update> {
+    [0.0, 0.9].map(|momentum| Update::Sgd { lr: 0.1, momentum, weight_decay: 0.1 }).to_vec()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::update::{UpdateTwin, check_update};
+    use crate::kernels::testing::update::check_update;
 
     /// Returns an update with numbers that f32 represents exactly, so that f64 must agree to the
     /// last digits.
@@ -157,8 +185,6 @@ mod tests {
 
     #[test]
     fn ranges_within_a_bucket_agree_everywhere() {
-        let twin =
-            UpdateTwin { reference_f32: reference, reference_f64: reference, fast, dispatch };
         let ranges =
             [(0, 1, 0), (130, 701, 400), (130, 701, 100), (130, 701, 900), (5, 20_001, 17_000)];
         let vectors = [(0, 4, 3), (64, 4096, 2001), (128, 1028, 64), (4, 700, 5000)];
@@ -166,7 +192,7 @@ mod tests {
             let range = UpdateRange { start, length, decay_end, gradient_scale: 0.3 };
             for momentum in [0.0, 0.9] {
                 let step = Update::Sgd { lr: 0.1, momentum, weight_decay: 0.2 };
-                check_update(start + length + 77, &range, &[step; 3], &twin);
+                check_update(start + length + 77, &range, &[step; 3], &TWIN);
             }
         }
     }

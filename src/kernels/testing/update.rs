@@ -5,20 +5,8 @@ use super::{for_each_gpu, run_dispatches};
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
-use crate::kernels::Dispatch;
 use crate::kernels::harness::NMSE_MAX;
-
-/// CPU implementation of an update on host slices of a whole bucket: parameters, gradients,
-/// moments.
-type Host<T> = fn(&Update, &UpdateRange, &mut [T], &[T], &mut [&mut [T]]);
-
-/// All implementations of one update rule.
-pub struct UpdateTwin {
-    pub reference_f32: Host<f32>,
-    pub reference_f64: Host<f64>,
-    pub fast: Host<f32>,
-    pub dispatch: fn(&Update, &UpdateRange) -> Dispatch,
-}
+use crate::kernels::{UpdateKernel, UpdateTwin};
 
 /// The parameters and the moments of a bucket, which an update changes.
 type UpdateState<T> = Vec<Vec<T>>;
@@ -69,7 +57,7 @@ fn widen(values: &[f32]) -> Vec<f64> {
 }
 
 fn host<T: Clone>(
-    update: Host<T>,
+    update: UpdateKernel<T>,
     steps: &[Update],
     range: &UpdateRange,
     mut state: UpdateState<T>,
