@@ -2,12 +2,11 @@
 //! probes and is compared with the reference in f64, with sentinels behind every output.
 
 use super::probes::{ReferenceCache, probes};
-use super::update_probes;
 use crate::device::{DeviceError, Gpu, ShaderChecks};
-use crate::graph::{Update, UpdateRange};
 use crate::kernels::harness::{self, HarnessError, NMSE_MAX};
-use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Dispatch, OpCall, Operand, OwnedCall, Pipelines, Variant, source, twin};
+use crate::kernels::{
+    BucketProbe, Dispatch, OpCall, Operand, OwnedCall, Pipelines, Variant, source, twin,
+};
 
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
 const WGPU: &str = "30.0.1";
@@ -155,55 +154,17 @@ impl Certifier<'_> {
         }
     }
 
-    /// Certifies the update rule of `update`, with the kernel that a range like `like` runs; see
-    /// [`update_probes`].
+    /// Certifies the kernels of a probe on a bucket.
     ///
     /// # Errors
     /// Returns the same errors as [`Certifier::variant`].
-    pub fn update(
-        &mut self,
-        update: &Update,
-        like: &UpdateRange,
-    ) -> Result<CertificationResult, DeviceError> {
-        let probe = update_probes::UpdateProbe::new(update, like);
-        let inputs = [bytemuck::cast_slice(&probe.gradients)];
-        let dispatches = [probe.dispatch()];
-        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.state) {
-            Ok(state) => {
-                Ok(CertificationResult::of(probe.error(&state, self.factor(probe.name()))))
+    pub fn bucket(&mut self, probe: &BucketProbe) -> Result<CertificationResult, DeviceError> {
+        let inputs = [bytemuck::cast_slice(&probe.input)];
+        let dispatches = &probe.dispatches;
+        match harness::run(self.gpu, self.pipelines, dispatches, &inputs, &probe.starts) {
+            Ok(outputs) => {
+                Ok(CertificationResult::of((probe.error)(&outputs, self.factor(probe.name))))
             }
-            Err(error) => result_of(error),
-        }
-    }
-
-    /// Certifies both stages of the norm on gradients of which some are not finite, as a bucket of
-    /// `like` elements runs them.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Certifier::variant`].
-    pub fn norm(&mut self, like: usize) -> Result<CertificationResult, DeviceError> {
-        let probe = update_probes::NormProbe::new(like);
-        let inputs = [bytemuck::cast_slice(&probe.gradients)];
-        let dispatches = norm::dispatch(probe.gradients.len(), probe.partials(), 1);
-        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.initial_outputs())
-        {
-            Ok(state) => Ok(CertificationResult::of(probe.error(&state[1], self.factor("norm")))),
-            Err(error) => result_of(error),
-        }
-    }
-
-    /// Certifies both stages of the hash, as a bucket of `like` words runs them.
-    ///
-    /// # Errors
-    /// Returns the same errors as [`Certifier::variant`].
-    pub fn hash(&mut self, like: usize) -> Result<CertificationResult, DeviceError> {
-        let probe = update_probes::HashProbe::new(like);
-        let inputs = [bytemuck::cast_slice(&probe.words)];
-        let dispatches = hash::dispatch(0..probe.words.len(), probe.partials());
-        let error = u64::from(self.factor("hash") != 1.0);
-        match harness::run(self.gpu, self.pipelines, &dispatches, &inputs, &probe.initial_outputs())
-        {
-            Ok(state) => Ok(CertificationResult::of(probe.error(&state[1], error))),
             Err(error) => result_of(error),
         }
     }
@@ -228,6 +189,7 @@ mod tests {
     use crate::base::rng::Key;
     use crate::graph::Op;
     use crate::kernels::RandomContext;
+    use crate::kernels::ops::{hash, norm};
     use crate::kernels::testing::for_each_gpu;
 
     #[test]
@@ -254,11 +216,12 @@ mod tests {
                 }
             }
             for (rule, range) in rules() {
-                check(&format!("{rule:?} {range:?}"), certifier.update(&rule, &range).unwrap());
+                let probe = BucketProbe::of_update(&rule, &range);
+                check(&format!("{rule:?} {range:?}"), certifier.bucket(&probe).unwrap());
             }
             for count in COUNTS {
-                check("norm", certifier.norm(count).unwrap());
-                check("hash", certifier.hash(count).unwrap());
+                check("norm", certifier.bucket(&norm::probe(count)).unwrap());
+                check("hash", certifier.bucket(&hash::probe(count)).unwrap());
             }
         });
     }
@@ -301,12 +264,12 @@ mod tests {
                 assert!(!result.is_certified(), "{} of {}", variant.name, call.op);
             }
             for (rule, range) in rules() {
-                let result = certifier.update(&rule, &range).unwrap();
+                let result = certifier.bucket(&BucketProbe::of_update(&rule, &range)).unwrap();
                 assert!(!result.is_certified(), "{rule:?} {range:?}");
             }
             for count in COUNTS {
-                assert!(!certifier.norm(count).unwrap().is_certified());
-                assert!(!certifier.hash(count).unwrap().is_certified());
+                assert!(!certifier.bucket(&norm::probe(count)).unwrap().is_certified());
+                assert!(!certifier.bucket(&hash::probe(count)).unwrap().is_certified());
             }
         });
     }

@@ -1,8 +1,8 @@
 //! Autotuning: selects the kernel variant of each call on a device: only certified variants, and
 //! among those of a call the fastest, by timing. Results are cached per adapter and driver.
 //!
-//! Modules in layers: `probes` and `update_probes` (small problems with their reference results),
-//! `certify`, `timing` and `catalog`, `plan_calls` and `cache`, `selector`.
+//! Modules in layers: `probes` (small problems with their reference results), `certify`, `timing`
+//! and `catalog`, `plan_calls` and `cache`, `selector`.
 
 pub mod cache;
 pub mod catalog;
@@ -11,7 +11,6 @@ pub mod plan_calls;
 pub mod probes;
 pub mod selector;
 pub mod timing;
-pub mod update_probes;
 
 pub use cache::KernelCache;
 pub use selector::{KernelSelector, TuneOptions, TuneProgress};

@@ -13,7 +13,7 @@ use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
+use crate::kernels::{BucketProbe, Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
 
 /// Options of autotuning.
 #[derive(Clone, Debug, Default)]
@@ -360,7 +360,9 @@ impl KernelSelector {
         let entry = dispatch.shader.entry;
         if !self.certified_buckets.contains(&(name, entry)) {
             let hash = kernel_hash(gpu.checks, name, std::slice::from_ref(&dispatch));
-            self.require_certified(gpu, name, hash, |certifier| certifier.update(update, range))?;
+            self.require_certified(gpu, name, hash, |certifier| {
+                certifier.bucket(&BucketProbe::of_update(update, range))
+            })?;
             self.certified_buckets.push((name, entry));
         }
         Ok(dispatch)
@@ -382,7 +384,9 @@ impl KernelSelector {
         let entry = dispatches[0].shader.entry;
         if !self.certified_buckets.contains(&("norm", entry)) {
             let hash = kernel_hash(gpu.checks, "norm", &dispatches);
-            self.require_certified(gpu, "norm", hash, |certifier| certifier.norm(count))?;
+            self.require_certified(gpu, "norm", hash, |certifier| {
+                certifier.bucket(&norm::probe(count))
+            })?;
             self.certified_buckets.push(("norm", entry));
         }
         Ok(dispatches)
@@ -403,7 +407,9 @@ impl KernelSelector {
         let entry = dispatches[0].shader.entry;
         if !self.certified_buckets.contains(&("hash", entry)) {
             let key = kernel_hash(gpu.checks, "hash", &dispatches);
-            self.require_certified(gpu, "hash", key, |certifier| certifier.hash(count))?;
+            self.require_certified(gpu, "hash", key, |certifier| {
+                certifier.bucket(&hash::probe(count))
+            })?;
             self.certified_buckets.push(("hash", entry));
         }
         Ok(dispatches)
@@ -440,13 +446,19 @@ impl KernelSelector {
             let twin = update_twin(&rule);
             let (name, dispatch) = (twin.name, (twin.dispatch)(&rule, &range));
             let hash = kernel_hash(gpu.checks, name, &[dispatch]);
-            self.certified(gpu, name.into(), hash, |certifier| certifier.update(&rule, &range))?;
+            self.certified(gpu, name.into(), hash, |certifier| {
+                certifier.bucket(&BucketProbe::of_update(&rule, &range))
+            })?;
         }
         for count in catalog::COUNTS {
             let key = kernel_hash(gpu.checks, "norm", &norm::dispatch(count, 1, 0));
-            self.certified(gpu, "norm".into(), key, |certifier| certifier.norm(count))?;
+            self.certified(gpu, "norm".into(), key, |certifier| {
+                certifier.bucket(&norm::probe(count))
+            })?;
             let key = kernel_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));
-            self.certified(gpu, "hash".into(), key, |certifier| certifier.hash(count))?;
+            self.certified(gpu, "hash".into(), key, |certifier| {
+                certifier.bucket(&hash::probe(count))
+            })?;
         }
         Ok(())
     }

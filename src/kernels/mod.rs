@@ -12,6 +12,7 @@
 
 pub mod bench;
 pub mod bind;
+pub mod bucket_probe;
 pub mod call;
 pub mod call_shapes;
 pub mod dispatch;
@@ -27,6 +28,7 @@ pub mod twin;
 pub mod variant;
 
 pub use bind::{Binding, BoundDispatch};
+pub use bucket_probe::BucketProbe;
 pub use call::{Cost, Float, OpCall, RandomContext};
 pub use dispatch::{Dispatch, Operand, Shader};
 pub use ops::{TWINS, UPDATE_TWINS, twin, update_twin};

@@ -6,8 +6,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use crate::base::Site;
+use crate::base::rng::Key;
+use crate::kernels::bucket_probe::probe_count;
 use crate::kernels::dispatch::{Strips, grid};
-use crate::kernels::{Dispatch, Operand, Shader};
+use crate::kernels::{BucketProbe, Dispatch, Operand, Shader};
 
 /// Words per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -94,11 +97,31 @@ pub fn dispatch(range: Range<usize>, parts: usize) -> Vec<Dispatch> {
     vec![stage(first, operands.clone(), grid(parts, 64)), stage("total", operands, [1, 1, 1])]
 }
 
+/// Makes a probe for the kernels that a bucket of `like` words runs. The result, whose bits are
+/// those of floats, must be exact: the error is 0 or infinite. With a factor other than 1, one is
+/// added to the result.
+pub fn probe(like: usize) -> BucketProbe {
+    let count = probe_count(like, |count| dispatch(0..count, 1).swap_remove(0).shader);
+    let key = Key::new(42).site(Site(52));
+    let words: Vec<u32> = (0..count).map(|i| key.words([i as u32, 0])[0]).collect();
+    let expected = reference(&words, 0);
+    let error = move |outputs: &[Vec<f32>], factor: f32| {
+        let lanes = [outputs[1][0].to_bits(), outputs[1][1].to_bits()];
+        let got = join(lanes).wrapping_add(u64::from(factor != 1.0));
+        if got == expected { 0.0 } else { f64::INFINITY }
+    };
+    BucketProbe {
+        name: "hash",
+        input: words,
+        dispatches: dispatch(0..count, partials(count)),
+        starts: vec![vec![f32::NAN; 2 * partials(count)], vec![f32::NAN; 2]],
+        error: Box::new(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Site;
-    use crate::base::rng::Key;
     use crate::kernels::testing::{for_each_gpu, run_dispatches};
 
     fn words(count: usize) -> Vec<u32> {

@@ -5,8 +5,9 @@
 
 use rayon::prelude::*;
 
+use crate::kernels::bucket_probe::{normals, probe_count};
 use crate::kernels::dispatch::{Strips, grid};
-use crate::kernels::{Dispatch, Operand, Shader};
+use crate::kernels::{BucketProbe, Dispatch, Operand, Shader};
 
 /// Elements per rayon task of `fast`; this fixes the order of its sums.
 const TASK: usize = 16 * 1024;
@@ -20,6 +21,9 @@ const PARTIALS_MAX: usize = 32 * 1024;
 
 /// Exponent bits of an f32: all set in infinities and NaNs, and in no other value.
 const EXPONENT: u32 = 0x7F80_0000;
+
+/// Values that are not finite, one of each, in probes and tests.
+const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
 /// Reference: returns `(sum of squares of the finite values, count of non-finite values)`.
 pub fn reference(values: &[f32]) -> (f64, u64) {
@@ -90,14 +94,39 @@ pub fn dispatch(count: usize, parts: usize, slot: usize) -> Vec<Dispatch> {
     vec![stage(first, grid(parts, 64)), stage("total", [1, 1, 1])]
 }
 
+/// Makes a probe for the kernels that a bucket of `like` elements runs: a bucket with some values
+/// that are not finite, and its norm in the middle one of three slots. The error is the squared
+/// relative one, infinite if the count is wrong or another slot changed.
+pub fn probe(like: usize) -> BucketProbe {
+    let count = probe_count(like, |count| dispatch(count, 1, 0).swap_remove(0).shader);
+    let mut gradients = normals(count, 51);
+    for (i, bad) in NOT_FINITE.into_iter().enumerate() {
+        gradients[(i * 7919 + count / 2) % count] = bad;
+    }
+    let (sum, bad) = reference(&gradients);
+    let error = move |outputs: &[Vec<f32>], factor: f32| {
+        let slots = &outputs[1];
+        let others = [&slots[..2], &slots[4..]].concat();
+        if slots[3] != bad as f32 || others != [0.5; 4] {
+            return f64::INFINITY;
+        }
+        (f64::from(slots[2] * factor) / sum - 1.0).powi(2)
+    };
+    BucketProbe {
+        name: "norm",
+        input: gradients.iter().map(|gradient| gradient.to_bits()).collect(),
+        dispatches: dispatch(count, partials(count), 1),
+        starts: vec![vec![f32::NAN; 2 * partials(count)], vec![0.5; 6]],
+        error: Box::new(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::Site;
     use crate::base::rng::Key;
     use crate::kernels::testing::{for_each_gpu, run_dispatches};
-
-    const NOT_FINITE: [f32; 4] = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
     #[test]
     fn one_thread_gives_the_bits_of_many() {

@@ -2,9 +2,8 @@
 //! bucket, on the CPU and on every adapter, and compares them with the f64 reference.
 
 use super::{for_each_gpu, run_dispatches};
-use crate::base::Site;
-use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
+use crate::kernels::bucket_probe::{normals, update_state, widen};
 use crate::kernels::harness::NMSE_MAX;
 use crate::kernels::{UpdateKernel, UpdateTwin};
 
@@ -15,7 +14,7 @@ type UpdateState<T> = Vec<Vec<T>>;
 /// implementation. Compares the change of each value with that of the f64 reference, and asserts
 /// that values outside the range keep their bits.
 pub fn check_update(elements: usize, range: &UpdateRange, steps: &[Update], twin: &UpdateTwin) {
-    let start = state(elements, steps[0].moments());
+    let start = update_state(elements, steps[0].moments());
     let gradients: Vec<Vec<f32>> =
         (0..steps.len()).map(|step| normals(elements, 50 + step as u32)).collect();
     let wide: UpdateState<f64> = start.iter().map(|v| widen(v)).collect();
@@ -34,26 +33,6 @@ pub fn check_update(elements: usize, range: &UpdateRange, steps: &[Update], twin
         }
         same(&who, state);
     });
-}
-
-/// Returns normally distributed parameters and moments; moments of squares are positive.
-fn state(elements: usize, moments: usize) -> UpdateState<f32> {
-    let mut state = vec![normals(elements, 40)];
-    for moment in 0..moments {
-        let mut values = normals(elements, 41 + moment as u32);
-        values.iter_mut().for_each(|v| *v = if moment == 1 { 0.1 + *v * *v } else { *v });
-        state.push(values);
-    }
-    state
-}
-
-fn normals(count: usize, site: u32) -> Vec<f32> {
-    let key = Key::new(42).site(Site(site));
-    (0..count).map(|i| key.normal(i as u64) as f32).collect()
-}
-
-fn widen(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|&v| f64::from(v)).collect()
 }
 
 fn host<T: Clone>(

@@ -1,0 +1,121 @@
+//! Probes of the kernels that work on buckets and not on the tensors of a graph: the update rules,
+//! the norm and the hash. Counts that are multiples of four and other counts run different kernels,
+//! so there is a probe of each.
+
+use super::{Dispatch, Shader, update_twin};
+use crate::base::Site;
+use crate::base::rng::Key;
+use crate::graph::{Update, UpdateRange};
+
+/// Elements of the bucket of an update, and the ranges that are updated, in its middle.
+const ELEMENTS: usize = 1000;
+const RANGES: [UpdateRange; 2] = [
+    UpdateRange { start: 64, length: 901, decay_end: 517, gradient_scale: 0.5 },
+    UpdateRange { start: 64, length: 900, decay_end: 517, gradient_scale: 0.5 },
+];
+
+/// Element counts of whole buckets.
+const COUNTS: [usize; 2] = [65_537, 65_540];
+
+/// Returns the error of the outputs of a probe, whose result is multiplied by a factor: a
+/// normalized mean squared error, infinite if a value is wrong that must be exact.
+pub type BucketErrorFn = Box<dyn Fn(&[Vec<f32>], f32) -> f64>;
+
+/// Probe of a kernel that works on a bucket.
+pub struct BucketProbe {
+    /// Name of the kernel.
+    pub name: &'static str,
+    /// Words of the only input.
+    pub input: Vec<u32>,
+    pub dispatches: Vec<Dispatch>,
+    /// Initial values of the outputs.
+    pub starts: Vec<Vec<f32>>,
+    pub error: BucketErrorFn,
+}
+
+impl BucketProbe {
+    /// Makes a probe for the rule of `update` and the kernel that a range like `like` runs: one
+    /// update of a small bucket. Its error is the squared error of the distances that values moved,
+    /// against the f64 reference, over the squared distances.
+    pub fn of_update(update: &Update, like: &UpdateRange) -> Self {
+        let twin = update_twin(update);
+        let shader = (twin.dispatch)(update, like).shader;
+        let same = |range: &UpdateRange| (twin.dispatch)(update, range).shader == shader;
+        let range = RANGES.into_iter().find(same).unwrap_or(RANGES[0]);
+        let update = (twin.probe)(update);
+        let (gradients, starts) = (normals(ELEMENTS, 50), update_state(ELEMENTS, update.moments()));
+        let mut expected: Vec<Vec<f64>> = starts.iter().map(|values| widen(values)).collect();
+        if let Some((parameters, moments)) = expected.split_first_mut() {
+            let mut moments: Vec<&mut [f64]> = moments.iter_mut().map(Vec::as_mut_slice).collect();
+            let reference = twin.reference_f64;
+            reference(&update, &range, parameters, &widen(&gradients), &mut moments);
+        }
+        let before = starts.clone();
+        Self {
+            name: twin.name,
+            input: gradients.iter().map(|gradient| gradient.to_bits()).collect(),
+            dispatches: vec![(twin.dispatch)(&update, &range)],
+            starts,
+            error: Box::new(move |got, factor| {
+                distance_error(&range, &before, &expected, got, factor)
+            }),
+        }
+    }
+}
+
+/// Returns the largest error of the lists of an update: squared error of the distances that the
+/// values of `got`, multiplied by `factor`, moved, over the squared distances; infinite if a value
+/// outside the range changed.
+fn distance_error(
+    range: &UpdateRange,
+    before: &[Vec<f32>],
+    expected: &[Vec<f64>],
+    got: &[Vec<f32>],
+    factor: f32,
+) -> f64 {
+    let covered = range.start..range.start + range.length;
+    let mut worst: f64 = 0.0;
+    for ((got, expected), before) in got.iter().zip(expected).zip(before) {
+        let (mut error, mut way) = (0.0, 0.0);
+        for i in 0..before.len() {
+            if covered.contains(&i) {
+                error += (f64::from(got[i] * factor) - expected[i]).powi(2);
+                way += (expected[i] - f64::from(before[i])).powi(2);
+            } else if got[i].to_bits() != before[i].to_bits() {
+                return f64::INFINITY;
+            }
+        }
+        let nmse: f64 = error / way;
+        worst = if nmse <= worst { worst } else { nmse };
+    }
+    worst
+}
+
+/// Returns the element count of a probe of a whole bucket: the one that runs the shader that a
+/// bucket of `like` elements runs.
+pub fn probe_count(like: usize, shader: impl Fn(usize) -> Shader) -> usize {
+    let same = |count: &usize| shader(*count) == shader(like);
+    COUNTS.into_iter().find(same).unwrap_or(COUNTS[0])
+}
+
+/// Returns normally distributed parameters and moments; moments of squares are positive.
+pub fn update_state(elements: usize, moments: usize) -> Vec<Vec<f32>> {
+    let mut state = vec![normals(elements, 40)];
+    for moment in 0..moments {
+        let mut values = normals(elements, 41 + moment as u32);
+        values.iter_mut().for_each(|v| *v = if moment == 1 { 0.1 + *v * *v } else { *v });
+        state.push(values);
+    }
+    state
+}
+
+/// Returns normally distributed values; `site` selects the random stream.
+pub fn normals(count: usize, site: u32) -> Vec<f32> {
+    let key = Key::new(42).site(Site(site));
+    (0..count).map(|i| key.normal(i as u64) as f32).collect()
+}
+
+/// Returns the values in f64.
+pub fn widen(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|value| f64::from(*value)).collect()
+}
