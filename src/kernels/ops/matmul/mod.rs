@@ -22,7 +22,7 @@ use probes::{catalog, probes};
 use sizes::{OPERANDS, Sizes};
 use tile::{RegisterTile, TILES, WORKGROUP};
 
-/// Twin of [`Op::MatMul`](crate::graph::Op::MatMul).
+/// Twin of [`Op::MatMul`].
 pub static TWIN: Twin = Twin {
     name: "matmul",
     reference_f32: reference::<f32>,
