@@ -9,7 +9,7 @@ use crate::files;
 
 pub const NAME: &str = "manifest.json";
 
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 
 /// Largest accepted size of a manifest: more than any has, so that a wrong file is not read into
 /// memory.

@@ -14,13 +14,13 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 pub use error::CheckpointError;
 pub use store::Store;
 
 use crate::data::Tokenizer;
+use crate::parallel::Placement;
 use manifest::Manifest;
 
 /// The names of the tensor files, in the order in which they are written.
@@ -57,8 +57,12 @@ pub struct Meta {
     pub tokenizer: Option<Tokenizer>,
     /// The best evaluation so far.
     pub best: Option<Best>,
-    /// The measured choices that can change a bit of the result, by name.
-    pub resolved: BTreeMap<String, String>,
+    /// Devices of the run, and the measured choices that can change a bit of the result.
+    pub placement: Placement,
+    /// Fingerprint of the data.
+    pub data: String,
+    /// Version of potluck that wrote the checkpoint.
+    pub version: String,
 }
 
 /// An evaluation that was better than those before it.

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::faults::{FAULT_ENV, Faults};
+use crate::parallel::placement::tests::placement;
 
 /// Environment variable with the run directory of [`save_until_killed`].
 const RUN: &str = "POTLUCK_TEST_RUN";
@@ -34,7 +35,9 @@ fn checkpoint(step: u64) -> Checkpoint {
             run: "[train]\nbatch = 12\n".into(),
             tokenizer: Some(Tokenizer::Char { chars: vec!['\n', '"', 'ß'] }),
             best: Some(Best { step: 3, val_loss: 0.1 + 0.2 }),
-            resolved: [("matmul 64x64".to_string(), "tiled".to_string())].into(),
+            placement: placement(),
+            data: "fingerprint".into(),
+            version: "0.1.0".into(),
         },
         parameters: vec![tensor("wte", &[3, 4], at), tensor("bias", &[], at)],
         moments: vec![tensor("wte.0", &[3, 4], -at), tensor("wte.1", &[3, 4], at * at)],
@@ -240,16 +243,20 @@ fn forged_manifests_are_refused() {
     forge(&path, |json| json["files"].as_array_mut().unwrap().truncate(1));
     assert!(refused(&path, manifest::NAME).contains("it names the files"));
     restore();
-    forge(&path, |json| json["format"] = 2.into());
-    let error = refused(&path, manifest::NAME);
-    assert!(error.contains("has format 2, and this version of potluck reads format 1"), "{error}");
+    for format in [1, 3] {
+        forge(&path, |json| json["format"] = format.into());
+        let error = refused(&path, manifest::NAME);
+        let expected = format!("has format {format}, and this version of potluck reads format 2");
+        assert!(error.contains(&expected), "{error}");
+        assert!(error.contains("use the version that wrote it"), "{error}");
+    }
     restore();
     forge(&path, |json| json["surprise"] = 1.into());
     assert!(refused(&path, manifest::NAME).contains("surprise"));
     restore();
     forge(&path, |json| json["files"][0]["bytes"] = u64::MAX.into());
     assert!(refused(&path, PARAMETERS).contains("instead of 18446744073709551615"));
-    for garbage in ["", "null", "[]", "{\"format\":1}", "{\"format\":-1}", "\u{FF}"] {
+    for garbage in ["", "null", "[]", "{\"format\":2}", "{\"format\":-1}", "\u{FF}"] {
         fs::write(path.join(manifest::NAME), garbage).unwrap();
         refused(&path, manifest::NAME);
     }

@@ -13,7 +13,7 @@ pub mod verdict;
 pub use coordinator::{Announcement, Coordinator, Decision, Expiry};
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
-pub use placement::ReduceSite;
+pub use placement::{Placement, RankPlacement, ReduceSite};
 pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,

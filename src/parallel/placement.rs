@@ -1,9 +1,13 @@
-//! Placement of a run: what is decided about its ranks before the first step.
+//! Placement of a run: what is decided about its devices before the first step. Recorded in
+//! `resolved.toml` and in every checkpoint, and kept by a run that resumes on the same devices.
 
 use std::fmt;
 
+use crate::graph::VariantChoices;
+
 /// Site at which a rank's gradients are added to partial sums of other ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ReduceSite {
     /// On the host, in the ring thread.
     Host,
@@ -17,5 +21,199 @@ impl fmt::Display for ReduceSite {
             Self::Host => "host",
             Self::Device => "device",
         })
+    }
+}
+
+/// Devices of a run, with the decisions about each.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// Identities of all requested devices, in the order of the request.
+    pub candidates: Vec<String>,
+    /// The most samples that any device was allowed to run at a time.
+    pub micro_batch_max: u32,
+    pub ranks: Vec<RankPlacement>,
+}
+
+/// Device of one rank, its share, and its resolved options.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RankPlacement {
+    /// Display name of the device; never a lookup key.
+    pub name: String,
+    /// Device identity that decides the bits of results: compared on resume.
+    pub identity: String,
+    /// Index of the device among the candidates.
+    pub position: usize,
+    /// Samples of the device in each step; `micro_batch` is the most that it runs at a time.
+    pub share: u32,
+    pub micro_batch: u32,
+    /// Rows of the device's plan.
+    pub rows: u32,
+    /// Samples of each micro-batch of a step.
+    pub micro_batches: Vec<u32>,
+    pub reduce_site: ReduceSite,
+    /// Selected kernel variant of each call that has several.
+    pub kernels: VariantChoices,
+}
+
+impl Placement {
+    /// Returns true if several devices were requested, so that the shares may have been measured.
+    pub fn has_alternatives(&self) -> bool {
+        self.candidates.len() > 1
+    }
+
+    /// Returns the identities of the ranks' devices, for messages.
+    pub fn devices(&self) -> String {
+        let identities: Vec<&str> = self.ranks.iter().map(|rank| &*rank.identity).collect();
+        identities.join(", ")
+    }
+
+    /// Returns the decisions about a rank of a run with `world` ranks; `None` if this one has no
+    /// such rank, or if only one of the two runs has several.
+    pub fn of_rank(&self, rank: usize, world: usize) -> Option<&RankPlacement> {
+        self.ranks.get(rank).filter(|_| (self.ranks.len() == 1) == (world == 1))
+    }
+
+    /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
+    /// of at most `micro_batch_max`, among several devices.
+    pub fn shares_fit(&self, batch: u32, micro_batch_max: u32) -> bool {
+        let sum: u64 = self.ranks.iter().map(|rank| u64::from(rank.share)).sum();
+        self.has_alternatives()
+            && self.micro_batch_max == micro_batch_max
+            && sum == u64::from(batch)
+    }
+
+    /// Returns true if the ranks are devices among the candidates, in their order, each with
+    /// samples and micro-batches that it may have. False only for a damaged record.
+    pub fn is_consistent(&self) -> bool {
+        let sizes = 1..=self.micro_batch_max;
+        let is_sound = |rank: &RankPlacement| {
+            rank.position < self.candidates.len()
+                && rank.share > 0
+                && sizes.contains(&rank.micro_batch)
+                && sizes.contains(&rank.rows)
+        };
+        self.ranks.iter().all(is_sound)
+            && self.ranks.is_sorted_by(|one, next| one.position < next.position)
+    }
+
+    /// Returns true if a run that continues with this placement instead of `before`, on the same
+    /// devices, may compute other bits.
+    pub fn differs_from(&self, before: &Self) -> bool {
+        let with_shares = self.has_alternatives();
+        let differs = |(now, was): (&RankPlacement, &RankPlacement)| {
+            let has_other_share = (now.position, now.share, now.micro_batch, now.rows)
+                != (was.position, was.share, was.micro_batch, was.rows);
+            now.micro_batches != was.micro_batches
+                || (with_shares && has_other_share)
+                || now.reduce_site != was.reduce_site
+                || now.kernels.iter().any(|(call, name)| was.kernels.get(call) != Some(name))
+        };
+        let has_other_candidates =
+            self.candidates != before.candidates || self.micro_batch_max != before.micro_batch_max;
+        (with_shares && has_other_candidates)
+            || self.ranks.len() != before.ranks.len()
+            || self.ranks.iter().zip(&before.ranks).any(differs)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Returns a placement of 12 samples on the devices B and C of A, B and C.
+    pub fn placement() -> Placement {
+        let rank = |name: &str, position, share| RankPlacement {
+            name: name.into(),
+            identity: format!("{name} identity"),
+            position,
+            share,
+            micro_batch: 3,
+            rows: 4,
+            micro_batches: vec![3; share as usize / 3],
+            reduce_site: ReduceSite::Device,
+            kernels: [("matmul (2, 3)".to_string(), "tile".to_string())].into_iter().collect(),
+        };
+        Placement {
+            candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
+            micro_batch_max: 4,
+            ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
+        }
+    }
+
+    #[test]
+    fn a_placement_reads_back_from_json_with_numbers_and_lists() {
+        let json = serde_json::to_value(placement()).unwrap();
+        assert_eq!(
+            json["candidates"],
+            serde_json::json!(["A identity", "B identity", "C identity"])
+        );
+        let rank = &json["ranks"][1];
+        assert_eq!((&rank["share"], &rank["position"]), (&9.into(), &2.into()));
+        assert_eq!(rank["micro_batches"], serde_json::json!([3, 3, 3]));
+        assert_eq!(rank["reduce_site"], "device");
+        assert_eq!(rank["kernels"]["matmul (2, 3)"], "tile");
+        assert_eq!(serde_json::from_value::<Placement>(json).unwrap(), placement());
+    }
+
+    #[test]
+    fn shares_fit_the_batch_and_micro_batches_they_were_decided_for() {
+        assert!(placement().shares_fit(12, 4));
+        assert!(!placement().shares_fit(13, 4));
+        assert!(!placement().shares_fit(12, 5));
+        let none = Placement { ranks: Vec::new(), ..placement() };
+        assert!(!none.shares_fit(12, 4));
+        let one = Placement { candidates: vec!["B identity".into()], ..placement() };
+        assert!(!one.shares_fit(12, 4), "nothing is measured for one device");
+        let mut huge = placement();
+        huge.ranks[0].share = u32::MAX;
+        assert!(!huge.shares_fit(8, 4), "the sum does not wrap");
+    }
+
+    #[test]
+    fn ranks_that_no_run_records_are_inconsistent() {
+        assert!(placement().is_consistent());
+        let edits: [fn(&mut RankPlacement); 7] = [
+            |rank| rank.position = 3,
+            |rank| rank.position = 2,
+            |rank| rank.share = 0,
+            |rank| rank.micro_batch = 0,
+            |rank| rank.micro_batch = 5,
+            |rank| rank.rows = 0,
+            |rank| rank.rows = u32::MAX,
+        ];
+        for (index, edit) in edits.into_iter().enumerate() {
+            let mut placement = placement();
+            edit(&mut placement.ranks[0]);
+            assert!(!placement.is_consistent(), "edit {index}");
+        }
+    }
+
+    #[test]
+    fn only_what_decides_bits_counts_as_a_difference() {
+        let differs = |edit: fn(&mut Placement)| {
+            let mut now = placement();
+            edit(&mut now);
+            now.differs_from(&placement())
+        };
+        assert!(!differs(|_| {}));
+        assert!(!differs(|now| now.ranks[0].name = "another".into()));
+        assert!(differs(|now| now.ranks[1].share = 8));
+        assert!(differs(|now| now.ranks[1].micro_batches[0] = 2));
+        assert!(differs(|now| now.ranks[1].reduce_site = ReduceSite::Host));
+        assert!(differs(|now| now.ranks[1].kernels.insert("add".into(), "vec4".into())));
+        assert!(differs(|now| now.candidates.push("D identity".into())));
+        assert!(differs(|now| now.ranks.truncate(1)));
+    }
+
+    #[test]
+    fn a_rank_finds_its_record_in_a_run_of_its_kind() {
+        let several = placement();
+        assert_eq!(several.of_rank(1, 2), several.ranks.get(1));
+        assert_eq!(several.of_rank(1, 3), several.ranks.get(1));
+        assert_eq!(several.of_rank(2, 3), None);
+        assert_eq!(several.of_rank(0, 1), None);
+        assert_eq!(several.devices(), "B identity, C identity");
     }
 }

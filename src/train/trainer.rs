@@ -25,7 +25,6 @@
 //! # Ok::<(), potluck::train::TrainError>(())
 //! ```
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ndarray::ArrayD;
@@ -137,8 +136,7 @@ impl Trainer {
         let training = if options.fuse { fuse(training) } else { training };
         let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
         let tune_s = options.tune_s;
-        let tuning =
-            |_: &str, _: &BTreeMap<_, _>| TuneOptions { seconds: tune_s, ..TuneOptions::default() };
+        let tuning = TuneOptions { seconds: tune_s, ..TuneOptions::default() };
         let parallel = ParallelOptions {
             shares: Some(options.shares.iter().map(|share| *share as u64).collect()),
             // A measured choice is recorded with a run, and a trainer has no run.

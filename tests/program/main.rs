@@ -6,6 +6,7 @@ mod examples;
 mod interruptions;
 #[path = "../common/process.rs"]
 mod process;
+mod recorded_placement;
 mod refusals;
 mod resume;
 mod shakespeare;

@@ -73,7 +73,7 @@ pub const ROOMS: &[(u8, &str, &str)] = &[
     (2, "comm", "base collective"),
     (2, "faults", "base device"),
     (2, "ui", "base metrics"),
-    (3, "checkpoint", "base files data faults"),
+    (3, "checkpoint", "base files data parallel faults"),
     (3, "config", "base data graph model optim collective parallel"),
     (3, "autotune", "base device files graph kernels"),
     (3, "net", "base collective cluster comm"),

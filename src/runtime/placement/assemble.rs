@@ -2,13 +2,11 @@
 //! shares, and starts the group. Everything measured here is decided before step 1, recorded, and
 //! kept on resume.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::open_ranks::{open_new, open_recorded};
-use super::record::{key, recorded};
 use super::shares::layout_of;
-use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest, RankPlacement, SEPARATOR};
+use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
 use crate::collective::ShardLayout;
 use crate::device::{Selection, list_adapters, select_all};
@@ -16,7 +14,10 @@ use crate::exec::Executor;
 use crate::exec::cpu::host_name;
 use crate::graph::Plan;
 use crate::metrics::Trace;
-use crate::parallel::{Program, ReduceSite, contiguous_shares, data_parallel, single_rank};
+use crate::parallel::{
+    Placement, Program, RankPlacement, ReduceSite, Share, contiguous_shares, data_parallel,
+    single_rank,
+};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenDevice;
 use crate::runtime::timing::{self};
@@ -32,15 +33,14 @@ pub fn assemble(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlacedWorkers, RuntimeError> {
     let selections = selections(request.selector)?;
-    let identities: Vec<String> = selections.iter().map(identity).collect();
-    let candidates = identities.join(SEPARATOR);
-    let saved = request.saved.filter(|saved| {
-        let of_one = saved.get("device").filter(|_| identities.len() == 1);
-        saved.get("devices").or(of_one) == Some(&candidates)
-    });
-    let recorded = saved.filter(|_| !request.retune).and_then(|saved| recorded(saved, request));
-    let chosen = match recorded {
-        Some(kept) => open_recorded(request, &selections, saved, &kept, report)?,
+    let candidates: Vec<String> = selections.iter().map(identity).collect();
+    let saved = request.saved.filter(|saved| saved.candidates == candidates);
+    let is_kept = |saved: &&Placement| {
+        let has_measured = request.parallel.shares.is_none();
+        !request.retune && has_measured && saved.shares_fit(request.batch, request.micro_batch)
+    };
+    let chosen = match saved.filter(is_kept) {
+        Some(kept) => open_recorded(request, &selections, kept, report)?,
         None => open_new(request, &selections, saved, report)?,
     };
     start_workers(request, saved.filter(|_| !request.retune), chosen, candidates)
@@ -70,54 +70,57 @@ fn identity(selection: &Selection) -> String {
 /// Builds the programs, resolves the reduce site of each rank, and starts the worker group.
 fn start_workers(
     request: &PlacementRequest,
-    saved: Option<&BTreeMap<String, String>>,
+    saved: Option<&Placement>,
     OpenedRanks { members, mut notes }: OpenedRanks,
-    candidates: String,
+    candidates: Vec<String>,
 ) -> Result<PlacedWorkers, RuntimeError> {
     let world = members.len();
     let plan = (request.plan)(members[0].0.rows);
     let layout = layout_of(request.parallel, &plan, world);
-    let mut placed = Vec::new();
-    for (rank, (one, count, micro_batch)) in members.iter().enumerate() {
+    let shares = shares(&members);
+    let programs = programs(request, &plan, &shares);
+    let mut ranks = Vec::new();
+    for (rank, (one, ..)) in members.iter().enumerate() {
         notes.extend(one.notes.iter().cloned());
-        let saved = saved.and_then(|saved| saved.get(&key(rank, world, "reduce_site")));
-        placed.push(RankPlacement {
+        let saved = saved.and_then(|saved| saved.of_rank(rank, world));
+        ranks.push(RankPlacement {
             name: one.driver.name().to_string(),
             identity: one.identity.clone(),
             position: one.position,
-            count: *count,
-            micro_batch: (*micro_batch).min(one.rows),
+            share: shares[rank].count,
+            micro_batch: shares[rank].micro_batch,
             rows: one.rows,
+            micro_batches: programs[rank].micro_batches.iter().map(|m| m.rows).collect(),
             reduce_site: reduce_site(request, one, &layout, saved)?,
-            choices: one.choices.clone(),
+            kernels: one.choices.clone(),
         });
     }
-    let programs = programs(request, &plan, &placed);
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;
     let options = WorkerGroupOptions {
-        reduce_site: placed.iter().map(|placed| placed.reduce_site).collect(),
+        reduce_site: ranks.iter().map(|rank| rank.reduce_site).collect(),
         trace: trace.clone(),
         is_chained: false,
     };
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
     let group = WorkerGroup::start(drivers, layout, &options)?;
-    let micro_batch_max = request.micro_batch;
-    Ok(PlacedWorkers { group, plan, programs, placed, candidates, notes, trace, micro_batch_max })
+    let placement = Placement { candidates, micro_batch_max: request.micro_batch, ranks };
+    Ok(PlacedWorkers { group, plan, programs, placement, notes, trace })
 }
 
-fn programs(
-    request: &PlacementRequest,
-    plan: &Plan,
-    placed: &[RankPlacement],
-) -> Vec<Arc<Program>> {
-    if let [one] = placed {
+/// Returns the shares of opened devices; none runs more samples at a time than its plan has rows.
+fn shares(members: &[(OpenDevice, u32, u32)]) -> Vec<Share> {
+    let counts: Vec<u32> = members.iter().map(|(_, count, _)| *count).collect();
+    let micro_batches: Vec<u32> =
+        members.iter().map(|(one, _, micro_batch)| (*micro_batch).min(one.rows)).collect();
+    contiguous_shares(&counts, &micro_batches)
+}
+
+fn programs(request: &PlacementRequest, plan: &Plan, shares: &[Share]) -> Vec<Arc<Program>> {
+    if let [one] = shares {
         return vec![Arc::new(single_rank(plan, one.count, one.micro_batch))];
     }
-    let counts: Vec<u32> = placed.iter().map(|placed| placed.count).collect();
-    let micro_batches: Vec<u32> = placed.iter().map(|placed| placed.micro_batch).collect();
-    let shares = contiguous_shares(&counts, &micro_batches);
-    let program = |share| Arc::new(data_parallel(plan, share, request.parallel.overlap));
-    shares.into_iter().map(program).collect()
+    let program = |share: &Share| Arc::new(data_parallel(plan, *share, request.parallel.overlap));
+    shares.iter().map(program).collect()
 }
 
 /// Returns the reduce site of a device, which is prepared for adding if the site is the device.
@@ -125,7 +128,7 @@ fn reduce_site(
     request: &PlacementRequest,
     one: &OpenDevice,
     layout: &ShardLayout,
-    saved: Option<&String>,
+    saved: Option<&RankPlacement>,
 ) -> Result<ReduceSite, RuntimeError> {
     if layout.size == 1 || one.is_cpu {
         return Ok(ReduceSite::Host);
@@ -134,13 +137,13 @@ fn reduce_site(
     lengths.sort_unstable();
     lengths.dedup();
     let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
-    match (request.parallel.reduce_site, saved.map(String::as_str)) {
-        (Some(ReduceSite::Host), _) | (None, Some("host")) => Ok(ReduceSite::Host),
-        (Some(ReduceSite::Device), _) | (None, Some("device")) => {
+    match request.parallel.reduce_site.or(saved.map(|saved| saved.reduce_site)) {
+        Some(ReduceSite::Host) => Ok(ReduceSite::Host),
+        Some(ReduceSite::Device) => {
             one.driver.run("preparing to add gradients", prepare)?;
             Ok(ReduceSite::Device)
         }
-        (None, _) => {
+        None => {
             let layout = layout.clone();
             let timing = move |device: &mut dyn Executor| {
                 prepare(device)?;

@@ -1,13 +1,11 @@
 //! Opening of a worker group's devices: with given or recorded shares, or with measured ones.
 
-use std::collections::BTreeMap;
-
-use super::record::{RecordedRank, rank_entries};
 use super::shares::{fixed_counts, layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
-use crate::autotune;
+use crate::autotune::{self, TuneOptions};
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
+use crate::parallel::{Placement, RankPlacement};
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, initialize, open_selected};
 use crate::runtime::timing::{self, Probe};
@@ -30,42 +28,53 @@ fn open_one(
     selection: &Selection,
     rows: u32,
     moments: Moments,
-    saved: &BTreeMap<String, String>,
+    saved: Option<&RankPlacement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenDevice, RuntimeError> {
-    let tuning = |identity: &str| (request.tuning)(identity, saved);
+    // A resumed run keeps its kernel variants on the same device.
+    let tuning = |identity: &str| TuneOptions {
+        saved: saved
+            .filter(|saved| saved.identity == identity)
+            .map(|saved| saved.kernels.clone())
+            .unwrap_or_default(),
+        ..request.tuning.clone()
+    };
     let plan = (request.plan)(rows);
     let one = open_selected(selection.clone(), plan, moments, &request.opening, tuning, report)?;
     Ok(OpenDevice { rows, ..one })
 }
 
 /// Opens the devices of a resumed run with their recorded shares.
+///
+/// # Errors
+/// Returns `RuntimeError::InvalidRequest` if the record names other devices than `selections`, or
+/// sizes that no run has, and `RuntimeError` if a device cannot be opened.
 pub fn open_recorded(
     request: &PlacementRequest,
     selections: &[Selection],
-    saved: Option<&BTreeMap<String, String>>,
-    kept: &[RecordedRank],
+    kept: &Placement,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
-    let candidate = |&[position, count, micro_batch, rows]: &RecordedRank| {
-        let selection = selections.get(position as usize)?.clone();
-        let position = position as usize;
-        (rows > 0).then_some(Candidate { position, selection, count, micro_batch, rows })
+    let candidate = |rank: &RankPlacement| {
+        let selection = selections.get(rank.position)?.clone();
+        let &RankPlacement { position, share: count, micro_batch, rows, .. } = rank;
+        Some(Candidate { position, selection, count, micro_batch, rows })
     };
     let unknown = || {
         let why = "the ranks that the checkpoint recorded are not those of its devices; measure \
                    again with --retune";
         RuntimeError::InvalidRequest(why.into())
     };
-    let chosen: Option<Vec<Candidate>> = kept.iter().map(candidate).collect();
-    open_fixed(request, chosen.ok_or_else(unknown)?, saved, report)
+    let chosen: Option<Vec<Candidate>> = kept.ranks.iter().map(candidate).collect();
+    let chosen = chosen.filter(|_| kept.is_consistent()).ok_or_else(unknown)?;
+    open_fixed(request, chosen, Some(kept), report)
 }
 
 /// Opens devices with the shares given in `chosen`.
 fn open_fixed(
     request: &PlacementRequest,
     chosen: Vec<Candidate>,
-    saved: Option<&BTreeMap<String, String>>,
+    saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
     let world = chosen.len();
@@ -75,9 +84,9 @@ fn open_fixed(
     let mut members = Vec::new();
     for (rank, candidate) in chosen.into_iter().enumerate() {
         let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
-        let saved = rank_entries(saved, rank, world);
+        let saved = saved.and_then(|saved| saved.of_rank(rank, world));
         let Candidate { position, selection, count, micro_batch, rows } = candidate;
-        let one = open_one(request, &selection, rows, moments, &saved, report)?;
+        let one = open_one(request, &selection, rows, moments, saved, report)?;
         members.push((OpenDevice { position, ..one }, count, micro_batch));
     }
     Ok(OpenedRanks { members, notes: Vec::new() })
@@ -107,7 +116,7 @@ fn require_host_memory(
 pub fn open_new(
     request: &PlacementRequest,
     selections: &[Selection],
-    saved: Option<&BTreeMap<String, String>>,
+    saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
     let world = selections.len();
@@ -205,9 +214,8 @@ fn open_fitting(
             rows,
         };
         let fits = require_host_memory(request, &(0..world).map(candidate).collect::<Vec<_>>());
-        let nothing = BTreeMap::new();
-        let opened = fits
-            .and_then(|()| open_one(request, selection, rows, Moments::from(0), &nothing, report));
+        let opened =
+            fits.and_then(|()| open_one(request, selection, rows, Moments::from(0), None, report));
         match opened {
             Err(error) if rows > 1 && error.is_capacity_error() => rows = rows.div_ceil(2),
             Err(error) => return Err(error),

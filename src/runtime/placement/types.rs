@@ -1,21 +1,17 @@
 //! Request for a placement, and its result.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::autotune::TuneOptions;
 use crate::collective::Topology;
-use crate::graph::{Plan, VariantChoices};
+use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
-use crate::parallel::{Program, ReduceSite};
+use crate::parallel::{Placement, Program, ReduceSite};
 use crate::runtime::open::{OpenDevice, OpenOptions};
 use crate::runtime::timing::Probe;
 use crate::runtime::workers::WorkerGroup;
-
-/// Separator between the identities of devices.
-pub const SEPARATOR: &str = " | ";
 
 /// Options for sharing the work of a step among devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,36 +49,16 @@ pub struct PlacementRequest<'a> {
     pub probe: Option<Probe>,
     pub seed: u64,
     pub opening: OpenOptions,
-    /// Returns the autotuning options of a device from its identity and its entries in a
-    /// checkpoint.
-    pub tuning: &'a dyn Fn(&str, &BTreeMap<String, String>) -> TuneOptions,
-    /// Resolved values of the run that is resumed.
-    pub saved: Option<&'a BTreeMap<String, String>>,
+    /// Autotuning options of every device; the choices to keep come from `saved`.
+    pub tuning: &'a TuneOptions,
+    /// Placement of the run that is resumed.
+    pub saved: Option<&'a Placement>,
     /// True to measure again, ignoring saved measurements.
     pub retune: bool,
     /// Receives messages for the user about slow operations.
     pub notify: &'a dyn Fn(&str),
     /// File of the trace, if one is to be written.
     pub trace: Option<PathBuf>,
-}
-
-/// Placement of one rank: its device, its share and its resolved options.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RankPlacement {
-    /// Display name of the device; never a lookup key.
-    pub name: String,
-    /// Device identity that decides the bits of results: recorded, and compared on resume.
-    pub identity: String,
-    /// Index of the device among the requested ones.
-    pub position: usize,
-    /// Samples of the device in each step; `micro_batch` is the most that it runs at a time.
-    pub count: u32,
-    pub micro_batch: u32,
-    /// Rows of the device's plan.
-    pub rows: u32,
-    pub reduce_site: ReduceSite,
-    /// Selected kernel variant of each call that has several.
-    pub choices: VariantChoices,
 }
 
 /// Worker group, with the decisions by which it was placed.
@@ -92,14 +68,10 @@ pub struct PlacedWorkers {
     pub plan: Plan,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
-    pub placed: Vec<RankPlacement>,
-    /// Identities of all requested devices.
-    pub candidates: String,
+    pub placement: Placement,
     /// Messages for the user.
     pub notes: Vec<String>,
     pub trace: Option<Trace>,
-    /// The most samples that any device was allowed to run at a time.
-    pub micro_batch_max: u32,
 }
 
 /// Opened devices of a run, and the split of the batch among them.

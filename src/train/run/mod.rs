@@ -3,7 +3,6 @@
 mod report;
 mod startup;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,11 +18,10 @@ use crate::files;
 use crate::graph::{Graph, Plan, PlanOptions};
 use crate::metrics::{EvalRecord, Recorder, StepRecord, Trace};
 use crate::optim::{Optimizer, Schedule};
-use crate::parallel::{Program, Verdict};
+use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::open::initialize as initialize_device;
-use crate::runtime::placement::record;
-use crate::runtime::placement::types::{PlacedWorkers, RankPlacement};
+use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::WorkerGroup;
@@ -31,12 +29,16 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_split;
 use crate::train::loader::{self, BatchSource, Loader};
 use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, first_not_finite};
+use crate::train::resolved::resolved_toml;
 use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
 use crate::train::{build, generate, state};
 use crate::ui::terminal::{ProgressDisplay, StepDisplay};
 
 pub use startup::batch_source;
+
+/// Version of potluck, as checkpoints and resolved.toml record it.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Options of a run besides its configuration.
 #[derive(Clone, Debug)]
@@ -78,9 +80,7 @@ pub struct Run {
     loader: Loader,
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
-    placed: Vec<RankPlacement>,
-    /// Decisions about devices, as they are recorded.
-    decided: BTreeMap<String, String>,
+    placement: Placement,
     optimizer: Optimizer,
     schedule: Schedule,
     trace: Option<Trace>,
@@ -153,8 +153,7 @@ impl Run {
         // Devices are opened first: if that fails, nothing is written.
         let assembled =
             startup::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
-        let decided = assembled.resolved();
-        let PlacedWorkers { group, plan, programs, placed, notes, trace, .. } = assembled;
+        let PlacedWorkers { group, plan, programs, placement, notes, trace } = assembled;
         let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let (recorder, evaluated) = recorder(&options, &mut store, resumed.as_ref().map(|_| step))?;
@@ -168,8 +167,7 @@ impl Run {
             signals: Signals::install().map_err(|why| io(&options.out, why))?,
             group,
             plan,
-            placed,
-            decided,
+            placement,
             trace,
             fingerprint: data.fingerprint(),
             updates: 0,
@@ -218,19 +216,19 @@ impl Run {
         if let Some(best) = self.best {
             self.store.mark_best(best.step)?;
         }
-        self.warn_if_changed(&meta.resolved);
-        if meta.resolved.get("data") != Some(&self.fingerprint) {
+        self.warn_if_changed(&meta.placement);
+        if meta.data != self.fingerprint {
             self.progress.warn("the data are not those that the checkpoint was trained on");
         }
         state::restore(&self.group, parameters, &moments, self.optimizer.moments())
     }
 
     /// Reports that a resumed run decided otherwise than before, if that changes bits.
-    fn warn_if_changed(&self, before: &BTreeMap<String, String>) {
-        let (was, is) = (record::devices(before), record::devices(&self.decided));
+    fn warn_if_changed(&self, before: &Placement) {
+        let (was, is) = (before.devices(), self.placement.devices());
         let what = if was != is {
             format!("the run was on {was} and continues on {is}")
-        } else if self.decided.iter().any(|(key, value)| before.get(key) != Some(value)) {
+        } else if self.placement.differs_from(before) {
             "the run continues with other shares, micro-batches or kernels".into()
         } else {
             return;
@@ -241,20 +239,13 @@ impl Run {
 
     /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
     fn write_files(&self) -> Result<(), TrainError> {
-        let decided = record::resolved_toml(&self.resolved());
+        let decided = resolved_toml(&self.placement, &self.fingerprint, VERSION);
         let files = [("run.toml", self.config.to_toml()), ("resolved.toml", decided)];
         for (name, text) in files {
             let path = self.options.out.join(name);
             files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
         }
         Ok(())
-    }
-
-    fn resolved(&self) -> BTreeMap<String, String> {
-        let mut resolved = self.decided.clone();
-        resolved.insert("data".into(), self.fingerprint.clone());
-        resolved.insert("version".into(), env!("CARGO_PKG_VERSION").into());
-        resolved
     }
 
     /// Returns each rank's input for the next step.
@@ -359,8 +350,10 @@ impl Run {
         let known = began.into_iter().enumerate();
         let first = known.filter_map(|(rank, what)| Some((what?, rank))).min();
         match first {
-            Some((what, _)) if self.placed.len() == 1 => what.to_string(),
-            Some((what, rank)) => format!("{what} on rank {rank}, {}", self.placed[rank].name),
+            Some((what, _)) if self.placement.ranks.len() == 1 => what.to_string(),
+            Some((what, rank)) => {
+                format!("{what} on rank {rank}, {}", self.placement.ranks[rank].name)
+            }
             None => OVERFLOW_CAUSE.into(),
         }
     }
@@ -372,7 +365,7 @@ impl Run {
         let mut found = compare(&self.group, &self.plan, repair)?;
         if repair && !found.is_empty() {
             for ReplicaMismatch { rank, what } in &found {
-                let (device, step) = (&self.placed[rank.index()].name, self.step);
+                let (device, step) = (&self.placement.ranks[rank.index()].name, self.step);
                 self.progress.warn(&format!(
                     "{device} ({rank}) did not hold the same parameters as the other ranks after \
                      step {step}: {what}; they were repaired"
@@ -381,14 +374,14 @@ impl Run {
             found = compare(&self.group, &self.plan, false)?;
         }
         let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
-        let device = self.placed[rank.index()].name.clone();
+        let device = self.placement.ranks[rank.index()].name.clone();
         let (step, checkpoint) = (self.step, self.store.path(self.saved.unwrap_or(0)));
         Err(TrainError::ReplicaMismatch { rank, device, step, what, checkpoint })
     }
 
     /// Returns the most samples that each rank runs at a time, and the shares.
     fn rows_and_shares(&self) -> (Vec<u32>, Vec<u32>) {
-        self.placed.iter().map(|placed| (placed.micro_batch, placed.count)).unzip()
+        self.placement.ranks.iter().map(|rank| (rank.micro_batch, rank.share)).unzip()
     }
 
     fn finish_trace(&self) -> Result<(), TrainError> {
@@ -463,7 +456,9 @@ impl Run {
             run: self.config.to_toml(),
             tokenizer: Some(self.source.data.tokenizer().clone()),
             best: self.best,
-            resolved: self.resolved(),
+            placement: self.placement.clone(),
+            data: self.fingerprint.clone(),
+            version: VERSION.into(),
         };
         self.store.save(&Checkpoint { meta, parameters, moments })?;
         if self.best.is_some_and(|best| best.step == self.step) {

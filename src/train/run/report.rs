@@ -4,8 +4,7 @@ use super::Run;
 use crate::data::Split;
 use crate::metrics::RankRecord;
 use crate::optim::Decay;
-use crate::runtime::placement::record;
-use crate::runtime::placement::types::RankPlacement;
+use crate::parallel::RankPlacement;
 use crate::runtime::step::StepReport;
 use crate::ui::ranks::RankDisplay;
 
@@ -15,7 +14,9 @@ impl Run {
         let model = &self.config.model;
         let data = &self.source.data;
         let micro_batches = match self.programs[0].micro_batches.len() {
-            count if count > 1 && self.placed.len() == 1 => format!(" in {count} micro-batches"),
+            count if count > 1 && self.placement.ranks.len() == 1 => {
+                format!(" in {count} micro-batches")
+            }
             _ => String::new(),
         };
         self.progress.note(&format!(
@@ -28,10 +29,10 @@ impl Run {
             data.tokens(Split::Train).len(),
             data.tokenizer().vocabulary(),
             self.config.train.batch,
-            record::devices(&self.decided),
+            self.placement.devices(),
             self.options.out.display()
         ));
-        if self.placed.len() > 1 {
+        if self.placement.ranks.len() > 1 {
             self.progress.note(&self.shares_line());
         }
         self.print_end_notes();
@@ -39,8 +40,8 @@ impl Run {
 
     /// Returns a line with each device's samples per step.
     fn shares_line(&self) -> String {
-        let share = |placed: &RankPlacement| format!("{} {}", placed.name, placed.count);
-        let shares: Vec<String> = self.placed.iter().map(share).collect();
+        let share = |placed: &RankPlacement| format!("{} {}", placed.name, placed.share);
+        let shares: Vec<String> = self.placement.ranks.iter().map(share).collect();
         format!("samples per step: {}", shares.join(", "))
     }
 
@@ -66,12 +67,12 @@ impl Run {
     /// Returns the metrics of each rank; empty for a single rank.
     pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
         let record = |(placed, report): (&RankPlacement, &StepReport)| RankRecord {
-            share: u64::from(placed.count),
+            share: u64::from(placed.share),
             work_ms: 1e3 * (report.time - report.waited).as_secs_f64(),
             wait_ms: 1e3 * report.waited.as_secs_f64(),
         };
-        let several = self.placed.len() > 1;
-        self.placed.iter().zip(reports).filter(|_| several).map(record).collect()
+        let several = self.placement.ranks.len() > 1;
+        self.placement.ranks.iter().zip(reports).filter(|_| several).map(record).collect()
     }
 
     /// Returns the display of each rank; empty for a single rank.
@@ -80,12 +81,12 @@ impl Run {
             let (whole, waited) = (report.time.as_secs_f64(), report.waited.as_secs_f64());
             RankDisplay {
                 name: placed.name.clone(),
-                share: u64::from(placed.count),
-                samples_per_s: f64::from(placed.count) / (whole - waited),
+                share: u64::from(placed.share),
+                samples_per_s: f64::from(placed.share) / (whole - waited),
                 wait: waited / whole,
             }
         };
-        let several = self.placed.len() > 1;
-        self.placed.iter().zip(reports).filter(|_| several).map(shown).collect()
+        let several = self.placement.ranks.len() > 1;
+        self.placement.ranks.iter().zip(reports).filter(|_| several).map(shown).collect()
     }
 }

@@ -1,6 +1,5 @@
 //! Startup of a run: opens its devices and its data from the configuration.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::RunOptions;
@@ -12,7 +11,6 @@ use crate::graph::{Graph, Plan, PlanOptions};
 use crate::model::LanguageModel;
 use crate::parallel::MicroBatch;
 use crate::runtime::placement::assemble::assemble;
-use crate::runtime::placement::record::KERNEL;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::timing::Probe;
 use crate::train::build;
@@ -28,8 +26,13 @@ pub(super) fn assembled(
     (training, source): (&Graph, &BatchSource),
 ) -> Result<PlacedWorkers, TrainError> {
     let optimizer = build::optimizer(config);
-    let tuning =
-        |identity: &str, saved: &BTreeMap<String, String>| tuning(config, options, saved, identity);
+    let tuning = TuneOptions {
+        seconds: config.train.tune_s,
+        retune: options.retune,
+        update: Some(optimizer.update(config.optim.lr, 1)),
+        corrupted_kernels: options.faults.wrong_kernels().to_vec(),
+        ..TuneOptions::default()
+    };
     let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
     let probing = source.clone();
     let next = 1 + resumed.map_or(0, |checkpoint| checkpoint.meta.step);
@@ -53,7 +56,7 @@ pub(super) fn assembled(
         seed: config.train.seed,
         opening: build::open_options(config),
         tuning: &tuning,
-        saved: resumed.map(|checkpoint| &checkpoint.meta.resolved),
+        saved: resumed.map(|checkpoint| &checkpoint.meta.placement),
         retune: options.retune,
         notify: &note,
         trace: options.trace.clone(),
@@ -62,28 +65,6 @@ pub(super) fn assembled(
     let mut report =
         |device: &str, TuneProgress { done, total, elapsed }| note(device, (done, total), elapsed);
     Ok(assemble(&request, &mut report)?)
-}
-
-/// Returns the autotuning options of a device: a resumed run keeps its kernel variants on the
-/// same device.
-fn tuning(
-    config: &RunConfig,
-    options: &RunOptions,
-    saved: &BTreeMap<String, String>,
-    identity: &str,
-) -> TuneOptions {
-    let is_same = saved.get("device").is_some_and(|was| was == identity);
-    let choice = |(key, name): (&String, &String)| {
-        Some((key.strip_prefix(KERNEL)?.to_string(), name.clone()))
-    };
-    TuneOptions {
-        seconds: config.train.tune_s,
-        retune: options.retune,
-        saved: saved.iter().filter(|_| is_same).filter_map(choice).collect(),
-        update: Some(build::optimizer(config).update(config.optim.lr, 1)),
-        corrupted_kernels: options.faults.wrong_kernels().to_vec(),
-        ..TuneOptions::default()
-    }
 }
 
 /// Creates the source of the inputs of a graph; `done` are the steps and samples of the run so

@@ -1,0 +1,131 @@
+//! `resolved.toml`: what a run decided before its first step.
+
+use std::collections::BTreeMap;
+
+use crate::parallel::{Placement, RankPlacement};
+
+/// Formats `resolved.toml`: top-level keys first, then a table per rank (none for a single rank)
+/// and a table of its kernels. `data` is the fingerprint of the data, `version` that of potluck.
+pub fn resolved_toml(placement: &Placement, data: &str, version: &str) -> String {
+    let mut tables: BTreeMap<String, BTreeMap<&str, String>> = BTreeMap::new();
+    for (rank, decided) in placement.ranks.iter().enumerate() {
+        let is_alone = placement.ranks.len() == 1;
+        let table = if is_alone { String::new() } else { format!("rank{rank}") };
+        let kernels = if is_alone { "kernels".into() } else { format!("{table}.kernels") };
+        tables.entry(table).or_default().extend(rank_entries(placement, decided));
+        let choices = decided.kernels.iter().map(|(call, name)| (call, name.to_string()));
+        tables.entry(kernels).or_default().extend(choices);
+    }
+    let run = tables.entry(String::new()).or_default();
+    run.extend([("data", data.to_string()), ("version", version.to_string())]);
+    if placement.has_alternatives() {
+        run.insert("devices", placement.candidates.join(" | "));
+        run.insert("micro_batch_max", placement.micro_batch_max.to_string());
+    }
+    tables.retain(|_, entries| !entries.is_empty());
+    let mut text = String::from("# What this run decided before its first step.\n");
+    for (table, entries) in &tables {
+        text += &table_text(table, entries);
+    }
+    text
+}
+
+/// Returns the keys and values of one rank without its kernels.
+fn rank_entries<'a>(placement: &Placement, decided: &RankPlacement) -> BTreeMap<&'a str, String> {
+    let micro_batches: Vec<String> = decided.micro_batches.iter().map(u32::to_string).collect();
+    let mut entries = BTreeMap::from([
+        ("device", decided.identity.clone()),
+        ("micro_batches", micro_batches.join(" ")),
+    ]);
+    if placement.has_alternatives() {
+        entries.insert("position", decided.position.to_string());
+        entries.insert("micro_batch", decided.micro_batch.to_string());
+        entries.insert("rows", decided.rows.to_string());
+        entries.insert("share", decided.share.to_string());
+    }
+    if placement.ranks.len() > 1 {
+        entries.insert("reduce_site", decided.reduce_site.to_string());
+    }
+    entries
+}
+
+fn table_text(table: &str, entries: &BTreeMap<&str, String>) -> String {
+    let mut text = String::new();
+    if table.ends_with("kernels") {
+        text += "\n# The variant of each call that has several.";
+    }
+    if !table.is_empty() {
+        text += &format!("\n[{table}]\n");
+    }
+    for (key, value) in entries {
+        let simple = key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let key = if simple { key.to_string() } else { quoted(key) };
+        text += &format!("{key} = {}\n", quoted(value));
+    }
+    text
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::String(text.into()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parallel::ReduceSite;
+
+    fn rank(identity: &str, share: u32) -> RankPlacement {
+        RankPlacement {
+            name: "a name".into(),
+            identity: identity.into(),
+            position: 1,
+            share,
+            micro_batch: 2,
+            rows: 4,
+            micro_batches: vec![2, 1],
+            reduce_site: ReduceSite::Host,
+            kernels: [("matmul (2, 3)".to_string(), "tile".to_string())].into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn one_device_has_keys_without_a_rank() {
+        let mut placement = Placement {
+            candidates: vec!["A".into()],
+            micro_batch_max: 4,
+            ranks: vec![rank("A", 3)],
+        };
+        let expected = "# What this run decided before its first step.\n\
+                        data = \"abc\"\ndevice = \"A\"\nmicro_batches = \"2 1\"\nversion = \"1\"\n";
+        let kernels = "\n# The variant of each call that has several.\n[kernels]\n\
+                       \"matmul (2, 3)\" = \"tile\"\n";
+        assert_eq!(resolved_toml(&placement, "abc", "1"), format!("{expected}{kernels}"));
+        placement.ranks[0].kernels = [].into_iter().collect();
+        assert_eq!(resolved_toml(&placement, "abc", "1"), expected);
+        placement.candidates.push("B".into());
+        let expected = "# What this run decided before its first step.\n\
+                        data = \"abc\"\ndevice = \"A\"\ndevices = \"A | B\"\nmicro_batch = \"2\"\n\
+                        micro_batch_max = \"4\"\nmicro_batches = \"2 1\"\nposition = \"1\"\n\
+                        rows = \"4\"\nshare = \"3\"\nversion = \"1\"\n";
+        assert_eq!(resolved_toml(&placement, "abc", "1"), expected);
+    }
+
+    #[test]
+    fn several_ranks_have_a_table_each_sorted_by_name() {
+        let placement = Placement {
+            candidates: vec!["A".into(), "B".into()],
+            micro_batch_max: 4,
+            ranks: vec![rank("A", 4); 11],
+        };
+        let text = resolved_toml(&placement, "abc", "1");
+        let is_table = |line: &&str| line.starts_with('[');
+        let tables: Vec<&str> = text.lines().filter(is_table).collect();
+        assert_eq!(tables[..4], ["[rank0]", "[rank0.kernels]", "[rank1]", "[rank1.kernels]"]);
+        assert_eq!(tables[4..6], ["[rank10]", "[rank10.kernels]"]);
+        let table: toml::Table = text.parse().unwrap();
+        assert_eq!(table["devices"].as_str(), Some("A | B"));
+        assert_eq!(table["rank10"]["reduce_site"].as_str(), Some("host"));
+        assert_eq!(table["rank10"]["share"].as_str(), Some("4"));
+        assert_eq!(table["rank10"]["kernels"]["matmul (2, 3)"].as_str(), Some("tile"));
+    }
+}
