@@ -6,22 +6,20 @@ use std::time::Instant;
 
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, Round};
-use crate::config::RunConfig;
 use crate::data::Tokenizer;
 use crate::device::DeviceError;
 use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget};
 use crate::faults::Faults;
-use crate::graph::UpdateRange;
+use crate::graph::{Plan, PlanOptions, UpdateRange};
 use crate::kernels::{Cost, RandomContext};
 use crate::parallel::{Instruction, Program, single_rank};
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{self, OpenDevice};
 use crate::runtime::peers::TraceTracks;
 use crate::runtime::step::{NoPeers, StepInput, load, run_step};
-use crate::train::build;
 use crate::train::error::TrainError;
 use crate::train::loader::{BatchSource, Loader};
-use crate::train::run::batch_source;
+use crate::train::spec::RunSpec;
 
 /// Warm-up steps before any measurement: the first compiles the shaders.
 const WARM_UP: u64 = 2;
@@ -62,19 +60,19 @@ impl Profile {
     /// # Errors
     /// Returns `TrainError` in the same cases as the start of a training run.
     pub fn measure(
-        config: &RunConfig,
+        spec: &RunSpec,
         selector: &str,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Self, TrainError> {
-        let data = Arc::new(build::data(config, tokenizer)?);
-        let plan = build::plan(config, data.tokenizer().vocabulary())?;
-        let (batch, rows) = (config.train.batch as u32, config.train.micro_batch as u32);
-        let program = Arc::new(single_rank(&plan, batch, rows));
-        let inputs = inputs(config, batch_source(config, &plan.graph, &data, (0, 0))?, &program)?;
-        let moments = build::optimizer(config).moments();
-        let options = build::open_options(config);
-        let OpenDevice { driver, identity, .. } = open::open(selector, plan, moments, &options)?;
-        let seed = config.train.seed;
+        let data = Arc::new(spec.load_data(tokenizer)?);
+        let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
+        let plan = Plan::new(training, PlanOptions::new(spec.micro_batch as usize));
+        let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
+        let inputs = inputs(spec, spec.batch_source(&plan.graph, &data, (0, 0))?, &program)?;
+        let moments = spec.optimizer.moments();
+        let opened = open::open(selector, plan, moments, &spec.opening)?;
+        let OpenDevice { driver, identity, .. } = opened;
+        let seed = spec.seed;
         driver.run("initialization", move |device| open::initialize(device, seed))?;
         let (mut seconds, mut busy) = (Vec::new(), Vec::new());
         for input in &inputs {
@@ -151,7 +149,7 @@ impl Profile {
 
 /// Returns the inputs of the steps to run, which are those of a run's first steps.
 fn inputs(
-    config: &RunConfig,
+    spec: &RunSpec,
     source: BatchSource,
     program: &Arc<Program>,
 ) -> Result<Vec<Arc<StepInput>>, TrainError> {
@@ -166,9 +164,9 @@ fn inputs(
             rank: Rank(0),
             program: program.clone(),
             micro_batches,
-            run_key: Key::new(config.train.seed),
-            update: build::optimizer(config).update(config.optim.lr, step),
-            clip: config.optim.clip,
+            run_key: Key::new(spec.seed),
+            update: spec.optimizer.update(spec.schedule.lr, step),
+            clip: spec.clip,
             faults: Faults::none(),
         }))
     };

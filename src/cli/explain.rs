@@ -1,14 +1,12 @@
 //! `potluck train --explain`: tables that describe a run, without running it.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use super::args::Explain;
 use crate::base::{BucketId, Position};
 use crate::bench::profile::Profile;
 use crate::collective::{RankGroup, ShardLayout, Topology};
-use crate::config::RunConfig;
-use crate::config::key::Words;
-use crate::config::schema::Balance;
 use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::exec::staging_bytes;
@@ -18,9 +16,10 @@ use crate::graph::print::{
 };
 use crate::parallel::{Share, contiguous_shares, data_parallel, single_rank};
 use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::{fixed_counts, layout_of};
 use crate::runtime::timing;
-use crate::train::{TrainError, build};
+use crate::train::spec::RunSpec;
 
 /// Bytes of one exchanged value.
 const VALUE_BYTES: usize = size_of::<f32>();
@@ -29,35 +28,33 @@ const VALUE_BYTES: usize = size_of::<f32>();
 /// checkpoint.
 pub fn explanation(
     explain: Explain,
-    config: &RunConfig,
+    spec: &RunSpec,
     devices: &str,
     tokenizer: Option<Tokenizer>,
 ) -> anyhow::Result<String> {
-    if explain == Explain::Config {
-        return Ok(config.to_toml());
-    }
     if explain == Explain::Kernels {
-        return Ok(Profile::measure(config, devices, tokenizer)?.table());
+        return Ok(Profile::measure(spec, devices, tokenizer)?.table());
     }
     let vocabulary = match tokenizer {
         Some(saved) => saved.vocabulary(),
-        None => build::data(config, None)?.tokenizer().vocabulary(),
+        None => spec.load_data(None)?.tokenizer().vocabulary(),
     };
-    let plan = build::plan(config, vocabulary)?;
+    let (training, fused) = spec.training_graph(vocabulary)?;
+    let plans = Plans::new(training);
+    let plan = plans.of_rows(spec.micro_batch);
     Ok(match explain {
         Explain::Graph => {
-            let fused = build::fusions(config, vocabulary)?;
-            graph_table(&plan.graph) + &fusion_table(&fused, config.train.micro_batch)
+            graph_table(&plan.graph) + &fusion_table(&fused, spec.micro_batch as usize)
         }
         Explain::Dot => graph_dot(&plan.graph),
         Explain::Memory | Explain::Program | Explain::Communication => {
-            let devices_of_run = PlannedDevices::of(config, devices)?;
+            let devices_of_run = PlannedDevices::of(spec, devices)?;
             let text = match explain {
-                Explain::Memory => memory(config, &devices_of_run, vocabulary)?,
-                Explain::Program => program(config, &devices_of_run, &plan),
-                _ => communication(config, &devices_of_run, &plan),
+                Explain::Memory => memory(spec, &devices_of_run, &plans),
+                Explain::Program => program(spec, &devices_of_run, &plan),
+                _ => communication(spec, &devices_of_run, &plan),
             };
-            devices_of_run.caveat(config).to_string() + &text
+            devices_of_run.caveat(spec).to_string() + &text
         }
         Explain::Kernels | Explain::Keys | Explain::Config => String::new(),
     })
@@ -70,27 +67,25 @@ struct PlannedDevices {
 }
 
 impl PlannedDevices {
-    fn of(config: &RunConfig, devices: &str) -> anyhow::Result<Self> {
+    fn of(spec: &RunSpec, devices: &str) -> anyhow::Result<Self> {
         let chosen = selections(devices)?;
         let name = |selection: &Selection| match selection {
             Selection::Cpu { .. } => "cpu".to_string(),
             Selection::Adapter(adapter) => adapter.name.clone(),
         };
         let names: Vec<String> = chosen.iter().map(name).collect();
-        let batch = config.train.batch as u32;
-        let counts = match is_measured(config) {
-            true => timing::split_evenly(batch, names.len()),
-            false => fixed_counts(&build::parallel_options(config), batch, names.len())?,
+        let counts = match is_measured(spec) {
+            true => timing::split_evenly(spec.batch, names.len()),
+            false => fixed_counts(&spec.parallel, spec.batch, names.len())?,
         };
-        let rows = config.train.micro_batch as u32;
-        let shares = contiguous_shares(&counts, &vec![rows; counts.len()]);
+        let shares = contiguous_shares(&counts, &vec![spec.micro_batch; counts.len()]);
         Ok(Self { names, shares })
     }
 
     /// Returns a note that the shares are not known before the devices are measured, or an empty
     /// text.
-    fn caveat(&self, config: &RunConfig) -> &'static str {
-        match is_measured(config) && self.names.len() > 1 {
+    fn caveat(&self, spec: &RunSpec) -> &'static str {
+        match is_measured(spec) && self.names.len() > 1 {
             true => {
                 "shares are measured when the run starts, and devices may be left out; here \
                      they are even\n"
@@ -110,45 +105,37 @@ impl PlannedDevices {
 }
 
 /// Returns true if the run measures the shares at its start.
-fn is_measured(config: &RunConfig) -> bool {
-    config.parallel.balance == Balance::Measured
+fn is_measured(spec: &RunSpec) -> bool {
+    spec.parallel.shares.is_none()
 }
 
 fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
     (0..plan.buckets.len() as u32).map(BucketId)
 }
 
-fn memory(
-    config: &RunConfig,
-    devices_of_run: &PlannedDevices,
-    vocabulary: usize,
-) -> Result<String, TrainError> {
-    let moments = build::optimizer(config).moments();
+fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> String {
+    let moments = spec.optimizer.moments();
     let of_rank = |(rank, share): (u32, &Share)| {
-        let mut config = config.clone();
-        config.train.micro_batch = share.micro_batch.min(share.count).max(1) as usize;
-        let plan = build::plan(&config, vocabulary)?;
-        let layout =
-            layout_of(&build::parallel_options(&config), &plan, devices_of_run.names.len());
+        let plan = plans.of_rows(share.micro_batch.min(share.count).max(1));
+        let layout = layout_of(&spec.parallel, &plan, devices_of_run.names.len());
         let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Position(rank)).len()).sum();
-        Ok((plan, owned))
+        (plan, owned)
     };
-    let plans =
-        (0..).zip(&devices_of_run.shares).map(of_rank).collect::<Result<Vec<_>, TrainError>>()?;
+    let plans: Vec<(Arc<Plan>, usize)> = (0..).zip(&devices_of_run.shares).map(of_rank).collect();
     if let [(plan, _)] = &plans[..] {
-        return Ok(memory_table(plan, moments));
+        return memory_table(plan, moments);
     }
     let ranks = devices_of_run.names.iter().zip(&plans).map(|(name, (plan, owned))| {
         RankMemoryUsage { name, plan, owned: *owned, staging: Some(staging_bytes(plan)) }
     });
-    Ok(memory_tables(&ranks.collect::<Vec<_>>(), moments))
+    memory_tables(&ranks.collect::<Vec<_>>(), moments)
 }
 
-fn program(config: &RunConfig, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
+fn program(spec: &RunSpec, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
     if let [share] = devices_of_run.shares[..] {
         return single_rank(plan, share.count, share.micro_batch).to_string();
     }
-    let overlap = config.parallel.overlap;
+    let overlap = spec.parallel.overlap;
     let programs = devices_of_run.shares.iter().enumerate().map(|(rank, share)| {
         format!("{}\n{}", devices_of_run.title(rank), data_parallel(plan, *share, overlap))
     });
@@ -195,23 +182,22 @@ fn sent(layout: &ShardLayout, position: Position) -> [Sent; 2] {
     [reduce, gather]
 }
 
-fn communication(config: &RunConfig, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
+fn communication(spec: &RunSpec, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
     if devices_of_run.world() == 1 {
         return "one device: nothing travels\n".into();
     }
-    let layout = layout_of(&build::parallel_options(config), plan, devices_of_run.names.len());
-    [head(config, devices_of_run), bucket_rows(&layout, plan), sender_rows(&layout, devices_of_run)]
+    let layout = layout_of(&spec.parallel, plan, devices_of_run.names.len());
+    [head(spec, devices_of_run), bucket_rows(&layout, plan), sender_rows(&layout, devices_of_run)]
         .join("\n")
 }
 
-fn head(config: &RunConfig, devices_of_run: &PlannedDevices) -> String {
+fn head(spec: &RunSpec, devices_of_run: &PlannedDevices) -> String {
     let world = devices_of_run.world();
-    let hops = match config.parallel.collective {
-        Topology::Ring => world - 1,
-        Topology::Star => 1,
+    let (way, hops) = match spec.parallel.topology {
+        Topology::Ring => ("ring", world - 1),
+        Topology::Star => ("star", 1),
     };
-    let (way, kib) =
-        (config.parallel.collective.word().unwrap_or_default(), config.parallel.chunk_kib);
+    let kib = spec.parallel.chunk_bytes >> 10;
     format!(
         "{way} of {world} devices, messages of up to {kib} KiB\n\
          a gradient is summed after {hops} messages in a row, a parameter is everywhere after \

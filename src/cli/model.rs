@@ -4,10 +4,8 @@
 use std::sync::Arc;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
-use super::train::saved_config;
+use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, Store};
-use crate::config::RunConfig;
-use crate::config::schema::DataKind;
 use crate::data::{Split, TextData};
 use crate::model::LanguageModel;
 use crate::runtime::open::{self, OpenOptions};
@@ -16,31 +14,31 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_split;
 use crate::train::loader::BatchSource;
 use crate::train::sampling::Sampling;
-use crate::train::{build, generate, run, state};
+use crate::train::spec::{DataSource, RunSpec};
+use crate::train::{generate, state};
 use crate::ui::terminal::print_line;
 
 /// Prints the mean loss and the perplexity of a checkpoint on a split of its data or on another
 /// text.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
-    let (checkpoint, mut config) = load(&args.checkpoint)?;
+    let (checkpoint, mut spec) = load(&args.checkpoint)?;
     let mut split = match args.split {
         EvalSplit::Val => Split::Validation,
         EvalSplit::Train => Split::Train,
     };
     if let Some(path) = &args.data {
-        config.data.kind = DataKind::Text;
-        config.data.path = Some(path.clone());
-        config.data.held_out = 0.0;
+        spec.data.source = DataSource::File(path.clone());
+        spec.data.held_out = 0.0;
         split = Split::Train;
     }
-    if split == Split::Validation && config.data.held_out == 0.0 {
+    if split == Split::Validation && spec.data.held_out == 0.0 {
         let why = "the run held nothing out; give --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let step = checkpoint.meta.step;
-    let data = build::data(&config, checkpoint.meta.tokenizer.clone())?;
-    let (group, source) = open(&args.checkpoint, checkpoint, &config, data)?;
-    let rows = [config.train.micro_batch as u32];
+    let data = spec.load_data(checkpoint.meta.tokenizer.clone())?;
+    let (group, source) = open(&args.checkpoint, checkpoint, &spec, data)?;
+    let rows = [spec.micro_batch];
     let loss = evaluate_split(&group, &source, &rows, &[1], split)?;
     let targets =
         source.data.evaluation_windows(split, source.model.context).len() * source.model.context;
@@ -61,16 +59,16 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
 
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
-    let (checkpoint, config) = load(&args.checkpoint)?;
+    let (checkpoint, spec) = load(&args.checkpoint)?;
     let no_text = || TrainError::InvalidRequest("the checkpoint is not of a model of text".into());
     let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
     let prompt = args.prompt.clone().unwrap_or_else(|| generate::default_prompt(&tokenizer));
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
-    let plan = build::forward_plan(&config, tokenizer.vocabulary(), 1)?;
+    let plan = spec.forward_plan(tokenizer.vocabulary(), 1)?;
     let missing = || TrainError::Defect("the model has no logits".into());
     let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
-    let group = open_model(&args.checkpoint.devices, &config, checkpoint, plan)?;
+    let group = open_model(&args.checkpoint.devices, &spec, checkpoint, plan)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     generate::generate(
@@ -86,39 +84,38 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads the checkpoint that the arguments name, and the configuration of its run.
-fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunConfig)> {
+/// Loads the checkpoint that the arguments name, and the specification of its run.
+fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
     let (checkpoint, warnings) = match args.best {
         true => Store::open_to_read(&args.checkpoint).load_best().map(|best| (best, Vec::new())),
         false => Checkpoint::load_path(&args.checkpoint),
     }
     .map_err(TrainError::from)?;
     warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-    let config = saved_config(&checkpoint)?;
-    Ok((checkpoint, config))
+    let spec = saved_spec(&checkpoint)?;
+    Ok((checkpoint, spec))
 }
 
 fn open(
     args: &CheckpointArgs,
     checkpoint: Checkpoint,
-    config: &RunConfig,
+    spec: &RunSpec,
     data: TextData,
 ) -> anyhow::Result<(WorkerGroup, BatchSource)> {
-    let plan =
-        build::forward_plan(config, data.tokenizer().vocabulary(), config.train.micro_batch)?;
-    let source = run::batch_source(config, &plan.graph, &Arc::new(data), (0, 0))?;
-    Ok((open_model(&args.devices, config, checkpoint, plan)?, source))
+    let plan = spec.forward_plan(data.tokenizer().vocabulary(), spec.micro_batch)?;
+    let source = spec.batch_source(&plan.graph, &Arc::new(data), (0, 0))?;
+    Ok((open_model(&args.devices, spec, checkpoint, plan)?, source))
 }
 
 /// Opens a device with the checkpoint's parameters on it.
 fn open_model(
     devices: &str,
-    config: &RunConfig,
+    spec: &RunSpec,
     checkpoint: Checkpoint,
     plan: crate::graph::Plan,
 ) -> anyhow::Result<WorkerGroup> {
     // No autotuning: for the few passes made here, timing kernels takes longer than it saves.
-    let options = OpenOptions { tune_s: 0.0, ..build::open_options(config) };
+    let options = OpenOptions { tune_s: 0.0, ..spec.opening };
     let opened = open::open(devices, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| print_line(note));
     let group = WorkerGroup::single(opened.driver)?;

@@ -15,6 +15,7 @@ use crate::runtime::error::EXIT_RESTART;
 use crate::train::error::TrainError;
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
+use crate::train::spec::RunSpec;
 use crate::ui::terminal::print_line;
 
 /// Parent directory of runs for which no --out is given.
@@ -39,7 +40,11 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let config = configuration(args, checkpoint.as_ref())?;
     if let Some(explain) = args.explain {
         let tokenizer = checkpoint.and_then(|checkpoint| checkpoint.meta.tokenizer);
-        super::print(&explanation(explain, &config, &args.devices, tokenizer)?);
+        let text = match explain {
+            Explain::Config => config.to_toml(),
+            _ => explanation(explain, &RunSpec::new(&config), &args.devices, tokenizer)?,
+        };
+        super::print(&text);
         return Ok(0);
     }
     let out = match out {
@@ -52,16 +57,16 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     }
     let (devices, quiet, retune) = (args.devices.clone(), args.quiet, args.retune);
     let options = RunOptions { out, devices, quiet, trace: args.trace.clone(), retune, faults };
-    execute(config, options, checkpoint)
+    execute(RunSpec::new(&config), options, checkpoint)
 }
 
 fn execute(
-    config: RunConfig,
+    spec: RunSpec,
     options: RunOptions,
     checkpoint: Option<Checkpoint>,
 ) -> anyhow::Result<i32> {
     let (quiet, out) = (options.quiet, options.out.clone());
-    let mut run = Run::start(config, options, checkpoint)?;
+    let mut run = Run::start(spec, options, checkpoint)?;
     run.print_summary();
     let ending = train(&mut run)?;
     let resume = format!("continue it with: potluck train --resume {}", out.display());
@@ -142,8 +147,13 @@ fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::R
     Ok(config)
 }
 
+/// Returns the specification of the run that wrote a checkpoint.
+pub fn saved_spec(checkpoint: &Checkpoint) -> anyhow::Result<RunSpec> {
+    Ok(RunSpec::new(&saved_config(checkpoint)?))
+}
+
 /// Reads the configuration stored in a checkpoint.
-pub fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<RunConfig> {
+fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<RunConfig> {
     let place = Path::new("the checkpoint's configuration");
     Ok(read::read(None, Some((place, &checkpoint.meta.run)), &[])?.config)
 }

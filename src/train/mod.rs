@@ -2,7 +2,6 @@
 //!
 //! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code.
 
-pub mod build;
 pub mod error;
 pub mod evaluate;
 pub mod generate;
@@ -12,6 +11,7 @@ pub mod resolved;
 pub mod run;
 pub mod sampling;
 pub mod signals;
+pub mod spec;
 pub mod state;
 pub mod trainer;
 

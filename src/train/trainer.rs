@@ -37,11 +37,12 @@ use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::checkpoint::NamedTensor;
 use crate::exec::BucketTensor;
 use crate::faults::Faults;
-use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
+use crate::graph::{Graph, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Program, ReduceSite, Verdict};
 use crate::runtime::open;
 use crate::runtime::placement::assemble::assemble;
+use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
 use crate::runtime::step::{Inputs, StepInput, forward, load};
 use crate::runtime::workers::WorkerGroup;
@@ -134,7 +135,6 @@ impl Trainer {
         check(&forward, options)?;
         let training = differentiate(forward)?;
         let training = if options.fuse { fuse(training) } else { training };
-        let plan = |rows: u32| Plan::new(training.clone(), PlanOptions::new(rows as usize));
         let tune_s = options.tune_s;
         let tuning = TuneOptions { seconds: tune_s, ..TuneOptions::default() };
         let parallel = ParallelOptions {
@@ -149,7 +149,7 @@ impl Trainer {
             batch: options.batch as u32,
             micro_batch: options.micro_batch as u32,
             optimizer: &options.optimizer,
-            plan: &plan,
+            plans: &Plans::new(training),
             probe: None,
             seed: options.seed,
             opening: open::OpenOptions { tune_s, ..Default::default() },
@@ -162,7 +162,7 @@ impl Trainer {
         let PlacedWorkers { group, plan, programs, .. } = assemble(&request, &mut |_, _| {})?;
         let seed = options.seed;
         group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
-        let (graph, options) = (plan.graph, options.clone());
+        let (graph, options) = (plan.graph.clone(), options.clone());
         Ok(Self { group, graph, programs, options, step: 0, updates: 0 })
     }
 

@@ -53,6 +53,19 @@ fn planted_intruders_are_found() {
 }
 
 #[test]
+fn planted_readers_of_the_configuration_are_found() {
+    let text = "use crate::config::key;\nuse crate::{base, config::schema};\n\
+                // RunConfig\nfn f(a: &RunConfig) {}\nuse crate::model::GptConfig;";
+    finds(configuration, "src/train/run/mod.rs", text, &[1, 2, 4]);
+    finds(configuration, "src/bench/profile.rs", text, &[1, 2, 4]);
+    finds(configuration, "src/train/spec.rs", text, &[]);
+    finds(configuration, "src/train/spec.rs", "fn f() {}", &[1]);
+    finds(configuration, "src/config/read.rs", text, &[]);
+    finds(configuration, "examples/a.rs", "use potluck::config;", &[1]);
+    finds(configuration, "tests/slow.rs", "use potluck::config::RunConfig;", &[]);
+}
+
+#[test]
 fn planted_long_lines_are_found() {
     let line = |length: usize| format!("{}\n{}\n", "short", "ü".repeat(length));
     finds(columns, "src/a.rs", &line(COLUMNS_MAX), &[]);

@@ -94,6 +94,14 @@ pub const ROOMS: &[(u8, &str, &str)] = &[
 /// Every room of a lower layer; but only `cli` knows `sim`.
 pub const ALL_BELOW: &str = "all below";
 
+/// Files outside `config` that may know the configuration, with the reason. All others get what it
+/// means, a `RunSpec`.
+pub const CONFIGURATION: &[(&str, &str)] = &[
+    ("src/train/spec.rs", "derives what it means"),
+    ("src/cli/train.rs", "reads it, prints it, and compares it with that of a checkpoint"),
+    ("src/cli/mod.rs", "gives its errors their exit code"),
+];
+
 /// Crates that only some rooms know, also in their tests.
 pub const CRATES: &[(&str, &str)] = &[
     ("wgpu", "device kernels autotune exec"),
@@ -155,6 +163,35 @@ pub fn layers(file: &Source) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// Places outside the room `config` that know the configuration.
+fn configuration_places(file: &Source) -> Vec<usize> {
+    let is_outside = !file.path.starts_with("src/config/") && !file.path.starts_with("tests/");
+    if !file.is_rust() || !is_outside {
+        return Vec::new();
+    }
+    let imports = crate_imports(&file.code).into_iter();
+    let mut places: Vec<usize> =
+        imports.filter(|(_, name)| name == "config").map(|(at, _)| at).collect();
+    places.extend(["potluck::config", "RunConfig"].iter().flat_map(|w| words(&file.code, w)));
+    places.sort_unstable();
+    places
+}
+
+/// Only the files of [`CONFIGURATION`] know the configuration, and all of them do.
+pub fn configuration(file: &Source) -> Vec<String> {
+    let places = configuration_places(file);
+    match CONFIGURATION.iter().any(|(path, _)| *path == file.path) {
+        true if places.is_empty() => {
+            vec![file.at(0, "no longer knows the configuration: take it off the list")]
+        }
+        true => Vec::new(),
+        false => {
+            let why = "only CONFIGURATION in tests/tidy/rules.rs may know the configuration";
+            places.into_iter().map(|at| file.at(at, why)).collect()
+        }
+    }
 }
 
 /// Some crates, clocks, files, threads and prints have their rooms.

@@ -75,7 +75,7 @@ fn start_workers(
     candidates: Vec<String>,
 ) -> Result<PlacedWorkers, RuntimeError> {
     let world = members.len();
-    let plan = (request.plan)(members[0].0.rows);
+    let plan = request.plans.of_rows(members[0].0.rows);
     let layout = layout_of(request.parallel, &plan, world);
     let shares = shares(&members);
     let programs = programs(request, &plan, &shares);

@@ -3,5 +3,6 @@
 
 pub mod assemble;
 pub mod open_ranks;
+pub mod plans;
 pub mod shares;
 pub mod types;

@@ -5,6 +5,7 @@ use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune::{self, TuneOptions};
 use crate::device::Selection;
 use crate::exec::{Executor, Moments, staging_bytes};
+use crate::graph::Plan;
 use crate::parallel::{Placement, RankPlacement};
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, initialize, open_selected};
@@ -39,7 +40,7 @@ fn open_one(
             .unwrap_or_default(),
         ..request.tuning.clone()
     };
-    let plan = (request.plan)(rows);
+    let plan = Plan::clone(&request.plans.of_rows(rows));
     let one = open_selected(selection.clone(), plan, moments, &request.opening, tuning, report)?;
     Ok(OpenDevice { rows, ..one })
 }
@@ -78,7 +79,7 @@ fn open_fixed(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
     let world = chosen.len();
-    let plan = (request.plan)(1);
+    let plan = request.plans.of_rows(1);
     let layout = layout_of(request.parallel, &plan, world);
     require_host_memory(request, &chosen)?;
     let mut members = Vec::new();
@@ -99,9 +100,9 @@ fn require_host_memory(
     chosen: &[Candidate],
 ) -> Result<(), RuntimeError> {
     let world = chosen.len();
-    let layout = layout_of(request.parallel, &(request.plan)(1), world);
+    let layout = layout_of(request.parallel, &request.plans.of_rows(1), world);
     let need = |(rank, candidate): (usize, &Candidate)| {
-        let plan = (request.plan)(candidate.rows);
+        let plan = request.plans.of_rows(candidate.rows);
         let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);
         let staging = if world > 1 { staging_bytes(&plan) } else { 0 };
         match memory::uses_host_memory(&candidate.selection) {
@@ -185,7 +186,7 @@ fn open_measured(
             members.push((one, count, micro_batch.min(request.micro_batch)));
         }
     }
-    let plan = (request.plan)(1);
+    let plan = request.plans.of_rows(1);
     let layout = layout_of(request.parallel, &plan, members.len());
     for (rank, (one, ..)) in members.iter().enumerate() {
         let moments = moments(request.optimizer, &layout, plan.buckets.len(), rank);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::plans::Plans;
 use crate::autotune::TuneOptions;
 use crate::collective::Topology;
 use crate::graph::Plan;
@@ -43,8 +44,7 @@ pub struct PlacementRequest<'a> {
     /// The most samples that a device runs at a time.
     pub micro_batch: u32,
     pub optimizer: &'a Optimizer,
-    /// Returns the plan for up to this many rows.
-    pub plan: &'a dyn Fn(u32) -> Plan,
+    pub plans: &'a Plans,
     /// Inputs of a micro-batch of the plan, for timing devices.
     pub probe: Option<Probe>,
     pub seed: u64,
@@ -65,7 +65,7 @@ pub struct PlacementRequest<'a> {
 pub struct PlacedWorkers {
     pub group: WorkerGroup,
     /// Plan of the first rank; the plans of other ranks differ in the rows that fit.
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
     pub placement: Placement,

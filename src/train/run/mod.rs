@@ -10,17 +10,15 @@ use std::time::Instant;
 use crate::base::Rank;
 use crate::base::rng::Key;
 use crate::checkpoint::{Best, Checkpoint, CheckpointError, Meta, NamedTensor, Store};
-use crate::config::RunConfig;
-use crate::config::schema::OnMismatch;
 use crate::data::Split;
 use crate::faults::{Faults, Point};
 use crate::files;
-use crate::graph::{Graph, Plan, PlanOptions};
+use crate::graph::Plan;
 use crate::metrics::{EvalRecord, Recorder, StepRecord, Trace};
-use crate::optim::{Optimizer, Schedule};
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::open::initialize as initialize_device;
+use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
@@ -32,15 +30,14 @@ use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, first_not_finite};
 use crate::train::resolved::resolved_toml;
 use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
-use crate::train::{build, generate, state};
+use crate::train::spec::RunSpec;
+use crate::train::{generate, state};
 use crate::ui::terminal::{ProgressDisplay, StepDisplay};
-
-pub use startup::batch_source;
 
 /// Version of potluck, as checkpoints and resolved.toml record it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Options of a run besides its configuration.
+/// Options of a run besides its specification.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
     /// The run's directory.
@@ -67,7 +64,7 @@ pub enum RunOutcome {
 
 /// State of a run in progress.
 pub struct Run {
-    config: RunConfig,
+    spec: RunSpec,
     options: RunOptions,
     store: Store,
     recorder: Recorder,
@@ -75,14 +72,12 @@ pub struct Run {
     signals: Signals,
     group: WorkerGroup,
     /// Plan of the first rank; buckets are the same on all ranks.
-    plan: Plan,
+    plan: Arc<Plan>,
     source: BatchSource,
     loader: Loader,
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
     placement: Placement,
-    optimizer: Optimizer,
-    schedule: Schedule,
     trace: Option<Trace>,
     /// Hash of all tokens of the data, computed once.
     fingerprint: String,
@@ -111,18 +106,18 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
 
 /// Complete training loop.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
-    while run.step < run.config.train.steps {
+    while run.step < run.spec.steps {
         let started = Instant::now();
         let inputs = run.next_step()?;
         let reports = run.group.step(&inputs)?;
         run.record(&inputs, &reports, started)?;
-        if run.due(run.config.parallel.hash_every) {
+        if run.due(run.spec.every.replica_check) {
             run.compare_parameters()?;
         }
-        if run.due(run.config.train.eval_every) {
+        if run.due(run.spec.every.evaluation) {
             run.evaluate()?;
         }
-        if run.due(run.config.train.checkpoint_every) {
+        if run.due(run.spec.every.checkpoint) {
             run.save_or_warn()?;
         }
         if let Some(signal) = run.signals.pending() {
@@ -139,31 +134,29 @@ impl Run {
     /// Opens the devices and the run's directory, and starts from new parameters or from
     /// `resumed`.
     pub fn start(
-        config: RunConfig,
+        spec: RunSpec,
         options: RunOptions,
         resumed: Option<Checkpoint>,
     ) -> Result<Self, TrainError> {
         let tokenizer = resumed.as_ref().and_then(|checkpoint| checkpoint.meta.tokenizer.clone());
-        let data = Arc::new(build::data(&config, tokenizer)?);
-        let training = build::training(&config, data.tokenizer().vocabulary())?;
-        let optimizer = build::optimizer(&config);
-        check(&config, &training, &optimizer, resumed.as_ref())?;
+        let data = Arc::new(spec.load_data(tokenizer)?);
+        let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
-        let source = batch_source(&config, &training, &data, done)?;
+        let source = spec.batch_source(&training, &data, done)?;
+        let plans = Plans::new(training);
+        check(&spec, &plans, resumed.as_ref())?;
         // Devices are opened first: if that fails, nothing is written.
-        let assembled =
-            startup::assembled(&config, &options, resumed.as_ref(), (&training, &source))?;
+        let assembled = startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source))?;
         let PlacedWorkers { group, plan, programs, placement, notes, trace } = assembled;
         let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let (recorder, evaluated) = recorder(&options, &mut store, resumed.as_ref().map(|_| step))?;
-        let (log_every, steps) = (config.train.log_every, config.train.steps);
+        let (log_every, steps) = (spec.every.progress, spec.steps);
         let progress =
             ProgressDisplay::new(options.quiet, log_every, step, steps, group.name(Rank(0)));
         let loader = Loader::start(source.clone(), programs.clone(), step + 1, steps)
             .map_err(|why| io(&options.out, why))?;
         let mut run = Self {
-            schedule: build::schedule(&config),
             signals: Signals::install().map_err(|why| io(&options.out, why))?,
             group,
             plan,
@@ -175,7 +168,7 @@ impl Run {
             best: None,
             evaluated,
             saved: None,
-            config,
+            spec,
             options,
             store,
             recorder,
@@ -183,7 +176,6 @@ impl Run {
             source,
             loader,
             programs,
-            optimizer,
             step,
         };
         notes.iter().for_each(|note| run.progress.note(note));
@@ -200,7 +192,7 @@ impl Run {
     }
 
     fn initialize(&mut self) -> Result<(), TrainError> {
-        let seed = self.config.train.seed;
+        let seed = self.spec.seed;
         self.group
             .run_on_all("initialization", move |_, device| initialize_device(device, seed))?;
         self.save()
@@ -220,7 +212,7 @@ impl Run {
         if meta.data != self.fingerprint {
             self.progress.warn("the data are not those that the checkpoint was trained on");
         }
-        state::restore(&self.group, parameters, &moments, self.optimizer.moments())
+        state::restore(&self.group, parameters, &moments, self.spec.optimizer.moments())
     }
 
     /// Reports that a resumed run decided otherwise than before, if that changes bits.
@@ -240,7 +232,7 @@ impl Run {
     /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
     fn write_files(&self) -> Result<(), TrainError> {
         let decided = resolved_toml(&self.placement, &self.fingerprint, VERSION);
-        let files = [("run.toml", self.config.to_toml()), ("resolved.toml", decided)];
+        let files = [("run.toml", self.spec.run_toml.clone()), ("resolved.toml", decided)];
         for (name, text) in files {
             let path = self.options.out.join(name);
             files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
@@ -254,16 +246,16 @@ impl Run {
         let ranks = self.loader.next_step().ok_or_else(ended)?;
         let step = self.step + 1;
         let round = self.group.round().next(step);
-        let lr = self.schedule.lr(step);
+        let lr = self.spec.schedule.lr(step);
         let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
             Arc::new(StepInput {
                 round,
                 rank: Rank(rank as u32),
                 program: self.programs[rank].clone(),
                 micro_batches,
-                run_key: Key::new(self.config.train.seed),
-                update: self.optimizer.update(lr, self.updates + 1),
-                clip: self.config.optim.clip,
+                run_key: Key::new(self.spec.seed),
+                update: self.spec.optimizer.update(lr, self.updates + 1),
+                clip: self.spec.clip,
                 faults: self.options.faults.clone(),
             })
         };
@@ -289,7 +281,7 @@ impl Run {
         let record = StepRecord {
             step,
             loss: totals.loss,
-            lr: self.schedule.lr(step),
+            lr: self.spec.schedule.lr(step),
             grad_norm: totals.gradient_norm,
             tokens: totals.count as u64,
             ms: 1e3 * seconds,
@@ -330,7 +322,7 @@ impl Run {
         })?;
         let began = self.first_cause(began);
         let step = self.step;
-        let limit = self.config.train.skipped_steps_max;
+        let limit = self.spec.skipped_steps_max;
         self.progress.warn(&format!(
             "step {step} was skipped ({} in a row, the run ends at {limit}): {reason}; it began \
              at {began}",
@@ -361,7 +353,7 @@ impl Run {
     /// Compares the parameters of all devices, and makes them equal again or ends the run, as
     /// parallel.on_mismatch requires.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
-        let repair = self.config.parallel.on_mismatch == OnMismatch::Repair;
+        let repair = self.spec.repairs_replicas;
         let mut found = compare(&self.group, &self.plan, repair)?;
         if repair && !found.is_empty() {
             for ReplicaMismatch { rank, what } in &found {
@@ -443,17 +435,17 @@ impl Run {
         if self.saved == Some(self.step) {
             return Ok(());
         }
-        let moments = self.optimizer.moments();
+        let moments = self.spec.optimizer.moments();
         self.compare_parameters()?;
         let (parameters, moments) = state::save(&self.group, moments)?;
         self.check_finite(&parameters)?;
         let meta = Meta {
             step: self.step,
             optimizer_step: self.updates,
-            seed: self.config.train.seed,
-            model: self.config.section_toml("model"),
+            seed: self.spec.seed,
+            model: self.spec.model_toml.clone(),
             samples: self.source.sampler.consumed(self.step),
-            run: self.config.to_toml(),
+            run: self.spec.run_toml.clone(),
             tokenizer: Some(self.source.data.tokenizer().clone()),
             best: self.best,
             placement: self.placement.clone(),
@@ -465,7 +457,7 @@ impl Run {
             self.store.mark_best(self.step)?;
         }
         self.saved = Some(self.step);
-        if let Err(error) = self.store.prune(self.config.train.checkpoint_keep) {
+        if let Err(error) = self.store.prune(self.spec.checkpoints_kept) {
             // This checkpoint is saved; the next save tries again.
             self.progress.warn(&format!("old checkpoints were not removed: {error}"));
         }
@@ -488,8 +480,8 @@ impl Run {
 
     /// Generates `train.sample_tokens` tokens of text from the model, starting at a line break.
     pub fn sample(&self) -> Result<String, TrainError> {
-        let count = self.config.train.sample_tokens as u64;
-        let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.config.train.seed };
+        let count = self.spec.sample_tokens;
+        let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.spec.seed };
         let (data, model) = (&self.source.data, self.source.model);
         let tokenizer = data.tokenizer();
         let prompt = generate::default_prompt(tokenizer);
@@ -507,18 +499,13 @@ impl Run {
 
 /// Checks, before anything in the run's directory is touched, that a checkpoint fits the model
 /// and that the run fits the host's memory.
-fn check(
-    config: &RunConfig,
-    training: &Graph,
-    optimizer: &Optimizer,
-    resumed: Option<&Checkpoint>,
-) -> Result<(), TrainError> {
-    let (batch, rows) = (config.train.batch, config.train.micro_batch);
-    let plan = Plan::new(training.clone(), PlanOptions::new(rows));
+fn check(spec: &RunSpec, plans: &Plans, resumed: Option<&Checkpoint>) -> Result<(), TrainError> {
+    let plan = plans.of_rows(spec.micro_batch);
+    let (batch, rows) = (spec.batch as usize, spec.micro_batch as usize);
     if let Some(Checkpoint { parameters, moments, .. }) = resumed {
-        state::check(&plan, parameters, moments, optimizer.moments())?;
+        state::check(&plan, parameters, moments, spec.optimizer.moments())?;
     }
-    let loaded = loader::bytes(batch, config.model.context);
+    let loaded = loader::bytes(batch, spec.model.context);
     Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)
 }
 

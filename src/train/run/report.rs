@@ -11,7 +11,6 @@ use crate::ui::ranks::RankDisplay;
 impl Run {
     /// Prints the model, the data, the devices and the directory of the run.
     pub fn print_summary(&self) {
-        let model = &self.config.model;
         let data = &self.source.data;
         let micro_batches = match self.programs[0].micro_batches.len() {
             count if count > 1 && self.placement.ranks.len() == 1 => {
@@ -20,15 +19,12 @@ impl Run {
             _ => String::new(),
         };
         self.progress.note(&format!(
-            "{} layers, {} heads, width {}, context {}; {} training tokens, vocabulary {}; \
+            "{}; {} training tokens, vocabulary {}; \
              batch {}{micro_batches}; on {}; in {}",
-            model.layers,
-            model.heads,
-            model.width,
-            model.context,
+            self.spec.model.summary,
             data.tokens(Split::Train).len(),
             data.tokenizer().vocabulary(),
-            self.config.train.batch,
+            self.spec.batch,
             self.placement.devices(),
             self.options.out.display()
         ));
@@ -48,15 +44,18 @@ impl Run {
     /// Prints notes for a user who resumes with another number of steps: that no step is left to
     /// do, or that the learning rate falls no further.
     fn print_end_notes(&self) {
-        let (steps, decay_steps) = (self.config.train.steps, self.config.schedule.decay_steps);
+        let (steps, decay_steps) = (self.spec.steps, self.spec.schedule.decay_steps);
         if self.step > 0 && self.step >= steps {
             let step = self.step;
             self.progress.note(&format!(
                 "step {step} of {steps} is done already: nothing is left to train; to continue, \
                  give --steps a larger number"
             ));
-        } else if self.step > 0 && steps > decay_steps && self.schedule.decay != Decay::Constant {
-            let lr = self.schedule.min_lr;
+        } else if self.step > 0
+            && steps > decay_steps
+            && self.spec.schedule.decay != Decay::Constant
+        {
+            let lr = self.spec.schedule.min_lr;
             self.progress.note(&format!(
                 "the learning rate stays at {lr} from step {decay_steps} on, where its schedule \
                  ends; to stretch it, add --set schedule.decay_steps={steps}"

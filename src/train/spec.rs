@@ -1,0 +1,294 @@
+//! `RunSpec`: the meaning of a configuration in the types of the rooms below. Built once; no other
+//! code of the trainer reads a key.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::TrainError;
+use super::loader::BatchSource;
+use crate::config::RunConfig;
+use crate::config::schema::{Balance, DataKind, ModelKind, OnMismatch, OptimKind};
+use crate::data::corpus::CORPUS;
+use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
+use crate::graph::passes::fuse::{Fusion, fuse_listed};
+use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
+use crate::model::{GptConfig, LanguageModel, gpt};
+use crate::optim::{Optimizer, Schedule};
+use crate::runtime::open::OpenOptions;
+use crate::runtime::placement::types::ParallelOptions;
+
+/// Specification of a run: everything that its configuration decides.
+#[derive(Clone)]
+pub struct RunSpec {
+    pub model: ModelSpec,
+    pub data: DataSpec,
+    pub seed: u64,
+    /// Samples per step, over all devices.
+    pub batch: u32,
+    /// The most samples that a device runs at a time.
+    pub micro_batch: u32,
+    /// Step after which the run ends.
+    pub steps: u64,
+    /// True to fuse neighbouring operations into one kernel.
+    pub fuse: bool,
+    pub optimizer: Optimizer,
+    pub schedule: Schedule,
+    /// Gradient norm above which gradients are scaled down to it; 0: off.
+    pub clip: f64,
+    pub every: Intervals,
+    /// Number of newest checkpoints to keep.
+    pub checkpoints_kept: usize,
+    /// Consecutive skipped steps after which the run ends.
+    pub skipped_steps_max: u64,
+    /// True to overwrite parameters that differ between devices; false to end the run.
+    pub repairs_replicas: bool,
+    /// Tokens of the sample text at the end.
+    pub sample_tokens: u64,
+    pub parallel: ParallelOptions,
+    pub opening: OpenOptions,
+    /// The configuration as TOML, which a resumed run reads.
+    pub run_toml: String,
+    /// Its section on the model.
+    pub model_toml: String,
+}
+
+/// Model of a run, before the vocabulary of its data is known.
+#[derive(Clone)]
+pub struct ModelSpec {
+    /// Tokens of a sample.
+    pub context: usize,
+    /// Sizes of the model, for the user.
+    pub summary: String,
+    /// Builds the forward graph with its loss for a vocabulary.
+    graph: Arc<dyn Fn(usize) -> Result<Graph, ShapeError> + Send + Sync>,
+}
+
+/// Data of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataSpec {
+    pub source: DataSource,
+    pub tokenizer: TokenizerKind,
+    /// Share of the text, at its end, for the validation split.
+    pub held_out: f64,
+}
+
+/// Source of the text of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DataSource {
+    /// The corpus inside the program.
+    Builtin,
+    File(PathBuf),
+}
+
+/// Intervals in steps; 0: never, except where a run always does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intervals {
+    pub evaluation: u64,
+    pub checkpoint: u64,
+    /// Comparison of the parameters of all devices.
+    pub replica_check: u64,
+    /// Progress line in plain-text output.
+    pub progress: u64,
+}
+
+impl RunSpec {
+    /// Derives the specification from a checked configuration.
+    pub fn new(config: &RunConfig) -> Self {
+        let (train, parallel) = (&config.train, &config.parallel);
+        Self {
+            model: model(config),
+            data: data(config),
+            seed: train.seed,
+            batch: train.batch as u32,
+            micro_batch: train.micro_batch as u32,
+            steps: train.steps,
+            fuse: train.fuse,
+            optimizer: optimizer(config),
+            schedule: schedule(config),
+            clip: config.optim.clip,
+            every: Intervals {
+                evaluation: train.eval_every,
+                checkpoint: train.checkpoint_every,
+                replica_check: parallel.hash_every,
+                progress: train.log_every,
+            },
+            checkpoints_kept: train.checkpoint_keep,
+            skipped_steps_max: train.skipped_steps_max,
+            repairs_replicas: parallel.on_mismatch == OnMismatch::Repair,
+            sample_tokens: train.sample_tokens as u64,
+            parallel: ParallelOptions {
+                shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
+                topology: parallel.collective,
+                overlap: parallel.overlap,
+                reduce_site: parallel.reduce_site,
+                chunk_bytes: parallel.chunk_kib << 10,
+            },
+            opening: OpenOptions {
+                deadline: Duration::from_secs_f64(train.device_timeout_s),
+                device_memory_mib: train.device_memory_mib,
+                tune_s: train.tune_s,
+            },
+            run_toml: config.to_toml(),
+            model_toml: config.section_toml("model"),
+        }
+    }
+
+    /// Loads the text, with the tokenizer of a checkpoint if given, or else its own.
+    ///
+    /// # Errors
+    /// Returns `TrainError::Data` if the text cannot be read, tokenized or split.
+    pub fn load_data(&self, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
+        let tokenizer = match tokenizer {
+            Some(tokenizer) => TokenizerChoice::Given(tokenizer),
+            None => TokenizerChoice::Derived(self.data.tokenizer),
+        };
+        let (held_out, context) = (self.data.held_out, self.model.context);
+        Ok(match &self.data.source {
+            DataSource::File(path) => TextData::load(path, tokenizer, held_out, context)?,
+            DataSource::Builtin => {
+                let name = "the built-in corpus";
+                TextData::from_bytes(name, CORPUS.as_bytes(), tokenizer, held_out, context)?
+            }
+        })
+    }
+
+    /// Builds the training graph, and returns the fusions in it.
+    ///
+    /// # Errors
+    /// Returns `TrainError::Model` if the sizes of the model contradict each other.
+    pub fn training_graph(&self, vocabulary: usize) -> Result<(Graph, Vec<Fusion>), TrainError> {
+        let training = differentiate((self.model.graph)(vocabulary)?)?;
+        Ok(if self.fuse { fuse_listed(training) } else { (training, Vec::new()) })
+    }
+
+    /// Builds the plan of the forward pass only, for up to `rows` samples at a time.
+    ///
+    /// # Errors
+    /// Returns `TrainError::Model` if the sizes of the model contradict each other.
+    pub fn forward_plan(&self, vocabulary: usize, rows: u32) -> Result<Plan, TrainError> {
+        let forward = (self.model.graph)(vocabulary)?;
+        let forward = if self.fuse { fuse(forward) } else { forward };
+        Ok(Plan::new(forward, PlanOptions::new(rows as usize)))
+    }
+
+    /// Creates the source of the inputs of a graph, which draws a window for each slot of each
+    /// step; `done` are the steps and samples of the run so far.
+    ///
+    /// # Errors
+    /// Returns `TrainError::Defect` if the graph is not that of a language model.
+    pub fn batch_source(
+        &self,
+        graph: &Graph,
+        data: &Arc<TextData>,
+        (steps, samples): (u64, u64),
+    ) -> Result<BatchSource, TrainError> {
+        let missing = || TrainError::Defect("the model has no tokens or no logits".into());
+        let population = data.window_count(Split::Train, self.model.context);
+        Ok(BatchSource {
+            data: data.clone(),
+            sampler: Sampler::new(self.seed, population, self.batch).after(steps, samples),
+            model: LanguageModel::of(graph).ok_or_else(missing)?,
+            samples: graph.input("samples"),
+        })
+    }
+}
+
+fn model(config: &RunConfig) -> ModelSpec {
+    let model = config.model.clone();
+    let summary = format!(
+        "{} layers, {} heads, width {}, context {}",
+        model.layers, model.heads, model.width, model.context
+    );
+    let context = model.context;
+    let graph = move |vocabulary| match model.kind {
+        ModelKind::Gpt => gpt(&GptConfig {
+            vocabulary,
+            context: model.context,
+            layers: model.layers,
+            heads: model.heads,
+            width: model.width,
+            bias: model.bias,
+            dropout: model.dropout as f32,
+            tie: model.tie,
+            activation: model.activation,
+        }),
+    };
+    ModelSpec { context, summary, graph: Arc::new(graph) }
+}
+
+fn data(config: &RunConfig) -> DataSpec {
+    let data = &config.data;
+    let source = match (data.kind, &data.path) {
+        (DataKind::Text, Some(path)) => DataSource::File(path.clone()),
+        _ => DataSource::Builtin,
+    };
+    DataSpec { source, tokenizer: data.tokenizer, held_out: data.held_out }
+}
+
+fn optimizer(config: &RunConfig) -> Optimizer {
+    let optim = &config.optim;
+    let weight_decay = optim.weight_decay as f32;
+    match optim.kind {
+        OptimKind::AdamW => Optimizer::AdamW {
+            beta1: optim.beta1 as f32,
+            beta2: optim.beta2 as f32,
+            eps: optim.eps as f32,
+            weight_decay,
+        },
+        OptimKind::Sgd => Optimizer::Sgd { momentum: optim.momentum as f32, weight_decay },
+    }
+}
+
+fn schedule(config: &RunConfig) -> Schedule {
+    let schedule = &config.schedule;
+    Schedule {
+        decay: schedule.kind,
+        lr: config.optim.lr,
+        min_lr: schedule.min_lr,
+        warmup: schedule.warmup,
+        decay_steps: schedule.decay_steps,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::error::EXIT_CONFIGURATION;
+    use crate::runtime::{memory, open};
+    use crate::train::loader;
+
+    fn plan(config: &RunConfig) -> Plan {
+        let spec = RunSpec::new(config);
+        let (training, _) = spec.training_graph(65).unwrap();
+        Plan::new(training, PlanOptions::new(spec.micro_batch as usize))
+    }
+
+    #[test]
+    fn defaults_of_the_library_are_those_of_the_configuration() {
+        let spec = RunSpec::new(&RunConfig::default());
+        assert_eq!(spec.opening, OpenOptions::default());
+        assert_eq!(spec.parallel, ParallelOptions::default());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_model_that_no_host_holds_is_refused_before_it_is_allocated() {
+        let mut config = RunConfig::default();
+        (config.model.width, config.model.layers) = (65_536, 1024);
+        config.check().unwrap();
+        let Err(error) = open::open("cpu", plan(&config), 2, &OpenOptions::default()) else {
+            panic!("no host has this")
+        };
+        let text = error.to_string();
+        assert!(text.contains("GiB") && text.contains("model.width"), "{text}");
+        assert_eq!(error.exit_code(), EXIT_CONFIGURATION);
+    }
+
+    #[test]
+    fn the_largest_run_that_can_be_configured_is_counted_without_wrapping() {
+        let plan = plan(&RunConfig::default());
+        let all = memory::run_bytes(&plan, 1 << 20, 1, loader::bytes(1 << 20, 65_536));
+        assert!(all > (1 << 36) && all < usize::MAX, "{all}");
+    }
+}
