@@ -1,0 +1,131 @@
+//! State of a run on disk: initialized or restored at the start, saved in checkpoints.
+
+use super::Run;
+use crate::checkpoint::{Checkpoint, CheckpointError, Meta, NamedTensor};
+use crate::files;
+use crate::parallel::Placement;
+use crate::runtime::open::initialize as initialize_device;
+use crate::train::error::TrainError;
+use crate::train::resolved::resolved_toml;
+use crate::train::state;
+
+/// Version of potluck, as checkpoints and resolved.toml record it.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+impl Run {
+    pub(super) fn initialize(&mut self) -> Result<(), TrainError> {
+        let seed = self.spec.seed;
+        self.group
+            .run_on_all("initialization", move |_, device| initialize_device(device, seed))?;
+        self.save()
+    }
+
+    pub(super) fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
+        let Checkpoint { meta, parameters, moments } = checkpoint;
+        self.updates = meta.optimizer_step;
+        self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
+        // A best checkpoint that is gone (pruned after a later one, or of another directory) must
+        // not keep the next from being marked; one that exists may not have been marked yet.
+        self.best = meta.best.filter(|best| self.store.path(best.step).is_dir());
+        if let Some(best) = self.best {
+            self.store.mark_best(best.step)?;
+        }
+        self.warn_if_changed(&meta.placement);
+        if meta.data != self.fingerprint {
+            self.progress.warn("the data are not those that the checkpoint was trained on");
+        }
+        state::restore(&self.group, parameters, &moments, self.spec.optimizer.moments())
+    }
+
+    /// Reports that a resumed run decided otherwise than before, if that changes bits.
+    fn warn_if_changed(&self, before: &Placement) {
+        let (was, is) = (before.devices(), self.placement.devices());
+        let what = if was != is {
+            format!("the run was on {was} and continues on {is}")
+        } else if self.placement.differs_from(before) {
+            "the run continues with other shares, micro-batches or kernels".into()
+        } else {
+            return;
+        };
+        self.progress
+            .note(&format!("{what}: its bits will differ from those of an uninterrupted run"));
+    }
+
+    /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
+    pub(super) fn write_files(&self) -> Result<(), TrainError> {
+        let decided = resolved_toml(&self.placement, &self.fingerprint, VERSION);
+        let files = [("run.toml", self.spec.run_toml.clone()), ("resolved.toml", decided)];
+        for (name, text) in files {
+            let path = self.options.out.join(name);
+            files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
+        }
+        Ok(())
+    }
+
+    /// Saves a checkpoint. A failing disk and non-finite parameters are only reported, and the
+    /// run continues from memory: earlier checkpoints are untouched, and the next save may
+    /// succeed.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails, or if its parameters differ from those of the
+    /// other ranks.
+    pub(super) fn save_or_warn(&mut self) -> Result<(), TrainError> {
+        use TrainError::{Checkpoint, InvalidRequest, Io};
+        match self.save() {
+            Err(
+                error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | InvalidRequest(_)),
+            ) => {
+                self.progress.warn(&format!("step {} was not saved: {error}", self.step));
+                Ok(())
+            }
+            saved => saved,
+        }
+    }
+
+    pub(super) fn save(&mut self) -> Result<(), TrainError> {
+        if self.saved == Some(self.step) {
+            return Ok(());
+        }
+        let moments = self.spec.optimizer.moments();
+        self.compare_parameters()?;
+        let (parameters, moments) = state::save(&self.group, moments)?;
+        self.check_finite(&parameters)?;
+        let meta = Meta {
+            step: self.step,
+            optimizer_step: self.updates,
+            seed: self.spec.seed,
+            model: self.spec.model_toml.clone(),
+            samples: self.source.sampler.consumed(self.step),
+            run: self.spec.run_toml.clone(),
+            tokenizer: Some(self.source.data.tokenizer().clone()),
+            best: self.best,
+            placement: self.placement.clone(),
+            data: self.fingerprint.clone(),
+            version: VERSION.into(),
+        };
+        self.store.save(&Checkpoint { meta, parameters, moments })?;
+        if self.best.is_some_and(|best| best.step == self.step) {
+            self.store.mark_best(self.step)?;
+        }
+        self.saved = Some(self.step);
+        if let Err(error) = self.store.prune(self.spec.checkpoints_kept) {
+            // This checkpoint is saved; the next save tries again.
+            self.progress.warn(&format!("old checkpoints were not removed: {error}"));
+        }
+        Ok(())
+    }
+
+    /// Checks that all parameters are finite. Non-finite ones cannot be trained further, and saving
+    /// them would prune the good checkpoints.
+    fn check_finite(&self, parameters: &[NamedTensor]) -> Result<(), TrainError> {
+        let bad = parameters.iter().find(|tensor| !tensor.is_finite());
+        let Some(bad) = bad else { return Ok(()) };
+        let (step, name) = (self.step, &bad.name);
+        let last = self.store.path(self.saved.unwrap_or(0));
+        Err(TrainError::InvalidRequest(format!(
+            "the parameter {name} is not finite after step {step}, which is not worth saving; \
+             lower optim.lr or set optim.clip, then resume from {}",
+            last.display()
+        )))
+    }
+}
