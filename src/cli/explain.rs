@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::args::Explain;
 use crate::base::{BucketId, Position};
 use crate::bench::profile::Profile;
-use crate::collective::{RankGroup, ShardLayout, Topology};
+use crate::collective::{CollectiveKind, CommCost, RankGroup, ShardLayout, Topology, cost};
 use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::exec::staging_bytes;
@@ -142,46 +142,6 @@ fn program(spec: &RunSpec, devices_of_run: &PlannedDevices, plan: &Plan) -> Stri
     programs.collect::<Vec<_>>().join("\n")
 }
 
-/// Traffic that a rank sends in one phase of a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Sent {
-    messages: usize,
-    bytes: usize,
-}
-
-impl Sent {
-    fn add(&mut self, messages: usize, bytes: usize) {
-        self.messages += messages;
-        self.bytes += messages * bytes;
-    }
-
-    fn plus(self, other: Self) -> Self {
-        let Self { messages, bytes } = self;
-        Self { messages: messages + other.messages, bytes: bytes + other.bytes }
-    }
-}
-
-/// Returns the traffic that the rank at a position sends for all chunks: in the reduce-scatter
-/// and in the all-gather.
-fn sent(layout: &ShardLayout, position: Position) -> [Sent; 2] {
-    let [mut reduce, mut gather] = [Sent::default(); 2];
-    let others = layout.size - 1;
-    for chunk in &layout.chunks {
-        let bytes = chunk.range.len() * VALUE_BYTES;
-        match layout.topology {
-            // Once around the ring, without the hop from the owner in the reduce-scatter and the
-            // hop back to it in the all-gather.
-            Topology::Ring => {
-                reduce.add(usize::from(chunk.owner != position), bytes);
-                gather.add(usize::from(chunk.owner != layout.next(position)), bytes);
-            }
-            Topology::Star if position.index() == 0 => gather.add(others as usize, bytes),
-            Topology::Star => reduce.add(1, bytes),
-        }
-    }
-    [reduce, gather]
-}
-
 fn communication(spec: &RunSpec, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
     if devices_of_run.world() == 1 {
         return "one device: nothing travels\n".into();
@@ -225,75 +185,23 @@ fn bucket_rows(layout: &ShardLayout, plan: &Plan) -> String {
 fn sender_rows(layout: &ShardLayout, devices_of_run: &PlannedDevices) -> String {
     let columns = ["reduce", "gather", "a step"].map(|title| format!("{title:>11}{:8}", ""));
     let mut text = format!("  {:<8}{}\n", "sends", columns.concat().trim_end());
-    let mut all = [Sent::default(); 3];
-    let mut row = |title: &str, sent: &[Sent; 3], name: &str| {
-        let cell = |sent: &Sent| format!("{:>11} in {:<4}", size_text(sent.bytes), sent.messages);
+    let mut all = [CommCost::default(); 3];
+    let mut row = |title: &str, sent: &[CommCost; 3], name: &str| {
+        let cell = |sent: &CommCost| {
+            format!("{:>11} in {:<4}", size_text(sent.bytes as usize), sent.steps)
+        };
         let cells: String = sent.iter().map(cell).collect();
         let _ = writeln!(text, "  {title:<8}{}", format!("{cells} {name}").trim_end());
     };
     let members = RankGroup::all(layout.size);
     for (name, (position, rank)) in devices_of_run.names.iter().zip(members.iter()) {
-        let [reduce, gather] = sent(layout, position);
-        let sent = [reduce, gather, reduce.plus(gather)];
-        all = std::array::from_fn(|column| all[column].plus(sent[column]));
+        let phases = [CollectiveKind::ReduceScatter, CollectiveKind::AllGather];
+        let [reduce, gather] =
+            phases.map(|kind| cost::sent_by(layout, position, kind, VALUE_BYTES as u64));
+        let sent = [reduce, gather, reduce.then(gather)];
+        all = std::array::from_fn(|column| all[column].then(sent[column]));
         row(&rank.to_string(), &sent, name);
     }
     row("all", &all, "");
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::VecDeque;
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::base::ChunkId;
-    use crate::collective::{Action, CollectiveKind, Event, Exchange};
-
-    /// Runs the exchanges of all ranks and returns the traffic that each rank sent.
-    fn exchanged(layout: &ShardLayout) -> Vec<[Sent; 2]> {
-        let layout = Arc::new(layout.clone());
-        let all = 0..layout.size;
-        let exchange = |position| Exchange::new(layout.clone(), Position(position), 1);
-        let mut ranks: Vec<Exchange> = all.clone().map(exchange).collect();
-        let mut events: VecDeque<(Position, Event)> = VecDeque::new();
-        for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
-            let ready = Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk };
-            events.extend(all.clone().map(|position| (Position(position), ready)));
-        }
-        let mut sent = vec![[Sent::default(); 2]; all.len()];
-        while let Some((position, event)) = events.pop_front() {
-            ranks[position.index()].handle(0, event).unwrap();
-            while let Some(action) = ranks[position.index()].poll_action() {
-                match action {
-                    Action::Send { kind, chunk, to } => {
-                        let bytes = layout.chunk(chunk).range.len() * VALUE_BYTES;
-                        sent[position.index()][kind as usize].add(1, bytes);
-                        events.push_back((to, Event::Received { kind, chunk, from: position }));
-                    }
-                    Action::Reduced { chunk } => {
-                        let kind = CollectiveKind::AllGather;
-                        events.push_back((position, Event::LocalReady { kind, chunk }));
-                    }
-                    Action::Accumulate { .. } | Action::StoreFinal { .. } | Action::Done { .. } => {
-                    }
-                }
-            }
-        }
-        sent
-    }
-
-    #[test]
-    fn what_is_told_is_what_an_exchange_sends() {
-        for topology in [Topology::Ring, Topology::Star] {
-            for world in 1..=5 {
-                let layout = ShardLayout::new(topology, world, &[1000, 64, 4097], 64, 256);
-                let positions = (0..world).map(Position);
-                let expected: Vec<[Sent; 2]> =
-                    positions.map(|position| sent(&layout, position)).collect();
-                assert_eq!(expected, exchanged(&layout), "{topology:?} of {world}");
-            }
-        }
-    }
 }

@@ -3,6 +3,8 @@
 //! in `ceil(s / chunk)` messages.
 
 use super::rooted::levels;
+use super::{Chunk, CollectiveKind, ShardLayout, Topology};
+use crate::base::Position;
 
 /// Communication cost of a collective: the amount that the busiest rank sends, or receives if
 /// that is more.
@@ -24,6 +26,32 @@ impl CommCost {
     pub fn seconds(self, latency_s: f64, bytes_per_s: f64) -> f64 {
         self.steps as f64 * latency_s + self.bytes as f64 / bytes_per_s
     }
+}
+
+/// Returns the messages and bytes that the rank at a position sends for all chunks of a layout in one phase,
+/// with elements of `element_bytes`.
+pub fn sent_by(
+    layout: &ShardLayout,
+    position: Position,
+    kind: CollectiveKind,
+    element_bytes: u64,
+) -> CommCost {
+    let of_chunk = |chunk: &Chunk| {
+        let messages = match (layout.topology, kind) {
+            // Once around the ring, without the hop from the owner; or straight to the server.
+            (_, CollectiveKind::ReduceScatter) => u64::from(chunk.owner != position),
+            // Once around the ring, without the hop back to the owner.
+            (Topology::Ring, CollectiveKind::AllGather) => {
+                u64::from(chunk.owner != layout.next(position))
+            }
+            (Topology::Star, CollectiveKind::AllGather) => {
+                u64::from(chunk.owner == position) * u64::from(layout.size - 1)
+            }
+        };
+        let bytes = messages * chunk.range.len() as u64 * element_bytes;
+        CommCost { steps: messages, bytes }
+    };
+    layout.chunks.iter().map(of_chunk).fold(CommCost::default(), CommCost::then)
 }
 
 /// Returns the cost of `times` transfers of all bytes.
@@ -108,10 +136,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::base::{ChunkId, Position};
-    use crate::collective::{
-        Action, CollectiveKind, Event, Exchange, RootedStep, ShardLayout, Topology, rooted,
-    };
+    use crate::base::ChunkId;
+    use crate::collective::{Action, Event, Exchange, RootedStep, rooted};
 
     /// Counters of the messages and bytes that ranks send and receive.
     #[derive(Clone, Debug, Default)]
@@ -242,5 +268,53 @@ mod tests {
         assert_eq!(tree_all_reduce(5, 8, 8), CommCost { steps: 6, bytes: 48 });
         let seconds = CommCost { steps: 3, bytes: 1000 }.seconds(1e-3, 1e6);
         assert!((seconds - 4e-3).abs() < 1e-12);
+    }
+
+    /// Runs the exchanges of all ranks with elements of 4 bytes, and returns the traffic that
+    /// each rank sent in the reduce-scatter and in the all-gather.
+    fn exchanged(layout: &ShardLayout) -> Vec<[CommCost; 2]> {
+        let layout = Arc::new(layout.clone());
+        let all = 0..layout.size;
+        let exchange = |position| Exchange::new(layout.clone(), Position(position), 1);
+        let mut ranks: Vec<Exchange> = all.clone().map(exchange).collect();
+        let mut events: VecDeque<(Position, Event)> = VecDeque::new();
+        for chunk in (0..layout.chunks.len() as u32).map(ChunkId) {
+            let ready = Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk };
+            events.extend(all.clone().map(|position| (Position(position), ready)));
+        }
+        let mut sent = vec![[CommCost::default(); 2]; all.len()];
+        while let Some((position, event)) = events.pop_front() {
+            ranks[position.index()].handle(0, event).unwrap();
+            while let Some(action) = ranks[position.index()].poll_action() {
+                match action {
+                    Action::Send { kind, chunk, to } => {
+                        let bytes = 4 * layout.chunk(chunk).range.len() as u64;
+                        let sum = &mut sent[position.index()][kind as usize];
+                        *sum = sum.then(CommCost { steps: 1, bytes });
+                        events.push_back((to, Event::Received { kind, chunk, from: position }));
+                    }
+                    Action::Reduced { chunk } => {
+                        let kind = CollectiveKind::AllGather;
+                        events.push_back((position, Event::LocalReady { kind, chunk }));
+                    }
+                    Action::Accumulate { .. } | Action::StoreFinal { .. } | Action::Done { .. } => {
+                    }
+                }
+            }
+        }
+        sent
+    }
+
+    #[test]
+    fn the_count_per_rank_is_what_an_exchange_sends() {
+        for topology in [Topology::Ring, Topology::Star] {
+            for world in 1..=5 {
+                let layout = ShardLayout::new(topology, world, &[1000, 64, 4097], 64, 256);
+                let kinds = [CollectiveKind::ReduceScatter, CollectiveKind::AllGather];
+                let counted = |rank| kinds.map(|kind| sent_by(&layout, Position(rank), kind, 4));
+                let counted: Vec<[CommCost; 2]> = (0..world).map(counted).collect();
+                assert_eq!(counted, exchanged(&layout), "{topology:?} of {world}");
+            }
+        }
     }
 }
