@@ -16,7 +16,7 @@ use crate::train::error::TrainError;
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
 use crate::train::spec::RunSpec;
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::{Terminal, print_line};
 
 /// Parent directory of runs for which no --out is given.
 const RUNS: &str = "runs";
@@ -55,19 +55,21 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if !goes_on && !Store::open_to_read(&out).steps().map_err(TrainError::from)?.is_empty() {
         return Err(TrainError::Occupied { out }.into());
     }
-    let (devices, quiet, retune) = (args.devices.clone(), args.quiet, args.retune);
-    let options = RunOptions { out, devices, quiet, trace: args.trace.clone(), retune, faults };
-    execute(RunSpec::new(&config), options, checkpoint)
+    let (devices, retune) = (args.devices.clone(), args.retune);
+    let options = RunOptions { out, devices, trace: args.trace.clone(), retune, faults };
+    execute(RunSpec::new(&config), options, checkpoint, args.quiet)
 }
 
 fn execute(
     spec: RunSpec,
     options: RunOptions,
     checkpoint: Option<Checkpoint>,
+    quiet: bool,
 ) -> anyhow::Result<i32> {
-    let (quiet, out) = (options.quiet, options.out.clone());
-    let mut run = Run::start(spec, options, checkpoint)?;
-    run.print_summary();
+    let out = options.out.clone();
+    let terminal = Terminal::new(quiet, spec.every.progress);
+    let mut run = Run::start(spec, options, checkpoint, Box::new(terminal))?;
+    run.emit_summary()?;
     let ending = train(&mut run)?;
     let resume = format!("continue it with: potluck train --resume {}", out.display());
     match ending {

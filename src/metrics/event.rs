@@ -1,5 +1,7 @@
-//! Events of a run and their form as lines of JSON. Numbers that are not finite become `null`,
-//! because JSON has no such numbers.
+//! Events of a run, and the form as lines of JSON of those that are recorded. Numbers that are not
+//! finite become `null`, because JSON has no such numbers.
+
+use std::time::Duration;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -29,22 +31,41 @@ pub struct StepRecord {
 }
 
 /// Metrics of one of several ranks in a step.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RankRecord {
+    /// Display name of the rank's device; left out of the line.
+    pub name: String,
     /// Samples of the step that this rank computed.
     pub share: u64,
-    /// Time from the start of the step until the rank's gradients were computed, in milliseconds.
-    /// Written with 3 decimals, as `wait_ms` is.
-    #[serde(serialize_with = "microseconds")]
-    pub work_ms: f64,
-    /// Time for which the rank waited for other ranks, in milliseconds.
-    #[serde(serialize_with = "microseconds")]
-    pub wait_ms: f64,
+    /// Time of the step on this rank.
+    pub time: Duration,
+    /// Part of `time` for which the rank waited for other ranks.
+    pub waited: Duration,
 }
 
-/// Serializes milliseconds rounded to the microsecond: finer digits are noise.
-fn microseconds<S: Serializer>(ms: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64((ms * 1e3).round() / 1e3)
+impl RankRecord {
+    /// Returns the samples per second while the rank computed; not finite if it computed nothing.
+    pub fn samples_per_s(&self) -> f64 {
+        self.share as f64 / (self.time.as_secs_f64() - self.waited.as_secs_f64())
+    }
+
+    /// Returns the fraction of the step for which the rank waited: 0 to 1.
+    pub fn wait(&self) -> f64 {
+        self.waited.as_secs_f64() / self.time.as_secs_f64()
+    }
+}
+
+/// Written as the share, and the milliseconds of work and of waiting.
+impl Serialize for RankRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Rounded to the microsecond: finer digits are noise.
+        let ms = |time: Duration| (1e3 * time.as_secs_f64() * 1e3).round() / 1e3;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("share", &self.share)?;
+        map.serialize_entry("work_ms", &ms(self.time.saturating_sub(self.waited)))?;
+        map.serialize_entry("wait_ms", &ms(self.waited))?;
+        map.end()
+    }
 }
 
 /// One evaluation on the validation split.
@@ -54,26 +75,40 @@ pub struct EvalRecord {
     pub step: u64,
     /// Mean loss over the validation split.
     pub val_loss: f64,
+    /// True if no evaluation of the run was better; left out of the line.
+    #[serde(skip)]
+    pub is_best: bool,
 }
 
-/// Event of a run: one line of `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-#[serde(untagged)]
+/// Event of a run, in the order in which they happen.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// Message for the user.
+    Note(String),
+    /// Message about something that went wrong without ending the run.
+    Warning(String),
+    /// Progress of certifying and timing the kernels of a device, before the first step.
+    Tuning {
+        device: String,
+        done: usize,
+        total: usize,
+        elapsed: Duration,
+    },
+    /// The first step is about to begin: of `steps`, `done` are done. `device` is the name of the
+    /// first rank's device.
+    Started {
+        done: u64,
+        steps: u64,
+        device: String,
+    },
     Step(StepRecord),
-    Eval(EvalRecord),
-}
-
-impl From<StepRecord> for Event {
-    fn from(record: StepRecord) -> Self {
-        Self::Step(record)
-    }
-}
-
-impl From<EvalRecord> for Event {
-    fn from(record: EvalRecord) -> Self {
-        Self::Eval(record)
-    }
+    Evaluation(EvalRecord),
+    /// The checkpoint of a step was written.
+    Checkpoint {
+        step: u64,
+    },
+    /// The last step is done, or the run failed.
+    Ended,
 }
 
 impl Serialize for StepRecord {
@@ -119,8 +154,8 @@ pub(super) mod tests {
         }
     }
 
-    fn json(record: impl Into<Event>) -> String {
-        serde_json::to_string(&record.into()).unwrap()
+    fn json(record: impl Serialize) -> String {
+        serde_json::to_string(&record).unwrap()
     }
 
     #[test]
@@ -134,21 +169,36 @@ pub(super) mod tests {
         );
         let busy = json(StepRecord { busy: Some(0.75), ..step(7) });
         assert!(busy.ends_with(r#""tokens_per_s":20000.0,"busy":0.75}"#), "{busy}");
-        assert_eq!(json(EvalRecord { step: 7, val_loss: 1.5 }), r#"{"step":7,"val_loss":1.5}"#);
+        assert_eq!(
+            json(EvalRecord { step: 7, val_loss: 1.5, is_best: true }),
+            r#"{"step":7,"val_loss":1.5}"#
+        );
     }
 
     #[test]
     fn several_devices_are_told_with_their_share_and_their_times() {
-        let rank = |share, wait_ms| RankRecord { share, work_ms: 1_234.567_89, wait_ms };
-        let line = json(StepRecord { ranks: vec![rank(4, 0.0), rank(8, 1e-9)], ..step(7) });
+        let rank = |share, waited_ns| RankRecord {
+            name: "a device".into(),
+            share,
+            time: Duration::from_nanos(1_234_567_890 + waited_ns),
+            waited: Duration::from_nanos(waited_ns),
+        };
+        let line = json(StepRecord { ranks: vec![rank(4, 0), rank(8, 1)], ..step(7) });
         let expected = concat!(
             r#""tokens_per_s":20000.0,"#,
             r#""ranks":[{"share":4,"work_ms":1234.568,"wait_ms":0.0},"#,
             r#"{"share":8,"work_ms":1234.568,"wait_ms":0.0}]}"#
         );
         assert!(line.ends_with(expected), "{line}");
-        let ranks = vec![rank(1, f64::NAN)];
-        assert!(json(StepRecord { ranks, ..step(7) }).contains(r#""wait_ms":null"#));
+    }
+
+    #[test]
+    fn a_rank_has_a_speed_while_it_computes_and_a_fraction_that_it_waits() {
+        let (time, waited) = (Duration::from_secs(4), Duration::from_secs(3));
+        let rank = RankRecord { name: "a device".into(), share: 8, time, waited };
+        assert_eq!((rank.samples_per_s(), rank.wait()), (8.0, 0.75));
+        let idle = RankRecord { share: 0, waited: time, ..rank };
+        assert!(idle.samples_per_s().is_nan() && idle.wait() == 1.0);
     }
 
     #[test]

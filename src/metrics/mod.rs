@@ -1,10 +1,12 @@
-//! Metrics of a run: typed events, their record `metrics.jsonl`, and the trace of the devices.
-//! Nothing here prints.
+//! Metrics of a run: typed events, the sinks that receive them, their record `metrics.jsonl`, and
+//! the trace of the devices. Nothing here prints.
 
 pub mod event;
 pub mod recorder;
+pub mod sink;
 pub mod trace;
 
 pub use event::{EvalRecord, Event, RankRecord, StepRecord};
 pub use recorder::{MetricsError, Recorder, Truncation, truncate_after};
+pub use sink::{Sink, Sinks};
 pub use trace::{Span, Trace, Track};

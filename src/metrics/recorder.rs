@@ -1,10 +1,12 @@
-//! Recorder of a run's events: a file with one line of JSON per event.
+//! Recorder of a run: a file with one line of JSON per step and per evaluation.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::Event;
+use serde::Serialize;
+
+use super::{Event, Sink};
 use crate::files;
 
 /// Failure to read or write the record or the trace.
@@ -19,8 +21,8 @@ pub enum MetricsError {
     Trace { path: PathBuf, why: io::Error },
 }
 
-/// Appends events to a file; each is written to the file (though not yet synced to the disk) when
-/// [`Recorder::record`] returns.
+/// Appends steps and evaluations to a file; each is written to the file (though not yet synced to
+/// the disk) when [`Recorder::event`] returns.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
@@ -54,9 +56,9 @@ impl Recorder {
 
     /// Appends one line. If that fails, nothing of the line stays in the file, so that later
     /// lines can still be appended.
-    pub fn record(&mut self, record: impl Into<Event>) -> Result<(), MetricsError> {
-        let mut line = serde_json::to_vec(&record.into())
-            .map_err(|why| write_error(&self.path, why.into()))?;
+    fn record(&mut self, record: &impl Serialize) -> Result<(), MetricsError> {
+        let mut line =
+            serde_json::to_vec(record).map_err(|why| write_error(&self.path, why.into()))?;
         line.push(b'\n');
         if let Err(why) = self.file.write_all(&line) {
             // Best effort: if this fails too, resuming drops the torn line.
@@ -66,6 +68,21 @@ impl Recorder {
         }
         self.length += line.len() as u64;
         Ok(())
+    }
+}
+
+impl Sink for Recorder {
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        match event {
+            Event::Step(record) => self.record(record),
+            Event::Evaluation(record) => self.record(record),
+            Event::Note(_)
+            | Event::Warning(_)
+            | Event::Tuning { .. }
+            | Event::Started { .. }
+            | Event::Checkpoint { .. }
+            | Event::Ended => Ok(()),
+        }
     }
 }
 
@@ -144,6 +161,10 @@ mod tests {
     use crate::metrics::event::tests::step;
     use std::fs;
 
+    fn evaluation(step: u64, val_loss: f64) -> Event {
+        Event::Evaluation(EvalRecord { step, val_loss, is_best: false })
+    }
+
     fn steps(path: &Path) -> Vec<u64> {
         let text = fs::read_to_string(path).unwrap();
         assert!(text.is_empty() || text.ends_with('\n'));
@@ -158,18 +179,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
         let mut recorder = Recorder::create(&path).unwrap();
-        recorder.record(EvalRecord { step: 0, val_loss: 4.0 }).unwrap();
+        recorder.event(&evaluation(0, 4.0)).unwrap();
         for number in 1..=5 {
-            recorder.record(step(number)).unwrap();
+            recorder.event(&Event::Step(step(number))).unwrap();
         }
-        recorder.record(EvalRecord { step: 3, val_loss: 3.0 }).unwrap();
+        recorder.event(&evaluation(3, 3.0)).unwrap();
         assert_eq!(steps(&path), [0, 1, 2, 3, 4, 5, 3]);
         drop(recorder);
 
         let (mut recorder, truncation) = Recorder::resume(&path, 3).unwrap();
         assert_eq!(truncation, Truncation { kept: 5, dropped: 2, damaged: 0, val_loss: Some(3.0) });
-        recorder.record(step(4)).unwrap();
-        recorder.record(step(5)).unwrap();
+        recorder.event(&Event::Note("not a line".into())).unwrap();
+        recorder.event(&Event::Step(step(4))).unwrap();
+        recorder.event(&Event::Step(step(5))).unwrap();
         assert_eq!(steps(&path), [0, 1, 2, 3, 3, 4, 5]);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
@@ -185,7 +207,7 @@ mod tests {
             let (mut recorder, truncation) = Recorder::resume(&path, 9).unwrap();
             let expected = Truncation { kept: 1, damaged: 1, ..Truncation::default() };
             assert_eq!(truncation, expected, "{torn:?}");
-            recorder.record(step(2)).unwrap();
+            recorder.event(&Event::Step(step(2))).unwrap();
             assert_eq!(steps(&path), [1, 2]);
         }
     }
@@ -196,7 +218,7 @@ mod tests {
         let path = directory.path().join("metrics.jsonl");
         let (mut recorder, truncation) = Recorder::resume(&path, 9).unwrap();
         assert_eq!(truncation, Truncation::default());
-        recorder.record(step(10)).unwrap();
+        recorder.event(&Event::Step(step(10))).unwrap();
         Recorder::create(&path).unwrap();
         assert!(steps(&path).is_empty());
     }
@@ -214,7 +236,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_full_disk_is_an_error_and_not_a_torn_line() {
         let mut recorder = Recorder::create(Path::new("/dev/full")).unwrap();
-        let error = recorder.record(step(1)).unwrap_err();
+        let error = recorder.event(&Event::Step(step(1))).unwrap_err();
         assert!(matches!(
             &error,
             MetricsError::Write { why, .. } if why.kind() == io::ErrorKind::StorageFull

@@ -50,7 +50,7 @@ struct SharedFile {
     epoch: Instant,
     /// True if the trace still accepts events.
     is_open: AtomicBool,
-    sink: Mutex<Sink>,
+    sink: Mutex<TraceWriter>,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ impl Trace {
         let failed = |why| MetricsError::Trace { path: path.into(), why };
         let mut file = File::create(path).map_err(failed)?;
         file.write_all(b"[").map_err(failed)?;
-        let sink = Mutex::new(Sink {
+        let sink = Mutex::new(TraceWriter {
             file: Some(file),
             failed: None,
             buffer: Vec::new(),
@@ -216,7 +216,7 @@ impl TrackState {
 }
 
 impl SharedFile {
-    fn sink(&self) -> MutexGuard<'_, Sink> {
+    fn sink(&self) -> MutexGuard<'_, TraceWriter> {
         // A thread that panicked while it held the lock has written complete events only.
         self.sink.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -234,7 +234,7 @@ impl std::fmt::Display for Micros {
 
 /// Trace file with its buffer. Events are written whole.
 #[derive(Debug)]
-struct Sink {
+struct TraceWriter {
     /// `None` after the JSON array was closed.
     file: Option<File>,
     /// First write error, after which nothing is written any more.
@@ -250,7 +250,7 @@ struct Sink {
     tracks: Vec<(u32, String)>,
 }
 
-impl Sink {
+impl TraceWriter {
     /// Writes a metadata event of a rank or of one of its tracks. These are few and do not count
     /// towards `events_max`.
     fn describe(&mut self, what: &str, rank: u32, thread: usize, args: Value) {
@@ -295,7 +295,7 @@ impl Sink {
 }
 
 /// Closes the file of a run that ends without [`Trace::finish`]; errors cannot be reported here.
-impl Drop for Sink {
+impl Drop for TraceWriter {
     fn drop(&mut self) {
         self.close();
     }

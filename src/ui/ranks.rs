@@ -2,24 +2,12 @@
 //! fraction of a step that it waits for other devices.
 
 use super::format::thousands;
+use crate::metrics::RankRecord;
 
 /// The most characters of a line of [`RunningMeans::block`], fewer than most terminals have.
 const COLUMNS: usize = 78;
 /// The most lines of [`RunningMeans::block`].
 const LINES_MAX: usize = 6;
-
-/// Display of one of several devices in a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RankDisplay {
-    /// The device's name, which is shortened for display.
-    pub name: String,
-    /// Samples that the device computes in the step.
-    pub share: u64,
-    /// Samples per second while the device computes.
-    pub samples_per_s: f64,
-    /// Fraction of the step that the device waits for other ranks: 0 to 1.
-    pub wait: f64,
-}
 
 /// Running means of all devices over steps.
 #[derive(Clone, Debug, Default)]
@@ -41,17 +29,18 @@ struct Mean {
 
 impl RunningMeans {
     /// Adds the values of one step.
-    pub fn add(&mut self, ranks: &[RankDisplay]) {
+    pub fn add(&mut self, ranks: &[RankRecord]) {
         self.ranks.resize_with(ranks.len(), Mean::default);
         for (mean, rank) in self.ranks.iter_mut().zip(ranks) {
             mean.name = short_name(&rank.name);
             mean.share = rank.share;
+            let samples_per_s = rank.samples_per_s();
             // A speed that is not known yet does not count.
-            if rank.samples_per_s > 0.0 && rank.samples_per_s.is_finite() {
+            if samples_per_s > 0.0 && samples_per_s.is_finite() {
                 mean.samples += rank.share as f64;
-                mean.seconds += rank.share as f64 / rank.samples_per_s;
+                mean.seconds += rank.share as f64 / samples_per_s;
             }
-            mean.waited += rank.wait.clamp(0.0, 1.0);
+            mean.waited += rank.wait().clamp(0.0, 1.0);
             mean.steps += 1.0;
         }
     }
@@ -132,10 +121,17 @@ pub fn short_name(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    fn rank(name: &str, share: u64, samples_per_s: f64, wait: f64) -> RankDisplay {
-        RankDisplay { name: name.into(), share, samples_per_s, wait }
+    /// Returns a rank that computes at this speed and then waits for the rest
+    /// of the step.
+    fn rank(name: &str, share: u64, samples_per_s: f64, wait: f64) -> RankRecord {
+        let work = if share == 0 { 0.0 } else { share as f64 / samples_per_s };
+        let waited = if share == 0 { 1.0 } else { work * wait / (1.0 - wait) };
+        let time = Duration::from_secs_f64(work + waited);
+        RankRecord { name: name.into(), share, time, waited: Duration::from_secs_f64(waited) }
     }
 
     #[test]
@@ -144,7 +140,7 @@ mod tests {
         means.add(&[
             rank("llvmpipe (LLVM 19.1.7, 256 bits)", 4, 55.2, 0.031),
             rank("SwiftShader Device (LLVM 10.0.0)", 4, 3.12, 0.0),
-            rank("cpu (8 threads)", 0, 0.0, 1.5),
+            rank("cpu (8 threads)", 0, 0.0, 1.0),
             rank("RTX", 4, 5432.1, 0.999),
         ]);
         let line = "llvmpipe 4 (55/s, waits 3 %), SwiftShader 4 (3.1/s, waits 0 %), \
@@ -166,8 +162,10 @@ mod tests {
         means.forget(0.0);
         means.add(&[rank("a", 2, 8.0, 0.9)]);
         assert_eq!(means.line(), "a 2 (8.0/s, waits 90 %)");
-        means.add(&[rank("a", 2, f64::NAN, 0.9)]);
-        assert_eq!(means.line(), "a 2 (8.0/s, waits 90 %)");
+        // A speed without a time of work does not count.
+        let waited = Duration::from_secs(1);
+        means.add(&[RankRecord { time: waited, waited, ..rank("a", 2, 1.0, 0.0) }]);
+        assert_eq!(means.line(), "a 2 (8.0/s, waits 95 %)");
     }
 
     #[test]

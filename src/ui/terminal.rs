@@ -1,5 +1,5 @@
-//! Progress output of a run: a bar on a terminal, plain lines elsewhere, nothing if quiet. It
-//! goes to stderr; stdout is for the results of the run.
+//! Terminal sink of a run's events: a progress bar on a terminal, plain lines elsewhere, warnings
+//! only if quiet. It writes to stderr; stdout is for the results of the run.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -7,26 +7,38 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::format::{duration, thousands};
-use super::ranks::{RankDisplay, RunningMeans};
+use super::ranks::RunningMeans;
+use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
 
 /// Decay per step of the means that the bar shows of each device.
 const SMOOTHING: f64 = 0.8;
 
-/// Display of one step.
-#[derive(Clone, Debug)]
-pub struct StepDisplay {
-    pub step: u64,
-    pub loss: f64,
-    pub tokens_per_s: f64,
-    /// Devices by rank, if there are several.
-    pub ranks: Vec<RankDisplay>,
+/// Delay of the first message about the progress of tuning, and interval of later ones: most
+/// tuning is over before anyone wonders.
+const TUNING_DELAY: Duration = Duration::from_secs(1);
+const TUNING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Sink that shows events on stderr.
+pub struct Terminal {
+    quiet: bool,
+    log_every: u64,
+    progress: Progress,
+    /// Time of tuning from which its progress is shown again.
+    next_tuning: Duration,
+}
+
+/// Display of the steps.
+enum Progress {
+    /// None: quiet, or not started.
+    Hidden,
+    Bar(ProgressBar, RunningMeans),
+    PlainText(PlainText),
 }
 
 /// State of the plain-text display.
-pub struct PlainText {
-    log_every: u64,
+struct PlainText {
     steps: u64,
     started: Instant,
     first: u64,
@@ -35,30 +47,23 @@ pub struct PlainText {
     means: RunningMeans,
 }
 
-/// Progress display of a run.
-pub enum ProgressDisplay {
-    Bar(ProgressBar, RunningMeans),
-    PlainText(PlainText),
-    Quiet,
-}
+impl Terminal {
+    /// Creates a sink that shows only warnings if `quiet`; without a terminal it prints a line
+    /// every `log_every` steps.
+    pub fn new(quiet: bool, log_every: u64) -> Self {
+        Self { quiet, log_every, progress: Progress::Hidden, next_tuning: TUNING_DELAY }
+    }
 
-impl ProgressDisplay {
-    /// Creates the display of a run from step `done` to `steps` on `device`.
-    pub fn new(quiet: bool, log_every: u64, done: u64, steps: u64, device: &str) -> Self {
-        if quiet {
-            return Self::Quiet;
+    fn start(&mut self, done: u64, steps: u64, device: &str) {
+        let means = RunningMeans::default();
+        if self.quiet {
+            return;
         }
         if !std::io::stderr().is_terminal() {
-            let (started, device, means) =
-                (Instant::now(), device.to_string(), RunningMeans::default());
-            return Self::PlainText(PlainText {
-                log_every,
-                steps,
-                started,
-                first: done,
-                device,
-                means,
-            });
+            let (started, device) = (Instant::now(), device.to_string());
+            let text = PlainText { steps, started, first: done, device, means };
+            self.progress = Progress::PlainText(text);
+            return;
         }
         let bar = ProgressBar::new(steps).with_position(done);
         // A test parses the template, so it cannot fail here.
@@ -68,80 +73,92 @@ impl ProgressDisplay {
         bar.set_prefix(device.to_string());
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(200));
-        Self::Bar(bar, RunningMeans::default())
+        self.progress = Progress::Bar(bar, means);
     }
 
-    /// Shows a step; called after every step.
-    pub fn step(&mut self, shown: &StepDisplay) {
-        let text = format!("loss {:.4}  {} tokens/s", shown.loss, thousands(shown.tokens_per_s));
-        match self {
-            Self::Bar(bar, means) => {
+    fn step(&mut self, step: &StepRecord) {
+        let text = format!("loss {:.4}  {} tokens/s", step.loss, thousands(step.tokens_per_s));
+        match &mut self.progress {
+            Progress::Bar(bar, means) => {
                 bar.set_message(text);
-                if !shown.ranks.is_empty() {
+                if !step.ranks.is_empty() {
                     means.forget(SMOOTHING);
-                    means.add(&shown.ranks);
+                    means.add(&step.ranks);
                     bar.set_prefix(format!("\n{}", means.block()));
                 }
-                bar.set_position(shown.step);
+                bar.set_position(step.step);
             }
-            Self::PlainText(lines) => lines.step(shown, &text),
-            Self::Quiet => {}
+            Progress::PlainText(lines) => lines.step(step, &text, self.log_every),
+            Progress::Hidden => {}
         }
     }
 
-    /// Prints a line that stays: an evaluation, a checkpoint, a note.
-    pub fn note(&self, text: &str) {
-        match self {
-            Self::Bar(bar, _) => bar.suspend(|| print_line(text)),
-            Self::PlainText(_) => print_line(text),
-            Self::Quiet => {}
+    /// Prints a line that stays above the progress bar.
+    fn print(&self, text: &str) {
+        match &self.progress {
+            Progress::Bar(bar, _) => bar.suspend(|| print_line(text)),
+            _ => print_line(text),
         }
     }
 
-    /// Prints a warning, even if quiet.
-    pub fn warn(&self, text: &str) {
-        let text = format!("warning: {text}");
-        match self {
-            Self::Bar(bar, _) => bar.suspend(|| print_line(&text)),
-            _ => print_line(&text),
+    fn note(&self, text: &str) {
+        if !self.quiet {
+            self.print(text);
         }
     }
 
-    /// Removes the progress bar.
-    pub fn finish(&self) {
-        if let Self::Bar(bar, _) = self {
-            bar.finish_and_clear();
+    fn evaluation(&self, EvalRecord { step, val_loss, is_best }: &EvalRecord) {
+        let mark = if *is_best { ", the best so far" } else { "" };
+        self.note(&format!("step {step}  val_loss {val_loss:.4}{mark}"));
+    }
+
+    fn tuning(&mut self, device: &str, (done, total): (usize, usize), elapsed: Duration) {
+        if elapsed < self.next_tuning {
+            return;
         }
+        self.next_tuning = elapsed + TUNING_INTERVAL;
+        let seconds = elapsed.as_secs_f64();
+        self.note(&format!(
+            "certifying and timing kernels on {device}: {done} of {total}, {seconds:.1} s"
+        ));
+    }
+}
+
+impl Sink for Terminal {
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        match event {
+            Event::Note(text) => self.note(text),
+            Event::Warning(text) => self.print(&format!("warning: {text}")),
+            Event::Tuning { device, done, total, elapsed } => {
+                self.tuning(device, (*done, *total), *elapsed);
+            }
+            Event::Started { done, steps, device } => self.start(*done, *steps, device),
+            Event::Step(step) => self.step(step),
+            Event::Evaluation(evaluation) => self.evaluation(evaluation),
+            Event::Checkpoint { .. } => {}
+            Event::Ended => {
+                if let Progress::Bar(bar, _) = &self.progress {
+                    bar.finish_and_clear();
+                }
+            }
+        }
+        Ok(())
     }
 }
 
 impl PlainText {
-    fn step(&mut self, shown: &StepDisplay, text: &str) {
-        let Self { log_every, steps, started, first, device, means } = self;
-        means.add(&shown.ranks);
-        let due = *log_every > 0 && shown.step.is_multiple_of(*log_every);
-        if due || shown.step == *first + 1 || shown.step == *steps {
-            let done = (shown.step - *first) as f64;
-            let left = (*steps - shown.step) as f64 * started.elapsed().as_secs_f64() / done;
+    fn step(&mut self, step: &StepRecord, text: &str, log_every: u64) {
+        let Self { steps, started, first, device, means } = self;
+        means.add(&step.ranks);
+        let number = step.step;
+        let due = log_every > 0 && number.is_multiple_of(log_every);
+        if due || number == *first + 1 || number == *steps {
+            let done = (number - *first) as f64;
+            let left = (*steps - number) as f64 * started.elapsed().as_secs_f64() / done;
             let eta = duration(left);
-            let devices = if shown.ranks.is_empty() { device.clone() } else { means.line() };
-            print_line(&format!("step {}/{steps}  {text}  eta {eta}  {devices}", shown.step));
+            let devices = if step.ranks.is_empty() { device.clone() } else { means.line() };
+            print_line(&format!("step {number}/{steps}  {text}  eta {eta}  {devices}"));
             *means = RunningMeans::default();
-        }
-    }
-}
-
-/// Returns a callback that prints the progress of certifying and autotuning kernels, if it takes
-/// long: after a second, and then every five seconds.
-pub fn kernels_note(quiet: bool) -> impl FnMut(&str, (usize, usize), Duration) {
-    let mut next = Duration::from_secs(1);
-    move |device, (done, total), elapsed| {
-        if !quiet && elapsed >= next {
-            next = elapsed + Duration::from_secs(5);
-            let seconds = elapsed.as_secs_f64();
-            print_line(&format!(
-                "certifying and timing kernels on {device}: {done} of {total}, {seconds:.1} s"
-            ));
         }
     }
 }

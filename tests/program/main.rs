@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod events;
 mod examples;
 mod interruptions;
 #[path = "../common/process.rs"]

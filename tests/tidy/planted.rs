@@ -33,7 +33,8 @@ fn planted_imports_are_found() {
     finds(layers, "src/kernels/unary.rs", "use crate::{base, device, graph};", &[]);
     finds(layers, "src/device/gpu.rs", "use crate::graph::Op;", &[1]);
     finds(layers, "src/train/run.rs", "use crate::{exec, sim};", &[1]);
-    finds(layers, "src/cli/mod.rs", "use crate::{sim, train, bench};", &[]);
+    finds(layers, "src/train/run.rs", "use crate::ui::terminal::Terminal;", &[1]);
+    finds(layers, "src/cli/mod.rs", "use crate::{sim, train, bench, ui};", &[]);
     finds(layers, "src/utils/mod.rs", "", &[1]);
     finds(layers, "src/main.rs", "use potluck::cli;", &[]);
 }

@@ -14,7 +14,7 @@ use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::data::Split;
 use crate::faults::{Faults, Point};
 use crate::graph::Plan;
-use crate::metrics::{EvalRecord, Recorder, StepRecord, Trace};
+use crate::metrics::{EvalRecord, Event, Recorder, Sink, Sinks, StepRecord, Trace};
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
@@ -30,7 +30,6 @@ use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
 use crate::train::{generate, state};
-use crate::ui::terminal::{ProgressDisplay, StepDisplay};
 
 /// Options of a run besides its specification.
 #[derive(Clone, Debug)]
@@ -39,7 +38,6 @@ pub struct RunOptions {
     pub out: PathBuf,
     /// Device selector, as `--devices` takes it.
     pub devices: String,
-    pub quiet: bool,
     /// File of the trace, if one is to be written.
     pub trace: Option<PathBuf>,
     /// True to time the kernels again, ignoring recorded timings.
@@ -62,8 +60,8 @@ pub struct Run {
     spec: RunSpec,
     options: RunOptions,
     store: Store,
-    recorder: Recorder,
-    progress: ProgressDisplay,
+    /// The record on disk first, then what the caller gave.
+    sinks: Sinks,
     signals: Signals,
     group: WorkerGroup,
     /// Plan of the first rank; buckets are the same on all ranks.
@@ -92,11 +90,11 @@ pub struct Run {
 /// Returns the `TrainError` that ends the run early.
 pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     let ended = steps(run);
-    run.progress.finish();
+    let shown = run.emit(Event::Ended);
     // Written also after an error: the trace of a failed run is read for its end.
     let traced = run.finish_trace();
     let ending = ended?;
-    traced.map(|()| ending)
+    shown.and(traced).map(|()| ending)
 }
 
 /// Complete training loop.
@@ -127,12 +125,18 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
 
 impl Run {
     /// Opens the devices and the run's directory, and starts from new parameters or from
-    /// `resumed`.
+    /// `resumed`. Events go to the record `metrics.jsonl` and to `sink`.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if the data, the checkpoint, the devices or the directory do not fit
+    /// the specification, or if a device or a sink fails.
     pub fn start(
         spec: RunSpec,
         options: RunOptions,
         resumed: Option<Checkpoint>,
+        sink: Box<dyn Sink>,
     ) -> Result<Self, TrainError> {
+        let mut sinks = Sinks::from(sink);
         let tokenizer = resumed.as_ref().and_then(|checkpoint| checkpoint.meta.tokenizer.clone());
         let data = Arc::new(spec.load_data(tokenizer)?);
         let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
@@ -141,15 +145,16 @@ impl Run {
         let plans = Plans::new(training);
         check(&spec, &plans, resumed.as_ref())?;
         // Devices are opened first: if that fails, nothing is written.
-        let assembled = startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source))?;
+        let assembled =
+            startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks)?;
         let PlacedWorkers { group, plan, programs, placement, notes, trace } = assembled;
         let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let (recorder, evaluated) = recorder(&options, &mut store, resumed.as_ref().map(|_| step))?;
-        let (log_every, steps) = (spec.every.progress, spec.steps);
-        let progress =
-            ProgressDisplay::new(options.quiet, log_every, step, steps, group.name(Rank(0)));
-        let loader = Loader::start(source.clone(), programs.clone(), step + 1, steps)
+        sinks.prepend(recorder);
+        let device = group.name(Rank(0)).to_string();
+        sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
+        let loader = Loader::start(source.clone(), programs.clone(), step + 1, spec.steps)
             .map_err(|why| io(&options.out, why))?;
         let mut run = Self {
             signals: Signals::install().map_err(|why| io(&options.out, why))?,
@@ -166,14 +171,13 @@ impl Run {
             spec,
             options,
             store,
-            recorder,
-            progress,
+            sinks,
             source,
             loader,
             programs,
             step,
         };
-        notes.iter().for_each(|note| run.progress.note(note));
+        notes.into_iter().try_for_each(|note| run.note(note))?;
         match resumed {
             Some(checkpoint) => {
                 run.restore(checkpoint)?;
@@ -219,7 +223,6 @@ impl Run {
         self.step = step;
         let totals = *report.verdict.totals();
         let seconds = started.elapsed().as_secs_f64();
-        let tokens_per_s = totals.count / seconds;
         let skipped = match &report.verdict {
             Verdict::Skip { reason, .. } => Some(reason.to_string()),
             Verdict::Commit(_) => None,
@@ -231,7 +234,7 @@ impl Run {
             grad_norm: totals.gradient_norm,
             tokens: totals.count as u64,
             ms: 1e3 * seconds,
-            tokens_per_s,
+            tokens_per_s: totals.count / seconds,
             busy: report.busy.filter(|_| reports.len() == 1),
             ranks: self.ranks(reports),
             skipped: skipped.clone(),
@@ -240,10 +243,7 @@ impl Run {
             .faults
             .at_write(Point::Metrics, step)
             .map_err(|why| io(&self.options.out, why))?;
-        self.recorder.record(record)?;
-        let ranks = self.shown_ranks(reports);
-        let shown = StepDisplay { step, loss: totals.loss, tokens_per_s, ranks };
-        self.progress.step(&shown);
+        self.emit(Event::Step(record))?;
         match skipped {
             None => {
                 self.updates += 1;
@@ -269,15 +269,14 @@ impl Run {
         let began = self.first_cause(began);
         let step = self.step;
         let limit = self.spec.skipped_steps_max;
-        self.progress.warn(&format!(
+        self.warn(format!(
             "step {step} was skipped ({} in a row, the run ends at {limit}): {reason}; it began \
              at {began}",
             self.skipped_in_row
-        ));
+        ))?;
         if self.skipped_in_row < limit {
             return Ok(());
         }
-        self.progress.finish();
         let checkpoint = self.store.path(self.saved.unwrap_or(0));
         Err(TrainError::Diverged { count: limit, reason, began, checkpoint })
     }
@@ -304,10 +303,10 @@ impl Run {
         if repair && !found.is_empty() {
             for ReplicaMismatch { rank, what } in &found {
                 let (device, step) = (&self.placement.ranks[rank.index()].name, self.step);
-                self.progress.warn(&format!(
+                self.warn(format!(
                     "{device} ({rank}) did not hold the same parameters as the other ranks after \
                      step {step}: {what}; they were repaired"
-                ));
+                ))?;
             }
             found = compare(&self.group, &self.plan, false)?;
         }
@@ -320,6 +319,18 @@ impl Run {
     /// Returns the most samples that each rank runs at a time, and the shares.
     fn rows_and_shares(&self) -> (Vec<u32>, Vec<u32>) {
         self.placement.ranks.iter().map(|rank| (rank.micro_batch, rank.share)).unzip()
+    }
+
+    fn emit(&mut self, event: Event) -> Result<(), TrainError> {
+        Ok(self.sinks.event(&event)?)
+    }
+
+    fn note(&mut self, text: String) -> Result<(), TrainError> {
+        self.emit(Event::Note(text))
+    }
+
+    fn warn(&mut self, text: String) -> Result<(), TrainError> {
+        self.emit(Event::Warning(text))
     }
 
     fn finish_trace(&self) -> Result<(), TrainError> {
@@ -344,10 +355,8 @@ impl Run {
         let val_loss =
             evaluate_split(&self.group, &self.source, &rows, &weights, Split::Validation)?;
         self.evaluated = Some((self.step, val_loss));
-        self.recorder.record(EvalRecord { step: self.step, val_loss })?;
         let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
-        let mark = if is_best { ", the best so far" } else { "" };
-        self.progress.note(&format!("step {}  val_loss {val_loss:.4}{mark}", self.step));
+        self.emit(Event::Evaluation(EvalRecord { step: self.step, val_loss, is_best }))?;
         if is_best {
             self.best = Some(Best { step: self.step, val_loss });
             // Saved again if it was saved before it was known to be the best.

@@ -6,11 +6,14 @@ use crate::metrics::RankRecord;
 use crate::optim::Decay;
 use crate::parallel::RankPlacement;
 use crate::runtime::step::StepReport;
-use crate::ui::ranks::RankDisplay;
+use crate::train::error::TrainError;
 
 impl Run {
-    /// Prints the model, the data, the devices and the directory of the run.
-    pub fn print_summary(&self) {
+    /// Emits notes on the model, the data, the devices and the directory of the run.
+    ///
+    /// # Errors
+    /// Returns `TrainError::Metrics` if a sink fails.
+    pub fn emit_summary(&mut self) -> Result<(), TrainError> {
         let data = &self.source.data;
         let micro_batches = match self.programs[0].micro_batches.len() {
             count if count > 1 && self.placement.ranks.len() == 1 => {
@@ -18,7 +21,7 @@ impl Run {
             }
             _ => String::new(),
         };
-        self.progress.note(&format!(
+        let summary = format!(
             "{}; {} training tokens, vocabulary {}; \
              batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary,
@@ -27,11 +30,12 @@ impl Run {
             self.spec.batch,
             self.placement.devices(),
             self.options.out.display()
-        ));
+        );
+        self.note(summary)?;
         if self.placement.ranks.len() > 1 {
-            self.progress.note(&self.shares_line());
+            self.note(self.shares_line())?;
         }
-        self.print_end_notes();
+        self.emit_end_notes()
     }
 
     /// Returns a line with each device's samples per step.
@@ -41,51 +45,38 @@ impl Run {
         format!("samples per step: {}", shares.join(", "))
     }
 
-    /// Prints notes for a user who resumes with another number of steps: that no step is left to
+    /// Emits notes for a user who resumes with another number of steps: that no step is left to
     /// do, or that the learning rate falls no further.
-    fn print_end_notes(&self) {
+    fn emit_end_notes(&mut self) -> Result<(), TrainError> {
         let (steps, decay_steps) = (self.spec.steps, self.spec.schedule.decay_steps);
         if self.step > 0 && self.step >= steps {
             let step = self.step;
-            self.progress.note(&format!(
+            self.note(format!(
                 "step {step} of {steps} is done already: nothing is left to train; to continue, \
                  give --steps a larger number"
-            ));
+            ))?;
         } else if self.step > 0
             && steps > decay_steps
             && self.spec.schedule.decay != Decay::Constant
         {
             let lr = self.spec.schedule.min_lr;
-            self.progress.note(&format!(
+            self.note(format!(
                 "the learning rate stays at {lr} from step {decay_steps} on, where its schedule \
                  ends; to stretch it, add --set schedule.decay_steps={steps}"
-            ));
+            ))?;
         }
+        Ok(())
     }
 
     /// Returns the metrics of each rank; empty for a single rank.
     pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
         let record = |(placed, report): (&RankPlacement, &StepReport)| RankRecord {
+            name: placed.name.clone(),
             share: u64::from(placed.share),
-            work_ms: 1e3 * (report.time - report.waited).as_secs_f64(),
-            wait_ms: 1e3 * report.waited.as_secs_f64(),
+            time: report.time,
+            waited: report.waited,
         };
         let several = self.placement.ranks.len() > 1;
         self.placement.ranks.iter().zip(reports).filter(|_| several).map(record).collect()
-    }
-
-    /// Returns the display of each rank; empty for a single rank.
-    pub(super) fn shown_ranks(&self, reports: &[StepReport]) -> Vec<RankDisplay> {
-        let shown = |(placed, report): (&RankPlacement, &StepReport)| {
-            let (whole, waited) = (report.time.as_secs_f64(), report.waited.as_secs_f64());
-            RankDisplay {
-                name: placed.name.clone(),
-                share: u64::from(placed.share),
-                samples_per_s: f64::from(placed.share) / (whole - waited),
-                wait: waited / whole,
-            }
-        };
-        let several = self.placement.ranks.len() > 1;
-        self.placement.ranks.iter().zip(reports).filter(|_| several).map(shown).collect()
     }
 }

@@ -3,6 +3,7 @@
 use super::Run;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta, NamedTensor};
 use crate::files;
+use crate::metrics::Event;
 use crate::parallel::Placement;
 use crate::runtime::open::initialize as initialize_device;
 use crate::train::error::TrainError;
@@ -30,25 +31,24 @@ impl Run {
         if let Some(best) = self.best {
             self.store.mark_best(best.step)?;
         }
-        self.warn_if_changed(&meta.placement);
+        self.warn_if_changed(&meta.placement)?;
         if meta.data != self.fingerprint {
-            self.progress.warn("the data are not those that the checkpoint was trained on");
+            self.warn("the data are not those that the checkpoint was trained on".into())?;
         }
         state::restore(&self.group, parameters, &moments, self.spec.optimizer.moments())
     }
 
     /// Reports that a resumed run decided otherwise than before, if that changes bits.
-    fn warn_if_changed(&self, before: &Placement) {
+    fn warn_if_changed(&mut self, before: &Placement) -> Result<(), TrainError> {
         let (was, is) = (before.devices(), self.placement.devices());
         let what = if was != is {
             format!("the run was on {was} and continues on {is}")
         } else if self.placement.differs_from(before) {
             "the run continues with other shares, micro-batches or kernels".into()
         } else {
-            return;
+            return Ok(());
         };
-        self.progress
-            .note(&format!("{what}: its bits will differ from those of an uninterrupted run"));
+        self.note(format!("{what}: its bits will differ from those of an uninterrupted run"))
     }
 
     /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
@@ -74,10 +74,7 @@ impl Run {
         match self.save() {
             Err(
                 error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | InvalidRequest(_)),
-            ) => {
-                self.progress.warn(&format!("step {} was not saved: {error}", self.step));
-                Ok(())
-            }
+            ) => self.warn(format!("step {} was not saved: {error}", self.step)),
             saved => saved,
         }
     }
@@ -110,9 +107,9 @@ impl Run {
         self.saved = Some(self.step);
         if let Err(error) = self.store.prune(self.spec.checkpoints_kept) {
             // This checkpoint is saved; the next save tries again.
-            self.progress.warn(&format!("old checkpoints were not removed: {error}"));
+            self.warn(format!("old checkpoints were not removed: {error}"))?;
         }
-        Ok(())
+        self.emit(Event::Checkpoint { step: self.step })
     }
 
     /// Checks that all parameters are finite. Non-finite ones cannot be trained further, and saving

@@ -1,10 +1,12 @@
 //! Startup of a run: opens its devices and its data as its specification requires.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::RunOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
 use crate::checkpoint::Checkpoint;
+use crate::metrics::{Event, Sink};
 use crate::parallel::MicroBatch;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
@@ -13,14 +15,14 @@ use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
 use crate::train::loader::BatchSource;
 use crate::train::spec::RunSpec;
-use crate::ui::terminal::{kernels_note, print_line};
 
-/// Opens the devices of a run.
+/// Opens the devices of a run; messages on the way go to `sink`.
 pub(super) fn assembled(
     spec: &RunSpec,
     options: &RunOptions,
     resumed: Option<&Checkpoint>,
     (plans, source): (&Plans, &BatchSource),
+    sink: &mut dyn Sink,
 ) -> Result<PlacedWorkers, TrainError> {
     let tuning = TuneOptions {
         seconds: spec.opening.tune_s,
@@ -35,11 +37,14 @@ pub(super) fn assembled(
         let micro_batch = MicroBatch { first: 0, rows: rows as u32 };
         probing.micro_batch(next, &micro_batch)
     });
-    let note = |text: &str| {
-        if !options.quiet {
-            print_line(text);
+    // Both callbacks send events, and neither can return a failure of the sink.
+    let (sink, failed) = (RefCell::new(sink), RefCell::new(None));
+    let emit = |event: Event| {
+        if let Err(error) = sink.borrow_mut().event(&event) {
+            failed.borrow_mut().get_or_insert(error);
         }
     };
+    let note = |text: &str| emit(Event::Note(text.into()));
     let request = PlacementRequest {
         selector: &options.devices,
         parallel: &spec.parallel,
@@ -56,8 +61,9 @@ pub(super) fn assembled(
         notify: &note,
         trace: options.trace.clone(),
     };
-    let mut note = kernels_note(options.quiet);
-    let mut report =
-        |device: &str, TuneProgress { done, total, elapsed }| note(device, (done, total), elapsed);
-    Ok(assemble(&request, &mut report)?)
+    let mut report = |device: &str, TuneProgress { done, total, elapsed }| {
+        emit(Event::Tuning { device: device.into(), done, total, elapsed });
+    };
+    let placed = assemble(&request, &mut report)?;
+    failed.take().map_or(Ok(placed), |error| Err(error.into()))
 }

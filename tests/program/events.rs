@@ -1,0 +1,79 @@
+//! A run's events, as a sink of the caller's gets them.
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::rc::Rc;
+
+use potluck::config::read;
+use potluck::faults::Faults;
+use potluck::metrics::{Event, MetricsError, Sink};
+use potluck::train::run::{Run, RunOptions, train};
+use potluck::train::spec::RunSpec;
+
+const CONFIGURATION: &str = "\
+model = { layers = 1, heads = 2, width = 16, context = 8 }
+train = { batch = 4, steps = 4, eval_every = 2, checkpoint_every = 3 }
+parallel = { shares = [3, 1] }
+";
+
+/// Sink that keeps a word for each event, and its step.
+struct Words(Rc<RefCell<Vec<String>>>);
+
+impl Sink for Words {
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        let word = match event {
+            Event::Note(_) => return Ok(()),
+            Event::Warning(text) => format!("warning {text}"),
+            Event::Tuning { device, .. } => format!("tuning {device}"),
+            Event::Started { done, steps, .. } => format!("started {done} of {steps}"),
+            Event::Step(step) => {
+                assert!(step.loss.is_finite() && step.skipped.is_none());
+                let shares: Vec<u64> = step.ranks.iter().map(|rank| rank.share).collect();
+                assert!(step.ranks.iter().all(|rank| rank.name.starts_with("cpu")));
+                format!("step {} {shares:?}", step.step)
+            }
+            Event::Evaluation(evaluation) => format!("evaluation {}", evaluation.step),
+            Event::Checkpoint { step } => format!("checkpoint {step}"),
+            Event::Ended => "ended".into(),
+        };
+        self.0.borrow_mut().push(word);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_sink_of_the_callers_gets_every_event_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = Some((Path::new("run.toml"), CONFIGURATION));
+    let config = read::read(None, file, &[]).unwrap().config;
+    let options = RunOptions {
+        out: directory.path().join("run"),
+        devices: "cpu*2".into(),
+        trace: None,
+        retune: false,
+        faults: Faults::none(),
+    };
+    let words = Rc::new(RefCell::new(Vec::new()));
+    let sink = Box::new(Words(words.clone()));
+    let mut run = Run::start(RunSpec::new(&config), options, None, sink).unwrap();
+    train(&mut run).unwrap();
+    let best = words.borrow().iter().position(|word| word == "checkpoint 2");
+    let expected = [
+        "started 0 of 4",
+        "checkpoint 0",
+        "step 1 [3, 1]",
+        "step 2 [3, 1]",
+        "evaluation 2",
+        "checkpoint 2",
+        "step 3 [3, 1]",
+        "checkpoint 3",
+        "step 4 [3, 1]",
+        "evaluation 4",
+        "checkpoint 4",
+        "ended",
+    ];
+    assert_eq!(best, Some(5), "the first evaluation is the best so far: {:?}", words.borrow());
+    assert_eq!(*words.borrow(), expected);
+    let record = std::fs::read_to_string(directory.path().join("run/metrics.jsonl")).unwrap();
+    assert_eq!(record.lines().count(), 6, "{record}");
+}
