@@ -13,6 +13,7 @@ pub struct Plans {
 }
 
 impl Plans {
+    /// Returns the plans of a graph, of which none is built yet.
     pub fn new(graph: Graph) -> Self {
         Self { graph, built: RefCell::default() }
     }
@@ -21,5 +22,24 @@ impl Plans {
     pub fn of_rows(&self, rows: u32) -> Arc<Plan> {
         let build = || Arc::new(Plan::new(self.graph.clone(), PlanOptions::new(rows as usize)));
         self.built.borrow_mut().entry(rows).or_insert_with(build).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Builder, Init, differentiate};
+
+    #[test]
+    fn a_plan_is_built_once_for_a_number_of_rows() {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 2]);
+        let w = b.parameter("w", &[2, 2], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        b.squared_error_loss(y, x).unwrap();
+        let plans = Plans::new(differentiate(b.finish()).unwrap());
+        let (three, again, four) = (plans.of_rows(3), plans.of_rows(3), plans.of_rows(4));
+        assert!(Arc::ptr_eq(&three, &again));
+        assert_eq!((three.options.rows, four.options.rows), (3, 4));
     }
 }
