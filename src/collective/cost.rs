@@ -28,8 +28,8 @@ impl CommCost {
     }
 }
 
-/// Returns the messages and bytes that the rank at a position sends for all chunks of a layout in one phase,
-/// with elements of `element_bytes`.
+/// Returns the messages and bytes that the rank at a position sends for all chunks of a layout in
+/// one phase, with elements of `element_bytes`.
 pub fn sent_by(
     layout: &ShardLayout,
     position: Position,
