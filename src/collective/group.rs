@@ -19,6 +19,23 @@ pub enum RankGroupError {
     Repeated { rank: Rank, positions: [Position; 2] },
 }
 
+/// Member of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    pub rank: Rank,
+    pub position: Position,
+}
+
+/// Display name: the rank, and its position where the two differ.
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rank.0 == self.position.0 {
+            true => write!(f, "{}", self.rank),
+            false => write!(f, "{} ({})", self.rank, self.position),
+        }
+    }
+}
+
 impl RankGroup {
     /// Creates a group of these ranks, in this order.
     ///
@@ -63,6 +80,20 @@ impl RankGroup {
         self.0[position.index()]
     }
 
+    /// Returns the member at a position.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the position is not in `0..size`.
+    pub fn member(&self, position: Position) -> Member {
+        Member { rank: self.rank(position), position }
+    }
+
+    /// Returns true if positions equal ranks, as in the group of all ranks.
+    pub fn is_identity(&self) -> bool {
+        self.iter().all(|(position, rank)| position.0 == rank.0)
+    }
+
     /// Returns the position of a rank; `None` if the rank is not in the group.
     pub fn position(&self, rank: Rank) -> Option<Position> {
         self.0.iter().position(|other| *other == rank).map(|index| Position(index as u32))
@@ -102,6 +133,9 @@ mod tests {
             assert_eq!((group.rank(position), group.position(rank)), (rank, Some(position)));
         }
         assert_eq!(group.position(Rank(0)), None);
+        let names = [0, 1].map(|position| group.member(Position(position)).to_string());
+        assert_eq!(names, ["rank 4 (position 0)", "rank 1"]);
+        assert!(!group.is_identity() && RankGroup::all(5).is_identity());
         assert!(RankGroup::all(5).iter().all(|(position, rank)| position.0 == rank.0));
     }
 

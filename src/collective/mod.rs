@@ -12,6 +12,6 @@ pub mod rooted;
 pub use cost::CommCost;
 pub use error::ExchangeError;
 pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
-pub use group::{RankGroup, RankGroupError};
+pub use group::{Member, RankGroup, RankGroupError};
 pub use layout::{Chunk, ShardLayout, Topology};
 pub use rooted::RootedStep;

@@ -16,7 +16,7 @@ pub use element::Element;
 pub use exchange_driver::{Addition, ExchangeDriver, ExchangeIo, Message};
 pub use mailbox::{Closed, Mailbox, RecvError, SendError};
 pub use pool::{BufferPool, PooledBuffer, SharedBuffer};
-pub use process_group::connection::GroupError;
+pub use process_group::error::GroupError;
 pub use process_group::packet::Transferable;
 pub use process_group::reduce_op::ReduceOp;
 pub use process_group::{ProcessGroup, init};

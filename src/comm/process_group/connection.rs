@@ -1,13 +1,15 @@
-//! Connections of one rank to all peers: sends and receives packets with credit-based flow
-//! control, and detects timeouts, mismatched calls and peers that left.
+//! Connections of one rank to all peers of a group: sends and receives packets with credit-based
+//! flow control, and detects timeouts, mismatched calls and peers that left.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::error::{GroupError, aborted, left_reason};
 use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools};
+use super::registry::{Birth, GroupContext, GroupRegistry, packets_max};
 use crate::base::{Position, Rank};
-use crate::collective::{ExchangeError, RankGroup};
+use crate::collective::{Member, RankGroup};
 use crate::comm::{Mailbox, RecvError, SendError};
 
 /// Credits towards each receiver: the number of packets that a rank may be ahead of it, for
@@ -20,43 +22,6 @@ pub const WINDOW: usize = 2;
 const CALLS_MAX: usize = 64;
 /// Duration of a wait after which a rank notifies its peers of the collective in which it waits.
 const WAIT_NOTICE_DELAY: Duration = Duration::from_millis(200);
-
-/// Error of a collective. After an error, no further call on the group succeeds: the calls of
-/// every other rank fail as well and name this rank.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum GroupError {
-    #[error("{call}: {why}")]
-    Argument { call: String, why: String },
-    /// Two ranks made calls that do not match.
-    #[error("{0}")]
-    Mismatch(String),
-    #[error("{call}: waited {seconds:.1} s for {}", list(ranks))]
-    TimedOut { call: String, seconds: f64, ranks: Vec<Rank> },
-    #[error(
-        "{call}: {}{}",
-        left_reason(*rank),
-        if *panicked { " (its thread panicked)" } else { "" }
-    )]
-    PeerLeft { call: String, rank: Rank, panicked: bool },
-    /// Another rank failed or aborted the group.
-    #[error("{0}")]
-    Aborted(String),
-    /// A state that only a bug of the library explains.
-    #[error("{call}: {why}")]
-    Defect { call: String, why: String },
-    /// A message that only a bug of the library explains.
-    #[error("{0}, which is a defect of potluck; please report it")]
-    Exchange(#[from] ExchangeError),
-}
-
-/// Close reason of the mailbox of a rank whose handle was dropped.
-fn left_reason(rank: Rank) -> String {
-    format!("{rank} left the group")
-}
-
-fn list(ranks: &[Rank]) -> String {
-    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
-}
 
 /// State of a peer, as far as this rank knows it.
 #[derive(Default)]
@@ -97,11 +62,11 @@ impl Credits {
 
 /// Endpoint of one rank: its mailbox and the channels to its peers.
 pub struct PeerChannels {
-    members: RankGroup,
+    registry: Arc<GroupRegistry>,
+    context: Arc<GroupContext>,
     position: Position,
-    /// By position, as the peers.
-    mailboxes: Arc<Vec<Mailbox<Packet>>>,
     pub pools: Pools,
+    /// By position.
     peers: Vec<Peer>,
     /// Number of the current collective, from 1.
     number: u64,
@@ -116,33 +81,47 @@ pub struct PeerChannels {
 }
 
 impl PeerChannels {
-    /// Creates the endpoints of a group, by position.
+    /// Creates the endpoints of a first group, by position.
     pub fn all(members: &RankGroup, timeout: Duration) -> Vec<Self> {
-        let ranks = members.size() as usize;
-        // Per sender: the packets and returned credits of both kinds, two exchanges, and control
-        // packets: two barriers, a waiting notice, an acknowledgement and a leave.
-        let items_max = ranks * (4 * CREDITS as usize + 8 * WINDOW * ranks + 2 * 32 + 3);
-        let mailboxes = Arc::new((0..ranks).map(|_| Mailbox::new(items_max)).collect::<Vec<_>>());
-        let peers = || (0..ranks).map(|_| Peer::default()).collect();
-        let channels = |position| Self {
-            members: members.clone(),
+        let registry = Arc::new(GroupRegistry::default());
+        let context = registry.create(members);
+        let endpoint = |position| Self::new(&registry, context.clone(), position, timeout);
+        members.iter().map(|(position, _)| endpoint(position)).collect()
+    }
+
+    fn new(
+        registry: &Arc<GroupRegistry>,
+        context: Arc<GroupContext>,
+        position: Position,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            registry: registry.clone(),
             position,
-            mailboxes: mailboxes.clone(),
             pools: Pools::default(),
-            peers: peers(),
+            peers: context.members.iter().map(|_| Peer::default()).collect(),
             number: 0,
             call: CollectiveCall::barrier(),
             calls: VecDeque::new(),
             timeout,
             began: Instant::now(),
             is_late: false,
-        };
-        members.iter().map(|(position, _)| channels(position)).collect()
+            context,
+        }
+    }
+
+    /// Creates this rank's endpoint in a group of members of this one, all of which do the same
+    /// after the same collective; `None` if this rank is not a member.
+    pub fn subgroup(&self, members: &RankGroup) -> Option<Self> {
+        let position = members.position(self.rank())?;
+        let birth: Birth = (self.context.id, self.number, members.rank(Position(0)));
+        let context = self.registry.join(birth, members);
+        Some(Self::new(&self.registry, context, position, self.timeout))
     }
 
     /// Returns the ranks of the group.
     pub fn members(&self) -> &RankGroup {
-        &self.members
+        &self.context.members
     }
 
     pub fn position(&self) -> Position {
@@ -150,7 +129,12 @@ impl PeerChannels {
     }
 
     pub fn rank(&self) -> Rank {
-        self.members.rank(self.position)
+        self.members().rank(self.position)
+    }
+
+    /// Returns this rank with its position.
+    pub fn member(&self) -> Member {
+        self.members().member(self.position)
     }
 
     /// Returns the current call.
@@ -160,7 +144,7 @@ impl PeerChannels {
 
     /// Returns the number of ranks in the group.
     pub fn size(&self) -> u32 {
-        self.members.size()
+        self.members().size()
     }
 
     /// Begins the next collective or send: processes the packets that have arrived, and compares
@@ -191,27 +175,28 @@ impl PeerChannels {
     }
 
     fn mailbox(&self) -> &Mailbox<Packet> {
-        &self.mailboxes[self.position.index()]
+        &self.context.mailboxes[self.position.index()]
     }
 
-    /// Aborts the group: the calls of every rank fail from now on, with this reason.
+    /// Aborts all groups of this rank: the calls of their members fail from now on, with this
+    /// reason.
     pub fn abort(&self, why: &str) {
-        self.mailboxes.iter().for_each(|mailbox| mailbox.close(why));
+        self.registry.fail(self.rank(), why);
     }
 
     /// Leaves the group, when the handle is dropped; packets that were sent before still arrive.
     pub fn leave(&self, panicked: bool) {
-        for (to, _) in self.members.iter() {
+        for (to, _) in self.members().iter() {
             self.send_control(to, PacketKind::Left { panicked });
         }
-        self.mailbox().close(&left_reason(self.rank()));
+        self.mailbox().close(&left_reason(self.member()));
     }
 
     // ---- Sending ----
 
     fn post(&mut self, to: Position, kind: PacketKind) -> Result<(), GroupError> {
         let packet = Packet { from: self.position, kind };
-        let closed = match self.mailboxes[to.index()].send(packet) {
+        let closed = match self.context.mailboxes[to.index()].send(packet) {
             Ok(()) => return Ok(()),
             Err(SendError::Closed(closed)) => closed,
             Err(full @ SendError::Full { .. }) => {
@@ -219,7 +204,7 @@ impl PeerChannels {
                 return Err(GroupError::Defect { call, why });
             }
         };
-        if closed.0 != left_reason(self.members.rank(to)) {
+        if closed.0 != left_reason(self.members().member(to)) {
             return Err(aborted(&closed.0));
         }
         // The peer sent `Left` to every rank before it closed its mailbox.
@@ -286,8 +271,9 @@ impl PeerChannels {
     fn send_control(&self, to: Position, kind: PacketKind) {
         let packet = Packet { from: self.position, kind };
         // A closed mailbox needs no control packets: its rank has left, or the group was aborted.
-        if let Err(full @ SendError::Full { .. }) = self.mailboxes[to.index()].send(packet) {
-            self.abort(&format!("{} found that {full}", self.rank()));
+        if let Err(full @ SendError::Full { .. }) = self.context.mailboxes[to.index()].send(packet)
+        {
+            self.abort(&format!("{} found that {full}", self.member()));
         }
     }
 
@@ -338,8 +324,8 @@ impl PeerChannels {
     }
 
     fn peer_left(&self, peer: Position, panicked: bool) -> GroupError {
-        let rank = self.members.rank(peer);
-        GroupError::PeerLeft { call: self.call.to_string(), rank, panicked }
+        let member = self.members().member(peer);
+        GroupError::PeerLeft { call: self.call.to_string(), member, panicked }
     }
 
     fn timed_out(&self, whom: Position) -> GroupError {
@@ -348,19 +334,29 @@ impl PeerChannels {
                 && !self.is_direct()
                 && self.peers[peer.index()].number < self.number
         };
-        let absent = self.members.iter().filter(|(peer, _)| is_absent(*peer));
-        let mut ranks: Vec<Rank> = absent.map(|(_, rank)| rank).collect();
-        if ranks.is_empty() {
-            ranks.push(self.members.rank(whom));
+        let absent = (0..self.size()).map(Position).filter(|peer| is_absent(*peer));
+        let mut members: Vec<Member> = absent.map(|peer| self.members().member(peer)).collect();
+        if members.is_empty() {
+            members.push(self.members().member(whom));
         }
         let seconds = self.began.elapsed().as_secs_f64();
-        GroupError::TimedOut { call: self.call.to_string(), seconds, ranks }
+        GroupError::TimedOut { call: self.call.to_string(), seconds, members }
     }
 
     /// Processes one packet: updates the state of the peer that sent it.
     fn dispatch(&mut self, packet: Packet) -> Result<(), GroupError> {
         let Packet { from, kind } = packet;
+        let [collective_max, direct_max] = packets_max(self.peers.len());
         let peer = &mut self.peers[from.index()];
+        let is_full = match kind {
+            PacketKind::Collective { .. } => peer.collective.len() >= collective_max,
+            PacketKind::Direct { .. } => peer.direct.len() >= direct_max,
+            _ => false,
+        };
+        if is_full {
+            let why = format!("{} sent more packets than may wait", self.members().member(from));
+            return Err(GroupError::Defect { call: self.call.to_string(), why });
+        }
         match kind {
             PacketKind::Collective { number, call, payload, is_credited } => {
                 peer.number = number;
@@ -410,9 +406,9 @@ impl PeerChannels {
         let ago = self.number.saturating_sub(number) as usize;
         let own = self.calls[self.calls.len() - 1 - ago.min(self.calls.len() - 1)];
         let own_number = self.number.min(number);
-        let (rank, from) = (self.rank(), self.members.rank(from));
+        let (this, from) = (self.member(), self.members().member(from));
         GroupError::Mismatch(format!(
-            "{rank} called {own} (collective {own_number}), and {from} {call} (collective {number})"
+            "{this} called {own} (collective {own_number}), and {from} {call} (collective {number})"
         ))
     }
 
@@ -422,13 +418,9 @@ impl PeerChannels {
         if (own.length, own.element) == (call.length, call.element) {
             return Ok(());
         }
-        let (rank, from) = (self.rank(), self.members.rank(from));
-        Err(GroupError::Mismatch(format!("{rank} called {own}, and {from} {call}")))
+        let (this, from) = (self.member(), self.members().member(from));
+        Err(GroupError::Mismatch(format!("{this} called {own}, and {from} {call}")))
     }
-}
-
-fn aborted(why: &str) -> GroupError {
-    GroupError::Aborted(why.into())
 }
 
 #[cfg(test)]

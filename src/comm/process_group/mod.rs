@@ -2,6 +2,11 @@
 //! [`ProcessGroup`] handle per rank, each thread takes one, and all call the same methods in the
 //! same order.
 //!
+//! **Groups of some ranks.** [`ProcessGroup::split`] and [`ProcessGroup::new_group`] create them.
+//! A rank keeps its number in every group, so calls and errors name the same [`Rank`] everywhere;
+//! its [`Position`] counts within the group. Blocks of values are in order of positions, and a
+//! group of some ranks gives the bits of a first group of its size.
+//!
 //! **Results.** The order in which values are combined depends on the number of ranks and
 //! elements only, never on timing, and every rank gets the same bits. An all-reduce of more than
 //! [`TREE_BYTES`] is a ring ([`crate::collective::exchange`]), a smaller one a tree
@@ -10,13 +15,17 @@
 //! **Failures.** A call that fails on one rank fails on all, at the latest in their next call,
 //! with an error that names the rank. The causes are mismatched calls, a dropped handle, a thread
 //! that panics, and a timeout. After a failure, no call succeeds, and the contents of the slices
-//! are unspecified.
+//! are unspecified. A rank whose call fails ends all groups to which it belongs; a dropped handle
+//! concerns its own group only.
 
 pub(super) mod connection;
+pub(super) mod error;
 pub(super) mod packet;
 mod perform;
 pub(super) mod reduce_op;
+mod registry;
 mod slices;
+mod subgroup;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,6 +85,7 @@ pub struct ProcessGroup {
 pub(super) type Done = Result<(), GroupError>;
 
 impl ProcessGroup {
+    /// Returns the number of this rank, which is the same in all of its groups.
     pub fn rank(&self) -> Rank {
         self.channels.rank()
     }
@@ -90,6 +100,7 @@ impl ProcessGroup {
         self.channels.members()
     }
 
+    /// Returns the number of ranks in the group.
     pub fn world_size(&self) -> usize {
         self.channels.size() as usize
     }
@@ -99,9 +110,9 @@ impl ProcessGroup {
         self.channels.timeout = deadline;
     }
 
-    /// Aborts the group: the calls of all ranks fail, with this reason.
+    /// Aborts all groups of this rank: the calls of their members fail, with this reason.
     pub fn abort(&self, why: &str) {
-        self.channels.abort(&format!("{} gave up: {why}", self.rank()));
+        self.channels.abort(&format!("{} gave up: {why}", self.channels.member()));
     }
 
     /// Leaves the group, as dropping the handle does.
@@ -127,8 +138,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Combines the `world * into.len()` values of all ranks; rank `r` gets part `r` of the
-    /// result. `(world - 1) / world` of the bytes pass through each rank.
+    /// Combines the `world * into.len()` values of all ranks; position `p` gets part `p` of
+    /// the result. `(world - 1) / world` of the bytes pass through each rank.
     pub fn reduce_scatter<T: Transferable>(
         &mut self,
         values: &[T],
@@ -149,18 +160,14 @@ impl ProcessGroup {
         })
     }
 
-    /// Concatenates the values of all ranks, in order of ranks, on every rank; `into` is `world`
-    /// times as long as `values`. `(world - 1) / world` of its bytes pass through each rank.
+    /// Concatenates the values of all ranks, in order of positions, on every rank; `into` is
+    /// `world` times as long as `values`. `(world - 1) / world` of its bytes pass through each
+    /// rank.
     pub fn all_gather_into<T: Transferable>(&mut self, values: &[T], into: &mut [T]) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::AllGather, values.len());
         self.call(call, |group| {
             group.expect_blocks("into", into.len(), values.len())?;
-            let own_at = group.position().index() * values.len();
-            into[own_at..own_at + values.len()].copy_from_slice(values);
-            let length = into.len();
-            let slices = LocalSlices::Apart { own: values, own_at, result: into, result_at: 0 };
-            let reducer = Reducer { op: &ReduceOp::Sum, weights: 0.0 };
-            group.exchange(length, slices, reducer, [false, true])
+            group.gather_blocks(values, into)
         })
     }
 
@@ -218,8 +225,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Concatenates the values of all ranks, in order of ranks, on `dst`, where `into` is `world`
-    /// times as long as `values`; on other ranks `into` must be empty.
+    /// Concatenates the values of all ranks, in order of positions, on `dst`, where `into` is
+    /// `world` times as long as `values`; on other ranks `into` must be empty.
     pub fn gather<T: Transferable>(&mut self, values: &[T], into: &mut [T], dst: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Gather { dst }, values.len());
         self.call(call, |group| {
@@ -245,8 +252,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Sends part `r` of the values of `src` to rank `r`. On `src`, `values` is `world` times as
-    /// long as `into`; on other ranks it must be empty.
+    /// Sends part `p` of the values of `src` to position `p`. On `src`, `values` is `world` times
+    /// as long as `into`; on other ranks it must be empty.
     pub fn scatter<T: Transferable>(&mut self, values: &[T], into: &mut [T], src: Rank) -> Done {
         let call = CollectiveCall::new::<T>(CallKind::Scatter { src }, into.len());
         self.call(call, |group| {

@@ -28,6 +28,8 @@ pub enum CallKind {
     AllGather,
     ReduceScatter,
     Barrier,
+    Split,
+    NewGroup,
     /// Point-to-point calls, this and `Recv`, are not counted among the collectives.
     Send {
         dst: Rank,
@@ -54,6 +56,11 @@ impl CollectiveCall {
         Self { kind, op: "", element: T::NAME, length }
     }
 
+    /// Returns the call that creates groups, which exchanges `length` words.
+    pub fn of_groups(kind: CallKind, length: usize) -> Self {
+        Self { kind, op: "", element: "", length }
+    }
+
     pub fn barrier() -> Self {
         Self { kind: CallKind::Barrier, op: "", element: "", length: 0 }
     }
@@ -71,6 +78,8 @@ impl fmt::Display for CollectiveCall {
             CallKind::AllGather => write!(f, "all_gather")?,
             CallKind::ReduceScatter => write!(f, "reduce_scatter({op})")?,
             CallKind::Barrier => return write!(f, "barrier"),
+            CallKind::Split => return write!(f, "split"),
+            CallKind::NewGroup => return write!(f, "new_group"),
             CallKind::Send { dst } => write!(f, "send(to {dst})")?,
             CallKind::Recv { src } => write!(f, "recv(from {src})")?,
         }

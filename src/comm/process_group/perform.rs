@@ -39,7 +39,7 @@ impl ProcessGroup {
         if let Err(error) = &done {
             // An abort by another rank has already closed every mailbox.
             if !matches!(error, GroupError::Aborted(_)) {
-                self.channels.abort(&format!("{} failed in {error}", self.rank()));
+                self.channels.abort(&format!("{} failed in {error}", self.channels.member()));
             }
         }
         done
@@ -128,6 +128,16 @@ impl ProcessGroup {
             driver.on_message(message, &mut io)?;
         }
         Ok(())
+    }
+
+    /// Gathers the values of all ranks, in order of positions, on every rank.
+    pub(super) fn gather_blocks<T: Transferable>(&mut self, values: &[T], into: &mut [T]) -> Done {
+        let own_at = self.position().index() * values.len();
+        into[own_at..own_at + values.len()].copy_from_slice(values);
+        let length = into.len();
+        let slices = LocalSlices::Apart { own: values, own_at, result: into, result_at: 0 };
+        let reducer = Reducer { op: &ReduceOp::Sum, weights: 0.0 };
+        self.exchange(length, slices, reducer, [false, true])
     }
 
     /// Returns the shard layout of this many values on a ring; reuses the last one if it fits.
@@ -275,10 +285,17 @@ impl ProcessGroup {
         self.expect_length(name, length, self.world_size() * block)
     }
 
-    /// Returns the position of a rank.
+    /// Returns the position of a rank, or an explanation if it is not in the group.
+    pub(super) fn position_of(&self, rank: Rank) -> Result<Position, String> {
+        let members = self.members();
+        members.position(rank).ok_or_else(|| match members.is_identity() {
+            true => format!("there are {} ranks", members.size()),
+            false => format!("{rank} is not in the group {members}"),
+        })
+    }
+
     pub(super) fn expect_rank(&self, rank: Rank) -> Result<Position, GroupError> {
-        let unknown = || self.argument(format!("there are {} ranks", self.world_size()));
-        self.channels.members().position(rank).ok_or_else(unknown)
+        self.position_of(rank).map_err(|why| self.argument(why))
     }
 
     /// Returns the position of a rank that is not this one.

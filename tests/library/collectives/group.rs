@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use super::dice::Dice;
 
 /// What each rank's thread returns, by rank.
-fn run<R: Send>(world: u32, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+pub fn run<R: Send>(world: u32, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let threads: Vec<_> =
             init(world).into_iter().map(|group| scope.spawn(|| rank(group))).collect();
@@ -24,7 +24,7 @@ fn run<R: Send>(world: u32, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
 }
 
 /// Everyone's values, by rank.
-fn values(world: u32, length: usize, seed: u32) -> Vec<Vec<f32>> {
+pub fn values(world: u32, length: usize, seed: u32) -> Vec<Vec<f32>> {
     let of = |rank| {
         let mut dice = Dice(seed, rank << 24);
         (0..length).map(|_| dice.value()).collect()
@@ -32,12 +32,12 @@ fn values(world: u32, length: usize, seed: u32) -> Vec<Vec<f32>> {
     (0..world).map(of).collect()
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
 /// `((v[first] + v[first+1]) + ..)`, around the ring.
-fn ring(all: &[Vec<f32>], owner: usize, i: usize, op: fn(f32, f32) -> f32) -> f32 {
+pub fn ring(all: &[Vec<f32>], owner: usize, i: usize, op: fn(f32, f32) -> f32) -> f32 {
     let world = all.len();
     let value = |k: usize| all[(owner + 1 + k) % world][i];
     (1..world).fold(value(0), |sum, k| op(sum, value(k)))
@@ -58,12 +58,12 @@ fn tree(all: &[Vec<f32>], root: usize, v: usize, span: usize, op: fn(f32, f32) -
     sum
 }
 
-fn reduced(all: &[Vec<f32>], root: usize, op: fn(f32, f32) -> f32) -> Vec<f32> {
+pub fn reduced(all: &[Vec<f32>], root: usize, op: fn(f32, f32) -> f32) -> Vec<f32> {
     tree(all, root, 0, all.len().next_power_of_two(), op)
 }
 
 /// What [`ProcessGroup::all_reduce`] says that it gives.
-fn all_reduced(all: &[Vec<f32>], op: fn(f32, f32) -> f32) -> Vec<f32> {
+pub fn all_reduced(all: &[Vec<f32>], op: fn(f32, f32) -> f32) -> Vec<f32> {
     let length = all[0].len();
     if 4 * length <= TREE_BYTES {
         return reduced(all, 0, op);
@@ -74,10 +74,10 @@ fn all_reduced(all: &[Vec<f32>], op: fn(f32, f32) -> f32) -> Vec<f32> {
     (0..length).map(|i| ring(all, owner(i).unwrap(), i, op)).collect()
 }
 
-type Combination = (fn() -> ReduceOp<f32>, fn(f32, f32) -> f32);
+pub type Combination = (fn() -> ReduceOp<f32>, fn(f32, f32) -> f32);
 
 /// Operations, and the same on two numbers.
-const OPS: [Combination; 4] = [
+pub const OPS: [Combination; 4] = [
     (|| ReduceOp::Sum, |a, b| a + b),
     (|| ReduceOp::Max, f32::max),
     (|| ReduceOp::Min, f32::min),
@@ -339,7 +339,7 @@ fn one_send_more_than_may_wait_waits_for_the_receiver() {
 }
 
 /// The errors of all ranks of a group in which something goes wrong, and how long it took.
-fn fails(
+pub fn fails(
     world: u32,
     rank: impl Fn(&mut ProcessGroup) -> Result<(), GroupError> + Sync,
 ) -> Vec<String> {
@@ -349,7 +349,7 @@ fn fails(
     errors
 }
 
-fn all_contain(errors: &[String], parts: &[&str]) {
+pub fn all_contain(errors: &[String], parts: &[&str]) {
     for error in errors {
         assert!(parts.iter().all(|part| error.contains(part)), "{parts:?} not in {errors:#?}");
     }

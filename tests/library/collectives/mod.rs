@@ -4,3 +4,4 @@
 mod dice;
 mod exchange;
 mod group;
+mod subgroups;
