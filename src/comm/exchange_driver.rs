@@ -172,6 +172,16 @@ impl<T: Element> ExchangeDriver<T> {
         Self { is_chained: true, ..self }
     }
 
+    /// Sets the longest time for which messages are awaited; see [`Exchange::with_deadline`].
+    pub fn with_deadline(self, deadline: Nanos) -> Self {
+        Self { exchange: self.exchange.with_deadline(deadline), ..self }
+    }
+
+    /// Checks that deadline, as [`Exchange::handle_timeout`] does.
+    pub fn handle_timeout(&self, now: Nanos) -> Result<(), ExchangeError> {
+        self.exchange.handle_timeout(now)
+    }
+
     /// Returns the exchange driver's buffer pool; [`ExchangeIo::read_final`] may use it.
     pub fn pool(&self) -> &BufferPool<T> {
         &self.pool

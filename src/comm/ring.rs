@@ -9,7 +9,7 @@ use super::add::add_assign;
 use super::{
     Addition, BufferPool, Closed, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer,
 };
-use crate::base::{BucketId, ChunkId, Position, Round};
+use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, ShardLayout};
 
 impl From<ExchangeError> for Closed {
@@ -28,7 +28,7 @@ pub enum RingMsg<R> {
     /// device only, which then adds them itself.
     Ready { round: Round, kind: CollectiveKind, chunk: ChunkId, readback: Option<R> },
     /// The device has added its own values of a chunk to a partial sum.
-    Added { chunk: ChunkId, partial: PooledBuffer },
+    Added { round: Round, chunk: ChunkId, partial: PooledBuffer },
     /// A message of another rank.
     Message(Message),
 }
@@ -67,6 +67,11 @@ pub trait RingOutput {
     /// Period of host work, which ends when this is dropped.
     type Span;
 
+    /// Returns the time that counts for [`RingWorker::handle_timeout`].
+    fn now(&self) -> Nanos {
+        0
+    }
+
     /// Begins work on a chunk.
     fn work(&mut self, work: HostWork, chunk: &Chunk) -> Self::Span;
 
@@ -85,7 +90,12 @@ pub trait RingOutput {
     fn gathered(&mut self, chunk: ChunkId, values: SharedBuffer) -> Result<(), Self::Error>;
 
     /// Requests that the device adds its own values of a chunk; [`RingMsg::Added`] answers.
-    fn add_on_device(&mut self, chunk: ChunkId, partial: PooledBuffer) -> Result<(), Self::Error>;
+    fn add_on_device(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        partial: PooledBuffer,
+    ) -> Result<(), Self::Error>;
 
     /// Reports the end of this rank's part in a collective.
     fn done(&mut self, collective: Collective) -> Result<(), Self::Error>;
@@ -112,6 +122,21 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
         Self { exchange, readbacks: HashMap::new() }
     }
 
+    /// Sets the longest time for which messages are awaited; see
+    /// [`crate::collective::Exchange::with_deadline`].
+    pub fn with_deadline(self, deadline: Nanos) -> Self {
+        Self { exchange: self.exchange.with_deadline(deadline), ..self }
+    }
+
+    /// Checks that deadline at the time `now`.
+    ///
+    /// # Errors
+    /// Returns [`ExchangeError::TimedOut`] with the positions whose messages are awaited if it has
+    /// passed.
+    pub fn handle_timeout(&self, now: Nanos) -> Result<(), ExchangeError> {
+        self.exchange.handle_timeout(now)
+    }
+
     /// Returns the number of messages of another round so far; see [`ExchangeDriver::strays`].
     pub fn strays(&self) -> u64 {
         self.exchange.strays()
@@ -128,20 +153,25 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
     ) -> Result<(), O::Error> {
         let Self { exchange, readbacks } = self;
         let pool = exchange.pool().clone();
-        let mut io = RingIo { readbacks, output, pool };
+        let mut io = RingIo { readbacks, output, round: exchange.round(), pool };
         match message {
             RingMsg::Restart(round) => {
                 io.readbacks.clear();
+                io.round = round;
                 exchange.restart(round);
                 exchange.start(&mut io)
             }
             // Values of a discarded step.
-            RingMsg::Ready { round, .. } if round < exchange.round() => Ok(()),
+            RingMsg::Ready { round, .. } | RingMsg::Added { round, .. }
+                if round < exchange.round() =>
+            {
+                Ok(())
+            }
             RingMsg::Ready { kind, chunk, readback, .. } => {
                 io.readbacks.extend(readback.map(|readback| (chunk, readback)));
                 exchange.on_local_ready(kind, chunk, &mut io)
             }
-            RingMsg::Added { chunk, partial } => exchange.on_added(chunk, partial, &mut io),
+            RingMsg::Added { chunk, partial, .. } => exchange.on_added(chunk, partial, &mut io),
             RingMsg::Message(message) => exchange.on_message(message, &mut io),
         }
     }
@@ -151,6 +181,7 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
 struct RingIo<'a, R, O> {
     readbacks: &'a mut HashMap<ChunkId, R>,
     output: &'a mut O,
+    round: Round,
     pool: BufferPool<f32>,
 }
 
@@ -173,6 +204,10 @@ impl<R: AsRef<[f32]>, O: RingOutput> RingIo<'_, R, O> {
 impl<R: AsRef<[f32]>, O: RingOutput> ExchangeIo for RingIo<'_, R, O> {
     type Error = O::Error;
 
+    fn now(&self) -> Nanos {
+        self.output.now()
+    }
+
     fn buffer_length(&self, chunk: &Chunk) -> usize {
         self.output.buffer_length(chunk)
     }
@@ -188,7 +223,7 @@ impl<R: AsRef<[f32]>, O: RingOutput> ExchangeIo for RingIo<'_, R, O> {
         mut partial: PooledBuffer,
     ) -> Result<Addition<f32>, O::Error> {
         let Some(readback) = self.readbacks.remove(&id) else {
-            self.output.add_on_device(id, partial)?;
+            self.output.add_on_device(self.round, id, partial)?;
             return Ok(Addition::Pending);
         };
         let _span = self.output.work(HostWork::Add, chunk);

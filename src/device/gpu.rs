@@ -298,7 +298,7 @@ impl Gpu {
             encoder.copy_buffer_to_buffer(buffer, *offset, staging, total, *bytes);
             total += bytes;
         }
-        let (sender, receiver) = mpsc::channel();
+        let (sender, receiver) = mpsc::sync_channel(1);
         let submission = self.queue.submit([encoder.finish()]);
         staging.map_async(wgpu::MapMode::Read, 0..total, move |result| {
             // The receiver outlives the wait below; it is gone only if the wait failed.

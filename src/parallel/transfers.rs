@@ -59,7 +59,7 @@ pub enum DeviceMsg<S, P> {
     /// The final values of a chunk that another rank owns.
     Gathered { chunk: ChunkId, values: S },
     /// Request to add the device's own values of a chunk to a partial sum and to return it.
-    Add { chunk: ChunkId, partial: P },
+    Add { round: Round, chunk: ChunkId, partial: P },
     /// This rank's part in a collective is over.
     Done(Collective),
     /// The verdict on a round.
@@ -242,7 +242,17 @@ impl PeerTransfers {
                 self.require(is_due, "a final value", chunk)?;
                 Response::Write { tensor: self.gathers, chunk, values }
             }
-            DeviceMsg::Add { chunk, partial } => {
+            DeviceMsg::Add { round: found, .. } | DeviceMsg::Decided { round: found, .. }
+                if found > self.round =>
+            {
+                return Err(StepError::LaterRound { found, current: self.round });
+            }
+            DeviceMsg::Add { round, .. } | DeviceMsg::Decided { round, .. }
+                if round < self.round =>
+            {
+                Response::None
+            }
+            DeviceMsg::Add { chunk, partial, .. } => {
                 let is_due = self.is_known(chunk)
                     && self.reduce_site == ReduceSite::Device
                     && self.is_added_to(chunk);
@@ -250,10 +260,6 @@ impl PeerTransfers {
                 Response::Add { chunk, partial }
             }
             DeviceMsg::Done(collective) => Response::Event(Event::Done(collective)),
-            DeviceMsg::Decided { round: found, .. } if found > self.round => {
-                return Err(StepError::LaterRound { found, current: self.round });
-            }
-            DeviceMsg::Decided { round, .. } if round < self.round => Response::None,
             DeviceMsg::Decided { verdict, .. } => Response::Event(Event::Verdict(verdict)),
         })
     }
@@ -407,7 +413,7 @@ mod tests {
         assert_eq!(transfers.handle(sum(9)), unexpected("a sum", 9));
         assert_eq!(transfers.handle(gathered(1)), unexpected("a final value", 1));
         assert_eq!(transfers.handle(gathered(9)), unexpected("a final value", 9));
-        let add = DeviceMsg::<(), ()>::Add { chunk: ChunkId(0), partial: () };
+        let add = DeviceMsg::<(), ()>::Add { round: FIRST, chunk: ChunkId(0), partial: () };
         assert_eq!(transfers.handle(add), unexpected("a partial sum", 0));
 
         let missing = Err(StepError::MissingSum { chunk: ChunkId(0) });

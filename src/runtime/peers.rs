@@ -136,7 +136,10 @@ impl RingPeers {
             Response::Add { chunk, mut partial } => {
                 let found = self.layout.chunk(chunk);
                 device.add(found.bucket, found.range.start, &mut partial)?;
-                self.send_to_ring(device, RingMsg::Added { chunk, partial })?;
+                self.send_to_ring(
+                    device,
+                    RingMsg::Added { round: self.transfers.round(), chunk, partial },
+                )?;
             }
             Response::Event(event) => return Ok(Some(event)),
             Response::None => {}

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::messages::{DriverMsg, RankRingMsg};
-use crate::base::{ChunkId, Position, Rank};
+use crate::base::{ChunkId, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, RankGroup, ShardLayout};
 use crate::comm::{
     Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput, RingWorker,
@@ -101,8 +101,13 @@ impl RingOutput for RingChannels {
         Ok(self.driver.send(DriverMsg::Gathered { chunk, values })?)
     }
 
-    fn add_on_device(&mut self, chunk: ChunkId, partial: PooledBuffer) -> Result<(), Closed> {
-        Ok(self.driver.send(DriverMsg::Add { chunk, partial })?)
+    fn add_on_device(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        partial: PooledBuffer,
+    ) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Add { round, chunk, partial })?)
     }
 
     fn done(&mut self, collective: Collective) -> Result<(), Closed> {

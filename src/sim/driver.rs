@@ -228,7 +228,8 @@ impl<'a> Simulation<'a> {
         match blocked {
             Blocked::FinishStep => self.vote(rank),
             Blocked::Add { chunk, partial } => {
-                self.hand_to_ring(rank, RingMsg::Added { chunk, partial });
+                let round = self.virtual_ranks[rank.index()].driver.round;
+                self.hand_to_ring(rank, RingMsg::Added { round, chunk, partial });
             }
         }
     }

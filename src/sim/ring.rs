@@ -6,7 +6,7 @@ use super::report::End;
 use super::scenario::{LinkModel, SeededBug};
 use super::timeline::VirtualTrack;
 use super::world::{Event, Simulation, ToDriver};
-use crate::base::{ChunkId, Nanos, Position, Rank};
+use crate::base::{ChunkId, Nanos, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Topology};
 use crate::comm::{
     HostWork, Mailbox, Message, PooledBuffer, RingMsg, RingOutput, RingWorker, SharedBuffer,
@@ -35,6 +35,7 @@ enum Effect {
 struct Work {
     host: LinkModel,
     has_values: bool,
+    began: Nanos,
     takes: Nanos,
     effects: Vec<(Nanos, Effect)>,
     /// Work that was done, for the timeline.
@@ -51,6 +52,10 @@ impl Work {
 impl RingOutput for Work {
     type Error = ExchangeError;
     type Span = ();
+
+    fn now(&self) -> Nanos {
+        self.began + self.takes
+    }
 
     fn work(&mut self, work: HostWork, chunk: &Chunk) {
         self.takes += self.host.busy(chunk);
@@ -77,10 +82,11 @@ impl RingOutput for Work {
 
     fn add_on_device(
         &mut self,
+        round: Round,
         chunk: ChunkId,
         partial: PooledBuffer,
     ) -> Result<(), ExchangeError> {
-        self.add(Effect::ToDriver(DeviceMsg::Add { chunk, partial }))
+        self.add(Effect::ToDriver(DeviceMsg::Add { round, chunk, partial }))
     }
 
     fn done(&mut self, collective: Collective) -> Result<(), ExchangeError> {
@@ -117,7 +123,8 @@ impl Simulation<'_> {
         let now = self.queue.now();
         let host = self.scenario.costs[rank.index()].host;
         let has_values = self.scenario.values.is_some();
-        let mut work = Work { host, has_values, takes: 0, effects: Vec::new(), done: Vec::new() };
+        let mut work =
+            Work { host, has_values, began: now, takes: 0, effects: Vec::new(), done: Vec::new() };
         if let Err(error) = virtual_rank.ring.worker.handle(message, &mut work) {
             virtual_rank.driver.inbox.close(&error.to_string());
             self.violations.push(format!("the ring thread of {rank}: {error}"));

@@ -88,7 +88,8 @@ impl<'a> VirtualRank<'a> {
         };
         let driver_inbox = Mailbox::new(bound(device_inbox_max(layout)));
         let ring_inbox = Mailbox::new(bound(ring_inbox_max(layout, position)));
-        let worker = RingWorker::new(layout.clone(), position, scenario.window, false);
+        let worker = RingWorker::new(layout.clone(), position, scenario.window, false)
+            .with_deadline(scenario.deadline());
         Self {
             program: &scenario.programs[rank.index()],
             position,
@@ -377,8 +378,10 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Records a violation for each rank that waits without end.
+    /// Records a violation for each rank that waits without end, and the positions whose messages
+    /// its ring thread awaits.
     fn record_deadlocks(&mut self) {
+        let now = self.queue.now();
         for (rank, virtual_rank) in self.virtual_ranks.iter().enumerate() {
             if virtual_rank.drives() {
                 let (round, waits) = (virtual_rank.driver.round, &virtual_rank.driver.waits_for);
@@ -386,6 +389,9 @@ impl<'a> Simulation<'a> {
                 let violation =
                     format!("rank {rank} is deadlocked in step {step}, waiting for {waits}");
                 self.violations.push(violation);
+                if let Err(error) = virtual_rank.ring.worker.handle_timeout(now) {
+                    self.violations.push(format!("the ring thread of rank {rank}: {error}"));
+                }
             }
         }
     }

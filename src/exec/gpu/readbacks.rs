@@ -71,6 +71,8 @@ pub struct ReadbackQueue {
     waiting: VecDeque<ReadbackRequest>,
     /// Readbacks that have a slot, all started before those in `waiting`, oldest first.
     in_flight: VecDeque<InFlight>,
+    /// Slots that were returned and not taken back: each at most once, so the channel never holds
+    /// more than there are slots.
     returned: Receiver<usize>,
     back: Sender<usize>,
 }
