@@ -1,10 +1,10 @@
 //! Violations of the protocol of an exchange.
 
 use super::CollectiveKind;
-use crate::base::{ChunkId, Position};
+use crate::base::{ChunkId, Position, Round};
 
-/// Event that an exchange does not expect: a defect of whoever reported or sent it. The exchange
-/// is unchanged.
+/// Error of an exchange or of its driver: an event that is not due, which is a defect of whoever
+/// reported or sent it and changes nothing, missing values, or a passed deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExchangeError {
     #[error("{id} is not one of {chunks}")]
@@ -26,6 +26,8 @@ pub enum ExchangeError {
     WrongLength { id: ChunkId, values: usize, length: usize },
     #[error("no message arrives from {}", list(awaited))]
     TimedOut { awaited: Vec<Position> },
+    #[error("values of {found} arrive in {current}")]
+    LaterRound { found: Round, current: Round },
     #[error("more than {max} messages of a later round arrive")]
     TooFarAhead { max: usize },
 }

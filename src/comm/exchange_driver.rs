@@ -1,6 +1,6 @@
 //! Driver of one rank's exchange: performs the actions of [`crate::collective`] on values.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::add::add_assign;
@@ -117,7 +117,7 @@ pub struct ExchangeDriver<T: Element = f32> {
     round: Round,
     /// Messages of ranks that restarted before this one, kept until it restarts as well; at most
     /// `ahead_max`, those of one round.
-    ahead: VecDeque<Message<T>>,
+    ahead: Vec<Message<T>>,
     ahead_max: usize,
     /// Number of messages of another round so far.
     strays: u64,
@@ -128,7 +128,7 @@ pub struct ExchangeDriver<T: Element = f32> {
     /// Partial sums that this rank holds, by chunk.
     held: Vec<Option<PooledBuffer<T>>>,
     /// Final values, kept until all actions caused by one event are performed.
-    handed: Vec<(ChunkId, SharedBuffer<T>)>,
+    finals: Vec<(ChunkId, SharedBuffer<T>)>,
 }
 
 impl<T: Element> ExchangeDriver<T> {
@@ -155,13 +155,13 @@ impl<T: Element> ExchangeDriver<T> {
             pool,
             is_chained: false,
             round: Round::default(),
-            ahead: VecDeque::new(),
+            ahead: Vec::new(),
             ahead_max,
             strays: 0,
             adding: None,
             early: HashMap::new(),
             held,
-            handed: Vec::new(),
+            finals: Vec::new(),
         }
     }
 
@@ -207,7 +207,7 @@ impl<T: Element> ExchangeDriver<T> {
         self.adding = None;
         self.early.clear();
         self.held.fill_with(|| None);
-        self.handed.clear();
+        self.finals.clear();
     }
 
     /// Performs the actions that are due from the start: reports buckets of length 0 as done, and
@@ -215,9 +215,11 @@ impl<T: Element> ExchangeDriver<T> {
     /// event does the same first, so `start` is needed only if a bucket may be empty, or in an
     /// exchange without [`CollectiveKind::ReduceScatter`].
     pub fn start<O: ExchangeIo<T>>(&mut self, io: &mut O) -> Result<(), O::Error> {
-        while self.ahead.front().is_some_and(|message| message.round <= self.round)
-            && let Some(message) = self.ahead.pop_front()
-        {
+        let (later, due) = std::mem::take(&mut self.ahead)
+            .into_iter()
+            .partition(|message: &Message<T>| message.round > self.round);
+        self.ahead = later;
+        for message in due {
             self.handle_message(message, io)?;
         }
         self.perform(io)
@@ -257,6 +259,7 @@ impl<T: Element> ExchangeDriver<T> {
         io: &mut O,
     ) -> Result<(), O::Error> {
         self.start(io)?;
+        self.strays += u64::from(message.round != self.round);
         self.handle_message(message, io)
     }
 
@@ -271,28 +274,29 @@ impl<T: Element> ExchangeDriver<T> {
             return Ok(self.keep_if_ahead(message)?);
         }
         let Message { kind, chunk, from, payload, .. } = message;
-        // First, because a message that is not expected must not replace values.
-        self.exchange.handle(io.now(), Event::Received { kind, chunk, from })?;
-        let length = io.buffer_length(self.exchange.layout().chunk(chunk));
-        if payload.length() != length {
+        let found = self.exchange.layout().chunks.get(chunk.index());
+        let length = found.map(|found| io.buffer_length(found));
+        // The exchange refuses an unknown chunk.
+        if let Some(length) = length.filter(|length| *length != payload.length()) {
             let values = payload.length();
             return Err(ExchangeError::WrongLength { id: chunk, values, length }.into());
         }
+        // First, because a message that is not expected must not replace values.
+        self.exchange.handle(io.now(), Event::Received { kind, chunk, from })?;
         match payload {
             MessageValues::Partial(values) => drop(self.early.insert((chunk, from), values)),
-            MessageValues::Final(values) => self.handed.push((chunk, values)),
+            MessageValues::Final(values) => self.finals.push((chunk, values)),
         }
         self.perform(io)
     }
 
     /// Keeps a message of a later round and drops one of an earlier round.
     fn keep_if_ahead(&mut self, message: Message<T>) -> Result<(), ExchangeError> {
-        self.strays += 1;
         if message.round > self.round {
             if self.ahead.len() == self.ahead_max {
                 return Err(ExchangeError::TooFarAhead { max: self.ahead_max });
             }
-            self.ahead.push_back(message);
+            self.ahead.push(message);
         }
         Ok(())
     }
@@ -325,7 +329,7 @@ impl<T: Element> ExchangeDriver<T> {
         }
         if self.adding.is_none() {
             // The event that brings final values causes all their sends: all are performed by now.
-            self.handed.clear();
+            self.finals.clear();
         }
         Ok(())
     }
@@ -352,11 +356,11 @@ impl<T: Element> ExchangeDriver<T> {
         id: ChunkId,
         io: &mut O,
     ) -> Result<SharedBuffer<T>, O::Error> {
-        if let Some((_, values)) = self.handed.iter().find(|(known, _)| *known == id) {
+        if let Some((_, values)) = self.finals.iter().find(|(known, _)| *known == id) {
             return Ok(values.clone());
         }
         let values = io.read_final(id, self.exchange.layout().chunk(id))?;
-        self.handed.push((id, values.clone()));
+        self.finals.push((id, values.clone()));
         Ok(values)
     }
 
@@ -383,7 +387,7 @@ impl<T: Element> ExchangeDriver<T> {
         let sum = self.partial(id, io)?;
         let result = io.on_reduced(id, self.exchange.layout().chunk(id), sum)?;
         if self.is_chained {
-            self.handed.push((id, result));
+            self.finals.push((id, result));
             let event = Event::LocalReady { kind: CollectiveKind::AllGather, chunk: id };
             self.exchange.handle(io.now(), event)?;
         }

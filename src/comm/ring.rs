@@ -34,10 +34,11 @@ pub enum RingMsg<R> {
 }
 
 /// Returns the most messages that are in the mailbox of a ring thread at a time: those of other
-/// ranks, and twice because these may be in the next round already; the rank's own values, twice
-/// because there are two collectives; a sum that the device has added; and the restart.
+/// ranks in one round, because all ranks have ended a round before the next one begins; the rank's
+/// own values, twice because there are two collectives; a sum that the device has added; and the
+/// restart.
 pub fn ring_inbox_max(layout: &ShardLayout, position: Position) -> usize {
-    2 * (layout.messages_max(position) + layout.chunks.len()) + 3
+    layout.messages_max(position) + 2 * layout.chunks.len() + 2
 }
 
 /// Work on the values of a chunk that a ring thread does itself.
@@ -84,10 +85,20 @@ pub trait RingOutput {
     fn send(&mut self, to: Position, message: Message) -> Result<(), Self::Error>;
 
     /// Passes the sum over all ranks of a chunk that this rank owns to its device.
-    fn reduced(&mut self, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Self::Error>;
+    fn reduced(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        sum: SharedBuffer,
+    ) -> Result<(), Self::Error>;
 
     /// Passes the final values of a chunk that another rank owns to the device.
-    fn gathered(&mut self, chunk: ChunkId, values: SharedBuffer) -> Result<(), Self::Error>;
+    fn gathered(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        values: SharedBuffer,
+    ) -> Result<(), Self::Error>;
 
     /// Requests that the device adds its own values of a chunk; [`RingMsg::Added`] answers.
     fn add_on_device(
@@ -98,7 +109,7 @@ pub trait RingOutput {
     ) -> Result<(), Self::Error>;
 
     /// Reports the end of this rank's part in a collective.
-    fn done(&mut self, collective: Collective) -> Result<(), Self::Error>;
+    fn done(&mut self, round: Round, collective: Collective) -> Result<(), Self::Error>;
 }
 
 /// State of a ring thread: an exchange driver, and the rank's own values that it has not used.
@@ -166,6 +177,11 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
                 if round < exchange.round() =>
             {
                 Ok(())
+            }
+            RingMsg::Ready { round: found, .. } | RingMsg::Added { round: found, .. }
+                if found > exchange.round() =>
+            {
+                Err(ExchangeError::LaterRound { found, current: exchange.round() }.into())
             }
             RingMsg::Ready { kind, chunk, readback, .. } => {
                 io.readbacks.extend(readback.map(|readback| (chunk, readback)));
@@ -238,7 +254,7 @@ impl<R: AsRef<[f32]>, O: RingOutput> ExchangeIo for RingIo<'_, R, O> {
         sum: PooledBuffer,
     ) -> Result<SharedBuffer, O::Error> {
         let sum = sum.share();
-        self.output.reduced(id, sum.clone())?;
+        self.output.reduced(self.round, id, sum.clone())?;
         Ok(sum)
     }
 
@@ -254,7 +270,7 @@ impl<R: AsRef<[f32]>, O: RingOutput> ExchangeIo for RingIo<'_, R, O> {
         _: &Chunk,
         values: &SharedBuffer,
     ) -> Result<(), O::Error> {
-        self.output.gathered(id, values.clone())
+        self.output.gathered(self.round, id, values.clone())
     }
 
     fn send(&mut self, to: Position, message: Message) -> Result<(), O::Error> {
@@ -262,6 +278,123 @@ impl<R: AsRef<[f32]>, O: RingOutput> ExchangeIo for RingIo<'_, R, O> {
     }
 
     fn on_done(&mut self, kind: CollectiveKind, bucket: BucketId) -> Result<(), O::Error> {
-        self.output.done(Collective { kind, bucket })
+        self.output.done(self.round, Collective { kind, bucket })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::Topology;
+
+    const ROUND: Round = Round { generation: 0, step: 2 };
+    const LATER: Round = Round { generation: 1, step: 1 };
+    const KIND: CollectiveKind = CollectiveKind::ReduceScatter;
+
+    /// What a ring thread has sent, and requested from its device.
+    #[derive(Default)]
+    struct Recorder {
+        sent: Vec<(Position, Message)>,
+        requested: Vec<(Round, ChunkId, PooledBuffer)>,
+        reduced: Vec<Vec<f32>>,
+    }
+
+    impl RingOutput for Recorder {
+        type Error = ExchangeError;
+        type Span = ();
+
+        fn work(&mut self, _: HostWork, _: &Chunk) {}
+
+        fn send(&mut self, to: Position, message: Message) -> Result<(), ExchangeError> {
+            self.sent.push((to, message));
+            Ok(())
+        }
+
+        fn reduced(
+            &mut self,
+            _: Round,
+            _: ChunkId,
+            sum: SharedBuffer,
+        ) -> Result<(), ExchangeError> {
+            self.reduced.push(sum.to_vec());
+            Ok(())
+        }
+
+        fn gathered(&mut self, _: Round, _: ChunkId, _: SharedBuffer) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+
+        fn add_on_device(
+            &mut self,
+            round: Round,
+            chunk: ChunkId,
+            partial: PooledBuffer,
+        ) -> Result<(), ExchangeError> {
+            self.requested.push((round, chunk, partial));
+            Ok(())
+        }
+
+        fn done(&mut self, _: Round, _: Collective) -> Result<(), ExchangeError> {
+            Ok(())
+        }
+    }
+
+    /// Two ranks; position 0 owns chunk 0, whose sum position 1 begins.
+    fn worker(position: u32) -> (RingWorker<Vec<f32>>, Recorder) {
+        let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[4], 2, 2));
+        (RingWorker::new(layout, Position(position), 1, false), Recorder::default())
+    }
+
+    /// The partial sum with which position 1 begins chunk 0 in a round.
+    fn partial(round: Round, value: f32) -> RingMsg<Vec<f32>> {
+        let (mut worker, mut output) = worker(1);
+        worker.handle(RingMsg::Restart(round), &mut output).unwrap();
+        let readback = Some(vec![value; 2]);
+        let ready = RingMsg::Ready { round, kind: KIND, chunk: ChunkId(0), readback };
+        worker.handle(ready, &mut output).unwrap();
+        RingMsg::Message(output.sent.remove(0).1)
+    }
+
+    fn kept_on_device(round: Round) -> RingMsg<Vec<f32>> {
+        RingMsg::Ready { round, kind: KIND, chunk: ChunkId(0), readback: None }
+    }
+
+    #[test]
+    fn a_sum_that_a_device_adds_in_a_discarded_round_is_dropped() {
+        let (mut worker, mut output) = worker(0);
+        worker.handle(RingMsg::Restart(ROUND), &mut output).unwrap();
+        worker.handle(kept_on_device(ROUND), &mut output).unwrap();
+        worker.handle(partial(ROUND, 1.0), &mut output).unwrap();
+        let (round, chunk, old) = output.requested.remove(0);
+        assert_eq!((round, chunk), (ROUND, ChunkId(0)));
+
+        // The device answers after the next round has begun, in which it is asked again.
+        worker.handle(RingMsg::Restart(LATER), &mut output).unwrap();
+        worker.handle(kept_on_device(LATER), &mut output).unwrap();
+        worker.handle(partial(LATER, 2.0), &mut output).unwrap();
+        let late = RingMsg::Added { round: ROUND, chunk, partial: old };
+        worker.handle(late, &mut output).unwrap();
+        assert!(output.reduced.is_empty());
+        let (round, chunk, mut sum) = output.requested.remove(0);
+        assert_eq!(round, LATER);
+        sum.iter_mut().for_each(|value| *value += 5.0);
+        worker.handle(RingMsg::Added { round, chunk, partial: sum }, &mut output).unwrap();
+        assert_eq!(output.reduced, [vec![7.0; 2]]);
+    }
+
+    #[test]
+    fn own_values_of_an_earlier_round_are_dropped_and_of_a_later_one_an_error() {
+        let (mut worker, mut output) = worker(1);
+        worker.handle(RingMsg::Restart(ROUND), &mut output).unwrap();
+        let ready = |round| {
+            let readback = Some(vec![1.0; 2]);
+            RingMsg::Ready { round, kind: KIND, chunk: ChunkId(0), readback }
+        };
+        worker.handle(ready(Round { generation: 0, step: 1 }), &mut output).unwrap();
+        assert!(output.sent.is_empty());
+        let error = worker.handle(ready(LATER), &mut output).unwrap_err();
+        assert_eq!(error, ExchangeError::LaterRound { found: LATER, current: ROUND });
+        worker.handle(ready(ROUND), &mut output).unwrap();
+        assert_eq!(output.sent.len(), 1);
     }
 }

@@ -49,8 +49,9 @@ pub struct RankActivity {
 pub enum Expiry {
     /// The device of a rank that does not wait has shown no heartbeat for the deadline.
     Hung(Rank),
-    /// For the deadline, no device has worked and no rank has received a message: all ranks wait
-    /// for each other. `unvoted` are those whose votes are missing.
+    /// For the deadline, no device has worked and no device thread has received a message: all
+    /// ranks wait for each other. Ring threads are not seen, so the deadline must be longer than a
+    /// chunk takes to pass through all ranks. `unvoted` are the ranks whose votes are missing.
     Deadlock { unvoted: Vec<Rank> },
 }
 
@@ -116,16 +117,15 @@ impl Coordinator {
         Ok(Some(self.announce(Decision::Verdict(Verdict::from_votes(&votes)))))
     }
 
-    /// Records the end of a rank's step without a failure of its own. Returns false if the rank
-    /// had ended before: one that was given up may still report.
+    /// Records the end of a rank's step without a failure of its own. A rank that was given up may
+    /// still report its end, which changes nothing.
     ///
     /// # Errors
     /// Returns [`StepError`] for a rank outside the world.
-    pub fn finish(&mut self, now: Nanos, rank: Rank) -> Result<bool, StepError> {
-        let state = self.rank(rank)?;
-        let is_new = !std::mem::replace(&mut state.has_ended, true);
+    pub fn finish(&mut self, now: Nanos, rank: Rank) -> Result<(), StepError> {
+        self.rank(rank)?.has_ended = true;
         self.progress_at = now;
-        Ok(is_new)
+        Ok(())
     }
 
     /// Records a rank's failure, which also ends its step. Returns the decision to abort if no
@@ -332,8 +332,7 @@ mod tests {
         assert_eq!(coordinator.handle_timeout(1090), [Expiry::Hung(Rank(0))]);
         coordinator.observe(1090, Rank(0), beats(4)).unwrap();
         assert_eq!(coordinator.handle_timeout(1090), []);
-        assert_eq!(coordinator.finish(1091, Rank(0)), Ok(true));
-        assert_eq!(coordinator.finish(1091, Rank(0)), Ok(false));
+        assert_eq!(coordinator.finish(1091, Rank(0)), Ok(()));
         assert_eq!(coordinator.pending(), [Rank(1)]);
     }
 

@@ -55,15 +55,27 @@ pub enum WaitFor {
 pub enum DeviceMsg<S, P> {
     /// The sum over all ranks of a chunk that this rank owns, with its sum of squares and its
     /// number of non-finite elements.
-    Reduced { chunk: ChunkId, sum: S, squares: f64, not_finite: u64 },
+    Reduced { round: Round, chunk: ChunkId, sum: S, squares: f64, not_finite: u64 },
     /// The final values of a chunk that another rank owns.
-    Gathered { chunk: ChunkId, values: S },
+    Gathered { round: Round, chunk: ChunkId, values: S },
     /// Request to add the device's own values of a chunk to a partial sum and to return it.
     Add { round: Round, chunk: ChunkId, partial: P },
     /// This rank's part in a collective is over.
-    Done(Collective),
+    Done { round: Round, collective: Collective },
     /// The verdict on a round.
     Decided { round: Round, verdict: Verdict },
+}
+
+impl<S, P> DeviceMsg<S, P> {
+    fn round(&self) -> Round {
+        match self {
+            Self::Reduced { round, .. }
+            | Self::Gathered { round, .. }
+            | Self::Add { round, .. }
+            | Self::Done { round, .. }
+            | Self::Decided { round, .. } => *round,
+        }
+    }
 }
 
 /// Reaction of a device thread to a message.
@@ -227,30 +239,27 @@ impl PeerTransfers {
     /// Processes a message and returns the reaction to it.
     ///
     /// # Errors
-    /// Returns [`StepError`] for a chunk that this rank does not expect, and for a verdict of a
+    /// Returns [`StepError`] for a chunk that this rank does not expect, and for a message of a
     /// later round.
     pub fn handle<S, P>(&mut self, message: DeviceMsg<S, P>) -> Result<Response<S, P>, StepError> {
+        let (found, current) = (message.round(), self.round);
+        if found > current {
+            return Err(StepError::LaterRound { found, current });
+        }
+        if found < current {
+            return Ok(Response::None);
+        }
         Ok(match message {
-            DeviceMsg::Reduced { chunk, sum, squares, not_finite } => {
+            DeviceMsg::Reduced { chunk, sum, squares, not_finite, .. } => {
                 let is_due = self.owns(chunk) && self.sums[chunk.index()].is_none();
                 self.require(is_due, "a sum", chunk)?;
                 self.sums[chunk.index()] = Some((squares, not_finite));
                 Response::Write { tensor: BucketTensor::Gradients, chunk, values: sum }
             }
-            DeviceMsg::Gathered { chunk, values } => {
+            DeviceMsg::Gathered { chunk, values, .. } => {
                 let is_due = self.is_known(chunk) && !self.owns(chunk);
                 self.require(is_due, "a final value", chunk)?;
                 Response::Write { tensor: self.gathers, chunk, values }
-            }
-            DeviceMsg::Add { round: found, .. } | DeviceMsg::Decided { round: found, .. }
-                if found > self.round =>
-            {
-                return Err(StepError::LaterRound { found, current: self.round });
-            }
-            DeviceMsg::Add { round, .. } | DeviceMsg::Decided { round, .. }
-                if round < self.round =>
-            {
-                Response::None
             }
             DeviceMsg::Add { chunk, partial, .. } => {
                 let is_due = self.is_known(chunk)
@@ -259,7 +268,7 @@ impl PeerTransfers {
                 self.require(is_due, "a partial sum", chunk)?;
                 Response::Add { chunk, partial }
             }
-            DeviceMsg::Done(collective) => Response::Event(Event::Done(collective)),
+            DeviceMsg::Done { collective, .. } => Response::Event(Event::Done(collective)),
             DeviceMsg::Decided { verdict, .. } => Response::Event(Event::Verdict(verdict)),
         })
     }
@@ -401,12 +410,17 @@ mod tests {
     fn messages_that_are_not_due_are_errors() {
         let mut transfers = transfers(0, ReduceSite::Host);
         let sum = |chunk| DeviceMsg::<(), ()>::Reduced {
+            round: FIRST,
             chunk: ChunkId(chunk),
             sum: (),
             squares: 4.0,
             not_finite: 1,
         };
-        let gathered = |chunk| DeviceMsg::<(), ()>::Gathered { chunk: ChunkId(chunk), values: () };
+        let gathered = |chunk| DeviceMsg::<(), ()>::Gathered {
+            round: FIRST,
+            chunk: ChunkId(chunk),
+            values: (),
+        };
         let unexpected =
             |what, chunk| Err(StepError::UnexpectedChunk { what, chunk: ChunkId(chunk) });
         assert_eq!(transfers.handle(sum(2)), unexpected("a sum", 2));
@@ -427,18 +441,33 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_about_its_round() {
-        let mut transfers = transfers(0, ReduceSite::Host);
+    fn messages_of_an_earlier_round_change_nothing_and_of_a_later_one_are_errors() {
+        let mut transfers = transfers(0, ReduceSite::Device);
         let second = Round { generation: 0, step: 2 };
         transfers.restart(second);
         let verdict = Verdict::from_votes(&[vote()]);
-        let decided = |round| DeviceMsg::<(), ()>::Decided { round, verdict: verdict.clone() };
-        assert_eq!(transfers.handle(decided(FIRST)), Ok(Response::None));
-        let event = Response::Event(Event::Verdict(verdict.clone()));
-        assert_eq!(transfers.handle(decided(second)), Ok(event));
+        let messages = |round| {
+            let (chunk, collective) = (ChunkId(0), Collective::reduce_scatter(BUCKET));
+            let (sum, verdict) = ((), verdict.clone());
+            [
+                DeviceMsg::<(), ()>::Reduced { round, chunk, sum, squares: 1.0, not_finite: 0 },
+                DeviceMsg::Gathered { round, chunk: ChunkId(2), values: () },
+                DeviceMsg::Add { round, chunk, partial: () },
+                DeviceMsg::Done { round, collective },
+                DeviceMsg::Decided { round, verdict },
+            ]
+        };
+        for message in messages(FIRST) {
+            assert_eq!(transfers.handle(message), Ok(Response::None));
+        }
         let found = Round { generation: 1, step: 1 };
-        let later = Err(StepError::LaterRound { found, current: second });
-        assert_eq!(transfers.handle(decided(found)), later);
+        for message in messages(found) {
+            let later = Err(StepError::LaterRound { found, current: second });
+            assert_eq!(transfers.handle(message), later);
+        }
+        for message in messages(second) {
+            assert!(!matches!(transfers.handle(message), Ok(Response::None) | Err(_)));
+        }
     }
 
     #[test]

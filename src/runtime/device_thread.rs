@@ -191,7 +191,7 @@ pub struct Watchdog {
 impl Watchdog {
     /// Returns the time between two polls of the heartbeat.
     pub fn poll_interval(&self) -> Duration {
-        Duration::from_nanos(check_interval(self.deadline.as_nanos() as Nanos))
+        Duration::from_nanos(check_interval(nanos(self.deadline)))
     }
 
     /// Returns true if the last heartbeat is longer ago than the deadline.
@@ -201,6 +201,11 @@ impl Watchdog {
         }
         self.alive.elapsed() >= self.deadline
     }
+}
+
+/// Returns a duration as state machines take it; one of more than 584 years is the maximum.
+pub fn nanos(duration: Duration) -> Nanos {
+    duration.as_nanos().try_into().unwrap_or(Nanos::MAX)
 }
 
 impl Drop for DeviceThread {

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Instant;
 
 use super::messages::{DriverMsg, RankRingMsg};
 use crate::base::{ChunkId, Position, Rank, Round};
@@ -31,6 +32,8 @@ pub struct RingChannels {
     pub rings: Arc<[Mailbox<RankRingMsg>]>,
     pub driver: Mailbox<DriverMsg>,
     pub track: Track,
+    /// Time at which the device was asked to add, while it does.
+    pub adding_since: Option<Instant>,
     /// True if sums are sent to all ranks as they are (all-reduce), without an update in between.
     pub is_chained: bool,
 }
@@ -38,26 +41,31 @@ pub struct RingChannels {
 /// Starts a ring thread; it ends when its mailbox is closed.
 pub fn start(channels: RingChannels) -> std::io::Result<thread::JoinHandle<()>> {
     let name = format!("ring of {}", channels.rank);
-    let ending = CloseOnDrop { driver: channels.driver.clone(), why: String::new() };
+    let (driver, ring) = (channels.driver.clone(), channels.inbox.clone());
+    let ending = CloseOnDrop { driver, ring, why: String::new() };
     thread::Builder::new().name(name).spawn(move || {
         let mut ending = ending;
         ending.why = run(channels).0;
     })
 }
 
-/// Guard that closes the device thread's mailbox when the ring thread ends for any reason;
-/// without it the device thread would wait forever.
+/// Guard that closes the device thread's mailbox and its own when the ring thread ends for any
+/// reason: without it the device thread would wait forever for a message, or for the readback slots
+/// that queued messages hold.
 struct CloseOnDrop {
     driver: Mailbox<DriverMsg>,
+    ring: Mailbox<RankRingMsg>,
     why: String,
 }
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        match thread::panicking() {
-            true => self.driver.close("its ring thread panicked, which is a defect of potluck"),
-            false => self.driver.close(&self.why),
-        }
+        let why = match thread::panicking() {
+            true => "its ring thread panicked, which is a defect of potluck",
+            false => &self.why,
+        };
+        self.driver.close(why);
+        self.ring.close(why);
     }
 }
 
@@ -71,6 +79,12 @@ fn run(mut channels: RingChannels) -> Closed {
             Err(RecvError::Closed(closed)) => return closed,
             Err(RecvError::TimedOut) => continue,
         };
+        if let RingMsg::Added { chunk, .. } = &message
+            && let Some(since) = channels.adding_since.take()
+        {
+            let name = || format!("{} {}", HostWork::Add, channels.layout.chunk(*chunk));
+            channels.track.record_since(name, since);
+        }
         if let Err(closed) = worker.handle(message, &mut channels) {
             return closed;
         }
@@ -90,15 +104,20 @@ impl RingOutput for RingChannels {
         Ok(self.rings[to.index()].send(RingMsg::Message(message))?)
     }
 
-    fn reduced(&mut self, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Closed> {
+    fn reduced(&mut self, round: Round, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Closed> {
         // An all-reduce has no vote that needs these sums.
         let is_voted = !self.is_chained;
         let (squares, not_finite) = if is_voted { norm::sum_of_squares(&sum) } else { (0.0, 0) };
-        Ok(self.driver.send(DriverMsg::Reduced { chunk, sum, squares, not_finite })?)
+        Ok(self.driver.send(DriverMsg::Reduced { round, chunk, sum, squares, not_finite })?)
     }
 
-    fn gathered(&mut self, chunk: ChunkId, values: SharedBuffer) -> Result<(), Closed> {
-        Ok(self.driver.send(DriverMsg::Gathered { chunk, values })?)
+    fn gathered(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        values: SharedBuffer,
+    ) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Gathered { round, chunk, values })?)
     }
 
     fn add_on_device(
@@ -107,10 +126,11 @@ impl RingOutput for RingChannels {
         chunk: ChunkId,
         partial: PooledBuffer,
     ) -> Result<(), Closed> {
+        self.adding_since = Some(Instant::now());
         Ok(self.driver.send(DriverMsg::Add { round, chunk, partial })?)
     }
 
-    fn done(&mut self, collective: Collective) -> Result<(), Closed> {
-        Ok(self.driver.send(DriverMsg::Done(collective))?)
+    fn done(&mut self, round: Round, collective: Collective) -> Result<(), Closed> {
+        Ok(self.driver.send(DriverMsg::Done { round, collective })?)
     }
 }

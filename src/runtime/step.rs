@@ -82,8 +82,8 @@ pub trait Peers {
         waited: &mut Duration,
     ) -> Result<Event, DeviceError>;
 
-    /// Discards the round: takes what is still on its way from the device.
-    fn discard(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError>;
+    /// Discards the round: takes what is still on its way from the device, for a limited time.
+    fn discard(&mut self, device: &mut dyn Executor);
 }
 
 /// Peers of a run on a single rank: there are none.
@@ -120,9 +120,7 @@ impl Peers for NoPeers {
         Ok(event.unwrap_or_else(|| Event::Fault("a single rank waits for others".into())))
     }
 
-    fn discard(&mut self, _: &mut dyn Executor) -> Result<(), DeviceError> {
-        Ok(())
-    }
+    fn discard(&mut self, _: &mut dyn Executor) {}
 }
 
 /// Runs one step: forward and backward of every micro-batch, the verdict, the update.
@@ -296,7 +294,7 @@ impl<'a> Performer<'a> {
         match outcome {
             Outcome::Updated => self.inject_fault(Point::Gather)?,
             Outcome::Skipped => {}
-            Outcome::Discarded(_) => self.peers.discard(self.device)?,
+            Outcome::Discarded(_) => self.peers.discard(self.device),
         }
         let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
         let (time, waited) = (self.started.elapsed(), self.waited);

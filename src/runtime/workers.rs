@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::RuntimeError;
-use super::device_thread::{DeviceThread, PendingJob};
+use super::device_thread::{DeviceThread, PendingJob, nanos};
 use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::peers::{RingPeers, TraceTracks, WaitStatus};
 use super::ring::RingChannels;
@@ -156,6 +156,7 @@ impl WorkerGroup {
             rings: rings.clone(),
             driver: inbox.clone(),
             track: tracks.ring.clone(),
+            adding_since: None,
             is_chained: options.is_chained,
         };
         let why = |error| {
@@ -280,7 +281,7 @@ impl WorkerGroup {
     /// Returns the longest time for which a device may be silent.
     fn deadline(&self) -> Nanos {
         let deadlines = self.workers.iter().map(|worker| worker.driver.deadline());
-        deadlines.min().map_or(Nanos::MAX, |deadline| deadline.as_nanos() as Nanos)
+        deadlines.min().map_or(Nanos::MAX, nanos)
     }
 
     /// Returns the round of the inputs, which must be one for all ranks, and later than the last.
@@ -332,8 +333,7 @@ impl Drop for WorkerGroup {
         }
         for worker in &mut self.workers {
             if let Some(thread) = worker.thread.take() {
-                // The ring thread waits only at its mailbox, or for a device thread whose mailbox
-                // is closed as well.
+                // The ring thread waits only at its mailbox.
                 let _ = thread.join();
             }
         }
@@ -361,7 +361,7 @@ impl<'t> StepRound<'t> {
     }
 
     fn now(&self) -> Nanos {
-        self.started.elapsed().as_nanos() as Nanos
+        nanos(self.started.elapsed())
     }
 
     fn submit(&mut self, worker: &Worker, input: &Arc<StepInput>) {
@@ -467,7 +467,7 @@ impl<'t> StepRound<'t> {
             Ok(report) => {
                 self.reports[rank.index()] = Some(Ok(report));
                 let finished = self.coordinator.finish(self.now(), rank);
-                self.announce(finished.map(|_| None));
+                self.announce(finished.map(|()| None));
             }
             Err(error) => {
                 self.reports[rank.index()] = Some(Err(()));

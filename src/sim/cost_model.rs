@@ -40,7 +40,7 @@ pub fn one_step(
         jitter_s: 0.0,
         deadline_s: f64::INFINITY,
         window: machine.window,
-        places_max: None,
+        slots_max: None,
         steps: 1,
         seed: 0,
         values: None,

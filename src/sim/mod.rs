@@ -10,14 +10,15 @@
 //!        device                                                      | messages to peers
 //! ```
 //!
-//! What is named above, with its mailboxes and their bounds, is what `runtime` runs; the simulator
-//! supplies the device, the links and the clock.
+//! The types named above, with the mailboxes and their bounds, are those that `runtime` runs. The
+//! simulator supplies the device, the links and the clock, and the loops around these types, which
+//! in a real run block a thread.
 //!
 //! Modelled: a device performs what its device thread queues, in order, while the thread goes on;
 //! the thread waits for its device where a real one does (the sums of a step, an addition on the
 //! device, a readback), and for messages otherwise. A ring thread processes one message at a time,
 //! adds and forwards. Readback, upload and each link between two ranks carry one chunk at a time,
-//! and the number of readback slots may be limited ([`Scenario::places_max`]). Everything takes
+//! and the number of readback slots may be limited ([`Scenario::slots_max`]). Everything takes
 //! the time given by [`Costs`] and [`LinkModel`]s plus a random part that depends on the seed; the
 //! seed also orders simultaneous events. Messages between rings may overtake each other. Ranks
 //! die, between any two events, and hang ([`SimulatedFault`]); the coordinator finds hung ranks and
@@ -26,10 +27,11 @@
 //! run, so that results can be compared to the bit with [`reference()`], which has no timing of
 //! ranks and no messages.
 //!
-//! Not modelled: transfers that slow down each other or the device's work; memory; a link that
-//! loses or changes a message, or partitions (a process has none, and between machines the
-//! transport closes a connection before that); a coordinator thread that dies (its process ends
-//! with it); nodes, durable votes, and a step that runs again after it was discarded.
+//! Not modelled: slots that a discarded step still holds while it is drained; transfers that slow
+//! down each other or the device's work; memory; a link that loses or changes a message, or
+//! partitions (a process has none, and between machines the transport closes a connection before
+//! that); a coordinator thread that dies (its process ends with it); nodes, durable votes, and a
+//! step that runs again after it was discarded.
 
 pub mod check;
 mod coordinator_thread;

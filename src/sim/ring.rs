@@ -70,14 +70,24 @@ impl RingOutput for Work {
         self.add(Effect::Send { to, message })
     }
 
-    fn reduced(&mut self, chunk: ChunkId, sum: SharedBuffer) -> Result<(), ExchangeError> {
+    fn reduced(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        sum: SharedBuffer,
+    ) -> Result<(), ExchangeError> {
         let squares = sum.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
         let not_finite = sum.iter().filter(|value| !value.is_finite()).count() as u64;
-        self.add(Effect::ToDriver(DeviceMsg::Reduced { chunk, sum, squares, not_finite }))
+        self.add(Effect::ToDriver(DeviceMsg::Reduced { round, chunk, sum, squares, not_finite }))
     }
 
-    fn gathered(&mut self, chunk: ChunkId, values: SharedBuffer) -> Result<(), ExchangeError> {
-        self.add(Effect::ToDriver(DeviceMsg::Gathered { chunk, values }))
+    fn gathered(
+        &mut self,
+        round: Round,
+        chunk: ChunkId,
+        values: SharedBuffer,
+    ) -> Result<(), ExchangeError> {
+        self.add(Effect::ToDriver(DeviceMsg::Gathered { round, chunk, values }))
     }
 
     fn add_on_device(
@@ -89,8 +99,8 @@ impl RingOutput for Work {
         self.add(Effect::ToDriver(DeviceMsg::Add { round, chunk, partial }))
     }
 
-    fn done(&mut self, collective: Collective) -> Result<(), ExchangeError> {
-        self.add(Effect::ToDriver(DeviceMsg::Done(collective)))
+    fn done(&mut self, round: Round, collective: Collective) -> Result<(), ExchangeError> {
+        self.add(Effect::ToDriver(DeviceMsg::Done { round, collective }))
     }
 }
 
@@ -126,7 +136,9 @@ impl Simulation<'_> {
         let mut work =
             Work { host, has_values, began: now, takes: 0, effects: Vec::new(), done: Vec::new() };
         if let Err(error) = virtual_rank.ring.worker.handle(message, &mut work) {
+            // The thread ends, as in a worker group.
             virtual_rank.driver.inbox.close(&error.to_string());
+            virtual_rank.ring.inbox.close(&error.to_string());
             self.violations.push(format!("the ring thread of {rank}: {error}"));
         }
         if virtual_rank.ring.worker.strays() > 0 {

@@ -136,7 +136,7 @@ pub struct Scenario {
     pub window: usize,
     /// Maximum number of chunks that a rank may be reading back or have read back, and not used
     /// yet; `None` for no limit.
-    pub places_max: Option<usize>,
+    pub slots_max: Option<usize>,
     pub steps: u64,
     /// Seed of delays and of the order of simultaneous events.
     pub seed: u64,

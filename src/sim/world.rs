@@ -22,7 +22,7 @@ use crate::parallel::{Expiry, Program, StepError};
 /// Message to a virtual device thread.
 pub(super) type ToDriver = DeviceMsg<SharedBuffer, PooledBuffer>;
 
-/// DriverJob of a virtual device thread.
+/// Work that the coordinator gives to a rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DriverJob {
     Step(Round),
@@ -95,7 +95,7 @@ impl<'a> VirtualRank<'a> {
             position,
             driver: Driver::new(transfers, driver_inbox),
             ring: Ring { worker, inbox: ring_inbox, free_at: 0, sent_last: 0, wakes: false },
-            device: VirtualDevice::new(Model::new(scenario), costs, scenario.places_max),
+            device: VirtualDevice::new(Model::new(scenario), costs, scenario.slots_max),
             message_last: 0,
             died_at: None,
             hang: (0, 0),
@@ -300,9 +300,9 @@ impl<'a> Simulation<'a> {
     /// Closes the mailboxes of a rank, which wakes it from any wait.
     fn abort(&mut self, rank: Rank, failed: Rank, why: String) {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
+        virtual_rank.driver.inbox.close(&why);
         virtual_rank.ring.inbox.close(&why);
         let driver = &mut virtual_rank.driver;
-        driver.inbox.close(&why);
         if driver.is_between_steps() {
             if virtual_rank.drives() {
                 self.end(rank, End::Failed { rank: failed, why });

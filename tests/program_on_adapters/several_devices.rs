@@ -368,3 +368,16 @@ fn a_resumed_run_with_measured_shares_ends_in_the_same_bits() {
         assert!(same, "{file}");
     }
 }
+
+#[test]
+fn additions_on_devices_are_in_the_trace() {
+    let _turn = crate::common::turn();
+    let desk = Desk::new();
+    let site = "--trace trace.json --set parallel.reduce_site=device";
+    train(&desk, "", "cpu*3", site).ok();
+    let spans = spans(&desk);
+    for rank in 0..3 {
+        let of_ring = spans.iter().filter(|span| span.0 == rank && span.1 == "ring");
+        assert_ne!(of_ring.filter(|span| span.2.starts_with("add ")).count(), 0, "rank {rank}");
+    }
+}

@@ -79,7 +79,10 @@ impl GroupRegistry {
     /// Ends all groups to which a rank belongs, and those that it is yet to join.
     pub fn fail(&self, rank: Rank, why: &str) {
         let mut table = self.lock();
-        table.failed.push((rank, why.into()));
+        if table.failed.iter().all(|(failed, _)| *failed != rank) {
+            table.failed.push((rank, why.into()));
+        }
+        table.pending.retain(|_, (context, _)| context.members.position(rank).is_none());
         let groups = table.groups.iter().filter_map(Weak::upgrade);
         groups
             .filter(|context| context.members.position(rank).is_some())

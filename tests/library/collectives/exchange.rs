@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use potluck::base::{BucketId, ChunkId, Position, Rank, Round};
-use potluck::collective::{Chunk, CollectiveKind, ExchangeError, RankGroup, ShardLayout, Topology};
+use potluck::base::{BucketId, ChunkId, Position, Round};
+use potluck::collective::{Chunk, CollectiveKind, ExchangeError, ShardLayout, Topology};
 use potluck::comm::add::add_assign;
 use potluck::comm::{Addition, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer};
 use proptest::prelude::*;
@@ -97,7 +97,7 @@ enum Next {
         chunks: VecDeque<ChunkId>,
     },
     Message {
-        to: Rank,
+        to: Position,
         message: Message,
     },
     /// The addition that is pending at a position ends.
@@ -106,14 +106,8 @@ enum Next {
     },
 }
 
-/// A message between ranks, without its values.
-type Sent = (Rank, Rank, CollectiveKind, ChunkId);
-
 /// All members of a group, by position, and everything on its way between them.
 struct World {
-    group: RankGroup,
-    /// Every message so far.
-    log: Vec<Sent>,
     layout: Arc<ShardLayout>,
     window: usize,
     is_chained: bool,
@@ -125,13 +119,7 @@ struct World {
 }
 
 impl World {
-    fn new(
-        group: &RankGroup,
-        layout: ShardLayout,
-        window: usize,
-        is_chained: bool,
-        seed: u32,
-    ) -> Self {
+    fn new(layout: ShardLayout, window: usize, is_chained: bool, seed: u32) -> Self {
         let layout = Arc::new(layout);
         let member = |at| {
             let member = ExchangeDriver::new(layout.clone(), Position(at), window);
@@ -148,8 +136,7 @@ impl World {
         let mut sides: Vec<Side> = (0..layout.size).map(side).collect();
         sides.iter_mut().for_each(|side| side.result = side.own.clone());
         let (rounds, dice) = (vec![0; layout.size as usize], Dice(seed, 0));
-        let (group, log, next) = (group.clone(), Vec::new(), Vec::new());
-        Self { group, log, layout, window, is_chained, members, sides, rounds, next, dice }
+        Self { layout, window, is_chained, members, sides, rounds, next: Vec::new(), dice }
     }
 
     /// A member's buckets become ready, in order, each at some time.
@@ -168,8 +155,6 @@ impl World {
         let side = &mut self.sides[at];
         for (to, message) in side.sent.drain(..) {
             assert_eq!(message.from.index(), at);
-            let (from, to) = (self.group.rank(message.from), self.group.rank(to));
-            self.log.push((from, to, message.kind, message.chunk));
             self.next.push(Next::Message { to, message });
         }
         let is_queued = |next: &Next| matches!(next, Next::Added { at: other } if *other == at);
@@ -192,7 +177,7 @@ impl World {
         let pick = self.dice.below(self.next.len());
         let at = match self.next.swap_remove(pick) {
             Next::Message { to, message } => {
-                let at = self.at(to);
+                let at = to.index();
                 self.members[at].on_message(message, &mut self.sides[at]).unwrap();
                 at
             }
@@ -214,17 +199,13 @@ impl World {
         true
     }
 
-    fn at(&self, rank: Rank) -> usize {
-        self.group.position(rank).unwrap().index()
-    }
-
     /// Partial sums on their way stay within the window, in each bucket and round, and messages
     /// within what the layout says.
     fn check_queues(&self, rounds: usize) {
         let mut waiting = vec![0; self.members.len()];
         for next in &self.next {
             if let Next::Message { to, .. } = next {
-                waiting[self.at(*to)] += 1;
+                waiting[to.index()] += 1;
             }
         }
         for (at, waiting) in (0..).map(Position).zip(waiting) {
@@ -284,20 +265,7 @@ fn bits(values: &[Vec<f32>]) -> Vec<Vec<u32>> {
 
 /// Each rank goes through the rounds at its own pace, with the expected bits in each.
 fn run(layout: ShardLayout, window: usize, is_chained: bool, seed: u32, rounds: usize) {
-    let group = RankGroup::all(layout.size);
-    run_in(&group, layout, window, is_chained, seed, rounds);
-}
-
-/// Runs as [`run`] does, among the ranks of a group; returns the messages.
-fn run_in(
-    group: &RankGroup,
-    layout: ShardLayout,
-    window: usize,
-    is_chained: bool,
-    seed: u32,
-    rounds: usize,
-) -> Vec<Sent> {
-    let mut world = World::new(group, layout, window, is_chained, seed);
+    let mut world = World::new(layout, window, is_chained, seed);
     let ranks = world.layout.size as usize;
     let expected: Vec<_> = (0..rounds as u32)
         .map(|round| {
@@ -331,7 +299,6 @@ fn run_in(
         }
     }
     assert_eq!(world.rounds, vec![rounds; ranks], "deadlock: {:?}", world.sides[0].done);
-    world.log
 }
 
 /// Every bucket and phase is done once, and taken off the list.
@@ -380,50 +347,6 @@ proptest! {
         seed: u32,
     ) {
         run(ShardLayout::new(topology, world, &[length], 64, chunk_max), window, true, seed, 1);
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
-
-    #[test]
-    fn a_group_of_some_ranks_exchanges_as_the_group_of_all_of_its_size(
-        topology in topology(),
-        (size, ranks) in (1..=9u32).prop_flat_map(|size| {
-            let ranks = (0..9).map(Rank).collect::<Vec<_>>();
-            (Just(size), Just(ranks).prop_shuffle())
-        }),
-        lengths in prop::collection::vec(0..600usize, 0..5),
-        window in 1..=3usize,
-        is_chained: bool,
-        seed: u32,
-    ) {
-        let members = |group: &RankGroup| {
-            let layout = ShardLayout::new(topology, size, &lengths, 8, 64);
-            run_in(group, layout, window, is_chained, seed, 2)
-        };
-        let group = RankGroup::new(&ranks[..size as usize]).unwrap();
-        let of_all = members(&RankGroup::all(size));
-        let place = |rank: Rank| group.rank(Position(rank.0));
-        let mapped = of_all.into_iter().map(|(from, to, kind, chunk)| {
-            (place(from), place(to), kind, chunk)
-        });
-        prop_assert_eq!(members(&group), mapped.collect::<Vec<_>>());
-    }
-}
-
-#[test]
-fn ranks_4_1_and_7_of_9_exchange_as_ranks_0_to_2() {
-    let group = RankGroup::new(&[4, 1, 7].map(Rank)).unwrap();
-    for topology in [Topology::Ring, Topology::Star] {
-        let messages = |group: &RankGroup| {
-            let layout = ShardLayout::new(topology, 3, &[700, 0, 64], 4, 32);
-            run_in(group, layout, 2, false, 7, 3)
-        };
-        let mapped = messages(&RankGroup::all(3)).into_iter().map(|(from, to, kind, chunk)| {
-            ([4, 1, 7].map(Rank)[from.index()], [4, 1, 7].map(Rank)[to.index()], kind, chunk)
-        });
-        assert_eq!(messages(&group), mapped.collect::<Vec<_>>());
     }
 }
 
@@ -480,4 +403,32 @@ fn a_rank_that_runs_ahead_without_end_is_an_error() {
             false => assert_eq!(result, Ok(())),
         }
     }
+}
+
+/// Messages of two later rounds, the later one first.
+#[test]
+fn messages_of_later_rounds_wait_for_their_own() {
+    let layout = Arc::new(ShardLayout::new(Topology::Ring, 2, &[4], 1, 2));
+    let values = || vec![vec![1.0; 4]];
+    let side = || Side { own: values(), result: values(), ..Side::default() };
+    let message = |step| {
+        let mut ahead = ExchangeDriver::<f32>::new(layout.clone(), Position(1), 1);
+        let mut sender = side();
+        ahead.restart(Round { generation: 0, step });
+        ahead.on_local_ready(CollectiveKind::ReduceScatter, ChunkId(0), &mut sender).unwrap();
+        sender.sent.pop().unwrap().1
+    };
+    let mut behind = ExchangeDriver::<f32>::new(layout.clone(), Position(0), 1);
+    behind.restart(Round { generation: 0, step: 1 });
+    for step in [3, 2] {
+        behind.on_message(message(step), &mut side()).unwrap();
+    }
+    for step in [2, 3] {
+        behind.restart(Round { generation: 0, step });
+        let mut own = side();
+        behind.start(&mut own).unwrap();
+        behind.on_local_ready(CollectiveKind::ReduceScatter, ChunkId(0), &mut own).unwrap();
+        assert_eq!(own.reduced, [ChunkId(0)], "step {step}");
+    }
+    assert_eq!(behind.strays(), 2);
 }

@@ -73,7 +73,7 @@ proptest! {
         (align, chunk_units) in (prop::sample::select(vec![1usize, 4, 64]), 8usize..200),
         (is_star, overlap) in any::<(bool, bool)>(),
         (window, seed) in (1usize..4, any::<u64>()),
-        places_max in prop::option::of(1usize..4),
+        slots_max in prop::option::of(1usize..4),
     ) {
         let world = counts.len();
         let plan = random::plan(2, &lengths, false);
@@ -89,7 +89,7 @@ proptest! {
             plan,
         };
         let jitter_s = 1e-4;
-        let scenario = Scenario { window, places_max, jitter_s, ..parts.scenario(seed) };
+        let scenario = Scenario { window, slots_max, jitter_s, ..parts.scenario(seed) };
         let report = run(&scenario);
         prop_assert_eq!(check(&scenario, &report), Ok(()));
         prop_assert!(is_completed(&report));
@@ -119,10 +119,10 @@ proptest! {
             links: (0..ranks).map(|_| row(draw)).collect(),
             plan,
         };
-        let (window, places_max) = (1, Some(places));
+        let (window, slots_max) = (1, Some(places));
         let jitter_s = draw.between(1e-7, 1e-3);
         let scenario =
-            Scenario { window, places_max, jitter_s, steps: 2, ..parts.scenario(seed) };
+            Scenario { window, slots_max, jitter_s, steps: 2, ..parts.scenario(seed) };
         let report = run(&scenario);
         prop_assert_eq!(check(&scenario, &report), Ok(()));
         prop_assert!(is_completed(&report));
@@ -137,7 +137,7 @@ fn bits_do_not_depend_on_speeds_links_and_delays() {
         let draw = &mut Draw::new(seed ^ 0x5eed);
         scenario.seed = seed ^ 0xde1a;
         scenario.window = 1 + draw.below(4) as usize;
-        scenario.places_max = random::places(draw);
+        scenario.slots_max = random::slots(draw);
         scenario.reduce_site = random::sites(draw, scenario.layout.size);
         scenario.jitter_s = 1e-2;
         for costs in &mut scenario.costs {
@@ -311,7 +311,7 @@ fn a_gpt_on_three_ranks_has_the_bits_of_the_fixed_order() {
 }
 
 #[test]
-fn a_driver_and_a_ring_do_one_thing_at_a_time() {
+fn a_device_and_a_ring_do_one_thing_at_a_time() {
     for_seeds(100, |seed| {
         let scenario = Scenario { timeline: true, ..random::scenario(seed) };
         let timeline = run(&scenario).timeline;
@@ -391,7 +391,7 @@ fn a_planted_silence_about_a_failure_is_found() {
 
 #[test]
 fn a_planted_order_of_positions_is_found_where_places_are_few() {
-    let found = |places_max: Option<usize>| {
+    let found = |slots_max: Option<usize>| {
         complaints(|scenario| {
             // Enough chunks that a few places are few.
             let (world, lengths) = (scenario.layout.size, scenario.lengths());
@@ -399,7 +399,7 @@ fn a_planted_order_of_positions_is_found_where_places_are_few() {
             let layout = ShardLayout::new(scenario.layout.topology, world, &lengths, 1, chunk_max);
             scenario.layout = Arc::new(layout);
             scenario.seeded_bug = Some(SeededBug::ReadsByPosition);
-            scenario.places_max = places_max;
+            scenario.slots_max = slots_max;
         })
     };
     for places in 1..=3 {

@@ -88,7 +88,7 @@ impl Parts {
             jitter_s: 0.0,
             deadline_s: 10.0,
             window: 2,
-            places_max: None,
+            slots_max: None,
             steps: 1,
             seed,
             values: Some(seed),
@@ -167,13 +167,13 @@ pub fn scenario(seed: u64) -> Scenario {
     scenario.control_s = draw.between(1e-7, 1e-3);
     scenario.window = 1 + draw.below(4) as usize;
     scenario.steps = 1 + u64::from(draw.below(3));
-    scenario.places_max = places(draw);
+    scenario.slots_max = slots(draw);
     scenario.reduce_site = sites(draw, world);
     scenario
 }
 
 /// Places to read back to: as many as there are chunks, or a few.
-pub fn places(draw: &mut Draw) -> Option<usize> {
+pub fn slots(draw: &mut Draw) -> Option<usize> {
     let few = 1 + draw.below(4) as usize;
     draw.one_in(2).then_some(few)
 }
