@@ -171,21 +171,27 @@ impl Store {
     /// Loads the newest good checkpoint, with a warning for each newer one that is damaged.
     ///
     /// # Errors
-    /// Returns `CheckpointError::None` if there is no checkpoint, and `CheckpointError::NoneGood`
-    /// if all are damaged.
+    /// Returns `CheckpointError::None` if there is no checkpoint, the newest one's
+    /// `CheckpointError::Format` if all are of other formats, and `CheckpointError::NoneGood` if
+    /// none is good for other reasons.
     pub fn load_latest(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
-        let mut warnings = Vec::new();
+        let mut errors = Vec::new();
+        let texts = |errors: &[CheckpointError]| errors.iter().map(ToString::to_string).collect();
         for step in self.steps()?.into_iter().rev() {
             match Checkpoint::load(&self.path(step)) {
-                Ok(checkpoint) => return Ok((checkpoint, warnings)),
-                Err(error) => warnings.push(error.to_string()),
+                Ok(checkpoint) => return Ok((checkpoint, texts(&errors))),
+                Err(error) => errors.push(error),
             }
         }
         let path = self.directory.clone();
-        if warnings.is_empty() {
+        if errors.is_empty() {
             return Err(CheckpointError::None { path });
         }
-        Err(CheckpointError::NoneGood { path, reasons: warnings })
+        // Checkpoints of another version of potluck are good for that version.
+        if errors.iter().all(|error| matches!(error, CheckpointError::Format { .. })) {
+            return Err(errors.swap_remove(0));
+        }
+        Err(CheckpointError::NoneGood { path, reasons: texts(&errors) })
     }
 
     /// Loads the checkpoint that was marked as the best one.

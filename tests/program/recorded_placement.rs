@@ -114,6 +114,7 @@ fn a_checkpoint_of_format_1_is_refused_by_its_number() {
             for part in ["has format 1", "reads format 2", "use the version that wrote it"] {
                 assert!(error.contains(part), "{line} {path}: {error}");
             }
+            assert!(!error.contains("start a new run"), "{line} {path}: {error}");
             assert_eq!((ran.out.as_str(), desk.files()), ("", before.clone()), "{line} {path}");
         }
     }
