@@ -6,8 +6,8 @@ use super::rooted::levels;
 use super::{Chunk, CollectiveKind, ShardLayout, Topology};
 use crate::base::Position;
 
-/// Communication cost of a collective: the amount that the busiest rank sends, or receives if
-/// that is more.
+/// Number and bytes of messages: by the formulas of the collectives, those that the busiest rank
+/// sends, or receives if that is more; by [`sent_by`], those that one rank sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommCost {
     /// Number of messages, sent one after the other.
