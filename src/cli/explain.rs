@@ -153,9 +153,10 @@ fn communication(spec: &RunSpec, devices_of_run: &PlannedDevices, plan: &Plan) -
 
 fn head(spec: &RunSpec, devices_of_run: &PlannedDevices) -> String {
     let world = devices_of_run.world();
-    let (way, hops) = match spec.parallel.topology {
-        Topology::Ring => ("ring", world - 1),
-        Topology::Star => ("star", 1),
+    let way = spec.parallel.topology.name();
+    let hops = match spec.parallel.topology {
+        Topology::Ring => world - 1,
+        Topology::Star => 1,
     };
     let kib = spec.parallel.chunk_bytes >> 10;
     format!(

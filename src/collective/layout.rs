@@ -16,6 +16,16 @@ pub enum Topology {
     Star,
 }
 
+impl Topology {
+    /// Returns the name in configurations and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Star => "star",
+        }
+    }
+}
+
 /// Chunk: a part of a shard that is sent in one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {

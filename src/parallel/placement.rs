@@ -15,12 +15,19 @@ pub enum ReduceSite {
     Device,
 }
 
-impl fmt::Display for ReduceSite {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl ReduceSite {
+    /// Returns the name in configurations and records.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Host => "host",
             Self::Device => "device",
-        })
+        }
+    }
+}
+
+impl fmt::Display for ReduceSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -153,6 +160,9 @@ pub(crate) mod tests {
         assert_eq!((&rank["share"], &rank["position"]), (&9.into(), &2.into()));
         assert_eq!(rank["micro_batches"], serde_json::json!([3, 3, 3]));
         assert_eq!(rank["reduce_site"], "device");
+        for site in [ReduceSite::Host, ReduceSite::Device] {
+            assert_eq!(serde_json::to_value(site).unwrap(), site.name(), "one name everywhere");
+        }
         assert_eq!(rank["kernels"]["matmul (2, 3)"], "tile");
         assert_eq!(serde_json::from_value::<Placement>(json).unwrap(), placement());
     }
