@@ -195,17 +195,14 @@ impl ConfigValue for Option<PathBuf> {
 
 /// Type whose values are words of the configuration. Implemented for the types that the rest of
 /// the program uses, so that no value has a second type here.
-pub trait Words: Copy + fmt::Debug + PartialEq + 'static {
+pub trait Words: Copy + fmt::Debug + 'static {
     /// Words in the order of the help listing.
     const WORDS: &'static [&'static str];
     /// Values in the order of [`Words::WORDS`].
     const VALUES: &'static [Self];
 
     /// Returns the word of this value; `None` for a value that the configuration does not offer.
-    fn word(self) -> Option<&'static str> {
-        let index = Self::VALUES.iter().position(|value| *value == self)?;
-        Self::WORDS.get(index).copied()
-    }
+    fn word(self) -> Option<&'static str>;
 
     /// Returns the value of a word.
     fn from_word(word: &str) -> Option<Self> {
@@ -229,12 +226,23 @@ impl<T: Words> ConfigValue for T {
     }
 }
 
-/// Implements [`Words`] for types, with a word for each value.
+/// Implements [`Words`] for types, with a word for each value. A value without one does not
+/// compile, unless the type's last line is `_ => None,`.
 macro_rules! words {
-    ($($ty:ty { $($value:expr => $word:literal,)* })*) => {$(
+    ($($ty:ty {
+        $($name:ident $(::$variant:ident)? $(($($of:tt)*))? => $word:expr,)*
+        $(_ => $none:ident,)?
+    })*) => {$(
         impl $crate::config::key::Words for $ty {
             const WORDS: &'static [&'static str] = &[$($word),*];
-            const VALUES: &'static [Self] = &[$($value),*];
+            const VALUES: &'static [Self] = &[$($name $(::$variant)? $(($($of)*))?),*];
+
+            fn word(self) -> Option<&'static str> {
+                match self {
+                    $($name $(::$variant)? $(($($of)*))? => Some($word),)*
+                    $(_ => $none,)?
+                }
+            }
         }
     )*};
 }

@@ -92,7 +92,7 @@ impl Override {
             key: key.into(),
             value: Value::Text(value.into()).to_string(),
         };
-        let kind = DataKind::Text.word().unwrap_or_default();
+        let kind = DataKind::Text.word().expect("every kind of data has a word");
         Ok([set("data.path", literal), set("data.kind", kind)])
     }
 }
