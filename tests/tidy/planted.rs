@@ -194,6 +194,20 @@ fn planted_mentions_of_ops_are_found() {
         assert!(wrong[0].ends_with("mentions the op A"), "{wrong:?}");
         assert!(with(probes, text, &[(probes, "A", "why")]).is_empty());
     }
+    let own = "src/kernels/ops/a_group.rs";
+    for text in ["use crate::graph::Op::*;", "use Op::{A, B};", "use crate::graph::{Op as O};"] {
+        for path in [probes, own] {
+            let wrong = with(path, text, &[]);
+            assert_eq!(wrong.len(), 1, "{text}: {wrong:?}");
+            assert!(wrong[0].ends_with("hides the ops it brings"), "{wrong:?}");
+        }
+        assert!(with(OP_FILES[1], text, &[]).is_empty());
+        let tests = format!("#[cfg(test)]\nmod tests {{ {text} }}");
+        assert!(with(probes, &tests, &[]).is_empty());
+    }
+    for text in ["use EpilogueOp::*;", "use x::{EpilogueOp as E};", "EpilogueOp::{A}"] {
+        assert!(with(probes, text, &[]).is_empty(), "{text}");
+    }
     assert_eq!(with("src/kernels/call.rs", "a::cost(call)", &[]).len(), 1);
     assert_eq!(with("src/cli/a.rs", "Op::B", &[]), ["src/cli/a.rs:1: mentions the op B"]);
     assert_eq!(with(probes, "", &[(probes, "A", "why")]).len(), 1, "an idle exception");

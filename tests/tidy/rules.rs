@@ -25,7 +25,8 @@ pub const REPEATED_TYPE_NAMES: &[(&str, &str)] = &[
     ("ReadbackQueue", "one per executor, with the same methods"),
 ];
 
-/// What doc comments do not open with, and the part of them that does all the same. May only fall.
+/// Words with which doc comments do not open, and the part of them that does all the same. May only
+/// fall.
 pub const QUESTION_WORDS: &str = "What Whether Who Whom Whose How Where When Why Which";
 pub const QUESTION_OPENINGS_MAX: f64 = 0.01;
 
@@ -118,7 +119,7 @@ pub const CRATES: &[(&str, &str)] = &[
 
 /// Rooms without IO, clocks and threads.
 pub const PURE: &str = "base graph collective cluster model optim parallel planner";
-/// What [`PURE`] rooms have no word of outside tests.
+/// Words that [`PURE`] rooms do not have outside tests.
 pub const IMPURE: &str =
     "std::fs std::net std::io std::env std::thread std::time Instant SystemTime";
 /// Rooms that start long-lived threads.
@@ -126,7 +127,7 @@ pub const THREADED: &str = "net runtime train dashboard";
 /// Rooms of this layer and below print nothing.
 pub const SILENT_LAYER_MAX: u8 = 5;
 
-/// Whether a list of names between spaces has this one.
+/// Returns true if a list of names between spaces has this one.
 pub fn lists(names: &str, name: &str) -> bool {
     names.split_whitespace().any(|known| known == name)
 }
@@ -246,7 +247,7 @@ pub fn sizes(file: &Source) -> Vec<String> {
     long
 }
 
-/// What is long without an exception, and exceptions that nothing needs.
+/// Violations: what is long without an exception, and exceptions that nothing needs.
 pub fn beyond_exceptions(long: &[String], exceptions: &[(&str, &str)]) -> Vec<String> {
     let excepted = |name: &String| exceptions.iter().any(|(known, _)| known == name);
     let mut wrong: Vec<String> = long
@@ -356,7 +357,8 @@ pub fn twins(files: &[Source]) -> Vec<String> {
 
 /// An op is known to [`OP_FILES`], to its twin and to the twin's shaders; every other file that
 /// mentions it needs an exception. A file mentions an op by its variant, by the module of its twin
-/// or by the name of a shader of the twin. Tests may mention any.
+/// or by the name of a shader of the twin, and imports no variants and renames no `Op`, so that it
+/// cannot mention one unseen. Tests may mention any.
 pub fn op_users(files: &[Source], exceptions: &[(&str, &str, &str)]) -> Vec<String> {
     let code = |path: &str| files.iter().find(|f| f.path == path).map_or("", |f| &f.code);
     let (mut wrong, mut used) = (Vec::new(), Vec::new());
@@ -371,6 +373,13 @@ pub fn op_users(files: &[Source], exceptions: &[(&str, &str, &str)]) -> Vec<Stri
                 Some((path, ..)) => used.push((*path, op.clone())),
                 None => wrong.push(file.at(at, format!("mentions the op {op}"))),
             }
+        }
+    }
+    let others = files.iter().filter(|file| file.path.starts_with("src/") && file.is_rust());
+    for file in others.filter(|file| !OP_FILES.contains(&file.path.as_str())) {
+        for hidden in ["Op::*", "Op::{", "Op as "] {
+            let places = file.outside_tests(hidden).into_iter();
+            wrong.extend(places.map(|at| file.at(at, format!("{hidden} hides the ops it brings"))));
         }
     }
     for (path, ops, _) in exceptions {
@@ -390,13 +399,13 @@ fn twin_of(table: &str, op: &str) -> Option<String> {
     twin.trim().split_once("::").map(|(module, _)| module.to_string())
 }
 
-/// Whether a file is a twin's own: `a.rs`, `a_part.rs` or in the directory `a`.
+/// Returns true for a twin's own file: `a.rs`, `a_part.rs` or in the directory `a`.
 fn is_twin_file(path: &str, twin: &str) -> bool {
     let behind = path.strip_prefix("src/kernels/ops/").and_then(|name| name.strip_prefix(twin));
     behind.is_some_and(|rest| rest == ".rs" || rest.starts_with(['/', '_']))
 }
 
-/// Where a file first mentions an op outside tests.
+/// Offset at which a file first mentions an op outside tests.
 fn mention(file: &Source, op: &str, twin: Option<&str>, files: &[Source]) -> Option<usize> {
     let mut found = file.outside_tests(&format!("Op::{op}"));
     let Some(twin) = twin else { return found.into_iter().min() };
@@ -467,8 +476,8 @@ pub fn repeated_type_names(files: &[Source], exceptions: &[(&str, &str)]) -> Vec
     wrong
 }
 
-/// Where the twin of a shader may be: directory, module and path. That of `a_b.wgsl` may be `b` in
-/// a directory `a`.
+/// Places at which the twin of a shader may be: directory, module and path. That of `a_b.wgsl` may
+/// be `b` in a directory `a`.
 fn twin_places(name: &str) -> Vec<(String, String, String)> {
     let place = |directory: String, module: &str, path: &str| {
         let twin = format!("{directory}/{path}.rs");

@@ -46,7 +46,7 @@ impl Source {
         words(&self.code, "#[cfg(test)]").map(|start| start..item_end(&self.code, start)).collect()
     }
 
-    /// Where a word stands in code that not only tests compile.
+    /// Offsets of a word in code that not only tests compile.
     pub fn outside_tests(&self, word: &str) -> Vec<usize> {
         let tests = self.tests();
         words(&self.code, word).filter(|at| !tests.iter().any(|test| test.contains(at))).collect()
@@ -192,7 +192,7 @@ pub fn quoted(text: &str, quote: u8) -> usize {
     (at + 1).min(bytes.len())
 }
 
-/// Where `word` stands by itself: not inside a longer name.
+/// Offsets at which `word` stands by itself: not inside a longer name.
 pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let is_name = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(word).map(|(at, _)| at).filter(move |at| {
@@ -247,8 +247,8 @@ pub fn crate_imports(code: &str) -> Vec<(usize, String)> {
     names
 }
 
-/// Where the item that starts at `start` (with its attributes) ends: behind its closing brace,
-/// or behind its semicolon.
+/// End of the item that starts at `start` (with its attributes): behind its closing brace, or
+/// behind its semicolon.
 pub fn item_end(code: &str, start: usize) -> usize {
     let (mut braces, mut brackets) = (0, 0);
     for (i, c) in code[start..].char_indices() {
