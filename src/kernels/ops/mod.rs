@@ -1,4 +1,4 @@
-//! Twins of all ops, one file each, and the table that maps ops to twins.
+//! Twins of all ops and update rules, one file each, and the tables that map them to their twins.
 
 pub mod adamw;
 pub mod attention;
@@ -52,13 +52,21 @@ table! {
     Op::Attention { .. } | Op::AttentionGrad { .. } => attention::TWIN,
 }
 
-/// Twins of all update rules.
-pub static UPDATE_TWINS: [&UpdateTwin; 2] = [&sgd::TWIN, &adamw::TWIN];
+macro_rules! update_table {
+    ($($update:pat => $twin:path,)*) => {
+        /// Twins of all update rules.
+        pub static UPDATE_TWINS: &[&UpdateTwin] = &[$(&$twin),*];
 
-/// Returns the twin of an update rule.
-pub fn update_twin(update: &Update) -> &'static UpdateTwin {
-    match update {
-        Update::Sgd { .. } => &sgd::TWIN,
-        Update::AdamW { .. } => &adamw::TWIN,
-    }
+        /// Returns the twin of an update rule.
+        pub fn update_twin(update: &Update) -> &'static UpdateTwin {
+            match update {
+                $($update => &$twin,)*
+            }
+        }
+    };
+}
+
+update_table! {
+    Update::Sgd { .. } => sgd::TWIN,
+    Update::AdamW { .. } => adamw::TWIN,
 }
