@@ -75,12 +75,15 @@ pub struct EvalRecord {
     pub step: u64,
     /// Mean loss over the validation split.
     pub val_loss: f64,
-    /// True if no evaluation of the run was better; left out of the line.
+    /// True if the loss is finite and below that of the best evaluation before, if there was one;
+    /// left out of the line.
     #[serde(skip)]
     pub is_best: bool,
 }
 
-/// Event of a run, in the order in which they happen.
+/// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen.
+/// Notes and warnings may come at any time, [`Tuning`](Event::Tuning) before
+/// [`Started`](Event::Started), and all others after it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Message for the user.
@@ -94,8 +97,9 @@ pub enum Event {
         total: usize,
         elapsed: Duration,
     },
-    /// The first step is about to begin: of `steps`, `done` are done. `device` is the name of the
-    /// first rank's device.
+    /// The devices are open and the run's directory is in use: of `steps`, `done` are done, which
+    /// may be all of them. What can still fail before the first step, such as restoring a
+    /// checkpoint, comes after it. `device` is the name of the first rank's device.
     Started {
         done: u64,
         steps: u64,
@@ -107,7 +111,8 @@ pub enum Event {
     Checkpoint {
         step: u64,
     },
-    /// The last step is done, or the run failed.
+    /// The training loop is over: the last step is done, a signal interrupted it, or it failed. A
+    /// run that fails before the loop has no such event.
     Ended,
 }
 

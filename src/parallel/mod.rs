@@ -1,6 +1,7 @@
 //! Schedules of a step: instructions, the programs made of them, the interpreter that turns a
-//! program into actions, and the coordinator of the verdict. Pure and sans-IO: `runtime` performs
-//! the actions on real devices.
+//! program into actions, the transfers between a device and its ring thread, the coordinator of
+//! the verdict, and the placement of a run. Pure and sans-IO: `runtime` performs the actions on
+//! real devices.
 
 pub mod coordinator;
 mod error;

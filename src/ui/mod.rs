@@ -1,4 +1,4 @@
-//! Progress display of a run on the terminal.
+//! Display of a run's events on stderr: its progress, notes and warnings.
 
 mod format;
 pub mod ranks;

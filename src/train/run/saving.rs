@@ -67,8 +67,8 @@ impl Run {
     /// succeed.
     ///
     /// # Errors
-    /// Returns `TrainError` if a device fails, or if its parameters differ from those of the
-    /// other ranks.
+    /// Returns `TrainError` if a device fails, if its parameters differ from those of the other
+    /// ranks, or if a sink takes no more events.
     pub(super) fn save_or_warn(&mut self) -> Result<(), TrainError> {
         use TrainError::{Checkpoint, InvalidRequest, Io};
         match self.save() {
