@@ -28,7 +28,11 @@ impl OwnedCall {
     }
 
     /// Returns the call of an op on inputs of these dimensions; `None` if the op has no kernel or
-    /// the shape rule refuses them.
+    /// the shape rule refuses them. There must be as many inputs as the op takes, of as many
+    /// dimensions as it takes, and batched ones must have a multiple of the samples as their first.
+    ///
+    /// # Panics
+    /// May panic if there are fewer inputs or dimensions, or no samples.
     pub fn new(op: Op, inputs: Vec<Dims>, random: RandomContext) -> Option<Self> {
         let spec = (twin(&op)?.inputs)(&op, &inputs);
         let shape = |dims: &Dims| match (spec.samples, dims.split_first()) {

@@ -9,7 +9,10 @@ use crate::kernels::{CallShape, Dims, OwnedCall, RandomContext, twin};
 
 /// See [`crate::kernels::Twin::probes`]: calls of the root op, with operands of the epilogue that
 /// fit the root's output. The length of an operand that repeats is a constant in the kernel's text,
-/// so it is kept.
+/// so it is kept. There must be as many inputs as the root and the epilogue take.
+///
+/// # Panics
+/// Panics if the op is not fused, or if there are fewer inputs than the epilogue has operands.
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let Op::Fused { root, epilogue } = op else { panic!("{op} is not fused") };
     let operands = epilogue.iter().filter(|step| step.has_operand()).count();
