@@ -64,6 +64,15 @@ pub struct RankPlacement {
     pub kernels: VariantChoices,
 }
 
+impl RankPlacement {
+    /// Returns true if the micro-batches are the samples of the share, none of them too large.
+    fn has_its_share(&self) -> bool {
+        let sum: u64 = self.micro_batches.iter().map(|rows| u64::from(*rows)).sum();
+        sum == u64::from(self.share)
+            && self.micro_batches.iter().all(|rows| *rows <= self.micro_batch)
+    }
+}
+
 impl Placement {
     /// Returns true if several devices were requested, so that the shares may have been measured.
     pub fn has_alternatives(&self) -> bool {
@@ -100,13 +109,15 @@ impl Placement {
                 && rank.share > 0
                 && sizes.contains(&rank.micro_batch)
                 && sizes.contains(&rank.rows)
+                && rank.has_its_share()
         };
         self.ranks.iter().all(is_sound)
             && self.ranks.is_sorted_by(|one, next| one.position < next.position)
     }
 
     /// Returns true if a run that continues with this placement instead of `before`, on the same
-    /// devices, may compute other bits.
+    /// devices, counts as one with another placement: because its shares, micro-batches, reduce
+    /// sites or kernels differ, or, among several devices, the request that they were decided for.
     pub fn differs_from(&self, before: &Self) -> bool {
         let with_shares = self.has_alternatives();
         let differs = |(now, was): (&RankPlacement, &RankPlacement)| {
@@ -184,7 +195,7 @@ pub(crate) mod tests {
     #[test]
     fn ranks_that_no_run_records_are_inconsistent() {
         assert!(placement().is_consistent());
-        let edits: [fn(&mut RankPlacement); 7] = [
+        let edits: [fn(&mut RankPlacement); 11] = [
             |rank| rank.position = 3,
             |rank| rank.position = 2,
             |rank| rank.share = 0,
@@ -192,6 +203,10 @@ pub(crate) mod tests {
             |rank| rank.micro_batch = 5,
             |rank| rank.rows = 0,
             |rank| rank.rows = u32::MAX,
+            |rank| rank.micro_batches.clear(),
+            |rank| rank.micro_batches = vec![3, 1],
+            |rank| rank.micro_batches = vec![3, u32::MAX, 1],
+            |rank| (rank.micro_batch, rank.rows) = (2, 2),
         ];
         for (index, edit) in edits.into_iter().enumerate() {
             let mut placement = placement();
@@ -201,7 +216,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_what_decides_bits_counts_as_a_difference() {
+    fn decisions_and_requests_count_as_another_placement_and_names_do_not() {
         let differs = |edit: fn(&mut Placement)| {
             let mut now = placement();
             edit(&mut now);
