@@ -11,6 +11,7 @@ use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::exec::staging_bytes;
 use crate::graph::Plan;
+use crate::graph::passes::fuse::Fusion;
 use crate::graph::print::{
     RankMemoryUsage, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
@@ -19,6 +20,7 @@ use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::{fixed_counts, layout_of};
 use crate::runtime::timing;
+use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
 
 /// Bytes of one exchanged value.
@@ -32,31 +34,40 @@ pub fn explanation(
     devices: &str,
     tokenizer: Option<Tokenizer>,
 ) -> anyhow::Result<String> {
-    if explain == Explain::Kernels {
-        return Ok(Profile::measure(spec, devices, tokenizer)?.table());
+    let planned = |tokenizer| -> anyhow::Result<(Plans, Vec<Fusion>)> {
+        let (training, fused) = spec.training_graph(vocabulary(spec, tokenizer)?)?;
+        Ok((Plans::new(training), fused))
+    };
+    let on_devices = |tokenizer, table: fn(&RunSpec, &PlannedDevices, &Plans) -> String| {
+        let (plans, _) = planned(tokenizer)?;
+        let devices_of_run = PlannedDevices::of(spec, devices)?;
+        Ok(devices_of_run.caveat(spec).to_string() + &table(spec, &devices_of_run, &plans))
+    };
+    match explain {
+        Explain::Graph => {
+            let (plans, fused) = planned(tokenizer)?;
+            let graph = &plans.of_rows(spec.micro_batch).graph;
+            Ok(graph_table(graph) + &fusion_table(&fused, spec.micro_batch as usize))
+        }
+        Explain::Dot => Ok(graph_dot(&planned(tokenizer)?.0.of_rows(spec.micro_batch).graph)),
+        Explain::Memory => on_devices(tokenizer, memory),
+        Explain::Program => on_devices(tokenizer, program),
+        Explain::Communication => on_devices(tokenizer, communication),
+        Explain::Kernels => Ok(Profile::measure(spec, devices, tokenizer)?.table()),
+        Explain::Config => Ok(spec.run_toml.clone()),
+        Explain::Keys => {
+            let why = "the keys are those of every run, and not explained by one";
+            Err(TrainError::Defect(why.into()).into())
+        }
     }
-    let vocabulary = match tokenizer {
+}
+
+/// Returns the vocabulary of the run's model: that of a checkpoint's tokenizer if given, or else
+/// of the run's text.
+fn vocabulary(spec: &RunSpec, tokenizer: Option<Tokenizer>) -> anyhow::Result<usize> {
+    Ok(match tokenizer {
         Some(saved) => saved.vocabulary(),
         None => spec.load_data(None)?.tokenizer().vocabulary(),
-    };
-    let (training, fused) = spec.training_graph(vocabulary)?;
-    let plans = Plans::new(training);
-    let plan = plans.of_rows(spec.micro_batch);
-    Ok(match explain {
-        Explain::Graph => {
-            graph_table(&plan.graph) + &fusion_table(&fused, spec.micro_batch as usize)
-        }
-        Explain::Dot => graph_dot(&plan.graph),
-        Explain::Memory | Explain::Program | Explain::Communication => {
-            let devices_of_run = PlannedDevices::of(spec, devices)?;
-            let text = match explain {
-                Explain::Memory => memory(spec, &devices_of_run, &plans),
-                Explain::Program => program(spec, &devices_of_run, &plan),
-                _ => communication(spec, &devices_of_run, &plan),
-            };
-            devices_of_run.caveat(spec).to_string() + &text
-        }
-        Explain::Kernels | Explain::Keys | Explain::Config => String::new(),
     })
 }
 
@@ -131,23 +142,25 @@ fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> Str
     memory_tables(&ranks.collect::<Vec<_>>(), moments)
 }
 
-fn program(spec: &RunSpec, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
+fn program(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> String {
+    let plan = plans.of_rows(spec.micro_batch);
     if let [share] = devices_of_run.shares[..] {
-        return single_rank(plan, share.count, share.micro_batch).to_string();
+        return single_rank(&plan, share.count, share.micro_batch).to_string();
     }
     let overlap = spec.parallel.overlap;
     let programs = devices_of_run.shares.iter().enumerate().map(|(rank, share)| {
-        format!("{}\n{}", devices_of_run.title(rank), data_parallel(plan, *share, overlap))
+        format!("{}\n{}", devices_of_run.title(rank), data_parallel(&plan, *share, overlap))
     });
     programs.collect::<Vec<_>>().join("\n")
 }
 
-fn communication(spec: &RunSpec, devices_of_run: &PlannedDevices, plan: &Plan) -> String {
+fn communication(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> String {
     if devices_of_run.world() == 1 {
         return "one device: nothing travels\n".into();
     }
-    let layout = layout_of(&spec.parallel, plan, devices_of_run.names.len());
-    [head(spec, devices_of_run), bucket_rows(&layout, plan), sender_rows(&layout, devices_of_run)]
+    let plan = plans.of_rows(spec.micro_batch);
+    let layout = layout_of(&spec.parallel, &plan, devices_of_run.names.len());
+    [head(spec, devices_of_run), bucket_rows(&layout, &plan), sender_rows(&layout, devices_of_run)]
         .join("\n")
 }
 

@@ -40,10 +40,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let config = configuration(args, checkpoint.as_ref())?;
     if let Some(explain) = args.explain {
         let tokenizer = checkpoint.and_then(|checkpoint| checkpoint.meta.tokenizer);
-        let text = match explain {
-            Explain::Config => config.to_toml(),
-            _ => explanation(explain, &RunSpec::new(&config), &args.devices, tokenizer)?,
-        };
+        let text = explanation(explain, &RunSpec::new(&config), &args.devices, tokenizer)?;
         super::print(&text);
         return Ok(0);
     }
