@@ -14,29 +14,28 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_split;
 use crate::train::loader::BatchSource;
 use crate::train::sampling::Sampling;
-use crate::train::spec::{DataSource, RunSpec};
+use crate::train::spec::RunSpec;
 use crate::train::{generate, state};
 use crate::ui::terminal::print_line;
 
 /// Prints the mean loss and the perplexity of a checkpoint on a split of its data or on another
 /// text.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
-    let (checkpoint, mut spec) = load(&args.checkpoint)?;
-    let mut split = match args.split {
-        EvalSplit::Val => Split::Validation,
-        EvalSplit::Train => Split::Train,
+    let (checkpoint, spec) = load(&args.checkpoint)?;
+    let split = match args.split {
+        EvalSplit::Val if args.data.is_none() => Split::Validation,
+        EvalSplit::Val | EvalSplit::Train => Split::Train,
     };
-    if let Some(path) = &args.data {
-        spec.data.source = DataSource::File(path.clone());
-        spec.data.held_out = 0.0;
-        split = Split::Train;
-    }
     if split == Split::Validation && spec.data.held_out == 0.0 {
         let why = "the run held nothing out; give --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let step = checkpoint.meta.step;
-    let data = spec.load_data(checkpoint.meta.tokenizer.clone())?;
+    let tokenizer = checkpoint.meta.tokenizer.clone();
+    let data = match &args.data {
+        Some(path) => spec.load_text(path, tokenizer)?,
+        None => spec.load_data(tokenizer)?,
+    };
     let (group, source) = open(&args.checkpoint, checkpoint, &spec, data)?;
     let rows = [spec.micro_batch];
     let loss = evaluate_split(&group, &source, &rows, &[1], split)?;

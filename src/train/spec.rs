@@ -1,7 +1,7 @@
 //! `RunSpec`: the meaning of a configuration in the types of the rooms below. Built once; no other
 //! code of the trainer reads a key.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,10 +139,7 @@ impl RunSpec {
     /// # Errors
     /// Returns `TrainError::Data` if the text cannot be read, tokenized or split.
     pub fn load_data(&self, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
-        let tokenizer = match tokenizer {
-            Some(tokenizer) => TokenizerChoice::Given(tokenizer),
-            None => TokenizerChoice::Derived(self.data.tokenizer),
-        };
+        let tokenizer = self.tokenizer_choice(tokenizer);
         let (held_out, context) = (self.data.held_out, self.model.context);
         Ok(match &self.data.source {
             DataSource::File(path) => TextData::load(path, tokenizer, held_out, context)?,
@@ -151,6 +148,27 @@ impl RunSpec {
                 TextData::from_bytes(name, CORPUS.as_bytes(), tokenizer, held_out, context)?
             }
         })
+    }
+
+    /// Loads another text than the run's, of which nothing is held out: all of it is the training
+    /// split.
+    ///
+    /// # Errors
+    /// See [`RunSpec::load_data`].
+    pub fn load_text(
+        &self,
+        path: &Path,
+        tokenizer: Option<Tokenizer>,
+    ) -> Result<TextData, TrainError> {
+        let tokenizer = self.tokenizer_choice(tokenizer);
+        Ok(TextData::load(path, tokenizer, 0.0, self.model.context)?)
+    }
+
+    fn tokenizer_choice(&self, given: Option<Tokenizer>) -> TokenizerChoice {
+        match given {
+            Some(tokenizer) => TokenizerChoice::Given(tokenizer),
+            None => TokenizerChoice::Derived(self.data.tokenizer),
+        }
     }
 
     /// Builds the training graph, and returns the fusions in it.
