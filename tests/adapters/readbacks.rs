@@ -1,4 +1,4 @@
-//! What data parallelism asks of a device, on the CPU device and on every adapter: values that
+//! Requests of data parallelism to a device, on the CPU device and on every adapter: values that
 //! come back in pieces while it works on, ranges that are written, updates of shards, sums.
 
 use std::ops::Range;
@@ -222,7 +222,7 @@ fn pieces_outlive_their_device() {
     }
 }
 
-/// What another thread reads stays there, and the device says that it is lost.
+/// Values that another thread reads stay there, and the device says that it is lost.
 #[test]
 fn a_device_that_is_lost_while_pieces_are_under_way_says_so() {
     for mut device in devices(&plan(256), 0) {

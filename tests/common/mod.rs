@@ -1,4 +1,4 @@
-//! What several integration tests share: devices to run a plan on, and values to run it with.
+//! Shared by several integration tests: devices to run a plan on, and values to run it with.
 #![allow(dead_code, reason = "each test binary uses a part of this file")]
 
 use std::sync::{Mutex, MutexGuard};

@@ -37,7 +37,7 @@ warmup = 5
 /// A directory with `tiny.toml` and `text.txt`, in which the program runs.
 pub struct Desk {
     directory: tempfile::TempDir,
-    /// What the program keeps between runs.
+    /// Directory of what the program keeps between runs.
     cache: Arc<tempfile::TempDir>,
 }
 

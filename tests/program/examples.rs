@@ -12,7 +12,7 @@ fn program(name: &str) -> PathBuf {
     path
 }
 
-/// What the example prints.
+/// Output of the example.
 fn run(name: &str, args: &[&str]) -> String {
     let mut command = Command::new(program(name));
     let output = command.args(args).stdin(Stdio::null()).output().unwrap();

@@ -1,4 +1,4 @@
-//! What cannot be done is refused with exit code 78 and one sentence that names the file, the
+//! Impossible requests are refused with exit code 78 and one sentence that names the file, the
 //! key or the place; and nothing is written.
 
 use std::fs;
@@ -180,7 +180,7 @@ fn checkpoints_that_are_not_there() {
     }
 }
 
-/// What a run refuses that is there already, and that must stay as it is.
+/// Requests that a run refuses which is there already, and which must stay as it is.
 #[test]
 fn what_does_not_fit_a_run() {
     let desk = Desk::new();

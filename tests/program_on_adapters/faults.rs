@@ -1,4 +1,4 @@
-//! What fails in a device or is missing: the message, the exit code, how soon it comes, and that a
+//! Devices that fail or are missing: the message, the exit code, how soon it comes, and that a
 //! resumed run ends in the bits of the one that nothing happened to.
 
 use std::collections::HashMap;

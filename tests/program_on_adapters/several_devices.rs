@@ -88,7 +88,7 @@ fn masked_targets_in_shares_7_3_2_are_one_batch_of_12() {
     }
 }
 
-/// What a trainer that forgets the counts computes, the mean of the ranks' means, must not pass
+/// The mean of the ranks' means, which a trainer that forgets the counts computes, must not pass
 /// for the above.
 #[test]
 fn the_mean_of_means_is_not_the_mean() {
@@ -294,7 +294,7 @@ fn spans(desk: &Desk) -> Vec<(u64, String, String, f64, f64)> {
     complete.map(span).collect()
 }
 
-/// How many additions of gradients were over before their rank's last backward segment was.
+/// Number of additions of gradients that were over before their rank's last backward segment was.
 fn inside_backward(more: &str) -> usize {
     let desk = Desk::new();
     train(&desk, "", "cpu*3", &format!("--trace trace.json {more}")).ok();

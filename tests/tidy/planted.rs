@@ -220,8 +220,11 @@ fn planted_mentions_of_ops_are_found() {
 
 #[test]
 fn planted_question_openings_are_found() {
-    let of = |text: &str| question_openings(&[Source::new("src/graph/a.rs", text)]);
-    assert_eq!(of("//! Ranks.\n\n/// Which rank.\nfn f() {}\n").len(), 2, "one, and the total");
+    let at = |path: &str, text: &str| question_openings(&[Source::new(path, text)]);
+    let of = |text: &str| at("src/graph/a.rs", text);
+    let one = "//! Ranks.\n\n/// Which rank.\nfn f() {}\n";
+    assert_eq!(of(one).len(), 2, "one, and the total");
+    assert_eq!([at("tests/a/main.rs", one).len(), at("benches/a.rs", one).len()], [2, 0]);
     assert_eq!(of("/// The rank: where it is.\n/// What it does.\n// How\nfn f() {}").len(), 0);
     let many = "/// A rank.\nfn f() {}\n".repeat(200);
     assert_eq!(of(&format!("{many}/// Whether it is.\n")).len(), 0, "few are allowed");
