@@ -28,6 +28,10 @@ const VALUE_BYTES: usize = size_of::<f32>();
 
 /// Returns the text that `--explain` prints; `devices` is the selector, and `tokenizer` that of a
 /// checkpoint.
+///
+/// # Errors
+/// Returns the errors of loading the text, building the graph, choosing devices and timing kernels,
+/// and `TrainError::Defect` for the keys, which need no run.
 pub fn explanation(
     explain: Explain,
     spec: &RunSpec,
