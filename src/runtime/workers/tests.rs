@@ -2,7 +2,7 @@
 //! ends.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::base::rng::Key;

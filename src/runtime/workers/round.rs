@@ -1,0 +1,209 @@
+//! One step of a worker group: submits it to the device threads, and runs its coordinator.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Worker, WorkerGroup, lock};
+use crate::base::{Nanos, Rank, Round};
+use crate::comm::{Mailbox, RecvError};
+use crate::device::DeviceError;
+use crate::parallel::{Announcement, Coordinator, Decision, Expiry, Outcome, StepError};
+use crate::runtime::device_thread::nanos;
+use crate::runtime::messages::{CoordinatorMsg, DriverMsg};
+use crate::runtime::step::{StepInput, StepReport, run_step};
+
+/// Guard that reports the end of a rank's step to the coordinator, also if the job panics.
+struct FinishOnDrop {
+    rank: Rank,
+    group: Mailbox<CoordinatorMsg>,
+    panicked: Option<DeviceError>,
+}
+
+impl FinishOnDrop {
+    fn with(mut self, result: Result<StepReport, DeviceError>) {
+        self.panicked = None;
+        // The receiver may be gone if the worker group was dropped.
+        let _ = self.group.send(CoordinatorMsg::Finished(self.rank, result));
+    }
+}
+
+impl Drop for FinishOnDrop {
+    fn drop(&mut self) {
+        if let Some(error) = self.panicked.take() {
+            let _ = self.group.send(CoordinatorMsg::Finished(self.rank, Err(error)));
+        }
+    }
+}
+
+/// Coordinator's state of a step in progress.
+pub struct StepRound<'t> {
+    group: &'t WorkerGroup,
+    coordinator: Coordinator,
+    /// Origin of the coordinator's time.
+    started: Instant,
+    /// Per rank: its result, once its step has ended.
+    reports: Vec<Option<Result<StepReport, ()>>>,
+    failed: Option<(Rank, DeviceError)>,
+}
+
+impl<'t> StepRound<'t> {
+    /// Creates the coordinator's state of a round, in which no rank has begun.
+    pub fn new(group: &'t WorkerGroup, round: Round) -> Self {
+        let coordinator = Coordinator::new(round, group.world() as u32, group.deadline(), 0);
+        let reports = group.workers.iter().map(|_| None).collect();
+        let mut round = Self { group, coordinator, started: Instant::now(), reports, failed: None };
+        round.observe();
+        round
+    }
+
+    fn now(&self) -> Nanos {
+        nanos(self.started.elapsed())
+    }
+
+    /// Begins the step of a rank.
+    pub fn submit(&mut self, worker: &Worker, input: &Arc<StepInput>) {
+        const WHAT: &str = "a step";
+        let (rank, input) = (input.rank, Arc::clone(input));
+        let (peers, tracks) = (Arc::clone(&worker.peers), worker.tracks.clone());
+        let panicked = Some(worker.driver.panicked(WHAT));
+        let ending = FinishOnDrop { rank, group: self.group.inbox.clone(), panicked };
+        let posted = worker.driver.submit_detached(WHAT, move |device| {
+            let mut peers = lock(&peers);
+            peers.restart(input.round);
+            ending.with(run_step(device, &input, peers.as_mut(), &tracks));
+        });
+        if let Err(error) = posted {
+            self.end(rank, Err(error));
+        }
+    }
+
+    /// Processes messages until every rank has ended or is abandoned.
+    pub fn run(mut self) -> Result<Vec<StepReport>, (Rank, DeviceError)> {
+        while self.reports.iter().any(Option::is_none) {
+            let check_at = self.coordinator.poll_timeout(self.now());
+            let check_at = check_at.map(|at| self.started + Duration::from_nanos(at));
+            match self.group.inbox.recv(check_at) {
+                Ok(CoordinatorMsg::Vote(vote)) => {
+                    let announced = self.coordinator.vote(self.now(), vote);
+                    self.announce(announced);
+                }
+                Ok(CoordinatorMsg::Finished(rank, result)) => self.end(rank, result),
+                Err(RecvError::TimedOut) => {}
+                Err(RecvError::Closed(closed)) => self.end_all(&closed.0),
+            }
+            self.check_deadlines();
+        }
+        match self.failed {
+            Some(failed) => Err(failed),
+            None => Ok(self.reports.into_iter().flatten().flatten().collect()),
+        }
+    }
+
+    // ---- Deadlines ----
+
+    /// Reports the activity of all ranks to the coordinator.
+    fn observe(&mut self) {
+        let now = self.now();
+        for (rank, worker) in self.group.workers.iter().enumerate() {
+            let activity = worker.waiting.activity(worker.driver.heartbeats());
+            if let Err(error) = self.coordinator.observe(now, Rank(rank as u32), activity) {
+                return self.end_all(&defect(&error));
+            }
+        }
+    }
+
+    /// Abandons ranks whose device hangs, and the step if all ranks wait for each other.
+    fn check_deadlines(&mut self) {
+        self.observe();
+        for expiry in self.coordinator.handle_timeout(self.now()) {
+            match expiry {
+                Expiry::Hung(rank) => {
+                    let error = self.group.workers[rank.index()].driver.abandon("a step");
+                    self.end(rank, Err(error));
+                }
+                Expiry::Deadlock { unvoted } => {
+                    let unvoted = unvoted.iter().map(Rank::to_string).collect::<Vec<_>>();
+                    let seconds = Duration::from_nanos(self.group.deadline()).as_secs_f64();
+                    self.end_all(&format!(
+                        "all devices have waited for each other for {seconds} s, without a vote \
+                         of {}, which is a defect of potluck; please report it",
+                        unvoted.join(", ")
+                    ));
+                }
+            }
+        }
+    }
+
+    // ---- Ends ----
+
+    /// Ends the step of every rank that has not ended, for a reason that concerns all.
+    fn end_all(&mut self, why: &str) {
+        for rank in (0..self.reports.len() as u32).map(Rank) {
+            if self.reports[rank.index()].is_none() {
+                let adapter = self.group.name(rank).to_string();
+                let (what, why) = ("a step".into(), why.into());
+                self.end(rank, Err(DeviceError::Refused { adapter, what, why }));
+            }
+        }
+    }
+
+    fn end(&mut self, rank: Rank, result: Result<StepReport, DeviceError>) {
+        // A rank that was abandoned may still report its end.
+        if self.reports[rank.index()].is_some() {
+            return;
+        }
+        let result = match result {
+            // Only a failure discards a step; without one, a thread ended that should not have.
+            Ok(StepReport { outcome: Outcome::Discarded(why), .. }) if self.failed.is_none() => {
+                let adapter = self.group.name(rank).to_string();
+                Err(DeviceError::Refused { adapter, what: "a step".into(), why })
+            }
+            result => result,
+        };
+        match result {
+            Ok(report) => {
+                self.reports[rank.index()] = Some(Ok(report));
+                let finished = self.coordinator.finish(self.now(), rank);
+                self.announce(finished.map(|()| None));
+            }
+            Err(error) => {
+                self.reports[rank.index()] = Some(Err(()));
+                self.fail(rank, error);
+            }
+        }
+    }
+
+    fn fail(&mut self, rank: Rank, error: DeviceError) {
+        self.group.workers[rank.index()].driver.note(&error);
+        let announced = self.coordinator.fail(self.now(), rank, &error.to_string());
+        self.failed.get_or_insert((rank, error));
+        self.announce(announced);
+    }
+
+    /// Sends a decision to all ranks.
+    fn announce(&mut self, announced: Result<Option<Announcement>, StepError>) {
+        let Announcement { round, decision } = match announced {
+            Ok(Some(announcement)) => announcement,
+            Ok(None) => return,
+            Err(error) => return self.end_all(&defect(&error)),
+        };
+        for worker in &self.group.workers {
+            match &decision {
+                Decision::Verdict(verdict) => {
+                    let verdict = verdict.clone();
+                    // The receiver may be gone if the rank has failed meanwhile.
+                    let _ = worker.inbox.send(DriverMsg::Decided { round, verdict });
+                }
+                // A closed mailbox wakes a rank from any wait.
+                Decision::Abort { why, .. } => {
+                    worker.inbox.close(why);
+                    worker.ring.close(why);
+                }
+            }
+        }
+    }
+}
+
+fn defect(error: &StepError) -> String {
+    format!("{error}, which is a defect of potluck; please report it")
+}
