@@ -141,8 +141,8 @@ impl PeerTransfers {
         self.sums = vec![None; self.layout.chunks.len()];
     }
 
-    /// Discards the current round: no readback of it is forwarded any more. The caller takes them
-    /// from the device until none is [outstanding](Self::outstanding_reads).
+    /// Discards the current round: no readback of it is forwarded any more, whenever it completes.
+    /// The caller takes from the device those that have.
     pub fn discard(&mut self) {
         self.is_discarded = true;
     }
@@ -222,11 +222,6 @@ impl PeerTransfers {
             }
             _ => CompletedRead::Discard,
         })
-    }
-
-    /// Returns the number of readbacks that have not completed.
-    pub fn outstanding_reads(&self) -> usize {
-        self.reads.len()
     }
 
     /// Returns the event for which a device thread without an action waits.
@@ -377,7 +372,7 @@ mod tests {
         );
         // Position 1 begins the sums of position 0.
         transfers.start(Collective::reduce_scatter(BUCKET));
-        assert_eq!((transfers.outstanding_reads(), transfers.wait_for()), (2, WaitFor::Readback));
+        assert_eq!(transfers.wait_for(), WaitFor::Readback);
         for (tensor, range) in [(parameters, 0..2), (gradients, 2..4), (gradients, 0..1)] {
             let error = transfers.complete(tensor, BUCKET, &range).unwrap_err().to_string();
             assert!(error.ends_with("and gradients of bucket 0, 0..2 is awaited"), "{error}");
@@ -394,7 +389,7 @@ mod tests {
         transfers.discard();
         let gradients = BucketTensor::Gradients;
         let first = transfers.complete(gradients, BUCKET, &(0..2));
-        assert_eq!((first, transfers.outstanding_reads()), (Ok(CompletedRead::Discard), 1));
+        assert_eq!((first, transfers.wait_for()), (Ok(CompletedRead::Discard), WaitFor::Readback));
         // Also one that completes in a later round.
         let again = Round { generation: 1, step: 1 };
         transfers.restart(again);

@@ -23,9 +23,6 @@ use crate::parallel::{Event, StepError, Vote};
 /// Longest wait of a device thread at its mailbox before it checks for a free readback slot.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Longest time in which the readbacks of a discarded step are taken from the device.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(1);
-
 /// Tracks of one rank in a trace.
 #[derive(Clone, Debug, Default)]
 pub struct TraceTracks {
@@ -273,22 +270,11 @@ impl Peers for RingPeers {
 
     fn discard(&mut self, device: &mut dyn Executor) {
         self.transfers.discard();
-        let started = Instant::now();
-        while self.transfers.outstanding_reads() > 0 && started.elapsed() < DRAIN_DEADLINE {
-            let drained = match device.next_readback(false) {
-                Ok(Some(readback)) => self.forward(device, readback),
-                // The device has not come so far, or the ring thread still holds all slots.
-                Ok(None) => {
-                    std::thread::sleep(SLOT_POLL_INTERVAL);
-                    Ok(())
-                }
-                Err(error) => Err(error),
-            };
-            // The reason for which the step was discarded counts, not what follows from it.
-            if drained.is_err() {
-                return;
-            }
-        }
+        // The reason for which the step was discarded counts, not what follows from it. Readbacks
+        // that have not completed yet are dropped when they complete.
+        while let Ok(Some(readback)) = device.next_readback(false)
+            && self.forward(device, readback).is_ok()
+        {}
     }
 }
 

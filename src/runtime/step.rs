@@ -82,7 +82,7 @@ pub trait Peers {
         waited: &mut Duration,
     ) -> Result<Event, DeviceError>;
 
-    /// Discards the round: takes what is still on its way from the device, for a limited time.
+    /// Discards the round: drops what comes back from the device, now or later.
     fn discard(&mut self, device: &mut dyn Executor);
 }
 

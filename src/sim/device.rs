@@ -182,11 +182,6 @@ impl VirtualDevice {
             (self.reads[0].done_at, self.reads[1].done_at) = (times[0], times[1]);
         }
     }
-
-    /// Takes all readbacks, completed or not.
-    pub fn drain_readbacks(&mut self) -> impl Iterator<Item = VirtualRead> + '_ {
-        self.reads.drain(..).map(|pending| pending.read)
-    }
 }
 
 /// Index of a tensor in the times of uploads.

@@ -27,11 +27,10 @@
 //! run, so that results can be compared to the bit with [`reference()`], which has no timing of
 //! ranks and no messages.
 //!
-//! Not modelled: slots that a discarded step still holds while it is drained; transfers that slow
-//! down each other or the device's work; memory; a link that loses or changes a message, or
-//! partitions (a process has none, and between machines the transport closes a connection before
-//! that); a coordinator thread that dies (its process ends with it); nodes, durable votes, and a
-//! step that runs again after it was discarded.
+//! Not modelled: transfers that slow down each other or the device's work; memory; a link that
+//! loses or changes a message, or partitions (a process has none, and between machines the
+//! transport closes a connection before that); a coordinator thread that dies (its process ends
+//! with it); nodes, durable votes, and a step that runs again after it was discarded.
 
 pub mod check;
 mod coordinator_thread;
