@@ -3,13 +3,12 @@
 //! values.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::verdict::{Verdict, Vote};
 use super::{Event, ReduceSite, StepError};
-use crate::base::{BucketId, ChunkId, Position, Round};
+use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ShardLayout};
 use crate::graph::BucketTensor;
 
@@ -39,11 +38,16 @@ pub enum CompletedRead {
     Discard,
 }
 
+/// Longest wait for a message of a device thread without a free readback slot, before it looks for
+/// one.
+pub const SLOT_POLL_INTERVAL: Nanos = 2_000_000;
+
 /// Event for which a device thread without an action waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitFor {
     /// Completion of the next readback, which other ranks need. If every readback slot of the
-    /// device holds values that the ring thread has not used yet: a message, for a short time.
+    /// device holds values that the ring thread has not used yet: a message, for
+    /// [`SLOT_POLL_INTERVAL`].
     Readback,
     /// Message of the ring thread or the coordinator.
     Message,
@@ -305,16 +309,6 @@ impl PeerTransfers {
             }
         }
         Ok(Vote { round: self.round, sum_squares, not_finite, ..vote })
-    }
-}
-
-impl fmt::Display for Read {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensor = match self.kind {
-            CollectiveKind::ReduceScatter => "gradients",
-            CollectiveKind::AllGather => "parameters",
-        };
-        write!(f, "{tensor} of {} in {}", self.chunk, self.round)
     }
 }
 

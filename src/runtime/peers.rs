@@ -16,12 +16,9 @@ use crate::exec::{BucketTensor, Executor, Readback};
 use crate::metrics::{Trace, Track};
 use crate::parallel::coordinator::RankActivity;
 use crate::parallel::transfers::{
-    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, WaitFor,
+    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
 };
 use crate::parallel::{Event, StepError, Vote};
-
-/// Longest wait of a device thread at its mailbox before it checks for a free readback slot.
-const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Tracks of one rank in a trace.
 #[derive(Clone, Debug, Default)]
@@ -196,7 +193,7 @@ impl RingPeers {
         match device.next_readback(true)? {
             Some(readback) => self.forward(device, readback).map(|()| Ok(None)),
             // Every readback slot holds values that the ring thread has not consumed yet.
-            None => Ok(self.recv(Some(SLOT_POLL_INTERVAL), awaited, waited)),
+            None => Ok(self.recv(Some(Duration::from_nanos(SLOT_POLL_INTERVAL)), awaited, waited)),
         }
     }
 }

@@ -7,18 +7,14 @@ use super::report::End;
 use super::scenario::SeededBug;
 use super::timeline::VirtualTrack;
 use super::world::{DriverJob, Event, Simulation, ToDriver};
-use crate::base::{ChunkId, Nanos, Rank, Round};
+use crate::base::{ChunkId, Nanos, Rank};
 use crate::collective::Collective;
 use crate::comm::{Closed, Mailbox, PooledBuffer, RingMsg};
 use crate::graph::BucketTensor;
 use crate::parallel::transfers::{
-    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, WaitFor,
+    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
 };
 use crate::parallel::{Action, Event as StepEvent, Interpreter, Outcome, Verdict, Vote};
-
-/// Interval at which a device thread without a free readback slot looks for one while it waits
-/// for a message, as in `runtime`.
-const SLOT_POLL_INTERVAL: Nanos = 2_000_000;
 
 /// Call of the device thread that returns when its device has performed what is queued.
 #[derive(Debug)]
@@ -38,8 +34,6 @@ pub(super) struct Driver<'a> {
     pub inbox: Mailbox<ToDriver>,
     /// Next step, or the end of the run.
     pub job: Option<DriverJob>,
-    /// Round of the current or last step.
-    pub round: Round,
     /// Number of steps that are over.
     pub finished: u64,
     blocked: Option<Blocked>,
@@ -66,7 +60,6 @@ impl Driver<'_> {
             transfers,
             inbox,
             job: None,
-            round: Round::default(),
             finished: 0,
             blocked: None,
             free_at: 0,
@@ -164,7 +157,6 @@ impl<'a> Simulation<'a> {
         match job {
             DriverJob::Step(round) => {
                 driver.interpreter = Some(Interpreter::new(virtual_rank.program));
-                driver.round = round;
                 driver.transfers.restart(round);
                 if self.scenario.seeded_bug == Some(SeededBug::RestartsApart) {
                     self.hand_to_ring(rank, RingMsg::Restart(round));
@@ -228,7 +220,7 @@ impl<'a> Simulation<'a> {
         match blocked {
             Blocked::FinishStep => self.vote(rank),
             Blocked::Add { chunk, partial } => {
-                let round = self.virtual_ranks[rank.index()].driver.round;
+                let round = self.virtual_ranks[rank.index()].driver.transfers.round();
                 self.hand_to_ring(rank, RingMsg::Added { round, chunk, partial });
             }
         }
@@ -245,7 +237,7 @@ impl<'a> Simulation<'a> {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         match action {
             Action::ZeroGradients => {
-                let step = virtual_rank.driver.round.step;
+                let step = virtual_rank.driver.transfers.round().step;
                 virtual_rank.device.model.begin_step(self.scenario.is_not_finite(rank, step));
             }
             Action::Start(collective) => self.start(rank, collective),
@@ -287,7 +279,7 @@ impl<'a> Simulation<'a> {
         }
         let now = self.queue.now();
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        let (step, device) = (virtual_rank.driver.round.step, &mut virtual_rank.device);
+        let (step, device) = (virtual_rank.driver.transfers.round().step, &mut virtual_rank.device);
         let mut needs = BucketTensor::Parameters;
         match *action {
             Action::Load { micro_batch } => {
@@ -313,7 +305,8 @@ impl<'a> Simulation<'a> {
 
     fn vote(&mut self, rank: Rank) {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
-        let (round, (loss, count)) = (virtual_rank.driver.round, virtual_rank.device.model.loss());
+        let (round, (loss, count)) =
+            (virtual_rank.driver.transfers.round(), virtual_rank.device.model.loss());
         let vote = Vote { round, rank, loss, count, sum_squares: 0.0, not_finite: 0 };
         virtual_rank.driver.waits_for = "the verdict".into();
         match virtual_rank.driver.transfers.complete_vote(vote) {

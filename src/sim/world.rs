@@ -323,7 +323,7 @@ impl<'a> Simulation<'a> {
     /// Records a violation for each rank that has not voted in the step of `rank`: parameters may
     /// only change in a step for which all have voted.
     pub fn check_committed(&mut self, rank: Rank, what: &str) {
-        let step = self.virtual_ranks[rank.index()].driver.round.step;
+        let step = self.virtual_ranks[rank.index()].driver.transfers.round().step;
         for (other, &voted) in self.voted.iter().enumerate() {
             if voted < step {
                 let violation = format!("{rank} {what} in step {step} without rank {other}'s vote");
@@ -384,7 +384,8 @@ impl<'a> Simulation<'a> {
         let now = self.queue.now();
         for (rank, virtual_rank) in self.virtual_ranks.iter().enumerate() {
             if virtual_rank.drives() {
-                let (round, waits) = (virtual_rank.driver.round, &virtual_rank.driver.waits_for);
+                let (round, waits) =
+                    (virtual_rank.driver.transfers.round(), &virtual_rank.driver.waits_for);
                 let step = round.step;
                 let violation =
                     format!("rank {rank} is deadlocked in step {step}, waiting for {waits}");
