@@ -283,19 +283,21 @@ impl PeerChannels {
         if let Some(panicked) = self.peers[whom.index()].left {
             return Err(self.peer_left(whom, panicked));
         }
-        let deadline = self.began + self.timeout;
+        // `None`: so far ahead that no clock reaches it.
+        let deadline = self.began.checked_add(self.timeout);
         // A send or recv waits for one rank only, whatever its peers call: no waiting notices.
         let tells = !self.is_late && !self.is_direct();
-        let until = if tells { deadline.min(self.began + WAIT_NOTICE_DELAY) } else { deadline };
-        match self.mailbox().recv(Some(until)) {
+        let notice = tells.then(|| self.began + WAIT_NOTICE_DELAY);
+        let until = deadline.into_iter().chain(notice).min();
+        match self.mailbox().recv(until) {
             Ok(packet) => {
-                if tells && Instant::now() > until {
+                if tells && until.is_some_and(|until| Instant::now() > until) {
                     self.notify_all();
                 }
                 self.dispatch(packet)
             }
             Err(RecvError::Closed(closed)) => Err(aborted(&closed.0)),
-            Err(RecvError::TimedOut) if Instant::now() < deadline => {
+            Err(RecvError::TimedOut) if deadline.is_none_or(|at| Instant::now() < at) => {
                 self.notify_all();
                 Ok(())
             }

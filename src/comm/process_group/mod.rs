@@ -105,7 +105,8 @@ impl ProcessGroup {
         self.channels.size() as usize
     }
 
-    /// Sets the maximum duration of a call of this rank; the default is 5 minutes.
+    /// Sets the maximum duration of a call of this rank; the default is 5 minutes. A duration that
+    /// no clock reaches, such as `Duration::MAX`, is no deadline.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.channels.timeout = deadline;
     }

@@ -321,6 +321,25 @@ fn sends_that_nobody_has_taken_yet_do_not_hold_up_collectives() {
 }
 
 #[test]
+fn a_deadline_that_no_clock_reaches_is_none() {
+    run(2, |mut group| {
+        group.set_deadline(Duration::MAX);
+        let mut values = [1.0f32];
+        let from = group.rank();
+        if from == Rank(1) {
+            // Longer than the other rank waits before it sends a notice.
+            std::thread::sleep(Duration::from_millis(300));
+            group.send(&values, Rank(0)).unwrap();
+        }
+        group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        if from == Rank(0) {
+            group.recv(&mut [0.0f32], Rank(1)).unwrap();
+        }
+        assert_eq!(values, [2.0]);
+    });
+}
+
+#[test]
 fn one_send_more_than_may_wait_waits_for_the_receiver() {
     let more = |group: &mut ProcessGroup, received: u32| -> Result<(), GroupError> {
         if group.rank() == Rank(0) {
