@@ -2,6 +2,7 @@
 //! printed. Waits have an end and say what they waited for.
 #![allow(dead_code, reason = "each test binary uses a part of this file")]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, mpsc};
@@ -33,6 +34,25 @@ lr = 0.01
 [schedule]
 warmup = 5
 ";
+
+/// Selectors of the adapters to test on: those that `POTLUCK_TEST_ADAPTERS` names, or all that are
+/// found if it is empty or not set; at least one.
+pub fn adapter_selectors() -> Vec<String> {
+    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let selectors: Vec<String> = match named.as_str() {
+        "" => (0..potluck::device::list_adapters().len()).map(|index| index.to_string()).collect(),
+        named => named.split(',').map(str::to_string).collect(),
+    };
+    assert!(!selectors.is_empty(), "no adapter to test on: ./x test installs software ones");
+    selectors
+}
+
+/// Reports that a test tests nothing here. `./x test` counts these lines, and lists them; libtest
+/// counts the test as passed, and hides what it prints, but not what it writes.
+pub fn skip(why: &str) {
+    // Behind a line break, because libtest may have printed the test's name.
+    let _ = writeln!(std::io::stderr(), "\nskipped: {why}");
+}
 
 /// A directory with `tiny.toml` and `text.txt`, in which the program runs.
 pub struct Desk {
@@ -113,6 +133,12 @@ impl Desk {
         finish(self.command(line).spawn().unwrap(), line)
     }
 
+    /// Like [`Desk::run`], with faults.
+    pub fn run_with(&self, faults: &str, line: &str) -> Ran {
+        let child = self.command(line).env("POTLUCK_FAULT", faults).spawn().unwrap();
+        finish(child, &format!("{faults}: {line}"))
+    }
+
     /// Trains the tiny model on the text on the CPU device, with these words added.
     pub fn train(&self, line: &str) -> Ran {
         self.run(&train_line(line))
@@ -120,9 +146,7 @@ impl Desk {
 
     /// Like [`Desk::train`], with faults.
     pub fn train_with(&self, faults: &str, line: &str) -> Ran {
-        let line = train_line(line);
-        let child = self.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
-        finish(child, &format!("{faults}: {line}"))
+        self.run_with(faults, &train_line(line))
     }
 
     /// Continues the run in a directory.

@@ -243,8 +243,7 @@ fn a_really_full_disk_leaves_a_run_that_goes_on_elsewhere() {
     let mount = "mount -t tmpfs -o size=96k none disk";
     let permitted = unshare(mount).current_dir(desk.path("")).status();
     if !permitted.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this system permits no file system of one's own (unshare -Urm)");
-        return;
+        return crate::process::skip("this system permits no mounts of a user (unshare -Urm)");
     }
     let program = env!("CARGO_BIN_EXE_potluck");
     let script = format!(
@@ -276,12 +275,11 @@ fn another_batch_size_goes_on_with_the_next_sample() {
     assert_eq!(desk.manifest("run", 10)["meta"]["samples"], 50);
 }
 
-/// The same on every adapter that `./x test` names: killed between two checkpoints and resumed, a
+/// The same on every adapter under test: killed between two checkpoints and resumed, a
 /// run on a GPU ends in the bits of the one that nothing happened to.
 #[test]
 fn a_run_on_an_adapter_resumes_to_the_same_bits() {
-    let adapters = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
-    for adapter in adapters.split(',').filter(|name| !name.is_empty()) {
+    for adapter in crate::process::adapter_selectors() {
         let settings = format!("--out run {SETTINGS} --steps 14 --devices {adapter}");
         let line = format!("train tiny.toml --data text.txt {settings}");
         let whole = Desk::new();

@@ -8,8 +8,8 @@ use crate::process::Desk;
 #[test]
 fn two_hundred_steps_learn_the_letters_of_shakespeare() {
     let Some(data) = std::env::var_os("POTLUCK_TEST_DATA").map(PathBuf::from) else {
-        eprintln!("skipped: POTLUCK_TEST_DATA names no directory with tinyshakespeare.txt");
-        return;
+        let why = "POTLUCK_TEST_DATA names no directory with tinyshakespeare.txt";
+        return crate::process::skip(why);
     };
     // The program runs in a directory of its own.
     let data = data.join("tinyshakespeare.txt").canonicalize().expect("the text is there");

@@ -2,6 +2,7 @@
 //! resumed run ends in the bits of the one that nothing happened to.
 
 use std::collections::HashMap;
+use std::process::Child;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,22 +17,13 @@ const SETTINGS: &str = "--quiet --steps 14 --set model.dropout=0.1 --set train.m
      --set train.checkpoint_every=5 --set train.eval_every=7 --set train.device_timeout_s=10 \
      --set train.tune_s=0";
 
-/// The CPU device, and the adapters that `./x test` names, or else all.
+/// The CPU device, and the adapters under test.
 fn selectors() -> Vec<String> {
-    let adapters = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
-    let named = adapters.split(',').filter(|name| !name.is_empty()).map(str::to_string);
-    let mut named: Vec<String> = named.collect();
-    if named.is_empty() {
-        named = (0..potluck::device::list_adapters().len()).map(|at| at.to_string()).collect();
-    }
-    assert!(!named.is_empty(), "no adapter to test on: ./x test installs software ones");
-    std::iter::once("cpu".to_string()).chain(named).collect()
+    std::iter::once("cpu".to_string()).chain(crate::process::adapter_selectors()).collect()
 }
 
-fn train(desk: &Desk, faults: &str, devices: &str) -> Ran {
-    let line = format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices}");
-    let child = desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
-    crate::process::finish(child, &format!("{faults}: {line}"))
+fn train_line(devices: &str) -> String {
+    format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices}")
 }
 
 /// The run on a device that nothing happens to. Each is made once.
@@ -41,30 +33,24 @@ fn whole(devices: &str) -> Arc<Desk> {
     let made = made.get_or_insert_default();
     let make = || {
         let desk = Desk::new();
-        train(&desk, "", devices).ok();
+        desk.run(&train_line(devices)).ok();
         Arc::new(desk)
     };
     made.entry(devices.to_string()).or_insert_with(make).clone()
 }
 
-/// Resumes a run that a fault ended, and asserts that it comes to the same end.
-fn resumed(desk: &Desk, fault: &str, devices: &str) {
-    let ran = desk.run(&format!("train --quiet --resume run --devices {devices}")).ok();
-    assert_eq!(ran.err, "", "{fault} on {devices}");
-    let whole = whole(devices);
-    for file in ["parameters.safetensors", "moments.safetensors"] {
-        let same = desk.checkpoint("run", STEPS, file) == whole.checkpoint("run", STEPS, file);
-        assert!(same, "{fault} on {devices}: {file} differs");
-    }
-    assert_eq!(desk.losses("run"), whole.losses("run"), "{fault} on {devices}");
+/// A fault, and the part of its message that names it.
+type Fault = (&'static str, &'static str);
+
+/// Starts a run with a fault of the device, or resumes it.
+fn start(desk: &Desk, fault: &str, devices: &str, is_first: bool) -> Child {
+    let resume = format!("train --quiet --resume run --devices {devices}");
+    let line = if is_first { train_line(devices) } else { resume };
+    desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap()
 }
 
-/// Trains with a fault of the device, which is told as such, and resumes.
-fn failed_and_resumed(fault: &str, devices: &str, says: &str) {
-    let _turn = crate::common::turn();
-    let desk = Desk::with_cache_of(&whole(devices));
-    let started = Instant::now();
-    let ran = train(&desk, fault, devices).ended(75);
+/// Asserts that a run ended with its fault, told as such.
+fn assert_failed(ran: &Ran, (fault, says): Fault, devices: &str) {
     let error = ran.line("error:");
     let name = match devices.rsplit(':').next().unwrap() {
         "cpu" => "cpu (",
@@ -72,11 +58,33 @@ fn failed_and_resumed(fault: &str, devices: &str, says: &str) {
     };
     assert!(error.starts_with(&format!("error: {name}")), "{fault} on {devices}: {error}");
     assert!(error.contains(says), "{fault} on {devices}: {error}");
-    let took = started.elapsed();
-    assert!(took < INJECTED_HANG_MAX, "{fault} on {devices} took {took:?}");
     assert!(!ran.err.contains("panicked"), "{fault} on {devices}: {}", ran.err);
     assert_eq!(ran.out, "", "{fault} on {devices}");
-    resumed(&desk, fault, devices);
+}
+
+/// Resumes a run that faults ended, and asserts that it comes to the end of the one that nothing
+/// happened to.
+fn assert_resumes(desk: &Desk, devices: &str) {
+    let ran = desk.run(&format!("train --quiet --resume run --devices {devices}")).ok();
+    assert_eq!(ran.err, "", "{devices}");
+    let whole = whole(devices);
+    for file in ["parameters.safetensors", "moments.safetensors"] {
+        let same = desk.checkpoint("run", STEPS, file) == whole.checkpoint("run", STEPS, file);
+        assert!(same, "{devices}: {file} differs");
+    }
+    assert_eq!(desk.losses("run"), whole.losses("run"), "{devices}");
+}
+
+/// Trains with a fault, resumes with the next one, and so on, and then to the end.
+fn failed_and_resumed(faults: &[Fault], devices: &str) {
+    let _turn = crate::common::turn();
+    let desk = Desk::with_cache_of(&whole(devices));
+    for (index, fault) in faults.iter().enumerate() {
+        let child = start(&desk, fault.0, devices, index == 0);
+        let ran = crate::process::finish(child, &format!("{} on {devices}", fault.0)).ended(75);
+        assert_failed(&ran, *fault, devices);
+    }
+    assert_resumes(&desk, devices);
 }
 
 const LOST: &str = "the device was lost";
@@ -84,25 +92,48 @@ const NO_MEMORY: &str = "out of memory";
 
 #[test]
 fn a_lost_device_and_one_without_memory_end_a_run_that_resumes_to_the_same_bits() {
-    for (fault, says) in [("lost", LOST), ("out-of-memory", NO_MEMORY)] {
-        for point in ["forward", "backward", "verdict", "update"] {
-            failed_and_resumed(&format!("{fault}@{point}:9"), "cpu", says);
-        }
-    }
+    // All before the checkpoint of step 10, so that each resumed run comes to its fault.
+    let on_cpu = [
+        ("lost@forward:9", LOST),
+        ("out-of-memory@forward:9", NO_MEMORY),
+        ("lost@backward:9", LOST),
+        ("out-of-memory@backward:9", NO_MEMORY),
+        ("lost@verdict:9", LOST),
+        ("out-of-memory@verdict:9", NO_MEMORY),
+        ("lost@update:9", LOST),
+        ("out-of-memory@update:9", NO_MEMORY),
+    ];
+    failed_and_resumed(&on_cpu, "cpu");
+    let on_adapter = [
+        ("lost@forward:9", LOST),
+        ("out-of-memory@backward:9", NO_MEMORY),
+        ("lost@verdict:10", LOST),
+        ("lost@update:14", LOST),
+    ];
     for devices in selectors().iter().skip(1) {
-        for fault in ["lost@forward:9", "lost@verdict:10", "lost@update:14"] {
-            failed_and_resumed(fault, devices, LOST);
-        }
-        failed_and_resumed("out-of-memory@backward:9", devices, NO_MEMORY);
+        failed_and_resumed(&on_adapter, devices);
     }
 }
 
-/// Nobody waits for the end of a hang: not the run, and not the end of the process.
+/// Neither the run nor the end of the process waits for the end of a hang. The runs wait at the
+/// same time, since each takes as long as its deadline.
 #[test]
 fn a_hung_device_ends_the_run_at_its_deadline() {
-    for devices in selectors() {
-        failed_and_resumed("hang@update:9", &devices, "did not finish within 10 s");
+    const HANG: Fault = ("hang@update:9", "did not finish within 10 s");
+    let _turn = crate::common::turn();
+    let selectors = selectors();
+    let desks: Vec<Desk> =
+        selectors.iter().map(|devices| Desk::with_cache_of(&whole(devices))).collect();
+    let started = Instant::now();
+    let start = |(desk, devices): (&Desk, &String)| start(desk, HANG.0, devices, true);
+    let children: Vec<Child> = desks.iter().zip(&selectors).map(start).collect();
+    for (child, devices) in children.into_iter().zip(&selectors) {
+        let ran = crate::process::finish(child, &format!("a hang on {devices}")).ended(75);
+        let took = started.elapsed();
+        assert!(took < INJECTED_HANG_MAX, "{devices} took {took:?}");
+        assert_failed(&ran, HANG, devices);
     }
+    desks.iter().zip(&selectors).for_each(|(desk, devices)| assert_resumes(desk, devices));
 }
 
 #[test]
@@ -152,8 +183,7 @@ fn a_run_that_the_memory_of_its_device_does_not_hold_is_refused_with_the_figures
 fn a_driver_that_refuses_memory_at_the_start_is_a_matter_of_the_configuration() {
     let swiftshader = selectors().into_iter().find(|name| name.contains("SwiftShader"));
     let Some(swiftshader) = swiftshader else {
-        eprintln!("skipped: POTLUCK_TEST_ADAPTERS does not name SwiftShader");
-        return;
+        return crate::process::skip("POTLUCK_TEST_ADAPTERS does not name SwiftShader");
     };
     let desk = Desk::new();
     let before = desk.files();

@@ -15,13 +15,8 @@ use potluck::train::{Trainer, TrainerOptions};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
 fn unlike() -> String {
-    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
-    let mut names: Vec<String> = named.split(',').map(str::to_string).collect();
-    if named.is_empty() {
-        names = (0..crate::common::adapters().len()).map(|index| index.to_string()).collect();
-    }
+    let mut names = crate::process::adapter_selectors();
     names.truncate(2);
-    assert!(!names.is_empty(), "no adapter to test on: ./x test installs software ones");
     while names.len() < 3 {
         names.push(if names.contains(&"cpu".to_string()) { "cpu*2" } else { "cpu" }.into());
     }
@@ -132,8 +127,7 @@ const STEPS: u64 = 12;
 fn train(desk: &Desk, fault: &str, devices: &str, more: &str) -> Ran {
     let line =
         format!("train tiny.toml --data text.txt --out run {SETTINGS} --devices {devices} {more}");
-    let child = desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap();
-    crate::process::finish(child, &format!("{fault}: {line}"))
+    desk.run_with(fault, &line)
 }
 
 fn state(desk: &Desk) -> [Vec<u8>; 2] {
@@ -233,19 +227,27 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
     let devices = unlike();
     let undisturbed = Desk::new();
     train(&undisturbed, "", &devices, "").ok();
+    let desk = Desk::with_cache_of(&undisturbed);
+    let resume = format!("train --quiet --resume run --devices {devices}");
+    // Each fault ends the run that resumed after the one before it, from the checkpoint of step 4.
+    let mut is_first = true;
     for point in ["forward", "backward", "reduce", "verdict", "update", "gather"] {
         for (fault, says) in [("lost", "was lost"), ("out-of-memory", "out of memory")] {
             let rank = point.len() % 3;
-            let desk = Desk::with_cache_of(&undisturbed);
             let fault = format!("{fault}@{point}:7/{rank}");
-            let ran = train(&desk, &fault, &devices, "").ended(75);
+            let ran = match is_first {
+                true => train(&desk, &fault, &devices, ""),
+                false => desk.run_with(&fault, &resume),
+            }
+            .ended(75);
+            is_first = false;
             let error = ran.line("error:");
             assert!(error.contains(&format!("rank {rank}: ")), "{fault}: {error}");
             assert!(error.contains(says), "{fault}: {error}");
-            desk.run(&format!("train --quiet --resume run --devices {devices}")).ok();
-            assert!(state(&desk) == state(&undisturbed), "{fault}: other bits after resuming");
         }
     }
+    desk.run(&resume).ok();
+    assert!(state(&desk) == state(&undisturbed), "other bits after resuming");
 }
 
 /// Nobody waits for a device that hangs: not the others, not the ring thread that asked it to add,
