@@ -23,11 +23,13 @@ pub enum DeviceError {
     LoopTooLong { adapter: String, what: String, iterations: usize, limit: usize },
     #[error("{adapter}: out of memory at {what}; lower train.micro_batch")]
     OutOfMemory { adapter: String, what: String },
-    #[error("{adapter}: the device was lost ({why}); resume from the last checkpoint")]
+    #[error(
+        "{adapter}: the device was lost ({why}); start again, with another device if that fails too"
+    )]
     Lost { adapter: String, why: String },
     #[error(
-        "{adapter}: {what} did not finish within {seconds} s, so the device counts as hung; resume \
-         from the last checkpoint, with a smaller micro-batch or a larger train.device_timeout_s"
+        "{adapter}: {what} did not finish within {seconds} s, so the device counts as hung; start \
+         again with another device, a smaller micro-batch or a larger train.device_timeout_s"
     )]
     Timeout { adapter: String, what: String, seconds: f64 },
     #[error(

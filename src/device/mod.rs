@@ -26,6 +26,6 @@ pub use host::HostInfo;
 pub use injected::InjectedFault;
 pub use limits::Limits;
 pub use memory::AdapterMemory;
-pub use select::{Selection, select, select_all};
+pub use select::{Selection, missing_devices, select, select_all, selector_without};
 pub use staging::{Mapping, ReadbackRing, UploadRing};
 pub use timestamps::Timestamps;

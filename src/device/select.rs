@@ -1,5 +1,9 @@
 //! Device selection: parses the selector of `--devices` and finds the devices that it names.
 
+mod spelling;
+
+pub use spelling::{missing_devices, selector_without};
+
 use super::AdapterKind;
 use super::adapters::Adapter;
 use super::error::{DeviceError, driver_hint};
@@ -52,20 +56,23 @@ pub fn select(selector: &str, adapters: &[Adapter]) -> Result<Selection, DeviceE
 /// Returns [`DeviceError`] if a part of the list names no device, or if a device is named twice,
 /// which must be written as `*2`.
 pub fn select_all(selector: &str, adapters: &[Adapter]) -> Result<Vec<Selection>, DeviceError> {
-    let known = known(adapters);
-    let typed = selector.trim().to_lowercase();
-    let chosen = match typed.as_str() {
+    let chosen = choose(&selector.trim().to_lowercase(), &known(adapters))?;
+    if chosen.is_empty() {
+        return Ok(vec![no_hardware()]);
+    }
+    Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters)).collect())
+}
+
+/// Returns the devices that a selector in lower case chooses; none for `auto` without hardware.
+fn choose(selector: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
+    Ok(match selector {
         "auto" => known.iter().enumerate().filter(|(_, k)| k.is_hardware()).map(at).collect(),
         "all" => {
             let usable = known.iter().enumerate().filter(|(_, k)| k.is_listed && k.is_usable);
             usable.map(at).chain([Chosen::Cpu]).collect()
         }
-        list => parse_list(list, &known)?,
-    };
-    if chosen.is_empty() {
-        return Ok(vec![no_hardware()]);
-    }
-    Ok(chosen.into_iter().map(|chosen| selection(chosen, adapters)).collect())
+        list => parse_list(list, known)?,
+    })
 }
 
 /// Properties of an adapter that a selector depends on.

@@ -9,7 +9,7 @@ use super::shares::layout_of;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
 use crate::collective::ShardLayout;
-use crate::device::{Selection, list_adapters, select_all};
+use crate::device::{Adapter, Selection, list_adapters, select_all};
 use crate::exec::Executor;
 use crate::exec::cpu::host_name;
 use crate::graph::Plan;
@@ -46,18 +46,22 @@ pub fn assemble(
     start_workers(request, saved.filter(|_| !request.retune), chosen, candidates)
 }
 
-/// Returns the devices that a selector chooses. Enumerating adapters takes a while, so it is
-/// skipped for a selector that names only the CPU.
+/// Returns the devices that a selector chooses.
 pub fn selections(selector: &str) -> Result<Vec<Selection>, RuntimeError> {
+    Ok(select_all(selector, &adapters_for(selector))?)
+}
+
+/// Returns the adapters among which a selector chooses. Enumerating them takes a while, so it is
+/// skipped for a selector that names only the CPU.
+pub fn adapters_for(selector: &str) -> Vec<Adapter> {
     let is_cpu = |part: &str| {
         let name = part.split('*').next().unwrap_or_default();
         name.trim().eq_ignore_ascii_case("cpu")
     };
-    let adapters = match selector.split(',').all(is_cpu) {
+    match selector.split(',').all(is_cpu) {
         true => Vec::new(),
         false => list_adapters(),
-    };
-    Ok(select_all(selector, &adapters)?)
+    }
 }
 
 fn identity(selection: &Selection) -> String {

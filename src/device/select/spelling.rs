@@ -1,0 +1,126 @@
+//! Selectors made from selectors: without a device, or of what they name in vain.
+
+use super::{Adapter, Chosen, Known, choose, known, longest, one, parse_list};
+
+/// Returns a selector for the devices that `selector` chooses, without the one at `position` and
+/// its copies; `None` if there is no other.
+pub fn selector_without(selector: &str, position: usize, adapters: &[Adapter]) -> Option<String> {
+    without(selector, position, &known(adapters))
+}
+
+/// Returns the parts of a list that name no device.
+pub fn missing_devices(selector: &str, adapters: &[Adapter]) -> Vec<String> {
+    missing(&selector.trim().to_lowercase(), &known(adapters))
+}
+
+fn without(selector: &str, position: usize, known: &[Known]) -> Option<String> {
+    let chosen = choose(&selector.trim().to_lowercase(), known).ok()?;
+    let failed = *chosen.get(position)?;
+    let rest: Vec<Chosen> = chosen.into_iter().filter(|device| *device != failed).collect();
+    if rest.is_empty() {
+        return None;
+    }
+    let named = spelled(&rest, |index| name(index, known));
+    // Names that hide each other in a list are replaced by indices.
+    let is_read_back = parse_list(&named.to_lowercase(), known).is_ok_and(|read| read == rest);
+    Some(if is_read_back { named } else { spelled(&rest, |index| index.to_string()) })
+}
+
+/// Formats a list of devices, in which the copies of one follow each other.
+fn spelled(devices: &[Chosen], name: impl Fn(usize) -> String) -> String {
+    let copies = devices.chunk_by(|one, next| one == next);
+    let part = |copies: &[Chosen]| {
+        let name = match copies[0] {
+            Chosen::Cpu => "cpu".to_string(),
+            Chosen::Index(index) => name(index),
+        };
+        if copies.len() == 1 { name } else { format!("{name}*{}", copies.len()) }
+    };
+    copies.map(part).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the name of an adapter, with its API or as its index if another one has that name.
+fn name(index: usize, known: &[Known]) -> String {
+    let Known { name, api, .. } = &known[index];
+    let names = [name.clone(), format!("{api}:{name}")].into_iter();
+    let is_its =
+        |name: &String| one(&name.to_lowercase(), known).ok() == Some(Chosen::Index(index));
+    names.into_iter().find(is_its).unwrap_or_else(|| index.to_string())
+}
+
+fn missing(list: &str, known: &[Known]) -> Vec<String> {
+    let (mut missing, mut rest) = (Vec::new(), list);
+    loop {
+        let part = match longest(rest, known) {
+            Ok((part, _)) => part,
+            Err(_) => {
+                let part = rest.split(',').next().unwrap_or_default();
+                missing.push(part.trim().to_string());
+                part
+            }
+        };
+        match rest.get(part.len() + 1..) {
+            Some(more) => rest = more,
+            None => return missing,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(api: &'static str, name: &str) -> Known {
+        let is_software = name.contains("llvmpipe");
+        Known { name: name.into(), api, is_listed: api != "gl", is_software, is_usable: true }
+    }
+
+    fn machine() -> Vec<Known> {
+        vec![
+            entry("vulkan", "llvmpipe (LLVM 19.1, 256 bits)"),
+            entry("vulkan", "NVIDIA GeForce RTX 3060"),
+            entry("vulkan", "NVIDIA GeForce RTX 3060"),
+            entry("gl", "llvmpipe (LLVM 19.1, 256 bits)"),
+        ]
+    }
+
+    #[test]
+    fn a_list_without_a_device_names_the_others() {
+        let left = |selector: &str, position| without(selector, position, &machine());
+        let named = |text: &str| Some(text.to_string());
+        assert_eq!(left("llvmpipe,cpu", 0), named("cpu"));
+        assert_eq!(left("cpu,llvmpipe", 0), named("llvmpipe (LLVM 19.1, 256 bits)"));
+        assert_eq!(left("1, CPU*3,2", 0), named("cpu*3,2"));
+        assert_eq!(left("1,cpu*3,2", 4), named("NVIDIA GeForce RTX 3060,cpu*3"));
+        assert_eq!(left("1,cpu*3,2", 2), named("NVIDIA GeForce RTX 3060,2"));
+        assert_eq!(left("gl:llvmpipe,0", 1), named("gl:llvmpipe (LLVM 19.1, 256 bits)"));
+        // Hardware for auto, everything for all.
+        assert_eq!(left("auto", 1), named("NVIDIA GeForce RTX 3060"));
+        let all = "llvmpipe (LLVM 19.1, 256 bits),2,cpu";
+        assert_eq!(left("all", 1), named(all));
+        assert_eq!(left("cpu*2", 1), None);
+        assert_eq!(without("auto", 0, &[]), None);
+        assert_eq!(left("cpu", 7), None);
+    }
+
+    #[test]
+    fn every_list_without_a_device_is_read_back() {
+        let machine = machine();
+        for selector in ["auto", "all", "0,1,2,3,cpu*2", "3*2,1,0"] {
+            let chosen = choose(selector, &machine).unwrap();
+            for (position, failed) in chosen.iter().enumerate() {
+                let rest: Vec<Chosen> = chosen.iter().filter(|c| *c != failed).copied().collect();
+                let text = without(selector, position, &machine).unwrap().to_lowercase();
+                assert_eq!(parse_list(&text, &machine).unwrap(), rest, "{selector}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_listed() {
+        let not = |list: &str| missing(list, &machine());
+        assert_eq!(not("cpu,radeon,1,arc*2"), ["radeon", "arc*2"]);
+        assert_eq!(not("cpu*2,llvmpipe (llvm 19.1, 256 bits)"), [""; 0]);
+        assert_eq!(missing("cpu,0", &[]), ["0"]);
+    }
+}
