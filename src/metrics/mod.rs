@@ -7,6 +7,6 @@ pub mod sink;
 pub mod trace;
 
 pub use event::{EvalRecord, Event, RankRecord, StepRecord};
-pub use recorder::{MetricsError, Recorder, Truncation, truncate_after};
+pub use recorder::{MetricsError, Recorder, Truncation, aside, truncate_after};
 pub use sink::{Sink, Sinks};
 pub use trace::{Span, Trace, Track};

@@ -90,16 +90,23 @@ impl Sink for Recorder {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Truncation {
     pub kept: u64,
-    /// Removed lines of later steps.
+    /// Lines of later steps, which were set aside.
     pub dropped: u64,
-    /// Removed lines that are not JSON with a step, such as a last line torn by a crash.
+    /// Lines that are not JSON with a step, such as a last line torn by a crash, which were set
+    /// aside too.
     pub damaged: u64,
     /// Loss of the evaluation after exactly this step, if there was one; it need not be repeated.
     pub val_loss: Option<f64>,
 }
 
-/// Truncates a record after the step that a run is resumed from: removes lines of later steps and
-/// damaged lines. The file is replaced whole or not at all. A missing file stays missing.
+/// Returns the path of the file to which [`truncate_after`] moves lines of a record.
+pub fn aside(path: &Path) -> PathBuf {
+    files::beside(path, ".aside")
+}
+
+/// Truncates a record after the step that a run is resumed from: moves lines of later steps and
+/// damaged lines to the end of the file [`aside`]. The record is replaced whole or not at all,
+/// after what leaves it is on the disk. A missing record stays missing.
 pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError> {
     let read_error = |why| MetricsError::Read { path: path.into(), why };
     let file = match File::open(path) {
@@ -110,13 +117,14 @@ pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError
     let mut reader = BufReader::new(file);
     let mut truncation = Truncation::default();
     let mut unread = None;
+    let mut left = LinesAside { path: aside(path), file: None };
     let written = files::replace_with(path, |file| {
         let mut kept = BufWriter::new(file);
         let mut line = Vec::new();
         loop {
             line.clear();
             match reader.read_until(b'\n', &mut line) {
-                Ok(0) => return kept.flush(),
+                Ok(0) => return left.sync().and_then(|()| kept.flush()),
                 Ok(_) => {}
                 Err(why) => {
                     let kind = why.kind();
@@ -131,8 +139,13 @@ pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError
                     truncation.val_loss =
                         val_loss.filter(|_| found == step).or(truncation.val_loss);
                 }
-                Some(_) => truncation.dropped += 1,
-                None => truncation.damaged += 1,
+                found => {
+                    left.append(&line)?;
+                    match found {
+                        Some(_) => truncation.dropped += 1,
+                        None => truncation.damaged += 1,
+                    }
+                }
             }
         }
     });
@@ -140,6 +153,32 @@ pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError
         (_, Some(why)) => Err(read_error(why)),
         (Err(why), None) => Err(write_error(path, why)),
         (Ok(()), None) => Ok(truncation),
+    }
+}
+
+/// File of lines that leave a record; opened when there is one.
+struct LinesAside {
+    path: PathBuf,
+    file: Option<BufWriter<File>>,
+}
+
+impl LinesAside {
+    /// Appends a line, with its end if it has none.
+    fn append(&mut self, line: &[u8]) -> io::Result<()> {
+        if self.file.is_none() {
+            let file = OpenOptions::new().append(true).create(true).open(&self.path)?;
+            self.file = Some(BufWriter::new(file));
+        }
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.write_all(line)?;
+        if line.ends_with(b"\n") { Ok(()) } else { file.write_all(b"\n") }
+    }
+
+    /// Syncs the appended lines to the disk.
+    fn sync(&mut self) -> io::Result<()> {
+        let Some(file) = &mut self.file else { return Ok(()) };
+        file.flush()?;
+        file.get_ref().sync_all()
     }
 }
 
@@ -193,7 +232,13 @@ mod tests {
         recorder.event(&Event::Step(step(4))).unwrap();
         recorder.event(&Event::Step(step(5))).unwrap();
         assert_eq!(steps(&path), [0, 1, 2, 3, 3, 4, 5]);
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+        assert_eq!(steps(&aside(&path)), [4, 5]);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        drop(recorder);
+
+        // Lines that were set aside stay.
+        Recorder::resume(&path, 4).unwrap();
+        assert_eq!((steps(&path), steps(&aside(&path))), (vec![0, 1, 2, 3, 3, 4], vec![4, 5, 5]));
     }
 
     #[test]
@@ -209,6 +254,8 @@ mod tests {
             assert_eq!(truncation, expected, "{torn:?}");
             recorder.event(&Event::Step(step(2))).unwrap();
             assert_eq!(steps(&path), [1, 2]);
+            let kept = fs::read(aside(&path)).unwrap();
+            assert!(kept.ends_with(format!("{}\n", torn.trim_end()).as_bytes()), "{torn:?}");
         }
     }
 
