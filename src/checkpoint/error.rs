@@ -26,6 +26,15 @@ pub enum CheckpointError {
         path.display()
     )]
     None { path: PathBuf },
+    #[error(
+        "{}: is a checkpoint itself and has checkpoints/ as a run; name the one of \
+         checkpoints/ that is meant, or move {} elsewhere",
+        path.display(), path.join("manifest.json").display()
+    )]
+    Ambiguous { path: PathBuf },
+    #[error("{}: does not name the best checkpoint ({why}); name a checkpoint directory",
+        path.display())]
+    Best { path: PathBuf, why: String },
     #[error("{}: no checkpoint is good; start a new run: {}", path.display(), reasons.join("; "))]
     NoneGood { path: PathBuf, reasons: Vec<String> },
     #[error(

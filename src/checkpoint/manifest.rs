@@ -1,34 +1,50 @@
 //! `manifest.json`: metadata and list of files of a checkpoint, written last.
+//!
+//! A field whose ignoring would change the meaning of a checkpoint raises [`FORMAT`]; a manifest
+//! of another format is refused. Any other field may be added without that: a program that does
+//! not know it reads the manifest with a warning, and its runs write the unknown fields of the
+//! manifest and of `meta` again.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
+
+use serde_json::Value;
 
 use super::{CheckpointError, FILES, Meta};
 use crate::files;
 
 pub const NAME: &str = "manifest.json";
 
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
+
+/// Beginning of the one line that the hash does not cover. Lines of nested objects are indented
+/// further.
+const HASH_LINE: &str = "  \"blake3\": \"";
 
 /// Largest accepted size of a manifest: more than any has, so that a wrong file is not read into
 /// memory.
 const BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Manifest {
     format: u64,
     pub meta: Meta,
     /// One entry for each of [`FILES`], in that order.
     files: Vec<FileEntry>,
-    /// BLAKE3 hash of this manifest with an empty string in this field.
+    /// Fields that this version does not know.
+    #[serde(flatten)]
+    unknown: BTreeMap<String, Value>,
+    /// BLAKE3 hash of the bytes of the file without the line of this field.
     pub blake3: String,
+    /// Names of all fields that this version does not know, such as `meta.best.notes`.
+    #[serde(skip)]
+    pub unknown_names: Vec<String>,
 }
 
 /// File of a checkpoint, with its length and BLAKE3 hash.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct FileEntry {
     pub name: String,
     pub bytes: u64,
@@ -43,8 +59,15 @@ struct Format {
 
 impl Manifest {
     pub fn new(meta: Meta, files: Vec<FileEntry>) -> Self {
-        let mut manifest = Self { format: FORMAT, meta, files, blake3: String::new() };
-        manifest.blake3 = manifest.digest();
+        let mut manifest = Self {
+            format: FORMAT,
+            meta,
+            files,
+            unknown: BTreeMap::new(),
+            blake3: String::new(),
+            unknown_names: Vec::new(),
+        };
+        manifest.blake3 = digest(&manifest.json());
         manifest
     }
 
@@ -73,11 +96,14 @@ impl Manifest {
         if format != FORMAT {
             return Err(CheckpointError::Format { path, found: format, known: FORMAT });
         }
-        let manifest: Self =
+        let mut manifest: Self =
             serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
-        if manifest.blake3 != manifest.digest() {
+        if !manifest.has_digest_of(&bytes) {
             return Err(damaged("its content does not have its BLAKE3 hash".into()));
         }
+        let found: Value =
+            serde_json::from_slice(&bytes).map_err(|why| damaged(why.to_string()))?;
+        manifest.unknown_names = unknown_names(&found, &manifest.known(), "");
         // Only the known names are ever opened: a path that leads elsewhere is not followed.
         if !manifest.files.iter().map(|file| file.name.as_str()).eq(FILES) {
             let names: Vec<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
@@ -95,9 +121,19 @@ impl Manifest {
         found.expect("a manifest is made and read with all files")
     }
 
-    fn digest(&self) -> String {
-        let bare = Self { blake3: String::new(), ..self.clone() };
-        blake3::hash(&bare.json()).to_hex().to_string()
+    /// Returns true if the file has exactly one line with the hash, and that of all other lines.
+    fn has_digest_of(&self, bytes: &[u8]) -> bool {
+        let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| is_hash(line));
+        let line = format!("{HASH_LINE}{}\"\n", self.blake3);
+        let is_only = lines.next() == Some(line.as_bytes()) && lines.next().is_none();
+        is_only && self.blake3 == digest(bytes)
+    }
+
+    /// Returns the manifest as JSON without the unknown fields.
+    fn known(&self) -> Value {
+        let meta = Meta { unknown: BTreeMap::new(), ..self.meta.clone() };
+        let known = Self { meta, unknown: BTreeMap::new(), ..self.clone() };
+        serde_json::to_value(known).expect("a manifest is plain data")
     }
 
     fn json(&self) -> Vec<u8> {
@@ -106,6 +142,41 @@ impl Manifest {
         let mut json = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
         json.push(b'\n');
         json
+    }
+}
+
+fn is_hash(line: &[u8]) -> bool {
+    line.starts_with(HASH_LINE.as_bytes())
+}
+
+/// Returns the BLAKE3 hash of the bytes of a manifest without the line of the hash.
+fn digest(bytes: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| !is_hash(line));
+    for line in lines {
+        hasher.update(line);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Returns the dotted names of the fields of `found`, below `place`, that `known` does not have.
+fn unknown_names(found: &Value, known: &Value, place: &str) -> Vec<String> {
+    match (found, known) {
+        (Value::Object(found), Value::Object(known)) => found
+            .iter()
+            .flat_map(|(name, value)| {
+                let place = if place.is_empty() { name.clone() } else { format!("{place}.{name}") };
+                match known.get(name) {
+                    Some(known) => unknown_names(value, known, &place),
+                    None => vec![place],
+                }
+            })
+            .collect(),
+        (Value::Array(found), Value::Array(known)) => {
+            let pairs = found.iter().zip(known);
+            pairs.flat_map(|(found, known)| unknown_names(found, known, place)).collect()
+        }
+        _ => Vec::new(),
     }
 }
 

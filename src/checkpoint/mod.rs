@@ -5,6 +5,10 @@
 //! of itself. The directory is written under a temporary name, synced to the disk and then
 //! renamed, so that a crash at any moment leaves the earlier checkpoints intact. Tensors are
 //! stored by name and never by rank, so that a run with other devices can load them.
+//!
+//! The manifest has the number of its format, and another one is refused. The rule for a new
+//! field: one whose ignoring would change the meaning of a checkpoint raises that number; any
+//! other may be added without it, and is kept and warned of by programs that do not know it.
 
 pub mod error;
 mod lock;
@@ -14,7 +18,8 @@ mod tensors;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 pub use error::CheckpointError;
 pub use store::Store;
@@ -40,7 +45,6 @@ pub struct Checkpoint {
 
 /// Metadata of a run: its state and description besides the tensors.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Meta {
     /// Steps done.
     pub step: u64,
@@ -53,6 +57,8 @@ pub struct Meta {
     pub model: String,
     /// The resolved configuration of the run, as TOML.
     pub run: String,
+    /// Names of its keys that the user has set; the others have their defaults.
+    pub typed: Vec<String>,
     /// Tokenizer, of a model of text.
     pub tokenizer: Option<Tokenizer>,
     /// The best evaluation so far.
@@ -63,11 +69,13 @@ pub struct Meta {
     pub data: String,
     /// Version of potluck that wrote the checkpoint.
     pub version: String,
+    /// Fields that this version of potluck does not know, which it writes again.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 /// An evaluation that was better than those before it.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Best {
     pub step: u64,
     #[serde(with = "manifest::exact")]
@@ -89,21 +97,60 @@ impl Checkpoint {
     /// # Errors
     /// Returns a `CheckpointError` that names the file that is wrong.
     pub fn load(directory: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self::load_with_warnings(directory)?.0)
+    }
+
+    /// Like [`Checkpoint::load`], with a warning if the manifest has unknown fields.
+    fn load_with_warnings(directory: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
         let manifest = Manifest::read(directory)?;
         let read = |name| tensors::read(&directory.join(name), manifest.file(name));
         let parameters = read(PARAMETERS)?;
         let moments = read(MOMENTS)?;
-        Ok(Self { meta: manifest.meta, parameters, moments })
+        let mut warnings = Vec::new();
+        if !manifest.unknown_names.is_empty() {
+            let (place, names) =
+                (directory.join(manifest::NAME), manifest.unknown_names.join(", "));
+            warnings.push(format!(
+                "{}: this version of potluck does not know {names}, and reads the rest",
+                place.display()
+            ));
+        }
+        Ok((Self { meta: manifest.meta, parameters, moments }, warnings))
     }
 
     /// Reads a checkpoint directory, or the newest good checkpoint of a run directory, in that
     /// case with a warning for each newer one that is damaged.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Checkpoint::load`] and [`Store::load_latest`], and
+    /// `CheckpointError::Ambiguous` for a directory that is both.
     pub fn load_path(path: &Path) -> Result<(Self, Vec<String>), CheckpointError> {
-        if path.join(manifest::NAME).exists() {
-            return Ok((Self::load(path)?, Vec::new()));
+        match (is_checkpoint(path), store::directory(path).exists()) {
+            (true, true) => Err(CheckpointError::Ambiguous { path: path.into() }),
+            (true, false) => Self::load_with_warnings(path),
+            (false, _) => Store::open_to_read(path).load_latest(),
         }
-        Store::open_to_read(path).load_latest()
     }
+}
+
+/// Returns true if the directory is a checkpoint, good or bad, as opposed to that of a run.
+pub fn is_checkpoint(path: &Path) -> bool {
+    path.join(manifest::NAME).exists()
+}
+
+/// Returns the directory of the run that a checkpoint is one of: `RUN` for
+/// `RUN/checkpoints/step-00001234`, `None` for a copy elsewhere or one that was set aside. `path`
+/// may be relative and shortened, such as `.`.
+pub fn run_of(path: &Path) -> Option<PathBuf> {
+    let full = path.canonicalize().ok()?;
+    manifest::step_of(&full)?;
+    let checkpoints = full.parent().filter(|parent| parent.ends_with(store::DIRECTORY))?;
+    // As it was typed, if that names the directories.
+    let typed = path
+        .parent()
+        .filter(|parent| path.file_name().is_some() && parent.ends_with(store::DIRECTORY));
+    let run = typed.unwrap_or(checkpoints).parent()?;
+    Some(if run.as_os_str().is_empty() { PathBuf::from(".") } else { run.into() })
 }
 
 impl NamedTensor {

@@ -10,6 +10,9 @@ use super::{Checkpoint, CheckpointError, FILES, NamedTensor, PARAMETERS, tensors
 use crate::faults::{Faults, Point};
 use crate::files;
 
+/// Name of the directory of checkpoints in that of a run.
+pub(super) const DIRECTORY: &str = "checkpoints";
+
 /// The file that names the best checkpoint.
 const BEST: &str = "best";
 
@@ -54,7 +57,7 @@ impl Store {
     /// Opens the checkpoints of a run directory for reading, also while another process writes.
     pub fn open_to_read(run: &Path) -> Self {
         Self {
-            directory: run.join("checkpoints"),
+            directory: directory(run),
             lock: None,
             faults: Faults::none(),
             verified: BTreeSet::new(),
@@ -176,10 +179,14 @@ impl Store {
     /// none is good for other reasons.
     pub fn load_latest(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let mut errors = Vec::new();
-        let texts = |errors: &[CheckpointError]| errors.iter().map(ToString::to_string).collect();
+        let texts = |errors: &[CheckpointError]| -> Vec<String> {
+            errors.iter().map(ToString::to_string).collect()
+        };
         for step in self.steps()?.into_iter().rev() {
-            match Checkpoint::load(&self.path(step)) {
-                Ok(checkpoint) => return Ok((checkpoint, texts(&errors))),
+            match Checkpoint::load_with_warnings(&self.path(step)) {
+                Ok((checkpoint, warnings)) => {
+                    return Ok((checkpoint, [texts(&errors), warnings].concat()));
+                }
                 Err(error) => errors.push(error),
             }
         }
@@ -194,11 +201,16 @@ impl Store {
         Err(CheckpointError::NoneGood { path, reasons: texts(&errors) })
     }
 
-    /// Loads the checkpoint that was marked as the best one.
-    pub fn load_best(&self) -> Result<Checkpoint, CheckpointError> {
+    /// Loads the checkpoint that was marked as the best one, with a warning if its manifest has
+    /// unknown fields.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::None` if none was marked, `CheckpointError::Best` if the mark is
+    /// damaged, and the errors of [`Checkpoint::load`].
+    pub fn load_best(&self) -> Result<(Checkpoint, Vec<String>), CheckpointError> {
         let none = || CheckpointError::None { path: self.directory.join(BEST) };
         let step = self.best()?.ok_or_else(none)?;
-        Checkpoint::load(&self.path(step))
+        Checkpoint::load_with_warnings(&self.path(step))
     }
 
     /// Removes old checkpoints and returns their steps. Kept are the newest `keep` (at least 2)
@@ -230,21 +242,42 @@ impl Store {
         Ok(removed)
     }
 
-    /// Renames the checkpoints of later steps with the ending `.aside` and returns their new
-    /// paths. For a run that is resumed from an older checkpoint: the later ones belong to
-    /// another course of the run, and would be mistaken for the newest ones of this run.
+    /// Sets the checkpoints of later steps aside and returns their new paths, oldest first. For a
+    /// run that is resumed from an older checkpoint: the later ones belong to another course of
+    /// the run, and would be mistaken for the newest ones of this run.
     pub fn set_aside_after(&mut self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         self.check_writable()?;
         let later = self.steps()?.into_iter().filter(|found| *found > step);
-        let mut paths = Vec::new();
-        for step in later {
-            paths.push(self.move_to(step, ASIDE)?);
-        }
-        if self.best()?.is_some_and(|best| best > step) {
-            let path = self.directory.join(BEST);
-            fs::remove_file(&path).map_err(|why| CheckpointError::Write { path, why })?;
+        let paths = later.map(|step| self.set_aside(step)).collect::<Result<_, _>>()?;
+        // A damaged mark is that of no checkpoint.
+        if self.best().is_ok_and(|best| best.is_some_and(|best| best > step)) {
+            self.unmark_best()?;
         }
         Ok(paths)
+    }
+
+    /// Renames the checkpoint of a step with the first free ending of `.aside`, `.aside.1`,
+    /// `.aside.2`, and so on; returns its new path. Nothing removes it.
+    pub fn set_aside(&mut self, step: u64) -> Result<PathBuf, CheckpointError> {
+        self.check_writable()?;
+        let numbered = (1..).map(|number| format!("{ASIDE}.{number}"));
+        let mut endings = std::iter::once(ASIDE.to_string()).chain(numbered);
+        let is_free =
+            |ending: &String| files::beside(&self.path(step), ending).symlink_metadata().is_err();
+        let ending = endings.find(is_free).expect("the endings are without an end");
+        self.move_to(step, &ending)
+    }
+
+    /// Removes the mark of the best checkpoint, if there is one; the checkpoint stays.
+    pub fn unmark_best(&mut self) -> Result<(), CheckpointError> {
+        self.check_writable()?;
+        let path = self.directory.join(BEST);
+        match fs::remove_file(&path) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                Err(CheckpointError::Write { path, why })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Marks the checkpoint of this step as the best one, which is never pruned.
@@ -259,20 +292,23 @@ impl Store {
     }
 
     /// Returns the step that was marked as the best one.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::Best` if the mark is damaged or cannot be read.
     pub fn best(&self) -> Result<Option<u64>, CheckpointError> {
         let path = self.directory.join(BEST);
         match fs::read_to_string(&path) {
             Ok(text) => match step_of(Path::new(text.trim_end())) {
                 Some(step) => Ok(Some(step)),
-                None => Err(CheckpointError::Damaged { path, why: "it names no step".into() }),
+                None => Err(CheckpointError::Best { path, why: "it names no step".into() }),
             },
             Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(why) => Err(CheckpointError::Read { path, why }),
+            Err(why) => Err(CheckpointError::Best { path, why: why.to_string() }),
         }
     }
 
     /// Renames the checkpoint of a step to its name with an ending; replaces a directory of that
-    /// name.
+    /// name, which only one that is about to be removed has.
     fn move_to(&mut self, step: u64, ending: &str) -> Result<PathBuf, CheckpointError> {
         let path = self.path(step);
         let target = files::beside(&path, ending);
@@ -312,6 +348,11 @@ impl Store {
     fn write_error(&self, why: io::Error) -> CheckpointError {
         CheckpointError::Write { path: self.directory.clone(), why }
     }
+}
+
+/// Returns the directory of the checkpoints of a run.
+pub(super) fn directory(run: &Path) -> PathBuf {
+    run.join(DIRECTORY)
 }
 
 /// Returns the path without an ending, or `None` if it does not have the ending.

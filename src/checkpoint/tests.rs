@@ -33,11 +33,13 @@ fn checkpoint(step: u64) -> Checkpoint {
             samples: step * 12,
             model: "kind = \"gpt\"\n".into(),
             run: "[train]\nbatch = 12\n".into(),
+            typed: vec!["train.batch".into()],
             tokenizer: Some(Tokenizer::Char { chars: vec!['\n', '"', 'ß'] }),
             best: Some(Best { step: 3, val_loss: 0.1 + 0.2 }),
             placement: placement(),
             data: "fingerprint".into(),
             version: "0.1.0".into(),
+            unknown: BTreeMap::new(),
         },
         parameters: vec![tensor("wte", &[3, 4], at), tensor("bias", &[], at)],
         moments: vec![tensor("wte.0", &[3, 4], -at), tensor("wte.1", &[3, 4], at * at)],
@@ -217,10 +219,12 @@ fn forge(directory: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let path = directory.join(manifest::NAME);
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     change(&mut json);
-    json["blake3"] = "".into();
-    let bare = serde_json::to_string_pretty(&json).unwrap() + "\n";
-    json["blake3"] = blake3::hash(bare.as_bytes()).to_hex().as_str().into();
-    fs::write(&path, serde_json::to_string_pretty(&json).unwrap() + "\n").unwrap();
+    json.as_object_mut().unwrap().remove("blake3");
+    // The hash is the last field; the line before it gets a comma.
+    let bare = serde_json::to_string_pretty(&json).unwrap();
+    let bare = bare.strip_suffix("\n}").unwrap().to_string() + ",\n";
+    let hash = blake3::hash(format!("{bare}}}\n").as_bytes()).to_hex();
+    fs::write(&path, format!("{bare}  \"blake3\": \"{hash}\"\n}}\n")).unwrap();
 }
 
 #[test]
@@ -243,20 +247,17 @@ fn forged_manifests_are_refused() {
     forge(&path, |json| json["files"].as_array_mut().unwrap().truncate(1));
     assert!(refused(&path, manifest::NAME).contains("it names the files"));
     restore();
-    for format in [1, 3] {
+    for format in [1, 2, 4] {
         forge(&path, |json| json["format"] = format.into());
         let error = refused(&path, manifest::NAME);
-        let expected = format!("has format {format}, and this version of potluck reads format 2");
+        let expected = format!("has format {format}, and this version of potluck reads format 3");
         assert!(error.contains(&expected), "{error}");
         assert!(error.contains("use the version that wrote it"), "{error}");
     }
     restore();
-    forge(&path, |json| json["surprise"] = 1.into());
-    assert!(refused(&path, manifest::NAME).contains("surprise"));
-    restore();
     forge(&path, |json| json["files"][0]["bytes"] = u64::MAX.into());
     assert!(refused(&path, PARAMETERS).contains("instead of 18446744073709551615"));
-    for garbage in ["", "null", "[]", "{\"format\":2}", "{\"format\":-1}", "\u{FF}"] {
+    for garbage in ["", "null", "[]", "{\"format\":3}", "{\"format\":-1}", "\u{FF}"] {
         fs::write(path.join(manifest::NAME), garbage).unwrap();
         refused(&path, manifest::NAME);
     }
@@ -393,8 +394,82 @@ fn the_best_is_one_that_is_there() {
     assert_eq!(store.best().unwrap(), Some(1));
     for garbage in ["", "../step-00000001x", "step-1"] {
         fs::write(run.path().join("checkpoints/best"), garbage).unwrap();
-        assert!(matches!(store.best(), Err(CheckpointError::Damaged { .. })), "{garbage}");
+        let error = store.best().unwrap_err().to_string();
+        assert!(error.contains("checkpoints/best: does not name the best"), "{garbage}: {error}");
+        store.set_aside_after(1).unwrap();
     }
+    store.unmark_best().unwrap();
+    store.unmark_best().unwrap();
+    assert_eq!(store.best().unwrap(), None);
+}
+
+#[test]
+fn unknown_fields_of_the_same_format_are_read_kept_and_warned_of() {
+    let run = directory();
+    let mut store = store(run.path(), &[1]);
+    forge(&store.path(1), |json| {
+        json["surprise"] = 1.into();
+        json["meta"]["future"] = serde_json::json!({ "a": [1, 2] });
+        json["meta"]["best"]["setting"] = "spread".into();
+        json["meta"]["placement"]["ranks"][1]["stage"] = 3.into();
+    });
+    let (loaded, warnings) = store.load_latest().unwrap();
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    let names =
+        ["surprise", "meta.future", "meta.best.setting", "meta.placement.ranks.stage", "step-0000"];
+    assert!(names.iter().all(|name| warning.contains(name)), "{warning}");
+    assert_eq!(loaded.meta.best, checkpoint(1).meta.best);
+    // A run that resumes writes them into its own checkpoints.
+    let meta = Meta { unknown: loaded.meta.unknown, ..checkpoint(2).meta };
+    store.save(&Checkpoint { meta, ..checkpoint(2) }).unwrap();
+    let text = fs::read_to_string(store.path(2).join(manifest::NAME)).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["meta"]["future"]["a"][1], 2);
+    assert!(Checkpoint::load(&store.path(2)).is_ok());
+}
+
+/// A manifest of this format as it was first written: whatever is added must still read it.
+#[test]
+fn the_golden_manifest_is_read() {
+    let run = directory();
+    let path = run.path().join("step-00000007");
+    fs::create_dir(&path).unwrap();
+    fs::copy("tests/golden/manifest.json", path.join(manifest::NAME)).unwrap();
+    let read = Manifest::read(&path).unwrap();
+    assert_eq!(read.unknown_names, [""; 0]);
+    assert_eq!(read.meta, checkpoint(7).meta);
+    assert_eq!((read.file(PARAMETERS).bytes, read.file(MOMENTS).bytes), (180, 232));
+    // One other blank is another content, although it is the same JSON.
+    let text = fs::read_to_string(path.join(manifest::NAME)).unwrap();
+    fs::write(path.join(manifest::NAME), text.replacen("\"format\": 3", "\"format\":  3", 1))
+        .unwrap();
+    assert!(refused(&path, manifest::NAME).contains("BLAKE3"));
+}
+
+#[test]
+fn a_directory_that_is_a_checkpoint_and_a_run_is_refused() {
+    let run = directory();
+    let store = store(run.path(), &[1, 2]);
+    for file in [manifest::NAME, PARAMETERS, MOMENTS] {
+        fs::copy(store.path(1).join(file), run.path().join(file)).unwrap();
+    }
+    let error = Checkpoint::load_path(run.path()).unwrap_err().to_string();
+    assert!(error.contains("is a checkpoint itself and has checkpoints/"), "{error}");
+    assert_eq!(Checkpoint::load_path(&store.path(2)).unwrap().0, checkpoint(2));
+}
+
+#[test]
+fn a_checkpoint_is_one_of_a_run_by_its_place_and_name() {
+    let run = directory();
+    let mut store = store(run.path(), &[1, 2]);
+    assert_eq!(run_of(&store.path(1)), Some(run.path().into()));
+    let aside = store.set_aside(2).unwrap();
+    assert_eq!(run_of(&aside), None);
+    assert_eq!(run_of(run.path()), None);
+    let copy = run.path().join("step-00000001");
+    fs::rename(store.path(1), &copy).unwrap();
+    assert_eq!(run_of(&copy), None);
+    assert_eq!(run_of(Path::new("no/such/checkpoints/step-00000001")), None);
 }
 
 #[test]
@@ -447,12 +522,19 @@ fn later_checkpoints_can_be_set_aside() {
     assert_eq!(store.steps().unwrap(), [1]);
     assert_eq!(store.best().unwrap(), None);
     assert_eq!(Checkpoint::load(&aside[1]).unwrap(), checkpoint(3));
-    store.save(&checkpoint(2)).unwrap();
-    store.set_aside_after(1).unwrap();
-    assert_eq!(
-        listing(run.path()),
-        ["step-00000001", "step-00000002.aside", "step-00000003.aside"]
-    );
+    // Nothing that was set aside is ever replaced.
+    for seed in 1..=2 {
+        let mut another = checkpoint(2);
+        another.meta.seed = seed;
+        store.save(&another).unwrap();
+        store.set_aside_after(1).unwrap();
+    }
+    let aside = ["aside", "aside.1", "aside.2"].map(|ending| format!("step-00000002.{ending}"));
+    let [first, second, third] = &aside;
+    let names = ["step-00000001", first, second, third, "step-00000003.aside"];
+    assert_eq!(listing(run.path()), names);
+    let seed = |name: &String| Manifest::read(&run.path().join("checkpoints").join(name));
+    assert_eq!(aside.each_ref().map(|name| seed(name).unwrap().meta.seed), [u64::MAX, 1, 2]);
 }
 
 #[test]

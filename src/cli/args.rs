@@ -49,8 +49,9 @@ pub struct TrainArgs {
     /// too, and the CPU), or a comma-separated list of cpu and of indices or parts of names from
     /// `potluck devices`, each with an optional suffix *K for K ranks on it: 0 or rtx,radeon or
     /// vulkan:llvmpipe,cpu or llvmpipe*2,cpu
-    #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
-    pub devices: String,
+    /// [default: auto, or the devices of the resumed run] (parallel.devices)
+    #[arg(long, value_name = "SELECTOR,..")]
+    pub devices: Option<String>,
     /// Directory of the run [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -58,7 +59,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub seed: Option<u64>,
     /// Resume a run: its directory, a checkpoint's, or `latest`, which is the run in --out, or
-    /// else the one with the highest number in runs/
+    /// else the one with the highest number in runs/ that has a checkpoint. With another --out,
+    /// or from a checkpoint outside a run, a new run starts there
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<String>,
     /// Repeat the autotuning of GPU kernels and the measurement of shares, and ignore cached and

@@ -26,8 +26,7 @@ use crate::train::spec::RunSpec;
 /// Bytes of one exchanged value.
 const VALUE_BYTES: usize = size_of::<f32>();
 
-/// Returns the text that `--explain` prints; `devices` is the selector, and `tokenizer` that of a
-/// checkpoint.
+/// Returns the text that `--explain` prints; `tokenizer` is that of a checkpoint.
 ///
 /// # Errors
 /// Returns the errors of loading the text, building the graph, choosing devices and timing kernels,
@@ -35,7 +34,6 @@ const VALUE_BYTES: usize = size_of::<f32>();
 pub fn explanation(
     explain: Explain,
     spec: &RunSpec,
-    devices: &str,
     tokenizer: Option<Tokenizer>,
 ) -> anyhow::Result<String> {
     let planned = |tokenizer| -> anyhow::Result<(Plans, Vec<Fusion>)> {
@@ -44,7 +42,7 @@ pub fn explanation(
     };
     let on_devices = |tokenizer, table: fn(&RunSpec, &PlannedDevices, &Plans) -> String| {
         let (plans, _) = planned(tokenizer)?;
-        let devices_of_run = PlannedDevices::of(spec, devices)?;
+        let devices_of_run = PlannedDevices::of(spec)?;
         Ok(devices_of_run.caveat(spec).to_string() + &table(spec, &devices_of_run, &plans))
     };
     match explain {
@@ -57,7 +55,7 @@ pub fn explanation(
         Explain::Memory => on_devices(tokenizer, memory),
         Explain::Program => on_devices(tokenizer, program),
         Explain::Communication => on_devices(tokenizer, communication),
-        Explain::Kernels => Ok(Profile::measure(spec, devices, tokenizer)?.table()),
+        Explain::Kernels => Ok(Profile::measure(spec, &spec.devices, tokenizer)?.table()),
         Explain::Config => Ok(spec.run_toml.clone()),
         Explain::Keys => {
             let why = "the keys are those of every run, and not explained by one";
@@ -82,8 +80,8 @@ struct PlannedDevices {
 }
 
 impl PlannedDevices {
-    fn of(spec: &RunSpec, devices: &str) -> anyhow::Result<Self> {
-        let chosen = selections(devices)?;
+    fn of(spec: &RunSpec) -> anyhow::Result<Self> {
+        let chosen = selections(&spec.devices)?;
         let name = |selection: &Selection| match selection {
             Selection::Cpu { .. } => "cpu".to_string(),
             Selection::Adapter(adapter) => adapter.name.clone(),

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod devices;
 pub mod explain;
 pub mod model;
+pub mod resume;
 pub mod train;
 
 use std::fs::OpenOptions;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
+use super::resume::find_text;
 use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, Store};
 use crate::data::{Split, TextData};
@@ -14,14 +15,18 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_split;
 use crate::train::loader::BatchSource;
 use crate::train::sampling::Sampling;
-use crate::train::spec::RunSpec;
+use crate::train::spec::{DataSource, RunSpec};
 use crate::train::{generate, state};
 use crate::ui::terminal::print_line;
+
+/// Warning that the loss is not one of the text that the run was trained on.
+const OTHER_DATA: &str = "warning: the data are not those that the checkpoint was trained on; the \
+                          loss cannot be compared with the run's";
 
 /// Prints the mean loss and the perplexity of a checkpoint on a split of its data or on another
 /// text.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
-    let (checkpoint, spec) = load(&args.checkpoint)?;
+    let (checkpoint, mut spec) = load(&args.checkpoint)?;
     let split = match args.split {
         EvalSplit::Val if args.data.is_none() => Split::Validation,
         EvalSplit::Val | EvalSplit::Train => Split::Train,
@@ -34,8 +39,16 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let tokenizer = checkpoint.meta.tokenizer.clone();
     let data = match &args.data {
         Some(path) => spec.load_text(path, tokenizer)?,
-        None => spec.load_data(tokenizer)?,
+        None => {
+            if let DataSource::File(path) = &mut spec.data.source {
+                *path = find_text(path, &args.checkpoint.checkpoint)?;
+            }
+            spec.load_data(tokenizer)?
+        }
     };
+    if args.data.is_none() && data.fingerprint() != checkpoint.meta.data {
+        print_line(OTHER_DATA);
+    }
     let (group, source) = open(&args.checkpoint, checkpoint, &spec, data)?;
     let rows = [spec.micro_batch];
     let loss = evaluate_split(&group, &source, &rows, &[1], split)?;
@@ -86,7 +99,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
 /// Loads the checkpoint that the arguments name, and the specification of its run.
 fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
     let (checkpoint, warnings) = match args.best {
-        true => Store::open_to_read(&args.checkpoint).load_best().map(|best| (best, Vec::new())),
+        true => Store::open_to_read(&args.checkpoint).load_best(),
         false => Checkpoint::load_path(&args.checkpoint),
     }
     .map_err(TrainError::from)?;

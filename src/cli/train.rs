@@ -1,15 +1,16 @@
 //! `potluck train`: starts, resumes or explains a run.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::args::{Explain, TrainArgs};
 use super::explain::explanation;
-use super::{UsageError, writable};
+use super::resume::{RUNS, ResumePoint, find_text, holds_run, next_free};
+use super::writable;
 use crate::autotune::catalog;
-use crate::checkpoint::{Checkpoint, Store};
+use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::config::read::{self, Override, Resolved};
+use crate::config::schema::Model;
 use crate::faults::Faults;
 use crate::runtime::error::EXIT_RESTART;
 use crate::train::error::TrainError;
@@ -17,9 +18,6 @@ use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
 use crate::train::spec::RunSpec;
 use crate::ui::terminal::{Terminal, print_line};
-
-/// Parent directory of runs for which no --out is given.
-const RUNS: &str = "runs";
 
 /// Runs `potluck train` and returns the process's exit code.
 pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
@@ -32,29 +30,53 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if let Some(path) = &args.trace {
         writable(path, "--trace")?;
     }
-    let resumed = args.resume.as_deref().map(|from| resume_point(from, args.out.as_deref()));
-    let (out, checkpoint) = match resumed.transpose()? {
-        Some((out, checkpoint)) => (Some(out), Some(checkpoint)),
-        None => (args.out.clone(), None),
-    };
-    let config = configuration(args, checkpoint.as_ref())?;
+    let point = args.resume.as_deref().map(|from| ResumePoint::find(from, args.out.as_deref()));
+    let point = point.transpose()?;
+    let saved = point.as_ref().map(|point| saved_config(&point.checkpoint)).transpose()?;
+    let mut resolved = configuration(args, saved.as_ref())?;
     if let Some(explain) = args.explain {
-        let tokenizer = checkpoint.and_then(|checkpoint| checkpoint.meta.tokenizer);
-        let text = explanation(explain, &RunSpec::new(&config), &args.devices, tokenizer)?;
-        super::print(&text);
+        let tokenizer = point.and_then(|point| point.checkpoint.meta.tokenizer);
+        super::print(&explanation(explain, &RunSpec::resolved(&resolved), tokenizer)?);
         return Ok(0);
     }
-    let out = match out {
-        Some(out) => out,
-        None => next_free(Path::new(RUNS)),
+    let out = match &point {
+        Some(point) => point.out(args.out.as_deref()),
+        None => args.out.clone().unwrap_or_else(|| next_free(Path::new(RUNS))),
     };
-    let goes_on = args.resume.as_deref().is_some_and(|from| is_of_run(from, &out));
-    if !goes_on && !Store::open_to_read(&out).steps().map_err(TrainError::from)?.is_empty() {
+    let is_continued = point.as_ref().is_some_and(|point| point.continues(&out));
+    if !is_continued && holds_run(&out)? {
         return Err(TrainError::Occupied { out }.into());
     }
-    let (devices, retune) = (args.devices.clone(), args.retune);
-    let options = RunOptions { out, devices, trace: args.trace.clone(), retune, faults };
-    execute(RunSpec::new(&config), options, checkpoint, args.quiet)
+    let mut unsaved = Vec::new();
+    if let Some((point, saved)) = point.as_ref().zip(saved.as_ref()) {
+        unsaved = resolved.changes(&saved.config);
+        locate(&mut resolved, point, args.out.as_deref(), &unsaved)?;
+        if point.run.is_none() && args.out.is_none() && !args.quiet {
+            let (from, out) = (point.from.display(), out.display());
+            print_line(&format!("{from} is a checkpoint outside a run; a new run starts in {out}"));
+        }
+    }
+    let (trace, retune) = (args.trace.clone(), args.retune);
+    let options = RunOptions { out, unsaved, trace, retune, faults };
+    let checkpoint = point.map(|point| point.checkpoint);
+    execute(RunSpec::resolved(&resolved), options, checkpoint, args.quiet)
+}
+
+/// Finds the saved text and the saved devices of a resumed run, unless others were set.
+fn locate(
+    resolved: &mut Resolved,
+    point: &ResumePoint,
+    out: Option<&Path>,
+    settings: &[(&'static str, String)],
+) -> Result<(), TrainError> {
+    let Resolved { config, typed } = resolved;
+    if let Some(saved) = config.data.path.as_mut().filter(|_| !typed.now.contains("data.path")) {
+        *saved = find_text(saved, &point.from)?;
+    }
+    if !typed.now.contains("parallel.devices") {
+        point.require_devices(&config.parallel.devices, out, settings.to_vec())?;
+    }
+    Ok(())
 }
 
 fn execute(
@@ -68,7 +90,7 @@ fn execute(
     let mut run = Run::start(spec, options, checkpoint, Box::new(terminal))?;
     run.emit_summary()?;
     let ending = train(&mut run)?;
-    let resume = format!("continue it with: potluck train --resume {}", out.display());
+    let resume = format!("continue it with: {}", run.resume_command());
     match ending {
         RunOutcome::Done { .. } => {
             let text = run.sample()?;
@@ -91,37 +113,8 @@ fn execute(
     }
 }
 
-/// Returns the run's directory and the checkpoint that `--resume` names.
-fn resume_point(from: &str, out: Option<&Path>) -> anyhow::Result<(PathBuf, Checkpoint)> {
-    let from = match (from, out) {
-        ("latest", Some(out)) => out.to_path_buf(),
-        ("latest", None) => newest(Path::new(RUNS)).ok_or_else(|| {
-            UsageError(format!("there is no run in {RUNS}/ to resume; name one with --resume DIR"))
-        })?,
-        (path, _) => PathBuf::from(path),
-    };
-    let (checkpoint, warnings) = Checkpoint::load_path(&from).map_err(TrainError::from)?;
-    warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
-    Ok((out.map_or_else(|| run_of(&from), Path::to_path_buf), checkpoint))
-}
-
-/// Returns true if `--resume` names the run in the directory `out`.
-fn is_of_run(from: &str, out: &Path) -> bool {
-    let named = run_of(Path::new(from));
-    let is_same = || named.canonicalize().ok().zip(out.canonicalize().ok());
-    from == "latest" || is_same().is_some_and(|(named, out)| named == out)
-}
-
-/// Returns the run's directory: `from` itself, or `RUN` if `from` is a checkpoint
-/// `RUN/checkpoints/step-N`.
-fn run_of(from: &Path) -> PathBuf {
-    let parent = from.parent().filter(|parent| parent.ends_with("checkpoints"));
-    parent.and_then(Path::parent).unwrap_or(from).to_path_buf()
-}
-
 /// Resolves the configuration: the checkpoint's, the file's, the flags', later ones on top.
-fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::Result<RunConfig> {
-    let saved = checkpoint.map(saved_config).transpose()?;
+fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<Resolved> {
     let text = args.config.as_deref().map(read::load).transpose()?;
     let mut overrides = Vec::new();
     if let Some(path) = &args.data {
@@ -135,32 +128,45 @@ fn configuration(args: &TrainArgs, checkpoint: Option<&Checkpoint>) -> anyhow::R
     for (flag, key, value) in named {
         overrides.extend(value.map(|value| Override::named(flag, key, value)));
     }
+    overrides.extend(args.devices.as_deref().map(Override::devices));
     for typed in &args.sets {
         overrides.push(Override::set(typed)?);
     }
     let file = args.config.as_deref().zip(text.as_deref());
-    let Resolved { config, .. } = read::read(saved.clone(), file, &overrides)?;
+    let mut resolved = read::read(saved, file, &overrides)?;
     if let Some(saved) = saved {
-        refuse_another(&saved, &config)?;
+        refuse_another(&saved.config, &resolved.config)?;
     }
-    Ok(config)
+    if resolved.typed.now.contains("data.path") {
+        let path = resolved.config.data.path.take();
+        resolved.config.data.path = path.map(|path| absolute(&path));
+    }
+    Ok(resolved)
+}
+
+/// Returns the path from the root, so that a run started elsewhere finds the file; as it is if
+/// that is not Unicode, which a configuration cannot hold.
+fn absolute(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).ok().filter(|path| path.to_str().is_some());
+    absolute.unwrap_or_else(|| path.into())
 }
 
 /// Returns the specification of the run that wrote a checkpoint.
 pub fn saved_spec(checkpoint: &Checkpoint) -> anyhow::Result<RunSpec> {
-    Ok(RunSpec::new(&saved_config(checkpoint)?))
+    Ok(RunSpec::resolved(&saved_config(checkpoint)?))
 }
 
 /// Reads the configuration stored in a checkpoint.
-fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<RunConfig> {
-    let place = Path::new("the checkpoint's configuration");
-    Ok(read::read(None, Some((place, &checkpoint.meta.run)), &[])?.config)
+fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
+    Ok(Resolved::saved(&checkpoint.meta.run, &checkpoint.meta.typed)?)
 }
 
 /// Refuses to resume with another model, another tokenizer or another kind of optimizer (for
-/// which the moments would have another meaning); everything else may change.
+/// which the moments would have another meaning); everything else may change, dropout too, which
+/// has no parameters.
 fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainError> {
-    let (what, kept) = if saved.model != config.model {
+    let model = Model { dropout: config.model.dropout, ..saved.model.clone() };
+    let (what, kept) = if model != config.model {
         ("the configuration's [model]", "model")
     } else if saved.optim.kind != config.optim.kind {
         ("optim.kind", "optimizer")
@@ -171,23 +177,6 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
     };
     let why = format!("a resumed run keeps its {kept}; start a new run for another one");
     Err(TrainError::Mismatch { what: what.into(), why })
-}
-
-/// Returns `runs/0001`, or the number after the highest that exists.
-fn next_free(runs: &Path) -> PathBuf {
-    let highest = numbered(runs).into_iter().max().unwrap_or(0);
-    runs.join(format!("{:04}", highest + 1))
-}
-
-/// Returns the run with the highest number, if there is a run.
-fn newest(runs: &Path) -> Option<PathBuf> {
-    let highest = numbered(runs).into_iter().max()?;
-    Some(runs.join(format!("{highest:04}")))
-}
-
-fn numbered(runs: &Path) -> Vec<u32> {
-    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -202,19 +191,9 @@ mod tests {
             refuse_another(&saved, &config).map_err(|error| error.to_string())
         };
         assert_eq!(resumed(|c| c.optim.lr = 0.5), Ok(()));
+        assert_eq!(resumed(|c| c.model.dropout = 0.5), Ok(()));
         assert!(resumed(|c| c.model.layers = 5).unwrap_err().contains("[model]"));
         let kind = resumed(|c| c.optim.kind = crate::config::schema::OptimKind::Sgd);
         assert!(kind.unwrap_err().starts_with("optim.kind does not fit"));
-    }
-
-    #[test]
-    fn runs_are_numbered_one_after_the_other() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(next_free(dir.path()), dir.path().join("0001"));
-        assert_eq!(newest(dir.path()), None);
-        fs::create_dir(dir.path().join("0009")).unwrap();
-        fs::create_dir(dir.path().join("notes")).unwrap();
-        assert_eq!(next_free(dir.path()), dir.path().join("0010"));
-        assert_eq!(newest(dir.path()), Some(dir.path().join("0009")));
     }
 }

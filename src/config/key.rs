@@ -176,6 +176,7 @@ fields! {
     f64, Real, |v| *v, |v| v;
     bool, Flag, |v| *v, |v| v;
     Vec<u64>, IntList, |v| v.clone(), |v| v;
+    String, Text, |v| v.clone(), |v| v;
 }
 
 /// Optional path: has no value if it is unset or not Unicode, which TOML cannot hold.

@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
 use super::key::{Constraint, Key, Value, Words};
-use super::schema::{Balance, ConstraintError, DataKind, KEYS, SECTIONS, key};
+use super::schema::{Balance, ConstraintError, DataKind, KEYS, SECTIONS, TypedKeys, key};
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -87,34 +87,63 @@ impl Override {
             let why = "expects a path in Unicode; rename the file".into();
             return Err(ConfigError::Syntax { origin: Origin::Flag(0, flag), why });
         };
-        let set = |key: &str, value: &str| Self {
-            flag: flag.clone(),
-            key: key.into(),
-            value: Value::Text(value.into()).to_string(),
-        };
         let kind = DataKind::Text.word().expect("every kind of data has a word");
-        Ok([set("data.path", literal), set("data.kind", kind)])
+        Ok([Self::literal(&flag, "data.path", literal), Self::literal(&flag, "data.kind", kind)])
+    }
+
+    /// Override of `--devices SELECTOR`: `parallel.devices`, taken literally.
+    pub fn devices(selector: &str) -> Self {
+        Self::literal(&format!("--devices {selector}"), "parallel.devices", selector)
+    }
+
+    fn literal(flag: &str, key: &str, value: &str) -> Self {
+        Self { flag: flag.into(), key: key.into(), value: Value::Text(value.into()).to_string() }
     }
 }
 
-/// Configuration, and the keys set by file or flags, which replace saved values.
+/// Configuration, and the keys that were set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
     pub config: RunConfig,
-    pub typed: BTreeSet<&'static str>,
+    pub typed: TypedKeys,
+}
+
+impl Resolved {
+    /// Reads a configuration that a checkpoint stores as [`RunConfig::to_toml`], with the names
+    /// of the keys that were set. Names that are no keys are ignored.
+    ///
+    /// # Errors
+    /// Returns `ConfigError` for a key that is unknown, or a value that is not accepted.
+    pub fn saved(text: &str, typed: &[String]) -> Result<Self, ConfigError> {
+        let place = Path::new("the checkpoint's configuration");
+        let config = read(None, Some((place, text)), &[])?.config;
+        let now = typed.iter().filter_map(|name| Some(key(name)?.full_name)).collect();
+        Ok(Self { config, typed: TypedKeys { now, before: None } })
+    }
+
+    /// Returns the keys that were set now to other values than those of `saved`, with the values
+    /// in TOML.
+    pub fn changes(&self, saved: &RunConfig) -> Vec<(&'static str, String)> {
+        let keys = KEYS.iter().filter(|key| self.typed.now.contains(key.full_name));
+        let changed = keys.filter(|key| (key.get)(&self.config) != (key.get)(saved));
+        let value = |key: &Key<RunConfig>| (key.get)(&self.config);
+        changed.filter_map(|key| Some((key.full_name, value(key)?.to_string()))).collect()
+    }
 }
 
 /// Resolves a configuration, in rising precedence: the saved one of a checkpoint (or the
 /// defaults), the file's keys, the flags' keys, of which later ones win. Keys that are not set
 /// are derived from those they depend on, see [`RunConfig::apply_derived_defaults`].
 pub fn read(
-    saved: Option<RunConfig>,
+    saved: Option<&Resolved>,
     file: Option<(&Path, &str)>,
     overrides: &[Override],
 ) -> Result<Resolved, ConfigError> {
-    let is_saved = saved.is_some();
-    let mut reader =
-        ConfigReader { config: saved.unwrap_or_default(), origins: BTreeMap::new(), is_saved };
+    let mut reader = ConfigReader {
+        config: saved.map(|saved| saved.config.clone()).unwrap_or_default(),
+        origins: BTreeMap::new(),
+        before: saved.map(|saved| saved.typed.all()),
+    };
     if let Some((path, text)) = file {
         reader.file(path, text)?;
     }
@@ -123,10 +152,12 @@ pub fn read(
     }
     reader.drop_path_of_builtin();
     reader.drop_shares_of_measured();
-    let keys: BTreeSet<&'static str> = reader.origins.keys().copied().collect();
-    reader.config.apply_derived_defaults(&keys, is_saved);
+    reader.drop_shares_of_other_devices(saved);
+    let typed =
+        TypedKeys { now: reader.origins.keys().copied().collect(), before: reader.before.clone() };
+    reader.config.apply_derived_defaults(&typed);
     reader.config.check().map_err(|invalid| reader.attribute(invalid))?;
-    Ok(Resolved { config: reader.config, typed: keys })
+    Ok(Resolved { config: reader.config, typed })
 }
 
 /// Reads the text of a configuration file.
@@ -159,7 +190,8 @@ pub fn keys_help() -> String {
 struct ConfigReader {
     config: RunConfig,
     origins: BTreeMap<&'static str, Origin>,
-    is_saved: bool,
+    /// Keys set by earlier starts of a run that is resumed.
+    before: Option<BTreeSet<&'static str>>,
 }
 
 impl ConfigReader {
@@ -196,7 +228,10 @@ impl ConfigReader {
     fn apply(&mut self, index: usize, one: &Override) -> Result<(), ConfigError> {
         let origin = Origin::Flag(index, one.flag.clone());
         let parsed = DeValue::parse(&one.value).ok();
-        let value = parsed.as_ref().map(|value| value.get_ref());
+        let is_text = key(&one.key).is_some_and(|key| key.accepts == Constraint::Text);
+        // What is no string is one without its quotes, such as the index of a device.
+        let is_meant = |value: &&DeValue| !is_text || matches!(value, DeValue::String(_));
+        let value = parsed.as_ref().map(|value| value.get_ref()).filter(is_meant);
         self.put(origin, &one.key, value, &one.value)
     }
 
@@ -232,7 +267,7 @@ impl ConfigReader {
     }
 
     fn origin(&self, key: &str) -> Origin {
-        let untyped = if self.is_saved { Origin::Saved } else { Origin::Default };
+        let untyped = if self.before.is_some() { Origin::Saved } else { Origin::Default };
         self.origins.get(key).cloned().unwrap_or(untyped)
     }
 
@@ -243,7 +278,7 @@ impl ConfigReader {
         let one_file = matches!((&kind, &path), (Origin::File(..), Origin::File(..)));
         if self.config.data.kind == DataKind::Builtin && kind > path && !one_file {
             self.config.data.path = None;
-            self.origins.remove("data.path");
+            self.forget("data.path");
         }
     }
 
@@ -253,7 +288,31 @@ impl ConfigReader {
         let by_flag = matches!(balance, Origin::Flag(..)) && balance > shares;
         if self.config.parallel.balance == Balance::Measured && by_flag {
             self.config.parallel.shares.clear();
-            self.origins.remove("parallel.shares");
+            self.forget("parallel.shares");
+        }
+    }
+
+    /// Drops the saved `parallel.shares`, which are those of the saved devices, if other devices
+    /// are set now.
+    fn drop_shares_of_other_devices(&mut self, saved: Option<&Resolved>) {
+        let spelled = |config: &RunConfig| config.parallel.devices.replace(' ', "").to_lowercase();
+        let is_other = saved.is_some_and(|saved| spelled(&saved.config) != spelled(&self.config));
+        let is_set = ["parallel.shares", "parallel.balance"]
+            .iter()
+            .any(|key| self.origins.contains_key(key));
+        if is_other && !is_set && !self.config.parallel.shares.is_empty() {
+            self.config.parallel.shares.clear();
+            self.config.parallel.balance = Balance::Measured;
+            self.forget("parallel.shares");
+            self.forget("parallel.balance");
+        }
+    }
+
+    /// Takes a key from those that were set, now or before.
+    fn forget(&mut self, key: &str) {
+        self.origins.remove(key);
+        if let Some(before) = &mut self.before {
+            before.remove(key);
         }
     }
 
@@ -360,6 +419,9 @@ fn nearest<'a>(typed: &str, known: impl Iterator<Item = (&'a str, &'a str)>) -> 
 }
 
 #[cfg(test)]
+mod resumed;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::schema::OptimKind;
@@ -393,7 +455,7 @@ mod tests {
     fn nothing_typed_gives_the_defaults() {
         let resolved = read(None, None, &[]).unwrap();
         assert_eq!(resolved.config, RunConfig::default());
-        assert!(resolved.typed.is_empty());
+        assert_eq!(resolved.typed, TypedKeys::default());
         assert_eq!(config("", &[]), RunConfig::default());
     }
 
@@ -407,7 +469,7 @@ mod tests {
         assert_eq!(resolved.config.train.steps, 30);
         assert_eq!(resolved.config.model.activation, Unary::Relu);
         let keys = ["model.activation", "model.width", "optim.lr", "train.steps"];
-        assert_eq!(resolved.typed, keys.into());
+        assert_eq!(resolved.typed.now, keys.into());
     }
 
     #[test]
@@ -570,8 +632,10 @@ mod tests {
         assert_eq!(shares("", &[]), None);
         // A later flag drops the shares of a file and of a checkpoint.
         assert_eq!(shares(file, &["parallel.balance=measured"]), None);
-        let back = resumed(&config(file, &[]), &["parallel.balance=measured"]);
-        assert_eq!(back, RunConfig::default());
+        let saved = typed(file, &[]).unwrap();
+        let back = read(Some(&saved), None, &overrides(&["parallel.balance=measured"])).unwrap();
+        assert_eq!(back.config, RunConfig::default());
+        assert!(!back.typed.contains("parallel.shares"));
     }
 
     #[test]
@@ -603,36 +667,6 @@ mod tests {
                     them out";
         let text = "[parallel]\nshares = [12]\nbalance = 'measured'";
         refused(text, &[], &format!("run.toml:3: {both}"));
-    }
-
-    /// Resolves the configuration of a run that resumes from `saved` with these flags.
-    fn resumed(saved: &RunConfig, sets: &[&str]) -> RunConfig {
-        read(Some(saved.clone()), None, &overrides(sets)).unwrap().config
-    }
-
-    #[test]
-    fn resuming_replaces_only_what_is_typed() {
-        let saved = config("train.batch = 8\ntrain.micro_batch = 4\noptim.lr = 0.5", &[]);
-        assert_eq!(resumed(&saved, &[]), saved);
-        let mut longer = saved.clone();
-        longer.train.steps = 900;
-        assert_eq!(resumed(&saved, &["train.steps=900"]), longer);
-        assert_eq!(longer.schedule.decay_steps, 500);
-        longer.schedule.decay_steps = 900;
-        assert_eq!(resumed(&saved, &["train.steps=900", "schedule.decay_steps=900"]), longer);
-        assert_eq!(resumed(&saved, &["train.batch=2"]).train.micro_batch, 2);
-        assert_eq!(resumed(&saved, &["train.batch=16"]).train.micro_batch, 4);
-        let heads = read(Some(saved), None, &overrides(&["model.heads=3"])).unwrap_err();
-        let expected = "--set model.heads=3: model.heads expects a number that divides \
-                        model.width = 128, got 3";
-        assert_eq!(heads.to_string(), expected);
-    }
-
-    #[test]
-    fn a_checkpoint_of_no_steps_does_not_fix_the_schedule() {
-        let start = config("train.steps = 0", &[]);
-        let whole = config("train.steps = 300", &[]);
-        assert_eq!(resumed(&start, &["train.steps=300"]), whole);
     }
 
     #[test]
@@ -703,9 +737,10 @@ mod tests {
                 }
             }
             prop_assume!(config.schedule.decay_steps > 0);
-            let text = config.to_toml();
-            let read = read(None, Some((Path::new("run.toml"), &text)), &[]);
-            prop_assert_eq!(read.unwrap().config, config);
+            for text in [config.to_toml(), config.to_run_toml(&BTreeSet::new())] {
+                let read = read(None, Some((Path::new("run.toml"), &text)), &[]);
+                prop_assert_eq!(&read.unwrap().config, &config);
+            }
         }
     }
 }

@@ -167,7 +167,7 @@ sections! {
         /// Source of the samples.
         kind: DataKind = DataKind::Builtin, Constraint::OneOf(DataKind::WORDS),
             "\"builtin\", or \"text\" with a data.path";
-        /// Path of the text file, relative to the working directory.
+        /// Path of the text file; runs save it as an absolute path.
         path: Option<PathBuf> = None, Constraint::Text;
         /// Unit of tokenization: a character or a byte.
         tokenizer: TokenizerKind = TokenizerKind::Char, Constraint::OneOf(TokenizerKind::WORDS);
@@ -207,6 +207,8 @@ sections! {
     }
     /// Data parallelism over several devices.
     parallel: Parallel {
+        /// Devices of the run: auto, all, or a list as --devices takes it.
+        devices: String = "auto".to_string(), Constraint::Text;
         /// Split of the batch: by measured throughput, or fixed by parallel.shares.
         balance: Balance = Balance::Measured, Constraint::OneOf(Balance::WORDS);
         /// Samples of the batch per device, in device order; for balance = "fixed".
@@ -268,39 +270,65 @@ pub struct ConstraintError {
     pub why: String,
 }
 
+/// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
+/// derived again.
+const DERIVED: [&str; 4] =
+    ["train.micro_batch", "schedule.warmup", "schedule.min_lr", "schedule.decay_steps"];
+
+/// Keys that the user has set, as opposed to those that have their default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TypedKeys {
+    /// Keys set by the file and the flags of this start.
+    pub now: BTreeSet<&'static str>,
+    /// Keys set by earlier starts of a run that is resumed; `None` for a new run.
+    pub before: Option<BTreeSet<&'static str>>,
+}
+
+impl TypedKeys {
+    /// Returns true if the key was set now or before.
+    pub fn contains(&self, key: &str) -> bool {
+        self.now.contains(key) || self.before.as_ref().is_some_and(|keys| keys.contains(key))
+    }
+
+    /// Returns the keys set now or before, in alphabetical order.
+    pub fn all(&self) -> BTreeSet<&'static str> {
+        self.before.iter().flatten().chain(&self.now).copied().collect()
+    }
+}
+
 impl RunConfig {
-    /// Sets the keys whose default follows another key. `typed` are the keys set by the user;
-    /// `saved` means that the other keys come from a checkpoint, where they keep their value as
-    /// far as it fits.
-    pub fn apply_derived_defaults(&mut self, typed: &BTreeSet<&'static str>, saved: bool) {
-        let free = |key| !saved && !typed.contains(key);
-        if typed.contains("data.path") && !typed.contains("data.kind") {
+    /// Sets the keys whose default follows another key, except for those that were set. In a
+    /// resumed run they follow only a key that is set now; the warm-up and the end of the decay
+    /// keep their values.
+    pub fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
+        let is_new = typed.before.is_none();
+        let is_set = |key| typed.now.contains(key);
+        if is_set("data.path") && !is_set("data.kind") {
             self.data.kind = DataKind::Text;
         }
-        if typed.contains("parallel.shares") && !typed.contains("parallel.balance") {
+        if is_set("parallel.shares") && !is_set("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
-        } else if self.parallel.balance == Balance::Measured && !typed.contains("parallel.shares") {
+        } else if self.parallel.balance == Balance::Measured && !is_set("parallel.shares") {
             // Shares saved in a checkpoint do not apply to a balance that is measured now.
             self.parallel.shares.clear();
         }
-        if free("train.micro_batch") {
+        let follows = |key, other| !typed.contains(key) && (is_new || is_set(other));
+        if follows("train.micro_batch", "train.batch") {
             self.train.micro_batch = self.train.batch;
-        } else if !typed.contains("train.micro_batch") {
+        } else if !is_set("train.micro_batch") {
             self.train.micro_batch = self.train.micro_batch.min(self.train.batch);
         }
-        // A run of 0 steps only writes the checkpoint that another run starts from, so nothing is
-        // derived from it: its schedule is open (decay_steps = 0), and so is a warm-up that was
-        // not set.
-        let is_open = self.schedule.decay_steps == 0
-            && self.schedule.warmup == Schedule::default().warmup
-            && !typed.contains("schedule.warmup");
-        if (free("schedule.warmup") || is_open) && self.train.steps > 0 {
-            self.schedule.warmup = (self.train.steps / 10).min(100);
-        }
-        if free("schedule.min_lr") {
+        if follows("schedule.min_lr", "optim.lr") {
             self.schedule.min_lr = self.optim.lr / 10.0;
         }
-        if free("schedule.decay_steps") || self.schedule.decay_steps == 0 {
+        // A run of 0 steps only writes the checkpoint that another run starts from, so nothing is
+        // derived from it: its schedule is open, and so is a warm-up that was not set.
+        let is_open = is_new || self.schedule.decay_steps == 0;
+        if is_open && !typed.contains("schedule.warmup") && self.train.steps > 0 {
+            self.schedule.warmup = (self.train.steps / 10).min(100);
+        }
+        let is_free = is_new && !typed.contains("schedule.decay_steps");
+        if is_free || self.schedule.decay_steps == 0 {
             self.schedule.decay_steps = self.train.steps;
         }
     }
@@ -377,18 +405,50 @@ impl RunConfig {
 
     /// Formats every key with its value as TOML; reading it gives this configuration again.
     pub fn to_toml(&self) -> String {
-        let sections: Vec<String> =
-            SECTIONS.iter().map(|(section, _)| self.section_toml(section)).collect();
-        sections.join("\n")
+        self.sections_toml(&[])
+    }
+
+    /// Formats the configuration as TOML that is to be read, and edited, as that of a new run.
+    /// Derived defaults are comments: they follow their keys again. Reading it gives this
+    /// configuration again.
+    pub fn to_run_toml(&self, typed: &BTreeSet<&'static str>) -> String {
+        let is_given =
+            |key: &Key<Self>| !DERIVED.contains(&key.full_name) || typed.contains(key.full_name);
+        let (defaults, mut fresh) = (Self::default(), self.clone());
+        let mut now = BTreeSet::new();
+        for key in KEYS {
+            match ((key.get)(self), (key.get)(&defaults)) {
+                (Some(_), _) if is_given(key) => {
+                    now.insert(key.full_name);
+                }
+                (_, Some(default)) if !is_given(key) => (key.set)(&mut fresh, default),
+                _ => {}
+            }
+        }
+        fresh.apply_derived_defaults(&TypedKeys { now, before: None });
+        let is_derived = |key: &&Key<Self>| !is_given(key) && (key.get)(self) == (key.get)(&fresh);
+        let derived: Vec<&str> = KEYS.iter().filter(is_derived).map(|key| key.full_name).collect();
+        self.sections_toml(&derived)
+    }
+
+    fn sections_toml(&self, derived: &[&str]) -> String {
+        let section = |(section, _): &(&str, _)| self.section_lines(section, derived);
+        SECTIONS.iter().map(section).collect::<Vec<_>>().join("\n")
     }
 
     /// Formats one section as in [`RunConfig::to_toml`].
     pub fn section_toml(&self, section: &str) -> String {
+        self.section_lines(section, &[])
+    }
+
+    fn section_lines(&self, section: &str, derived: &[&str]) -> String {
         let mut text = format!("[{section}]\n");
         for key in KEYS.iter().filter(|key| key.section == section) {
-            if let Some(value) = (key.get)(self) {
-                text.push_str(&format!("{} = {value}\n", key.name));
-            }
+            let Some(value) = (key.get)(self) else { continue };
+            text.push_str(&match key.follows.filter(|_| derived.contains(&key.full_name)) {
+                Some(follows) => format!("# {} = {value}  # {follows}\n", key.name),
+                None => format!("{} = {value}\n", key.name),
+            });
         }
         text
     }
@@ -407,7 +467,7 @@ mod tests {
     #[test]
     fn the_default_is_sound_and_follows_itself() {
         let mut config = RunConfig::default();
-        config.apply_derived_defaults(&BTreeSet::new(), false);
+        config.apply_derived_defaults(&TypedKeys::default());
         assert_eq!(config, RunConfig::default());
         assert_eq!(config.check(), Ok(()));
     }

@@ -33,7 +33,6 @@ impl fmt::Display for ReduceSite {
 
 /// Devices of a run, with the decisions about each.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Placement {
     /// Identities of all requested devices, in the order of the request.
     pub candidates: Vec<String>,
@@ -44,7 +43,6 @@ pub struct Placement {
 
 /// Device of one rank, its share, and its resolved options.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RankPlacement {
     /// Display name of the device; never a lookup key.
     pub name: String,

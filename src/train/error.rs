@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::continuation::ResumeCommand;
 use crate::base::Rank;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
@@ -23,21 +24,42 @@ pub enum TrainError {
     Runtime(#[from] RuntimeError),
     #[error(
         "{device} ({rank}) does not hold the same parameters as the other ranks after step {step}: \
-         {what}; resume from {checkpoint}, without that device or with \
-         parallel.on_mismatch=repair"
+         {what}; set parallel.on_mismatch=repair to repair them"
     )]
-    ReplicaMismatch { rank: Rank, device: String, step: u64, what: String, checkpoint: PathBuf },
+    ReplicaMismatch { rank: Rank, device: String, step: u64, what: String },
+    /// End of a run that can be continued.
+    #[error(
+        "{cause}; the last checkpoint is {checkpoint}; {}: {command}",
+        how(.left_out, .command)
+    )]
+    Stopped {
+        cause: Box<TrainError>,
+        checkpoint: PathBuf,
+        command: Box<ResumeCommand>,
+        /// True if the command leaves out the device that failed.
+        left_out: bool,
+    },
+    #[error(
+        "the run is one on {devices}, and there is no {missing} here; continue it on what is here \
+         with: {command}"
+    )]
+    MissingDevices { devices: String, missing: String, command: Box<ResumeCommand> },
+    #[error(
+        "{path}: the text that the run was trained on is not there, nor is {beside}; put it at one \
+         of these places, or name one with --data PATH"
+    )]
+    MissingText { path: PathBuf, beside: PathBuf },
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    #[error("{path}: {why}; free space there or choose another --out, then resume")]
+    #[error("{path}: {why}; free space there or choose another --out")]
     Io { path: PathBuf, why: std::io::Error },
     #[error("the model cannot be built: {0}")]
     Model(#[from] crate::graph::ShapeError),
     #[error(
-        "{out} holds a run already: continue it with --resume latest, \
-         or choose another directory with --out"
+        "{out} holds a run already; continue it with: {}; or choose another directory with --out",
+        ResumeCommand::of_run(out)
     )]
     Occupied { out: PathBuf },
     #[error("{what} does not fit the checkpoint: {why}")]
@@ -58,12 +80,32 @@ impl TrainError {
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Runtime(error) => error.exit_code(),
+            Self::Stopped { cause, .. } => cause.exit_code(),
             // The disk is full or gone, but the run itself is sound.
             Self::Checkpoint(CheckpointError::Write { .. }) => EXIT_RESTART,
             Self::ReplicaMismatch { .. } | Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,
         }
+    }
+
+    /// Returns the rank whose device failed, if the error is that of one of several devices.
+    pub fn failed_rank(&self) -> Option<Rank> {
+        match self {
+            Self::Runtime(RuntimeError::Rank { rank, .. }) | Self::ReplicaMismatch { rank, .. } => {
+                Some(*rank)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Returns the words before the command that continues a run.
+fn how(left_out: &bool, command: &ResumeCommand) -> &'static str {
+    match (left_out, &command.devices) {
+        (true, _) => "continue without that device with",
+        (false, Some(_)) => "no other device of the run is left, continue on what is found with",
+        (false, None) => "continue it with",
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code.
 
+pub mod continuation;
 pub mod error;
 pub mod evaluate;
 pub mod generate;

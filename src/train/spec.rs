@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::error::TrainError;
 use super::loader::BatchSource;
 use crate::config::RunConfig;
+use crate::config::read::Resolved;
 use crate::config::schema::{Balance, DataKind, ModelKind, OnMismatch, OptimKind};
 use crate::data::corpus::CORPUS;
 use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
@@ -45,10 +46,16 @@ pub struct RunSpec {
     pub repairs_replicas: bool,
     /// Tokens of the sample text at the end.
     pub sample_tokens: u64,
+    /// Device selector, as `--devices` takes it.
+    pub devices: String,
     pub parallel: ParallelOptions,
     pub opening: OpenOptions,
-    /// The configuration as TOML, which a resumed run reads.
+    /// The configuration as TOML, for `run.toml`: derived defaults are comments.
     pub run_toml: String,
+    /// The same with all values, which a resumed run reads.
+    pub saved_toml: String,
+    /// Names of the keys that the user has set.
+    pub typed: Vec<String>,
     /// Its section on the model.
     pub model_toml: String,
 }
@@ -93,7 +100,17 @@ pub struct Intervals {
 }
 
 impl RunSpec {
-    /// Derives the specification from a checked configuration.
+    /// Derives the specification from a configuration and the keys that were set.
+    pub fn resolved(resolved: &Resolved) -> Self {
+        let typed = resolved.typed.all();
+        Self {
+            run_toml: resolved.config.to_run_toml(&typed),
+            typed: typed.into_iter().map(String::from).collect(),
+            ..Self::new(&resolved.config)
+        }
+    }
+
+    /// Derives the specification from a checked configuration, as if no key had been set.
     pub fn new(config: &RunConfig) -> Self {
         let (train, parallel) = (&config.train, &config.parallel);
         Self {
@@ -117,6 +134,7 @@ impl RunSpec {
             skipped_steps_max: train.skipped_steps_max,
             repairs_replicas: parallel.on_mismatch == OnMismatch::Repair,
             sample_tokens: train.sample_tokens as u64,
+            devices: parallel.devices.clone(),
             parallel: ParallelOptions {
                 shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),
                 topology: parallel.collective,
@@ -130,6 +148,8 @@ impl RunSpec {
                 tune_s: train.tune_s,
             },
             run_toml: config.to_toml(),
+            saved_toml: config.to_toml(),
+            typed: Vec::new(),
             model_toml: config.section_toml("model"),
         }
     }

@@ -13,7 +13,7 @@ use potluck::train::spec::RunSpec;
 const CONFIGURATION: &str = "\
 model = { layers = 1, heads = 2, width = 16, context = 8 }
 train = { batch = 4, steps = 4, eval_every = 2, checkpoint_every = 3 }
-parallel = { shares = [3, 1] }
+parallel = { devices = 'cpu*2', shares = [3, 1] }
 ";
 
 /// Sink that keeps a word for each event, and its step.
@@ -50,7 +50,7 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
     let config = read::read(None, file, &[]).unwrap().config;
     let options = RunOptions {
         out: directory.path().join("run"),
-        devices: "cpu*2".into(),
+        unsaved: Vec::new(),
         trace: None,
         retune: false,
         faults: Faults::none(),

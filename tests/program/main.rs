@@ -2,6 +2,7 @@
 
 mod bench;
 mod cli;
+mod continuation;
 mod events;
 mod examples;
 mod interruptions;

@@ -92,14 +92,14 @@ fn ranks_that_no_run_has_are_refused() {
 }
 
 #[test]
-fn a_checkpoint_of_format_1_is_refused_by_its_number() {
+fn a_checkpoint_of_an_older_format_is_refused_by_its_number() {
     let desk = Desk::new();
     desk.train("--out run --quiet --steps 2 --set train.checkpoint_every=1").ok();
     for step in 0..=STEPS {
         let path = desk.path(&format!("run/checkpoints/step-{step:08}/manifest.json"));
         if let Ok(text) = fs::read_to_string(&path) {
-            assert!(text.contains("\"format\": 2"), "{text}");
-            fs::write(&path, text.replace("\"format\": 2", "\"format\": 1")).unwrap();
+            assert!(text.contains("\"format\": 3"), "{text}");
+            fs::write(&path, text.replace("\"format\": 3", "\"format\": 2")).unwrap();
         }
     }
     let before = desk.files();
@@ -111,7 +111,7 @@ fn a_checkpoint_of_format_1_is_refused_by_its_number() {
             }
             let ran = desk.run(&format!("{line} {path} --devices cpu")).ended(78);
             let error = ran.line("error:");
-            for part in ["has format 1", "reads format 2", "use the version that wrote it"] {
+            for part in ["has format 2", "reads format 3", "use the version that wrote it"] {
                 assert!(error.contains(part), "{line} {path}: {error}");
             }
             assert!(!error.contains("start a new run"), "{line} {path}: {error}");

@@ -48,7 +48,7 @@ fn texts_that_cannot_be_trained_on() {
     refuses_text(&not_utf8, &["not UTF-8 at byte 17 (line 2)", "data.tokenizer = \"byte\""]);
     let line = "train tiny.toml --devices cpu --data";
     refuses(&[], &format!("{line} missing.txt"), &["missing.txt: cannot be read", "No such file"]);
-    refuses(&[], &format!("{line} ."), &[".: is a directory"]);
+    refuses(&[], &format!("{line} ."), &[": is a directory"]);
 
     let desk = Desk::new();
     desk.write("data.txt", not_utf8);
@@ -194,7 +194,10 @@ fn what_does_not_fit_a_run() {
         refused(&desk, &before, desk.run(&format!("{line} --devices cpu")), parts);
         assert_eq!(metrics(), bytes, "{line}");
     };
-    refuses("train tiny.toml --data text.txt --out run", &["run holds a run", "--resume latest"]);
+    refuses(
+        "train tiny.toml --data text.txt --out run",
+        &["run holds a run", "potluck train --resume run;"],
+    );
     refuses("train --resume run --set model.layers=2", &["[model] does not fit the checkpoint"]);
     let kept = "data.tokenizer does not fit the checkpoint";
     refuses("train --resume run --set data.tokenizer=byte", &[kept]);
@@ -212,7 +215,13 @@ fn what_does_not_fit_a_run() {
     // Another run's directory is no place to go on in, and the run itself can still do so.
     desk.train("--out second --quiet --steps 5").ok();
     let taken = desk.run("train --resume run --out second --devices cpu --steps 9").ended(78);
-    assert!(taken.line("error:").contains("second holds a run"), "{}", taken.err);
+    assert!(
+        taken.line("error:").contains(
+            "second holds a run already; continue it with: potluck train --resume second;"
+        ),
+        "{}",
+        taken.err
+    );
     assert_eq!(desk.steps("second").len(), 5);
     desk.resume("run", "--quiet --steps 9").ok();
     assert_eq!(desk.steps("run").len(), 9);

@@ -41,7 +41,13 @@ fn record(desk: &Desk) -> Vec<Value> {
 
 /// Everything that a run leaves except `lock`, torn or aside files included.
 fn left(desk: &Desk) -> Vec<String> {
-    desk.files().into_iter().filter(|name| !name.ends_with(".aside")).collect()
+    desk.files().into_iter().filter(|name| !name.contains(".aside")).collect()
+}
+
+/// The metadata of the last checkpoint, as if every desk were at the same place.
+fn meta(desk: &Desk) -> String {
+    let place = desk.path("").canonicalize().unwrap();
+    desk.manifest("run", STEPS)["meta"].to_string().replace(place.to_str().unwrap(), "")
 }
 
 /// Asserts that the run has come to the same end as the whole one.
@@ -50,7 +56,7 @@ fn assert_same_end(desk: &Desk, what: &str) {
     assert_eq!(record(desk), record(&WHOLE), "{what}");
     let best = |desk: &Desk| fs::read_to_string(desk.path("run/checkpoints/best")).unwrap();
     assert_eq!(best(desk), best(&WHOLE), "{what}");
-    assert_eq!(desk.manifest("run", STEPS)["meta"], WHOLE.manifest("run", STEPS)["meta"], "{what}");
+    assert_eq!(meta(desk), meta(&WHOLE), "{what}");
 }
 
 fn assert_same_bits(desk: &Desk, other: &Desk, what: &str) {

@@ -211,7 +211,7 @@ fn assert_lost<T>(gpu: &Gpu, when: &str, result: Result<T, DeviceError>) {
     let Err(error) = result else { panic!("{} {when}: nothing was told", gpu.name) };
     assert!(matches!(error, DeviceError::Lost { .. }), "{} {when}: {error}", gpu.name);
     let text = error.to_string();
-    assert!(text.contains(&gpu.name) && text.contains("resume from"), "{text}");
+    assert!(text.contains(&gpu.name) && text.contains("start again"), "{text}");
     // It stays lost, and that is what is told, not what follows from it.
     assert!(matches!(gpu.check(), Err(DeviceError::Lost { .. })), "{} {when}", gpu.name);
     let again = gpu.wait("another wait", None);

@@ -1,9 +1,11 @@
 //! Training run: start or resume, steps, evaluation, checkpoints.
 
 mod report;
+mod restoring;
 mod saving;
 mod startup;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +16,7 @@ use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::data::Split;
 use crate::faults::{Faults, Point};
 use crate::graph::Plan;
-use crate::metrics::{EvalRecord, Event, Recorder, Sink, Sinks, StepRecord, Trace};
+use crate::metrics::{EvalRecord, Event, Sink, Sinks, StepRecord, Trace};
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
@@ -36,8 +38,9 @@ use crate::train::{generate, state};
 pub struct RunOptions {
     /// The run's directory.
     pub out: PathBuf,
-    /// Device selector, as `--devices` takes it.
-    pub devices: String,
+    /// Keys that the resumed checkpoint of this directory has otherwise, with their values in TOML:
+    /// a command that continues the run before its next checkpoint sets them again.
+    pub unsaved: Vec<(&'static str, String)>,
     /// File of the trace, if one is to be written.
     pub trace: Option<PathBuf>,
     /// True to time the kernels again, ignoring recorded timings.
@@ -82,18 +85,21 @@ pub struct Run {
     /// Step and loss of the last evaluation; `saved` is the last step saved.
     evaluated: Option<(u64, f64)>,
     saved: Option<u64>,
+    /// Fields of the resumed checkpoint that this version does not know.
+    unknown: BTreeMap<String, serde_json::Value>,
 }
 
 /// Runs until the configured number of steps or a signal.
 ///
 /// # Errors
-/// Returns the `TrainError` that ends the run early.
+/// Returns the `TrainError` that ends the run early: `TrainError::Stopped` with the command that
+/// continues the run if it can be continued.
 pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
     let ended = steps(run);
     let shown = run.emit(Event::Ended);
     // Written also after an error: the trace of a failed run is read for its end.
     let traced = run.finish_trace();
-    let ending = ended?;
+    let ending = ended.map_err(|error| run.stopped(error))?;
     shown.and(traced).map(|()| ending)
 }
 
@@ -148,10 +154,8 @@ impl Run {
         let assembled =
             startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks)?;
         let PlacedWorkers { group, plan, programs, placement, notes, trace } = assembled;
-        let mut store = Store::open(&options.out)?.with_faults(options.faults.clone());
+        let store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
-        let (recorder, evaluated) = recorder(&options, &mut store, resumed.as_ref().map(|_| step))?;
-        sinks.prepend(recorder);
         let device = group.name(Rank(0)).to_string();
         sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
         let loader = Loader::start(source.clone(), programs.clone(), step + 1, spec.steps)
@@ -166,8 +170,9 @@ impl Run {
             updates: 0,
             skipped_in_row: 0,
             best: None,
-            evaluated,
+            evaluated: None,
             saved: None,
+            unknown: BTreeMap::new(),
             spec,
             options,
             store,
@@ -178,16 +183,10 @@ impl Run {
             step,
         };
         notes.into_iter().try_for_each(|note| run.note(note))?;
-        match resumed {
-            Some(checkpoint) => {
-                run.restore(checkpoint)?;
-                run.compare_parameters()?;
-            }
-            // The first checkpoint compares parameters, as every save does.
-            None => run.initialize()?,
+        match run.begin(resumed) {
+            Ok(()) => Ok(run),
+            Err(error) => Err(run.stopped(error)),
         }
-        run.write_files()?;
-        Ok(run)
     }
 
     /// Returns each rank's input for the next step.
@@ -312,8 +311,7 @@ impl Run {
         }
         let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
         let device = self.placement.ranks[rank.index()].name.clone();
-        let (step, checkpoint) = (self.step, self.store.path(self.saved.unwrap_or(0)));
-        Err(TrainError::ReplicaMismatch { rank, device, step, what, checkpoint })
+        Err(TrainError::ReplicaMismatch { rank, device, step: self.step, what })
     }
 
     /// Returns the most samples that each rank runs at a time, and the shares.
@@ -395,20 +393,6 @@ fn check(spec: &RunSpec, plans: &Plans, resumed: Option<&Checkpoint>) -> Result<
     }
     let loaded = loader::bytes(batch, spec.model.context);
     Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)
-}
-
-/// Opens the run's record, truncated at the step from which it is resumed; also returns the last
-/// evaluation if it was made at that step.
-fn recorder(
-    options: &RunOptions,
-    store: &mut Store,
-    resumed: Option<u64>,
-) -> Result<(Recorder, Option<(u64, f64)>), TrainError> {
-    let metrics = options.out.join("metrics.jsonl");
-    let Some(step) = resumed else { return Ok((Recorder::create(&metrics)?, None)) };
-    store.set_aside_after(step)?;
-    let (recorder, truncation) = Recorder::resume(&metrics, step)?;
-    Ok((recorder, truncation.val_loss.map(|val_loss| (step, val_loss))))
 }
 
 fn io(out: &std::path::Path, why: std::io::Error) -> TrainError {

@@ -1,11 +1,9 @@
-//! State of a run on disk: initialized or restored at the start, saved in checkpoints.
+//! State of a run on disk: its files, and its checkpoints.
 
 use super::Run;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta, NamedTensor};
 use crate::files;
 use crate::metrics::Event;
-use crate::parallel::Placement;
-use crate::runtime::open::initialize as initialize_device;
 use crate::train::error::TrainError;
 use crate::train::resolved::resolved_toml;
 use crate::train::state;
@@ -14,43 +12,6 @@ use crate::train::state;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl Run {
-    pub(super) fn initialize(&mut self) -> Result<(), TrainError> {
-        let seed = self.spec.seed;
-        self.group
-            .run_on_all("initialization", move |_, device| initialize_device(device, seed))?;
-        self.save()
-    }
-
-    pub(super) fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
-        let Checkpoint { meta, parameters, moments } = checkpoint;
-        self.updates = meta.optimizer_step;
-        self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
-        // A best checkpoint that is gone (pruned after a later one, or of another directory) must
-        // not keep the next from being marked; one that exists may not have been marked yet.
-        self.best = meta.best.filter(|best| self.store.path(best.step).is_dir());
-        if let Some(best) = self.best {
-            self.store.mark_best(best.step)?;
-        }
-        self.warn_if_changed(&meta.placement)?;
-        if meta.data != self.fingerprint {
-            self.warn("the data are not those that the checkpoint was trained on".into())?;
-        }
-        state::restore(&self.group, parameters, &moments, self.spec.optimizer.moments())
-    }
-
-    /// Reports that a resumed run decided otherwise than before, if that changes bits.
-    fn warn_if_changed(&mut self, before: &Placement) -> Result<(), TrainError> {
-        let (was, is) = (before.devices(), self.placement.devices());
-        let what = if was != is {
-            format!("the run was on {was} and continues on {is}")
-        } else if self.placement.differs_from(before) {
-            "the run continues with other shares, micro-batches or kernels".into()
-        } else {
-            return Ok(());
-        };
-        self.note(format!("{what}: its bits will differ from those of an uninterrupted run"))
-    }
-
     /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
     pub(super) fn write_files(&self) -> Result<(), TrainError> {
         let decided = resolved_toml(&self.placement, &self.fingerprint, VERSION);
@@ -93,18 +54,21 @@ impl Run {
             seed: self.spec.seed,
             model: self.spec.model_toml.clone(),
             samples: self.source.sampler.consumed(self.step),
-            run: self.spec.run_toml.clone(),
+            run: self.spec.saved_toml.clone(),
+            typed: self.spec.typed.clone(),
             tokenizer: Some(self.source.data.tokenizer().clone()),
             best: self.best,
             placement: self.placement.clone(),
             data: self.fingerprint.clone(),
             version: VERSION.into(),
+            unknown: self.unknown.clone(),
         };
         self.store.save(&Checkpoint { meta, parameters, moments })?;
         if self.best.is_some_and(|best| best.step == self.step) {
             self.store.mark_best(self.step)?;
         }
         self.saved = Some(self.step);
+        self.options.unsaved.clear();
         if let Err(error) = self.store.prune(self.spec.checkpoints_kept) {
             // This checkpoint is saved; the next save tries again.
             self.warn(format!("old checkpoints were not removed: {error}"))?;

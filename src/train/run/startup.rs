@@ -46,7 +46,7 @@ pub(super) fn assembled(
     };
     let note = |text: &str| emit(Event::Note(text.into()));
     let request = PlacementRequest {
-        selector: &options.devices,
+        selector: &spec.devices,
         parallel: &spec.parallel,
         batch: spec.batch,
         micro_batch: spec.micro_batch,

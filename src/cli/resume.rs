@@ -1,0 +1,194 @@
+//! `train --resume`: finds the checkpoint that it names, and the directory in which the run goes
+//! on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::UsageError;
+use crate::checkpoint::{self, Checkpoint, CheckpointError, Store};
+use crate::device::{DeviceError, missing_devices};
+use crate::runtime::RuntimeError;
+use crate::runtime::placement::assemble::{adapters_for, selections};
+use crate::train::continuation::ResumeCommand;
+use crate::train::error::TrainError;
+use crate::ui::terminal::print_line;
+
+/// Parent directory of runs for which no --out is given.
+pub const RUNS: &str = "runs";
+
+/// Checkpoint from which a run starts.
+pub struct ResumePoint {
+    pub checkpoint: Checkpoint,
+    /// Directory as it was named.
+    pub from: PathBuf,
+    /// Run that the checkpoint is one of; `None` for a checkpoint outside a run.
+    pub run: Option<PathBuf>,
+}
+
+impl ResumePoint {
+    /// Finds and loads the checkpoint that `--resume` names: `latest`, a run or a checkpoint.
+    /// Prints warnings about what is damaged.
+    ///
+    /// # Errors
+    /// Returns `UsageError` if `latest` finds no run, and `CheckpointError` if there is no good
+    /// checkpoint.
+    pub fn find(from: &str, out: Option<&Path>) -> anyhow::Result<Self> {
+        let (point, warnings) = match (from, out) {
+            ("latest", None) => newest(Path::new(RUNS))?,
+            ("latest", Some(out)) => Self::load(out)?,
+            (path, _) => Self::load(Path::new(path))?,
+        };
+        warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
+        Ok(point)
+    }
+
+    fn load(from: &Path) -> Result<(Self, Vec<String>), TrainError> {
+        let (checkpoint, warnings) = Checkpoint::load_path(from)?;
+        Ok((Self { checkpoint, from: from.into(), run: source_run(from) }, warnings))
+    }
+
+    /// Returns true if a run in `out` continues the run of the checkpoint, as opposed to a new
+    /// run that starts from it.
+    pub fn continues(&self, out: &Path) -> bool {
+        let same = |run: &PathBuf| run.canonicalize().ok().zip(out.canonicalize().ok());
+        self.run.as_ref().and_then(same).is_some_and(|(run, out)| run == out)
+    }
+
+    /// Returns the directory that the run writes to: `out` if given, or else that of the
+    /// checkpoint's run, or a new one.
+    pub fn out(&self, out: Option<&Path>) -> PathBuf {
+        let default = || self.run.clone().unwrap_or_else(|| next_free(Path::new(RUNS)));
+        out.map_or_else(default, Path::to_path_buf)
+    }
+
+    /// Checks that the saved devices are here.
+    ///
+    /// # Errors
+    /// Returns `TrainError::MissingDevices` if one that the list names is not, and `RuntimeError`
+    /// if it is no list.
+    pub fn require_devices(
+        &self,
+        devices: &str,
+        out: Option<&Path>,
+        settings: Vec<(&'static str, String)>,
+    ) -> Result<(), TrainError> {
+        use DeviceError::{NoAdapter, NoMatch};
+        match selections(devices) {
+            Err(RuntimeError::Device(NoAdapter { .. } | NoMatch { .. })) => {}
+            found => return Ok(found.map(drop)?),
+        }
+        let missing = missing_devices(devices, &adapters_for(devices)).join(" and no ");
+        let command = Box::new(ResumeCommand {
+            from: self.from.clone(),
+            out: out.map(Path::to_path_buf),
+            devices: Some("auto".into()),
+            settings,
+        });
+        Err(TrainError::MissingDevices { devices: devices.into(), missing, command })
+    }
+}
+
+/// Returns the run of a checkpoint or of a run's directory; `None` for a checkpoint outside a run.
+fn source_run(from: &Path) -> Option<PathBuf> {
+    if checkpoint::is_checkpoint(from) { checkpoint::run_of(from) } else { Some(from.into()) }
+}
+
+/// Returns the text of a resumed run: at its saved path, or else by its name in the directory of
+/// the run, or beside the files of a checkpoint outside a run.
+///
+/// # Errors
+/// Returns `TrainError::MissingText` if it is at neither place.
+pub fn find_text(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
+    if saved.exists() {
+        return Ok(saved.into());
+    }
+    let directory = source_run(from).unwrap_or_else(|| from.into());
+    let beside = directory.join(saved.file_name().unwrap_or_default());
+    match beside.is_file() {
+        true => Ok(beside),
+        false => Err(TrainError::MissingText { path: saved.into(), beside }),
+    }
+}
+
+/// Returns `runs/0001`, or the number after the highest that exists.
+pub fn next_free(runs: &Path) -> PathBuf {
+    let highest = numbered(runs).into_iter().map(|(number, _)| number).max().unwrap_or(0);
+    runs.join(format!("{:04}", highest + 1))
+}
+
+/// Loads the checkpoint of the run with the highest number that has a good one, with a warning for
+/// each run with a higher number.
+fn newest(runs: &Path) -> anyhow::Result<(ResumePoint, Vec<String>)> {
+    let (mut skipped, mut first) = (Vec::new(), None);
+    let mut numbered = numbered(runs);
+    numbered.sort_unstable();
+    for (_, run) in numbered.into_iter().rev() {
+        match ResumePoint::load(&run) {
+            Ok((point, warnings)) => return Ok((point, [skipped, warnings].concat())),
+            Err(error @ TrainError::Checkpoint(CheckpointError::None { .. })) => {
+                skipped.push(format!("{} has no checkpoint to resume from", run.display()));
+                first.get_or_insert(error);
+            }
+            Err(error) => {
+                skipped.push(format!("{} cannot be resumed: {error}", run.display()));
+                first.get_or_insert(error);
+            }
+        }
+    }
+    let none = format!("there is no run in {}/ to resume", runs.display());
+    Err(match first {
+        None => UsageError(format!("{none}; name one with --resume DIR")).into(),
+        Some(error) => UsageError(format!("{none}: {error}")).into(),
+    })
+}
+
+/// Returns the numbered runs.
+fn numbered(runs: &Path) -> Vec<(u32, PathBuf)> {
+    let number = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+        Some((name.parse().ok().filter(|_| is_number)?, path))
+    };
+    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+    entries.filter_map(|entry| number(entry.path())).collect()
+}
+
+/// Returns true if the directory has checkpoints, good or bad.
+pub fn holds_run(out: &Path) -> Result<bool, TrainError> {
+    Ok(!Store::open_to_read(out).steps()?.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_numbered_one_after_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let none = newest(dir.path()).err().unwrap().to_string();
+        assert!(none.contains("there is no run in"), "{none}");
+        assert_eq!(next_free(dir.path()), dir.path().join("0001"));
+        for name in ["9", "0003", "notes", "+12"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        assert_eq!(next_free(dir.path()), dir.path().join("0010"));
+        let none = newest(dir.path()).err().unwrap().to_string();
+        assert!(none.contains("there is no checkpoint"), "{none}");
+    }
+
+    #[test]
+    fn a_text_is_found_at_its_path_or_in_the_directory_of_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let (saved, run) = (dir.path().join("gone/text.txt"), dir.path().join("run"));
+        fs::create_dir(&run).unwrap();
+        let error = find_text(&saved, &run).unwrap_err().to_string();
+        for place in [&saved, &run.join("text.txt")] {
+            assert!(error.contains(place.to_str().unwrap()), "{error}");
+        }
+        fs::write(run.join("text.txt"), "text").unwrap();
+        assert_eq!(find_text(&saved, &run).unwrap(), run.join("text.txt"));
+        fs::create_dir(dir.path().join("gone")).unwrap();
+        fs::write(&saved, "text").unwrap();
+        assert_eq!(find_text(&saved, &run).unwrap(), saved);
+    }
+}

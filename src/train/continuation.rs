@@ -1,0 +1,93 @@
+//! Command that continues a run, as messages suggest it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Key of the devices, which have a flag of their own.
+const DEVICES: &str = "parallel.devices";
+
+/// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
+/// POSIX shell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResumeCommand {
+    /// Directory of the run or of a checkpoint.
+    pub from: PathBuf,
+    /// Directory of the new run, if it is another one.
+    pub out: Option<PathBuf>,
+    /// Devices to continue on, if not those of the run.
+    pub devices: Option<String>,
+    /// Keys that the checkpoint does not have as the run does, with their values in TOML.
+    pub settings: Vec<(&'static str, String)>,
+}
+
+impl ResumeCommand {
+    /// Returns the command that continues the run in a directory as its last checkpoint has it.
+    pub fn of_run(run: &Path) -> Self {
+        Self { from: run.into(), out: None, devices: None, settings: Vec::new() }
+    }
+}
+
+impl fmt::Display for ResumeCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "potluck train --resume {}", quoted(&argument(&self.from)))?;
+        if let Some(out) = &self.out {
+            write!(f, " --out {}", quoted(&argument(out)))?;
+        }
+        if let Some(devices) = &self.devices {
+            write!(f, " --devices {}", quoted(devices))?;
+        }
+        let is_replaced = |key: &str| key == DEVICES && self.devices.is_some();
+        for (key, value) in self.settings.iter().filter(|(key, _)| !is_replaced(key)) {
+            write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns a path as an argument that is neither a flag nor the word `latest`.
+fn argument(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_ambiguous = text.starts_with('-') || text == "latest";
+    if is_ambiguous { format!("./{text}") } else { text }
+}
+
+/// Returns a word that a POSIX shell reads as `text`.
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "_-./:=,+@%".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.into(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(run: &str) -> ResumeCommand {
+        ResumeCommand::of_run(Path::new(run))
+    }
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_change_them() {
+        let resume = |run: &str| of(run).to_string();
+        assert_eq!(resume("runs/0001"), "potluck train --resume runs/0001");
+        assert_eq!(resume("my run"), "potluck train --resume 'my run'");
+        assert_eq!(resume("a'b$c"), r"potluck train --resume 'a'\''b$c'");
+        assert_eq!(resume("latest"), "potluck train --resume ./latest");
+        assert_eq!(resume("--x"), "potluck train --resume ./--x");
+    }
+
+    #[test]
+    fn devices_replace_those_of_the_settings() {
+        let settings = vec![("train.steps", "9".to_string()), (DEVICES, "\"cpu*2\"".to_string())];
+        let command = ResumeCommand { settings, ..of("run") };
+        let expected = "potluck train --resume run --set train.steps=9 --set \
+                        'parallel.devices=\"cpu*2\"'";
+        assert_eq!(command.to_string(), expected);
+        let (devices, out) = (Some("cpu*3".to_string()), Some("new".into()));
+        let command = ResumeCommand { devices, out, ..command };
+        let expected = "potluck train --resume run --out new --devices 'cpu*3' --set train.steps=9";
+        assert_eq!(command.to_string(), expected);
+    }
+}

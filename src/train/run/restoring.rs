@@ -1,0 +1,176 @@
+//! Start of a run: from new parameters, or from the state of a checkpoint; and the command that
+//! continues the run after its end.
+
+use super::Run;
+use crate::checkpoint::{Checkpoint, Meta};
+use crate::device::selector_without;
+use crate::metrics::{Recorder, aside};
+use crate::parallel::Placement;
+use crate::runtime::open::initialize;
+use crate::runtime::placement::assemble::adapters_for;
+use crate::train::continuation::ResumeCommand;
+use crate::train::error::{EXIT_RESTART, TrainError};
+use crate::train::state;
+
+/// Devices that the command names if those of the run are all left out.
+const ANY_DEVICES: &str = "auto";
+
+impl Run {
+    /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is
+    /// saved. The same is done if the run starts in another directory than the checkpoint's.
+    pub(super) fn begin(&mut self, resumed: Option<Checkpoint>) -> Result<(), TrainError> {
+        match resumed {
+            Some(checkpoint) => self.restore(checkpoint)?,
+            None => self.initialize()?,
+        }
+        // Before the first checkpoint this compares the parameters of all devices, as every save
+        // does.
+        if self.saved.is_none() {
+            self.save()?;
+        }
+        self.write_files()
+    }
+
+    fn initialize(&mut self) -> Result<(), TrainError> {
+        let seed = self.spec.seed;
+        let recorder = Recorder::create(&self.metrics_path())?;
+        self.sinks.prepend(recorder);
+        self.group.run_on_all("initialization", move |_, device| initialize(device, seed))?;
+        Ok(())
+    }
+
+    fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
+        let Checkpoint { meta, parameters, moments } = checkpoint;
+        self.updates = meta.optimizer_step;
+        self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
+        self.unknown = meta.unknown.clone();
+        self.warn_if_changed(&meta.placement)?;
+        state::restore(&self.group, parameters, &moments, self.spec.optimizer.moments())?;
+        self.compare_parameters()?;
+        // Only now, with the state on the devices, does the run replace its other course.
+        self.set_later_aside()?;
+        if meta.data == self.fingerprint {
+            self.take_over_best(&meta)
+        } else {
+            self.forget_evaluations(&meta)
+        }
+    }
+
+    fn metrics_path(&self) -> std::path::PathBuf {
+        self.options.out.join("metrics.jsonl")
+    }
+
+    /// Sets aside checkpoints and lines of the record after the step of this start, and opens the
+    /// record.
+    fn set_later_aside(&mut self) -> Result<(), TrainError> {
+        let metrics = self.metrics_path();
+        let checkpoints = self.store.set_aside_after(self.step)?;
+        let (recorder, cut) = Recorder::resume(&metrics, self.step)?;
+        self.sinks.prepend(recorder);
+        self.evaluated = cut.val_loss.map(|val_loss| (self.step, val_loss));
+        let mut what = Vec::new();
+        if let (Some(first), Some(last)) = (checkpoints.first(), checkpoints.last()) {
+            let to = if first == last { String::new() } else { format!(" to {}", last.display()) };
+            let count = counted(checkpoints.len() as u64, "later checkpoint");
+            what.push(format!("{count} as {}{to}", first.display()));
+        }
+        let lines = cut.dropped + cut.damaged;
+        if lines > 0 {
+            let count = counted(lines, "line");
+            what.push(format!("{count} of metrics.jsonl in {}", aside(&metrics).display()));
+        }
+        match what.is_empty() {
+            true => Ok(()),
+            false => self.note(format!("set aside: {}", what.join("; "))),
+        }
+    }
+
+    /// Takes over the best evaluation of a checkpoint and its mark. A damaged mark is replaced or
+    /// removed, with a warning.
+    fn take_over_best(&mut self, meta: &Meta) -> Result<(), TrainError> {
+        // A best checkpoint that is gone (pruned after a later one, or of another directory) must
+        // not keep the next from being marked; one that exists may not have been marked yet.
+        self.best = meta.best.filter(|best| self.store.path(best.step).is_dir());
+        if let Err(damage) = self.store.best() {
+            let now = match self.best {
+                Some(best) => format!("that of step {} is marked again", best.step),
+                None => "none is marked until the next evaluation".into(),
+            };
+            self.warn(format!("{damage}; {now}"))?;
+            if let Err(error) = self.store.unmark_best() {
+                self.warn(error.to_string())?;
+            }
+        }
+        match self.best.map(|best| self.store.mark_best(best.step)) {
+            Some(Err(error)) => self.warn(error.to_string()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Forgets the best and the last evaluation of a checkpoint, with which later ones cannot be
+    /// compared. The best checkpoint is set aside, because pruning no longer keeps it.
+    fn forget_evaluations(&mut self, meta: &Meta) -> Result<(), TrainError> {
+        (self.best, self.evaluated) = (None, None);
+        self.store.unmark_best()?;
+        let best = meta.best.filter(|best| self.store.path(best.step).is_dir());
+        let forgotten = match best.map(|best| best.step) {
+            Some(step) if step != self.step => {
+                let aside = self.store.set_aside(step)?;
+                format!("; the best one so far, of step {step}, is now {}", aside.display())
+            }
+            _ => String::new(),
+        };
+        self.warn(format!(
+            "the data are not those that the checkpoint was trained on: its evaluations are not \
+             compared with later ones{forgotten}"
+        ))
+    }
+
+    /// Reports that a resumed run decided otherwise than before, if that changes bits.
+    fn warn_if_changed(&mut self, before: &Placement) -> Result<(), TrainError> {
+        let (was, is) = (before.devices(), self.placement.devices());
+        let what = if was != is {
+            format!("the run was on {was} and continues on {is}")
+        } else if self.placement.differs_from(before) {
+            "the run continues with other shares, micro-batches or kernels".into()
+        } else {
+            return Ok(());
+        };
+        self.note(format!("{what}: its bits will differ from those of an uninterrupted run"))
+    }
+
+    /// Returns the command that continues the run from its last checkpoint.
+    pub fn resume_command(&self) -> ResumeCommand {
+        let settings = self.options.unsaved.clone();
+        ResumeCommand { settings, ..ResumeCommand::of_run(&self.options.out) }
+    }
+
+    /// Adds the last checkpoint and the command that continues the run to an error after which
+    /// it can be continued. If one of several devices failed, the command leaves it out.
+    pub(super) fn stopped(&self, cause: TrainError) -> TrainError {
+        // A checkpoint that failed to be replaced is still there.
+        let last = || self.store.steps().ok()?.last().copied();
+        let saved = self.saved.or_else(last);
+        let Some(step) = saved.filter(|_| cause.exit_code() == EXIT_RESTART) else { return cause };
+        let failed = cause.failed_rank().filter(|_| self.placement.ranks.len() > 1);
+        let left = failed.map(|rank| {
+            let position = self.placement.ranks[rank.index()].position;
+            let selector = &self.spec.devices;
+            selector_without(selector, position, &adapters_for(selector))
+        });
+        let left_out = matches!(left, Some(Some(_)));
+        let devices = left.map(|left| left.unwrap_or_else(|| ANY_DEVICES.into()));
+        let command = Box::new(ResumeCommand { devices, ..self.resume_command() });
+        TrainError::Stopped {
+            cause: Box::new(cause),
+            checkpoint: self.store.path(step),
+            command,
+            left_out,
+        }
+    }
+}
+
+/// Returns a count with its noun.
+fn counted(count: u64, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}

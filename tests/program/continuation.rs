@@ -1,0 +1,382 @@
+//! Runs that go on: from which checkpoint, in which directory, on which devices, with which
+//! settings; and the commands that the program suggests, which are run as they are printed.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use potluck::checkpoint::{Checkpoint, Store};
+
+use crate::process::{Desk, Ran};
+
+/// Trains for 8 steps in `run`, with checkpoints at 4 and 8, and no evaluation in between.
+fn trained() -> Desk {
+    let desk = Desk::new();
+    desk.train("--out run --quiet --steps 8 --set train.checkpoint_every=4").ok();
+    desk
+}
+
+fn with_fault(desk: &Desk, fault: &str, line: &str) -> Ran {
+    let child = desk.command(line).env("POTLUCK_FAULT", fault).spawn().unwrap();
+    crate::process::finish(child, &format!("{fault}: {line}"))
+}
+
+/// Runs the command at the end of a message, in a shell.
+fn run_suggested(desk: &Desk, message: &str) -> Ran {
+    let (_, command) = message.rsplit_once("with: ").expect("a command is suggested");
+    let arguments = command.strip_prefix("potluck ").expect("the command is potluck");
+    let program = env!("CARGO_BIN_EXE_potluck");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("'{program}' {arguments} --quiet")]).current_dir(desk.path(""));
+    shell.env("POTLUCK_CACHE", desk.cache()).env_remove("POTLUCK_FAULT");
+    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    crate::process::finish(shell.spawn().unwrap(), command)
+}
+
+fn copy_directory(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+// ---- where a run goes on ----
+
+#[test]
+fn a_checkpoint_outside_a_run_is_the_source_of_a_new_run() {
+    let desk = trained();
+    copy_directory(&desk.path("run/checkpoints/step-00000004"), &desk.path("backup"));
+    for number in [1, 2] {
+        let ran = desk.resume("backup", "--steps 12").ok();
+        let new = format!("runs/000{number}");
+        ran.line(&format!("backup is a checkpoint outside a run; a new run starts in {new}"));
+        assert_eq!(desk.manifest(&new, 12)["meta"]["step"], 12);
+        assert_eq!(desk.steps(&new).len(), 8, "from step 4 to 12");
+    }
+    let in_backup = desk.files().into_iter().filter(|name| name.starts_with("backup/"));
+    assert_eq!(in_backup.count(), 3, "the checkpoint is as it was");
+    let evaluated = desk.run("eval backup --devices cpu").ok();
+    assert!(evaluated.out.starts_with("step 4 "), "{}", evaluated.out);
+    // The same directory with checkpoints of its own would be two things.
+    fs::create_dir(desk.path("backup/checkpoints")).unwrap();
+    let both = desk.run("eval backup --devices cpu").ended(78);
+    assert!(both.line("error:").contains("has checkpoints/ as a run"), "{}", both.err);
+}
+
+#[test]
+fn a_new_run_from_a_checkpoint_is_saved_at_its_start() {
+    let desk = trained();
+    let line = "train --quiet --devices cpu --resume run --out fork --steps 30";
+    assert_ne!(with_fault(&desk, "kill@forward:9", line).code(), Some(0));
+    for file in ["parameters.safetensors", "moments.safetensors"] {
+        assert!(desk.checkpoint("fork", 8, file) == desk.checkpoint("run", 8, file), "{file}");
+    }
+    desk.resume("fork", "--quiet").ok();
+    assert_eq!(desk.manifest("fork", 30)["meta"]["step"], 30);
+}
+
+#[test]
+fn latest_is_the_newest_run_that_can_go_on() {
+    let desk = Desk::new();
+    desk.train("--steps 3 --quiet").ok();
+    let killed = desk.train_with("kill@checkpoint-manifest:0", "--quiet");
+    assert_ne!(killed.code(), Some(0));
+    assert!(desk.path("runs/0002").is_dir());
+    let ran = desk.resume("latest", "--quiet --steps 5").ok();
+    assert_eq!(ran.line("warning:"), "warning: runs/0002 has no checkpoint to resume from");
+    assert_eq!(desk.steps("runs/0001").len(), 5);
+
+    let desk = Desk::new();
+    desk.train_with("kill@checkpoint-manifest:0", "--quiet");
+    let none = desk.resume("latest", "").ended(78);
+    assert!(none.line("error:").contains("there is no run in runs/ to resume"), "{}", none.err);
+}
+
+#[test]
+fn relative_paths_name_a_run_from_within_it() {
+    let desk = trained();
+    for (place, from, steps) in [
+        ("run", "checkpoints/step-00000008", 10),
+        ("run", ".", 12),
+        ("run/checkpoints", "step-00000012", 14),
+        ("run/checkpoints/step-00000014", ".", 16),
+        ("run/checkpoints/step-00000016", "../step-00000016", 18),
+    ] {
+        let line = format!("train --quiet --devices cpu --resume {from} --steps {steps}");
+        let mut command = desk.command(&line);
+        command.current_dir(desk.path(place));
+        crate::process::finish(command.spawn().unwrap(), &line).ok();
+        assert_eq!(desk.steps("run").len(), steps, "{from} in {place}");
+    }
+    let nested = desk.files().into_iter().filter(|name| name.contains("runs/"));
+    assert_eq!(nested.count(), 0);
+}
+
+// ---- what is kept ----
+
+#[test]
+fn three_resumes_in_a_row_lose_nothing() {
+    let desk = trained();
+    let from = "run/checkpoints/step-00000004";
+    let first = desk.checkpoint("run", 8, "manifest.json");
+    for (time, ending) in [".aside", ".aside.1", ".aside.2"].into_iter().enumerate() {
+        let ran = desk.resume(from, &format!("--set optim.lr=0.00{}", time + 1)).ok();
+        let note = ran.line("set aside: ");
+        // Four steps, and the evaluation at the end.
+        for part in ["1 later checkpoint as ", ending, "5 lines of metrics.jsonl in "] {
+            assert!(note.contains(part), "'{part}' is missing in: {note}");
+        }
+        assert!(desk.path(&format!("run/checkpoints/step-00000008{ending}")).is_dir());
+        assert_eq!(desk.steps("run").len(), 8);
+    }
+    let kept = desk.path("run/checkpoints/step-00000008.aside/manifest.json");
+    assert!(fs::read(kept).unwrap() == first);
+    let lines = fs::read_to_string(desk.path("run/metrics.jsonl.aside")).unwrap();
+    assert_eq!(lines.lines().count(), 15, "{lines}");
+}
+
+#[test]
+fn a_damaged_mark_of_the_best_is_a_warning() {
+    for garbage in ["", "no step\n"] {
+        let desk = trained();
+        desk.write("run/checkpoints/best", garbage);
+        let ran = desk.resume("run", "--quiet --steps 10").ok();
+        let warning = ran.line("warning: run/checkpoints/best: does not name the best");
+        assert!(warning.contains("marked again"), "{warning}");
+        desk.run("eval run --best --devices cpu").ok();
+        // Also from an older checkpoint, to which the best does not belong.
+        desk.write("run/checkpoints/best", garbage);
+        desk.resume("run/checkpoints/step-00000008", "--quiet --steps 10").ok();
+        desk.write("run/checkpoints/best", garbage);
+        let refused = desk.run("eval run --best --devices cpu").ended(78);
+        assert!(refused.line("error:").contains("name a checkpoint directory"), "{}", refused.err);
+    }
+}
+
+#[test]
+fn another_text_forgets_the_best_evaluation() {
+    let desk = trained();
+    let reversed: String =
+        fs::read_to_string(desk.path("text.txt")).unwrap().chars().rev().collect();
+    desk.write("other.txt", &reversed);
+    assert_eq!(desk.manifest("run", 8)["meta"]["best"]["step"], 8);
+    desk.resume("run", "--quiet --steps 10").ok();
+    let slow = "--quiet --steps 12 --data other.txt --set optim.lr=1e-6 --set schedule.min_lr=1e-7";
+    let ran = desk.resume("run", slow).ok();
+    let warning = ran.line("warning: the data are not those");
+    assert!(warning.contains("are not compared with later ones"), "{warning}");
+    // The loss on the other text is higher than the best one on the first, and yet the best.
+    let losses: Vec<f64> =
+        desk.metrics("run").iter().filter_map(|line| line["val_loss"].as_f64()).collect();
+    assert!(losses[losses.len() - 1] > losses[losses.len() - 2], "{losses:?}");
+    assert_eq!(desk.manifest("run", 12)["meta"]["best"]["step"], 12);
+}
+
+#[test]
+fn the_best_of_another_text_is_set_aside() {
+    let desk = Desk::new();
+    let settings = "--set train.eval_every=2 --set train.checkpoint_every=2 \
+                    --set train.checkpoint_keep=9 --set schedule.kind=constant";
+    desk.train(&format!("--out run --quiet --steps 4 {settings}")).ok();
+    // A step that spoils the model leaves the one before as the best.
+    let worse = "--quiet --steps 6 --set optim.lr=100 --set optim.clip=0";
+    desk.resume("run", worse).ok();
+    let best = desk.manifest("run", 6)["meta"]["best"]["step"].as_u64().unwrap();
+    assert_eq!(best, 4);
+    let text = fs::read_to_string(desk.path("text.txt")).unwrap();
+    desk.write("other.txt", format!("{text}{text}"));
+    let ran = desk.resume("run", "--quiet --steps 8 --data other.txt --set optim.lr=1e-6").ok();
+    let warning = ran.line("warning: the data are not those");
+    assert!(warning.contains("run/checkpoints/step-00000004.aside"), "{warning}");
+    assert!(desk.path("run/checkpoints/step-00000004.aside").is_dir());
+}
+
+#[test]
+fn an_evaluation_on_changed_data_is_warned_of() {
+    let desk = trained();
+    assert_eq!(desk.run("eval run --devices cpu").ok().err, "");
+    let text = fs::read_to_string(desk.path("text.txt")).unwrap();
+    desk.write("text.txt", format!("{text}{text}"));
+    let ran = desk.run("eval run --devices cpu").ok();
+    ran.line("warning: the data are not those that the checkpoint was trained on");
+    assert_eq!(desk.run("eval run --devices cpu --data text.txt").ok().err, "");
+}
+
+#[test]
+fn without_an_interval_checkpoints_are_those_of_start_end_and_best() {
+    let desk = Desk::new();
+    let line = "--out run --quiet --steps 9 --set train.checkpoint_every=0 \
+                --set train.checkpoint_keep=9 --set train.eval_every=5";
+    desk.train(line).ok();
+    let manifests = desk.files().into_iter().filter(|name| name.ends_with("manifest.json"));
+    let step = |number: u64| format!("run/checkpoints/step-{number:08}/manifest.json");
+    assert!(manifests.eq([step(0), step(5), step(9)]), "start, best, end");
+    let help = desk.run("train --explain keys").ok().out;
+    assert!(help.contains("0 = only at the start, at the end and at a new best"), "{help}");
+}
+
+// ---- settings ----
+
+#[test]
+fn devices_are_those_of_the_run_unless_others_are_named() {
+    let desk = Desk::new();
+    let two = "train tiny.toml --data text.txt --out run --steps 4 --devices cpu*2 \
+               --set parallel.shares=3,1";
+    desk.run(two).ok();
+    let ranks = |run: &str, step: usize| desk.steps(run)[step]["ranks"].as_array().map(Vec::len);
+    assert_eq!(ranks("run", 3), Some(2));
+    desk.run("train --resume run --steps 6 --quiet").ok();
+    assert_eq!(ranks("run", 5), Some(2), "the devices are part of the run");
+    // Saved shares are those of the saved devices.
+    desk.run("train --resume run --steps 8 --quiet --devices cpu*3").ok();
+    desk.run("train --resume run --steps 9 --quiet --devices cpu").ok();
+    assert_eq!(ranks("run", 8), None);
+    let toml = fs::read_to_string(desk.path("run/run.toml")).unwrap();
+    assert!(toml.contains("devices = \"cpu\"\n"), "{toml}");
+    desk.run("train run/run.toml --out again --quiet").ok();
+    assert_eq!(ranks("again", 0), None, "a run's file repeats its devices");
+    let config = "train --resume run --explain config --devices";
+    assert!(desk.run(&format!("{config} 0")).ok().out.contains("devices = \"0\"\n"));
+}
+
+#[test]
+fn saved_devices_that_are_not_here_are_named_with_the_command_that_goes_on() {
+    let desk = trained();
+    let mut store = Store::open(&desk.path("run")).unwrap();
+    let mut checkpoint = Checkpoint::load(&store.path(8)).unwrap();
+    let run = &mut checkpoint.meta.run;
+    *run = run.replace("devices = \"cpu\"", "devices = \"cpu,nosuchdevice,nosuchone*2\"");
+    store.save(&checkpoint).unwrap();
+    drop(store);
+    let ran = desk.run("train --resume run --steps 9").ended(78);
+    let error = ran.line("error:");
+    let missing = "there is no nosuchdevice and no nosuchone*2 here";
+    for part in ["cpu,nosuchdevice,nosuchone*2", missing, "--devices auto"] {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+    assert_eq!(desk.steps("run").len(), 8);
+    run_suggested(&desk, error).ok();
+    assert_eq!(desk.steps("run").len(), 9, "the command keeps what was typed");
+}
+
+#[test]
+fn dropout_and_the_learning_rate_may_change() {
+    let desk = trained();
+    desk.resume("run", "--quiet --steps 9 --set model.dropout=0.2").ok();
+    // The smallest rate follows the rate, which nobody else set.
+    desk.resume("run", "--quiet --steps 10 --set optim.lr=1e-4").ok();
+    let toml = fs::read_to_string(desk.path("run/run.toml")).unwrap();
+    for line in ["dropout = 0.2", "lr = 0.0001", "# min_lr = 1e-5  # a tenth of optim.lr"] {
+        assert!(toml.lines().any(|found| found == line), "'{line}' is missing in: {toml}");
+    }
+}
+
+#[test]
+fn a_text_is_found_from_any_directory() {
+    let desk = trained();
+    fs::create_dir(desk.path("elsewhere")).unwrap();
+    let elsewhere = |line: &str| {
+        let mut command = desk.command(line);
+        command.current_dir(desk.path("elsewhere"));
+        crate::process::finish(command.spawn().unwrap(), line)
+    };
+    elsewhere("eval ../run --devices cpu").ok();
+    elsewhere("train --resume ../run --quiet --steps 9").ok();
+    elsewhere("train ../run/run.toml --quiet --out again").ok();
+    // A text that was moved is found beside the run's files, or both places are named.
+    fs::rename(desk.path("text.txt"), desk.path("elsewhere/text.txt")).unwrap();
+    for line in ["eval run --devices cpu", "train --resume run --steps 10"] {
+        let ran = desk.run(line).ended(78);
+        let error = ran.line("error:");
+        for part in ["/text.txt: the text", "run/text.txt", "--data PATH"] {
+            assert!(error.contains(part), "'{part}' is missing in: {error}");
+        }
+    }
+    fs::rename(desk.path("elsewhere/text.txt"), desk.path("run/text.txt")).unwrap();
+    desk.run("eval run --devices cpu").ok();
+    desk.run("train --resume run --steps 10 --quiet").ok();
+    desk.run("generate run --devices cpu --tokens 3").ok();
+}
+
+// ---- suggested commands ----
+
+#[test]
+fn a_run_that_was_stopped_goes_on_with_the_command_that_it_prints() {
+    let desk = Desk::new();
+    let two = "train tiny.toml --data text.txt --devices cpu*2 --set parallel.shares=3,1 --steps 9";
+    for (fault, code, starts) in
+        [("sigterm@update:5", 75, "terminated"), ("sigint@update:5", 130, "interrupted")]
+    {
+        let out = format!("run-{starts}");
+        let ran = with_fault(&desk, fault, &format!("{two} --out {out}")).ended(code);
+        let line = ran.line(starts);
+        assert!(line.ends_with(&format!("with: potluck train --resume {out}")), "{line}");
+        run_suggested(&desk, line).ok();
+        assert_eq!(desk.steps(&out).len(), 9);
+        assert_eq!(desk.steps(&out)[8]["ranks"].as_array().map(Vec::len), Some(2));
+    }
+}
+
+#[test]
+fn a_fault_ends_with_the_last_checkpoint_and_the_command_that_goes_on() {
+    let line = "train tiny.toml --data text.txt --steps 9 --quiet --out my:run \
+                --set train.checkpoint_every=4";
+    for (devices, fault, command) in [
+        ("cpu", "lost@backward:7", "continue it with: potluck train --resume my:run"),
+        ("cpu", "full@metrics:7", "continue it with: potluck train --resume my:run"),
+        (
+            "cpu*2",
+            "lost@backward:7/1",
+            "no other device of the run is left, continue on what is found with: \
+             potluck train --resume my:run --devices auto",
+        ),
+        ("cpu*2", "flip@gather:8/1", "potluck train --resume my:run --devices auto"),
+        ("cpu*2", "out-of-memory@update:6/0", "potluck train --resume my:run --devices auto"),
+    ] {
+        let desk = Desk::new();
+        let line = format!("{line} --devices {devices} --set parallel.balance=fixed");
+        let ran = with_fault(&desk, fault, &line).ended(75);
+        let error = ran.line("error:");
+        let checkpoint = "the last checkpoint is my:run/checkpoints/step-00000004; ";
+        assert!(error.contains(checkpoint) && error.ends_with(command), "{fault}: {error}");
+        run_suggested(&desk, error).ok();
+        assert_eq!(desk.steps("my:run").len(), 9, "{fault}");
+    }
+}
+
+#[test]
+fn the_command_after_a_fault_repeats_what_no_checkpoint_has_yet() {
+    let desk = trained();
+    let line = "train --resume run --quiet --steps 12 --set train.checkpoint_every=100 \
+                --set optim.lr=0.002 --devices cpu*2 --set parallel.balance=fixed";
+    let ran = with_fault(&desk, "full@metrics:10", line).ended(75);
+    let error = ran.line("error:");
+    for part in ["step-00000008; ", "--set train.steps=12", "--set optim.lr=0.002", "cpu*2"] {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+    run_suggested(&desk, error).ok();
+    let steps = desk.steps("run");
+    assert_eq!(steps.len(), 12);
+    assert_eq!(steps[11]["ranks"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn a_fault_before_the_first_checkpoint_suggests_no_command() {
+    let desk = Desk::new();
+    let ran = desk.train_with("full@checkpoint-begin:0", "--out run --quiet").ended(75);
+    assert!(!ran.err.contains("--resume"), "{}", ran.err);
+}
+
+#[test]
+fn unknown_fields_of_a_manifest_are_warned_of_and_written_again() {
+    let desk = trained();
+    let mut store = Store::open(&desk.path("run")).unwrap();
+    let mut checkpoint = Checkpoint::load(&store.path(8)).unwrap();
+    checkpoint.meta.unknown.insert("future".into(), 7.into());
+    store.save(&checkpoint).unwrap();
+    drop(store);
+    let ran = desk.resume("run", "--quiet --steps 9").ok();
+    assert!(ran.line("warning:").contains("does not know meta.future"), "{}", ran.err);
+    assert_eq!(desk.manifest("run", 9)["meta"]["future"], 7);
+}
