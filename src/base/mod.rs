@@ -1,6 +1,7 @@
 //! Types shared by all modules: typed ids, shapes with a leading batch dimension, values in host
 //! memory, rounds, and counter-based random numbers. No IO.
 
+pub mod format;
 pub mod host_tensor;
 pub mod ids;
 pub mod rng;

@@ -80,6 +80,8 @@ pub struct Best {
     pub step: u64,
     #[serde(with = "manifest::exact")]
     pub val_loss: f64,
+    /// Samples that were evaluated; losses on other numbers of samples are not comparable.
+    pub samples: u64,
 }
 
 /// A tensor with its name.

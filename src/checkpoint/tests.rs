@@ -35,7 +35,7 @@ fn checkpoint(step: u64) -> Checkpoint {
             run: "[train]\nbatch = 12\n".into(),
             typed: vec!["train.batch".into()],
             tokenizer: Some(Tokenizer::Char { chars: vec!['\n', '"', 'ß'] }),
-            best: Some(Best { step: 3, val_loss: 0.1 + 0.2 }),
+            best: Some(Best { step: 3, val_loss: 0.1 + 0.2, samples: 7 }),
             placement: placement(),
             data: "fingerprint".into(),
             version: "0.1.0".into(),
@@ -98,7 +98,7 @@ fn a_checkpoint_comes_back_bit_for_bit() {
 #[test]
 fn odd_numbers_of_the_best_loss_come_back() {
     for val_loss in [f64::MIN_POSITIVE, 1.0 / 3.0, 1e300, -0.0, f64::INFINITY] {
-        let text = serde_json::to_string(&Best { step: 1, val_loss }).unwrap();
+        let text = serde_json::to_string(&Best { step: 1, val_loss, samples: 7 }).unwrap();
         let best: Best = serde_json::from_str(&text).unwrap();
         assert_eq!(best.val_loss.to_bits(), val_loss.to_bits(), "{text}");
     }

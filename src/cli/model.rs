@@ -51,7 +51,15 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     }
     let (group, source) = open(&args.checkpoint, checkpoint, &spec, data)?;
     let rows = [spec.micro_batch];
-    let loss = evaluate_split(&group, &source, &rows, &[1], split)?;
+    let request = crate::train::evaluate::EvalRequest {
+        source: &source,
+        split,
+        samples: 0,
+        rows: &rows,
+        weights: &[1],
+        signals: &Default::default(),
+    };
+    let loss = evaluate_split(&group, &request, &mut |_, _| Ok(()))?.unwrap().loss;
     let targets =
         source.data.evaluation_windows(split, source.model.context).len() * source.model.context;
     if args.json {

@@ -12,10 +12,8 @@ use crate::config::RunConfig;
 use crate::config::read::{self, Override, Resolved};
 use crate::config::schema::Model;
 use crate::faults::Faults;
-use crate::runtime::error::EXIT_RESTART;
 use crate::train::error::TrainError;
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
-use crate::train::signals::{EXIT_INTERRUPTED, Interruption};
 use crate::train::spec::RunSpec;
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -102,13 +100,9 @@ fn execute(
             }
             Ok(0)
         }
-        RunOutcome::Interrupted(Interruption::Interrupt) => {
-            print_line(&format!("interrupted; the run is saved: {resume}"));
-            Ok(EXIT_INTERRUPTED)
-        }
-        RunOutcome::Interrupted(Interruption::Terminate) => {
-            print_line(&format!("terminated; the run is saved: {resume}"));
-            Ok(EXIT_RESTART)
+        RunOutcome::Interrupted(signal) => {
+            print_line(&format!("{signal}; the run is saved: {resume}"));
+            Ok(signal.exit_code())
         }
     }
 }

@@ -188,6 +188,8 @@ sections! {
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
         /// Steps between evaluations on the validation split; 0 = at the end only.
         eval_every: u64 = 250, Constraint::Whole(0, STEPS);
+        /// Samples of the validation split per evaluation, spread evenly over it; 0 = all.
+        eval_samples: u64 = 1024, Constraint::Whole(0, STEPS);
         /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
         checkpoint_every: u64 = 250, Constraint::Whole(0, STEPS);
         /// Number of newest checkpoints to keep; the best one is kept as well.

@@ -73,8 +73,11 @@ impl Serialize for RankRecord {
 pub struct EvalRecord {
     /// Number of steps done before the evaluation; 0 is the initial model.
     pub step: u64,
-    /// Mean loss over the validation split.
+    /// Mean loss over the evaluated samples of the validation split.
     pub val_loss: f64,
+    /// Samples that were evaluated, and the targets in them.
+    pub samples: u64,
+    pub targets: u64,
     /// True if the loss is finite and below that of the best evaluation before, if there was one;
     /// left out of the line.
     #[serde(skip)]
@@ -106,6 +109,12 @@ pub enum Event {
         device: String,
     },
     Step(StepRecord),
+    /// Progress of an evaluation, in samples; sent every fraction of a second.
+    Evaluating {
+        done: u64,
+        total: u64,
+        elapsed: Duration,
+    },
     Evaluation(EvalRecord),
     /// The checkpoint of a step was written.
     Checkpoint {
@@ -175,8 +184,8 @@ pub(super) mod tests {
         let busy = json(StepRecord { busy: Some(0.75), ..step(7) });
         assert!(busy.ends_with(r#""tokens_per_s":20000.0,"busy":0.75}"#), "{busy}");
         assert_eq!(
-            json(EvalRecord { step: 7, val_loss: 1.5, is_best: true }),
-            r#"{"step":7,"val_loss":1.5}"#
+            json(EvalRecord { step: 7, val_loss: 1.5, samples: 3, targets: 24, is_best: true }),
+            r#"{"step":7,"val_loss":1.5,"samples":3,"targets":24}"#
         );
     }
 

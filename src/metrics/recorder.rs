@@ -80,6 +80,7 @@ impl Sink for Recorder {
             | Event::Warning(_)
             | Event::Tuning { .. }
             | Event::Started { .. }
+            | Event::Evaluating { .. }
             | Event::Checkpoint { .. }
             | Event::Ended => Ok(()),
         }
@@ -201,7 +202,8 @@ mod tests {
     use std::fs;
 
     fn evaluation(step: u64, val_loss: f64) -> Event {
-        Event::Evaluation(EvalRecord { step, val_loss, is_best: false })
+        let (samples, targets) = (2, 16);
+        Event::Evaluation(EvalRecord { step, val_loss, samples, targets, is_best: false })
     }
 
     fn steps(path: &Path) -> Vec<u64> {

@@ -339,11 +339,16 @@ pub fn load(
     Ok(())
 }
 
+/// Returns the context of a forward pass of `rows` samples without dropout.
+pub fn inference_pass(rows: usize) -> PassContext {
+    let random = RandomContext { step_key: Key::new(0), training: false };
+    PassContext { stash_index: 0, rows, random }
+}
+
 /// Runs the forward pass without dropout on inputs that are loaded. Outputs can be read with the
 /// returned context until the device runs anything else.
 pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, DeviceError> {
-    let random = RandomContext { step_key: Key::new(0), training: false };
-    let pass = PassContext { stash_index: 0, rows, random };
+    let pass = inference_pass(rows);
     let segments: Vec<_> = device.plan().phase(PassKind::Forward).collect();
     for segment in segments {
         let nodes = device.plan().segments[segment.index()].nodes.clone();

@@ -55,6 +55,8 @@ pub enum TrainError {
     Metrics(#[from] MetricsError),
     #[error("{path}: {why}; free space there or choose another --out")]
     Io { path: PathBuf, why: std::io::Error },
+    #[error("{what} cannot be started: {why}; raise the limits of this user (see ulimit -a)")]
+    System { what: &'static str, why: std::io::Error },
     #[error("the model cannot be built: {0}")]
     Model(#[from] crate::graph::ShapeError),
     #[error(
@@ -112,5 +114,20 @@ fn how(left_out: &bool, command: &ResumeCommand) -> &'static str {
 impl From<DeviceError> for TrainError {
     fn from(error: DeviceError) -> Self {
         Self::Runtime(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_cannot_be_started_is_no_full_disk() {
+        let why = std::io::Error::from(std::io::ErrorKind::WouldBlock);
+        let error = TrainError::System { what: "the loader's thread", why };
+        let text = error.to_string();
+        assert!(text.starts_with("the loader's thread cannot be started: "), "{text}");
+        assert!(text.contains("limits") && !text.contains("--out"), "{text}");
+        assert_eq!(error.exit_code(), EXIT_CONFIGURATION);
     }
 }

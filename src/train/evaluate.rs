@@ -1,63 +1,237 @@
-//! Evaluation: the loss on the validation split, by forward passes over windows that do not
-//! overlap.
+//! Evaluation: the loss on a split, by forward passes over windows that do not overlap.
+//!
+//! An evaluation is cut into jobs of a bounded time, and signals are checked between them and
+//! between the segments of a forward pass. The windows of each device, the micro-batches and the
+//! order in which losses are added depend only on the request, never on times, so a loss has the
+//! same bits every time.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use super::error::TrainError;
 use super::loader::BatchSource;
+use super::signals::SignalFlags;
+use crate::base::SegmentId;
 use crate::data::Split;
 use crate::device::DeviceError;
 use crate::exec::Executor;
-use crate::runtime::step::{Inputs, forward, load};
+use crate::graph::PassKind;
+use crate::runtime::step::{Inputs, inference_pass, load};
 use crate::runtime::workers::WorkerGroup;
 
 /// The most micro-batches whose losses a device sums in f32; the host sums those sums in f64.
 const BATCHES_PER_SUM: usize = 16;
 
+/// Time after which the job of a device ends, unless it or another device has not finished its
+/// first sum.
+const JOB_TIME: Duration = Duration::from_millis(200);
+
+/// The most work, in seconds by the measured pace, that is queued on a device without waiting
+/// for it.
+const QUEUED_MAX_S: f64 = 0.2;
+
+/// Request for an evaluation.
+pub struct EvalRequest<'a> {
+    pub source: &'a BatchSource,
+    pub split: Split,
+    /// Samples (windows) to evaluate, spread evenly over the split; 0: all.
+    pub samples: u64,
+    /// The most samples that each rank runs at a time.
+    pub rows: &'a [u32],
+    /// Weights by which the samples are divided among the ranks.
+    pub weights: &'a [u32],
+    /// Signals that end the evaluation early.
+    pub signals: &'a SignalFlags,
+}
+
+/// Result of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Mean loss over the targets, in nats.
+    pub loss: f64,
+    pub samples: u64,
+    /// Targets that the loss counts.
+    pub targets: u64,
+}
+
+/// Sums of one rank over its first `done` samples.
+#[derive(Clone, Copy, Debug, Default)]
+struct RankSums {
+    done: usize,
+    loss: f64,
+    targets: f64,
+}
+
+/// Constant part of the jobs of an evaluation.
+struct Job {
+    source: BatchSource,
+    split: Split,
+    /// Starts of the windows, and the most rows at a time, by rank.
+    parts: Vec<(Vec<u64>, usize)>,
+    signals: SignalFlags,
+}
+
+/// Returns the number of samples that an evaluation of `samples` evaluates; 0: all that there are.
+pub fn samples_of(source: &BatchSource, split: Split, samples: u64) -> u64 {
+    let all = source.data.evaluation_windows(split, source.model.context).len() as u64;
+    if samples == 0 { all } else { samples.min(all) }
+}
+
+/// Evaluates windows of a split that do not overlap, divided among the ranks. `progress` receives
+/// the samples done and their total after each job. Returns `None` if a signal arrived.
+///
+/// # Errors
+/// Returns `TrainError` if a device fails, and the errors of `progress`.
+pub fn evaluate_split(
+    group: &WorkerGroup,
+    request: &EvalRequest,
+    progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
+) -> Result<Option<Evaluation>, TrainError> {
+    let EvalRequest { source, split, samples, rows, weights, signals } = *request;
+    let starts = source.data.evaluation_windows(split, source.model.context);
+    let starts = spread(&starts, samples);
+    let parts = share_out(&starts, weights).into_iter().zip(rows);
+    let parts = parts.map(|(part, rows)| (part, *rows as usize)).collect();
+    let job = Job { source: source.clone(), split, parts, signals: signals.clone() };
+    let (job, total) = (Arc::new(job), starts.len());
+    let mut sums = vec![RankSums::default(); job.parts.len()];
+    let done = |sums: &[RankSums]| sums.iter().map(|sums| sums.done).sum::<usize>();
+    while done(&sums) < total {
+        if signals.pending().is_some() {
+            return Ok(None);
+        }
+        sums = run_jobs(group, &job, sums)?;
+        progress(done(&sums) as u64, total as u64)?;
+    }
+    let (mut loss, mut targets) = (0.0, 0.0);
+    for sums in &sums {
+        loss += sums.loss;
+        targets += sums.targets;
+    }
+    let loss = loss / targets;
+    Ok(Some(Evaluation { loss, samples: total as u64, targets: targets as u64 }))
+}
+
+/// Continues all ranks for one job each; returns their new sums.
+fn run_jobs(
+    group: &WorkerGroup,
+    job: &Arc<Job>,
+    sums: Vec<RankSums>,
+) -> Result<Vec<RankSums>, TrainError> {
+    let (job, begun) = (Arc::clone(job), Arc::new(sums));
+    // Ranks whose first sum of this job is not finished.
+    let first = Arc::new(AtomicUsize::new(begun.len()));
+    let ended = group.run_on_all("an evaluation", move |rank, device| {
+        let (part, rows) = &job.parts[rank.index()];
+        run_job(device, &job, (part, *rows), begun[rank.index()], &first)
+    });
+    Ok(ended?)
+}
+
+fn run_job(
+    device: &mut dyn Executor,
+    job: &Job,
+    (part, rows): (&[u64], usize),
+    mut sums: RankSums,
+    first: &AtomicUsize,
+) -> Result<RankSums, DeviceError> {
+    let mut turn = FirstSum(Some(first));
+    let started = Instant::now();
+    let mut pace = Pace::default();
+    while sums.done < part.len() {
+        let end = part.len().min(sums.done + rows.max(1) * BATCHES_PER_SUM);
+        let batches = part[sums.done..end].chunks(rows.max(1));
+        let batches = batches.map(|c| (c.len(), job.source.windows(job.split, c.iter().copied())));
+        let Some((loss, targets)) = sum_batches(device, batches, &mut pace, &job.signals)? else {
+            break;
+        };
+        sums = RankSums { done: end, loss: sums.loss + loss, targets: sums.targets + targets };
+        turn.finish();
+        // Without the second condition, fast devices would wait for a slow one in every job.
+        if started.elapsed() >= JOB_TIME && first.load(Ordering::Relaxed) == 0 {
+            break;
+        }
+    }
+    Ok(sums)
+}
+
+/// Counts a rank down once, when it has finished its first sum of a job or has none.
+struct FirstSum<'a>(Option<&'a AtomicUsize>);
+
+impl FirstSum<'_> {
+    fn finish(&mut self) {
+        if let Some(first) = self.0.take() {
+            first.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for FirstSum<'_> {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
 /// Returns the summed loss of `batches`, which are (rows, inputs), and the number of targets it
-/// counts.
-pub fn evaluate(
+/// counts; `None` if a signal arrived.
+fn sum_batches(
     device: &mut dyn Executor,
     batches: impl Iterator<Item = (usize, Inputs)>,
-) -> Result<(f64, f64), DeviceError> {
+    pace: &mut Pace,
+    signals: &SignalFlags,
+) -> Result<Option<(f64, f64)>, DeviceError> {
+    let segments: Vec<SegmentId> = device.plan().phase(PassKind::Forward).collect();
     device.begin_step()?;
     for (rows, inputs) in batches {
         load(device, &inputs, 0)?;
-        forward(device, rows)?;
+        let pass = inference_pass(rows);
+        for segment in &segments {
+            if signals.pending().is_some() {
+                return Ok(None);
+            }
+            let nodes = device.plan().segments[segment.index()].nodes.clone();
+            device.run(nodes, &pass)?;
+            pace.queued(device)?;
+        }
     }
-    device.loss()
+    device.loss().map(Some)
 }
 
-/// Returns the mean loss over the non-overlapping windows of a split, which are divided among the
-/// ranks like a batch: `rows` are the most samples that each rank runs at a time, `weights` their
-/// shares.
-///
-/// # Errors
-/// Returns `TrainError` if a device fails.
-pub fn evaluate_split(
-    group: &WorkerGroup,
-    source: &BatchSource,
-    rows: &[u32],
-    weights: &[u32],
-    split: Split,
-) -> Result<f64, TrainError> {
-    let starts = source.data.evaluation_windows(split, source.model.context);
-    let parts: Arc<Vec<Vec<u64>>> = Arc::new(share_out(&starts, weights));
-    let (source, rows) = (source.clone(), rows.to_vec());
-    let sums = group.run_on_all("an evaluation", move |rank, device| {
-        let rows = rows[rank.index()].max(1) as usize;
-        let (mut sum, mut count) = (0.0, 0.0);
-        for job in parts[rank.index()].chunks(rows * BATCHES_PER_SUM) {
-            let batches =
-                job.chunks(rows).map(|c| (c.len(), source.windows(split, c.iter().copied())));
-            let (loss, targets) = evaluate(device, batches)?;
-            sum += loss;
-            count += targets;
+/// Pace of a device: waits for it when the queued work may take longer than [`QUEUED_MAX_S`].
+#[derive(Default)]
+struct Pace {
+    /// Segments queued since the last wait, and the most to queue before the next.
+    queued: u32,
+    most: u32,
+    since: Option<Instant>,
+}
+
+impl Pace {
+    /// Counts a segment that was queued.
+    fn queued(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
+        self.queued += 1;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.queued <= self.most {
+            return Ok(());
         }
-        Ok((sum, count))
-    })?;
-    let total = sums.iter().fold((0.0, 0.0), |all, of| (all.0 + of.0, all.1 + of.1));
-    Ok(total.0 / total.1)
+        // Reading the sum so far waits for the device, and does not change it.
+        device.loss()?;
+        let per_segment = since.elapsed().as_secs_f64() / f64::from(self.queued);
+        // The first segments may be the fastest ones, so the number at most doubles.
+        let fits = (QUEUED_MAX_S / per_segment.max(1e-9)).min(f64::from(2 * self.queued));
+        *self = Self { queued: 0, most: fits as u32, since: Some(Instant::now()) };
+        Ok(())
+    }
+}
+
+/// Returns `samples` of the windows, spread evenly, the same each time; 0: all.
+fn spread(starts: &[u64], samples: u64) -> Vec<u64> {
+    let all = starts.len() as u64;
+    if samples == 0 || samples >= all {
+        return starts.to_vec();
+    }
+    (0..samples).map(|index| starts[(index * all / samples) as usize]).collect()
 }
 
 /// Cuts the windows into consecutive parts in proportion to weights.
@@ -86,5 +260,17 @@ mod tests {
         for weights in [vec![1], vec![1, 1, 1], vec![5, 90, 1]] {
             assert_eq!(share_out(&starts, &weights).concat(), starts, "{weights:?}");
         }
+    }
+
+    #[test]
+    fn samples_are_spread_evenly_and_zero_means_all() {
+        let starts: Vec<u64> = (0..10).map(|index| 8 * index).collect();
+        assert_eq!(spread(&starts, 0), starts);
+        assert_eq!(spread(&starts, 10), starts);
+        assert_eq!(spread(&starts, 1024), starts);
+        assert_eq!(spread(&starts, 5), [0, 16, 32, 48, 64]);
+        assert_eq!(spread(&starts, 3), [0, 24, 48]);
+        assert_eq!(spread(&starts, 1), [0]);
+        assert!(spread(&[], 4).is_empty());
     }
 }

@@ -1,11 +1,17 @@
-//! Signal handling: Ctrl-C and SIGTERM are checked between steps, so that the run is saved before
-//! it ends.
+//! Signal handling: a signal that asks the run to end sets a flag, which is checked between steps
+//! and between the jobs of an evaluation, so that the run is saved before it ends.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
+#[cfg(unix)]
+use signal_hook::consts::{SIGHUP, SIGUSR1};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
+use signal_hook::{SigId, flag, low_level};
+
+use crate::runtime::error::EXIT_RESTART;
 
 /// Exit code after Ctrl-C, as shells report it.
 pub const EXIT_INTERRUPTED: i32 = 130;
@@ -17,34 +23,151 @@ pub enum Interruption {
     Interrupt,
     /// SIGTERM: the machine is needed for something else; the run may be restarted elsewhere.
     Terminate,
+    /// SIGHUP: the terminal or the connection is gone.
+    Hangup,
+    /// SIGUSR1: a job manager's warning that the time of the job is nearly up.
+    TimeLimit,
 }
 
-/// Flags of the signals that arrived since [`Signals::install`].
-#[derive(Clone, Debug, Default)]
-pub struct Signals {
-    interrupt: Arc<AtomicBool>,
-    terminate: Arc<AtomicBool>,
+/// Signals that are caught.
+const CAUGHT: &[(Interruption, i32)] = &[
+    (Interruption::Interrupt, SIGINT),
+    (Interruption::Terminate, SIGTERM),
+    #[cfg(unix)]
+    (Interruption::Hangup, SIGHUP),
+    #[cfg(unix)]
+    (Interruption::TimeLimit, SIGUSR1),
+];
+
+impl Interruption {
+    /// Returns the exit code of a run that the signal ended.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Self::Interrupt => EXIT_INTERRUPTED,
+            Self::Terminate | Self::Hangup | Self::TimeLimit => EXIT_RESTART,
+        }
+    }
 }
+
+/// Formats the event for the user: "terminated (SIGTERM)".
+impl fmt::Display for Interruption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Interrupt => "interrupted",
+            Self::Terminate => "terminated (SIGTERM)",
+            Self::Hangup => "hung up (SIGHUP)",
+            Self::TimeLimit => "stopped by the job manager (SIGUSR1)",
+        })
+    }
+}
+
+/// Flags of caught signals, for other threads to look at; the default has none and is never set.
+#[derive(Clone, Debug, Default)]
+pub struct SignalFlags(Vec<(Interruption, Arc<AtomicBool>)>);
+
+impl SignalFlags {
+    /// Returns the signal that arrived, if any; of several, Ctrl-C first.
+    pub fn pending(&self) -> Option<Interruption> {
+        self.0.iter().find(|(_, flag)| flag.load(Ordering::Relaxed)).map(|(signal, _)| *signal)
+    }
+}
+
+/// Catches signals from [`Signals::install`] until it is dropped.
+#[derive(Debug)]
+pub struct Signals {
+    flags: SignalFlags,
+    handlers: Vec<SigId>,
+}
+
+/// Number of live [`Signals`].
+static INSTALLED: AtomicUsize = AtomicUsize::new(0);
 
 impl Signals {
-    /// Catches both signals from now on. A second Ctrl-C ends the process at once.
-    pub fn install() -> std::io::Result<Self> {
-        let signals = Self::default();
-        // Registered in this order: the first Ctrl-C finds the flag unset, and then sets it.
-        flag::register_conditional_shutdown(SIGINT, EXIT_INTERRUPTED, signals.interrupt.clone())?;
-        flag::register(SIGINT, signals.interrupt.clone())?;
-        flag::register(SIGTERM, signals.terminate.clone())?;
+    /// Catches all signals of [`Interruption`] from now on. A second Ctrl-C ends the process at
+    /// once.
+    ///
+    /// # Errors
+    /// Returns an error if the system refuses a handler.
+    pub fn install() -> io::Result<Self> {
+        let idle = default_while_idle()?;
+        INSTALLED.fetch_add(1, Ordering::SeqCst);
+        idle.store(false, Ordering::SeqCst);
+        let mut signals = Self { flags: SignalFlags::default(), handlers: Vec::new() };
+        for &(interruption, signal) in CAUGHT {
+            let set = Arc::new(AtomicBool::new(false));
+            if interruption == Interruption::Interrupt {
+                // Registered first: the first Ctrl-C finds the flag unset, and then sets it.
+                let exit =
+                    flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, set.clone())?;
+                signals.handlers.push(exit);
+            }
+            signals.handlers.push(flag::register(signal, set.clone())?);
+            signals.flags.0.push((interruption, set));
+        }
         Ok(signals)
     }
 
     /// Returns the signal that arrived, if any.
     pub fn pending(&self) -> Option<Interruption> {
-        if self.interrupt.load(Ordering::Relaxed) {
-            Some(Interruption::Interrupt)
-        } else if self.terminate.load(Ordering::Relaxed) {
-            Some(Interruption::Terminate)
-        } else {
-            None
+        self.flags.pending()
+    }
+
+    /// Returns the flags, which stay valid (and unset) after `self` is dropped.
+    pub fn flags(&self) -> SignalFlags {
+        self.flags.clone()
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for handler in self.handlers.drain(..) {
+            low_level::unregister(handler);
         }
+        if INSTALLED.fetch_sub(1, Ordering::SeqCst) == 1
+            && let Ok(idle) = default_while_idle()
+        {
+            idle.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Returns the flag that is set while no [`Signals`] is installed. The first call registers, once
+/// per process, what the signals do then: their default. Without that, a signal whose handlers
+/// are all unregistered would be ignored.
+fn default_while_idle() -> io::Result<Arc<AtomicBool>> {
+    static IDLE: OnceLock<Result<Arc<AtomicBool>, String>> = OnceLock::new();
+    let registered = IDLE.get_or_init(|| {
+        let idle = Arc::new(AtomicBool::new(false));
+        let register = |(_, signal): &(Interruption, i32)| {
+            flag::register_conditional_default(*signal, idle.clone()).map(|_| ())
+        };
+        CAUGHT.iter().try_for_each(register).map(|()| idle).map_err(|why| why.to_string())
+    });
+    registered.clone().map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One test, because signals are of the whole process.
+    #[test]
+    #[cfg(unix)]
+    fn signals_are_flags_while_they_are_caught() {
+        assert_eq!(SignalFlags::default().pending(), None);
+        let first = Signals::install().unwrap();
+        let of_first = first.flags();
+        drop(first);
+        for (interruption, signal) in CAUGHT {
+            let signals = Signals::install().unwrap();
+            let flags = signals.flags();
+            assert_eq!((signals.pending(), flags.pending()), (None, None));
+            low_level::raise(*signal).unwrap();
+            assert_eq!(signals.pending(), Some(*interruption));
+            assert_eq!(flags.pending(), Some(*interruption));
+        }
+        assert_eq!(of_first.pending(), None, "a dropped handler still runs");
+        let codes: Vec<i32> = CAUGHT.iter().map(|(signal, _)| signal.exit_code()).collect();
+        assert_eq!(codes, [130, 75, 75, 75]);
     }
 }

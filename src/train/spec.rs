@@ -38,6 +38,8 @@ pub struct RunSpec {
     /// Gradient norm above which gradients are scaled down to it; 0: off.
     pub clip: f64,
     pub every: Intervals,
+    /// Samples per evaluation; 0: all of the validation split.
+    pub eval_samples: u64,
     /// Number of newest checkpoints to keep.
     pub checkpoints_kept: usize,
     /// Consecutive skipped steps after which the run ends.
@@ -130,6 +132,7 @@ impl RunSpec {
                 replica_check: parallel.hash_every,
                 progress: train.log_every,
             },
+            eval_samples: train.eval_samples,
             checkpoints_kept: train.checkpoint_keep,
             skipped_steps_max: train.skipped_steps_max,
             repairs_replicas: parallel.on_mismatch == OnMismatch::Repair,

@@ -1,7 +1,7 @@
 //! Progress display of several devices: the share of each, its speed while it computes, and the
 //! fraction of a step that it waits for other devices.
 
-use super::format::thousands;
+use crate::base::format::thousands;
 use crate::metrics::RankRecord;
 
 /// The most characters of a line of [`RunningMeans::block`], fewer than most terminals have.

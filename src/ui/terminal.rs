@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::format::{duration, thousands};
-use super::ranks::RunningMeans;
+use super::format::duration;
+use super::ranks::{RunningMeans, short_name};
+use crate::base::format::thousands;
 use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
 
-const TEMPLATE: &str = "{pos}/{len} [{bar:24}] {msg} eta {eta} {prefix}";
+const TEMPLATE: &str = "{pos}/{len} [{bar:16}] {msg} eta {eta} {prefix}";
 
 /// Decay per step of the means that the bar shows of each device.
 const SMOOTHING: f64 = 0.8;
@@ -20,6 +21,10 @@ const SMOOTHING: f64 = 0.8;
 const TUNING_DELAY: Duration = Duration::from_secs(1);
 const TUNING_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The same for an evaluation in plain text; a progress bar shows it at once.
+const EVALUATING_DELAY: Duration = Duration::from_secs(3);
+const EVALUATING_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Sink that shows events on stderr.
 pub struct Terminal {
     quiet: bool,
@@ -27,6 +32,8 @@ pub struct Terminal {
     progress: Progress,
     /// Time of tuning from which its progress is shown again.
     next_tuning: Duration,
+    /// Time of the evaluation in progress from which it is shown again.
+    next_evaluating: Duration,
 }
 
 /// Display of the steps.
@@ -51,16 +58,22 @@ impl Terminal {
     /// Creates a sink that shows only warnings if `quiet`; without a terminal it prints a line
     /// every `log_every` steps.
     pub fn new(quiet: bool, log_every: u64) -> Self {
-        Self { quiet, log_every, progress: Progress::Hidden, next_tuning: TUNING_DELAY }
+        Self {
+            quiet,
+            log_every,
+            progress: Progress::Hidden,
+            next_tuning: TUNING_DELAY,
+            next_evaluating: EVALUATING_DELAY,
+        }
     }
 
     fn start(&mut self, done: u64, steps: u64, device: &str) {
-        let means = RunningMeans::default();
+        let (means, device) = (RunningMeans::default(), short_name(device));
         if self.quiet {
             return;
         }
         if !std::io::stderr().is_terminal() {
-            let (started, device) = (Instant::now(), device.to_string());
+            let started = Instant::now();
             let text = PlainText { steps, started, first: done, device, means };
             self.progress = Progress::PlainText(text);
             return;
@@ -70,14 +83,14 @@ impl Terminal {
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_prefix(device.to_string());
+        bar.set_prefix(device);
         bar.reset_eta();
         bar.enable_steady_tick(Duration::from_millis(200));
         self.progress = Progress::Bar(bar, means);
     }
 
     fn step(&mut self, step: &StepRecord) {
-        let text = format!("loss {:.4}  {} tokens/s", step.loss, thousands(step.tokens_per_s));
+        let text = step_text(step);
         match &mut self.progress {
             Progress::Bar(bar, means) => {
                 bar.set_message(text);
@@ -107,9 +120,27 @@ impl Terminal {
         }
     }
 
-    fn evaluation(&self, EvalRecord { step, val_loss, is_best }: &EvalRecord) {
+    fn evaluating(&mut self, (done, total): (u64, u64), elapsed: Duration) {
+        let (samples, of) = (thousands(done as f64), thousands(total as f64));
+        let text = format!("evaluating {samples} of {of} samples");
+        match &self.progress {
+            Progress::Bar(bar, _) => bar.set_message(text),
+            _ if done < total && elapsed >= self.next_evaluating => {
+                self.next_evaluating = elapsed + EVALUATING_INTERVAL;
+                self.note(&format!("{text}, {:.0} s", elapsed.as_secs_f64()));
+            }
+            _ => {}
+        }
+        if done == total {
+            self.next_evaluating = EVALUATING_DELAY;
+        }
+    }
+
+    fn evaluation(&self, record: &EvalRecord) {
+        let EvalRecord { step, val_loss, samples, is_best, .. } = record;
         let mark = if *is_best { ", the best so far" } else { "" };
-        self.note(&format!("step {step}  val_loss {val_loss:.4}{mark}"));
+        let samples = thousands(*samples as f64);
+        self.note(&format!("step {step}  val_loss {val_loss:.4} on {samples} samples{mark}"));
     }
 
     fn tuning(&mut self, device: &str, (done, total): (usize, usize), elapsed: Duration) {
@@ -134,6 +165,9 @@ impl Sink for Terminal {
             }
             Event::Started { done, steps, device } => self.start(*done, *steps, device),
             Event::Step(step) => self.step(step),
+            Event::Evaluating { done, total, elapsed } => {
+                self.evaluating((*done, *total), *elapsed);
+            }
             Event::Evaluation(evaluation) => self.evaluation(evaluation),
             Event::Checkpoint { .. } => {}
             Event::Ended => {
@@ -163,6 +197,14 @@ impl PlainText {
     }
 }
 
+/// Formats the figures of a step: `loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s`.
+fn step_text(step: &StepRecord) -> String {
+    let StepRecord { loss, lr, grad_norm: norm, tokens_per_s, .. } = step;
+    let speed = thousands(*tokens_per_s);
+    let norm = if *norm < 1e4 { format!("{norm:.2}") } else { format!("{norm:.2e}") };
+    format!("loss {loss:.4}  lr {lr:.2e}  norm {norm}  {speed} tokens/s")
+}
+
 /// Writes a line to stderr. A write error (a closed pipe, a terminal that is gone) is ignored,
 /// and does not panic as `eprintln` would.
 pub fn print_line(text: &str) {
@@ -172,6 +214,26 @@ pub fn print_line(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_is_shown_with_its_learning_rate_and_its_gradient_norm() {
+        let step = |lr, grad_norm| StepRecord {
+            step: 400,
+            loss: 2.37751,
+            lr,
+            grad_norm,
+            tokens: 768,
+            ms: 377.0,
+            tokens_per_s: 2036.4,
+            busy: None,
+            ranks: Vec::new(),
+            skipped: None,
+        };
+        let text = step_text(&step(9.517e-4, 0.5349));
+        assert_eq!(text, "loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s");
+        assert!(step_text(&step(1e-3, 123_456.0)).contains("lr 1.00e-3  norm 1.23e5  "));
+        assert!(step_text(&step(1e-3, f64::NAN)).contains("norm NaN  "));
+    }
 
     #[test]
     fn the_bar_has_a_valid_template() {

@@ -75,13 +75,18 @@ fn the_sample_is_on_stdout_and_progress_on_stderr_in_plain_lines() {
     assert_eq!(ran.out.chars().count(), 20 + 1, "{:?}", ran.out);
     assert!(!ran.err.contains('\x1b') && !ran.err.contains('\r'), "{:?}", ran.err);
     let lines: Vec<&str> = ran.err.lines().collect();
-    assert!(lines[0].starts_with("1 layers, 2 heads, width 16, context 8;"), "{}", ran.err);
-    for (line, step) in lines[1..5].iter().zip([1, 10, 20, 30]) {
+    assert!(lines[0].starts_with("1 layers, 2 heads, width 16, context 8; 3,"), "{}", ran.err);
+    assert!(lines[0].contains(" parameters; vocabulary "), "{}", ran.err);
+    assert!(lines[1].starts_with("an epoch is 1,"), "{}", ran.err);
+    assert!(lines[1].contains(" steps of 32; device memory "), "{}", ran.err);
+    for (line, step) in lines[2..6].iter().zip([1, 10, 20, 30]) {
         assert!(line.starts_with(&format!("step {step}/30  loss ")), "{line}");
-        assert!(line.contains("tokens/s  eta 0:0") && line.contains("  cpu ("), "{line}");
+        assert!(line.contains("tokens/s  eta 0:0") && line.ends_with("  cpu"), "{line}");
+        assert!(line.contains("  lr ") && line.contains("  norm "), "{line}");
+        assert!(line.len() < 100, "{line}");
     }
-    assert!(lines[5].starts_with("step 30  val_loss "), "{}", lines[5]);
-    assert_eq!(lines[6..], ["done; the model is in runs/0001"]);
+    assert!(lines[6].starts_with("step 30  val_loss "), "{}", lines[6]);
+    assert_eq!(lines[7..], ["done; the model is in runs/0001"]);
 
     let every = desk.train("--log-every 7 --steps 15").ok();
     let shown = every.lines("step ").into_iter().filter_map(|line| line.split('/').next());

@@ -32,6 +32,25 @@ fn a_step_that_is_not_finite_is_skipped_and_told() {
 }
 
 #[test]
+fn a_row_of_skipped_steps_is_diagnosed_once_and_says_so() {
+    let desk = Desk::new();
+    let settings = "--out run --set train.skipped_steps_max=3";
+    let ran = desk.train_with("nan@forward:3", settings).ended(78);
+    assert_eq!(ran.lines("step 3 is not finite: it runs again").len(), 1, "{}", ran.err);
+    let warnings = ran.lines("warning: step ");
+    let named: Vec<bool> = warnings.iter().map(|line| line.contains("it began at ")).collect();
+    assert_eq!(named, [true, false, false], "{}", ran.err);
+    assert!(ran.line("error:").contains("which began at parameter "), "{}", ran.err);
+
+    // A later row is diagnosed again.
+    let ran = desk.train_with("nan@backward:3,nan@backward:5", "--out other").ok();
+    for step in [3, 5] {
+        let line = format!("step {step} is not finite: it runs again");
+        assert_eq!(ran.lines(&line).len(), 1, "{}", ran.err);
+    }
+}
+
+#[test]
 fn a_skipped_step_changes_nothing() {
     let desk = Desk::new();
     let settings = "--quiet --set train.checkpoint_every=1 --set train.checkpoint_keep=9 --steps 4";
@@ -97,7 +116,12 @@ fn a_second_interrupt_ends_the_run_at_once() {
 #[cfg(unix)]
 fn a_signal_from_outside_does_the_same() {
     use std::io::{BufRead, BufReader};
-    for (signal, code) in [("INT", 130), ("TERM", 75)] {
+    for (signal, code, says) in [
+        ("INT", 130, "interrupted; the run is saved: "),
+        ("TERM", 75, "terminated (SIGTERM); the run is saved: "),
+        ("HUP", 75, "hung up (SIGHUP); the run is saved: "),
+        ("USR1", 75, "stopped by the job manager (SIGUSR1); the run is saved: "),
+    ] {
         let desk = Desk::new();
         let line = "train tiny.toml --data text.txt --devices cpu --out run \
                     --log-every 1000000 --steps 1000000000";
@@ -115,7 +139,7 @@ fn a_signal_from_outside_does_the_same() {
         });
         crate::process::finish(child, &format!("SIG{signal}")).ended(code);
         let rest = reader.join().unwrap().unwrap();
-        assert!(rest.contains("the run is saved"), "{rest}");
+        assert!(rest.contains(says), "{rest}");
 
         let done = desk.steps("run").len();
         let steps = done + 2;

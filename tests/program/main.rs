@@ -3,6 +3,7 @@
 mod bench;
 mod cli;
 mod continuation;
+mod evaluation;
 mod events;
 mod examples;
 mod interruptions;

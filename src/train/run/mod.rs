@@ -1,8 +1,10 @@
 //! Training run: start or resume, steps, evaluation, checkpoints.
 
+mod evaluation;
 mod report;
 mod restoring;
 mod saving;
+mod skipped;
 mod startup;
 
 use std::collections::BTreeMap;
@@ -13,10 +15,9 @@ use std::time::Instant;
 use crate::base::Rank;
 use crate::base::rng::Key;
 use crate::checkpoint::{Best, Checkpoint, Store};
-use crate::data::Split;
 use crate::faults::{Faults, Point};
 use crate::graph::Plan;
-use crate::metrics::{EvalRecord, Event, Sink, Sinks, StepRecord, Trace};
+use crate::metrics::{Event, Sink, Sinks, StepRecord, Trace};
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
@@ -25,13 +26,13 @@ use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
-use crate::train::evaluate::evaluate_split;
 use crate::train::loader::{self, BatchSource, Loader};
-use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, first_not_finite};
 use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
 use crate::train::{generate, state};
+
+use skipped::SkippedSteps;
 
 /// Options of a run besides its specification.
 #[derive(Clone, Debug)]
@@ -74,13 +75,15 @@ pub struct Run {
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
     placement: Placement,
+    /// Bytes that the run takes on the device of each rank.
+    memory: Vec<u64>,
     trace: Option<Trace>,
     /// Hash of all tokens of the data, computed once.
     fingerprint: String,
     /// Steps done; `updates` are those that updated parameters (skipped steps do not).
     step: u64,
     updates: u64,
-    skipped_in_row: u64,
+    skipped: SkippedSteps,
     best: Option<Best>,
     /// Step and loss of the last evaluation; `saved` is the last step saved.
     evaluated: Option<(u64, f64)>,
@@ -105,7 +108,8 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
 
 /// Complete training loop.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
-    while run.step < run.spec.steps {
+    run.evaluate_dropped()?;
+    while run.step < run.spec.steps && run.signals.pending().is_none() {
         let started = Instant::now();
         let inputs = run.next_step()?;
         let reports = run.group.step(&inputs)?;
@@ -119,14 +123,14 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
         if run.due(run.spec.every.checkpoint) {
             run.save_or_warn()?;
         }
-        if let Some(signal) = run.signals.pending() {
-            run.save()?;
-            return Ok(RunOutcome::Interrupted(signal));
-        }
     }
+    // A signal drops it.
     let val_loss = run.evaluate()?;
     run.save()?;
-    Ok(RunOutcome::Done { val_loss })
+    Ok(match run.signals.pending() {
+        Some(signal) => RunOutcome::Interrupted(signal),
+        None => RunOutcome::Done { val_loss },
+    })
 }
 
 impl Run {
@@ -159,16 +163,19 @@ impl Run {
         let device = group.name(Rank(0)).to_string();
         sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
         let loader = Loader::start(source.clone(), programs.clone(), step + 1, spec.steps)
-            .map_err(|why| io(&options.out, why))?;
+            .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
+        let signals = Signals::install()
+            .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
         let mut run = Self {
-            signals: Signals::install().map_err(|why| io(&options.out, why))?,
+            signals,
             group,
             plan,
+            memory: startup::device_memory(&spec, &placement, &plans),
             placement,
             trace,
             fingerprint: data.fingerprint(),
             updates: 0,
-            skipped_in_row: 0,
+            skipped: SkippedSteps::default(),
             best: None,
             evaluated: None,
             saved: None,
@@ -246,51 +253,10 @@ impl Run {
         match skipped {
             None => {
                 self.updates += 1;
-                self.skipped_in_row = 0;
+                self.skipped.count = 0;
                 Ok(())
             }
             Some(reason) => self.handle_skipped(inputs, reason),
-        }
-    }
-
-    /// Handles a skipped step: reports the tensor in which the non-finite value arose, and ends
-    /// the run after too many skipped steps in a row.
-    fn handle_skipped(
-        &mut self,
-        inputs: &[Arc<StepInput>],
-        reason: String,
-    ) -> Result<(), TrainError> {
-        self.skipped_in_row += 1;
-        let inputs = inputs.to_vec();
-        let began = self.group.run_on_all("a diagnosis", move |rank, device| {
-            first_not_finite(device, &inputs[rank.index()])
-        })?;
-        let began = self.first_cause(began);
-        let step = self.step;
-        let limit = self.spec.skipped_steps_max;
-        self.warn(format!(
-            "step {step} was skipped ({} in a row, the run ends at {limit}): {reason}; it began \
-             at {began}",
-            self.skipped_in_row
-        ))?;
-        if self.skipped_in_row < limit {
-            return Ok(());
-        }
-        let checkpoint = self.store.path(self.saved.unwrap_or(0));
-        Err(TrainError::Diverged { count: limit, reason, began, checkpoint })
-    }
-
-    /// Returns the first non-finite tensor in the order of a step, and of equal ones that of the
-    /// lowest rank; names the device if there are several.
-    fn first_cause(&self, began: Vec<Option<NotFinite>>) -> String {
-        let known = began.into_iter().enumerate();
-        let first = known.filter_map(|(rank, what)| Some((what?, rank))).min();
-        match first {
-            Some((what, _)) if self.placement.ranks.len() == 1 => what.to_string(),
-            Some((what, rank)) => {
-                format!("{what} on rank {rank}, {}", self.placement.ranks[rank].name)
-            }
-            None => OVERFLOW_CAUSE.into(),
         }
     }
 
@@ -314,11 +280,6 @@ impl Run {
         Err(TrainError::ReplicaMismatch { rank, device, step: self.step, what })
     }
 
-    /// Returns the most samples that each rank runs at a time, and the shares.
-    fn rows_and_shares(&self) -> (Vec<u32>, Vec<u32>) {
-        self.placement.ranks.iter().map(|rank| (rank.micro_batch, rank.share)).unzip()
-    }
-
     fn emit(&mut self, event: Event) -> Result<(), TrainError> {
         Ok(self.sinks.event(&event)?)
     }
@@ -339,31 +300,6 @@ impl Run {
         every > 0 && self.step.is_multiple_of(every)
     }
 
-    /// Returns the loss on the whole validation split; `None` if there is none. Saves a new best.
-    fn evaluate(&mut self) -> Result<Option<f64>, TrainError> {
-        if let Some((step, loss)) = self.evaluated
-            && step == self.step
-        {
-            return Ok(Some(loss));
-        }
-        if self.source.data.window_count(Split::Validation, self.source.model.context) == 0 {
-            return Ok(None);
-        }
-        let (rows, weights) = self.rows_and_shares();
-        let val_loss =
-            evaluate_split(&self.group, &self.source, &rows, &weights, Split::Validation)?;
-        self.evaluated = Some((self.step, val_loss));
-        let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
-        self.emit(Event::Evaluation(EvalRecord { step: self.step, val_loss, is_best }))?;
-        if is_best {
-            self.best = Some(Best { step: self.step, val_loss });
-            // Saved again if it was saved before it was known to be the best.
-            self.saved = self.saved.filter(|step| *step != self.step);
-            self.save_or_warn()?;
-        }
-        Ok(Some(val_loss))
-    }
-
     /// Generates `train.sample_tokens` tokens of text from the model, starting at a line break.
     pub fn sample(&self) -> Result<String, TrainError> {
         let count = self.spec.sample_tokens;
@@ -378,7 +314,7 @@ impl Run {
             &prompt,
             &sampling,
             count,
-            |_| true,
+            |_| self.signals.pending().is_none(),
         )
     }
 }

@@ -1,10 +1,12 @@
 //! Messages of a run about itself and its devices.
 
 use super::Run;
+use crate::base::format::thousands;
 use crate::data::Split;
 use crate::metrics::RankRecord;
 use crate::optim::Decay;
 use crate::parallel::RankPlacement;
+use crate::runtime::memory::gibibytes;
 use crate::runtime::step::StepReport;
 use crate::train::error::TrainError;
 
@@ -22,20 +24,41 @@ impl Run {
             _ => String::new(),
         };
         let summary = format!(
-            "{}; {} training tokens, vocabulary {}; \
-             batch {}{micro_batches}; on {}; in {}",
+            "{}; {} parameters; vocabulary {}; batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary,
-            data.tokens(Split::Train).len(),
+            thousands(self.plan.graph.parameter_count() as f64),
             data.tokenizer().vocabulary(),
             self.spec.batch,
             self.placement.devices(),
             self.options.out.display()
         );
+        let figures = format!("{}; {}", self.epoch_text(), self.memory_text());
         self.note(summary)?;
+        self.note(figures)?;
         if self.placement.ranks.len() > 1 {
             self.note(self.shares_line())?;
         }
         self.emit_end_notes()
+    }
+
+    /// Formats the size of an epoch, in which as many tokens are trained as the text has.
+    fn epoch_text(&self) -> String {
+        let tokens = self.source.data.tokens(Split::Train).len() as u64;
+        let per_step = u64::from(self.spec.batch) * self.spec.model.context as u64;
+        let steps = tokens.div_ceil(per_step);
+        let [tokens, per_step, steps] =
+            [tokens, per_step, steps].map(|number| thousands(number as f64));
+        format!("an epoch is {tokens} tokens, {steps} steps of {per_step}")
+    }
+
+    /// Formats the memory that the run takes on each device.
+    fn memory_text(&self) -> String {
+        let ranks = self.placement.ranks.iter().zip(&self.memory);
+        let of_rank = |(placed, bytes): (&RankPlacement, &u64)| match self.placement.ranks.len() {
+            1 => gibibytes(*bytes),
+            _ => format!("{} on {}", gibibytes(*bytes), placed.name),
+        };
+        format!("device memory {}", ranks.map(of_rank).collect::<Vec<_>>().join(", "))
     }
 
     /// Returns a line with each device's samples per step.

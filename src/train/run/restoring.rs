@@ -49,10 +49,9 @@ impl Run {
         self.compare_parameters()?;
         // Only now, with the state on the devices, does the run replace its other course.
         self.set_later_aside()?;
-        if meta.data == self.fingerprint {
-            self.take_over_best(&meta)
-        } else {
-            self.forget_evaluations(&meta)
+        match self.incomparable(&meta) {
+            None => self.take_over_best(&meta),
+            Some(why) => self.forget_evaluations(&meta, why),
         }
     }
 
@@ -109,7 +108,7 @@ impl Run {
 
     /// Forgets the best and the last evaluation of a checkpoint, with which later ones cannot be
     /// compared. The best checkpoint is set aside, because pruning no longer keeps it.
-    fn forget_evaluations(&mut self, meta: &Meta) -> Result<(), TrainError> {
+    fn forget_evaluations(&mut self, meta: &Meta, why: String) -> Result<(), TrainError> {
         (self.best, self.evaluated) = (None, None);
         self.store.unmark_best()?;
         let best = meta.best.filter(|best| self.store.path(best.step).is_dir());
@@ -120,10 +119,9 @@ impl Run {
             }
             _ => String::new(),
         };
-        self.warn(format!(
-            "the data are not those that the checkpoint was trained on: its evaluations are not \
-             compared with later ones{forgotten}"
-        ))
+        let text = format!("{why}: its evaluations are not compared with later ones{forgotten}");
+        // Other data may be a mistake; another number of samples was set.
+        if meta.data == self.fingerprint { self.note(text) } else { self.warn(text) }
     }
 
     /// Reports that a resumed run decided otherwise than before, if that changes bits.

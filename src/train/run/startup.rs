@@ -7,9 +7,11 @@ use super::RunOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
 use crate::checkpoint::Checkpoint;
 use crate::metrics::{Event, Sink};
-use crate::parallel::MicroBatch;
+use crate::parallel::{MicroBatch, Placement, RankPlacement};
+use crate::runtime::memory;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::shares::{layout_of, moments};
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
@@ -66,4 +68,16 @@ pub(super) fn assembled(
     };
     let placed = assemble(&request, &mut report)?;
     failed.take().map_or(Ok(placed), |error| Err(error.into()))
+}
+
+/// Returns the bytes that the run takes on the device of each rank.
+pub(super) fn device_memory(spec: &RunSpec, placement: &Placement, plans: &Plans) -> Vec<u64> {
+    let world = placement.ranks.len();
+    let layout = layout_of(&spec.parallel, &plans.of_rows(1), world);
+    let of_rank = |(rank, placed): (usize, &RankPlacement)| {
+        let plan = plans.of_rows(placed.rows);
+        let moments = moments(&spec.optimizer, &layout, plan.buckets.len(), rank);
+        memory::memory(&plan, &moments).peak() as u64
+    };
+    placement.ranks.iter().enumerate().map(of_rank).collect()
 }

@@ -1,0 +1,114 @@
+//! Evaluations of a run: how much of the held-out part they take, what they record, and that a
+//! signal ends them.
+
+use crate::process::{Desk, finish, send_signal};
+use serde_json::Value;
+
+const HALF: &str = "--quiet --set data.held_out=0.5 --set train.eval_every=10";
+
+fn evaluations(desk: &Desk, run: &str) -> Vec<Value> {
+    let lines = desk.metrics(run).into_iter();
+    lines.filter(|line| line.get("val_loss").is_some()).collect()
+}
+
+fn field(lines: &[Value], name: &str) -> Vec<u64> {
+    lines.iter().map(|line| line[name].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn an_evaluation_takes_so_many_samples_the_same_each_time() {
+    let desk = Desk::new();
+    desk.train(&format!("--out some {HALF} --set train.eval_samples=5")).ok();
+    desk.train(&format!("--out same {HALF} --set train.eval_samples=5")).ok();
+    desk.train(&format!("--out all {HALF} --set train.eval_samples=0")).ok();
+    desk.train(&format!("--out default {HALF}")).ok();
+    let (some, all) = (evaluations(&desk, "some"), evaluations(&desk, "all"));
+    assert_eq!(field(&some, "samples"), [5, 5, 5]);
+    assert_eq!(field(&some, "targets"), [40, 40, 40]);
+    assert_eq!(some, evaluations(&desk, "same"));
+    // The default is more than this text has.
+    assert_eq!(all, evaluations(&desk, "default"));
+    assert!(field(&all, "samples")[0] > 100, "{all:?}");
+    assert_ne!(some[2]["val_loss"], all[2]["val_loss"]);
+    let best = &desk.manifest("some", 30)["meta"]["best"];
+    assert_eq!(best["samples"].as_u64(), Some(5), "{best}");
+}
+
+#[test]
+fn an_evaluation_has_the_same_bits_on_two_devices_as_its_shares_require() {
+    let desk = Desk::new();
+    let line = format!("{HALF} --devices cpu*2 --set parallel.shares=3,1 --steps 10");
+    for out in ["one", "same"] {
+        desk.run(&format!("train tiny.toml --data text.txt --out {out} {line}")).ok();
+    }
+    assert_eq!(evaluations(&desk, "one"), evaluations(&desk, "same"));
+}
+
+#[test]
+fn losses_on_another_number_of_samples_are_not_compared() {
+    let desk = Desk::new();
+    desk.train(&format!("--out run {HALF} --set train.eval_samples=5")).ok();
+    let resume = |line: &str| {
+        desk.run(&format!("train --resume run --devices cpu --set train.sample_tokens=0 {line}"))
+    };
+    let worse = "--set optim.lr=1 --set schedule.min_lr=1 --steps 40";
+    let ran = resume(&format!("{worse} --set train.eval_samples=7")).ok();
+    assert!(ran.line("evaluations now take 7 samples instead of 5").contains("eval_samples"));
+    assert!(
+        ran.lines("step 40  val_loss")[0].ends_with(" on 7 samples, the best so far") || {
+            // The evaluation of step 30 is repeated with the new setting, and may stay the best.
+            ran.lines("step 30  val_loss")[0].ends_with(" on 7 samples, the best so far")
+        }
+    );
+    let best = desk.manifest("run", 40)["meta"]["best"].clone();
+    assert_eq!(best["samples"].as_u64(), Some(7), "{best}");
+    // The same setting goes on comparing.
+    let ran = resume("--steps 41").ok();
+    assert!(ran.lines("evaluations now take").is_empty(), "{}", ran.err);
+    assert_eq!(desk.manifest("run", 41)["meta"]["best"]["samples"].as_u64(), Some(7));
+}
+
+/// The signal is there before the evaluation, which the resumed run makes up for.
+#[test]
+fn a_signal_drops_an_evaluation_and_the_resumed_run_repeats_it() {
+    let desk = Desk::new();
+    let line = "--out run --quiet --set train.eval_every=10";
+    desk.train_with("sigterm@metrics:10", line).ended(75);
+    assert!(evaluations(&desk, "run").is_empty());
+    desk.resume("run", "--quiet").ok();
+    desk.train("--out whole --quiet --set train.eval_every=10").ok();
+    assert_eq!(evaluations(&desk, "run"), evaluations(&desk, "whole"));
+}
+
+/// An evaluation that takes some 15 s without a signal, on one device and on two. The limit leaves
+/// room for a machine that is busy with other things.
+#[test]
+#[cfg(unix)]
+fn a_signal_ends_an_evaluation_at_once_and_the_run_is_saved() {
+    use std::io::{BufRead, BufReader};
+    use std::time::Instant;
+    for devices in ["cpu", "cpu*2"] {
+        let desk = Desk::new();
+        desk.write("long.txt", "All the words that an evaluation reads. ".repeat(50_000));
+        let line = format!(
+            "train tiny.toml --data long.txt --devices {devices} --out run --steps 1 --set \
+             data.held_out=0.5 --set train.eval_samples=0 --set model.context=256 --set \
+             model.layers=4 --set model.width=64 --set parallel.balance=fixed"
+        );
+        let mut child = desk.command(&line).spawn().unwrap();
+        let mut err = BufReader::new(child.stderr.take().unwrap()).lines();
+        let progress = err.find(|line| line.as_ref().unwrap().starts_with("evaluating "));
+        let progress = progress.unwrap().unwrap();
+        assert!(progress.contains(" of 3,906 samples, "), "{progress}");
+        let (id, sent) = (child.id(), Instant::now());
+        send_signal(id, "TERM");
+        let rest = std::thread::spawn(move || err.map(|line| line.unwrap() + "\n").collect());
+        finish(child, &line).ended(75);
+        let took = sent.elapsed();
+        let rest: String = rest.join().unwrap();
+        assert!(rest.contains("terminated (SIGTERM); the run is saved"), "{rest}");
+        assert!(took.as_secs() < 10, "{devices}: {took:?}");
+        assert!(evaluations(&desk, "run").is_empty());
+        assert_eq!(desk.manifest("run", 1)["meta"]["step"], 1);
+    }
+}
