@@ -1,6 +1,5 @@
 //! An opened adapter: its queue, buffers and transfers, and the faults it reported.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
@@ -10,6 +9,7 @@ use super::adapters::Adapter;
 use super::error::DeviceError;
 use super::features::{self, Features};
 use super::limits::{self, Limits};
+use super::panics::{PanicText, catch_quietly};
 
 /// Default deadline of a submission, after which the device counts as hung; a run may set a longer
 /// one.
@@ -246,7 +246,7 @@ impl Gpu {
         // wgpu panics when the driver reports during a wait that the device is lost. The panic
         // leaves nothing half done: it comes after the wait, and after the callback for lost
         // devices.
-        catch_unwind(AssertUnwindSafe(|| self.device.poll(what))).unwrap_or_else(|_| {
+        catch_quietly(&PanicText::default(), || self.device.poll(what)).unwrap_or_else(|| {
             let (adapter, why) = (self.name.clone(), "the driver failed in a wait".into());
             self.faults.lose(DeviceError::Lost { adapter, why });
             Ok(wgpu::PollStatus::QueueEmpty)

@@ -12,6 +12,7 @@ pub mod host;
 pub mod injected;
 pub mod limits;
 pub mod memory;
+pub mod panics;
 pub mod select;
 pub mod staging;
 pub mod timestamps;

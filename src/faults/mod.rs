@@ -39,6 +39,8 @@ pub enum Fault {
     Hang,
     /// One bit of the device's parameters flips.
     Flip,
+    /// The device's thread panics, as by a defect of potluck.
+    Panic,
 }
 
 /// Point of a step at which a fault is injected.
@@ -67,7 +69,7 @@ pub enum Point {
     CheckpointPrune,
 }
 
-const FAULTS: [(Fault, &str); 9] = [
+const FAULTS: [(Fault, &str); 10] = [
     (Fault::Kill, "kill"),
     (Fault::Sigterm, "sigterm"),
     (Fault::Sigint, "sigint"),
@@ -77,6 +79,7 @@ const FAULTS: [(Fault, &str); 9] = [
     (Fault::OutOfMemory, "out-of-memory"),
     (Fault::Hang, "hang"),
     (Fault::Flip, "flip"),
+    (Fault::Panic, "panic"),
 ];
 
 const POINTS: [(Point, &str); 12] = [
@@ -169,7 +172,7 @@ impl Faults {
     }
 
     /// Injects and returns the fault planned for a point of the process, which are those that
-    /// write metrics and checkpoints. [`Fault::Kill`] does not return; [`Fault::Sigterm`] and
+    /// write metrics and checkpoints. [`Fault::Kill`] and [`Fault::Panic`] do not return; [`Fault::Sigterm`] and
     /// [`Fault::Sigint`] return after the signal was handled. On [`Fault::Full`] the caller must
     /// fail with [`full`].
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
@@ -189,6 +192,7 @@ impl Faults {
             Fault::Kill => kill(),
             Fault::Sigterm => signal(signal_hook::consts::SIGTERM),
             Fault::Sigint => signal(signal_hook::consts::SIGINT),
+            Fault::Panic => panic!("injected"),
             Fault::Nan
             | Fault::Full
             | Fault::Lost
@@ -260,7 +264,7 @@ impl Fault {
             Self::Nan => matches!(point, Point::Forward | Point::Backward),
             Self::Full => !point.is_of_rank(),
             Self::Flip => point == Point::Gather,
-            Self::Lost | Self::OutOfMemory | Self::Hang => point.is_of_rank(),
+            Self::Lost | Self::OutOfMemory | Self::Hang | Self::Panic => point.is_of_rank(),
         }
     }
 
@@ -270,7 +274,13 @@ impl Fault {
             Self::Lost => Some(InjectedFault::Lost),
             Self::OutOfMemory => Some(InjectedFault::OutOfMemory),
             Self::Hang => Some(InjectedFault::Hang),
-            Self::Kill | Self::Sigterm | Self::Sigint | Self::Nan | Self::Full | Self::Flip => None,
+            Self::Kill
+            | Self::Sigterm
+            | Self::Sigint
+            | Self::Nan
+            | Self::Full
+            | Self::Flip
+            | Self::Panic => None,
         }
     }
 }
@@ -371,7 +381,7 @@ mod tests {
         // The variants are numbered in the order of the tables, and the last ones close them.
         assert!(FAULTS.iter().enumerate().all(|(i, (fault, _))| *fault as usize == i));
         assert!(POINTS.iter().enumerate().all(|(i, (point, _))| *point as usize == i));
-        assert_eq!(Fault::Flip as usize + 1, FAULTS.len());
+        assert_eq!(Fault::Panic as usize + 1, FAULTS.len());
         assert_eq!(Point::CheckpointPrune as usize + 1, POINTS.len());
     }
 

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::base::Nanos;
+use crate::device::panics::{PanicText, catch_quietly};
 use crate::device::{DeviceError, Heartbeat};
 use crate::exec::Executor;
 use crate::parallel::coordinator::check_interval;
@@ -28,6 +29,8 @@ pub struct DeviceThread {
     jobs: Option<mpsc::SyncSender<Job>>,
     /// Disconnects when the thread has closed the device.
     closed: mpsc::Receiver<()>,
+    /// Set if a job panicked, which ends the thread.
+    panic: PanicText,
     heartbeat: Heartbeat,
     /// True once a job missed its deadline or reported a timeout: no thread waits for this device
     /// again.
@@ -43,15 +46,19 @@ impl DeviceThread {
         let (jobs, queue) = mpsc::sync_channel::<Job>(QUEUE_MAX);
         let (closing, closed) = mpsc::sync_channel(1);
         let (name, heartbeat) = (executor.name().to_string(), executor.heartbeat());
+        let panic = PanicText::default();
+        let text = panic.clone();
         thread::Builder::new().name(format!("driver of {name}")).spawn(move || {
             for job in queue {
-                job(executor.as_mut());
+                if catch_quietly(&text, || job(executor.as_mut())).is_none() {
+                    break;
+                }
             }
             drop(executor);
             drop(closing);
         })?;
         let hung = AtomicBool::new(false);
-        Ok(Self { name, jobs: Some(jobs), closed, heartbeat, hung, deadline })
+        Ok(Self { name, jobs: Some(jobs), closed, panic, heartbeat, hung, deadline })
     }
 
     /// Returns the device's name.
@@ -108,10 +115,18 @@ impl DeviceThread {
 
     /// Returns the error of a job that ended without a result.
     pub fn panicked(&self, what: &str) -> DeviceError {
-        DeviceError::Refused {
-            adapter: self.name.clone(),
-            what: what.to_string(),
-            why: "its thread panicked, which is a defect of potluck; please report it".into(),
+        self.on_panic(what)()
+    }
+
+    /// Returns a function that returns the error of a job that panicked, for after it did.
+    pub fn on_panic(&self, what: &str) -> impl FnOnce() -> DeviceError + Send + 'static {
+        let (adapter, what, text) = (self.name.clone(), what.to_string(), self.panic.clone());
+        move || {
+            let text = text.get().map(|text| format!(" ({text})")).unwrap_or_default();
+            let why = format!(
+                "its thread panicked{text}, which is a defect of potluck; please report it"
+            );
+            DeviceError::Refused { adapter, what, why }
         }
     }
 
@@ -300,6 +315,7 @@ mod tests {
         for what in ["a step", "another step"] {
             let error = driver.run(what, |_| -> Result<(), _> { panic!("planted") }).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");
+            assert!(error.to_string().contains("panicked (planted, at src"), "{error}");
             assert_eq!(RuntimeError::from(error).exit_code(), EXIT_DEFECT);
         }
     }

@@ -59,12 +59,25 @@ pub fn open(
     moments: usize,
     options: &OpenOptions,
 ) -> Result<OpenDevice, RuntimeError> {
-    let tuning = TuneOptions { seconds: options.tune_s, ..TuneOptions::default() };
     let selection = if selector.trim().eq_ignore_ascii_case("cpu") {
         Selection::Cpu { reason: None }
     } else {
         select(selector, &list_adapters())?
     };
+    open_alone(selection, plan, moments, options)
+}
+
+/// Opens a device that is already selected like [`open`].
+///
+/// # Errors
+/// Returns the same errors as [`open`].
+pub fn open_alone(
+    selection: Selection,
+    plan: Plan,
+    moments: usize,
+    options: &OpenOptions,
+) -> Result<OpenDevice, RuntimeError> {
+    let tuning = TuneOptions { seconds: options.tune_s, ..TuneOptions::default() };
     memory::require_of_host(&selection, &plan, &moments.into())?;
     open_selected(selection, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
 }
@@ -111,8 +124,10 @@ pub fn open_selected(
             (Box::new(device), notes, identity, choices)
         }
     };
-    let driver = DeviceThread::start(executor, options.deadline)
-        .map_err(|error| RuntimeError::Defect(format!("no thread could be started: {error}")))?;
+    let driver = DeviceThread::start(executor, options.deadline).map_err(|error| {
+        let why = format!("the system starts no more threads: {error}; raise its limit");
+        RuntimeError::InvalidRequest(why)
+    })?;
     Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
 }
 

@@ -87,6 +87,25 @@ fn steps_that_stay_not_finite_end_the_run() {
     assert_eq!(desk.steps("run").len(), 30);
 }
 
+/// A panic that is caught is an error with its place, and nothing else on stderr.
+#[test]
+fn a_device_thread_that_panics_is_an_error_and_no_panic_text() {
+    for (fault, devices) in [("panic@verdict:3", "cpu"), ("panic@backward:3/1", "cpu*2")] {
+        let desk = Desk::new();
+        let line = format!(
+            "train tiny.toml --data text.txt --out run --quiet --devices {devices} --set parallel.balance=fixed"
+        );
+        let child = desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap();
+        let ran = crate::process::finish(child, fault).ended(70);
+        let error = ran.line("error: ");
+        for part in ["its thread panicked (injected, at src", "please report it"] {
+            assert!(error.contains(part), "'{part}' is missing in: {error}");
+        }
+        assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+        assert!(!ran.err.contains("panicked at"), "{}", ran.err);
+    }
+}
+
 #[test]
 fn a_signal_saves_the_step_and_ends_the_run() {
     for (fault, code, says) in

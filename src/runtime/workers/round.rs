@@ -16,7 +16,7 @@ use crate::runtime::step::{StepInput, StepReport, run_step};
 struct FinishOnDrop {
     rank: Rank,
     group: Mailbox<CoordinatorMsg>,
-    panicked: Option<DeviceError>,
+    panicked: Option<Box<dyn FnOnce() -> DeviceError + Send>>,
 }
 
 impl FinishOnDrop {
@@ -30,7 +30,7 @@ impl FinishOnDrop {
 impl Drop for FinishOnDrop {
     fn drop(&mut self) {
         if let Some(error) = self.panicked.take() {
-            let _ = self.group.send(CoordinatorMsg::Finished(self.rank, Err(error)));
+            let _ = self.group.send(CoordinatorMsg::Finished(self.rank, Err(error())));
         }
     }
 }
@@ -65,8 +65,10 @@ impl<'t> StepRound<'t> {
         const WHAT: &str = "a step";
         let (rank, input) = (input.rank, Arc::clone(input));
         let (peers, tracks) = (Arc::clone(&worker.peers), worker.tracks.clone());
-        let panicked = Some(worker.driver.panicked(WHAT));
-        let ending = FinishOnDrop { rank, group: self.group.inbox.clone(), panicked };
+        let panicked: Box<dyn FnOnce() -> DeviceError + Send> =
+            Box::new(worker.driver.on_panic(WHAT));
+        let ending =
+            FinishOnDrop { rank, group: self.group.inbox.clone(), panicked: Some(panicked) };
         let posted = worker.driver.submit_detached(WHAT, move |device| {
             let mut peers = lock(&peers);
             peers.restart(input.round);
