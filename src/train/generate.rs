@@ -1,7 +1,9 @@
 //! Text generation: continues a prompt token by token, with streaming output.
 
 use super::error::TrainError;
-use super::sampling::{Sampling, next_token};
+use super::sampling::{Continuation, Sampling, next_tokens};
+use crate::base::Site;
+use crate::base::rng::Key;
 use crate::data::Tokenizer;
 use crate::data::tokenizer::Decoder;
 use crate::model::LanguageModel;
@@ -40,12 +42,13 @@ pub fn generate(
     let sampling = *sampling;
     let mut decoder = Decoder::new(tokenizer);
     let mut text = String::new();
+    let key = Key::new(sampling.seed).site(Site(u32::MAX));
     for index in 0..count {
-        let seen = tokens[tokens.len().saturating_sub(model.context)..].to_vec();
-        let token = driver
-            .run("a token", move |device| next_token(device, &model, &seen, &sampling, index))?;
-        tokens.push(token);
-        let new = decoder.push(token);
+        let row = [Continuation::new(&tokens, model.context, key.uniform(index))];
+        let next =
+            driver.run("a token", move |device| next_tokens(device, &model, &row, &sampling))?;
+        tokens.extend(&next);
+        let new = decoder.push(next[0]);
         text += &new;
         if !piece(&new) {
             return Ok(text);

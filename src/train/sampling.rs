@@ -1,7 +1,6 @@
-//! Sampling of text from a model, one token after the other.
+//! Sampling of the next tokens of texts from a model, several texts in one forward pass.
 
-use crate::base::rng::Key;
-use crate::base::{HostTensor, Site};
+use crate::base::HostTensor;
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::IGNORE_INDEX;
@@ -18,29 +17,53 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// Returns the token that follows `tokens` (at least one), as the `index`th draw of this seed.
-/// The model sees only the last `context` tokens.
-pub fn next_token(
+/// Text that is to be continued by one token: a row of a forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Continuation {
+    /// Last tokens of the text, at least one and at most `context`.
+    window: Vec<u32>,
+    /// Random number that selects the token: uniform in `[0, 1)`.
+    uniform: f64,
+}
+
+impl Continuation {
+    /// Creates the row that continues `tokens` (at least one), of which the model sees only the
+    /// last `context`.
+    pub fn new(tokens: &[u32], context: usize, uniform: f64) -> Self {
+        Self { window: tokens[tokens.len().saturating_sub(context)..].to_vec(), uniform }
+    }
+}
+
+/// Returns the next token of each row; there are at most as many rows as the plan holds.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub fn next_tokens(
     device: &mut dyn Executor,
     model: &LanguageModel,
-    tokens: &[u32],
+    rows: &[Continuation],
     sampling: &Sampling,
-    index: u64,
-) -> Result<u32, DeviceError> {
-    let seen = &tokens[tokens.len().saturating_sub(model.context)..];
-    let mut window = seen.to_vec();
-    // The last token does not see the padding after it: attention is causal.
-    window.resize(model.context, 0);
-    let inputs: Inputs = vec![
-        (model.tokens, HostTensor::Int(window)),
-        (model.targets, HostTensor::Int(vec![IGNORE_INDEX; model.context])),
-    ];
+) -> Result<Vec<u32>, DeviceError> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut tokens = vec![0; rows.len() * model.context];
+    for (row, padded) in rows.iter().zip(tokens.chunks_mut(model.context)) {
+        // The last token does not see the padding after it: attention is causal.
+        padded[..row.window.len()].copy_from_slice(&row.window);
+    }
+    let targets = vec![IGNORE_INDEX; tokens.len()];
+    let inputs: Inputs =
+        vec![(model.tokens, HostTensor::Int(tokens)), (model.targets, HostTensor::Int(targets))];
     load(device, &inputs, 0)?;
-    let pass = forward(device, 1)?;
+    let pass = forward(device, rows.len())?;
     let logits = device.read(model.logits, &pass)?;
-    let row = &logits[(seen.len() - 1) * model.vocabulary..seen.len() * model.vocabulary];
-    let uniform = Key::new(sampling.seed).site(Site(u32::MAX)).uniform(index);
-    Ok(draw(row, sampling, uniform))
+    let token = |(index, row): (usize, &Continuation)| {
+        let last = index * model.context + row.window.len() - 1;
+        let logits = &logits[last * model.vocabulary..(last + 1) * model.vocabulary];
+        draw(logits, sampling, row.uniform)
+    };
+    Ok(rows.iter().enumerate().map(token).collect())
 }
 
 /// Draws a token from the softmax of `logits` with a number uniform in `[0, 1)`.
@@ -71,6 +94,7 @@ fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::rng::Key;
 
     const LOGITS: [f32; 4] = [0.0, 3.0, 2.0, -1.0];
 
