@@ -24,7 +24,7 @@ pub enum ModelKind {
 pub enum DataKind {
     /// A text file, `data.path`.
     Text,
-    /// The built-in corpus: the sources and documents of the program itself.
+    /// The built-in corpus: generated sentences and sums.
     Builtin,
 }
 

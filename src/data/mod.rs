@@ -1,13 +1,12 @@
 //! Training and validation data: texts, tokenizers, the built-in corpus, and the sampler that
 //! assigns a sample to each slot of each step.
 
-pub mod corpus;
 pub mod error;
 pub mod sampler;
 pub mod text;
 pub mod tokenizer;
+pub mod world;
 
-pub use corpus::CORPUS;
 pub use error::DataError;
 pub use sampler::{SampleIndex, Sampler};
 pub use text::{Split, TextData, TokenizerChoice};

@@ -10,8 +10,7 @@ use super::loader::BatchSource;
 use crate::config::RunConfig;
 use crate::config::read::Resolved;
 use crate::config::schema::{Balance, DataKind, ModelKind, OnMismatch, OptimKind};
-use crate::data::corpus::CORPUS;
-use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice, TokenizerKind};
+use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice, TokenizerKind, world};
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
 use crate::model::{GptConfig, LanguageModel, gpt};
@@ -85,7 +84,7 @@ pub struct DataSpec {
 /// Source of the text of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DataSource {
-    /// The corpus inside the program.
+    /// The built-in corpus, which is generated.
     Builtin,
     File(PathBuf),
 }
@@ -167,8 +166,8 @@ impl RunSpec {
         Ok(match &self.data.source {
             DataSource::File(path) => TextData::load(path, tokenizer, held_out, context)?,
             DataSource::Builtin => {
-                let name = "the built-in corpus";
-                TextData::from_bytes(name, CORPUS.as_bytes(), tokenizer, held_out, context)?
+                let corpus = world::corpus();
+                TextData::from_bytes(world::NAME, corpus.as_bytes(), tokenizer, held_out, context)?
             }
         })
     }
