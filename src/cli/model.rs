@@ -15,6 +15,7 @@ use crate::train::error::TrainError;
 use crate::train::evaluate::evaluate_split;
 use crate::train::loader::BatchSource;
 use crate::train::sampling::Sampling;
+use crate::train::sentences::measure_sentences;
 use crate::train::spec::{DataSource, RunSpec};
 use crate::train::{generate, state};
 use crate::ui::terminal::print_line;
@@ -24,7 +25,7 @@ const OTHER_DATA: &str = "warning: the data are not those that the checkpoint wa
                           loss cannot be compared with the run's";
 
 /// Prints the mean loss and the perplexity of a checkpoint on a split of its data or on another
-/// text.
+/// text, and for the built-in corpus the share of sampled sentences that are right.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let (checkpoint, mut spec) = load(&args.checkpoint)?;
     let split = match args.split {
@@ -60,19 +61,29 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         signals: &Default::default(),
     };
     let loss = evaluate_split(&group, &request, &mut |_, _| Ok(()))?.unwrap().loss;
+    let is_of_corpus = args.data.is_none() && spec.data.source == DataSource::Builtin;
+    let sentences = is_of_corpus.then(|| {
+        let (data, model, from) = (&source.data, source.model, (step, spec.seed));
+        measure_sentences(&group, data.tokenizer(), model, &rows, from, || false)
+    });
+    let sentences = sentences.transpose()?.flatten().map(|sampled| sampled.record);
     let targets =
         source.data.evaluation_windows(split, source.model.context).len() * source.model.context;
     if args.json {
         let perplexity = loss.exp();
-        let line = serde_json::json!({
+        let mut line = serde_json::json!({
             "step": step, "loss": loss, "perplexity": perplexity, "targets": targets
         });
+        if let Some(sentences) = sentences {
+            line["sentences"] = serde_json::json!(sentences);
+        }
         super::print(&format!("{line}\n"));
     } else {
         let perplexity = loss.exp();
         super::print(&format!(
             "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets\n"
         ));
+        sentences.iter().for_each(|measure| _ = super::print(&format!("{measure}\n")));
     }
     Ok(())
 }

@@ -90,12 +90,13 @@ fn execute(
     let ending = train(&mut run)?;
     let resume = format!("continue it with: {}", run.resume_command());
     match ending {
-        RunOutcome::Done { .. } => {
+        RunOutcome::Done { sentences, .. } => {
             let text = run.sample()?;
             if !text.is_empty() {
                 super::print(&format!("{text}\n"));
             }
             if !quiet {
+                sentences.iter().for_each(|measure| print_line(&format!("{measure}\n")));
                 print_line(&format!("done; the model is in {}", out.display()));
             }
             Ok(0)

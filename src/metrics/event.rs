@@ -1,6 +1,7 @@
 //! Events of a run, and the form as lines of JSON of those that are recorded. Numbers that are not
 //! finite become `null`, because JSON has no such numbers.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -84,6 +85,43 @@ pub struct EvalRecord {
     pub is_best: bool,
 }
 
+/// Measure of a model of the built-in corpus: counts of sampled sentences.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct SentenceRecord {
+    /// Number of steps done before the measure.
+    pub step: u64,
+    pub temperature: f64,
+    /// Sentences that were sampled.
+    pub sampled: u64,
+    /// Different ones of them; the following counts are of these.
+    pub distinct: u64,
+    /// Sentences of the corpus's grammar, sums with the right result included.
+    pub right: u64,
+    /// Right sentences that are not in the corpus.
+    pub new: u64,
+    pub sums: u64,
+    pub right_sums: u64,
+    /// Sums that the corpus does not have, whose beginnings were given as prompts; not among the
+    /// counts above.
+    pub held_out_sums: u64,
+    pub right_held_out_sums: u64,
+}
+
+/// Sentence for the user. Percentages are rounded down, so that 100 means all.
+impl fmt::Display for SentenceRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = 100 * self.right / self.distinct.max(1);
+        let Self { temperature, sampled, distinct, right, new, sums, right_sums, .. } = self;
+        let (held_out, right_held_out) = (self.held_out_sums, self.right_held_out_sums);
+        write!(
+            f,
+            "{percent} of 100 sentences are right ({right} of {distinct} different ones, {sampled} \
+             sampled at temperature {temperature}; {new} of the right ones are not in the corpus; \
+             sums {right_sums} of {sums}, held-out sums {right_held_out} of {held_out})"
+        )
+    }
+}
+
 /// Event of a run; a [`Sink`](super::Sink) gets the events in the order in which they happen.
 /// Notes and warnings may come at any time, [`Tuning`](Event::Tuning) before
 /// [`Started`](Event::Started), and all others after it.
@@ -116,6 +154,8 @@ pub enum Event {
         elapsed: Duration,
     },
     Evaluation(EvalRecord),
+    /// The sentences of a run on the built-in corpus, after its last step.
+    Sentences(SentenceRecord),
     /// The checkpoint of a step was written.
     Checkpoint {
         step: u64,

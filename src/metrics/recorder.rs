@@ -1,4 +1,5 @@
-//! Recorder of a run: a file with one line of JSON per step and per evaluation.
+//! Recorder of a run: a file with one line of JSON per step, per evaluation and per measure of
+//! sentences.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
@@ -21,8 +22,8 @@ pub enum MetricsError {
     Trace { path: PathBuf, why: io::Error },
 }
 
-/// Appends steps and evaluations to a file; each is written to the file (though not yet synced to
-/// the disk) when [`Recorder::event`] returns.
+/// Appends steps, evaluations and measures to a file; each is written to the file (though not yet
+/// synced to the disk) when [`Recorder::event`] returns.
 #[derive(Debug)]
 pub struct Recorder {
     path: PathBuf,
@@ -76,6 +77,7 @@ impl Sink for Recorder {
         match event {
             Event::Step(record) => self.record(record),
             Event::Evaluation(record) => self.record(record),
+            Event::Sentences(record) => self.record(record),
             Event::Note(_)
             | Event::Warning(_)
             | Event::Tuning { .. }

@@ -11,6 +11,7 @@ pub mod nonfinite;
 pub mod resolved;
 pub mod run;
 pub mod sampling;
+pub mod sentences;
 pub mod signals;
 pub mod spec;
 pub mod state;

@@ -174,7 +174,7 @@ impl Desk {
     /// The lines of the record that are steps.
     pub fn steps(&self, run: &str) -> Vec<Value> {
         let lines = self.metrics(run).into_iter();
-        lines.filter(|line| line.get("val_loss").is_none()).collect()
+        lines.filter(|line| line.get("loss").is_some()).collect()
     }
 
     pub fn losses(&self, run: &str) -> Vec<f64> {

@@ -36,6 +36,9 @@ impl Sink for Words {
                 format!("evaluation {}, best: {}", evaluation.step, evaluation.is_best)
             }
             Event::Checkpoint { step } => format!("checkpoint {step}"),
+            Event::Sentences(sentences) => {
+                format!("sentences {}: {}", sentences.step, sentences.sampled)
+            }
             Event::Ended => "ended".into(),
         };
         self.0.borrow_mut().push(word);
@@ -71,9 +74,10 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
         "step 4 [3, 1]",
         "evaluation 4, best: true",
         "checkpoint 4",
+        "sentences 4: 200",
         "ended",
     ];
     assert_eq!(*words.borrow(), expected);
     let record = std::fs::read_to_string(directory.path().join("run/metrics.jsonl")).unwrap();
-    assert_eq!(record.lines().count(), 6, "{record}");
+    assert_eq!(record.lines().count(), 7, "{record}");
 }

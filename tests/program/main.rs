@@ -6,6 +6,7 @@ mod continuation;
 mod evaluation;
 mod events;
 mod examples;
+mod first_run;
 mod interruptions;
 #[path = "../common/process.rs"]
 mod process;

@@ -4,6 +4,7 @@ mod evaluation;
 mod report;
 mod restoring;
 mod saving;
+mod sentences;
 mod skipped;
 mod startup;
 
@@ -17,7 +18,7 @@ use crate::base::rng::Key;
 use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::faults::{Faults, Point};
 use crate::graph::Plan;
-use crate::metrics::{Event, Sink, Sinks, StepRecord, Trace};
+use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace};
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
@@ -53,8 +54,13 @@ pub struct RunOptions {
 /// Result of a run that ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RunOutcome {
-    /// All steps are done; the last loss on the validation split, if there is one.
-    Done { val_loss: Option<f64> },
+    /// All steps are done.
+    Done {
+        /// Last loss on the validation split, if there is one.
+        val_loss: Option<f64>,
+        /// Measure of the sentences, if the run is on the built-in corpus.
+        sentences: Option<SentenceRecord>,
+    },
     /// A signal arrived; the state is saved.
     Interrupted(Interruption),
 }
@@ -127,9 +133,10 @@ fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     // A signal drops it.
     let val_loss = run.evaluate()?;
     run.save()?;
+    let sentences = run.measure_sentences()?;
     Ok(match run.signals.pending() {
         Some(signal) => RunOutcome::Interrupted(signal),
-        None => RunOutcome::Done { val_loss },
+        None => RunOutcome::Done { val_loss, sentences },
     })
 }
 

@@ -1,0 +1,79 @@
+//! Runs on the built-in corpus: the measure of their sentences.
+
+use std::collections::HashSet;
+use std::fs;
+
+use potluck::data::world;
+
+use crate::process::Desk;
+
+const SMALL: &str = "--set model.layers=1 --set model.width=32 \
+                     --set model.context=32 --set data.held_out=0.01";
+
+/// Recounts the sampled lines in a run's directory: (different ones, right ones, right ones that
+/// are not in the corpus, right sums), and the right ones of the held-out sums.
+fn recount(desk: &Desk, run: &str) -> ([u64; 4], u64) {
+    let text = fs::read_to_string(desk.path(&format!("{run}/sentences.txt"))).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    let (sampled, held_out) = lines.split_at(200);
+    let corpus = world::corpus();
+    let known: HashSet<&str> = corpus.lines().collect();
+    let different: HashSet<&str> = sampled.iter().copied().collect();
+    let mut right: Vec<&str> = different.iter().copied().collect();
+    right.retain(|line| world::check(line).is_ok());
+    let new = right.iter().filter(|line| !known.contains(**line)).count();
+    let sums = right.iter().filter(|line| line.contains(" plus ")).count();
+    assert_eq!(held_out.len(), world::held_out_sums().len());
+    let held_out = held_out.iter().filter(|line| world::check(line).is_ok()).count();
+    ([different.len(), right.len(), new, sums].map(|count| count as u64), held_out as u64)
+}
+
+/// Returns the last measure in a run's record, checked against a recount: the number of different
+/// sentences, and of right ones.
+fn measured(desk: &Desk, run: &str) -> (u64, u64) {
+    let (counts, held_out) = recount(desk, run);
+    let record = desk.metrics(run).pop().unwrap();
+    let keys = ["distinct", "right", "new", "right_sums"];
+    assert_eq!(counts.map(Some), keys.map(|key| record[key].as_u64()), "{record}");
+    assert_eq!(record["right_held_out_sums"], held_out, "{record}");
+    assert_eq!(record["sampled"], 200);
+    (counts[0], counts[1])
+}
+
+#[test]
+fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_it() {
+    let desk = Desk::new();
+    desk.run(&format!("train --devices cpu --quiet --steps 0 {SMALL} --out new")).ok();
+    let (_, untrained) = measured(&desk, "new");
+    assert_eq!(untrained, 0);
+
+    let more = "--devices cpu --quiet --steps 1500 --set train.batch=16 --set optim.lr=0.01 --set train.eval_every=0";
+    desk.run(&format!("train {SMALL} {more} --out run")).ok();
+    let (different, right) = measured(&desk, "run");
+    assert!(right > different / 50, "{right} of {different}");
+
+    let share = format!("{} of 100 sentences are right ({right} of", 100 * right / different);
+    let evaluated = desk.run("eval run --devices cpu").ok();
+    assert!(evaluated.out.contains(&share), "{share} in {}", evaluated.out);
+    let json = desk.run("eval run --devices cpu --json").ok().out;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["step"], &json["sentences"]["right"]), (&1500.into(), &right.into()));
+}
+
+#[test]
+fn a_run_shows_its_measure_and_a_run_on_another_text_has_none() {
+    let desk = Desk::new();
+    let run = desk.run(&format!("train --devices cpu*2 --steps 1 {SMALL} --out run")).ok();
+    assert!(run.err.contains("\n0 of 100 sentences are right (0 of "), "{}", run.err);
+    let silent =
+        format!("train --devices cpu --steps 1 {SMALL} --set train.sample_tokens=0 --out silent");
+    assert!(!desk.run(&silent).ok().err.contains("sentences"));
+
+    desk.write("text.txt", world::corpus());
+    let other = desk
+        .run(&format!("train --devices cpu --steps 1 {SMALL} --data text.txt --out other"))
+        .ok();
+    assert!(!other.err.contains("sentences are right"), "{}", other.err);
+    assert!(!desk.path("other/sentences.txt").exists());
+    assert!(!desk.run("eval other --devices cpu").ok().out.contains("sentences"));
+}
