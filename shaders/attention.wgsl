@@ -1,4 +1,5 @@
 // Causal attention over packed queries, keys and values, and its gradient.
+// uses lib/nan
 // uses lib/rng
 //
 //   s_ij = scale q_i . k_j for j <= i     p_ij = exp(s_ij - lse_i)     y_i = sum_j m_ij p_ij v_j
@@ -40,7 +41,7 @@ var<immediate> p: Params;
 // of them; an invocation has sums for one slab of them.
 const SLAB: u32 = min(16u, (D + 3u) / 4u);
 const SLABS: u32 = (D + 4u * SLAB - 1u) / (4u * SLAB);
-const LOWEST: f32 = -1e30;
+const LOWEST: f32 = -3.4e38;
 const LANES: vec4u = vec4u(0u, 1u, 2u, 3u);
 
 // samples are those of the dropout; without it another buffer is bound and not read. Of a tensor
@@ -169,6 +170,20 @@ fn largest(v: vec4f) -> f32 {
     return max(max(v.x, v.y), max(v.z, v.w));
 }
 
+// The largest bits without the sign, which are NaN's if one of the four is NaN.
+fn largest_magnitude(v: vec4f) -> u32 {
+    let bits = bitcast<vec4u>(v) & vec4u(0x7FFFFFFFu);
+    return max(max(bits.x, bits.y), max(bits.z, bits.w));
+}
+
+// NaN where the largest magnitude of a query's scores is that of a NaN, or where its highest score
+// is infinite: exp and max may have returned numbers.
+fn nan_where_bad(value: vec4f, top: vec4u, highest: vec4f) -> vec4f {
+    let bad = (top > vec4u(NAN_ABOVE)) | (bitcast<vec4u>(highest) == vec4u(NAN_ABOVE))
+        | (highest <= vec4f(LOWEST));
+    return bitcast<vec4f>(select(bitcast<vec4u>(value), vec4u(0x7FC00000u), bad));
+}
+
 // exp(x) where `counts`, else 0; the arguments are far from overflow where it counts.
 fn exp_where(x: vec4f, counts: vec4<bool>) -> vec4f {
     return select(vec4f(0.0), exp(max(x, vec4f(-80.0))), counts);
@@ -206,6 +221,7 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
     let own = task.qkv + four(first) * width;
     var highest = vec4f(LOWEST);
     var total = vec4f(0.0);
+    var top = vec4u(0u);
     for (var j = 0u; j <= first; j += 4u) {
         let k = task.qkv + c + four(j) * width;
         var s = mat4x4f();  // a column of four scores for each query
@@ -219,9 +235,12 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         let counts_z = at <= vec4u(i.z);
         let counts_w = at <= vec4u(i.w);
         let lowest = vec4f(LOWEST);
-        let higher = max(highest, vec4f(
-            largest(select(lowest, s[0], counts_x)), largest(select(lowest, s[1], counts_y)),
-            largest(select(lowest, s[2], counts_z)), largest(select(lowest, s[3], counts_w))));
+        let seen = mat4x4f(select(lowest, s[0], counts_x), select(lowest, s[1], counts_y),
+            select(lowest, s[2], counts_z), select(lowest, s[3], counts_w));
+        let higher = max(highest,
+            vec4f(largest(seen[0]), largest(seen[1]), largest(seen[2]), largest(seen[3])));
+        top = max(top, vec4u(largest_magnitude(seen[0]), largest_magnitude(seen[1]),
+            largest_magnitude(seen[2]), largest_magnitude(seen[3])));
         let shrink = exp(max(highest - higher, vec4f(-80.0)));
         highest = higher;
         var weights = mat4x4f(
@@ -235,7 +254,8 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         }
     }
 
-    let logarithms = highest + log(total);
+    let logarithms = nan_where_bad(highest + log(total), top, highest);
+    total = nan_where_bad(total, top, highest);
     for (var lane = 0u; lane < min(4u, p.t - first); lane++) {
         if (task.first_part == 0u) { new_lse[task.lse + first + lane] = logarithms[lane]; }
         for (var part = 0u; part < task.parts; part++) {
@@ -303,11 +323,16 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         let inside = at < vec4u(p.t);
         let l = task.lse + rows;
         let own_lse = vec4f(lse[l.x], lse[l.y], lse[l.z], lse[l.w]);
+        // 1, or NaN for queries whose lse is.
+        let one = vec4f(nan_where(magnitude_of(own_lse.x) > NAN_ABOVE, 1.0),
+            nan_where(magnitude_of(own_lse.y) > NAN_ABOVE, 1.0),
+            nan_where(magnitude_of(own_lse.z) > NAN_ABOVE, 1.0),
+            nan_where(magnitude_of(own_lse.w) > NAN_ABOVE, 1.0));
         let weights = mat4x4f(
-            exp_where(s[0] - own_lse, inside & (at >= vec4u(j.x))),
-            exp_where(s[1] - own_lse, inside & (at >= vec4u(j.y))),
-            exp_where(s[2] - own_lse, inside & (at >= vec4u(j.z))),
-            exp_where(s[3] - own_lse, inside & (at >= vec4u(j.w))));
+            one * exp_where(s[0] - own_lse, inside & (at >= vec4u(j.x))),
+            one * exp_where(s[1] - own_lse, inside & (at >= vec4u(j.y))),
+            one * exp_where(s[2] - own_lse, inside & (at >= vec4u(j.z))),
+            one * exp_where(s[3] - own_lse, inside & (at >= vec4u(j.w))));
         var dropped = weights;
         if (DROPOUT != 0u) {
             let m = mat4x4f(kept_four(task, rows, vec4u(j.x)), kept_four(task, rows, vec4u(j.y)),

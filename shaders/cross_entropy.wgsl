@@ -1,5 +1,6 @@
 // Cross-entropy of logits with integer targets, and its gradient.
 // uses lib/index
+// uses lib/nan
 // uses lib/run
 //
 //   m = max_j x[r, j];  s = sum_j exp(x[r, j] - m);  lse[r] = m + log(s)
@@ -42,14 +43,21 @@ fn cross_entropy(
     if (row >= p.n) { return; }
     let first = row * p.v;
     var m = x[first];
-    for (var j = 1u; j < p.v; j++) { m = max(m, x[first + j]); }
+    var top = magnitude_of(m);
+    for (var j = 1u; j < p.v; j++) {
+        let value = x[first + j];
+        m = max(m, value);
+        top = max(top, magnitude_of(value));
+    }
     var s = 0.0;
     for (var j = 0u; j < p.v; j++) { s += exp(x[first + j] - m); }
-    store_parts(row, m, log(s));
+    store_parts(row, m, log(s), top);
 }
 
-// The parts of a row's loss.
-fn store_parts(row: u32, m: f32, log_s: f32) {
+// The parts of a row's loss: NaN if a logit is NaN, by the largest magnitude in the row, or plus
+// infinity.
+fn store_parts(row: u32, m: f32, log_of_sum: f32, top: u32) {
+    let log_s = nan_where(top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE, log_of_sum);
     lse[row] = m + log_s;
     let class_of_row = targets[row];
     if (class_of_row < p.v) {
@@ -62,6 +70,7 @@ fn store_parts(row: u32, m: f32, log_s: f32) {
 }
 
 var<workgroup> seen: array<vec2f, 256>;     // m, s
+var<workgroup> tops: array<u32, 256>;       // largest magnitudes
 
 @compute @workgroup_size(256)
 fn cross_entropy_group(
@@ -74,14 +83,17 @@ fn cross_entropy_group(
     let first = row * p.v;
     var m = x[first + local];
     var s = 1.0;
+    var top = magnitude_of(m);
     for (var j = local + 256u; j < p.v; j += 256u) {
         let value = x[first + j];
+        top = max(top, magnitude_of(value));
         // Of the two terms the larger is exp(0).
         let smaller = exp(-abs(value - m));
         s = select(s + smaller, s * smaller + 1.0, value > m);
         m = max(m, value);
     }
     seen[local] = vec2f(m, s);
+    tops[local] = top;
     workgroupBarrier();
     for (var width = 128u; width > 0u; width /= 2u) {
         if (local < width) {
@@ -90,10 +102,16 @@ fn cross_entropy_group(
             let larger = max(a.x, b.x);
             let sum = a.y * exp(a.x - larger) + b.y * exp(b.x - larger);
             seen[local] = vec2f(larger, sum);
+            tops[local] = max(tops[local], tops[local + width]);
         }
         workgroupBarrier();
     }
-    if (local == 0u) { store_parts(row, seen[0].x, log(seen[0].y)); }
+    if (local == 0u) { store_parts(row, seen[0].x, log(seen[0].y), tops[0]); }
+}
+
+// The factor of a row's exponentials: 1, or NaN if its lse is.
+fn factor_of(lse_of_row: f32) -> f32 {
+    return nan_where(magnitude_of(lse_of_row) > NAN_ABOVE, 1.0);
 }
 
 @compute @workgroup_size(64)
@@ -105,12 +123,14 @@ fn cross_entropy_grad(
     if (i >= p.n * p.across) { return; }
     let row = i / p.across;
     let class_of_row = targets[row];
-    let counts = select(0.0, 1.0, class_of_row < p.v);
+    let counts = class_of_row < p.v;
     let lse_of_row = lse_in[row];
+    let factor = factor_of(lse_of_row);
     let own = run(i % p.across, p.step, p.v);
     for (var j = own.x; j < own.y; j += p.step) {
         let hit = select(0.0, 1.0, j == class_of_row);
-        dx[row * p.v + j] = counts * exp(x[row * p.v + j] - lse_of_row) - hit;
+        let probability = factor * exp(x[row * p.v + j] - lse_of_row);
+        dx[row * p.v + j] = select(0.0, probability - hit, counts);
     }
 }
 
@@ -127,12 +147,14 @@ fn cross_entropy_grad4(
     let row = i / p.across;
     let width = p.v / 4u;
     let class_of_row = targets[row];
-    let counts = select(0.0, 1.0, class_of_row < p.v);
+    let counts = class_of_row < p.v;
     let lse_of_row = lse_in[row];
+    let factor = factor_of(lse_of_row);
     let own = run(i % p.across, p.step, width);
     for (var j = own.x; j < own.y; j += p.step) {
         let classes = 4u * j + vec4u(0u, 1u, 2u, 3u);
         let hits = select(vec4f(0.0), vec4f(1.0), classes == vec4u(class_of_row));
-        dx4[row * width + j] = counts * exp(x4[row * width + j] - lse_of_row) - hits;
+        let probabilities = factor * exp(x4[row * width + j] - lse_of_row);
+        dx4[row * width + j] = select(vec4f(0.0), probabilities - hits, counts);
     }
 }

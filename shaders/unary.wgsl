@@ -2,7 +2,7 @@
 // uses lib/elementwise
 // uses lib/span
 //
-//   relu       y = max(x, 0)                      dx = dy where x > 0, else 0
+//   relu       y = max(x, 0)                      dx = dy where x > 0, else 0 (NaN where x is)
 //   gelu       y = x Phi(x)                       dx = dy (Phi(x) + x phi(x))
 //   gelu_tanh  y = x (1 + tanh(u)) / 2            u = sqrt(2/pi) (x + 0.044715 x^3)
 //   scale      y = factor x  (+ y, if accumulating)

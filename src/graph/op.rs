@@ -11,7 +11,7 @@ pub const IGNORE_INDEX: u32 = u32::MAX;
 /// Elementwise functions of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Unary {
-    /// `max(x, 0)`
+    /// `max(x, 0)`, and NaN for NaN.
     Relu,
     /// `x * Phi(x)`, with the error function (Hendrycks and Gimpel 2016).
     Gelu,

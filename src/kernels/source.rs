@@ -10,6 +10,7 @@ pub const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shaders.r
 /// head.
 pub const LIBRARY: &[(&str, &str)] = &[
     ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
+    ("nan", include_str!("../../shaders/lib/nan.wgsl")),
     ("index", include_str!("../../shaders/lib/index.wgsl")),
     ("run", include_str!("../../shaders/lib/run.wgsl")),
     ("span", include_str!("../../shaders/lib/span.wgsl")),

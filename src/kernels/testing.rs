@@ -3,6 +3,7 @@
 //! checked and trusted modules, with sentinels after every output.
 
 pub mod gradient;
+mod nonfinite;
 pub mod update;
 
 use std::collections::BTreeSet;
@@ -85,6 +86,26 @@ fn run_all(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize, accumulate
         for Variant { name, dispatches } in every_way(twin, &call) {
             let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
             same(&who, on_gpu(gpu, pipelines, &call, &dispatches, inputs, start));
+        }
+    });
+}
+
+/// Calls `body` with the name and the outputs of every f32 implementation of a call on the inputs:
+/// the reference, the CPU kernel, and every kernel variant on every adapter.
+pub fn for_each_result(
+    op: &Op,
+    inputs: &[(Shape, HostTensor<f64>)],
+    rows: usize,
+    mut body: impl FnMut(&str, &[Vec<f32>]),
+) {
+    let call = call(op, inputs, rows, false);
+    let (twin, start) = (known(op), 0.25);
+    body("the reference in f32", &host(&call, inputs, start, twin.reference_f32));
+    body("the fast version", &host(&call, inputs, start, twin.fast));
+    for_each_gpu(|gpu, pipelines| {
+        for Variant { name, dispatches } in every_way(twin, &call) {
+            let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
+            body(&who, &on_gpu(gpu, pipelines, &call, &dispatches, inputs, start));
         }
     });
 }

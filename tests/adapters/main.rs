@@ -5,5 +5,6 @@
 mod common;
 mod golden;
 mod hashes;
+mod nonfinite;
 mod order;
 mod readbacks;

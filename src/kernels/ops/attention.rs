@@ -328,7 +328,7 @@ fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
 vectorized! {
     /// Converts scores to probabilities; returns the logarithm of the sum of exponentials.
     fn softmax<S>(row: &mut [f32]) -> f32 {
-        let highest = row.iter().copied().fold(f32::MIN, f32::max);
+        let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         for value in row.iter_mut() {
             *value = exp::<S>(*value - highest);
         }

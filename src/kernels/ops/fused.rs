@@ -93,7 +93,7 @@ pub fn reference<T: Float>(
             }
             EpilogueStep::UnaryGrad(function, input) => {
                 let x = inputs[input].floats();
-                values.iter_mut().zip(x).for_each(|(v, x)| *v *= unary::derivative(function, *x));
+                values.iter_mut().zip(x).for_each(|(v, x)| *v = unary::gradient(function, *x, *v));
             }
             EpilogueStep::Binary(function, input) => {
                 let b = inputs[input].floats().iter().cycle();

@@ -57,7 +57,7 @@ pub fn reference<T: Float>(
         }
         Op::UnaryGrad(function) => {
             for ((dx, x), dy) in outputs[0].iter_mut().zip(x).zip(inputs[1].floats()) {
-                *dx = derivative(*function, *x) * *dy;
+                *dx = gradient(*function, *x, *dy);
             }
         }
         other => panic!("{other} is not a unary function"),
@@ -71,7 +71,9 @@ const CUBIC: f64 = 0.044_715;
 pub(super) fn value<T: Float>(function: Unary, x: T) -> T {
     let half = T::from_f64(0.5);
     match function {
-        Unary::Relu => x.max(T::zero()),
+        // False for NaN, which `max` would replace.
+        Unary::Relu if x <= T::zero() => T::zero(),
+        Unary::Relu => x,
         Unary::Gelu => half * x * (T::one() + (x * T::from_f64(0.5f64.sqrt())).erf()),
         Unary::GeluTanh => {
             let u = T::from_f64(SQRT_2_OVER_PI) * (x + T::from_f64(CUBIC) * x * x * x);
@@ -81,23 +83,42 @@ pub(super) fn value<T: Float>(function: Unary, x: T) -> T {
     }
 }
 
-/// Returns `f'(x)`.
-pub(super) fn derivative<T: Float>(function: Unary, x: T) -> T {
+/// Returns `f'(x) dy`. The gradient of an inactive ReLU is 0, whatever `dy` is.
+pub(super) fn gradient<T: Float>(function: Unary, x: T, dy: T) -> T {
+    match function {
+        Unary::Relu if x <= T::zero() => T::zero(),
+        Unary::Relu if x.is_nan() => x,
+        Unary::Relu => dy,
+        _ => derivative(function, x) * dy,
+    }
+}
+
+/// Returns `x` limited to `-limit ..= limit`; NaN for NaN.
+fn bounded<T: Float>(x: T, limit: f64) -> T {
+    let limit = T::from_f64(limit);
+    if x > limit {
+        limit
+    } else if x < -limit {
+        -limit
+    } else {
+        x
+    }
+}
+
+/// Returns `f'(x)` of a function that is not a ReLU. Far from zero, where it is constant and its
+/// factors overflow, it is that of a closer argument.
+fn derivative<T: Float>(function: Unary, x: T) -> T {
     let half = T::from_f64(0.5);
     match function {
-        Unary::Relu => {
-            if x > T::zero() {
-                T::one()
-            } else {
-                T::zero()
-            }
-        }
+        Unary::Relu => gradient(function, x, T::one()),
         Unary::Gelu => {
+            let x = bounded(x, 40.0);
             let distribution = half * (T::one() + (x * T::from_f64(0.5f64.sqrt())).erf());
             let density = T::from_f64(1.0 / std::f64::consts::TAU.sqrt()) * (-half * x * x).exp();
             distribution + x * density
         }
         Unary::GeluTanh => {
+            let x = bounded(x, 20.0);
             let th = (T::from_f64(SQRT_2_OVER_PI) * (x + T::from_f64(CUBIC) * x * x * x)).tanh();
             let inner = T::from_f64(SQRT_2_OVER_PI) * (T::one() + T::from_f64(3.0 * CUBIC) * x * x);
             half * (T::one() + th) + half * x * (T::one() - th * th) * inner
@@ -168,11 +189,15 @@ fn inner<S: Simd>(x: f32) -> f32 {
 
 vectorized! {
     fn relu<S>(x: &[f32], y: &mut [f32]) {
-        map(x, y, |x| x.max(0.0));
+        // False for NaN, which `max` would replace.
+        map(x, y, |x| if x <= 0.0 { 0.0 } else { x });
     }
 
     fn relu_grad<S>(x: &[f32], dy: &[f32], dx: &mut [f32]) {
-        map_grad(x, dy, dx, |x| if x > 0.0 { 1.0 } else { 0.0 });
+        for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
+            let active = if *x <= 0.0 { 0.0 } else { *dy };
+            *dx = if x.is_nan() { *x } else { active };
+        }
     }
 
     fn gelu<S>(x: &[f32], y: &mut [f32]) {
