@@ -154,6 +154,20 @@ impl Desk {
         self.run(&format!("train --devices cpu --resume {run} {line}"))
     }
 
+    /// Runs the command at the end of a message, in a shell.
+    pub fn run_suggested(&self, message: &str) -> Ran {
+        let (_, command) = message.rsplit_once("with: ").expect("a command is suggested");
+        let arguments = command.strip_prefix("potluck ").expect("the command is potluck");
+        let mut shell = Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_potluck");
+        shell.args(["-c", &format!("'{program}' {arguments} --quiet")]);
+        let words = self.command("");
+        shell.envs(words.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell.env_remove("POTLUCK_FAULT").current_dir(self.directory.path());
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish(shell.spawn().unwrap(), command)
+    }
+
     /// The bytes of a file of the checkpoint of a step.
     pub fn checkpoint(&self, run: &str, step: u64, file: &str) -> Vec<u8> {
         let path = self.path(run).join(format!("checkpoints/step-{step:08}/{file}"));

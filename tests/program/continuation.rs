@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use potluck::checkpoint::{Checkpoint, Store};
 
@@ -19,18 +18,6 @@ fn trained() -> Desk {
 fn with_fault(desk: &Desk, fault: &str, line: &str) -> Ran {
     let child = desk.command(line).env("POTLUCK_FAULT", fault).spawn().unwrap();
     crate::process::finish(child, &format!("{fault}: {line}"))
-}
-
-/// Runs the command at the end of a message, in a shell.
-fn run_suggested(desk: &Desk, message: &str) -> Ran {
-    let (_, command) = message.rsplit_once("with: ").expect("a command is suggested");
-    let arguments = command.strip_prefix("potluck ").expect("the command is potluck");
-    let program = env!("CARGO_BIN_EXE_potluck");
-    let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("'{program}' {arguments} --quiet")]).current_dir(desk.path(""));
-    shell.env("POTLUCK_CACHE", desk.cache()).env_remove("POTLUCK_FAULT");
-    shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    crate::process::finish(shell.spawn().unwrap(), command)
 }
 
 fn copy_directory(from: &Path, to: &Path) {
@@ -256,7 +243,7 @@ fn saved_devices_that_are_not_here_are_named_with_the_command_that_goes_on() {
         assert!(error.contains(part), "'{part}' is missing in: {error}");
     }
     assert_eq!(desk.steps("run").len(), 8);
-    run_suggested(&desk, error).ok();
+    desk.run_suggested(error).ok();
     assert_eq!(desk.steps("run").len(), 9, "the command keeps what was typed");
 }
 
@@ -312,7 +299,7 @@ fn a_run_that_was_stopped_goes_on_with_the_command_that_it_prints() {
         let ran = with_fault(&desk, fault, &format!("{two} --out {out}")).ended(code);
         let line = ran.line(starts);
         assert!(line.ends_with(&format!("with: potluck train --resume {out}")), "{line}");
-        run_suggested(&desk, line).ok();
+        desk.run_suggested(line).ok();
         assert_eq!(desk.steps(&out).len(), 9);
         assert_eq!(desk.steps(&out)[8]["ranks"].as_array().map(Vec::len), Some(2));
     }
@@ -340,7 +327,7 @@ fn a_fault_ends_with_the_last_checkpoint_and_the_command_that_goes_on() {
         let error = ran.line("error:");
         let checkpoint = "the last checkpoint is my:run/checkpoints/step-00000004; ";
         assert!(error.contains(checkpoint) && error.ends_with(command), "{fault}: {error}");
-        run_suggested(&desk, error).ok();
+        desk.run_suggested(error).ok();
         assert_eq!(desk.steps("my:run").len(), 9, "{fault}");
     }
 }
@@ -355,7 +342,7 @@ fn the_command_after_a_fault_repeats_what_no_checkpoint_has_yet() {
     for part in ["step-00000008; ", "--set train.steps=12", "--set optim.lr=0.002", "cpu*2"] {
         assert!(error.contains(part), "'{part}' is missing in: {error}");
     }
-    run_suggested(&desk, error).ok();
+    desk.run_suggested(error).ok();
     let steps = desk.steps("run");
     assert_eq!(steps.len(), 12);
     assert_eq!(steps[11]["ranks"].as_array().map(Vec::len), Some(2));

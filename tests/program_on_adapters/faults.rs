@@ -58,6 +58,8 @@ fn assert_failed(ran: &Ran, (fault, says): Fault, devices: &str) {
     };
     assert!(error.starts_with(&format!("error: {name}")), "{fault} on {devices}: {error}");
     assert!(error.contains(says), "{fault} on {devices}: {error}");
+    let command = "; continue it with: potluck train --resume run";
+    assert!(error.ends_with(command), "{fault} on {devices}: {error}");
     assert!(!ran.err.contains("panicked"), "{fault} on {devices}: {}", ran.err);
     assert_eq!(ran.out, "", "{fault} on {devices}");
 }

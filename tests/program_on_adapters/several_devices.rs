@@ -250,6 +250,27 @@ fn a_fault_of_any_device_at_any_point_ends_the_run_for_all_and_names_it() {
     assert!(state(&desk) == state(&undisturbed), "other bits after resuming");
 }
 
+#[test]
+fn the_command_after_a_fault_leaves_the_device_out() {
+    let _turn = crate::common::turn();
+    let devices = unlike();
+    for rank in [0, 2] {
+        let desk = Desk::new();
+        let ran = train(&desk, &format!("lost@backward:7/{rank}"), &devices, "").ended(75);
+        let error = ran.line("error:");
+        let words = "step-00000004; continue without that device with: potluck train --resume run \
+                     --devices ";
+        assert!(error.contains(words), "{rank} of {devices}: {error}");
+        let failed = format!("error: rank {rank}: ");
+        let name = error.strip_prefix(&failed).and_then(|rest| rest.split(": ").next()).unwrap();
+        desk.run_suggested(error).ok();
+        assert_eq!(desk.losses("run").len() as u64, STEPS);
+        let resolved = std::fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
+        let used = resolved.lines().filter(|line| line.starts_with("device = "));
+        assert_eq!(used.filter(|line| line.contains(name)).count(), 0, "{name}: {resolved}");
+    }
+}
+
 /// Nobody waits for a device that hangs: not the others, not the ring thread that asked it to add,
 /// and not the end of the process.
 #[test]
