@@ -18,6 +18,7 @@ fn main() -> anyhow::Result<()> {
     };
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
     let mut trainer = Trainer::new(mlp(&config)?, &TrainerOptions::new(&device, optimizer, 4))?;
+    trainer.notes().iter().for_each(|note| println!("{note}"));
     println!("training on {}", trainer.device());
 
     let inputs = HostTensor::from(array![[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]);

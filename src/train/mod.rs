@@ -8,6 +8,7 @@ pub mod evaluate;
 pub mod generate;
 pub mod loader;
 pub mod nonfinite;
+mod predict;
 pub mod resolved;
 pub mod run;
 pub mod sampling;

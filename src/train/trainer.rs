@@ -27,8 +27,6 @@
 
 use std::sync::Arc;
 
-use ndarray::ArrayD;
-
 use super::error::TrainError;
 use super::state;
 use crate::autotune::TuneOptions;
@@ -39,12 +37,12 @@ use crate::exec::BucketTensor;
 use crate::faults::Faults;
 use crate::graph::{Graph, differentiate, fuse};
 use crate::optim::Optimizer;
-use crate::parallel::{MicroBatch, Outcome, Program, ReduceSite, Verdict};
+use crate::parallel::{MicroBatch, Outcome, Placement, Program, ReduceSite, Verdict};
 use crate::runtime::open;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
-use crate::runtime::step::{Inputs, StepInput, forward, load};
+use crate::runtime::step::{Inputs, StepInput};
 use crate::runtime::workers::WorkerGroup;
 
 /// Options of a [`Trainer`].
@@ -52,14 +50,14 @@ use crate::runtime::workers::WorkerGroup;
 pub struct TrainerOptions {
     /// Device selector, as for `potluck train --devices`.
     pub devices: String,
-    /// Samples per device if there are several; empty: evenly.
+    /// Samples per device if there are several, each at least 1; empty: evenly.
     pub shares: Vec<usize>,
     pub optimizer: Optimizer,
     /// Samples per step, over all devices.
     pub batch: usize,
     /// The most samples that a device runs at a time.
     pub micro_batch: usize,
-    /// Gradient norm above which gradients are scaled down to it; 0: off.
+    /// Gradient norm above which gradients are scaled down to it; 0: off. Finite, not negative.
     pub clip: f64,
     pub seed: u64,
     /// True to fuse neighbouring operations into one kernel.
@@ -110,15 +108,24 @@ fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
     if !fits(options.batch) || !fits(options.micro_batch) {
         return fail("batch and micro_batch must be at least 1, and below 2^32");
     }
+    if options.shares.contains(&0) {
+        return fail("shares must each be at least 1: name only the devices that take part");
+    }
+    if !(options.clip.is_finite() && options.clip >= 0.0) {
+        let why = format!("clip must be 0 (off) or a positive number, and is {}", options.clip);
+        return fail(&why);
+    }
     Ok(())
 }
 
 /// Trainer of one graph.
 pub struct Trainer {
-    group: WorkerGroup,
-    graph: Graph,
+    pub(super) group: WorkerGroup,
+    pub(super) graph: Graph,
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
+    pub(super) placement: Placement,
+    notes: Vec<String>,
     options: TrainerOptions,
     step: u64,
     updates: u64,
@@ -130,7 +137,8 @@ impl Trainer {
     ///
     /// # Errors
     /// Returns `TrainError` if the graph has no loss, if a batch has no samples or 2^32 and more,
-    /// if no device matches, or if the plan does not fit a device.
+    /// if a share is 0, if `clip` is negative or not finite, if no device matches, if there are
+    /// fewer samples than devices named, or if the plan does not fit a device.
     pub fn new(forward: Graph, options: &TrainerOptions) -> Result<Self, TrainError> {
         check(&forward, options)?;
         let training = differentiate(forward)?;
@@ -158,17 +166,24 @@ impl Trainer {
             retune: false,
             notify: &|_| {},
             trace: None,
+            faults: Faults::none(),
         };
-        let PlacedWorkers { group, plan, programs, .. } = assemble(&request, &mut |_, _| {})?;
+        let placed = assemble(&request, &mut |_, _| {})?;
+        let PlacedWorkers { group, plan, programs, placement, notes, .. } = placed;
         let seed = options.seed;
         group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
         let (graph, options) = (plan.graph.clone(), options.clone());
-        Ok(Self { group, graph, programs, options, step: 0, updates: 0 })
+        Ok(Self { group, graph, programs, placement, notes, options, step: 0, updates: 0 })
     }
 
     /// Returns the name of the first device.
     pub fn device(&self) -> &str {
         self.group.name(Rank(0))
+    }
+
+    /// Returns sentences for the user about the devices: for example, which were left out and why.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Returns the number of devices.
@@ -185,11 +200,12 @@ impl Trainer {
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
         let update = self.options.optimizer.update(lr, self.updates + 1);
         let round = self.group.round().next(self.step + 1);
+        let size = self.options.batch;
         let mut inputs = Vec::with_capacity(self.programs.len());
         for (rank, program) in self.programs.iter().enumerate() {
             let parts = program.micro_batches.iter();
             let micro_batches: Result<Vec<Inputs>, TrainError> =
-                parts.map(|part| self.cut(batch, self.options.batch, part)).collect();
+                parts.map(|part| self.cut(&self.graph.inputs, batch, size, part)).collect();
             inputs.push(Arc::new(StepInput {
                 round,
                 rank: Rank(rank as u32),
@@ -211,46 +227,6 @@ impl Trainer {
         Ok(Step { loss: totals.loss, gradient_norm, updated, busy })
     }
 
-    /// Computes an output of the graph for `rows` samples (at most a micro-batch) on the first
-    /// device, without dropout, in the output's shape. Inputs that the output does not depend on
-    /// (targets) may be left out.
-    ///
-    /// # Errors
-    /// Returns `TrainError` if there is no such output, if the rows do not fit, if an input has
-    /// another type or length, or if the device fails.
-    pub fn predict(
-        &mut self,
-        output: &str,
-        rows: usize,
-        inputs: &[(&str, HostTensor)],
-    ) -> Result<ArrayD<f32>, TrainError> {
-        let unknown =
-            || TrainError::InvalidRequest(format!("the graph has no output called {output}"));
-        let tensor = self.graph.output(output).ok_or_else(unknown)?;
-        let most = self.rows_max();
-        if rows == 0 || rows > most {
-            return Err(TrainError::InvalidRequest(format!(
-                "{rows} rows asked for, 1 to {most} fit"
-            )));
-        }
-        let part = MicroBatch { first: 0, rows: rows as u32 };
-        let mut given = inputs.to_vec();
-        for (name, id) in &self.graph.inputs {
-            if !given.iter().any(|(known, _)| known == name) {
-                given.push((name, self.zeros(*id, rows)));
-            }
-        }
-        let values = self.cut(&given, rows, &part)?;
-        let read = self.group.leader()?.run("a prediction", move |device| {
-            load(device, &values, 0)?;
-            let pass = forward(device, rows)?;
-            device.read(tensor, &pass)
-        })?;
-        let shape = self.graph.tensor(tensor).shape.resolve(rows);
-        let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
-        ArrayD::from_shape_vec(shape, read).map_err(why)
-    }
-
     /// Returns the parameters by name, in the model's order.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
         let read =
@@ -258,31 +234,17 @@ impl Trainer {
         Ok(self.group.leader()?.run("reading parameters", read)?)
     }
 
-    /// Returns the most rows that the first device runs at a time.
-    fn rows_max(&self) -> usize {
-        let rows = self.programs[0].micro_batches.iter().map(|part| part.rows as usize);
-        rows.max().unwrap_or(1)
-    }
-
-    fn zeros(&self, input: TensorId, rows: usize) -> HostTensor {
-        let tensor = self.graph.tensor(input);
-        let count = tensor.shape.elements(rows);
-        match tensor.dtype {
-            DType::F32 => HostTensor::Float(vec![0.0; count]),
-            DType::U32 => HostTensor::Int(vec![0; count]),
-        }
-    }
-
-    /// Returns a micro-batch's rows of the values for `rows` samples.
-    fn cut(
+    /// Returns a micro-batch's rows of the values for `rows` samples, of these inputs.
+    pub(super) fn cut(
         &self,
+        wanted: &[(String, TensorId)],
         values: &[(&str, HostTensor)],
         rows: usize,
         part: &MicroBatch,
     ) -> Result<Inputs, TrainError> {
         let slots = part.first..part.first + part.rows;
         let mut inputs = Inputs::new();
-        for (name, id) in &self.graph.inputs {
+        for (name, id) in wanted {
             let given = values.iter().find(|(known, _)| known == name);
             if name == "samples" {
                 inputs.push((*id, HostTensor::Int(slots.clone().collect())));
@@ -331,15 +293,23 @@ mod tests {
     #[test]
     fn what_cannot_be_trained_is_an_error() {
         let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
-        let refused = |graph: Graph, batch: usize, micro_batch: usize| {
-            let options =
-                TrainerOptions { micro_batch, ..TrainerOptions::new("cpu", optimizer, batch) };
+        let outcome = |graph: Graph, options: TrainerOptions| {
             Trainer::new(graph, &options).map_or_else(|e| e.to_string(), |_| "trains".into())
+        };
+        let options = |batch| TrainerOptions::new("cpu*2", optimizer, batch);
+        let refused = |graph: Graph, batch: usize, micro_batch: usize| {
+            outcome(graph, TrainerOptions { micro_batch, ..options(batch) })
         };
         assert_eq!(refused(graph(true), 4, 2), "trains");
         assert!(refused(graph(false), 4, 2).contains("no loss"));
         assert!(refused(graph(true), 0, 1).contains("at least 1"));
         assert!(refused(graph(true), 1, 0).contains("at least 1"));
         assert!(refused(graph(true), (1 << 32) + 1, 1).contains("below 2^32"));
+        let shared = outcome(graph(true), TrainerOptions { shares: vec![4, 0], ..options(4) });
+        assert!(shared.contains("shares must each be at least 1"), "{shared}");
+        for clip in [-1.0, f64::NAN, f64::INFINITY] {
+            let clipped = outcome(graph(true), TrainerOptions { clip, ..options(4) });
+            assert!(clipped.contains("clip must be 0 (off) or a positive number"), "{clipped}");
+        }
     }
 }

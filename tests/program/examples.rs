@@ -1,8 +1,12 @@
-//! The examples do what they say: they are run, on the CPU device, and their output is read.
+//! The examples do what they say: they are run, on one CPU device and on two, and their output is
+//! read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+/// Devices that the examples run on.
+const DEVICES: [&str; 2] = ["cpu", "cpu*2"];
 
 /// The example's program, which cargo builds next to the program that is tested.
 fn program(name: &str) -> PathBuf {
@@ -31,20 +35,32 @@ fn numbers(out: &str, word: &str) -> Vec<f64> {
 
 #[test]
 fn exclusive_or_is_learned() {
-    let out = run("xor", &["cpu"]);
-    assert!(out.lines().any(|line| line == "learned"), "{out}");
-    assert!(out.starts_with("training on cpu"), "{out}");
-    let losses = numbers(&out, "loss");
-    assert!(losses.len() == 6 && losses[5] < losses[0], "{out}");
+    for devices in DEVICES {
+        let out = run("xor", &[devices]);
+        assert!(out.lines().any(|line| line == "learned"), "{out}");
+        assert!(out.contains("training on cpu"), "{out}");
+        let losses = numbers(&out, "loss");
+        assert!(losses.len() == 6 && losses[5] < losses[0], "{out}");
+    }
+}
+
+#[test]
+fn more_devices_than_samples_are_refused_by_name() {
+    let output = Command::new(program("xor")).arg("cpu*5").output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    let refused = "Error: train.batch = 4 has no sample for each of 5 devices";
+    assert!(err.starts_with(refused) && !output.status.success(), "{err}");
 }
 
 #[test]
 fn the_spirals_are_told_apart_and_wrong_shapes_told() {
-    let out = run("custom_model", &["cpu"]);
-    let accuracy = numbers(&out, "accuracy");
-    assert!(accuracy.len() == 1 && accuracy[0] >= 90.0, "{out}");
-    let told = out.lines().last().unwrap();
-    assert!(told.contains('3') && told.contains('4'), "the shapes are not named: {told}");
+    for devices in DEVICES {
+        let out = run("custom_model", &[devices]);
+        let accuracy = numbers(&out, "accuracy");
+        assert!(accuracy.len() == 1 && accuracy[0] >= 90.0, "{out}");
+        let told = out.lines().last().unwrap();
+        assert!(told.contains('3') && told.contains('4'), "the shapes are not named: {told}");
+    }
 }
 
 #[test]
@@ -68,13 +84,15 @@ fn a_text_is_learned_and_continued() {
     let path = directory.path().join("text.txt");
     let text: String = (0..150).map(|i| format!("{i} plates on the table, and soup\n")).collect();
     fs::write(&path, &text).unwrap();
-    let out = run("text", &[path.to_str().unwrap(), "cpu", "60"]);
-    let losses = numbers(&out, "loss");
-    assert!(losses.len() == 2 && losses[1] < losses[0] - 0.5, "{out}");
-    // The text's beginning, and a continuation that has learned something of it.
-    let begin = &text[..32];
-    let (_, continued) = out.split_once(begin).unwrap_or_else(|| panic!("no text in:\n{out}"));
-    assert_eq!(continued.chars().count(), 32 + 1, "{out}");
+    for devices in DEVICES {
+        let out = run("text", &[path.to_str().unwrap(), devices, "60"]);
+        let losses = numbers(&out, "loss");
+        assert!(losses.len() == 2 && losses[1] < losses[0] - 0.5, "{out}");
+        // The text's beginning, and a continuation that has learned something of it.
+        let begin = &text[..32];
+        let (_, continued) = out.split_once(begin).unwrap_or_else(|| panic!("no text in:\n{out}"));
+        assert_eq!(continued.chars().count(), 32 + 1, "{out}");
+    }
 }
 
 #[test]

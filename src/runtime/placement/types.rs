@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::plans::Plans;
 use crate::autotune::TuneOptions;
 use crate::collective::Topology;
+use crate::faults::Faults;
 use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
@@ -59,6 +60,8 @@ pub struct PlacementRequest<'a> {
     pub notify: &'a dyn Fn(&str),
     /// File of the trace, if one is to be written.
     pub trace: Option<PathBuf>,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
 }
 
 /// Worker group, with the decisions by which it was placed.

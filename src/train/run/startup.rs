@@ -62,6 +62,7 @@ pub(super) fn assembled(
         retune: options.retune,
         notify: &note,
         trace: options.trace.clone(),
+        faults: options.faults.clone(),
     };
     let mut report = |device: &str, TuneProgress { done, total, elapsed }| {
         emit(Event::Tuning { device: device.into(), done, total, elapsed });
