@@ -20,7 +20,7 @@ pub use process_group::error::GroupError;
 pub use process_group::packet::Transferable;
 pub use process_group::reduce_op::ReduceOp;
 pub use process_group::{ProcessGroup, init};
-pub use ring::{HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max};
+pub use ring::{HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max, ring_pool_bytes_max};
 
 /// Synchronization primitives of [`mailbox`]; `tests/library/loom_mailbox.rs` substitutes loom's.
 mod sync {

@@ -10,33 +10,63 @@ use super::Element;
 /// Pool of buffers; clones are handles of the same pool.
 #[derive(Clone)]
 pub struct BufferPool<T> {
-    free: Arc<Mutex<Vec<Vec<T>>>>,
+    buffers: Arc<Mutex<PoolBuffers<T>>>,
     /// Maximum number of free buffers that the pool keeps.
     free_max: usize,
+}
+
+/// Buffers of a pool.
+struct PoolBuffers<T> {
+    free: Vec<Vec<T>>,
+    /// Bytes of the free buffers and of those in use, and the largest value of that so far.
+    bytes: usize,
+    bytes_peak: usize,
+}
+
+impl<T> Default for PoolBuffers<T> {
+    fn default() -> Self {
+        Self { free: Vec::new(), bytes: 0, bytes_peak: 0 }
+    }
 }
 
 impl<T: Element> BufferPool<T> {
     /// Creates an empty pool that keeps at most `free_max` free buffers.
     pub fn new(free_max: usize) -> Self {
-        Self { free: Arc::default(), free_max }
+        Self { buffers: Arc::default(), free_max }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<T>>> {
+    fn lock(&self) -> MutexGuard<'_, PoolBuffers<T>> {
         // Only pushes and pops run under the lock, so a panic cannot leave the list inconsistent.
-        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.buffers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Takes a buffer of this length, the most recently used one; its contents are unspecified.
     pub fn take(&self, length: usize) -> PooledBuffer<T> {
-        let mut values = self.lock().pop().unwrap_or_default();
+        let mut values = self.lock().free.pop().unwrap_or_default();
+        let before = bytes(&values);
+        values.reserve_exact(length.saturating_sub(values.len()));
         values.resize(length, T::default());
+        let mut buffers = self.lock();
+        buffers.bytes += bytes(&values) - before;
+        buffers.bytes_peak = buffers.bytes_peak.max(buffers.bytes);
+        drop(buffers);
         PooledBuffer { values, pool: Some(self.clone()) }
     }
 
     /// Returns the number of free buffers.
     pub fn free(&self) -> usize {
-        self.lock().len()
+        self.lock().free.len()
     }
+
+    /// Returns the most bytes that all buffers of the pool, free or in use, have taken at once.
+    pub fn bytes_peak(&self) -> usize {
+        self.lock().bytes_peak
+    }
+}
+
+/// Returns the memory that a buffer takes.
+fn bytes<T>(buffer: &Vec<T>) -> usize {
+    buffer.capacity() * size_of::<T>()
 }
 
 /// Buffer of values with one owner. It returns to its pool when it is dropped.
@@ -69,9 +99,11 @@ impl<T: Element> DerefMut for PooledBuffer<T> {
 impl<T: Element> Drop for PooledBuffer<T> {
     fn drop(&mut self) {
         if let Some(pool) = &self.pool {
-            let mut free = pool.lock();
-            if free.len() < pool.free_max {
-                free.push(std::mem::take(&mut self.values));
+            let mut buffers = pool.lock();
+            if buffers.free.len() < pool.free_max {
+                buffers.free.push(std::mem::take(&mut self.values));
+            } else {
+                buffers.bytes -= bytes(&self.values);
             }
         }
     }
@@ -130,5 +162,19 @@ mod tests {
         assert_eq!(pool.free(), 2);
         drop(SharedBuffer::from(vec![1u64]));
         assert_eq!(pool.free(), 2);
+    }
+
+    #[test]
+    fn the_peak_counts_all_buffers_by_what_they_take() {
+        let pool = BufferPool::<f32>::new(1);
+        let held = [pool.take(3), pool.take(5)];
+        assert_eq!(pool.bytes_peak(), 8 * 4);
+        drop(held);
+        assert_eq!((pool.free(), pool.lock().bytes), (1, 3 * 4), "the pool keeps the first");
+        drop(pool.take(4));
+        let kept = pool.lock().bytes;
+        assert_eq!((kept, pool.bytes_peak()), (4 * 4, 8 * 4));
+        let _held = [pool.take(4), pool.take(7)];
+        assert_eq!(pool.bytes_peak(), 11 * 4);
     }
 }

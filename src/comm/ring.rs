@@ -41,6 +41,18 @@ pub fn ring_inbox_max(layout: &ShardLayout, position: Position) -> usize {
     layout.messages_max(position) + 2 * layout.chunks.len() + 2
 }
 
+/// Returns the most bytes that the buffer pool of a ring thread takes in a training step: buffers
+/// for the partial sums that begin here, or, later in the step, for the final values of the
+/// chunks that this rank owns. Every buffer may be of the longest chunk, because buffers are used
+/// again. The partial sums that wait at the server of a star are in the pools of their senders.
+pub fn ring_pool_bytes_max(layout: &ShardLayout, position: Position) -> usize {
+    let ids = (0..layout.chunks.len() as u32).map(ChunkId);
+    let begun = ids.clone().filter(|id| layout.is_initiator(*id, position)).count();
+    let owned = ids.filter(|id| layout.chunk(*id).owner == position).count();
+    let longest = layout.chunks.iter().map(|chunk| chunk.range.len()).max().unwrap_or(0);
+    begun.max(owned).saturating_mul(longest).saturating_mul(size_of::<f32>())
+}
+
 /// Work on the values of a chunk that a ring thread does itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostWork {
@@ -146,6 +158,11 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
     /// passed.
     pub fn handle_timeout(&self, now: Nanos) -> Result<(), ExchangeError> {
         self.exchange.handle_timeout(now)
+    }
+
+    /// Returns the buffer pool of the exchange.
+    pub fn pool(&self) -> &BufferPool<f32> {
+        self.exchange.pool()
     }
 
     /// Returns the number of messages of another round so far; see [`ExchangeDriver::strays`].

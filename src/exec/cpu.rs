@@ -9,11 +9,12 @@ use std::time::Instant;
 
 use super::cpu::readbacks::ReadbackQueue;
 use super::shards::Shards;
-use super::staging::ReadbackBudget;
+use super::staging::host_staging_bytes;
 use super::{
-    BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
+    AllocatedBytes, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
     READBACK_ELEMENTS_MAX, Readback, StepSums,
 };
+use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, DType, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Plan, Role, SlotKind, TensorLocation, Update, UpdateRange};
@@ -24,6 +25,15 @@ use crate::kernels::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, upd
 /// the order of sums, its bits.
 pub fn host_name() -> String {
     format!("cpu ({} threads)", rayon::current_num_threads())
+}
+
+/// Returns the bytes that the CPU device takes for a plan besides the tensors of
+/// [`crate::graph::print::MemoryUsage`]: integer inputs, which it keeps apart, and the loss.
+pub fn host_extra_bytes(plan: &Plan) -> usize {
+    let inputs = plan.graph.tensors.iter();
+    let inputs = inputs.filter(|one| one.role == Role::Input && one.dtype == DType::U32);
+    let ints: usize = inputs.map(|tensor| tensor.shape.elements(plan.options.rows)).sum();
+    (ints.saturating_mul(plan.options.in_flight)).saturating_add(2).saturating_mul(ELEMENT_BYTES)
 }
 
 /// Implementations that a [`Cpu`] calls.
@@ -124,7 +134,7 @@ impl<T: Float> Cpu<T> {
             gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
             moments: vec![zero_shards(&shards); moments.count],
             shards,
-            readbacks: ReadbackQueue::new(ReadbackBudget::of(&plan, READBACK_ELEMENTS_MAX).total()),
+            readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
             readback_elements_max: READBACK_ELEMENTS_MAX,
             loss: zeros(2),
             heartbeat: Heartbeat::default(),
@@ -212,6 +222,11 @@ impl<T: Float> Cpu<T> {
         self.bank(bank, bucket)
     }
 
+    /// Returns the device with another display name.
+    pub fn named(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
     /// Sets [`Executor::readback_elements_max`].
     pub fn set_readback_elements_max(&mut self, elements: usize) {
         self.readback_elements_max = elements;
@@ -251,6 +266,17 @@ impl<T: Float> Executor for Cpu<T> {
 
     fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError> {
         fault.inject_on_host(&self.name)
+    }
+
+    fn allocated(&self) -> Option<AllocatedBytes> {
+        let all = |banks: &[Vec<T>]| banks.iter().map(Vec::capacity).sum::<usize>();
+        let floats = self.slots.iter().chain(&self.moments).map(|of| all(of)).sum::<usize>()
+            + all(&self.parameters)
+            + all(&self.gradients)
+            + self.loss.capacity();
+        let ints: usize = self.ints.iter().flatten().map(Vec::capacity).sum();
+        let tensors = floats * size_of::<T>() + ints * size_of::<u32>();
+        Some(AllocatedBytes { tensors, staging_peak: self.readbacks.bytes_peak() })
     }
 
     fn set_input(
@@ -341,6 +367,8 @@ impl<T: Float> Executor for Cpu<T> {
 
     fn set_moments(&mut self, moments: Moments) -> Result<(), DeviceError> {
         self.shards = Shards::new(&self.plan, &moments);
+        // Freed before the new ones are allocated.
+        self.moments.clear();
         self.moments = vec![zero_shards(&self.shards); moments.count];
         Ok(())
     }
@@ -357,7 +385,7 @@ impl<T: Float> Executor for Cpu<T> {
     ) -> Result<(), DeviceError> {
         assert!(range.len() <= self.readback_elements_max, "{range:?} is longer than a piece");
         let place = self.shards.place(bank, bucket, &range);
-        let mut copy = self.readbacks.buffer();
+        let mut copy = self.readbacks.buffer(range.len());
         copy.extend(self.bank(bank, bucket)[place].iter().map(|v| v.as_f64() as f32));
         self.readbacks.begin(bank, bucket, range, copy);
         Ok(())

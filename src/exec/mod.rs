@@ -19,7 +19,7 @@ use crate::kernels::{OpCall, RandomContext};
 pub use crate::graph::BucketTensor;
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
-pub use staging::staging_bytes;
+pub use staging::{host_staging_bytes, staging_bytes};
 pub use timing::{KernelProfile, ProfileTarget};
 
 /// Default for the most elements of one readback: 1 MiB.
@@ -105,6 +105,15 @@ pub struct StepSums {
     pub busy: Option<f64>,
 }
 
+/// Memory that a device has allocated, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocatedBytes {
+    /// All tensors: parameters, gradients, moments, activations, inputs and the loss.
+    pub tensors: usize,
+    /// The most that readbacks have taken at once so far.
+    pub staging_peak: usize,
+}
+
 /// Executor of a plan on one device, which holds the parameters, gradients, moments and
 /// activations.
 ///
@@ -120,6 +129,11 @@ pub trait Executor: Send {
 
     /// Injects a fault into the device, for tests.
     fn inject_fault(&mut self, fault: InjectedFault) -> Result<(), DeviceError>;
+
+    /// Returns the memory that the device has allocated; `None` if it does not count it.
+    fn allocated(&self) -> Option<AllocatedBytes> {
+        None
+    }
 
     /// Writes the first rows of an input tensor, in one copy of the stash.
     fn set_input(

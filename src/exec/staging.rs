@@ -52,11 +52,16 @@ impl ReadbackBudget {
 
 /// Returns the bytes of host memory that the transfers of a GPU take which trains `plan` as one of
 /// several ranks: readback slots (at most 64 MiB, unless `start_readback` needs additional ones),
-/// and the rings for uploads and for blocking reads (24 MiB). The CPU device has no rings and
-/// copies a readback when it is started; it takes as much as its readbacks that are not dropped
-/// yet, and keeps buffers for the next ones within the same bound as the slots.
+/// and the rings for uploads and for blocking reads (24 MiB).
 pub fn staging_bytes(plan: &Plan) -> usize {
     ReadbackBudget::of(plan, READBACK_ELEMENTS_MAX).total() + RING_BYTES
+}
+
+/// Returns the most bytes that the readbacks of the CPU device take, which copies values when a
+/// readback is started: all gradients, which may wait for other ranks at the same time.
+pub fn host_staging_bytes(plan: &Plan) -> usize {
+    let all = plan.buckets.iter().map(|bucket| bucket.length.saturating_mul(ELEMENT_BYTES));
+    all.fold(0, usize::saturating_add)
 }
 
 #[cfg(test)]

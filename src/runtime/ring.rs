@@ -10,9 +10,10 @@ use super::messages::{DriverMsg, RankRingMsg};
 use crate::base::{ChunkId, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, RankGroup, ShardLayout};
 use crate::comm::{
-    Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput, RingWorker,
-    SharedBuffer,
+    BufferPool, Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput,
+    RingWorker, SharedBuffer,
 };
+use crate::exec::Readback;
 use crate::kernels::ops::norm;
 use crate::metrics::{Span, Track};
 
@@ -38,15 +39,19 @@ pub struct RingChannels {
     pub is_chained: bool,
 }
 
-/// Starts a ring thread; it ends when its mailbox is closed.
-pub fn start(channels: RingChannels) -> std::io::Result<thread::JoinHandle<()>> {
+/// Starts a ring thread, which ends when its mailbox is closed; also returns its buffer pool.
+pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>, BufferPool<f32>)> {
+    let (layout, is_chained) = (channels.layout.clone(), channels.is_chained);
+    let worker = RingWorker::new(layout, channels.position, WINDOW, is_chained);
+    let pool = worker.pool().clone();
     let name = format!("ring of {}", channels.rank);
     let (driver, ring) = (channels.driver.clone(), channels.inbox.clone());
     let ending = CloseOnDrop { driver, ring, why: String::new() };
-    thread::Builder::new().name(name).spawn(move || {
+    let thread = thread::Builder::new().name(name).spawn(move || {
         let mut ending = ending;
-        ending.why = run(channels).0;
-    })
+        ending.why = run(channels, worker).0;
+    })?;
+    Ok((thread, pool))
 }
 
 /// Guard that closes the device thread's mailbox and its own when the ring thread ends for any
@@ -69,10 +74,8 @@ impl Drop for CloseOnDrop {
     }
 }
 
-fn run(mut channels: RingChannels) -> Closed {
+fn run(mut channels: RingChannels, mut worker: RingWorker<Readback>) -> Closed {
     let inbox = channels.inbox.clone();
-    let (layout, is_chained) = (channels.layout.clone(), channels.is_chained);
-    let mut worker = RingWorker::new(layout, channels.position, WINDOW, is_chained);
     loop {
         let message = match inbox.recv(None) {
             Ok(message) => message,

@@ -17,7 +17,7 @@ use super::ring::RingChannels;
 use super::step::{NoPeers, Peers, StepInput, StepReport};
 use crate::base::{Nanos, Position, Rank, Round};
 use crate::collective::{RankGroup, ShardLayout, Topology};
-use crate::comm::{Mailbox, RingMsg, ring_inbox_max};
+use crate::comm::{BufferPool, Mailbox, RingMsg, ring_inbox_max};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
@@ -39,8 +39,9 @@ struct Worker {
     ring: Mailbox<RankRingMsg>,
     waiting: Arc<WaitStatus>,
     tracks: TraceTracks,
-    /// Ring thread; `None` if there is only one rank.
+    /// Ring thread, and its buffer pool; `None` if there is only one rank.
     thread: Option<JoinHandle<()>>,
+    pool: Option<BufferPool<f32>>,
 }
 
 /// Options of a worker group.
@@ -121,7 +122,8 @@ impl WorkerGroup {
             let peers: Arc<Mutex<Box<dyn Peers + Send>>> =
                 Arc::new(Mutex::new(Box::new(NoPeers::default())));
             let waiting = Arc::default();
-            return Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread: None });
+            let (thread, pool) = (None, None);
+            return Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread, pool });
         }
         let channels = RingChannels {
             rank,
@@ -139,7 +141,8 @@ impl WorkerGroup {
             let reason = format!("the system starts no more threads: {error}; raise its limit");
             RuntimeError::InvalidRequest(reason)
         };
-        let thread = Some(crate::runtime::ring::start(channels).map_err(why)?);
+        let (thread, pool) = crate::runtime::ring::start(channels).map_err(why)?;
+        let (thread, pool) = (Some(thread), Some(pool));
         let reduce_site =
             options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
         let waiting: Arc<WaitStatus> = Arc::default();
@@ -159,7 +162,7 @@ impl WorkerGroup {
             read_starts: VecDeque::new(),
         };
         let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(peers)));
-        Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread })
+        Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread, pool })
     }
 
     /// Starts a worker group of one device, for work that needs no step.
@@ -182,6 +185,12 @@ impl WorkerGroup {
     /// Returns the name of a rank's device.
     pub fn name(&self, rank: Rank) -> &str {
         self.workers[rank.index()].driver.name()
+    }
+
+    /// Returns the most bytes that the buffer pool of a rank's ring thread has taken at once; 0
+    /// if there is only one rank.
+    pub fn pool_bytes_peak(&self, rank: Rank) -> usize {
+        self.workers[rank.index()].pool.as_ref().map_or(0, BufferPool::bytes_peak)
     }
 
     /// Returns the device thread of a rank.

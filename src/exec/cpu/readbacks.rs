@@ -15,6 +15,29 @@ struct Spares {
     /// readback is kept if this is at most `bound`.
     bytes: usize,
     bound: usize,
+    /// The largest value of `bytes` so far.
+    bytes_peak: usize,
+}
+
+impl Spares {
+    /// Returns a buffer with room for exactly `length` values: a pooled one of that size, or a new
+    /// one, for which pooled buffers of other sizes are freed as far as the bound requires.
+    fn take(&mut self, length: usize) -> Vec<f32> {
+        let wanted = length * size_of::<f32>();
+        let same_size = self.buffers.iter().rposition(|buffer| bytes(buffer) == wanted);
+        if let Some(found) = same_size {
+            return self.buffers.swap_remove(found);
+        }
+        while self.bytes + wanted > self.bound
+            && let Some(other) = self.buffers.pop()
+        {
+            self.bytes -= bytes(&other);
+        }
+        let buffer = Vec::with_capacity(length);
+        self.bytes += bytes(&buffer);
+        self.bytes_peak = self.bytes_peak.max(self.bytes);
+        buffer
+    }
 }
 
 /// Buffer pool shared with readbacks, which return their buffers from any thread.
@@ -31,20 +54,24 @@ impl ReadbackQueue {
     /// buffers take at most `bound` bytes; so they never take more than that, or than readbacks
     /// have taken at once.
     pub fn new(bound: usize) -> Self {
-        let spares = Spares { buffers: Vec::new(), bytes: 0, bound };
+        let spares = Spares { buffers: Vec::new(), bytes: 0, bound, bytes_peak: 0 };
         Self { begun: VecDeque::new(), spares: Arc::new(Mutex::new(spares)) }
     }
 
-    /// Returns an empty buffer to copy into, for [`ReadbackQueue::begin`].
-    pub fn buffer(&mut self) -> Vec<f32> {
-        let mut spares = lock(&self.spares);
-        let mut buffer = spares.buffers.pop().unwrap_or_default();
-        spares.bytes -= bytes(&buffer);
+    /// Returns an empty buffer with room for `length` values, for [`ReadbackQueue::begin`].
+    pub fn buffer(&mut self, length: usize) -> Vec<f32> {
+        let mut buffer = lock(&self.spares).take(length);
         buffer.clear();
         buffer
     }
 
-    /// Appends `copy`, the values of elements `range` of a bucket, to the queue.
+    /// Returns the most bytes that all buffers have taken at once.
+    pub fn bytes_peak(&self) -> usize {
+        lock(&self.spares).bytes_peak
+    }
+
+    /// Appends `copy`, the values of elements `range` of a bucket in a buffer of this queue that
+    /// has room for them.
     pub fn begin(
         &mut self,
         bank: BucketTensor,
@@ -52,7 +79,6 @@ impl ReadbackQueue {
         range: Range<usize>,
         copy: Vec<f32>,
     ) {
-        lock(&self.spares).bytes += bytes(&copy);
         let values = Box::new(Copied { values: copy, spares: self.spares.clone() });
         self.begun.push_back(Readback { bank, bucket, range, values });
     }
@@ -105,7 +131,7 @@ mod tests {
     use super::*;
 
     fn begin(pieces: &mut ReadbackQueue, value: f32, count: usize) {
-        let mut copy = pieces.buffer();
+        let mut copy = pieces.buffer(count);
         copy.resize(count, value);
         pieces.begin(BucketTensor::Gradients, BucketId(0), 0..count, copy);
     }
@@ -131,19 +157,33 @@ mod tests {
     }
 
     #[test]
-    fn buffers_are_used_again() {
+    fn buffers_are_used_again_for_as_many_values() {
         let mut pieces = ReadbackQueue::new(1 << 20);
         begin(&mut pieces, 1.0, 100);
         let first = pieces.take().unwrap();
         let place = first.values().as_ptr();
-        begin(&mut pieces, 2.0, 50);
+        begin(&mut pieces, 2.0, 100);
         assert_ne!(pieces.take().unwrap().values().as_ptr(), place, "the first is still held");
         std::thread::spawn(move || drop(first)).join().unwrap();
         begin(&mut pieces, 3.0, 7);
+        let other = pieces.take().unwrap();
+        assert_eq!(other.values(), [3.0; 7]);
+        assert_ne!(other.values().as_ptr(), place, "a buffer of another size");
+        begin(&mut pieces, 3.0, 100);
         let third = pieces.take().unwrap();
-        assert_eq!((third.values(), third.values().as_ptr()), ([3.0; 7].as_slice(), place));
+        assert_eq!((third.values(), third.values().as_ptr()), ([3.0; 100].as_slice(), place));
         assert!(pieces.take().is_none());
         drop(pieces);
-        assert_eq!(third.values(), [3.0; 7]);
+        assert_eq!(third.values(), [3.0; 100]);
+    }
+
+    #[test]
+    fn buffers_of_other_sizes_make_room_within_the_bound() {
+        let mut pieces = ReadbackQueue::new(4000);
+        for count in [10, 1000, 500, 100, 1000] {
+            (0..1000 / count).for_each(|_| begin(&mut pieces, 1.0, count));
+            while pieces.take().is_some() {}
+            assert!(pieces.bytes_peak() <= 4000, "{count}: {}", pieces.bytes_peak());
+        }
     }
 }
