@@ -200,7 +200,7 @@ sections! {
         skipped_steps_max: u64 = 10, Constraint::Whole(1, STEPS);
         /// Device timeout: seconds without a heartbeat after which a device counts as hung.
         device_timeout_s: f64 = 300.0, Constraint::Real(Excluded(0.0), Included(86_400.0));
-        /// Memory limit of each GPU in MiB; 0 = as much as the device reports.
+        /// Memory limit of each device in MiB; 0 = as much as the device reports.
         device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
         /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);

@@ -46,6 +46,10 @@ pub enum Fault {
 /// Point of a step at which a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
+    /// Before devices are timed, at step 0; the rank is the index of the device in `--devices`.
+    Timing,
+    /// Before the moments of a device are allocated once the shares are measured, as `Timing`.
+    Moments,
     Forward,
     Backward,
     /// During the reduction of gradients over devices.
@@ -82,7 +86,9 @@ const FAULTS: [(Fault, &str); 10] = [
     (Fault::Panic, "panic"),
 ];
 
-const POINTS: [(Point, &str); 12] = [
+const POINTS: [(Point, &str); 14] = [
+    (Point::Timing, "timing"),
+    (Point::Moments, "moments"),
     (Point::Forward, "forward"),
     (Point::Backward, "backward"),
     (Point::Reduce, "reduce"),
@@ -290,7 +296,9 @@ impl Point {
     /// process, and write files.
     fn is_of_rank(self) -> bool {
         match self {
-            Self::Forward
+            Self::Timing
+            | Self::Moments
+            | Self::Forward
             | Self::Backward
             | Self::Reduce
             | Self::Verdict
@@ -420,10 +428,10 @@ mod tests {
             message("slay@verdict:1")
                 .contains("there are: kill, sigterm, sigint, nan, full, lost, out-of-memory")
         );
-        assert!(message("kill@lunch:1").contains("there are: forward, backward, reduce, verdict"));
+        assert!(message("kill@lunch:1").contains("there are: timing, moments, forward, backward"));
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
-        let places = "use forward, backward, reduce, verdict, update, gather";
+        let places = "use timing, moments, forward, backward, reduce, verdict, update, gather";
         assert!(message("lost@metrics:1").ends_with(places));
         assert!(message("flip@update:1/1").ends_with("use gather"));
         assert!(message("lost@forward:1/x").contains("'x' is not a rank"));

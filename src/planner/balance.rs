@@ -66,6 +66,12 @@ pub struct ExcludedDevice {
 impl ExcludedDevice {
     /// Returns the reason as a sentence for the user.
     pub fn sentence(&self, name: &str) -> String {
+        if self.with_s.is_infinite() {
+            return format!(
+                "{name} is left out: among the devices that take part, its memory does not hold \
+                 its part of the optimizer's moments"
+            );
+        }
         let (with, without) = (milliseconds(self.with_s), milliseconds(self.without_s));
         format!("{name} is left out: with it a step would take {with} ms, without it {without} ms")
     }
@@ -228,5 +234,7 @@ mod tests {
         assert_eq!(left.sentence("Intel UHD 620"), sentence);
         let left = ExcludedDevice { device: 1, with_s: 0.00412, without_s: 0.0995 };
         assert!(left.sentence("x").ends_with("take 4.12 ms, without it 99.5 ms"));
+        let left = ExcludedDevice { with_s: f64::INFINITY, ..left };
+        assert!(left.sentence("x").contains("does not hold its part of the optimizer's moments"));
     }
 }

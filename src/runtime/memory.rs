@@ -2,17 +2,29 @@
 //! memory kills processes without an error message, and a GPU driver may swap.
 
 use super::RuntimeError;
+use crate::device::Selection;
 use crate::device::host::available_memory;
-use crate::device::{Adapter, AdapterMemory, Selection};
 use crate::exec::Moments;
+use crate::exec::cpu::host_extra_bytes;
 use crate::graph::Plan;
 use crate::graph::print::MemoryUsage;
 use crate::parallel::Instruction;
 
 /// Checks that the host has `bytes` of memory available; passes where the available amount is
 /// unknown.
+///
+/// # Errors
+/// Returns `RuntimeError::Memory` if it has less.
 pub fn require(bytes: usize) -> Result<(), RuntimeError> {
-    match available_memory() {
+    require_of(available_memory(), bytes)
+}
+
+/// Checks that `bytes` are no more than `available`, if that is known.
+///
+/// # Errors
+/// Returns `RuntimeError::Memory` if they are more.
+pub fn require_of(available: Option<u64>, bytes: usize) -> Result<(), RuntimeError> {
+    match available {
         Some(available) if bytes as u64 > available => {
             let needed = gibibytes(bytes as u64);
             Err(RuntimeError::Memory { needed, available: gibibytes(available) })
@@ -38,40 +50,69 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
     }
 }
 
-/// Checks that an adapter has memory for a plan. `setting` is `train.device_memory_mib`, which
-/// overrides the amount that the adapter reports. Returns the required amount as a note if the
-/// available amount is unknown.
+/// Returns the bytes of a device's memory that a plan takes with these moments.
+pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
+    let apart = match selection {
+        Selection::Cpu { .. } => host_extra_bytes(plan),
+        Selection::Adapter(_) => 0,
+    };
+    memory(plan, moments).peak().saturating_add(apart)
+}
+
+/// Checks that a device has memory for a plan. `setting` is `train.device_memory_mib`, which
+/// overrides the amount that an adapter reports, and limits the CPU device too. Returns the
+/// required amount as a note if the available amount is unknown.
+///
+/// # Errors
+/// Returns `RuntimeError::DeviceMemory` if the device, called `name`, has too little memory.
 pub fn require_on(
-    adapter: &Adapter,
+    selection: &Selection,
+    name: &str,
     setting: u64,
     plan: &Plan,
     moments: &Moments,
 ) -> Result<Option<String>, RuntimeError> {
-    let needed = memory(plan, moments).peak() as u64;
-    fits(&adapter.name, adapter.memory, setting, needed)
-}
-
-fn fits(
-    name: &str,
-    memory: AdapterMemory,
-    setting: u64,
-    needed: u64,
-) -> Result<Option<String>, RuntimeError> {
-    let (has, basis) = match setting {
-        0 => (memory.bytes, "as its driver reports (train.device_memory_mib overrides that)"),
-        mebibytes => (Some(mebibytes << 20), "as train.device_memory_mib sets it"),
-    };
-    match has {
-        Some(has) if needed > has => {
+    let needed = needed(selection, plan, moments) as u64;
+    match limit(selection, setting) {
+        Some((has, basis)) if needed > has => {
             let (adapter, needed, has) = (name.into(), gibibytes(needed), gibibytes(has));
             Err(RuntimeError::DeviceMemory { adapter, needed, has, basis })
         }
         Some(_) => Ok(None),
+        // Of the CPU device: the host's memory, which is checked for all devices at once.
+        None if matches!(selection, Selection::Cpu { .. }) => Ok(None),
         None => Ok(Some(format!(
             "{name} does not report how much memory it has; the run needs {} of it \
              (train.device_memory_mib sets it)",
             gibibytes(needed)
         ))),
+    }
+}
+
+/// Returns the bytes of memory that a device may take, with the basis of that number; `None` if
+/// there is no such limit.
+pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, &'static str)> {
+    match (selection, setting) {
+        (Selection::Adapter(adapter), 0) => {
+            let basis = "as its driver reports (train.device_memory_mib overrides that)";
+            adapter.memory.bytes.map(|bytes| (bytes, basis))
+        }
+        (Selection::Cpu { .. }, 0) => None,
+        (_, mebibytes) => {
+            Some((mebibytes.saturating_mul(1 << 20), "as train.device_memory_mib sets it"))
+        }
+    }
+}
+
+/// Returns a sentence for the user on whether `needed` bytes fit what there is, with its basis.
+pub fn comparison(needed: usize, limit: Option<(u64, &str)>) -> String {
+    let need = gibibytes(needed as u64);
+    match limit {
+        Some((has, basis)) if needed as u64 > has => {
+            format!("does not fit: {need} needed of {}, {basis}", gibibytes(has))
+        }
+        Some((has, basis)) => format!("fits: {need} needed of {}, {basis}", gibibytes(has)),
+        None => format!("{need} needed; how much there is, is not known"),
     }
 }
 
@@ -118,22 +159,20 @@ mod tests {
 
     #[test]
     fn what_is_known_and_too_small_is_refused_with_the_figures() {
-        let memory = |bytes| AdapterMemory { bytes, of_host: false };
-        let outcome = |bytes, setting| match fits("Card", memory(bytes), setting, 3 << 30) {
+        let plan = crate::runtime::placement::shares::tests::plan(4);
+        let cpu = Selection::Cpu { reason: None };
+        let outcome = |setting| match require_on(&cpu, "Card", setting, &plan, &2.into()) {
             Ok(note) => note.unwrap_or_else(|| "fits".into()),
             Err(error) => format!("{}: {error}", error.exit_code()),
         };
-        assert_eq!(outcome(Some(4 << 30), 0), "fits");
-        assert_eq!(outcome(None, 4096), "fits");
-        let refused = outcome(Some(2 << 30), 0);
-        for part in ["78: Card:", "needs 3.0 GiB", "has 2.0 GiB, as its driver", "micro_batch"] {
+        let needs = needed(&cpu, &plan, &2.into());
+        assert!(needs > 4 << 20 && needs < 5 << 20, "{needs}");
+        assert_eq!((outcome(0), outcome(5)), ("fits".to_string(), "fits".to_string()));
+        let refused = outcome(4);
+        for part in ["78: Card:", "needs 4.", "has 4.0 MiB, as train.device_memory_mib", "micro_"] {
             assert!(refused.contains(part), "'{part}' is missing in: {refused}");
         }
-        assert!(
-            outcome(Some(4 << 30), 1024)
-                .contains("has 1.0 GiB, as train.device_memory_mib sets it")
-        );
-        assert!(outcome(None, 0).contains("the run needs 3.0 GiB"), "{}", outcome(None, 0));
-        assert!(require(0).is_ok());
+        assert!(require(0).is_ok() && require_of(None, usize::MAX).is_ok());
+        assert_eq!(require_of(Some(3), 4).unwrap_err().exit_code(), 78);
     }
 }

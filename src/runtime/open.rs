@@ -10,6 +10,7 @@ use crate::base::BucketId;
 use crate::device::{
     AdapterKind, DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select,
 };
+use crate::exec::cpu::host_name;
 use crate::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::{Plan, VariantChoices};
 use crate::model;
@@ -79,16 +80,27 @@ pub fn open_alone(
 ) -> Result<OpenDevice, RuntimeError> {
     let tuning = TuneOptions { seconds: options.tune_s, ..TuneOptions::default() };
     memory::require_of_host(&selection, &plan, &moments.into())?;
-    open_selected(selection, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
+    let name = display_name(&selection);
+    open_selected(selection, &name, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
 }
 
-/// Opens a device that is already selected. `tuning` maps the device's identity to the options of
-/// kernel selection; `report` receives the device's name and the progress of autotuning.
+/// Returns the name of a device as it is shown to the user.
+pub fn display_name(selection: &Selection) -> String {
+    match selection {
+        Selection::Cpu { .. } => host_name(),
+        Selection::Adapter(adapter) => adapter.name.clone(),
+    }
+}
+
+/// Opens a device that is already selected, under a display name of the caller's. `tuning` maps the
+/// device's identity to the options of kernel selection; `report` receives the device's name and
+/// the progress of autotuning.
 ///
 /// # Errors
 /// Returns the same errors as [`open`].
 pub fn open_selected(
     selection: Selection,
+    name: &str,
     plan: Plan,
     moments: Moments,
     options: &OpenOptions,
@@ -97,31 +109,28 @@ pub fn open_selected(
 ) -> Result<OpenDevice, RuntimeError> {
     let is_cpu = matches!(selection, Selection::Cpu { .. });
     let rows = plan.options.rows as u32;
-    let (executor, notes, identity, choices): (Box<dyn Executor>, _, _, _) = match selection {
+    let setting = options.device_memory_mib;
+    let mut notes = Vec::from_iter(memory::require_on(&selection, name, setting, &plan, &moments)?);
+    let (executor, identity, choices): (Box<dyn Executor>, _, _) = match selection {
         Selection::Cpu { reason } => {
-            let note = reason.map(|why| format!("training on the CPU: {why}"));
-            let device = Cpu::fast(plan, moments);
-            let identity = device.name().to_string();
-            (Box::new(device), Vec::from_iter(note), identity, VariantChoices::default())
+            notes.extend(reason.map(|why| format!("training on the CPU: {why}")));
+            let device = Cpu::fast(plan, moments).named(name);
+            (Box::new(device), host_name(), VariantChoices::default())
         }
-        Selection::Adapter(adapter) => {
-            let mut notes = Vec::from_iter(memory::require_on(
-                &adapter,
-                options.device_memory_mib,
-                &plan,
-                &moments,
-            )?);
+        Selection::Adapter(mut adapter) => {
             let identity = cache::device_key(&adapter);
             let is_software = adapter.kind == AdapterKind::Software;
             let tuning = TuneOptions { is_software, ..tuning(&identity) };
+            let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
+            // Only now: the cache and the identity are those of the adapter's own name.
+            adapter.name = name.into();
             let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)?;
             gpu.deadline = options.deadline;
-            let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
-            let mut report = |progress| report(&adapter.name, progress);
+            let mut report = |progress| report(name, progress);
             notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
             let choices = kernels.choices().clone();
             let device = allocate(gpu, plan, moments, kernels)?;
-            (Box::new(device), notes, identity, choices)
+            (Box::new(device), identity, choices)
         }
     };
     let driver = DeviceThread::start(executor, options.deadline).map_err(|error| {
@@ -139,13 +148,19 @@ fn allocate(
     moments: Moments,
     kernels: KernelSelector,
 ) -> Result<GpuExecutor, RuntimeError> {
-    let needed = memory::gibibytes(memory::memory(&plan, &moments).peak() as u64);
-    GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| match error {
+    let needed = memory::memory(&plan, &moments).peak();
+    GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| no_room(error, needed))
+}
+
+/// Converts the error of a device before the first step: one without memory for a run that needs
+/// `needed` bytes of it has none after a restart either.
+pub fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
+    match error {
         DeviceError::OutOfMemory { adapter, what } => {
-            RuntimeError::NoRoom { adapter, what, needed }
+            RuntimeError::NoRoom { adapter, what, needed: memory::gibibytes(needed as u64) }
         }
         other => other.into(),
-    })
+    }
 }
 
 /// Writes the initial parameters of a seed to the device; moments start as zeros.

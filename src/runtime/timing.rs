@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::RuntimeError;
 use super::device_thread::{DeviceThread, PendingJob};
 use super::step::{Inputs, load};
 use crate::base::BucketId;
@@ -52,24 +51,34 @@ impl BatchSplit {
     }
 }
 
+/// Device, by its index, that failed while it was timed.
+#[derive(Debug)]
+pub struct TimingFailure {
+    pub index: usize,
+    pub error: DeviceError,
+}
+
 /// Times devices on micro-batches of `probe`, selects those that are worth using, and splits
-/// `batch` samples among them. `rows` are the most samples that each can run at a time.
-/// Concurrent timings take `timeout` at most.
+/// `batch` samples among them. `rows` are the most samples that each can run at a time. Concurrent
+/// timings take `timeout` at most. Only sets of devices that `hold` the moments of their shards
+/// are selected; returns `None` if none does.
 ///
 /// # Errors
-/// Returns `RuntimeError` if a device fails.
+/// Returns the first device that fails, with its error.
 pub fn split_by_speed(
     drivers: &[&DeviceThread],
     probe: &Probe,
     batch: u32,
     rows: &[u32],
     timeout: Duration,
-) -> Result<BatchSplit, RuntimeError> {
+    hold: &dyn Fn(&[usize]) -> bool,
+) -> Result<Option<BatchSplit>, TimingFailure> {
     let mut solo = Vec::new();
-    for (driver, &rows) in drivers.iter().zip(rows) {
+    for (index, (driver, &rows)) in drivers.iter().zip(rows).enumerate() {
         let probe = Arc::clone(probe);
         let timing = move |device: &mut dyn Executor| time_alone(device, &probe, rows);
-        solo.push(driver.run("timing micro-batches", timing)?);
+        let timed = driver.run("timing micro-batches", timing);
+        solo.push(timed.map_err(|error| TimingFailure { index, error })?);
     }
     // Shares and step times of the sets that were tried, and the first failure, after which no
     // further set is timed.
@@ -78,7 +87,7 @@ pub fn split_by_speed(
     let selection = select_devices(drivers.len(), |set| {
         let speeds = match set {
             &[device] => vec![solo[device].speed],
-            _ if failed.is_some() => return f64::INFINITY,
+            _ if failed.is_some() || !hold(set) => return f64::INFINITY,
             _ => match time_concurrently(drivers, set, &solo, probe, timeout) {
                 Ok(speeds) => speeds,
                 Err(error) => {
@@ -88,6 +97,11 @@ pub fn split_by_speed(
             },
         };
         let counts = apportion(batch, &speeds);
+        // Those without a sample leave the others with larger shards.
+        let working = set.iter().zip(&counts).filter(|(_, count)| **count > 0);
+        if !hold(&working.map(|(device, _)| *device).collect::<Vec<_>>()) {
+            return f64::INFINITY;
+        }
         let exchange_s = match set.len() {
             1 => 0.0,
             _ => set.iter().map(|device| solo[*device].exchange_s).fold(0.0, f64::max),
@@ -104,6 +118,9 @@ pub fn split_by_speed(
     if let Some(error) = failed {
         return Err(error);
     }
+    if selection.step_s.is_infinite() {
+        return Ok(None);
+    }
     let sentence = |left: &ExcludedDevice| left.sentence(drivers[left.device].name());
     let mut notes: Vec<String> = selection.excluded.iter().map(sentence).collect();
     let (counts, _) = tried.remove(&selection.taken).unwrap_or_default();
@@ -116,7 +133,7 @@ pub fn split_by_speed(
     );
     let (members, counts): (Vec<usize>, Vec<u32>) = working.into_iter().unzip();
     let micro_batches = members.iter().map(|device| solo[*device].speed.micro_batch).collect();
-    Ok(BatchSplit { members, counts, micro_batches, notes })
+    Ok(Some(BatchSplit { members, counts, micro_batches, notes }))
 }
 
 /// Timing of a device that runs alone.
@@ -217,7 +234,7 @@ fn time_concurrently(
     solo: &[SoloTiming],
     probe: &Probe,
     timeout: Duration,
-) -> Result<Vec<ThroughputModel>, RuntimeError> {
+) -> Result<Vec<ThroughputModel>, TimingFailure> {
     let untimed = Arc::new(AtomicUsize::new(members.len()));
     let until = Instant::now() + timeout;
     let begin = |&member: &usize| {
@@ -232,7 +249,8 @@ fn time_concurrently(
     let mut speeds = Vec::new();
     for (member, seconds) in members.iter().zip(ended) {
         let SoloTiming { speed, full_s, .. } = solo[*member];
-        let slower = seconds? / full_s;
+        let failed = |error| TimingFailure { index: *member, error };
+        let slower = seconds.map_err(failed)? / full_s;
         let (fixed_s, row_s) = (speed.fixed_s * slower, speed.row_s * slower);
         speeds.push(ThroughputModel { fixed_s, row_s, ..speed });
     }

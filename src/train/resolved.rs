@@ -44,6 +44,7 @@ fn rank_entries<'a>(placement: &Placement, decided: &RankPlacement) -> BTreeMap<
         entries.insert("share", decided.share.to_string());
     }
     if placement.ranks.len() > 1 {
+        entries.insert("name", decided.name.clone());
         entries.insert("reduce_site", decided.reduce_site.to_string());
     }
     entries
@@ -124,6 +125,7 @@ mod tests {
         assert_eq!(tables[4..6], ["[rank10]", "[rank10.kernels]"]);
         let table: toml::Table = text.parse().unwrap();
         assert_eq!(table["devices"].as_str(), Some("A | B"));
+        assert_eq!(table["rank10"]["name"].as_str(), Some("a name"));
         assert_eq!(table["rank10"]["reduce_site"].as_str(), Some("host"));
         assert_eq!(table["rank10"]["share"].as_str(), Some("4"));
         assert_eq!(table["rank10"]["kernels"]["matmul (2, 3)"].as_str(), Some("tile"));

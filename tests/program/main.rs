@@ -8,6 +8,7 @@ mod events;
 mod examples;
 mod first_run;
 mod interruptions;
+mod placement;
 #[path = "../common/process.rs"]
 mod process;
 mod recorded_placement;

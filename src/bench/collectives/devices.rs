@@ -21,7 +21,7 @@ use crate::exec::{BucketTensor, Executor, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
 use crate::parallel::{Program, ReduceSite, gradient_all_reduce};
-use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
+use crate::runtime::open::{OpenDevice, OpenOptions, display_name, open_selected};
 use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::step::StepInput;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
@@ -161,7 +161,9 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
 fn open(selection: &Selection, plan: &Plan) -> Result<OpenDevice, RuntimeError> {
     let (options, moments) = (OpenOptions::default(), Moments::from(0));
     let tuning = |_: &str| TuneOptions { seconds: 0.0, ..TuneOptions::default() };
-    open_selected(selection.clone(), plan.clone(), moments, &options, tuning, &mut |_, _| {})
+    let name = display_name(selection);
+    let plan = plan.clone();
+    open_selected(selection.clone(), &name, plan, moments, &options, tuning, &mut |_, _| {})
 }
 
 /// Performs an all-reduce of the gradients on the devices.

@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use super::open_ranks::{open_new, open_recorded};
+use super::names::{display_names, selector};
+use super::open_ranks::{RequestedDevices, open_new, open_recorded};
 use super::shares::layout_of;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
@@ -19,7 +20,7 @@ use crate::parallel::{
     single_rank,
 };
 use crate::runtime::RuntimeError;
-use crate::runtime::open::OpenDevice;
+use crate::runtime::open::{OpenDevice, no_room};
 use crate::runtime::timing::{self};
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 
@@ -33,6 +34,8 @@ pub fn assemble(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlacedWorkers, RuntimeError> {
     let selections = selections(request.selector)?;
+    let names = display_names(&selections);
+    let devices = RequestedDevices { selections: &selections, names: &names };
     let candidates: Vec<String> = selections.iter().map(identity).collect();
     let saved = request.saved.filter(|saved| saved.candidates == candidates);
     let is_kept = |saved: &&Placement| {
@@ -40,10 +43,64 @@ pub fn assemble(
         !request.retune && has_measured && saved.shares_fit(request.batch, request.micro_batch)
     };
     let chosen = match saved.filter(is_kept) {
-        Some(kept) => open_recorded(request, &selections, kept, report)?,
-        None => open_new(request, &selections, saved, report)?,
+        Some(kept) => open_recorded(request, devices, kept, report)?,
+        None => open_new(request, devices, saved, report)?,
     };
-    start_workers(request, saved.filter(|_| !request.retune), chosen, candidates)
+    let saved = saved.filter(|_| !request.retune);
+    let mut placed = start_workers(request, saved, chosen, candidates)?;
+    let repeated = repeated_by(request, &selections, &placed.placement, &placed.plan);
+    placed.notes.extend(shares_note(&placed.placement, repeated));
+    Ok(placed)
+}
+
+/// Returns a note with the samples of each device per step, and the flags that repeat them if
+/// they were measured; `None` for one device that was chosen without measuring.
+fn shares_note(placement: &Placement, repeated: Option<String>) -> Option<String> {
+    let share = |rank: &RankPlacement| format!("{}: {}", rank.name, rank.share);
+    let shares: Vec<String> = placement.ranks.iter().map(share).collect();
+    let shares = format!("samples per step: {}", shares.join(", "));
+    match repeated {
+        Some(flags) => Some(format!("{shares}; to repeat this, add {flags}")),
+        None => (placement.ranks.len() > 1).then_some(shares),
+    }
+}
+
+/// Returns the flags with which another run gets these measured shares, in words for a shell;
+/// `None` if the shares were not measured.
+fn repeated_by(
+    request: &PlacementRequest,
+    selections: &[Selection],
+    placement: &Placement,
+    plan: &Plan,
+) -> Option<String> {
+    let ranks = &placement.ranks;
+    if request.probe.is_none() || request.parallel.shares.is_some() || selections.len() == 1 {
+        return None;
+    }
+    let mut flags = Vec::new();
+    if ranks.len() < selections.len() {
+        let taken: Vec<&Selection> = ranks.iter().map(|rank| &selections[rank.position]).collect();
+        flags.push(format!("--devices '{}'", selector(&taken)));
+    }
+    let counts: Vec<u32> = ranks.iter().map(|rank| rank.share).collect();
+    if ranks.len() > 1 {
+        flags.push(format!("--set parallel.shares='{counts:?}'"));
+    }
+    let repeats = |micro_batch: u32| {
+        let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
+        let shares = contiguous_shares(&counts, &micro_batches);
+        let programs = programs(request, plan, &shares);
+        let rows = programs.iter().map(|program| program.micro_batches.iter().map(|m| m.rows));
+        rows.zip(ranks).all(|(rows, rank)| rows.eq(rank.micro_batches.iter().copied()))
+    };
+    let largest = ranks.iter().map(|rank| rank.micro_batch).max().unwrap_or(request.micro_batch);
+    if !repeats(request.micro_batch) {
+        flags.push(match repeats(largest) {
+            true => format!("--set train.micro_batch={largest}"),
+            false => "(but in other micro-batches, so in other bits)".into(),
+        });
+    }
+    Some(flags.join(" "))
 }
 
 /// Returns the devices that a selector chooses.
@@ -141,10 +198,12 @@ fn reduce_site(
     lengths.sort_unstable();
     lengths.dedup();
     let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
+    let bytes = size_of::<f32>() * layout.chunk_max();
     match request.parallel.reduce_site.or(saved.map(|saved| saved.reduce_site)) {
         Some(ReduceSite::Host) => Ok(ReduceSite::Host),
         Some(ReduceSite::Device) => {
-            one.driver.run("preparing to add gradients", prepare)?;
+            let prepared = one.driver.run("preparing to add gradients", prepare);
+            prepared.map_err(|error| no_room(error, bytes))?;
             Ok(ReduceSite::Device)
         }
         None => {
@@ -153,7 +212,8 @@ fn reduce_site(
                 prepare(device)?;
                 timing::faster_reduce_site(device, &layout)
             };
-            Ok(one.driver.run("timing the addition of gradients", timing)?)
+            let timed = one.driver.run("timing the addition of gradients", timing);
+            timed.map_err(|error| no_room(error, bytes))
         }
     }
 }

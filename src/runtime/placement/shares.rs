@@ -1,5 +1,7 @@
 //! Splits of buckets, moments and samples among ranks.
 
+use std::ops::Range;
+
 use super::types::ParallelOptions;
 use crate::base::{BucketId, Position};
 use crate::collective::ShardLayout;
@@ -15,17 +17,22 @@ pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Shard
 }
 
 /// Returns the optimizer moments that a rank keeps.
-pub fn moments(
-    optimizer: &Optimizer,
-    layout: &ShardLayout,
-    buckets: usize,
-    rank: usize,
-) -> Moments {
-    // All ranks hold all buckets, in order of ranks.
-    let position = Position(rank as u32);
-    let shard = |bucket| layout.shard(BucketId(bucket as u32), position);
-    let owned = (layout.size > 1).then(|| (0..buckets).map(shard).collect());
+pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Moments {
+    let owned = (layout.size > 1).then(|| shards(layout, rank));
     Moments { count: optimizer.moments(), owned }
+}
+
+/// Returns the shard of each bucket that a rank owns. All ranks hold all buckets, in order of
+/// ranks.
+pub fn shards(layout: &ShardLayout, rank: usize) -> Vec<Range<usize>> {
+    let position = Position(rank as u32);
+    (0..layout.buckets()).map(|bucket| layout.shard(BucketId(bucket as u32), position)).collect()
+}
+
+/// Returns the number of parameters of which a device keeps moments, if they are those of shards;
+/// 0 if they are those of whole buckets.
+pub fn owned_elements(moments: &Moments) -> usize {
+    moments.owned.iter().flatten().map(ExactSizeIterator::len).sum()
 }
 
 /// Returns the samples per device if they are not measured.
@@ -64,8 +71,24 @@ pub fn fixed_counts(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::graph::{Builder, Graph, Init, PlanOptions, differentiate};
+
+    /// Returns a graph of one parameter with 2^18 values: 1 MiB.
+    pub fn graph() -> Graph {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 512]);
+        let w = b.parameter("w", &[512, 512], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        b.squared_error_loss(y, x).unwrap();
+        differentiate(b.finish()).unwrap()
+    }
+
+    /// Returns the plan of that graph for up to so many rows.
+    pub fn plan(rows: usize) -> Plan {
+        Plan::new(graph(), PlanOptions::new(rows))
+    }
 
     #[test]
     fn a_batch_is_shared_evenly_or_as_it_is_given() {

@@ -35,9 +35,6 @@ impl Run {
         let figures = format!("{}; {}", self.epoch_text(), self.memory_text());
         self.note(summary)?;
         self.note(figures)?;
-        if self.placement.ranks.len() > 1 {
-            self.note(self.shares_line())?;
-        }
         self.emit_end_notes()
     }
 
@@ -59,13 +56,6 @@ impl Run {
             _ => format!("{} on {}", gibibytes(*bytes), placed.name),
         };
         format!("device memory {}", ranks.map(of_rank).collect::<Vec<_>>().join(", "))
-    }
-
-    /// Returns a line with each device's samples per step.
-    fn shares_line(&self) -> String {
-        let share = |placed: &RankPlacement| format!("{} {}", placed.name, placed.share);
-        let shares: Vec<String> = self.placement.ranks.iter().map(share).collect();
-        format!("samples per step: {}", shares.join(", "))
     }
 
     /// Emits notes for a user who resumes with another number of steps: that no step is left to

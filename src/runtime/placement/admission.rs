@@ -1,0 +1,195 @@
+//! Admission of devices whose shares are measured: the rows of each device's plan, and the memory
+//! that is reserved for its moments until the devices of the run are known.
+
+use std::collections::VecDeque;
+
+use super::names::is_named;
+use super::shares::{layout_of, moments, owned_elements};
+use super::types::PlacementRequest;
+use super::{host_memory, shares};
+use crate::device::Selection;
+use crate::exec::Moments;
+use crate::runtime::{RuntimeError, memory};
+
+/// Rows and moments with which a device may be opened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admission {
+    pub rows: u32,
+    /// Reserved moments: the largest shard that the device may get.
+    pub reserve: Moments,
+    /// Bytes of the device's memory, and of host memory.
+    pub bytes: usize,
+    pub host_bytes: usize,
+}
+
+/// Requested device that may be opened.
+pub struct MeasuredCandidate {
+    /// Index of the device among the requested ones.
+    pub position: usize,
+    pub selection: Selection,
+    /// Display name.
+    pub name: String,
+    /// Ways to open it that fit its memory, the preferred one first; at least one.
+    pub admissions: VecDeque<Admission>,
+}
+
+impl MeasuredCandidate {
+    /// Moves on to the first admission that takes less host memory; returns false and changes
+    /// nothing if there is none.
+    fn take_less_host_memory(&mut self) -> bool {
+        let now = self.host_bytes();
+        let less = self.admissions.iter().position(|one| one.host_bytes < now);
+        less.inspect(|&less| drop(self.admissions.drain(..less))).is_some()
+    }
+
+    fn host_bytes(&self) -> usize {
+        self.admissions.front().map_or(0, |one| one.host_bytes)
+    }
+}
+
+/// Returns the requested devices that may be opened, and notes about those that are left out. The
+/// memory of each, and `available` bytes of host memory for all together, hold all moments if that
+/// is possible with fewer rows: one device may stay alone. Otherwise they hold the largest shard
+/// of the smallest possible number of ranks.
+///
+/// # Errors
+/// Returns `RuntimeError` if there is too little memory for a device that was named, or for all.
+pub fn admit(
+    request: &PlacementRequest,
+    selections: &[Selection],
+    names: &[String],
+    available: Option<u64>,
+) -> Result<(Vec<MeasuredCandidate>, Vec<String>), RuntimeError> {
+    let (mut candidates, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
+    let world = selections.len();
+    for (position, (selection, name)) in selections.iter().zip(names).enumerate() {
+        match admissions(request, selection, name, position, world) {
+            Ok(admissions) => {
+                let (selection, name) = (selection.clone(), name.clone());
+                candidates.push(MeasuredCandidate { position, selection, name, admissions });
+            }
+            // A device that was named must not be left out silently.
+            Err(error) if is_named(request.selector) => return Err(error),
+            Err(error) => {
+                notes.push(format!("left out: {error}"));
+                failed = Some(error);
+            }
+        }
+    }
+    if let Some(error) = failed.filter(|_| candidates.is_empty()) {
+        return Err(error);
+    }
+    fit_host(request, &mut candidates, available, &mut notes)?;
+    Ok((candidates, notes))
+}
+
+/// Returns the ways to open a device that fit its memory: with the largest reserve first, and of
+/// each reserve with the most rows first, halved down to one.
+fn admissions(
+    request: &PlacementRequest,
+    selection: &Selection,
+    name: &str,
+    position: usize,
+    world: usize,
+) -> Result<VecDeque<Admission>, RuntimeError> {
+    let (mut fitting, mut failed) = (VecDeque::new(), None);
+    for reserve in reserves(request, position, world) {
+        let mut rows = request.micro_batch.min(request.batch).max(1);
+        loop {
+            let plan = request.plans.of_rows(rows);
+            let setting = request.opening.device_memory_mib;
+            match memory::require_on(selection, name, setting, &plan, &reserve) {
+                Ok(_) => fitting.push_back(Admission {
+                    rows,
+                    bytes: memory::needed(selection, &plan, &reserve),
+                    host_bytes: host_memory::of_device(selection, &plan, &reserve, world),
+                    reserve: reserve.clone(),
+                }),
+                Err(error) => failed = Some(error),
+            }
+            if rows == 1 {
+                break;
+            }
+            rows = rows.div_ceil(2);
+        }
+    }
+    // Without a reserve there is no admission, and no error either.
+    let why = || RuntimeError::Defect(format!("{name} has no shard to reserve"));
+    if fitting.is_empty() { Err(failed.unwrap_or_else(why)) } else { Ok(fitting) }
+}
+
+/// Returns the shards that the device at a position may get, the largest first: of 1 to `world`
+/// ranks, as the first rank that it can be, or as the next, because the first has the most.
+fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Moments> {
+    let plan = request.plans.of_rows(1);
+    let mut reserves = Vec::new();
+    for ranks in 1..=world {
+        let layout = layout_of(request.parallel, &plan, ranks);
+        let lowest = position.saturating_sub(world - ranks);
+        for rank in lowest..=(lowest + 1).min(position).min(ranks - 1) {
+            let count = request.optimizer.moments();
+            let owned = Some(shares::shards(&layout, rank));
+            reserves.push(Moments { count, owned });
+        }
+    }
+    reserves.sort_by_key(|reserve| std::cmp::Reverse(owned_elements(reserve)));
+    reserves.dedup_by_key(|reserve| owned_elements(reserve));
+    reserves
+}
+
+/// Chooses admissions that fit the host's memory together: the device that takes the most of it
+/// takes less, until all fit. A device for which there is no host memory is left out with a note.
+fn fit_host(
+    request: &PlacementRequest,
+    candidates: &mut Vec<MeasuredCandidate>,
+    available: Option<u64>,
+    notes: &mut Vec<String>,
+) -> Result<(), RuntimeError> {
+    let plan = request.plans.of_rows(1);
+    loop {
+        let moments = request.optimizer.moments();
+        let shared = host_memory::shared(request.parallel, &plan, candidates.len(), moments);
+        let devices = candidates.iter().map(MeasuredCandidate::host_bytes);
+        let all = devices.fold(shared, usize::saturating_add);
+        let Err(error) = memory::require_of(available, all) else { return Ok(()) };
+        let mut largest: Vec<usize> = (0..candidates.len()).collect();
+        largest.sort_by_key(|&index| std::cmp::Reverse(candidates[index].host_bytes()));
+        if largest.iter().any(|&index| candidates[index].take_less_host_memory()) {
+            continue;
+        }
+        if is_named(request.selector) || candidates.len() == 1 {
+            return Err(error);
+        }
+        let left = candidates.remove(largest[0]);
+        notes.push(format!("{} is left out: {error}", left.name));
+    }
+}
+
+/// Returns true if the reserve of each device of a set holds its shard as one of these ranks.
+pub fn reserves_hold(request: &PlacementRequest, reserves: &[&Moments]) -> bool {
+    let plan = request.plans.of_rows(1);
+    let layout = layout_of(request.parallel, &plan, reserves.len());
+    let holds = |(rank, reserve): (usize, &&Moments)| {
+        let shard = Moments { count: reserve.count, owned: Some(shares::shards(&layout, rank)) };
+        owned_elements(&shard) <= owned_elements(reserve)
+    };
+    reserves.iter().enumerate().all(holds)
+}
+
+/// Returns the error of a device whose reserve does not hold its shard in any group of devices
+/// that was found: the moments of a single device do not fit its memory.
+pub fn too_little_for_one(
+    request: &PlacementRequest,
+    selection: &Selection,
+    name: &str,
+    rows: u32,
+) -> RuntimeError {
+    let plan = request.plans.of_rows(rows);
+    let layout = layout_of(request.parallel, &plan, 1);
+    let all = moments(request.optimizer, &layout, 0);
+    let setting = request.opening.device_memory_mib;
+    let needed = memory::gibibytes(memory::needed(selection, &plan, &all) as u64);
+    let (adapter, what) = (name.into(), "the moments of all parameters".into());
+    let no_room = RuntimeError::NoRoom { adapter, what, needed };
+    memory::require_on(selection, name, setting, &plan, &all).err().unwrap_or(no_room)
+}

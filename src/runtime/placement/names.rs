@@ -1,0 +1,78 @@
+//! Names of the requested devices.
+
+use crate::device::Selection;
+use crate::runtime::open::display_name;
+
+/// Returns true if a selector names devices, which must then all be used, instead of leaving the
+/// choice to the program.
+pub fn is_named(selector: &str) -> bool {
+    !["auto", "all"].contains(&selector.trim().to_lowercase().as_str())
+}
+
+/// Returns the names of devices as they are shown to the user, with a number where several have
+/// the same: `cpu (8 threads)` and `cpu 2 (8 threads)`.
+pub fn display_names(selections: &[Selection]) -> Vec<String> {
+    distinct(selections.iter().map(display_name).collect())
+}
+
+/// Returns names of which those that are equal have a number, from the second on.
+pub fn distinct(names: Vec<String>) -> Vec<String> {
+    let number = |index: usize| {
+        let earlier = names[..index].iter().filter(|name| **name == names[index]).count();
+        match earlier {
+            0 => names[index].clone(),
+            earlier => numbered(&names[index], earlier + 1),
+        }
+    };
+    (0..names.len()).map(number).collect()
+}
+
+/// Inserts a number after the part of a name that short displays keep.
+fn numbered(name: &str, number: usize) -> String {
+    let (short, rest) = name.split_at(name.find(['(', '/']).unwrap_or(name.len()));
+    let space = if rest.starts_with('(') { " " } else { "" };
+    format!("{} {number}{space}{rest}", short.trim_end())
+}
+
+/// Returns the text for `--devices` that selects these devices, in this order; equal ones stand
+/// next to each other.
+pub fn selector(selections: &[&Selection]) -> String {
+    let typed = |selection: &&Selection| match selection {
+        Selection::Cpu { .. } => "cpu".to_string(),
+        Selection::Adapter(adapter) => format!("{}:{}", adapter.api, adapter.name),
+    };
+    let typed: Vec<String> = selections.iter().map(typed).collect();
+    let equal = typed.chunk_by(|one, next| one == next);
+    let part = |equal: &[String]| match equal {
+        [one] => one.clone(),
+        _ => format!("{}*{}", equal[0], equal.len()),
+    };
+    equal.map(part).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selector_counts_equal_devices() {
+        let cpu = Selection::Cpu { reason: None };
+        assert_eq!(selector(&[&cpu]), "cpu");
+        assert_eq!(selector(&[&cpu, &cpu]), "cpu*2");
+    }
+
+    #[test]
+    fn equal_names_are_numbered_before_what_short_displays_leave_out() {
+        let names = ["cpu (2 threads)", "RTX 3060/PCIe", "cpu (2 threads)", "A", "A", "A"];
+        let found = distinct(names.map(String::from).into());
+        let expected = ["cpu (2 threads)", "RTX 3060/PCIe", "cpu 2 (2 threads)", "A", "A 2", "A 3"];
+        assert_eq!(found, expected);
+        assert_eq!(numbered("RTX 3060/PCIe", 2), "RTX 3060 2/PCIe");
+    }
+
+    #[test]
+    fn the_selectors_that_leave_the_choice_name_nothing() {
+        assert!(!is_named(" Auto ") && !is_named("all"));
+        assert!(is_named("cpu") && is_named("cpu*2") && is_named("llvmpipe, cpu"));
+    }
+}

@@ -1,0 +1,218 @@
+//! Opening of devices whose shares are measured: each is opened with a reserve for its moments,
+//! then timed, and the batch is split among those that are worth using. With `auto` and `all`, a
+//! device that fails on the way is left out.
+
+use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
+use super::names::is_named;
+use super::open_ranks::{RequestedDevices, open_one};
+use super::shares::{layout_of, moments};
+use super::types::{OpenedRanks, PlacementRequest};
+use crate::autotune;
+use crate::base::Rank;
+use crate::device::host::available_memory;
+use crate::device::{DeviceError, InjectedFault, Selection};
+use crate::exec::{Executor, Moments};
+use crate::faults::{Fault, Point};
+use crate::runtime::RuntimeError;
+use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::open::{OpenDevice, initialize, no_room};
+use crate::runtime::timing::{self, BatchSplit, Probe};
+
+/// Device that is open, with the memory reserved for its moments.
+struct ReservedDevice {
+    device: OpenDevice,
+    selection: Selection,
+    reserve: Moments,
+    /// Bytes of its memory that the device takes with the reserve.
+    bytes: usize,
+}
+
+/// Device, by its index among those that are open, that cannot take part.
+struct Failure {
+    index: usize,
+    error: RuntimeError,
+}
+
+/// Opens devices, selects those that are worth using, and splits the batch by their measured
+/// speed.
+///
+/// # Errors
+/// Returns the `RuntimeError` of the first device that was named and fails, or of the last device
+/// that is left.
+pub fn open_measured(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    probe: &Probe,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<OpenedRanks, RuntimeError> {
+    let RequestedDevices { selections, names } = devices;
+    let (candidates, mut notes) = admit(request, selections, names, available_memory())?;
+    let (mut opened, mut failed) = (Vec::new(), None);
+    for candidate in candidates {
+        match open_reserved(request, candidate, report) {
+            Ok(one) => opened.push(one),
+            // A device that was named must not be left out silently.
+            Err(error) if is_named(request.selector) => return Err(error),
+            Err(error) => {
+                notes.push(format!("left out: {error}"));
+                failed = Some(error);
+            }
+        }
+    }
+    if let Some(error) = failed.filter(|_| opened.is_empty()) {
+        return Err(error);
+    }
+    loop {
+        match split(request, probe, &opened) {
+            Ok(split) => {
+                notes.extend(split.notes.iter().cloned());
+                return Ok(OpenedRanks { members: members(request, opened, &split), notes });
+            }
+            Err(Failure { error, .. }) if is_named(request.selector) || opened.len() == 1 => {
+                return Err(error);
+            }
+            Err(Failure { index, error }) => {
+                notes.push(format!("left out: {error}"));
+                drop(opened.remove(index));
+            }
+        }
+    }
+}
+
+/// Opens a device with the first of its admissions that it has memory for.
+fn open_reserved(
+    request: &PlacementRequest,
+    candidate: MeasuredCandidate,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<ReservedDevice, RuntimeError> {
+    let MeasuredCandidate { position, selection, name, mut admissions } = candidate;
+    let none = || RuntimeError::Defect(format!("{name} is admitted with no rows"));
+    let mut now = admissions.pop_front().ok_or_else(none)?;
+    loop {
+        let reserve = now.reserve.clone();
+        let opened = open_one(request, (&selection, &name), now.rows, reserve, None, report);
+        let seed = request.seed;
+        let job = move |device: &mut dyn Executor| initialize(device, seed);
+        let opened = opened.and_then(|one| match one.driver.run("initialization", job) {
+            Ok(()) => Ok(one),
+            Err(error) => Err(no_room(error, now.bytes)),
+        });
+        match opened {
+            Ok(one) => {
+                let device = OpenDevice { position, ..one };
+                let Admission { reserve, bytes, .. } = now;
+                return Ok(ReservedDevice { device, selection, reserve, bytes });
+            }
+            Err(error) if error.is_capacity_error() => {
+                admissions.retain(|next| is_smaller(next, &now, &error));
+                let Some(next) = admissions.pop_front() else { return Err(error) };
+                now = next;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Returns true if a device may open with `next` that could not with `now`: in less memory, or
+/// with fewer rows if a tensor is too large.
+fn is_smaller(next: &Admission, now: &Admission, error: &RuntimeError) -> bool {
+    let is_memory = matches!(error, RuntimeError::NoRoom { .. });
+    let is_smaller = if is_memory { next.bytes < now.bytes } else { next.rows < now.rows };
+    is_smaller && next.host_bytes <= now.host_bytes
+}
+
+/// Measures the devices, splits the batch among them, and allocates the moments of those that
+/// take part.
+fn split(
+    request: &PlacementRequest,
+    probe: &Probe,
+    opened: &[ReservedDevice],
+) -> Result<BatchSplit, Failure> {
+    let hold = |set: &[usize]| {
+        let reserves: Vec<&Moments> = set.iter().map(|index| &opened[*index].reserve).collect();
+        reserves_hold(request, &reserves)
+    };
+    let found = match opened {
+        [_] => {
+            let rows = request.micro_batch.min(request.batch);
+            hold(&[0]).then(|| BatchSplit::of_one(request.batch, rows))
+        }
+        _ => measure(request, probe, opened, &hold)?,
+    };
+    let Some(found) = found else {
+        let index = (0..opened.len()).find(|index| !hold(&[*index])).unwrap_or(0);
+        let ReservedDevice { device, selection, .. } = &opened[index];
+        let name = device.driver.name();
+        let error = admission::too_little_for_one(request, selection, name, device.rows);
+        return Err(Failure { index, error });
+    };
+    let layout = layout_of(request.parallel, &request.plans.of_rows(1), found.members.len());
+    for (rank, &index) in found.members.iter().enumerate() {
+        let moments = moments(request.optimizer, &layout, rank);
+        let one = &opened[index];
+        let injected = injected(request, Point::Moments, one);
+        let job = move |device: &mut dyn Executor| {
+            injected.map_or(Ok(()), |fault| device.inject_fault(fault))?;
+            device.set_moments(moments)
+        };
+        let done = one.device.driver.run("the allocation of moments", job);
+        done.map_err(|error| Failure { index, error: no_room(error, one.bytes) })?;
+    }
+    Ok(found)
+}
+
+/// Times the devices and splits the batch among those that are worth using.
+fn measure(
+    request: &PlacementRequest,
+    probe: &Probe,
+    opened: &[ReservedDevice],
+    hold: &dyn Fn(&[usize]) -> bool,
+) -> Result<Option<BatchSplit>, Failure> {
+    (request.notify)(&format!(
+        "measuring {} devices, alone and together, on micro-batches of up to {} samples",
+        opened.len(),
+        request.micro_batch.min(request.batch)
+    ));
+    let failure = |index: usize, error: DeviceError| Failure {
+        index,
+        error: no_room(error, opened[index].bytes),
+    };
+    for (index, one) in opened.iter().enumerate() {
+        if let Some(fault) = injected(request, Point::Timing, one) {
+            let inject = move |device: &mut dyn Executor| device.inject_fault(fault);
+            let done = one.device.driver.run("timing micro-batches", inject);
+            done.map_err(|error| failure(index, error))?;
+        }
+    }
+    let drivers: Vec<&DeviceThread> = opened.iter().map(|one| &one.device.driver).collect();
+    let rows: Vec<u32> = opened.iter().map(|one| one.device.rows).collect();
+    let timeout = request.opening.deadline;
+    timing::split_by_speed(&drivers, probe, request.batch, &rows, timeout, hold)
+        .map_err(|failed| failure(failed.index, failed.error))
+}
+
+/// Returns the fault planned for a device before the first step, at step 0.
+fn injected(
+    request: &PlacementRequest,
+    point: Point,
+    one: &ReservedDevice,
+) -> Option<InjectedFault> {
+    let rank = Rank(one.device.position as u32);
+    request.faults.at_rank(point, 0, rank).and_then(Fault::of_device)
+}
+
+/// Returns the devices that take part, with their samples and the most that each runs at a time.
+fn members(
+    request: &PlacementRequest,
+    opened: Vec<ReservedDevice>,
+    split: &BatchSplit,
+) -> Vec<(OpenDevice, u32, u32)> {
+    let mut members = Vec::new();
+    for (index, one) in opened.into_iter().enumerate() {
+        if let Some(rank) = split.members.iter().position(|member| *member == index) {
+            let (count, micro_batch) = (split.counts[rank], split.micro_batches[rank]);
+            members.push((one.device, count, micro_batch.min(request.micro_batch)));
+        }
+    }
+    members
+}

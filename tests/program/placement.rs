@@ -1,0 +1,80 @@
+//! Several CPU devices in one run, as its user sees it: names, measured shares, limits of memory.
+
+use crate::process::{Desk, Ran};
+
+const TINY: &str = "train tiny.toml --data text.txt --steps 3 --set train.batch=12 \
+     --set train.micro_batch=3 --set train.sample_tokens=0 --set train.checkpoint_every=0";
+
+fn train(desk: &Desk, more: &str) -> Ran {
+    desk.run(&format!("{TINY} {more}"))
+}
+
+#[test]
+fn equal_devices_have_names_of_their_own() {
+    let desk = Desk::new();
+    let line = "--devices cpu*2 --out run --trace trace.json --set parallel.shares=8,4";
+    let ran = train(&desk, line).ok();
+    let shares = ran.err.lines().find(|line| line.contains("samples per step")).unwrap();
+    assert!(shares.contains("samples per step: cpu (") && shares.contains("): 8, cpu 2 ("));
+    assert!(!shares.contains("--set"), "the shares were given: {shares}");
+    let resolved = std::fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
+    let trace = std::fs::read_to_string(desk.path("trace.json")).unwrap();
+    for text in [&resolved, &trace] {
+        assert!(text.contains("cpu 2 ("), "{text}");
+    }
+    let ranks = desk.steps("run")[0]["ranks"].clone();
+    assert!(ranks[0]["name"].as_str().unwrap().starts_with("cpu ("), "{ranks}");
+    assert!(ranks[1]["name"].as_str().unwrap().starts_with("cpu 2 ("), "{ranks}");
+}
+
+#[test]
+fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
+    let desk = Desk::new();
+    let ran = train(&desk, "--devices cpu*2 --out measured").ok();
+    let line = ran.err.lines().find(|line| line.contains("samples per step")).unwrap();
+    let (_, flags) = line.split_once("; to repeat this, add ").unwrap();
+    assert!(!flags.contains("in other bits"), "{line}");
+    // The flags come last, so that they count; a shell would take the quotes away.
+    let flags = flags.replace(", ", ",").replace('\'', "");
+    let devices = if flags.contains("--devices") { "" } else { "--devices cpu*2" };
+    train(&desk, &format!("{devices} --out repeated {flags}")).ok();
+    let losses = desk.losses("repeated");
+    assert_eq!((losses.len(), losses), (3, desk.losses("measured")), "{flags}");
+}
+
+#[test]
+fn a_limit_of_device_memory_is_kept_or_refused_before_the_start() {
+    let desk = Desk::new();
+    let of_limit = |mib: u32| {
+        let out = format!("run{mib}");
+        let line = format!(
+            "--devices cpu*2 --out {out} --set model.width=128 --set train.device_memory_mib={mib}"
+        );
+        let ran = train(&desk, &line);
+        if ran.code() == Some(0) {
+            return true;
+        }
+        let ran = ran.ended(78);
+        let error = ran.line("error:");
+        assert!(error.contains("as train.device_memory_mib sets it"), "{mib}: {error}");
+        assert!(!desk.path(&out).exists());
+        false
+    };
+    let trained: Vec<bool> = (1..=6).map(of_limit).collect();
+    assert!(!trained[0] && trained[5] && trained.is_sorted(), "{trained:?}");
+}
+
+#[test]
+fn a_device_that_was_named_and_fails_while_it_is_timed_ends_the_run() {
+    let desk = Desk::new();
+    let run = |fault: &str| {
+        let line = format!("{TINY} --devices cpu*2 --out run");
+        let child = desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap();
+        crate::process::finish(child, fault)
+    };
+    let lost = run("lost@timing:0/1").ended(75);
+    assert!(lost.line("error:").contains("cpu 2 ("), "{}", lost.err);
+    let full = run("out-of-memory@moments:0/0,out-of-memory@moments:0/1").ended(78);
+    assert!(full.line("error:").contains("has no memory for"), "{}", full.err);
+    assert!(!desk.path("run").exists());
+}
