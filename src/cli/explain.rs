@@ -9,17 +9,23 @@ use crate::bench::profile::Profile;
 use crate::collective::{CollectiveKind, CommCost, RankGroup, ShardLayout, Topology, cost};
 use crate::data::Tokenizer;
 use crate::device::Selection;
-use crate::exec::staging_bytes;
+use crate::device::host::available_memory;
+use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::graph::passes::fuse::Fusion;
 use crate::graph::print::{
     RankMemoryUsage, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
 use crate::parallel::{Share, contiguous_shares, data_parallel, single_rank};
+use crate::runtime::memory::{comparison, gibibytes, limit};
 use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::host_memory;
+use crate::runtime::placement::names::distinct;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::shares::{fixed_counts, layout_of};
-use crate::runtime::timing;
+use crate::runtime::placement::shares::{
+    fixed_counts, layout_of, moments as rank_moments, owned_elements,
+};
+use crate::runtime::{self, timing};
 use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
 
@@ -75,6 +81,7 @@ fn vocabulary(spec: &RunSpec, tokenizer: Option<Tokenizer>) -> anyhow::Result<us
 
 /// Devices and shares of a run as far as they are known without opening a device.
 struct PlannedDevices {
+    selections: Vec<Selection>,
     names: Vec<String>,
     shares: Vec<Share>,
 }
@@ -86,13 +93,13 @@ impl PlannedDevices {
             Selection::Cpu { .. } => "cpu".to_string(),
             Selection::Adapter(adapter) => adapter.name.clone(),
         };
-        let names: Vec<String> = chosen.iter().map(name).collect();
+        let names = distinct(chosen.iter().map(name).collect());
         let counts = match is_measured(spec) {
             true => timing::split_evenly(spec.batch, names.len()),
             false => fixed_counts(&spec.parallel, spec.batch, names.len())?,
         };
         let shares = contiguous_shares(&counts, &vec![spec.micro_batch; counts.len()]);
-        Ok(Self { names, shares })
+        Ok(Self { selections: chosen, names, shares })
     }
 
     /// Returns a note that the shares are not known before the devices are measured, or an empty
@@ -128,20 +135,45 @@ fn buckets(plan: &Plan) -> impl Iterator<Item = BucketId> {
 
 fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> String {
     let moments = spec.optimizer.moments();
-    let of_rank = |(rank, share): (u32, &Share)| {
-        let plan = plans.of_rows(share.micro_batch.min(share.count).max(1));
-        let layout = layout_of(&spec.parallel, &plan, devices_of_run.names.len());
-        let owned = buckets(&plan).map(|bucket| layout.shard(bucket, Position(rank)).len()).sum();
-        (plan, owned)
-    };
-    let plans: Vec<(Arc<Plan>, usize)> = (0..).zip(&devices_of_run.shares).map(of_rank).collect();
-    if let [(plan, _)] = &plans[..] {
-        return memory_table(plan, moments);
+    let world = devices_of_run.names.len();
+    let plan_of = |share: &Share| plans.of_rows(share.micro_batch.min(share.count).max(1));
+    let plans: Vec<Arc<Plan>> = devices_of_run.shares.iter().map(plan_of).collect();
+    let layout = layout_of(&spec.parallel, &plans[0], world);
+    let pools = host_memory::pools(&spec.parallel, &plans[0], world);
+    let mut host = host_memory::shared(&spec.parallel, &plans[0], world, moments);
+    let (mut limits, mut staging, mut owned) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, (selection, plan)) in devices_of_run.selections.iter().zip(&plans).enumerate() {
+        let moments = rank_moments(&spec.optimizer, &layout, rank);
+        host = host.saturating_add(host_memory::of_device(selection, plan, &moments, world));
+        limits.push(limit_line(spec, selection, plan, &moments));
+        staging.push(host_memory::staging(selection, plan, world));
+        owned.push(owned_elements(&moments));
     }
-    let ranks = devices_of_run.names.iter().zip(&plans).map(|(name, (plan, owned))| {
-        RankMemoryUsage { name, plan, owned: *owned, staging: Some(staging_bytes(plan)) }
+    let available = available_memory().map(|bytes| (bytes, "which are available"));
+    let host = format!("memory of the host: {}\n", comparison(host, available));
+    if let [plan] = &plans[..] {
+        return memory_table(plan, moments, &limits[0]) + &host;
+    }
+    let ranks = (0..world).map(|rank| RankMemoryUsage {
+        name: &devices_of_run.names[rank],
+        plan: &plans[rank],
+        owned: owned[rank],
+        staging: Some(staging[rank]),
+        pool: Some(pools[rank]),
+        limit: &limits[rank],
     });
-    memory_tables(&ranks.collect::<Vec<_>>(), moments)
+    memory_tables(&ranks.collect::<Vec<_>>(), moments) + &host
+}
+
+/// Returns a line that compares what a device needs with the memory that it has.
+fn limit_line(spec: &RunSpec, selection: &Selection, plan: &Plan, moments: &Moments) -> String {
+    let needed = runtime::memory::needed(selection, plan, moments);
+    match (selection, limit(selection, spec.opening.device_memory_mib)) {
+        (Selection::Cpu { .. }, None) => {
+            format!("{} needed, of the memory of the host", gibibytes(needed as u64))
+        }
+        (_, limit) => comparison(needed, limit),
+    }
 }
 
 fn program(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> String {

@@ -158,15 +158,21 @@ pub struct RankMemoryUsage<'a> {
     pub plan: &'a Plan,
     /// Number of parameters that the rank updates.
     pub owned: usize,
-    /// Bytes of host memory that the rank's transfers are staged in, where that is known.
+    /// Bytes of host memory that the rank's transfers are staged in, where that is known, and of
+    /// the buffers of its messages.
     pub staging: Option<usize>,
+    pub pool: Option<usize>,
+    /// Sentence that compares the peak with the memory that the device has.
+    pub limit: &'a str,
 }
 
-/// Formats the memory of a plan as a table, then its buckets.
-pub fn memory_table(plan: &Plan, moments: usize) -> String {
+/// Formats the memory of a plan as a table, with a sentence about the memory that the device has,
+/// then its buckets.
+pub fn memory_table(plan: &Plan, moments: usize, limit: &str) -> String {
     let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
     let note = format!("{moments} per parameter");
-    text += &memory_rows(plan, &MemoryUsage::of(plan, moments), &note, None);
+    text += &memory_rows(plan, &MemoryUsage::of(plan, moments), &note, &[]);
+    let _ = writeln!(text, "  {limit}");
     text + &bucket_rows(plan)
 }
 
@@ -174,18 +180,30 @@ pub fn memory_table(plan: &Plan, moments: usize) -> String {
 /// are the same on all ranks.
 pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     let mut text = String::new();
-    for (rank, RankMemoryUsage { name, plan, owned, staging }) in ranks.iter().enumerate() {
+    for (rank, usage) in ranks.iter().enumerate() {
+        let RankMemoryUsage { name, plan, owned, staging, pool, limit } = usage;
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
         let all: usize = plan.buckets.iter().map(|bucket| bucket.length).sum();
         let note = format!("{moments} per parameter that it updates, {owned} of {all}");
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
-        text += &memory_rows(plan, &memory, &note, *staging);
+        let staging = staging.map(|bytes| ("staging", bytes, "of the host, for what travels"));
+        let pool = pool.map(|bytes| ("pool", bytes, "of the host, for messages of the rank"));
+        let host: Vec<_> = staging.into_iter().chain(pool).collect();
+        text += &memory_rows(plan, &memory, &note, &host);
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {limit}");
     }
     text + &ranks.first().map_or_else(String::new, |first| bucket_rows(first.plan))
 }
 
-fn memory_rows(plan: &Plan, memory: &MemoryUsage, moments: &str, staging: Option<usize>) -> String {
+/// Formats the memory of a device, then that of the host: names, bytes and notes.
+fn memory_rows(
+    plan: &Plan,
+    memory: &MemoryUsage,
+    moments: &str,
+    host: &[(&'static str, usize, &'static str)],
+) -> String {
     let placed = plan.graph.tensors.iter().zip(&plan.places);
     let in_slots = placed.filter(|(_, place)| matches!(place, TensorLocation::Slot(_)));
     let rows = plan.options.rows;
@@ -201,7 +219,7 @@ fn memory_rows(plan: &Plan, memory: &MemoryUsage, moments: &str, staging: Option
         ("scratch", memory.scratch, format!("{scratch} within a segment")),
         ("peak", memory.peak(), "all of it allocated before the first step".into()),
     ];
-    rows.extend(staging.map(|bytes| ("staging", bytes, "of the host, for what travels".into())));
+    rows.extend(host.iter().map(|(name, bytes, note)| (*name, *bytes, (*note).into())));
     let mut text = String::new();
     for (name, bytes, note) in rows {
         let _ = writeln!(text, "  {name:<11}{:>12}  {note}", size_text(bytes));
@@ -284,7 +302,8 @@ mod tests {
         // x, target, y, dy and parts of the loss, in slots of 4 * 64 floats and less.
         assert!(memory.stash >= 2 * 4 * 64 * 4, "{memory:?}");
         assert_eq!(memory.peak(), 4 * memory.parameters + memory.stash + memory.scratch);
-        assert!(memory_table(&plan, 2).contains("16.00 KiB"), "{}", memory_table(&plan, 2));
+        let text = memory_table(&plan, 2, "fits: all of it");
+        assert!(text.contains("16.00 KiB") && text.contains("\n  fits: all of it\n"), "{text}");
     }
 
     #[test]
@@ -297,7 +316,10 @@ mod tests {
         assert_eq!(whole.peak() - part.peak(), 2 * (64 * 64 - 64) * 4);
         assert_eq!(MemoryUsage::of_shard(&plan, 2, usize::MAX).peak(), usize::MAX);
 
-        let rank = |name, owned, staging| RankMemoryUsage { name, plan: &plan, owned, staging };
+        let rank = |name, owned, staging: Option<usize>| {
+            let (pool, limit) = (staging.map(|bytes| bytes / 2), "fits");
+            RankMemoryUsage { name, plan: &plan, owned, staging, pool, limit }
+        };
         let ranks = [rank("llvmpipe", 4032, None), rank("cpu", 64, Some(3 << 20))];
         let text = memory_tables(&ranks, 2);
         for line in [
@@ -306,6 +328,7 @@ mod tests {
             "  moments       31.50 KiB  2 per parameter that it updates, 4032 of 4096",
             "  moments        0.50 KiB  2 per parameter that it updates, 64 of 4096",
             "  staging        3.00 MiB  of the host, for what travels",
+            "  pool           1.50 MiB  of the host, for messages of the rank",
         ] {
             assert_eq!(text.matches(&format!("{line}\n")).count(), 1, "{line} in:\n{text}");
         }

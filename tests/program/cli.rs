@@ -335,9 +335,18 @@ fn explaining_several_devices_tells_what_each_does() {
     };
     let memory = explain("memory");
     let alone = desk.run("train tiny.toml --data text.txt --devices cpu --explain memory").ok().out;
-    for rank in 0..3 {
-        assert!(memory.contains(&format!("rank {rank}: cpu, micro-batches")), "{memory}");
+    for (rank, name) in ["cpu", "cpu 2", "cpu 3"].into_iter().enumerate() {
+        assert!(memory.contains(&format!("rank {rank}: {name}, micro-batches")), "{memory}");
     }
+    for line in ["\n  staging ", "\n  pool ", " needed, of the memory of the host\n"] {
+        assert_eq!(memory.matches(line).count(), 3, "{line} in:\n{memory}");
+    }
+    assert!(memory.contains("\nmemory of the host: fits: "), "{memory}");
+    assert!(alone.contains("\nmemory of the host: fits: "), "{alone}");
+    let fits = |mib: u32| explain(&format!("memory --set train.device_memory_mib={mib}"));
+    assert_eq!(fits(1).matches("\n  fits: ").count(), 3, "{}", fits(1));
+    let large = "memory --set model.width=512 --set train.device_memory_mib=1";
+    assert_eq!(explain(large).matches("\n  does not fit: ").count(), 3);
     let (shared, whole) = (numbers(&memory, "moments"), numbers(&alone, "moments")[0]);
     // Each rank keeps about a third, and all together everything.
     assert!(shared.iter().all(|part| (0.2 * whole..0.5 * whole).contains(part)), "{memory}");
@@ -346,7 +355,9 @@ fn explaining_several_devices_tells_what_each_does() {
     let program = explain("program --set parallel.shares=2,1,1");
     let parts: Vec<&str> = program.split("\n\n").collect();
     for (part, (rank, rows)) in parts.iter().zip([(0, 2), (1, 1), (2, 1)]) {
-        let title = format!("rank {rank}: cpu, {rows} samples\nmicro-batch 0: {rows} samples from");
+        let name = ["cpu", "cpu 2", "cpu 3"][rank];
+        let title =
+            format!("rank {rank}: {name}, {rows} samples\nmicro-batch 0: {rows} samples from");
         assert!(part.starts_with(&title), "{part}");
         for step in
             ["start reduce-scatter of bucket 0", "verdict", "wait for all-gather of bucket 0"]
