@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, Round};
 use crate::data::Tokenizer;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Selection};
 use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget};
 use crate::faults::Faults;
 use crate::graph::{Plan, PlanOptions, UpdateRange};
@@ -55,13 +55,14 @@ enum StepPart {
 }
 
 impl Profile {
-    /// Runs a few steps with random parameters on the configured data; writes no files.
+    /// Runs a few steps with random parameters on the configured data, with whole batches on one
+    /// device; writes no files.
     ///
     /// # Errors
     /// Returns `TrainError` in the same cases as the start of a training run.
     pub fn measure(
         spec: &RunSpec,
-        selector: &str,
+        selection: Selection,
         tokenizer: Option<Tokenizer>,
     ) -> Result<Self, TrainError> {
         let data = Arc::new(spec.load_data(tokenizer)?);
@@ -70,7 +71,7 @@ impl Profile {
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
         let inputs = inputs(spec, spec.batch_source(&plan.graph, &data, (0, 0))?, &program)?;
         let moments = spec.optimizer.moments();
-        let opened = open::open(selector, plan, moments, &spec.opening)?;
+        let opened = open::open_alone(selection, plan, moments, &spec.opening)?;
         let OpenDevice { driver, identity, .. } = opened;
         let seed = spec.seed;
         driver.run("initialization", move |device| open::initialize(device, seed))?;

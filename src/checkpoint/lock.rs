@@ -63,6 +63,14 @@ impl Lock {
     }
 }
 
+/// Returns true if a process holds the lock of a run directory. Does not create the lock file.
+pub fn is_held(run: &Path) -> bool {
+    let file = File::open(run.join("lock"));
+    // Shared, so that two readers do not take each other for the writer; a writer that starts at
+    // this moment tries again.
+    file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,7 +78,9 @@ mod tests {
     #[test]
     fn a_lock_that_is_let_go_soon_is_waited_for() {
         let run = tempfile::tempdir().unwrap();
+        assert!(!is_held(run.path()));
         let first = Lock::take(run.path()).unwrap();
+        assert!(is_held(run.path()));
         assert!(matches!(Lock::take(run.path()), Err(CheckpointError::InUse { .. })));
         let ending = thread::spawn(move || {
             thread::sleep(2 * PAUSE);

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use super::lock::Lock;
+use super::lock::{self, Lock};
 use super::manifest::{Manifest, directory_name, step_of};
-use super::{Checkpoint, CheckpointError, FILES, NamedTensor, PARAMETERS, tensors};
+use super::{Checkpoint, CheckpointError, FILES, Meta, NamedTensor, PARAMETERS, tensors};
 use crate::faults::{Faults, Point};
 use crate::files;
 
@@ -199,6 +199,27 @@ impl Store {
             return Err(errors.swap_remove(0));
         }
         Err(CheckpointError::NoneGood { path, reasons: texts(&errors) })
+    }
+
+    /// Returns the metadata of the newest checkpoint whose manifest is good, without reading its
+    /// tensors; `None` if there is no checkpoint.
+    ///
+    /// # Errors
+    /// Returns the `CheckpointError` of the newest manifest if none is good.
+    pub fn newest_meta(&self) -> Result<Option<Meta>, CheckpointError> {
+        let mut first = None;
+        for step in self.steps()?.into_iter().rev() {
+            match Manifest::read(&self.path(step)) {
+                Ok(manifest) => return Ok(Some(manifest.meta)),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        first.map_or(Ok(None), Err)
+    }
+
+    /// Returns true if a process writes to the run; false where the file system has no locks.
+    pub fn is_in_use(&self) -> bool {
+        self.directory.parent().is_some_and(lock::is_held)
     }
 
     /// Loads the checkpoint that was marked as the best one, with a warning if its manifest has

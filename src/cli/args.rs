@@ -29,6 +29,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Generate text with a checkpoint
     Generate(GenerateArgs),
+    /// List the runs of a directory with their steps, losses, devices and states
+    Runs(RunsArgs),
     /// Benchmark the devices of this machine, or compare two benchmark reports
     Bench(BenchArgs),
 }
@@ -45,6 +47,19 @@ pub struct TrainArgs {
     /// Step after which the run ends (train.steps)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub steps: Option<u64>,
+    /// Samples per step, over all devices (train.batch)
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub batch: Option<u64>,
+    /// The most samples that a device runs at a time: less memory, the same gradient
+    /// (train.micro_batch)
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub micro_batch: Option<u64>,
+    /// Learning rate after the warm-up (optim.lr)
+    #[arg(long, value_name = "LR", value_parser = non_negative)]
+    pub lr: Option<f64>,
+    /// Steps between evaluations on the validation split (train.eval_every)
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub eval_every: Option<u64>,
     /// Devices: auto (every hardware GPU, or else the CPU), all (every adapter, software ones
     /// too, and the CPU), or a comma-separated list of cpu and of indices or parts of names from
     /// `potluck devices`, each with an optional suffix *K for K ranks on it: 0 or rtx,radeon or
@@ -55,6 +70,9 @@ pub struct TrainArgs {
     /// Directory of the run [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+    /// Name of a new run: its directory is runs/NAME
+    #[arg(long, conflicts_with = "out")]
+    pub name: Option<String>,
     /// Seed of all random numbers (train.seed)
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub seed: Option<u64>,
@@ -80,7 +98,8 @@ pub struct TrainArgs {
     /// Write a timeline of all devices to a file, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE", conflicts_with = "explain")]
     pub trace: Option<PathBuf>,
-    /// Set any key of the configuration; may be repeated, the last value counts
+    /// Set any key of the configuration (optim.lr=1e-4, or lr=1e-4 where no other section has that
+    /// key); may be repeated, the last value counts
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
 }
@@ -98,7 +117,7 @@ pub enum Explain {
     Program,
     /// Bytes and messages that devices send each other in a step
     Communication,
-    /// Every kernel of a step, timed on the device
+    /// Every kernel of a step, timed on each device alone
     Kernels,
     /// Every key of the configuration with its meaning, range and default
     Keys,
@@ -106,7 +125,7 @@ pub enum Explain {
     Config,
 }
 
-/// Checkpoint that a command reads, and the device that runs it.
+/// Checkpoint that a command reads, and the devices that run it.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     /// Directory of a run (for its newest checkpoint) or of a checkpoint
@@ -114,10 +133,16 @@ pub struct CheckpointArgs {
     /// Use the run's checkpoint with the best validation loss instead of the newest
     #[arg(long)]
     pub best: bool,
-    /// One device: auto (the first hardware GPU, or else the CPU), cpu, or an index or a part of a
-    /// name from `potluck devices`, such as 0, llvmpipe or vulkan:llvmpipe
-    #[arg(long, value_name = "SELECTOR", default_value = "auto")]
+    /// Devices: auto (the first hardware GPU, or else the CPU), or a selector or list of selectors
+    /// as for `potluck train`; `eval` divides the samples among them, `generate` uses the first
+    #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
+    /// The most samples that a device runs at a time, if not as in the run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub micro_batch: Option<u32>,
+    /// Set a key of the run's configuration, such as train.device_memory_mib=4096; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
 }
 
 /// Arguments of `eval`.
@@ -131,6 +156,9 @@ pub struct EvalArgs {
     /// Split of the run's own data
     #[arg(long, value_enum, default_value = "val")]
     pub split: EvalSplit,
+    /// Samples to evaluate, spread evenly; 0: all
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = whole::<u64>)]
+    pub samples: u64,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -158,7 +186,7 @@ pub struct GenerateArgs {
     pub tokens: u64,
     /// Sampling temperature; below 1: safer choices; above: wilder ones; 0: always the most
     /// likely token
-    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = temperature)]
+    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = non_negative)]
     pub temperature: f64,
     /// Sample from the K most likely tokens only; 0: all
     #[arg(long, default_value_t = 0, value_name = "K", value_parser = whole::<usize>)]
@@ -166,6 +194,17 @@ pub struct GenerateArgs {
     /// Seed of the sampling; the same seed generates the same text
     #[arg(long, default_value_t = 1337, value_name = "N", value_parser = whole::<u64>)]
     pub seed: u64,
+}
+
+/// Arguments of `runs`.
+#[derive(Debug, Args)]
+pub struct RunsArgs {
+    /// Directory of the runs
+    #[arg(default_value = "runs", value_name = "DIR")]
+    pub directory: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `bench`.
@@ -263,7 +302,7 @@ fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {
     typed.parse().map_err(|_| "expects a non-negative integer".into())
 }
 
-fn temperature(typed: &str) -> Result<f64, String> {
+fn non_negative(typed: &str) -> Result<f64, String> {
     match typed.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
         _ => Err("expects a non-negative number".into()),

@@ -61,13 +61,22 @@ pub fn explanation(
         Explain::Memory => on_devices(tokenizer, memory),
         Explain::Program => on_devices(tokenizer, program),
         Explain::Communication => on_devices(tokenizer, communication),
-        Explain::Kernels => Ok(Profile::measure(spec, &spec.devices, tokenizer)?.table()),
+        Explain::Kernels => kernels(spec, tokenizer),
         Explain::Config => Ok(spec.run_toml.clone()),
         Explain::Keys => {
             let why = "the keys are those of every run, and not explained by one";
             Err(TrainError::Defect(why.into()).into())
         }
     }
+}
+
+/// Returns a table per device, each of whole batches on that device alone.
+fn kernels(spec: &RunSpec, tokenizer: Option<Tokenizer>) -> anyhow::Result<String> {
+    let mut tables = Vec::new();
+    for selection in selections(&spec.devices)? {
+        tables.push(Profile::measure(spec, selection, tokenizer.clone())?.table());
+    }
+    Ok(tables.join("\n"))
 }
 
 /// Returns the vocabulary of the run's model: that of a checkpoint's tokenizer if given, or else

@@ -6,6 +6,7 @@ pub mod devices;
 pub mod explain;
 pub mod model;
 pub mod resume;
+pub mod runs;
 pub mod train;
 
 use std::fs::OpenOptions;
@@ -20,6 +21,9 @@ use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, RuntimeError};
 use crate::train::TrainError;
 use args::{Cli, Command};
 
+/// Exit code of a command line that does not parse, as usual.
+pub const EXIT_USAGE: i32 = 2;
+
 /// Runs the command on the command line and returns the process's exit code.
 pub fn main() -> i32 {
     let cli = match Cli::try_parse() {
@@ -28,7 +32,7 @@ pub fn main() -> i32 {
             // Printing fails if the reader of the pipe is gone; there is no other place to report
             // to.
             let _ = error.print();
-            return if error.use_stderr() { EXIT_CONFIGURATION } else { 0 };
+            return if error.use_stderr() { EXIT_USAGE } else { 0 };
         }
     };
     let result = match &cli.command {
@@ -39,6 +43,7 @@ pub fn main() -> i32 {
         Command::Train(args) => train::run(args),
         Command::Eval(args) => model::eval(args).map(|()| 0),
         Command::Generate(args) => model::generate(args).map(|()| 0),
+        Command::Runs(args) => runs::run(args).map(|()| 0),
         Command::Bench(args) => bench::run(args),
     };
     result.unwrap_or_else(|error| {

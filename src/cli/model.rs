@@ -2,23 +2,30 @@
 //! it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
 use super::resume::find_text;
 use super::train::saved_spec;
+use crate::checkpoint::CheckpointError::None as NoneThere;
 use crate::checkpoint::{Checkpoint, Store};
-use crate::data::{Split, TextData};
+use crate::collective::Topology;
+use crate::data::Split;
+use crate::device::Selection;
+use crate::graph::Plan;
+use crate::metrics::{Event, Sink};
 use crate::model::LanguageModel;
-use crate::runtime::open::{self, OpenOptions};
-use crate::runtime::workers::WorkerGroup;
+use crate::runtime::open::{OpenOptions, open_alone};
+use crate::runtime::placement::assemble::selections;
+use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::train::error::TrainError;
-use crate::train::evaluate::evaluate_split;
-use crate::train::loader::BatchSource;
+use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use crate::train::sampling::Sampling;
 use crate::train::sentences::measure_sentences;
+use crate::train::signals::SignalFlags;
 use crate::train::spec::{DataSource, RunSpec};
 use crate::train::{generate, state};
-use crate::ui::terminal::print_line;
+use crate::ui::terminal::{Terminal, print_line};
 
 /// Warning that the loss is not one of the text that the run was trained on.
 const OTHER_DATA: &str = "warning: the data are not those that the checkpoint was trained on; the \
@@ -50,38 +57,45 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     if args.data.is_none() && data.fingerprint() != checkpoint.meta.data {
         print_line(OTHER_DATA);
     }
-    let (group, source) = open(&args.checkpoint, checkpoint, &spec, data)?;
-    let rows = [spec.micro_batch];
-    let request = crate::train::evaluate::EvalRequest {
+    let plan = spec.forward_plan(data.tokenizer().vocabulary(), spec.micro_batch)?;
+    let source = spec.batch_source(&plan.graph, &Arc::new(data), (0, 0))?;
+    let devices = &args.checkpoint.devices;
+    let EvalDevices { group, weights } = open_for_eval(devices, &spec, checkpoint, plan)?;
+    let rows = vec![spec.micro_batch; group.world()];
+    let request = EvalRequest {
         source: &source,
         split,
-        samples: 0,
+        samples: args.samples,
         rows: &rows,
-        weights: &[1],
-        signals: &Default::default(),
+        weights: &weights,
+        signals: &SignalFlags::default(),
     };
-    let loss = evaluate_split(&group, &request, &mut |_, _| Ok(()))?.unwrap().loss;
+    let (mut terminal, started) = (Terminal::new(false, 0), Instant::now());
+    let evaluated = evaluate_split(&group, &request, &mut |done, total| {
+        Ok(terminal.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
+    })?;
+    let stopped = || TrainError::Defect("an evaluation without signals was stopped".into());
+    let Evaluation { loss, samples, targets } = evaluated.ok_or_else(stopped)?;
     let is_of_corpus = args.data.is_none() && spec.data.source == DataSource::Builtin;
     let sentences = is_of_corpus.then(|| {
         let (data, model, from) = (&source.data, source.model, (step, spec.seed));
         measure_sentences(&group, data.tokenizer(), model, &rows, from, || false)
     });
     let sentences = sentences.transpose()?.flatten().map(|sampled| sampled.record);
-    let targets =
-        source.data.evaluation_windows(split, source.model.context).len() * source.model.context;
+    let perplexity = loss.exp();
     if args.json {
-        let perplexity = loss.exp();
         let mut line = serde_json::json!({
-            "step": step, "loss": loss, "perplexity": perplexity, "targets": targets
+            "step": step, "loss": loss, "perplexity": perplexity, "samples": samples,
+            "targets": targets
         });
         if let Some(sentences) = sentences {
             line["sentences"] = serde_json::json!(sentences);
         }
         super::print(&format!("{line}\n"));
     } else {
-        let perplexity = loss.exp();
         super::print(&format!(
-            "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets\n"
+            "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets in \
+             {samples} samples\n"
         ));
         sentences.iter().for_each(|measure| _ = super::print(&format!("{measure}\n")));
     }
@@ -99,7 +113,8 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let plan = spec.forward_plan(tokenizer.vocabulary(), 1)?;
     let missing = || TrainError::Defect("the model has no logits".into());
     let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
-    let group = open_model(&args.checkpoint.devices, &spec, checkpoint, plan)?;
+    let device = first_device(&args.checkpoint.devices)?;
+    let group = open_model(device, &spec, checkpoint, plan)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     generate::generate(
@@ -115,39 +130,112 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads the checkpoint that the arguments name, and the specification of its run.
+/// Loads the checkpoint that the arguments name, and the specification of its run with the keys
+/// that they set.
 fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
     let (checkpoint, warnings) = match args.best {
-        true => Store::open_to_read(&args.checkpoint).load_best(),
-        false => Checkpoint::load_path(&args.checkpoint),
-    }
-    .map_err(TrainError::from)?;
-    warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
-    let spec = saved_spec(&checkpoint)?;
+        true => load_best(args)?,
+        false => Checkpoint::load_path(&args.checkpoint).map_err(TrainError::from)?,
+    };
+    warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
+    let mut spec = saved_spec(&checkpoint, &args.sets)?;
+    spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
     Ok((checkpoint, spec))
 }
 
-fn open(
-    args: &CheckpointArgs,
-    checkpoint: Checkpoint,
-    spec: &RunSpec,
-    data: TextData,
-) -> anyhow::Result<(WorkerGroup, BatchSource)> {
-    let plan = spec.forward_plan(data.tokenizer().vocabulary(), spec.micro_batch)?;
-    let source = spec.batch_source(&plan.graph, &Arc::new(data), (0, 0))?;
-    Ok((open_model(&args.devices, spec, checkpoint, plan)?, source))
+fn load_best(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, Vec<String>)> {
+    let path = &args.checkpoint;
+    let error = match Store::open_to_read(path).load_best() {
+        Ok(loaded) => return Ok(loaded),
+        Err(error) => error,
+    };
+    let newest = Checkpoint::load_path(path).ok().filter(|_| matches!(error, NoneThere { .. }));
+    if let Some((newest, _)) = newest
+        && saved_spec(&newest, &[])?.data.held_out == 0.0
+    {
+        let why = "the run held nothing out, so no checkpoint is its best; leave out --best";
+        return Err(TrainError::InvalidRequest(why.into()).into());
+    }
+    Err(TrainError::from(error).into())
 }
 
-/// Opens a device with the checkpoint's parameters on it.
-fn open_model(
+/// Devices with the parameters of a checkpoint on them.
+struct EvalDevices {
+    group: WorkerGroup,
+    /// Weights by which samples are divided among them.
+    weights: Vec<u32>,
+}
+
+/// Opens the devices that a selector names; of several, the user reads which.
+fn open_for_eval(
     devices: &str,
     spec: &RunSpec,
     checkpoint: Checkpoint,
-    plan: crate::graph::Plan,
+    plan: Plan,
+) -> anyhow::Result<EvalDevices> {
+    if is_auto(devices) {
+        let group = open_model(first_device(devices)?, spec, checkpoint, plan)?;
+        return Ok(EvalDevices { group, weights: vec![1] });
+    }
+    let mut opened = Vec::new();
+    for selection in selections(devices)? {
+        opened.push(open_alone(selection, plan.clone(), 0, &options(spec))?);
+    }
+    let identities: Vec<&str> = opened.iter().map(|one| &*one.identity).collect();
+    let recorded = &checkpoint.meta.placement.ranks;
+    let is_recorded = recorded.iter().map(|rank| &*rank.identity).eq(identities.iter().copied());
+    let weights: Vec<u32> = match is_recorded {
+        true => recorded.iter().map(|rank| rank.share).collect(),
+        false => vec![1; opened.len()],
+    };
+    opened.iter().flat_map(|one| &one.notes).for_each(|note| print_line(note));
+    if opened.len() > 1 {
+        let shares = match is_recorded {
+            true => "with the shares of the run",
+            false => "with equal shares",
+        };
+        print_line(&format!("on {} devices {shares}: {}", opened.len(), identities.join(", ")));
+    }
+    let layout = layout(&plan, Topology::Ring, opened.len(), spec.parallel.chunk_bytes);
+    let drivers = opened.into_iter().map(|one| one.driver).collect();
+    let group = WorkerGroup::start(drivers, layout, &WorkerGroupOptions::default())?;
+    state::restore(&group, checkpoint.parameters, &[], 0)?;
+    Ok(EvalDevices { group, weights })
+}
+
+fn is_auto(devices: &str) -> bool {
+    devices.trim().eq_ignore_ascii_case("auto")
+}
+
+/// Returns the device that works alone; of several that a list names, the user reads which.
+fn first_device(devices: &str) -> anyhow::Result<Selection> {
+    let chosen = selections(devices)?;
+    let count = chosen.len();
+    let missing = || TrainError::Defect("no device was chosen".into());
+    let first = chosen.into_iter().next().ok_or_else(missing)?;
+    if count > 1 && !is_auto(devices) {
+        let name = match &first {
+            Selection::Cpu { .. } => "cpu",
+            Selection::Adapter(adapter) => &adapter.name,
+        };
+        print_line(&format!("generating on {name}, the first of {count} devices"));
+    }
+    Ok(first)
+}
+
+/// Options of devices that make only a few passes: timing kernels would take longer than it saves.
+fn options(spec: &RunSpec) -> OpenOptions {
+    OpenOptions { tune_s: 0.0, ..spec.opening }
+}
+
+/// Opens one device with the checkpoint's parameters on it.
+fn open_model(
+    selection: Selection,
+    spec: &RunSpec,
+    checkpoint: Checkpoint,
+    plan: Plan,
 ) -> anyhow::Result<WorkerGroup> {
-    // No autotuning: for the few passes made here, timing kernels takes longer than it saves.
-    let options = OpenOptions { tune_s: 0.0, ..spec.opening };
-    let opened = open::open(devices, plan, 0, &options)?;
+    let opened = open_alone(selection, plan, 0, &options(spec))?;
     opened.notes.iter().for_each(|note| print_line(note));
     let group = WorkerGroup::single(opened.driver)?;
     state::restore(&group, checkpoint.parameters, &[], 0)?;

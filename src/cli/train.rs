@@ -1,15 +1,16 @@
 //! `potluck train`: starts, resumes or explains a run.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::args::{Explain, TrainArgs};
 use super::explain::explanation;
 use super::resume::{RUNS, ResumePoint, find_text, holds_run, next_free};
-use super::writable;
+use super::{UsageError, writable};
 use crate::autotune::catalog;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
-use crate::config::read::{self, Override, Resolved};
+use crate::config::read::{self, ConfigError, Override, Resolved};
 use crate::config::schema::Model;
 use crate::faults::Faults;
 use crate::train::error::TrainError;
@@ -32,14 +33,16 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let point = point.transpose()?;
     let saved = point.as_ref().map(|point| saved_config(&point.checkpoint)).transpose()?;
     let mut resolved = configuration(args, saved.as_ref())?;
+    let named = args.name.as_deref().map(named_run).transpose()?;
+    let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
         let tokenizer = point.and_then(|point| point.checkpoint.meta.tokenizer);
         super::print(&explanation(explain, &RunSpec::resolved(&resolved), tokenizer)?);
         return Ok(0);
     }
     let out = match &point {
-        Some(point) => point.out(args.out.as_deref()),
-        None => args.out.clone().unwrap_or_else(|| next_free(Path::new(RUNS))),
+        Some(point) => point.out(typed_out),
+        None => typed_out.map_or_else(|| next_free(Path::new(RUNS)), Path::to_path_buf),
     };
     let is_continued = point.as_ref().is_some_and(|point| point.continues(&out));
     if !is_continued && holds_run(&out)? {
@@ -48,8 +51,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let mut unsaved = Vec::new();
     if let Some((point, saved)) = point.as_ref().zip(saved.as_ref()) {
         unsaved = resolved.changes(&saved.config);
-        locate(&mut resolved, point, args.out.as_deref(), &unsaved)?;
-        if point.run.is_none() && args.out.is_none() && !args.quiet {
+        locate(&mut resolved, point, typed_out, &unsaved)?;
+        if point.run.is_none() && typed_out.is_none() && !args.quiet {
             let (from, out) = (point.from.display(), out.display());
             print_line(&format!("{from} is a checkpoint outside a run; a new run starts in {out}"));
         }
@@ -115,10 +118,15 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
     if let Some(path) = &args.data {
         overrides.extend(Override::data(path)?);
     }
+    let whole = |number: Option<u64>| number.map(|number| number.to_string());
     let named = [
-        ("--steps", "train.steps", args.steps),
-        ("--seed", "train.seed", args.seed),
-        ("--log-every", "train.log_every", args.log_every),
+        ("--steps", "train.steps", whole(args.steps)),
+        ("--batch", "train.batch", whole(args.batch)),
+        ("--micro-batch", "train.micro_batch", whole(args.micro_batch)),
+        ("--lr", "optim.lr", args.lr.map(|lr| format!("{lr:?}"))),
+        ("--eval-every", "train.eval_every", whole(args.eval_every)),
+        ("--seed", "train.seed", whole(args.seed)),
+        ("--log-every", "train.log_every", whole(args.log_every)),
     ];
     for (flag, key, value) in named {
         overrides.extend(value.map(|value| Override::named(flag, key, value)));
@@ -146,9 +154,26 @@ fn absolute(path: &Path) -> PathBuf {
     absolute.unwrap_or_else(|| path.into())
 }
 
-/// Returns the specification of the run that wrote a checkpoint.
-pub fn saved_spec(checkpoint: &Checkpoint) -> anyhow::Result<RunSpec> {
-    Ok(RunSpec::resolved(&saved_config(checkpoint)?))
+/// Returns the specification of the run that wrote a checkpoint, with keys set as by `--set`.
+///
+/// # Errors
+/// Returns an error if the configuration cannot be read, if a key is set that does not exist or
+/// to an impossible value, or if the checkpoint's tensors belong to another model.
+pub fn saved_spec(checkpoint: &Checkpoint, sets: &[String]) -> anyhow::Result<RunSpec> {
+    let saved = saved_config(checkpoint)?;
+    let overrides: Vec<Override> =
+        sets.iter().map(|typed| Override::set(typed)).collect::<Result<_, _>>()?;
+    let resolved = read::read(Some(&saved), None, &overrides)?;
+    refuse_another(&saved.config, &resolved.config)?;
+    Ok(RunSpec::resolved(&resolved))
+}
+
+/// Returns the number of steps in the configuration of a run, the text of its `run.toml`.
+///
+/// # Errors
+/// Returns `ConfigError` if that is no configuration.
+pub fn steps_of(path: &Path, run_toml: &str) -> Result<u64, ConfigError> {
+    Ok(read::read(None, Some((path, run_toml)), &[])?.config.train.steps)
 }
 
 /// Reads the configuration stored in a checkpoint.
@@ -172,6 +197,26 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
     };
     let why = format!("a resumed run keeps its {kept}; start a new run for another one");
     Err(TrainError::Mismatch { what: what.into(), why })
+}
+
+/// Returns the directory of a new run with this name.
+fn named_run(name: &str) -> Result<PathBuf, UsageError> {
+    let is_plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    if !is_plain || name == "latest" {
+        return Err(UsageError(format!(
+            "--name {name}: expects the name of a directory in {RUNS}/, other than latest and \
+             without separators; for another place give --out"
+        )));
+    }
+    let path = Path::new(RUNS).join(name);
+    if fs::symlink_metadata(&path).is_ok() {
+        let path = path.display();
+        return Err(UsageError(format!(
+            "--name {name}: {path} exists already; continue it with --resume {path}, or choose \
+             another name"
+        )));
+    }
+    Ok(path)
 }
 
 #[cfg(test)]

@@ -228,11 +228,12 @@ impl ConfigReader {
     fn apply(&mut self, index: usize, one: &Override) -> Result<(), ConfigError> {
         let origin = Origin::Flag(index, one.flag.clone());
         let parsed = DeValue::parse(&one.value).ok();
-        let is_text = key(&one.key).is_some_and(|key| key.accepts == Constraint::Text);
+        let name = with_section(&origin, &one.key)?;
+        let is_text = key(name).is_some_and(|key| key.accepts == Constraint::Text);
         // What is no string is one without its quotes, such as the index of a device.
         let is_meant = |value: &&DeValue| !is_text || matches!(value, DeValue::String(_));
         let value = parsed.as_ref().map(|value| value.get_ref()).filter(is_meant);
-        self.put(origin, &one.key, value, &one.value)
+        self.put(origin, name, value, &one.value)
     }
 
     /// Sets a key; if `value` is `None`, the value is the bare word `written`.
@@ -375,6 +376,21 @@ fn excerpt(text: &str, span: &Range<usize>) -> String {
     }
 }
 
+/// Returns the full name of a key that a flag may have without its section, if only one section
+/// has it; any other name as it is.
+fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
+    let found: Vec<&str> =
+        KEYS.iter().filter(|key| key.name == name).map(|key| key.full_name).collect();
+    match found[..] {
+        [] => Ok(name),
+        [one] => Ok(one),
+        _ => {
+            let hint = format!("there are {}", found.join(", "));
+            Err(ConfigError::Unknown { origin: origin.clone(), name: format!("key {name}"), hint })
+        }
+    }
+}
+
 fn unknown_section(origin: Origin, name: &str) -> ConfigError {
     let sections = SECTIONS.iter().map(|(section, _)| *section);
     let hint = match nearest(name, sections.clone().map(|section| (section, section))) {
@@ -470,6 +486,22 @@ mod tests {
         assert_eq!(resolved.config.model.activation, Unary::Relu);
         let keys = ["model.activation", "model.width", "optim.lr", "train.steps"];
         assert_eq!(resolved.typed.now, keys.into());
+    }
+
+    #[test]
+    fn a_flag_may_leave_out_the_section_where_only_one_has_the_key() {
+        assert_eq!(config("", &["lr=0.5", "min_lr=0"]).optim.lr, 0.5);
+        assert_eq!(typed("", &["batch = 7"]).unwrap().typed.now, ["train.batch"].into());
+        let several = "there are model.kind, data.kind, optim.kind, schedule.kind";
+        refused("", &["kind=sgd"], &format!("--set kind=sgd: there is no key kind; {several}"));
+        refused(
+            "",
+            &["lr=x"],
+            "--set lr=x: optim.lr expects a number above 0, at most 1000, got x",
+        );
+        refused("", &["rl=1"], "--set rl=1: there is no key rl; did you mean optim.lr?");
+        // Files have sections.
+        refused("lr = 1", &[], "run.toml:1: there is no key lr; did you mean optim.lr?");
     }
 
     #[test]

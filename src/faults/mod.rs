@@ -178,9 +178,9 @@ impl Faults {
     }
 
     /// Injects and returns the fault planned for a point of the process, which are those that
-    /// write metrics and checkpoints. [`Fault::Kill`] and [`Fault::Panic`] do not return; [`Fault::Sigterm`] and
-    /// [`Fault::Sigint`] return after the signal was handled. On [`Fault::Full`] the caller must
-    /// fail with [`full`].
+    /// write metrics and checkpoints. [`Fault::Kill`] and [`Fault::Panic`] do not return;
+    /// [`Fault::Sigterm`] and [`Fault::Sigint`] return after the signal was handled. On
+    /// [`Fault::Full`] the caller must fail with [`full`].
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
         self.at_rank(point, step, Rank(0))
     }

@@ -64,7 +64,7 @@ struct RankSums {
 }
 
 /// Constant part of the jobs of an evaluation.
-struct Job {
+struct EvalJob {
     source: BatchSource,
     split: Split,
     /// Starts of the windows, and the most rows at a time, by rank.
@@ -93,7 +93,7 @@ pub fn evaluate_split(
     let starts = spread(&starts, samples);
     let parts = share_out(&starts, weights).into_iter().zip(rows);
     let parts = parts.map(|(part, rows)| (part, *rows as usize)).collect();
-    let job = Job { source: source.clone(), split, parts, signals: signals.clone() };
+    let job = EvalJob { source: source.clone(), split, parts, signals: signals.clone() };
     let (job, total) = (Arc::new(job), starts.len());
     let mut sums = vec![RankSums::default(); job.parts.len()];
     let done = |sums: &[RankSums]| sums.iter().map(|sums| sums.done).sum::<usize>();
@@ -116,7 +116,7 @@ pub fn evaluate_split(
 /// Continues all ranks for one job each; returns their new sums.
 fn run_jobs(
     group: &WorkerGroup,
-    job: &Arc<Job>,
+    job: &Arc<EvalJob>,
     sums: Vec<RankSums>,
 ) -> Result<Vec<RankSums>, TrainError> {
     let (job, begun) = (Arc::clone(job), Arc::new(sums));
@@ -131,7 +131,7 @@ fn run_jobs(
 
 fn run_job(
     device: &mut dyn Executor,
-    job: &Job,
+    job: &EvalJob,
     (part, rows): (&[u64], usize),
     mut sums: RankSums,
     first: &AtomicUsize,

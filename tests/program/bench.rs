@@ -195,7 +195,11 @@ only in B: step.gpt_small_time
 
 /// Asserts exit code 78, nothing on stdout, and one sentence with these words.
 fn refuses(desk: &Desk, line: &str, words: &[&str]) {
-    let ran = desk.run(line).ended(78);
+    refuses_with(78, desk, line, words);
+}
+
+fn refuses_with(code: i32, desk: &Desk, line: &str, words: &[&str]) {
+    let ran = desk.run(line).ended(code);
     assert_eq!(ran.out, "");
     let error = ran.line("error:");
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
@@ -216,7 +220,7 @@ fn what_cannot_be_measured_or_compared_is_refused() {
     refuses(&desk, "bench --tiny --devices cpu,", &["it is empty"]);
     refuses(&desk, "bench --tiny --json no/such/place.json", &["in no directory"]);
     refuses(&desk, "bench --tiny --json .", &[". is a directory"]);
-    refuses(&desk, "bench --tiny --only peaks,nothing", &["nothing"]);
+    refuses_with(2, &desk, "bench --tiny --only peaks,nothing", &["nothing"]);
 }
 
 #[test]
@@ -305,6 +309,6 @@ fn collectives_need_no_device_and_refuse_what_cannot_be() {
     assert_eq!(report["devices"].as_array().unwrap().len(), 1);
     check_moved(&report["devices"][0], "of_copy");
     refuses(&desk, "bench collectives --tiny --devices nothing-like-it", &["nothing-like-it"]);
-    refuses(&desk, "bench collectives --tiny --ranks 1", &["1", "2..=64"]);
+    refuses_with(2, &desk, "bench collectives --tiny --ranks 1", &["1", "2..=64"]);
     refuses(&desk, "bench collectives --tiny --svg no/such/place.svg", &["in no directory"]);
 }

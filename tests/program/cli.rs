@@ -166,6 +166,39 @@ fn flags_win_over_the_file_and_later_flags_over_earlier_ones() {
 }
 
 #[test]
+fn flags_of_common_keys_and_keys_without_their_section() {
+    let desk = Desk::new();
+    let flags = "--batch 8 --micro-batch 2 --lr 0.5 --eval-every 3 --set eval_samples=5 --set \
+                 width=32";
+    let config = desk.run(&format!("train tiny.toml --explain config {flags}")).ok().out;
+    for line in [
+        "batch = 8",
+        "micro_batch = 2",
+        "lr = 0.5",
+        "eval_every = 3",
+        "eval_samples = 5",
+        "width = 32",
+    ] {
+        assert!(config.contains(&format!("\n{line}\n")), "{line} in {config}");
+    }
+    let help = desk.run("train --help").ok().out;
+    assert!(help.contains("Samples per step, over all devices (train.batch)"), "{help}");
+}
+
+#[test]
+fn a_run_may_have_a_name() {
+    let desk = Desk::new();
+    desk.train("--name warm-up --quiet --steps 2").ok();
+    assert_eq!(desk.steps("runs/warm-up").len(), 2);
+    let again = desk.train("--name warm-up --quiet --steps 2").ended(78);
+    let error = again.line("error: --name warm-up: runs/warm-up exists already");
+    assert!(error.contains("--resume runs/warm-up"), "{error}");
+    // A run of another name goes on from it.
+    desk.resume("runs/warm-up", "--name other --quiet --steps 4").ok();
+    assert_eq!((desk.steps("runs/warm-up").len(), desk.steps("runs/other").len()), (2, 2));
+}
+
+#[test]
 fn a_seed_gives_the_same_bits_every_time() {
     let desk = Desk::new();
     for (out, seed) in [("one", 1), ("same", 1), ("other", 2)] {
@@ -414,6 +447,14 @@ fn explaining_kernels_times_every_part_of_a_step() {
     assert_eq!(desk.files(), before);
 }
 
+#[test]
+fn explaining_kernels_of_a_list_gives_a_table_per_device() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --explain kernels --devices cpu*2";
+    let tables = desk.run(line).ok().out;
+    assert_eq!(tables.matches("a step on cpu (").count(), 2, "{tables}");
+}
+
 /// The exit code of a program whose output nobody reads.
 fn with_closed_stdout(desk: &Desk, line: &str) -> Ran {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -448,13 +489,48 @@ fn evaluating_gives_the_loss_that_training_recorded() {
     let ran = desk.run("eval run --devices cpu --json").ok();
     let line = json(&ran);
     let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
-    assert_eq!(keys, ["step", "loss", "perplexity", "targets"]);
+    assert_eq!(keys, ["step", "loss", "perplexity", "samples", "targets"]);
     assert_eq!((line["step"].as_u64(), line["loss"].as_f64()), (Some(30), Some(recorded)));
     assert!((line["perplexity"].as_f64().unwrap() - recorded.exp()).abs() < 1e-9);
 
     let human = desk.run("eval run --devices cpu").ok();
     assert!(human.out.starts_with(&format!("step 30  loss {recorded:.4}  ")), "{}", human.out);
     assert_eq!(ran.err.clone() + &human.err, "");
+}
+
+#[test]
+fn evaluating_some_samples_in_other_micro_batches_on_several_devices() {
+    let desk = trained();
+    let eval = |line: &str| desk.run(&format!("eval run --json --split train {line}")).ok();
+    let field = |ran: &Ran, name: &str| json(ran)[name].as_f64().unwrap();
+    let whole = eval("--devices cpu");
+    let samples = field(&whole, "samples");
+    assert_eq!(field(&whole, "targets"), 8.0 * samples);
+    for line in ["--devices cpu --micro-batch 3", "--devices cpu --set micro_batch=1"] {
+        let ran = eval(line);
+        assert_eq!(field(&ran, "samples"), samples);
+        assert!((field(&ran, "loss") - field(&whole, "loss")).abs() < 1e-5, "{line}");
+        assert_eq!(ran.err, "");
+    }
+    let some = eval("--devices cpu --samples 10");
+    assert_eq!((field(&some, "samples"), field(&some, "targets")), (10.0, 80.0));
+
+    let two = eval("--devices cpu*2");
+    assert_eq!(field(&two, "samples"), samples);
+    assert!((field(&two, "loss") - field(&whole, "loss")).abs() < 1e-5);
+    assert_eq!(eval("--devices cpu*2").out, two.out);
+    assert!(two.line("on 2 devices with equal shares: cpu (").contains("), cpu ("));
+}
+
+#[test]
+fn generating_with_a_list_uses_its_first_device() {
+    let desk = trained();
+    let one = desk.run("generate run --devices cpu --tokens 20").ok();
+    let listed = desk.run("generate run --devices cpu*2 --tokens 20 --micro-batch 1").ok();
+    assert_eq!(
+        (&one.out, listed.err.as_str()),
+        (&listed.out, "generating on cpu, the first of 2 devices\n")
+    );
 }
 
 #[test]

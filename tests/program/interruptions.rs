@@ -93,7 +93,8 @@ fn a_device_thread_that_panics_is_an_error_and_no_panic_text() {
     for (fault, devices) in [("panic@verdict:3", "cpu"), ("panic@backward:3/1", "cpu*2")] {
         let desk = Desk::new();
         let line = format!(
-            "train tiny.toml --data text.txt --out run --quiet --devices {devices} --set parallel.balance=fixed"
+            "train tiny.toml --data text.txt --out run --quiet --devices {devices} --set \
+             parallel.balance=fixed"
         );
         let child = desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap();
         let ran = crate::process::finish(child, fault).ended(70);

@@ -14,4 +14,5 @@ mod process;
 mod recorded_placement;
 mod refusals;
 mod resume;
+mod runs;
 mod shakespeare;

@@ -1,5 +1,5 @@
 //! Impossible requests are refused with exit code 78 and one sentence that names the file, the
-//! key or the place; and nothing is written.
+//! key or the place, and command lines that do not parse with exit code 2; and nothing is written.
 
 use std::fs;
 
@@ -8,7 +8,11 @@ use crate::process::{Desk, Ran};
 /// Asserts exit code 78, nothing on stdout, one error line that has all of `parts`, and no new
 /// file.
 fn refused(desk: &Desk, before: &[String], ran: Ran, parts: &[&str]) {
-    let ran = ran.ended(78);
+    refused_with(78, desk, before, ran, parts);
+}
+
+fn refused_with(code: i32, desk: &Desk, before: &[String], ran: Ran, parts: &[&str]) {
+    let ran = ran.ended(code);
     let line = ran.line("error:");
     for part in parts {
         assert!(line.contains(part), "'{part}' is missing in: {line}");
@@ -26,6 +30,13 @@ fn refuses(files: &[(&str, &[u8])], line: &str, parts: &[&str]) {
     let before = desk.files();
     let ran = desk.run(line);
     refused(&desk, &before, ran, parts);
+}
+
+/// Refuses `potluck LINE`, which does not parse.
+fn refuses_usage(line: &str, parts: &[&str]) {
+    let desk = Desk::new();
+    let before = desk.files();
+    refused_with(2, &desk, &before, desk.run(line), parts);
 }
 
 /// Refuses training on a text.
@@ -79,13 +90,33 @@ fn configurations_that_cannot_be_run() {
 
 #[test]
 fn arguments_without_a_meaning() {
-    refuses(&[], "train --bogus", &["--bogus"]);
-    refuses(&[], "train --steps x", &["x", "--steps", "a non-negative integer"]);
-    refuses(&[], "train --explain all", &["all", "--explain"]);
-    refuses(&[], "generate", &["required arguments"]);
-    refuses(&[], "generate run --temperature -1", &["-1"]);
-    refuses(&[], "generate run --temperature=nan", &["nan", "non-negative number"]);
-    refuses(&[], "dance", &["dance"]);
+    refuses_usage("train --bogus", &["--bogus"]);
+    refuses_usage("train --steps x", &["x", "--steps", "a non-negative integer"]);
+    refuses_usage("train --lr fast", &["fast", "--lr", "a non-negative number"]);
+    refuses_usage("train --explain all", &["all", "--explain"]);
+    refuses_usage("train --name a --out b", &["--name", "--out", "cannot be used with"]);
+    refuses_usage("generate", &["required arguments"]);
+    refuses_usage("generate run --temperature -1", &["-1"]);
+    refuses_usage("generate run --temperature=nan", &["nan", "non-negative number"]);
+    refuses_usage("eval run --micro-batch 0", &["0", "--micro-batch"]);
+    refuses_usage("dance", &["dance"]);
+    let desk = Desk::new();
+    assert!(desk.run("").ended(2).err.contains("Usage: potluck <COMMAND>"));
+}
+
+#[test]
+fn values_of_flags_and_keys_that_cannot_be() {
+    let tiny = "train tiny.toml --data text.txt --devices cpu";
+    refuses(&[], &format!("{tiny} --lr 0"), &["--lr 0", "optim.lr expects a number above 0"]);
+    refuses(&[], &format!("{tiny} --batch 0"), &["--batch 0: train.batch expects"]);
+    refuses(&[], &format!("{tiny} --micro-batch 5"), &["--micro-batch 5: ", "train.batch = 4"]);
+    let several = "there are model.kind, data.kind, optim.kind, schedule.kind";
+    refuses(&[], &format!("{tiny} --set kind=sgd"), &["--set kind=sgd: ", several]);
+    for name in ["latest", "a/b", "..", ".hidden", "a\\b"] {
+        refuses(&[], &format!("{tiny} --name {name}"), &["--name ", "the name of a directory"]);
+    }
+    refuses(&[], &format!("{tiny} --name="), &["--name : expects the name of a directory"]);
+    refuses(&[], "runs nowhere", &["nowhere: cannot be read", "name a directory of runs"]);
 }
 
 #[test]
@@ -119,19 +150,6 @@ fn lists_of_devices_that_are_wrong_in_a_part() {
 }
 
 #[test]
-fn several_devices_for_a_command_that_takes_one() {
-    let desk = Desk::new();
-    desk.train("--out run --quiet --steps 2").ok();
-    let before = desk.files();
-    for line in ["eval run", "generate run"] {
-        for list in ["cpu,nosuch", "cpu*2", "all"] {
-            let ran = desk.run(&format!("{line} --devices {list}"));
-            refused(&desk, &before, ran, &[list, "this command takes one device"]);
-        }
-    }
-}
-
-#[test]
 fn shares_that_do_not_fit() {
     let place = "typed.toml:3: parallel.shares ";
     let list = "expects a list of whole numbers from 1 on";
@@ -152,7 +170,7 @@ fn traces_that_cannot_be_written() {
     refuses(&[], &format!("{line} ."), &[". is a directory; name a file for --trace"]);
     let missing = "nowhere/trace.json is in no directory that exists";
     refuses(&[], &format!("{line} nowhere/trace.json"), &[missing, "--trace"]);
-    refuses(&[], &format!("{line} trace.json --explain memory"), &["--trace", "--explain"]);
+    refuses_usage(&format!("{line} trace.json --explain memory"), &["--trace", "--explain"]);
 }
 
 #[test]
@@ -205,6 +223,8 @@ fn what_does_not_fit_a_run() {
     refuses("train --resume run --data other.txt --steps 9", &["other.txt", "'O' at byte 0"]);
     refuses("train --resume run --data empty.txt --steps 9", &["empty.txt: is empty"]);
     refuses("train --resume run --set train.stpes=9", &["did you mean train.steps?"]);
+    refuses("eval run --set model.layers=2", &["[model] does not fit the checkpoint"]);
+    refuses("generate run --set stpes=2", &["--set stpes=2: ", "did you mean train.steps?"]);
     refuses("eval run --data other.txt", &["other.txt", "'O' at byte 0", "vocabulary"]);
     refuses("eval run --data missing.txt", &["missing.txt: cannot be read"]);
     refuses("generate run --prompt the~cook", &["'~' at byte 3", "vocabulary"]);
@@ -234,6 +254,10 @@ fn evaluating_what_was_not_held_out() {
     let before = desk.files();
     let ran = desk.run("eval run --devices cpu");
     refused(&desk, &before, ran, &["held nothing out", "--split train"]);
+    for command in ["eval", "generate"] {
+        let ran = desk.run(&format!("{command} run --devices cpu --best"));
+        refused(&desk, &before, ran, &["held nothing out", "leave out --best"]);
+    }
     desk.run("eval run --devices cpu --split train").ok();
     assert!(desk.metrics("run").iter().all(|line| line.get("val_loss").is_none()));
 }

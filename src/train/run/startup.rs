@@ -77,7 +77,7 @@ pub(super) fn device_memory(spec: &RunSpec, placement: &Placement, plans: &Plans
     let layout = layout_of(&spec.parallel, &plans.of_rows(1), world);
     let of_rank = |(rank, placed): (usize, &RankPlacement)| {
         let plan = plans.of_rows(placed.rows);
-        let moments = moments(&spec.optimizer, &layout, plan.buckets.len(), rank);
+        let moments = moments(&spec.optimizer, &layout, rank);
         memory::memory(&plan, &moments).peak() as u64
     };
     placement.ranks.iter().enumerate().map(of_rank).collect()

@@ -1,0 +1,269 @@
+//! `potluck runs`: the runs of a directory with their steps, losses, devices and states. Reads the
+//! end of each record and the newest manifest, never tensors, so that thousands of runs are listed
+//! at once.
+
+use std::fmt::Write;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::args::RunsArgs;
+use super::train::steps_of;
+use super::{UsageError, print};
+use crate::checkpoint::{Meta, Store};
+use crate::ui::ranks::short_name;
+use crate::ui::terminal::print_line;
+
+/// Bytes that are read from the end of a record: more than its longest lines have.
+const TAIL_BYTES: u64 = 64 << 10;
+/// Largest `run.toml` that is read.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// Names of which each run directory has at least one.
+const PARTS: [&str; 4] = ["run.toml", "metrics.jsonl", "checkpoints", "lock"];
+
+/// State of a run on disk.
+#[derive(Clone, Debug, PartialEq)]
+enum RunState {
+    /// A process holds its lock.
+    Running,
+    /// Its last checkpoint is that of its last step.
+    Done,
+    /// It ended before its last step and can go on from its last checkpoint.
+    Interrupted,
+    NoCheckpoint,
+    /// Its configuration or all its checkpoints cannot be read, with the reason.
+    Damaged(String),
+}
+
+impl RunState {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Interrupted => "interrupted",
+            Self::NoCheckpoint => "no-checkpoint",
+            Self::Damaged(_) => "damaged",
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Running => "running".into(),
+            Self::Done => "done".into(),
+            Self::Interrupted => "interrupted, can go on".into(),
+            Self::NoCheckpoint => "no checkpoint".into(),
+            Self::Damaged(why) => format!("damaged: {why}"),
+        }
+    }
+}
+
+/// One run of the list.
+struct ListedRun {
+    name: String,
+    path: PathBuf,
+    /// Steps done, and the step after which the run ends.
+    step: Option<u64>,
+    steps: Option<u64>,
+    /// Loss of the last step; NaN if it was not finite.
+    loss: Option<f64>,
+    /// Best loss on the validation split.
+    best: Option<f64>,
+    devices: Vec<String>,
+    state: RunState,
+    /// Time of the last change.
+    changed: SystemTime,
+}
+
+/// Prints the runs of a directory, the one that changed last at the end.
+///
+/// # Errors
+/// Returns `UsageError` if the directory cannot be read; a run that cannot be read is in the list.
+pub fn run(args: &RunsArgs) -> anyhow::Result<()> {
+    let directory = &args.directory;
+    let mut runs = match runs_in(directory) {
+        Ok(runs) => runs,
+        Err(why) if why.kind() == io::ErrorKind::NotFound && directory == Path::new("runs") => {
+            Vec::new()
+        }
+        Err(why) => {
+            let why =
+                format!("{}: cannot be read: {why}; name a directory of runs", directory.display());
+            return Err(UsageError(why).into());
+        }
+    };
+    runs.sort_by(|a, b| (a.changed, &a.name).cmp(&(b.changed, &b.name)));
+    if args.json {
+        let rows: Vec<Value> = runs.iter().map(ListedRun::json).collect();
+        print(&format!("{}\n", Value::Array(rows)));
+    } else if runs.is_empty() {
+        print_line(&format!("there are no runs in {}", directory.display()));
+    } else {
+        print(&table(&runs));
+    }
+    Ok(())
+}
+
+/// Returns the runs directly below a directory, or the run that the directory is.
+fn runs_in(directory: &Path) -> io::Result<Vec<ListedRun>> {
+    let entries = fs::read_dir(directory)?;
+    if is_run(directory) {
+        return Ok(vec![ListedRun::read(directory)]);
+    }
+    let paths = entries.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| is_run(path)).map(|path| ListedRun::read(&path)).collect())
+}
+
+fn is_run(path: &Path) -> bool {
+    path.is_dir() && PARTS.iter().any(|part| fs::symlink_metadata(path.join(part)).is_ok())
+}
+
+impl ListedRun {
+    /// Reads what is known of a run. What cannot be read stays unknown.
+    fn read(path: &Path) -> Self {
+        let name = path.file_name().unwrap_or(path.as_os_str());
+        let (config, metrics) = (path.join("run.toml"), path.join("metrics.jsonl"));
+        let store = Store::open_to_read(path);
+        let (meta, steps, last) = (store.newest_meta(), read_steps(&config), last_step(&metrics));
+        let (state, meta) = match (store.is_in_use(), meta, &steps) {
+            (true, meta, _) => (RunState::Running, meta.ok().flatten()),
+            (false, Err(error), _) => (RunState::Damaged(error.to_string()), None),
+            (false, Ok(None), _) => (RunState::NoCheckpoint, None),
+            (false, Ok(meta), Err(why)) => (RunState::Damaged(why.clone()), meta),
+            (false, Ok(Some(meta)), Ok(steps)) if meta.step >= *steps => {
+                (RunState::Done, Some(meta))
+            }
+            (false, Ok(meta), Ok(_)) => (RunState::Interrupted, meta),
+        };
+        let saved = meta.as_ref().map(|meta| meta.step);
+        let changed = [&metrics, &config]
+            .into_iter()
+            .chain([&path.to_path_buf()])
+            .find_map(|path| fs::metadata(path).and_then(|found| found.modified()).ok());
+        Self {
+            name: name.to_string_lossy().into_owned(),
+            path: path.into(),
+            step: last.map(|(step, _)| step).max(saved),
+            steps: steps.ok(),
+            loss: last.map(|(_, loss)| loss),
+            best: meta.as_ref().and_then(|meta| meta.best).map(|best| best.val_loss),
+            devices: meta.as_ref().map(devices).unwrap_or_default(),
+            state,
+            changed: changed.unwrap_or(SystemTime::UNIX_EPOCH),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let problem = match &self.state {
+            RunState::Damaged(why) => Some(why),
+            _ => None,
+        };
+        json!({
+            "name": self.name, "path": self.path.to_string_lossy(), "step": self.step,
+            "steps": self.steps, "loss": self.loss, "best_val_loss": self.best,
+            "devices": self.devices, "state": self.state.word(), "problem": problem,
+        })
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let number = |value: Option<u64>| value.map_or("?".into(), |value| value.to_string());
+        let loss = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.4}"));
+        let devices = if self.devices.is_empty() { "-".into() } else { self.devices.join(", ") };
+        [
+            self.name.clone(),
+            format!("{}/{}", number(self.step), number(self.steps)),
+            loss(self.loss),
+            loss(self.best),
+            devices,
+            self.state.text(),
+        ]
+    }
+}
+
+/// Returns the names of a run's devices in the order of their ranks, equal neighbours as one.
+fn devices(meta: &Meta) -> Vec<String> {
+    let mut names: Vec<(String, usize)> = Vec::new();
+    for rank in &meta.placement.ranks {
+        let name = short_name(&rank.name);
+        match names.last_mut() {
+            Some((last, count)) if *last == name => *count += 1,
+            _ => names.push((name, 1)),
+        }
+    }
+    let text = |(name, count)| if count == 1 { name } else { format!("{name}*{count}") };
+    names.into_iter().map(text).collect()
+}
+
+/// Returns the number of steps that a configuration file sets.
+fn read_steps(path: &Path) -> Result<u64, String> {
+    let mut text = String::new();
+    let file = File::open(path);
+    let read = file.and_then(|file| file.take(CONFIG_BYTES_MAX).read_to_string(&mut text));
+    read.map_err(|why| format!("{}: cannot be read: {why}", path.display()))?;
+    steps_of(path, &text).map_err(|why| why.to_string())
+}
+
+/// Returns the number and the loss of the last step at the end of a record.
+fn last_step(path: &Path) -> Option<(u64, f64)> {
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    let start = length.saturating_sub(TAIL_BYTES);
+    file.seek(SeekFrom::Start(start)).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
+    // The first line may be cut off and the last one torn: neither is JSON then.
+    bytes.rsplit(|byte| *byte == b'\n').find_map(|line| {
+        let line: Value = serde_json::from_slice(line).ok()?;
+        // A loss that was not finite is null.
+        let loss = line.get("loss")?.as_f64().unwrap_or(f64::NAN);
+        Some((line.get("step")?.as_u64()?, loss))
+    })
+}
+
+fn table(runs: &[ListedRun]) -> String {
+    let head = ["name", "step", "loss", "best val", "devices", "state"].map(String::from);
+    let rows: Vec<[String; 6]> =
+        [head].into_iter().chain(runs.iter().map(ListedRun::cells)).collect();
+    let width = |column: usize| {
+        rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
+    };
+    let widths: [usize; 5] = std::array::from_fn(width);
+    let mut text = String::new();
+    for [name, step, loss, best, devices, state] in &rows {
+        let [n, s, l, b, d] = widths;
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{name:<n$}  {step:>s$}  {loss:>l$}  {best:>b$}  {devices:<d$}  {state}"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_step_is_read_from_the_end_of_a_long_record() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.jsonl");
+        assert_eq!(last_step(&path), None);
+        let mut text = String::new();
+        for step in 1..=5000 {
+            let _ = writeln!(text, r#"{{"step":{step},"loss":{}.5,"lr":0.001}}"#, 5000 - step);
+        }
+        assert!(text.len() as u64 > 2 * TAIL_BYTES);
+        text += "{\"step\":5000,\"val_loss\":2.5}\n";
+        fs::write(&path, &text).unwrap();
+        assert_eq!(last_step(&path), Some((5000, 0.5)));
+        fs::write(&path, text + "{\"step\":5001,\"lo").unwrap();
+        assert_eq!(last_step(&path), Some((5000, 0.5)));
+        fs::write(&path, "{\"step\":7,\"loss\":null}\n").unwrap();
+        assert!(last_step(&path).unwrap().1.is_nan());
+        fs::write(&path, b"\xFF\0{}").unwrap();
+        assert_eq!(last_step(&path), None);
+    }
+}
