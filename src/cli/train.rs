@@ -99,7 +99,7 @@ fn execute(
                 super::print(&format!("{text}\n"));
             }
             if !quiet {
-                sentences.iter().for_each(|measure| print_line(&format!("{measure}\n")));
+                sentences.iter().for_each(|measure| print_line(&format!("\n{measure}")));
                 print_line(&format!("done; the model is in {}", out.display()));
             }
             Ok(0)

@@ -150,7 +150,7 @@ sections! {
         /// Number of attention heads; must divide the width.
         heads: usize = 4, Constraint::Whole(1, 1024);
         /// Channels of the residual stream: values per token between the blocks.
-        width: usize = 128, Constraint::Whole(1, 65_536);
+        width: usize = 64, Constraint::Whole(1, 65_536);
         /// Context length: tokens of a sample.
         context: usize = 64, Constraint::Whole(1, 65_536);
         /// Biases in linear layers and layer norms.
@@ -183,15 +183,15 @@ sections! {
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
         /// Step after which the run ends; 0 writes the initial checkpoint only.
-        steps: u64 = 500, Constraint::Whole(0, STEPS);
+        steps: u64 = 3500, Constraint::Whole(0, STEPS);
         /// Seed of all random numbers.
         seed: u64 = 1337, Constraint::Whole(0, i64::MAX);
         /// Steps between evaluations on the validation split; 0 = at the end only.
-        eval_every: u64 = 250, Constraint::Whole(0, STEPS);
+        eval_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Samples of the validation split per evaluation, spread evenly over it; 0 = all.
         eval_samples: u64 = 1024, Constraint::Whole(0, STEPS);
         /// Steps between checkpoints; 0 = only at the start, at the end and at a new best.
-        checkpoint_every: u64 = 250, Constraint::Whole(0, STEPS);
+        checkpoint_every: u64 = 500, Constraint::Whole(0, STEPS);
         /// Number of newest checkpoints to keep; the best one is kept as well.
         checkpoint_keep: usize = 2, Constraint::Whole(2, 1_000_000);
         /// Seconds for autotuning the kernels of a GPU before the first step; 0 = none.
@@ -204,7 +204,7 @@ sections! {
         device_memory_mib: u64 = 0, Constraint::Whole(0, 1 << 30);
         /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);
-        /// Tokens of the sample text generated at the end; 0 = none.
+        /// Tokens of the sample text generated at the end; 0 = no sample, no measure.
         sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000);
     }
     /// Data parallelism over several devices.
@@ -234,7 +234,7 @@ sections! {
         /// Update rule.
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
         /// Learning rate after the warm-up.
-        lr: f64 = 1e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
+        lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
         /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
         /// Decay of AdamW's second moment, the mean of squared gradients.
@@ -253,12 +253,12 @@ sections! {
         /// Decay of the learning rate after the warm-up.
         kind: Decay = Decay::Cosine, Constraint::OneOf(Decay::WORDS);
         /// Warm-up: steps in which the learning rate rises linearly from 0.
-        warmup: u64 = 50, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
+        warmup: u64 = 100, Constraint::Whole(0, STEPS), "train.steps / 10, at most 100";
         /// Learning rate at the end of the decay.
-        min_lr: f64 = 1e-4, Constraint::Real(Included(0.0), Included(LR_MAX)),
+        min_lr: f64 = 4e-4, Constraint::Real(Included(0.0), Included(LR_MAX)),
             "a tenth of optim.lr";
         /// Step from which the learning rate stays at min_lr; 0 = train.steps.
-        decay_steps: u64 = 500, Constraint::Whole(0, STEPS), "as train.steps";
+        decay_steps: u64 = 3500, Constraint::Whole(0, STEPS), "as train.steps";
     }
 }
 
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn impossible_values_name_the_key_and_what_is_accepted() {
-        let heads = "model.heads expects a number that divides model.width = 128, got 3";
+        let heads = "model.heads expects a number that divides model.width = 64, got 3";
         assert_eq!(check(|c| c.model.heads = 3), heads);
         let shares = |c: &mut RunConfig, shares: &[u64]| {
             (c.parallel.shares, c.parallel.balance) = (shares.to_vec(), Balance::Fixed);
@@ -532,7 +532,7 @@ mod tests {
         let scale = "model.activation expects \"gelu\", \"gelu_tanh\" or \"relu\", got \
                      \"Scale(2.0)\"";
         assert_eq!(check(|c| c.model.activation = Unary::Scale(2.0)), scale);
-        let min_lr = "schedule.min_lr expects at most optim.lr = 0.001, got 0.01";
+        let min_lr = "schedule.min_lr expects at most optim.lr = 0.004, got 0.01";
         assert_eq!(check(|c| c.schedule.min_lr = 0.01), min_lr);
         let constant = |c: &mut RunConfig| {
             c.schedule.min_lr = 0.01;

@@ -47,7 +47,8 @@ fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_
     let (_, untrained) = measured(&desk, "new");
     assert_eq!(untrained, 0);
 
-    let more = "--devices cpu --quiet --steps 1500 --set train.batch=16 --set optim.lr=0.01 --set train.eval_every=0";
+    let more = "--devices cpu --quiet --steps 1500 --set train.batch=16 --set optim.lr=0.01 \
+                --set train.eval_every=0";
     desk.run(&format!("train {SMALL} {more} --out run")).ok();
     let (different, right) = measured(&desk, "run");
     assert!(right > different / 50, "{right} of {different}");
