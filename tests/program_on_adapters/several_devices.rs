@@ -7,6 +7,7 @@ use crate::process::{Desk, Ran};
 use ndarray::{Array1, Array2};
 use potluck::base::HostTensor;
 use potluck::base::rng::Key;
+use potluck::data::world;
 use potluck::device::injected::INJECTED_HANG_MAX;
 use potluck::graph::{Graph, Unary};
 use potluck::model::{MlpConfig, MlpLoss, mlp};
@@ -403,4 +404,29 @@ fn additions_on_devices_are_in_the_trace() {
         let of_ring = spans.iter().filter(|span| span.0 == rank && span.1 == "ring");
         assert_ne!(of_ring.filter(|span| span.2.starts_with("add ")).count(), 0, "rank {rank}");
     }
+}
+
+#[test]
+fn sentences_are_sampled_on_all_devices() {
+    let _turn = crate::common::turn();
+    let desk = Desk::new();
+    desk.run(&format!(
+        "train --devices {} --steps 1 --out run --quiet --set model.layers=1 --set model.heads=2 \
+         --set model.width=8 --set model.context=8 --set train.batch=192 --set train.tune_s=0 \
+         --set parallel.shares=64,64,64 --set train.sample_tokens=1 --set data.held_out=0",
+        unlike()
+    ))
+    .ok();
+    let lines = std::fs::read_to_string(desk.path("run/sentences.txt")).unwrap();
+    let lines: Vec<&str> = lines.lines().collect();
+    let (sampled, held_out) = lines.split_at(200);
+    assert!(sampled.iter().all(|line| line.len() <= world::LONGEST_SENTENCE + 1));
+    for (line, beginning) in held_out.iter().zip(world::held_out_sums()) {
+        assert!(line.starts_with(&beginning), "{line}");
+    }
+    // The model is untrained: a device whose rows are all alike or empty would show.
+    let different: std::collections::HashSet<&&str> = sampled.iter().collect();
+    let letters: usize = sampled.iter().map(|line| line.len()).sum();
+    assert!(different.len() > 150 && letters > 2000, "{} lines, {letters}", different.len());
+    assert_eq!(desk.metrics("run").pop().unwrap()["right"], 0);
 }
