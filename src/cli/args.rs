@@ -77,8 +77,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub seed: Option<u64>,
     /// Resume a run: its directory, a checkpoint's, or `latest`, which is the run in --out, or
-    /// else the one with the highest number in runs/ that has a checkpoint. With another --out,
-    /// or from a checkpoint outside a run, a new run starts there
+    /// else the one in runs/ that changed last and has a checkpoint. With another --out, or from
+    /// a checkpoint outside a run, a new run starts there
     #[arg(long, value_name = "latest|DIR")]
     pub resume: Option<String>,
     /// Repeat the autotuning of GPU kernels and the measurement of shares, and ignore cached and

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::UsageError;
+use super::runs::by_age;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Store};
 use crate::device::{DeviceError, missing_devices};
 use crate::runtime::RuntimeError;
@@ -112,17 +113,20 @@ pub fn find_text(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
 
 /// Returns `runs/0001`, or the number after the highest that exists.
 pub fn next_free(runs: &Path) -> PathBuf {
-    let highest = numbered(runs).into_iter().map(|(number, _)| number).max().unwrap_or(0);
-    runs.join(format!("{:04}", highest + 1))
+    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+    let number = |name: String| {
+        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+        name.parse::<u32>().ok().filter(|_| is_number)
+    };
+    let numbers = entries.filter_map(|entry| number(entry.file_name().into_string().ok()?));
+    runs.join(format!("{:04}", numbers.max().unwrap_or(0) + 1))
 }
 
-/// Loads the checkpoint of the run with the highest number that has a good one, with a warning for
-/// each run with a higher number.
+/// Loads the checkpoint of the run that changed last of those with a good one, with a warning for
+/// each run that changed later.
 fn newest(runs: &Path) -> anyhow::Result<(ResumePoint, Vec<String>)> {
     let (mut skipped, mut first) = (Vec::new(), None);
-    let mut numbered = numbered(runs);
-    numbered.sort_unstable();
-    for (_, run) in numbered.into_iter().rev() {
+    for run in by_age(runs).into_iter().rev() {
         match ResumePoint::load(&run) {
             Ok((point, warnings)) => return Ok((point, [skipped, warnings].concat())),
             Err(error @ TrainError::Checkpoint(CheckpointError::None { .. })) => {
@@ -140,17 +144,6 @@ fn newest(runs: &Path) -> anyhow::Result<(ResumePoint, Vec<String>)> {
         None => UsageError(format!("{none}; name one with --resume DIR")).into(),
         Some(error) => UsageError(format!("{none}: {error}")).into(),
     })
-}
-
-/// Returns the numbered runs.
-fn numbered(runs: &Path) -> Vec<(u32, PathBuf)> {
-    let number = |path: PathBuf| {
-        let name = path.file_name()?.to_str()?;
-        let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
-        Some((name.parse().ok().filter(|_| is_number)?, path))
-    };
-    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
-    entries.filter_map(|entry| number(entry.path())).collect()
 }
 
 /// Returns true if the directory has checkpoints, good or bad.
@@ -172,6 +165,7 @@ mod tests {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
         assert_eq!(next_free(dir.path()), dir.path().join("0010"));
+        fs::create_dir(dir.path().join("9/checkpoints")).unwrap();
         let none = newest(dir.path()).err().unwrap().to_string();
         assert!(none.contains("there is no checkpoint"), "{none}");
     }

@@ -116,6 +116,23 @@ fn runs_in(directory: &Path) -> io::Result<Vec<ListedRun>> {
     Ok(paths.filter(|path| is_run(path)).map(|path| ListedRun::read(&path)).collect())
 }
 
+/// Returns the runs directly below a directory, the one that changed last at the end; none if the
+/// directory cannot be read.
+pub fn by_age(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect();
+    paths.sort_by_cached_key(|path| (last_change(path), path.clone()));
+    paths
+}
+
+/// Returns the time at which a run last wrote to its record, or was created.
+fn last_change(run: &Path) -> SystemTime {
+    let places = [run.join("metrics.jsonl"), run.join("run.toml"), run.to_path_buf()];
+    let modified = |path: &PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
+    places.iter().find_map(modified).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
 fn is_run(path: &Path) -> bool {
     path.is_dir() && PARTS.iter().any(|part| fs::symlink_metadata(path.join(part)).is_ok())
 }
@@ -138,10 +155,6 @@ impl ListedRun {
             (false, Ok(meta), Ok(_)) => (RunState::Interrupted, meta),
         };
         let saved = meta.as_ref().map(|meta| meta.step);
-        let changed = [&metrics, &config]
-            .into_iter()
-            .chain([&path.to_path_buf()])
-            .find_map(|path| fs::metadata(path).and_then(|found| found.modified()).ok());
         Self {
             name: name.to_string_lossy().into_owned(),
             path: path.into(),
@@ -151,7 +164,7 @@ impl ListedRun {
             best: meta.as_ref().and_then(|meta| meta.best).map(|best| best.val_loss),
             devices: meta.as_ref().map(devices).unwrap_or_default(),
             state,
-            changed: changed.unwrap_or(SystemTime::UNIX_EPOCH),
+            changed: last_change(path),
         }
     }
 

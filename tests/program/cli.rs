@@ -127,6 +127,13 @@ fn runs_are_numbered_and_the_newest_is_resumed() {
     desk.resume("runs/0001", "--quiet --steps 7 --out elsewhere").ok();
     assert_eq!((desk.steps("runs/0001").len(), desk.steps("elsewhere").len()), (5, 2));
     assert_eq!(desk.manifest("elsewhere", 7)["meta"]["step"], 7);
+    // A run with a name is one of them.
+    desk.train("--steps 3 --quiet --name named").ok();
+    desk.resume("latest", "--quiet --steps 4").ok();
+    assert_eq!(desk.steps("runs/named").len(), 4);
+    desk.resume("runs/0001", "--quiet --steps 6").ok();
+    desk.resume("latest", "--quiet --steps 8").ok();
+    assert_eq!(desk.steps("runs/0001").len(), 8);
 }
 
 #[test]

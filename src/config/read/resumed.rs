@@ -33,7 +33,7 @@ fn resuming_replaces_only_what_is_typed() {
     let mut longer = saved.config.clone();
     longer.train.steps = 900;
     assert_eq!(resumed(&saved, &["train.steps=900"]).config, longer);
-    assert_eq!(longer.schedule.decay_steps, 500);
+    assert_eq!(longer.schedule.decay_steps, 3500);
     longer.schedule.decay_steps = 900;
     let stretched = ["train.steps=900", "schedule.decay_steps=900"];
     assert_eq!(resumed(&saved, &stretched).config, longer);
@@ -41,7 +41,7 @@ fn resuming_replaces_only_what_is_typed() {
     assert_eq!(resumed(&saved, &["train.batch=16"]).config.train.micro_batch, 4);
     let heads = try_resumed(&saved, &["model.heads=3"]).unwrap_err();
     let expected = "--set model.heads=3: model.heads expects a number that divides \
-                    model.width = 128, got 3";
+                    model.width = 64, got 3";
     assert_eq!(heads.to_string(), expected);
 }
 
@@ -131,7 +131,7 @@ fn a_run_file_reads_back_and_its_derived_keys_still_follow() {
     // A value that the rule of a new run would not give is written out.
     let longer = resumed(&resolved, &["train.steps=900"]);
     let text = longer.config.to_run_toml(&longer.typed.all());
-    assert!(text.contains("\ndecay_steps = 500\n"), "{text}");
+    assert!(text.contains("\ndecay_steps = 3500\n"), "{text}");
     assert_eq!(file(&text, &[]).config, longer.config);
 }
 
