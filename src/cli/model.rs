@@ -1,14 +1,14 @@
 //! `potluck eval` and `potluck generate`: evaluation of a checkpoint, and text generation with
 //! it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
 use super::resume::find_text;
 use super::train::saved_spec;
-use crate::checkpoint::CheckpointError::None as NoneThere;
-use crate::checkpoint::{Checkpoint, Store};
+use crate::checkpoint::{Checkpoint, CheckpointError, Store};
 use crate::collective::Topology;
 use crate::data::Split;
 use crate::device::Selection;
@@ -134,7 +134,9 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
 /// that they set.
 fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
     let (checkpoint, warnings) = match args.best {
-        true => load_best(args)?,
+        true => Store::open_to_read(&args.checkpoint)
+            .load_best()
+            .map_err(|error| without_best(&args.checkpoint, error))?,
         false => Checkpoint::load_path(&args.checkpoint).map_err(TrainError::from)?,
     };
     warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
@@ -143,20 +145,19 @@ fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
     Ok((checkpoint, spec))
 }
 
-fn load_best(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, Vec<String>)> {
-    let path = &args.checkpoint;
-    let error = match Store::open_to_read(path).load_best() {
-        Ok(loaded) => return Ok(loaded),
-        Err(error) => error,
-    };
-    let newest = Checkpoint::load_path(path).ok().filter(|_| matches!(error, NoneThere { .. }));
-    if let Some((newest, _)) = newest
-        && saved_spec(&newest, &[])?.data.held_out == 0.0
-    {
-        let why = "the run held nothing out, so no checkpoint is its best; leave out --best";
-        return Err(TrainError::InvalidRequest(why.into()).into());
+/// Returns the error of `--best`: with the reason, if no checkpoint is marked as the best.
+fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
+    if !matches!(error, CheckpointError::None { .. }) {
+        return TrainError::from(error).into();
     }
-    Err(TrainError::from(error).into())
+    let newest = Checkpoint::load_path(path).map_err(TrainError::from);
+    let why = match newest.map_err(Into::into).and_then(|(newest, _)| saved_spec(&newest, &[])) {
+        Ok(spec) if spec.data.held_out == 0.0 => "the run held nothing out, so it has no best",
+        Ok(_) => "no checkpoint is marked as the best",
+        Err(error) => return error,
+    };
+    let text = format!("{}: {why}; for the newest checkpoint leave out --best", path.display());
+    TrainError::InvalidRequest(text).into()
 }
 
 /// Devices with the parameters of a checkpoint on them.

@@ -259,7 +259,7 @@ fn the_command_after_a_fault_leaves_the_device_out() {
         let desk = Desk::new();
         let ran = train(&desk, &format!("lost@backward:7/{rank}"), &devices, "").ended(75);
         let error = ran.line("error:");
-        let words = "step-00000004; continue without that device with: potluck train --resume run \
+        let words = "step-00000006; continue without that device with: potluck train --resume run \
                      --devices ";
         assert!(error.contains(words), "{rank} of {devices}: {error}");
         let failed = format!("error: rank {rank}: ");
