@@ -161,6 +161,16 @@ fn another_text_forgets_the_best_evaluation() {
 }
 
 #[test]
+fn another_validation_split_forgets_the_best_evaluation() {
+    let desk = trained();
+    let slow = "--quiet --steps 9 --set optim.lr=1e-6 --set schedule.min_lr=1e-7";
+    let ran = desk.resume("run", &format!("{slow} --set data.held_out=0.3")).ok();
+    ran.line("warning: the data are not those that the checkpoint was trained on: earlier eval");
+    assert_eq!(desk.manifest("run", 9)["meta"]["best"]["step"], 9);
+    assert_eq!(desk.resume("run", "--quiet --steps 10").ok().err, "");
+}
+
+#[test]
 fn the_best_of_another_text_is_set_aside() {
     let desk = Desk::new();
     let settings = "--set train.eval_every=2 --set train.checkpoint_every=2 \

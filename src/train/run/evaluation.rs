@@ -49,6 +49,7 @@ impl Run {
     /// Returns the reason for which later evaluations cannot be compared with those of a
     /// checkpoint, if there is one: other data, or another number of samples.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
+        // The fingerprint covers the text and its split.
         if meta.data != self.fingerprint {
             return Some("the data are not those that the checkpoint was trained on".into());
         }

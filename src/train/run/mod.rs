@@ -40,8 +40,8 @@ use skipped::SkippedSteps;
 pub struct RunOptions {
     /// The run's directory.
     pub out: PathBuf,
-    /// Keys that the resumed checkpoint of this directory has otherwise, with their values in TOML:
-    /// a command that continues the run before its next checkpoint sets them again.
+    /// Keys that the resumed checkpoint has otherwise, with their values in TOML: a command that
+    /// continues the run before its next checkpoint sets them again.
     pub unsaved: Vec<(&'static str, String)>,
     /// File of the trace, if one is to be written.
     pub trace: Option<PathBuf>,

@@ -119,7 +119,8 @@ impl Run {
             }
             _ => String::new(),
         };
-        let text = format!("{why}: its evaluations are not compared with later ones{forgotten}");
+        let text =
+            format!("{why}: earlier evaluations are not compared with later ones{forgotten}");
         // Other data may be a mistake; another number of samples was set.
         if meta.data == self.fingerprint { self.note(text) } else { self.warn(text) }
     }
