@@ -61,6 +61,8 @@ struct RankSums {
     done: usize,
     loss: f64,
     targets: f64,
+    /// Pace of the device at the end of its last job; decides only when it is waited for.
+    pace: Pace,
 }
 
 /// Constant part of the jobs of an evaluation.
@@ -138,7 +140,7 @@ fn run_job(
 ) -> Result<RankSums, DeviceError> {
     let mut turn = FirstSum(Some(first));
     let started = Instant::now();
-    let mut pace = Pace::default();
+    let mut pace = Pace { queued: 0, since: None, ..sums.pace };
     while sums.done < part.len() {
         let end = part.len().min(sums.done + rows.max(1) * BATCHES_PER_SUM);
         let batches = part[sums.done..end].chunks(rows.max(1));
@@ -146,7 +148,8 @@ fn run_job(
         let Some((loss, targets)) = sum_batches(device, batches, &mut pace, &job.signals)? else {
             break;
         };
-        sums = RankSums { done: end, loss: sums.loss + loss, targets: sums.targets + targets };
+        let (loss, targets) = (sums.loss + loss, sums.targets + targets);
+        sums = RankSums { done: end, loss, targets, pace };
         turn.finish();
         // Without the second condition, fast devices would wait for a slow one in every job.
         if started.elapsed() >= JOB_TIME && first.load(Ordering::Relaxed) == 0 {
@@ -199,7 +202,7 @@ fn sum_batches(
 }
 
 /// Pace of a device: waits for it when the queued work may take longer than [`QUEUED_MAX_S`].
-#[derive(Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Pace {
     /// Segments queued since the last wait, and the most to queue before the next.
     queued: u32,
