@@ -190,9 +190,13 @@ var<workgroup> tile: array<f32, 256>;
 var<workgroup> tile4: array<vec4f, 256>;
 
 @compute @workgroup_size(64)
-fn weight_tile4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
+fn weight_tile4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
     let width = p.c / 4u;
-    let column = group.x * 16u + local % 16u;
+    let column = (group.x + group.y * groups.x) * 16u + local % 16u;
     var part = vec4f(0.0);
     if (column < width) {
         for (var row = local / 16u; row < p.rows; row += 4u) {
@@ -211,9 +215,13 @@ fn weight_tile4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_i
 }
 
 @compute @workgroup_size(256)
-fn weight_tall4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
+fn weight_tall4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
     let width = p.c / 4u;
-    let column = group.x * 8u + local % 8u;
+    let column = (group.x + group.y * groups.x) * 8u + local % 8u;
     var part = vec4f(0.0);
     if (column < width) {
         for (var row = local / 8u; row < p.rows; row += 32u) {
@@ -232,8 +240,12 @@ fn weight_tall4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_i
 }
 
 @compute @workgroup_size(256)
-fn weight_tall(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) local: u32) {
-    let column = group.x * 16u + local % 16u;
+fn weight_tall(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let column = (group.x + group.y * groups.x) * 16u + local % 16u;
     var part = 0.0;
     if (column < p.c) {
         for (var row = local / 16u; row < p.rows; row += 16u) {

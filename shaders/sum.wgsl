@@ -73,51 +73,78 @@ fn store4(at: u32, total: vec4f) {
     if (p.accumulate != 0u) { y4[at] += total; } else { y4[at] = total; }
 }
 
+// Place of a workgroup: the o whose columns it sums, and the number of its first one, where it has
+// `across` of the `width` columns of an o.
+fn tile_of(group: vec3u, groups: vec3u, width: u32, across: u32) -> vec2u {
+    let index = group.x + group.y * groups.x;
+    let tiles = (width + across - 1u) / across;
+    return vec2u(index / tiles, index % tiles * across);
+}
+
 @compute @workgroup_size(64)
-fn tile4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) j: u32) {
+fn tile4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) j: u32,
+) {
     let width = p.inner / 4u;
-    let column = group.x * 16u + j % 16u;
+    let tile = tile_of(group, groups, width, 16u);
+    // A folded grid may have more workgroups than there are tiles.
+    if (tile.x * p.inner >= p.count) { return; }
+    let column = tile.y + j % 16u;
     var total = vec4f(0.0);
     if (column < width) {
-        let start = group.y * p.middle * width + column;
+        let start = tile.x * p.middle * width + column;
         for (var m = j / 16u; m < p.middle; m += 4u) { total += x4[start + m * width]; }
     }
     parts4[j] = total;
     workgroupBarrier();
     if (j >= 16u || column >= width) { return; }
     for (var other = j + 16u; other < 64u; other += 16u) { total += parts4[other]; }
-    store4(group.y * width + column, total);
+    store4(tile.x * width + column, total);
 }
 
 @compute @workgroup_size(256)
-fn tall4(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) j: u32) {
+fn tall4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) j: u32,
+) {
     let width = p.inner / 4u;
-    let column = group.x * 8u + j % 8u;
+    let tile = tile_of(group, groups, width, 8u);
+    if (tile.x * p.inner >= p.count) { return; }
+    let column = tile.y + j % 8u;
     var total = vec4f(0.0);
     if (column < width) {
-        let start = group.y * p.middle * width + column;
+        let start = tile.x * p.middle * width + column;
         for (var m = j / 8u; m < p.middle; m += 32u) { total += x4[start + m * width]; }
     }
     parts4[j] = total;
     workgroupBarrier();
     if (j >= 8u || column >= width) { return; }
     for (var other = j + 8u; other < 256u; other += 8u) { total += parts4[other]; }
-    store4(group.y * width + column, total);
+    store4(tile.x * width + column, total);
 }
 
 @compute @workgroup_size(256)
-fn tall(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_index) j: u32) {
-    let column = group.x * 16u + j % 16u;
+fn tall(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) j: u32,
+) {
+    let tile = tile_of(group, groups, p.inner, 16u);
+    if (tile.x * p.inner >= p.count) { return; }
+    let column = tile.y + j % 16u;
     var total = 0.0;
     if (column < p.inner) {
-        let start = group.y * p.middle * p.inner + column;
+        let start = tile.x * p.middle * p.inner + column;
         for (var m = j / 16u; m < p.middle; m += 16u) { total += x[start + m * p.inner]; }
     }
     parts[j] = total;
     workgroupBarrier();
     if (j >= 16u || column >= p.inner) { return; }
     for (var other = j + 16u; other < 256u; other += 16u) { total += parts[other]; }
-    store(group.y * p.inner + column, total);
+    store(tile.x * p.inner + column, total);
 }
 
 @compute @workgroup_size(64)

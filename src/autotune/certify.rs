@@ -3,6 +3,7 @@
 
 use super::probes::{ReferenceCache, probes};
 use crate::device::{DeviceError, Gpu, ShaderChecks};
+use crate::kernels::dispatch;
 use crate::kernels::harness::{self, HarnessError, NMSE_MAX};
 use crate::kernels::{
     BucketProbe, Dispatch, OpCall, Operand, OwnedCall, Pipelines, Variant, source, twin,
@@ -11,7 +12,7 @@ use crate::kernels::{
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
 const WGPU: &str = "30.0.1";
 
-/// The most probes that a kernel runs on, among those that use its shader.
+/// The most probes that a kernel runs on in a plain grid, among those that use its shader.
 const PROBES: usize = 4;
 
 /// Factor that a seeded error multiplies results by; see [`Certifier::corrupted_kernels`].
@@ -95,8 +96,9 @@ pub struct Certifier<'a> {
 }
 
 impl Certifier<'_> {
-    /// Certifies a variant of a call on a few probes that run the same kernel; on the call itself
-    /// if there is none.
+    /// Certifies a variant of a call on a few probes that run the same kernel, on one of them also
+    /// in a folded grid, as calls have that are too large for one row of workgroups; on the call
+    /// itself if there is none.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails; a shader that does not compile is a result.
@@ -108,6 +110,7 @@ impl Certifier<'_> {
         let twin = twin(call.op).expect("a call with variants has kernels");
         let hash = variant_hash(self.gpu.checks, call, variant);
         let (mut result, mut tried) = (CertificationResult::Pass { nmse: 0.0 }, 0);
+        let mut is_folded = false;
         for probe in probes(call) {
             let small = probe.call();
             let same = (twin.variants)(&small).into_iter().find(|small_variant| {
@@ -115,9 +118,16 @@ impl Certifier<'_> {
                     && variant_hash(self.gpu.checks, &small, small_variant) == hash
             });
             let Some(same) = same else { continue };
-            result = result.worst(self.check(&probe, &same)?);
-            tried += 1;
-            if tried == PROBES || !result.is_certified() {
+            if tried < PROBES {
+                result = result.worst(self.check(&probe, &same)?);
+                tried += 1;
+            }
+            let folded = dispatch::folded(&same.dispatches).filter(|_| !is_folded);
+            if let Some(dispatches) = folded.filter(|_| result.is_certified()) {
+                result = result.worst(self.check(&probe, &Variant { dispatches, ..same })?);
+                is_folded = true;
+            }
+            if (tried == PROBES && is_folded) || !result.is_certified() {
                 break;
             }
         }
@@ -159,8 +169,19 @@ impl Certifier<'_> {
     /// # Errors
     /// Returns the same errors as [`Certifier::variant`].
     pub fn bucket(&mut self, probe: &BucketProbe) -> Result<CertificationResult, DeviceError> {
+        let result = self.bucket_with(probe, &probe.dispatches)?;
+        match dispatch::folded(&probe.dispatches) {
+            Some(folded) => Ok(result.worst(self.bucket_with(probe, &folded)?)),
+            None => Ok(result),
+        }
+    }
+
+    fn bucket_with(
+        &mut self,
+        probe: &BucketProbe,
+        dispatches: &[Dispatch],
+    ) -> Result<CertificationResult, DeviceError> {
         let inputs = [bytemuck::cast_slice(&probe.input)];
-        let dispatches = &probe.dispatches;
         match harness::run(self.gpu, self.pipelines, dispatches, &inputs, &probe.starts) {
             Ok(outputs) => {
                 Ok(CertificationResult::of((probe.error)(&outputs, self.factor(probe.name))))
@@ -245,6 +266,41 @@ mod tests {
             }
         }
         assert!(without.is_empty(), "no probe runs\n{}", without.join("\n"));
+    }
+
+    #[test]
+    fn every_kernel_is_certified_in_a_folded_grid() {
+        let mut without = Vec::new();
+        for owned_call in catalog_calls() {
+            let call = owned_call.call();
+            let twin = twin(call.op).unwrap();
+            for variant in (twin.variants)(&call) {
+                let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
+                let same = |small: &OwnedCall| {
+                    let call = small.call();
+                    (twin.variants)(&call).into_iter().find(|small| {
+                        small.name == variant.name
+                            && variant_hash(ShaderChecks::Disabled, &call, small) == hash
+                    })
+                };
+                let probes = probes(&call);
+                if !probes
+                    .iter()
+                    .filter_map(same)
+                    .any(|same| dispatch::folded(&same.dispatches).is_some())
+                {
+                    without.push(format!("{} of {} {:?}", variant.name, call.op, call.inputs));
+                }
+            }
+        }
+        assert!(without.is_empty(), "no probe folds\n{}", without.join("\n"));
+        let on_ranges = rules().into_iter();
+        let mut on_buckets: Vec<BucketProbe> =
+            on_ranges.map(|(rule, range)| BucketProbe::of_update(&rule, &range)).collect();
+        on_buckets.extend(COUNTS.into_iter().flat_map(|n| [norm::probe(n), hash::probe(n)]));
+        for probe in on_buckets {
+            assert!(dispatch::folded(&probe.dispatches).is_some(), "{} does not fold", probe.name);
+        }
     }
 
     #[test]

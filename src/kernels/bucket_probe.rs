@@ -7,11 +7,12 @@ use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
 
-/// Elements of the bucket of an update, and the ranges that are updated, in its middle.
-const ELEMENTS: usize = 1000;
+/// Elements of the bucket of an update, and the ranges that are updated, in its middle: several
+/// workgroups of every kernel.
+const ELEMENTS: usize = 2200;
 const RANGES: [UpdateRange; 2] = [
-    UpdateRange { start: 64, length: 901, decay_end: 517, gradient_scale: 0.5 },
-    UpdateRange { start: 64, length: 900, decay_end: 517, gradient_scale: 0.5 },
+    UpdateRange { start: 64, length: 2101, decay_end: 1117, gradient_scale: 0.5 },
+    UpdateRange { start: 64, length: 2100, decay_end: 1117, gradient_scale: 0.5 },
 ];
 
 /// Element counts of whole buckets.

@@ -55,8 +55,30 @@ pub struct Dispatch {
     pub groups: [u32; 3],
 }
 
-/// Maximum number of workgroups in x; longer grids are folded into y. Every device allows 65,535.
-const GROUPS_X: u32 = 32_768;
+impl Dispatch {
+    /// Returns the same dispatch with its workgroups in rows of at most `width`, as those of a very
+    /// large call are in rows of [`GROUPS_MAX`]; so a small call tests that a kernel finds its
+    /// place in a folded grid. `None` if there is one workgroup, which no grid can fold.
+    pub fn folded(&self, width: u32) -> Option<Self> {
+        let groups = self.groups.iter().product();
+        (groups > 1).then(|| Self { groups: fold(groups, width.min(groups - 1)), ..self.clone() })
+    }
+}
+
+/// Workgroups per row of the folded grids of tests and of certification.
+const FOLDED_WIDTH: u32 = 2;
+
+/// Returns the dispatches with grids folded into short rows; `None` if none of them can be.
+pub fn folded(dispatches: &[Dispatch]) -> Option<Vec<Dispatch>> {
+    let is_foldable = dispatches.iter().any(|dispatch| dispatch.folded(FOLDED_WIDTH).is_some());
+    let fold = |dispatch: &Dispatch| dispatch.folded(FOLDED_WIDTH);
+    let all = || dispatches.iter().map(|one| fold(one).unwrap_or_else(|| one.clone())).collect();
+    is_foldable.then(all)
+}
+
+/// Maximum number of workgroups per dimension, which every device allows. Longer grids are folded
+/// from x into y.
+pub const GROUPS_MAX: u32 = 65_535;
 
 /// Maximum number of iterations of all loops of one invocation. llvmpipe silently ends every loop
 /// of an invocation after 65,535 iterations, so a longer sum needs a workgroup of its own.
@@ -112,10 +134,12 @@ impl Strips {
 /// below the count.
 pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
     let groups = invocations.div_ceil(size as usize).max(1) as u32;
-    if groups <= GROUPS_X {
-        return [groups, 1, 1];
-    }
-    [GROUPS_X, groups.div_ceil(GROUPS_X), 1]
+    fold(groups, GROUPS_MAX)
+}
+
+/// Returns the grid of so many workgroups in rows of at most `width`.
+fn fold(groups: u32, width: u32) -> [u32; 3] {
+    if groups <= width { [groups, 1, 1] } else { [width, groups.div_ceil(width), 1] }
 }
 
 #[cfg(test)]
@@ -149,7 +173,25 @@ mod tests {
     fn long_grids_fold_into_y_and_cover_all() {
         assert_eq!(grid(0, 64), [1, 1, 1]);
         assert_eq!(grid(65, 64), [2, 1, 1]);
-        let [x, y, _] = grid(64 * 100_000 + 1, 64);
-        assert!(x <= 65_535 && u64::from(x) * u64::from(y) * 64 > 6_400_000);
+        for invocations in [64 * 100_000 + 1, 64 * 65_536, (1 << 31) - 1] {
+            let [x, y, z] = grid(invocations, 1);
+            assert!(x <= GROUPS_MAX && y <= GROUPS_MAX && z == 1, "{invocations}");
+            assert!(u64::from(x) * u64::from(y) >= invocations as u64, "{invocations}");
+        }
+    }
+
+    #[test]
+    fn folded_dispatches_keep_their_workgroups() {
+        let dispatch = |groups| Dispatch {
+            shader: Shader::new("sum", "columns"),
+            operands: Vec::new(),
+            params: Vec::new(),
+            groups,
+        };
+        let folded = |groups| dispatch(groups).folded(FOLDED_WIDTH).map(|folded| folded.groups);
+        assert_eq!(folded([1, 1, 1]), None);
+        assert_eq!(folded([2, 1, 1]), Some([1, 2, 1]));
+        assert_eq!(folded([5, 1, 1]), Some([2, 3, 1]));
+        assert_eq!(folded([3, 2, 1]), Some([2, 3, 1]));
     }
 }

@@ -3,12 +3,16 @@
 //! checked and trusted modules, with sentinels after every output.
 
 pub mod gradient;
+#[cfg(test)]
+mod grids;
+#[cfg(test)]
 mod nonfinite;
 pub mod update;
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
+use super::dispatch::folded;
 use super::{
     CpuKernel, Dispatch, Float, OpCall, Pipelines, RandomContext, Twin, Variant, harness, twin,
 };
@@ -86,8 +90,17 @@ fn run_all(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize, accumulate
         for Variant { name, dispatches } in every_way(twin, &call) {
             let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
             same(&who, on_gpu(gpu, pipelines, &call, &dispatches, inputs, start));
+            if let Some(folded) = folded(&dispatches).filter(|_| is_unchecked(gpu)) {
+                let who = format!("{who} in a folded grid");
+                same(&who, on_gpu(gpu, pipelines, &call, &folded, inputs, start));
+            }
         }
     });
+}
+
+/// Returns true if shader checks are off, as in the one mode of every adapter.
+fn is_unchecked(gpu: &Gpu) -> bool {
+    gpu.checks == ShaderChecks::Disabled
 }
 
 /// Calls `body` with the name and the outputs of every f32 implementation of a call on the inputs:

@@ -41,9 +41,6 @@ const TREE: usize = 256;
 /// Minimum row width at which one invocation per column is enough for a software adapter.
 const WIDE: usize = 512;
 
-/// Maximum number of tiles in y: every device allows 65,535 workgroups.
-const TILES_Y: usize = 65_535;
-
 /// The larger tensor of a sum or a broadcast, viewed as (outer, middle, inner).
 #[derive(Clone, Copy)]
 struct View {
@@ -148,20 +145,23 @@ fn add(y: &mut [f32], x: &[f32]) {
 }
 
 /// Static choice: one workgroup per output if few outputs sum so many elements that one
-/// invocation per output would leave a device idle; tiles of vectors for narrow rows; else one
-/// invocation per output, which on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on
-/// SwiftShader.
+/// invocation per output would leave a device idle (see [`is_few`]); tiles of vectors for narrow
+/// rows; else one invocation per output, which on (1024, 3072) took 0.4 of a tile's time on
+/// llvmpipe and 1.4 on SwiftShader.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     let view = View::of(call);
-    let count = call.output_len(0);
-    let few = view.middle >= TREE && count <= TREE / 4;
     let is_sum = matches!(call.op, Op::Sum { .. });
-    let narrow = is_sum && !few && view.inner < WIDE;
+    let narrow = is_sum && !is_few(view) && view.inner < WIDE;
     vec![match tile(view, 64, 4).filter(|_| narrow) {
         Some(groups) => one(call, "tile4", groups),
-        None if is_sum && few => one(call, "tree", grid(count, 1)),
+        None if is_sum && is_few(view) => one(call, "tree", grid(call.output_len(0), 1)),
         None => plain(call),
     }]
+}
+
+/// Returns true if one workgroup per output is the static choice.
+fn is_few(view: View) -> bool {
+    view.middle >= TREE && view.outer * view.inner <= TREE / 4
 }
 
 /// Returns all GPU kernel variants of the call.
@@ -169,8 +169,10 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
     let view = View::of(call);
     let mut ways = vec![plain(call)];
     if let Op::Sum { .. } = call.op {
-        let narrow = view.inner < 16 && (64..=ITERATIONS_MAX).contains(&view.middle);
-        let tree = narrow.then(|| ("tree", grid(call.output_len(0), 1)));
+        let is_narrow = view.inner < 16 && view.middle >= 64;
+        let is_baseline = view.middle > ITERATIONS_MAX;
+        let fits = (is_narrow || is_few(view)) && !is_baseline;
+        let tree = fits.then(|| ("tree", grid(call.output_len(0), 1)));
         let tile4 = tile(view, 64, 4).map(|groups| ("tile4", groups));
         let tall = match tile(view, 32, 4) {
             Some(groups) => Some(("tall4", groups)),
@@ -186,11 +188,11 @@ pub fn variants(call: &OpCall) -> Vec<Variant> {
 /// Returns the grid of tiles of `across` columns of vectors of `lanes`; `None` if they do not fit
 /// or sum too few rows to be worth their barrier.
 fn tile(view: View, across: usize, lanes: usize) -> Option<[u32; 3]> {
-    let fits = view.inner.is_multiple_of(lanes) && view.outer <= TILES_Y && view.middle >= 16;
-    let groups = [view.inner.div_ceil(across), view.outer, 1].map(|n| n as u32);
+    let fits = view.inner.is_multiple_of(lanes) && view.middle >= 16;
     // At least 4 invocations share a column.
     let short = view.middle <= 4 * ITERATIONS_MAX;
-    (fits && short && view.inner >= 16 && view.outer > 0).then_some(groups)
+    let groups = || grid(view.inner.div_ceil(across) * view.outer, 1);
+    (fits && short && view.inner >= 16 && view.outer > 0).then(groups)
 }
 
 /// Returns the baseline: one invocation per output, or one workgroup if an invocation would
@@ -234,7 +236,12 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
             for axis in *first..=*last {
                 kept[axis] = x[axis].min(67);
             }
-            calls(op, [shrunk(x), shrunk_around(x, *first..=*last), kept].map(|x| vec![x]))
+            // More outputs than a workgroup has.
+            let mut wide = shrunk(x);
+            if let Some(axis) = (0..x.len()).rev().find(|axis| !(*first..=*last).contains(axis)) {
+                wide[axis] = 131;
+            }
+            calls(op, [shrunk(x), shrunk_around(x, *first..=*last), kept, wide].map(|x| vec![x]))
         }
         Op::Broadcast { first, dims, .. } => {
             let dims = dims.iter().map(|d| *d.min(&SMALL[2])).collect();

@@ -1,0 +1,149 @@
+//! Tests of the grids of calls far larger than the tests can run: every dispatch of every variant
+//! stays within the limits of all devices.
+
+use crate::base::Site;
+use crate::base::rng::Key;
+use crate::graph::{Binary, EpilogueOp, Op, Unary};
+use crate::kernels::dispatch::GROUPS_MAX;
+use crate::kernels::{CallShape, OwnedCall, RandomContext, TWINS, twin};
+
+/// Elements of the largest tensors: a multiple of 4, and below 2^31.
+const HUGE: usize = (1 << 31) - 4;
+
+fn products() -> Vec<CallShape> {
+    let op = |transpose_a, transpose_b| Op::MatMul { transpose_a, transpose_b };
+    let fused = |root: Op, epilogue: Vec<EpilogueOp>| Op::Fused { root: Box::new(root), epilogue };
+    let relu = || vec![EpilogueOp::Unary(Unary::Relu)];
+    let shapes = [
+        [vec![1 << 21, 64], vec![1000, 64]],
+        [vec![HUGE / 4, 4], vec![3, 4]],
+        [vec![2, 64], vec![HUGE / 64, 64]],
+        [vec![1 << 22, 16, 8], vec![1 << 22, 16, 8]],
+    ];
+    let mut calls: Vec<CallShape> = shapes.map(|inputs| (op(false, true), inputs.into())).into();
+    calls.push((op(true, false), vec![vec![8, 1 << 16], vec![8, 1 << 14]]));
+    calls.push((fused(op(false, true), relu()), vec![vec![1 << 21, 64], vec![1000, 64]]));
+    calls.push((fused(Op::Unary(Unary::Gelu), relu()), vec![vec![HUGE]]));
+    calls
+}
+
+fn elementwise() -> Vec<CallShape> {
+    let mut calls = Vec::new();
+    for count in [HUGE, HUGE + 1] {
+        calls.push((Op::Unary(Unary::Relu), vec![vec![count]]));
+        calls.push((Op::UnaryGrad(Unary::Gelu), vec![vec![count]; 2]));
+        calls.push((Op::Binary(Binary::Add), vec![vec![count]; 2]));
+    }
+    calls.push((Op::Binary(Binary::Mul), vec![vec![1 << 20, 2047], vec![2047]]));
+    for width in [2000, 1999] {
+        let dropout = Op::Dropout { p: 0.1, site: Site(1) };
+        calls.push((dropout, vec![vec![1 << 20, width], vec![1 << 20]]));
+    }
+    calls.push((Op::Permute { axes: vec![1, 0] }, vec![vec![1 << 20, 2047]]));
+    let slice = Op::Slice { axis: 1, start: 1, length: 2000 };
+    calls.push((slice, vec![vec![1 << 20, 2047]]));
+    calls.push((Op::Pad { axis: 1, before: 1, after: 2 }, vec![vec![1 << 20, 2000]]));
+    calls.push((Op::Concat { axis: 1 }, vec![vec![1 << 20, 1000]; 2]));
+    calls
+}
+
+fn sums() -> Vec<CallShape> {
+    let sum = |first| Op::Sum { first, last: first };
+    let mut calls = Vec::new();
+    // The gradient of a table of positions of 2,048 tokens of 1,024 channels is the first.
+    for inner in [1 << 21, 1 << 26, (1 << 26) + 1, (1 << 21) + 3] {
+        calls.push((sum(0), vec![vec![16, inner]]));
+    }
+    for dims in [[1 << 20, 16, 64], [100_000, 300, 17], [1 << 22, 256, 1], [HUGE / 16, 16, 1]] {
+        calls.push((sum(1), vec![dims.to_vec()]));
+    }
+    calls.push((sum(0), vec![vec![HUGE / 2, 2]]));
+    calls.push((Op::Broadcast { first: 0, dims: vec![2047], batched: false }, vec![vec![1 << 20]]));
+    calls
+}
+
+fn norms_and_losses() -> Vec<CallShape> {
+    let norm = Op::LayerNorm { eps: 1e-5 };
+    let mut calls = Vec::new();
+    for [n, c] in
+        [[1 << 25, 60], [1 << 25, 61], [4, 1 << 28], [4, (1 << 28) + 1], [100_000, 20_000]]
+    {
+        let (x, stats) = (vec![n, c], vec![n, 2]);
+        calls.push((norm.clone(), vec![x.clone(), vec![c], vec![c]]));
+        calls.push((Op::LayerNormGrad, vec![x.clone(), vec![c], stats.clone(), x.clone()]));
+        calls.push((Op::LayerNormWeightGrad, vec![x.clone(), stats, x.clone()]));
+        calls.push((Op::SquaredError, vec![x.clone(); 2]));
+        calls.push((Op::SquaredErrorGrad, vec![x.clone(); 2]));
+        calls.push((Op::CrossEntropy, vec![x.clone(), vec![n]]));
+        calls.push((Op::CrossEntropyGrad, vec![x, vec![n], vec![n]]));
+    }
+    calls
+}
+
+fn lookups_and_attention() -> Vec<CallShape> {
+    let (ids, y) = (vec![1 << 21], vec![1 << 21, 1000]);
+    let (heads, dropout, site) = (8, 0.1, Site(1));
+    let (b, t, c) = (1 << 16, 1 << 10, 8);
+    let (qkv, y_of_heads, lse) = (vec![b, t, 3 * c], vec![b, t, c], vec![b, heads, t]);
+    let mut calls = vec![
+        (Op::Embedding, vec![ids.clone(), vec![50_257, 1000]]),
+        (Op::EmbeddingGrad { rows: 50_257 }, vec![ids, y]),
+        (Op::EmbeddingGrad { rows: HUGE / 4 }, vec![vec![64], vec![64, 4]]),
+    ];
+    calls.push((Op::Attention { heads, dropout, site }, vec![qkv.clone(), vec![b]]));
+    let inputs = vec![qkv, y_of_heads.clone(), lse, y_of_heads, vec![b]];
+    calls.push((Op::AttentionGrad { heads, dropout, site }, inputs));
+    calls
+}
+
+fn owned((op, inputs): CallShape) -> OwnedCall {
+    let name = format!("{op} of {inputs:?}");
+    let random = RandomContext { step_key: Key::new(1), training: true };
+    OwnedCall::new(op, inputs, random).unwrap_or_else(|| panic!("{name} does not fit"))
+}
+
+fn huge() -> Vec<OwnedCall> {
+    let all = [products(), elementwise(), sums(), norms_and_losses(), lookups_and_attention()];
+    all.concat().into_iter().map(owned).collect()
+}
+
+fn catalog() -> Vec<OwnedCall> {
+    TWINS.iter().flat_map(|twin| (twin.catalog)()).map(owned).collect()
+}
+
+#[test]
+fn grids_of_huge_calls_stay_within_the_limits() {
+    let huge = huge();
+    let kind = |call: &OwnedCall| std::mem::discriminant(&call.op);
+    for known in catalog() {
+        assert!(huge.iter().any(|call| kind(call) == kind(&known)), "{} is missing", known.op);
+    }
+    let mut wrong = Vec::new();
+    for owned in huge {
+        let call = owned.call();
+        let twin = twin(call.op).unwrap();
+        let variants = (twin.variants)(&call).into_iter().map(|v| (v.name, v.dispatches));
+        let chosen = ("the static choice".to_string(), (twin.dispatch)(&call));
+        for (name, dispatches) in variants.chain([chosen]) {
+            let mut grids = dispatches.iter().map(|dispatch| dispatch.groups);
+            if let Some(grid) = grids.find(|grid| grid.iter().any(|n| *n > GROUPS_MAX)) {
+                wrong.push(format!("{grid:?}: {name} of {} of {:?}", call.op, call.inputs));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What runs without measurements is otherwise the baseline, which may be far slower.
+#[test]
+fn static_choices_are_variants() {
+    let columns = |inner| owned((Op::Sum { first: 0, last: 0 }, vec![vec![40_000, inner]]));
+    let sums = [1, 15, 16, 31, 63, 64, 65, 512].map(columns);
+    for owned in huge().into_iter().chain(catalog()).chain(sums) {
+        let call = owned.call();
+        let twin = twin(call.op).unwrap();
+        let chosen = (twin.dispatch)(&call);
+        let is_variant = (twin.variants)(&call).iter().any(|v| v.dispatches == chosen);
+        assert!(is_variant, "{} of {:?}: {}", call.op, call.inputs, chosen[0].shader.entry);
+    }
+}
