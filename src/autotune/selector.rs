@@ -294,7 +294,8 @@ impl KernelSelector {
     }
 
     /// Returns the variant of a call: the one chosen for `full`, the same call at full capacity,
-    /// if it fits this number of rows, or else one that fits. Certifies it if need be.
+    /// if it fits this number of rows, or else the twin's own choice for it. Certifies it if need
+    /// be.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the plain variant of the call fails certification, if a shader
@@ -322,8 +323,8 @@ impl KernelSelector {
         Ok(variants.swap_remove(index))
     }
 
-    /// Returns the first certified one of: the chosen variant, the twin's own choice if none was
-    /// chosen, the plain variant.
+    /// Returns the first certified one of: the chosen variant if it fits the call, the twin's own
+    /// choice for this size, the plain variant.
     fn select_certified(
         &mut self,
         gpu: &Gpu,
@@ -331,11 +332,8 @@ impl KernelSelector {
         variants: &[Variant],
         chosen: Option<&str>,
     ) -> Result<usize, DeviceError> {
-        let first = match chosen {
-            Some(name) => variants.iter().position(|variant| variant.name == name),
-            None => Some(default_variant(call, variants)),
-        };
-        for index in first.into_iter().chain([0]) {
+        let fits = |name| variants.iter().position(|variant| variant.name == name);
+        for index in chosen.and_then(fits).into_iter().chain([default_variant(call, variants), 0]) {
             if self.is_certified(gpu, call, &variants[index])? {
                 self.cache.save();
                 return Ok(index);

@@ -29,6 +29,67 @@ impl Binding {
     }
 }
 
+/// Bind groups made for one set of buffers, by pipeline and operands. Dispatches that differ in
+/// their parameters or grids only share one.
+#[derive(Default)]
+pub struct BindGroups {
+    made: Vec<(Arc<Pipeline>, Vec<Operand>, wgpu::BindGroup)>,
+}
+
+impl BindGroups {
+    /// Returns the number of bind groups made so far.
+    pub fn count(&self) -> usize {
+        self.made.len()
+    }
+
+    /// Returns the bind group of a dispatch, which is made at first use.
+    fn get(
+        &mut self,
+        gpu: &Gpu,
+        pipeline: &Arc<Pipeline>,
+        operands: &[Operand],
+        binding: &dyn Fn(Operand) -> Binding,
+    ) -> wgpu::BindGroup {
+        let known = self
+            .made
+            .iter()
+            .find(|(known, bound, _)| Arc::ptr_eq(known, pipeline) && bound.as_slice() == operands);
+        if let Some((.., group)) = known {
+            return group.clone();
+        }
+        let group = bind_group(gpu, pipeline, operands, binding);
+        self.made.push((pipeline.clone(), operands.to_vec(), group.clone()));
+        group
+    }
+}
+
+/// Binds each operand to the range that `binding` returns for it.
+fn bind_group(
+    gpu: &Gpu,
+    pipeline: &Pipeline,
+    operands: &[Operand],
+    binding: &dyn Fn(Operand) -> Binding,
+) -> wgpu::BindGroup {
+    let bound: Vec<Binding> = operands.iter().map(|operand| binding(*operand)).collect();
+    let entries: Vec<wgpu::BindGroupEntry> = (0..)
+        .zip(&bound)
+        .map(|(index, bound)| wgpu::BindGroupEntry {
+            binding: index,
+            resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
+                buffer: &bound.buffer,
+                offset: bound.offset,
+                size: NonZeroU64::new(bound.bytes),
+            }),
+        })
+        .collect();
+    gpu.count_allocation();
+    gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: None,
+        layout: &pipeline.bindings,
+        entries: &entries,
+    })
+}
+
 /// A dispatch ready to record.
 pub struct BoundDispatch {
     pipeline: Arc<Pipeline>,
@@ -49,26 +110,23 @@ impl BoundDispatch {
         dispatch: &Dispatch,
         binding: &dyn Fn(Operand) -> Binding,
     ) -> Result<Self, DeviceError> {
+        Self::sharing(gpu, pipelines, &mut BindGroups::default(), dispatch, binding)
+    }
+
+    /// Does the same as [`BoundDispatch::new`] with a bind group of `made`, in which all bind
+    /// groups have the same `binding`.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the driver or the validation rejects the shader.
+    pub fn sharing(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        made: &mut BindGroups,
+        dispatch: &Dispatch,
+        binding: &dyn Fn(Operand) -> Binding,
+    ) -> Result<Self, DeviceError> {
         let pipeline = pipelines.get(gpu, dispatch)?;
-        let bound: Vec<Binding> =
-            dispatch.operands.iter().map(|operand| binding(*operand)).collect();
-        let entries: Vec<wgpu::BindGroupEntry> = (0..)
-            .zip(&bound)
-            .map(|(index, bound)| wgpu::BindGroupEntry {
-                binding: index,
-                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer: &bound.buffer,
-                    offset: bound.offset,
-                    size: NonZeroU64::new(bound.bytes),
-                }),
-            })
-            .collect();
-        gpu.count_allocation();
-        let group = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: None,
-            layout: &pipeline.bindings,
-            entries: &entries,
-        });
+        let group = made.get(gpu, &pipeline, &dispatch.operands, binding);
         let (params, groups) = (dispatch.params.clone(), dispatch.groups);
         Ok(Self { pipeline, group, params, groups })
     }

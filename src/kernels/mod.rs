@@ -27,7 +27,7 @@ pub mod testing;
 pub mod twin;
 pub mod variant;
 
-pub use bind::{Binding, BoundDispatch};
+pub use bind::{BindGroups, Binding, BoundDispatch};
 pub use bucket_probe::BucketProbe;
 pub use call::{Cost, Float, OpCall, RandomContext};
 pub use dispatch::{Dispatch, Operand, Shader};

@@ -256,6 +256,26 @@ fn fewer_rows_run_the_chosen_variant_if_it_fits() {
     });
 }
 
+/// The plain variant, which fits all sizes, may be many times slower than a smaller tile.
+#[test]
+fn rows_too_few_for_the_chosen_variant_run_the_static_choice() {
+    on_one_gpu(|gpu| {
+        let op = Op::MatMul { transpose_a: false, transpose_b: true };
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        let product = |rows: usize| {
+            OwnedCall::new(op.clone(), vec![vec![rows, 40], vec![512, 40]], random).unwrap()
+        };
+        let mut kernels = KernelSelector::new(KernelCache::in_memory());
+        let full = product(ROWS);
+        kernels.choices.insert(call_key(&full.call()), "matmul_tile_16x16".to_string());
+        for (rows, expected) in [(16, "matmul_tile_16x16"), (15, "matmul_tile_8x8")] {
+            let few = product(rows);
+            let variant = kernels.variant(gpu, &few.call(), &full.call()).unwrap();
+            assert_eq!(variant.name, expected, "{rows} rows");
+        }
+    });
+}
+
 #[test]
 fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
     on_one_gpu(|gpu| {

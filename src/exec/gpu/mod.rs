@@ -13,7 +13,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::exec::{
 };
 use crate::graph::{Plan, SlotKind, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{Binding, Operand, Variant, twin};
+use crate::kernels::{BindGroups, Binding, Operand, Variant, twin};
 use add::PartialSumAdder;
 use banks::Banks;
 use prepare::PreparedKernel;
@@ -38,6 +38,9 @@ use stream::{CommandStream, ReadRange};
 /// Key of a prepared node: its index, the copy of the stash, the rows, and true if the node draws
 /// random numbers in this pass.
 type NodeKey = (usize, usize, usize, bool);
+
+/// Numbers of rows whose prepared nodes are kept. Training uses one or two, an evaluation one more.
+const ROWS_KEPT: usize = 8;
 
 /// Key of a prepared update: its bucket and the entry point of its shader.
 type UpdateKey = (usize, &'static str);
@@ -59,8 +62,13 @@ pub struct GpuExecutor {
     norms: wgpu::Buffer,
     /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
     hashed: wgpu::Buffer,
-    /// Nodes and updates prepared so far.
+    /// Bind groups by node and copy of the stash. They do not depend on the rows of a pass, so
+    /// there are as many as a node has pipelines.
+    bind_groups: HashMap<(usize, usize), BindGroups>,
+    /// Nodes and updates prepared so far; nodes for the numbers of rows in `recent_rows`, the most
+    /// recent one at the end.
     prepared: HashMap<NodeKey, PreparedKernel>,
+    recent_rows: VecDeque<usize>,
     updates: HashMap<UpdateKey, PreparedKernel>,
     /// Prepared norm of each bucket.
     norm_tasks: Vec<PreparedKernel>,
@@ -103,7 +111,9 @@ impl GpuExecutor {
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
+            bind_groups: HashMap::new(),
             prepared: HashMap::new(),
+            recent_rows: VecDeque::new(),
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
             adder: None,
@@ -173,6 +183,17 @@ impl GpuExecutor {
         }
     }
 
+    /// Notes that a pass has so many rows; forgets the nodes prepared for the number that was not
+    /// used for longest if there are too many.
+    fn note_rows(&mut self, rows: usize) {
+        self.recent_rows.retain(|known| *known != rows);
+        self.recent_rows.push_back(rows);
+        if self.recent_rows.len() > ROWS_KEPT {
+            let oldest = self.recent_rows.pop_front();
+            self.prepared.retain(|(_, _, rows, _), _| Some(*rows) != oldest);
+        }
+    }
+
     fn key(&self, index: usize, pass: &PassContext) -> NodeKey {
         let random = self.plan.graph.nodes[index].op.is_random() && pass.random.training;
         (index, pass.stash_index, pass.rows, random)
@@ -204,8 +225,9 @@ impl GpuExecutor {
             Operand::Output(i) => outputs[i].clone(),
         };
         let cost = (twin.cost)(&call);
-        let pipelines = &mut self.kernels.pipelines;
-        let mut task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+        let (gpu, pipelines) = (&self.gpu, &mut self.kernels.pipelines);
+        let made = self.bind_groups.entry((index, pass.stash_index)).or_default();
+        let mut task = PreparedKernel::sharing(gpu, pipelines, made, &dispatches, &binding, cost)?;
         task.variant = name;
         self.prepared.insert(key, task);
         Ok(())
@@ -331,6 +353,7 @@ impl Executor for GpuExecutor {
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
         self.stream.submit_readbacks()?;
         self.keep_gradients(&nodes)?;
+        self.note_rows(pass.rows);
         for index in nodes {
             self.prepare_node(index, pass)?;
             if let Some(task) = self.prepared.get(&self.key(index, pass)) {
@@ -516,6 +539,7 @@ impl Executor for GpuExecutor {
         let Some(mut timing) = KernelProfile::of(&self.plan, work, pass) else { return Ok(None) };
         let task = match work {
             ProfileTarget::Node(index) => {
+                self.note_rows(pass.rows);
                 self.prepare_node(*index, pass)?;
                 self.prepared.get(&self.key(*index, pass))
             }

@@ -2,7 +2,7 @@
 //! may take.
 
 use crate::device::{DeviceError, Gpu};
-use crate::kernels::{Binding, BoundDispatch, Cost, Dispatch, Operand, Pipelines};
+use crate::kernels::{BindGroups, Binding, BoundDispatch, Cost, Dispatch, Operand, Pipelines};
 
 /// Nominal rates, from which the time of the first step is estimated; below those of any device
 /// that trains. The measured time of a step replaces the estimate.
@@ -30,7 +30,23 @@ impl PreparedKernel {
         binding: &dyn Fn(Operand) -> Binding,
         cost: Cost,
     ) -> Result<Self, DeviceError> {
-        let bind = |dispatch| BoundDispatch::new(gpu, pipelines, dispatch, binding);
+        Self::sharing(gpu, pipelines, &mut BindGroups::default(), dispatches, binding, cost)
+    }
+
+    /// Does the same as [`PreparedKernel::new`] with bind groups of `made`, all of which have the
+    /// same `binding`.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device refuses a shader.
+    pub fn sharing(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        made: &mut BindGroups,
+        dispatches: &[Dispatch],
+        binding: &dyn Fn(Operand) -> Binding,
+        cost: Cost,
+    ) -> Result<Self, DeviceError> {
+        let bind = |dispatch| BoundDispatch::sharing(gpu, pipelines, made, dispatch, binding);
         let seconds = cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES;
         let variant = variant(dispatches);
         let dispatches = dispatches.iter().map(bind).collect::<Result<_, DeviceError>>()?;

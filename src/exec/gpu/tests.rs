@@ -7,7 +7,7 @@ use crate::autotune::KernelCache;
 use crate::base::HostTensorView;
 use crate::base::rng::Key;
 use crate::device::{Limits, ShaderChecks};
-use crate::graph::{Builder, Init, PlanOptions, differentiate};
+use crate::graph::{Builder, Init, PassKind, PlanOptions, differentiate};
 use crate::kernels::RandomContext;
 use crate::kernels::testing::adapters;
 
@@ -136,16 +136,30 @@ fn after_the_first_step_nothing_is_made_and_only_the_sums_come_back() {
     }
 }
 
-/// Control of the test above: the counter does count allocations.
+/// A forward pass with each of many numbers of rows, as predictions of lists of any length make.
 #[test]
-fn another_number_of_rows_makes_bind_groups() {
-    for mut device in executors(&plan(16)) {
-        device.run(0..2, &pass(1, 1)).unwrap();
+fn bind_groups_do_not_grow_with_the_numbers_of_rows() {
+    const ROWS: usize = 64;
+    let plan = Plan::new(plan(16).graph, PlanOptions::new(ROWS));
+    let forward = plan.segments.iter().filter(|segment| segment.phase == PassKind::Forward);
+    let nodes: Vec<usize> = forward.flat_map(|segment| segment.nodes.clone()).collect();
+    for mut device in executors(&plan) {
+        let forward = |device: &mut GpuExecutor, rows: usize| {
+            for node in &nodes {
+                device.run(*node..*node + 1, &pass(1, rows)).unwrap();
+            }
+            device.flush().unwrap();
+        };
+        let before = device.gpu.allocation_count();
+        // Numbers with every remainder by 4, on which the kernels depend.
+        (57..=ROWS).for_each(|rows| forward(&mut device, rows));
         let made = device.gpu.allocation_count();
-        device.run(0..2, &pass(1, 1)).unwrap();
-        assert_eq!(device.gpu.allocation_count(), made);
-        device.run(0..2, &pass(1, 2)).unwrap();
-        assert!(device.gpu.allocation_count() > made);
+        assert!(made > before, "{}: the counter counts", device.name());
+        (41..57).for_each(|rows| forward(&mut device, rows));
+        assert_eq!(device.gpu.allocation_count(), made, "{}: made for other rows", device.name());
+        let bound: usize = device.bind_groups.values().map(BindGroups::count).sum();
+        assert!(bound <= 3 * nodes.len(), "{}: {bound} bind groups", device.name());
+        assert!(device.prepared.len() <= ROWS_KEPT * nodes.len(), "{}", device.name());
     }
 }
 
