@@ -189,10 +189,10 @@ fn exp_where(x: vec4f, counts: vec4<bool>) -> vec4f {
     return select(vec4f(0.0), exp(max(x, vec4f(-80.0))), counts);
 }
 
-// m of four pairs of positions of a head.
+// m of four pairs of positions of a head, which has a key of its own.
 fn kept_four(task: Task, i: vec4u, j: vec4u) -> vec4f {
-    let pairs = (task.head * p.t + i) * p.t + j;
-    let key = vec2u(p.key_0, p.key_1);
+    let pairs = i * p.t + j;
+    let key = vec2u(p.key_0 + task.head, p.key_1);
     let sample = samples[task.sample];
     let words = vec4u(
         threefry2x32(key, vec2u(sample, pairs.x)).x, threefry2x32(key, vec2u(sample, pairs.y)).x,

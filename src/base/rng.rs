@@ -77,6 +77,12 @@ pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0).min(4_294_967_295.0) as u32
 }
 
+/// Returns the factor of what dropout with probability `p` keeps, `1 / (1 - p)`; 0 where it keeps
+/// nothing, because the threshold of `p = 1` still keeps one word of 2^32.
+pub fn kept_factor(p: f32) -> f64 {
+    if p < 1.0 { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

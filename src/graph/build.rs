@@ -198,7 +198,11 @@ impl Builder {
         self.apply(Op::Embedding, &[ids, table])
     }
 
-    /// Drops elements of a batched tensor with probability `p` while training.
+    /// Drops elements of a batched tensor with probability `p` while training: none with 0, all
+    /// with 1.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if `p` is not from 0 to 1 or `x` is not batched.
     pub fn dropout(&mut self, x: TensorId, p: f32) -> BuildResult {
         if p == 0.0 {
             return Ok(x);
@@ -242,7 +246,22 @@ impl Builder {
     }
 
     /// Adds any op and returns its first output.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the shapes of the inputs do not fit, if a tensor would have no
+    /// elements, and for the two ops that have no kernel of their own: [`Op::Reshape`], which is
+    /// [`Builder::reshape`], and [`Op::Fused`], which [`super::fuse()`] makes.
     pub fn apply(&mut self, op: Op, inputs: &[TensorId]) -> BuildResult {
+        let why = match op {
+            Op::Reshape => Some("is made by Builder::reshape"),
+            Op::Fused { .. } => Some("is made by the fusion of a differentiated graph"),
+            _ => None,
+        };
+        if let Some(why) = why {
+            let inputs: Vec<String> = inputs.iter().map(|x| self.shape(*x).to_string()).collect();
+            let (op, inputs) = (op.to_string(), inputs.join(", "));
+            return Err(ShapeError { op, inputs, why: why.into() });
+        }
         let scope = std::mem::take(&mut self.scope);
         let outputs = self.graph.apply(op, inputs, PassKind::Forward, &scope);
         self.scope = scope;

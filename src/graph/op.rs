@@ -160,7 +160,7 @@ impl fmt::Display for Op {
             Op::Reshape => write!(f, "reshape"),
             Op::Permute { axes } => write!(f, "permute {axes:?}"),
             Op::Slice { axis, start, length } => {
-                write!(f, "slice axis {axis} {start}..{}", start + length)
+                write!(f, "slice axis {axis} {start}..{}", start.saturating_add(*length))
             }
             Op::Pad { axis, before, after } => write!(f, "pad axis {axis} {before}+{after}"),
             Op::Concat { axis } => write!(f, "concat axis {axis}"),

@@ -32,8 +32,20 @@ pub fn outputs(op: &Op, inputs: &[Typed]) -> Result<Vec<Typed>, ShapeError> {
         return Err(fail(format!("input {at} must be of {want:?}")));
     }
     let shapes: Vec<&Shape> = inputs.iter().map(|(shape, _)| shape).collect();
-    let floats = |shapes: Vec<Shape>| shapes.into_iter().map(|s| (s, DType::F32)).collect();
-    rule(op, &shapes).map(floats).map_err(fail)
+    shapes.iter().try_for_each(|shape| is_computable(shape)).map_err(fail)?;
+    let computed = rule(op, &shapes).map_err(fail)?;
+    computed.iter().try_for_each(is_computable).map_err(fail)?;
+    Ok(computed.into_iter().map(|shape| (shape, DType::F32)).collect())
+}
+
+/// Checks that a tensor has elements, because no kernel takes one without, and no more than a
+/// `usize` counts.
+fn is_computable(shape: &Shape) -> Result<(), String> {
+    if shape.dims().contains(&0) {
+        return Err(format!("{shape} has a dimension of size 0, of which nothing is computed"));
+    }
+    let count = shape.dims().iter().try_fold(1usize, |count, dim| count.checked_mul(*dim));
+    count.map(|_| ()).ok_or_else(|| format!("{shape} has more elements than can be counted"))
 }
 
 fn arity(op: &Op) -> (usize, usize) {
@@ -99,12 +111,14 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         Op::Permute { axes } => permute(x[0], axes),
         Op::Slice { axis, start, length } => {
             axis_fits(*axis)?;
-            require(*length > 0 && start + length <= x[0].dims()[*axis], "out of range")?;
+            let end = start.checked_add(*length);
+            require(end.is_some_and(|end| end <= x[0].dims()[*axis]), "out of range")?;
             Ok(vec![cut(*axis, *length)])
         }
         Op::Pad { axis, before, after } => {
             axis_fits(*axis)?;
-            Ok(vec![cut(*axis, x[0].dims()[*axis] + before + after)])
+            let length = x[0].dims()[*axis].saturating_add(*before).saturating_add(*after);
+            Ok(vec![cut(*axis, length)])
         }
         Op::Concat { axis } => {
             axis_fits(*axis)?;
@@ -122,6 +136,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
         }
         Op::Broadcast { first, dims, batched } => {
             require(*first <= x[0].rank(), "has no such place")?;
+            require(!dims.is_empty(), "needs a new dimension")?;
             require(!batched || (*first == 0 && !x[0].is_batched()), "the batch comes first")?;
             require(*first > 0 || !x[0].is_batched(), "the batch comes first")?;
             let mut all = x[0].dims().to_vec();
@@ -129,37 +144,64 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             let batched = *batched || x[0].is_batched();
             Ok(vec![if batched { Shape::batched(&all) } else { Shape::fixed(&all) }])
         }
-        Op::LayerNorm { .. } => {
-            let channels = Shape::fixed(&[x[0].last()]);
-            let behind_batch = x[0].rank() > usize::from(x[0].is_batched());
-            require(behind_batch, "needs a dimension to normalize that is not the batch")?;
+        Op::LayerNorm { eps } => {
+            require(*eps >= 0.0 && eps.is_finite(), "eps must be finite and not negative")?;
+            let (channels, stats) = normalized(x[0])?;
             require(x[1..].iter().all(|s| **s == channels), "weight and bias are (c)")?;
-            Ok(vec![x[0].clone(), row_stats(x[0])])
+            Ok(vec![x[0].clone(), stats])
         }
-        Op::LayerNormGrad => Ok(vec![x[0].clone()]),
-        Op::LayerNormWeightGrad => Ok(vec![Shape::fixed(&[x[0].last()])]),
-        Op::Attention { heads, .. } => attention(x[0], *heads),
-        Op::AttentionGrad { .. } => Ok(vec![x[0].clone()]),
+        Op::LayerNormGrad => {
+            let (channels, stats) = normalized(x[0])?;
+            let fits = *x[1] == channels && *x[2] == stats && x[3] == x[0];
+            require(fits, "x and dy are (.., c), weight (c), stats (.., 2)")?;
+            Ok(vec![x[0].clone()])
+        }
+        Op::LayerNormWeightGrad => {
+            let (channels, stats) = normalized(x[0])?;
+            require(*x[1] == stats && x[2] == x[0], "x and dy are (.., c), stats (.., 2)")?;
+            Ok(vec![channels])
+        }
+        Op::Attention { heads, dropout, .. } => {
+            is_probability(*dropout)?;
+            are_samples(&x[1..])?;
+            attention(x[0], *heads)
+        }
+        Op::AttentionGrad { heads, dropout, .. } => {
+            is_probability(*dropout)?;
+            are_samples(&x[4..])?;
+            let forward = attention(x[0], *heads)?;
+            let fits = x[1..3].iter().copied().eq(&forward) && *x[3] == forward[0];
+            require(fits, "qkv is (b, t, 3c), y and dy (b, t, c), lse (b, h, t)")?;
+            Ok(vec![x[0].clone()])
+        }
         Op::Embedding => {
             require(x[1].rank() == 2 && !x[1].is_batched(), "the table is (v, c)")?;
             let mut dims = x[0].dims().to_vec();
             dims.push(x[1].last());
             Ok(vec![x[0].with_dims(&dims)])
         }
-        Op::EmbeddingGrad { rows } => Ok(vec![Shape::fixed(&[*rows, x[1].last()])]),
-        Op::Dropout { .. } => {
+        Op::EmbeddingGrad { rows } => {
+            let c = x[1].last();
+            let dims = [x[0].dims(), &[c]].concat();
+            require(*x[1] == x[0].with_dims(&dims), "ids are (..), dy (.., c)")?;
+            Ok(vec![Shape::fixed(&[*rows, c])])
+        }
+        Op::Dropout { p, .. } => {
+            is_probability(*p)?;
             require(x[0].is_batched(), "only batched tensors have samples")?;
-            require(*x[1] == Shape::batched(&[1]), "sample ids are (b)")?;
+            are_samples(&x[1..])?;
             Ok(vec![x[0].clone()])
         }
-        Op::CrossEntropy => {
-            let wanted = "logits are (n, v), targets (n)";
+        Op::CrossEntropy | Op::CrossEntropyGrad => {
+            let wanted = "logits are (n, v), targets and lse (n)";
             require(x[0].rank() == 2, wanted)?;
             let rows = x[0].with_dims(&x[0].dims()[..1]);
-            require(*x[1] == rows, wanted)?;
-            Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows])
+            require(x[1..].iter().all(|s| **s == rows), wanted)?;
+            match op {
+                Op::CrossEntropy => Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2]), rows]),
+                _ => Ok(vec![x[0].clone()]),
+            }
         }
-        Op::CrossEntropyGrad => Ok(vec![x[0].clone()]),
         Op::SquaredError => {
             require(x[0] == x[1] && x[0].rank() > 0, "the two shapes must be equal")?;
             Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2])])
@@ -191,13 +233,25 @@ fn fused(root: &Op, epilogue: &[EpilogueOp], x: &[&Shape]) -> Result<Vec<Shape>,
     Ok(vec![y.clone(); 1 + kept])
 }
 
-/// Returns the shape of per-row statistics: `(.., c) -> (.., 2)`.
-fn row_stats(x: &Shape) -> Shape {
-    let mut dims = x.dims().to_vec();
-    if let Some(last) = dims.last_mut() {
-        *last = 2;
+/// Returns the shapes of a weight `(c)` and of the statistics `(.., 2)` of the rows of `x (.., c)`.
+fn normalized(x: &Shape) -> Result<(Shape, Shape), String> {
+    if x.rank() <= usize::from(x.is_batched()) {
+        return Err("needs a dimension to normalize that is not the batch".into());
     }
-    x.with_dims(&dims)
+    let leading = &x.dims()[..x.rank() - 1];
+    Ok((Shape::fixed(&[x.last()]), x.with_dims(&[leading, &[2]].concat())))
+}
+
+fn is_probability(p: f32) -> Result<(), String> {
+    if (0.0..=1.0).contains(&p) {
+        return Ok(());
+    }
+    Err(format!("the probability of dropout must be from 0 to 1, not {p}"))
+}
+
+fn are_samples(x: &[&Shape]) -> Result<(), String> {
+    let fits = x.iter().all(|shape| **shape == Shape::batched(&[1]));
+    if fits { Ok(()) } else { Err("sample ids are (b)".into()) }
 }
 
 fn matmul(a: &Shape, b: &Shape, ta: bool, tb: bool) -> Result<Vec<Shape>, String> {

@@ -8,4 +8,5 @@ mod fusion;
 mod gradients;
 mod loom_mailbox;
 mod shaders;
+mod shape_rules;
 mod sim;

@@ -6,7 +6,7 @@ mod probes;
 use rayon::prelude::*;
 
 use crate::base::HostTensorView;
-use crate::base::rng::{Key, drop_threshold, threefry2x32};
+use crate::base::rng::{Key, drop_threshold, kept_factor, threefry2x32};
 use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
@@ -73,16 +73,24 @@ impl AttentionSizes {
         let drop = (call.random.training && *dropout > 0.0).then(|| Dropout {
             key: call.random.step_key.site(*site),
             threshold: drop_threshold(*dropout),
-            factor: 1.0 / (1.0 - f64::from(*dropout)),
+            factor: kept_factor(*dropout),
         });
         Self { b, t, c, heads: *heads, d, scale: 1.0 / (d as f64).sqrt(), drop }
     }
 
-    /// Returns the number of a pair of positions of a head within its sample, part of the counter
-    /// of its random number.
-    fn pair(&self, h: usize, i: usize, j: usize) -> u32 {
-        let position = ((h * self.t) as u32).wrapping_add(i as u32).wrapping_mul(self.t as u32);
-        position.wrapping_add(j as u32)
+    /// Returns the number of a pair of positions of a head, part of the counter of its random
+    /// number.
+    fn pair(&self, i: usize, j: usize) -> u32 {
+        (i as u32).wrapping_mul(self.t as u32).wrapping_add(j as u32)
+    }
+}
+
+impl Dropout {
+    /// Returns the key of a head. Pairs are numbered per head, so that the heads' masks differ at
+    /// any number of tokens.
+    fn head_key(&self, h: usize) -> Key {
+        let [first, second] = self.key.0;
+        Key([first.wrapping_add(h as u32), second])
     }
 }
 
@@ -150,7 +158,7 @@ impl Head {
     /// Returns the dropout factor of the probability of a pair; 1 without dropout.
     fn kept<T: Float>(&self, i: usize, j: usize) -> T {
         let Some(drop) = self.sizes.drop else { return T::one() };
-        let word = drop.key.words([self.id, self.sizes.pair(self.h, i, j)])[0];
+        let word = drop.head_key(self.h).words([self.id, self.sizes.pair(i, j)])[0];
         if word >= drop.threshold { T::from_f64(drop.factor) } else { T::zero() }
     }
 }
@@ -320,8 +328,8 @@ struct HeadRow<'a> {
 /// Multiplies row `i` by its dropout factors.
 fn drop_row(head: &Head, i: usize, row: &mut [f32]) {
     if let Some(drop) = head.sizes.drop {
-        let first_pair = head.sizes.pair(head.h, i, 0);
-        drop_pairs(drop.key, head.id, first_pair, drop.threshold, drop.factor as f32, row);
+        let (key, first_pair) = (drop.head_key(head.h), head.sizes.pair(i, 0));
+        drop_pairs(key, head.id, first_pair, drop.threshold, drop.factor as f32, row);
     }
 }
 
@@ -510,7 +518,7 @@ mod tests {
     use super::*;
     use crate::base::{HostTensor, Shape, Site};
     use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::{self, check_with};
+    use crate::kernels::testing::{self, check_with, for_each_result};
 
     const SITE: Site = Site(9);
 
@@ -586,6 +594,38 @@ mod tests {
         for (t, c, heads, rows) in [(7, 10, 2, 3), (37, 16, 4, 2)] {
             agree(t, c, heads, 0.3, rows, InputFill::Normal);
         }
+    }
+
+    /// At 65,536 tokens a head has as many pairs as a counter of 32 bits counts.
+    #[test]
+    fn heads_draw_different_masks_at_any_length() {
+        let key = Key::new(3).site(SITE);
+        let drop = Some(Dropout { key, threshold: drop_threshold(0.5), factor: 2.0 });
+        for t in [64, 65_536, 100_000] {
+            let sizes = AttentionSizes { b: 1, t, c: 4, heads: 4, d: 1, scale: 1.0, drop };
+            let mask = |h: usize| -> Vec<bool> {
+                let head = Head { sizes, sample: 0, id: 7, h };
+                (0..64).map(|j| head.kept::<f64>(t - 1, j) > 0.0).collect()
+            };
+            let masks: Vec<Vec<bool>> = (0..4).map(mask).collect();
+            for (h, mask) in masks.iter().enumerate() {
+                assert!(!masks[..h].contains(mask), "head {h} of {t} tokens");
+            }
+        }
+    }
+
+    #[test]
+    fn dropout_of_all_probabilities_gives_zeros() {
+        let [forward, grad] = ops(2, 1.0);
+        let inputs = inputs(7, 8, 1.0, 2, InputFill::Normal);
+        for_each_result(&forward, &inputs, 2, |who, outputs| {
+            assert!(outputs[0].iter().all(|y| *y == 0.0), "y by {who}: {:?}", outputs[0]);
+            assert!(outputs[1].iter().all(|lse| lse.is_finite()), "lse by {who}");
+        });
+        let inputs = grad_inputs(&forward, &inputs, 2);
+        for_each_result(&grad, &inputs, 2, |who, outputs| {
+            assert!(outputs[0].iter().all(|dx| *dx == 0.0), "dqkv by {who}: {:?}", outputs[0]);
+        });
     }
 
     #[test]

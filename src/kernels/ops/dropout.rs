@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use crate::base::rng::{Key, drop_threshold};
+use crate::base::rng::{Key, drop_threshold, kept_factor};
 use crate::base::{HostTensorView, Site};
 use crate::graph::Op;
 use crate::kernels::call_shapes::{B, C, T, calls};
@@ -53,9 +53,7 @@ impl Mask {
         if !call.random.training {
             return Self { key, threshold: 0, factor: 1.0, elements };
         }
-        // With p = 1 the threshold still keeps one word: its factor must be 0, not infinity.
-        let factor = if *p < 1.0 { 1.0 / (1.0 - f64::from(*p)) } else { 0.0 };
-        Self { key, threshold: drop_threshold(*p), factor, elements }
+        Self { key, threshold: drop_threshold(*p), factor: kept_factor(*p), elements }
     }
 
     fn keeps(&self, sample: u32, element: usize) -> bool {
@@ -250,6 +248,12 @@ mod tests {
         let kept = expected.iter().filter(|y| **y > 0.0).count() as f64 / expected.len() as f64;
         assert!((kept - 0.75).abs() < 0.02, "{kept}");
         assert_bits(&call, &vec![1.0; expected.len()], &samples, &expected);
+    }
+
+    #[test]
+    fn everything_is_dropped_with_probability_one() {
+        let op = Op::Dropout { p: 1.0, site: SITE };
+        assert_bits(&call(&op, 2, 70, true), &[3.0; 140], &[3, 4], &[0.0; 140]);
     }
 
     #[test]

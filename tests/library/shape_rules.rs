@@ -1,0 +1,222 @@
+//! Shape rules refuse what kernels, which trust them, cannot take: every argument of the wrong
+//! shape or type, tensors without elements, probabilities outside of 0 to 1.
+
+use potluck::base::{DType, Shape, Site};
+use potluck::graph::shapes::{Typed, outputs};
+use potluck::graph::{Binary, Builder, EpilogueOp, Op, Unary};
+
+/// An op, its inputs, and which changes of each input fit as well.
+type Case = (Op, Vec<(Typed, Free)>);
+
+/// Changes of an input that still fit.
+#[derive(Clone, Copy)]
+struct Free {
+    axes: &'static [usize],
+    batched: bool,
+    rank: bool,
+}
+
+const NONE: Free = Free { axes: &[], batched: false, rank: false };
+
+fn batched(dims: &[usize]) -> (Typed, Free) {
+    ((Shape::batched(dims), DType::F32), NONE)
+}
+
+fn fixed(dims: &[usize]) -> (Typed, Free) {
+    ((Shape::fixed(dims), DType::F32), NONE)
+}
+
+fn ids(dims: &[usize]) -> (Typed, Free) {
+    ((Shape::batched(dims), DType::U32), NONE)
+}
+
+fn free((typed, _): (Typed, Free), axes: &'static [usize], batched: bool) -> (Typed, Free) {
+    (typed, Free { axes, batched, rank: false })
+}
+
+/// Every op of several inputs.
+fn cases() -> Vec<Case> {
+    let (heads, site) = (2, Site(1));
+    let attention = |dropout| Op::Attention { heads, dropout, site };
+    let attention_grad = |dropout| Op::AttentionGrad { heads, dropout, site };
+    let (qkv, y, lse) = (batched(&[1, 5, 24]), batched(&[1, 5, 8]), batched(&[1, 2, 5]));
+    let any_rank = Free { axes: &[], batched: false, rank: true };
+    vec![
+        (
+            Op::MatMul { transpose_a: false, transpose_b: false },
+            vec![free(batched(&[3, 8]), &[0], true), free(fixed(&[8, 5]), &[1], false)],
+        ),
+        (
+            Op::MatMul { transpose_a: true, transpose_b: false },
+            vec![free(batched(&[3, 8]), &[1], false), free(batched(&[3, 5]), &[1], false)],
+        ),
+        (Op::UnaryGrad(Unary::Gelu), vec![batched(&[3, 4]), batched(&[3, 4])]),
+        (
+            Op::Binary(Binary::Add),
+            vec![
+                (batched(&[1, 4, 6]).0, Free { axes: &[0], batched: true, rank: true }),
+                (fixed(&[4, 6]).0, any_rank),
+            ],
+        ),
+        (
+            Op::Concat { axis: 1 },
+            vec![free(batched(&[1, 4, 6]), &[1], false), free(batched(&[1, 3, 6]), &[1], false)],
+        ),
+        (
+            Op::LayerNorm { eps: 1e-5 },
+            vec![
+                (batched(&[3, 6]).0, Free { axes: &[0], batched: true, rank: true }),
+                fixed(&[6]),
+                fixed(&[6]),
+            ],
+        ),
+        (
+            Op::LayerNormGrad,
+            vec![batched(&[3, 6]), fixed(&[6]), batched(&[3, 2]), batched(&[3, 6])],
+        ),
+        (Op::LayerNormWeightGrad, vec![batched(&[3, 6]), batched(&[3, 2]), batched(&[3, 6])]),
+        (attention(0.5), vec![free(qkv.clone(), &[1], false), ids(&[1])]),
+        (attention_grad(0.0), vec![qkv.clone(), y.clone(), lse.clone(), y.clone()]),
+        (attention_grad(0.5), vec![qkv, y.clone(), lse, y, ids(&[1])]),
+        (
+            Op::Embedding,
+            vec![
+                (ids(&[1, 5]).0, Free { axes: &[0, 1], batched: true, rank: true }),
+                free(fixed(&[9, 4]), &[0, 1], false),
+            ],
+        ),
+        (Op::EmbeddingGrad { rows: 9 }, vec![ids(&[1, 5]), free(batched(&[1, 5, 4]), &[2], false)]),
+        (
+            Op::Dropout { p: 0.5, site },
+            vec![
+                (batched(&[3, 4]).0, Free { axes: &[0, 1], batched: false, rank: true }),
+                ids(&[1]),
+            ],
+        ),
+        (Op::CrossEntropy, vec![free(batched(&[3, 7]), &[1], false), ids(&[3])]),
+        (Op::CrossEntropyGrad, vec![free(batched(&[3, 7]), &[1], false), ids(&[3]), batched(&[3])]),
+        (Op::SquaredError, vec![batched(&[3, 4]), batched(&[3, 4])]),
+        (Op::SquaredErrorGrad, vec![batched(&[3, 4]), batched(&[3, 4])]),
+    ]
+}
+
+fn shape_of(is_batched: bool, dims: &[usize]) -> Shape {
+    if is_batched && !dims.is_empty() { Shape::batched(dims) } else { Shape::fixed(dims) }
+}
+
+/// Returns the shapes that an input must not have.
+fn wrong_shapes(shape: &Shape, free: Free) -> Vec<Shape> {
+    let (dims, is_batched) = (shape.dims(), shape.is_batched());
+    let mut wrong = Vec::new();
+    for axis in 0..dims.len() {
+        let mut changed = dims.to_vec();
+        changed[axis] = 0;
+        wrong.push(shape_of(is_batched, &changed));
+        changed[axis] = dims[axis] + 1;
+        if !free.axes.contains(&axis) {
+            wrong.push(shape_of(is_batched, &changed));
+        }
+    }
+    if !free.batched {
+        wrong.push(shape_of(!is_batched, dims));
+    }
+    if !free.rank {
+        wrong.push(shape_of(is_batched, &[&[1], dims].concat()));
+        wrong.push(shape_of(is_batched, &[dims, &[2]].concat()));
+        wrong.push(shape_of(is_batched, &dims[..dims.len() - 1]));
+        wrong.push(shape_of(is_batched, &[]));
+    }
+    wrong
+}
+
+#[test]
+fn arguments_of_wrong_shapes_are_refused() {
+    let mut accepted = Vec::new();
+    for (op, inputs) in cases() {
+        let right: Vec<Typed> = inputs.iter().map(|(typed, _)| typed.clone()).collect();
+        outputs(&op, &right).unwrap_or_else(|error| panic!("{error}"));
+        for (index, ((shape, dtype), free)) in inputs.iter().enumerate() {
+            for wrong in wrong_shapes(shape, *free) {
+                let mut given = right.clone();
+                given[index] = (wrong.clone(), *dtype);
+                if outputs(&op, &given).is_ok() {
+                    accepted.push(format!("{op}: input {index} as {wrong} for {shape}"));
+                }
+            }
+            let mut given = right.clone();
+            given[index].1 = if *dtype == DType::F32 { DType::U32 } else { DType::F32 };
+            assert!(outputs(&op, &given).is_err(), "{op}: input {index} of another type");
+        }
+    }
+    assert!(accepted.is_empty(), "accepted:\n{}", accepted.join("\n"));
+}
+
+#[test]
+fn ops_of_one_input_refuse_what_does_not_exist() {
+    let x = (Shape::batched(&[1, 4, 6]), DType::F32);
+    let most = usize::MAX;
+    let wrong = [
+        Op::Permute { axes: vec![0, 1] },
+        Op::Permute { axes: vec![0, 1, 1] },
+        Op::Permute { axes: vec![1, 0, 2] },
+        Op::Slice { axis: 3, start: 0, length: 1 },
+        Op::Slice { axis: 1, start: 2, length: 3 },
+        Op::Slice { axis: 1, start: 2, length: 0 },
+        Op::Slice { axis: 1, start: most, length: 2 },
+        Op::Slice { axis: 0, start: 0, length: 1 },
+        Op::Pad { axis: 3, before: 1, after: 1 },
+        Op::Pad { axis: 1, before: most, after: most },
+        Op::Sum { first: 2, last: 1 },
+        Op::Sum { first: 0, last: 3 },
+        Op::Broadcast { first: 4, dims: vec![2], batched: false },
+        Op::Broadcast { first: 1, dims: vec![0], batched: false },
+        Op::Broadcast { first: 1, dims: vec![], batched: false },
+        Op::Broadcast { first: 1, dims: vec![most], batched: false },
+        Op::Broadcast { first: 0, dims: vec![2], batched: false },
+        Op::EmbeddingGrad { rows: 0 },
+    ];
+    for op in wrong {
+        let inputs = match op {
+            Op::EmbeddingGrad { .. } => {
+                vec![(Shape::batched(&[1, 4]), DType::U32), x.clone()]
+            }
+            _ => vec![x.clone()],
+        };
+        assert!(outputs(&op, &inputs).is_err(), "{op}");
+    }
+    let empty = [(Shape::batched(&[1, 0]), DType::F32)];
+    let error = outputs(&Op::Unary(Unary::Relu), &empty).unwrap_err().to_string();
+    assert!(error.contains("(b, 0) has a dimension of size 0"), "{error}");
+}
+
+#[test]
+fn probabilities_and_eps_out_of_range_are_refused() {
+    for p in [-0.1, 1.1, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut b = Builder::new();
+        let x = b.input("x", &[1, 4, 24]);
+        let error = b.dropout(x, p).unwrap_err().to_string();
+        assert!(error.contains("from 0 to 1"), "{error}");
+        assert!(b.attention(x, 2, p).is_err(), "attention with dropout {p}");
+    }
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, 4, 24]);
+    for p in [0.0, 0.5, 1.0] {
+        b.dropout(x, p).unwrap();
+        b.attention(x, 2, p).unwrap();
+    }
+    for eps in [-1.0, f32::NAN, f32::INFINITY] {
+        let inputs = [batched(&[3, 6]).0, fixed(&[6]).0];
+        assert!(outputs(&Op::LayerNorm { eps }, &inputs).is_err(), "eps {eps}");
+    }
+}
+
+#[test]
+fn ops_without_a_kernel_are_not_applied() {
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, 4]);
+    let error = b.apply(Op::Reshape, &[x]).unwrap_err().to_string();
+    assert!(error.contains("Builder::reshape"), "{error}");
+    let epilogue = vec![EpilogueOp::Unary(Unary::Relu)];
+    let fused = Op::Fused { root: Box::new(Op::Unary(Unary::Gelu)), epilogue };
+    assert!(b.apply(fused, &[x]).unwrap_err().to_string().contains("fusion"));
+}
