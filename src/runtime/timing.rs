@@ -18,7 +18,7 @@ use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::kernels::RandomContext;
 use crate::parallel::ReduceSite;
 use crate::planner::balance::{
-    ExcludedDevice, ThroughputModel, apportion, makespan, select_devices,
+    DeviceSelection, ExcludedDevice, ThroughputModel, apportion, makespan, select_devices,
 };
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
@@ -85,9 +85,12 @@ pub fn split_by_speed(
     let mut tried: HashMap<Vec<usize>, (Vec<u32>, f64)> = HashMap::new();
     let mut failed = None;
     let selection = select_devices(drivers.len(), |set| {
+        if !hold(set) {
+            return f64::INFINITY;
+        }
         let speeds = match set {
             &[device] => vec![solo[device].speed],
-            _ if failed.is_some() || !hold(set) => return f64::INFINITY,
+            _ if failed.is_some() => return f64::INFINITY,
             _ => match time_concurrently(drivers, set, &solo, probe, timeout) {
                 Ok(speeds) => speeds,
                 Err(error) => {
@@ -96,10 +99,11 @@ pub fn split_by_speed(
                 }
             },
         };
-        let counts = apportion(batch, &speeds);
-        // Those without a sample leave the others with larger shards.
+        let mut counts = apportion(batch, &speeds);
+        // Devices without a sample leave the others with larger shards.
         let working = set.iter().zip(&counts).filter(|(_, count)| **count > 0);
-        if !hold(&working.map(|(device, _)| *device).collect::<Vec<_>>()) {
+        let is_enough = hold(&working.map(|(device, _)| *device).collect::<Vec<_>>());
+        if !is_enough && !give_each_a_sample(&mut counts) {
             return f64::INFINITY;
         }
         let exchange_s = match set.len() {
@@ -121,19 +125,44 @@ pub fn split_by_speed(
     if selection.step_s.is_infinite() {
         return Ok(None);
     }
-    let sentence = |left: &ExcludedDevice| left.sentence(drivers[left.device].name());
-    let mut notes: Vec<String> = selection.excluded.iter().map(sentence).collect();
     let (counts, _) = tried.remove(&selection.taken).unwrap_or_default();
+    let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
+    let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
+    Ok(Some(split_of(selection, counts, &names, &micro_batches)))
+}
+
+/// Moves samples from those that have the most to those that have none; returns false and changes
+/// nothing if there are too few.
+fn give_each_a_sample(counts: &mut [u32]) -> bool {
+    let is_enough = counts.iter().map(|count| *count as usize).sum::<usize>() >= counts.len();
+    while is_enough
+        && let Some(idle) = counts.iter().position(|count| *count == 0)
+        && let Some(most) = counts.iter_mut().max()
+    {
+        *most -= 1;
+        counts[idle] = 1;
+    }
+    is_enough
+}
+
+/// Returns the split among the selected devices that have samples, of which `counts` has the
+/// number, with notes on all others.
+fn split_of(
+    selection: DeviceSelection,
+    counts: Vec<u32>,
+    names: &[&str],
+    micro_batches: &[u32],
+) -> BatchSplit {
+    let sentence = |left: &ExcludedDevice| left.sentence(names[left.device]);
+    let mut notes: Vec<String> = selection.excluded.iter().map(sentence).collect();
     // A device that was taken early may get no samples beside faster ones that were taken later.
     let (working, idle): (Vec<_>, Vec<_>) =
         selection.taken.into_iter().zip(counts).partition(|(_, count)| *count > 0);
-    let name = |(device, _): &(usize, u32)| drivers[*device].name();
-    notes.extend(
-        idle.iter().map(|one| format!("{} is left out: no sample is left for it", name(one))),
-    );
+    let idle = idle.iter().map(|(device, _)| names[*device]);
+    notes.extend(idle.map(|name| format!("{name} is left out: no sample is left for it")));
     let (members, counts): (Vec<usize>, Vec<u32>) = working.into_iter().unzip();
-    let micro_batches = members.iter().map(|device| solo[*device].speed.micro_batch).collect();
-    Ok(Some(BatchSplit { members, counts, micro_batches, notes }))
+    let micro_batches = members.iter().map(|device| micro_batches[*device]).collect();
+    BatchSplit { members, counts, micro_batches, notes }
 }
 
 /// Timing of a device that runs alone.
@@ -325,4 +354,21 @@ pub fn faster_reduce_site(
 pub fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
     let world = world as u32;
     (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_must_take_part_get_a_sample_of_those_that_have_most() {
+        let with = |counts: &[u32]| {
+            let mut counts = counts.to_vec();
+            give_each_a_sample(&mut counts).then_some(counts)
+        };
+        assert_eq!(with(&[4, 0]), Some(vec![3, 1]));
+        assert_eq!(with(&[0, 3, 2, 0, 0]), Some(vec![1; 5]));
+        assert_eq!(with(&[0, 1]), None);
+        assert_eq!(with(&[2, 2]), Some(vec![2, 2]));
+    }
 }

@@ -85,7 +85,7 @@ impl RunningMeans {
 }
 
 impl Mean {
-    /// Formats one device: `llvmpipe 4 (55/s, waits 3 %)`.
+    /// Formats one device: `llvmpipe: 4 (55/s, waits 3 %)`.
     fn text(&self) -> String {
         let speed = self.samples / self.seconds;
         let speed = if !speed.is_finite() {
@@ -97,7 +97,7 @@ impl Mean {
             format!("{}/s, ", thousands(speed))
         };
         let waits = 100.0 * self.waited / self.steps;
-        format!("{} {} ({speed}waits {waits:.0} %)", self.name, self.share)
+        format!("{}: {} ({speed}waits {waits:.0} %)", self.name, self.share)
     }
 }
 
@@ -143,8 +143,8 @@ mod tests {
             rank("cpu (8 threads)", 0, 0.0, 1.0),
             rank("RTX", 4, 5432.1, 0.999),
         ]);
-        let line = "llvmpipe 4 (55/s, waits 3 %), SwiftShader 4 (3.1/s, waits 0 %), \
-                    cpu 0 (waits 100 %), RTX 4 (5,432/s, waits 100 %)";
+        let line = "llvmpipe: 4 (55/s, waits 3 %), SwiftShader: 4 (3.1/s, waits 0 %), \
+                    cpu: 0 (waits 100 %), RTX: 4 (5,432/s, waits 100 %)";
         assert_eq!(means.line(), line);
     }
 
@@ -154,25 +154,25 @@ mod tests {
         // 4 samples in 1 s and 4 in 3 s are 8 in 4 s.
         means.add(&[rank("a", 4, 4.0, 0.1)]);
         means.add(&[rank("a", 4, 4.0 / 3.0, 0.3)]);
-        assert_eq!(means.line(), "a 4 (2.0/s, waits 20 %)");
+        assert_eq!(means.line(), "a: 4 (2.0/s, waits 20 %)");
         // Forgotten steps have no weight, and a change shows gradually.
         means.forget(0.5);
         means.add(&[rank("a", 2, 2.0, 0.2)]);
-        assert_eq!(means.line(), "a 2 (2.0/s, waits 20 %)");
+        assert_eq!(means.line(), "a: 2 (2.0/s, waits 20 %)");
         means.forget(0.0);
         means.add(&[rank("a", 2, 8.0, 0.9)]);
-        assert_eq!(means.line(), "a 2 (8.0/s, waits 90 %)");
+        assert_eq!(means.line(), "a: 2 (8.0/s, waits 90 %)");
         // A speed without a time of work does not count.
         let waited = Duration::from_secs(1);
         means.add(&[RankRecord { time: waited, waited, ..rank("a", 2, 1.0, 0.0) }]);
-        assert_eq!(means.line(), "a 2 (8.0/s, waits 95 %)");
+        assert_eq!(means.line(), "a: 2 (8.0/s, waits 95 %)");
     }
 
     #[test]
     fn under_a_bar_lines_are_short_and_few() {
         let mut means = RunningMeans::default();
         means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 3]);
-        let one = "llvmpipe 4 (55/s, waits 3 %)";
+        let one = "llvmpipe: 4 (55/s, waits 3 %)";
         assert_eq!(means.block(), format!("  {one}, {one},\n  {one}"));
         means.add(&vec![rank("llvmpipe", 4, 55.0, 0.03); 64]);
         let block = means.block();

@@ -22,9 +22,8 @@ fn equal_devices_have_names_of_their_own() {
     for text in [&resolved, &trace] {
         assert!(text.contains("cpu 2 ("), "{text}");
     }
-    let ranks = desk.steps("run")[0]["ranks"].clone();
-    assert!(ranks[0]["name"].as_str().unwrap().starts_with("cpu ("), "{ranks}");
-    assert!(ranks[1]["name"].as_str().unwrap().starts_with("cpu 2 ("), "{ranks}");
+    let step = ran.lines("step 3/3")[0];
+    assert!(step.contains("  cpu: 8 (") && step.contains(", cpu 2: 4 ("), "{step}");
 }
 
 #[test]

@@ -23,6 +23,7 @@ pub struct Admission {
 }
 
 /// Requested device that may be opened.
+#[derive(Clone)]
 pub struct MeasuredCandidate {
     /// Index of the device among the requested ones.
     pub position: usize,
@@ -79,7 +80,7 @@ pub fn admit(
     if let Some(error) = failed.filter(|_| candidates.is_empty()) {
         return Err(error);
     }
-    fit_host(request, &mut candidates, available, &mut notes)?;
+    let candidates = fit_host(request, candidates, available, &mut notes)?;
     Ok((candidates, notes))
 }
 
@@ -137,31 +138,47 @@ fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Mo
     reserves
 }
 
-/// Chooses admissions that fit the host's memory together: the device that takes the most of it
-/// takes less, until all fit. A device for which there is no host memory is left out with a note.
+/// Returns the devices with admissions that fit the host's memory together. A device for which
+/// there is no host memory is left out with a note; the others then choose again.
 fn fit_host(
     request: &PlacementRequest,
-    candidates: &mut Vec<MeasuredCandidate>,
+    mut candidates: Vec<MeasuredCandidate>,
     available: Option<u64>,
     notes: &mut Vec<String>,
-) -> Result<(), RuntimeError> {
-    let plan = request.plans.of_rows(1);
+) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
     loop {
-        let moments = request.optimizer.moments();
-        let shared = host_memory::shared(request.parallel, &plan, candidates.len(), moments);
-        let devices = candidates.iter().map(MeasuredCandidate::host_bytes);
-        let all = devices.fold(shared, usize::saturating_add);
-        let Err(error) = memory::require_of(available, all) else { return Ok(()) };
-        let mut largest: Vec<usize> = (0..candidates.len()).collect();
-        largest.sort_by_key(|&index| std::cmp::Reverse(candidates[index].host_bytes()));
-        if largest.iter().any(|&index| candidates[index].take_less_host_memory()) {
-            continue;
-        }
+        let error = match fitting(request, candidates.clone(), available) {
+            Ok(fitting) => return Ok(fitting),
+            Err(error) => error,
+        };
         if is_named(request.selector) || candidates.len() == 1 {
             return Err(error);
         }
-        let left = candidates.remove(largest[0]);
+        let bytes = candidates.iter().map(MeasuredCandidate::host_bytes);
+        let largest = bytes.enumerate().max_by_key(|(_, bytes)| *bytes);
+        let left = candidates.remove(largest.map_or(0, |(index, _)| index));
         notes.push(format!("{} is left out: {error}", left.name));
+    }
+}
+
+/// Chooses admissions that fit the host's memory together: the device that takes the most of it
+/// takes less, until all fit.
+fn fitting(
+    request: &PlacementRequest,
+    mut candidates: Vec<MeasuredCandidate>,
+    available: Option<u64>,
+) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
+    let (plan, moments) = (request.plans.of_rows(1), request.optimizer.moments());
+    let shared = host_memory::shared(request.parallel, &plan, candidates.len(), moments);
+    loop {
+        let devices = candidates.iter().map(MeasuredCandidate::host_bytes);
+        let all = devices.fold(shared, usize::saturating_add);
+        let Err(error) = memory::require_of(available, all) else { return Ok(candidates) };
+        let mut largest: Vec<usize> = (0..candidates.len()).collect();
+        largest.sort_by_key(|&index| std::cmp::Reverse(candidates[index].host_bytes()));
+        if !largest.iter().any(|&index| candidates[index].take_less_host_memory()) {
+            return Err(error);
+        }
     }
 }
 

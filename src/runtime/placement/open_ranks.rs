@@ -172,9 +172,9 @@ fn with_samples<'a>(
         return (devices, None);
     }
     let (with, without) = devices.names.split_at(samples);
-    let (are, without) = (if without.len() == 1 { "is" } else { "are" }, without.join(", "));
-    let note = format!("{without} {are} left out: a batch of {samples} has no sample for it");
-    let note = if are == "are" { note.replace(" for it", " for them") } else { note };
+    let (are, them) = if without.len() == 1 { ("is", "it") } else { ("are", "them") };
+    let without = without.join(", ");
+    let note = format!("{without} {are} left out: a batch of {samples} has no sample for {them}");
     let selections = &devices.selections[..samples];
     (RequestedDevices { selections, names: with }, Some(note))
 }
