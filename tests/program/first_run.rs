@@ -10,10 +10,11 @@ use crate::process::Desk;
 const SMALL: &str = "--set model.layers=1 --set model.width=32 \
                      --set model.context=32 --set data.held_out=0.01";
 
-/// Recounts the sampled lines in a run's directory: (different ones, right ones, right ones that
+/// Recounts the lines that a run sampled after a step: (different ones, right ones, right ones that
 /// are not in the corpus, right sums), and the right ones of the held-out sums.
-fn recount(desk: &Desk, run: &str) -> ([u64; 4], u64) {
-    let text = fs::read_to_string(desk.path(&format!("{run}/sentences.txt"))).unwrap();
+fn recount(desk: &Desk, run: &str, step: u64) -> ([u64; 4], u64) {
+    let path = desk.path(&format!("{run}/sentences-{step:08}.txt"));
+    let text = fs::read_to_string(path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     let (sampled, held_out) = lines.split_at(200);
     let corpus = world::corpus();
@@ -31,8 +32,8 @@ fn recount(desk: &Desk, run: &str) -> ([u64; 4], u64) {
 /// Returns the last measure in a run's record, checked against a recount: the number of different
 /// sentences, and of right ones.
 fn measured(desk: &Desk, run: &str) -> (u64, u64) {
-    let (counts, held_out) = recount(desk, run);
     let record = desk.metrics(run).pop().unwrap();
+    let (counts, held_out) = recount(desk, run, record["step"].as_u64().unwrap());
     let keys = ["distinct", "right", "new", "right_sums"];
     assert_eq!(counts.map(Some), keys.map(|key| record[key].as_u64()), "{record}");
     assert_eq!(record["right_held_out_sums"], held_out, "{record}");
@@ -47,7 +48,7 @@ fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_
     let (_, untrained) = measured(&desk, "new");
     assert_eq!(untrained, 0);
 
-    let more = "--devices cpu --quiet --steps 1500 --set train.batch=16 --set optim.lr=0.01 \
+    let more = "--devices cpu --quiet --steps 1100 --set train.batch=16 --set optim.lr=0.01 \
                 --set train.eval_every=0";
     desk.run(&format!("train {SMALL} {more} --out run")).ok();
     let (different, right) = measured(&desk, "run");
@@ -58,7 +59,7 @@ fn the_share_of_right_sentences_is_that_of_the_sampled_text_and_training_raises_
     assert!(evaluated.out.contains(&share), "{share} in {}", evaluated.out);
     let json = desk.run("eval run --devices cpu --json").ok().out;
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    assert_eq!((&json["step"], &json["sentences"]["right"]), (&1500.into(), &right.into()));
+    assert_eq!((&json["step"], &json["sentences"]["right"]), (&1100.into(), &right.into()));
 }
 
 #[test]
@@ -75,6 +76,6 @@ fn a_run_shows_its_measure_and_a_run_on_another_text_has_none() {
         .run(&format!("train --devices cpu --steps 1 {SMALL} --data text.txt --out other"))
         .ok();
     assert!(!other.err.contains("sentences are right"), "{}", other.err);
-    assert!(!desk.path("other/sentences.txt").exists());
+    assert!(!desk.path("other/sentences-00000001.txt").exists());
     assert!(!desk.run("eval other --devices cpu").ok().out.contains("sentences"));
 }

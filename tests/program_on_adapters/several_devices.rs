@@ -417,7 +417,7 @@ fn sentences_are_sampled_on_all_devices() {
         unlike()
     ))
     .ok();
-    let lines = std::fs::read_to_string(desk.path("run/sentences.txt")).unwrap();
+    let lines = std::fs::read_to_string(desk.path("run/sentences-00000001.txt")).unwrap();
     let lines: Vec<&str> = lines.lines().collect();
     let (sampled, held_out) = lines.split_at(200);
     assert!(sampled.iter().all(|line| line.len() <= world::LONGEST_SENTENCE + 1));

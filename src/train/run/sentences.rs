@@ -8,8 +8,8 @@ use crate::train::sentences::{SampledSentences, measure_sentences};
 use crate::train::spec::DataSource;
 
 impl Run {
-    /// Samples sentences, writes them to `sentences.txt`, and emits their counts. Returns `None`
-    /// if the run is on another text or samples nothing, or if a signal arrives.
+    /// Samples sentences, writes them to `sentences-STEP.txt`, and emits their counts. Returns
+    /// `None` if the run is on another text or samples nothing, or if a signal arrives.
     ///
     /// # Errors
     /// Returns `TrainError` if a device or a sink fails, or if the file cannot be written.
@@ -26,7 +26,8 @@ impl Run {
         let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
             return Ok(None);
         };
-        let path = self.options.out.join("sentences.txt");
+        // A later measure, of a resumed run, does not replace it.
+        let path = self.options.out.join(format!("sentences-{:08}.txt", self.step));
         let text: String = lines.iter().chain(&held_out_sums).map(|l| format!("{l}\n")).collect();
         files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
         self.emit(Event::Sentences(record))?;
