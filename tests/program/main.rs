@@ -7,6 +7,8 @@ mod evaluation;
 mod events;
 mod examples;
 mod first_run;
+#[cfg(unix)]
+mod guide;
 mod interruptions;
 mod placement;
 #[path = "../common/process.rs"]
