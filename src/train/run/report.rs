@@ -23,13 +23,14 @@ impl Run {
             }
             _ => String::new(),
         };
+        let names: Vec<&str> = self.placement.ranks.iter().map(|rank| &*rank.name).collect();
         let summary = format!(
             "{}; {} parameters; vocabulary {}; batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary,
             thousands(self.plan.graph.parameter_count() as f64),
             data.tokenizer().vocabulary(),
             self.spec.batch,
-            self.placement.devices(),
+            names.join(", "),
             self.options.out.display()
         );
         let figures = format!("{}; {}", self.epoch_text(), self.memory_text());
