@@ -42,3 +42,8 @@ pub mod runtime;
 pub mod sim;
 pub mod train;
 pub mod ui;
+
+/// The program in the guide, compiled and run as a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/guide.md")]
+pub struct Guide;

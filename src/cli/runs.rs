@@ -195,18 +195,9 @@ impl ListedRun {
     }
 }
 
-/// Returns the names of a run's devices in the order of their ranks, equal neighbours as one.
+/// Returns the names of a run's devices in the order of their ranks.
 fn devices(meta: &Meta) -> Vec<String> {
-    let mut names: Vec<(String, usize)> = Vec::new();
-    for rank in &meta.placement.ranks {
-        let name = short_name(&rank.name);
-        match names.last_mut() {
-            Some((last, count)) if *last == name => *count += 1,
-            _ => names.push((name, 1)),
-        }
-    }
-    let text = |(name, count)| if count == 1 { name } else { format!("{name}*{count}") };
-    names.into_iter().map(text).collect()
+    meta.placement.ranks.iter().map(|rank| short_name(&rank.name)).collect()
 }
 
 /// Returns the number of steps that a configuration file sets.

@@ -40,7 +40,7 @@ fn runs_are_listed_with_their_state_the_newest_last() {
     assert_eq!(rows[0]["best_val_loss"].as_f64(), best.as_str().unwrap().parse().ok());
     assert_eq!(rows[1]["best_val_loss"], Value::Null);
     assert_eq!(rows[0]["devices"], serde_json::json!(["cpu"]));
-    assert_eq!(rows[3]["devices"], serde_json::json!(["cpu*2"]));
+    assert_eq!(rows[3]["devices"], serde_json::json!(["cpu", "cpu 2"]));
 
     let table = desk.run("runs").ok().out;
     let lines: Vec<&str> = table.lines().collect();

@@ -122,7 +122,7 @@ fn a_run_file_reads_back_and_its_derived_keys_still_follow() {
         |text: &str, sets: &[&str]| read(None, Some((path, text)), &overrides(sets)).unwrap();
     let resolved = new(&["train.batch=8", "schedule.warmup=7"]);
     let text = resolved.config.to_run_toml(&resolved.typed.all());
-    for line in ["# min_lr = 0.0001  # a tenth of optim.lr", "warmup = 7", "# micro_batch = 8"] {
+    for line in ["# min_lr = 0.0004  # a tenth of optim.lr", "warmup = 7", "# micro_batch = 8"] {
         assert!(text.lines().any(|found| found.starts_with(line)), "'{line}' is missing: {text}");
     }
     assert_eq!(file(&text, &[]).config, resolved.config);

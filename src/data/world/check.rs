@@ -24,7 +24,7 @@ pub fn is_sum(line: &str) -> bool {
     line.split(' ').nth(1) == Some("plus")
 }
 
-/// WordSource of a text, in their order.
+/// Words of a text, in order.
 struct Text<'a> {
     words: Vec<&'a str>,
     /// Index of the next word to take.

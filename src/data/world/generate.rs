@@ -5,7 +5,7 @@ use super::words::NUMBERS;
 use super::{ADDENDS, Mistake, is_held_out};
 use crate::base::rng::Key;
 
-/// WordSource drawn at random, as a pure function of a key.
+/// Words drawn at random, as a pure function of a key.
 struct Draw<'a> {
     key: Key,
     /// Number of draws made.
