@@ -1,7 +1,7 @@
 //! Tests of checkpoints: crashes and damage that they survive, and files that they refuse.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use super::*;
 use crate::faults::{FAULT_ENV, Faults};
 use crate::parallel::placement::tests::placement;
 
-/// Environment variable with the run directory of [`save_until_killed`].
+/// Environment variable with the run directory of a child process that is killed.
 const RUN: &str = "POTLUCK_TEST_RUN";
 
 fn directory() -> TempDir {
@@ -554,12 +554,13 @@ fn one_writer_at_a_time_and_any_number_of_readers() {
     Store::open(run.path()).unwrap();
 }
 
-/// Runs [`save_until_killed`] in a child process and returns its exit code; `None` if a signal
-/// ended it.
+/// Saves checkpoints in a child process, which is this test binary with the one test that calls
+/// this and `RUN` set; returns its exit code, or `None` if a signal ended it.
 fn save_in_another_process(run: &Path, faults: &str) -> Option<i32> {
-    let this = format!("{}::save_until_killed", module_path!().split_once("::").unwrap().1);
+    let test = "a_process_killed_while_it_saves_leaves_good_checkpoints";
+    let this = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", &this])
+        .args(["--exact", &this])
         .env(RUN, run)
         .env(FAULT_ENV, faults)
         .output()
@@ -568,12 +569,9 @@ fn save_in_another_process(run: &Path, faults: &str) -> Option<i32> {
     status.code()
 }
 
-#[test]
-#[ignore = "the child process of the test below, which sets POTLUCK_TEST_RUN"]
-fn save_until_killed() {
-    let run = std::env::var_os(RUN).map(PathBuf::from).expect("set by the parent process");
+fn save_until_killed(run: &Path) {
     let faults = Faults::from_environment().unwrap();
-    let mut store = Store::open(&run).unwrap().with_faults(faults);
+    let mut store = Store::open(run).unwrap().with_faults(faults);
     for step in 1..=4 {
         store.save(&checkpoint(step)).unwrap();
         store.prune(2).unwrap();
@@ -587,6 +585,9 @@ fn save_until_killed() {
 #[test]
 #[cfg(unix)]
 fn a_process_killed_while_it_saves_leaves_good_checkpoints() {
+    if let Some(run) = std::env::var_os(RUN) {
+        return save_until_killed(Path::new(&run));
+    }
     let run = directory();
     assert_eq!(save_in_another_process(run.path(), ""), Some(0));
     assert_eq!(Store::open(run.path()).unwrap().load_latest().unwrap().0.meta.seed, 0);
