@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::cpu::readbacks::ReadbackQueue;
+use super::loss_count::LossCounter;
 use super::shards::Shards;
 use super::staging::host_staging_bytes;
 use super::{
@@ -61,6 +62,7 @@ pub struct Cpu<T> {
     readbacks: ReadbackQueue,
     readback_elements_max: usize,
     loss: Vec<T>,
+    loss_counter: LossCounter,
     /// Ticks after every node.
     heartbeat: Heartbeat,
 }
@@ -137,6 +139,7 @@ impl<T: Float> Cpu<T> {
             readbacks: ReadbackQueue::new(host_staging_bytes(&plan)),
             readback_elements_max: READBACK_ELEMENTS_MAX,
             loss: zeros(2),
+            loss_counter: LossCounter::new(&plan),
             heartbeat: Heartbeat::default(),
             plan: Arc::new(plan),
         }
@@ -285,6 +288,7 @@ impl<T: Float> Executor for Cpu<T> {
         stash_index: usize,
         values: HostTensorView,
     ) -> Result<(), DeviceError> {
+        self.loss_counter.set_input(tensor, stash_index, values);
         match (values, self.plan.place(tensor)) {
             (HostTensorView::Int(values), _) => {
                 self.ints[tensor.index()][stash_index][..values.len()].copy_from_slice(values);
@@ -301,10 +305,12 @@ impl<T: Float> Executor for Cpu<T> {
     fn begin_step(&mut self) -> Result<(), DeviceError> {
         self.gradients.iter_mut().for_each(|bucket| bucket.fill(T::zero()));
         self.loss.fill(T::zero());
+        self.loss_counter.begin_step();
         Ok(())
     }
 
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
+        self.loss_counter.run(&nodes, pass);
         for index in nodes {
             self.run_node(index, pass);
             self.heartbeat.tick();
@@ -320,7 +326,8 @@ impl<T: Float> Executor for Cpu<T> {
     }
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
-        Ok((self.loss[0].as_f64(), self.loss[1].as_f64()))
+        let count = self.loss_counter.count().unwrap_or(self.loss[1].as_f64());
+        Ok((self.loss[0].as_f64(), count))
     }
 
     fn update(

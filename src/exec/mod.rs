@@ -5,6 +5,7 @@
 pub mod cpu;
 mod fault;
 pub mod gpu;
+mod loss_count;
 mod shards;
 mod staging;
 pub mod timing;
@@ -95,7 +96,7 @@ impl AsRef<[f32]> for Readback {
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepSums {
     pub loss: f64,
-    /// Rows (targets) that the loss counts.
+    /// Elements (squared error) or targets (cross-entropy) that the loss sums: exact.
     pub count: f64,
     /// Per bucket: the sum of squares of the gradient sums, and the number of gradient sums that
     /// are not finite.
@@ -153,7 +154,7 @@ pub trait Executor: Send {
     /// bucket, which have no use where gradients are summed over ranks. Waits for the device.
     fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError>;
 
-    /// Returns the (sum, count) of the loss so far. Waits for the device.
+    /// Returns the (sum, count) of the loss so far; the count is exact. Waits for the device.
     fn loss(&mut self) -> Result<(f64, f64), DeviceError>;
 
     /// Applies an optimizer update to a range of a bucket from its gradients, within the shard

@@ -20,7 +20,7 @@ pub use build::Builder;
 pub use passes::fuse::fuse;
 pub use passes::gradients::differentiate;
 
-pub use op::{Binary, EpilogueOp, IGNORE_INDEX, Op, Unary};
+pub use op::{Binary, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
 
 pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
 pub use shapes::ShapeError;
@@ -40,7 +40,8 @@ pub enum Role {
     Parameter(ParamId),
     /// The accumulated gradient of a parameter: the sum over the rows of all micro-batches.
     Gradient(ParamId),
-    /// `(2)`: the accumulated (sum, count) of the loss.
+    /// `(2)`: the accumulated (sum, count) of the loss. In f32 the count is exact below 2^24;
+    /// executors report one that is always exact.
     Loss,
     /// Computed by a node and read by later nodes of the same micro-batch.
     Activation,

@@ -49,6 +49,15 @@ impl EpilogueOp {
     }
 }
 
+/// Things that a loss op counts, over which its sum is averaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossCount {
+    /// Elements of the first input.
+    Elements,
+    /// Targets, the second input, that are less than the last dimension of the first.
+    Targets,
+}
+
 /// Operation of a node, from inputs to outputs, in this order. `(b*t, c)` and the like are shapes;
 /// an op whose name ends in `Grad` computes the gradient of the op of that name.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,6 +143,15 @@ impl Op {
                 | Op::LayerNormWeightGrad
                 | Op::EmbeddingGrad { .. }
         )
+    }
+
+    /// Returns the things that the op counts if it computes the parts of a loss.
+    pub fn loss_count(&self) -> Option<LossCount> {
+        match self {
+            Op::SquaredError => Some(LossCount::Elements),
+            Op::CrossEntropy => Some(LossCount::Targets),
+            _ => None,
+        }
     }
 
     /// Returns true if the op draws random numbers, and so takes the sample ids as its last input.

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod counts;
 mod golden;
 mod hashes;
 mod nonfinite;

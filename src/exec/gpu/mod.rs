@@ -21,6 +21,7 @@ use crate::autotune::KernelSelector;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, HostTensorView, TensorId};
 use crate::device::{DeviceError, Gpu, Heartbeat, InjectedFault};
+use crate::exec::loss_count::LossCounter;
 use crate::exec::staging::ReadbackBudget;
 use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
 use crate::exec::{
@@ -56,6 +57,7 @@ pub struct GpuExecutor {
     slots: Vec<Vec<wgpu::Buffer>>,
     banks: Banks,
     loss: wgpu::Buffer,
+    loss_counter: LossCounter,
     /// Pairs (sum of squares, number of values not finite): partial sums of the first stage here,
     /// and one pair per bucket in `norms`.
     norm_parts: wgpu::Buffer,
@@ -108,6 +110,7 @@ impl GpuExecutor {
             slots,
             banks: Banks::new(&gpu, &plan, &moments)?,
             loss: gpu.storage("loss", 8)?,
+            loss_counter: LossCounter::new(&plan),
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
@@ -335,6 +338,7 @@ impl Executor for GpuExecutor {
         stash_index: usize,
         values: HostTensorView,
     ) -> Result<(), DeviceError> {
+        self.loss_counter.set_input(tensor, stash_index, values);
         if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
             self.stream.upload(&self.slots[slot.index()][stash_index], 0, values.bytes())?;
         }
@@ -343,6 +347,7 @@ impl Executor for GpuExecutor {
 
     fn begin_step(&mut self) -> Result<(), DeviceError> {
         self.stream.begin_step()?;
+        self.loss_counter.begin_step();
         for buffer in self.banks.gradients.iter().chain([&self.loss]) {
             self.stream.preserve_readbacks(buffer, 0..buffer.size())?;
             self.stream.clear(buffer);
@@ -353,6 +358,7 @@ impl Executor for GpuExecutor {
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
         self.stream.submit_readbacks()?;
         self.keep_gradients(&nodes)?;
+        self.loss_counter.run(&nodes, pass);
         self.note_rows(pass.rows);
         for index in nodes {
             self.prepare_node(index, pass)?;
@@ -377,7 +383,7 @@ impl Executor for GpuExecutor {
             values[2..].chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));
         Ok(StepSums {
             loss: f64::from(values[0]),
-            count: f64::from(values[1]),
+            count: self.loss_counter.count().unwrap_or(f64::from(values[1])),
             gradients: gradients.collect(),
             busy,
         })
@@ -385,7 +391,8 @@ impl Executor for GpuExecutor {
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {
         let values = self.read_range(&self.loss.clone(), 0, 2)?;
-        Ok((f64::from(values[0]), f64::from(values[1])))
+        let count = self.loss_counter.count().unwrap_or(f64::from(values[1]));
+        Ok((f64::from(values[0]), count))
     }
 
     fn update(
