@@ -131,6 +131,46 @@ fn a_second_interrupt_ends_the_run_at_once() {
     assert_eq!(desk.steps("run").len(), 30);
 }
 
+/// A shell's `trap ''` and `nohup` start a program with an ignored signal, which it must not catch.
+#[test]
+#[cfg(target_os = "linux")]
+fn signals_that_are_ignored_at_the_start_stay_ignored() {
+    use std::process::{Command, Stdio};
+    use std::thread;
+    use std::time::{Duration, Instant};
+    for signal in ["HUP", "INT"] {
+        let desk = Desk::new();
+        let line = "train tiny.toml --data text.txt --devices cpu --out run --quiet \
+                    --steps 1000000000";
+        let program = env!("CARGO_BIN_EXE_potluck");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("trap '' {signal}; exec '{program}' {line}")]);
+        let words = desk.command("");
+        shell.envs(words.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell.env_remove("POTLUCK_FAULT").current_dir(desk.path(""));
+        shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        let id = child.id();
+        let record = desk.path("run/metrics.jsonl");
+        let written = || std::fs::metadata(&record).map_or(0, |file| file.len());
+        let mut grow = |than: u64| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while written() <= than {
+                let ended = child.try_wait().unwrap();
+                assert!(ended.is_none(), "ended after SIG{signal}: {ended:?}");
+                assert!(Instant::now() < deadline, "no step in a minute");
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        grow(0);
+        crate::process::send_signal(id, signal);
+        grow(written() + 20_000);
+        crate::process::send_signal(id, "TERM");
+        let ran = crate::process::finish(child, signal).ended(75);
+        ran.line("terminated (SIGTERM); the run is saved: ");
+    }
+}
+
 /// Signals from outside, to a run that would take days.
 #[test]
 #[cfg(unix)]
