@@ -9,6 +9,7 @@ use crate::bench::{self, Effort, Options, Part, Report, collectives};
 use crate::files;
 use crate::runtime::error::EXIT_RESTART;
 use crate::train::TrainError;
+use crate::ui::terminal::print_line;
 
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
@@ -24,7 +25,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
         Some(BenchCommand::Collectives(args)) => collectives(args),
         None => {
             writable(args.json.as_deref(), "--json")?;
-            let report = bench::run(&options(args), &mut |progress| eprintln!("{progress}"))?;
+            let report =
+                bench::run(&options(args), &mut |progress| print_line(&progress.to_string()))?;
             deliver(&report, args.json.as_deref())
         }
     }
@@ -39,7 +41,7 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
         full: args.full,
     };
-    let report = collectives::run(&options, &mut |progress| eprintln!("{progress}"))?;
+    let report = collectives::run(&options, &mut |progress| print_line(&progress.to_string()))?;
     if let Some(path) = &args.svg {
         let drawing = collectives::svg::draw(&report);
         let failed = |why| TrainError::Io { path: path.clone(), why };
@@ -71,7 +73,7 @@ fn deliver(report: &Report, json: Option<&Path>) -> anyhow::Result<i32> {
         }
     }
     let failed: Vec<&String> = report.devices.iter().filter_map(|d| d.error.as_ref()).collect();
-    failed.iter().for_each(|error| eprintln!("error: {error}"));
+    failed.iter().for_each(|error| print_line(&format!("error: {error}")));
     Ok(if failed.is_empty() { 0 } else { EXIT_RESTART })
 }
 

@@ -19,6 +19,7 @@ use crate::config::read::ConfigError;
 use crate::files;
 use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, RuntimeError};
 use crate::train::TrainError;
+use crate::ui::terminal::print_line;
 use args::{Cli, Command};
 
 /// Exit code of a command line that does not parse, as usual.
@@ -47,7 +48,7 @@ pub fn main() -> i32 {
         Command::Bench(args) => bench::run(args),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        print_line(&format!("error: {error:#}"));
         exit_code(&error)
     })
 }

@@ -29,6 +29,17 @@ fn json(ran: &Ran) -> Value {
 // ---- train ----
 
 #[test]
+#[cfg(target_os = "linux")]
+fn an_error_keeps_its_exit_code_where_stderr_cannot_be_written() {
+    let desk = Desk::new();
+    for line in ["train --resume nosuchrun", "bench --devices nosuchdevice --tiny"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let child = desk.command(line).stderr(full).spawn().unwrap();
+        crate::process::finish(child, line).ended(78);
+    }
+}
+
+#[test]
 fn training_learns_and_records_every_step() {
     let desk = Desk::new();
     desk.train("--steps 60 --set train.eval_every=20 --quiet").ok();
