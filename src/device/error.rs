@@ -45,6 +45,17 @@ pub enum DeviceError {
     Uncertified { adapter: String, kernel: String, why: String },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
     Refused { adapter: String, what: String, why: String },
+    #[error(
+        "{adapter}: {what} did not end: its thread panicked{}, which is a defect of potluck; \
+         please report it",
+        .text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default()
+    )]
+    Panicked {
+        adapter: String,
+        what: String,
+        /// Message and place of the panic, if known.
+        text: Option<String>,
+    },
 }
 
 /// Returns the hint on drivers: the package that installs a software adapter on Debian and Ubuntu,

@@ -39,7 +39,8 @@ pub enum Fault {
     Hang,
     /// One bit of the device's parameters flips.
     Flip,
-    /// The device's thread panics, as by a defect of potluck.
+    /// A thread panics, as by a defect of potluck: the device's at a point of a step, the main one
+    /// before the first step (at timing and moments).
     Panic,
 }
 

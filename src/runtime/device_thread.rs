@@ -70,7 +70,7 @@ impl DeviceThread {
     ///
     /// # Errors
     /// Returns the job's error, `DeviceError::Timeout` if the device hangs, or
-    /// `DeviceError::Refused` if the device thread has ended. The thread ends early only if a job
+    /// `DeviceError::Panicked` if the device thread has ended. The thread ends early only if a job
     /// panics, which is a defect of potluck: starting again would not help.
     pub fn run<R, F>(&self, what: &str, job: F) -> Result<R, DeviceError>
     where
@@ -121,13 +121,7 @@ impl DeviceThread {
     /// Returns a function that returns the error of a job that panicked, for after it did.
     pub fn on_panic(&self, what: &str) -> impl FnOnce() -> DeviceError + Send + 'static {
         let (adapter, what, text) = (self.name.clone(), what.to_string(), self.panic.clone());
-        move || {
-            let text = text.get().map(|text| format!(" ({text})")).unwrap_or_default();
-            let why = format!(
-                "its thread panicked{text}, which is a defect of potluck; please report it"
-            );
-            DeviceError::Refused { adapter, what, why }
-        }
+        move || DeviceError::Panicked { adapter, what, text: text.get().cloned() }
     }
 
     /// Abandons the device, so that no thread waits for it again, and returns the timeout error.

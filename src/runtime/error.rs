@@ -16,7 +16,8 @@ pub const EXIT_CONFIGURATION: i32 = 78;
 pub enum RuntimeError {
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Error of one of several devices.
+    /// Error of one of several devices: by its rank, or before there are ranks by its position in
+    /// the list of devices.
     #[error("{rank}: {error}")]
     Rank { rank: Rank, error: DeviceError },
     #[error(transparent)]
@@ -56,6 +57,28 @@ impl RuntimeError {
         }
     }
 
+    /// Returns the error as that of one of `count` devices, at a position among those that the
+    /// run requires, if another device may be without it.
+    pub fn of_position(self, position: usize, count: usize) -> Self {
+        match self {
+            Self::Device(error) if count > 1 && Self::Device(error.clone()).can_go_on() => {
+                Self::Rank { rank: Rank(position as u32), error }
+            }
+            other => other,
+        }
+    }
+
+    /// Returns true if the run can go on from its last checkpoint: after a fault, and after a
+    /// panic of a device's thread, which may not be repeated.
+    pub fn can_go_on(&self) -> bool {
+        use DeviceError::Panicked;
+        let is_panic = matches!(
+            self,
+            Self::Device(Panicked { .. }) | Self::Rank { error: Panicked { .. }, .. }
+        );
+        is_panic || self.exit_code() == EXIT_RESTART
+    }
+
     /// Returns the process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {
@@ -67,7 +90,7 @@ impl RuntimeError {
                 | DeviceError::TooLarge { .. }
                 | DeviceError::LoopTooLong { .. }
                 | DeviceError::Uncertified { .. } => EXIT_CONFIGURATION,
-                DeviceError::Refused { .. } => EXIT_DEFECT,
+                DeviceError::Refused { .. } | DeviceError::Panicked { .. } => EXIT_DEFECT,
                 DeviceError::OutOfMemory { .. }
                 | DeviceError::Lost { .. }
                 | DeviceError::ReadBack { .. }

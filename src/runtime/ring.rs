@@ -13,6 +13,7 @@ use crate::comm::{
     BufferPool, Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput,
     RingWorker, SharedBuffer,
 };
+use crate::device::panics::{PanicText, catch_quietly};
 use crate::exec::Readback;
 use crate::kernels::ops::norm;
 use crate::metrics::{Span, Track};
@@ -49,7 +50,7 @@ pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>,
     let ending = CloseOnDrop { driver, ring, why: String::new() };
     let thread = thread::Builder::new().name(name).spawn(move || {
         let mut ending = ending;
-        ending.why = run(channels, worker).0;
+        ending.why = reason_of_end(|| run(channels, worker));
     })?;
     Ok((thread, pool))
 }
@@ -65,13 +66,18 @@ struct CloseOnDrop {
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        let why = match thread::panicking() {
-            true => "its ring thread panicked, which is a defect of potluck",
-            false => &self.why,
-        };
-        self.driver.close(why);
-        self.ring.close(why);
+        self.driver.close(&self.why);
+        self.ring.close(&self.why);
     }
+}
+
+/// Runs the loop of a ring thread and returns why it ended: if it panicked, with the panic's text.
+fn reason_of_end(run: impl FnOnce() -> Closed) -> String {
+    let panic = PanicText::default();
+    catch_quietly(&panic, || run().0).unwrap_or_else(|| {
+        let text = panic.get().map(|text| format!(" ({text})")).unwrap_or_default();
+        format!("its ring thread panicked{text}, which is a defect of potluck")
+    })
 }
 
 fn run(mut channels: RingChannels, mut worker: RingWorker<Readback>) -> Closed {
@@ -135,5 +141,18 @@ impl RingOutput for RingChannels {
 
     fn done(&mut self, round: Round, collective: Collective) -> Result<(), Closed> {
         Ok(self.driver.send(DriverMsg::Done { round, collective })?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_thread_that_panics_ends_with_the_text_of_the_panic() {
+        assert_eq!(reason_of_end(|| Closed("the run ended".into())), "the run ended");
+        let why = reason_of_end(|| panic!("planted {}", 1));
+        assert!(why.starts_with("its ring thread panicked (planted 1, at "), "{why}");
+        assert!(why.ends_with("), which is a defect of potluck"), "{why}");
     }
 }

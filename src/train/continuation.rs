@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Key of the devices, which have a flag of their own.
-const DEVICES: &str = "parallel.devices";
+/// Keys that belong to the devices, which have a flag of their own.
+const OF_DEVICES: [&str; 3] = ["parallel.devices", "parallel.shares", "parallel.balance"];
 
 /// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
 /// POSIX shell.
@@ -14,7 +14,7 @@ pub struct ResumeCommand {
     pub from: PathBuf,
     /// Directory of the new run, if it is another one.
     pub out: Option<PathBuf>,
-    /// Devices to continue on, if not those of the run.
+    /// Devices to continue on, if not those of the run; their shares are not those of `settings`.
     pub devices: Option<String>,
     /// Keys that the checkpoint does not have as the run does, with their values in TOML.
     pub settings: Vec<(&'static str, String)>,
@@ -36,7 +36,7 @@ impl fmt::Display for ResumeCommand {
         if let Some(devices) = &self.devices {
             write!(f, " --devices {}", quoted(devices))?;
         }
-        let is_replaced = |key: &str| key == DEVICES && self.devices.is_some();
+        let is_replaced = |key: &str| self.devices.is_some() && OF_DEVICES.contains(&key);
         for (key, value) in self.settings.iter().filter(|(key, _)| !is_replaced(key)) {
             write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
         }
@@ -80,10 +80,16 @@ mod tests {
 
     #[test]
     fn devices_replace_those_of_the_settings() {
-        let settings = vec![("train.steps", "9".to_string()), (DEVICES, "\"cpu*2\"".to_string())];
+        let settings = vec![
+            ("train.steps", "9".to_string()),
+            ("parallel.devices", "\"cpu*2\"".to_string()),
+            ("parallel.balance", "\"fixed\"".to_string()),
+            ("parallel.shares", "[3, 1]".to_string()),
+        ];
         let command = ResumeCommand { settings, ..of("run") };
         let expected = "potluck train --resume run --set train.steps=9 --set \
-                        'parallel.devices=\"cpu*2\"'";
+                        'parallel.devices=\"cpu*2\"' --set 'parallel.balance=\"fixed\"' --set \
+                        'parallel.shares=[3, 1]'";
         assert_eq!(command.to_string(), expected);
         let (devices, out) = (Some("cpu*3".to_string()), Some("new".into()));
         let command = ResumeCommand { devices, out, ..command };

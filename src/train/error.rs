@@ -91,6 +91,14 @@ impl TrainError {
         }
     }
 
+    /// Returns true if the run can go on from its last checkpoint after this error.
+    pub fn can_go_on(&self) -> bool {
+        match self {
+            Self::Runtime(error) => error.can_go_on(),
+            other => other.exit_code() == EXIT_RESTART,
+        }
+    }
+
     /// Returns the rank whose device failed, if the error is that of one of several devices.
     pub fn failed_rank(&self) -> Option<Rank> {
         match self {

@@ -358,6 +358,51 @@ fn the_command_after_a_fault_repeats_what_no_checkpoint_has_yet() {
     assert_eq!(steps[11]["ranks"].as_array().map(Vec::len), Some(2));
 }
 
+/// The shares of all devices are not those of the devices that are left.
+#[test]
+fn a_suggested_command_without_a_device_has_no_shares() {
+    let desk = trained();
+    let line = "train --resume run --steps 12 --quiet --devices cpu*2 --set parallel.shares=3,1";
+    let ran = with_fault(&desk, "lost@backward:10/1", line).ended(75);
+    let error = ran.line("error:");
+    let command = "with: potluck train --resume run --devices auto --set train.steps=12";
+    assert!(error.ends_with(command), "{error}");
+    desk.run_suggested(error).ok();
+    assert_eq!(desk.steps("run").len(), 12);
+}
+
+#[test]
+fn shares_are_one_per_device_also_for_one_device() {
+    let desk = Desk::new();
+    let before = desk.files();
+    let ran = desk.train("--out run --set parallel.shares=2,2").ended(78);
+    let error = ran.line("error:");
+    assert!(error.contains("parallel.shares has 2 entries for 1 device;"), "{error}");
+    assert_eq!(desk.files(), before);
+    desk.train("--out run --quiet --steps 2 --set parallel.shares=4").ok();
+}
+
+#[test]
+fn a_fault_while_devices_are_timed_suggests_the_command_that_goes_on() {
+    let desk = trained();
+    let line = "train --steps 9 --quiet --devices cpu*2 --resume";
+    for (from, checkpoint) in
+        [("run/checkpoints/step-00000004", "step-00000004"), ("run", "step-00000008")]
+    {
+        let ran = with_fault(&desk, "lost@timing:0/1", &format!("{line} {from}")).ended(75);
+        let error = ran.line("error:");
+        let last = format!("the last checkpoint is run/checkpoints/{checkpoint}; ");
+        let command = format!("--resume {from} --devices auto --set train.steps=9");
+        assert!(error.contains(&last) && error.ends_with(&command), "{error}");
+    }
+    let ran = with_fault(&desk, "lost@timing:0/1", &format!("{line} run")).ended(75);
+    desk.run_suggested(ran.line("error:")).ok();
+    assert_eq!(desk.steps("run").len(), 9);
+    // A new run has no checkpoint.
+    let ran = with_fault(&desk, "lost@timing:0/1", &format!("{line} run --out new")).ended(75);
+    assert!(!ran.err.contains("with: "), "{}", ran.err);
+}
+
 #[test]
 fn a_fault_before_the_first_checkpoint_suggests_no_command() {
     let desk = Desk::new();

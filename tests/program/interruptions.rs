@@ -99,9 +99,14 @@ fn a_device_thread_that_panics_is_an_error_and_no_panic_text() {
         let child = desk.command(&line).env("POTLUCK_FAULT", fault).spawn().unwrap();
         let ran = crate::process::finish(child, fault).ended(70);
         let error = ran.line("error: ");
-        for part in ["its thread panicked (injected, at src", "please report it"] {
+        for part in [
+            "did not end: its thread panicked (injected, at src",
+            "please report it; the last checkpoint is run/checkpoints/step-00000000; ",
+            "with: potluck train --resume run",
+        ] {
             assert!(error.contains(part), "'{part}' is missing in: {error}");
         }
+        assert!(!error.contains("refused"), "{error}");
         assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
         assert!(!ran.err.contains("panicked at"), "{}", ran.err);
     }

@@ -46,14 +46,19 @@ pub fn open_measured(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
     let RequestedDevices { selections, names } = devices;
+    let count = selections.len();
     let (candidates, mut notes) = admit(request, selections, names, available_memory())?;
     let (mut opened, mut failed) = (Vec::new(), None);
     for candidate in candidates {
-        match open_reserved(request, candidate, report) {
+        let position = candidate.position;
+        let reserved = open_reserved(request, candidate, report);
+        match reserved.map_err(|error| (position, error)) {
             Ok(one) => opened.push(one),
             // A device that was named must not be left out silently.
-            Err(error) if is_named(request.selector) => return Err(error),
-            Err(error) => {
+            Err((position, error)) if is_named(request.selector) => {
+                return Err(error.of_position(position, count));
+            }
+            Err((_, error)) => {
                 notes.push(format!("left out: {error}"));
                 failed = Some(error);
             }
@@ -68,8 +73,8 @@ pub fn open_measured(
                 notes.extend(split.notes.iter().cloned());
                 return Ok(OpenedRanks { members: members(request, opened, &split), notes });
             }
-            Err(Failure { error, .. }) if is_named(request.selector) || opened.len() == 1 => {
-                return Err(error);
+            Err(Failure { index, error }) if is_named(request.selector) || opened.len() == 1 => {
+                return Err(error.of_position(opened[index].device.position, count));
             }
             Err(Failure { index, error }) => {
                 notes.push(format!("left out: {error}"));

@@ -103,7 +103,8 @@ fn open_fixed(
         let moments = moments(request.optimizer, &layout, rank);
         let saved = saved.and_then(|saved| saved.of_rank(rank, world));
         let Candidate { position, selection, name, count, micro_batch, rows } = candidate;
-        let one = open_one(request, (&selection, &name), rows, moments, saved, report)?;
+        let one = open_one(request, (&selection, &name), rows, moments, saved, report);
+        let one = one.map_err(|error| error.of_position(position, world))?;
         members.push((OpenDevice { position, ..one }, count, micro_batch));
     }
     Ok(members)
@@ -143,10 +144,7 @@ pub fn open_new(
     }
     let (devices, note) = with_samples(request, devices);
     let world = devices.selections.len();
-    let counts = match world {
-        1 => vec![request.batch],
-        _ => fixed_counts(request.parallel, request.batch, world)?,
-    };
+    let counts = fixed_counts(request.parallel, request.batch, world)?;
     let candidate = |(position, count): (usize, u32)| Candidate {
         position,
         selection: devices.selections[position].clone(),

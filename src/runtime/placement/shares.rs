@@ -58,9 +58,10 @@ pub fn fixed_counts(
     }
     if shares.len() != world {
         return unusable(format!(
-            "parallel.shares has {} entries for {world} devices; give one per device, in the \
+            "parallel.shares has {} entries for {world} device{}; give one per device, in the \
              order of --devices",
-            shares.len()
+            shares.len(),
+            if world == 1 { "" } else { "s" }
         ));
     }
     if shares.iter().sum::<u64>() != u64::from(batch) {

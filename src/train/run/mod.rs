@@ -7,6 +7,7 @@ mod saving;
 mod sentences;
 mod skipped;
 mod startup;
+mod stopping;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -163,8 +164,11 @@ impl Run {
         check(&spec, &plans, resumed.as_ref())?;
         // Devices are opened first: if that fails, nothing is written.
         let assembled =
-            startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks)?;
-        let PlacedWorkers { group, plan, programs, placement, notes, trace } = assembled;
+            startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks);
+        let PlacedWorkers { group, plan, programs, placement, notes, trace } =
+            assembled.map_err(|error| {
+                stopping::at_start(error, &spec.devices, &options, resumed.as_ref())
+            })?;
         let store = Store::open(&options.out)?.with_faults(options.faults.clone());
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let device = group.name(Rank(0)).to_string();

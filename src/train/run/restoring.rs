@@ -2,18 +2,14 @@
 //! continues the run after its end.
 
 use super::Run;
+use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, Meta};
-use crate::device::selector_without;
 use crate::metrics::{Recorder, aside};
 use crate::parallel::Placement;
 use crate::runtime::open::initialize;
-use crate::runtime::placement::assemble::adapters_for;
 use crate::train::continuation::ResumeCommand;
-use crate::train::error::{EXIT_RESTART, TrainError};
+use crate::train::error::TrainError;
 use crate::train::state;
-
-/// Devices that the command names if those of the run are all left out.
-const ANY_DEVICES: &str = "auto";
 
 impl Run {
     /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is
@@ -150,22 +146,11 @@ impl Run {
         // A checkpoint that failed to be replaced is still there.
         let last = || self.store.steps().ok()?.last().copied();
         let saved = self.saved.or_else(last);
-        let Some(step) = saved.filter(|_| cause.exit_code() == EXIT_RESTART) else { return cause };
+        let Some(step) = saved.filter(|_| cause.can_go_on()) else { return cause };
         let failed = cause.failed_rank().filter(|_| self.placement.ranks.len() > 1);
-        let left = failed.map(|rank| {
-            let position = self.placement.ranks[rank.index()].position;
-            let selector = &self.spec.devices;
-            selector_without(selector, position, &adapters_for(selector))
-        });
-        let left_out = matches!(left, Some(Some(_)));
-        let devices = left.map(|left| left.unwrap_or_else(|| ANY_DEVICES.into()));
-        let command = Box::new(ResumeCommand { devices, ..self.resume_command() });
-        TrainError::Stopped {
-            cause: Box::new(cause),
-            checkpoint: self.store.path(step),
-            command,
-            left_out,
-        }
+        let position = failed.map(|rank| self.placement.ranks[rank.index()].position);
+        let (checkpoint, command) = (self.store.path(step), self.resume_command());
+        with_command(cause, checkpoint, command, &self.spec.devices, position)
     }
 }
 
