@@ -10,6 +10,7 @@ use super::{UsageError, writable};
 use crate::autotune::catalog;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
+use crate::config::effect::require_effect;
 use crate::config::read::{self, ConfigError, Override, Resolved};
 use crate::config::schema::Model;
 use crate::faults::Faults;
@@ -52,6 +53,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if let Some((point, saved)) = point.as_ref().zip(saved.as_ref()) {
         unsaved = resolved.changes(&saved.config);
         locate(&mut resolved, point, typed_out, &unsaved)?;
+        let note = dropped_shares(saved, &resolved).filter(|_| !args.quiet);
+        note.iter().for_each(|note| print_line(note));
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
             let (from, out) = (point.from.display(), out.display());
             print_line(&format!("{from} is a checkpoint outside a run; a new run starts in {out}"));
@@ -78,6 +81,18 @@ fn locate(
         point.require_devices(&config.parallel.devices, out, settings.to_vec())?;
     }
     Ok(())
+}
+
+/// Returns a note if saved shares were dropped because other devices were set.
+fn dropped_shares(saved: &Resolved, resolved: &Resolved) -> Option<String> {
+    let (before, now) = (&saved.config.parallel, &resolved.config.parallel);
+    let is_set = |key| resolved.typed.now.contains(key);
+    let is_asked = is_set("parallel.shares") || is_set("parallel.balance");
+    let is_dropped = !before.shares.is_empty() && now.shares.is_empty() && !is_asked;
+    is_dropped.then(|| {
+        let (shares, devices) = (&before.shares, &before.devices);
+        format!("parallel.shares = {shares:?} were those of {devices}; shares are measured now")
+    })
 }
 
 fn execute(
@@ -157,12 +172,14 @@ fn absolute(path: &Path) -> PathBuf {
 /// Returns the specification of the run that wrote a checkpoint, with keys set as by `--set`.
 ///
 /// # Errors
-/// Returns an error if the configuration cannot be read, if a key is set that does not exist or
-/// to an impossible value, or if the checkpoint's tensors belong to another model.
+/// Returns an error if the configuration cannot be read, if a key is set that does not exist, has
+/// no effect without training or cannot have the value, or if the checkpoint's tensors belong to
+/// another model.
 pub fn saved_spec(checkpoint: &Checkpoint, sets: &[String]) -> anyhow::Result<RunSpec> {
     let saved = saved_config(checkpoint)?;
     let overrides: Vec<Override> =
         sets.iter().map(|typed| Override::set(typed)).collect::<Result<_, _>>()?;
+    require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
     refuse_another(&saved.config, &resolved.config)?;
     Ok(RunSpec::resolved(&resolved))

@@ -296,8 +296,10 @@ impl ConfigReader {
     /// Drops the saved `parallel.shares`, which are those of the saved devices, if other devices
     /// are set now.
     fn drop_shares_of_other_devices(&mut self, saved: Option<&Resolved>) {
-        let spelled = |config: &RunConfig| config.parallel.devices.replace(' ', "").to_lowercase();
-        let is_other = saved.is_some_and(|saved| spelled(&saved.config) != spelled(&self.config));
+        let normalized =
+            |config: &RunConfig| config.parallel.devices.replace(' ', "").to_lowercase();
+        let is_other =
+            saved.is_some_and(|saved| normalized(&saved.config) != normalized(&self.config));
         let is_set = ["parallel.shares", "parallel.balance"]
             .iter()
             .any(|key| self.origins.contains_key(key));

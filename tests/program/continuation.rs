@@ -226,7 +226,8 @@ fn devices_are_those_of_the_run_unless_others_are_named() {
     desk.run("train --resume run --steps 6 --quiet").ok();
     assert_eq!(ranks("run", 5), Some(2), "the devices are part of the run");
     // Saved shares are those of the saved devices.
-    desk.run("train --resume run --steps 8 --quiet --devices cpu*3").ok();
+    let ran = desk.run("train --resume run --steps 8 --devices cpu*3").ok();
+    ran.line("parallel.shares = [3, 1] were those of cpu*2; shares are measured now");
     desk.run("train --resume run --steps 9 --quiet --devices cpu").ok();
     assert_eq!(ranks("run", 8), None);
     let toml = fs::read_to_string(desk.path("run/run.toml")).unwrap();

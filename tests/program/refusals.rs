@@ -225,6 +225,22 @@ fn what_does_not_fit_a_run() {
     refuses("train --resume run --set train.stpes=9", &["did you mean train.steps?"]);
     refuses("eval run --set model.layers=2", &["[model] does not fit the checkpoint"]);
     refuses("generate run --set stpes=2", &["--set stpes=2: ", "did you mean train.steps?"]);
+    for (set, instead) in [
+        ("parallel.devices=cpu*2", "give --devices instead"),
+        ("devices=cpu", "give --devices instead"),
+        ("train.eval_samples=3", "give --samples of eval instead"),
+        ("train.micro_batch=64", "give --micro-batch instead"),
+        ("train.steps=3", "leave it out"),
+        ("optim.lr=0.1", "leave it out"),
+    ] {
+        for command in ["eval", "generate"] {
+            let line = format!("{command} run --set {set}");
+            refuses(
+                &line,
+                &[&format!("--set {set}: "), "has no effect on eval and generate; ", instead],
+            );
+        }
+    }
     refuses("eval run --data other.txt", &["other.txt", "'O' at byte 0", "vocabulary"]);
     refuses("eval run --data missing.txt", &["missing.txt: cannot be read"]);
     refuses("generate run --prompt the~cook", &["'~' at byte 3", "vocabulary"]);

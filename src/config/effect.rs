@@ -1,0 +1,44 @@
+//! Keys that have an effect on `eval` and `generate`, which do not train.
+
+use super::read::{ConfigError, Origin, Override};
+use super::schema::KEYS;
+
+/// Keys that have an effect, or sections of them; and those that a checkpoint keeps, which are
+/// refused later, with that reason.
+const EFFECTIVE: &[&str] = &[
+    "data.",
+    "model.",
+    "optim.kind",
+    "parallel.chunk_kib",
+    "train.device_memory_mib",
+    "train.device_timeout_s",
+    "train.fuse",
+    "train.seed",
+];
+
+/// Flags of `eval` and `generate` for what these keys set in a run.
+const FLAGS: [(&str, &str); 3] = [
+    ("parallel.devices", "give --devices instead"),
+    ("train.eval_samples", "give --samples of eval instead"),
+    ("train.micro_batch", "give --micro-batch instead"),
+];
+
+/// Checks that the keys that `overrides` set have an effect on `eval` and `generate`. Names that
+/// are no keys are left to [`super::read::read`].
+///
+/// # Errors
+/// Returns `ConfigError::Value` with the next action for the first key that has none.
+pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
+    for Override { flag, key: name, .. } in overrides {
+        let known = KEYS.iter().find(|key| key.full_name == name || key.name == name);
+        let Some(key) = known.map(|key| key.full_name) else { continue };
+        let instead = FLAGS.iter().find(|(of, _)| *of == key).map(|(_, instead)| *instead);
+        if instead.is_some() || !EFFECTIVE.iter().any(|known| key.starts_with(known)) {
+            let instead = instead.unwrap_or("leave it out");
+            let why = format!("has no effect on eval and generate; {instead}");
+            let origin = Origin::Flag(0, flag.clone());
+            return Err(ConfigError::Value { origin, name: key.into(), why });
+        }
+    }
+    Ok(())
+}
