@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::resume::RUNS;
+
 /// Trains neural networks on every GPU you have, from any vendor
 #[derive(Debug, Parser)]
 #[command(version, propagate_version = true, arg_required_else_help = true)]
@@ -200,7 +202,7 @@ pub struct GenerateArgs {
 #[derive(Debug, Args)]
 pub struct RunsArgs {
     /// Directory of the runs
-    #[arg(default_value = "runs", value_name = "DIR")]
+    #[arg(default_value = RUNS, value_name = "DIR")]
     pub directory: PathBuf,
     /// Print JSON
     #[arg(long)]

@@ -10,10 +10,10 @@ use super::resume::find_text;
 use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, CheckpointError, Store};
 use crate::collective::Topology;
-use crate::data::Split;
+use crate::data::{Split, TextData};
 use crate::device::Selection;
 use crate::graph::Plan;
-use crate::metrics::{Event, Sink};
+use crate::metrics::{Event, SentenceRecord, Sink};
 use crate::model::LanguageModel;
 use crate::runtime::open::{OpenOptions, open_alone};
 use crate::runtime::placement::assemble::selections;
@@ -44,19 +44,7 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let step = checkpoint.meta.step;
-    let tokenizer = checkpoint.meta.tokenizer.clone();
-    let data = match &args.data {
-        Some(path) => spec.load_text(path, tokenizer)?,
-        None => {
-            if let DataSource::File(path) = &mut spec.data.source {
-                *path = find_text(path, &args.checkpoint.checkpoint)?;
-            }
-            spec.load_data(tokenizer)?
-        }
-    };
-    if args.data.is_none() && data.fingerprint() != checkpoint.meta.data {
-        print_line(OTHER_DATA);
-    }
+    let data = text_of(args, &checkpoint, &mut spec)?;
     let plan = spec.forward_plan(data.tokenizer().vocabulary(), spec.micro_batch)?;
     let source = spec.batch_source(&plan.graph, &Arc::new(data), (0, 0))?;
     let devices = &args.checkpoint.devices;
@@ -70,20 +58,57 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         weights: &weights,
         signals: &SignalFlags::default(),
     };
-    let (mut terminal, started) = (Terminal::new(false, 0), Instant::now());
-    let evaluated = evaluate_split(&group, &request, &mut |done, total| {
-        Ok(terminal.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
-    })?;
-    let stopped = || TrainError::Defect("an evaluation without signals was stopped".into());
-    let Evaluation { loss, samples, targets } = evaluated.ok_or_else(stopped)?;
+    let evaluation = evaluate(&group, &request)?;
     let is_of_corpus = args.data.is_none() && spec.data.source == DataSource::Builtin;
     let sentences = is_of_corpus.then(|| {
         let (data, model, from) = (&source.data, source.model, (step, spec.seed));
         measure_sentences(&group, data.tokenizer(), model, &rows, from, || false)
     });
     let sentences = sentences.transpose()?.flatten().map(|sampled| sampled.record);
+    super::print(&report(args.json, step, &evaluation, sentences));
+    Ok(())
+}
+
+/// Loads the text to evaluate. Warns if it is not the one that the run was trained on.
+fn text_of(
+    args: &EvalArgs,
+    checkpoint: &Checkpoint,
+    spec: &mut RunSpec,
+) -> Result<TextData, TrainError> {
+    let tokenizer = checkpoint.meta.tokenizer.clone();
+    if let Some(path) = &args.data {
+        return spec.load_text(path, tokenizer);
+    }
+    if let DataSource::File(path) = &mut spec.data.source {
+        *path = find_text(path, &args.checkpoint.checkpoint)?;
+    }
+    let data = spec.load_data(tokenizer)?;
+    if data.fingerprint() != checkpoint.meta.data {
+        print_line(OTHER_DATA);
+    }
+    Ok(data)
+}
+
+/// Evaluates on all devices of a group, with its progress on a terminal.
+fn evaluate(group: &WorkerGroup, request: &EvalRequest) -> Result<Evaluation, TrainError> {
+    let (mut terminal, started) = (Terminal::new(false, 0), Instant::now());
+    let evaluated = evaluate_split(group, request, &mut |done, total| {
+        Ok(terminal.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
+    })?;
+    let stopped = || TrainError::Defect("an evaluation without signals was stopped".into());
+    evaluated.ok_or_else(stopped)
+}
+
+/// Formats the result of an evaluation, as a line of JSON or for the user.
+fn report(
+    json: bool,
+    step: u64,
+    evaluation: &Evaluation,
+    sentences: Option<SentenceRecord>,
+) -> String {
+    let &Evaluation { loss, samples, targets } = evaluation;
     let perplexity = loss.exp();
-    if args.json {
+    if json {
         let mut line = serde_json::json!({
             "step": step, "loss": loss, "perplexity": perplexity, "samples": samples,
             "targets": targets
@@ -91,15 +116,13 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         if let Some(sentences) = sentences {
             line["sentences"] = serde_json::json!(sentences);
         }
-        super::print(&format!("{line}\n"));
-    } else {
-        super::print(&format!(
-            "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets in \
-             {samples} samples\n"
-        ));
-        sentences.iter().for_each(|measure| _ = super::print(&format!("{measure}\n")));
+        return format!("{line}\n");
     }
-    Ok(())
+    let sentences = sentences.map(|measure| format!("{measure}\n")).unwrap_or_default();
+    format!(
+        "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets in \
+         {samples} samples\n{sentences}"
+    )
 }
 
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.

@@ -147,6 +147,9 @@ fn newest(runs: &Path) -> anyhow::Result<(ResumePoint, Vec<String>)> {
 }
 
 /// Returns true if the directory has checkpoints, good or bad.
+///
+/// # Errors
+/// Returns `TrainError::Checkpoint` if its checkpoints cannot be listed.
 pub fn holds_run(out: &Path) -> Result<bool, TrainError> {
     Ok(!Store::open_to_read(out).steps()?.is_empty())
 }

@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use super::args::RunsArgs;
+use super::resume::RUNS;
 use super::train::steps_of;
 use super::{UsageError, print};
 use crate::checkpoint::{Meta, Store};
@@ -85,7 +86,7 @@ pub fn run(args: &RunsArgs) -> anyhow::Result<()> {
     let directory = &args.directory;
     let mut runs = match runs_in(directory) {
         Ok(runs) => runs,
-        Err(why) if why.kind() == io::ErrorKind::NotFound && directory == Path::new("runs") => {
+        Err(why) if why.kind() == io::ErrorKind::NotFound && directory == Path::new(RUNS) => {
             Vec::new()
         }
         Err(why) => {

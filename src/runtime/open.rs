@@ -113,7 +113,7 @@ pub fn open_selected(
     let mut notes = Vec::from_iter(memory::require_on(&selection, name, setting, &plan, &moments)?);
     let (executor, identity, choices): (Box<dyn Executor>, _, _) = match selection {
         Selection::Cpu { reason } => {
-            notes.extend(reason.map(|why| format!("training on the CPU: {why}")));
+            notes.extend(reason.map(|why| format!("running on the CPU: {why}")));
             let device = Cpu::fast(plan, moments).named(name);
             (Box::new(device), host_name(), VariantChoices::default())
         }

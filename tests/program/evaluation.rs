@@ -45,6 +45,22 @@ fn an_evaluation_has_the_same_bits_on_two_devices_as_its_shares_require() {
 }
 
 #[test]
+fn an_evaluation_on_the_devices_of_the_run_has_its_shares() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --out run --steps 4 --quiet --devices cpu*2 \
+                --set parallel.shares=3,1";
+    desk.run(line).ok();
+    let of_run = desk.run("eval run --devices cpu*2").ok();
+    of_run.line("on 2 devices with the shares of the run: ");
+    desk.run("eval run --devices cpu*3").ok().line("on 3 devices with equal shares: ");
+    // The same split of samples has the same bits as the run's own evaluation.
+    let shown = evaluations(&desk, "run")[0]["val_loss"].as_f64().unwrap();
+    let ran = desk.run("eval run --devices cpu*2 --samples 1024 --json").ok();
+    let evaluated: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(evaluated["loss"].as_f64(), Some(shown));
+}
+
+#[test]
 fn losses_on_another_number_of_samples_are_not_compared() {
     let desk = Desk::new();
     desk.train(&format!("--out run {HALF} --set train.eval_samples=5")).ok();
@@ -54,12 +70,9 @@ fn losses_on_another_number_of_samples_are_not_compared() {
     let worse = "--set optim.lr=1 --set schedule.min_lr=1 --steps 40";
     let ran = resume(&format!("{worse} --set train.eval_samples=7")).ok();
     assert!(ran.line("evaluations now take 7 samples instead of 5").contains("eval_samples"));
-    assert!(
-        ran.lines("step 40  val_loss")[0].ends_with(" on 7 samples, the best so far") || {
-            // The evaluation of step 30 is repeated with the new setting, and may stay the best.
-            ran.lines("step 30  val_loss")[0].ends_with(" on 7 samples, the best so far")
-        }
-    );
+    // The evaluation of step 30 is repeated with the new setting, and is the first of its kind.
+    let repeated = ran.line("step 30  val_loss");
+    assert!(repeated.ends_with(" on 7 samples, the best so far"), "{repeated}");
     let best = desk.manifest("run", 40)["meta"]["best"].clone();
     assert_eq!(best["samples"].as_u64(), Some(7), "{best}");
     // The same setting goes on comparing.

@@ -158,7 +158,7 @@ fn without_an_adapter_a_run_says_what_to_install() {
     assert_eq!(desk.files(), before);
     assert!(run("devices").ok().out.contains("no GPU adapter was found: "));
     let ran = run("train tiny.toml --data text.txt --steps 1 --out run").ok();
-    ran.line("training on the CPU: no hardware GPU was found");
+    ran.line("running on the CPU: no hardware GPU was found");
 }
 
 #[test]
