@@ -14,7 +14,7 @@ use super::args::RunsArgs;
 use super::resume::RUNS;
 use super::train::steps_of;
 use super::{UsageError, print};
-use crate::checkpoint::{Meta, Store};
+use crate::checkpoint::{CheckpointError, Meta, Store};
 use crate::ui::ranks::short_name;
 use crate::ui::terminal::print_line;
 
@@ -35,6 +35,8 @@ enum RunState {
     /// It ended before its last step and can go on from its last checkpoint.
     Interrupted,
     NoCheckpoint,
+    /// Its checkpoints are those of another version of potluck, which reads them.
+    OtherVersion(String),
     /// Its configuration or all its checkpoints cannot be read, with the reason.
     Damaged(String),
 }
@@ -46,6 +48,7 @@ impl RunState {
             Self::Done => "done",
             Self::Interrupted => "interrupted",
             Self::NoCheckpoint => "no-checkpoint",
+            Self::OtherVersion(_) => "other-version",
             Self::Damaged(_) => "damaged",
         }
     }
@@ -56,6 +59,7 @@ impl RunState {
             Self::Done => "done".into(),
             Self::Interrupted => "interrupted, can go on".into(),
             Self::NoCheckpoint => "no checkpoint".into(),
+            Self::OtherVersion(why) => format!("of another version: {why}"),
             Self::Damaged(why) => format!("damaged: {why}"),
         }
     }
@@ -144,9 +148,19 @@ impl ListedRun {
         let name = path.file_name().unwrap_or(path.as_os_str());
         let (config, metrics) = (path.join("run.toml"), path.join("metrics.jsonl"));
         let store = Store::open_to_read(path);
-        let (meta, steps, last) = (store.newest_meta(), read_steps(&config), last_step(&metrics));
+        let (meta, last) = (store.newest_meta(), last_step(&metrics));
+        let steps = match (&meta, config.symlink_metadata()) {
+            // Checkpoints have the configuration too.
+            (Ok(Some(meta)), Err(why)) if why.kind() == io::ErrorKind::NotFound => {
+                steps_of(&config, &meta.run).map_err(|why| why.to_string())
+            }
+            _ => read_steps(&config),
+        };
         let (state, meta) = match (store.is_in_use(), meta, &steps) {
             (true, meta, _) => (RunState::Running, meta.ok().flatten()),
+            (false, Err(error @ CheckpointError::Format { .. }), _) => {
+                (RunState::OtherVersion(error.to_string()), None)
+            }
             (false, Err(error), _) => (RunState::Damaged(error.to_string()), None),
             (false, Ok(None), _) => (RunState::NoCheckpoint, None),
             (false, Ok(meta), Err(why)) => (RunState::Damaged(why.clone()), meta),
@@ -171,7 +185,7 @@ impl ListedRun {
 
     fn json(&self) -> Value {
         let problem = match &self.state {
-            RunState::Damaged(why) => Some(why),
+            RunState::OtherVersion(why) | RunState::Damaged(why) => Some(why),
             _ => None,
         };
         json!({

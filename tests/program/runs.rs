@@ -86,6 +86,33 @@ fn a_locked_run_is_running_and_a_damaged_one_says_so() {
 }
 
 #[test]
+fn a_run_without_its_file_or_of_another_version_is_not_damaged() {
+    let desk = Desk::new();
+    for name in ["whole", "moved", "old"] {
+        desk.train(&format!("--name {name} --quiet --steps 2")).ok();
+    }
+    desk.train_with("sigterm@metrics:3", "--name stopped --quiet --steps 9").ended(75);
+    for name in ["moved", "stopped"] {
+        fs::remove_file(desk.path(&format!("runs/{name}/run.toml"))).unwrap();
+    }
+    for step in [0, 2] {
+        let path = desk.path(&format!("runs/old/checkpoints/step-{step:08}/manifest.json"));
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen("\"format\": 3", "\"format\": 2", 1)).unwrap();
+    }
+    let rows = listed(&desk, "runs");
+    let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
+    for (name, state) in [("moved", "done"), ("stopped", "interrupted"), ("old", "other-version")] {
+        assert_eq!(row(name)["state"], state, "{}", row(name));
+    }
+    assert_eq!((&row("stopped")["step"], &row("stopped")["steps"]), (&3.into(), &9.into()));
+    assert!(row("old")["problem"].as_str().unwrap().contains("format 2"), "{}", row("old"));
+    let table = desk.run("runs").ok().out;
+    assert!(table.contains("  of another version: "), "{table}");
+    desk.resume("runs/stopped", "--quiet").ok();
+}
+
+#[test]
 fn many_runs_with_long_records_are_listed_at_once() {
     let desk = Desk::new();
     desk.train("--name one --quiet --steps 2").ok();
