@@ -2,8 +2,9 @@
 //!
 //! A field whose ignoring would change the meaning of a checkpoint raises [`FORMAT`]; a manifest
 //! of another format is refused. Any other field may be added without that: a program that does
-//! not know it reads the manifest with a warning, and its runs write the unknown fields of the
-//! manifest and of `meta` again.
+//! not know it reads the manifest with a warning. Its runs write the unknown fields directly in
+//! `meta` again, but not those of the manifest itself or of objects in `meta`: what must outlive an
+//! older program belongs into `meta`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -127,6 +128,22 @@ impl Manifest {
         let line = format!("{HASH_LINE}{}\"\n", self.blake3);
         let is_only = lines.next() == Some(line.as_bytes()) && lines.next().is_none();
         is_only && self.blake3 == digest(bytes)
+    }
+
+    /// Returns the names of the unknown fields that a run does not write again.
+    pub fn lost_names(&self) -> Vec<&str> {
+        let names = self.unknown_names.iter().map(String::as_str);
+        let is_kept = |name: &str| {
+            name.strip_prefix("meta.").is_some_and(|name| self.meta.unknown.contains_key(name))
+        };
+        names.filter(|name| !is_kept(name)).collect()
+    }
+
+    /// Returns true if `self` and `other` have the same state and description, except for the best
+    /// evaluation.
+    pub fn equals_but_for_best(&self, other: &Self) -> bool {
+        let meta = Meta { best: other.meta.best, ..self.meta.clone() };
+        (&meta, &self.files) == (&other.meta, &other.files)
     }
 
     /// Returns the manifest as JSON without the unknown fields.

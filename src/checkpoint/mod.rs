@@ -8,7 +8,8 @@
 //!
 //! The manifest has the number of its format, and another one is refused. The rule for a new
 //! field: one whose ignoring would change the meaning of a checkpoint raises that number; any
-//! other may be added without it, and is kept and warned of by programs that do not know it.
+//! other may be added without it, and is warned of by programs that do not know it, and kept by
+//! their runs if it is directly in `meta`.
 
 pub mod error;
 mod lock;
@@ -112,8 +113,12 @@ impl Checkpoint {
         if !manifest.unknown_names.is_empty() {
             let (place, names) =
                 (directory.join(manifest::NAME), manifest.unknown_names.join(", "));
+            let lost = match &manifest.lost_names()[..] {
+                [] => String::new(),
+                lost => format!("; a run from here does not write {} again", lost.join(", ")),
+            };
             warnings.push(format!(
-                "{}: this version of potluck does not know {names}, and reads the rest",
+                "{}: this version of potluck does not know {names}, and reads the rest{lost}",
                 place.display()
             ));
         }

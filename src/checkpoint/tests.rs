@@ -418,6 +418,9 @@ fn unknown_fields_of_the_same_format_are_read_kept_and_warned_of() {
     let names =
         ["surprise", "meta.future", "meta.best.setting", "meta.placement.ranks.stage", "step-0000"];
     assert!(names.iter().all(|name| warning.contains(name)), "{warning}");
+    let (_, lost) = warning.split_once("; a run from here does not write ").unwrap();
+    assert!(lost.contains("surprise") && lost.contains("meta.best.setting"), "{warning}");
+    assert!(!lost.contains("meta.future"), "{warning}");
     assert_eq!(loaded.meta.best, checkpoint(1).meta.best);
     // A run that resumes writes them into its own checkpoints.
     let meta = Meta { unknown: loaded.meta.unknown, ..checkpoint(2).meta };
