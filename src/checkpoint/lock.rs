@@ -40,20 +40,8 @@ impl Lock {
             .open(&path)
             .map_err(error)?;
         let held = || matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-        let mut tries = 0;
-        while tries < TRIES && held() {
-            tries += 1;
-            thread::sleep(PAUSE);
-        }
-        if tries == TRIES {
-            let mut pid = String::new();
-            // If a locked file cannot be read, the message omits the id.
-            let read = file.take(20).read_to_string(&mut pid);
-            let by = match (read, pid.trim()) {
-                (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
-                _ => "another process".into(),
-            };
-            return Err(CheckpointError::InUse { path: run.into(), by });
+        if stays(held) {
+            return Err(in_use(run, &file));
         }
         // Any other failure of `try_lock` means a file system without locks; training continues
         // unlocked.
@@ -61,6 +49,44 @@ impl Lock {
         writeln!(file, "{}", std::process::id()).map_err(error)?;
         Ok(Self { _file: file })
     }
+}
+
+/// Waits until no process holds the lock of a run directory, without taking it.
+///
+/// # Errors
+/// Returns `CheckpointError::InUse` if another process keeps the lock for half a second.
+pub fn wait(run: &Path) -> Result<(), CheckpointError> {
+    match stays(|| is_held(run)) {
+        false => Ok(()),
+        true => match File::open(run.join("lock")) {
+            Ok(file) => Err(in_use(run, &file)),
+            // The run was removed meanwhile.
+            Err(_) => Ok(()),
+        },
+    }
+}
+
+/// Returns true if the lock is held at all attempts.
+fn stays(held: impl Fn() -> bool) -> bool {
+    (0..TRIES).all(|_| {
+        let is_held = held();
+        if is_held {
+            thread::sleep(PAUSE);
+        }
+        is_held
+    })
+}
+
+/// Returns the error that names the process that holds a lock.
+fn in_use(run: &Path, file: &File) -> CheckpointError {
+    let mut pid = String::new();
+    // If a locked file cannot be read, the message omits the id.
+    let read = file.take(20).read_to_string(&mut pid);
+    let by = match (read, pid.trim()) {
+        (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
+        _ => "another process".into(),
+    };
+    CheckpointError::InUse { path: run.into(), by }
 }
 
 /// Returns true if a process holds the lock of a run directory. Does not create the lock file.
@@ -82,11 +108,13 @@ mod tests {
         let first = Lock::take(run.path()).unwrap();
         assert!(is_held(run.path()));
         assert!(matches!(Lock::take(run.path()), Err(CheckpointError::InUse { .. })));
+        assert!(matches!(wait(run.path()), Err(CheckpointError::InUse { .. })));
         let ending = thread::spawn(move || {
             thread::sleep(2 * PAUSE);
             drop(first);
         });
         Lock::take(run.path()).unwrap();
         ending.join().unwrap();
+        wait(run.path()).unwrap();
     }
 }

@@ -1,5 +1,7 @@
 //! Store of a run's checkpoints: writes, verifies, loads and prunes them.
 
+mod aside;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -17,12 +19,11 @@ pub(super) const DIRECTORY: &str = "checkpoints";
 const BEST: &str = "best";
 
 // Directories with these endings are not checkpoints: one that is being written, one that a new
-// one of the same step is about to replace, one that is being removed, and one that was set
-// aside for the user.
+// one of the same step is about to replace, and one that is being removed. Those that were set
+// aside for the user are none either.
 const TEMPORARY: &str = ".tmp";
 const OLD: &str = ".old";
 const GONE: &str = ".gone";
-const ASIDE: &str = ".aside";
 
 /// Smallest number of checkpoints that pruning keeps: the newest one may turn out to be bad.
 const KEEP_MIN: usize = 2;
@@ -94,6 +95,17 @@ impl Store {
     /// final name. An existing checkpoint of the same step with the same content is kept. After
     /// an error the other checkpoints are unchanged, and nothing unfinished is left.
     pub fn save(&mut self, checkpoint: &Checkpoint) -> Result<PathBuf, CheckpointError> {
+        self.save_with(checkpoint, |_, _| Ok(()))?;
+        Ok(self.path(checkpoint.meta.step))
+    }
+
+    /// Like [`Store::save`]; calls `before` with the complete new manifest and the place of the
+    /// checkpoint just before the checkpoint takes it.
+    fn save_with(
+        &mut self,
+        checkpoint: &Checkpoint,
+        before: impl FnOnce(&Manifest, &Path) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         self.check_writable()?;
         tensors::check(&checkpoint.parameters)?;
         tensors::check(&checkpoint.moments)?;
@@ -102,6 +114,7 @@ impl Store {
         let temporary = files::beside(&path, TEMPORARY);
         let saved = self
             .write_files(checkpoint, &temporary)
+            .and_then(|manifest| before(&manifest, &path).map(|()| manifest))
             .and_then(|manifest| self.put_in_place(&manifest, &temporary, &path));
         if let Err(error) = saved {
             // The first error is reported; the next save or start removes what remains.
@@ -109,7 +122,7 @@ impl Store {
             return Err(error);
         }
         self.verified.insert(step);
-        Ok(path)
+        Ok(())
     }
 
     /// Writes all files of a checkpoint into a new directory, the manifest last.
@@ -217,6 +230,14 @@ impl Store {
         first.map_or(Ok(None), Err)
     }
 
+    /// Waits for half a second until no process writes to the run.
+    ///
+    /// # Errors
+    /// Returns `CheckpointError::InUse` if one still does.
+    pub fn wait_until_free(&self) -> Result<(), CheckpointError> {
+        self.directory.parent().map_or(Ok(()), lock::wait)
+    }
+
     /// Returns true if a process writes to the run; false where the file system has no locks.
     pub fn is_in_use(&self) -> bool {
         self.directory.parent().is_some_and(lock::is_held)
@@ -263,32 +284,6 @@ impl Store {
         Ok(removed)
     }
 
-    /// Sets the checkpoints of later steps aside and returns their new paths, oldest first. For a
-    /// run that is resumed from an older checkpoint: the later ones belong to another course of
-    /// the run, and would be mistaken for the newest ones of this run.
-    pub fn set_aside_after(&mut self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
-        self.check_writable()?;
-        let later = self.steps()?.into_iter().filter(|found| *found > step);
-        let paths = later.map(|step| self.set_aside(step)).collect::<Result<_, _>>()?;
-        // A damaged mark is that of no checkpoint.
-        if self.best().is_ok_and(|best| best.is_some_and(|best| best > step)) {
-            self.unmark_best()?;
-        }
-        Ok(paths)
-    }
-
-    /// Renames the checkpoint of a step with the first free ending of `.aside`, `.aside.1`,
-    /// `.aside.2`, and so on; returns its new path. Nothing removes it.
-    pub fn set_aside(&mut self, step: u64) -> Result<PathBuf, CheckpointError> {
-        self.check_writable()?;
-        let numbered = (1..).map(|number| format!("{ASIDE}.{number}"));
-        let mut endings = std::iter::once(ASIDE.to_string()).chain(numbered);
-        let is_free =
-            |ending: &String| files::beside(&self.path(step), ending).symlink_metadata().is_err();
-        let ending = endings.find(is_free).expect("the endings are without an end");
-        self.move_to(step, &ending)
-    }
-
     /// Removes the mark of the best checkpoint, if there is one; the checkpoint stays.
     pub fn unmark_best(&mut self) -> Result<(), CheckpointError> {
         self.check_writable()?;
@@ -330,7 +325,7 @@ impl Store {
 
     /// Renames the checkpoint of a step to its name with an ending; replaces a directory of that
     /// name, which only one that is about to be removed has.
-    fn move_to(&mut self, step: u64, ending: &str) -> Result<PathBuf, CheckpointError> {
+    fn move_to(&mut self, step: u64, ending: &str) -> Result<(), CheckpointError> {
         let path = self.path(step);
         let target = files::beside(&path, ending);
         remove_if_there(&target)
@@ -338,7 +333,7 @@ impl Store {
             .and_then(|()| files::sync_directory(&self.directory))
             .map_err(|why| self.write_error(why))?;
         self.verified.remove(&step);
-        Ok(target)
+        Ok(())
     }
 
     /// Finishes or undoes the writes, replacements and removals that a crash interrupted.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
 use super::resume::find_text;
 use super::train::saved_spec;
-use crate::checkpoint::{Checkpoint, CheckpointError, Store};
+use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::collective::Topology;
 use crate::data::{Split, TextData};
 use crate::device::Selection;
@@ -172,6 +172,13 @@ fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
 fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
     if !matches!(error, CheckpointError::None { .. }) {
         return TrainError::from(error).into();
+    }
+    if is_checkpoint(path) {
+        let text = format!(
+            "{}: is a checkpoint, and --best takes the directory of a run; leave out --best",
+            path.display()
+        );
+        return TrainError::InvalidRequest(text).into();
     }
     let newest = Checkpoint::load_path(path).map_err(TrainError::from);
     let why = match newest.map_err(Into::into).and_then(|(newest, _)| saved_spec(&newest, &[])) {

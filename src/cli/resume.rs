@@ -2,6 +2,7 @@
 //! on.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::UsageError;
@@ -24,6 +25,8 @@ pub struct ResumePoint {
     pub from: PathBuf,
     /// Run that the checkpoint is one of; `None` for a checkpoint outside a run.
     pub run: Option<PathBuf>,
+    /// Newest step of that run before the checkpoint was loaded.
+    newest: u64,
 }
 
 impl ResumePoint {
@@ -44,22 +47,25 @@ impl ResumePoint {
     }
 
     fn load(from: &Path) -> Result<(Self, Vec<String>), TrainError> {
+        let run = source_run(from);
+        // Before the checkpoint: what another process saves meanwhile is newer.
+        let steps = run.as_deref().map(|run| Store::open_to_read(run).steps()).transpose()?;
         let (checkpoint, warnings) = Checkpoint::load_path(from)?;
-        Ok((Self { checkpoint, from: from.into(), run: source_run(from) }, warnings))
+        let newest = steps.and_then(|steps| steps.last().copied()).unwrap_or(checkpoint.meta.step);
+        Ok((Self { checkpoint, from: from.into(), run, newest }, warnings))
+    }
+
+    /// Returns the newest step of the run that a run in `out` continues; `None` if it is a new
+    /// one.
+    pub fn continued(&self, out: &Path) -> Option<u64> {
+        self.continues(out).then_some(self.newest)
     }
 
     /// Returns true if a run in `out` continues the run of the checkpoint, as opposed to a new
     /// run that starts from it.
-    pub fn continues(&self, out: &Path) -> bool {
+    fn continues(&self, out: &Path) -> bool {
         let same = |run: &PathBuf| run.canonicalize().ok().zip(out.canonicalize().ok());
         self.run.as_ref().and_then(same).is_some_and(|(run, out)| run == out)
-    }
-
-    /// Returns the directory that the run writes to: `out` if given, or else that of the
-    /// checkpoint's run, or a new one.
-    pub fn out(&self, out: Option<&Path>) -> PathBuf {
-        let default = || self.run.clone().unwrap_or_else(|| next_free(Path::new(RUNS)));
-        out.map_or_else(default, Path::to_path_buf)
     }
 
     /// Checks that the saved devices are here.
@@ -111,8 +117,75 @@ pub fn find_text(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
     }
 }
 
+/// Directory of a run that starts.
+#[derive(Debug)]
+pub struct RunDirectory {
+    pub path: PathBuf,
+    /// Directories that this start created, the inner one first.
+    created: Vec<PathBuf>,
+}
+
+impl RunDirectory {
+    /// Returns the directory that a run writes to: the one named, or that of the run of the
+    /// checkpoint, or else the next free number in `runs`, which is created so that no other start
+    /// takes it.
+    ///
+    /// # Errors
+    /// Returns `UsageError` if the path leads through a file, and `CheckpointError::Write` if the
+    /// directory cannot be created.
+    pub fn choose(
+        named: Option<&Path>,
+        point: Option<&ResumePoint>,
+        runs: &Path,
+    ) -> anyhow::Result<Self> {
+        let Some(path) = named.or(point.and_then(|point| point.run.as_deref())) else {
+            return Ok(Self::reserve(runs).map_err(TrainError::from)?);
+        };
+        let there = path.ancestors().find(|above| above.symlink_metadata().is_ok());
+        match there.filter(|there| !there.is_dir()) {
+            None => Ok(Self { path: path.into(), created: Vec::new() }),
+            Some(file) => {
+                let (path, file) = (path.display(), file.display());
+                let why = format!("{path}: {file} is no directory; set another --out");
+                Err(UsageError(why).into())
+            }
+        }
+    }
+
+    fn reserve(runs: &Path) -> Result<Self, CheckpointError> {
+        let mut created = Vec::new();
+        loop {
+            let path = next_free(runs);
+            let error = |why| CheckpointError::Write { path: path.clone(), why };
+            match fs::create_dir(&path) {
+                Ok(()) => {
+                    created.insert(0, path.clone());
+                    return Ok(Self { path, created });
+                }
+                Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                    fs::create_dir_all(runs).map_err(error)?;
+                    created = vec![runs.into()];
+                }
+                // Another start has just taken this number.
+                Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(why) => return Err(error(why)),
+            }
+        }
+    }
+}
+
+/// Removes what was created if it is still empty: the start was refused.
+impl Drop for RunDirectory {
+    fn drop(&mut self) {
+        for directory in &self.created {
+            // Fails if there is something in it, and does no harm if it stays.
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
 /// Returns `runs/0001`, or the number after the highest that exists.
-pub fn next_free(runs: &Path) -> PathBuf {
+fn next_free(runs: &Path) -> PathBuf {
     let entries = fs::read_dir(runs).into_iter().flatten().flatten();
     let number = |name: String| {
         let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
@@ -127,6 +200,11 @@ pub fn next_free(runs: &Path) -> PathBuf {
 fn newest(runs: &Path) -> anyhow::Result<(ResumePoint, Vec<String>)> {
     let (mut skipped, mut first) = (Vec::new(), None);
     for run in by_age(runs).into_iter().rev() {
+        if let Err(error) = Store::open_to_read(&run).wait_until_free() {
+            skipped.push(format!("{} is in use by another process", run.display()));
+            first.get_or_insert(error.into());
+            continue;
+        }
         match ResumePoint::load(&run) {
             Ok((point, warnings)) => return Ok((point, [skipped, warnings].concat())),
             Err(error @ TrainError::Checkpoint(CheckpointError::None { .. })) => {
@@ -171,6 +249,26 @@ mod tests {
         fs::create_dir(dir.path().join("9/checkpoints")).unwrap();
         let none = newest(dir.path()).err().unwrap().to_string();
         assert!(none.contains("there is no checkpoint"), "{none}");
+    }
+
+    #[test]
+    fn starts_at_once_take_different_directories() {
+        let dir = tempfile::tempdir().unwrap();
+        let runs = dir.path().join("runs");
+        let start = || RunDirectory::choose(None, None, &runs).unwrap();
+        let taken: Vec<RunDirectory> = std::thread::scope(|scope| {
+            let starts: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+            starts.into_iter().map(|start| start.join().unwrap()).collect()
+        });
+        let mut paths: Vec<PathBuf> = taken.iter().map(|taken| taken.path.clone()).collect();
+        paths.sort_unstable();
+        paths.dedup();
+        assert_eq!(paths.len(), 8);
+        assert!(paths.iter().all(|path| path.is_dir()));
+        fs::write(paths[2].join("run.toml"), "").unwrap();
+        drop(taken);
+        assert_eq!(fs::read_dir(&runs).unwrap().count(), 1, "empty directories are removed");
+        assert!(paths[2].is_dir());
     }
 
     #[test]

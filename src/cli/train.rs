@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::{Explain, TrainArgs};
 use super::explain::explanation;
-use super::resume::{RUNS, ResumePoint, find_text, holds_run, next_free};
+use super::resume::{RUNS, ResumePoint, RunDirectory, find_text, holds_run};
 use super::{UsageError, writable};
 use crate::autotune::catalog;
 use crate::checkpoint::Checkpoint;
@@ -41,12 +41,11 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         super::print(&explanation(explain, &RunSpec::resolved(&resolved), tokenizer)?);
         return Ok(0);
     }
-    let out = match &point {
-        Some(point) => point.out(typed_out),
-        None => typed_out.map_or_else(|| next_free(Path::new(RUNS)), Path::to_path_buf),
-    };
-    let is_continued = point.as_ref().is_some_and(|point| point.continues(&out));
-    if !is_continued && holds_run(&out)? {
+    // Lives until the end of the run: dropped, it removes the directory if that is empty.
+    let directory = RunDirectory::choose(typed_out, point.as_ref(), Path::new(RUNS))?;
+    let out = directory.path.clone();
+    let continued = point.as_ref().and_then(|point| point.continued(&out));
+    if continued.is_none() && holds_run(&out)? {
         return Err(TrainError::Occupied { out }.into());
     }
     let mut unsaved = Vec::new();
@@ -61,7 +60,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         }
     }
     let (trace, retune) = (args.trace.clone(), args.retune);
-    let options = RunOptions { out, unsaved, trace, retune, faults };
+    let options = RunOptions { out, continued, unsaved, trace, retune, faults };
     let checkpoint = point.map(|point| point.checkpoint);
     execute(RunSpec::resolved(&resolved), options, checkpoint, args.quiet)
 }
@@ -75,7 +74,7 @@ fn locate(
 ) -> Result<(), TrainError> {
     let Resolved { config, typed } = resolved;
     if let Some(saved) = config.data.path.as_mut().filter(|_| !typed.now.contains("data.path")) {
-        *saved = find_text(saved, &point.from)?;
+        *saved = absolute(&find_text(saved, &point.from)?);
     }
     if !typed.now.contains("parallel.devices") {
         point.require_devices(&config.parallel.devices, out, settings.to_vec())?;

@@ -6,6 +6,9 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+/// Ending of what was set aside for the user.
+const ASIDE: &str = ".aside";
+
 /// Replaces the file at `path` with `bytes` atomically: a reader, also after a crash or a loss of
 /// power, finds either the old content or the new one.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -46,6 +49,24 @@ pub fn beside(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
+/// Returns `path` with the first ending of `.aside`, `.aside.1`, `.aside.2`, and so on that no file
+/// or directory has: the name under which something is kept that is about to be replaced.
+fn free_aside(path: &Path) -> PathBuf {
+    let numbered = (1..).map(|number| format!("{ASIDE}.{number}"));
+    let endings = std::iter::once(ASIDE.to_string()).chain(numbered);
+    let mut paths = endings.map(|ending| beside(path, &ending));
+    let free = paths.find(|path| path.symlink_metadata().is_err());
+    free.expect("the endings are without an end")
+}
+
+/// Renames a file or a directory to its name of [`free_aside`], which it returns.
+pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    let aside = free_aside(path);
+    fs::rename(path, &aside)?;
+    sync_directory(parent(path))?;
+    Ok(aside)
+}
+
 /// Returns the directory that holds `path`.
 pub fn parent(path: &Path) -> &Path {
     match path.parent() {
@@ -73,6 +94,18 @@ mod tests {
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_set_aside_takes_the_first_free_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("list.txt");
+        for (text, ending) in [("a", ".aside"), ("b", ".aside.1"), ("c", ".aside.2")] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(set_aside(&path).unwrap(), beside(&path, ending));
+            assert_eq!(fs::read_to_string(beside(&path, ending)).unwrap(), text);
+        }
+        assert!(set_aside(&path).is_err(), "there is nothing to set aside");
     }
 
     #[test]

@@ -33,10 +33,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates an empty record and overwrites an existing one.
-    pub fn create(path: &Path) -> Result<Self, MetricsError> {
+    /// Creates the empty record of a new run. Returns also how many lines of another run's record
+    /// were there; they move to the end of the file [`aside`].
+    pub fn create(path: &Path) -> Result<(Self, u64), MetricsError> {
+        let Truncation { dropped, damaged, .. } = truncate(path, None)?;
         let file = File::create(path).map_err(|why| write_error(path, why))?;
-        Ok(Self { path: path.into(), file, length: 0 })
+        Ok((Self { path: path.into(), file, length: 0 }, dropped + damaged))
     }
 
     /// Opens the record of a run that is resumed after `step`, cut by [`truncate_after`]. A
@@ -111,6 +113,11 @@ pub fn aside(path: &Path) -> PathBuf {
 /// damaged lines to the end of the file [`aside`]. The record is replaced whole or not at all,
 /// after what leaves it is on the disk. A missing record stays missing.
 pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError> {
+    truncate(path, Some(step))
+}
+
+/// Like [`truncate_after`]; without a step, all lines move.
+fn truncate(path: &Path, step: Option<u64>) -> Result<Truncation, MetricsError> {
     let read_error = |why| MetricsError::Read { path: path.into(), why };
     let file = match File::open(path) {
         Ok(file) => file,
@@ -136,11 +143,11 @@ pub fn truncate_after(path: &Path, step: u64) -> Result<Truncation, MetricsError
                 }
             }
             match read_line(&line) {
-                Some((found, val_loss)) if found <= step => {
+                Some((found, val_loss)) if step.is_some_and(|step| found <= step) => {
                     kept.write_all(&line)?;
                     truncation.kept += 1;
                     truncation.val_loss =
-                        val_loss.filter(|_| found == step).or(truncation.val_loss);
+                        val_loss.filter(|_| Some(found) == step).or(truncation.val_loss);
                 }
                 found => {
                     left.append(&line)?;
@@ -221,7 +228,7 @@ mod tests {
     fn resuming_cuts_the_record_at_the_step() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
-        let mut recorder = Recorder::create(&path).unwrap();
+        let (mut recorder, _) = Recorder::create(&path).unwrap();
         recorder.event(&evaluation(0, 4.0)).unwrap();
         for number in 1..=5 {
             recorder.event(&Event::Step(step(number))).unwrap();
@@ -264,14 +271,18 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_record_starts_empty_and_a_new_one_overwrites() {
+    fn a_new_record_starts_empty_and_sets_another_one_aside() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("metrics.jsonl");
         let (mut recorder, truncation) = Recorder::resume(&path, 9).unwrap();
         assert_eq!(truncation, Truncation::default());
         recorder.event(&Event::Step(step(10))).unwrap();
-        Recorder::create(&path).unwrap();
-        assert!(steps(&path).is_empty());
+        let (mut recorder, moved) = Recorder::create(&path).unwrap();
+        assert_eq!((moved, steps(&path), steps(&aside(&path))), (1, vec![], vec![10]));
+        recorder.event(&Event::Step(step(3))).unwrap();
+        let (_, moved) = Recorder::create(&path).unwrap();
+        assert_eq!((moved, steps(&path), steps(&aside(&path))), (1, vec![], vec![10, 3]));
+        assert_eq!(Recorder::create(&path).unwrap().1, 0);
     }
 
     #[test]
@@ -286,7 +297,9 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_is_an_error_and_not_a_torn_line() {
-        let mut recorder = Recorder::create(Path::new("/dev/full")).unwrap();
+        let path = PathBuf::from("/dev/full");
+        let file = File::create(&path).unwrap();
+        let mut recorder = Recorder { path, file, length: 0 };
         let error = recorder.event(&Event::Step(step(1))).unwrap_err();
         assert!(matches!(
             &error,

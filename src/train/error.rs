@@ -64,6 +64,12 @@ pub enum TrainError {
         ResumeCommand::of_run(out)
     )]
     Occupied { out: PathBuf },
+    #[error(
+        "{out} went on from step {loaded} to {now} while this start loaded its checkpoint; resume \
+         it again with: {}",
+        ResumeCommand::of_run(out)
+    )]
+    WentOn { out: PathBuf, loaded: u64, now: u64 },
     #[error("{what} does not fit the checkpoint: {why}")]
     Mismatch { what: String, why: String },
     #[error("{0}")]

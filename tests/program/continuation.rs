@@ -20,6 +20,17 @@ fn with_fault(desk: &Desk, fault: &str, line: &str) -> Ran {
     crate::process::finish(child, &format!("{fault}: {line}"))
 }
 
+/// Starts a command line three times at once and returns how they ended.
+fn at_once(desk: &Desk, line: &str) -> Vec<Ran> {
+    let lines: Vec<String> = (1..=3).map(|seed| format!("{line} --seed {seed}")).collect();
+    let started: Vec<_> = lines.iter().map(|line| desk.command(line).spawn().unwrap()).collect();
+    started
+        .into_iter()
+        .zip(&lines)
+        .map(|(child, line)| crate::process::finish(child, line))
+        .collect()
+}
+
 fn copy_directory(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -81,6 +92,79 @@ fn latest_is_the_newest_run_that_can_go_on() {
 }
 
 #[test]
+fn runs_that_start_at_once_write_to_different_directories() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --data text.txt --devices cpu --quiet --steps 3";
+    at_once(&desk, line).into_iter().for_each(|ran| _ = ran.ok());
+    let run = |number: u64| format!("runs/000{number}");
+    let mut seeds: Vec<u64> = (1..=3)
+        .map(|number| desk.manifest(&run(number), 3)["meta"]["seed"].as_u64().unwrap())
+        .collect();
+    seeds.sort_unstable();
+    assert_eq!(seeds, [1, 2, 3]);
+
+    let ended = at_once(&desk, &format!("{line} --out same"));
+    let refused: Vec<&Ran> = ended.iter().filter(|ran| ran.code() == Some(78)).collect();
+    assert_eq!((refused.len(), desk.steps("same").len()), (2, 3));
+    for ran in refused {
+        let error = ran.line("error:");
+        assert!(error.contains("holds a run already") || error.contains("is in use"), "{error}");
+    }
+    desk.run("train --quiet --devices nosuchdevice").ended(78);
+    assert!(!desk.path("runs/0004").exists(), "a refused start leaves no directory");
+    fs::remove_dir_all(desk.path("runs")).unwrap();
+    desk.run("train --quiet --devices nosuchdevice").ended(78);
+    assert!(!desk.path("runs").exists(), "a refused start leaves no directory");
+}
+
+#[test]
+fn resumes_at_once_do_not_disturb_each_other() {
+    let desk = trained();
+    let ended = at_once(&desk, "train --resume run --quiet --steps 12");
+    // One that loads its checkpoint after the end of another finds all steps done.
+    let (done, refused): (Vec<Ran>, Vec<Ran>) =
+        ended.into_iter().partition(|ran| ran.code() == Some(0));
+    assert!(!done.is_empty());
+    for ran in refused.into_iter().map(|ran| ran.ended(78)) {
+        let error = ran.line("error:");
+        assert!(error.contains("went on from step 8") || error.contains("is in use"), "{error}");
+    }
+    assert_eq!(desk.steps("run").len(), 12);
+    assert!(desk.files().iter().all(|name| !name.contains("aside")), "{:?}", desk.files());
+}
+
+#[test]
+fn latest_passes_over_a_run_that_is_in_use() {
+    let desk = Desk::new();
+    for name in ["first", "second"] {
+        desk.train(&format!("--name {name} --steps 3 --quiet")).ok();
+    }
+    let hold = |name: &str| {
+        let lock = fs::File::open(desk.path(&format!("runs/{name}/lock"))).unwrap();
+        lock.lock().unwrap();
+        lock
+    };
+    let second = hold("second");
+    let ran = desk.resume("latest", "--quiet --steps 5").ok();
+    assert_eq!(ran.line("warning:"), "warning: runs/second is in use by another process");
+    assert_eq!(desk.steps("runs/first").len(), 5);
+    let first = hold("first");
+    let none = desk.resume("latest", "--quiet --steps 7").ended(78);
+    assert!(none.line("error:").contains("the run is in use by process"), "{}", none.err);
+    drop((first, second));
+}
+
+#[test]
+fn a_directory_of_a_run_is_no_file() {
+    let desk = Desk::new();
+    for out in ["text.txt", "text.txt/run"] {
+        let ran = desk.train(&format!("--out {out}")).ended(78);
+        let expected = format!("error: {out}: text.txt is no directory; set another --out");
+        assert_eq!(ran.line("error:"), expected);
+    }
+}
+
+#[test]
 fn relative_paths_name_a_run_from_within_it() {
     let desk = trained();
     for (place, from, steps) in [
@@ -124,6 +208,73 @@ fn three_resumes_in_a_row_lose_nothing() {
 }
 
 #[test]
+fn sentences_of_another_course_are_set_aside() {
+    let desk = Desk::new();
+    let line = "train tiny.toml --devices cpu --out run --quiet --steps 8 \
+                --set train.checkpoint_every=4";
+    desk.run(line).ok();
+    let (list, step) = ("run/sentences-00000008.txt", "run/checkpoints/step-00000004");
+    let first = fs::read(desk.path(list)).unwrap();
+    let ran = desk.resume(step, "--set optim.lr=0.1").ok();
+    let note = ran.line("set aside: ");
+    assert!(note.ends_with(&format!("; {list}.aside")), "{note}");
+    assert!(fs::read(desk.path(&format!("{list}.aside"))).unwrap() == first);
+    // The same step, sampled again with another seed.
+    let second = fs::read(desk.path(list)).unwrap();
+    let ran = desk.resume("run", "--seed 5").ok();
+    ran.line(&format!("set aside: {list} as {list}.aside.1"));
+    assert!(fs::read(desk.path(&format!("{list}.aside.1"))).unwrap() == second);
+    // The same sentences again are the same file.
+    desk.resume("run", "--quiet --seed 5").ok();
+    assert!(!desk.path(&format!("{list}.aside.2")).exists());
+}
+
+#[test]
+fn the_checkpoint_of_a_start_is_kept_when_it_is_saved_otherwise() {
+    let desk = trained();
+    let first = desk.checkpoint("run", 8, "manifest.json");
+    let text = fs::read_to_string(desk.path("text.txt")).unwrap();
+    desk.write("other.txt", format!("{text}{text}"));
+    let ran = desk.resume("run", "--data other.txt").ok();
+    let kept = "run/checkpoints/step-00000008.aside";
+    ran.line(&format!("set aside: the checkpoint of step 8 as {kept}"));
+    assert!(fs::read(desk.path(&format!("{kept}/manifest.json"))).unwrap() == first);
+    assert!(desk.checkpoint("run", 8, "manifest.json") != first);
+    desk.run(&format!("eval {kept} --devices cpu")).ok();
+}
+
+#[test]
+fn a_new_run_from_the_best_checkpoint_knows_the_best() {
+    let desk = trained();
+    desk.resume("run", "--quiet --out fork --steps 9").ok();
+    assert_eq!(desk.manifest("fork", 8)["meta"]["best"], desk.manifest("run", 8)["meta"]["best"]);
+    desk.run("eval fork --best --devices cpu").ok();
+    let from = "fork/checkpoints/step-00000008";
+    let ran = desk.run(&format!("eval {from} --best --devices cpu")).ended(78);
+    assert!(ran.line("error:").contains("--best takes the directory of a run"), "{}", ran.err);
+}
+
+#[test]
+fn the_record_of_a_run_without_checkpoints_is_kept() {
+    let desk = trained();
+    let record = fs::read_to_string(desk.path("run/metrics.jsonl")).unwrap();
+    for start in ["train tiny.toml --data text.txt", "train --resume run/checkpoints/step-00000004"]
+    {
+        fs::create_dir(desk.path("other")).unwrap();
+        desk.write("other/metrics.jsonl", &record);
+        let ran = desk.run(&format!("{start} --devices cpu --out other --steps 6")).ok();
+        ran.line("set aside: 9 lines of metrics.jsonl in other/metrics.jsonl.aside");
+        let kept = fs::read_to_string(desk.path("other/metrics.jsonl.aside")).unwrap();
+        assert_eq!(kept, record);
+        let steps: Vec<u64> =
+            desk.steps("other").iter().map(|line| line["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps.last(), Some(&6));
+        assert_eq!(steps.len() as u64, 7 - steps[0], "lines of another run are among {steps:?}");
+        fs::remove_dir_all(desk.path("other")).unwrap();
+    }
+}
+
+#[test]
 fn a_damaged_mark_of_the_best_is_a_warning() {
     for garbage in ["", "no step\n"] {
         let desk = trained();
@@ -131,6 +282,7 @@ fn a_damaged_mark_of_the_best_is_a_warning() {
         let ran = desk.resume("run", "--quiet --steps 10").ok();
         let warning = ran.line("warning: run/checkpoints/best: does not name the best");
         assert!(warning.contains("marked again"), "{warning}");
+        assert!(!warning.contains("name a checkpoint directory"), "{warning}");
         desk.run("eval run --best --devices cpu").ok();
         // Also from an older checkpoint, to which the best does not belong.
         desk.write("run/checkpoints/best", garbage);
@@ -295,6 +447,10 @@ fn a_text_is_found_from_any_directory() {
     desk.run("eval run --devices cpu").ok();
     desk.run("train --resume run --steps 10 --quiet").ok();
     desk.run("generate run --devices cpu --tokens 3").ok();
+    // The path that is saved then is valid from anywhere.
+    let toml = fs::read_to_string(desk.path("run/run.toml")).unwrap();
+    assert!(toml.contains(desk.path("run/text.txt").to_str().unwrap()), "{toml}");
+    elsewhere("train ../run/run.toml --quiet --out third").ok();
 }
 
 // ---- suggested commands ----

@@ -52,6 +52,7 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
     let file = Some((Path::new("run.toml"), CONFIGURATION));
     let config = read::read(None, file, &[]).unwrap().config;
     let options = RunOptions {
+        continued: None,
         out: directory.path().join("run"),
         unsaved: Vec::new(),
         trace: None,

@@ -41,6 +41,9 @@ use skipped::SkippedSteps;
 pub struct RunOptions {
     /// The run's directory.
     pub out: PathBuf,
+    /// Newest step of the run in `out` when the checkpoint to resume was loaded, if the run goes on
+    /// there; `None` for a new run.
+    pub continued: Option<u64>,
     /// Keys that the resumed checkpoint has otherwise, with their values in TOML: a command that
     /// continues the run before its next checkpoint sets them again.
     pub unsaved: Vec<(&'static str, String)>,
@@ -95,6 +98,8 @@ pub struct Run {
     /// Step and loss of the last evaluation; `saved` is the last step saved.
     evaluated: Option<(u64, f64)>,
     saved: Option<u64>,
+    /// Step of this start whose checkpoint was in the directory before.
+    found: Option<u64>,
     /// Fields of the resumed checkpoint that this version does not know.
     unknown: BTreeMap<String, serde_json::Value>,
 }
@@ -162,6 +167,7 @@ impl Run {
         let source = spec.batch_source(&training, &data, done)?;
         let plans = Plans::new(training);
         check(&spec, &plans, resumed.as_ref())?;
+        Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
         let assembled =
             startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks);
@@ -169,7 +175,7 @@ impl Run {
             assembled.map_err(|error| {
                 stopping::at_start(error, &spec.devices, &options, resumed.as_ref())
             })?;
-        let store = Store::open(&options.out)?.with_faults(options.faults.clone());
+        let store = startup::open_store(&options)?;
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let device = group.name(Rank(0)).to_string();
         sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
@@ -190,6 +196,7 @@ impl Run {
             best: None,
             evaluated: None,
             saved: None,
+            found: None,
             unknown: BTreeMap::new(),
             spec,
             options,

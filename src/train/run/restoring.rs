@@ -1,9 +1,11 @@
 //! Start of a run: from new parameters, or from the state of a checkpoint; and the command that
 //! continues the run after its end.
 
+use std::path::{Path, PathBuf};
+
 use super::Run;
 use super::stopping::with_command;
-use crate::checkpoint::{Checkpoint, Meta};
+use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, aside};
 use crate::parallel::Placement;
 use crate::runtime::open::initialize;
@@ -29,8 +31,7 @@ impl Run {
 
     fn initialize(&mut self) -> Result<(), TrainError> {
         let seed = self.spec.seed;
-        let recorder = Recorder::create(&self.metrics_path())?;
-        self.sinks.prepend(recorder);
+        self.create_record()?;
         self.group.run_on_all("initialization", move |_, device| initialize(device, seed))?;
         Ok(())
     }
@@ -39,24 +40,39 @@ impl Run {
         let Checkpoint { meta, parameters, moments } = checkpoint;
         self.updates = meta.optimizer_step;
         self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
+        self.found = self.saved;
         self.unknown = meta.unknown.clone();
         self.warn_if_changed(&meta.placement)?;
         state::restore(&self.group, parameters, &moments, self.spec.optimizer.moments())?;
         self.compare_parameters()?;
         // Only now, with the state on the devices, does the run replace its other course.
-        self.set_later_aside()?;
+        match self.options.continued {
+            Some(_) => self.set_later_aside()?,
+            None => self.create_record()?,
+        }
         match self.incomparable(&meta) {
             None => self.take_over_best(&meta),
             Some(why) => self.forget_evaluations(&meta, why),
         }
     }
 
-    fn metrics_path(&self) -> std::path::PathBuf {
+    fn metrics_path(&self) -> PathBuf {
         self.options.out.join("metrics.jsonl")
     }
 
-    /// Sets aside checkpoints and lines of the record after the step of this start, and opens the
-    /// record.
+    /// Creates the record of a new run. That of another run whose checkpoints are gone is kept.
+    fn create_record(&mut self) -> Result<(), TrainError> {
+        let metrics = self.metrics_path();
+        let (recorder, moved) = Recorder::create(&metrics)?;
+        self.sinks.prepend(recorder);
+        match moved {
+            0 => Ok(()),
+            _ => self.note(format!("set aside: {}", lines_aside(moved, &metrics))),
+        }
+    }
+
+    /// Sets aside checkpoints, lines of the record and files of sentences after the step of this
+    /// start, and opens the record.
     fn set_later_aside(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
         let checkpoints = self.store.set_aside_after(self.step)?;
@@ -71,9 +87,10 @@ impl Run {
         }
         let lines = cut.dropped + cut.damaged;
         if lines > 0 {
-            let count = counted(lines, "line");
-            what.push(format!("{count} of metrics.jsonl in {}", aside(&metrics).display()));
+            what.push(lines_aside(lines, &metrics));
         }
+        let sentences = self.set_later_sentences_aside()?;
+        what.extend(sentences.iter().map(|path| path.display().to_string()));
         match what.is_empty() {
             true => Ok(()),
             false => self.note(format!("set aside: {}", what.join("; "))),
@@ -85,18 +102,27 @@ impl Run {
     fn take_over_best(&mut self, meta: &Meta) -> Result<(), TrainError> {
         // A best checkpoint that is gone (pruned after a later one, or of another directory) must
         // not keep the next from being marked; one that exists may not have been marked yet.
-        self.best = meta.best.filter(|best| self.store.path(best.step).is_dir());
+        // The checkpoint of this start is saved, and marked then, if it is not there yet.
+        let is_there = |step| self.store.path(step).is_dir();
+        self.best = meta.best.filter(|best| best.step == self.step || is_there(best.step));
         if let Err(damage) = self.store.best() {
             let now = match self.best {
                 Some(best) => format!("that of step {} is marked again", best.step),
                 None => "none is marked until the next evaluation".into(),
+            };
+            let damage = match damage {
+                CheckpointError::Best { path, why } => {
+                    format!("{}: does not name the best checkpoint ({why})", path.display())
+                }
+                other => other.to_string(),
             };
             self.warn(format!("{damage}; {now}"))?;
             if let Err(error) = self.store.unmark_best() {
                 self.warn(error.to_string())?;
             }
         }
-        match self.best.map(|best| self.store.mark_best(best.step)) {
+        let best = self.best.filter(|best| self.store.path(best.step).is_dir());
+        match best.map(|best| self.store.mark_best(best.step)) {
             Some(Err(error)) => self.warn(error.to_string()),
             _ => Ok(()),
         }
@@ -152,6 +178,11 @@ impl Run {
         let (checkpoint, command) = (self.store.path(step), self.resume_command());
         with_command(cause, checkpoint, command, &self.spec.devices, position)
     }
+}
+
+/// Returns a text about lines of a record that were set aside.
+fn lines_aside(lines: u64, metrics: &Path) -> String {
+    format!("{} of metrics.jsonl in {}", counted(lines, "line"), aside(metrics).display())
 }
 
 /// Returns a count with its noun.

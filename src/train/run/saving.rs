@@ -63,7 +63,11 @@ impl Run {
             version: VERSION.into(),
             unknown: self.unknown.clone(),
         };
-        self.store.save(&Checkpoint { meta, parameters, moments })?;
+        let checkpoint = Checkpoint { meta, parameters, moments };
+        let kept = match self.found.take_if(|step| *step == self.step) {
+            Some(_) => self.store.save_and_keep(&checkpoint)?,
+            None => self.store.save(&checkpoint).map(|_| None)?,
+        };
         if self.best.is_some_and(|best| best.step == self.step) {
             self.store.mark_best(self.step)?;
         }
@@ -72,6 +76,10 @@ impl Run {
         if let Err(error) = self.store.prune(self.spec.checkpoints_kept) {
             // This checkpoint is saved; the next save tries again.
             self.warn(format!("old checkpoints were not removed: {error}"))?;
+        }
+        if let Some(path) = kept {
+            let step = self.step;
+            self.note(format!("set aside: the checkpoint of step {step} as {}", path.display()))?;
         }
         self.emit(Event::Checkpoint { step: self.step })
     }

@@ -1,11 +1,18 @@
 //! Measure of the sentences of a run on the built-in corpus, at its end.
 
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
 use super::Run;
 use crate::files;
 use crate::metrics::{Event, SentenceRecord};
 use crate::train::error::TrainError;
 use crate::train::sentences::{SampledSentences, measure_sentences};
 use crate::train::spec::DataSource;
+
+/// Parts of the names of files of sentences, around the step.
+const PREFIX: &str = "sentences-";
+const ENDING: &str = ".txt";
 
 impl Run {
     /// Samples sentences, writes them to `sentences-STEP.txt`, and emits their counts. Returns
@@ -26,11 +33,42 @@ impl Run {
         let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
             return Ok(None);
         };
-        // A later measure, of a resumed run, does not replace it.
-        let path = self.options.out.join(format!("sentences-{:08}.txt", self.step));
+        let path = self.options.out.join(format!("{PREFIX}{:08}{ENDING}", self.step));
         let text: String = lines.iter().chain(&held_out_sums).map(|l| format!("{l}\n")).collect();
+        self.keep_other_sentences(&path, &text)?;
         files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
         self.emit(Event::Sentences(record))?;
         Ok(Some(record))
     }
+
+    /// Sets a file of another course of the run aside, if there is one.
+    fn keep_other_sentences(&mut self, path: &Path, text: &str) -> Result<(), TrainError> {
+        match fs::read(path) {
+            Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Ok(found) if found == text.as_bytes() => return Ok(()),
+            _ => {}
+        }
+        let aside = files::set_aside(path).map_err(|why| TrainError::Io { path: path.into(), why });
+        self.note(format!("set aside: {} as {}", path.display(), aside?.display()))
+    }
+
+    /// Sets the files of steps after this start's aside and returns their new paths, oldest first.
+    pub(super) fn set_later_sentences_aside(&self) -> Result<Vec<PathBuf>, TrainError> {
+        let out = &self.options.out;
+        let error = |path: &Path, why| TrainError::Io { path: path.into(), why };
+        let mut later = Vec::new();
+        for entry in fs::read_dir(out).map_err(|why| error(out, why))? {
+            let path = entry.map_err(|why| error(out, why))?.path();
+            later.extend(step_of(&path).filter(|step| *step > self.step).map(|step| (step, path)));
+        }
+        later.sort_unstable();
+        let rename =
+            |(_, path): (u64, PathBuf)| files::set_aside(&path).map_err(|why| error(&path, why));
+        later.into_iter().map(rename).collect()
+    }
+}
+
+/// Returns the step of a file of sentences.
+fn step_of(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix(PREFIX)?.strip_suffix(ENDING)?.parse().ok()
 }

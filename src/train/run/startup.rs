@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::RunOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Store};
 use crate::metrics::{Event, Sink};
 use crate::parallel::{MicroBatch, Placement, RankPlacement};
 use crate::runtime::memory;
@@ -71,6 +71,22 @@ pub(super) fn assembled(
     failed.take().map_or(Ok(placed), |error| Err(error.into()))
 }
 
+/// Opens the checkpoints of a run for writing.
+///
+/// # Errors
+/// Returns `TrainError::Occupied` if another start has begun a run there since the directory was
+/// chosen, `TrainError::WentOn` if one has continued the run since its checkpoint was loaded, and
+/// the errors of [`Store::open`].
+pub(super) fn open_store(options: &RunOptions) -> Result<Store, TrainError> {
+    let store = Store::open(&options.out)?;
+    let out = options.out.clone();
+    match (store.steps()?.last(), options.continued) {
+        (Some(_), None) => Err(TrainError::Occupied { out }),
+        (Some(&now), Some(loaded)) if now > loaded => Err(TrainError::WentOn { out, loaded, now }),
+        _ => Ok(store.with_faults(options.faults.clone())),
+    }
+}
+
 /// Returns the bytes that the run takes on the device of each rank.
 pub(super) fn device_memory(spec: &RunSpec, placement: &Placement, plans: &Plans) -> Vec<u64> {
     let world = placement.ranks.len();
@@ -81,4 +97,34 @@ pub(super) fn device_memory(spec: &RunSpec, placement: &Placement, plans: &Plans
         memory::memory(&plan, &moments).peak() as u64
     };
     placement.ranks.iter().enumerate().map(of_rank).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::Faults;
+
+    #[test]
+    fn a_directory_in_which_another_start_went_on_is_refused() {
+        let run = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(run.path().join("checkpoints/step-00000009")).unwrap();
+        let opened = |continued: Option<u64>| {
+            let options = RunOptions {
+                out: run.path().into(),
+                continued,
+                unsaved: Vec::new(),
+                trace: None,
+                retune: false,
+                faults: Faults::none(),
+            };
+            open_store(&options).map(drop)
+        };
+        opened(Some(9)).unwrap();
+        let error = opened(Some(8)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("went on from step 8 to 9"), "{text}");
+        assert!(text.contains("again with: potluck train --resume "), "{text}");
+        assert_eq!(error.exit_code(), crate::train::error::EXIT_CONFIGURATION);
+        assert!(matches!(opened(None), Err(TrainError::Occupied { .. })));
+    }
 }
