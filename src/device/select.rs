@@ -2,7 +2,7 @@
 
 mod spelling;
 
-pub use spelling::{missing_devices, selector_without};
+pub use spelling::{missing_devices, selector_of, selector_without};
 
 use super::AdapterKind;
 use super::adapters::Adapter;

@@ -1,4 +1,5 @@
-//! Selectors made from selectors: without a device, or of what they name in vain.
+//! Selectors made from selectors: for some of the devices, without one, or of what they name in
+//! vain.
 
 use super::{Adapter, Chosen, Known, choose, known, longest, one, parse_list};
 
@@ -6,6 +7,12 @@ use super::{Adapter, Chosen, Known, choose, known, longest, one, parse_list};
 /// its copies; `None` if there is no other.
 pub fn selector_without(selector: &str, position: usize, adapters: &[Adapter]) -> Option<String> {
     without(selector, position, &known(adapters))
+}
+
+/// Returns a selector for the devices at these ascending positions among those that `selector`
+/// chooses; `None` if it has no such devices, or none is asked for.
+pub fn selector_of(selector: &str, positions: &[usize], adapters: &[Adapter]) -> Option<String> {
+    of_positions(selector, positions, &known(adapters))
 }
 
 /// Returns the parts of a list that name no device.
@@ -17,13 +24,27 @@ fn without(selector: &str, position: usize, known: &[Known]) -> Option<String> {
     let chosen = choose(&selector.trim().to_lowercase(), known).ok()?;
     let failed = *chosen.get(position)?;
     let rest: Vec<Chosen> = chosen.into_iter().filter(|device| *device != failed).collect();
-    if rest.is_empty() {
+    list_of(&rest, known)
+}
+
+fn of_positions(selector: &str, positions: &[usize], known: &[Known]) -> Option<String> {
+    let chosen = choose(&selector.trim().to_lowercase(), known).ok()?;
+    // Without a hardware GPU, `auto` is the CPU device.
+    let chosen = if chosen.is_empty() { vec![Chosen::Cpu] } else { chosen };
+    let devices: Option<Vec<Chosen>> =
+        positions.iter().map(|position| chosen.get(*position).copied()).collect();
+    list_of(&devices?, known)
+}
+
+/// Returns a list that chooses these devices; `None` if there are none.
+fn list_of(devices: &[Chosen], known: &[Known]) -> Option<String> {
+    if devices.is_empty() {
         return None;
     }
-    let named = spelled(&rest, |index| name(index, known));
+    let named = spelled(devices, |index| name(index, known));
     // Names that hide each other in a list are replaced by indices.
-    let is_read_back = parse_list(&named.to_lowercase(), known).is_ok_and(|read| read == rest);
-    Some(if is_read_back { named } else { spelled(&rest, |index| index.to_string()) })
+    let is_read_back = parse_list(&named.to_lowercase(), known).is_ok_and(|read| read == devices);
+    Some(if is_read_back { named } else { spelled(devices, |index| index.to_string()) })
 }
 
 /// Formats a list of devices, in which the copies of one follow each other.
@@ -114,6 +135,26 @@ mod tests {
                 assert_eq!(parse_list(&text, &machine).unwrap(), rest, "{selector}: {text}");
             }
         }
+    }
+
+    #[test]
+    fn a_list_of_some_devices_names_each_of_two_equal_ones() {
+        let machine = machine();
+        let of = |selector: &str, positions: &[usize]| {
+            let text = of_positions(selector, positions, &machine)?;
+            let chosen = choose(selector, &machine).unwrap();
+            let wanted: Vec<Chosen> = positions.iter().map(|at| chosen[*at]).collect();
+            assert_eq!(parse_list(&text.to_lowercase(), &machine).unwrap(), wanted, "{text}");
+            Some(text)
+        };
+        let named = |text: &str| Some(text.to_string());
+        assert_eq!(of("all", &[1, 2]), named("NVIDIA GeForce RTX 3060,2"));
+        assert_eq!(of("auto", &[1]), named("2"));
+        assert_eq!(of("all", &[0, 3]), named("llvmpipe (LLVM 19.1, 256 bits),cpu"));
+        assert_eq!(of("cpu*3", &[0, 2]), named("cpu*2"));
+        assert_eq!(of("auto", &[]), None);
+        assert_eq!(of_positions("cpu", &[1], &machine), None);
+        assert_eq!(of_positions("auto", &[0], &[]), named("cpu"));
     }
 
     #[test]
