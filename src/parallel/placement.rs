@@ -114,23 +114,15 @@ impl Placement {
     }
 
     /// Returns true if a run that continues with this placement instead of `before`, on the same
-    /// devices, counts as one with another placement: because its shares, micro-batches, reduce
-    /// sites or kernels differ, or, among several devices, the request that they were decided for.
+    /// devices, has other bits: because the micro-batches of its ranks, their reduce sites or
+    /// kernels differ. The request that they were decided for may differ without an effect.
     pub fn differs_from(&self, before: &Self) -> bool {
-        let with_shares = self.has_alternatives();
         let differs = |(now, was): (&RankPlacement, &RankPlacement)| {
-            let has_other_share = (now.position, now.share, now.micro_batch, now.rows)
-                != (was.position, was.share, was.micro_batch, was.rows);
             now.micro_batches != was.micro_batches
-                || (with_shares && has_other_share)
                 || now.reduce_site != was.reduce_site
                 || now.kernels.iter().any(|(call, name)| was.kernels.get(call) != Some(name))
         };
-        let has_other_candidates =
-            self.candidates != before.candidates || self.micro_batch_max != before.micro_batch_max;
-        (with_shares && has_other_candidates)
-            || self.ranks.len() != before.ranks.len()
-            || self.ranks.iter().zip(&before.ranks).any(differs)
+        self.ranks.len() != before.ranks.len() || self.ranks.iter().zip(&before.ranks).any(differs)
     }
 }
 
@@ -214,7 +206,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn decisions_and_requests_count_as_another_placement_and_names_do_not() {
+    fn only_what_changes_bits_counts_as_another_placement() {
         let differs = |edit: fn(&mut Placement)| {
             let mut now = placement();
             edit(&mut now);
@@ -222,11 +214,12 @@ pub(crate) mod tests {
         };
         assert!(!differs(|_| {}));
         assert!(!differs(|now| now.ranks[0].name = "another".into()));
-        assert!(differs(|now| now.ranks[1].share = 8));
+        assert!(!differs(|now| now.micro_batch_max = 3));
+        assert!(!differs(|now| (now.ranks[0].micro_batch, now.ranks[0].rows) = (4, 3)));
+        assert!(!differs(|now| now.candidates.push("D identity".into())));
         assert!(differs(|now| now.ranks[1].micro_batches[0] = 2));
         assert!(differs(|now| now.ranks[1].reduce_site = ReduceSite::Host));
         assert!(differs(|now| now.ranks[1].kernels.insert("add".into(), "vec4".into())));
-        assert!(differs(|now| now.candidates.push("D identity".into())));
         assert!(differs(|now| now.ranks.truncate(1)));
     }
 
