@@ -51,6 +51,8 @@ pub enum Point {
     Timing,
     /// Before the moments of a device are allocated once the shares are measured, as `Timing`.
     Moments,
+    /// Before the place of addition of a device is timed, as `Timing`.
+    ReduceSite,
     Forward,
     Backward,
     /// During the reduction of gradients over devices.
@@ -87,9 +89,10 @@ const FAULTS: [(Fault, &str); 10] = [
     (Fault::Panic, "panic"),
 ];
 
-const POINTS: [(Point, &str); 14] = [
+const POINTS: [(Point, &str); 15] = [
     (Point::Timing, "timing"),
     (Point::Moments, "moments"),
+    (Point::ReduceSite, "reduce-site"),
     (Point::Forward, "forward"),
     (Point::Backward, "backward"),
     (Point::Reduce, "reduce"),
@@ -299,6 +302,7 @@ impl Point {
         match self {
             Self::Timing
             | Self::Moments
+            | Self::ReduceSite
             | Self::Forward
             | Self::Backward
             | Self::Reduce
@@ -429,7 +433,9 @@ mod tests {
             message("slay@verdict:1")
                 .contains("there are: kill, sigterm, sigint, nan, full, lost, out-of-memory")
         );
-        assert!(message("kill@lunch:1").contains("there are: timing, moments, forward, backward"));
+        assert!(
+            message("kill@lunch:1").contains("there are: timing, moments, reduce-site, forward")
+        );
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
         let places = "use timing, moments, forward, backward, reduce, verdict, update, gather";

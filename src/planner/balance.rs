@@ -68,8 +68,8 @@ impl ExcludedDevice {
     pub fn sentence(&self, name: &str) -> String {
         if self.with_s.is_infinite() {
             return format!(
-                "{name} is left out: among the devices that take part, its memory does not hold \
-                 its part of the optimizer's moments"
+                "{name} is left out: beside the devices that take part, its memory does not hold \
+                 its part of the optimizer's moments, or the batch has no sample for each device"
             );
         }
         let (with, without) = (milliseconds(self.with_s), milliseconds(self.without_s));

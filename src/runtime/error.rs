@@ -33,7 +33,7 @@ pub enum RuntimeError {
     )]
     DeviceMemory { adapter: String, needed: String, has: String, basis: &'static str },
     #[error(
-        "{adapter}: its driver has no memory for {what}, of {needed} that the run needs; lower \
+        "{adapter}: it has no memory for {what}, of {needed} that the run needs; lower \
          train.micro_batch, model.context, model.width or model.layers, or choose another device"
     )]
     NoRoom { adapter: String, what: String, needed: String },

@@ -26,8 +26,8 @@ pub fn require(bytes: usize) -> Result<(), RuntimeError> {
 pub fn require_of(available: Option<u64>, bytes: usize) -> Result<(), RuntimeError> {
     match available {
         Some(available) if bytes as u64 > available => {
-            let needed = gibibytes(bytes as u64);
-            Err(RuntimeError::Memory { needed, available: gibibytes(available) })
+            let needed = gibibytes_up(bytes as u64);
+            Err(RuntimeError::Memory { needed, available: gibibytes_down(available) })
         }
         _ => Ok(()),
     }
@@ -75,7 +75,7 @@ pub fn require_on(
     let needed = needed(selection, plan, moments) as u64;
     match limit(selection, setting) {
         Some((has, basis)) if needed > has => {
-            let (adapter, needed, has) = (name.into(), gibibytes(needed), gibibytes(has));
+            let (adapter, needed, has) = (name.into(), gibibytes_up(needed), gibibytes_down(has));
             Err(RuntimeError::DeviceMemory { adapter, needed, has, basis })
         }
         Some(_) => Ok(None),
@@ -106,12 +106,12 @@ pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, &'static str)>
 
 /// Returns a sentence for the user on whether `needed` bytes fit what there is, with its basis.
 pub fn comparison(needed: usize, limit: Option<(u64, &str)>) -> String {
-    let need = gibibytes(needed as u64);
+    let need = gibibytes_up(needed as u64);
     match limit {
         Some((has, basis)) if needed as u64 > has => {
-            format!("does not fit: {need} needed of {}, {basis}", gibibytes(has))
+            format!("does not fit: {need} needed of {}, {basis}", gibibytes_down(has))
         }
-        Some((has, basis)) => format!("fits: {need} needed of {}, {basis}", gibibytes(has)),
+        Some((has, basis)) => format!("fits: {need} needed of {}, {basis}", gibibytes_down(has)),
         None => format!("{need} needed; how much there is, is not known"),
     }
 }
@@ -146,11 +146,25 @@ pub fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -
 
 /// Formats bytes in GiB, or in MiB below 0.1 GiB, for messages to the user.
 pub fn gibibytes(bytes: u64) -> String {
+    in_tenths(bytes, f64::round)
+}
+
+/// Formats bytes that are needed like [`gibibytes`], but rounded up.
+pub fn gibibytes_up(bytes: u64) -> String {
+    in_tenths(bytes, f64::ceil)
+}
+
+/// Formats bytes that are available like [`gibibytes`], but rounded down: beside more bytes that
+/// are needed they never read the same.
+fn gibibytes_down(bytes: u64) -> String {
+    in_tenths(bytes, f64::floor)
+}
+
+fn in_tenths(bytes: u64, round: fn(f64) -> f64) -> String {
     let gibibytes = bytes as f64 / (1u64 << 30) as f64;
-    if gibibytes < 0.1 {
-        return format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64);
-    }
-    format!("{gibibytes:.1} GiB")
+    let (value, unit) =
+        if gibibytes < 0.1 { (gibibytes * 1024.0, "MiB") } else { (gibibytes, "GiB") };
+    format!("{:.1} {unit}", round(value * 10.0) / 10.0)
 }
 
 #[cfg(test)]
@@ -172,6 +186,13 @@ mod tests {
         for part in ["78: Card:", "needs 4.", "has 4.0 MiB, as train.device_memory_mib", "micro_"] {
             assert!(refused.contains(part), "'{part}' is missing in: {refused}");
         }
+        // One byte too little is told apart.
+        let error = require_of(Some(2 << 20), (2 << 20) + 1).unwrap_err().to_string();
+        assert!(error.contains("needs 2.1 MiB of memory and 2.0 MiB are available"), "{error}");
+        assert_eq!(
+            (gibibytes(3 << 29), gibibytes_up(3 << 29)),
+            ("1.5 GiB".into(), "1.5 GiB".into())
+        );
         assert!(require(0).is_ok() && require_of(None, usize::MAX).is_ok());
         assert_eq!(require_of(Some(3), 4).unwrap_err().exit_code(), 78);
     }

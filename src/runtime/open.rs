@@ -78,10 +78,24 @@ pub fn open_alone(
     moments: usize,
     options: &OpenOptions,
 ) -> Result<OpenDevice, RuntimeError> {
+    let name = display_name(&selection);
+    open_named(selection, &name, plan, moments, options)
+}
+
+/// Opens a device that is already selected like [`open`], under a display name of the caller's.
+///
+/// # Errors
+/// Returns the same errors as [`open`].
+pub fn open_named(
+    selection: Selection,
+    name: &str,
+    plan: Plan,
+    moments: usize,
+    options: &OpenOptions,
+) -> Result<OpenDevice, RuntimeError> {
     let tuning = TuneOptions { seconds: options.tune_s, ..TuneOptions::default() };
     memory::require_of_host(&selection, &plan, &moments.into())?;
-    let name = display_name(&selection);
-    open_selected(selection, &name, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
+    open_selected(selection, name, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
 }
 
 /// Returns the name of a device as it is shown to the user.
@@ -124,12 +138,18 @@ pub fn open_selected(
             let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
             // Only now: the cache and the identity are those of the adapter's own name.
             adapter.name = name.into();
-            let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)?;
-            gpu.deadline = options.deadline;
+            let needed = memory::memory(&plan, &moments).peak();
             let mut report = |progress| report(name, progress);
-            notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
-            let choices = kernels.choices().clone();
-            let device = allocate(gpu, plan, moments, kernels)?;
+            // Running out of memory here is an error of the configuration, unlike in the middle
+            // of a run.
+            let opened = (|| {
+                let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)?;
+                gpu.deadline = options.deadline;
+                notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
+                let choices = kernels.choices().clone();
+                Ok((GpuExecutor::new(gpu, plan, moments, kernels)?, choices))
+            })();
+            let (device, choices) = opened.map_err(|error| no_room(error, needed))?;
             (Box::new(device), identity, choices)
         }
     };
@@ -140,24 +160,12 @@ pub fn open_selected(
     Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
 }
 
-/// Allocates everything of a plan on an adapter. Running out of memory here is an error of the
-/// configuration, unlike in the middle of a run.
-fn allocate(
-    gpu: Gpu,
-    plan: Plan,
-    moments: Moments,
-    kernels: KernelSelector,
-) -> Result<GpuExecutor, RuntimeError> {
-    let needed = memory::memory(&plan, &moments).peak();
-    GpuExecutor::new(gpu, plan, moments, kernels).map_err(|error| no_room(error, needed))
-}
-
 /// Converts the error of a device before the first step: one without memory for a run that needs
 /// `needed` bytes of it has none after a restart either.
 pub fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
     match error {
         DeviceError::OutOfMemory { adapter, what } => {
-            RuntimeError::NoRoom { adapter, what, needed: memory::gibibytes(needed as u64) }
+            RuntimeError::NoRoom { adapter, what, needed: memory::gibibytes_up(needed as u64) }
         }
         other => other.into(),
     }

@@ -35,10 +35,11 @@ fn measured_shares_are_repeated_by_the_flags_that_are_printed() {
     assert!(!flags.contains("in other bits"), "{line}");
     // The flags come last, so that they count; a shell would take the quotes away.
     let flags = flags.replace(", ", ",").replace('\'', "");
-    let devices = if flags.contains("--devices") { "" } else { "--devices cpu*2" };
-    train(&desk, &format!("{devices} --out repeated {flags}")).ok();
+    train(&desk, &format!("--devices cpu*2 --out repeated {flags}")).ok();
     let losses = desk.losses("repeated");
     assert_eq!((losses.len(), losses), (3, desk.losses("measured")), "{flags}");
+    let kept = desk.run("train --resume measured --steps 4").ok();
+    assert!(!kept.err.contains("to repeat this"), "the shares are kept: {}", kept.err);
 }
 
 #[test]

@@ -48,10 +48,11 @@ impl MeasuredCandidate {
     }
 }
 
-/// Returns the requested devices that may be opened, and notes about those that are left out. The
-/// memory of each, and `available` bytes of host memory for all together, hold all moments if that
-/// is possible with fewer rows: one device may stay alone. Otherwise they hold the largest shard
-/// of the smallest possible number of ranks.
+/// Returns the requested devices that may be opened, and adds notes about those that are left out.
+/// The memory of each, and `available` bytes of host memory for all together, hold all moments if
+/// that is possible with fewer rows: one device may stay alone. Otherwise they hold the largest
+/// shard of the smallest possible number of ranks. When a device is left out, the others are
+/// admitted anew, as ranks of a smaller group.
 ///
 /// # Errors
 /// Returns `RuntimeError` if there is too little memory for a device that was named, or for all.
@@ -60,13 +61,43 @@ pub fn admit(
     selections: &[Selection],
     names: &[String],
     available: Option<u64>,
-) -> Result<(Vec<MeasuredCandidate>, Vec<String>), RuntimeError> {
-    let (mut candidates, mut notes, mut failed) = (Vec::new(), Vec::new(), None);
-    let world = selections.len();
-    for (position, (selection, name)) in selections.iter().zip(names).enumerate() {
-        match admissions(request, selection, name, position, world) {
+    notes: &mut Vec<String>,
+) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
+    let mut positions: Vec<usize> = (0..selections.len()).collect();
+    loop {
+        let candidates = fit_devices(request, selections, names, &positions, notes)?;
+        if candidates.len() == positions.len() {
+            let bytes = candidates.iter().map(MeasuredCandidate::host_bytes);
+            let largest = bytes.enumerate().max_by_key(|(_, bytes)| *bytes);
+            let error = match fitting(request, candidates, available) {
+                Ok(fitting) => return Ok(fitting),
+                Err(error) => error,
+            };
+            if is_named(request.selector) || positions.len() == 1 {
+                return Err(error);
+            }
+            let left = positions.remove(largest.map_or(0, |(index, _)| index));
+            notes.push(format!("{} is left out: {error}", names[left]));
+        } else {
+            positions = candidates.iter().map(|one| one.position).collect();
+        }
+    }
+}
+
+/// Returns the devices at these positions whose own memory suffices, if they are the ranks of a
+/// run, and adds notes about the others.
+fn fit_devices(
+    request: &PlacementRequest,
+    selections: &[Selection],
+    names: &[String],
+    positions: &[usize],
+    notes: &mut Vec<String>,
+) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
+    let (mut candidates, mut failed) = (Vec::new(), None);
+    for (rank, &position) in positions.iter().enumerate() {
+        let (selection, name) = (selections[position].clone(), names[position].clone());
+        match admissions(request, &selection, &name, rank, positions.len()) {
             Ok(admissions) => {
-                let (selection, name) = (selection.clone(), name.clone());
                 candidates.push(MeasuredCandidate { position, selection, name, admissions });
             }
             // A device that was named must not be left out silently.
@@ -77,11 +108,7 @@ pub fn admit(
             }
         }
     }
-    if let Some(error) = failed.filter(|_| candidates.is_empty()) {
-        return Err(error);
-    }
-    let candidates = fit_host(request, candidates, available, &mut notes)?;
-    Ok((candidates, notes))
+    failed.filter(|_| candidates.is_empty()).map_or(Ok(candidates), Err)
 }
 
 /// Returns the ways to open a device that fit its memory: with the largest reserve first, and of
@@ -138,29 +165,6 @@ fn reserves(request: &PlacementRequest, position: usize, world: usize) -> Vec<Mo
     reserves
 }
 
-/// Returns the devices with admissions that fit the host's memory together. A device for which
-/// there is no host memory is left out with a note; the others then choose again.
-fn fit_host(
-    request: &PlacementRequest,
-    mut candidates: Vec<MeasuredCandidate>,
-    available: Option<u64>,
-    notes: &mut Vec<String>,
-) -> Result<Vec<MeasuredCandidate>, RuntimeError> {
-    loop {
-        let error = match fitting(request, candidates.clone(), available) {
-            Ok(fitting) => return Ok(fitting),
-            Err(error) => error,
-        };
-        if is_named(request.selector) || candidates.len() == 1 {
-            return Err(error);
-        }
-        let bytes = candidates.iter().map(MeasuredCandidate::host_bytes);
-        let largest = bytes.enumerate().max_by_key(|(_, bytes)| *bytes);
-        let left = candidates.remove(largest.map_or(0, |(index, _)| index));
-        notes.push(format!("{} is left out: {error}", left.name));
-    }
-}
-
 /// Chooses admissions that fit the host's memory together: the device that takes the most of it
 /// takes less, until all fit.
 fn fitting(
@@ -205,7 +209,7 @@ pub fn too_little_for_one(
     let layout = layout_of(request.parallel, &plan, 1);
     let all = moments(request.optimizer, &layout, 0);
     let setting = request.opening.device_memory_mib;
-    let needed = memory::gibibytes(memory::needed(selection, &plan, &all) as u64);
+    let needed = memory::gibibytes_up(memory::needed(selection, &plan, &all) as u64);
     let (adapter, what) = (name.into(), "the moments of all parameters".into());
     let no_room = RuntimeError::NoRoom { adapter, what, needed };
     memory::require_on(selection, name, setting, &plan, &all).err().unwrap_or(no_room)

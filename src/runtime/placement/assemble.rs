@@ -4,24 +4,20 @@
 
 use std::sync::Arc;
 
-use super::names::{display_names, selector};
+use super::names::display_names;
 use super::open_ranks::{RequestedDevices, open_new, open_recorded};
 use super::shares::layout_of;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
-use crate::collective::ShardLayout;
-use crate::device::{Adapter, Selection, list_adapters, select_all};
-use crate::exec::Executor;
+use crate::device::{Adapter, Selection, list_adapters, select_all, selector_of};
 use crate::exec::cpu::host_name;
 use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::parallel::{
-    Placement, Program, RankPlacement, ReduceSite, Share, contiguous_shares, data_parallel,
-    single_rank,
+    Placement, Program, RankPlacement, Share, contiguous_shares, data_parallel, single_rank,
 };
 use crate::runtime::RuntimeError;
-use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::timing::{self};
+use crate::runtime::open::OpenDevice;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 
 /// Opens the requested devices, measures them if requested, and starts them as a worker group.
@@ -33,7 +29,8 @@ pub fn assemble(
     request: &PlacementRequest,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlacedWorkers, RuntimeError> {
-    let selections = selections(request.selector)?;
+    let adapters = adapters_for(request.selector);
+    let selections = select_all(request.selector, &adapters)?;
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let candidates: Vec<String> = selections.iter().map(identity).collect();
@@ -42,13 +39,17 @@ pub fn assemble(
         let has_measured = request.parallel.shares.is_none();
         !request.retune && has_measured && saved.shares_fit(request.batch, request.micro_batch)
     };
-    let chosen = match saved.filter(is_kept) {
+    let kept = saved.filter(is_kept);
+    let chosen = match kept {
         Some(kept) => open_recorded(request, devices, kept, report)?,
         None => open_new(request, devices, saved, report)?,
     };
-    let saved = saved.filter(|_| !request.retune);
-    let mut placed = start_workers(request, saved, chosen, candidates)?;
-    let repeated = repeated_by(request, &selections, &placed.placement, &placed.plan);
+    let mut placed = start_workers(request, chosen, candidates)?;
+    // A run that keeps its shares says nothing new.
+    let repeated = match kept {
+        None => repeated_by(request, &adapters, &placed.placement, &placed.plan),
+        Some(_) => None,
+    };
     placed.notes.extend(shares_note(&placed.placement, repeated));
     Ok(placed)
 }
@@ -69,18 +70,19 @@ fn shares_note(placement: &Placement, repeated: Option<String>) -> Option<String
 /// `None` if the shares were not measured.
 fn repeated_by(
     request: &PlacementRequest,
-    selections: &[Selection],
+    adapters: &[Adapter],
     placement: &Placement,
     plan: &Plan,
 ) -> Option<String> {
     let ranks = &placement.ranks;
-    if request.probe.is_none() || request.parallel.shares.is_some() || selections.len() == 1 {
+    let has_measured = request.probe.is_some() && request.parallel.shares.is_none();
+    if !has_measured || !placement.has_alternatives() {
         return None;
     }
     let mut flags = Vec::new();
-    if ranks.len() < selections.len() {
-        let taken: Vec<&Selection> = ranks.iter().map(|rank| &selections[rank.position]).collect();
-        flags.push(format!("--devices '{}'", selector(&taken)));
+    if ranks.len() < placement.candidates.len() {
+        let taken: Vec<usize> = ranks.iter().map(|rank| rank.position).collect();
+        flags.push(format!("--devices '{}'", selector_of(request.selector, &taken, adapters)?));
     }
     let counts: Vec<u32> = ranks.iter().map(|rank| rank.share).collect();
     if ranks.len() > 1 {
@@ -128,11 +130,10 @@ fn identity(selection: &Selection) -> String {
     }
 }
 
-/// Builds the programs, resolves the reduce site of each rank, and starts the worker group.
+/// Builds the programs and starts the worker group.
 fn start_workers(
     request: &PlacementRequest,
-    saved: Option<&Placement>,
-    OpenedRanks { members, mut notes }: OpenedRanks,
+    OpenedRanks { members, reduce_sites, mut notes }: OpenedRanks,
     candidates: Vec<String>,
 ) -> Result<PlacedWorkers, RuntimeError> {
     let world = members.len();
@@ -143,7 +144,6 @@ fn start_workers(
     let mut ranks = Vec::new();
     for (rank, (one, ..)) in members.iter().enumerate() {
         notes.extend(one.notes.iter().cloned());
-        let saved = saved.and_then(|saved| saved.of_rank(rank, world));
         ranks.push(RankPlacement {
             name: one.driver.name().to_string(),
             identity: one.identity.clone(),
@@ -152,16 +152,13 @@ fn start_workers(
             micro_batch: shares[rank].micro_batch,
             rows: one.rows,
             micro_batches: programs[rank].micro_batches.iter().map(|m| m.rows).collect(),
-            reduce_site: reduce_site(request, one, &layout, saved)?,
+            reduce_site: reduce_sites[rank],
             kernels: one.choices.clone(),
         });
     }
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;
-    let options = WorkerGroupOptions {
-        reduce_site: ranks.iter().map(|rank| rank.reduce_site).collect(),
-        trace: trace.clone(),
-        is_chained: false,
-    };
+    let options =
+        WorkerGroupOptions { reduce_site: reduce_sites, trace: trace.clone(), is_chained: false };
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
     let group = WorkerGroup::start(drivers, layout, &options)?;
     let placement = Placement { candidates, micro_batch_max: request.micro_batch, ranks };
@@ -182,38 +179,4 @@ fn programs(request: &PlacementRequest, plan: &Plan, shares: &[Share]) -> Vec<Ar
     }
     let program = |share: &Share| Arc::new(data_parallel(plan, *share, request.parallel.overlap));
     shares.iter().map(program).collect()
-}
-
-/// Returns the reduce site of a device, which is prepared for adding if the site is the device.
-fn reduce_site(
-    request: &PlacementRequest,
-    one: &OpenDevice,
-    layout: &ShardLayout,
-    saved: Option<&RankPlacement>,
-) -> Result<ReduceSite, RuntimeError> {
-    if layout.size == 1 || one.is_cpu {
-        return Ok(ReduceSite::Host);
-    }
-    let mut lengths: Vec<usize> = layout.chunks.iter().map(|chunk| chunk.range.len()).collect();
-    lengths.sort_unstable();
-    lengths.dedup();
-    let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
-    let bytes = size_of::<f32>() * layout.chunk_max();
-    match request.parallel.reduce_site.or(saved.map(|saved| saved.reduce_site)) {
-        Some(ReduceSite::Host) => Ok(ReduceSite::Host),
-        Some(ReduceSite::Device) => {
-            let prepared = one.driver.run("preparing to add gradients", prepare);
-            prepared.map_err(|error| no_room(error, bytes))?;
-            Ok(ReduceSite::Device)
-        }
-        None => {
-            let layout = layout.clone();
-            let timing = move |device: &mut dyn Executor| {
-                prepare(device)?;
-                timing::faster_reduce_site(device, &layout)
-            };
-            let timed = one.driver.run("timing the addition of gradients", timing);
-            timed.map_err(|error| no_room(error, bytes))
-        }
-    }
 }

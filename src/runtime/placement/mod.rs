@@ -8,6 +8,7 @@ pub mod names;
 pub mod open_measured;
 pub mod open_ranks;
 pub mod plans;
+pub mod reduce_sites;
 pub mod shares;
 #[cfg(test)]
 mod tests;

@@ -34,32 +34,9 @@ fn numbered(name: &str, number: usize) -> String {
     format!("{} {number}{space}{rest}", short.trim_end())
 }
 
-/// Returns the text for `--devices` that selects these devices, in this order; equal ones stand
-/// next to each other.
-pub fn selector(selections: &[&Selection]) -> String {
-    let typed = |selection: &&Selection| match selection {
-        Selection::Cpu { .. } => "cpu".to_string(),
-        Selection::Adapter(adapter) => format!("{}:{}", adapter.api, adapter.name),
-    };
-    let typed: Vec<String> = selections.iter().map(typed).collect();
-    let equal = typed.chunk_by(|one, next| one == next);
-    let part = |equal: &[String]| match equal {
-        [one] => one.clone(),
-        _ => format!("{}*{}", equal[0], equal.len()),
-    };
-    equal.map(part).collect::<Vec<_>>().join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_selector_counts_equal_devices() {
-        let cpu = Selection::Cpu { reason: None };
-        assert_eq!(selector(&[&cpu]), "cpu");
-        assert_eq!(selector(&[&cpu, &cpu]), "cpu*2");
-    }
 
     #[test]
     fn equal_names_are_numbered_before_what_short_displays_leave_out() {

@@ -5,6 +5,7 @@
 use super::admission::{self, Admission, MeasuredCandidate, admit, reserves_hold};
 use super::names::is_named;
 use super::open_ranks::{RequestedDevices, open_one};
+use super::reduce_sites::reduce_sites;
 use super::shares::{layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune;
@@ -13,6 +14,7 @@ use crate::device::host::available_memory;
 use crate::device::{DeviceError, InjectedFault, Selection};
 use crate::exec::{Executor, Moments};
 use crate::faults::{Fault, Point};
+use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{OpenDevice, initialize, no_room};
@@ -34,7 +36,7 @@ struct Failure {
 }
 
 /// Opens devices, selects those that are worth using, and splits the batch by their measured
-/// speed.
+/// speed. If that fails, the user is notified of the devices that were left out before.
 ///
 /// # Errors
 /// Returns the `RuntimeError` of the first device that was named and fails, or of the last device
@@ -43,11 +45,32 @@ pub fn open_measured(
     request: &PlacementRequest,
     devices: RequestedDevices,
     probe: &Probe,
+    saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenedRanks, RuntimeError> {
+    let (count, mut notes) = (devices.selections.len(), Vec::new());
+    let ready = open_admitted(request, devices, &mut notes, report)
+        .and_then(|opened| measured(request, (probe, count), saved, opened, &mut notes));
+    match ready {
+        Ok((members, reduce_sites)) => Ok(OpenedRanks { members, reduce_sites, notes }),
+        Err(error) => {
+            notes.iter().for_each(|note| (request.notify)(note));
+            Err(error)
+        }
+    }
+}
+
+/// Opens the devices that may be opened. Those that fail are left out with a note unless they
+/// were named.
+fn open_admitted(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    notes: &mut Vec<String>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
+) -> Result<Vec<ReservedDevice>, RuntimeError> {
     let RequestedDevices { selections, names } = devices;
     let count = selections.len();
-    let (candidates, mut notes) = admit(request, selections, names, available_memory())?;
+    let candidates = admit(request, selections, names, available_memory(), notes)?;
     let (mut opened, mut failed) = (Vec::new(), None);
     for candidate in candidates {
         let position = candidate.position;
@@ -64,14 +87,26 @@ pub fn open_measured(
             }
         }
     }
-    if let Some(error) = failed.filter(|_| opened.is_empty()) {
-        return Err(error);
-    }
+    failed.filter(|_| opened.is_empty()).map_or(Ok(opened), Err)
+}
+
+/// Splits the batch among the opened devices, and returns those that take part, with their reduce
+/// sites. A device that fails is left out with a note unless it was named or is the last one of the
+/// `count` requested devices.
+fn measured(
+    request: &PlacementRequest,
+    (probe, count): (&Probe, usize),
+    saved: Option<&Placement>,
+    mut opened: Vec<ReservedDevice>,
+    notes: &mut Vec<String>,
+) -> Result<(Vec<(OpenDevice, u32, u32)>, Vec<ReduceSite>), RuntimeError> {
     loop {
-        match split(request, probe, &opened) {
-            Ok(split) => {
+        let ready = split(request, probe, &opened)
+            .and_then(|split| Ok((sites(request, &opened, &split, saved)?, split)));
+        match ready {
+            Ok((sites, split)) => {
                 notes.extend(split.notes.iter().cloned());
-                return Ok(OpenedRanks { members: members(request, opened, &split), notes });
+                return Ok((members(request, opened, &split), sites));
             }
             Err(Failure { index, error }) if is_named(request.selector) || opened.len() == 1 => {
                 return Err(error.of_position(opened[index].device.position, count));
@@ -164,6 +199,21 @@ fn split(
         done.map_err(|error| Failure { index, error: no_room(error, one.bytes) })?;
     }
     Ok(found)
+}
+
+/// Returns the reduce sites of the devices that take part.
+fn sites(
+    request: &PlacementRequest,
+    opened: &[ReservedDevice],
+    split: &BatchSplit,
+    saved: Option<&Placement>,
+) -> Result<Vec<ReduceSite>, Failure> {
+    let plan = request.plans.of_rows(1);
+    let layout = layout_of(request.parallel, &plan, split.members.len());
+    let members: Vec<&OpenDevice> =
+        split.members.iter().map(|index| &opened[*index].device).collect();
+    reduce_sites(request, &members, &layout, saved)
+        .map_err(|failed| Failure { index: split.members[failed.rank], error: failed.error })
 }
 
 /// Times the devices and splits the batch among those that are worth using.

@@ -3,6 +3,7 @@
 use super::host_memory;
 use super::names::is_named;
 use super::open_measured::open_measured;
+use super::reduce_sites::reduce_sites;
 use super::shares::{fixed_counts, layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune::{self, TuneOptions};
@@ -83,31 +84,32 @@ pub fn open_recorded(
     };
     let chosen: Option<Vec<Candidate>> = kept.ranks.iter().map(candidate).collect();
     let chosen = chosen.filter(|_| kept.is_consistent()).ok_or_else(unknown)?;
-    let members = open_fixed(request, chosen, Some(kept), report)?;
-    Ok(OpenedRanks { members, notes: Vec::new() })
+    open_fixed(request, chosen, Some(kept), report)
 }
 
-/// Opens devices with the shares given in `chosen`; returns them with their samples per step and
-/// the most that each runs at a time.
+/// Opens devices with the shares given in `chosen`.
 fn open_fixed(
     request: &PlacementRequest,
     chosen: Vec<Candidate>,
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<Vec<(OpenDevice, u32, u32)>, RuntimeError> {
+) -> Result<OpenedRanks, RuntimeError> {
     let world = chosen.len();
     let layout = layout_of(request.parallel, &request.plans.of_rows(1), world);
     require_host_memory(request, &chosen)?;
     let mut members = Vec::new();
     for (rank, candidate) in chosen.into_iter().enumerate() {
         let moments = moments(request.optimizer, &layout, rank);
-        let saved = saved.and_then(|saved| saved.of_rank(rank, world));
+        let kept = saved.and_then(|saved| saved.of_rank(rank, world));
         let Candidate { position, selection, name, count, micro_batch, rows } = candidate;
-        let one = open_one(request, (&selection, &name), rows, moments, saved, report);
+        let one = open_one(request, (&selection, &name), rows, moments, kept, report);
         let one = one.map_err(|error| error.of_position(position, world))?;
         members.push((OpenDevice { position, ..one }, count, micro_batch));
     }
-    Ok(members)
+    let devices: Vec<&OpenDevice> = members.iter().map(|(one, ..)| one).collect();
+    let reduce_sites = reduce_sites(request, &devices, &layout, saved)
+        .map_err(|failed| failed.error.of_position(devices[failed.rank].position, world))?;
+    Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() })
 }
 
 /// Checks that the host has memory for the devices that use it, for the values on their way
@@ -140,7 +142,7 @@ pub fn open_new(
 ) -> Result<OpenedRanks, RuntimeError> {
     let probe = request.probe.as_ref().filter(|_| request.parallel.shares.is_none());
     if let Some(probe) = probe.filter(|_| devices.selections.len() > 1) {
-        return open_measured(request, devices, probe, report);
+        return open_measured(request, devices, probe, saved, report);
     }
     let (devices, note) = with_samples(request, devices);
     let world = devices.selections.len();
@@ -154,8 +156,8 @@ pub fn open_new(
         rows: request.micro_batch.min(count).max(1),
     };
     let chosen = counts.into_iter().enumerate().map(candidate).collect();
-    let members = open_fixed(request, chosen, saved, report)?;
-    Ok(OpenedRanks { members, notes: Vec::from_iter(note) })
+    let opened = open_fixed(request, chosen, saved, report)?;
+    Ok(OpenedRanks { notes: Vec::from_iter(note), ..opened })
 }
 
 /// Returns as many devices as a batch that is split evenly has samples, with a note about the

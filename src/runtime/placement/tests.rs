@@ -1,9 +1,10 @@
 //! Tests of placements on CPU devices: memory that is admitted and taken, devices that fail.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
-use super::admission::admit;
+use super::admission::{admit, reserves_hold};
 use super::assemble::assemble;
 use super::names::display_names;
 use super::open_measured::open_measured;
@@ -35,12 +36,14 @@ struct Options {
     parallel: ParallelOptions,
     device_memory_mib: u64,
     faults: &'static str,
+    /// Messages to the user.
+    notified: Rc<RefCell<Vec<String>>>,
 }
 
 impl Options {
     fn new(selector: &'static str) -> Self {
         let parallel = ParallelOptions::default();
-        Self { selector, parallel, device_memory_mib: 0, faults: "" }
+        Self { selector, parallel, device_memory_mib: 0, faults: "", notified: Rc::default() }
     }
 }
 
@@ -74,7 +77,7 @@ fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R)
         tuning: &TuneOptions::default(),
         saved: None,
         retune: false,
-        notify: &|_| {},
+        notify: &|text| options.notified.borrow_mut().push(text.into()),
         trace: None,
         faults: options.faults.parse().unwrap(),
     })
@@ -195,11 +198,14 @@ fn admitted(selector: &'static str, mib: usize) -> Option<Vec<u32>> {
     with_request(&Options::new(selector), |request| {
         let selections = vec![Selection::Cpu { reason: None }; 2];
         let names = display_names(&selections);
-        match admit(request, &selections, &names, Some((mib * MIB) as u64)) {
-            Ok((candidates, notes)) => {
+        let mut notes = Vec::new();
+        match admit(request, &selections, &names, Some((mib * MIB) as u64), &mut notes) {
+            Ok(candidates) => {
                 assert_eq!(notes.len(), 2 - candidates.len(), "{notes:?}");
-                let rows = |admissions: &VecDeque<super::admission::Admission>| admissions[0].rows;
-                Some(candidates.iter().map(|one| rows(&one.admissions)).collect())
+                let now: Vec<_> = candidates.iter().map(|one| &one.admissions[0]).collect();
+                let reserves: Vec<_> = now.iter().map(|one| &one.reserve).collect();
+                assert!(reserves_hold(request, &reserves), "{reserves:?} in {mib} MiB");
+                Some(now.iter().map(|one| one.rows).collect())
             }
             Err(error) => {
                 assert_eq!(error.exit_code(), 78, "{error}");
@@ -218,6 +224,8 @@ fn host_memory_is_asked_for_once_per_device() {
     assert!(fewer.len() == 2 && fewer.iter().all(|rows| *rows > 0), "{fewer:?}");
     assert_eq!(admitted("cpu*2", 11), None);
     assert_eq!(admitted("all", 11), Some(vec![4]));
+    // One alone has no staging, no pool and no other rank that keeps a part of the moments.
+    assert_eq!(admitted("all", 8), Some(vec![4]));
     assert_eq!(admitted("all", 6), None);
 }
 
@@ -227,9 +235,9 @@ fn opened(options: &Options) -> Result<(Vec<String>, Vec<String>), RuntimeError>
         let names = display_names(&selections);
         let devices = RequestedDevices { selections: &selections, names: &names };
         let report = &mut |_: &str, _| {};
-        let OpenedRanks { members, notes } = match &request.probe {
+        let OpenedRanks { members, notes, .. } = match &request.probe {
             Some(probe) if request.parallel.shares.is_none() => {
-                open_measured(request, devices, probe, report)?
+                open_measured(request, devices, probe, None, report)?
             }
             _ => open_new(request, devices, None, report)?,
         };
@@ -251,9 +259,28 @@ fn a_device_that_fails_before_the_start_is_left_out_unless_it_is_named() {
     }
     let none = "out-of-memory@moments:0/0,out-of-memory@moments:0/1,out-of-memory@moments:0/2";
     for selector in ["all", "cpu*3"] {
-        let error = opened(&Options { faults: none, ..Options::new(selector) }).unwrap_err();
+        let options = Options { faults: none, ..Options::new(selector) };
+        let error = opened(&options).unwrap_err();
         assert_eq!(error.exit_code(), 78, "{selector}: {error}");
+        // Those that were left out before the last one failed are not forgotten.
+        let notified = options.notified.borrow();
+        let left = notified.iter().filter(|text| text.starts_with("left out: cpu")).count();
+        assert_eq!(left, if selector == "all" { 2 } else { 0 }, "{notified:?}");
     }
+}
+
+#[test]
+fn a_device_that_fails_while_its_place_of_addition_is_timed_is_left_out() {
+    let two = "lost@reduce-site:0/0,out-of-memory@reduce-site:0/2";
+    opened(&Options { faults: two, ..Options::new("all") }).unwrap();
+    // Only the failure of the last one ends the run.
+    let three = "lost@reduce-site:0/0,lost@reduce-site:0/1,lost@reduce-site:0/2";
+    let options = Options { faults: three, ..Options::new("all") };
+    opened(&options).unwrap_err();
+    let notified = options.notified.borrow();
+    let left = notified.iter().filter(|text| text.starts_with("left out: cpu")).count();
+    assert_eq!(left, 2, "{notified:?}");
+    opened(&Options { faults: three, ..Options::new("cpu*3") }).unwrap_err();
 }
 
 #[test]

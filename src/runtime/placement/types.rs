@@ -81,5 +81,7 @@ pub struct PlacedWorkers {
 pub struct OpenedRanks {
     /// By rank: the device, its samples per step, and the most that it runs at a time.
     pub members: Vec<(OpenDevice, u32, u32)>,
+    /// Where the gradients of each are added, by rank.
+    pub reduce_sites: Vec<ReduceSite>,
     pub notes: Vec<String>,
 }
