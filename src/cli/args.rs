@@ -37,8 +37,10 @@ pub enum Command {
     Bench(BenchArgs),
 }
 
-/// Arguments of `train`.
+/// Arguments of `train`. A flag that is given twice counts as it is given last, so that flags can
+/// be added to a command.
 #[derive(Debug, Args)]
+#[command(args_override_self = true)]
 #[command(after_help = "All keys of the configuration: potluck train --explain keys")]
 pub struct TrainArgs {
     /// Configuration file in TOML; keys not in it have their defaults
@@ -313,10 +315,24 @@ fn non_negative(typed: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
+
+    use super::{Cli, Command};
+
+    #[test]
+    fn a_flag_that_is_added_to_a_command_counts() {
+        let line = "potluck train --devices cpu*2 --set lr=1 --steps 3 --quiet --devices cpu \
+                    --set lr=2 --steps 4 --quiet";
+        let Command::Train(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command
+        else {
+            panic!("{line}")
+        };
+        assert_eq!((args.devices.as_deref(), args.steps, args.quiet), (Some("cpu"), Some(4), true));
+        assert_eq!(args.sets, ["lr=1", "lr=2"]);
+    }
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
     }
 }
