@@ -181,6 +181,13 @@ fn limit_line(spec: &RunSpec, selection: &Selection, plan: &Plan, moments: &Mome
         (Selection::Cpu { .. }, None) => {
             format!("{} needed, of the memory of the host", gibibytes(needed as u64))
         }
+        (_, Some((has, basis))) if needed as u64 > has && moments.owned.is_some() => {
+            let next = match is_measured(spec) {
+                true => "; a run that measures its shares tries fewer samples at a time",
+                false => "",
+            };
+            comparison(needed, Some((has, basis))) + next
+        }
         (_, limit) => comparison(needed, limit),
     }
 }

@@ -15,8 +15,9 @@ use crate::device::Selection;
 use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink};
 use crate::model::LanguageModel;
-use crate::runtime::open::{OpenOptions, open_alone};
+use crate::runtime::open::{OpenOptions, open_alone, open_named};
 use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::names::display_names;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::train::error::TrainError;
 use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split};
@@ -209,8 +210,10 @@ fn open_for_eval(
         return Ok(EvalDevices { group, weights: vec![1] });
     }
     let mut opened = Vec::new();
-    for selection in selections(devices)? {
-        opened.push(open_alone(selection, plan.clone(), 0, &options(spec))?);
+    let selections = selections(devices)?;
+    let names = display_names(&selections);
+    for (selection, name) in selections.into_iter().zip(&names) {
+        opened.push(open_named(selection, name, plan.clone(), 0, &options(spec))?);
     }
     let identities: Vec<&str> = opened.iter().map(|one| &*one.identity).collect();
     let recorded = &checkpoint.meta.placement.ranks;
@@ -225,7 +228,7 @@ fn open_for_eval(
             true => "with the shares of the run",
             false => "with equal shares",
         };
-        print_line(&format!("on {} devices {shares}: {}", opened.len(), identities.join(", ")));
+        print_line(&format!("on {} devices {shares}: {}", opened.len(), names.join(", ")));
     }
     let layout = layout(&plan, Topology::Ring, opened.len(), spec.parallel.chunk_bytes);
     let drivers = opened.into_iter().map(|one| one.driver).collect();

@@ -398,6 +398,8 @@ fn explaining_several_devices_tells_what_each_does() {
     assert_eq!(fits(1).matches("\n  fits: ").count(), 3, "{}", fits(1));
     let large = "memory --set model.width=512 --set train.device_memory_mib=1";
     assert_eq!(explain(large).matches("\n  does not fit: ").count(), 3);
+    let fewer = "; a run that measures its shares tries fewer samples at a time\n";
+    assert_eq!(explain(large).matches(fewer).count(), 3);
     let (shared, whole) = (numbers(&memory, "moments"), numbers(&alone, "moments")[0]);
     // Each rank keeps about a third, and all together everything.
     assert!(shared.iter().all(|part| (0.2 * whole..0.5 * whole).contains(part)), "{memory}");
@@ -537,7 +539,7 @@ fn evaluating_some_samples_in_other_micro_batches_on_several_devices() {
     assert_eq!(field(&two, "samples"), samples);
     assert!((field(&two, "loss") - field(&whole, "loss")).abs() < 1e-5);
     assert_eq!(eval("--devices cpu*2").out, two.out);
-    assert!(two.line("on 2 devices with equal shares: cpu (").contains("), cpu ("));
+    assert!(two.line("on 2 devices with equal shares: cpu (").contains("), cpu 2 ("));
 }
 
 #[test]
