@@ -44,7 +44,7 @@ pub fn read(
     bank: BucketTensor,
 ) -> Result<Vec<NamedTensor>, DeviceError> {
     let buckets = read_buckets(device, bank)?;
-    Ok(tensors(device.plan(), &buckets))
+    Ok(tensors(device.plan(), buckets))
 }
 
 /// Reads the device's part of every bucket of a bank.
@@ -56,24 +56,36 @@ fn read_buckets(
     buckets.map(|bucket| read_bucket(device, bank, BucketId(bucket))).collect()
 }
 
-/// Cuts whole buckets into parameters, in the model's order.
-fn tensors(plan: &Plan, buckets: &[Vec<f32>]) -> Vec<NamedTensor> {
-    let mut tensors: Vec<(ParamId, NamedTensor)> = Vec::new();
-    for (bucket, values) in plan.buckets.iter().zip(buckets) {
-        for &(id, start) in &bucket.parameters {
-            let parameter = &plan.graph.parameters[id.index()];
-            let shape = plan.graph.tensor(parameter.tensor).shape.dims().to_vec();
-            let length: usize = shape.iter().product();
-            let values = values[start..start + length].to_vec();
-            tensors.push((id, NamedTensor { name: parameter.name.clone(), shape, values }));
-        }
-    }
+/// Cuts whole buckets into parameters, in the model's order. Each bucket is freed before the next
+/// one is copied.
+fn tensors(plan: &Plan, buckets: Vec<Vec<f32>>) -> Vec<NamedTensor> {
+    let of_bucket = |(bucket, values): (usize, Vec<f32>)| {
+        bucket_tensors(plan, BucketId(bucket as u32), &values)
+    };
+    in_order(buckets.into_iter().enumerate().flat_map(of_bucket).collect())
+}
+
+/// Copies the parameters of a whole bucket out of its values.
+fn bucket_tensors(plan: &Plan, bucket: BucketId, values: &[f32]) -> Vec<(ParamId, NamedTensor)> {
+    let tensor = |&(id, start): &(ParamId, usize)| {
+        let parameter = &plan.graph.parameters[id.index()];
+        let shape = plan.graph.tensor(parameter.tensor).shape.dims().to_vec();
+        let length: usize = shape.iter().product();
+        let values = values[start..start + length].to_vec();
+        (id, NamedTensor { name: parameter.name.clone(), shape, values })
+    };
+    plan.buckets[bucket.index()].parameters.iter().map(tensor).collect()
+}
+
+/// Returns parameters in the model's order.
+fn in_order(mut tensors: Vec<(ParamId, NamedTensor)>) -> Vec<NamedTensor> {
     tensors.sort_by_key(|(id, _)| *id);
     tensors.into_iter().map(|(_, tensor)| tensor).collect()
 }
 
 /// Reads the parameters and moments of a worker group, by name: the parameters from the first
-/// rank, since all ranks hold the same, and the moments from the ranks that own them.
+/// rank, since all ranks hold the same, and the moments from the ranks that own them. Moments are
+/// read bucket by bucket, so that the host holds little more than what is returned.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, or if the values read back are not those that it
@@ -85,22 +97,34 @@ pub fn save(
     let read = |device: &mut dyn Executor| state_of(device, BucketTensor::Parameters);
     let first = group.leader()?.run("reading the parameters", read);
     let (plan, parameters) = first.map_err(|error| group.error(Rank(0), error))?;
+    let parameters = tensors(&plan, parameters);
     let mut all = Vec::new();
     for moment in 0..moments {
-        let parts = group.run_on_all("reading the moments", move |_, device| {
-            let buckets = 0..device.plan().buckets.len() as u32;
-            let owned: Vec<_> = buckets.map(|bucket| device.owned(BucketId(bucket))).collect();
-            Ok((owned, read_buckets(device, BucketTensor::Moment(moment))?))
-        })?;
-        let mut whole: Vec<Vec<f32>> = plan.buckets.iter().map(|b| vec![0.0; b.length]).collect();
-        for (owned, values) in parts {
-            for (bucket, (range, values)) in owned.into_iter().zip(values).enumerate() {
-                whole[bucket][range].copy_from_slice(&values);
-            }
+        let mut tensors = Vec::new();
+        for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+            let values = whole_moment(group, &plan, moment, bucket)?;
+            tensors.extend(bucket_tensors(&plan, bucket, &values));
         }
-        all.push(tensors(&plan, &whole));
+        all.push(in_order(tensors));
     }
-    Ok((tensors(&plan, &parameters), join_moments(all)))
+    Ok((parameters, join_moments(all)))
+}
+
+/// Reads a bucket of a moment from the ranks that own its parts.
+fn whole_moment(
+    group: &WorkerGroup,
+    plan: &Plan,
+    moment: usize,
+    bucket: BucketId,
+) -> Result<Vec<f32>, TrainError> {
+    let parts = group.run_on_all("reading the moments", move |_, device| {
+        Ok((device.owned(bucket), read_bucket(device, BucketTensor::Moment(moment), bucket)?))
+    })?;
+    let mut whole = vec![0.0; plan.buckets[bucket.index()].length];
+    for (range, values) in parts {
+        whole[range].copy_from_slice(&values);
+    }
+    Ok(whole)
 }
 
 /// Returns a device's plan and its part of a bank.
