@@ -25,8 +25,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
         Some(BenchCommand::Collectives(args)) => collectives(args),
         None => {
             writable(args.json.as_deref(), "--json")?;
-            let report =
-                bench::run(&options(args), &mut |progress| print_line(&progress.to_string()))?;
+            let report = bench::run(&options(args), &mut |progress| print_line(progress))?;
             deliver(&report, args.json.as_deref())
         }
     }
@@ -41,7 +40,7 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
         full: args.full,
     };
-    let report = collectives::run(&options, &mut |progress| print_line(&progress.to_string()))?;
+    let report = collectives::run(&options, &mut |progress| print_line(progress))?;
     if let Some(path) = &args.svg {
         let drawing = collectives::svg::draw(&report);
         let failed = |why| TrainError::Io { path: path.clone(), why };

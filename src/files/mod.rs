@@ -59,7 +59,7 @@ fn free_aside(path: &Path) -> PathBuf {
     free.expect("the endings are without an end")
 }
 
-/// Renames a file or a directory to its name of [`free_aside`], which it returns.
+/// Renames a file or a directory to a free name with the ending `.aside`, which it returns.
 pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let aside = free_aside(path);
     fs::rename(path, &aside)?;

@@ -52,7 +52,7 @@ pub fn open_measured(
     let ready = open_admitted(request, devices, &mut notes, report)
         .and_then(|opened| measured(request, (probe, count), saved, opened, &mut notes));
     match ready {
-        Ok((members, reduce_sites)) => Ok(OpenedRanks { members, reduce_sites, notes }),
+        Ok(ranks) => Ok(OpenedRanks { notes, ..ranks }),
         Err(error) => {
             notes.iter().for_each(|note| (request.notify)(note));
             Err(error)
@@ -92,21 +92,22 @@ fn open_admitted(
 
 /// Splits the batch among the opened devices, and returns those that take part, with their reduce
 /// sites. A device that fails is left out with a note unless it was named or is the last one of the
-/// `count` requested devices.
+/// `count` requested devices. All notes are in `notes`.
 fn measured(
     request: &PlacementRequest,
     (probe, count): (&Probe, usize),
     saved: Option<&Placement>,
     mut opened: Vec<ReservedDevice>,
     notes: &mut Vec<String>,
-) -> Result<(Vec<(OpenDevice, u32, u32)>, Vec<ReduceSite>), RuntimeError> {
+) -> Result<OpenedRanks, RuntimeError> {
     loop {
         let ready = split(request, probe, &opened)
             .and_then(|split| Ok((sites(request, &opened, &split, saved)?, split)));
         match ready {
-            Ok((sites, split)) => {
+            Ok((reduce_sites, split)) => {
                 notes.extend(split.notes.iter().cloned());
-                return Ok((members(request, opened, &split), sites));
+                let members = members(request, opened, &split);
+                return Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() });
             }
             Err(Failure { index, error }) if is_named(request.selector) || opened.len() == 1 => {
                 return Err(error.of_position(opened[index].device.position, count));
