@@ -526,7 +526,7 @@ fn evaluating_some_samples_in_other_micro_batches_on_several_devices() {
     let whole = eval("--devices cpu");
     let samples = field(&whole, "samples");
     assert_eq!(field(&whole, "targets"), 8.0 * samples);
-    for line in ["--devices cpu --micro-batch 3", "--devices cpu --set micro_batch=1"] {
+    for line in ["--devices cpu --micro-batch 3", "--devices cpu --micro-batch 1"] {
         let ran = eval(line);
         assert_eq!(field(&ran, "samples"), samples);
         assert!((field(&ran, "loss") - field(&whole, "loss")).abs() < 1e-5, "{line}");
