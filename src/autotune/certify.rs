@@ -86,6 +86,19 @@ pub fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> S
     kernel_hash(checks, &call.op.to_string(), &variant.dispatches)
 }
 
+/// Returns the variant of a probe that runs the kernel of `variant`, which has this hash.
+fn same_kernel(
+    checks: ShaderChecks,
+    probe: &OwnedCall,
+    variant: &Variant,
+    hash: &str,
+) -> Option<Variant> {
+    let small = probe.call();
+    let is_same =
+        |one: &Variant| one.name == variant.name && variant_hash(checks, &small, one) == hash;
+    (twin(small.op)?.variants)(&small).into_iter().find(is_same)
+}
+
 /// Certifier of the kernels of one device.
 pub struct Certifier<'a> {
     pub gpu: &'a Gpu,
@@ -107,17 +120,11 @@ impl Certifier<'_> {
         call: &OpCall,
         variant: &Variant,
     ) -> Result<CertificationResult, DeviceError> {
-        let twin = twin(call.op).expect("a call with variants has kernels");
         let hash = variant_hash(self.gpu.checks, call, variant);
         let (mut result, mut tried) = (CertificationResult::Pass { nmse: 0.0 }, 0);
         let mut is_folded = false;
         for probe in probes(call) {
-            let small = probe.call();
-            let same = (twin.variants)(&small).into_iter().find(|small_variant| {
-                small_variant.name == variant.name
-                    && variant_hash(self.gpu.checks, &small, small_variant) == hash
-            });
-            let Some(same) = same else { continue };
+            let Some(same) = same_kernel(self.gpu.checks, &probe, variant, &hash) else { continue };
             if tried < PROBES {
                 result = result.worst(self.check(&probe, &same)?);
                 tried += 1;
@@ -255,12 +262,10 @@ mod tests {
             let twin = twin(call.op).unwrap();
             for variant in (twin.variants)(&call) {
                 let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
-                let same = |small: &OwnedCall| {
-                    let call = small.call();
-                    let variants = (twin.variants)(&call);
-                    variants.iter().any(|v| variant_hash(ShaderChecks::Disabled, &call, v) == hash)
+                let runs = |small: &OwnedCall| {
+                    same_kernel(ShaderChecks::Disabled, small, &variant, &hash).is_some()
                 };
-                if !probes(&call).iter().any(same) {
+                if !probes(&call).iter().any(runs) {
                     without.push(format!("{} of {} {:?}", variant.name, call.op, call.inputs));
                 }
             }
@@ -276,19 +281,11 @@ mod tests {
             let twin = twin(call.op).unwrap();
             for variant in (twin.variants)(&call) {
                 let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
-                let same = |small: &OwnedCall| {
-                    let call = small.call();
-                    (twin.variants)(&call).into_iter().find(|small| {
-                        small.name == variant.name
-                            && variant_hash(ShaderChecks::Disabled, &call, small) == hash
-                    })
+                let folds = |small: &OwnedCall| {
+                    same_kernel(ShaderChecks::Disabled, small, &variant, &hash)
+                        .is_some_and(|same| dispatch::folded(&same.dispatches).is_some())
                 };
-                let probes = probes(&call);
-                if !probes
-                    .iter()
-                    .filter_map(same)
-                    .any(|same| dispatch::folded(&same.dispatches).is_some())
-                {
+                if !probes(&call).iter().any(folds) {
                     without.push(format!("{} of {} {:?}", variant.name, call.op, call.inputs));
                 }
             }

@@ -2,10 +2,15 @@
 
 /// Formats `12345.6` as `12,346`.
 pub fn thousands(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+    grouped(&format!("{value:.0}"))
+}
+
+/// Returns a number in decimal digits with commas between the thousands before its point.
+pub fn grouped(plain: &str) -> String {
+    let whole = plain.split('.').next().unwrap_or_default().len();
+    let mut text = String::with_capacity(plain.len() + whole / 3);
+    for (index, digit) in plain.chars().enumerate() {
+        if index > 0 && index < whole && (whole - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

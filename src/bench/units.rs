@@ -1,5 +1,7 @@
 //! Formatting of numbers and sizes in reports, and the name of the peak figure.
 
+use crate::base::format::grouped;
+
 /// Name of the figure to which the shares of the peak refer.
 pub const FLOPS: &str = "peak.flops";
 
@@ -14,16 +16,7 @@ pub fn number(value: f64) -> String {
     } else {
         3
     };
-    let plain = format!("{value:.digits$}");
-    let whole = plain.split('.').next().unwrap_or_default().len();
-    let mut text = String::with_capacity(plain.len() + whole / 3);
-    for (index, digit) in plain.chars().enumerate() {
-        if index > 0 && index < whole && (whole - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    grouped(&format!("{value:.digits$}"))
 }
 
 /// Formats bytes in the largest unit that gives a whole number: `64 MiB`.

@@ -98,11 +98,7 @@ struct PlannedDevices {
 impl PlannedDevices {
     fn of(spec: &RunSpec) -> anyhow::Result<Self> {
         let chosen = selections(&spec.devices)?;
-        let name = |selection: &Selection| match selection {
-            Selection::Cpu { .. } => "cpu".to_string(),
-            Selection::Adapter(adapter) => adapter.name.clone(),
-        };
-        let names = distinct(chosen.iter().map(name).collect());
+        let names = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
         let counts = match is_measured(spec) {
             true => timing::split_evenly(spec.batch, names.len()),
             false => fixed_counts(&spec.parallel, spec.batch, names.len())?,

@@ -248,11 +248,7 @@ fn first_device(devices: &str) -> anyhow::Result<Selection> {
     let missing = || TrainError::Defect("no device was chosen".into());
     let first = chosen.into_iter().next().ok_or_else(missing)?;
     if count > 1 && !is_auto(devices) {
-        let name = match &first {
-            Selection::Cpu { .. } => "cpu",
-            Selection::Adapter(adapter) => &adapter.name,
-        };
-        print_line(&format!("generating on {name}, the first of {count} devices"));
+        print_line(&format!("generating on {}, the first of {count} devices", first.name()));
     }
     Ok(first)
 }

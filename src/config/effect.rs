@@ -1,7 +1,7 @@
 //! Keys that have an effect on `eval` and `generate`, which do not train.
 
-use super::read::{ConfigError, Origin, Override};
-use super::schema::KEYS;
+use super::read::{ConfigError, Origin, Override, with_section};
+use super::schema::key;
 
 /// Keys that have an effect, or sections of them; and those that a checkpoint keeps, which are
 /// refused later, with that reason.
@@ -27,16 +27,18 @@ const FLAGS: [(&str, &str); 3] = [
 /// are no keys are left to [`super::read::read`].
 ///
 /// # Errors
-/// Returns `ConfigError::Value` with the next action for the first key that has none.
+/// Returns `ConfigError::Value` with the next action for the first key that has none, and
+/// `ConfigError::Unknown` for a name without its section that several sections have.
 pub fn require_effect(overrides: &[Override]) -> Result<(), ConfigError> {
     for Override { flag, key: name, .. } in overrides {
-        let known = KEYS.iter().find(|key| key.full_name == name || key.name == name);
-        let Some(key) = known.map(|key| key.full_name) else { continue };
+        let origin = Origin::Flag(0, flag.clone());
+        let Some(key) = key(with_section(&origin, name)?).map(|key| key.full_name) else {
+            continue;
+        };
         let instead = FLAGS.iter().find(|(of, _)| *of == key).map(|(_, instead)| *instead);
         if instead.is_some() || !EFFECTIVE.iter().any(|known| key.starts_with(known)) {
             let instead = instead.unwrap_or("leave it out");
             let why = format!("has no effect on eval and generate; {instead}");
-            let origin = Origin::Flag(0, flag.clone());
             return Err(ConfigError::Value { origin, name: key.into(), why });
         }
     }

@@ -380,7 +380,7 @@ fn excerpt(text: &str, span: &Range<usize>) -> String {
 
 /// Returns the full name of a key that a flag may have without its section, if only one section
 /// has it; any other name as it is.
-fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
+pub(super) fn with_section<'a>(origin: &Origin, name: &'a str) -> Result<&'a str, ConfigError> {
     let found: Vec<&str> =
         KEYS.iter().filter(|key| key.name == name).map(|key| key.full_name).collect();
     match found[..] {

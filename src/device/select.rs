@@ -20,6 +20,16 @@ pub enum Selection {
     Adapter(Box<Adapter>),
 }
 
+impl Selection {
+    /// Returns the name of the device for display: `cpu`, or that of the adapter.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Cpu { .. } => "cpu",
+            Self::Adapter(adapter) => &adapter.name,
+        }
+    }
+}
+
 /// Chooses one device among `adapters`.
 ///
 /// `auto` is the first hardware GPU, or the CPU device if there is none; `cpu` is the CPU device;

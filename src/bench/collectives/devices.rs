@@ -54,11 +54,7 @@ pub fn choose(devices: &str) -> Result<Option<World>, TrainError> {
 impl World {
     /// Returns the names of all devices, in the order of ranks.
     fn name(&self) -> String {
-        let name = |selection: &Selection| match selection {
-            Selection::Cpu { .. } => "cpu".to_string(),
-            Selection::Adapter(adapter) => adapter.name.clone(),
-        };
-        self.selections.iter().map(name).collect::<Vec<_>>().join(" + ")
+        self.selections.iter().map(Selection::name).collect::<Vec<_>>().join(" + ")
     }
 
     /// Returns the APIs of the devices, each once.

@@ -74,14 +74,13 @@ fn open_admitted(
     let (mut opened, mut failed) = (Vec::new(), None);
     for candidate in candidates {
         let position = candidate.position;
-        let reserved = open_reserved(request, candidate, report);
-        match reserved.map_err(|error| (position, error)) {
+        match open_reserved(request, candidate, report) {
             Ok(one) => opened.push(one),
             // A device that was named must not be left out silently.
-            Err((position, error)) if is_named(request.selector) => {
+            Err(error) if is_named(request.selector) => {
                 return Err(error.of_position(position, count));
             }
-            Err((_, error)) => {
+            Err(error) => {
                 notes.push(format!("left out: {error}"));
                 failed = Some(error);
             }
