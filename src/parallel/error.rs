@@ -1,7 +1,7 @@
 //! Violations of the protocol of a step.
 
+use super::Token;
 use crate::base::{ChunkId, Rank, Round};
-use crate::collective::Collective;
 
 /// Report or message that the state machines of a step do not expect: a defect of whoever sent
 /// it. The machine is unchanged.
@@ -16,7 +16,7 @@ pub enum StepError {
     #[error("a verdict arrives without a vote")]
     UnexpectedVerdict,
     #[error("{0} is over twice")]
-    DoneTwice(Collective),
+    DoneTwice(Token),
     #[error("the device returns {found} and {awaited} is awaited")]
     UnexpectedReadback { found: String, awaited: String },
     #[error("{what} of {chunk} arrives at a rank that expects none")]

@@ -1,9 +1,11 @@
 //! Interpreter of a program: returns actions and receives events. It does no IO, holds no tensors
 //! and never decides *how* something is done; the caller never decides *what* is next.
 
-use super::StepError;
+use std::collections::BTreeSet;
+
 use super::program::{Instruction, Program};
 use super::verdict::Verdict;
+use super::{StepError, Token};
 use crate::base::{BucketId, SegmentId};
 use crate::collective::Collective;
 
@@ -20,8 +22,8 @@ pub enum Action {
     },
     /// Start this rank's part in a collective; [`Event::Done`] reports its end.
     Start(Collective),
-    /// Wait for [`Event::Done`] of this collective, or [`Event::Fault`].
-    Wait(Collective),
+    /// Wait for [`Event::Done`] of this token, or [`Event::Fault`].
+    Wait(Token),
     /// Send the step's sums to the coordinator; [`Event::Verdict`] or [`Event::Fault`] is the
     /// answer.
     Vote,
@@ -35,8 +37,8 @@ pub enum Action {
 /// Event that the caller reports to the interpreter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// This rank's part in a collective is over.
-    Done(Collective),
+    /// This rank's part in an operation is over.
+    Done(Token),
     /// The coordinator has decided on the step.
     Verdict(Verdict),
     /// A fault: the step is discarded, and no bucket that is not yet updated is touched.
@@ -59,8 +61,8 @@ enum State {
     Running,
     /// A vote was requested; no action until the verdict.
     Voting,
-    /// No action until this collective is over.
-    Waiting(Collective),
+    /// No action until this operation is over.
+    Waiting(Token),
     Finished,
 }
 
@@ -71,15 +73,21 @@ pub struct Interpreter<'a> {
     next: usize,
     state: State,
     outcome: Outcome,
-    /// Collectives that are over. A collective may be over before the rank starts it: a rank that
+    /// Operations that are over. A collective may be over before the rank starts it: a rank that
     /// owns nothing of a bucket only receives, and other ranks may be ahead of it.
-    done: Vec<Collective>,
+    done: BTreeSet<Token>,
 }
 
 impl<'a> Interpreter<'a> {
     /// Creates an interpreter at the first instruction of `program`.
     pub fn new(program: &'a Program) -> Self {
-        Self { program, next: 0, state: State::Running, outcome: Outcome::Updated, done: vec![] }
+        Self {
+            program,
+            next: 0,
+            state: State::Running,
+            outcome: Outcome::Updated,
+            done: BTreeSet::new(),
+        }
     }
 
     /// Returns the next action, or `None` if the interpreter waits for an event or the step is
@@ -98,18 +106,18 @@ impl<'a> Interpreter<'a> {
         None
     }
 
-    /// Returns the action of an instruction; `None` for a wait on a collective that is already
-    /// over.
+    /// Returns the action of an instruction; `None` for a wait on an operation that is
+    /// already over.
     fn begin(&mut self, instruction: Instruction) -> Option<Action> {
         Some(match instruction {
             Instruction::ZeroGradients => Action::ZeroGradients,
             Instruction::Load { micro_batch } => Action::Load { micro_batch },
             Instruction::Run { segment, micro_batch } => Action::Run { segment, micro_batch },
             Instruction::Start(collective) => Action::Start(collective),
-            Instruction::Wait(collective) if self.done.contains(&collective) => return None,
-            Instruction::Wait(collective) => {
-                self.state = State::Waiting(collective);
-                Action::Wait(collective)
+            Instruction::Wait(token) if self.done.contains(&token) => return None,
+            Instruction::Wait(token) => {
+                self.state = State::Waiting(token);
+                Action::Wait(token)
             }
             Instruction::Verdict => {
                 self.state = State::Voting;
@@ -122,16 +130,15 @@ impl<'a> Interpreter<'a> {
     /// Processes an event.
     ///
     /// # Errors
-    /// Returns [`StepError`] for a verdict without a vote and for a collective that is over twice,
+    /// Returns [`StepError`] for a verdict without a vote and for an operation that is over twice,
     /// which change nothing.
     pub fn handle(&mut self, event: Event) -> Result<(), StepError> {
         match event {
-            Event::Done(collective) if self.done.contains(&collective) => {
-                return Err(StepError::DoneTwice(collective));
+            Event::Done(token) if !self.done.insert(token) => {
+                return Err(StepError::DoneTwice(token));
             }
-            Event::Done(collective) => {
-                self.done.push(collective);
-                if self.state == State::Waiting(collective) {
+            Event::Done(token) => {
+                if self.state == State::Waiting(token) {
                     self.state = State::Running;
                 }
             }
@@ -220,10 +227,10 @@ mod tests {
             micro_batches: Vec::new(),
             instructions: vec![
                 Instruction::Start(REDUCE),
-                Instruction::Wait(REDUCE),
+                Instruction::Wait(Token::of(REDUCE)),
                 Instruction::Verdict,
                 Instruction::Start(GATHER),
-                Instruction::Wait(GATHER),
+                Instruction::Wait(Token::of(GATHER)),
             ],
         }
     }
@@ -233,11 +240,11 @@ mod tests {
         let program = collectives();
         let mut interpreter = Interpreter::new(&program);
         assert_eq!(interpreter.poll_action(), Some(Action::Start(REDUCE)));
-        assert_eq!(interpreter.poll_action(), Some(Action::Wait(REDUCE)));
+        assert_eq!(interpreter.poll_action(), Some(Action::Wait(Token::of(REDUCE))));
         assert_eq!(interpreter.poll_action(), None);
-        interpreter.handle(Event::Done(GATHER)).unwrap();
+        interpreter.handle(Event::Done(Token::of(GATHER))).unwrap();
         assert_eq!(interpreter.poll_action(), None);
-        interpreter.handle(Event::Done(REDUCE)).unwrap();
+        interpreter.handle(Event::Done(Token::of(REDUCE))).unwrap();
         assert_eq!(interpreter.poll_action(), Some(Action::Vote));
         interpreter.handle(Event::Verdict(Verdict::Commit(TOTALS))).unwrap();
         assert_eq!(interpreter.poll_action(), Some(Action::Start(GATHER)));
@@ -251,10 +258,10 @@ mod tests {
         let mut interpreter = Interpreter::new(&program);
         while interpreter.poll_action().is_some() {}
         interpreter.handle(Event::Fault("lost".into())).unwrap();
-        interpreter.handle(Event::Done(REDUCE)).unwrap();
+        interpreter.handle(Event::Done(Token::of(REDUCE))).unwrap();
         let end = Action::Finish(Outcome::Discarded("lost".into()));
         assert_eq!(interpreter.poll_action(), Some(end));
-        interpreter.handle(Event::Done(GATHER)).unwrap();
+        interpreter.handle(Event::Done(Token::of(GATHER))).unwrap();
         interpreter.handle(Event::Fault("late".into())).unwrap();
         assert_eq!(interpreter.poll_action(), None);
     }
@@ -263,9 +270,9 @@ mod tests {
     fn an_event_that_is_not_due_is_an_error_and_changes_nothing() {
         let program = collectives();
         let mut interpreter = Interpreter::new(&program);
-        interpreter.handle(Event::Done(REDUCE)).unwrap();
-        let twice = interpreter.handle(Event::Done(REDUCE));
-        assert_eq!(twice, Err(StepError::DoneTwice(REDUCE)));
+        interpreter.handle(Event::Done(Token::of(REDUCE))).unwrap();
+        let twice = interpreter.handle(Event::Done(Token::of(REDUCE)));
+        assert_eq!(twice, Err(StepError::DoneTwice(Token::of(REDUCE))));
         let verdict = interpreter.handle(Event::Verdict(Verdict::Commit(TOTALS)));
         assert_eq!(verdict, Err(StepError::UnexpectedVerdict));
         assert_eq!(interpreter.poll_action(), Some(Action::Start(REDUCE)));

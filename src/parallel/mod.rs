@@ -8,6 +8,7 @@ mod error;
 pub mod interpreter;
 pub mod placement;
 pub mod program;
+mod token;
 pub mod transfers;
 pub mod verdict;
 
@@ -19,4 +20,5 @@ pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,
 };
+pub use token::{Operation, Token};
 pub use verdict::{Verdict, Vote};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::Token;
 use crate::base::{BucketId, SegmentId};
 use crate::collective::{Collective, CollectiveKind};
 use crate::graph::Plan;
@@ -18,8 +19,8 @@ pub enum Instruction {
     Run { segment: SegmentId, micro_batch: usize },
     /// Start this rank's part in a collective, which then runs asynchronously.
     Start(Collective),
-    /// Wait until this rank's part in a collective is over.
-    Wait(Collective),
+    /// Wait until this rank's part in an operation is over.
+    Wait(Token),
     /// Send this rank's vote, and wait for the verdict on the step.
     Verdict,
     /// Update the rank's shard of a bucket from its gradients.
@@ -127,13 +128,16 @@ pub fn data_parallel(plan: &Plan, share: Share, overlap: bool) -> Program {
     }
     let late = buckets.iter().filter(|bucket| !started.contains(bucket));
     instructions.extend(late.map(|&bucket| Instruction::Start(Collective::reduce_scatter(bucket))));
-    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::reduce_scatter(b))));
+    instructions.extend(
+        buckets.iter().map(|&b| Instruction::Wait(Token::of(Collective::reduce_scatter(b)))),
+    );
     instructions.push(Instruction::Verdict);
     for &bucket in &buckets {
         instructions.push(Instruction::Update { bucket });
         instructions.push(Instruction::Start(Collective::all_gather(bucket)));
     }
-    instructions.extend(buckets.iter().map(|&b| Instruction::Wait(Collective::all_gather(b))));
+    instructions
+        .extend(buckets.iter().map(|&b| Instruction::Wait(Token::of(Collective::all_gather(b)))));
     Program { micro_batches, instructions }
 }
 
@@ -143,8 +147,8 @@ pub fn gradient_all_reduce(plan: &Plan) -> Program {
     let buckets = completion_order(plan);
     let all = |of: fn(BucketId) -> Instruction| buckets.iter().map(move |&bucket| of(bucket));
     let instructions = all(|bucket| Instruction::Start(Collective::reduce_scatter(bucket)))
-        .chain(all(|bucket| Instruction::Wait(Collective::reduce_scatter(bucket))))
-        .chain(all(|bucket| Instruction::Wait(Collective::all_gather(bucket))));
+        .chain(all(|bucket| Instruction::Wait(Token::of(Collective::reduce_scatter(bucket)))))
+        .chain(all(|bucket| Instruction::Wait(Token::of(Collective::all_gather(bucket)))));
     Program { micro_batches: Vec::new(), instructions: instructions.collect() }
 }
 
@@ -178,7 +182,7 @@ impl fmt::Display for Instruction {
                 write!(f, "run {segment} on micro-batch {micro_batch}")
             }
             Self::Start(collective) => write!(f, "start {collective}"),
-            Self::Wait(collective) => write!(f, "wait for {collective}"),
+            Self::Wait(token) => write!(f, "wait for {token}"),
             Self::Verdict => write!(f, "verdict"),
             Self::Update { bucket } => write!(f, "update {bucket}"),
         }
@@ -310,11 +314,11 @@ mod tests {
                     (Collective::reduce_scatter(bucket), Collective::all_gather(bucket));
                 let steps = [
                     position(&program, Instruction::Start(reduce)),
-                    position(&program, Instruction::Wait(reduce)),
+                    position(&program, Instruction::Wait(Token::of(reduce))),
                     verdict,
                     position(&program, Instruction::Update { bucket }),
                     position(&program, Instruction::Start(gather)),
-                    position(&program, Instruction::Wait(gather)),
+                    position(&program, Instruction::Wait(Token::of(gather))),
                 ];
                 assert!(steps.is_sorted(), "{program}");
             }

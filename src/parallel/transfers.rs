@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::verdict::{Verdict, Vote};
-use super::{Event, ReduceSite, StepError};
+use super::{Event, ReduceSite, StepError, Token};
 use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ShardLayout};
 use crate::graph::BucketTensor;
@@ -267,7 +267,9 @@ impl PeerTransfers {
                 self.require(is_due, "a partial sum", chunk)?;
                 Response::Add { chunk, partial }
             }
-            DeviceMsg::Done { collective, .. } => Response::Event(Event::Done(collective)),
+            DeviceMsg::Done { collective, .. } => {
+                Response::Event(Event::Done(Token::of(collective)))
+            }
             DeviceMsg::Decided { verdict, .. } => Response::Event(Event::Verdict(verdict)),
         })
     }

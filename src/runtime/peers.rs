@@ -18,7 +18,7 @@ use crate::parallel::coordinator::RankActivity;
 use crate::parallel::transfers::{
     CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
 };
-use crate::parallel::{Event, StepError, Vote};
+use crate::parallel::{Event, StepError, Token, Vote};
 
 /// Tracks of one rank in a trace.
 #[derive(Clone, Debug, Default)]
@@ -157,12 +157,12 @@ impl RingPeers {
     fn recv(
         &mut self,
         at_most: Option<Duration>,
-        awaited: Option<Collective>,
+        awaited: Option<Token>,
         waited: &mut Duration,
     ) -> Result<Option<DriverMsg>, Closed> {
         let started = Instant::now();
         let _span = self.tracks.driver.span(|| match awaited {
-            Some(collective) => format!("wait for {collective}"),
+            Some(token) => format!("wait for {token}"),
             None => "wait for the verdict".into(),
         });
         self.waiting.is_waiting.store(true, Ordering::Relaxed);
@@ -183,7 +183,7 @@ impl RingPeers {
     fn wait(
         &mut self,
         device: &mut dyn Executor,
-        awaited: Option<Collective>,
+        awaited: Option<Token>,
         waited: &mut Duration,
     ) -> Result<Result<Option<DriverMsg>, Closed>, DeviceError> {
         if self.transfers.wait_for() == WaitFor::Message {
@@ -246,7 +246,7 @@ impl Peers for RingPeers {
     fn wait_event(
         &mut self,
         device: &mut dyn Executor,
-        awaited: Option<Collective>,
+        awaited: Option<Token>,
         waited: &mut Duration,
     ) -> Result<Event, DeviceError> {
         loop {

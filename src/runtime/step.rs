@@ -13,7 +13,9 @@ use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::{PassKind, Update, UpdateRange};
 use crate::kernels::RandomContext;
-use crate::parallel::{Action, Event, Interpreter, Outcome, Program, Verdict, Vote};
+use crate::parallel::{
+    Action, Event, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
+};
 
 /// Inputs of one micro-batch.
 pub type Inputs = Vec<(TensorId, HostTensor)>;
@@ -78,7 +80,7 @@ pub trait Peers {
     fn wait_event(
         &mut self,
         device: &mut dyn Executor,
-        awaited: Option<Collective>,
+        awaited: Option<Token>,
         waited: &mut Duration,
     ) -> Result<Event, DeviceError>;
 
@@ -113,7 +115,7 @@ impl Peers for NoPeers {
     fn wait_event(
         &mut self,
         device: &mut dyn Executor,
-        _: Option<Collective>,
+        _: Option<Token>,
         _: &mut Duration,
     ) -> Result<Event, DeviceError> {
         let event = self.poll_event(device)?;
@@ -159,8 +161,8 @@ struct Performer<'a> {
     peers: &'a mut dyn Peers,
     tracks: &'a TraceTracks,
     random: RandomContext,
-    /// Collective that the program waits for; `None`: the verdict.
-    awaited: Option<Collective>,
+    /// Operation that the program waits for; `None`: the verdict.
+    awaited: Option<Token>,
     verdict: Option<Verdict>,
     busy: Option<f64>,
     started: Instant,
@@ -205,8 +207,9 @@ impl<'a> Performer<'a> {
                 }
                 self.peers.start(self.device, collective)
             }
-            Action::Wait(collective) => {
-                self.awaited = Some(collective);
+            Action::Wait(token) => {
+                self.awaited = Some(token);
+                let Operation::Collective(collective) = token.operation;
                 match collective.kind {
                     CollectiveKind::ReduceScatter => self.fault_once(Point::Reduce),
                     CollectiveKind::AllGather => Ok(()),

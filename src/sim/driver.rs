@@ -241,7 +241,7 @@ impl<'a> Simulation<'a> {
                 virtual_rank.device.model.begin_step(self.scenario.is_not_finite(rank, step));
             }
             Action::Start(collective) => self.start(rank, collective),
-            Action::Wait(collective) => virtual_rank.driver.waits_for = collective.to_string(),
+            Action::Wait(token) => virtual_rank.driver.waits_for = token.to_string(),
             Action::Vote => {
                 let idle_at = virtual_rank.device.idle_at().max(now);
                 return self.block(rank, Blocked::FinishStep, idle_at);

@@ -1,0 +1,43 @@
+//! Tokens: what a program waits for.
+
+use std::fmt;
+
+use crate::collective::Collective;
+
+/// Operation of a rank with its peers that ends later than it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operation {
+    Collective(Collective),
+}
+
+/// One operation in a step: an operation may happen once per micro-batch, or once per step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token {
+    pub operation: Operation,
+    /// Micro-batch of the operation; `None`: it happens once per step.
+    pub micro_batch: Option<usize>,
+}
+
+impl Token {
+    /// Returns the token of a collective that happens once per step.
+    pub const fn of(collective: Collective) -> Self {
+        Self { operation: Operation::Collective(collective), micro_batch: None }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Collective(collective) => write!(f, "{collective}"),
+        }
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.micro_batch {
+            Some(micro_batch) => write!(f, "{} for micro-batch {micro_batch}", self.operation),
+            None => write!(f, "{}", self.operation),
+        }
+    }
+}
