@@ -42,6 +42,8 @@ ids! {
     BucketId(u32) "bucket ";
     /// A part of a bucket that is sent in one message.
     ChunkId(u32) "chunk ";
+    /// A tensor that crosses from one rank to another in each micro-batch.
+    EdgeId(u32) "edge ";
     /// A part of the plan that a device executes without further instructions.
     SegmentId(u32) "s";
     /// A buffer that memory planning assigns to activations by their liveness.

@@ -10,7 +10,8 @@ pub mod shape;
 
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
-    BucketId, ChunkId, NodeId, ParamId, Position, Rank, SegmentId, Site, SlotId, StepId, TensorId,
+    BucketId, ChunkId, EdgeId, NodeId, ParamId, Position, Rank, SegmentId, Site, SlotId, StepId,
+    TensorId,
 };
 pub use round::{Nanos, Round};
 pub use shape::{DType, Shape};

@@ -251,7 +251,11 @@ fn kernels(
                     pass(micro_batch),
                 )
             }
-            Instruction::ZeroGradients | Instruction::Start(_) | Instruction::Wait(_) => continue,
+            Instruction::ZeroGradients
+            | Instruction::Send { .. }
+            | Instruction::Recv { .. }
+            | Instruction::Start(_)
+            | Instruction::Wait(_) => continue,
             Instruction::Verdict => {
                 let buckets = 0..device.plan().buckets.len() as u32;
                 (

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::program::{Instruction, Program};
 use super::verdict::Verdict;
 use super::{StepError, Token};
-use crate::base::{BucketId, SegmentId};
+use crate::base::{BucketId, EdgeId, SegmentId};
 use crate::collective::Collective;
 
 /// Next action that the caller must perform for a rank.
@@ -18,6 +18,17 @@ pub enum Action {
     },
     Run {
         segment: SegmentId,
+        micro_batch: usize,
+    },
+    /// Send the tensor of an edge.
+    Send {
+        edge: EdgeId,
+        micro_batch: usize,
+    },
+    /// Write the tensor of an edge to the device, as its values arrive; [`Event::Done`] reports
+    /// that all have been written, and no action follows before.
+    Receive {
+        edge: EdgeId,
         micro_batch: usize,
     },
     /// Start this rank's part in a collective; [`Event::Done`] reports its end.
@@ -113,6 +124,11 @@ impl<'a> Interpreter<'a> {
             Instruction::ZeroGradients => Action::ZeroGradients,
             Instruction::Load { micro_batch } => Action::Load { micro_batch },
             Instruction::Run { segment, micro_batch } => Action::Run { segment, micro_batch },
+            Instruction::Send { edge, micro_batch } => Action::Send { edge, micro_batch },
+            Instruction::Recv { edge, micro_batch } => {
+                self.state = State::Waiting(Token::receive(edge, micro_batch));
+                Action::Receive { edge, micro_batch }
+            }
             Instruction::Start(collective) => Action::Start(collective),
             Instruction::Wait(token) if self.done.contains(&token) => return None,
             Instruction::Wait(token) => {

@@ -4,6 +4,7 @@
 //! real devices.
 
 pub mod coordinator;
+mod edge;
 mod error;
 pub mod interpreter;
 pub mod placement;
@@ -13,6 +14,7 @@ pub mod transfers;
 pub mod verdict;
 
 pub use coordinator::{Announcement, Coordinator, Decision, Expiry};
+pub use edge::Edge;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use placement::{Placement, RankPlacement, ReduceSite};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Token;
-use crate::base::{BucketId, SegmentId};
+use crate::base::{BucketId, EdgeId, SegmentId};
 use crate::collective::{Collective, CollectiveKind};
 use crate::graph::Plan;
 
@@ -17,6 +17,10 @@ pub enum Instruction {
     Load { micro_batch: usize },
     /// Run a segment on a micro-batch.
     Run { segment: SegmentId, micro_batch: usize },
+    /// Send the tensor of an edge; never waits.
+    Send { edge: EdgeId, micro_batch: usize },
+    /// Wait for the tensor of an edge, and write it to the device.
+    Recv { edge: EdgeId, micro_batch: usize },
     /// Start this rank's part in a collective, which then runs asynchronously.
     Start(Collective),
     /// Wait until this rank's part in an operation is over.
@@ -180,6 +184,12 @@ impl fmt::Display for Instruction {
             Self::Load { micro_batch } => write!(f, "load micro-batch {micro_batch}"),
             Self::Run { segment, micro_batch } => {
                 write!(f, "run {segment} on micro-batch {micro_batch}")
+            }
+            Self::Send { edge, micro_batch } => {
+                write!(f, "send {edge} of micro-batch {micro_batch}")
+            }
+            Self::Recv { edge, micro_batch } => {
+                write!(f, "receive {edge} of micro-batch {micro_batch}")
             }
             Self::Start(collective) => write!(f, "start {collective}"),
             Self::Wait(token) => write!(f, "wait for {token}"),

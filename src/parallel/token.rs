@@ -2,12 +2,15 @@
 
 use std::fmt;
 
+use crate::base::EdgeId;
 use crate::collective::Collective;
 
 /// Operation of a rank with its peers that ends later than it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
     Collective(Collective),
+    /// Receives the tensor of an edge.
+    Receive(EdgeId),
 }
 
 /// One operation in a step: an operation may happen once per micro-batch, or once per step.
@@ -19,6 +22,11 @@ pub struct Token {
 }
 
 impl Token {
+    /// Returns the token of the tensor of an edge for a micro-batch.
+    pub const fn receive(edge: EdgeId, micro_batch: usize) -> Self {
+        Self { operation: Operation::Receive(edge), micro_batch: Some(micro_batch) }
+    }
+
     /// Returns the token of a collective that happens once per step.
     pub const fn of(collective: Collective) -> Self {
         Self { operation: Operation::Collective(collective), micro_batch: None }
@@ -29,6 +37,7 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Collective(collective) => write!(f, "{collective}"),
+            Self::Receive(edge) => write!(f, "{edge}"),
         }
     }
 }

@@ -207,12 +207,15 @@ impl<'a> Performer<'a> {
                 }
                 self.peers.start(self.device, collective)
             }
+            Action::Send { .. } | Action::Receive { .. } => Ok(()),
             Action::Wait(token) => {
                 self.awaited = Some(token);
-                let Operation::Collective(collective) = token.operation;
-                match collective.kind {
-                    CollectiveKind::ReduceScatter => self.fault_once(Point::Reduce),
-                    CollectiveKind::AllGather => Ok(()),
+                match token.operation {
+                    Operation::Collective(Collective {
+                        kind: CollectiveKind::ReduceScatter,
+                        ..
+                    }) => self.fault_once(Point::Reduce),
+                    Operation::Collective(_) | Operation::Receive(_) => Ok(()),
                 }
             }
             Action::Finish(_) => Ok(()),

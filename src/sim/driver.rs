@@ -247,7 +247,11 @@ impl<'a> Simulation<'a> {
                 return self.block(rank, Blocked::FinishStep, idle_at);
             }
             Action::Finish(outcome) => return self.finish(rank, outcome),
-            Action::Load { .. } | Action::Run { .. } | Action::Update { .. } => {}
+            Action::Load { .. }
+            | Action::Run { .. }
+            | Action::Update { .. }
+            | Action::Send { .. }
+            | Action::Receive { .. } => {}
         }
         true
     }
