@@ -9,6 +9,7 @@ pub mod build;
 
 pub mod op;
 pub mod passes;
+mod place;
 pub mod plan;
 pub mod print;
 
@@ -22,6 +23,7 @@ pub use passes::gradients::differentiate;
 
 pub use op::{Binary, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
 
+pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
 pub use shapes::ShapeError;
 pub use update::{BucketTensor, Update, UpdateRange};

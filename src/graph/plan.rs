@@ -58,7 +58,10 @@ pub enum SlotKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     pub kind: SlotKind,
+    /// Bytes of one copy.
     pub bytes: usize,
+    /// Number of copies: micro-batch `m` uses copy `m % copies`.
+    pub copies: usize,
 }
 
 /// Location of a tensor's elements.
@@ -104,6 +107,8 @@ pub struct Plan {
     pub places: Vec<TensorLocation>,
     /// Buckets in the order in which the backward pass completes them.
     pub buckets: Vec<Bucket>,
+    /// By bucket: true if a device that runs this plan holds it.
+    pub held: Vec<bool>,
 }
 
 impl Plan {
@@ -119,8 +124,14 @@ impl Plan {
         }
         let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
         place_parameters(&graph, &buckets, &mut places);
-        let slots = place_activations(&graph, &segments, options.rows, &mut places);
-        Self { graph, options, segments, slots, places, buckets }
+        let slots = place_activations(&graph, &segments, &options, &mut places);
+        let held = vec![true; buckets.len()];
+        Self { graph, options, segments, slots, places, buckets, held }
+    }
+
+    /// Returns true if a device that runs this plan holds a bucket.
+    pub fn holds(&self, bucket: BucketId) -> bool {
+        self.held[bucket.index()]
     }
 
     /// Returns the location of a tensor's elements, through aliases.
@@ -311,7 +322,7 @@ fn lifetimes(graph: &Graph, segments: &[Segment]) -> Vec<Option<Life>> {
 fn place_activations(
     graph: &Graph,
     segments: &[Segment],
-    rows: usize,
+    options: &PlanOptions,
     places: &mut [TensorLocation],
 ) -> Vec<Slot> {
     let lives = lifetimes(graph, segments);
@@ -328,10 +339,12 @@ fn place_activations(
     for index in 0..graph.nodes.len() {
         for &tensor in &starts[index] {
             let Some(life) = lives[tensor] else { continue };
-            let bytes = (graph.tensors[tensor].shape.elements(rows) * ELEMENT_BYTES)
+            let bytes = (graph.tensors[tensor].shape.elements(options.rows) * ELEMENT_BYTES)
                 .max(ELEMENT_BYTES)
                 .next_multiple_of(ALIGNMENT_BYTES);
-            let slot = take(&mut slots, &mut free, life.kind, bytes);
+            let copies = if life.kind == SlotKind::Stash { options.in_flight } else { 1 };
+            let wanted = Slot { kind: life.kind, bytes, copies };
+            let slot = take(&mut slots, &mut free, wanted);
             places[tensor] = TensorLocation::Slot(SlotId(slot as u32));
         }
         for &tensor in &ends[index] {
@@ -343,13 +356,14 @@ fn place_activations(
     slots
 }
 
-fn take(slots: &mut Vec<Slot>, free: &mut Vec<usize>, kind: SlotKind, bytes: usize) -> usize {
+fn take(slots: &mut Vec<Slot>, free: &mut Vec<usize>, wanted: Slot) -> usize {
+    let bytes = wanted.bytes;
     let misfit = |slot: usize| {
         let has = slots[slot].bytes;
         // The tightest that fits; else the largest, which grows least.
         if has >= bytes { (false, has - bytes) } else { (true, bytes - has) }
     };
-    let candidates = (0..free.len()).filter(|&i| slots[free[i]].kind == kind);
+    let candidates = (0..free.len()).filter(|&i| slots[free[i]].kind == wanted.kind);
     match candidates.min_by_key(|&i| (misfit(free[i]), free[i])) {
         Some(position) => {
             let slot = free.swap_remove(position);
@@ -357,7 +371,7 @@ fn take(slots: &mut Vec<Slot>, free: &mut Vec<usize>, kind: SlotKind, bytes: usi
             slot
         }
         None => {
-            slots.push(Slot { kind, bytes });
+            slots.push(wanted);
             slots.len() - 1
         }
     }

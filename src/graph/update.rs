@@ -4,7 +4,7 @@
 use std::fmt;
 
 /// One of the tensors that a device holds of each bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BucketTensor {
     Parameters,
     Gradients,

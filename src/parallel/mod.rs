@@ -9,6 +9,7 @@ mod error;
 pub mod interpreter;
 pub mod placement;
 pub mod program;
+pub mod schedule;
 mod token;
 pub mod transfers;
 pub mod verdict;
@@ -22,5 +23,6 @@ pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,
 };
+pub use schedule::{PipelineShape, Schedule, StagePass, StageWork};
 pub use token::{Operation, Token};
 pub use verdict::{Verdict, Vote};

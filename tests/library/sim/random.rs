@@ -59,6 +59,7 @@ pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
         segments,
         slots: Vec::new(),
         places: Vec::new(),
+        held: vec![true; lengths.len()],
         buckets: lengths.iter().map(bucket).collect(),
     }
 }
