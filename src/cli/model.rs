@@ -9,7 +9,7 @@ use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
 use super::resume::find_text;
 use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
-use crate::collective::Topology;
+use crate::collective::{BucketGroups, Topology};
 use crate::data::{Split, TextData};
 use crate::device::Selection;
 use crate::graph::Plan;
@@ -232,7 +232,8 @@ fn open_for_eval(
     }
     let layout = layout(&plan, Topology::Ring, opened.len(), spec.parallel.chunk_bytes);
     let drivers = opened.into_iter().map(|one| one.driver).collect();
-    let group = WorkerGroup::start(drivers, layout, &WorkerGroupOptions::default())?;
+    let groups = BucketGroups::all(layout.size, layout.buckets());
+    let group = WorkerGroup::start(drivers, layout, groups, &WorkerGroupOptions::default())?;
     state::restore(&group, checkpoint.parameters, &[], 0)?;
     Ok(EvalDevices { group, weights })
 }

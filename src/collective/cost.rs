@@ -3,8 +3,7 @@
 //! in `ceil(s / chunk)` messages.
 
 use super::rooted::levels;
-use super::{Chunk, CollectiveKind, ShardLayout, Topology};
-use crate::base::Position;
+use super::{Chunk, CollectiveKind, Positions, ShardLayout, Topology};
 
 /// Number and bytes of messages: by the formulas of the collectives, those that the busiest rank
 /// sends, or receives if that is more; by [`sent_by`], those that one rank sends.
@@ -28,24 +27,27 @@ impl CommCost {
     }
 }
 
-/// Returns the messages and bytes that the rank at a position sends for all chunks of a layout in
-/// one phase, with elements of `element_bytes`.
+/// Returns the messages and bytes that the rank at these positions sends for all chunks of a layout
+/// in one phase, with elements of `element_bytes`.
 pub fn sent_by(
     layout: &ShardLayout,
-    position: Position,
+    positions: impl Into<Positions>,
     kind: CollectiveKind,
     element_bytes: u64,
 ) -> CommCost {
+    let positions = positions.into();
     let of_chunk = |chunk: &Chunk| {
-        let messages = match (layout.topology, kind) {
+        let bucket = chunk.bucket;
+        let Some(position) = positions.of(bucket) else { return CommCost::default() };
+        let messages = match (layout.topology_of(bucket), kind) {
             // Once around the ring, without the hop from the owner; or straight to the server.
             (_, CollectiveKind::ReduceScatter) => u64::from(chunk.owner != position),
             // Once around the ring, without the hop back to the owner.
             (Topology::Ring, CollectiveKind::AllGather) => {
-                u64::from(chunk.owner != layout.next(position))
+                u64::from(chunk.owner != layout.next(bucket, position))
             }
             (Topology::Star, CollectiveKind::AllGather) => {
-                u64::from(chunk.owner == position) * u64::from(layout.size - 1)
+                u64::from(chunk.owner == position) * u64::from(layout.size_of(bucket) - 1)
             }
         };
         let bytes = messages * chunk.range.len() as u64 * element_bytes;
@@ -137,6 +139,7 @@ mod tests {
 
     use super::*;
     use crate::base::ChunkId;
+    use crate::base::Position;
     use crate::collective::{Action, Event, Exchange, RootedStep, rooted};
 
     /// Counters of the messages and bytes that ranks send and receive.

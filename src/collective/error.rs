@@ -11,13 +11,20 @@ pub enum ExchangeError {
     UnknownChunk { id: ChunkId, chunks: usize },
     #[error("the own values of {id} are ready twice")]
     ReadyTwice { id: ChunkId },
-    #[error("the final values of {id} are ready at {position}, which does not own it")]
-    NotOwner { id: ChunkId, position: Position },
-    #[error("{position} expects no {} of {id} from {from}", match kind {
+    #[error("{id} is of a bucket that this rank does not hold")]
+    NotHeld { id: ChunkId },
+    #[error("the final values of {id} are ready at {}, which does not own it", own(position))]
+    NotOwner { id: ChunkId, position: Option<Position> },
+    #[error("{} expects no {} of {id} from {from}", own(position), match kind {
         CollectiveKind::ReduceScatter => "partial sum",
         CollectiveKind::AllGather => "final values",
     })]
-    UnexpectedMessage { kind: CollectiveKind, id: ChunkId, from: Position, position: Position },
+    UnexpectedMessage {
+        kind: CollectiveKind,
+        id: ChunkId,
+        from: Position,
+        position: Option<Position>,
+    },
     #[error("a sum of {id} arrives that no device was asked for")]
     UnexpectedSum { id: ChunkId },
     #[error("the own values of {id} are missing")]
@@ -30,6 +37,10 @@ pub enum ExchangeError {
     LaterRound { found: Round, current: Round },
     #[error("more than {max} messages of a later round arrive")]
     TooFarAhead { max: usize },
+}
+
+fn own(position: &Option<Position>) -> String {
+    position.map_or("a rank outside of the group".into(), |position| position.to_string())
 }
 
 fn list(positions: &[Position]) -> String {

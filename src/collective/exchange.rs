@@ -37,8 +37,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use super::ExchangeError;
 use super::layout::{ShardLayout, Topology};
+use super::{ExchangeError, Positions};
 use crate::base::{BucketId, ChunkId, Nanos, Position};
 
 /// Kind of a collective; the two together are an all-reduce.
@@ -137,7 +137,7 @@ struct Count {
 #[derive(Debug)]
 pub struct Exchange {
     layout: Arc<ShardLayout>,
-    position: Position,
+    positions: Positions,
     window: usize,
     chunks: Vec<ChunkProgress>,
     buckets: Vec<Count>,
@@ -148,15 +148,20 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Creates the state at the start of both phases. `window` (at least 1) bounds the partial
-    /// sums of a bucket that a rank of a ring has begun beyond those that have ended with it.
-    pub fn new(layout: Arc<ShardLayout>, position: Position, window: usize) -> Self {
-        assert!(position.0 < layout.size, "{position} in a group of {}", layout.size);
+    /// Creates the state at the start of both phases, of a rank at these positions of the groups.
+    /// `window` (at least 1) bounds the partial sums of a bucket that a rank of a ring has begun
+    /// beyond those that have ended with it.
+    pub fn new(layout: Arc<ShardLayout>, positions: impl Into<Positions>, window: usize) -> Self {
+        let positions = positions.into();
+        for bucket in (0..layout.buckets() as u32).map(BucketId) {
+            let (position, size) = (positions.of(bucket), layout.size_of(bucket));
+            assert!(position.is_none_or(|at| at.0 < size), "{position:?} in a group of {size}");
+        }
         assert!(window > 0, "a window of 0 lets nothing begin");
         let (chunks, buckets, actions) = Default::default();
         let (deadline, progress_at) = (Nanos::MAX, 0);
         let mut exchange =
-            Self { layout, position, window, chunks, buckets, actions, deadline, progress_at };
+            Self { layout, positions, window, chunks, buckets, actions, deadline, progress_at };
         exchange.restart();
         exchange
     }
@@ -167,8 +172,9 @@ impl Exchange {
         Self { deadline, ..self }
     }
 
-    pub fn position(&self) -> Position {
-        self.position
+    /// Returns this rank's position in the group of a bucket; `None` if it does not hold it.
+    pub fn position(&self, bucket: BucketId) -> Option<Position> {
+        self.positions.of(bucket)
     }
 
     pub fn layout(&self) -> &Arc<ShardLayout> {
@@ -183,11 +189,12 @@ impl Exchange {
         self.buckets.clear();
         self.buckets.resize(self.layout.buckets(), Count::default());
         self.actions.clear();
-        for chunk in self.layout.chunks.iter().filter(|chunk| chunk.owner == self.position) {
-            self.buckets[chunk.bucket.index()].ends += 1;
+        for chunk in &self.layout.chunks {
+            let owns = self.positions.of(chunk.bucket) == Some(chunk.owner);
+            self.buckets[chunk.bucket.index()].ends += usize::from(owns);
         }
         for bucket in (0..self.layout.buckets() as u32).map(BucketId) {
-            if self.layout.chunks_of(bucket).is_empty() {
+            if self.layout.chunks_of(bucket).is_empty() && self.positions.of(bucket).is_some() {
                 self.actions
                     .push_back(Action::Done { kind: CollectiveKind::ReduceScatter, bucket });
                 self.actions.push_back(Action::Done { kind: CollectiveKind::AllGather, bucket });
@@ -199,13 +206,16 @@ impl Exchange {
     ///
     /// # Errors
     ///
-    /// Returns [`ExchangeError`], and changes nothing, for an unknown chunk, a repeated event, and
-    /// a message from a rank that has none to send.
+    /// Returns [`ExchangeError`], and changes nothing, for an unknown chunk or one of a bucket that
+    /// this rank does not hold, a repeated event, and a message from a rank that has none to send.
     pub fn handle(&mut self, now: Nanos, event: Event) -> Result<(), ExchangeError> {
         let (Event::LocalReady { chunk: id, .. } | Event::Received { chunk: id, .. }) = event;
         let chunks = self.layout.chunks.len();
         if id.index() >= chunks {
             return Err(ExchangeError::UnknownChunk { id, chunks });
+        }
+        if self.own(id).is_none() {
+            return Err(ExchangeError::NotHeld { id });
         }
         match event {
             Event::LocalReady { kind: CollectiveKind::ReduceScatter, chunk } => {
@@ -240,7 +250,7 @@ impl Exchange {
         for (index, progress) in self.chunks.iter().enumerate() {
             let id = ChunkId(index as u32);
             if progress.ready && progress.accumulated < self.sources(id) {
-                awaited.push(self.source(progress.accumulated));
+                awaited.extend(self.source(id, progress.accumulated));
             }
             let bucket = &self.buckets[self.layout.chunk(id).bucket.index()];
             if bucket.gathered > 0 && !progress.gathered {
@@ -274,31 +284,46 @@ impl Exchange {
 
     // ---- Message routing ----
 
+    /// Returns this rank's position in the group of a chunk's bucket.
+    fn own(&self, chunk: ChunkId) -> Option<Position> {
+        self.positions.of(self.layout.chunk(chunk).bucket)
+    }
+
+    /// Returns the bucket of a chunk, the topology of its group, and the chunk's owner.
+    fn route(&self, chunk: ChunkId) -> (BucketId, Topology, Position) {
+        let found = self.layout.chunk(chunk);
+        (found.bucket, self.layout.topology_of(found.bucket), found.owner)
+    }
+
     /// Returns the number of messages that are folded into a chunk on this rank.
     fn sources(&self, chunk: ChunkId) -> u32 {
-        let owner = self.layout.chunk(chunk).owner;
-        match self.layout.topology {
-            Topology::Ring => u32::from(self.position != self.layout.next(owner)),
-            Topology::Star if self.position == owner => self.layout.size - 1,
+        let (bucket, topology, owner) = self.route(chunk);
+        let Some(own) = self.own(chunk) else { return 0 };
+        match topology {
+            Topology::Ring => u32::from(own != self.layout.next(bucket, owner)),
+            Topology::Star if own == owner => self.layout.size_of(bucket) - 1,
             Topology::Star => 0,
         }
     }
 
     /// Returns the sender of message number `index` of [`Self::sources`], in the order of
-    /// folding.
-    fn source(&self, index: u32) -> Position {
-        match self.layout.topology {
-            Topology::Ring => self.layout.previous(self.position),
+    /// folding; `None` if this rank does not hold the bucket.
+    fn source(&self, chunk: ChunkId, index: u32) -> Option<Position> {
+        let (bucket, topology, _) = self.route(chunk);
+        let own = self.own(chunk)?;
+        Some(match topology {
+            Topology::Ring => self.layout.previous(bucket, own),
             Topology::Star => Position(index + 1),
-        }
+        })
     }
 
     /// Returns the position to which this rank sends the partial sum; `None` on the owner.
     fn target(&self, chunk: ChunkId) -> Option<Position> {
-        let owner = self.layout.chunk(chunk).owner;
-        match self.layout.topology {
-            _ if self.position == owner => None,
-            Topology::Ring => Some(self.layout.next(self.position)),
+        let (bucket, topology, owner) = self.route(chunk);
+        let own = self.own(chunk)?;
+        match topology {
+            _ if own == owner => None,
+            Topology::Ring => Some(self.layout.next(bucket, own)),
             Topology::Star => Some(owner),
         }
     }
@@ -322,7 +347,7 @@ impl Exchange {
     fn partial(&mut self, chunk: ChunkId, from: Position) -> Result<(), ExchangeError> {
         let progress = &self.chunks[chunk.index()];
         let sources = progress.accumulated..self.sources(chunk);
-        let is_due = sources.into_iter().any(|index| self.source(index) == from);
+        let is_due = sources.into_iter().any(|index| self.source(chunk, index) == Some(from));
         let is_new = is_due && !progress.early.contains(&from);
         if !is_new {
             return Err(self.unexpected(CollectiveKind::ReduceScatter, chunk, from));
@@ -333,7 +358,7 @@ impl Exchange {
     }
 
     fn unexpected(&self, kind: CollectiveKind, id: ChunkId, from: Position) -> ExchangeError {
-        ExchangeError::UnexpectedMessage { kind, id, from, position: self.position }
+        ExchangeError::UnexpectedMessage { kind, id, from, position: self.own(id) }
     }
 
     /// Begins as many partial sums as the window allows.
@@ -356,7 +381,9 @@ impl Exchange {
         }
         let sources = self.sources(chunk);
         while self.chunks[chunk.index()].accumulated < sources {
-            let from = self.source(self.chunks[chunk.index()].accumulated);
+            let Some(from) = self.source(chunk, self.chunks[chunk.index()].accumulated) else {
+                return;
+            };
             let progress = &mut self.chunks[chunk.index()];
             let Some(at) = progress.early.iter().position(|position| *position == from) else {
                 return;
@@ -391,17 +418,19 @@ impl Exchange {
 
     /// Returns the position that sends the final values of a chunk; `None` on its owner.
     fn final_source(&self, chunk: ChunkId) -> Option<Position> {
-        let owner = self.layout.chunk(chunk).owner;
-        match self.layout.topology {
-            _ if self.position == owner => None,
-            Topology::Ring => Some(self.layout.previous(self.position)),
+        let (bucket, topology, owner) = self.route(chunk);
+        let own = self.own(chunk)?;
+        match topology {
+            _ if own == owner => None,
+            Topology::Ring => Some(self.layout.previous(bucket, own)),
             Topology::Star => Some(owner),
         }
     }
 
     fn own_final_values(&mut self, chunk: ChunkId) -> Result<(), ExchangeError> {
-        if self.layout.chunk(chunk).owner != self.position {
-            return Err(ExchangeError::NotOwner { id: chunk, position: self.position });
+        let position = self.own(chunk);
+        if position != Some(self.layout.chunk(chunk).owner) {
+            return Err(ExchangeError::NotOwner { id: chunk, position });
         }
         if self.chunks[chunk.index()].gathered {
             return Err(ExchangeError::ReadyTwice { id: chunk });
@@ -422,22 +451,24 @@ impl Exchange {
 
     /// Marks the final values of a chunk as present and sends them on.
     fn gathered(&mut self, chunk: ChunkId) {
+        let Some(own) = self.own(chunk) else { return };
         self.chunks[chunk.index()].gathered = true;
-        let (owner, kind) = (self.layout.chunk(chunk).owner, CollectiveKind::AllGather);
-        match self.layout.topology {
+        let (bucket, topology, owner) = self.route(chunk);
+        let kind = CollectiveKind::AllGather;
+        match topology {
             Topology::Ring => {
-                let to = self.layout.next(self.position);
+                let to = self.layout.next(bucket, own);
                 if to != owner {
                     self.actions.push_back(Action::Send { kind, chunk, to });
                 }
             }
-            Topology::Star if self.position == owner => {
-                let others = (0..self.layout.size).map(Position).filter(|to| *to != owner);
+            Topology::Star if own == owner => {
+                let all = (0..self.layout.size_of(bucket)).map(Position);
+                let others = all.filter(|to| *to != owner);
                 self.actions.extend(others.map(|to| Action::Send { kind, chunk, to }));
             }
             Topology::Star => (),
         }
-        let bucket = self.layout.chunk(chunk).bucket;
         let count = &mut self.buckets[bucket.index()];
         count.gathered += 1;
         if count.gathered == self.layout.chunks_of(bucket).len() {

@@ -1,9 +1,10 @@
-//! Shard layout: cuts buckets into one shard per rank, and shards into chunks of one message
-//! each.
+//! Shard layout: cuts buckets into one shard per rank of their group, and shards into chunks of one
+//! message each.
 
 use std::fmt;
 use std::ops::Range;
 
+use super::bucket_groups::Positions;
 use crate::base::{BucketId, ChunkId, Position};
 
 /// Topology of an exchange: the path that values take between ranks.
@@ -44,19 +45,28 @@ impl fmt::Display for Chunk {
     }
 }
 
-/// Shard layout of buckets that a group of ranks holds; the same on every rank. It knows
-/// positions in the group only.
+/// Bucket of a layout: its number of elements, the number of ranks that hold it, and their
+/// topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaidOutBucket {
+    pub length: usize,
+    pub size: u32,
+    pub topology: Topology,
+}
+
+/// Shard layout of buckets, each held by a group of ranks; the same on every rank. It knows
+/// positions in the groups only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardLayout {
+    /// Topology of every group that is not one of [`ShardLayout::of_buckets`].
     pub topology: Topology,
-    /// Number of ranks in the group.
+    /// Number of ranks that hold the buckets together: that of the group, if there is one for all.
     pub size: u32,
     /// Chunks, ordered by bucket, then by position.
     pub chunks: Vec<Chunk>,
     align: usize,
     chunk_max: usize,
-    /// Number of elements, by bucket.
-    lengths: Vec<usize>,
+    buckets: Vec<LaidOutBucket>,
     /// Index of the first chunk of each bucket, and the number of chunks at the end.
     firsts: Vec<usize>,
 }
@@ -68,9 +78,9 @@ fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
 }
 
 impl ShardLayout {
-    /// Cuts buckets of these lengths (in elements). Bounds of shards and chunks are multiples of
-    /// `align` elements except for the end of a bucket; a chunk has at most `chunk_max` elements,
-    /// and shards may be empty. Shards of a bucket differ by at most one unit of alignment, and
+    /// Cuts buckets of these lengths (in elements), which one group of `size` ranks holds. Bounds of
+    /// shards and chunks are multiples of `align` elements except for the end of a bucket; a chunk
+    /// has at most `chunk_max` elements, and shards may be empty. Shards of a bucket differ by at most one unit of alignment, and
     /// in their number of chunks by at most one.
     ///
     /// # Panics
@@ -83,14 +93,31 @@ impl ShardLayout {
         align: usize,
         chunk_max: usize,
     ) -> Self {
-        assert!(size > 0, "a layout needs a rank");
+        let bucket = |&length: &usize| LaidOutBucket { length, size, topology };
+        let buckets: Vec<LaidOutBucket> = lengths.iter().map(bucket).collect();
+        Self::of_buckets(topology, size, &buckets, align, chunk_max)
+    }
+
+    /// Cuts buckets that groups of their own hold, as [`ShardLayout::new`] does; `size` is the
+    /// number of ranks of all groups together.
+    ///
+    /// # Panics
+    ///
+    /// Panics as [`ShardLayout::new`] does.
+    pub fn of_buckets(
+        topology: Topology,
+        size: u32,
+        buckets: &[LaidOutBucket],
+        align: usize,
+        chunk_max: usize,
+    ) -> Self {
+        assert!(size > 0 && buckets.iter().all(|of| of.size > 0), "a layout needs a rank");
         assert!(align > 0 && chunk_max >= align, "chunks of {chunk_max} cannot keep to {align}");
-        let lengths = lengths.to_vec();
-        let (chunks, firsts) = (Vec::new(), vec![0]);
-        let mut layout = Self { topology, size, chunks, align, chunk_max, lengths, firsts };
-        for bucket in 0..layout.lengths.len() {
-            for position in 0..size {
-                layout.cut_shard(BucketId(bucket as u32), Position(position));
+        let (chunks, firsts, buckets) = (Vec::new(), vec![0], buckets.to_vec());
+        let mut layout = Self { topology, size, chunks, align, chunk_max, buckets, firsts };
+        for bucket in (0..layout.buckets.len() as u32).map(BucketId) {
+            for position in 0..layout.size_of(bucket) {
+                layout.cut_shard(bucket, Position(position));
             }
             layout.firsts.push(layout.chunks.len());
         }
@@ -116,12 +143,22 @@ impl ShardLayout {
 
     /// Returns the number of buckets.
     pub fn buckets(&self) -> usize {
-        self.lengths.len()
+        self.buckets.len()
+    }
+
+    /// Returns the number of ranks in the group of a bucket.
+    pub fn size_of(&self, bucket: BucketId) -> u32 {
+        self.buckets[bucket.index()].size
+    }
+
+    /// Returns the topology of the group of a bucket.
+    pub fn topology_of(&self, bucket: BucketId) -> Topology {
+        self.buckets[bucket.index()].topology
     }
 
     /// Returns the number of elements of a bucket.
     pub fn length(&self, bucket: BucketId) -> usize {
-        self.lengths[bucket.index()]
+        self.buckets[bucket.index()].length
     }
 
     /// Returns the maximum number of elements of a chunk.
@@ -133,8 +170,8 @@ impl ShardLayout {
     pub fn shard(&self, bucket: BucketId, position: Position) -> Range<usize> {
         let length = self.length(bucket);
         let units = length.div_ceil(self.align);
-        let units = match self.topology {
-            Topology::Ring => cut(units, self.size as usize, position.index()),
+        let units = match self.topology_of(bucket) {
+            Topology::Ring => cut(units, self.size_of(bucket) as usize, position.index()),
             Topology::Star if position.index() == 0 => 0..units,
             Topology::Star => units..units,
         };
@@ -158,16 +195,16 @@ impl ShardLayout {
     /// instead, ranks with little memory would deadlock.
     pub fn consumption_order(&self, bucket: BucketId, position: Position) -> Vec<ChunkId> {
         let chunks = self.chunks_of(bucket).map(|index| ChunkId(index as u32));
-        if self.topology == Topology::Star {
+        if self.topology_of(bucket) == Topology::Star {
             return chunks.collect();
         }
-        let mut shards: Vec<Vec<ChunkId>> = vec![Vec::new(); self.size as usize];
+        let size = self.size_of(bucket) as usize;
+        let mut shards: Vec<Vec<ChunkId>> = vec![Vec::new(); size];
         for id in chunks {
             shards[self.chunk(id).owner.index()].push(id);
         }
         let rounds = shards.iter().map(Vec::len).max().unwrap_or(0);
         // The shard that a rank begins is owned by the previous rank.
-        let size = self.size as usize;
         let around = |hop: usize| (position.index() + 2 * size - 1 - hop) % size;
         let of_round = |round: usize| (0..size).map(move |hop| (around(hop), round));
         let order = (0..rounds).flat_map(of_round);
@@ -177,34 +214,40 @@ impl ShardLayout {
     /// Returns true if the rank at a position is the first to send a chunk: its own values, with
     /// nothing added.
     pub fn is_initiator(&self, id: ChunkId, position: Position) -> bool {
-        let owner = self.chunk(id).owner;
-        match self.topology {
-            Topology::Ring => self.size > 1 && position == self.next(owner),
+        let Chunk { bucket, owner, .. } = *self.chunk(id);
+        match self.topology_of(bucket) {
+            Topology::Ring => self.size_of(bucket) > 1 && position == self.next(bucket, owner),
             Topology::Star => position != owner,
         }
     }
 
-    /// Returns the maximum number of messages that the rank at a position receives in one
+    /// Returns the maximum number of messages that the rank at these positions receives in one
     /// exchange, over both phases: a bound for its mailbox, which must hold twice as many where
     /// ranks may already be in the next exchange.
-    pub fn messages_max(&self, position: Position) -> usize {
-        let (chunks, others) = (self.chunks.len(), self.size as usize - 1);
-        match self.topology {
-            _ if others == 0 => 0,
-            Topology::Ring => 2 * chunks,
-            Topology::Star if position.index() == 0 => others * chunks,
-            Topology::Star => chunks,
-        }
+    pub fn messages_max(&self, positions: impl Into<Positions>) -> usize {
+        let positions = positions.into();
+        let of_bucket = |bucket: BucketId| {
+            let (chunks, others) = (self.chunks_of(bucket).len(), self.size_of(bucket) - 1);
+            match (self.topology_of(bucket), positions.of(bucket)) {
+                (_, None) => 0,
+                _ if others == 0 => 0,
+                (Topology::Ring, _) => 2 * chunks,
+                (Topology::Star, Some(Position(0))) => others as usize * chunks,
+                (Topology::Star, _) => chunks,
+            }
+        };
+        (0..self.buckets() as u32).map(BucketId).map(of_bucket).sum()
     }
 
-    /// Returns the position after another one in the ring.
-    pub fn next(&self, position: Position) -> Position {
-        Position((position.0 + 1) % self.size)
+    /// Returns the position after another one in the ring of a bucket's group.
+    pub fn next(&self, bucket: BucketId, position: Position) -> Position {
+        Position((position.0 + 1) % self.size_of(bucket))
     }
 
-    /// Returns the position before another one in the ring.
-    pub fn previous(&self, position: Position) -> Position {
-        Position((position.0 + self.size - 1) % self.size)
+    /// Returns the position before another one in the ring of a bucket's group.
+    pub fn previous(&self, bucket: BucketId, position: Position) -> Position {
+        let size = self.size_of(bucket);
+        Position((position.0 + size - 1) % size)
     }
 }
 

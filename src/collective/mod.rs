@@ -2,6 +2,7 @@
 //! and the order of additions. They hold no values, do no IO and use no clock; the caller moves
 //! the bytes.
 
+mod bucket_groups;
 pub mod cost;
 mod error;
 pub mod exchange;
@@ -9,9 +10,10 @@ pub mod group;
 pub mod layout;
 pub mod rooted;
 
+pub use bucket_groups::{BucketGroups, Positions};
 pub use cost::CommCost;
 pub use error::ExchangeError;
 pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
 pub use group::{Member, RankGroup, RankGroupError};
-pub use layout::{Chunk, ShardLayout, Topology};
+pub use layout::{Chunk, LaidOutBucket, ShardLayout, Topology};
 pub use rooted::RootedStep;

@@ -7,7 +7,7 @@ use super::add::add_assign;
 use super::{BufferPool, Element, PooledBuffer, SharedBuffer};
 use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
 use crate::collective::{
-    Action, Chunk, CollectiveKind, Event, Exchange, ExchangeError, ShardLayout,
+    Action, Chunk, CollectiveKind, Event, Exchange, ExchangeError, Positions, ShardLayout,
 };
 
 /// Message from one rank of a group to another: the values of one chunk in one phase.
@@ -134,24 +134,25 @@ pub struct ExchangeDriver<T: Element = f32> {
 impl<T: Element> ExchangeDriver<T> {
     /// Creates an exchange driver at the start of both phases, with a buffer pool of its own;
     /// `window` is that of [`Exchange::new`].
-    pub fn new(layout: Arc<ShardLayout>, position: Position, window: usize) -> Self {
+    pub fn new(layout: Arc<ShardLayout>, positions: impl Into<Positions>, window: usize) -> Self {
         // Buffers of the sums that a rank begins, and as many again on their way back.
         let free_max = (2 * window + 2) * layout.buckets().max(1);
-        Self::with_pool(layout, position, window, BufferPool::new(free_max))
+        Self::with_pool(layout, positions, window, BufferPool::new(free_max))
     }
 
     /// Creates an exchange driver as [`Self::new`] does, with buffers of a pool that may have
     /// other users.
     pub fn with_pool(
         layout: Arc<ShardLayout>,
-        position: Position,
+        positions: impl Into<Positions>,
         window: usize,
         pool: BufferPool<T>,
     ) -> Self {
+        let positions = positions.into();
         let held = layout.chunks.iter().map(|_| None).collect();
-        let ahead_max = layout.messages_max(position);
+        let ahead_max = layout.messages_max(positions.clone());
         Self {
-            exchange: Exchange::new(layout, position, window),
+            exchange: Exchange::new(layout, positions, window),
             pool,
             is_chained: false,
             round: Round::default(),
@@ -315,7 +316,10 @@ impl<T: Element> ExchangeDriver<T> {
                             MessageValues::Final(self.final_values(chunk, io)?)
                         }
                     };
-                    let (from, round) = (self.exchange.position(), self.round);
+                    let bucket = self.exchange.layout().chunk(chunk).bucket;
+                    let not_held = ExchangeError::NotHeld { id: chunk };
+                    let from = self.exchange.position(bucket).ok_or(not_held)?;
+                    let round = self.round;
                     io.send(to, Message { kind, chunk, from, round, payload })?;
                 }
                 Action::Accumulate { chunk, from } => self.accumulate(chunk, from, io)?,

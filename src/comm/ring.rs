@@ -10,7 +10,7 @@ use super::{
     Addition, BufferPool, Closed, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer,
 };
 use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
-use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, ShardLayout};
+use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Positions, ShardLayout};
 
 impl From<ExchangeError> for Closed {
     /// Returns the reason with which a ring thread ends after the error.
@@ -37,19 +37,24 @@ pub enum RingMsg<R> {
 /// ranks in one round, because all ranks have ended a round before the next one begins; the rank's
 /// own values, twice because there are two collectives; a sum that the device has added; and the
 /// restart.
-pub fn ring_inbox_max(layout: &ShardLayout, position: Position) -> usize {
-    layout.messages_max(position) + 2 * layout.chunks.len() + 2
+pub fn ring_inbox_max(layout: &ShardLayout, positions: impl Into<Positions>) -> usize {
+    layout.messages_max(positions) + 2 * layout.chunks.len() + 2
 }
 
 /// Returns the most bytes that the buffer pool of a ring thread takes in a training step: buffers
 /// for the partial sums that begin here, or, later in the step, for the final values of the
 /// chunks that this rank owns. Every buffer may be of the longest chunk, because buffers are used
 /// again. The partial sums that wait at the server of a star are in the pools of their senders.
-pub fn ring_pool_bytes_max(layout: &ShardLayout, position: Position) -> usize {
-    let ids = (0..layout.chunks.len() as u32).map(ChunkId);
-    let begun = ids.clone().filter(|id| layout.is_initiator(*id, position)).count();
-    let owned = ids.filter(|id| layout.chunk(*id).owner == position).count();
-    let longest = layout.chunks.iter().map(|chunk| chunk.range.len()).max().unwrap_or(0);
+pub fn ring_pool_bytes_max(layout: &ShardLayout, positions: impl Into<Positions>) -> usize {
+    let positions = positions.into();
+    // A bucket that only one rank holds does not travel.
+    let held = (0..layout.chunks.len() as u32).map(ChunkId).filter_map(|id| {
+        let bucket = layout.chunk(id).bucket;
+        positions.of(bucket).filter(|_| layout.size_of(bucket) > 1).map(|own| (id, own))
+    });
+    let begun = held.clone().filter(|(id, own)| layout.is_initiator(*id, *own)).count();
+    let owned = held.clone().filter(|(id, own)| layout.chunk(*id).owner == *own).count();
+    let longest = held.map(|(id, _)| layout.chunk(id).range.len()).max().unwrap_or(0);
     begun.max(owned).saturating_mul(longest).saturating_mul(size_of::<f32>())
 }
 
@@ -136,11 +141,11 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
     /// are, without an update in between: an all-reduce.
     pub fn new(
         layout: Arc<ShardLayout>,
-        position: Position,
+        positions: impl Into<Positions>,
         window: usize,
         is_chained: bool,
     ) -> Self {
-        let exchange = ExchangeDriver::new(layout, position, window);
+        let exchange = ExchangeDriver::new(layout, positions, window);
         let exchange = if is_chained { exchange.into_all_reduce() } else { exchange };
         Self { exchange, readbacks: HashMap::new() }
     }

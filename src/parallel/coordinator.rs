@@ -240,6 +240,8 @@ pub fn check_interval(deadline: Nanos) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::{BucketId, ChunkId, Position};
+    use crate::parallel::GradientSquares;
 
     const ROUND: Round = Round { generation: 1, step: 7 };
     const DEADLINE: Nanos = 80;
@@ -248,9 +250,14 @@ mod tests {
         Coordinator::new(ROUND, world, DEADLINE, 1000)
     }
 
+    fn squares(rank: Rank, squares: f64) -> GradientSquares {
+        let (position, bucket, chunk) = (Position(rank.0), BucketId(0), ChunkId(rank.0));
+        GradientSquares { position, bucket, chunk, squares, not_finite: 0 }
+    }
+
     fn vote(rank: u32) -> Vote {
         let rank = Rank(rank);
-        Vote { round: ROUND, rank, loss: 2.0, count: 1.0, sum_squares: 4.0, not_finite: 0 }
+        Vote { round: ROUND, rank, loss: 2.0, count: 1.0, gradients: vec![squares(rank, 4.0)] }
     }
 
     fn announced(decision: Decision) -> Option<Announcement> {
@@ -278,7 +285,8 @@ mod tests {
     #[test]
     fn one_value_that_is_not_finite_skips_for_all() {
         let mut coordinator = coordinator(2);
-        coordinator.vote(1001, Vote { not_finite: 1, ..vote(1) }).unwrap();
+        let bad = GradientSquares { not_finite: 1, ..squares(Rank(1), 4.0) };
+        coordinator.vote(1001, Vote { gradients: vec![bad], ..vote(1) }).unwrap();
         let last = coordinator.vote(1002, vote(0)).unwrap().unwrap();
         assert!(matches!(last.decision, Decision::Verdict(Verdict::Skip { .. })), "{last:?}");
     }

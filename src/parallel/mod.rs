@@ -25,4 +25,4 @@ pub use program::{
 };
 pub use schedule::{PipelineShape, Schedule, StagePass, StageWork};
 pub use token::{Operation, Token};
-pub use verdict::{Verdict, Vote};
+pub use verdict::{GradientSquares, Verdict, Vote};

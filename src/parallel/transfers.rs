@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::verdict::{Verdict, Vote};
+use super::verdict::{GradientSquares, Verdict, Vote};
 use super::{Event, ReduceSite, StepError, Token};
 use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
-use crate::collective::{Chunk, Collective, CollectiveKind, ShardLayout};
+use crate::collective::{Chunk, Collective, CollectiveKind, Positions, ShardLayout};
 use crate::graph::BucketTensor;
 
 /// Readback of a rank's own values of one chunk.
@@ -106,7 +106,7 @@ pub fn device_inbox_max(layout: &ShardLayout) -> usize {
 #[derive(Debug)]
 pub struct PeerTransfers {
     layout: Arc<ShardLayout>,
-    position: Position,
+    positions: Positions,
     reduce_site: ReduceSite,
     gathers: BucketTensor,
     round: Round,
@@ -121,18 +121,18 @@ pub struct PeerTransfers {
 }
 
 impl PeerTransfers {
-    /// Creates the transfers of the rank at `position`. Final values that other ranks own are
+    /// Creates the transfers of the rank at `positions` of the groups. Final values that other ranks own are
     /// written to `gathers`: parameters, or gradients where they are all-reduced.
     pub fn new(
         layout: Arc<ShardLayout>,
-        position: Position,
+        positions: impl Into<Positions>,
         reduce_site: ReduceSite,
         gathers: BucketTensor,
     ) -> Self {
         let (round, reads, sums) = Default::default();
-        let is_discarded = false;
+        let (is_discarded, positions) = (false, positions.into());
         let mut transfers =
-            Self { layout, position, reduce_site, gathers, round, is_discarded, reads, sums };
+            Self { layout, positions, reduce_site, gathers, round, is_discarded, reads, sums };
         transfers.restart(round);
         transfers
     }
@@ -160,7 +160,8 @@ impl PeerTransfers {
     /// Returns the transfers that begin this rank's part in a collective, in order: chunks are
     /// read back as the ring consumes them ([`ShardLayout::consumption_order`]).
     pub fn start(&mut self, collective: Collective) -> Vec<LocalTransfer> {
-        let order = self.layout.consumption_order(collective.bucket, self.position);
+        let Some(own) = self.positions.of(collective.bucket) else { return Vec::new() };
+        let order = self.layout.consumption_order(collective.bucket, own);
         self.start_in_order(collective.kind, order)
     }
 
@@ -184,7 +185,7 @@ impl PeerTransfers {
         let is_read = match (kind, self.reduce_site) {
             (CollectiveKind::AllGather, _) if !self.owns(chunk) => return None,
             // Without other ranks, nobody needs the final values.
-            (CollectiveKind::AllGather, _) => self.layout.size > 1,
+            (CollectiveKind::AllGather, _) => self.is_shared(chunk),
             (CollectiveKind::ReduceScatter, ReduceSite::Host) => true,
             (CollectiveKind::ReduceScatter, ReduceSite::Device) => !self.is_added_to(chunk),
         };
@@ -275,42 +276,59 @@ impl PeerTransfers {
     }
 
     fn is_known(&self, chunk: ChunkId) -> bool {
-        chunk.index() < self.layout.chunks.len()
+        chunk.index() < self.layout.chunks.len() && self.own(chunk).is_some()
     }
 
     fn owns(&self, chunk: ChunkId) -> bool {
-        self.is_known(chunk) && self.layout.chunk(chunk).owner == self.position
+        self.is_known(chunk) && self.own(chunk) == Some(self.layout.chunk(chunk).owner)
+    }
+
+    /// Returns this rank's position in the group of a chunk's bucket.
+    fn own(&self, chunk: ChunkId) -> Option<Position> {
+        self.positions.of(self.layout.chunk(chunk).bucket)
+    }
+
+    /// Returns true if other ranks hold the chunk too.
+    fn is_shared(&self, chunk: ChunkId) -> bool {
+        self.layout.size_of(self.layout.chunk(chunk).bucket) > 1
     }
 
     /// Returns true if a partial sum of the chunk arrives at this rank.
     fn is_added_to(&self, chunk: ChunkId) -> bool {
-        self.layout.size > 1 && !self.layout.is_initiator(chunk, self.position)
+        let adds = |own: Position| !self.layout.is_initiator(chunk, own);
+        self.is_shared(chunk) && self.own(chunk).is_some_and(adds)
     }
 
     fn require(&self, is_due: bool, what: &'static str, chunk: ChunkId) -> Result<(), StepError> {
         if is_due { Ok(()) } else { Err(StepError::UnexpectedChunk { what, chunk }) }
     }
 
-    /// Completes a vote with the round and with the norms of the gradient sums that this rank
-    /// owns. They are summed in the order of chunks, so that the result does not depend on the
-    /// timing of ranks.
+    /// Completes a vote with the round and with the squares of the gradient sums that this rank
+    /// owns of the buckets that others hold too.
     ///
     /// # Errors
     /// Returns [`StepError::MissingSum`] if a sum has not arrived.
     pub fn complete_vote(&self, vote: Vote) -> Result<Vote, StepError> {
-        let (mut sum_squares, mut not_finite) = (0.0, 0);
-        for (index, sum) in self.sums.iter().enumerate() {
-            let chunk = ChunkId(index as u32);
-            match sum {
-                Some((squares, bad)) => {
-                    sum_squares += squares;
-                    not_finite += bad;
+        let mut vote = Vote { round: self.round, ..vote };
+        let is_voted = |bucket: BucketId| vote.gradients.iter().any(|of| of.bucket == bucket);
+        let mut summed = Vec::new();
+        for (index, (sum, chunk)) in self.sums.iter().zip(&self.layout.chunks).enumerate() {
+            let (id, bucket) = (ChunkId(index as u32), chunk.bucket);
+            match *sum {
+                Some((squares, not_finite)) => {
+                    let position = chunk.owner;
+                    let of = GradientSquares { position, bucket, chunk: id, squares, not_finite };
+                    summed.push(of);
                 }
-                None if self.owns(chunk) => return Err(StepError::MissingSum { chunk }),
+                // The device has summed the squares of buckets that do not travel.
+                None if self.owns(id) && !is_voted(bucket) => {
+                    return Err(StepError::MissingSum { chunk: id });
+                }
                 None => {}
             }
         }
-        Ok(Vote { round: self.round, sum_squares, not_finite, ..vote })
+        vote.gradients.extend(summed);
+        Ok(vote)
     }
 }
 
@@ -342,7 +360,7 @@ mod tests {
 
     fn vote() -> Vote {
         let (loss, count) = (3.0, 2.0);
-        Vote { round: FIRST, rank: Rank(0), loss, count, sum_squares: 0.0, not_finite: 0 }
+        Vote { round: FIRST, rank: Rank(0), loss, count, gradients: Vec::new() }
     }
 
     #[test]
@@ -427,7 +445,14 @@ mod tests {
             assert!(matches!(transfers.handle(sum(chunk)), Ok(Response::Write { .. })));
         }
         assert_eq!(transfers.handle(sum(0)), unexpected("a sum", 0));
-        let expected = Vote { sum_squares: 8.0, not_finite: 2, ..vote() };
+        let of = |chunk: u32| GradientSquares {
+            position: Position(0),
+            bucket: BUCKET,
+            chunk: ChunkId(chunk),
+            squares: 4.0,
+            not_finite: 1,
+        };
+        let expected = Vote { gradients: vec![of(0), of(1)], ..vote() };
         assert_eq!(transfers.complete_vote(vote()), Ok(expected));
     }
 

@@ -1,6 +1,6 @@
 //! Votes of the ranks at the end of a step, and the verdict that follows from them.
 
-use crate::base::{Rank, Round};
+use crate::base::{BucketId, ChunkId, Position, Rank, Round};
 
 /// Vote of one rank on its share of a step. Its values are sums, so that shares of any size add
 /// up.
@@ -11,10 +11,31 @@ pub struct Vote {
     /// Sum of the losses over `count` targets.
     pub loss: f64,
     pub count: f64,
-    /// Sum of squares of the gradient sums that this rank contributes to the norm.
-    pub sum_squares: f64,
-    /// Gradient elements that are not finite.
+    /// Squares of the gradient sums that this rank contributes to the norm.
+    pub gradients: Vec<GradientSquares>,
+}
+
+/// Sum of squares of gradient sums: of one chunk, or of a whole bucket, which counts as its first
+/// chunk. Ordered as norms are summed, so that the result does not depend on which rank has which
+/// bucket: first those of the owners at position 0 of their groups, in the order of buckets and
+/// chunks, then those of the owners at position 1, and so on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GradientSquares {
+    /// Position of the rank that owns the chunk.
+    pub position: Position,
+    pub bucket: BucketId,
+    pub chunk: ChunkId,
+    pub squares: f64,
+    /// Gradient sums that are not finite.
     pub not_finite: u64,
+}
+
+/// Returns the sum of squares over all gradients: by position, then over the positions.
+fn sum_of_squares(gradients: &mut [&GradientSquares]) -> f64 {
+    gradients.sort_by_key(|of| (of.position, of.bucket, of.chunk));
+    let positions = gradients.chunk_by(|one, next| one.position == next.position);
+    let of_position = |of: &[&GradientSquares]| of.iter().fold(0.0, |sum, of| sum + of.squares);
+    positions.map(of_position).sum()
 }
 
 /// Verdict on a step, the same on all ranks.
@@ -52,12 +73,14 @@ impl Verdict {
         ordered.sort_by_key(|vote| vote.rank);
         let sum = |value: fn(&Vote) -> f64| ordered.iter().map(|vote| value(vote)).sum::<f64>();
         let count = sum(|vote| vote.count);
+        let mut gradients: Vec<&GradientSquares> =
+            ordered.iter().flat_map(|vote| &vote.gradients).collect();
         let totals = Totals {
             loss: sum(|vote| vote.loss) / count,
             count,
-            gradient_norm: sum(|vote| vote.sum_squares).sqrt() / count,
+            gradient_norm: sum_of_squares(&mut gradients).sqrt() / count,
         };
-        let not_finite = ordered.iter().any(|vote| vote.not_finite > 0);
+        let not_finite = gradients.iter().any(|of| of.not_finite > 0);
         let reason = if count == 0.0 {
             Some(SkipReason::NothingCounted)
         } else if !totals.loss.is_finite() {
@@ -94,9 +117,14 @@ impl std::fmt::Display for SkipReason {
 mod tests {
     use super::*;
 
+    fn squares(position: u32, chunk: u32, squares: f64) -> GradientSquares {
+        let (position, bucket) = (Position(position), BucketId(chunk / 2));
+        GradientSquares { position, bucket, chunk: ChunkId(chunk), squares, not_finite: 0 }
+    }
+
     fn vote(rank: u32, loss: f64, count: f64) -> Vote {
-        let (round, rank) = (Round::default(), Rank(rank));
-        Vote { round, rank, loss, count, sum_squares: 4.0 * count, not_finite: 0 }
+        let gradients = vec![squares(rank, 0, 4.0 * count)];
+        Vote { round: Round::default(), rank: Rank(rank), loss, count, gradients }
     }
 
     #[test]
@@ -109,12 +137,37 @@ mod tests {
     }
 
     #[test]
+    fn squares_are_summed_by_position_in_the_order_of_chunks_whoever_has_them() {
+        let values = [1e17, 0.2, 0.3, 1e-17, -1e17, 7.0, 3.3];
+        let of = |index: usize| squares(index as u32 % 2, index as u32, values[index]);
+        let sum_from = |parts: &[&[usize]]| {
+            let vote = |(rank, part): (usize, &&[usize])| Vote {
+                gradients: part.iter().copied().map(of).collect(),
+                ..vote(rank as u32, 1.0, 1.0)
+            };
+            let votes: Vec<Vote> = parts.iter().enumerate().map(vote).collect();
+            let verdict = Verdict::from_votes(&votes);
+            let totals = verdict.totals();
+            (totals.gradient_norm * totals.count).to_bits()
+        };
+        let even = ((1e17 + 0.3) - 1e17) + 3.3;
+        let odd = (0.2 + 1e-17) + 7.0;
+        let expected = f64::sqrt(even + odd);
+        let expected = (expected / 2.0 * 2.0).to_bits();
+        assert_eq!(sum_from(&[&[0, 2, 4, 6], &[1, 3, 5]]), expected);
+        assert_eq!(sum_from(&[&[6, 5, 0], &[4, 3, 2, 1]]), expected);
+        let in_another_order = f64::sqrt(values.iter().sum::<f64>());
+        assert_ne!(expected, in_another_order.to_bits(), "the order shows");
+    }
+
+    #[test]
     fn one_bad_value_anywhere_skips_for_all() {
         let skipped = |votes: &[Vote]| match Verdict::from_votes(votes) {
             Verdict::Skip { reason, .. } => Some(reason),
             Verdict::Commit(_) => None,
         };
-        let bad = Vote { not_finite: 1, ..vote(1, 1.0, 1.0) };
+        let bad = GradientSquares { not_finite: 1, ..squares(1, 0, 1.0) };
+        let bad = Vote { gradients: vec![bad], ..vote(1, 1.0, 1.0) };
         assert_eq!(skipped(&[vote(0, 1.0, 1.0), bad]), Some(SkipReason::GradientNotFinite));
         assert_eq!(skipped(&[vote(0, f64::NAN, 1.0)]), Some(SkipReason::LossNotFinite));
         assert_eq!(skipped(&[vote(0, 0.0, 0.0)]), Some(SkipReason::NothingCounted));

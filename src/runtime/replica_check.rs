@@ -17,8 +17,8 @@ pub struct ReplicaMismatch {
     pub what: String,
 }
 
-/// Compares the parameters of all ranks; with `repair`, overwrites those that differ. The
-/// reference value is that of the majority; without a majority, that of the owner, which is the
+/// Compares the parameters of each bucket on all ranks that hold it; with `repair`, overwrites those
+/// that differ. The reference value is that of the majority; without a majority, that of the owner, which is the
 /// rank that updates it.
 ///
 /// # Errors
@@ -41,7 +41,9 @@ pub fn compare(
     })?;
     let mut found: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     for bucket in buckets.map(BucketId) {
-        let of_bucket: Vec<u64> = hashes.iter().map(|of_rank| of_rank[bucket.index()]).collect();
+        let holders = group.groups().of(bucket).iter();
+        let of_bucket: Vec<u64> =
+            holders.map(|(_, rank)| hashes[rank.index()][bucket.index()]).collect();
         if of_bucket.iter().all(|hash| *hash == of_bucket[0]) {
             continue;
         }
@@ -55,7 +57,8 @@ pub fn compare(
         .collect())
 }
 
-/// Returns the differing tensors per rank in a bucket whose hashes differ.
+/// Returns the differing tensors per rank in a bucket whose hashes, by position in its group,
+/// differ.
 fn differences(
     group: &WorkerGroup,
     plan: &Plan,
@@ -66,15 +69,17 @@ fn differences(
     let read = move |_: Rank, device: &mut dyn Executor| {
         device.read_bank(BucketTensor::Parameters, bucket)
     };
-    let held = group.run_on_all("reading the parameters", read)?;
+    let members = group.groups().of(bucket).clone();
+    let mut held = group.run_on_all("reading the parameters", read)?;
+    let held: Vec<Vec<f32>> =
+        members.iter().map(|(_, rank)| std::mem::take(&mut held[rank.index()])).collect();
     let truth = majority(group, bucket, &held);
     let mut found = Vec::new();
-    for (rank, values) in held.iter().enumerate() {
+    for ((_, rank), values) in members.iter().zip(&held) {
         let tensors = differing(plan, bucket, values, &truth.values);
         if tensors.is_empty() {
             continue;
         }
-        let rank = Rank(rank as u32);
         let believed =
             if truth.is_voted { "" } else { " from those of the device that updates them" };
         found.push((rank, format!("{}{believed}", tensors.join(", "))));
@@ -92,8 +97,9 @@ fn differences(
         // trusted, whichever of the two is wrong.
         let most = most_common(hashes.iter().copied());
         let what = format!("the hash of {bucket} differs, though what is read back does not");
-        let odd = (0..).zip(hashes).filter(|(_, hash)| Some(**hash) != most.map(|(most, _)| most));
-        found.extend(odd.map(|(rank, _)| (Rank(rank), what.clone())));
+        let ranks = members.iter().map(|(_, rank)| rank).zip(hashes);
+        let odd = ranks.filter(|(_, hash)| Some(**hash) != most.map(|(most, _)| most));
+        found.extend(odd.map(|(rank, _)| (rank, what.clone())));
     }
     Ok(found)
 }
@@ -117,8 +123,9 @@ struct Majority {
 
 fn majority(group: &WorkerGroup, bucket: BucketId, held: &[Vec<f32>]) -> Majority {
     let owner_of = |index: usize| {
-        let owns = |at: &(Position, Rank)| group.layout().shard(bucket, at.0).contains(&index);
-        group.members().iter().find(owns).map_or(0, |(_, rank)| rank.index())
+        let mut positions = group.groups().of(bucket).iter().map(|(position, _)| position);
+        let owns = |at: &Position| group.layout().shard(bucket, *at).contains(&index);
+        positions.find(owns).map_or(0, Position::index)
     };
     let mut is_voted = true;
     let pick = |index: usize| {

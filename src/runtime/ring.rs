@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::messages::{DriverMsg, RankRingMsg};
 use crate::base::{ChunkId, Position, Rank, Round};
-use crate::collective::{Chunk, Collective, RankGroup, ShardLayout};
+use crate::collective::{BucketGroups, Chunk, Collective, ShardLayout};
 use crate::comm::{
     BufferPool, Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput,
     RingWorker, SharedBuffer,
@@ -25,9 +25,8 @@ const WINDOW: usize = 4;
 /// Mailboxes and settings of a ring thread.
 pub struct RingChannels {
     pub rank: Rank,
-    /// Ranks that hold the buckets of the layout, and this rank's position among them.
-    pub members: RankGroup,
-    pub position: Position,
+    /// Ranks that hold each bucket of the layout.
+    pub groups: BucketGroups,
     pub layout: Arc<ShardLayout>,
     pub inbox: Mailbox<RankRingMsg>,
     /// Mailboxes of all ranks' ring threads, by rank.
@@ -43,7 +42,8 @@ pub struct RingChannels {
 /// Starts a ring thread, which ends when its mailbox is closed; also returns its buffer pool.
 pub fn start(channels: RingChannels) -> std::io::Result<(thread::JoinHandle<()>, BufferPool<f32>)> {
     let (layout, is_chained) = (channels.layout.clone(), channels.is_chained);
-    let worker = RingWorker::new(layout, channels.position, WINDOW, is_chained);
+    let positions = channels.groups.positions(channels.rank);
+    let worker = RingWorker::new(layout, positions, WINDOW, is_chained);
     let pool = worker.pool().clone();
     let name = format!("ring of {}", channels.rank);
     let (driver, ring) = (channels.driver.clone(), channels.inbox.clone());
@@ -109,7 +109,7 @@ impl RingOutput for RingChannels {
     }
 
     fn send(&mut self, to: Position, message: Message) -> Result<(), Closed> {
-        let to = self.members.rank(to);
+        let to = self.groups.of(self.layout.chunk(message.chunk).bucket).rank(to);
         Ok(self.rings[to.index()].send(RingMsg::Message(message))?)
     }
 

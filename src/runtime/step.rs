@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::peers::{TraceTracks, defect};
 use crate::base::rng::Key;
-use crate::base::{BucketId, HostTensor, Rank, Round, SegmentId, TensorId};
+use crate::base::{BucketId, ChunkId, HostTensor, Position, Rank, Round, SegmentId, TensorId};
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
@@ -14,7 +14,7 @@ use crate::faults::{Fault, Faults, Point};
 use crate::graph::{PassKind, Update, UpdateRange};
 use crate::kernels::RandomContext;
 use crate::parallel::{
-    Action, Event, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
+    Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
 };
 
 /// Inputs of one micro-batch.
@@ -249,13 +249,19 @@ impl<'a> Performer<'a> {
         self.busy = sums.busy;
         self.inject_fault(Point::Verdict)?;
         self.awaited = None;
+        let of_bucket = |(bucket, &(squares, not_finite)): (usize, &(f64, u64))| GradientSquares {
+            position: Position(0),
+            bucket: BucketId(bucket as u32),
+            chunk: ChunkId(0),
+            squares,
+            not_finite,
+        };
         let vote = Vote {
             round: self.input.round,
             rank: self.input.rank,
             loss: sums.loss,
             count: sums.count,
-            sum_squares: sums.gradients.iter().map(|(squares, _)| squares).sum(),
-            not_finite: sums.gradients.iter().map(|(_, bad)| bad).sum(),
+            gradients: sums.gradients.iter().enumerate().map(of_bucket).collect(),
         };
         self.peers.vote(self.device, vote)
     }

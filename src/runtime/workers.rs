@@ -15,8 +15,8 @@ use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::peers::{RingPeers, TraceTracks, WaitStatus};
 use super::ring::RingChannels;
 use super::step::{NoPeers, Peers, StepInput, StepReport};
-use crate::base::{Nanos, Position, Rank, Round};
-use crate::collective::{RankGroup, ShardLayout, Topology};
+use crate::base::{Nanos, Rank, Round};
+use crate::collective::{BucketGroups, ShardLayout, Topology};
 use crate::comm::{BufferPool, Mailbox, RingMsg, ring_inbox_max};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor};
@@ -59,8 +59,8 @@ pub struct WorkerGroupOptions {
 pub struct WorkerGroup {
     workers: Vec<Worker>,
     inbox: Mailbox<CoordinatorMsg>,
-    /// Ranks that hold the buckets: all of them.
-    members: RankGroup,
+    /// Ranks that hold each bucket.
+    groups: BucketGroups,
     layout: Arc<ShardLayout>,
     /// Failure after which no further step is possible.
     broken: Option<(Rank, DeviceError)>,
@@ -76,33 +76,32 @@ pub fn layout(plan: &Plan, topology: Topology, world: usize, chunk_bytes: usize)
 }
 
 impl WorkerGroup {
-    /// Starts a worker group of device threads; the position of each is its rank. A single device
-    /// needs no ring thread.
+    /// Starts a worker group of device threads, whose order is that of ranks. Each bucket of
+    /// `layout` is held by the ranks of its group. A single device needs no ring thread.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a thread cannot be started.
     pub fn start(
         drivers: Vec<DeviceThread>,
         layout: ShardLayout,
+        groups: BucketGroups,
         options: &WorkerGroupOptions,
     ) -> Result<Self, RuntimeError> {
         let (layout, world) = (Arc::new(layout), drivers.len());
-        let members = RankGroup::all(world as u32);
         // Per rank its vote and its end.
         let inbox = Mailbox::new(2 * world + 2);
-        let ring_inbox = |position| Mailbox::new(ring_inbox_max(&layout, position));
-        let rings: Arc<[Mailbox<RankRingMsg>]> =
-            members.iter().map(|(position, _)| ring_inbox(position)).collect();
+        let ring_inbox = |rank| Mailbox::new(ring_inbox_max(&layout, groups.positions(Rank(rank))));
+        let rings: Arc<[Mailbox<RankRingMsg>]> = (0..world as u32).map(ring_inbox).collect();
         let mut group = Self {
             workers: Vec::new(),
             inbox,
-            members: members.clone(),
+            groups,
             layout,
             broken: None,
             round: Round::default(),
         };
-        for (member, driver) in members.iter().zip(drivers) {
-            let worker = group.spawn_worker(member, driver, &rings, options)?;
+        for (rank, driver) in drivers.into_iter().enumerate() {
+            let worker = group.spawn_worker(Rank(rank as u32), driver, &rings, options)?;
             group.workers.push(worker);
         }
         Ok(group)
@@ -110,7 +109,7 @@ impl WorkerGroup {
 
     fn spawn_worker(
         &self,
-        (position, rank): (Position, Rank),
+        rank: Rank,
         driver: DeviceThread,
         rings: &Arc<[Mailbox<RankRingMsg>]>,
         options: &WorkerGroupOptions,
@@ -127,8 +126,7 @@ impl WorkerGroup {
         }
         let channels = RingChannels {
             rank,
-            members: self.members.clone(),
-            position,
+            groups: self.groups.clone(),
             layout: self.layout.clone(),
             inbox: ring.clone(),
             rings: rings.clone(),
@@ -151,8 +149,9 @@ impl WorkerGroup {
             false => BucketTensor::Parameters,
         };
         let layout = self.layout.clone();
+        let positions = self.groups.positions(rank);
         let peers = RingPeers {
-            transfers: PeerTransfers::new(layout.clone(), position, reduce_site, gathers),
+            transfers: PeerTransfers::new(layout.clone(), positions, reduce_site, gathers),
             layout,
             ring: ring.clone(),
             inbox: inbox.clone(),
@@ -173,6 +172,7 @@ impl WorkerGroup {
         Self::start(
             vec![driver],
             ShardLayout::new(Topology::Ring, 1, &[], 1, 1),
+            BucketGroups::all(1, 0),
             &Default::default(),
         )
     }
@@ -215,9 +215,9 @@ impl WorkerGroup {
         broken.map_or(Ok(()), |(rank, error)| Err(self.error(rank, error)))
     }
 
-    /// Returns the ranks that hold the buckets.
-    pub fn members(&self) -> &RankGroup {
-        &self.members
+    /// Returns the ranks that hold each bucket.
+    pub fn groups(&self) -> &BucketGroups {
+        &self.groups
     }
 
     /// Returns the shard layout of the buckets.

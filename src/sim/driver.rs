@@ -311,7 +311,7 @@ impl<'a> Simulation<'a> {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         let (round, (loss, count)) =
             (virtual_rank.driver.transfers.round(), virtual_rank.device.model.loss());
-        let vote = Vote { round, rank, loss, count, sum_squares: 0.0, not_finite: 0 };
+        let vote = Vote { round, rank, loss, count, gradients: Vec::new() };
         virtual_rank.driver.waits_for = "the verdict".into();
         match virtual_rank.driver.transfers.complete_vote(vote) {
             Ok(vote) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::error::TrainError;
-use crate::base::{BucketId, ParamId, Rank};
+use crate::base::{BucketId, ParamId, Position};
 use crate::checkpoint::{CheckpointError, NamedTensor};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor};
@@ -34,35 +34,23 @@ fn read_bucket(
     Err(DeviceError::ReadBack { adapter: device.name().to_string(), what })
 }
 
-/// Reads every parameter in one bank, in the model's order. The device must hold the whole bank.
+/// Reads the parameters of a worker group, in the model's order: each bucket from the first rank
+/// that holds it, since all that do hold the same. `plan` is that of any rank.
 ///
 /// # Errors
-/// Returns `DeviceError` if the device fails, or if the values read back are not those that it
+/// Returns `TrainError` if a device fails, or if the values read back are not those that it
 /// holds.
-pub fn read(
-    device: &mut dyn Executor,
-    bank: BucketTensor,
-) -> Result<Vec<NamedTensor>, DeviceError> {
-    let buckets = read_buckets(device, bank)?;
-    Ok(tensors(device.plan(), buckets))
-}
-
-/// Reads the device's part of every bucket of a bank.
-fn read_buckets(
-    device: &mut dyn Executor,
-    bank: BucketTensor,
-) -> Result<Vec<Vec<f32>>, DeviceError> {
-    let buckets = 0..device.plan().buckets.len() as u32;
-    buckets.map(|bucket| read_bucket(device, bank, BucketId(bucket))).collect()
-}
-
-/// Cuts whole buckets into parameters, in the model's order. Each bucket is freed before the next
-/// one is copied.
-fn tensors(plan: &Plan, buckets: Vec<Vec<f32>>) -> Vec<NamedTensor> {
-    let of_bucket = |(bucket, values): (usize, Vec<f32>)| {
-        bucket_tensors(plan, BucketId(bucket as u32), &values)
-    };
-    in_order(buckets.into_iter().enumerate().flat_map(of_bucket).collect())
+pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
+    let mut tensors = Vec::new();
+    for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
+        let rank = group.groups().of(bucket).rank(Position(0));
+        let read =
+            move |device: &mut dyn Executor| read_bucket(device, BucketTensor::Parameters, bucket);
+        let values = group.driver(rank)?.run("reading the parameters", read);
+        let values = values.map_err(|error| group.error(rank, error))?;
+        tensors.extend(bucket_tensors(plan, bucket, &values));
+    }
+    Ok(in_order(tensors))
 }
 
 /// Copies the parameters of a whole bucket out of its values.
@@ -83,27 +71,26 @@ fn in_order(mut tensors: Vec<(ParamId, NamedTensor)>) -> Vec<NamedTensor> {
     tensors.into_iter().map(|(_, tensor)| tensor).collect()
 }
 
-/// Reads the parameters and moments of a worker group, by name: the parameters from the first
-/// rank, since all ranks hold the same, and the moments from the ranks that own them. Moments are
-/// read bucket by bucket, so that the host holds little more than what is returned.
+/// Reads the parameters and moments of a worker group, by name: the parameters from the first rank
+/// that holds them, since all that do hold the same, and the moments from the ranks that own them.
+/// All are read bucket by bucket, so that the host holds little more than what is returned. `plan`
+/// is that of any rank.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, or if the values read back are not those that it
 /// holds.
 pub fn save(
     group: &WorkerGroup,
+    plan: &Plan,
     moments: usize,
 ) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>), TrainError> {
-    let read = |device: &mut dyn Executor| state_of(device, BucketTensor::Parameters);
-    let first = group.leader()?.run("reading the parameters", read);
-    let (plan, parameters) = first.map_err(|error| group.error(Rank(0), error))?;
-    let parameters = tensors(&plan, parameters);
+    let parameters = parameters(group, plan)?;
     let mut all = Vec::new();
     for moment in 0..moments {
         let mut tensors = Vec::new();
         for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-            let values = whole_moment(group, &plan, moment, bucket)?;
-            tensors.extend(bucket_tensors(&plan, bucket, &values));
+            let values = whole_moment(group, plan, moment, bucket)?;
+            tensors.extend(bucket_tensors(plan, bucket, &values));
         }
         all.push(in_order(tensors));
     }
@@ -127,15 +114,6 @@ fn whole_moment(
     Ok(whole)
 }
 
-/// Returns a device's plan and its part of a bank.
-fn state_of(
-    device: &mut dyn Executor,
-    bank: BucketTensor,
-) -> Result<(Plan, Vec<Vec<f32>>), DeviceError> {
-    let buckets = read_buckets(device, bank)?;
-    Ok((device.plan().clone(), buckets))
-}
-
 /// Writes the device's part of a bank from values by name; every parameter must be present with
 /// its shape.
 ///
@@ -153,6 +131,9 @@ fn write(
     };
     for (index, values) in buckets.iter().enumerate() {
         let bucket = BucketId(index as u32);
+        if !device.plan().holds(bucket) {
+            continue;
+        }
         let held = match bank {
             BucketTensor::Moment(_) => device.owned(bucket),
             BucketTensor::Parameters | BucketTensor::Gradients => 0..values.len(),
@@ -164,9 +145,9 @@ fn write(
 
 fn lay_out(plan: &Plan, tensors: &[NamedTensor]) -> Result<Vec<Vec<f32>>, CheckpointError> {
     let mut buckets = Vec::with_capacity(plan.buckets.len());
-    for bucket in &plan.buckets {
-        let mut values = vec![0.0; bucket.length];
-        for &(id, start) in &bucket.parameters {
+    for (bucket, is_held) in plan.buckets.iter().zip(&plan.held) {
+        let mut values = vec![0.0; if *is_held { bucket.length } else { 0 }];
+        for &(id, start) in bucket.parameters.iter().filter(|_| *is_held) {
             let parameter = &plan.graph.parameters[id.index()];
             let wanted = plan.graph.tensor(parameter.tensor).shape.dims();
             let tensor = NamedTensor::find(tensors, &parameter.name, wanted)?;
@@ -387,6 +368,7 @@ mod tests {
         let plan = Plan::new(b.finish(), PlanOptions::new(1));
         let mut device = Flipping { cpu: Cpu::fast(plan, 2), flips: None };
         initialize(&mut device, 5).unwrap();
+        let read = |device: &mut Flipping, bank| read_bucket(device, bank, BucketId(0));
         let sound = read(&mut device, BucketTensor::Parameters).unwrap();
         for at in [0, 31, 59] {
             device.flips = Some((BucketTensor::Parameters, BucketId(0), at));
@@ -399,7 +381,7 @@ mod tests {
         let error = read(&mut device, BucketTensor::Moment(1)).unwrap_err().to_string();
         assert!(error.contains("bucket 0 of moment 1"), "{error}");
         let again = read(&mut device, BucketTensor::Parameters).unwrap();
-        assert_eq!(again[0].values, sound[0].values);
+        assert_eq!(again, sound);
     }
 
     fn tensor(name: &str, shape: &[usize]) -> NamedTensor {

@@ -33,9 +33,8 @@ use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::checkpoint::NamedTensor;
-use crate::exec::BucketTensor;
 use crate::faults::Faults;
-use crate::graph::{Graph, differentiate, fuse};
+use crate::graph::{Graph, Plan, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Placement, Program, ReduceSite, Verdict};
 use crate::runtime::open;
@@ -122,6 +121,7 @@ fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
 pub struct Trainer {
     pub(super) group: WorkerGroup,
     pub(super) graph: Graph,
+    plan: Arc<Plan>,
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
     pub(super) placement: Placement,
@@ -173,7 +173,7 @@ impl Trainer {
         let seed = options.seed;
         group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
         let (graph, options) = (plan.graph.clone(), options.clone());
-        Ok(Self { group, graph, programs, placement, notes, options, step: 0, updates: 0 })
+        Ok(Self { group, graph, plan, programs, placement, notes, options, step: 0, updates: 0 })
     }
 
     /// Returns the name of the first device.
@@ -229,9 +229,7 @@ impl Trainer {
 
     /// Returns the parameters by name, in the model's order.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
-        let read =
-            |device: &mut dyn crate::exec::Executor| state::read(device, BucketTensor::Parameters);
-        Ok(self.group.leader()?.run("reading parameters", read)?)
+        state::parameters(&self.group, &self.plan)
     }
 
     /// Returns a micro-batch's rows of the values for `rows` samples, of these inputs.

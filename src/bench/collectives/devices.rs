@@ -15,7 +15,7 @@ use crate::base::{BucketId, Rank};
 use crate::bench::report::{CollectiveFigure, DeviceReport, Direction, Figure, FigureRecorder};
 use crate::bench::sample::{Effort, SamplingPlan, median};
 use crate::bench::units::size;
-use crate::collective::Topology;
+use crate::collective::{BucketGroups, Topology};
 use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{BucketTensor, Executor, Moments};
 use crate::faults::Faults;
@@ -146,9 +146,11 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
         });
         drivers.push(opened.driver);
     }
+    let groups = BucketGroups::all(layout.size, layout.buckets());
     WorkerGroup::start(
         drivers,
         layout,
+        groups,
         &WorkerGroupOptions { reduce_site, is_chained: true, ..Default::default() },
     )
 }

@@ -121,7 +121,7 @@ impl ProcessGroup {
                 driver.on_local_ready(CollectiveKind::AllGather, chunk, &mut io)?;
                 continue;
             }
-            let payload = io.channels.recv(layout.previous(position))?;
+            let payload = io.channels.recv(layout.previous(BucketId(0), position))?;
             let Some(TypedPayload::Message(message)) = T::unwrap(payload) else {
                 unreachable!("{OTHER}")
             };

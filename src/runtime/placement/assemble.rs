@@ -9,6 +9,7 @@ use super::open_ranks::{RequestedDevices, open_new, open_recorded};
 use super::shares::layout_of;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
+use crate::collective::BucketGroups;
 use crate::device::{Adapter, Selection, list_adapters, select_all, selector_of};
 use crate::exec::cpu::host_name;
 use crate::graph::Plan;
@@ -160,7 +161,8 @@ fn start_workers(
     let options =
         WorkerGroupOptions { reduce_site: reduce_sites, trace: trace.clone(), is_chained: false };
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
-    let group = WorkerGroup::start(drivers, layout, &options)?;
+    let groups = BucketGroups::all(layout.size, layout.buckets());
+    let group = WorkerGroup::start(drivers, layout, groups, &options)?;
     let placement = Placement { candidates, micro_batch_max: request.micro_batch, ranks };
     Ok(PlacedWorkers { group, plan, programs, placement, notes, trace })
 }

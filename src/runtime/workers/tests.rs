@@ -37,7 +37,8 @@ fn group(reduce_site: ReduceSite) -> WorkerGroup {
     });
     let reduce_site = vec![reduce_site; WORLD as usize];
     let options = WorkerGroupOptions { reduce_site, ..WorkerGroupOptions::default() };
-    let group = WorkerGroup::start(drivers.collect(), layout.clone(), &options).unwrap();
+    let groups = BucketGroups::all(WORLD, 1);
+    let group = WorkerGroup::start(drivers.collect(), layout.clone(), groups, &options).unwrap();
     group.run_on_all("initialization", |_, device| initialize(device, 5)).unwrap();
     group
 }
@@ -134,7 +135,7 @@ fn a_queue_beyond_its_bound_ends_the_step_and_the_run() {
     let mut group = group(ReduceSite::Host);
     let rank = Rank(0);
     let round = Round::default();
-    let vote = || Vote { round, rank, loss: 0.0, count: 1.0, sum_squares: 0.0, not_finite: 0 };
+    let vote = || Vote { round, rank, loss: 0.0, count: 1.0, gradients: Vec::new() };
     while group.inbox.send(CoordinatorMsg::Vote(vote())).is_ok() {}
     let input = inputs(1, &Faults::none());
     let error = group.step(&input).unwrap_err().to_string();

@@ -46,7 +46,7 @@ impl Run {
         }
         let moments = self.spec.optimizer.moments();
         self.compare_parameters()?;
-        let (parameters, moments) = state::save(&self.group, moments)?;
+        let (parameters, moments) = state::save(&self.group, &self.plan, moments)?;
         self.check_finite(&parameters)?;
         let meta = Meta {
             step: self.step,

@@ -363,7 +363,7 @@ fn messages_that_nobody_expects_are_errors() {
     let (to, message) = first.sent.pop().unwrap();
     assert_eq!(to, Position(2));
     let error = driver(0).on_message(message, &mut side()).unwrap_err();
-    let position = Position(0);
+    let position = Some(Position(0));
     let unexpected =
         ExchangeError::UnexpectedMessage { kind, id: chunk, from: Position(1), position };
     assert_eq!(error, unexpected);
@@ -376,7 +376,7 @@ fn messages_that_nobody_expects_are_errors() {
     let error = twice.on_local_ready(kind, id, &mut side()).unwrap_err();
     assert_eq!(error, ExchangeError::UnknownChunk { id, chunks: 3 });
     let error = twice.on_local_ready(CollectiveKind::AllGather, chunk, &mut side()).unwrap_err();
-    assert_eq!(error, ExchangeError::NotOwner { id: chunk, position: Position(2) });
+    assert_eq!(error, ExchangeError::NotOwner { id: chunk, position: Some(Position(2)) });
     let sum = twice.pool().take(2);
     let error = twice.on_added(chunk, sum, &mut side()).unwrap_err();
     assert_eq!(error, ExchangeError::UnexpectedSum { id: chunk });
