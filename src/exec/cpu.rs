@@ -13,12 +13,12 @@ use super::shards::Shards;
 use super::staging::host_staging_bytes;
 use super::{
     AllocatedBytes, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
-    READBACK_ELEMENTS_MAX, Readback, StepSums,
+    READBACK_ELEMENTS_MAX, Readback, StepSums, copies,
 };
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, DType, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
-use crate::graph::{Plan, Role, SlotKind, TensorLocation, Update, UpdateRange};
+use crate::graph::{Plan, Role, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
 
@@ -31,10 +31,24 @@ pub fn host_name() -> String {
 /// Returns the bytes that the CPU device takes for a plan besides the tensors of
 /// [`crate::graph::print::MemoryUsage`]: integer inputs, which it keeps apart, and the loss.
 pub fn host_extra_bytes(plan: &Plan) -> usize {
-    let inputs = plan.graph.tensors.iter();
-    let inputs = inputs.filter(|one| one.role == Role::Input && one.dtype == DType::U32);
-    let ints: usize = inputs.map(|tensor| tensor.shape.elements(plan.options.rows)).sum();
-    (ints.saturating_mul(plan.options.in_flight)).saturating_add(2).saturating_mul(ELEMENT_BYTES)
+    let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
+    let ints = ids.map(|tensor| {
+        let [copies, elements] = int_elements(plan, tensor);
+        copies.saturating_mul(elements)
+    });
+    ints.fold(2, usize::saturating_add).saturating_mul(ELEMENT_BYTES)
+}
+
+/// Returns the number of copies of an integer input, which is 0 if it has no place, and the
+/// elements of each; zeros for other tensors.
+fn int_elements(plan: &Plan, tensor: TensorId) -> [usize; 2] {
+    let found = plan.graph.tensor(tensor);
+    match (found.role, found.dtype) {
+        (Role::Input, DType::U32) => {
+            [copies(plan, tensor), found.shape.elements(plan.options.rows)]
+        }
+        _ => [0, 0],
+    }
 }
 
 /// Implementations that a [`Cpu`] calls.
@@ -109,21 +123,13 @@ impl Cpu<f64> {
 impl<T: Float> Cpu<T> {
     fn new(name: String, plan: Plan, moments: impl Into<Moments>, functions: Functions<T>) -> Self {
         let zeros = |count: usize| vec![T::zero(); count];
-        let copies = |kind| if kind == SlotKind::Stash { plan.options.in_flight } else { 1 };
         let slots =
-            plan.slots.iter().map(|slot| vec![zeros(slot.bytes / 4); copies(slot.kind)]).collect();
-        let ints = plan
-            .graph
-            .tensors
-            .iter()
-            .map(|tensor| match (tensor.role, tensor.dtype) {
-                (Role::Input, DType::U32) => {
-                    let count = tensor.shape.elements(plan.options.rows);
-                    vec![vec![0; count]; plan.options.in_flight]
-                }
-                _ => Vec::new(),
-            })
-            .collect();
+            plan.slots.iter().map(|slot| vec![zeros(slot.bytes / 4); slot.copies]).collect();
+        let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
+        let ints = ids.map(|tensor| {
+            let [copies, elements] = int_elements(&plan, tensor);
+            vec![vec![0; elements]; copies]
+        });
         let bank = || plan.buckets.iter().map(|bucket| zeros(bucket.length)).collect();
         let moments: Moments = moments.into();
         let shards = Shards::new(&plan, &moments);
@@ -131,7 +137,7 @@ impl<T: Float> Cpu<T> {
             name,
             functions,
             slots,
-            ints,
+            ints: ints.collect(),
             parameters: bank(),
             gradients: if plan.graph.is_trained() { bank() } else { Vec::new() },
             moments: vec![zero_shards(&shards); moments.count],
@@ -145,21 +151,17 @@ impl<T: Float> Cpu<T> {
         }
     }
 
-    /// Returns the copy of a slot that a pass uses.
-    fn copy(&self, slot: usize, pass: &PassContext) -> usize {
-        if self.plan.slots[slot].kind == SlotKind::Stash { pass.stash_index } else { 0 }
-    }
-
     fn arg(&self, tensor: TensorId, pass: &PassContext) -> HostTensorView<'_, T> {
         let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
         let root = self.plan.graph.root(tensor);
         if self.plan.graph.tensor(root).dtype == DType::U32 {
-            return HostTensorView::Int(&self.ints[root.index()][pass.stash_index][..count]);
+            let copies = &self.ints[root.index()];
+            return HostTensorView::Int(&copies[pass.micro_batch % copies.len()][..count]);
         }
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
-                let copy = self.copy(slot.index(), pass);
-                HostTensorView::Float(&self.slots[slot.index()][copy][..count])
+                let copies = &self.slots[slot.index()];
+                HostTensorView::Float(&copies[pass.micro_batch % copies.len()][..count])
             }
             TensorLocation::Parameter { bucket, start } => {
                 HostTensorView::Float(&self.parameters[bucket.index()][start..start + count])
@@ -176,8 +178,7 @@ impl<T: Float> Cpu<T> {
     fn home(&mut self, tensor: TensorId, pass: &PassContext) -> (&mut Vec<T>, usize) {
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
-                let copy = self.copy(slot.index(), pass);
-                (&mut self.slots[slot.index()][copy], 0)
+                (copy_of(&mut self.slots[slot.index()], pass.micro_batch), 0)
             }
             TensorLocation::Gradient { bucket, start } => {
                 (&mut self.gradients[bucket.index()], start)
@@ -241,6 +242,12 @@ impl<T: Float> Cpu<T> {
     }
 }
 
+/// Returns the copy of a micro-batch.
+fn copy_of<T>(copies: &mut [Vec<T>], micro_batch: usize) -> &mut Vec<T> {
+    let count = copies.len();
+    &mut copies[micro_batch % count]
+}
+
 /// Returns zeros for the owned elements of every bucket.
 fn zero_shards<T: Float>(shards: &Shards) -> Vec<Vec<T>> {
     shards.all_owned().map(|owned| vec![T::zero(); owned.len()]).collect()
@@ -285,19 +292,21 @@ impl<T: Float> Executor for Cpu<T> {
     fn set_input(
         &mut self,
         tensor: TensorId,
-        stash_index: usize,
+        micro_batch: usize,
         values: HostTensorView,
     ) -> Result<(), DeviceError> {
-        self.loss_counter.set_input(tensor, stash_index, values);
-        match (values, self.plan.place(tensor)) {
-            (HostTensorView::Int(values), _) => {
-                self.ints[tensor.index()][stash_index][..values.len()].copy_from_slice(values);
+        self.loss_counter.set_input(tensor, micro_batch, values);
+        // Otherwise an input that no node reads.
+        if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
+            match values {
+                HostTensorView::Int(values) => {
+                    let copy = copy_of(&mut self.ints[tensor.index()], micro_batch);
+                    copy[..values.len()].copy_from_slice(values);
+                }
+                HostTensorView::Float(values) => {
+                    widen(copy_of(&mut self.slots[slot.index()], micro_batch), values);
+                }
             }
-            (HostTensorView::Float(values), TensorLocation::Slot(slot)) => {
-                widen(&mut self.slots[slot.index()][stash_index], values);
-            }
-            // An input that no node reads.
-            (HostTensorView::Float(_), _) => {}
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::PassContext;
+use super::{PassContext, copies};
 use crate::base::{HostTensorView, Shape, TensorId};
 use crate::graph::{LossCount, Plan};
 
@@ -33,7 +33,8 @@ struct TargetCounts {
     /// Targets per row, and classes.
     per_row: usize,
     classes: usize,
-    /// Per copy of the stash and row: the targets that are classes, as set last.
+    /// Per copy of the targets' slot and row: the targets that are classes, as set last. Empty if
+    /// the targets have no place.
     rows: Vec<Vec<u64>>,
 }
 
@@ -42,12 +43,12 @@ impl LossCounter {
         Self { loss: CountedLoss::of(plan), count: 0 }
     }
 
-    /// Notes the values of the first rows of an input, in one copy of the stash.
-    pub fn set_input(&mut self, tensor: TensorId, stash_index: usize, values: HostTensorView) {
+    /// Notes the values of the first rows of an input, in the copy of a micro-batch.
+    pub fn set_input(&mut self, tensor: TensorId, micro_batch: usize, values: HostTensorView) {
         if let Some(CountedLoss { counted: Counted::Targets(targets), .. }) = &mut self.loss
             && targets.input == tensor
         {
-            targets.set(stash_index, values.ints());
+            targets.set(micro_batch, values.ints());
         }
     }
 
@@ -63,9 +64,7 @@ impl LossCounter {
         {
             self.count += match &loss.counted {
                 Counted::Elements(shape) => shape.elements(pass.rows) as u64,
-                Counted::Targets(targets) => {
-                    targets.rows[pass.stash_index][..pass.rows].iter().sum()
-                }
+                Counted::Targets(targets) => targets.count(pass),
             };
         }
     }
@@ -101,15 +100,22 @@ impl TargetCounts {
     fn new(plan: &Plan, targets: TensorId, classes: usize) -> Self {
         let graph = &plan.graph;
         let per_row = graph.tensor(targets).shape.per_row();
-        let rows = vec![vec![per_row as u64; plan.options.rows]; plan.options.in_flight];
+        let rows = vec![vec![per_row as u64; plan.options.rows]; copies(plan, targets)];
         Self { input: graph.root(targets), per_row, classes, rows }
     }
 
-    fn set(&mut self, stash_index: usize, values: &[u32]) {
-        let rows = values.chunks(self.per_row);
-        for (count, row) in self.rows[stash_index].iter_mut().zip(rows) {
+    fn set(&mut self, micro_batch: usize, values: &[u32]) {
+        let (copies, rows) = (self.rows.len(), values.chunks(self.per_row));
+        if copies == 0 {
+            return;
+        }
+        for (count, row) in self.rows[micro_batch % copies].iter_mut().zip(rows) {
             *count = row.iter().filter(|target| (**target as usize) < self.classes).count() as u64;
         }
+    }
+
+    fn count(&self, pass: &PassContext) -> u64 {
+        self.rows[pass.micro_batch % self.rows.len()][..pass.rows].iter().sum()
     }
 }
 
@@ -120,9 +126,9 @@ mod tests {
     use crate::graph::{Builder, IGNORE_INDEX, Init, PlanOptions, differentiate, fuse};
     use crate::kernels::RandomContext;
 
-    fn pass(stash_index: usize, rows: usize) -> PassContext {
+    fn pass(micro_batch: usize, rows: usize) -> PassContext {
         let random = RandomContext { step_key: Key::new(1), training: true };
-        PassContext { stash_index, rows, random }
+        PassContext { micro_batch, rows, random }
     }
 
     /// A plan of 3 rows and 2 copies, with 2 targets per row and 4 classes.
@@ -140,18 +146,20 @@ mod tests {
     #[test]
     fn targets_are_counted_per_copy_and_row() {
         let (mut counter, nodes, targets) = classifier();
-        let set = |counter: &mut LossCounter, copy, values: &[u32]| {
-            counter.set_input(targets, copy, HostTensorView::Int(values));
+        let set = |counter: &mut LossCounter, micro_batch, values: &[u32]| {
+            counter.set_input(targets, micro_batch, HostTensorView::Int(values));
         };
         set(&mut counter, 0, &[0, 3, 4, 1, IGNORE_INDEX, IGNORE_INDEX]);
-        set(&mut counter, 1, &[0, 1, 2, 3, 3, IGNORE_INDEX]);
+        // Micro-batch 3 of 2 copies has copy 1.
+        set(&mut counter, 3, &[0, 1, 2, 3, 3, IGNORE_INDEX]);
         // The rows behind the first one keep their values.
         set(&mut counter, 1, &[IGNORE_INDEX, 1]);
-        let counts = [(0, 3, 3), (0, 2, 3), (0, 1, 2), (1, 3, 4), (1, 1, 1)];
-        for (copy, rows, expected) in counts {
+        let counts = [(0, 3, 3), (2, 2, 3), (4, 1, 2), (1, 3, 4), (5, 1, 1)];
+        for (micro_batch, rows, expected) in counts {
             counter.begin_step();
-            counter.run(&(0..nodes), &pass(copy, rows));
-            assert_eq!(counter.count(), Some(f64::from(expected)), "copy {copy}, {rows} rows");
+            counter.run(&(0..nodes), &pass(micro_batch, rows));
+            let count = counter.count();
+            assert_eq!(count, Some(f64::from(expected)), "{micro_batch}, {rows} rows");
         }
     }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use crate::base::{BucketId, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
-use crate::graph::{Graph, Node, Plan, Update, UpdateRange};
+use crate::graph::{Graph, Node, Plan, TensorLocation, Update, UpdateRange};
 use crate::kernels::{OpCall, RandomContext};
 
 pub use crate::graph::BucketTensor;
@@ -26,11 +26,11 @@ pub use timing::{KernelProfile, ProfileTarget};
 /// Default for the most elements of one readback: 1 MiB.
 const READBACK_ELEMENTS_MAX: usize = 1 << 18;
 
-/// Context in which nodes run: copy of the stash, rows and random state.
+/// Context in which nodes run: micro-batch, rows and random state.
 #[derive(Clone, Copy, Debug)]
 pub struct PassContext {
-    /// Copy of the stash to use: `micro_batch % in_flight`.
-    pub stash_index: usize,
+    /// Number of the micro-batch in the step, which uses copy `micro_batch % copies` of each slot.
+    pub micro_batch: usize,
     /// Valid rows, at most the plan's capacity.
     pub rows: usize,
     pub random: RandomContext,
@@ -50,6 +50,14 @@ impl PassContext {
             accumulate: node.accumulate,
             random: self.random,
         }
+    }
+}
+
+/// Returns the number of copies of a tensor's slot; 0 if it is in no slot.
+fn copies(plan: &Plan, tensor: TensorId) -> usize {
+    match plan.place(tensor) {
+        TensorLocation::Slot(slot) => plan.slots[slot.index()].copies,
+        _ => 0,
     }
 }
 
@@ -136,11 +144,12 @@ pub trait Executor: Send {
         None
     }
 
-    /// Writes the first rows of an input tensor, in one copy of the stash.
+    /// Writes the first rows of an input tensor, in the copy of a micro-batch. An input without a
+    /// place is ignored.
     fn set_input(
         &mut self,
         tensor: TensorId,
-        stash_index: usize,
+        micro_batch: usize,
         values: HostTensorView,
     ) -> Result<(), DeviceError>;
 

@@ -198,7 +198,7 @@ impl<'a> Performer<'a> {
         match action {
             Action::ZeroGradients => self.device.begin_step(),
             Action::Load { micro_batch } => {
-                load(self.device, &self.input.micro_batches[micro_batch], 0)
+                load(self.device, &self.input.micro_batches[micro_batch], micro_batch)
             }
             Action::Run { segment, micro_batch } => self.run(segment, micro_batch),
             Action::Start(collective) => {
@@ -228,7 +228,7 @@ impl<'a> Performer<'a> {
         let found = &self.device.plan().segments[segment.index()];
         let (nodes, phase, block) = (found.nodes.clone(), found.phase, found.block);
         let rows = self.input.program.micro_batches[micro_batch].rows as usize;
-        let pass = PassContext { stash_index: 0, rows, random: self.random };
+        let pass = PassContext { micro_batch, rows, random: self.random };
         let TraceTracks { driver, device, .. } = self.tracks;
         let (name, recorded) = (|| format!("{phase} {block}"), driver.clone());
         let begun = Instant::now();
@@ -339,14 +339,14 @@ impl<'a> Performer<'a> {
     }
 }
 
-/// Writes the inputs of a micro-batch to one copy of the stash.
+/// Writes the inputs of a micro-batch, by its number in the step.
 pub fn load(
     device: &mut dyn Executor,
     inputs: &Inputs,
-    stash_index: usize,
+    micro_batch: usize,
 ) -> Result<(), DeviceError> {
     for (tensor, values) in inputs {
-        device.set_input(*tensor, stash_index, values.as_view())?;
+        device.set_input(*tensor, micro_batch, values.as_view())?;
     }
     Ok(())
 }
@@ -354,7 +354,7 @@ pub fn load(
 /// Returns the context of a forward pass of `rows` samples without dropout.
 pub fn inference_pass(rows: usize) -> PassContext {
     let random = RandomContext { step_key: Key::new(0), training: false };
-    PassContext { stash_index: 0, rows, random }
+    PassContext { micro_batch: 0, rows, random }
 }
 
 /// Runs the forward pass without dropout on inputs that are loaded. Outputs can be read with the

@@ -221,7 +221,7 @@ fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f6
     load(device, &inputs, 0)?;
     let segments: Vec<_> = device.plan().segments.iter().map(|s| s.nodes.clone()).collect();
     for nodes in segments {
-        device.run(nodes, &PassContext { stash_index: 0, rows: rows as usize, random })?;
+        device.run(nodes, &PassContext { micro_batch: 0, rows: rows as usize, random })?;
     }
     device.finish_step(false)?;
     Ok(started.elapsed().as_secs_f64())

@@ -98,7 +98,7 @@ fn bad_activation(
     for (index, inputs) in input.micro_batches.iter().enumerate() {
         load(device, inputs, 0)?;
         let rows = input.program.micro_batches[index].rows as usize;
-        let pass = PassContext { stash_index: 0, rows, random };
+        let pass = PassContext { micro_batch: 0, rows, random };
         for node in 0..device.plan().graph.nodes.len() {
             device.run(node..node + 1, &pass)?;
             let outputs = device.plan().graph.nodes[node].outputs.clone();

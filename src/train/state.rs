@@ -274,10 +274,10 @@ mod tests {
         fn set_input(
             &mut self,
             id: TensorId,
-            stash_index: usize,
+            micro_batch: usize,
             from: HostTensorView,
         ) -> Result<(), DeviceError> {
-            self.cpu.set_input(id, stash_index, from)
+            self.cpu.set_input(id, micro_batch, from)
         }
         fn begin_step(&mut self) -> Result<(), DeviceError> {
             self.cpu.begin_step()

@@ -53,7 +53,7 @@ fn cross_entropy_counts_every_class_of_a_step() {
     let loss = b.cross_entropy_loss(x, targets).unwrap();
     let plan = Plan::new(b.finish(), PlanOptions { in_flight: 2, ..PlanOptions::new(ROWS) });
     let zeros = vec![0.0; ROWS * PER_ROW * 2];
-    // Per copy of the stash: every so many targets are no class.
+    // Per copy of the targets: every so many targets are no class.
     let planted = [(1000, IGNORE_INDEX), (777, 2)].map(|(every, other)| -> Vec<u32> {
         let target = |i: usize| if i.is_multiple_of(every) { other } else { i as u32 % 2 };
         (0..ROWS * PER_ROW).map(target).collect()

@@ -24,13 +24,15 @@ fn plan(in_flight: usize) -> Plan {
     Plan::new(graph, PlanOptions { in_flight, ..PlanOptions::new(ROWS) })
 }
 
-/// Gradients and loss after two micro-batches, the second with one row less.
+/// Gradients and loss after two micro-batches, the second with one row less. Interleaved ones are
+/// the fifth and the eighth of a step, which have different copies too.
 fn gradients(device: &mut dyn Executor, interleaved: bool) -> Vec<u32> {
     crate::common::fill_parameters(device, 0.3);
     device.begin_step().unwrap();
-    let passes = [crate::common::pass(0, ROWS), crate::common::pass(1, ROWS - 1)];
+    let [first, second] = if interleaved { [4, 7] } else { [0, 1] };
+    let passes = [crate::common::pass(first, ROWS), crate::common::pass(second, ROWS - 1)];
     let load = |device: &mut dyn Executor, i: usize| {
-        crate::common::fill_inputs(device, i, passes[i].rows, i as u64, 11);
+        crate::common::fill_inputs(device, passes[i].micro_batch, passes[i].rows, i as u64, 11);
     };
     if interleaved {
         for (i, pass) in passes.iter().enumerate() {

@@ -79,16 +79,16 @@ pub fn adapters() -> Vec<Adapter> {
 }
 
 /// Runs without dropout count as training all the same.
-pub fn pass(stash_index: usize, rows: usize) -> PassContext {
+pub fn pass(micro_batch: usize, rows: usize) -> PassContext {
     let step_key = Key::new(5).step(2);
-    PassContext { stash_index, rows, random: RandomContext { step_key, training: true } }
+    PassContext { micro_batch, rows, random: RandomContext { step_key, training: true } }
 }
 
 /// Fills every input of the plan for micro-batch `seed`: floats are standard normal, integers
 /// below `bound`.
 pub fn fill_inputs(
     device: &mut dyn Executor,
-    stash_index: usize,
+    micro_batch: usize,
     rows: usize,
     seed: u64,
     bound: u32,
@@ -101,13 +101,13 @@ pub fn fill_inputs(
         match tensor.dtype {
             DType::F32 => {
                 let values: Vec<f32> = (0..count).map(|i| key.normal(i as u64) as f32).collect();
-                device.set_input(*id, stash_index, HostTensorView::Float(&values)).unwrap();
+                device.set_input(*id, micro_batch, HostTensorView::Float(&values)).unwrap();
             }
             DType::U32 => {
                 let bound = if name == "samples" { 1 << 20 } else { bound };
                 let draw = |i: usize| key.words([i as u32, 0])[0] % bound;
                 let values: Vec<u32> = (0..count).map(draw).collect();
-                device.set_input(*id, stash_index, HostTensorView::Int(&values)).unwrap();
+                device.set_input(*id, micro_batch, HostTensorView::Int(&values)).unwrap();
             }
         }
     }

@@ -28,7 +28,7 @@ pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
 /// Refuses a plan in which an invocation would make more loop iterations than the driver allows.
 fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
-    let full = PassContext { stash_index: 0, rows: plan.options.rows, random };
+    let full = PassContext { micro_batch: 0, rows: plan.options.rows, random };
     let calls = plan.graph.nodes.iter().map(|node| full.call(&plan.graph, node));
     let longest = calls.max_by_key(OpCall::iterations);
     let Some(call) = longest.filter(|call| call.iterations() > limit) else { return Ok(()) };

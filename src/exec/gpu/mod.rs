@@ -25,9 +25,9 @@ use crate::exec::loss_count::LossCounter;
 use crate::exec::staging::ReadbackBudget;
 use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
 use crate::exec::{
-    BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
+    BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums, copies,
 };
-use crate::graph::{Plan, SlotKind, TensorLocation, Update, UpdateRange};
+use crate::graph::{Node, Plan, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{BindGroups, Binding, Operand, Variant, twin};
 use add::PartialSumAdder;
@@ -36,8 +36,8 @@ use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
 
-/// Key of a prepared node: its index, the copy of the stash, the rows, and true if the node draws
-/// random numbers in this pass.
+/// Key of a prepared node: its index, the copies of slots that it uses (the micro-batch modulo the
+/// node's period), the rows, and true if the node draws random numbers in this pass.
 type NodeKey = (usize, usize, usize, bool);
 
 /// Numbers of rows whose prepared nodes are kept. Training uses one or two, an evaluation one more.
@@ -64,8 +64,10 @@ pub struct GpuExecutor {
     norms: wgpu::Buffer,
     /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
     hashed: wgpu::Buffer,
-    /// Bind groups by node and copy of the stash. They do not depend on the rows of a pass, so
-    /// there are as many as a node has pipelines.
+    /// Per node: the number of micro-batches after which it uses the same copies of slots again.
+    periods: Vec<usize>,
+    /// Bind groups by node and by micro-batch modulo the node's period. They do not depend on the
+    /// rows of a pass, so there are as many as a node has pipelines.
     bind_groups: HashMap<(usize, usize), BindGroups>,
     /// Nodes and updates prepared so far; nodes for the numbers of rows in `recent_rows`, the most
     /// recent one at the end.
@@ -99,10 +101,7 @@ impl GpuExecutor {
         let slots = plan
             .slots
             .iter()
-            .map(|slot| {
-                let copies = if slot.kind == SlotKind::Stash { plan.options.in_flight } else { 1 };
-                (0..copies).map(|_| gpu.storage("slot", slot.bytes as u64)).collect()
-            })
+            .map(|slot| (0..slot.copies).map(|_| gpu.storage("slot", slot.bytes as u64)).collect())
             .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
         let parts = plan.buckets.iter().map(|b| norm::partials(b.length)).max().unwrap_or(1);
         let norms_bytes = (2 * plan.buckets.len() * ELEMENT_BYTES) as u64;
@@ -114,6 +113,7 @@ impl GpuExecutor {
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
+            periods: plan.graph.nodes.iter().map(|node| period(&plan, node)).collect(),
             bind_groups: HashMap::new(),
             prepared: HashMap::new(),
             recent_rows: VecDeque::new(),
@@ -162,7 +162,7 @@ impl GpuExecutor {
 
     /// Returns the binding of a tensor: as many bytes as it takes at the plan's capacity, whatever
     /// the rows of a pass, because kernels stop at the number of rows in their parameters.
-    fn binding(&self, tensor: TensorId, stash_index: usize) -> Binding {
+    fn binding(&self, tensor: TensorId, micro_batch: usize) -> Binding {
         let count = self.plan.graph.tensor(tensor).shape.elements(self.plan.options.rows);
         let bytes = (count.max(1) * ELEMENT_BYTES) as u64;
         let at = |buffer: &wgpu::Buffer, start: usize| Binding {
@@ -173,7 +173,7 @@ impl GpuExecutor {
         match self.plan.place(tensor) {
             TensorLocation::Slot(slot) => {
                 let copies = &self.slots[slot.index()];
-                at(&copies[stash_index % copies.len()], 0)
+                at(&copies[micro_batch % copies.len()], 0)
             }
             TensorLocation::Parameter { bucket, start } => {
                 at(&self.banks.parameters[bucket.index()], start)
@@ -199,7 +199,12 @@ impl GpuExecutor {
 
     fn key(&self, index: usize, pass: &PassContext) -> NodeKey {
         let random = self.plan.graph.nodes[index].op.is_random() && pass.random.training;
-        (index, pass.stash_index, pass.rows, random)
+        (index, self.copies_used(index, pass), pass.rows, random)
+    }
+
+    /// Returns a number that is the same for passes in which a node uses the same copies of slots.
+    fn copies_used(&self, index: usize, pass: &PassContext) -> usize {
+        pass.micro_batch % self.periods[index]
     }
 
     /// Prepares a node at first use, and refreshes the parameters of a random one.
@@ -220,7 +225,7 @@ impl GpuExecutor {
             return Ok(());
         }
         let bind = |ids: &[TensorId]| -> Vec<Binding> {
-            ids.iter().map(|id| self.binding(*id, pass.stash_index)).collect()
+            ids.iter().map(|id| self.binding(*id, pass.micro_batch)).collect()
         };
         let (inputs, outputs) = (bind(&node.inputs), bind(&node.outputs));
         let binding = |operand| match operand {
@@ -229,7 +234,7 @@ impl GpuExecutor {
         };
         let cost = (twin.cost)(&call);
         let (gpu, pipelines) = (&self.gpu, &mut self.kernels.pipelines);
-        let made = self.bind_groups.entry((index, pass.stash_index)).or_default();
+        let made = self.bind_groups.entry((index, key.1)).or_default();
         let mut task = PreparedKernel::sharing(gpu, pipelines, made, &dispatches, &binding, cost)?;
         task.variant = name;
         self.prepared.insert(key, task);
@@ -297,6 +302,19 @@ impl GpuExecutor {
     }
 }
 
+/// Returns the number of micro-batches after which a node uses the same copies of slots again: the
+/// least common multiple of the slots' numbers of copies.
+fn period(plan: &Plan, node: &Node) -> usize {
+    let operands = node.inputs.iter().chain(&node.outputs);
+    let counts = operands.map(|tensor| copies(plan, *tensor).max(1));
+    counts.fold(1, |period, count| period / gcd(period, count) * count)
+}
+
+/// Returns the greatest common divisor of two numbers that are not both 0.
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 /// Returns a readback queue sized for the buckets of a plan.
 fn readback_queue(plan: &Plan, elements: usize) -> ReadbackQueue {
     ReadbackQueue::new(elements, ReadbackBudget::of(plan, elements))
@@ -335,12 +353,14 @@ impl Executor for GpuExecutor {
     fn set_input(
         &mut self,
         tensor: TensorId,
-        stash_index: usize,
+        micro_batch: usize,
         values: HostTensorView,
     ) -> Result<(), DeviceError> {
-        self.loss_counter.set_input(tensor, stash_index, values);
+        self.loss_counter.set_input(tensor, micro_batch, values);
         if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
-            self.stream.upload(&self.slots[slot.index()][stash_index], 0, values.bytes())?;
+            let copies = &self.slots[slot.index()];
+            let copy = &copies[micro_batch % copies.len()];
+            self.stream.upload(copy, 0, values.bytes())?;
         }
         Ok(())
     }
@@ -421,7 +441,7 @@ impl Executor for GpuExecutor {
     }
 
     fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
-        let at = self.binding(tensor, pass.stash_index);
+        let at = self.binding(tensor, pass.micro_batch);
         let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
         self.read_range(&at.buffer, at.offset, count)
     }

@@ -51,7 +51,7 @@ pub fn executors_with(
 
 pub fn pass(step: u64, rows: usize) -> PassContext {
     PassContext {
-        stash_index: 0,
+        micro_batch: 0,
         rows,
         random: RandomContext { step_key: Key::new(1).step(step), training: true },
     }
