@@ -8,7 +8,7 @@
 //!     pieces      start_readback and next_readback: mapped, and dropped unread
 //!     summed      the same, each readback added to a partial sum on another thread, as a ring
 //!                 thread does
-//!     written     write_range, 1 MiB at a time
+//!     written     write_place, 1 MiB at a time
 //!     added       add: uploaded, added by the device, read back, 1 MiB at a time
 
 use std::sync::{LazyLock, mpsc};
@@ -18,7 +18,7 @@ use potluck::autotune::{KernelCache, KernelSelector};
 use potluck::base::BucketId;
 use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Readback};
-use potluck::graph::{Builder, Init, Plan, PlanOptions, differentiate};
+use potluck::graph::{Builder, Init, Place, Plan, PlanOptions, differentiate};
 
 const WIDTH: usize = 4096;
 const BUCKET: BucketId = BucketId(0);
@@ -92,6 +92,10 @@ fn parts(device: &dyn Executor) -> impl Iterator<Item = (usize, usize)> + use<> 
     (0..all).step_by(most).map(move |start| (start, most.min(all - start)))
 }
 
+fn place(start: usize, count: usize) -> Place {
+    Place::bank(BucketTensor::Gradients, BUCKET, start..start + count)
+}
+
 fn copied(device: &mut dyn Executor) -> Result<(), DeviceError> {
     static VALUES: LazyLock<Vec<f32>> = LazyLock::new(|| vec![1.0; WIDTH * WIDTH]);
     let mut copy = vec![0.0; device.readback_elements_max()];
@@ -110,7 +114,7 @@ fn bank(device: &mut dyn Executor) -> Result<(), DeviceError> {
 
 fn pieces(device: &mut dyn Executor, done: &mut dyn FnMut(Readback)) -> Result<(), DeviceError> {
     for (start, count) in parts(device) {
-        device.start_readback(BucketTensor::Gradients, BUCKET, start..start + count)?;
+        device.start_readback(place(start, count))?;
     }
     while device.has_readbacks() {
         match device.next_readback(true)? {
@@ -142,7 +146,7 @@ fn summed(device: &mut dyn Executor) -> Result<(), DeviceError> {
 fn written(device: &mut dyn Executor) -> Result<(), DeviceError> {
     let values = vec![1.0; device.readback_elements_max()];
     for (start, count) in parts(device) {
-        device.write_range(BucketTensor::Gradients, BUCKET, start, &values[..count])?;
+        device.write_place(&place(start, count), &values[..count])?;
     }
     // Reading the loss waits for all writes.
     device.loss().map(drop)

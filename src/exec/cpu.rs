@@ -13,12 +13,12 @@ use super::shards::Shards;
 use super::staging::host_staging_bytes;
 use super::{
     AllocatedBytes, BucketTensor, Executor, KernelProfile, Moments, PassContext, ProfileTarget,
-    READBACK_ELEMENTS_MAX, Readback, StepSums, copies,
+    READBACK_ELEMENTS_MAX, Readback, StepSums, copies, slot_of,
 };
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, DType, HostTensorView, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
-use crate::graph::{Plan, Role, TensorLocation, Update, UpdateRange};
+use crate::graph::{Place, Plan, Role, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{CpuKernel, Float, Twin, UpdateKernel, UpdateTwin, twin, update_twin};
 
@@ -221,6 +221,20 @@ impl<T: Float> Cpu<T> {
         }
     }
 
+    /// Returns the values of a place.
+    fn values(&mut self, place: &Place) -> &mut [T] {
+        match place {
+            Place::Bank { bank, bucket, range } => {
+                let at = self.shards.place(*bank, *bucket, range);
+                &mut self.bank(*bank, *bucket)[at]
+            }
+            Place::Tensor { tensor, micro_batch, range } => {
+                let slot = slot_of(&self.plan, *tensor, range);
+                &mut copy_of(&mut self.slots[slot.index()], *micro_batch)[range.clone()]
+            }
+        }
+    }
+
     /// Returns a whole bucket in the precision of the device.
     pub fn bank_values(&mut self, bank: BucketTensor, bucket: BucketId) -> &[T] {
         self.bank(bank, bucket)
@@ -393,17 +407,12 @@ impl<T: Float> Executor for Cpu<T> {
         self.shards.owned(bucket)
     }
 
-    fn start_readback(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        range: Range<usize>,
-    ) -> Result<(), DeviceError> {
-        assert!(range.len() <= self.readback_elements_max, "{range:?} is longer than a piece");
-        let place = self.shards.place(bank, bucket, &range);
-        let mut copy = self.readbacks.buffer(range.len());
-        copy.extend(self.bank(bank, bucket)[place].iter().map(|v| v.as_f64() as f32));
-        self.readbacks.begin(bank, bucket, range, copy);
+    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
+        let length = place.length();
+        assert!(length <= self.readback_elements_max, "{place} is longer than a piece");
+        let mut copy = self.readbacks.buffer(length);
+        copy.extend(self.values(&place).iter().map(|v| v.as_f64() as f32));
+        self.readbacks.begin(place, copy);
         Ok(())
     }
 
@@ -419,15 +428,9 @@ impl<T: Float> Executor for Cpu<T> {
         self.readback_elements_max
     }
 
-    fn write_range(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        start: usize,
-        values: &[f32],
-    ) -> Result<(), DeviceError> {
-        let place = self.shards.place(bank, bucket, &(start..start + values.len()));
-        widen(&mut self.bank(bank, bucket)[place], values);
+    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
+        assert_eq!(place.length(), values.len(), "{place} is written whole");
+        widen(self.values(place), values);
         Ok(())
     }
 

@@ -12,9 +12,9 @@ pub mod timing;
 
 use std::ops::Range;
 
-use crate::base::{BucketId, HostTensorView, TensorId};
+use crate::base::{BucketId, DType, HostTensorView, SlotId, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
-use crate::graph::{Graph, Node, Plan, TensorLocation, Update, UpdateRange};
+use crate::graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange};
 use crate::kernels::{OpCall, RandomContext};
 
 pub use crate::graph::BucketTensor;
@@ -61,6 +61,19 @@ fn copies(plan: &Plan, tensor: TensorId) -> usize {
     }
 }
 
+/// Returns the slot of a tensor of which a transfer reads or writes `range`.
+///
+/// # Panics
+/// If the tensor is not one of floats in a slot, or has fewer elements at the plan's capacity.
+fn slot_of(plan: &Plan, tensor: TensorId, range: &Range<usize>) -> SlotId {
+    let found = plan.graph.tensor(tensor);
+    let TensorLocation::Slot(slot) = plan.place(tensor) else { panic!("{tensor} is in no slot") };
+    assert_eq!(found.dtype, DType::F32, "{tensor} is not of floats");
+    let count = found.shape.elements(plan.options.rows);
+    assert!(range.end <= count, "{range:?} of {tensor}, which has {count} elements");
+    slot
+}
+
 /// Optimizer state of a device: number of moments, and the shard of each bucket that it covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moments {
@@ -78,13 +91,10 @@ impl From<usize> for Moments {
     }
 }
 
-/// Completed readback of a range of a bucket: read-only values in host memory, not copied where
+/// Completed readback of a place: read-only values in host memory, not copied where
 /// the device's memory can be mapped. Dropping it frees its slot on the device.
 pub struct Readback {
-    pub bank: BucketTensor,
-    pub bucket: BucketId,
-    /// Range of elements in the bucket.
-    pub range: Range<usize>,
+    pub place: Place,
     values: Box<dyn AsRef<[f32]> + Send + Sync>,
 }
 
@@ -213,17 +223,15 @@ pub trait Executor: Send {
     /// Returns the elements of a bucket that this device updates and keeps moments of.
     fn owned(&self, bucket: BucketId) -> Range<usize>;
 
-    /// Starts an asynchronous readback of a range of a bucket, with the values that it has after
-    /// all queued commands. Never waits. Readbacks are returned in the order in which they were
+    /// Starts an asynchronous readback of a place, with the values that it has after all queued
+    /// commands. Never waits. Readbacks are returned in the order in which they were
     /// started ([`Executor::next_readback`]); each has at most [`Executor::readback_elements_max`]
     /// elements. A readback that still waits for a slot when its elements are about to change
     /// takes additional memory.
-    fn start_readback(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        range: Range<usize>,
-    ) -> Result<(), DeviceError>;
+    ///
+    /// # Panics
+    /// If the device does not hold the place.
+    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError>;
 
     /// Returns the next completed readback, if there is one; with `wait`, waits for it as long as
     /// its copy is in flight on the device. A device with few free slots records here the copies
@@ -245,14 +253,11 @@ pub trait Executor: Send {
     /// Returns the most elements that one readback may have.
     fn readback_elements_max(&self) -> usize;
 
-    /// Replaces elements of a bucket from `start` on.
-    fn write_range(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        start: usize,
-        values: &[f32],
-    ) -> Result<(), DeviceError>;
+    /// Replaces the elements of a place.
+    ///
+    /// # Panics
+    /// If the device does not hold the place, or if there are not as many values as elements.
+    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError>;
 
     /// Prepares [`Executor::add`] for chunks of these lengths, so that it allocates nothing in a
     /// step.

@@ -1,8 +1,9 @@
 //! Staging memory: the host memory that transfers take, by one rule for all devices.
 
 use super::READBACK_ELEMENTS_MAX;
+use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
-use crate::graph::Plan;
+use crate::graph::{Plan, SlotKind, TensorLocation};
 
 /// Memory of readback slots: they take this many bytes in total, or this many times the bytes of
 /// all buckets if that is less, because readbacks may be shorter than slots and may be held while
@@ -28,8 +29,8 @@ pub struct ReadbackBudget {
 }
 
 impl ReadbackBudget {
-    /// Returns the budget for readbacks of at most `elements` elements from buckets of these
-    /// lengths.
+    /// Returns the budget for readbacks of at most `elements` elements from buckets and tensors of
+    /// these lengths.
     pub fn new(elements: usize, lengths: &[usize]) -> Self {
         let longest = lengths.iter().copied().max().unwrap_or(0);
         let bytes = elements.min(longest).max(1) * ELEMENT_BYTES;
@@ -38,9 +39,13 @@ impl ReadbackBudget {
         Self { count: count.clamp(PLACES.0, PLACES.1), bytes }
     }
 
-    /// Returns the budget for all buckets of a plan.
+    /// Returns the budget for all buckets that a plan holds and, if it is a part of a plan, for the
+    /// tensors that it may send to the devices of the other parts.
     pub fn of(plan: &Plan, elements: usize) -> Self {
-        let lengths: Vec<usize> = plan.buckets.iter().map(|bucket| bucket.length).collect();
+        let (mut lengths, (longest, _)) = (held_lengths(plan), longest_sent(plan));
+        if longest > 0 {
+            lengths.push(longest);
+        }
         Self::new(elements, &lengths)
     }
 
@@ -58,10 +63,46 @@ pub fn staging_bytes(plan: &Plan) -> usize {
 }
 
 /// Returns the most bytes that the readbacks of the CPU device take, which copies values when a
-/// readback is started: all gradients, which may wait for other ranks at the same time.
+/// readback is started: all gradients, which may wait for other ranks at the same time; for a part
+/// of a plan, also a tensor to the part before it and one to the part behind it, of each
+/// micro-batch in flight.
 pub fn host_staging_bytes(plan: &Plan) -> usize {
-    let all = plan.buckets.iter().map(|bucket| bucket.length.saturating_mul(ELEMENT_BYTES));
-    all.fold(0, usize::saturating_add)
+    let (longest, copies) = longest_sent(plan);
+    let sent = longest.saturating_mul(2 * copies);
+    let all = held_lengths(plan).into_iter().fold(sent, usize::saturating_add);
+    all.saturating_mul(ELEMENT_BYTES)
+}
+
+/// Returns the lengths of the buckets that a plan holds.
+fn held_lengths(plan: &Plan) -> Vec<usize> {
+    let held = plan.buckets.iter().zip(&plan.held).filter(|(_, held)| **held);
+    held.map(|(bucket, _)| bucket.length).collect()
+}
+
+/// Returns the elements of the longest tensor that a part of a plan may send, and the most copies
+/// of such a tensor; zeros for a whole plan, which sends none.
+fn longest_sent(plan: &Plan) -> (usize, usize) {
+    if !is_part(plan) {
+        return (0, 0);
+    }
+    let ids = (0..plan.graph.tensors.len() as u32).map(TensorId);
+    let stashed = ids.filter_map(|tensor| match plan.place(tensor) {
+        TensorLocation::Slot(slot) if plan.slots[slot.index()].kind == SlotKind::Stash => {
+            let elements = plan.graph.tensor(tensor).shape.elements(plan.options.rows);
+            Some((elements, plan.slots[slot.index()].copies))
+        }
+        _ => None,
+    });
+    stashed.fold((0, 0), |(longest, most), (elements, copies)| {
+        (longest.max(elements), most.max(copies))
+    })
+}
+
+/// Returns true if a plan leaves buckets or nodes to other devices.
+fn is_part(plan: &Plan) -> bool {
+    let mut outputs = plan.graph.nodes.iter().flat_map(|node| &node.outputs);
+    plan.held.iter().any(|held| !held)
+        || outputs.any(|output| plan.place(*output) == TensorLocation::Unallocated)
 }
 
 #[cfg(test)]

@@ -16,6 +16,11 @@ pub enum Place {
 }
 
 impl Place {
+    /// Returns the place of a range of elements of a bucket.
+    pub fn bank(bank: BucketTensor, bucket: BucketId, range: Range<usize>) -> Self {
+        Self::Bank { bank, bucket, range }
+    }
+
     /// Returns the number of elements.
     pub fn length(&self) -> usize {
         match self {

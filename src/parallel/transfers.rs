@@ -3,14 +3,13 @@
 //! values.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::verdict::{GradientSquares, Verdict, Vote};
 use super::{Event, ReduceSite, StepError, Token};
 use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, Positions, ShardLayout};
-use crate::graph::BucketTensor;
+use crate::graph::{BucketTensor, Place};
 
 /// Readback of a rank's own values of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,20 +205,14 @@ impl PeerTransfers {
     ///
     /// # Errors
     /// Returns [`StepError::UnexpectedReadback`] if it is not.
-    pub fn complete(
-        &mut self,
-        tensor: BucketTensor,
-        bucket: BucketId,
-        range: &Range<usize>,
-    ) -> Result<CompletedRead, StepError> {
-        let awaited = self.reads.front().map(|read| self.source(*read));
-        let is_it = awaited
-            .is_some_and(|(of, chunk)| (of, chunk.bucket, &chunk.range) == (tensor, bucket, range));
-        if !is_it {
-            let describe = |(tensor, chunk): (BucketTensor, &Chunk)| format!("{tensor} of {chunk}");
-            let awaited = awaited.map_or("nothing".to_owned(), describe);
-            let found = format!("{tensor} of {bucket}, {}..{}", range.start, range.end);
-            return Err(StepError::UnexpectedReadback { found, awaited });
+    pub fn complete(&mut self, found: &Place) -> Result<CompletedRead, StepError> {
+        let awaited = self.reads.front().map(|read| {
+            let (tensor, chunk) = self.source(*read);
+            Place::bank(tensor, chunk.bucket, chunk.range.clone())
+        });
+        if awaited.as_ref() != Some(found) {
+            let awaited = awaited.map_or("nothing".to_owned(), |place| place.to_string());
+            return Err(StepError::UnexpectedReadback { found: found.to_string(), awaited });
         }
         Ok(match self.reads.pop_front() {
             Some(read) if read.round == self.round && !self.is_discarded => {
@@ -335,7 +328,7 @@ impl PeerTransfers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::Rank;
+    use crate::base::{BucketId, Rank};
     use crate::collective::Topology;
 
     const FIRST: Round = Round { generation: 0, step: 1 };
@@ -379,7 +372,7 @@ mod tests {
         let mut transfers = transfers(1, ReduceSite::Device);
         assert_eq!(transfers.wait_for(), WaitFor::Message);
         let (gradients, parameters) = (BucketTensor::Gradients, BucketTensor::Parameters);
-        let error = transfers.complete(gradients, BUCKET, &(0..2)).unwrap_err();
+        let error = transfers.complete(&Place::bank(gradients, BUCKET, 0..2)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the device returns gradients of bucket 0, 0..2 and nothing is awaited"
@@ -388,11 +381,12 @@ mod tests {
         transfers.start(Collective::reduce_scatter(BUCKET));
         assert_eq!(transfers.wait_for(), WaitFor::Readback);
         for (tensor, range) in [(parameters, 0..2), (gradients, 2..4), (gradients, 0..1)] {
-            let error = transfers.complete(tensor, BUCKET, &range).unwrap_err().to_string();
+            let found = Place::bank(tensor, BUCKET, range);
+            let error = transfers.complete(&found).unwrap_err().to_string();
             assert!(error.ends_with("and gradients of bucket 0, 0..2 is awaited"), "{error}");
         }
         let read = Read { round: FIRST, kind: CollectiveKind::ReduceScatter, chunk: ChunkId(0) };
-        let completed = transfers.complete(gradients, BUCKET, &(0..2));
+        let completed = transfers.complete(&Place::bank(gradients, BUCKET, 0..2));
         assert_eq!(completed, Ok(CompletedRead::Forward(read)));
     }
 
@@ -402,15 +396,15 @@ mod tests {
         transfers.start(Collective::reduce_scatter(BUCKET));
         transfers.discard();
         let gradients = BucketTensor::Gradients;
-        let first = transfers.complete(gradients, BUCKET, &(0..2));
+        let first = transfers.complete(&Place::bank(gradients, BUCKET, 0..2));
         assert_eq!((first, transfers.wait_for()), (Ok(CompletedRead::Discard), WaitFor::Readback));
         // Also one that completes in a later round.
         let again = Round { generation: 1, step: 1 };
         transfers.restart(again);
         transfers.start(Collective::reduce_scatter(BUCKET));
-        let second = transfers.complete(gradients, BUCKET, &(2..4));
+        let second = transfers.complete(&Place::bank(gradients, BUCKET, 2..4));
         assert_eq!(second, Ok(CompletedRead::Discard));
-        let third = transfers.complete(gradients, BUCKET, &(0..2)).unwrap();
+        let third = transfers.complete(&Place::bank(gradients, BUCKET, 0..2)).unwrap();
         let CompletedRead::Forward(read) = third else { panic!("{third:?}") };
         assert_eq!(read.round, again);
     }

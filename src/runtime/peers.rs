@@ -13,6 +13,7 @@ use crate::collective::{Collective, ShardLayout};
 use crate::comm::{Closed, Mailbox, RecvError, RingMsg, SendError};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, Readback};
+use crate::graph::Place;
 use crate::metrics::{Trace, Track};
 use crate::parallel::coordinator::RankActivity;
 use crate::parallel::transfers::{
@@ -74,9 +75,8 @@ pub struct RingPeers {
 impl RingPeers {
     /// Sends a completed readback to the ring thread, or drops it if its step was discarded.
     fn forward(&mut self, device: &dyn Executor, readback: Readback) -> Result<(), DeviceError> {
-        let Readback { bank, bucket, ref range, .. } = readback;
         let started = self.read_starts.pop_front();
-        match self.transfers.complete(bank, bucket, range).map_err(|e| defect(device, &e))? {
+        match self.transfers.complete(&readback.place).map_err(|e| defect(device, &e))? {
             CompletedRead::Forward(read) => {
                 let name = || format!("read {}", self.layout.chunk(read.chunk));
                 if let Some(started) = started {
@@ -150,7 +150,7 @@ impl RingPeers {
     ) -> Result<(), DeviceError> {
         let found = self.layout.chunk(chunk);
         let _span = self.tracks.staging.span(|| format!("write {found}"));
-        device.write_range(tensor, found.bucket, found.range.start, values)
+        device.write_place(&Place::bank(tensor, found.bucket, found.range.clone()), values)
     }
 
     /// Waits for a message of the ring thread or the coordinator, for `at_most` if given.
@@ -213,7 +213,8 @@ impl Peers for RingPeers {
                 LocalTransfer::Read(read) => {
                     let (tensor, chunk) = self.transfers.source(read);
                     self.read_starts.push_back(Instant::now());
-                    device.start_readback(tensor, chunk.bucket, chunk.range.clone())?;
+                    let place = Place::bank(tensor, chunk.bucket, chunk.range.clone());
+                    device.start_readback(place)?;
                 }
                 LocalTransfer::KeepOnDevice(read) => self.ready(device, read, None)?,
             }

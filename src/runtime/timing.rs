@@ -15,6 +15,7 @@ use crate::collective::ShardLayout;
 use crate::comm::add::add_assign;
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
+use crate::graph::Place;
 use crate::kernels::RandomContext;
 use crate::parallel::ReduceSite;
 use crate::planner::balance::{
@@ -242,12 +243,14 @@ fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
         for (bucket, length) in buckets.iter().enumerate() {
             for start in (0..*length).step_by(piece) {
                 let range = start..(start + piece).min(*length);
-                device.start_readback(BucketTensor::Gradients, BucketId(bucket as u32), range)?;
+                let bucket = BucketId(bucket as u32);
+                device.start_readback(Place::bank(BucketTensor::Gradients, bucket, range))?;
             }
         }
         while device.next_readback(true)?.is_some() {}
         for (bucket, values) in parameters.iter().enumerate() {
-            device.write_range(BucketTensor::Parameters, BucketId(bucket as u32), 0, values)?;
+            let (bucket, range) = (BucketId(bucket as u32), 0..values.len());
+            device.write_place(&Place::bank(BucketTensor::Parameters, bucket, range), values)?;
         }
         device.finish_step(false)?;
         best = best.min(started.elapsed().as_secs_f64());
@@ -334,7 +337,8 @@ pub fn faster_reduce_site(
     // The first repetition is a warm-up.
     for repeat in 0..=REPEATS {
         let started = Instant::now();
-        device.start_readback(BucketTensor::Gradients, chunk.bucket, chunk.range.clone())?;
+        let range = chunk.range.clone();
+        device.start_readback(Place::bank(BucketTensor::Gradients, chunk.bucket, range))?;
         if let Some(piece) = device.next_readback(true)? {
             add_assign(&mut partial, piece.values());
         }

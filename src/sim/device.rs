@@ -11,7 +11,7 @@ use super::scenario::{Costs, LinkModel};
 use super::values::Model;
 use crate::base::{BucketId, Nanos};
 use crate::collective::Chunk;
-use crate::graph::BucketTensor;
+use crate::graph::{BucketTensor, Place};
 
 /// Completed readback of a chunk. Dropping it frees its slot.
 #[derive(Debug)]
@@ -21,6 +21,13 @@ pub struct VirtualRead {
     pub range: Range<usize>,
     values: Vec<f32>,
     _slot: Option<VirtualSlot>,
+}
+
+impl VirtualRead {
+    /// Returns the place that was read.
+    pub fn place(&self) -> Place {
+        Place::bank(self.tensor, self.bucket, self.range.clone())
+    }
 }
 
 impl AsRef<[f32]> for VirtualRead {

@@ -351,7 +351,7 @@ impl<'a> Simulation<'a> {
         let transfers = &mut virtual_rank.driver.transfers;
         transfers.discard();
         while let Some(read) = virtual_rank.device.next_readback(now) {
-            match transfers.complete(read.tensor, read.bucket, &read.range) {
+            match transfers.complete(&read.place()) {
                 Ok(CompletedRead::Discard) => {}
                 other => self.violations.push(format!("{rank} drains {other:?}")),
             }
@@ -398,7 +398,7 @@ impl<'a> Simulation<'a> {
             }
             let Some(readback) = virtual_rank.device.next_readback(now) else { return };
             let transfers = &mut virtual_rank.driver.transfers;
-            match transfers.complete(readback.tensor, readback.bucket, &readback.range) {
+            match transfers.complete(&readback.place()) {
                 Ok(CompletedRead::Forward(read)) => self.ready(rank, read, Some(readback)),
                 Ok(CompletedRead::Discard) => {}
                 Err(error) => return self.violations.push(format!("{rank}: {error}")),

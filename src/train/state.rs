@@ -240,7 +240,7 @@ mod tests {
     use crate::base::{HostTensorView, TensorId};
     use crate::device::{Heartbeat, InjectedFault};
     use crate::exec::{Cpu, KernelProfile, PassContext, ProfileTarget, Readback, StepSums};
-    use crate::graph::{Builder, Init, PlanOptions, Update, UpdateRange};
+    use crate::graph::{Builder, Init, Place, PlanOptions, Update, UpdateRange};
     use crate::runtime::open::initialize;
 
     type Done = Result<(), DeviceError>;
@@ -332,8 +332,8 @@ mod tests {
         fn owned(&self, bucket: BucketId) -> Range<usize> {
             self.cpu.owned(bucket)
         }
-        fn start_readback(&mut self, bank: BucketTensor, id: BucketId, at: Range<usize>) -> Done {
-            self.cpu.start_readback(bank, id, at)
+        fn start_readback(&mut self, place: Place) -> Done {
+            self.cpu.start_readback(place)
         }
         fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
             self.cpu.next_readback(wait)
@@ -344,14 +344,8 @@ mod tests {
         fn readback_elements_max(&self) -> usize {
             self.cpu.readback_elements_max()
         }
-        fn write_range(
-            &mut self,
-            bank: BucketTensor,
-            id: BucketId,
-            start: usize,
-            from: &[f32],
-        ) -> Done {
-            self.cpu.write_range(bank, id, start, from)
+        fn write_place(&mut self, place: &Place, from: &[f32]) -> Done {
+            self.cpu.write_place(place, from)
         }
         fn add(&mut self, id: BucketId, start: usize, partial: &mut [f32]) -> Done {
             self.cpu.add(id, start, partial)

@@ -2,7 +2,7 @@
 
 use potluck::base::HostTensor;
 use potluck::exec::{BucketTensor, Executor};
-use potluck::graph::{Builder, Graph, Init, Plan, PlanOptions, TensorLocation, Unary};
+use potluck::graph::{Builder, Graph, Init, Place, Plan, PlanOptions, TensorLocation, Unary};
 use potluck::graph::{differentiate, fuse};
 use potluck::optim::Optimizer;
 use potluck::train::{Trainer, TrainerOptions};
@@ -39,7 +39,8 @@ fn nan_before_a_relu_reaches_the_loss_on_every_device() {
             let TensorLocation::Parameter { bucket, start } = plan.place(bias.tensor) else {
                 panic!("{} is a parameter", bias.name)
             };
-            device.write_range(BucketTensor::Parameters, bucket, start, &[f32::NAN; 8]).unwrap();
+            let place = Place::bank(BucketTensor::Parameters, bucket, start..start + 8);
+            device.write_place(&place, &[f32::NAN; 8]).unwrap();
             let pass = pass(0, ROWS);
             fill_inputs(device, 0, ROWS, 1, 3);
             let sums = run_step(device, &pass);

@@ -11,9 +11,27 @@ use potluck::base::BucketId;
 use potluck::base::rng::Key;
 use potluck::device::InjectedFault;
 use potluck::exec::{BucketTensor, Executor, Moments, Readback};
-use potluck::graph::{Builder, Init, Plan, PlanOptions, Update, UpdateRange, differentiate};
+use potluck::graph::{Builder, Init, Place, Plan, PlanOptions, Update, UpdateRange, differentiate};
 
 const ROWS: usize = 3;
+
+/// Writes elements of a bucket from `start` on.
+fn write(
+    device: &mut dyn Executor,
+    bank: BucketTensor,
+    bucket: BucketId,
+    start: usize,
+    values: &[f32],
+) {
+    let place = Place::bank(bank, bucket, start..start + values.len());
+    device.write_place(&place, values).unwrap();
+}
+
+/// Returns the elements of a bucket that a readback is of.
+fn range(readback: &Readback) -> Range<usize> {
+    let Place::Bank { range, .. } = &readback.place else { panic!("{}", readback.place) };
+    range.clone()
+}
 
 /// Two layers of this width with biases, so that buckets have a part that does not decay.
 fn plan(width: usize) -> Plan {
@@ -52,7 +70,7 @@ fn ranges(length: usize, size: usize) -> Vec<Range<usize>> {
 /// Begins to read a whole bucket in pieces.
 fn begin_all(device: &mut dyn Executor, bank: BucketTensor, (bucket, length): (BucketId, usize)) {
     for range in ranges(length, device.readback_elements_max()) {
-        device.start_readback(bank, bucket, range).unwrap();
+        device.start_readback(Place::bank(bank, bucket, range)).unwrap();
     }
 }
 
@@ -60,7 +78,7 @@ fn begin_all(device: &mut dyn Executor, bank: BucketTensor, (bucket, length): (B
 fn join(device: &mut dyn Executor, length: usize) -> Vec<f32> {
     let mut values = vec![f32::NAN; length];
     while let Some(piece) = device.next_readback(true).unwrap() {
-        values[piece.range.clone()].copy_from_slice(piece.values());
+        values[range(&piece)].copy_from_slice(piece.values());
     }
     values
 }
@@ -82,12 +100,12 @@ fn pieces_come_in_order_with_the_bits_of_their_ranges() {
             }
         }
         for (bank, bucket, range, _) in &wanted {
-            device.start_readback(*bank, *bucket, range.clone()).unwrap();
+            device.start_readback(Place::bank(*bank, *bucket, range.clone())).unwrap();
         }
         for (bank, bucket, range, expected) in wanted {
             assert!(device.has_readbacks());
             let piece = device.next_readback(true).unwrap().unwrap();
-            assert_eq!((piece.bank, piece.bucket, &piece.range), (bank, bucket, &range));
+            assert_eq!(piece.place, Place::bank(bank, bucket, range.clone()));
             assert!(bits(piece.values()) == expected, "{}: {bank:?} {range:?}", device.name());
         }
         assert!(!device.has_readbacks());
@@ -144,7 +162,7 @@ fn pieces_without_a_slot_keep_what_they_were_begun_with() {
         let values = normals(length, 4);
         device.write_bank(BucketTensor::Gradients, bucket, &values).unwrap();
         begin_all(device, BucketTensor::Gradients, (bucket, length));
-        device.write_range(BucketTensor::Gradients, bucket, length / 2, &[7.0; 1000]).unwrap();
+        write(device, BucketTensor::Gradients, bucket, length / 2, &[7.0; 1000]);
         device.begin_step().unwrap();
         assert!(bits(&join(device, length)) == bits(&values), "{}", device.name());
         let after = device.read_bank(BucketTensor::Gradients, bucket).unwrap();
@@ -176,7 +194,8 @@ fn gradients_that_are_read_while_backward_passes_follow_are_those_of_the_beginni
         micro_batch(device, 2);
         let mut got: Vec<Vec<u32>> = vec![Vec::new(); all.len()];
         while let Some(piece) = device.next_readback(true).unwrap() {
-            got[piece.bucket.index()].extend(bits(piece.values()));
+            let Place::Bank { bucket, .. } = piece.place else { panic!("{}", piece.place) };
+            got[bucket.index()].extend(bits(piece.values()));
         }
         assert!(got == expected, "{}", device.name());
         assert!(read(device, all[0].0) != expected[0], "the second changes them");
@@ -190,7 +209,7 @@ fn pieces_come_without_waiting_once_the_device_is_done() {
         let (bucket, length) = buckets(device)[0];
         let done = Arc::new(AtomicBool::new(false));
         let told = done.clone();
-        device.start_readback(BucketTensor::Gradients, bucket, 0..length).unwrap();
+        device.start_readback(Place::bank(BucketTensor::Gradients, bucket, 0..length)).unwrap();
         device.on_queue_done(Box::new(move || told.store(true, Ordering::Relaxed))).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
         let piece = loop {
@@ -213,8 +232,8 @@ fn pieces_outlive_their_device() {
         let (bucket, length) = buckets(device.as_ref())[0];
         let values = normals(length, 5);
         device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
-        device.start_readback(BucketTensor::Parameters, bucket, 0..length).unwrap();
-        device.start_readback(BucketTensor::Parameters, bucket, 0..10).unwrap();
+        device.start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..length)).unwrap();
+        device.start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..10)).unwrap();
         let piece = device.next_readback(true).unwrap().unwrap();
         drop(device);
         let reader = std::thread::spawn(move || bits(piece.values()));
@@ -231,7 +250,9 @@ fn a_device_that_is_lost_while_pieces_are_under_way_says_so() {
         let values = normals(length, 6);
         device.write_bank(BucketTensor::Parameters, bucket, &values).unwrap();
         for _ in 0..3 {
-            device.start_readback(BucketTensor::Parameters, bucket, 0..length).unwrap();
+            device
+                .start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..length))
+                .unwrap();
         }
         let piece = device.next_readback(true).unwrap().unwrap();
         if device.inject_fault(InjectedFault::Lost).is_err() {
@@ -243,7 +264,7 @@ fn a_device_that_is_lost_while_pieces_are_under_way_says_so() {
         let error = taken.find_map(Result::err).expect("only two more were begun").to_string();
         assert!(error.contains("the device was lost"), "{error}");
         assert!(device.next_readback(false).is_err() && device.next_readback(true).is_err());
-        let _ = device.start_readback(BucketTensor::Parameters, bucket, 0..length);
+        let _ = device.start_readback(Place::bank(BucketTensor::Parameters, bucket, 0..length));
         assert!(device.run(0..1, &pass(0, ROWS)).is_err());
         assert!(bits(piece.values()) == bits(&values), "{}", device.name());
     }
@@ -260,7 +281,7 @@ fn ranges_are_written_where_they_belong() {
                 device.write_bank(bank, bucket, &expected).unwrap();
                 for range in [0..3, 63..65, length - 70..length, 10..10] {
                     let values = normals(range.len(), range.start as u64);
-                    device.write_range(bank, bucket, range.start, &values).unwrap();
+                    write(device, bank, bucket, range.start, &values);
                     expected[range].copy_from_slice(&values);
                 }
                 let got = device.read_bank(bank, bucket).unwrap();

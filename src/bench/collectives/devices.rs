@@ -19,7 +19,7 @@ use crate::collective::{BucketGroups, Topology};
 use crate::device::{DeviceError, Selection, list_adapters, select_all};
 use crate::exec::{BucketTensor, Executor, Moments};
 use crate::faults::Faults;
-use crate::graph::{Builder, Init, Plan, PlanOptions, Update, differentiate};
+use crate::graph::{Builder, Init, Place, Plan, PlanOptions, Update, differentiate};
 use crate::parallel::{Program, ReduceSite, gradient_all_reduce};
 use crate::runtime::open::{OpenDevice, OpenOptions, display_name, open_selected};
 use crate::runtime::placement::types::ParallelOptions;
@@ -254,7 +254,7 @@ fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), Devi
     values.resize(length, 0.0);
     let ranges = || (0..length).step_by(most).map(|start| start..(start + most).min(length));
     for range in ranges() {
-        device.start_readback(BucketTensor::Gradients, BUCKET, range)?;
+        device.start_readback(Place::bank(BucketTensor::Gradients, BUCKET, range))?;
     }
     for range in ranges() {
         if let Some(piece) = device.next_readback(true)? {
@@ -262,7 +262,8 @@ fn transfer(device: &mut dyn Executor, values: &mut Vec<f32>) -> Result<(), Devi
         }
     }
     for range in ranges() {
-        device.write_range(BucketTensor::Gradients, BUCKET, range.start, &values[range])?;
+        let place = Place::bank(BucketTensor::Gradients, BUCKET, range.clone());
+        device.write_place(&place, &values[range])?;
     }
     settle(device)
 }

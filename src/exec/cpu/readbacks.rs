@@ -1,11 +1,10 @@
 //! Readbacks of the CPU device: copies, made when a readback is started, in pooled buffers.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::base::BucketId;
-use crate::exec::{BucketTensor, Readback};
+use crate::exec::Readback;
+use crate::graph::Place;
 
 /// Buffer pool of readbacks.
 struct Spares {
@@ -70,17 +69,10 @@ impl ReadbackQueue {
         lock(&self.spares).bytes_peak
     }
 
-    /// Appends `copy`, the values of elements `range` of a bucket in a buffer of this queue that
-    /// has room for them.
-    pub fn begin(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        range: Range<usize>,
-        copy: Vec<f32>,
-    ) {
+    /// Appends `copy`, the values of a place in a buffer of this queue that has room for them.
+    pub fn begin(&mut self, place: Place, copy: Vec<f32>) {
         let values = Box::new(Copied { values: copy, spares: self.spares.clone() });
-        self.begun.push_back(Readback { bank, bucket, range, values });
+        self.begun.push_back(Readback { place, values });
     }
 
     /// Returns true if a readback was started and not taken.
@@ -129,11 +121,13 @@ fn lock(spares: &SharedBuffers) -> MutexGuard<'_, Spares> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::BucketId;
+    use crate::graph::BucketTensor;
 
     fn begin(pieces: &mut ReadbackQueue, value: f32, count: usize) {
         let mut copy = pieces.buffer(count);
         copy.resize(count, value);
-        pieces.begin(BucketTensor::Gradients, BucketId(0), 0..count, copy);
+        pieces.begin(Place::bank(BucketTensor::Gradients, BucketId(0), 0..count), copy);
     }
 
     #[test]

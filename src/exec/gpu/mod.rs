@@ -25,9 +25,10 @@ use crate::exec::loss_count::LossCounter;
 use crate::exec::staging::ReadbackBudget;
 use crate::exec::timing::{KernelProfile, ProfileTarget, norm_cost, update_cost};
 use crate::exec::{
-    BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums, copies,
+    BucketTensor, Executor, Moments, PassContext, READBACK_ELEMENTS_MAX, Readback, StepSums,
+    copies, slot_of,
 };
-use crate::graph::{Node, Plan, TensorLocation, Update, UpdateRange};
+use crate::graph::{Node, Place, Plan, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{BindGroups, Binding, Operand, Variant, twin};
 use add::PartialSumAdder;
@@ -275,18 +276,39 @@ impl GpuExecutor {
         Ok(key)
     }
 
-    /// Records the copies of pending readbacks of the gradients that `nodes` are about to change.
-    fn keep_gradients(&mut self, nodes: &Range<usize>) -> Result<(), DeviceError> {
+    /// Records the copies of pending readbacks of gradients and of activations that `nodes` are
+    /// about to change.
+    fn keep_outputs(
+        &mut self,
+        nodes: &Range<usize>,
+        pass: &PassContext,
+    ) -> Result<(), DeviceError> {
         if !self.stream.readback_queue.is_waiting() {
             return Ok(());
         }
-        for output in self.plan.graph.nodes[nodes.clone()].iter().flat_map(|node| &node.outputs) {
-            if let TensorLocation::Gradient { .. } = self.plan.place(*output) {
-                let changed = self.binding(*output, 0);
-                self.stream.preserve_readbacks(&changed.buffer, changed.range())?;
-            }
+        let plan = Arc::clone(&self.plan);
+        // Nodes without a twin are aliases, which write nothing.
+        let writers = plan.graph.nodes[nodes.clone()].iter().filter(|n| twin(&n.op).is_some());
+        for output in writers.flat_map(|node| &node.outputs) {
+            let changed = self.binding(*output, pass.micro_batch);
+            self.stream.preserve_readbacks(&changed.buffer, changed.range())?;
         }
         Ok(())
+    }
+
+    /// Returns the buffer that holds the elements of a place, and their offset in it in bytes.
+    ///
+    /// # Panics
+    /// If the device does not hold all of them.
+    fn buffer_of(&self, place: &Place) -> (wgpu::Buffer, u64) {
+        match place {
+            Place::Bank { bank, bucket, range } => self.banks.place(*bank, *bucket, range),
+            Place::Tensor { tensor, micro_batch, range } => {
+                let copies = &self.slots[slot_of(&self.plan, *tensor, range).index()];
+                let offset = (range.start * ELEMENT_BYTES) as u64;
+                (copies[micro_batch % copies.len()].clone(), offset)
+            }
+        }
     }
 
     fn read_range(
@@ -359,8 +381,9 @@ impl Executor for GpuExecutor {
         self.loss_counter.set_input(tensor, micro_batch, values);
         if let TensorLocation::Slot(slot) = self.plan.place(tensor) {
             let copies = &self.slots[slot.index()];
-            let copy = &copies[micro_batch % copies.len()];
-            self.stream.upload(copy, 0, values.bytes())?;
+            let (copy, bytes) = (&copies[micro_batch % copies.len()], values.bytes());
+            self.stream.preserve_readbacks(copy, 0..bytes.len() as u64)?;
+            self.stream.upload(copy, 0, bytes)?;
         }
         Ok(())
     }
@@ -377,7 +400,7 @@ impl Executor for GpuExecutor {
 
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
         self.stream.submit_readbacks()?;
-        self.keep_gradients(&nodes)?;
+        self.keep_outputs(&nodes, pass)?;
         self.loss_counter.run(&nodes, pass);
         self.note_rows(pass.rows);
         for index in nodes {
@@ -480,7 +503,7 @@ impl Executor for GpuExecutor {
     ) -> Result<(), DeviceError> {
         let held = self.banks.shards.held(bank, bucket);
         assert_eq!(held.len(), values.len(), "a bank is written whole");
-        self.write_range(bank, bucket, held.start, values)?;
+        self.write_place(&Place::bank(bank, bucket, held), values)?;
         self.gpu.check()
     }
 
@@ -498,15 +521,10 @@ impl Executor for GpuExecutor {
         self.banks.shards.owned(bucket)
     }
 
-    fn start_readback(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        range: Range<usize>,
-    ) -> Result<(), DeviceError> {
-        assert!(range.len() <= self.readback_elements_max(), "{range:?} is longer than a piece");
-        let (source, offset) = self.banks.place(bank, bucket, &range);
-        self.stream.start_readback(ReadbackRequest { bank, bucket, range, source, offset })
+    fn start_readback(&mut self, place: Place) -> Result<(), DeviceError> {
+        assert!(place.length() <= self.readback_elements_max(), "{place} is longer than a piece");
+        let (source, offset) = self.buffer_of(&place);
+        self.stream.start_readback(ReadbackRequest { place, source, offset })
     }
 
     fn next_readback(&mut self, wait: bool) -> Result<Option<Readback>, DeviceError> {
@@ -521,14 +539,9 @@ impl Executor for GpuExecutor {
         self.stream.readback_queue.elements()
     }
 
-    fn write_range(
-        &mut self,
-        bank: BucketTensor,
-        bucket: BucketId,
-        start: usize,
-        values: &[f32],
-    ) -> Result<(), DeviceError> {
-        let (target, offset) = self.banks.place(bank, bucket, &(start..start + values.len()));
+    fn write_place(&mut self, place: &Place, values: &[f32]) -> Result<(), DeviceError> {
+        assert_eq!(place.length(), values.len(), "{place} is written whole");
+        let (target, offset) = self.buffer_of(place);
         self.stream.preserve_readbacks(&target, offset..offset + size_of_val(values) as u64)?;
         self.stream.upload(&target, offset, bytemuck::cast_slice(values))
     }

@@ -6,6 +6,24 @@ use std::time::{Duration, Instant};
 use super::tests::{executors, executors_with, fill, pass, plan, step};
 use super::*;
 
+/// Writes elements of a bucket from `start` on.
+fn write(
+    device: &mut GpuExecutor,
+    bank: BucketTensor,
+    bucket: BucketId,
+    start: usize,
+    values: &[f32],
+) {
+    let place = Place::bank(bank, bucket, start..start + values.len());
+    device.write_place(&place, values).unwrap();
+}
+
+/// Returns the elements of a bucket that a readback is of.
+fn range(readback: &Readback) -> Range<usize> {
+    let Place::Bank { range, .. } = &readback.place else { panic!("{}", readback.place) };
+    range.clone()
+}
+
 /// Takes all readbacks that were started; returns their number.
 fn drain(device: &mut GpuExecutor) -> usize {
     std::iter::from_fn(|| device.next_readback(true).unwrap()).count()
@@ -16,7 +34,7 @@ fn begin(device: &mut GpuExecutor, size: usize) -> usize {
     let length = device.plan.buckets[0].length;
     for start in (0..length).step_by(size) {
         let range = start..length.min(start + size);
-        device.start_readback(BucketTensor::Gradients, BucketId(0), range).unwrap();
+        device.start_readback(Place::bank(BucketTensor::Gradients, BucketId(0), range)).unwrap();
     }
     length.div_ceil(size)
 }
@@ -29,7 +47,7 @@ fn round(device: &mut GpuExecutor, number: u64) {
     let mut sums = vec![1.0; 5000];
     device.add(BucketId(0), 64, &mut sums).unwrap();
     device.add(BucketId(0), 0, &mut sums[..77]).unwrap();
-    device.write_range(BucketTensor::Parameters, BucketId(1), 128, &sums).unwrap();
+    write(device, BucketTensor::Parameters, BucketId(1), 128, &sums);
     device.on_queue_done(Box::new(|| ())).unwrap();
     device.finish_step(false).unwrap();
 }
@@ -116,7 +134,7 @@ fn a_device_whose_pieces_are_all_held_neither_waits_nor_fails() {
         assert!(device.next_readback(true).unwrap().is_none(), "still no slot");
         held.remove(3);
         let next = device.next_readback(true).unwrap().unwrap();
-        assert_eq!(next.range, 500 * slots..500 * (slots + 1), "{}", device.name());
+        assert_eq!(range(&next), 500 * slots..500 * (slots + 1), "{}", device.name());
         assert!(device.next_readback(true).unwrap().is_none() && device.has_readbacks());
         drop((held, next));
         assert_eq!(drain(&mut device), device.plan.buckets[0].length.div_ceil(500) - slots - 1);
@@ -136,24 +154,25 @@ fn slots_are_made_only_for_copies_of_what_is_about_to_change() {
         let held = with_full_slots(&mut device);
         let (slots, made) = (held.len(), device.gpu.allocation_count());
         let copied = 500 * slots;
-        device.write_range(BucketTensor::Gradients, first, 0, &vec![-1.0; copied]).unwrap();
-        device.write_range(BucketTensor::Gradients, second, 0, &vec![-1.0; 3 * copied]).unwrap();
-        device.write_range(BucketTensor::Parameters, first, 0, &vec![-1.0; 3 * copied]).unwrap();
-        device.write_range(BucketTensor::Gradients, first, copied, &[]).unwrap();
+        write(&mut device, BucketTensor::Gradients, first, 0, &vec![-1.0; copied]);
+        write(&mut device, BucketTensor::Gradients, second, 0, &vec![-1.0; 3 * copied]);
+        write(&mut device, BucketTensor::Parameters, first, 0, &vec![-1.0; 3 * copied]);
+        write(&mut device, BucketTensor::Gradients, first, copied, &[]);
         assert_eq!(device.gpu.allocation_count(), made, "{}", device.name());
         // The last element of one waiting readback and the first of the next: these two and the
         // one before them need slots.
-        device.write_range(BucketTensor::Gradients, first, copied + 999, &[-1.0; 2]).unwrap();
+        write(&mut device, BucketTensor::Gradients, first, copied + 999, &[-1.0; 2]);
         assert_eq!(device.gpu.allocation_count(), made + 3, "{}", device.name());
         drop(held);
         // Now slots are free.
-        device.write_range(BucketTensor::Gradients, first, copied + 1500, &[-1.0]).unwrap();
+        write(&mut device, BucketTensor::Gradients, first, copied + 1500, &[-1.0]);
         assert_eq!(device.gpu.allocation_count(), made + 3, "{}", device.name());
         let mut at = copied;
         while let Some(piece) = device.next_readback(true).unwrap() {
-            assert!(piece.values() == &before[piece.range.clone()], "{:?}", piece.range);
-            assert_eq!(piece.range.start, at);
-            at = piece.range.end;
+            let range = range(&piece);
+            assert!(piece.values() == &before[range.clone()], "{range:?}");
+            assert_eq!(range.start, at);
+            at = range.end;
         }
         assert_eq!(at, before.len(), "{}", device.name());
     }
@@ -178,7 +197,8 @@ fn an_update_makes_slots_only_for_copies_of_what_it_changes() {
         device.stream.readback_queue = ReadbackQueue::new(256, ReadbackBudget::new(256, &[256]));
         let begin = |device: &mut GpuExecutor, bank: BucketTensor, all: Range<usize>| {
             for start in all.step_by(256) {
-                device.start_readback(bank, BucketId(0), start..start + 256).unwrap();
+                let place = Place::bank(bank, BucketId(0), start..start + 256);
+                device.start_readback(place).unwrap();
             }
         };
         begin(&mut device, BucketTensor::Gradients, 0..length);

@@ -9,11 +9,11 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use crate::base::BucketId;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu, Mapping};
+use crate::exec::Readback;
 use crate::exec::staging::ReadbackBudget;
-use crate::exec::{BucketTensor, Readback};
+use crate::graph::Place;
 
 /// Batching of copies: after all slots were taken, waiting copies are recorded only once this
 /// fraction (one in `BATCH`) of the slots is free.
@@ -23,10 +23,7 @@ const WHAT: &str = "a piece on its way back";
 
 /// Request for a readback.
 pub struct ReadbackRequest {
-    pub bank: BucketTensor,
-    pub bucket: BucketId,
-    /// Range of elements in the bucket.
-    pub range: Range<usize>,
+    pub place: Place,
     /// Source of the copy: a buffer, and a position in bytes.
     pub source: wgpu::Buffer,
     pub offset: u64,
@@ -34,7 +31,7 @@ pub struct ReadbackRequest {
 
 impl ReadbackRequest {
     fn bytes(&self) -> u64 {
-        (self.range.len() * ELEMENT_BYTES) as u64
+        (self.place.length() * ELEMENT_BYTES) as u64
     }
 
     /// Returns true if the readback covers some of these bytes of a buffer.
@@ -125,7 +122,11 @@ impl ReadbackQueue {
     ///
     /// # Errors
     /// Returns [`DeviceError`] if there is too little memory for the slots.
+    ///
+    /// # Panics
+    /// If the readback is longer than a slot.
     pub fn begin(&mut self, gpu: &Gpu, wanted: ReadbackRequest) -> Result<(), DeviceError> {
+        assert!(wanted.bytes() <= self.slot_bytes, "{} is longer than a slot", wanted.place);
         self.make(gpu)?;
         self.waiting.push_back(wanted);
         Ok(())
@@ -230,12 +231,12 @@ impl ReadbackQueue {
     }
 
     fn piece(&self, gpu: &Gpu, in_flight: InFlight) -> Result<Readback, DeviceError> {
-        let InFlight { wanted: ReadbackRequest { bank, bucket, range, .. }, slot, .. } = in_flight;
-        let bytes = (range.len() * ELEMENT_BYTES) as u64;
+        let InFlight { wanted, slot, .. } = in_flight;
+        let bytes = wanted.bytes();
         let back = SlotGuard { slot, to: self.back.clone() };
         let view = self.slots[slot].get_mapped_range(0..bytes.max(4));
         let view = view.map_err(|why| gpu.refused(WHAT, why.to_string()))?;
-        let elements = range.len();
+        let elements = wanted.place.length();
         // Mapped memory is aligned to 64 bytes, except where GL has to return a copy.
         let values: Box<dyn AsRef<[f32]> + Send + Sync> =
             match bytemuck::try_cast_slice::<u8, f32>(&view) {
@@ -244,7 +245,7 @@ impl ReadbackQueue {
                     Box::new(bytemuck::pod_collect_to_vec::<u8, f32>(&view[..bytes as usize]))
                 }
             };
-        Ok(Readback { bank, bucket, range, values })
+        Ok(Readback { place: wanted.place, values })
     }
 }
 
