@@ -341,11 +341,10 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
+    fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
         let (loss, count) = self.loss()?;
-        let buckets = self.gradients.iter().filter(|_| norms);
-        let gradients = buckets.map(|bucket| (self.functions.norm)(bucket)).collect();
-        Ok(StepSums { loss, count, gradients, busy: None })
+        let norm = |bucket: &BucketId| (self.functions.norm)(&self.gradients[bucket.index()]);
+        Ok(StepSums { loss, count, gradients: norms.iter().map(norm).collect(), busy: None })
     }
 
     fn loss(&mut self) -> Result<(f64, f64), DeviceError> {

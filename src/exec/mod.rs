@@ -116,8 +116,8 @@ pub struct StepSums {
     pub loss: f64,
     /// Elements (squared error) or targets (cross-entropy) that the loss sums: exact.
     pub count: f64,
-    /// Per bucket: the sum of squares of the gradient sums, and the number of gradient sums that
-    /// are not finite.
+    /// Per bucket whose norm was asked for: the sum of squares of the gradient sums, and the number
+    /// of gradient sums that are not finite.
     pub gradients: Vec<(f64, u64)>,
     /// Fraction of the time since the last report (or since the step began, if another read came
     /// in between) in which the device was busy, by its own clock; `None` without a clock.
@@ -169,9 +169,12 @@ pub trait Executor: Send {
     /// Runs a range of the plan's nodes.
     fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError>;
 
-    /// Returns the sums of the step so far. With `norms`, they include those of the gradients per
-    /// bucket, which have no use where gradients are summed over ranks. Waits for the device.
-    fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError>;
+    /// Returns the sums of the step so far, with those of the gradients of the buckets `norms`, in
+    /// this order; of gradients that are summed over ranks they have no use. Waits for the device.
+    ///
+    /// # Panics
+    /// If the device does not hold the gradients of one of the buckets.
+    fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError>;
 
     /// Returns the (sum, count) of the loss so far; the count is exact. Waits for the device.
     fn loss(&mut self) -> Result<(f64, f64), DeviceError>;

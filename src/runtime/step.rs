@@ -245,7 +245,10 @@ impl<'a> Performer<'a> {
     fn vote(&mut self) -> Result<(), DeviceError> {
         self.fault_once(Point::Backward)?;
         self.fault_once(Point::Reduce)?;
-        let sums = self.device.finish_step(!self.input.program.reduces())?;
+        let buckets =
+            if self.input.program.reduces() { 0 } else { self.device.plan().buckets.len() };
+        let norms: Vec<BucketId> = (0..buckets as u32).map(BucketId).collect();
+        let sums = self.device.finish_step(&norms)?;
         self.busy = sums.busy;
         self.inject_fault(Point::Verdict)?;
         self.awaited = None;

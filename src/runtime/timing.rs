@@ -224,7 +224,7 @@ fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f6
     for nodes in segments {
         device.run(nodes, &PassContext { micro_batch: 0, rows: rows as usize, random })?;
     }
-    device.finish_step(false)?;
+    device.finish_step(&[])?;
     Ok(started.elapsed().as_secs_f64())
 }
 
@@ -252,7 +252,7 @@ fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
             let (bucket, range) = (BucketId(bucket as u32), 0..values.len());
             device.write_place(&Place::bank(BucketTensor::Parameters, bucket, range), values)?;
         }
-        device.finish_step(false)?;
+        device.finish_step(&[])?;
         best = best.min(started.elapsed().as_secs_f64());
     }
     Ok(best)

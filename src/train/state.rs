@@ -285,7 +285,7 @@ mod tests {
         fn run(&mut self, nodes: Range<usize>, pass: &PassContext) -> Result<(), DeviceError> {
             self.cpu.run(nodes, pass)
         }
-        fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
+        fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
             self.cpu.finish_step(norms)
         }
         fn loss(&mut self) -> Result<(f64, f64), DeviceError> {

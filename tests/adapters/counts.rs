@@ -12,7 +12,7 @@ fn check_count(device: &mut dyn Executor, expected: u64) {
     assert!(expected > 1 << 24 && expected % 2 == 1, "{expected} is exact in f32");
     let name = device.name().to_string();
     assert_eq!(device.loss().unwrap().1, expected as f64, "{name}, loss");
-    assert_eq!(device.finish_step(false).unwrap().count, expected as f64, "{name}, report");
+    assert_eq!(device.finish_step(&[]).unwrap().count, expected as f64, "{name}, report");
 }
 
 #[test]

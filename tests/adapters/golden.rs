@@ -114,7 +114,8 @@ impl Golden {
             crate::common::run_phase(device, true, &pass);
             crate::common::run_phase(device, false, &pass);
         }
-        device.finish_step(true).unwrap()
+        let buckets: Vec<_> = (0..device.plan().buckets.len() as u32).map(BucketId).collect();
+        device.finish_step(&buckets).unwrap()
     }
 
     fn train(

@@ -415,7 +415,7 @@ fn sums_on_the_device_are_those_of_the_host() {
 }
 
 #[test]
-fn a_step_ends_without_norms_where_nobody_asks_for_them() {
+fn a_step_ends_with_the_norms_that_are_asked_for() {
     for mut device in devices(&plan(32), 0) {
         let device = device.as_mut();
         fill_parameters(device, 0.1);
@@ -423,9 +423,16 @@ fn a_step_ends_without_norms_where_nobody_asks_for_them() {
         device.begin_step().unwrap();
         run_phase(device, true, &pass(0, ROWS));
         run_phase(device, false, &pass(0, ROWS));
-        let without = device.finish_step(false).unwrap();
-        let with = device.finish_step(true).unwrap();
-        assert!(without.gradients.is_empty() && with.gradients.len() == 2);
-        assert!(without.loss == with.loss && with.loss > 0.0);
+        let norms = |device: &mut dyn Executor, buckets: &[u32]| {
+            let buckets: Vec<BucketId> = buckets.iter().map(|bucket| BucketId(*bucket)).collect();
+            let sums = device.finish_step(&buckets).unwrap();
+            (sums.loss, sums.gradients)
+        };
+        let (loss, all) = norms(device, &[0, 1]);
+        assert!(loss > 0.0 && all[0].0 > 0.0 && all[0] != all[1], "{all:?}");
+        for buckets in [&[] as &[u32], &[1], &[0], &[1, 0], &[1, 0, 1]] {
+            let wanted = buckets.iter().map(|bucket| all[*bucket as usize]).collect();
+            assert_eq!(norms(device, buckets), (loss, wanted), "{}", device.name());
+        }
     }
 }

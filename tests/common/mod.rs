@@ -143,7 +143,8 @@ pub fn run_step(device: &mut dyn Executor, pass: &PassContext) -> StepSums {
     device.begin_step().unwrap();
     run_phase(device, true, pass);
     run_phase(device, false, pass);
-    device.finish_step(true).unwrap()
+    let buckets: Vec<_> = (0..device.plan().buckets.len() as u32).map(BucketId).collect();
+    device.finish_step(&buckets).unwrap()
 }
 
 /// The values of one parameter in a bank.

@@ -244,7 +244,7 @@ fn rounds(
 
 /// Waits until the device has completed all submitted work.
 fn settle(device: &mut dyn Executor) -> Result<(), DeviceError> {
-    device.finish_step(false).map(drop)
+    device.finish_step(&[]).map(drop)
 }
 
 /// Reads all gradients back to host memory, uploads them again, and waits for completion.

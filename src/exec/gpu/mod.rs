@@ -412,15 +412,17 @@ impl Executor for GpuExecutor {
         self.stream.submit_if_large()
     }
 
-    fn finish_step(&mut self, norms: bool) -> Result<StepSums, DeviceError> {
-        let tasks = if norms { self.norm_tasks.as_slice() } else { &[] };
-        for task in tasks {
-            self.stream.run(task)?;
+    fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
+        for bucket in norms {
+            self.stream.run(&self.norm_tasks[bucket.index()])?;
         }
-        let norms = 2 * tasks.len();
-        let mut values = vec![0f32; 2 + norms];
-        let ranges: [ReadRange; 2] =
-            [(&self.loss, 0, 8), (&self.norms, 0, (norms * ELEMENT_BYTES) as u64)];
+        let mut values = vec![0f32; 2 + 2 * norms.len()];
+        let mut ranges: Vec<ReadRange> = vec![(&self.loss, 0, 8)];
+        // Buckets in a row share a copy.
+        ranges.extend(norms.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| {
+            let bytes = |buckets: usize| (2 * buckets * ELEMENT_BYTES) as u64;
+            (&self.norms, bytes(run[0].index()), bytes(run.len()))
+        }));
         let busy = self.stream.report(&ranges, bytemuck::cast_slice_mut(&mut values))?;
         let gradients =
             values[2..].chunks_exact(2).map(|pair| (f64::from(pair[0]), pair[1] as u64));

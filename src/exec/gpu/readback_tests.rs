@@ -49,7 +49,7 @@ fn round(device: &mut GpuExecutor, number: u64) {
     device.add(BucketId(0), 0, &mut sums[..77]).unwrap();
     write(device, BucketTensor::Parameters, BucketId(1), 128, &sums);
     device.on_queue_done(Box::new(|| ())).unwrap();
-    device.finish_step(false).unwrap();
+    device.finish_step(&[]).unwrap();
 }
 
 #[test]

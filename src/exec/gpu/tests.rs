@@ -87,7 +87,8 @@ pub fn step(device: &mut GpuExecutor, number: u64) -> StepSums {
             device.run(segment.nodes, &pass(number, rows)).unwrap();
         }
     }
-    let sums = device.finish_step(true).unwrap();
+    let buckets: Vec<_> = (0..device.plan.buckets.len() as u32).map(BucketId).collect();
+    let sums = device.finish_step(&buckets).unwrap();
     for bucket in 0..device.plan.buckets.len() {
         let (update, range) = adam(device, bucket, number);
         device.update(BucketId(bucket as u32), &update, &range).unwrap();
