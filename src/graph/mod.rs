@@ -6,25 +6,32 @@
 //! micro-batches, masked targets and uneven shares add up exactly.
 
 pub mod build;
+mod crossing;
 
 pub mod op;
+mod part;
 pub mod passes;
 mod place;
 pub mod plan;
 pub mod print;
+mod replay;
 
 pub mod shapes;
+mod slots;
 pub mod update;
 pub mod variant_choices;
 
 pub use build::Builder;
+pub use crossing::{Crossing, crossings};
 pub use passes::fuse::fuse;
 pub use passes::gradients::differentiate;
 
 pub use op::{Binary, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
 
+pub use part::PlanPart;
 pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
+pub use replay::replay;
 pub use shapes::ShapeError;
 pub use update::{BucketTensor, Update, UpdateRange};
 pub use variant_choices::VariantChoices;

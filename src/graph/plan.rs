@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::slots::{NodeOrder, Placement, assign};
 use super::{Graph, PassKind, Role};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
@@ -109,10 +110,13 @@ pub struct Plan {
     pub buckets: Vec<Bucket>,
     /// By bucket: true if a device that runs this plan holds it.
     pub held: Vec<bool>,
+    /// By block: true if a device that runs this plan runs its segments.
+    pub held_blocks: Vec<bool>,
 }
 
 impl Plan {
-    /// Plans a forward or a training graph.
+    /// Plans a forward or a training graph for a device that holds all of it; [`Plan::part`] is
+    /// for one that holds some of its blocks.
     pub fn new(graph: Graph, options: PlanOptions) -> Self {
         assert!(options.rows > 0 && options.in_flight > 0, "a plan has rows and one copy");
         let mut segments = segments(&graph);
@@ -122,16 +126,35 @@ impl Plan {
                 segments[segment.index()].completes.push(BucketId(bucket as u32));
             }
         }
-        let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
-        place_parameters(&graph, &buckets, &mut places);
-        let slots = place_activations(&graph, &segments, &options, &mut places);
         let held = vec![true; buckets.len()];
-        Self { graph, options, segments, slots, places, buckets, held }
+        let held_blocks = vec![true; graph.blocks.len()];
+        let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
+        place_parameters(&graph, &buckets, &held, &mut places);
+        if let Some(loss) = graph.loss {
+            places[loss.index()] = TensorLocation::Loss;
+        }
+        let canonical: Vec<SegmentId> = (0..segments.len() as u32).map(SegmentId).collect();
+        let order = NodeOrder::new(&segments, &canonical);
+        let lives = order.lifetimes(&graph, &held_blocks, |_| true);
+        let rows = options.rows;
+        let slots =
+            assign(&Placement { graph: &graph, lives, rows }, &mut places, |_| options.in_flight);
+        Self { graph, options, segments, slots, places, buckets, held, held_blocks }
     }
 
     /// Returns true if a device that runs this plan holds a bucket.
     pub fn holds(&self, bucket: BucketId) -> bool {
         self.held[bucket.index()]
+    }
+
+    /// Returns true if a device that runs this plan runs a segment.
+    pub fn holds_segment(&self, segment: SegmentId) -> bool {
+        self.held_blocks[self.segments[segment.index()].block as usize]
+    }
+
+    /// Returns true if a tensor has memory: some node that the device runs writes or reads it.
+    pub fn is_placed(&self, tensor: TensorId) -> bool {
+        self.place(tensor) != TensorLocation::Unallocated
     }
 
     /// Returns the location of a tensor's elements, through aliases.
@@ -154,17 +177,19 @@ impl Plan {
             .partition(|id| self.segments[id.index()].phase == PassKind::Forward)
     }
 
-    /// Returns the bytes of the largest tensor at the plan's capacity of rows, which one binding
-    /// must hold.
+    /// Returns the bytes of the largest tensor that has memory, at the plan's capacity of rows,
+    /// which one binding must hold.
     pub fn tensor_bytes_max(&self) -> usize {
         let rows = self.options.rows;
-        let bytes = |t: &super::Tensor| t.shape.elements(rows) * ELEMENT_BYTES;
-        self.graph.tensors.iter().map(bytes).max().unwrap_or(0)
+        let placed = (0..self.graph.tensors.len() as u32).map(TensorId);
+        let placed = placed.filter(|&tensor| self.is_placed(tensor));
+        let bytes = |t: TensorId| self.graph.tensor(t).shape.elements(rows) * ELEMENT_BYTES;
+        placed.map(bytes).max().unwrap_or(0)
     }
 }
 
 /// Returns the maximal runs of nodes of one pass and block.
-fn segments(graph: &Graph) -> Vec<Segment> {
+pub(super) fn segments(graph: &Graph) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         match segments.last_mut() {
@@ -185,7 +210,7 @@ fn segments(graph: &Graph) -> Vec<Segment> {
 /// Returns the buckets in order of backward completion, and the segment that completes each: whole
 /// blocks from the last; a parameter that several blocks use has a bucket of its own, complete
 /// after the first of them.
-fn buckets(
+pub(super) fn buckets(
     graph: &Graph,
     segments: &[Segment],
     bytes_max: usize,
@@ -253,8 +278,15 @@ fn pack(graph: &Graph, parameters: Vec<ParamId>, bytes_max: usize) -> Vec<Bucket
     parts.into_iter().map(lay_out).collect()
 }
 
-fn place_parameters(graph: &Graph, buckets: &[Bucket], places: &mut [TensorLocation]) {
-    for (index, bucket) in buckets.iter().enumerate() {
+/// Gives the parameters and gradients of the held buckets their places.
+pub(super) fn place_parameters(
+    graph: &Graph,
+    buckets: &[Bucket],
+    held: &[bool],
+    places: &mut [TensorLocation],
+) {
+    let held = buckets.iter().enumerate().filter(|(index, _)| held[*index]);
+    for (index, bucket) in held {
         let bucket_id = BucketId(index as u32);
         for &(id, start) in &bucket.parameters {
             let parameter = &graph.parameters[id.index()];
@@ -263,116 +295,6 @@ fn place_parameters(graph: &Graph, buckets: &[Bucket], places: &mut [TensorLocat
             if let Some(gradient) = parameter.gradient {
                 places[gradient.index()] = TensorLocation::Gradient { bucket: bucket_id, start };
             }
-        }
-    }
-    if let Some(loss) = graph.loss {
-        places[loss.index()] = TensorLocation::Loss;
-    }
-}
-
-/// Live range of a tensor: its first write and last read, as node indices.
-#[derive(Clone, Copy)]
-struct Life {
-    first: usize,
-    last: usize,
-    kind: SlotKind,
-}
-
-fn lifetimes(graph: &Graph, segments: &[Segment]) -> Vec<Option<Life>> {
-    let mut segment_of = vec![0; graph.nodes.len()];
-    for (index, segment) in segments.iter().enumerate() {
-        segment_of[segment.nodes.clone()].fill(index);
-    }
-    let mut lives: Vec<Option<Life>> = vec![None; graph.tensors.len()];
-    // Inputs are live before the first node, and the caller reads outputs after the last forward
-    // node.
-    for (_, input) in &graph.inputs {
-        lives[input.index()] = Some(Life { first: 0, last: 0, kind: SlotKind::Stash });
-    }
-    for (index, node) in graph.nodes.iter().enumerate() {
-        for &tensor in &node.inputs {
-            if let Some(life) = &mut lives[graph.root(tensor).index()] {
-                life.last = index;
-                if segment_of[life.first] != segment_of[index] {
-                    life.kind = SlotKind::Stash;
-                }
-            }
-        }
-        for &tensor in &node.outputs {
-            let known = graph.tensor(tensor);
-            if known.role == Role::Activation && known.alias_of.is_none() {
-                let life = Life { first: index, last: index, kind: SlotKind::Scratch };
-                lives[tensor.index()] = Some(life);
-            }
-        }
-    }
-    let forward_end = graph.nodes.iter().rposition(|n| n.phase == PassKind::Forward).unwrap_or(0);
-    for (_, output) in &graph.outputs {
-        if let Some(life) = &mut lives[graph.root(*output).index()] {
-            life.last = life.last.max(forward_end);
-            life.kind = SlotKind::Stash;
-        }
-    }
-    lives
-}
-
-/// Memory planning: assigns slots in the order of first writes: the free slot of the right kind
-/// that fits best, grown if none is large enough. A node's inputs stay live while its outputs are
-/// placed, so that no kernel reads and writes one buffer.
-fn place_activations(
-    graph: &Graph,
-    segments: &[Segment],
-    options: &PlanOptions,
-    places: &mut [TensorLocation],
-) -> Vec<Slot> {
-    let lives = lifetimes(graph, segments);
-    let mut starts: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len().max(1)];
-    let mut ends = starts.clone();
-    for (tensor, life) in lives.iter().enumerate() {
-        if let Some(life) = life {
-            starts[life.first].push(tensor);
-            ends[life.last].push(tensor);
-        }
-    }
-    let mut slots: Vec<Slot> = Vec::new();
-    let mut free: Vec<usize> = Vec::new();
-    for index in 0..graph.nodes.len() {
-        for &tensor in &starts[index] {
-            let Some(life) = lives[tensor] else { continue };
-            let bytes = (graph.tensors[tensor].shape.elements(options.rows) * ELEMENT_BYTES)
-                .max(ELEMENT_BYTES)
-                .next_multiple_of(ALIGNMENT_BYTES);
-            let copies = if life.kind == SlotKind::Stash { options.in_flight } else { 1 };
-            let wanted = Slot { kind: life.kind, bytes, copies };
-            let slot = take(&mut slots, &mut free, wanted);
-            places[tensor] = TensorLocation::Slot(SlotId(slot as u32));
-        }
-        for &tensor in &ends[index] {
-            if let TensorLocation::Slot(slot) = places[tensor] {
-                free.push(slot.index());
-            }
-        }
-    }
-    slots
-}
-
-fn take(slots: &mut Vec<Slot>, free: &mut Vec<usize>, wanted: Slot) -> usize {
-    let bytes = wanted.bytes;
-    let misfit = |slot: usize| {
-        let has = slots[slot].bytes;
-        // The tightest that fits; else the largest, which grows least.
-        if has >= bytes { (false, has - bytes) } else { (true, bytes - has) }
-    };
-    let candidates = (0..free.len()).filter(|&i| slots[free[i]].kind == wanted.kind);
-    match candidates.min_by_key(|&i| (misfit(free[i]), free[i])) {
-        Some(position) => {
-            let slot = free.swap_remove(position);
-            slots[slot].bytes = slots[slot].bytes.max(bytes);
-            slot
-        }
-        None => {
-            slots.push(wanted);
-            slots.len() - 1
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::passes::fuse::{Fusion, RULES};
-use super::{Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
+use super::{Bucket, Graph, PassKind, Plan, Role, SlotKind, TensorLocation};
 use crate::base::TensorId;
 use crate::base::shape::ELEMENT_BYTES;
 
@@ -117,17 +117,16 @@ pub struct MemoryUsage {
 impl MemoryUsage {
     /// Returns the memory of a plan whose optimizer keeps `moments` numbers per parameter.
     pub fn of(plan: &Plan, moments: usize) -> Self {
-        let parameters: usize =
-            plan.buckets.iter().map(|bucket| bucket.length * ELEMENT_BYTES).sum();
+        let parameters = held_elements(plan) * ELEMENT_BYTES;
         let of_kind = |kind| {
-            let bytes = plan.slots.iter().filter(|s| s.kind == kind).map(|s| s.bytes);
-            sum(bytes)
+            let slots = plan.slots.iter().filter(|s| s.kind == kind);
+            sum(slots.map(|slot| slot.bytes.saturating_mul(slot.copies)))
         };
         Self {
             parameters,
             gradients: if plan.graph.is_trained() { parameters } else { 0 },
             moments: parameters * moments,
-            stash: of_kind(SlotKind::Stash).saturating_mul(plan.options.in_flight),
+            stash: of_kind(SlotKind::Stash),
             scratch: of_kind(SlotKind::Scratch),
         }
     }
@@ -143,6 +142,16 @@ impl MemoryUsage {
     pub fn peak(&self) -> usize {
         sum([self.parameters, self.gradients, self.moments, self.stash, self.scratch])
     }
+}
+
+/// Returns the buckets that a device with this plan holds, with their indices.
+fn held_buckets(plan: &Plan) -> impl Iterator<Item = (usize, &Bucket)> {
+    plan.buckets.iter().enumerate().filter(|(index, _)| plan.held[*index])
+}
+
+/// Returns the elements of the held buckets, with the gaps.
+fn held_elements(plan: &Plan) -> usize {
+    held_buckets(plan).map(|(_, bucket)| bucket.length).sum()
 }
 
 /// Returns the sum; on overflow, the largest number.
@@ -176,15 +185,16 @@ pub fn memory_table(plan: &Plan, moments: usize, limit: &str) -> String {
     text + &bucket_rows(plan)
 }
 
-/// Formats the memory of ranks that share the moments, a table for each, then the buckets, which
-/// are the same on all ranks.
+/// Formats the memory of ranks that share the moments, a table for each, and their buckets: once
+/// after the tables if all ranks hold the same, else in each table.
 pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     let mut text = String::new();
+    let alike = ranks.windows(2).all(|pair| pair[0].plan.held == pair[1].plan.held);
     for (rank, usage) in ranks.iter().enumerate() {
         let RankMemoryUsage { name, plan, owned, staging, pool, limit } = usage;
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
-        let all: usize = plan.buckets.iter().map(|bucket| bucket.length).sum();
+        let all = held_elements(plan);
         let note = format!("{moments} per parameter that it updates, {owned} of {all}");
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
         let staging = staging.map(|bytes| ("staging", bytes, "of the host, for what travels"));
@@ -193,8 +203,12 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
         text += &memory_rows(plan, &memory, &note, &host);
         // Writing to a string cannot fail.
         let _ = writeln!(text, "  {limit}");
+        if !alike {
+            text += &bucket_rows(plan);
+        }
     }
-    text + &ranks.first().map_or_else(String::new, |first| bucket_rows(first.plan))
+    let shared = ranks.first().filter(|_| alike);
+    text + &shared.map_or_else(String::new, |first| bucket_rows(first.plan))
 }
 
 /// Formats the memory of a device, then that of the host: names, bytes and notes.
@@ -210,12 +224,12 @@ fn memory_rows(
     let unshared = sum(in_slots.map(|(tensor, _)| tensor.shape.elements(rows) * ELEMENT_BYTES));
     let slots = |kind| counted(plan.slots.iter().filter(|s| s.kind == kind).count(), "slot");
     let (stash, scratch) = (slots(SlotKind::Stash), slots(SlotKind::Scratch));
-    let copies = plan.options.in_flight;
+    let copies = copies_text(plan);
     let mut rows = vec![
-        ("parameters", memory.parameters, format!("{} values", plan.graph.parameter_count())),
+        ("parameters", memory.parameters, format!("{} values", held_values(plan))),
         ("gradients", memory.gradients, "accumulated over micro-batches".into()),
         ("moments", memory.moments, moments.into()),
-        ("stash", memory.stash, format!("{stash} kept between segments, times {copies}")),
+        ("stash", memory.stash, format!("{stash} kept between segments, {copies}")),
         ("scratch", memory.scratch, format!("{scratch} within a segment")),
         ("peak", memory.peak(), "all of it allocated before the first step".into()),
     ];
@@ -229,9 +243,26 @@ fn memory_rows(
     text
 }
 
+/// Returns the number of trained values that a device with this plan holds.
+fn held_values(plan: &Plan) -> usize {
+    let ids = held_buckets(plan).flat_map(|(_, bucket)| &bucket.parameters);
+    let parameters = ids.map(|(id, _)| &plan.graph.parameters[id.index()]);
+    parameters.map(|parameter| plan.graph.tensor(parameter.tensor).shape.per_row()).sum()
+}
+
+/// Formats the numbers of copies of the slots kept between segments: `times 2`, `1 to 4 copies`.
+fn copies_text(plan: &Plan) -> String {
+    let stash = plan.slots.iter().filter(|slot| slot.kind == SlotKind::Stash);
+    let copies = stash.map(|slot| slot.copies);
+    match (copies.clone().min(), copies.max()) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most} copies"),
+        (_, most) => format!("times {}", most.unwrap_or(plan.options.in_flight)),
+    }
+}
+
 fn bucket_rows(plan: &Plan) -> String {
     let mut text = String::new();
-    for (index, bucket) in plan.buckets.iter().enumerate() {
+    for (index, bucket) in held_buckets(plan) {
         let tensors = counted(bucket.parameters.len(), "tensor");
         let size = size_text(bucket.length * ELEMENT_BYTES);
         let _ = writeln!(text, "  bucket {index:<4}{size:>12}  {tensors}");

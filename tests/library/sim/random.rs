@@ -60,6 +60,7 @@ pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
         slots: Vec::new(),
         places: Vec::new(),
         held: vec![true; lengths.len()],
+        held_blocks: vec![true; blocks as usize],
         buckets: lengths.iter().map(bucket).collect(),
     }
 }

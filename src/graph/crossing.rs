@@ -1,0 +1,44 @@
+//! Tensors that a pipeline's stages send each other.
+
+use std::collections::BTreeSet;
+
+use super::{Graph, Role};
+use crate::base::TensorId;
+
+/// Activation, or gradient of one, that one stage computes and another one reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Crossing {
+    /// The tensor that holds the elements, not an alias.
+    pub tensor: TensorId,
+    /// Stage that computes it.
+    pub from: u32,
+    /// Stage that reads it.
+    pub to: u32,
+}
+
+/// Returns the tensors that cross a cut, given the stage of each block: each once per stage that
+/// reads it and does not compute it, in the order of the nodes that compute them, then of the
+/// stages that read them.
+pub fn crossings(graph: &Graph, stage_of_block: &[u32]) -> Vec<Crossing> {
+    let mut writer = vec![None; graph.tensors.len()];
+    for (index, node) in graph.nodes.iter().enumerate() {
+        for &output in &node.outputs {
+            let known = graph.tensor(output);
+            if known.role == Role::Activation && known.alias_of.is_none() {
+                writer[output.index()] = Some((index, stage_of_block[node.block as usize]));
+            }
+        }
+    }
+    let mut crossings = BTreeSet::new();
+    for node in &graph.nodes {
+        let to = stage_of_block[node.block as usize];
+        for &input in &node.inputs {
+            let tensor = graph.root(input);
+            if let Some((index, from)) = writer[tensor.index()].filter(|(_, from)| *from != to) {
+                crossings.insert((index, to, tensor.0, from));
+            }
+        }
+    }
+    let crossing = |(_, to, tensor, from)| Crossing { tensor: TensorId(tensor), from, to };
+    crossings.into_iter().map(crossing).collect()
+}

@@ -1,0 +1,196 @@
+//! Replay of a program on the slots of a plan, which shows that no tensor is overwritten before
+//! it was read for the last time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Graph, Node, PassKind, Plan, Role, Segment, TensorLocation};
+use crate::base::{SegmentId, SlotId, TensorId};
+
+/// Replays the segments that a rank runs, each with its micro-batch, on the slots of the rank's
+/// plan: tensor by tensor and copy by copy. Inputs are written before the first segment of a
+/// micro-batch, what other ranks compute before the first segment that reads it, and what other
+/// ranks read is read after the segment that computes it, as in a rank's program.
+///
+/// # Errors
+/// Returns a sentence that names node, tensor and micro-batch if a node, another rank or the
+/// caller would read something else than what was written, if a node would write into the memory
+/// of an input of its own, or if something has no memory.
+pub fn replay(plan: &Plan, runs: &[(SegmentId, usize)]) -> Result<(), String> {
+    let mut memory = Replay::new(plan, runs);
+    runs.iter().enumerate().try_for_each(|(index, run)| memory.run(index, *run))
+}
+
+/// Contents of the slots in the course of a replay.
+struct Replay<'a> {
+    plan: &'a Plan,
+    /// By slot and copy: the tensor and the micro-batch that it holds.
+    holds: BTreeMap<(SlotId, usize), (TensorId, usize)>,
+    /// What was written already, by tensor and micro-batch.
+    written: BTreeSet<(TensorId, usize)>,
+    /// By tensor: true if a node of this rank computes it.
+    own: Vec<bool>,
+    /// By tensor: true if a node of another rank reads it.
+    needed_elsewhere: Vec<bool>,
+    /// Index of the last run of the forward pass of each micro-batch, after which the caller reads
+    /// the outputs.
+    forward_end: BTreeMap<usize, usize>,
+}
+
+impl<'a> Replay<'a> {
+    fn new(plan: &'a Plan, runs: &[(SegmentId, usize)]) -> Self {
+        let graph = &plan.graph;
+        let mut own = vec![false; graph.tensors.len()];
+        let mut needed_elsewhere = own.clone();
+        for node in &graph.nodes {
+            if plan.held_blocks[node.block as usize] {
+                node.outputs.iter().for_each(|t| own[t.index()] = true);
+            } else {
+                node.inputs.iter().for_each(|t| needed_elsewhere[graph.root(*t).index()] = true);
+            }
+        }
+        let is_forward =
+            |segment: &SegmentId| plan.segments[segment.index()].phase == PassKind::Forward;
+        let forward = runs.iter().enumerate().filter(|(_, (segment, _))| is_forward(segment));
+        let forward_end = forward.map(|(index, (_, micro_batch))| (*micro_batch, index)).collect();
+        let (holds, written) = (BTreeMap::new(), BTreeSet::new());
+        Self { plan, holds, written, own, needed_elsewhere, forward_end }
+    }
+
+    fn run(&mut self, index: usize, run: (SegmentId, usize)) -> Result<(), String> {
+        let (id, micro_batch) = run;
+        let plan = self.plan;
+        let segment = &plan.segments[id.index()];
+        if !plan.holds_segment(id) {
+            return Err(format!("{id} runs on a rank that does not hold its block"));
+        }
+        for (_, input) in &plan.graph.inputs {
+            self.write_once(*input, micro_batch);
+        }
+        let nodes = &plan.graph.nodes[segment.nodes.clone()];
+        for input in nodes.iter().flat_map(|node| &node.inputs) {
+            let root = plan.graph.root(*input);
+            if is_activation(&plan.graph, root) && !self.own[root.index()] {
+                self.write_once(root, micro_batch);
+            }
+        }
+        for node in segment.nodes.clone() {
+            self.run_node(node, micro_batch)?;
+        }
+        self.send(segment, micro_batch)?;
+        if self.forward_end.get(&micro_batch) == Some(&index) {
+            self.read_outputs(micro_batch)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what a transfer writes, once per micro-batch.
+    fn write_once(&mut self, tensor: TensorId, micro_batch: usize) {
+        if let Some(copy) = self.copy(tensor, micro_batch)
+            && self.written.insert((tensor, micro_batch))
+        {
+            self.holds.insert(copy, (tensor, micro_batch));
+        }
+    }
+
+    fn run_node(&mut self, index: usize, micro_batch: usize) -> Result<(), String> {
+        let graph = &self.plan.graph;
+        let node = &graph.nodes[index];
+        for input in &node.inputs {
+            self.read(*input, micro_batch, &|| label(index, node))?;
+        }
+        let real = |tensor: &&TensorId| graph.tensor(**tensor).alias_of.is_none();
+        let outputs: Vec<TensorId> = node.outputs.iter().filter(real).copied().collect();
+        for (nth, &output) in outputs.iter().enumerate() {
+            if !self.plan.is_placed(output) {
+                let node = label(index, node);
+                return Err(format!(
+                    "{node} writes {output} of {micro_batch}, which has no memory"
+                ));
+            }
+            let Some(copy) = self.copy(output, micro_batch) else { continue };
+            let others = node.inputs.iter().chain(&outputs[..nth]);
+            for other in others.filter(|other| self.copy(**other, micro_batch) == Some(copy)) {
+                let (node, (slot, copy)) = (label(index, node), copy);
+                return Err(format!(
+                    "{node} writes {output} of micro-batch {micro_batch} to {slot}, copy {copy}, \
+                     where its {other} is"
+                ));
+            }
+            self.holds.insert(copy, (output, micro_batch));
+            self.written.insert((output, micro_batch));
+        }
+        Ok(())
+    }
+
+    /// Reads what other ranks need of a segment's results.
+    fn send(&mut self, segment: &Segment, micro_batch: usize) -> Result<(), String> {
+        let graph = &self.plan.graph;
+        for index in segment.nodes.clone() {
+            let node = &graph.nodes[index];
+            for output in &node.outputs {
+                if is_activation(graph, *output) && self.needed_elsewhere[output.index()] {
+                    let reader = || format!("another rank, after {},", label(index, node));
+                    self.read(*output, micro_batch, &reader)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the outputs that this rank computes.
+    fn read_outputs(&self, micro_batch: usize) -> Result<(), String> {
+        for (name, output) in &self.plan.graph.outputs {
+            if self.own[self.plan.graph.root(*output).index()] {
+                self.read(*output, micro_batch, &|| format!("the caller, for {name},"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a tensor's memory holds the tensor of this micro-batch.
+    fn read(
+        &self,
+        tensor: TensorId,
+        micro_batch: usize,
+        reader: &dyn Fn() -> String,
+    ) -> Result<(), String> {
+        let root = self.plan.graph.root(tensor);
+        if !self.plan.is_placed(root) {
+            let reader = reader();
+            return Err(format!(
+                "{reader} reads {root} of micro-batch {micro_batch}, which has no memory"
+            ));
+        }
+        let Some((slot, copy)) = self.copy(root, micro_batch) else { return Ok(()) };
+        let held = self.holds.get(&(slot, copy));
+        if held == Some(&(root, micro_batch)) {
+            return Ok(());
+        }
+        let held = held.map_or("nothing".into(), |(t, m)| format!("{t} of micro-batch {m}"));
+        let reader = reader();
+        Err(format!(
+            "{reader} reads {root} of micro-batch {micro_batch}, but {slot}, copy {copy}, holds \
+             {held}"
+        ))
+    }
+
+    /// Returns the slot and the copy that hold a tensor of a micro-batch, if it is in a slot.
+    fn copy(&self, tensor: TensorId, micro_batch: usize) -> Option<(SlotId, usize)> {
+        match self.plan.place(tensor) {
+            TensorLocation::Slot(slot) => {
+                Some((slot, micro_batch % self.plan.slots[slot.index()].copies))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_activation(graph: &Graph, tensor: TensorId) -> bool {
+    let tensor = graph.tensor(tensor);
+    tensor.role == Role::Activation && tensor.alias_of.is_none()
+}
+
+/// Formats a node for a sentence: its index, pass, block and op.
+fn label(index: usize, node: &Node) -> String {
+    format!("node {index} ({}{}, {})", node.phase, node.block, node.op)
+}
