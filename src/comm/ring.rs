@@ -9,7 +9,7 @@ use super::add::add_assign;
 use super::{
     Addition, BufferPool, Closed, ExchangeDriver, ExchangeIo, Message, PooledBuffer, SharedBuffer,
 };
-use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
+use crate::base::{BucketId, ChunkId, EdgePiece, Nanos, Position, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Positions, ShardLayout};
 
 impl From<ExchangeError> for Closed {
@@ -29,6 +29,8 @@ pub enum RingMsg<R> {
     Ready { round: Round, kind: CollectiveKind, chunk: ChunkId, readback: Option<R> },
     /// The device has added its own values of a chunk to a partial sum.
     Added { round: Round, chunk: ChunkId, partial: PooledBuffer },
+    /// A piece of a tensor for another rank is available.
+    Send { round: Round, piece: EdgePiece, readback: R },
     /// A message of another rank.
     Message(Message),
 }
@@ -125,6 +127,17 @@ pub trait RingOutput {
         partial: PooledBuffer,
     ) -> Result<(), Self::Error>;
 
+    /// Begins the copy of a piece of a tensor for another rank.
+    fn copy(&mut self, piece: &EdgePiece) -> Self::Span;
+
+    /// Sends a piece of a tensor to the device thread of the rank that its edge leads to.
+    fn send_piece(
+        &mut self,
+        round: Round,
+        piece: EdgePiece,
+        values: SharedBuffer,
+    ) -> Result<(), Self::Error>;
+
     /// Reports the end of this rank's part in a collective.
     fn done(&mut self, round: Round, collective: Collective) -> Result<(), Self::Error>;
 }
@@ -133,7 +146,12 @@ pub trait RingOutput {
 pub struct RingWorker<R> {
     exchange: ExchangeDriver,
     readbacks: HashMap<ChunkId, R>,
+    /// Buffers of the tensors that are sent to other ranks, most of another length than chunks.
+    pieces: BufferPool<f32>,
 }
+
+/// Free buffers that a ring thread keeps for the tensors that it sends.
+const PIECES_FREE_MAX: usize = 16;
 
 impl<R: AsRef<[f32]>> RingWorker<R> {
     /// Creates the state before the first round; `window` as in
@@ -147,7 +165,7 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
     ) -> Self {
         let exchange = ExchangeDriver::new(layout, positions, window);
         let exchange = if is_chained { exchange.into_all_reduce() } else { exchange };
-        Self { exchange, readbacks: HashMap::new() }
+        Self { exchange, readbacks: HashMap::new(), pieces: BufferPool::new(PIECES_FREE_MAX) }
     }
 
     /// Sets the longest time for which messages are awaited; see
@@ -184,7 +202,7 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
         message: RingMsg<R>,
         output: &mut O,
     ) -> Result<(), O::Error> {
-        let Self { exchange, readbacks } = self;
+        let Self { exchange, readbacks, pieces } = self;
         let pool = exchange.pool().clone();
         let mut io = RingIo { readbacks, output, round: exchange.round(), pool };
         match message {
@@ -195,12 +213,16 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
                 exchange.start(&mut io)
             }
             // Values of a discarded step.
-            RingMsg::Ready { round, .. } | RingMsg::Added { round, .. }
+            RingMsg::Ready { round, .. }
+            | RingMsg::Added { round, .. }
+            | RingMsg::Send { round, .. }
                 if round < exchange.round() =>
             {
                 Ok(())
             }
-            RingMsg::Ready { round: found, .. } | RingMsg::Added { round: found, .. }
+            RingMsg::Ready { round: found, .. }
+            | RingMsg::Added { round: found, .. }
+            | RingMsg::Send { round: found, .. }
                 if found > exchange.round() =>
             {
                 Err(ExchangeError::LaterRound { found, current: exchange.round() }.into())
@@ -208,6 +230,16 @@ impl<R: AsRef<[f32]>> RingWorker<R> {
             RingMsg::Ready { kind, chunk, readback, .. } => {
                 io.readbacks.extend(readback.map(|readback| (chunk, readback)));
                 exchange.on_local_ready(kind, chunk, &mut io)
+            }
+            RingMsg::Send { round, piece, readback } => {
+                let mut values = pieces.take(readback.as_ref().len());
+                {
+                    let _span = io.output.copy(&piece);
+                    values.copy_from_slice(readback.as_ref());
+                }
+                // Its slot on the device is free from here on.
+                drop(readback);
+                io.output.send_piece(round, piece, values.share())
             }
             RingMsg::Added { chunk, partial, .. } => exchange.on_added(chunk, partial, &mut io),
             RingMsg::Message(message) => exchange.on_message(message, &mut io),
@@ -319,6 +351,7 @@ mod tests {
         sent: Vec<(Position, Message)>,
         requested: Vec<(Round, ChunkId, PooledBuffer)>,
         reduced: Vec<Vec<f32>>,
+        pieces: Vec<(Round, EdgePiece, Vec<f32>)>,
     }
 
     impl RingOutput for Recorder {
@@ -353,6 +386,18 @@ mod tests {
             partial: PooledBuffer,
         ) -> Result<(), ExchangeError> {
             self.requested.push((round, chunk, partial));
+            Ok(())
+        }
+
+        fn copy(&mut self, _: &EdgePiece) {}
+
+        fn send_piece(
+            &mut self,
+            round: Round,
+            piece: EdgePiece,
+            values: SharedBuffer,
+        ) -> Result<(), ExchangeError> {
+            self.pieces.push((round, piece, values.to_vec()));
             Ok(())
         }
 

@@ -54,6 +54,10 @@ pub enum Point {
     /// Before the place of addition of a device is timed, as `Timing`.
     ReduceSite,
     Forward,
+    /// Before the first tensor is sent to another stage of a pipeline.
+    Send,
+    /// Before the first tensor of another stage of a pipeline is received.
+    Recv,
     Backward,
     /// During the reduction of gradients over devices.
     Reduce,
@@ -89,7 +93,7 @@ const FAULTS: [(Fault, &str); 10] = [
     (Fault::Panic, "panic"),
 ];
 
-const POINTS: [(Point, &str); 15] = [
+const POINTS: [(Point, &str); 17] = [
     (Point::Timing, "timing"),
     (Point::Moments, "moments"),
     (Point::ReduceSite, "reduce-site"),
@@ -97,6 +101,8 @@ const POINTS: [(Point, &str); 15] = [
     (Point::Backward, "backward"),
     (Point::Reduce, "reduce"),
     (Point::Verdict, "verdict"),
+    (Point::Send, "send"),
+    (Point::Recv, "recv"),
     (Point::Update, "update"),
     (Point::Gather, "gather"),
     (Point::Metrics, "metrics"),
@@ -304,6 +310,8 @@ impl Point {
             | Self::Moments
             | Self::ReduceSite
             | Self::Forward
+            | Self::Send
+            | Self::Recv
             | Self::Backward
             | Self::Reduce
             | Self::Verdict

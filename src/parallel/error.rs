@@ -1,7 +1,7 @@
 //! Violations of the protocol of a step.
 
 use super::Token;
-use crate::base::{ChunkId, Rank, Round};
+use crate::base::{ChunkId, EdgePiece, Rank, Round};
 
 /// Report or message that the state machines of a step do not expect: a defect of whoever sent
 /// it. The machine is unchanged.
@@ -21,6 +21,8 @@ pub enum StepError {
     UnexpectedReadback { found: String, awaited: String },
     #[error("{what} of {chunk} arrives at a rank that expects none")]
     UnexpectedChunk { what: &'static str, chunk: ChunkId },
+    #[error("{piece} arrives at a rank that does not expect it")]
+    UnexpectedPiece { piece: EdgePiece },
     #[error("the sum of {chunk} is missing in the vote")]
     MissingSum { chunk: ChunkId },
 }

@@ -5,6 +5,7 @@
 
 pub mod coordinator;
 mod edge;
+mod edge_transfers;
 mod error;
 pub mod interpreter;
 pub mod placement;
@@ -16,6 +17,7 @@ pub mod verdict;
 
 pub use coordinator::{Announcement, Coordinator, Decision, Expiry};
 pub use edge::Edge;
+pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use placement::{Placement, RankPlacement, ReduceSite};

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Token;
 use crate::base::{BucketId, EdgeId, SegmentId};
-use crate::collective::{Collective, CollectiveKind};
+use crate::collective::Collective;
 use crate::graph::Plan;
 
 /// One instruction of a rank's program. Instructions name segments and buckets, not whole passes,
@@ -48,13 +48,17 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns true if gradients are summed over ranks: the norms of the sums come from the
-    /// collectives then, not from the device.
-    pub fn reduces(&self) -> bool {
-        self.instructions.iter().any(|instruction| match instruction {
-            Instruction::Start(collective) => collective.kind == CollectiveKind::ReduceScatter,
-            _ => false,
-        })
+    /// Returns the buckets that the program updates and that a rank with this plan holds alone: the
+    /// norms of their gradients come from the device, those of all others from the collectives
+    /// that sum them over ranks.
+    pub fn unreduced(&self, plan: &Plan) -> Vec<BucketId> {
+        let has = |wanted: Instruction| self.instructions.contains(&wanted);
+        let is_alone = |bucket: &BucketId| {
+            has(Instruction::Update { bucket: *bucket })
+                && !has(Instruction::Start(Collective::reduce_scatter(*bucket)))
+        };
+        let buckets = (0..plan.buckets.len() as u32).map(BucketId);
+        buckets.filter(|bucket| plan.holds(*bucket)).filter(is_alone).collect()
     }
 }
 

@@ -5,9 +5,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::edge_transfers::{EdgeLayout, EdgeTransfers};
 use super::verdict::{GradientSquares, Verdict, Vote};
 use super::{Event, ReduceSite, StepError, Token};
-use crate::base::{BucketId, ChunkId, Nanos, Position, Round};
+use crate::base::{BucketId, ChunkId, EdgeId, EdgePiece, Nanos, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, Positions, ShardLayout};
 use crate::graph::{BucketTensor, Place};
 
@@ -28,11 +29,20 @@ pub enum LocalTransfer {
     KeepOnDevice(Read),
 }
 
+/// Readback that was started, in its round: of a chunk, or of a piece of a tensor that is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum StartedRead {
+    Chunk(Read),
+    Piece(Round, EdgePiece),
+}
+
 /// Use of a completed readback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompletedRead {
     /// Send it to the ring thread.
     Forward(Read),
+    /// Send it to the ring thread, which sends it to another rank.
+    Send(EdgePiece),
     /// Drop it: its step was discarded.
     Discard,
 }
@@ -61,6 +71,8 @@ pub enum DeviceMsg<S, P> {
     Reduced { round: Round, chunk: ChunkId, sum: S, squares: f64, not_finite: u64 },
     /// The final values of a chunk that another rank owns.
     Gathered { round: Round, chunk: ChunkId, values: S },
+    /// A piece of a tensor that another rank has computed.
+    Piece { round: Round, piece: EdgePiece, values: S },
     /// Request to add the device's own values of a chunk to a partial sum and to return it.
     Add { round: Round, chunk: ChunkId, partial: P },
     /// This rank's part in a collective is over.
@@ -74,6 +86,7 @@ impl<S, P> DeviceMsg<S, P> {
         match self {
             Self::Reduced { round, .. }
             | Self::Gathered { round, .. }
+            | Self::Piece { round, .. }
             | Self::Add { round, .. }
             | Self::Done { round, .. }
             | Self::Decided { round, .. } => *round,
@@ -86,6 +99,10 @@ impl<S, P> DeviceMsg<S, P> {
 pub enum Response<S, P> {
     /// Write the values of a chunk to the device.
     Write { tensor: BucketTensor, chunk: ChunkId, values: S },
+    /// Write a piece of a tensor to the device, and then report the event, if there is one.
+    WritePiece { piece: EdgePiece, values: S, event: Option<Event> },
+    /// Keep a piece until [`PeerTransfers::receive`] returns it.
+    Keep { piece: EdgePiece, values: S },
     /// Add the device's gradients of a chunk to the partial sum, and send it to the ring thread.
     Add { chunk: ChunkId, partial: P },
     /// Report an event to the interpreter.
@@ -94,11 +111,11 @@ pub enum Response<S, P> {
     None,
 }
 
-/// Returns the most messages that are in a device thread's mailbox at a time: per chunk its sum
-/// or a request to add, and its final values; per bucket the ends of its two collectives; and the
-/// verdict.
-pub fn device_inbox_max(layout: &ShardLayout) -> usize {
-    2 * (layout.chunks.len() + layout.buckets()) + 1
+/// Returns the most messages that are in the mailbox of a rank's device thread at a time: per chunk
+/// its sum or a request to add, and its final values; per bucket the ends of its two collectives;
+/// the pieces of tensors that other ranks send; and the verdict.
+pub fn device_inbox_max(layout: &ShardLayout, edges: &EdgeLayout, rank: Rank) -> usize {
+    2 * (layout.chunks.len() + layout.buckets()) + edges.messages_to(rank) + 1
 }
 
 /// Transfers of one rank.
@@ -113,10 +130,11 @@ pub struct PeerTransfers {
     is_discarded: bool,
     /// Readbacks that were started and have not completed, in order; also those of a discarded
     /// round.
-    reads: VecDeque<Read>,
+    reads: VecDeque<StartedRead>,
     /// Per chunk that the rank owns: (sum of squares, number of non-finite values) of its
     /// gradient sums, once they have arrived.
     sums: Vec<Option<(f64, u64)>>,
+    edges: EdgeTransfers,
 }
 
 impl PeerTransfers {
@@ -130,10 +148,26 @@ impl PeerTransfers {
     ) -> Self {
         let (round, reads, sums) = Default::default();
         let (is_discarded, positions) = (false, positions.into());
-        let mut transfers =
-            Self { layout, positions, reduce_site, gathers, round, is_discarded, reads, sums };
+        // Without edges, the rank does not matter.
+        let edges = EdgeTransfers::new(Rank(0), EdgeLayout::default());
+        let mut transfers = Self {
+            layout,
+            positions,
+            reduce_site,
+            gathers,
+            round,
+            is_discarded,
+            reads,
+            sums,
+            edges,
+        };
         transfers.restart(round);
         transfers
+    }
+
+    /// Sets the edges of the run, and the rank whose transfers these are.
+    pub fn with_edges(self, rank: Rank, edges: EdgeLayout) -> Self {
+        Self { edges: EdgeTransfers::new(rank, edges), ..self }
     }
 
     /// Begins a round. Readbacks of an earlier one that are still on their way are discarded when
@@ -142,6 +176,7 @@ impl PeerTransfers {
         self.round = round;
         self.is_discarded = false;
         self.sums = vec![None; self.layout.chunks.len()];
+        self.edges.restart();
     }
 
     /// Discards the current round: no readback of it is forwarded any more, whenever it completes.
@@ -173,7 +208,7 @@ impl PeerTransfers {
         let transfers = order.into_iter().filter_map(|chunk| self.begin(kind, chunk));
         let transfers: Vec<LocalTransfer> = transfers.collect();
         self.reads.extend(transfers.iter().filter_map(|transfer| match transfer {
-            LocalTransfer::Read(read) => Some(*read),
+            LocalTransfer::Read(read) => Some(StartedRead::Chunk(*read)),
             LocalTransfer::KeepOnDevice(_) => None,
         }));
         transfers
@@ -206,20 +241,57 @@ impl PeerTransfers {
     /// # Errors
     /// Returns [`StepError::UnexpectedReadback`] if it is not.
     pub fn complete(&mut self, found: &Place) -> Result<CompletedRead, StepError> {
-        let awaited = self.reads.front().map(|read| {
-            let (tensor, chunk) = self.source(*read);
-            Place::bank(tensor, chunk.bucket, chunk.range.clone())
+        let awaited = self.reads.front().map(|read| match read {
+            StartedRead::Chunk(read) => {
+                let (tensor, chunk) = self.source(*read);
+                Place::bank(tensor, chunk.bucket, chunk.range.clone())
+            }
+            StartedRead::Piece(_, piece) => self.edges.layout().place(piece),
         });
         if awaited.as_ref() != Some(found) {
             let awaited = awaited.map_or("nothing".to_owned(), |place| place.to_string());
             return Err(StepError::UnexpectedReadback { found: found.to_string(), awaited });
         }
         Ok(match self.reads.pop_front() {
-            Some(read) if read.round == self.round && !self.is_discarded => {
+            _ if self.is_discarded => CompletedRead::Discard,
+            Some(StartedRead::Chunk(read)) if read.round == self.round => {
                 CompletedRead::Forward(read)
+            }
+            Some(StartedRead::Piece(round, piece)) if round == self.round => {
+                CompletedRead::Send(piece)
             }
             _ => CompletedRead::Discard,
         })
+    }
+
+    // ---- Edges ----
+
+    /// Returns the edges of the run.
+    pub fn edges(&self) -> &EdgeLayout {
+        self.edges.layout()
+    }
+
+    /// Returns the pieces of a tensor that are sent, whose readbacks the caller starts in this
+    /// order; `rows` are the samples of the micro-batch.
+    pub fn send(&mut self, edge: EdgeId, micro_batch: usize, rows: usize) -> Vec<EdgePiece> {
+        let pieces = self.edges.send(edge, micro_batch, rows);
+        let started = pieces.iter().map(|piece| StartedRead::Piece(self.round, piece.clone()));
+        self.reads.extend(started);
+        pieces
+    }
+
+    /// Begins to receive a tensor: returns the pieces that were kept, which are to be written now,
+    /// and the event to report then if that is all.
+    ///
+    /// # Errors
+    /// Returns [`StepError::UnexpectedPiece`] if more has arrived than the tensor has.
+    pub fn receive(
+        &mut self,
+        edge: EdgeId,
+        micro_batch: usize,
+        rows: usize,
+    ) -> Result<(Vec<EdgePiece>, Option<Event>), StepError> {
+        self.edges.receive(edge, micro_batch, rows)
     }
 
     /// Returns the event for which a device thread without an action waits.
@@ -254,6 +326,10 @@ impl PeerTransfers {
                 self.require(is_due, "a final value", chunk)?;
                 Response::Write { tensor: self.gathers, chunk, values }
             }
+            DeviceMsg::Piece { piece, values, .. } => match self.edges.arrive(&piece)? {
+                (true, event) => Response::WritePiece { piece, values, event },
+                (false, _) => Response::Keep { piece, values },
+            },
             DeviceMsg::Add { chunk, partial, .. } => {
                 let is_due = self.is_known(chunk)
                     && self.reduce_site == ReduceSite::Device

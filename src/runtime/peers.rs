@@ -1,16 +1,16 @@
 //! Device thread's side of a worker group: performs the transfers of its rank, votes, and
 //! receives the verdict.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::step::Peers;
-use crate::base::{ChunkId, Rank, Round};
+use crate::base::{ChunkId, EdgeId, EdgePiece, Rank, Round};
 use crate::collective::{Collective, ShardLayout};
-use crate::comm::{Closed, Mailbox, RecvError, RingMsg, SendError};
+use crate::comm::{Closed, Mailbox, RecvError, RingMsg, SendError, SharedBuffer};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, Readback};
 use crate::graph::Place;
@@ -70,6 +70,10 @@ pub struct RingPeers {
     pub waiting: Arc<WaitStatus>,
     /// Start times of the readbacks in flight, in order.
     pub read_starts: VecDeque<Instant>,
+    /// Pieces of tensors that have arrived before the program receives them.
+    pub kept: HashMap<EdgePiece, SharedBuffer>,
+    /// Events that are due before anything else happens.
+    pub due: VecDeque<Event>,
 }
 
 impl RingPeers {
@@ -83,6 +87,13 @@ impl RingPeers {
                     self.tracks.staging.record_since(name, started);
                 }
                 self.ready(device, read, Some(readback))
+            }
+            CompletedRead::Send(piece) => {
+                if let Some(started) = started {
+                    self.tracks.staging.record_since(|| format!("read {piece}"), started);
+                }
+                let round = self.transfers.round();
+                self.send_to_ring(device, RingMsg::Send { round, piece, readback })
             }
             CompletedRead::Discard => Ok(()),
         }
@@ -135,6 +146,11 @@ impl RingPeers {
                     RingMsg::Added { round: self.transfers.round(), chunk, partial },
                 )?;
             }
+            Response::WritePiece { piece, values, event } => {
+                self.write_piece(device, &piece, &values)?;
+                return Ok(event);
+            }
+            Response::Keep { piece, values } => drop(self.kept.insert(piece, values)),
             Response::Event(event) => return Ok(Some(event)),
             Response::None => {}
         }
@@ -151,6 +167,16 @@ impl RingPeers {
         let found = self.layout.chunk(chunk);
         let _span = self.tracks.staging.span(|| format!("write {found}"));
         device.write_place(&Place::bank(tensor, found.bucket, found.range.clone()), values)
+    }
+
+    fn write_piece(
+        &self,
+        device: &mut dyn Executor,
+        piece: &EdgePiece,
+        values: &[f32],
+    ) -> Result<(), DeviceError> {
+        let _span = self.tracks.staging.span(|| format!("write {piece}"));
+        device.write_place(&self.transfers.edges().place(piece), values)
     }
 
     /// Waits for a message of the ring thread or the coordinator, for `at_most` if given.
@@ -201,6 +227,38 @@ impl RingPeers {
 impl Peers for RingPeers {
     fn restart(&mut self, round: Round) {
         self.transfers.restart(round);
+        self.kept.clear();
+        self.due.clear();
+    }
+
+    fn send(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        (micro_batch, rows): (usize, usize),
+    ) -> Result<(), DeviceError> {
+        for piece in self.transfers.send(edge, micro_batch, rows) {
+            self.read_starts.push_back(Instant::now());
+            device.start_readback(self.transfers.edges().place(&piece))?;
+        }
+        self.forward_all(device)
+    }
+
+    fn receive(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        (micro_batch, rows): (usize, usize),
+    ) -> Result<(), DeviceError> {
+        let received = self.transfers.receive(edge, micro_batch, rows);
+        let (pieces, event) = received.map_err(|error| defect(device, &error))?;
+        for piece in pieces {
+            if let Some(values) = self.kept.remove(&piece) {
+                self.write_piece(device, &piece, &values)?;
+            }
+        }
+        self.due.extend(event);
+        Ok(())
     }
 
     fn start(
@@ -231,6 +289,9 @@ impl Peers for RingPeers {
 
     fn poll_event(&mut self, device: &mut dyn Executor) -> Result<Option<Event>, DeviceError> {
         loop {
+            if let Some(event) = self.due.pop_front() {
+                return Ok(Some(event));
+            }
             self.forward_all(device)?;
             match self.inbox.try_recv() {
                 Ok(None) => return Ok(None),

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::messages::{DriverMsg, RankRingMsg};
-use crate::base::{ChunkId, Position, Rank, Round};
+use crate::base::{ChunkId, EdgePiece, Position, Rank, Round};
 use crate::collective::{BucketGroups, Chunk, Collective, ShardLayout};
 use crate::comm::{
     BufferPool, Closed, HostWork, Mailbox, Message, PooledBuffer, RecvError, RingMsg, RingOutput,
@@ -17,6 +17,7 @@ use crate::device::panics::{PanicText, catch_quietly};
 use crate::exec::Readback;
 use crate::kernels::ops::norm;
 use crate::metrics::{Span, Track};
+use crate::parallel::EdgeLayout;
 
 /// Send window: partial sums that a rank begins beyond those it has received. Enough to hide one
 /// hop, few enough to stay in a cache.
@@ -32,6 +33,10 @@ pub struct RingChannels {
     /// Mailboxes of all ranks' ring threads, by rank.
     pub rings: Arc<[Mailbox<RankRingMsg>]>,
     pub driver: Mailbox<DriverMsg>,
+    /// Mailboxes of all ranks' device threads, by rank.
+    pub drivers: Arc<[Mailbox<DriverMsg>]>,
+    /// Edges of the run, which lead to other ranks.
+    pub edges: EdgeLayout,
     pub track: Track,
     /// Time at which the device was asked to add, while it does.
     pub adding_since: Option<Instant>,
@@ -137,6 +142,20 @@ impl RingOutput for RingChannels {
     ) -> Result<(), Closed> {
         self.adding_since = Some(Instant::now());
         Ok(self.driver.send(DriverMsg::Add { round, chunk, partial })?)
+    }
+
+    fn copy(&mut self, piece: &EdgePiece) -> Span {
+        self.track.span(|| format!("send {piece}"))
+    }
+
+    fn send_piece(
+        &mut self,
+        round: Round,
+        piece: EdgePiece,
+        values: SharedBuffer,
+    ) -> Result<(), Closed> {
+        let to = self.edges.edge(piece.edge).to;
+        Ok(self.drivers[to.index()].send(DriverMsg::Piece { round, piece, values })?)
     }
 
     fn done(&mut self, round: Round, collective: Collective) -> Result<(), Closed> {

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::peers::{TraceTracks, defect};
 use crate::base::rng::Key;
-use crate::base::{BucketId, ChunkId, HostTensor, Position, Rank, Round, SegmentId, TensorId};
+use crate::base::{
+    BucketId, ChunkId, EdgeId, HostTensor, Position, Rank, Round, SegmentId, TensorId,
+};
 use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
@@ -68,6 +70,23 @@ pub trait Peers {
         collective: Collective,
     ) -> Result<(), DeviceError>;
 
+    /// Sends the tensor of an edge for a micro-batch, given with its rows.
+    fn send(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        micro_batch: (usize, usize),
+    ) -> Result<(), DeviceError>;
+
+    /// Begins to write the tensor of an edge for a micro-batch, given with its rows, to the
+    /// device; its end is returned as an event.
+    fn receive(
+        &mut self,
+        device: &mut dyn Executor,
+        edge: EdgeId,
+        micro_batch: (usize, usize),
+    ) -> Result<(), DeviceError>;
+
     /// Sends the vote; the verdict is returned as an event. Where gradients are summed over ranks,
     /// the norms of the sums replace those of the vote.
     fn vote(&mut self, device: &mut dyn Executor, vote: Vote) -> Result<(), DeviceError>;
@@ -100,6 +119,24 @@ impl Peers for NoPeers {
     }
 
     fn start(&mut self, _: &mut dyn Executor, _: Collective) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        _: &mut dyn Executor,
+        _: EdgeId,
+        _: (usize, usize),
+    ) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        _: &mut dyn Executor,
+        _: EdgeId,
+        _: (usize, usize),
+    ) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -207,7 +244,17 @@ impl<'a> Performer<'a> {
                 }
                 self.peers.start(self.device, collective)
             }
-            Action::Send { .. } | Action::Receive { .. } => Ok(()),
+            Action::Send { edge, micro_batch } => {
+                self.fault_once(Point::Send)?;
+                let rows = self.rows(micro_batch);
+                self.peers.send(self.device, edge, (micro_batch, rows))
+            }
+            Action::Receive { edge, micro_batch } => {
+                self.fault_once(Point::Recv)?;
+                self.awaited = Some(Token::receive(edge, micro_batch));
+                let rows = self.rows(micro_batch);
+                self.peers.receive(self.device, edge, (micro_batch, rows))
+            }
             Action::Wait(token) => {
                 self.awaited = Some(token);
                 match token.operation {
@@ -224,10 +271,14 @@ impl<'a> Performer<'a> {
         }
     }
 
+    fn rows(&self, micro_batch: usize) -> usize {
+        self.input.program.micro_batches[micro_batch].rows as usize
+    }
+
     fn run(&mut self, segment: SegmentId, micro_batch: usize) -> Result<(), DeviceError> {
         let found = &self.device.plan().segments[segment.index()];
         let (nodes, phase, block) = (found.nodes.clone(), found.phase, found.block);
-        let rows = self.input.program.micro_batches[micro_batch].rows as usize;
+        let rows = self.rows(micro_batch);
         let pass = PassContext { micro_batch, rows, random: self.random };
         let TraceTracks { driver, device, .. } = self.tracks;
         let (name, recorded) = (|| format!("{phase} {block}"), driver.clone());
@@ -245,26 +296,26 @@ impl<'a> Performer<'a> {
     fn vote(&mut self) -> Result<(), DeviceError> {
         self.fault_once(Point::Backward)?;
         self.fault_once(Point::Reduce)?;
-        let buckets =
-            if self.input.program.reduces() { 0 } else { self.device.plan().buckets.len() };
-        let norms: Vec<BucketId> = (0..buckets as u32).map(BucketId).collect();
+        let norms = self.input.program.unreduced(self.device.plan());
         let sums = self.device.finish_step(&norms)?;
         self.busy = sums.busy;
         self.inject_fault(Point::Verdict)?;
         self.awaited = None;
-        let of_bucket = |(bucket, &(squares, not_finite)): (usize, &(f64, u64))| GradientSquares {
-            position: Position(0),
-            bucket: BucketId(bucket as u32),
-            chunk: ChunkId(0),
-            squares,
-            not_finite,
-        };
+        // Nobody else holds these buckets, so this rank is alone in their groups.
+        let of_bucket =
+            |(&bucket, &(squares, not_finite)): (&BucketId, &(f64, u64))| GradientSquares {
+                position: Position(0),
+                bucket,
+                chunk: ChunkId(0),
+                squares,
+                not_finite,
+            };
         let vote = Vote {
             round: self.input.round,
             rank: self.input.rank,
             loss: sums.loss,
             count: sums.count,
-            gradients: sums.gradients.iter().enumerate().map(of_bucket).collect(),
+            gradients: norms.iter().zip(&sums.gradients).map(of_bucket).collect(),
         };
         self.peers.vote(self.device, vote)
     }

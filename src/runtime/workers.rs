@@ -5,7 +5,7 @@ mod round;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
@@ -23,8 +23,8 @@ use crate::exec::{BucketTensor, Executor};
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::metrics::Trace;
-use crate::parallel::ReduceSite;
 use crate::parallel::transfers::{PeerTransfers, device_inbox_max};
+use crate::parallel::{EdgeLayout, ReduceSite};
 use round::StepRound;
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
@@ -52,6 +52,8 @@ pub struct WorkerGroupOptions {
     /// True if the group only all-reduces gradients: for
     /// [`crate::parallel::gradient_all_reduce`].
     pub is_chained: bool,
+    /// Tensors that ranks send each other.
+    pub edges: EdgeLayout,
     pub trace: Option<Trace>,
 }
 
@@ -90,8 +92,15 @@ impl WorkerGroup {
         let (layout, world) = (Arc::new(layout), drivers.len());
         // Per rank its vote and its end.
         let inbox = Mailbox::new(2 * world + 2);
-        let ring_inbox = |rank| Mailbox::new(ring_inbox_max(&layout, groups.positions(Rank(rank))));
-        let rings: Arc<[Mailbox<RankRingMsg>]> = (0..world as u32).map(ring_inbox).collect();
+        let ranks = (0..world as u32).map(Rank);
+        let edges = &options.edges;
+        let ring_inbox = |rank: Rank| {
+            let messages = ring_inbox_max(&layout, groups.positions(rank));
+            Mailbox::new(messages + edges.messages_from(rank))
+        };
+        let inbox_of = |rank: Rank| Mailbox::new(device_inbox_max(&layout, edges, rank));
+        let rings: Arc<[Mailbox<RankRingMsg>]> = ranks.clone().map(ring_inbox).collect();
+        let inboxes: Arc<[Mailbox<DriverMsg>]> = ranks.map(inbox_of).collect();
         let mut group = Self {
             workers: Vec::new(),
             inbox,
@@ -101,7 +110,8 @@ impl WorkerGroup {
             round: Round::default(),
         };
         for (rank, driver) in drivers.into_iter().enumerate() {
-            let worker = group.spawn_worker(Rank(rank as u32), driver, &rings, options)?;
+            let worker =
+                group.spawn_worker(Rank(rank as u32), driver, (&rings, &inboxes), options)?;
             group.workers.push(worker);
         }
         Ok(group)
@@ -111,12 +121,12 @@ impl WorkerGroup {
         &self,
         rank: Rank,
         driver: DeviceThread,
-        rings: &Arc<[Mailbox<RankRingMsg>]>,
+        (rings, inboxes): (&Arc<[Mailbox<RankRingMsg>]>, &Arc<[Mailbox<DriverMsg>]>),
         options: &WorkerGroupOptions,
     ) -> Result<Worker, RuntimeError> {
         let tracks = TraceTracks::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
         let ring = rings[rank.index()].clone();
-        let inbox = Mailbox::new(device_inbox_max(&self.layout));
+        let inbox = inboxes[rank.index()].clone();
         if rings.len() == 1 {
             let peers: Arc<Mutex<Box<dyn Peers + Send>>> =
                 Arc::new(Mutex::new(Box::new(NoPeers::default())));
@@ -131,6 +141,8 @@ impl WorkerGroup {
             inbox: ring.clone(),
             rings: rings.clone(),
             driver: inbox.clone(),
+            drivers: inboxes.clone(),
+            edges: options.edges.clone(),
             track: tracks.ring.clone(),
             adding_since: None,
             is_chained: options.is_chained,
@@ -151,7 +163,8 @@ impl WorkerGroup {
         let layout = self.layout.clone();
         let positions = self.groups.positions(rank);
         let peers = RingPeers {
-            transfers: PeerTransfers::new(layout.clone(), positions, reduce_site, gathers),
+            transfers: PeerTransfers::new(layout.clone(), positions, reduce_site, gathers)
+                .with_edges(rank, options.edges.clone()),
             layout,
             ring: ring.clone(),
             inbox: inbox.clone(),
@@ -159,6 +172,8 @@ impl WorkerGroup {
             tracks: tracks.clone(),
             waiting: Arc::clone(&waiting),
             read_starts: VecDeque::new(),
+            kept: HashMap::new(),
+            due: VecDeque::new(),
         };
         let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(peers)));
         Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread, pool })

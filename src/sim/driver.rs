@@ -352,7 +352,7 @@ impl<'a> Simulation<'a> {
         transfers.discard();
         while let Some(read) = virtual_rank.device.next_readback(now) {
             match transfers.complete(&read.place()) {
-                Ok(CompletedRead::Discard) => {}
+                Ok(CompletedRead::Send(_) | CompletedRead::Discard) => {}
                 other => self.violations.push(format!("{rank} drains {other:?}")),
             }
         }
@@ -400,7 +400,7 @@ impl<'a> Simulation<'a> {
             let transfers = &mut virtual_rank.driver.transfers;
             match transfers.complete(&readback.place()) {
                 Ok(CompletedRead::Forward(read)) => self.ready(rank, read, Some(readback)),
-                Ok(CompletedRead::Discard) => {}
+                Ok(CompletedRead::Send(_) | CompletedRead::Discard) => {}
                 Err(error) => return self.violations.push(format!("{rank}: {error}")),
             }
         }
@@ -422,7 +422,7 @@ impl<'a> Simulation<'a> {
             }
             Ok(Response::Add { chunk, partial }) => return self.add(rank, chunk, partial),
             Ok(Response::Event(event)) => self.report_event(rank, event),
-            Ok(Response::None) => {}
+            Ok(Response::None | Response::WritePiece { .. } | Response::Keep { .. }) => {}
             Err(error) => self.violations.push(format!("{rank}: {error}")),
         }
         true

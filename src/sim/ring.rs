@@ -6,7 +6,7 @@ use super::report::End;
 use super::scenario::{LinkModel, SeededBug};
 use super::timeline::VirtualTrack;
 use super::world::{Event, Simulation, ToDriver};
-use crate::base::{ChunkId, Nanos, Position, Rank, Round};
+use crate::base::{ChunkId, EdgePiece, Nanos, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Topology};
 use crate::comm::{
     HostWork, Mailbox, Message, PooledBuffer, RingMsg, RingOutput, RingWorker, SharedBuffer,
@@ -97,6 +97,12 @@ impl RingOutput for Work {
         partial: PooledBuffer,
     ) -> Result<(), ExchangeError> {
         self.add(Effect::ToDriver(DeviceMsg::Add { round, chunk, partial }))
+    }
+
+    fn copy(&mut self, _: &EdgePiece) {}
+
+    fn send_piece(&mut self, _: Round, _: EdgePiece, _: SharedBuffer) -> Result<(), ExchangeError> {
+        Ok(())
     }
 
     fn done(&mut self, round: Round, collective: Collective) -> Result<(), ExchangeError> {

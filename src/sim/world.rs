@@ -17,7 +17,7 @@ use crate::comm::{
 use crate::graph::BucketTensor;
 use crate::parallel::coordinator::RankActivity;
 use crate::parallel::transfers::{DeviceMsg, PeerTransfers, device_inbox_max};
-use crate::parallel::{Expiry, Program, StepError};
+use crate::parallel::{EdgeLayout, Expiry, Program, StepError};
 
 /// Message to a virtual device thread.
 pub(super) type ToDriver = DeviceMsg<SharedBuffer, PooledBuffer>;
@@ -86,7 +86,8 @@ impl<'a> VirtualRank<'a> {
             Some(SeededBug::ShortMailboxes) => 1,
             _ => max,
         };
-        let driver_inbox = Mailbox::new(bound(device_inbox_max(layout)));
+        let driver_inbox =
+            Mailbox::new(bound(device_inbox_max(layout, &EdgeLayout::default(), rank)));
         let ring_inbox = Mailbox::new(bound(ring_inbox_max(layout, position)));
         let worker = RingWorker::new(layout.clone(), position, scenario.window, false)
             .with_deadline(scenario.deadline());

@@ -158,8 +158,11 @@ fn start_workers(
         });
     }
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;
-    let options =
-        WorkerGroupOptions { reduce_site: reduce_sites, trace: trace.clone(), is_chained: false };
+    let options = WorkerGroupOptions {
+        reduce_site: reduce_sites,
+        trace: trace.clone(),
+        ..Default::default()
+    };
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
     let groups = BucketGroups::all(layout.size, layout.buckets());
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
