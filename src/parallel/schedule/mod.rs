@@ -1,6 +1,29 @@
 //! Schedules of a pipeline: the order in which each stage runs the passes of its micro-batches.
+//!
+//! | schedule | file | stashes in flight on stage `s` | idle share of equal stages |
+//! |---|---|---|---|
+//! | GPipe | `gpipe` | `M` | `(K-1) / (M+K-1)` |
+//! | 1F1B | `one_f_one_b` | `min(M, K-s)` | `(K-1) / (M+K-1)` |
+//! | interleaved 1F1B | `interleaved` | `min(vM, 2(K-s-1)+(v-1)K+1)` | `(K-1) / (vM+K-1)` |
+//! | ZB-H1 | `zero_bubble` | `min(M, K)` | `(K-1)(f+b-w) / (M(f+b+w)+(K-1)(f+b-w))` |
+//!
+//! `K` stages of `v` model chunks run `M` micro-batches; `f`, `b` and `w` are [`StageTimes`].
+//! Every schedule runs each pass of a chunk in the order of micro-batches: so gradients of
+//! parameters are added in one order, and all schedules give the same bits.
+
+mod fit;
+mod formulas;
+mod gpipe;
+mod interleaved;
+mod one_f_one_b;
+#[cfg(test)]
+mod tests;
+mod zero_bubble;
 
 use std::fmt;
+
+pub use fit::{ScheduleError, require_fit};
+pub use formulas::{StageTimes, ideal_bubble, in_flight};
 
 /// Order in which the stages of a pipeline run their micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -30,6 +53,16 @@ impl Schedule {
             Self::Interleaved => "interleaved",
             Self::ZeroBubble => "zero-bubble",
         }
+    }
+
+    /// Returns the schedule of a name in configurations and tables, if there is one.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|schedule| schedule.name() == name)
+    }
+
+    /// Returns true if gradients of parameters are computed apart from those of activations.
+    pub const fn is_split(self) -> bool {
+        matches!(self, Self::ZeroBubble)
     }
 }
 
@@ -65,4 +98,24 @@ pub struct StageWork {
     pub pass: StagePass,
     pub chunk: usize,
     pub micro_batch: usize,
+}
+
+impl StageWork {
+    /// Creates the work of a stage with one model chunk.
+    const fn whole(pass: StagePass, micro_batch: usize) -> Self {
+        Self { pass, chunk: 0, micro_batch }
+    }
+}
+
+/// Returns what a stage runs in a step, in order: every pass of every chunk and micro-batch once.
+/// The shape fits the schedule ([`require_fit`]) and has the stage.
+pub fn stage_work(schedule: Schedule, shape: PipelineShape, stage: usize) -> Vec<StageWork> {
+    debug_assert_eq!(require_fit(schedule, shape), Ok(()));
+    debug_assert!(stage < shape.stages);
+    match schedule {
+        Schedule::GPipe => gpipe::work(shape),
+        Schedule::OneFOneB => one_f_one_b::work(shape, stage),
+        Schedule::Interleaved => interleaved::work(shape, stage),
+        Schedule::ZeroBubble => zero_bubble::work(shape, stage),
+    }
 }
