@@ -2,3 +2,4 @@
 //! functions from measurements to a decision.
 
 pub mod balance;
+pub mod cut;
