@@ -71,6 +71,19 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Returns the blocks whose nodes use a parameter of a bucket, ascending: devices that hold one
+    /// of them hold the bucket.
+    pub fn blocks_with(&self, bucket: BucketId) -> Vec<u32> {
+        let users = bucket_users(&self.graph, &self.buckets);
+        (0..)
+            .zip(&users[bucket.index()])
+            .filter(|(_, uses)| **uses)
+            .map(|(block, _)| block)
+            .collect()
+    }
+}
+
 /// Segments that a program runs for each micro-batch.
 struct Repetition {
     /// The segments of one micro-batch, in the order in which they run.

@@ -8,6 +8,7 @@ mod edge;
 mod edge_transfers;
 mod error;
 pub mod interpreter;
+pub mod pipeline;
 pub mod placement;
 pub mod program;
 pub mod schedule;
@@ -20,11 +21,12 @@ pub use edge::Edge;
 pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
+pub use pipeline::{PipelinePrograms, PipelineRequest, PipelineStages};
 pub use placement::{Placement, RankPlacement, ReduceSite};
 pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,
 };
-pub use schedule::{PipelineShape, Schedule, StagePass, StageWork};
+pub use schedule::{PipelineSchedule, PipelineShape, StagePass, StageWork};
 pub use token::{Operation, Token};
 pub use verdict::{GradientSquares, Verdict, Vote};

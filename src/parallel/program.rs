@@ -80,7 +80,7 @@ pub struct Share {
 
 /// Cuts a share into micro-batches of at most `share.micro_batch` samples, as few as possible and
 /// nearly equal: sizes differ by at most one, the larger ones first.
-fn nearly_equal(share: Share) -> Vec<MicroBatch> {
+pub(super) fn nearly_equal(share: Share) -> Vec<MicroBatch> {
     let pieces = share.count.div_ceil(share.micro_batch.max(1));
     let mut first = share.first;
     let next = |index: u32| {

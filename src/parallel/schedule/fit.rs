@@ -1,6 +1,6 @@
 //! Shapes of pipelines that a schedule can run.
 
-use super::{PipelineShape, Schedule};
+use super::{PipelineSchedule, PipelineShape};
 
 /// Shape of a pipeline that a schedule cannot run, with the nearest that it can.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,7 +17,7 @@ pub enum ScheduleError {
         "{schedule} runs 1 model chunk per stage and there are {chunks}; give 1, or the schedule \
          interleaved"
     )]
-    TooManyChunks { schedule: Schedule, chunks: usize },
+    TooManyChunks { schedule: PipelineSchedule, chunks: usize },
     #[error(
         "interleaved needs a multiple of {stages} micro-batches and there {}; give {}",
         count(*.micro_batches),
@@ -32,7 +32,7 @@ pub enum ScheduleError {
 ///
 /// A part of the shape is zero, only one of the schedule and the shape has several model chunks
 /// per stage, or the micro-batches do not fill the rounds of the interleaved schedule.
-pub fn require_fit(schedule: Schedule, shape: PipelineShape) -> Result<(), ScheduleError> {
+pub fn require_fit(schedule: PipelineSchedule, shape: PipelineShape) -> Result<(), ScheduleError> {
     let PipelineShape { stages, chunks, micro_batches } = shape;
     if stages == 0 {
         return Err(ScheduleError::NoStages);
@@ -44,11 +44,13 @@ pub fn require_fit(schedule: Schedule, shape: PipelineShape) -> Result<(), Sched
         return Err(ScheduleError::NoMicroBatches);
     }
     match schedule {
-        Schedule::Interleaved if chunks == 1 => Err(ScheduleError::TooFewChunks),
-        Schedule::Interleaved if !micro_batches.is_multiple_of(stages) => {
+        PipelineSchedule::Interleaved if chunks == 1 => Err(ScheduleError::TooFewChunks),
+        PipelineSchedule::Interleaved if !micro_batches.is_multiple_of(stages) => {
             Err(ScheduleError::PartialRound { stages, micro_batches })
         }
-        Schedule::GPipe | Schedule::OneFOneB | Schedule::ZeroBubble if chunks > 1 => {
+        PipelineSchedule::GPipe | PipelineSchedule::OneFOneB | PipelineSchedule::ZeroBubble
+            if chunks > 1 =>
+        {
             Err(ScheduleError::TooManyChunks { schedule, chunks })
         }
         _ => Ok(()),
@@ -73,27 +75,34 @@ mod tests {
     use super::*;
 
     /// The refusal of a shape, or an empty text.
-    fn refusal(schedule: Schedule, stages: usize, chunks: usize, micro_batches: usize) -> String {
+    fn refusal(
+        schedule: PipelineSchedule,
+        stages: usize,
+        chunks: usize,
+        micro_batches: usize,
+    ) -> String {
         let shape = PipelineShape { stages, chunks, micro_batches };
         require_fit(schedule, shape).err().map(|e| e.to_string()).unwrap_or_default()
     }
 
     #[test]
     fn shapes_that_fit_pass() {
-        for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZeroBubble] {
+        for schedule in
+            [PipelineSchedule::GPipe, PipelineSchedule::OneFOneB, PipelineSchedule::ZeroBubble]
+        {
             for (stages, micro_batches) in [(1, 1), (3, 1), (3, 4), (4, 16)] {
                 assert_eq!(refusal(schedule, stages, 1, micro_batches), "");
             }
         }
         for (stages, chunks, micro_batches) in [(1, 2, 5), (3, 2, 3), (4, 4, 16)] {
-            assert_eq!(refusal(Schedule::Interleaved, stages, chunks, micro_batches), "");
+            assert_eq!(refusal(PipelineSchedule::Interleaved, stages, chunks, micro_batches), "");
         }
     }
 
     #[test]
     fn refusals_say_the_nearest_values_that_fit() {
         let interleaved =
-            |stages, chunks, count| refusal(Schedule::Interleaved, stages, chunks, count);
+            |stages, chunks, count| refusal(PipelineSchedule::Interleaved, stages, chunks, count);
         let rounds = "interleaved needs a multiple of 3 micro-batches and there";
         assert_eq!(interleaved(3, 2, 1), format!("{rounds} is 1; give 3"));
         assert_eq!(interleaved(3, 2, 2), format!("{rounds} are 2; give 3"));
@@ -101,7 +110,9 @@ mod tests {
         assert_eq!(interleaved(3, 2, 8), format!("{rounds} are 8; give 6 or 9"));
         let one = "interleaved needs at least 2 model chunks per stage and there is 1; give 2";
         assert_eq!(interleaved(3, 1, 3), one);
-        for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZeroBubble] {
+        for schedule in
+            [PipelineSchedule::GPipe, PipelineSchedule::OneFOneB, PipelineSchedule::ZeroBubble]
+        {
             let many = format!(
                 "{schedule} runs 1 model chunk per stage and there are 2; give 1, or the schedule \
                  interleaved"
@@ -112,7 +123,7 @@ mod tests {
 
     #[test]
     fn nothing_to_run_is_refused() {
-        for schedule in Schedule::ALL {
+        for schedule in PipelineSchedule::ALL {
             let zero = |stages, chunks, count| refusal(schedule, stages, chunks, count);
             assert_eq!(zero(0, 1, 1), "a pipeline of 0 stages runs nothing; give at least 1");
             assert_eq!(zero(1, 0, 1), "a stage of 0 model chunks runs nothing; give at least 1");

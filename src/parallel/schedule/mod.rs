@@ -28,7 +28,7 @@ pub use formulas::{StageTimes, ideal_bubble, in_flight};
 /// Order in which the stages of a pipeline run their micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Schedule {
+pub enum PipelineSchedule {
     /// All forward passes, then all backward passes.
     #[serde(rename = "gpipe")]
     GPipe,
@@ -41,7 +41,7 @@ pub enum Schedule {
     ZeroBubble,
 }
 
-impl Schedule {
+impl PipelineSchedule {
     /// Returns all schedules.
     pub const ALL: [Self; 4] = [Self::GPipe, Self::OneFOneB, Self::Interleaved, Self::ZeroBubble];
 
@@ -66,7 +66,7 @@ impl Schedule {
     }
 }
 
-impl fmt::Display for Schedule {
+impl fmt::Display for PipelineSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -109,13 +109,17 @@ impl StageWork {
 
 /// Returns what a stage runs in a step, in order: every pass of every chunk and micro-batch once.
 /// The shape fits the schedule ([`require_fit`]) and has the stage.
-pub fn stage_work(schedule: Schedule, shape: PipelineShape, stage: usize) -> Vec<StageWork> {
+pub fn stage_work(
+    schedule: PipelineSchedule,
+    shape: PipelineShape,
+    stage: usize,
+) -> Vec<StageWork> {
     debug_assert_eq!(require_fit(schedule, shape), Ok(()));
     debug_assert!(stage < shape.stages);
     match schedule {
-        Schedule::GPipe => gpipe::work(shape),
-        Schedule::OneFOneB => one_f_one_b::work(shape, stage),
-        Schedule::Interleaved => interleaved::work(shape, stage),
-        Schedule::ZeroBubble => zero_bubble::work(shape, stage),
+        PipelineSchedule::GPipe => gpipe::work(shape),
+        PipelineSchedule::OneFOneB => one_f_one_b::work(shape, stage),
+        PipelineSchedule::Interleaved => interleaved::work(shape, stage),
+        PipelineSchedule::ZeroBubble => zero_bubble::work(shape, stage),
     }
 }

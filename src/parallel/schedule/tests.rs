@@ -9,12 +9,12 @@ use super::*;
 /// Lists of all stages.
 type Lists = Vec<Vec<StageWork>>;
 
-fn lists_of(schedule: Schedule, shape: PipelineShape) -> Lists {
+fn lists_of(schedule: PipelineSchedule, shape: PipelineShape) -> Lists {
     (0..shape.stages).map(|stage| stage_work(schedule, shape, stage)).collect()
 }
 
 /// All shapes of up to 6 stages, 16 micro-batches and 4 chunks that fit.
-fn shapes(schedule: Schedule) -> Vec<PipelineShape> {
+fn shapes(schedule: PipelineSchedule) -> Vec<PipelineShape> {
     let mut shapes = Vec::new();
     for stages in 1..=6 {
         for micro_batches in 1..=16 {
@@ -100,7 +100,7 @@ fn simulate(lists: &Lists, shape: PipelineShape, times: StageTimes) -> Result<f6
 }
 
 /// The passes of the schedule.
-fn passes(schedule: Schedule) -> &'static [StagePass] {
+fn passes(schedule: PipelineSchedule) -> &'static [StagePass] {
     if schedule.is_split() {
         &[Forward, BackwardInput, BackwardWeight]
     } else {
@@ -110,7 +110,7 @@ fn passes(schedule: Schedule) -> &'static [StagePass] {
 
 /// Every pass of every chunk and micro-batch is there once, and nothing else.
 fn require_complete(
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     shape: PipelineShape,
     list: &[StageWork],
 ) -> Result<(), String> {
@@ -165,7 +165,7 @@ fn peak(list: &[StageWork], ends: &[StagePass]) -> usize {
 
 /// All that holds for the lists of a schedule: the duration of the step, or the first fault.
 fn check(
-    schedule: Schedule,
+    schedule: PipelineSchedule,
     shape: PipelineShape,
     times: StageTimes,
     lists: &Lists,
@@ -210,7 +210,7 @@ const TIMES: StageTimes = StageTimes { forward: 2.0, backward_input: 3.0, backwa
 
 #[test]
 fn memory_and_idle_time_are_those_of_the_formulas() {
-    for schedule in Schedule::ALL {
+    for schedule in PipelineSchedule::ALL {
         let shapes = shapes(schedule);
         assert!(shapes.len() >= 3 * 16, "{schedule}");
         for shape in shapes {
@@ -226,8 +226,8 @@ fn memory_and_idle_time_are_those_of_the_formulas() {
 #[test]
 fn zero_bubble_has_the_step_of_its_paper() {
     let mut compared = 0;
-    for shape in shapes(Schedule::ZeroBubble) {
-        let lists = lists_of(Schedule::ZeroBubble, shape);
+    for shape in shapes(PipelineSchedule::ZeroBubble) {
+        let lists = lists_of(PipelineSchedule::ZeroBubble, shape);
         let (ramp, batches) = ((shape.stages - 1) as f64, shape.micro_batches as f64);
         for times in all_times() {
             let StageTimes { forward: f, backward_input: b, backward_weight: w } = times;
@@ -246,9 +246,9 @@ fn zero_bubble_has_the_step_of_its_paper() {
 
 #[test]
 fn zero_bubble_holds_what_only_activations_need_as_1f1b_does() {
-    for shape in shapes(Schedule::ZeroBubble) {
-        for (stage, list) in lists_of(Schedule::ZeroBubble, shape).iter().enumerate() {
-            let like = in_flight(Schedule::OneFOneB, shape, stage);
+    for shape in shapes(PipelineSchedule::ZeroBubble) {
+        for (stage, list) in lists_of(PipelineSchedule::ZeroBubble, shape).iter().enumerate() {
+            let like = in_flight(PipelineSchedule::OneFOneB, shape, stage);
             assert_eq!(peak(list, &[BackwardInput]), like, "{shape:?}, stage {stage}");
         }
     }
@@ -256,7 +256,7 @@ fn zero_bubble_holds_what_only_activations_need_as_1f1b_does() {
 
 /// The letters of a list, as papers draw them, with the number of the micro-batch; chunks after
 /// the first have small letters.
-fn drawn(schedule: Schedule, chunks: usize, stage: usize) -> String {
+fn drawn(schedule: PipelineSchedule, chunks: usize, stage: usize) -> String {
     let shape = PipelineShape { stages: 3, chunks, micro_batches: 6 };
     let letter = |work: StageWork| match (work.pass, work.chunk) {
         (Forward, 0) => 'F',
@@ -272,21 +272,21 @@ fn drawn(schedule: Schedule, chunks: usize, stage: usize) -> String {
 #[test]
 fn lists_are_those_of_the_papers() {
     let gpipe = "F0 F1 F2 F3 F4 F5 B0 B1 B2 B3 B4 B5";
-    assert_eq!(drawn(Schedule::GPipe, 1, 0), gpipe);
+    assert_eq!(drawn(PipelineSchedule::GPipe, 1, 0), gpipe);
     let first = "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5";
-    assert_eq!(drawn(Schedule::OneFOneB, 1, 0), first);
+    assert_eq!(drawn(PipelineSchedule::OneFOneB, 1, 0), first);
     let last = "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5";
-    assert_eq!(drawn(Schedule::OneFOneB, 1, 2), last);
+    assert_eq!(drawn(PipelineSchedule::OneFOneB, 1, 2), last);
     let first = "F0 F1 F2 f0 f1 f2 F3 F4 b0 F5 b1 f3 b2 f4 B0 f5 B1 B2 b3 b4 b5 B3 B4 B5";
-    assert_eq!(drawn(Schedule::Interleaved, 2, 0), first);
+    assert_eq!(drawn(PipelineSchedule::Interleaved, 2, 0), first);
     let first = "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 F5 B3 W3 B4 W4 B5 W5";
-    assert_eq!(drawn(Schedule::ZeroBubble, 1, 0), first);
+    assert_eq!(drawn(PipelineSchedule::ZeroBubble, 1, 0), first);
     let last = "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 F5 B5 W3 W4 W5";
-    assert_eq!(drawn(Schedule::ZeroBubble, 1, 2), last);
+    assert_eq!(drawn(PipelineSchedule::ZeroBubble, 1, 2), last);
 }
 
 /// The fault that `check` finds in the lists of a schedule after a change.
-fn fault(schedule: Schedule, change: impl Fn(&mut Lists)) -> String {
+fn fault(schedule: PipelineSchedule, change: impl Fn(&mut Lists)) -> String {
     let shape = PipelineShape { stages: 3, chunks: 1, micro_batches: 4 };
     let mut lists = lists_of(schedule, shape);
     check(schedule, shape, TIMES, &lists).unwrap();
@@ -296,7 +296,7 @@ fn fault(schedule: Schedule, change: impl Fn(&mut Lists)) -> String {
 
 #[test]
 fn wrong_lists_are_found() {
-    let of_1f1b = |change: fn(&mut Lists)| fault(Schedule::OneFOneB, change);
+    let of_1f1b = |change: fn(&mut Lists)| fault(PipelineSchedule::OneFOneB, change);
     let found = of_1f1b(|lists| lists[1].truncate(7));
     assert!(found.contains("is missing"), "{found}");
     let found = of_1f1b(|lists| lists[1].push(StageWork::whole(Backward, 3)));
@@ -321,7 +321,7 @@ fn wrong_lists_are_found() {
 #[test]
 fn slow_lists_are_found() {
     // The last stage computes W1 before B3, which all others wait for.
-    let found = fault(Schedule::ZeroBubble, |lists| {
+    let found = fault(PipelineSchedule::ZeroBubble, |lists| {
         assert_eq!(lists[2][8], StageWork::whole(BackwardInput, 3));
         lists[2].swap(8, 9);
     });
@@ -330,9 +330,9 @@ fn slow_lists_are_found() {
 
 #[test]
 fn names_are_read_back() {
-    for schedule in Schedule::ALL {
-        assert_eq!(Schedule::of_name(schedule.name()), Some(schedule));
+    for schedule in PipelineSchedule::ALL {
+        assert_eq!(PipelineSchedule::of_name(schedule.name()), Some(schedule));
     }
-    assert_eq!(Schedule::of_name("1F1B"), None);
-    assert_eq!(Schedule::ALL.map(Schedule::is_split), [false, false, false, true]);
+    assert_eq!(PipelineSchedule::of_name("1F1B"), None);
+    assert_eq!(PipelineSchedule::ALL.map(PipelineSchedule::is_split), [false, false, false, true]);
 }

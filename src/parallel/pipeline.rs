@@ -1,0 +1,458 @@
+//! Programs of pipelines: a model cut into stages, alone or beside data parallelism.
+//!
+//! `D` pipelines of `K` stages run their parts of the batch. A stage holds one model chunk, a run
+//! of consecutive blocks, or several of them: chunk `c` is on stage `c % K`. The programs differ
+//! from those of data parallelism in the order of their segments, which a [`PipelineSchedule`]
+//! gives, and in the tensors that they send and receive; each bucket is reduced between the ranks
+//! that hold it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::program::{micro_batches, nearly_equal};
+use super::schedule::{in_flight, stage_work};
+use super::{
+    Edge, EdgeLayout, Instruction, MicroBatch, PipelineSchedule, PipelineShape, Program, Share,
+    StagePass, StageWork, Token,
+};
+use crate::base::{BucketId, EdgeId, Rank, SegmentId, TensorId};
+use crate::collective::{BucketGroups, Collective, RankGroup};
+use crate::graph::{PassKind, Plan, PlanPart, Role, crossings};
+
+/// One pipeline: its ranks, and the blocks of its model chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipelineStages {
+    /// By stage.
+    pub ranks: Vec<Rank>,
+    /// By model chunk, in forward order: consecutive runs of blocks, which are all blocks.
+    pub chunks: Vec<Range<u32>>,
+}
+
+impl PipelineStages {
+    /// Returns the stage of a model chunk.
+    pub fn stage_of_chunk(&self, chunk: usize) -> usize {
+        chunk % self.ranks.len()
+    }
+
+    /// Returns the blocks of a stage's model chunks, in forward order.
+    pub fn chunks_of(&self, stage: usize) -> Vec<Range<u32>> {
+        self.chunks.iter().skip(stage).step_by(self.ranks.len()).cloned().collect()
+    }
+
+    /// Returns by block the stage that holds it.
+    pub fn stage_of_block(&self) -> Vec<u32> {
+        let of_chunk = |(chunk, blocks): (usize, &Range<u32>)| {
+            vec![self.stage_of_chunk(chunk) as u32; blocks.len()]
+        };
+        self.chunks.iter().enumerate().flat_map(of_chunk).collect()
+    }
+
+    /// Returns by block true if a stage holds it.
+    pub fn blocks_of(&self, stage: usize) -> Vec<bool> {
+        self.stage_of_block().iter().map(|of| *of as usize == stage).collect()
+    }
+}
+
+/// Request for the programs of pipelines.
+#[derive(Clone, Copy, Debug)]
+pub struct PipelineRequest<'a> {
+    /// Plan of the whole graph, for the most rows of a micro-batch.
+    pub plan: &'a Plan,
+    pub pipelines: &'a [PipelineStages],
+    /// Samples of each pipeline.
+    pub shares: &'a [Share],
+    pub schedule: PipelineSchedule,
+    /// True if reductions start while backward passes still run.
+    pub overlap: bool,
+    /// The most elements of a message.
+    pub piece_max: usize,
+    /// Least number of micro-batches of an edge that may be on their way at a time, for passes
+    /// outside of training.
+    pub in_flight_min: usize,
+}
+
+/// Programs of all ranks of pipelines, with what they need.
+#[derive(Clone, Debug)]
+pub struct PipelinePrograms {
+    /// By rank.
+    pub programs: Vec<Program>,
+    /// Part of the plan that each rank holds, placed for its program.
+    pub plans: Vec<Arc<Plan>>,
+    pub edges: EdgeLayout,
+    pub groups: BucketGroups,
+}
+
+impl PipelinePrograms {
+    /// Writes the programs of a training step.
+    pub fn training(request: &PipelineRequest) -> Self {
+        let PipelineRequest { plan, pipelines, shares, .. } = *request;
+        let world: usize = pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
+        let groups = bucket_groups(plan, pipelines, world as u32);
+        let edges = EdgeLayout {
+            edges: edges(request),
+            piece_max: request.piece_max,
+            rows_max: plan.options.rows,
+        };
+        let mut written: Vec<Option<(Program, Arc<Plan>)>> = vec![None; world];
+        for (pipeline, share) in pipelines.iter().zip(shares) {
+            let batches = cut(*share, pipelines.len());
+            for (stage, rank) in pipeline.ranks.iter().enumerate() {
+                let writer = StageWriter { request, pipeline, stage, rank: *rank, edges: &edges };
+                let work = writer.training(&batches);
+                written[rank.index()] = Some(writer.finish(batches.clone(), work, &groups));
+            }
+        }
+        let (programs, plans) = written.into_iter().flatten().unzip();
+        Self { programs, plans, edges, groups }
+    }
+
+    /// Returns the programs of a forward pass over these micro-batches of each pipeline, at whose
+    /// end all ranks report the sums of their losses. They run on the plans of training, or on
+    /// those of a forward graph.
+    pub fn forward(
+        request: &PipelineRequest,
+        edges: &EdgeLayout,
+        batches: &[Vec<MicroBatch>],
+    ) -> Vec<Program> {
+        let world: usize = request.pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
+        let mut programs = vec![None; world];
+        for (pipeline, batches) in request.pipelines.iter().zip(batches) {
+            for (stage, rank) in pipeline.ranks.iter().enumerate() {
+                let writer = StageWriter { request, pipeline, stage, rank: *rank, edges };
+                let mut instructions = vec![Instruction::ZeroGradients];
+                instructions.extend(writer.forward(batches.len()));
+                instructions.push(Instruction::Verdict);
+                let micro_batches = batches.clone();
+                programs[rank.index()] = Some(Program { micro_batches, instructions });
+            }
+        }
+        programs.into_iter().flatten().collect()
+    }
+
+    /// Returns the parts of a forward graph that the ranks hold, for programs of
+    /// [`PipelinePrograms::forward`].
+    pub fn forward_plans(request: &PipelineRequest) -> Vec<Arc<Plan>> {
+        let world: usize = request.pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
+        let mut plans = vec![None; world];
+        for pipeline in request.pipelines {
+            for (stage, rank) in pipeline.ranks.iter().enumerate() {
+                let part = PlanPart { blocks: &pipeline.blocks_of(stage), runs: &[] };
+                let Plan { graph, options, .. } = request.plan;
+                let plan = Plan::part(graph.clone(), *options, &part);
+                plans[rank.index()] = Some(Arc::new(plan));
+            }
+        }
+        plans.into_iter().flatten().collect()
+    }
+}
+
+/// Returns the edges of pipelines for passes of their micro-batches; see
+/// [`PipelineRequest::in_flight_min`].
+pub fn edge_layout(request: &PipelineRequest) -> EdgeLayout {
+    let rows_max = request.plan.options.rows;
+    EdgeLayout { edges: edges(request), piece_max: request.piece_max, rows_max }
+}
+
+/// Cuts the samples of a pipeline into micro-batches as a single rank does, and beside other
+/// pipelines as a data-parallel rank does: so the sums have the same bits.
+fn cut(share: Share, pipelines: usize) -> Vec<MicroBatch> {
+    match pipelines {
+        1 => micro_batches(share.first, share.count, share.micro_batch),
+        _ => nearly_equal(share),
+    }
+}
+
+/// Returns the number of micro-batches of each pipeline.
+pub fn micro_batch_counts(shares: &[Share]) -> Vec<usize> {
+    shares.iter().map(|share| cut(*share, shares.len()).len()).collect()
+}
+
+/// Returns the ranks that hold each bucket: pipeline by pipeline, in the order of the blocks that
+/// use it first.
+fn bucket_groups(plan: &Plan, pipelines: &[PipelineStages], world: u32) -> BucketGroups {
+    let mut ranks: Vec<Vec<Rank>> = vec![Vec::new(); plan.buckets.len()];
+    for pipeline in pipelines {
+        let stages = pipeline.stage_of_block();
+        for (bucket, ranks) in ranks.iter_mut().enumerate() {
+            for block in plan.blocks_with(BucketId(bucket as u32)) {
+                let rank = pipeline.ranks[stages[block as usize] as usize];
+                if !ranks.contains(&rank) {
+                    ranks.push(rank);
+                }
+            }
+        }
+    }
+    // A bucket belongs to at least one block, so it has a rank in every pipeline, and no rank is
+    // listed twice.
+    let group = |ranks: &Vec<Rank>| RankGroup::new(ranks).unwrap_or_else(|_| RankGroup::all(1));
+    BucketGroups::new(world, ranks.iter().map(group).collect())
+}
+
+/// Returns the edges of all pipelines.
+fn edges(request: &PipelineRequest) -> Arc<[Edge]> {
+    let graph = &request.plan.graph;
+    let mut edges = Vec::new();
+    for (pipeline, share) in request.pipelines.iter().zip(request.shares) {
+        let count = cut(*share, request.pipelines.len()).len();
+        for crossing in crossings(graph, &pipeline.stage_of_block()) {
+            let (from, to) = (crossing.from as usize, crossing.to as usize);
+            let shape = shape_of(request, pipeline, count);
+            // The earlier of the two stages runs at most so many micro-batches ahead.
+            let ahead = in_flight(request.schedule, shape, from.min(to)).min(count);
+            edges.push(Edge {
+                tensor: crossing.tensor,
+                shape: graph.tensor(crossing.tensor).shape.clone(),
+                from: pipeline.ranks[from],
+                to: pipeline.ranks[to],
+                in_flight: ahead.max(request.in_flight_min),
+            });
+        }
+    }
+    edges.into()
+}
+
+fn shape_of(
+    request: &PipelineRequest,
+    pipeline: &PipelineStages,
+    micro_batches: usize,
+) -> PipelineShape {
+    let stages = pipeline.ranks.len();
+    let chunks = match request.schedule {
+        PipelineSchedule::Interleaved => pipeline.chunks.len() / stages,
+        _ => 1,
+    };
+    PipelineShape { stages, chunks, micro_batches }
+}
+
+/// Writer of the program of one stage of one pipeline.
+struct StageWriter<'a> {
+    request: &'a PipelineRequest<'a>,
+    pipeline: &'a PipelineStages,
+    stage: usize,
+    rank: Rank,
+    edges: &'a EdgeLayout,
+}
+
+/// Edges of a rank by the segment at which their tensors are received or sent.
+#[derive(Default)]
+struct SegmentEdges {
+    /// Received directly before the segment.
+    received: HashMap<SegmentId, Vec<EdgeId>>,
+    /// Sent directly after the segment.
+    sent: HashMap<SegmentId, Vec<EdgeId>>,
+}
+
+impl StageWriter<'_> {
+    /// Returns the segments of the stage's work, in order.
+    fn segments_of(&self, work: StageWork) -> Vec<SegmentId> {
+        let chunks = self.pipeline.chunks_of(self.stage);
+        let blocks = &chunks[work.chunk];
+        let passes: &[PassKind] = match work.pass {
+            StagePass::Forward => &[PassKind::Forward],
+            StagePass::Backward => &[PassKind::BackwardInput, PassKind::BackwardWeight],
+            StagePass::BackwardInput => &[PassKind::BackwardInput],
+            StagePass::BackwardWeight => &[PassKind::BackwardWeight],
+        };
+        // The plan's order: forward by block, then backward from the last block.
+        let segments = self.request.plan.segments.iter().enumerate();
+        let of_work = segments.filter(|(_, segment)| {
+            blocks.contains(&segment.block) && passes.contains(&segment.phase)
+        });
+        of_work.map(|(index, _)| SegmentId(index as u32)).collect()
+    }
+
+    /// Returns the edges of the rank by segment, given the segments of a micro-batch in order.
+    fn edges_by_segment(&self, order: &[SegmentId]) -> SegmentEdges {
+        let plan = self.request.plan;
+        let mut by_segment = SegmentEdges::default();
+        for (index, edge) in self.edges.edges.iter().enumerate() {
+            let touches = |segment: &&SegmentId, reads: bool| {
+                let nodes = &plan.graph.nodes[plan.segments[segment.index()].nodes.clone()];
+                let tensors = nodes.iter().flat_map(|n| if reads { &n.inputs } else { &n.outputs });
+                tensors.into_iter().any(|tensor| plan.graph.root(*tensor) == edge.tensor)
+            };
+            let id = EdgeId(index as u32);
+            if edge.to == self.rank
+                && let Some(first) = order.iter().find(|segment| touches(segment, true))
+            {
+                by_segment.received.entry(*first).or_default().push(id);
+            }
+            if edge.from == self.rank
+                && let Some(writer) = order.iter().find(|segment| touches(segment, false))
+            {
+                by_segment.sent.entry(*writer).or_default().push(id);
+            }
+        }
+        by_segment
+    }
+
+    /// Returns the instructions of all work of a training step, without those of collectives.
+    fn training(&self, batches: &[MicroBatch]) -> Vec<Instruction> {
+        let shape = shape_of(self.request, self.pipeline, batches.len());
+        self.lower(&stage_work(self.request.schedule, shape, self.stage))
+    }
+
+    /// Returns the instructions of a forward pass of so many micro-batches.
+    fn forward(&self, micro_batches: usize) -> Vec<Instruction> {
+        let chunks = self.pipeline.chunks_of(self.stage).len();
+        let pass = StagePass::Forward;
+        // In rounds of as many micro-batches as there are stages, which no stage waits for in a
+        // cycle: a later chunk of a round needs only earlier chunks of the same round.
+        let stages = self.pipeline.ranks.len();
+        let rounds = (0..micro_batches).step_by(stages);
+        let work = rounds.flat_map(|first| {
+            (0..chunks).flat_map(move |chunk| {
+                let round = first..(first + stages).min(micro_batches);
+                round.map(move |micro_batch| StageWork { pass, chunk, micro_batch })
+            })
+        });
+        self.lower(&work.collect::<Vec<_>>())
+    }
+
+    fn lower(&self, work: &[StageWork]) -> Vec<Instruction> {
+        let Some(first) = work.first() else { return Vec::new() };
+        let of_first = work.iter().filter(|other| other.micro_batch == first.micro_batch);
+        let order: Vec<SegmentId> = of_first.flat_map(|work| self.segments_of(*work)).collect();
+        let edges = self.edges_by_segment(&order);
+        let mut instructions = Vec::new();
+        let mut loaded = Vec::new();
+        for work in work {
+            let micro_batch = work.micro_batch;
+            if !loaded.contains(&micro_batch) {
+                loaded.push(micro_batch);
+                instructions.push(Instruction::Load { micro_batch });
+            }
+            for segment in self.segments_of(*work) {
+                let of = |list: &HashMap<SegmentId, Vec<EdgeId>>| {
+                    list.get(&segment).cloned().unwrap_or_default()
+                };
+                let received = of(&edges.received).into_iter();
+                instructions.extend(received.map(|edge| Instruction::Recv { edge, micro_batch }));
+                instructions.push(Instruction::Run { segment, micro_batch });
+                let sent = of(&edges.sent).into_iter();
+                instructions.extend(sent.map(|edge| Instruction::Send { edge, micro_batch }));
+            }
+        }
+        instructions
+    }
+
+    /// Completes the program of a training step with its collectives, its verdict and its updates,
+    /// and plans the part of the graph that it runs.
+    fn finish(
+        &self,
+        micro_batches: Vec<MicroBatch>,
+        work: Vec<Instruction>,
+        groups: &BucketGroups,
+    ) -> (Program, Arc<Plan>) {
+        let Plan { graph, options, .. } = self.request.plan;
+        let runs = runs(&work);
+        let blocks = self.pipeline.blocks_of(self.stage);
+        let part = PlanPart { blocks: &blocks, runs: &runs };
+        let plan = Plan::part(graph.clone(), *options, &part);
+        let buckets = held_in_order(&plan, &runs);
+        let shared = |bucket: &&BucketId| groups.of(**bucket).size() > 1;
+        let mut instructions = vec![Instruction::ZeroGradients];
+        instructions.extend(self.with_early_reductions(work, &plan, groups));
+        let reduce = |bucket: &BucketId| Collective::reduce_scatter(*bucket);
+        let late: Vec<Instruction> =
+            buckets.iter().filter(shared).map(|b| Instruction::Start(reduce(b))).collect();
+        for start in late {
+            if !instructions.contains(&start) {
+                instructions.push(start);
+            }
+        }
+        let waits = buckets.iter().filter(shared);
+        instructions.extend(waits.map(|b| Instruction::Wait(Token::of(reduce(b)))));
+        instructions.push(Instruction::Verdict);
+        for bucket in &buckets {
+            instructions.push(Instruction::Update { bucket: *bucket });
+            if shared(&bucket) {
+                instructions.push(Instruction::Start(Collective::all_gather(*bucket)));
+            }
+        }
+        let gather = |b: &BucketId| Instruction::Wait(Token::of(Collective::all_gather(*b)));
+        instructions.extend(buckets.iter().filter(shared).map(gather));
+        (Program { micro_batches, instructions }, Arc::new(plan))
+    }
+
+    /// Inserts the starts of reductions behind the segments that complete their gradients.
+    ///
+    /// A bucket that several stages of one pipeline hold is complete at unlike times: in a ring,
+    /// the readbacks of the stage that is early would take the slots that its later sends need, so
+    /// that its neighbours would wait for each other. It starts behind all sends then. In a star
+    /// of two, the stage that does not own it sends at once.
+    fn with_early_reductions(
+        &self,
+        work: Vec<Instruction>,
+        plan: &Plan,
+        groups: &BucketGroups,
+    ) -> Vec<Instruction> {
+        let micro_batch_of = |instruction: &Instruction| match instruction {
+            Instruction::Run { micro_batch, .. } => Some(*micro_batch),
+            _ => None,
+        };
+        let last = work.iter().filter_map(micro_batch_of).max();
+        let is_early = |bucket: &BucketId| {
+            let group = groups.of(*bucket);
+            let own = self.pipeline.ranks.iter().filter(|rank| group.position(**rank).is_some());
+            let is_of_one_stage = own.count() == 1;
+            group.size() > 1 && (is_of_one_stage || self.request.pipelines.len() == 1)
+        };
+        let mut instructions = Vec::with_capacity(work.len());
+        let mut due: Vec<BucketId> = Vec::new();
+        for instruction in work {
+            // Behind the sends of the segment that completes a bucket.
+            if !matches!(instruction, Instruction::Send { .. }) {
+                let starts = due.drain(..).map(Collective::reduce_scatter);
+                instructions.extend(starts.map(Instruction::Start));
+            }
+            instructions.push(instruction);
+            if let Instruction::Run { segment, micro_batch } = instruction
+                && self.request.overlap
+                && Some(micro_batch) == last
+            {
+                let completed = plan.segments[segment.index()].completes.iter();
+                due.extend(completed.copied().filter(is_early));
+            }
+        }
+        instructions
+            .extend(due.into_iter().map(Collective::reduce_scatter).map(Instruction::Start));
+        instructions
+    }
+}
+
+/// Returns the segments that instructions run, each with its micro-batch.
+pub fn runs(instructions: &[Instruction]) -> Vec<(SegmentId, usize)> {
+    let run = |instruction: &Instruction| match *instruction {
+        Instruction::Run { segment, micro_batch } => Some((segment, micro_batch)),
+        _ => None,
+    };
+    instructions.iter().filter_map(run).collect()
+}
+
+/// Returns the buckets that a rank holds, in the order in which its gradients become final, and
+/// last those that no segment completes.
+fn held_in_order(plan: &Plan, runs: &[(SegmentId, usize)]) -> Vec<BucketId> {
+    let completed = runs.iter().flat_map(|(segment, _)| &plan.segments[segment.index()].completes);
+    let all = (0..plan.buckets.len() as u32).map(BucketId);
+    let mut order = Vec::new();
+    for bucket in completed.copied().chain(all).filter(|bucket| plan.holds(*bucket)) {
+        if !order.contains(&bucket) {
+            order.push(bucket);
+        }
+    }
+    order
+}
+
+/// Returns the inputs that a rank with this plan reads.
+pub fn used_inputs(plan: &Plan) -> Vec<TensorId> {
+    let is_used = |tensor: &TensorId| {
+        let is_input = plan.graph.tensor(*tensor).role == Role::Input;
+        is_input && plan.is_placed(*tensor)
+    };
+    plan.graph.inputs.iter().map(|(_, tensor)| *tensor).filter(is_used).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+use super::*;
+use crate::graph::{Builder, Init, PlanOptions, differentiate, replay};
+use crate::parallel::program::contiguous_shares;
+
+/// Blocks in a row with a parameter each; the last one also uses the first one's if `is_tied`.
+fn plan(blocks: u32, is_tied: bool) -> Plan {
+    let mut b = Builder::new();
+    let mut first = None;
+    let mut x = None;
+    for block in 0..blocks {
+        b.block(&format!("block {block}"));
+        let input = x.unwrap_or_else(|| b.input("x", &[1, 8]));
+        let shared = first.filter(|_| is_tied && block + 1 == blocks);
+        let w = shared.unwrap_or_else(|| b.parameter(&format!("w{block}"), &[8, 8], Init::Zeros));
+        first.get_or_insert(w);
+        x = Some(b.linear(input, w, None).unwrap());
+    }
+    let target = b.input("target", &[1, 8]);
+    b.squared_error_loss(x.unwrap(), target).unwrap();
+    Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(4))
+}
+
+fn even(stages: u32, chunks: u32, blocks: u32) -> Vec<Range<u32>> {
+    let parts = stages * chunks;
+    (0..parts).map(|part| part * blocks / parts..(part + 1) * blocks / parts).collect()
+}
+
+fn pipelines(count: u32, stages: u32, chunks: u32, blocks: u32) -> Vec<PipelineStages> {
+    let of = |pipeline: u32| PipelineStages {
+        ranks: (0..stages).map(|stage| Rank(pipeline * stages + stage)).collect(),
+        chunks: even(stages, chunks, blocks),
+    };
+    (0..count).map(of).collect()
+}
+
+fn request<'a>(
+    plan: &'a Plan,
+    pipelines: &'a [PipelineStages],
+    shares: &'a [Share],
+    schedule: PipelineSchedule,
+) -> PipelineRequest<'a> {
+    let (overlap, piece_max, in_flight_min) = (true, 16, 1);
+    PipelineRequest { plan, pipelines, shares, schedule, overlap, piece_max, in_flight_min }
+}
+
+/// Performs the programs of all ranks in turns, instruction by instruction, as far as receives
+/// allow; returns the numbers of tensors on their way that each edge has had at most, or the ranks
+/// that wait for ever.
+fn perform(programs: &[Program], edges: &EdgeLayout) -> Result<Vec<usize>, Vec<usize>> {
+    let mut next = vec![0; programs.len()];
+    let mut sent: Vec<Vec<usize>> = vec![Vec::new(); edges.edges.len()];
+    let mut most = vec![0; sent.len()];
+    loop {
+        let before = next.clone();
+        for (rank, program) in programs.iter().enumerate() {
+            while let Some(instruction) = program.instructions.get(next[rank]) {
+                match *instruction {
+                    Instruction::Send { edge, micro_batch } => {
+                        let sent = &mut sent[edge.index()];
+                        sent.push(micro_batch);
+                        most[edge.index()] = most[edge.index()].max(sent.len());
+                    }
+                    Instruction::Recv { edge, micro_batch } => {
+                        let sent = &mut sent[edge.index()];
+                        let Some(at) = sent.iter().position(|of| *of == micro_batch) else { break };
+                        sent.remove(at);
+                    }
+                    _ => {}
+                }
+                next[rank] += 1;
+            }
+        }
+        if next == before {
+            let stuck = |rank: &usize| next[*rank] < programs[*rank].instructions.len();
+            let waiting: Vec<usize> = (0..programs.len()).filter(stuck).collect();
+            let is_received = sent.iter().all(Vec::is_empty);
+            return if waiting.is_empty() && is_received { Ok(most) } else { Err(waiting) };
+        }
+    }
+}
+
+#[test]
+fn every_schedule_ends_on_its_slots_and_within_the_bounds_of_its_edges() {
+    let mut cases = 0;
+    for (count, stages, blocks) in [(1, 2, 4), (1, 3, 7), (2, 2, 5), (1, 4, 8), (3, 2, 4)] {
+        for schedule in PipelineSchedule::ALL {
+            for is_tied in [false, true] {
+                let chunks = if schedule == PipelineSchedule::Interleaved { 2 } else { 1 };
+                if stages * chunks > blocks {
+                    continue;
+                }
+                let plan = plan(blocks, is_tied);
+                let pipelines = pipelines(count, stages, chunks, blocks);
+                let samples = 4 * stages * 2;
+                let shares =
+                    contiguous_shares(&vec![samples; count as usize], &vec![4; count as usize]);
+                let request = request(&plan, &pipelines, &shares, schedule);
+                let written = PipelinePrograms::training(&request);
+                for (program, plan) in written.programs.iter().zip(&written.plans) {
+                    assert_eq!(replay(plan, &runs(&program.instructions)), Ok(()), "{schedule}");
+                }
+                let most = perform(&written.programs, &written.edges).unwrap();
+                for (edge, most) in written.edges.edges.iter().zip(most) {
+                    assert!(most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
+                }
+                cases += 1;
+            }
+        }
+    }
+    assert!(cases > 30, "{cases}");
+}
+
+#[test]
+fn a_program_that_does_not_send_leaves_its_neighbours_waiting() {
+    let plan = plan(4, false);
+    let pipelines = pipelines(1, 2, 1, 4);
+    let shares = contiguous_shares(&[8], &[4]);
+    let request = request(&plan, &pipelines, &shares, PipelineSchedule::OneFOneB);
+    let mut written = PipelinePrograms::training(&request);
+    let is_send = |instruction: &Instruction| matches!(instruction, Instruction::Send { .. });
+    let at = written.programs[0].instructions.iter().position(is_send).unwrap();
+    written.programs[0].instructions.remove(at);
+    assert_eq!(perform(&written.programs, &written.edges), Err(vec![0, 1]));
+}
+
+#[test]
+fn buckets_are_reduced_between_the_ranks_that_hold_them() {
+    let plan = plan(4, true);
+    let tied = BucketId(plan.buckets.len() as u32 - 1);
+    let names: Vec<&str> = plan.buckets[tied.index()]
+        .parameters
+        .iter()
+        .map(|(id, _)| &*plan.graph.parameters[id.index()].name)
+        .collect();
+    assert_eq!(names, ["w0"]);
+    let (alone, beside) = (pipelines(1, 2, 1, 4), pipelines(2, 2, 1, 4));
+    let groups = |pipelines: &[PipelineStages]| {
+        let count = pipelines.len();
+        let shares = contiguous_shares(&vec![8; count], &vec![4; count]);
+        let request = request(&plan, pipelines, &shares, PipelineSchedule::GPipe);
+        let written = PipelinePrograms::training(&request);
+        let shown: Vec<String> = (0..plan.buckets.len() as u32)
+            .map(|bucket| written.groups.of(BucketId(bucket)).to_string())
+            .collect();
+        (shown, written)
+    };
+    let (shown, written) = groups(&alone);
+    assert_eq!(shown[tied.index()], "{0, 1}", "the first stage owns it");
+    assert_eq!(written.programs[0].unreduced(&written.plans[0]), [BucketId(1)]);
+    assert!(shown.iter().filter(|group| **group == "{0}").count() > 0);
+    let start = Instruction::Start(Collective::reduce_scatter(tied));
+    let position = |program: &Program, wanted: Instruction| {
+        program.instructions.iter().position(|instruction| *instruction == wanted).unwrap()
+    };
+    let last_run = |program: &Program| {
+        let is_run = |instruction: &Instruction| matches!(instruction, Instruction::Run { .. });
+        program.instructions.iter().rposition(is_run).unwrap()
+    };
+    let of_last_stage = &written.programs[1];
+    assert!(position(of_last_stage, start) < last_run(of_last_stage), "it travels early");
+    let (shown, written) = groups(&beside);
+    assert_eq!(shown[tied.index()], "{0, 1, 2, 3}");
+    assert!(shown.contains(&"{1, 3}".to_string()) && shown.contains(&"{0, 2}".to_string()));
+    let of_last_stage = &written.programs[3];
+    assert!(position(of_last_stage, start) > last_run(of_last_stage), "behind all sends");
+}
+
+#[test]
+fn the_forward_pass_of_several_chunks_ends_too() {
+    for (stages, chunks, blocks) in [(2, 2, 4), (3, 2, 6), (2, 1, 2), (3, 3, 9)] {
+        let plan = plan(blocks, false);
+        let pipelines = pipelines(1, stages, chunks, blocks);
+        let shares = contiguous_shares(&[4 * stages], &[4]);
+        let request = PipelineRequest {
+            in_flight_min: 7,
+            ..request(&plan, &pipelines, &shares, PipelineSchedule::GPipe)
+        };
+        let edges = edge_layout(&request);
+        let batches = micro_batches(0, 27, 4);
+        let programs = PipelinePrograms::forward(&request, &edges, &[batches]);
+        let most = perform(&programs, &edges).unwrap();
+        assert!(edges.edges.iter().zip(most).all(|(edge, most)| most <= edge.in_flight));
+        for (stage, plan) in PipelinePrograms::forward_plans(&request).iter().enumerate() {
+            let runs = runs(&programs[stage].instructions);
+            assert_eq!(plan.graph.blocks.len(), blocks as usize);
+            assert!(!runs.is_empty());
+        }
+    }
+}
