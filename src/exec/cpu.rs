@@ -130,9 +130,9 @@ impl<T: Float> Cpu<T> {
             let [copies, elements] = int_elements(&plan, tensor);
             vec![vec![0; elements]; copies]
         });
-        let bank = || plan.buckets.iter().map(|bucket| zeros(bucket.length)).collect();
         let moments: Moments = moments.into();
         let shards = Shards::new(&plan, &moments);
+        let bank = || shards.lengths().map(zeros).collect();
         Self {
             name,
             functions,
@@ -343,7 +343,10 @@ impl<T: Float> Executor for Cpu<T> {
 
     fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
         let (loss, count) = self.loss()?;
-        let norm = |bucket: &BucketId| (self.functions.norm)(&self.gradients[bucket.index()]);
+        let norm = |bucket: &BucketId| {
+            assert!(self.plan.holds(*bucket), "the device does not hold {bucket}");
+            (self.functions.norm)(&self.gradients[bucket.index()])
+        };
         Ok(StepSums { loss, count, gradients: norms.iter().map(norm).collect(), busy: None })
     }
 

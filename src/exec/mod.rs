@@ -137,6 +137,10 @@ pub struct AllocatedBytes {
 /// activations.
 ///
 /// Calls are queued in order; calls that return values wait for the device.
+///
+/// Of a bucket that the plan does not hold ([`Plan::holds`]) the device has nothing: it is empty as
+/// a whole, no elements of it are owned, and only a caller with a defect asks for some of them or
+/// for their norm, which panics.
 pub trait Executor: Send {
     /// Returns the display name of the device.
     fn name(&self) -> &str;

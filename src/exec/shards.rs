@@ -11,7 +11,8 @@ use crate::graph::{Plan, UpdateRange};
 /// which every kernel that covers a whole bucket computes the same bits for a shard.
 const ALIGNMENT: usize = 64;
 
-/// Length of each bucket, and the shard of it that the device owns.
+/// Length of each bucket, and the shard of it that the device owns; zeros for a bucket that the
+/// plan does not hold.
 pub struct Shards {
     buckets: Vec<(usize, Range<usize>)>,
 }
@@ -21,14 +22,20 @@ impl Shards {
     ///
     /// # Panics
     /// If there is not one range per bucket, or if a range does not start at a multiple of 64
-    /// elements, or ends neither at one nor at the end of its bucket.
+    /// elements, or ends neither at one nor at the end of its bucket, or if elements of a bucket
+    /// are owned that the plan does not hold.
     pub fn new(plan: &Plan, moments: &Moments) -> Self {
-        let lengths = plan.buckets.iter().map(|bucket| bucket.length);
+        let held = plan.buckets.iter().zip(&plan.held);
+        let lengths = held.map(|(bucket, held)| if *held { bucket.length } else { 0 });
         let Some(owned) = &moments.owned else {
             return Self { buckets: lengths.map(|length| (length, 0..length)).collect() };
         };
         assert_eq!(owned.len(), plan.buckets.len(), "one range per bucket");
-        let buckets: Vec<(usize, Range<usize>)> = lengths.zip(owned.iter().cloned()).collect();
+        let shard = |(length, owned): (usize, &Range<usize>)| match length {
+            0 if owned.is_empty() => (0, 0..0),
+            _ => (length, owned.clone()),
+        };
+        let buckets: Vec<(usize, Range<usize>)> = lengths.zip(owned).map(shard).collect();
         for (length, Range { start, end }) in &buckets {
             let fits = start <= end && end <= length && start.is_multiple_of(ALIGNMENT);
             let whole = end.is_multiple_of(ALIGNMENT) || end == length;
@@ -40,6 +47,11 @@ impl Shards {
     /// Returns the elements of a bucket that the device updates.
     pub fn owned(&self, bucket: BucketId) -> Range<usize> {
         self.buckets[bucket.index()].1.clone()
+    }
+
+    /// Returns the number of elements that the device holds of every bucket.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.buckets.iter().map(|(length, _)| *length)
     }
 
     /// Returns the owned elements of every bucket.

@@ -175,6 +175,9 @@ pub fn no_room(error: DeviceError, needed: usize) -> RuntimeError {
 pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceError> {
     for bucket in 0..device.plan().buckets.len() {
         let plan = device.plan();
+        if !plan.held[bucket] {
+            continue;
+        }
         let mut values = vec![0.0; plan.buckets[bucket].length];
         for &(id, start) in &plan.buckets[bucket].parameters {
             let initial = model::init::values(&plan.graph, id, seed);

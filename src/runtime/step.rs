@@ -13,7 +13,7 @@ use crate::collective::{Collective, CollectiveKind};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::faults::{Fault, Faults, Point};
-use crate::graph::{PassKind, Update, UpdateRange};
+use crate::graph::{PassKind, Plan, Update, UpdateRange};
 use crate::kernels::RandomContext;
 use crate::parallel::{
     Action, Event, GradientSquares, Interpreter, Operation, Outcome, Program, Token, Verdict, Vote,
@@ -423,13 +423,19 @@ pub fn forward(device: &mut dyn Executor, rows: usize) -> Result<PassContext, De
     Ok(pass)
 }
 
-/// Injects a fault for tests: changes the first value of the first bucket of a bank.
+/// Returns the buckets that a device holds which runs this plan.
+fn held_buckets(plan: &Plan) -> impl Iterator<Item = BucketId> + '_ {
+    (0..plan.buckets.len() as u32).map(BucketId).filter(|bucket| plan.holds(*bucket))
+}
+
+/// Injects a fault for tests: changes the first value of the first bucket that a bank holds.
 fn poison(
     device: &mut dyn Executor,
     bank: BucketTensor,
     change: impl Fn(f32) -> f32,
 ) -> Result<(), DeviceError> {
-    let mut values = device.read_bank(bank, BucketId(0))?;
+    let Some(bucket) = held_buckets(device.plan()).next() else { return Ok(()) };
+    let mut values = device.read_bank(bank, bucket)?;
     values[0] = change(values[0]);
-    device.write_bank(bank, BucketId(0), &values)
+    device.write_bank(bank, bucket, &values)
 }

@@ -231,26 +231,27 @@ fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f6
 /// Returns the seconds to read all gradients back to the host and to upload all parameters; their
 /// values do not change.
 fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
-    let buckets: Vec<usize> = device.plan().buckets.iter().map(|b| b.length).collect();
-    let mut parameters = Vec::new();
-    for bucket in 0..buckets.len() as u32 {
-        parameters.push(device.read_bank(BucketTensor::Parameters, BucketId(bucket))?);
+    let plan = device.plan();
+    let all = (0..plan.buckets.len() as u32).map(BucketId).filter(|bucket| plan.holds(*bucket));
+    let mut buckets = Vec::new();
+    for bucket in all.collect::<Vec<_>>() {
+        buckets.push((bucket, device.read_bank(BucketTensor::Parameters, bucket)?));
     }
     let piece = device.readback_elements_max();
     let mut best = f64::INFINITY;
     for _ in 0..REPEATS {
         let started = Instant::now();
-        for (bucket, length) in buckets.iter().enumerate() {
-            for start in (0..*length).step_by(piece) {
-                let range = start..(start + piece).min(*length);
-                let bucket = BucketId(bucket as u32);
-                device.start_readback(Place::bank(BucketTensor::Gradients, bucket, range))?;
+        for (bucket, parameters) in &buckets {
+            let length = parameters.len();
+            for start in (0..length).step_by(piece) {
+                let range = start..(start + piece).min(length);
+                device.start_readback(Place::bank(BucketTensor::Gradients, *bucket, range))?;
             }
         }
         while device.next_readback(true)?.is_some() {}
-        for (bucket, values) in parameters.iter().enumerate() {
-            let (bucket, range) = (BucketId(bucket as u32), 0..values.len());
-            device.write_place(&Place::bank(BucketTensor::Parameters, bucket, range), values)?;
+        for (bucket, values) in &buckets {
+            let range = 0..values.len();
+            device.write_place(&Place::bank(BucketTensor::Parameters, *bucket, range), values)?;
         }
         device.finish_step(&[])?;
         best = best.min(started.elapsed().as_secs_f64());

@@ -11,13 +11,13 @@ use crate::graph::Plan;
 use crate::kernels::Binding;
 
 /// Buffers of the parameters and gradients of every bucket, and of the moments of the owned
-/// shards.
+/// shards; none of buckets that the plan does not hold.
 pub struct Banks {
-    pub parameters: Vec<wgpu::Buffer>,
+    parameters: Vec<Option<wgpu::Buffer>>,
     /// Empty unless the plan is trained.
-    pub gradients: Vec<wgpu::Buffer>,
+    pub gradients: Vec<Option<wgpu::Buffer>>,
     /// Per moment, then per bucket.
-    moments: Vec<Vec<wgpu::Buffer>>,
+    moments: Vec<Vec<Option<wgpu::Buffer>>>,
     pub shards: Shards,
 }
 
@@ -61,12 +61,20 @@ impl Banks {
         Ok(())
     }
 
+    /// Returns the buffer of a bucket.
+    ///
+    /// # Panics
+    /// If the plan does not hold the bucket.
     pub fn buffer(&self, bank: BucketTensor, bucket: BucketId) -> &wgpu::Buffer {
-        match bank {
-            BucketTensor::Parameters => &self.parameters[bucket.index()],
-            BucketTensor::Gradients => &self.gradients[bucket.index()],
-            BucketTensor::Moment(moment) => &self.moments[moment][bucket.index()],
-        }
+        let buffers = match bank {
+            BucketTensor::Parameters => &self.parameters,
+            BucketTensor::Gradients => &self.gradients,
+            BucketTensor::Moment(moment) => &self.moments[moment],
+        };
+        let Some(buffer) = &buffers[bucket.index()] else {
+            panic!("the device does not hold {bucket}")
+        };
+        buffer
     }
 
     /// Returns the buffer that holds elements of a bucket, and their offset in it in bytes.
@@ -92,15 +100,16 @@ impl Banks {
     }
 }
 
-/// Allocates the buffers of a bank, one per bucket.
+/// Allocates the buffers of a bank, one per bucket that the plan holds.
 fn make(
     gpu: &Gpu,
     plan: &Plan,
     shards: &Shards,
     label: &str,
     bank: BucketTensor,
-) -> Result<Vec<wgpu::Buffer>, DeviceError> {
+) -> Result<Vec<Option<wgpu::Buffer>>, DeviceError> {
     let buckets = (0..plan.buckets.len() as u32).map(BucketId);
     let bytes = |bucket| (shards.held(bank, bucket).len() * ELEMENT_BYTES) as u64;
-    buckets.map(|bucket| gpu.storage(label, bytes(bucket))).collect()
+    let held = buckets.map(|bucket| plan.holds(bucket).then_some(bucket));
+    held.map(|bucket| bucket.map(|held| gpu.storage(label, bytes(held))).transpose()).collect()
 }

@@ -1,10 +1,11 @@
 //! Checks of a plan against the limits of a device.
 
+use crate::base::TensorId;
 use crate::base::rng::Key;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::device::{DeviceError, Gpu, Limits};
 use crate::exec::PassContext;
-use crate::graph::Plan;
+use crate::graph::{Plan, TensorLocation};
 use crate::kernels::{OpCall, RandomContext};
 
 /// The most elements of a tensor: shaders index elements by 32-bit integers, and the last
@@ -13,7 +14,8 @@ const ELEMENTS_MAX: u64 = 1 << 31;
 
 /// Refuses a plan that the device cannot bind, before anything is allocated.
 pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
-    let largest_bucket = plan.buckets.iter().map(|b| b.length * ELEMENT_BYTES).max().unwrap_or(0);
+    let held = plan.buckets.iter().zip(&plan.held).filter(|(_, held)| **held);
+    let largest_bucket = held.map(|(b, _)| b.length * ELEMENT_BYTES).max().unwrap_or(0);
     let bytes = plan.tensor_bytes_max().max(largest_bucket) as u64;
     let limit = tensor_bytes_max(&gpu.limits);
     if bytes > limit {
@@ -29,7 +31,10 @@ pub fn check(gpu: &Gpu, plan: &Plan) -> Result<(), DeviceError> {
 fn check_loops(gpu: &Gpu, plan: &Plan, limit: usize) -> Result<(), DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let full = PassContext { micro_batch: 0, rows: plan.options.rows, random };
-    let calls = plan.graph.nodes.iter().map(|node| full.call(&plan.graph, node));
+    // Nodes of other parts of the plan have outputs without a place.
+    let is_run = |output: &TensorId| plan.place(*output) != TensorLocation::Unallocated;
+    let nodes = plan.graph.nodes.iter().filter(|node| node.outputs.iter().all(is_run));
+    let calls = nodes.map(|node| full.call(&plan.graph, node));
     let longest = calls.max_by_key(OpCall::iterations);
     let Some(call) = longest.filter(|call| call.iterations() > limit) else { return Ok(()) };
     let (adapter, what) = (gpu.name.clone(), call.op.to_string());

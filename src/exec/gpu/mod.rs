@@ -5,6 +5,8 @@
 mod add;
 mod banks;
 mod limits;
+#[cfg(test)]
+mod place_tests;
 mod prepare;
 #[cfg(test)]
 mod readback_tests;
@@ -75,8 +77,8 @@ pub struct GpuExecutor {
     prepared: HashMap<NodeKey, PreparedKernel>,
     recent_rows: VecDeque<usize>,
     updates: HashMap<UpdateKey, PreparedKernel>,
-    /// Prepared norm of each bucket.
-    norm_tasks: Vec<PreparedKernel>,
+    /// Prepared norm of each bucket; `None` of those that the plan does not hold.
+    norm_tasks: Vec<Option<PreparedKernel>>,
     /// Kernel that adds gradients to the partial sums of other ranks; `None` until it is first
     /// needed.
     adder: Option<PartialSumAdder>,
@@ -104,11 +106,12 @@ impl GpuExecutor {
             .iter()
             .map(|slot| (0..slot.copies).map(|_| gpu.storage("slot", slot.bytes as u64)).collect())
             .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
-        let parts = plan.buckets.iter().map(|b| norm::partials(b.length)).max().unwrap_or(1);
+        let banks = Banks::new(&gpu, &plan, &moments)?;
+        let parts = banks.shards.lengths().map(norm::partials).max().unwrap_or(1);
         let norms_bytes = (2 * plan.buckets.len() * ELEMENT_BYTES) as u64;
         let mut executor = Self {
             slots,
-            banks: Banks::new(&gpu, &plan, &moments)?,
+            banks,
             loss: gpu.storage("loss", 8)?,
             loss_counter: LossCounter::new(&plan),
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
@@ -146,6 +149,10 @@ impl GpuExecutor {
 
     fn prepare_norms(&mut self, parts: usize) -> Result<(), DeviceError> {
         for (index, gradients) in self.banks.gradients.iter().enumerate() {
+            let Some(gradients) = gradients else {
+                self.norm_tasks.push(None);
+                continue;
+            };
             let length = self.plan.buckets[index].length;
             let outputs = [&self.norm_parts, &self.norms];
             let binding = |operand| match operand {
@@ -156,7 +163,7 @@ impl GpuExecutor {
             let cost = norm_cost(length);
             let pipelines = &mut self.kernels.pipelines;
             let task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
-            self.norm_tasks.push(task);
+            self.norm_tasks.push(Some(task));
         }
         Ok(())
     }
@@ -177,10 +184,10 @@ impl GpuExecutor {
                 at(&copies[micro_batch % copies.len()], 0)
             }
             TensorLocation::Parameter { bucket, start } => {
-                at(&self.banks.parameters[bucket.index()], start)
+                at(self.banks.buffer(BucketTensor::Parameters, bucket), start)
             }
             TensorLocation::Gradient { bucket, start } => {
-                at(&self.banks.gradients[bucket.index()], start)
+                at(self.banks.buffer(BucketTensor::Gradients, bucket), start)
             }
             TensorLocation::Loss => at(&self.loss, 0),
             TensorLocation::Unallocated => panic!("no node touches a tensor without a place"),
@@ -391,7 +398,7 @@ impl Executor for GpuExecutor {
     fn begin_step(&mut self) -> Result<(), DeviceError> {
         self.stream.begin_step()?;
         self.loss_counter.begin_step();
-        for buffer in self.banks.gradients.iter().chain([&self.loss]) {
+        for buffer in self.banks.gradients.iter().flatten().chain([&self.loss]) {
             self.stream.preserve_readbacks(buffer, 0..buffer.size())?;
             self.stream.clear(buffer);
         }
@@ -414,7 +421,10 @@ impl Executor for GpuExecutor {
 
     fn finish_step(&mut self, norms: &[BucketId]) -> Result<StepSums, DeviceError> {
         for bucket in norms {
-            self.stream.run(&self.norm_tasks[bucket.index()])?;
+            let Some(task) = &self.norm_tasks[bucket.index()] else {
+                panic!("the device does not hold {bucket}")
+            };
+            self.stream.run(task)?;
         }
         let mut values = vec![0f32; 2 + 2 * norms.len()];
         let mut ranges: Vec<ReadRange> = vec![(&self.loss, 0, 8)];
@@ -473,6 +483,9 @@ impl Executor for GpuExecutor {
 
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
         let length = self.banks.shards.held(bank, bucket).len();
+        if length == 0 {
+            return Ok(Vec::new());
+        }
         self.read_range(&self.banks.buffer(bank, bucket).clone(), 0, length)
     }
 
@@ -505,7 +518,9 @@ impl Executor for GpuExecutor {
     ) -> Result<(), DeviceError> {
         let held = self.banks.shards.held(bank, bucket);
         assert_eq!(held.len(), values.len(), "a bank is written whole");
-        self.write_place(&Place::bank(bank, bucket, held), values)?;
+        if !held.is_empty() {
+            self.write_place(&Place::bank(bank, bucket, held), values)?;
+        }
         self.gpu.check()
     }
 
@@ -585,7 +600,9 @@ impl Executor for GpuExecutor {
                 self.prepare_node(*index, pass)?;
                 self.prepared.get(&self.key(*index, pass))
             }
-            ProfileTarget::Norm(bucket) => self.norm_tasks.get(bucket.index()),
+            ProfileTarget::Norm(bucket) => {
+                self.norm_tasks.get(bucket.index()).and_then(Option::as_ref)
+            }
             ProfileTarget::Update(bucket, update, range) => {
                 let key = self.prepare_update(*bucket, update, range)?;
                 self.updates.get(&key)
