@@ -41,7 +41,7 @@ pub fn distinct_calls(plan: &Plan) -> Vec<PlanCall> {
         ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(plan.options.rows)).collect()
     };
     let mut calls: Vec<PlanCall> = Vec::new();
-    for node in &plan.graph.nodes {
+    for node in plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block)) {
         let Some(twin) = twin(&node.op) else { continue };
         let (inputs, outputs) = (dims(&node.inputs), dims(&node.outputs));
         let (op, accumulate) = (node.op.clone(), node.accumulate);

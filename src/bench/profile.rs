@@ -156,7 +156,9 @@ fn inputs(
 ) -> Result<Vec<Arc<StepInput>>, TrainError> {
     let count = WARM_UP + STEPS as u64;
     let ended = || TrainError::Defect("the loader ended before the last step".into());
-    let loader = Loader::start(source, vec![program.clone()], 1, count);
+    let inputs = vec![used_inputs(device.plan())];
+    let ranks = LoadedRanks { programs: vec![program.clone()], inputs };
+    let loader = Loader::start(source, ranks, 1, count);
     let loader = loader.map_err(|why| TrainError::Defect(format!("no thread: {why}")))?;
     let input = |step| {
         let micro_batches = loader.next_step().into_iter().flatten().next().ok_or_else(ended)?;
@@ -166,6 +168,7 @@ fn inputs(
             program: program.clone(),
             micro_batches,
             run_key: Key::new(spec.seed),
+            is_training: true,
             update: spec.optimizer.update(spec.schedule.lr, step),
             clip: spec.clip,
             faults: Faults::none(),

@@ -142,6 +142,11 @@ impl Plan {
         Self { graph, options, segments, slots, places, buckets, held, held_blocks }
     }
 
+    /// Returns true if a device that runs this plan holds a block.
+    pub fn holds_block(&self, block: u32) -> bool {
+        self.held_blocks[block as usize]
+    }
+
     /// Returns true if a device that runs this plan holds a bucket.
     pub fn holds(&self, bucket: BucketId) -> bool {
         self.held[bucket.index()]

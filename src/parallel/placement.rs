@@ -2,6 +2,9 @@
 //! `resolved.toml` and in every checkpoint, and kept by a run that resumes on the same devices.
 
 use std::fmt;
+use std::ops::Range;
+
+use super::PipelineSchedule;
 
 use crate::graph::VariantChoices;
 
@@ -38,7 +41,19 @@ pub struct Placement {
     pub candidates: Vec<String>,
     /// The most samples that any device was allowed to run at a time.
     pub micro_batch_max: u32,
+    /// Pipelines of the run; `None` if every rank holds the whole model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<PipelineRecord>,
     pub ranks: Vec<RankPlacement>,
+}
+
+/// Pipelines that were asked for; pipeline `d` has the ranks from `d * stages` on.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PipelineRecord {
+    pub stages: u32,
+    pub schedule: PipelineSchedule,
+    /// Model chunks of each stage.
+    pub chunks: u32,
 }
 
 /// Device of one rank, its share, and its resolved options.
@@ -57,6 +72,9 @@ pub struct RankPlacement {
     pub rows: u32,
     /// Samples of each micro-batch of a step.
     pub micro_batches: Vec<u32>,
+    /// In a pipeline: the blocks of each model chunk that the device holds. Else empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<Range<u32>>,
     pub reduce_site: ReduceSite,
     /// Selected kernel variant of each call that has several.
     pub kernels: VariantChoices,
@@ -89,10 +107,16 @@ impl Placement {
         self.ranks.get(rank).filter(|_| (self.ranks.len() == 1) == (world == 1))
     }
 
+    /// Returns the number of ranks that share each sample: the stages of a pipeline.
+    pub fn depth(&self) -> usize {
+        self.pipeline.as_ref().map_or(1, |record| record.stages.max(1) as usize)
+    }
+
     /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
     /// of at most `micro_batch_max`, among several devices.
     pub fn shares_fit(&self, batch: u32, micro_batch_max: u32) -> bool {
-        let sum: u64 = self.ranks.iter().map(|rank| u64::from(rank.share)).sum();
+        let first_stages = self.ranks.iter().step_by(self.depth());
+        let sum: u64 = first_stages.map(|rank| u64::from(rank.share)).sum();
         self.has_alternatives()
             && self.micro_batch_max == micro_batch_max
             && sum == u64::from(batch)
@@ -109,8 +133,28 @@ impl Placement {
                 && sizes.contains(&rank.rows)
                 && rank.has_its_share()
         };
-        self.ranks.iter().all(is_sound)
-            && self.ranks.is_sorted_by(|one, next| one.position < next.position)
+        self.ranks.iter().all(is_sound) && self.has_sound_order()
+    }
+
+    /// Returns true if no device has two ranks, and if the ranks are in the order of the devices
+    /// or make whole pipelines, each of whose ranks has blocks and the share of the pipeline.
+    fn has_sound_order(&self) -> bool {
+        let Some(record) = &self.pipeline else {
+            return self.ranks.is_sorted_by(|one, next| one.position < next.position);
+        };
+        let mut positions: Vec<usize> = self.ranks.iter().map(|rank| rank.position).collect();
+        positions.sort_unstable();
+        let is_sound = |pipeline: &[RankPlacement]| {
+            let first = &pipeline[0];
+            let is_stage = |rank: &RankPlacement| {
+                rank.blocks.len() == record.chunks as usize
+                    && rank.blocks.iter().all(|run| run.start < run.end)
+                    && rank.micro_batches == first.micro_batches
+            };
+            pipeline.len() == self.depth() && pipeline.iter().all(is_stage)
+        };
+        positions.is_sorted_by(|one, next| one < next)
+            && self.ranks.chunks(self.depth()).all(is_sound)
     }
 
     /// Returns true if a run that continues with this placement instead of `before`, on the same
@@ -119,6 +163,7 @@ impl Placement {
     pub fn differs_from(&self, before: &Self) -> bool {
         let differs = |(now, was): (&RankPlacement, &RankPlacement)| {
             now.micro_batches != was.micro_batches
+                || now.blocks != was.blocks
                 || now.reduce_site != was.reduce_site
                 || now.kernels.iter().any(|(call, name)| was.kernels.get(call) != Some(name))
         };
@@ -140,12 +185,14 @@ pub(crate) mod tests {
             micro_batch: 3,
             rows: 4,
             micro_batches: vec![3; share as usize / 3],
+            blocks: Vec::new(),
             reduce_site: ReduceSite::Device,
             kernels: [("matmul (2, 3)".to_string(), "tile".to_string())].into_iter().collect(),
         };
         Placement {
             candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),
             micro_batch_max: 4,
+            pipeline: None,
             ranks: vec![rank("B", 1, 3), rank("C", 2, 9)],
         }
     }

@@ -7,6 +7,7 @@ pub mod memory;
 pub mod messages;
 pub mod open;
 pub mod peers;
+pub mod pipelines;
 pub mod placement;
 pub mod replica_check;
 pub mod ring;

@@ -32,6 +32,8 @@ pub struct StepInput {
     pub micro_batches: Vec<Inputs>,
     /// Random key of the run; the step's key is derived from it.
     pub run_key: Key,
+    /// False for a pass that changes nothing, without dropout.
+    pub is_training: bool,
     /// Optimizer update that is applied if the verdict is commit.
     pub update: Update,
     /// Clipping threshold of the gradient norm; 0: no clipping.
@@ -45,6 +47,8 @@ pub struct StepInput {
 pub struct StepReport {
     pub verdict: Verdict,
     pub outcome: Outcome,
+    /// Sum of the losses of the rank's samples, and the number of targets that it counts.
+    pub loss: (f64, f64),
     /// Busy share of the device, as in [`crate::exec::StepSums::busy`].
     pub busy: Option<f64>,
     /// Duration of the step; `waited` is the part of it spent waiting for other ranks.
@@ -201,6 +205,8 @@ struct Performer<'a> {
     /// Operation that the program waits for; `None`: the verdict.
     awaited: Option<Token>,
     verdict: Option<Verdict>,
+    /// Sums that this rank has voted with.
+    loss: (f64, f64),
     busy: Option<f64>,
     started: Instant,
     waited: Duration,
@@ -221,9 +227,10 @@ impl<'a> Performer<'a> {
             input,
             peers,
             tracks,
-            random: RandomContext { step_key, training: true },
+            random: RandomContext { step_key, training: input.is_training },
             awaited: None,
             verdict: None,
+            loss: (0.0, 0.0),
             busy: None,
             started: Instant::now(),
             waited: Duration::ZERO,
@@ -298,7 +305,7 @@ impl<'a> Performer<'a> {
         self.fault_once(Point::Reduce)?;
         let norms = self.input.program.unreduced(self.device.plan());
         let sums = self.device.finish_step(&norms)?;
-        self.busy = sums.busy;
+        (self.loss, self.busy) = ((sums.loss, sums.count), sums.busy);
         self.inject_fault(Point::Verdict)?;
         self.awaited = None;
         // Nobody else holds these buckets, so this rank is alone in their groups.
@@ -364,7 +371,7 @@ impl<'a> Performer<'a> {
         }
         let verdict = self.verdict.take().unwrap_or_else(|| Verdict::from_votes(&[]));
         let (time, waited) = (self.started.elapsed(), self.waited);
-        Ok(StepReport { verdict, outcome, busy: self.busy, time, waited })
+        Ok(StepReport { verdict, outcome, loss: self.loss, busy: self.busy, time, waited })
     }
 
     fn fault_once(&mut self, point: Point) -> Result<(), DeviceError> {

@@ -11,7 +11,7 @@ use super::device_thread::{DeviceThread, PendingJob};
 use super::step::{Inputs, load};
 use crate::base::BucketId;
 use crate::base::rng::Key;
-use crate::collective::ShardLayout;
+use crate::collective::Chunk;
 use crate::comm::add::add_assign;
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
@@ -322,16 +322,16 @@ fn contended(
     Ok(sum / count as f64)
 }
 
-/// Times the addition of a device's gradients to partial sums on the host and on the device, and
-/// returns the faster site.
+/// Times the addition of a device's gradients to partial sums of these chunks on the host and on the
+/// device, and returns the faster site.
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
 pub fn faster_reduce_site(
     device: &mut dyn Executor,
-    layout: &ShardLayout,
+    chunks: &[Chunk],
 ) -> Result<ReduceSite, DeviceError> {
-    let longest = layout.chunks.iter().max_by_key(|chunk| chunk.range.len());
+    let longest = chunks.iter().max_by_key(|chunk| chunk.range.len());
     let Some(chunk) = longest.cloned() else { return Ok(ReduceSite::Host) };
     let mut partial = vec![0.0; chunk.range.len()];
     let (mut on_host, mut on_device) = (f64::INFINITY, f64::INFINITY);

@@ -57,6 +57,35 @@ impl BatchSource {
     }
 }
 
+/// What a loader loads: the micro-batches of all ranks, and the inputs that each of them reads.
+pub struct LoadedRanks {
+    /// By rank.
+    pub programs: Vec<Arc<Program>>,
+    /// By rank: the input tensors of its plan.
+    pub inputs: Vec<Vec<TensorId>>,
+}
+
+impl LoadedRanks {
+    /// Returns the inputs of a step per rank and micro-batch. Ranks with equal micro-batches, the
+    /// stages of a pipeline, share one reading of the data.
+    fn step(&self, source: &BatchSource, step: u64) -> Vec<Vec<Inputs>> {
+        let mut read: Option<(&[MicroBatch], Vec<Inputs>)> = None;
+        let mut ranks = Vec::with_capacity(self.programs.len());
+        for (program, wanted) in self.programs.iter().zip(&self.inputs) {
+            let micro_batches = &program.micro_batches[..];
+            let all = match read.take() {
+                Some((of, inputs)) if of == micro_batches => inputs,
+                _ => micro_batches.iter().map(|m| source.micro_batch(step, m)).collect(),
+            };
+            let is_wanted = |(tensor, _): &&(TensorId, HostTensor)| wanted.contains(tensor);
+            let of_rank = |inputs: &Inputs| inputs.iter().filter(is_wanted).cloned().collect();
+            ranks.push(all.iter().map(of_rank).collect());
+            read = Some((micro_batches, all));
+        }
+        ranks
+    }
+}
+
 /// Prefetching loader, some steps ahead of the run.
 pub struct Loader {
     ready: mpsc::Receiver<Vec<Vec<Inputs>>>,
@@ -67,18 +96,14 @@ impl Loader {
     /// ends with the last step, or when the loader is dropped.
     pub fn start(
         source: BatchSource,
-        programs: Vec<Arc<Program>>,
+        ranks: LoadedRanks,
         first: u64,
         last: u64,
     ) -> std::io::Result<Self> {
         let (sender, ready) = mpsc::sync_channel(AHEAD);
         thread::Builder::new().name("loader".into()).spawn(move || {
             for step in first..=last {
-                let of_rank = |program: &Arc<Program>| {
-                    let micro_batches = program.micro_batches.iter();
-                    micro_batches.map(|m| source.micro_batch(step, m)).collect()
-                };
-                let inputs = programs.iter().map(of_rank).collect();
+                let inputs = ranks.step(&source, step);
                 if sender.send(inputs).is_err() {
                     return;
                 }

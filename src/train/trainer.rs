@@ -212,6 +212,7 @@ impl Trainer {
                 program: program.clone(),
                 micro_batches: micro_batches?,
                 run_key: Key::new(self.options.seed),
+                is_training: true,
                 update,
                 clip: self.options.clip,
                 faults: Faults::none(),

@@ -138,9 +138,9 @@ fn start(world: &World, plan: &Plan) -> Result<WorkerGroup, RuntimeError> {
         reduce_site.push(match opened.is_cpu {
             true => ReduceSite::Host,
             false => {
-                let layout = layout.clone();
+                let chunks = layout.chunks.clone();
                 let timing =
-                    move |device: &mut dyn Executor| timing::faster_reduce_site(device, &layout);
+                    move |device: &mut dyn Executor| timing::faster_reduce_site(device, &chunks);
                 opened.driver.run("timing the addition of gradients", timing)?
             }
         });
@@ -174,6 +174,7 @@ fn sum(group: &mut WorkerGroup, program: &Arc<Program>) -> Result<(), TrainError
             program: program.clone(),
             micro_batches: Vec::new(),
             run_key: Key::new(0),
+            is_training: true,
             update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
             clip: 0.0,
             faults: Faults::default(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::names::display_names;
 use super::open_ranks::{RequestedDevices, open_new, open_recorded};
+use super::pipeline::assemble_pipelines;
 use super::shares::layout_of;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
@@ -36,6 +37,10 @@ pub fn assemble(
     let devices = RequestedDevices { selections: &selections, names: &names };
     let candidates: Vec<String> = selections.iter().map(identity).collect();
     let saved = request.saved.filter(|saved| saved.candidates == candidates);
+    if request.parallel.pipeline.stages > 1 {
+        return assemble_pipelines(request, devices, candidates, saved, report);
+    }
+    let saved = saved.filter(|saved| saved.pipeline.is_none());
     let is_kept = |saved: &&Placement| {
         let has_measured = request.parallel.shares.is_none();
         !request.retune && has_measured && saved.shares_fit(request.batch, request.micro_batch)
@@ -142,6 +147,7 @@ fn start_workers(
     let layout = layout_of(request.parallel, &plan, world);
     let shares = shares(&members);
     let programs = programs(request, &plan, &shares);
+    let plans = members.iter().map(|(one, ..)| request.plans.of_rows(one.rows)).collect();
     let mut ranks = Vec::new();
     for (rank, (one, ..)) in members.iter().enumerate() {
         notes.extend(one.notes.iter().cloned());
@@ -153,6 +159,7 @@ fn start_workers(
             micro_batch: shares[rank].micro_batch,
             rows: one.rows,
             micro_batches: programs[rank].micro_batches.iter().map(|m| m.rows).collect(),
+            blocks: Vec::new(),
             reduce_site: reduce_sites[rank],
             kernels: one.choices.clone(),
         });
@@ -166,8 +173,10 @@ fn start_workers(
     let drivers = members.into_iter().map(|(one, ..)| one.driver).collect();
     let groups = BucketGroups::all(layout.size, layout.buckets());
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
-    let placement = Placement { candidates, micro_batch_max: request.micro_batch, ranks };
-    Ok(PlacedWorkers { group, plan, programs, placement, notes, trace })
+    let micro_batch_max = request.micro_batch;
+    let placement = Placement { candidates, micro_batch_max, pipeline: None, ranks };
+    let pipelines = None;
+    Ok(PlacedWorkers { group, plan, programs, placement, pipelines, plans, notes, trace })
 }
 
 /// Returns the shares of opened devices; none runs more samples at a time than its plan has rows.

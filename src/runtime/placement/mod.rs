@@ -7,6 +7,7 @@ pub mod host_memory;
 pub mod names;
 pub mod open_measured;
 pub mod open_ranks;
+pub mod pipeline;
 pub mod plans;
 pub mod reduce_sites;
 pub mod shares;

@@ -10,10 +10,12 @@ use super::shares::{layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune;
 use crate::base::Rank;
+use crate::collective::BucketGroups;
 use crate::device::host::available_memory;
 use crate::device::{DeviceError, InjectedFault, Selection};
 use crate::exec::{Executor, Moments};
 use crate::faults::{Fault, Point};
+use crate::graph::Plan;
 use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::DeviceThread;
@@ -130,7 +132,8 @@ fn open_reserved(
     let mut now = admissions.pop_front().ok_or_else(none)?;
     loop {
         let reserve = now.reserve.clone();
-        let opened = open_one(request, (&selection, &name), now.rows, reserve, None, report);
+        let plan = Plan::clone(&request.plans.of_rows(now.rows));
+        let opened = open_one(request, (&selection, &name), plan, reserve, None, report);
         let seed = request.seed;
         let job = move |device: &mut dyn Executor| initialize(device, seed);
         let opened = opened.and_then(|one| match one.driver.run("initialization", job) {
@@ -212,7 +215,8 @@ fn sites(
     let layout = layout_of(request.parallel, &plan, split.members.len());
     let members: Vec<&OpenDevice> =
         split.members.iter().map(|index| &opened[*index].device).collect();
-    reduce_sites(request, &members, &layout, saved)
+    let groups = BucketGroups::all(layout.size, layout.buckets());
+    reduce_sites(request, &members, (&layout, &groups), saved)
         .map_err(|failed| Failure { index: split.members[failed.rank], error: failed.error })
 }
 

@@ -7,6 +7,7 @@ use super::reduce_sites::reduce_sites;
 use super::shares::{fixed_counts, layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
 use crate::autotune::{self, TuneOptions};
+use crate::collective::BucketGroups;
 use crate::device::Selection;
 use crate::exec::Moments;
 use crate::graph::Plan;
@@ -34,7 +35,7 @@ struct Candidate {
     rows: u32,
 }
 
-/// Opens one device with a plan of up to `rows` rows. A resumed run keeps the kernel variants of
+/// Opens one device with a plan. A resumed run keeps the kernel variants of
 /// `saved` if it is the same device.
 ///
 /// # Errors
@@ -42,7 +43,7 @@ struct Candidate {
 pub fn open_one(
     request: &PlacementRequest,
     (selection, name): (&Selection, &str),
-    rows: u32,
+    plan: Plan,
     moments: Moments,
     saved: Option<&RankPlacement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
@@ -54,10 +55,8 @@ pub fn open_one(
             .unwrap_or_default(),
         ..request.tuning.clone()
     };
-    let plan = Plan::clone(&request.plans.of_rows(rows));
     let (selection, options) = (selection.clone(), &request.opening);
-    let one = open_selected(selection, name, plan, moments, options, tuning, report)?;
-    Ok(OpenDevice { rows, ..one })
+    open_selected(selection, name, plan, moments, options, tuning, report)
 }
 
 /// Opens the devices of a resumed run with their recorded shares.
@@ -102,12 +101,14 @@ fn open_fixed(
         let moments = moments(request.optimizer, &layout, rank);
         let kept = saved.and_then(|saved| saved.of_rank(rank, world));
         let Candidate { position, selection, name, count, micro_batch, rows } = candidate;
-        let one = open_one(request, (&selection, &name), rows, moments, kept, report);
+        let plan = Plan::clone(&request.plans.of_rows(rows));
+        let one = open_one(request, (&selection, &name), plan, moments, kept, report);
         let one = one.map_err(|error| error.of_position(position, world))?;
         members.push((OpenDevice { position, ..one }, count, micro_batch));
     }
     let devices: Vec<&OpenDevice> = members.iter().map(|(one, ..)| one).collect();
-    let reduce_sites = reduce_sites(request, &devices, &layout, saved)
+    let groups = BucketGroups::all(layout.size, layout.buckets());
+    let reduce_sites = reduce_sites(request, &devices, (&layout, &groups), saved)
         .map_err(|failed| failed.error.of_position(devices[failed.rank].position, world))?;
     Ok(OpenedRanks { members, reduce_sites, notes: Vec::new() })
 }

@@ -2,7 +2,7 @@
 
 use super::types::PlacementRequest;
 use crate::base::Rank;
-use crate::collective::ShardLayout;
+use crate::collective::{BucketGroups, Chunk, ShardLayout};
 use crate::exec::Executor;
 use crate::faults::{Fault, Point};
 use crate::parallel::{Placement, ReduceSite};
@@ -24,27 +24,40 @@ pub struct ReduceSiteFailure {
 pub fn reduce_sites(
     request: &PlacementRequest,
     members: &[&OpenDevice],
-    layout: &ShardLayout,
+    (layout, groups): (&ShardLayout, &BucketGroups),
     saved: Option<&Placement>,
 ) -> Result<Vec<ReduceSite>, ReduceSiteFailure> {
     let saved = saved.filter(|_| !request.retune);
     let site = |(rank, one): (usize, &&OpenDevice)| {
         let saved = saved.and_then(|saved| saved.of_rank(rank, members.len()));
         let site = request.parallel.reduce_site.or(saved.map(|saved| saved.reduce_site));
-        reduce_site(request, one, layout, site).map_err(|error| ReduceSiteFailure { rank, error })
+        let chunks = travelling(layout, groups, Rank(rank as u32));
+        reduce_site(request, one, chunks, site).map_err(|error| ReduceSiteFailure { rank, error })
     };
     members.iter().enumerate().map(site).collect()
 }
 
-/// Returns the reduce site of a device, which is prepared for adding if the site is the device.
+/// Returns the chunks of the buckets that a rank holds and others too.
+fn travelling(layout: &ShardLayout, groups: &BucketGroups, rank: Rank) -> Vec<Chunk> {
+    let positions = groups.positions(rank);
+    let travels =
+        |chunk: &&Chunk| layout.size_of(chunk.bucket) > 1 && positions.of(chunk.bucket).is_some();
+    layout.chunks.iter().filter(travels).cloned().collect()
+}
+
+/// Returns the reduce site of a device for the chunks that travel, which is prepared for adding if
+/// the site is the device.
 fn reduce_site(
     request: &PlacementRequest,
     one: &OpenDevice,
-    layout: &ShardLayout,
+    chunks: Vec<Chunk>,
     given: Option<ReduceSite>,
 ) -> Result<ReduceSite, RuntimeError> {
     let what = "timing the addition of gradients";
-    let bytes = size_of::<f32>() * layout.chunk_max();
+    let mut lengths: Vec<usize> = chunks.iter().map(|chunk| chunk.range.len()).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let bytes = size_of::<f32>() * lengths.last().copied().unwrap_or(0);
     let rank = Rank(one.position as u32);
     if let Some(fault) =
         request.faults.at_rank(Point::ReduceSite, 0, rank).and_then(Fault::of_device)
@@ -52,12 +65,9 @@ fn reduce_site(
         let inject = move |device: &mut dyn Executor| device.inject_fault(fault);
         one.driver.run(what, inject).map_err(|error| no_room(error, bytes))?;
     }
-    if layout.size == 1 || one.is_cpu {
+    if chunks.is_empty() || one.is_cpu {
         return Ok(ReduceSite::Host);
     }
-    let mut lengths: Vec<usize> = layout.chunks.iter().map(|chunk| chunk.range.len()).collect();
-    lengths.sort_unstable();
-    lengths.dedup();
     let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
     match given {
         Some(ReduceSite::Host) => Ok(ReduceSite::Host),
@@ -67,10 +77,9 @@ fn reduce_site(
             Ok(ReduceSite::Device)
         }
         None => {
-            let layout = layout.clone();
             let timing = move |device: &mut dyn Executor| {
                 prepare(device)?;
-                timing::faster_reduce_site(device, &layout)
+                timing::faster_reduce_site(device, &chunks)
             };
             one.driver.run(what, timing).map_err(|error| no_room(error, bytes))
         }

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::types::ParallelOptions;
-use crate::base::{BucketId, Position};
-use crate::collective::ShardLayout;
+use crate::base::{BucketId, Position, Rank};
+use crate::collective::{BucketGroups, ShardLayout};
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::optim::Optimizer;
-use crate::runtime::workers::layout;
+use crate::runtime::workers::{WorkerGroup, layout};
 use crate::runtime::{RuntimeError, timing};
 
 /// Returns the requested shard layout of a plan's buckets.
@@ -20,6 +20,33 @@ pub fn layout_of(parallel: &ParallelOptions, plan: &Plan, world: usize) -> Shard
 pub fn moments(optimizer: &Optimizer, layout: &ShardLayout, rank: usize) -> Moments {
     let owned = (layout.size > 1).then(|| shards(layout, rank));
     Moments { count: optimizer.moments(), owned }
+}
+
+/// Returns the optimizer moments that a rank of a worker group keeps.
+pub fn held_moments(
+    optimizer: &Optimizer,
+    group: &WorkerGroup,
+    plan: &Plan,
+    rank: Rank,
+) -> Moments {
+    let owned = || owned(plan, group.layout(), group.groups(), rank);
+    Moments { count: optimizer.moments(), owned: (group.world() > 1).then(owned) }
+}
+
+/// Returns the elements of each bucket that a rank updates, by the group of each bucket.
+pub fn owned(
+    plan: &Plan,
+    layout: &ShardLayout,
+    groups: &BucketGroups,
+    rank: Rank,
+) -> Vec<Range<usize>> {
+    let positions = groups.positions(rank);
+    let of_bucket = |bucket: BucketId| match positions.of(bucket).filter(|_| plan.holds(bucket)) {
+        None => 0..0,
+        Some(_) if layout.size_of(bucket) == 1 => 0..layout.length(bucket),
+        Some(position) => layout.shard(bucket, position),
+    };
+    (0..layout.buckets() as u32).map(BucketId).map(of_bucket).collect()
 }
 
 /// Returns the shard of each bucket that a rank owns. All ranks hold all buckets, in order of

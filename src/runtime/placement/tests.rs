@@ -100,6 +100,7 @@ fn train(request: &PlacementRequest, placed: &mut PlacedWorkers, steps: u64) {
                 micro_batches: parts.map(|p| inputs(request.plans, p.rows as usize)).collect(),
                 program: program.clone(),
                 run_key: Key::new(1),
+                is_training: true,
                 update: request.optimizer.update(0.01, step),
                 clip: 0.0,
                 faults: Faults::none(),

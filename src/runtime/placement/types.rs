@@ -10,15 +10,17 @@ use crate::faults::Faults;
 use crate::graph::Plan;
 use crate::metrics::Trace;
 use crate::optim::Optimizer;
-use crate::parallel::{Placement, Program, ReduceSite};
+use crate::parallel::{PipelineSchedule, Placement, Program, ReduceSite};
 use crate::runtime::open::{OpenDevice, OpenOptions};
+use crate::runtime::pipelines::Pipelines;
 use crate::runtime::timing::Probe;
 use crate::runtime::workers::WorkerGroup;
 
 /// Options for sharing the work of a step among devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParallelOptions {
-    /// Samples per device, in the order of devices; empty: evenly. `None`: by measured speed.
+    /// Samples per device, or per pipeline, in the order of devices; empty: evenly. `None`: by
+    /// measured speed.
     pub shares: Option<Vec<u64>>,
     pub topology: Topology,
     /// True if reductions start while the backward pass still runs.
@@ -27,12 +29,38 @@ pub struct ParallelOptions {
     pub reduce_site: Option<ReduceSite>,
     /// The most bytes of one message.
     pub chunk_bytes: usize,
+    pub pipeline: PipelineOptions,
 }
 
 impl Default for ParallelOptions {
     fn default() -> Self {
         let (topology, chunk_bytes) = (Topology::Ring, 1 << 20);
-        Self { shares: None, topology, overlap: true, reduce_site: None, chunk_bytes }
+        Self {
+            shares: None,
+            topology,
+            overlap: true,
+            reduce_site: None,
+            chunk_bytes,
+            pipeline: PipelineOptions::default(),
+        }
+    }
+}
+
+/// Options for cutting a model into the stages of pipelines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipelineOptions {
+    /// Stages of each pipeline; 1: none.
+    pub stages: u32,
+    pub schedule: PipelineSchedule,
+    /// Model chunks per stage; 2 or more if the schedule is interleaved, or else 1.
+    pub chunks: u32,
+    /// Blocks of each model chunk, in forward order; empty: cut by measured times.
+    pub blocks: Vec<u32>,
+}
+
+impl Default for PipelineOptions {
+    fn default() -> Self {
+        Self { stages: 1, schedule: PipelineSchedule::OneFOneB, chunks: 1, blocks: Vec::new() }
     }
 }
 
@@ -67,11 +95,15 @@ pub struct PlacementRequest<'a> {
 /// Worker group, with the decisions by which it was placed.
 pub struct PlacedWorkers {
     pub group: WorkerGroup,
-    /// Plan of the first rank; the plans of other ranks differ in the rows that fit.
+    /// Plan of the whole model, for the rows of the first rank; buckets are the same on all ranks.
     pub plan: Arc<Plan>,
     /// Programs by rank.
     pub programs: Vec<Arc<Program>>,
     pub placement: Placement,
+    /// Pipelines of the run; `None` if every rank holds the whole model.
+    pub pipelines: Option<Arc<Pipelines>>,
+    /// By rank: the plan of what its device holds.
+    pub plans: Vec<Arc<Plan>>,
     /// Messages for the user.
     pub notes: Vec<String>,
     pub trace: Option<Trace>,

@@ -56,6 +56,7 @@ fn inputs(step: u64, faults: &Faults) -> Vec<Arc<StepInput>> {
             program: Arc::new(data_parallel(&plan, share, true)),
             micro_batches: vec![vec![(x, values)]],
             run_key: Key::new(7),
+            is_training: true,
             update: SGD.update(0.1, step),
             clip: 0.0,
             faults: faults.clone(),

@@ -20,15 +20,17 @@ use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::faults::{Faults, Point};
 use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace};
+use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
+use crate::runtime::pipelines::Pipelines;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
 use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
-use crate::train::loader::{self, BatchSource, Loader};
+use crate::train::loader::{self, BatchSource, LoadedRanks, Loader};
 use crate::train::sampling::Sampling;
 use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
@@ -78,12 +80,14 @@ pub struct Run {
     sinks: Sinks,
     signals: Signals,
     group: WorkerGroup,
-    /// Plan of the first rank; buckets are the same on all ranks.
+    /// Plan of the whole model; buckets are the same on all ranks.
     plan: Arc<Plan>,
     source: BatchSource,
     loader: Loader,
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
+    /// Pipelines of the run; `None` if every rank holds the whole model.
+    pipelines: Option<Arc<Pipelines>>,
     placement: Placement,
     /// Bytes that the run takes on the device of each rank.
     memory: Vec<u64>,
@@ -171,23 +175,34 @@ impl Run {
         // Devices are opened first: if that fails, nothing is written.
         let assembled =
             startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks);
-        let PlacedWorkers { group, plan, programs, placement, notes, trace } =
-            assembled.map_err(|error| {
-                stopping::at_start(error, &spec.devices, &options, resumed.as_ref())
-            })?;
+        let PlacedWorkers {
+            group,
+            plan,
+            programs,
+            placement,
+            pipelines,
+            plans: rank_plans,
+            notes,
+            trace,
+        } = assembled.map_err(|error| {
+            stopping::at_start(error, &spec.devices, &options, resumed.as_ref())
+        })?;
         let store = startup::open_store(&options)?;
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let device = group.name(Rank(0)).to_string();
         sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
-        let loader = Loader::start(source.clone(), programs.clone(), step + 1, spec.steps)
+        let inputs = rank_plans.iter().map(|plan| used_inputs(plan)).collect();
+        let ranks = LoadedRanks { programs: programs.clone(), inputs };
+        let loader = Loader::start(source.clone(), ranks, step + 1, spec.steps)
             .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
         let signals = Signals::install()
             .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
+        let memory = startup::device_memory(&spec, &group, &rank_plans);
         let mut run = Self {
             signals,
             group,
             plan,
-            memory: startup::device_memory(&spec, &placement, &plans),
+            memory,
             placement,
             trace,
             fingerprint: data.fingerprint(),
@@ -205,6 +220,7 @@ impl Run {
             source,
             loader,
             programs,
+            pipelines,
             step,
         };
         notes.into_iter().try_for_each(|note| run.note(note))?;
@@ -228,6 +244,7 @@ impl Run {
                 program: self.programs[rank].clone(),
                 micro_batches,
                 run_key: Key::new(self.spec.seed),
+                is_training: true,
                 update: self.spec.optimizer.update(lr, self.updates + 1),
                 clip: self.spec.clip,
                 faults: self.options.faults.clone(),

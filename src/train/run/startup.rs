@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use super::RunOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
+use crate::base::Rank;
 use crate::checkpoint::{Checkpoint, Store};
+use crate::graph::Plan;
 use crate::metrics::{Event, Sink};
-use crate::parallel::{MicroBatch, Placement, RankPlacement};
+use crate::parallel::MicroBatch;
 use crate::runtime::memory;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::shares::{layout_of, moments};
+use crate::runtime::placement::shares::held_moments;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::timing::Probe;
+use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
 use crate::train::loader::BatchSource;
 use crate::train::spec::RunSpec;
@@ -88,15 +91,12 @@ pub(super) fn open_store(options: &RunOptions) -> Result<Store, TrainError> {
 }
 
 /// Returns the bytes that the run takes on the device of each rank.
-pub(super) fn device_memory(spec: &RunSpec, placement: &Placement, plans: &Plans) -> Vec<u64> {
-    let world = placement.ranks.len();
-    let layout = layout_of(&spec.parallel, &plans.of_rows(1), world);
-    let of_rank = |(rank, placed): (usize, &RankPlacement)| {
-        let plan = plans.of_rows(placed.rows);
-        let moments = moments(&spec.optimizer, &layout, rank);
-        memory::memory(&plan, &moments).peak() as u64
+pub(super) fn device_memory(spec: &RunSpec, group: &WorkerGroup, plans: &[Arc<Plan>]) -> Vec<u64> {
+    let of_rank = |(rank, plan): (usize, &Arc<Plan>)| {
+        let moments = held_moments(&spec.optimizer, group, plan, Rank(rank as u32));
+        memory::memory(plan, &moments).peak() as u64
     };
-    placement.ranks.iter().enumerate().map(of_rank).collect()
+    plans.iter().enumerate().map(of_rank).collect()
 }
 
 #[cfg(test)]

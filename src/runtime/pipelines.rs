@@ -1,0 +1,237 @@
+//! Pipelines of a worker group: forward passes of many micro-batches, which the stages run at the
+//! same time, and passes of one micro-batch, segment by segment through the stages.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::RuntimeError;
+use super::step::{Inputs, StepInput, load};
+use super::workers::WorkerGroup;
+use crate::base::rng::Key;
+use crate::base::{Rank, SegmentId, TensorId};
+use crate::device::DeviceError;
+use crate::exec::{Executor, PassContext};
+use crate::faults::Faults;
+use crate::graph::{PassKind, Place, Plan, TensorLocation, Update};
+use crate::kernels::RandomContext;
+use crate::parallel::{
+    EdgeLayout, MicroBatch, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineStages,
+    Share,
+};
+
+/// Pipelines of a worker group, which hold a model in parts.
+#[derive(Clone, Debug)]
+pub struct Pipelines {
+    /// Plan of the whole graph.
+    pub whole: Arc<Plan>,
+    pub stages: Vec<PipelineStages>,
+    /// Samples of each pipeline per step.
+    pub shares: Vec<Share>,
+    pub schedule: PipelineSchedule,
+    pub edges: EdgeLayout,
+}
+
+/// The most micro-batches of a forward pass that a pipeline of so many stages runs at once: enough
+/// to keep its stages busy most of the time, few enough to bound what is on its way.
+pub fn forward_micro_batches_max(stages: usize) -> usize {
+    8 * stages
+}
+
+/// Sums of the losses of one pipeline in a forward pass, and the number of targets.
+pub type LossSums = (f64, f64);
+
+impl Pipelines {
+    /// Returns the number of stages of each pipeline.
+    pub fn depth(&self) -> usize {
+        self.stages.first().map_or(1, |pipeline| pipeline.ranks.len())
+    }
+
+    /// Returns the rank of a pipeline that holds a block.
+    pub fn rank_of(&self, pipeline: usize, block: u32) -> Rank {
+        let stages = &self.stages[pipeline];
+        stages.ranks[stages.stage_of_block()[block as usize] as usize]
+    }
+
+    /// Returns the rank of a pipeline that computes a tensor.
+    fn rank_with(&self, pipeline: usize, tensor: TensorId) -> Option<Rank> {
+        let graph = &self.whole.graph;
+        let root = graph.root(tensor);
+        let writes = |tensors: &[TensorId]| tensors.iter().any(|one| graph.root(*one) == root);
+        let writer = graph.nodes.iter().find(|node| writes(&node.outputs))?;
+        Some(self.rank_of(pipeline, writer.block))
+    }
+
+    /// Runs the forward pass without dropout of all pipelines on these micro-batches (rows and
+    /// inputs, at most [`forward_micro_batches_max`] per pipeline), and returns the sums of their
+    /// losses.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn forward(
+        &self,
+        group: &mut WorkerGroup,
+        work: Vec<Vec<(u32, Inputs)>>,
+    ) -> Result<Vec<LossSums>, RuntimeError> {
+        let batches: Vec<Vec<MicroBatch>> = work.iter().map(|of| rows_of(of)).collect();
+        let request = PipelineRequest {
+            plan: &self.whole,
+            pipelines: &self.stages,
+            shares: &self.shares,
+            schedule: self.schedule,
+            overlap: false,
+            piece_max: self.edges.piece_max,
+            in_flight_min: 1,
+        };
+        let programs = PipelinePrograms::forward(&request, &self.edges, &batches);
+        let inputs: Vec<Vec<Inputs>> =
+            work.into_iter().map(|of| of.into_iter().map(|(_, inputs)| inputs).collect()).collect();
+        let round = group.round().next(group.round().step);
+        let mut of_rank = vec![None; programs.len()];
+        for (pipeline, stages) in self.stages.iter().enumerate() {
+            for rank in &stages.ranks {
+                let input = StepInput {
+                    round,
+                    rank: *rank,
+                    program: Arc::new(programs[rank.index()].clone()),
+                    micro_batches: inputs[pipeline].clone(),
+                    run_key: Key::new(0),
+                    is_training: false,
+                    update: Update::Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 },
+                    clip: 0.0,
+                    faults: Faults::none(),
+                };
+                of_rank[rank.index()] = Some(Arc::new(input));
+            }
+        }
+        let inputs: Vec<Arc<StepInput>> = of_rank.into_iter().flatten().collect();
+        let reports = group.step(&inputs)?;
+        let sums = |stages: &PipelineStages| {
+            let own = stages.ranks.iter().map(|rank| reports[rank.index()].loss);
+            own.fold((0.0, 0.0), |sum, own| (sum.0 + own.0, sum.1 + own.1))
+        };
+        Ok(self.stages.iter().map(sums).collect())
+    }
+
+    /// Runs the forward pass without dropout of one micro-batch on one pipeline, and returns the
+    /// values of an output.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn output(
+        &self,
+        group: &WorkerGroup,
+        pipeline: usize,
+        (rows, inputs): (usize, &Inputs),
+        output: TensorId,
+    ) -> Result<Vec<f32>, RuntimeError> {
+        let random = RandomContext { step_key: Key::new(0), training: false };
+        let pass = PassContext { micro_batch: 0, rows, random };
+        let segments: Vec<SegmentId> = self.whole.phase(PassKind::Forward).collect();
+        let run = |device: &mut dyn Executor, nodes: Range<usize>, pass: &PassContext| {
+            device.run(nodes, pass).map(|()| None::<()>)
+        };
+        self.walk(group, pipeline, (&segments, inputs), pass, run)?;
+        let Some(rank) = self.rank_with(pipeline, output) else {
+            let why = format!("no stage computes {output}");
+            return Err(RuntimeError::Defect(why));
+        };
+        let read = move |device: &mut dyn Executor| device.read(output, &pass);
+        let values = group.driver(rank)?.run("reading an output", read);
+        values.map_err(|error| group.error(rank, error))
+    }
+
+    /// Runs segments of one micro-batch, one after the other, each on the stage that holds its
+    /// block; what a segment reads of another stage is copied to its device before. `visit`
+    /// performs the nodes of a segment. Returns its first result, with the rank, which ends the
+    /// walk.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn walk<T, F>(
+        &self,
+        group: &WorkerGroup,
+        pipeline: usize,
+        (segments, inputs): (&[SegmentId], &Inputs),
+        pass: PassContext,
+        visit: F,
+    ) -> Result<Option<(Rank, T)>, RuntimeError>
+    where
+        T: Send + 'static,
+        F: Fn(&mut dyn Executor, Range<usize>, &PassContext) -> Result<Option<T>, DeviceError>
+            + Clone
+            + Send
+            + 'static,
+    {
+        let run = |rank: Rank, job: Box<Job<T>>| {
+            let ended = group.driver(rank)?.run("a pass through a pipeline", job);
+            ended.map_err(|error| group.error(rank, error))
+        };
+        for rank in &self.stages[pipeline].ranks {
+            let inputs = inputs.clone();
+            let micro_batch = pass.micro_batch;
+            run(*rank, Box::new(move |device| load(device, &inputs, micro_batch).map(|()| None)))?;
+        }
+        let mut received: Vec<(TensorId, Rank)> = Vec::new();
+        for segment in segments {
+            let found = &self.whole.segments[segment.index()];
+            let (nodes, rank) = (found.nodes.clone(), self.rank_of(pipeline, found.block));
+            for tensor in self.foreign_inputs(pipeline, &nodes, rank) {
+                if received.contains(&(tensor, rank)) {
+                    continue;
+                }
+                received.push((tensor, rank));
+                self.copy(group, pipeline, (tensor, rank), pass)?;
+            }
+            let visit = visit.clone();
+            if let Some(result) =
+                run(rank, Box::new(move |device: &mut dyn Executor| visit(device, nodes, &pass)))?
+            {
+                return Ok(Some((rank, result)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the tensors that nodes read on a rank and another rank computes.
+    fn foreign_inputs(&self, pipeline: usize, nodes: &Range<usize>, rank: Rank) -> Vec<TensorId> {
+        let graph = &self.whole.graph;
+        let read = graph.nodes[nodes.clone()].iter().flat_map(|node| &node.inputs);
+        let is_slot =
+            |tensor: &TensorId| matches!(self.whole.place(*tensor), TensorLocation::Slot(_));
+        let is_foreign =
+            |tensor: &TensorId| self.rank_with(pipeline, *tensor).is_some_and(|of| of != rank);
+        read.map(|tensor| graph.root(*tensor)).filter(is_slot).filter(is_foreign).collect()
+    }
+
+    /// Copies a tensor of a micro-batch from the rank that computes it to another one.
+    fn copy(
+        &self,
+        group: &WorkerGroup,
+        pipeline: usize,
+        (tensor, to): (TensorId, Rank),
+        pass: PassContext,
+    ) -> Result<(), RuntimeError> {
+        let Some(from) = self.rank_with(pipeline, tensor) else { return Ok(()) };
+        let read = move |device: &mut dyn Executor| device.read(tensor, &pass);
+        let values = group.driver(from)?.run("reading a tensor of a stage", read);
+        let values = values.map_err(|error| group.error(from, error))?;
+        let place = Place::Tensor { tensor, micro_batch: pass.micro_batch, range: 0..values.len() };
+        let write = move |device: &mut dyn Executor| device.write_place(&place, &values);
+        let written = group.driver(to)?.run("writing a tensor of a stage", write);
+        written.map_err(|error| group.error(to, error))
+    }
+}
+
+/// Job of a walk on one device.
+type Job<T> = dyn FnOnce(&mut dyn Executor) -> Result<Option<T>, DeviceError> + Send;
+
+/// Returns micro-batches with these rows, whose slots do not matter.
+fn rows_of(work: &[(u32, Inputs)]) -> Vec<MicroBatch> {
+    let mut first = 0;
+    let micro_batch = |(rows, _): &(u32, Inputs)| {
+        let micro_batch = MicroBatch { first, rows: *rows };
+        first += rows;
+        micro_batch
+    };
+    work.iter().map(micro_batch).collect()
+}

@@ -1,0 +1,146 @@
+//! Placement of pipelines: which device holds which blocks of the model, as it is given, recorded
+//! or measured; and the opening of devices with their parts.
+
+mod checks;
+mod open;
+mod search;
+
+pub use checks::{require_devices, require_model};
+pub use open::assemble_pipelines;
+
+use std::ops::Range;
+
+use super::shares::fixed_counts;
+use super::types::{PipelineOptions, PlacementRequest};
+use crate::base::Rank;
+use crate::parallel::{
+    PipelineSchedule, PipelineStages, Placement, RankPlacement, Share, contiguous_shares,
+};
+use crate::planner::cut::{chunks_of_counts, even};
+use crate::runtime::RuntimeError;
+
+/// Pipelines that a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestedPipelines {
+    /// Stages of each pipeline, and model chunks of each stage.
+    pub stages: usize,
+    pub chunks: usize,
+    pub schedule: PipelineSchedule,
+}
+
+impl RequestedPipelines {
+    /// Returns the pipelines that a request asks for.
+    pub fn of(request: &PlacementRequest) -> Self {
+        let PipelineOptions { stages, schedule, chunks, .. } = request.parallel.pipeline;
+        Self { stages: stages as usize, chunks: chunks as usize, schedule }
+    }
+}
+
+/// Decision about the pipelines of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedPipelines {
+    /// By rank: the index of its device among the requested ones.
+    pub positions: Vec<usize>,
+    /// Pipeline `d` has the ranks from `d * stages` on.
+    pub stages: Vec<PipelineStages>,
+    /// Samples of each pipeline.
+    pub shares: Vec<Share>,
+    pub schedule: PipelineSchedule,
+}
+
+impl PlannedPipelines {
+    /// Returns the pipelines of devices in this order, all cut into the same model chunks.
+    pub fn in_order(
+        request: &RequestedPipelines,
+        positions: Vec<usize>,
+        chunks: &[Range<u32>],
+        counts: &[u32],
+        micro_batch: u32,
+    ) -> Self {
+        let stages = pipelines_of(&vec![chunks.to_vec(); counts.len()], request.stages);
+        let micro_batches: Vec<u32> = counts.iter().map(|count| micro_batch.min(*count)).collect();
+        let shares = contiguous_shares(counts, &micro_batches);
+        Self { positions, stages, shares, schedule: request.schedule }
+    }
+
+    /// Returns the number of stages of each pipeline.
+    pub fn depth(&self) -> usize {
+        self.stages.first().map_or(1, |pipeline| pipeline.ranks.len())
+    }
+
+    /// Returns the pipeline and the stage of a rank.
+    pub fn stage_of(&self, rank: usize) -> (usize, usize) {
+        (rank / self.depth(), rank % self.depth())
+    }
+
+    /// Returns the most rows of a micro-batch.
+    pub fn rows(&self) -> u32 {
+        let rows = self.shares.iter().map(|share| share.micro_batch.min(share.count));
+        rows.max().unwrap_or(1).max(1)
+    }
+}
+
+/// Returns pipelines of `stages` ranks each, in the order of ranks, cut into these model chunks.
+pub fn pipelines_of(chunks: &[Vec<Range<u32>>], stages: usize) -> Vec<PipelineStages> {
+    let of = |(pipeline, chunks): (usize, &Vec<Range<u32>>)| PipelineStages {
+        ranks: (0..stages).map(|stage| Rank((pipeline * stages + stage) as u32)).collect(),
+        chunks: chunks.clone(),
+    };
+    chunks.iter().enumerate().map(of).collect()
+}
+
+/// Returns the pipelines of a request whose cut is given or, if nothing can be measured, cut into
+/// nearly equal numbers of blocks; `None` if it is to be measured.
+///
+/// # Errors
+/// Returns `RuntimeError::InvalidRequest` if the shares do not fit the batch or the pipelines.
+pub fn given(
+    request: &PlacementRequest,
+    devices: usize,
+) -> Result<Option<PlannedPipelines>, RuntimeError> {
+    let pipelines = RequestedPipelines::of(request);
+    let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
+    let count = devices / pipelines.stages;
+    let is_measured = request.parallel.shares.is_none() && request.probe.is_some();
+    let options = &request.parallel.pipeline;
+    if is_measured && (options.blocks.is_empty() || count > 1) {
+        return Ok(None);
+    }
+    let chunks = match options.blocks.is_empty() {
+        true => even(blocks, pipelines.stages * pipelines.chunks),
+        false => chunks_of_counts(&options.blocks),
+    };
+    let counts = fixed_counts(request.parallel, request.batch, count)?;
+    let positions = (0..devices).collect();
+    let planned =
+        PlannedPipelines::in_order(&pipelines, positions, &chunks, &counts, request.micro_batch);
+    Ok(Some(planned))
+}
+
+/// Returns the pipelines of a checkpoint, if they were placed as this request asks; `None` if not.
+pub fn recorded(request: &PlacementRequest, saved: &Placement) -> Option<PlannedPipelines> {
+    let pipelines = RequestedPipelines::of(request);
+    let record = saved.pipeline.as_ref()?;
+    let is_same = record.stages as usize == pipelines.stages
+        && record.schedule == pipelines.schedule
+        && record.chunks as usize == pipelines.chunks;
+    if !is_same || !saved.is_consistent() {
+        return None;
+    }
+    let of_pipeline = |ranks: &[RankPlacement]| -> Option<Vec<Range<u32>>> {
+        let chunk =
+            |index: usize| ranks[index % ranks.len()].blocks.get(index / ranks.len()).cloned();
+        (0..pipelines.stages * pipelines.chunks).map(chunk).collect()
+    };
+    let ranks = saved.ranks.chunks(pipelines.stages);
+    let chunks: Option<Vec<_>> = ranks.map(of_pipeline).collect();
+    let first = saved.ranks.iter().step_by(pipelines.stages);
+    let (counts, micro_batches): (Vec<u32>, Vec<u32>) =
+        first.map(|rank| (rank.share, rank.micro_batch)).unzip();
+    Some(PlannedPipelines {
+        positions: saved.ranks.iter().map(|rank| rank.position).collect(),
+        stages: pipelines_of(&chunks?, pipelines.stages),
+        shares: contiguous_shares(&counts, &micro_batches),
+        schedule: pipelines.schedule,
+    })
+}
