@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::rng::Key;
-use crate::base::{BucketId, Rank, Round};
+use crate::base::{BucketId, Rank, Round, TensorId};
 use crate::data::Tokenizer;
 use crate::device::{DeviceError, Selection};
 use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget};
 use crate::faults::Faults;
 use crate::graph::{Plan, PlanOptions, UpdateRange};
 use crate::kernels::{Cost, RandomContext};
+use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{Instruction, Program, single_rank};
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::open::{self, OpenDevice};
 use crate::runtime::peers::TraceTracks;
 use crate::runtime::step::{NoPeers, StepInput, load, run_step};
 use crate::train::error::TrainError;
-use crate::train::loader::{BatchSource, Loader};
+use crate::train::loader::{BatchSource, LoadedRanks, Loader};
 use crate::train::spec::RunSpec;
 
 /// Warm-up steps before any measurement: the first compiles the shaders.
@@ -69,7 +70,8 @@ impl Profile {
         let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
         let plan = Plan::new(training, PlanOptions::new(spec.micro_batch as usize));
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
-        let inputs = inputs(spec, spec.batch_source(&plan.graph, &data, (0, 0))?, &program)?;
+        let source = spec.batch_source(&plan.graph, &data, (0, 0))?;
+        let inputs = inputs(spec, source, (&program, used_inputs(&plan)))?;
         let moments = spec.optimizer.moments();
         let opened = open::open_alone(selection, plan, moments, &spec.opening)?;
         let OpenDevice { driver, identity, .. } = opened;
@@ -152,12 +154,11 @@ impl Profile {
 fn inputs(
     spec: &RunSpec,
     source: BatchSource,
-    program: &Arc<Program>,
+    (program, wanted): (&Arc<Program>, Vec<TensorId>),
 ) -> Result<Vec<Arc<StepInput>>, TrainError> {
     let count = WARM_UP + STEPS as u64;
     let ended = || TrainError::Defect("the loader ended before the last step".into());
-    let inputs = vec![used_inputs(device.plan())];
-    let ranks = LoadedRanks { programs: vec![program.clone()], inputs };
+    let ranks = LoadedRanks { programs: vec![program.clone()], inputs: vec![wanted] };
     let loader = Loader::start(source, ranks, 1, count);
     let loader = loader.map_err(|why| TrainError::Defect(format!("no thread: {why}")))?;
     let input = |step| {

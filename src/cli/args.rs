@@ -1,8 +1,10 @@
 //! Command-line arguments, as clap parses and documents them.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use super::resume::RUNS;
 
@@ -12,6 +14,25 @@ use super::resume::RUNS;
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Returns the command line, parsed.
+    ///
+    /// # Errors
+    /// Returns `clap::Error` for arguments that do not parse or do not go together, and for
+    /// `--help` and `--version`.
+    pub fn checked(words: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let cli = Self::try_parse_from(words)?;
+        // A flag cannot require a value of another flag in clap.
+        if let Command::Train(TrainArgs { svg: Some(_), explain, .. }) = &cli.command
+            && *explain != Some(Explain::Schedule)
+        {
+            let why = "the argument '--svg <FILE>' goes with '--explain schedule' only";
+            return Err(Self::command().error(ErrorKind::MissingRequiredArgument, why));
+        }
+        Ok(cli)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -71,6 +92,13 @@ pub struct TrainArgs {
     /// [default: auto, or the devices of the resumed run] (parallel.devices)
     #[arg(long, value_name = "SELECTOR,..")]
     pub devices: Option<String>,
+    /// Cut the model into the K stages of a pipeline, one per device; n devices make n/K pipelines
+    /// (parallel.pipeline)
+    #[arg(long, value_name = "K", value_parser = whole::<u64>)]
+    pub pipeline: Option<u64>,
+    /// Schedule of a pipeline: 1f1b, gpipe, interleaved or zero-bubble (parallel.schedule)
+    #[arg(long, value_name = "S")]
+    pub schedule: Option<String>,
     /// Directory of the run [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -102,6 +130,9 @@ pub struct TrainArgs {
     /// Write a timeline of all devices to a file, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE", conflicts_with = "explain")]
     pub trace: Option<PathBuf>,
+    /// With --explain schedule: draw the chart to an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
     /// Set any key of the configuration (optim.lr=1e-4, or lr=1e-4 where no other section has that
     /// key); may be repeated, the last value counts
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -121,6 +152,8 @@ pub enum Explain {
     Program,
     /// Bytes and messages that devices send each other in a step
     Communication,
+    /// Gantt chart of a step, from measured times of blocks
+    Schedule,
     /// Every kernel of a step, timed on each device alone
     Kernels,
     /// Every key of the configuration with its meaning, range and default
@@ -141,6 +174,12 @@ pub struct CheckpointArgs {
     /// as for `potluck train`; `eval` divides the samples among them, `generate` uses the first
     #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
+    /// Run the model as a pipeline of K devices
+    #[arg(long, value_name = "K", value_parser = whole::<u64>)]
+    pub pipeline: Option<u64>,
+    /// Schedule of the pipeline: 1f1b, gpipe, interleaved or zero-bubble
+    #[arg(long, value_name = "S")]
+    pub schedule: Option<String>,
     /// The most samples that a device runs at a time, if not as in the run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub micro_batch: Option<u32>,
@@ -315,20 +354,31 @@ fn non_negative(typed: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, Parser};
+    use clap::CommandFactory;
 
-    use super::{Cli, Command};
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, clap::Error> {
+        Cli::checked(line.split_whitespace().map(OsString::from)).map(|cli| cli.command)
+    }
 
     #[test]
     fn a_flag_that_is_added_to_a_command_counts() {
         let line = "potluck train --devices cpu*2 --set lr=1 --steps 3 --quiet --devices cpu \
                     --set lr=2 --steps 4 --quiet";
-        let Command::Train(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command
-        else {
-            panic!("{line}")
-        };
+        let Command::Train(args) = parsed(line).unwrap() else { panic!("{line}") };
         assert_eq!((args.devices.as_deref(), args.steps, args.quiet), (Some("cpu"), Some(4), true));
         assert_eq!(args.sets, ["lr=1", "lr=2"]);
+    }
+
+    #[test]
+    fn a_drawing_is_one_of_a_schedule() {
+        assert!(parsed("potluck train --svg x.svg --explain schedule").is_ok());
+        assert!(parsed("potluck train --svg x.svg --explain graph --explain schedule").is_ok());
+        for line in ["train --svg x.svg", "train --explain graph --svg x.svg"] {
+            let error = parsed(&format!("potluck {line}")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{line}");
+        }
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! `potluck train --explain`: tables that describe a run, without running it.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::args::Explain;
+use super::{UsageError, schedule_chart};
 use crate::base::{BucketId, Position};
 use crate::bench::profile::Profile;
 use crate::collective::{CollectiveKind, CommCost, RankGroup, ShardLayout, Topology, cost};
@@ -32,15 +34,18 @@ use crate::train::spec::RunSpec;
 /// Bytes of one exchanged value.
 const VALUE_BYTES: usize = size_of::<f32>();
 
-/// Returns the text that `--explain` prints; `tokenizer` is that of a checkpoint.
+/// Returns the text that `--explain` prints; `tokenizer` is that of a checkpoint, and `svg` the
+/// file of the drawing of a schedule.
 ///
 /// # Errors
 /// Returns the errors of loading the text, building the graph, choosing devices and timing kernels,
-/// and `TrainError::Defect` for the keys, which need no run.
+/// `UsageError` for the schedule of a run without a pipeline, and `TrainError::Defect` for the
+/// keys, which need no run.
 pub fn explanation(
     explain: Explain,
     spec: &RunSpec,
     tokenizer: Option<Tokenizer>,
+    svg: Option<&Path>,
 ) -> anyhow::Result<String> {
     let planned = |tokenizer| -> anyhow::Result<(Plans, Vec<Fusion>)> {
         let (training, fused) = spec.training_graph(vocabulary(spec, tokenizer)?)?;
@@ -61,6 +66,11 @@ pub fn explanation(
         Explain::Memory => on_devices(tokenizer, memory),
         Explain::Program => on_devices(tokenizer, program),
         Explain::Communication => on_devices(tokenizer, communication),
+        Explain::Schedule if spec.parallel.pipeline.stages < 2 => {
+            let why = "--explain schedule needs parallel.pipeline of 2 or more; give --pipeline K";
+            Err(UsageError(why.into()).into())
+        }
+        Explain::Schedule => schedule_chart::explain(spec, svg, tokenizer),
         Explain::Kernels => kernels(spec, tokenizer),
         Explain::Config => Ok(spec.run_toml.clone()),
         Explain::Keys => {

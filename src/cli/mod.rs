@@ -7,13 +7,12 @@ pub mod explain;
 pub mod model;
 pub mod resume;
 pub mod runs;
+pub mod schedule_chart;
 pub mod train;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
-
-use clap::Parser;
 
 use crate::config::read::ConfigError;
 use crate::files;
@@ -27,7 +26,7 @@ pub const EXIT_USAGE: i32 = 2;
 
 /// Runs the command on the command line and returns the process's exit code.
 pub fn main() -> i32 {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::checked(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // Printing fails if the reader of the pipe is gone; there is no other place to report

@@ -164,7 +164,7 @@ fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
         false => Checkpoint::load_path(&args.checkpoint).map_err(TrainError::from)?,
     };
     warnings.iter().for_each(|warning| print_line(&format!("warning: {warning}")));
-    let mut spec = saved_spec(&checkpoint, &args.sets)?;
+    let mut spec = saved_spec(&checkpoint, Some(args))?;
     spec.micro_batch = args.micro_batch.unwrap_or(spec.micro_batch);
     Ok((checkpoint, spec))
 }
@@ -182,7 +182,7 @@ fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
         return TrainError::InvalidRequest(text).into();
     }
     let newest = Checkpoint::load_path(path).map_err(TrainError::from);
-    let why = match newest.map_err(Into::into).and_then(|(newest, _)| saved_spec(&newest, &[])) {
+    let why = match newest.map_err(Into::into).and_then(|(newest, _)| saved_spec(&newest, None)) {
         Ok(spec) if spec.data.held_out == 0.0 => "the run held nothing out, so it has no best",
         Ok(_) => "no checkpoint is marked as the best",
         Err(error) => return error,

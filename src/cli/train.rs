@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::args::{Explain, TrainArgs};
+use super::args::{CheckpointArgs, Explain, TrainArgs};
 use super::explain::explanation;
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_text, holds_run};
 use super::{UsageError, writable};
@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::config::effect::require_effect;
 use crate::config::read::{self, ConfigError, Override, Resolved};
-use crate::config::schema::Model;
+use crate::config::schema::{Model, Parallel};
 use crate::faults::Faults;
 use crate::train::error::TrainError;
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
@@ -27,8 +27,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     }
     let faults = Faults::from_environment().map_err(TrainError::from)?;
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
-    if let Some(path) = &args.trace {
-        writable(path, "--trace")?;
+    for (path, flag) in [(&args.trace, "--trace"), (&args.svg, "--svg")] {
+        path.as_deref().map_or(Ok(()), |path| writable(path, flag))?;
     }
     let point = args.resume.as_deref().map(|from| ResumePoint::find(from, args.out.as_deref()));
     let point = point.transpose()?;
@@ -38,7 +38,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
         let tokenizer = point.and_then(|point| point.checkpoint.meta.tokenizer);
-        super::print(&explanation(explain, &RunSpec::resolved(&resolved), tokenizer)?);
+        let (spec, svg) = (RunSpec::resolved(&resolved), args.svg.as_deref());
+        super::print(&explanation(explain, &spec, tokenizer, svg)?);
         return Ok(0);
     }
     // Lives until the end of the run: dropped, it removes the directory if that is empty.
@@ -52,8 +53,8 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if let Some((point, saved)) = point.as_ref().zip(saved.as_ref()) {
         unsaved = resolved.changes(&saved.config);
         locate(&mut resolved, point, typed_out, &unsaved)?;
-        let note = dropped_shares(saved, &resolved).filter(|_| !args.quiet);
-        note.iter().for_each(|note| print_line(note));
+        let notes = [dropped_shares(saved, &resolved), dropped_stages(saved, &resolved)];
+        notes.iter().flatten().filter(|_| !args.quiet).for_each(|note| print_line(note));
         if point.run.is_none() && typed_out.is_none() && !args.quiet {
             let (from, out) = (point.from.display(), out.display());
             print_line(&format!("{from} is a checkpoint outside a run; a new run starts in {out}"));
@@ -89,9 +90,31 @@ fn dropped_shares(saved: &Resolved, resolved: &Resolved) -> Option<String> {
     let is_asked = is_set("parallel.shares") || is_set("parallel.balance");
     let is_dropped = !before.shares.is_empty() && now.shares.is_empty() && !is_asked;
     is_dropped.then(|| {
-        let (shares, devices) = (&before.shares, &before.devices);
+        let (shares, devices) = (&before.shares, devices_of(before));
         format!("parallel.shares = {shares:?} were those of {devices}; shares are measured now")
     })
+}
+
+/// Returns a note if a saved cut of the model was dropped because other devices or another pipeline
+/// were set. A run without a pipeline needs none.
+fn dropped_stages(saved: &Resolved, resolved: &Resolved) -> Option<String> {
+    let (before, now) = (&saved.config.parallel, &resolved.config.parallel);
+    let is_asked = resolved.typed.now.contains("parallel.stages") || now.pipeline == 1;
+    let is_dropped = !before.stages.is_empty() && now.stages.is_empty() && !is_asked;
+    is_dropped.then(|| {
+        let (stages, devices) = (&before.stages, devices_of(before));
+        format!("parallel.stages = {stages:?} were those of {devices}; the cut is measured now")
+    })
+}
+
+/// Returns the devices of a run with their pipelines, for messages.
+fn devices_of(parallel: &Parallel) -> String {
+    let Parallel { devices, pipeline, chunks, .. } = parallel;
+    match (pipeline, chunks) {
+        (1, _) => devices.clone(),
+        (_, 1) => format!("{devices} with parallel.pipeline = {pipeline}"),
+        _ => format!("{devices} with parallel.pipeline = {pipeline} and chunks = {chunks}"),
+    }
 }
 
 fn execute(
@@ -141,6 +164,8 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
         ("--eval-every", "train.eval_every", whole(args.eval_every)),
         ("--seed", "train.seed", whole(args.seed)),
         ("--log-every", "train.log_every", whole(args.log_every)),
+        ("--pipeline", "parallel.pipeline", whole(args.pipeline)),
+        ("--schedule", "parallel.schedule", args.schedule.clone()),
     ];
     for (flag, key, value) in named {
         overrides.extend(value.map(|value| Override::named(flag, key, value)));
@@ -168,20 +193,35 @@ fn absolute(path: &Path) -> PathBuf {
     absolute.unwrap_or_else(|| path.into())
 }
 
-/// Returns the specification of the run that wrote a checkpoint, with keys set as by `--set`.
+/// Returns the specification of the run that wrote a checkpoint, with the keys that `args` set. Its
+/// pipeline is that of `args`, as the devices are, and not that of the run.
 ///
 /// # Errors
 /// Returns an error if the configuration cannot be read, if a key is set that does not exist, has
 /// no effect without training or cannot have the value, or if the checkpoint's tensors belong to
 /// another model.
-pub fn saved_spec(checkpoint: &Checkpoint, sets: &[String]) -> anyhow::Result<RunSpec> {
-    let saved = saved_config(checkpoint)?;
-    let overrides: Vec<Override> =
-        sets.iter().map(|typed| Override::set(typed)).collect::<Result<_, _>>()?;
+pub fn saved_spec(
+    checkpoint: &Checkpoint,
+    args: Option<&CheckpointArgs>,
+) -> anyhow::Result<RunSpec> {
+    let mut saved = saved_config(checkpoint)?;
+    let Parallel { pipeline, schedule, chunks, stages, .. } = Parallel::default();
+    saved.config.parallel =
+        Parallel { pipeline, schedule, chunks, stages, ..saved.config.parallel };
+    let overrides = args.map(overrides_of).transpose()?.unwrap_or_default();
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
     refuse_another(&saved.config, &resolved.config)?;
     Ok(RunSpec::resolved(&resolved))
+}
+
+fn overrides_of(args: &CheckpointArgs) -> Result<Vec<Override>, ConfigError> {
+    let pipeline =
+        args.pipeline.map(|stages| ("--pipeline", "parallel.pipeline", stages.to_string()));
+    let schedule = args.schedule.clone().map(|word| ("--schedule", "parallel.schedule", word));
+    let named = [pipeline, schedule].into_iter().flatten();
+    let named = named.map(|(flag, key, value)| Ok(Override::named(flag, key, value)));
+    named.chain(args.sets.iter().map(|typed| Override::set(typed))).collect()
 }
 
 /// Returns the number of steps in the configuration of a run, the text of its `run.toml`.

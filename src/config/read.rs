@@ -10,7 +10,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::RunConfig;
 use super::key::{Constraint, Key, Value, Words};
-use super::schema::{Balance, ConstraintError, DataKind, KEYS, SECTIONS, TypedKeys, key};
+use super::schema::{ConstraintError, DataKind, KEYS, SECTIONS, TypedKeys, key};
+
+mod precedence;
 
 /// A configuration that cannot be run: exit code 78.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -150,9 +152,7 @@ pub fn read(
     for (index, one) in overrides.iter().enumerate() {
         reader.apply(index, one)?;
     }
-    reader.drop_path_of_builtin();
-    reader.drop_shares_of_measured();
-    reader.drop_shares_of_other_devices(saved);
+    reader.drop_superseded(saved);
     let typed =
         TypedKeys { now: reader.origins.keys().copied().collect(), before: reader.before.clone() };
     reader.config.apply_derived_defaults(&typed);
@@ -270,53 +270,6 @@ impl ConfigReader {
     fn origin(&self, key: &str) -> Origin {
         let untyped = if self.before.is_some() { Origin::Saved } else { Origin::Default };
         self.origins.get(key).cloned().unwrap_or(untyped)
-    }
-
-    /// Drops a `data.path` of lower precedence (in the file or in the checkpoint) if the built-in
-    /// corpus was selected later. Both in one file, or the path later, is a contradiction.
-    fn drop_path_of_builtin(&mut self) {
-        let (kind, path) = (self.origin("data.kind"), self.origin("data.path"));
-        let one_file = matches!((&kind, &path), (Origin::File(..), Origin::File(..)));
-        if self.config.data.kind == DataKind::Builtin && kind > path && !one_file {
-            self.config.data.path = None;
-            self.forget("data.path");
-        }
-    }
-
-    /// Drops the `parallel.shares` set before a flag that selects measured shares.
-    fn drop_shares_of_measured(&mut self) {
-        let (balance, shares) = (self.origin("parallel.balance"), self.origin("parallel.shares"));
-        let by_flag = matches!(balance, Origin::Flag(..)) && balance > shares;
-        if self.config.parallel.balance == Balance::Measured && by_flag {
-            self.config.parallel.shares.clear();
-            self.forget("parallel.shares");
-        }
-    }
-
-    /// Drops the saved `parallel.shares`, which are those of the saved devices, if other devices
-    /// are set now.
-    fn drop_shares_of_other_devices(&mut self, saved: Option<&Resolved>) {
-        let normalized =
-            |config: &RunConfig| config.parallel.devices.replace(' ', "").to_lowercase();
-        let is_other =
-            saved.is_some_and(|saved| normalized(&saved.config) != normalized(&self.config));
-        let is_set = ["parallel.shares", "parallel.balance"]
-            .iter()
-            .any(|key| self.origins.contains_key(key));
-        if is_other && !is_set && !self.config.parallel.shares.is_empty() {
-            self.config.parallel.shares.clear();
-            self.config.parallel.balance = Balance::Measured;
-            self.forget("parallel.shares");
-            self.forget("parallel.balance");
-        }
-    }
-
-    /// Takes a key from those that were set, now or before.
-    fn forget(&mut self, key: &str) {
-        self.origins.remove(key);
-        if let Some(before) = &mut self.before {
-            before.remove(key);
-        }
     }
 
     /// Attributes a contradiction to the place of the conflicting key that was set last.
@@ -442,10 +395,11 @@ mod resumed;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::schema::OptimKind;
+    use crate::config::schema::{Balance, OptimKind};
     use crate::data::TokenizerKind;
     use crate::graph::Unary;
     use crate::optim::Decay;
+    use crate::parallel::PipelineSchedule;
     use proptest::prelude::*;
 
     fn overrides(sets: &[&str]) -> Vec<Override> {
@@ -763,6 +717,14 @@ mod tests {
                     changed.train.batch = batch;
                     changed.train.micro_batch = changed.train.micro_batch.min(batch);
                 }
+                let parallel = &mut changed.parallel;
+                match parallel.schedule {
+                    PipelineSchedule::Interleaved => parallel.chunks = parallel.chunks.max(2),
+                    _ => parallel.chunks = 1,
+                }
+                let chunks = parallel.pipeline * parallel.chunks;
+                parallel.stages = parallel.stages.repeat(chunks);
+                parallel.stages.truncate(chunks);
                 if changed.data.path.is_some() {
                     changed.data.kind = DataKind::Text;
                 }

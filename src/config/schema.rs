@@ -10,7 +10,7 @@ use crate::collective::Topology;
 use crate::data::TokenizerKind;
 use crate::graph::Unary;
 use crate::optim::Decay;
-use crate::parallel::ReduceSite;
+use crate::parallel::{PipelineSchedule, ReduceSite};
 
 /// Architecture of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,12 @@ words! {
         Some(ReduceSite::Host) => ReduceSite::Host.name(),
         Some(ReduceSite::Device) => ReduceSite::Device.name(),
     }
+    PipelineSchedule {
+        PipelineSchedule::OneFOneB => PipelineSchedule::OneFOneB.name(),
+        PipelineSchedule::GPipe => PipelineSchedule::GPipe.name(),
+        PipelineSchedule::Interleaved => PipelineSchedule::Interleaved.name(),
+        PipelineSchedule::ZeroBubble => PipelineSchedule::ZeroBubble.name(),
+    }
     OnMismatch { OnMismatch::Stop => "stop", OnMismatch::Repair => "repair", }
 }
 
@@ -83,6 +89,9 @@ words! {
 const STEPS: i64 = 1_000_000_000;
 /// Largest number of samples in a batch.
 const SAMPLES: i64 = 1 << 20;
+/// Largest number of blocks in a model chunk: far above what a model can have, and so small that
+/// sums of it do not wrap.
+const BLOCKS_MAX: u64 = 65_536;
 /// Fractions from 0 to below 1, as decaying averages need them.
 const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
 /// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.
@@ -207,14 +216,23 @@ sections! {
         /// Tokens of the sample text generated at the end; 0 = no sample, no measure.
         sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000);
     }
-    /// Data parallelism over several devices.
+    /// Data parallelism and pipelines over several devices.
     parallel: Parallel {
         /// Devices of the run: auto, all, or a list as --devices takes it.
         devices: String = "auto".to_string(), Constraint::Text;
         /// Split of the batch: by measured throughput, or fixed by parallel.shares.
         balance: Balance = Balance::Measured, Constraint::OneOf(Balance::WORDS);
-        /// Samples of the batch per device, in device order; for balance = "fixed".
+        /// Samples per device, or per pipeline, in device order; for balance = "fixed".
         shares: Vec<u64> = Vec::new(), Constraint::IntList, "evenly";
+        /// Pipeline stages: devices over which a model is cut; 1 = none.
+        pipeline: usize = 1, Constraint::Whole(1, 64);
+        /// Schedule of a pipeline: order of the passes of its micro-batches.
+        schedule: PipelineSchedule = PipelineSchedule::OneFOneB,
+            Constraint::OneOf(PipelineSchedule::WORDS);
+        /// Model chunks per device of a pipeline; for schedule = "interleaved".
+        chunks: usize = 1, Constraint::Whole(1, 16);
+        /// Blocks of each model chunk of a pipeline, in forward order.
+        stages: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
         /// Topology of the collectives: a ring, or a star over the first device.
         collective: Topology = Topology::Ring, Constraint::OneOf(Topology::WORDS);
         /// Overlap of gradient communication with the backward pass.
@@ -363,6 +381,8 @@ impl RunConfig {
             return fail(&["train.micro_batch", "train.batch"], why);
         }
         self.check_shares()?;
+        self.check_pipeline()?;
+        self.check_stages()?;
         let (lr, min_lr) = (self.optim.lr, self.schedule.min_lr);
         if self.schedule.kind != Decay::Constant && min_lr > lr {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
@@ -403,6 +423,71 @@ impl RunConfig {
             return fail("train.batch", why);
         }
         Ok(())
+    }
+
+    fn check_pipeline(&self) -> Result<(), ConstraintError> {
+        let Parallel { pipeline, schedule, chunks, stages, .. } = &self.parallel;
+        let interleaved = *schedule == PipelineSchedule::Interleaved;
+        if *pipeline == 1 {
+            let default = Parallel::default();
+            let without_effect = [
+                ("parallel.schedule", *schedule != default.schedule, format!("\"{schedule}\"")),
+                ("parallel.chunks", *chunks != default.chunks, chunks.to_string()),
+                ("parallel.stages", *stages != default.stages, format!("{stages:?}")),
+            ];
+            let Some((key, _, given)) = without_effect.into_iter().find(|(_, set, _)| *set) else {
+                return Ok(());
+            };
+            let why = format!(
+                "= {given} has no effect without a pipeline; set parallel.pipeline to 2 or more, \
+                 or leave it out"
+            );
+            return Err(ConstraintError { keys: vec![key, "parallel.pipeline"], why });
+        }
+        if interleaved && *chunks < 2 {
+            let why = format!(
+                "= \"{schedule}\" needs several model chunks per device, got parallel.chunks = \
+                 {chunks}; set parallel.chunks to 2 or more"
+            );
+            let keys = vec!["parallel.schedule", "parallel.chunks"];
+            return Err(ConstraintError { keys, why });
+        }
+        if !interleaved && *chunks > 1 {
+            let why = format!(
+                "expects 1 with parallel.schedule = \"{schedule}\", got {chunks}; set \
+                 parallel.schedule to \"{}\", or leave it out",
+                PipelineSchedule::Interleaved
+            );
+            let keys = vec!["parallel.chunks", "parallel.schedule"];
+            return Err(ConstraintError { keys, why });
+        }
+        Ok(())
+    }
+
+    /// Checks that a cut names as many model chunks as there are. Their sum is compared with the
+    /// blocks of the model elsewhere.
+    fn check_stages(&self) -> Result<(), ConstraintError> {
+        let Parallel { pipeline, chunks, stages, .. } = &self.parallel;
+        let count = pipeline * chunks;
+        let why = if stages.is_empty() {
+            return Ok(());
+        } else if let Some(blocks) = stages.iter().find(|blocks| **blocks > BLOCKS_MAX) {
+            format!("expects numbers of blocks from 1 to {BLOCKS_MAX}, got {blocks}")
+        } else if stages.len() == count {
+            return Ok(());
+        } else if *chunks == 1 {
+            format!(
+                "expects {count} numbers of blocks, one for each stage of parallel.pipeline = \
+                 {pipeline}, got {stages:?}"
+            )
+        } else {
+            format!(
+                "expects {count} numbers of blocks, one for each model chunk of \
+                 parallel.pipeline = {pipeline} and parallel.chunks = {chunks}, got {stages:?}"
+            )
+        };
+        let keys = vec!["parallel.stages", "parallel.pipeline", "parallel.chunks"];
+        Err(ConstraintError { keys, why })
     }
 
     /// Formats every key with its value as TOML; reading it gives this configuration again.
@@ -543,5 +628,61 @@ mod tests {
         assert_eq!(check(|c| c.data.kind = DataKind::Text), kind);
         let path = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
         assert_eq!(check(|c| c.data.path = Some("x".into())), path);
+    }
+
+    /// Checks a pipeline.
+    fn check_pipeline(
+        pipeline: usize,
+        schedule: PipelineSchedule,
+        chunks: usize,
+        stages: &[u64],
+    ) -> String {
+        check(|c| {
+            let stages = stages.to_vec();
+            c.parallel = Parallel { pipeline, schedule, chunks, stages, ..Parallel::default() };
+        })
+    }
+
+    #[test]
+    fn pipelines_that_fit_are_fine() {
+        use PipelineSchedule::{GPipe, Interleaved, OneFOneB, ZeroBubble};
+        for schedule in [GPipe, OneFOneB, ZeroBubble] {
+            assert_eq!(check_pipeline(3, schedule, 1, &[]), "fine");
+            assert_eq!(check_pipeline(3, schedule, 1, &[2, 3, 1]), "fine");
+        }
+        assert_eq!(check_pipeline(2, Interleaved, 2, &[]), "fine");
+        assert_eq!(check_pipeline(2, Interleaved, 2, &[1, 2, 2, 1]), "fine");
+        assert_eq!(check_pipeline(64, Interleaved, 16, &[BLOCKS_MAX; 1024]), "fine");
+    }
+
+    #[test]
+    fn keys_of_a_pipeline_that_contradict_each_other_are_refused() {
+        use PipelineSchedule::{GPipe, Interleaved, OneFOneB};
+        let alone = "has no effect without a pipeline; set parallel.pipeline to 2 or more, or \
+                     leave it out";
+        let refused = |given: &str| format!("{given} {alone}");
+        let schedule = refused("parallel.schedule = \"gpipe\"");
+        assert_eq!(check_pipeline(1, GPipe, 1, &[]), schedule);
+        assert_eq!(check_pipeline(1, OneFOneB, 2, &[]), refused("parallel.chunks = 2"));
+        assert_eq!(check_pipeline(1, OneFOneB, 1, &[6]), refused("parallel.stages = [6]"));
+        let chunks = "parallel.schedule = \"interleaved\" needs several model chunks per device, \
+                      got parallel.chunks = 1; set parallel.chunks to 2 or more";
+        assert_eq!(check_pipeline(2, Interleaved, 1, &[]), chunks);
+        let interleaved = "parallel.chunks expects 1 with parallel.schedule = \"1f1b\", got 2; \
+                           set parallel.schedule to \"interleaved\", or leave it out";
+        assert_eq!(check_pipeline(2, OneFOneB, 2, &[]), interleaved);
+        let stages = "parallel.stages expects 2 numbers of blocks, one for each stage of \
+                      parallel.pipeline = 2, got [3, 2, 1]";
+        assert_eq!(check_pipeline(2, GPipe, 1, &[3, 2, 1]), stages);
+        let each = "parallel.stages expects 4 numbers of blocks, one for each model chunk of \
+                    parallel.pipeline = 2 and parallel.chunks = 2, got [3, 3]";
+        assert_eq!(check_pipeline(2, Interleaved, 2, &[3, 3]), each);
+        let large = "parallel.stages expects numbers of blocks from 1 to 65536, got 65537";
+        assert_eq!(check_pipeline(2, GPipe, 1, &[65_537, 1]), large);
+        assert!(check_pipeline(2, GPipe, 1, &[3, 0]).contains("from 1 on"));
+        let range = "parallel.pipeline expects a whole number from 1 to 64, got 65";
+        assert_eq!(check_pipeline(65, GPipe, 1, &[]), range);
+        let range = "parallel.chunks expects a whole number from 1 to 16, got 17";
+        assert_eq!(check_pipeline(2, Interleaved, 17, &[]), range);
     }
 }

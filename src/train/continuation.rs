@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Keys that belong to the devices, which have a flag of their own.
-const OF_DEVICES: [&str; 3] = ["parallel.devices", "parallel.shares", "parallel.balance"];
+const OF_DEVICES: [&str; 4] =
+    ["parallel.devices", "parallel.shares", "parallel.balance", "parallel.stages"];
 
 /// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
 /// POSIX shell.
@@ -85,11 +86,12 @@ mod tests {
             ("parallel.devices", "\"cpu*2\"".to_string()),
             ("parallel.balance", "\"fixed\"".to_string()),
             ("parallel.shares", "[3, 1]".to_string()),
+            ("parallel.stages", "[2, 4]".to_string()),
         ];
         let command = ResumeCommand { settings, ..of("run") };
         let expected = "potluck train --resume run --set train.steps=9 --set \
                         'parallel.devices=\"cpu*2\"' --set 'parallel.balance=\"fixed\"' --set \
-                        'parallel.shares=[3, 1]'";
+                        'parallel.shares=[3, 1]' --set 'parallel.stages=[2, 4]'";
         assert_eq!(command.to_string(), expected);
         let (devices, out) = (Some("cpu*3".to_string()), Some("new".into()));
         let command = ResumeCommand { devices, out, ..command };

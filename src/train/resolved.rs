@@ -1,6 +1,7 @@
 //! `resolved.toml`: what a run decided before its first step.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::parallel::{Placement, RankPlacement};
 
@@ -21,6 +22,11 @@ pub fn resolved_toml(placement: &Placement, data: &str, version: &str) -> String
     if placement.has_alternatives() {
         run.insert("devices", placement.candidates.join(" | "));
         run.insert("micro_batch_max", placement.micro_batch_max.to_string());
+    }
+    if let Some(record) = &placement.pipeline {
+        run.insert("pipeline", record.stages.to_string());
+        run.insert("schedule", record.schedule.to_string());
+        run.insert("chunks", record.chunks.to_string());
     }
     tables.retain(|_, entries| !entries.is_empty());
     let mut text = String::from("# What this run decided before its first step.\n");
@@ -46,6 +52,11 @@ fn rank_entries<'a>(placement: &Placement, decided: &RankPlacement) -> BTreeMap<
     if placement.ranks.len() > 1 {
         entries.insert("name", decided.name.clone());
         entries.insert("reduce_site", decided.reduce_site.to_string());
+    }
+    if !decided.blocks.is_empty() {
+        let run = |run: &Range<u32>| format!("{}..{}", run.start, run.end);
+        let blocks: Vec<String> = decided.blocks.iter().map(run).collect();
+        entries.insert("blocks", blocks.join(" "));
     }
     entries
 }
@@ -84,6 +95,7 @@ mod tests {
             micro_batch: 2,
             rows: 4,
             micro_batches: vec![2, 1],
+            blocks: Vec::new(),
             reduce_site: ReduceSite::Host,
             kernels: [("matmul (2, 3)".to_string(), "tile".to_string())].into_iter().collect(),
         }
@@ -94,6 +106,7 @@ mod tests {
         let mut placement = Placement {
             candidates: vec!["A".into()],
             micro_batch_max: 4,
+            pipeline: None,
             ranks: vec![rank("A", 3)],
         };
         let expected = "# What this run decided before its first step.\n\
@@ -116,6 +129,7 @@ mod tests {
         let placement = Placement {
             candidates: vec!["A".into(), "B".into()],
             micro_batch_max: 4,
+            pipeline: None,
             ranks: vec![rank("A", 4); 11],
         };
         let text = resolved_toml(&placement, "abc", "1");

@@ -16,7 +16,7 @@ use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
 use crate::model::{GptConfig, LanguageModel, gpt};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
-use crate::runtime::placement::types::ParallelOptions;
+use crate::runtime::placement::types::{ParallelOptions, PipelineOptions};
 
 /// Specification of a run: everything that its configuration decides.
 #[derive(Clone)]
@@ -143,6 +143,7 @@ impl RunSpec {
                 overlap: parallel.overlap,
                 reduce_site: parallel.reduce_site,
                 chunk_bytes: parallel.chunk_kib << 10,
+                pipeline: pipeline(config),
             },
             opening: OpenOptions {
                 deadline: Duration::from_secs_f64(train.device_timeout_s),
@@ -280,6 +281,16 @@ fn optimizer(config: &RunConfig) -> Optimizer {
     }
 }
 
+fn pipeline(config: &RunConfig) -> PipelineOptions {
+    let parallel = &config.parallel;
+    PipelineOptions {
+        stages: parallel.pipeline as u32,
+        schedule: parallel.schedule,
+        chunks: parallel.chunks as u32,
+        blocks: parallel.stages.iter().map(|blocks| *blocks as u32).collect(),
+    }
+}
+
 fn schedule(config: &RunConfig) -> Schedule {
     let schedule = &config.schedule;
     Schedule {
@@ -309,6 +320,22 @@ mod tests {
         let spec = RunSpec::new(&RunConfig::default());
         assert_eq!(spec.opening, OpenOptions::default());
         assert_eq!(spec.parallel, ParallelOptions::default());
+    }
+
+    #[test]
+    fn a_pipeline_is_that_of_the_configuration() {
+        use crate::parallel::PipelineSchedule::Interleaved;
+        let mut config = RunConfig::default();
+        let parallel = &mut config.parallel;
+        (parallel.pipeline, parallel.schedule, parallel.chunks) = (2, Interleaved, 3);
+        parallel.stages = vec![1, 2, 3, 4, 5, 6];
+        let expected = PipelineOptions {
+            stages: 2,
+            schedule: Interleaved,
+            chunks: 3,
+            blocks: vec![1, 2, 3, 4, 5, 6],
+        };
+        assert_eq!(RunSpec::new(&config).parallel.pipeline, expected);
     }
 
     #[test]

@@ -165,6 +165,47 @@ fn shares_that_do_not_fit() {
 }
 
 #[test]
+fn pipelines_that_do_not_fit() {
+    let place = "typed.toml:4: parallel.stages ";
+    let cut = |stages: &str| format!("[parallel]\npipeline = 2\n\nstages = {stages}\n");
+    let count = "expects 2 numbers of blocks, one for each stage of parallel.pipeline = 2";
+    refuses_config(&cut("[1, 1, 1]"), &[place, count, "got [1, 1, 1]"]);
+    let list = "expects a list of whole numbers from 1 on";
+    refuses_config(&cut("[3, 0]"), &[place, list, "got [3, 0]"]);
+
+    let train = "train tiny.toml --data text.txt --devices cpu*2";
+    let refuses = |line: &str, parts: &[&str]| refuses(&[], &format!("{train} {line}"), parts);
+    let each = "expects 4 numbers of blocks, one for each model chunk of parallel.pipeline = 2 and \
+                parallel.chunks = 2, got [1, 2]";
+    let interleaved = "--pipeline 2 --schedule interleaved";
+    refuses(&format!("{interleaved} --set chunks=2 --set stages=1,2"), &["stages=1,2: ", each]);
+    let chunks = "parallel.chunks expects 1 with parallel.schedule = \"1f1b\", got 2";
+    refuses("--pipeline 2 --set chunks=2", &["--set chunks=2: ", chunks, "\"interleaved\""]);
+    let several = ["--schedule interleaved: ", "set parallel.chunks to 2 or more"];
+    refuses(interleaved, &several);
+    let words = "expects \"1f1b\", \"gpipe\", \"interleaved\" or \"zero-bubble\", got pipedream";
+    refuses("--pipeline 2 --schedule pipedream", &["--schedule pipedream: ", words]);
+    let range = "parallel.pipeline expects a whole number from 1 to 64, got";
+    refuses("--pipeline 0", &["--pipeline 0: ", range]);
+    refuses("--pipeline 65", &["--pipeline 65: ", range]);
+    let alone = "has no effect without a pipeline; set parallel.pipeline to 2 or more";
+    refuses("--schedule gpipe", &["--schedule gpipe: parallel.schedule = \"gpipe\" ", alone]);
+    refuses("--set chunks=2", &["--set chunks=2: parallel.chunks = 2 ", alone]);
+    refuses("--set stages=3", &["--set stages=3: parallel.stages = [3] ", alone]);
+    refuses("--explain schedule", &["--explain schedule needs parallel.pipeline of 2 or more"]);
+}
+
+#[test]
+fn drawings_of_schedules_that_cannot_be() {
+    let line = "train tiny.toml --data text.txt --devices cpu*2 --pipeline 2 --svg";
+    let schedule = "'--svg <FILE>' goes with '--explain schedule'";
+    refuses_usage(&format!("{line} chart.svg"), &[schedule]);
+    refuses_usage(&format!("{line} chart.svg --explain memory"), &[schedule]);
+    let line = format!("{line} nowhere/chart.svg --explain schedule");
+    refuses(&[], &line, &["nowhere/chart.svg is in no directory that exists", "--svg"]);
+}
+
+#[test]
 fn traces_that_cannot_be_written() {
     let line = "train tiny.toml --data text.txt --devices cpu --trace";
     refuses(&[], &format!("{line} ."), &[". is a directory; name a file for --trace"]);
@@ -241,6 +282,10 @@ fn what_does_not_fit_a_run() {
             );
         }
     }
+    let alone = "parallel.schedule = \"gpipe\" has no effect without a pipeline";
+    refuses("eval run --schedule gpipe", &["--schedule gpipe: ", alone]);
+    refuses("generate run --pipeline 65", &["--pipeline 65: ", "from 1 to 64"]);
+    refuses("generate run --pipeline 2 --set stages=1", &["parallel.stages expects 2 numbers"]);
     refuses("eval run --data other.txt", &["other.txt", "'O' at byte 0", "vocabulary"]);
     refuses("eval run --data missing.txt", &["missing.txt: cannot be read"]);
     refuses("generate run --prompt the~cook", &["'~' at byte 3", "vocabulary"]);

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::*;
+use crate::config::schema::Balance;
+use crate::parallel::PipelineSchedule;
 
 /// Resolves the configuration of a new run with these flags.
 fn new(sets: &[&str]) -> Resolved {
@@ -113,6 +115,81 @@ fn saved_shares_are_those_of_the_saved_devices() {
     assert_eq!(shares(&["parallel.devices=cpu*2"]), (Balance::Measured, vec![]));
     let both = ["parallel.devices=cpu*2", "parallel.shares=8,4"];
     assert_eq!(shares(&both), (Balance::Fixed, vec![8, 4]));
+    assert_eq!(shares(&["parallel.pipeline=3"]), (Balance::Measured, vec![]));
+    let both = ["parallel.pipeline=3", "parallel.shares=12"];
+    assert_eq!(shares(&both), (Balance::Fixed, vec![12]));
+}
+
+#[test]
+fn saved_stages_are_those_of_the_saved_devices_and_model_chunks() {
+    let saved = new(&[
+        "parallel.devices=cpu*2",
+        "parallel.pipeline=2",
+        "parallel.schedule=interleaved",
+        "parallel.chunks=2",
+        "parallel.stages=1,2,2,1",
+    ]);
+    let stages = |sets: &[&str]| {
+        let resumed = resumed(&saved, sets);
+        let is_typed = resumed.typed.contains("parallel.stages");
+        assert_eq!(is_typed, !resumed.config.parallel.stages.is_empty(), "{sets:?}");
+        resumed.config.parallel.stages
+    };
+    let kept = vec![1, 2, 2, 1];
+    assert_eq!(stages(&[]), kept);
+    assert_eq!(stages(&["parallel.devices=CPU * 2", "parallel.chunks=2"]), kept);
+    assert_eq!(stages(&["parallel.pipeline=2", "train.steps=9"]), kept);
+    let none: Vec<u64> = Vec::new();
+    for other in [
+        "parallel.devices=cpu,0",
+        "parallel.pipeline=3",
+        "parallel.pipeline=1",
+        "parallel.chunks=3",
+        "parallel.schedule=gpipe",
+    ] {
+        assert_eq!(stages(&[other]), none, "{other}");
+    }
+    assert_eq!(stages(&["parallel.schedule=gpipe", "parallel.stages=2,4"]), [2, 4]);
+}
+
+#[test]
+fn a_run_goes_on_without_a_pipeline_and_back() {
+    let saved = new(&["parallel.pipeline=3", "parallel.schedule=gpipe", "parallel.stages=2,2,2"]);
+    let alone = resumed(&saved, &["parallel.pipeline=1"]);
+    assert_eq!(alone.config.parallel, RunConfig::default().parallel);
+    assert_eq!(alone.typed.all(), BTreeSet::from(["parallel.pipeline"]));
+    let back = resumed(&alone, &["parallel.pipeline=2", "parallel.stages=1,5"]).config.parallel;
+    assert_eq!(
+        (back.pipeline, back.schedule, back.stages),
+        (2, PipelineSchedule::OneFOneB, vec![1, 5])
+    );
+    // One schedule follows another; the model chunks of the interleaved one are dropped.
+    let interleaved = ["parallel.schedule=interleaved", "parallel.chunks=2"];
+    let interleaved = resumed(&saved, &interleaved);
+    assert_eq!(interleaved.config.parallel.chunks, 2);
+    let bubble = resumed(&interleaved, &["parallel.schedule=zero-bubble"]).config.parallel;
+    assert_eq!((bubble.pipeline, bubble.chunks), (3, 1));
+    let error = try_resumed(&saved, &["parallel.schedule=interleaved"]).unwrap_err().to_string();
+    assert!(error.ends_with("set parallel.chunks to 2 or more"), "{error}");
+}
+
+#[test]
+fn a_flag_supersedes_the_pipeline_of_a_file_but_not_another_flag() {
+    let path = Path::new("run.toml");
+    let text = "[parallel]\npipeline = 2\nschedule = 'interleaved'\nchunks = 2";
+    let read = |text: &str, sets: &[&str]| read(None, Some((path, text)), &overrides(sets));
+    let alone = read(text, &["parallel.pipeline=1"]).unwrap();
+    assert_eq!(alone.config, RunConfig::default());
+    let gpipe = read(text, &["parallel.schedule=gpipe"]).unwrap().config.parallel;
+    assert_eq!((gpipe.pipeline, gpipe.chunks), (2, 1));
+    for (text, sets) in [
+        ("", &["pipeline=1", "schedule=gpipe"][..]),
+        ("", &["schedule=gpipe"]),
+        ("[parallel]\nschedule = 'gpipe'\npipeline = 1", &[]),
+    ] {
+        let error = read(text, sets).unwrap_err().to_string();
+        assert!(error.contains("schedule = \"gpipe\" has no effect without a pipeline"), "{error}");
+    }
 }
 
 #[test]
