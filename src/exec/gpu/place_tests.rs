@@ -98,8 +98,11 @@ fn tensors_are_read_back_and_written_in_the_copy_of_a_micro_batch() {
     }
 }
 
+/// Changes a tensor in the copy of a micro-batch.
+type Change<'a> = &'a dyn Fn(&mut dyn Executor, usize);
+
 /// Readbacks that wait for a slot return what the tensor held when they were started, whatever
-/// changes its copy afterwards; changes of another copy make no slots.
+/// changes its copy afterwards.
 #[test]
 fn a_waiting_readback_keeps_the_values_of_its_start() {
     let plan = with_copies(2);
@@ -107,7 +110,7 @@ fn a_waiting_readback_keeps_the_values_of_its_start() {
     let input = plan.graph.input("target").unwrap();
     let whole = |tensor, micro_batch| Place::Tensor { tensor, micro_batch, range: 0..ROWS * WIDTH };
     let ones = vec![1.0; ROWS * WIDTH];
-    let changes: [(TensorId, &dyn Fn(&mut dyn Executor, usize)); 3] = [
+    let changes: [(TensorId, Change); 3] = [
         (tensor, &|device, micro_batch| {
             device.run(node..node + 1, &pass_of(micro_batch)).unwrap();
         }),
