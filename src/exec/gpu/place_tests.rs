@@ -121,9 +121,10 @@ fn a_waiting_readback_keeps_the_values_of_its_start() {
             device.write_place(&whole(tensor, micro_batch), &ones).unwrap();
         }),
     ];
-    for mut device in devices(&plan, 64) {
-        let device = device.as_mut();
-        for (i, (tensor, change)) in changes.iter().enumerate() {
+    for (i, (tensor, change)) in changes.iter().enumerate() {
+        // New devices, because slots that were made are kept.
+        for mut device in devices(&plan, 64) {
+            let device = device.as_mut();
             device.write_place(&whole(*tensor, 0), &values(7)).unwrap();
             begin(device, *tensor, 0);
             change(device, 1);
