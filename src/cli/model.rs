@@ -16,8 +16,10 @@ use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink};
 use crate::model::LanguageModel;
 use crate::runtime::open::{OpenOptions, open_alone, open_named};
+use crate::runtime::pipelines::{ForwardUnits, Pipelines};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::pipeline::{ForwardPipelines, open_forward_pipelines};
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::train::error::TrainError;
 use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split};
@@ -49,21 +51,31 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let plan = spec.forward_plan(data.tokenizer().vocabulary(), spec.micro_batch)?;
     let source = spec.batch_source(&plan.graph, &Arc::new(data), (0, 0))?;
     let devices = &args.checkpoint.devices;
-    let EvalDevices { group, weights } = open_for_eval(devices, &spec, checkpoint, plan)?;
-    let rows = vec![spec.micro_batch; group.world()];
+    let EvalDevices { mut group, pipelines, weights } =
+        open_for_eval(devices, &spec, checkpoint, plan)?;
+    let rows = vec![spec.micro_batch; weights.len()];
+    let pipelines = pipelines.as_ref();
     let request = EvalRequest {
         source: &source,
+        pipelines,
         split,
         samples: args.samples,
         rows: &rows,
         weights: &weights,
         signals: &SignalFlags::default(),
     };
-    let evaluation = evaluate(&group, &request)?;
+    let evaluation = evaluate(&mut group, &request)?;
     let is_of_corpus = args.data.is_none() && spec.data.source == DataSource::Builtin;
     let sentences = is_of_corpus.then(|| {
         let (data, model, from) = (&source.data, source.model, (step, spec.seed));
-        measure_sentences(&group, data.tokenizer(), model, &rows, from, || false)
+        measure_sentences(
+            ForwardUnits { group: &group, pipelines },
+            data.tokenizer(),
+            model,
+            &rows,
+            from,
+            || false,
+        )
     });
     let sentences = sentences.transpose()?.flatten().map(|sampled| sampled.record);
     super::print(&report(args.json, step, &evaluation, sentences));
@@ -91,7 +103,7 @@ fn text_of(
 }
 
 /// Evaluates on all devices of a group, with its progress on a terminal.
-fn evaluate(group: &WorkerGroup, request: &EvalRequest) -> Result<Evaluation, TrainError> {
+fn evaluate(group: &mut WorkerGroup, request: &EvalRequest) -> Result<Evaluation, TrainError> {
     let (mut terminal, started) = (Terminal::new(false, 0), Instant::now());
     let evaluated = evaluate_split(group, request, &mut |done, total| {
         Ok(terminal.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
@@ -137,12 +149,15 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let plan = spec.forward_plan(tokenizer.vocabulary(), 1)?;
     let missing = || TrainError::Defect("the model has no logits".into());
     let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
-    let device = first_device(&args.checkpoint.devices)?;
-    let group = open_model(device, &spec, checkpoint, plan)?;
+    let devices = &args.checkpoint.devices;
+    let EvalDevices { group, pipelines, .. } = match spec.parallel.pipeline.stages {
+        1 => EvalDevices::alone(open_model(first_device(devices)?, &spec, checkpoint, plan)?),
+        _ => open_pipelines(devices, &spec, checkpoint, plan)?,
+    };
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
     generate::generate(
-        group.leader()?,
+        ForwardUnits { group: &group, pipelines: pipelines.as_ref() },
         &tokenizer,
         model,
         &prompt,
@@ -194,8 +209,17 @@ fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
 /// Devices with the parameters of a checkpoint on them.
 struct EvalDevices {
     group: WorkerGroup,
-    /// Weights by which samples are divided among them.
+    /// Pipelines that hold the model in parts.
+    pipelines: Option<Pipelines>,
+    /// Weights by which samples are divided among the devices or pipelines.
     weights: Vec<u32>,
+}
+
+impl EvalDevices {
+    /// Returns one device that works alone.
+    fn alone(group: WorkerGroup) -> Self {
+        Self { group, pipelines: None, weights: vec![1] }
+    }
 }
 
 /// Opens the devices that a selector names; of several, the user reads which.
@@ -205,9 +229,12 @@ fn open_for_eval(
     checkpoint: Checkpoint,
     plan: Plan,
 ) -> anyhow::Result<EvalDevices> {
+    if spec.parallel.pipeline.stages > 1 {
+        return open_pipelines(devices, spec, checkpoint, plan);
+    }
     if is_auto(devices) {
         let group = open_model(first_device(devices)?, spec, checkpoint, plan)?;
-        return Ok(EvalDevices { group, weights: vec![1] });
+        return Ok(EvalDevices::alone(group));
     }
     let mut opened = Vec::new();
     let selections = selections(devices)?;
@@ -235,7 +262,22 @@ fn open_for_eval(
     let groups = BucketGroups::all(layout.size, layout.buckets());
     let group = WorkerGroup::start(drivers, layout, groups, &WorkerGroupOptions::default())?;
     state::restore(&group, checkpoint.parameters, &[], 0)?;
-    Ok(EvalDevices { group, weights })
+    Ok(EvalDevices { group, pipelines: None, weights })
+}
+
+/// Opens the devices that a selector names as pipelines, with the checkpoint's parameters on them.
+fn open_pipelines(
+    devices: &str,
+    spec: &RunSpec,
+    checkpoint: Checkpoint,
+    plan: Plan,
+) -> anyhow::Result<EvalDevices> {
+    let opened = open_forward_pipelines(devices, &spec.parallel, &options(spec), plan)?;
+    opened.notes.iter().for_each(|note| print_line(note));
+    let ForwardPipelines { group, pipelines, .. } = opened;
+    state::restore(&group, checkpoint.parameters, &[], 0)?;
+    let weights = vec![1; pipelines.stages.len()];
+    Ok(EvalDevices { group, pipelines: Some(pipelines), weights })
 }
 
 fn is_auto(devices: &str) -> bool {

@@ -48,6 +48,13 @@ pub struct Program {
 }
 
 impl Program {
+    /// Returns true if the program updates parameters if its verdict is a commit.
+    pub fn updates(&self) -> bool {
+        let is_update =
+            |instruction: &Instruction| matches!(instruction, Instruction::Update { .. });
+        self.instructions.iter().any(is_update)
+    }
+
     /// Returns the buckets that the program updates and that a rank with this plan holds alone: the
     /// norms of their gradients come from the device, those of all others from the collectives
     /// that sum them over ranks.

@@ -373,12 +373,15 @@ impl PeerTransfers {
     }
 
     /// Completes a vote with the round and with the squares of the gradient sums that this rank
-    /// owns of the buckets that others hold too.
+    /// owns of the buckets that others hold too, if the step `updates` parameters.
     ///
     /// # Errors
     /// Returns [`StepError::MissingSum`] if a sum has not arrived.
-    pub fn complete_vote(&self, vote: Vote) -> Result<Vote, StepError> {
+    pub fn complete_vote(&self, vote: Vote, updates: bool) -> Result<Vote, StepError> {
         let mut vote = Vote { round: self.round, ..vote };
+        if !updates {
+            return Ok(vote);
+        }
         let is_voted = |bucket: BucketId| vote.gradients.iter().any(|of| of.bucket == bucket);
         let mut summed = Vec::new();
         for (index, (sum, chunk)) in self.sums.iter().zip(&self.layout.chunks).enumerate() {
@@ -510,7 +513,7 @@ mod tests {
         assert_eq!(transfers.handle(add), unexpected("a partial sum", 0));
 
         let missing = Err(StepError::MissingSum { chunk: ChunkId(0) });
-        assert_eq!(transfers.complete_vote(vote()), missing);
+        assert_eq!(transfers.complete_vote(vote(), true), missing);
         for chunk in [1, 0] {
             assert!(matches!(transfers.handle(sum(chunk)), Ok(Response::Write { .. })));
         }
@@ -523,7 +526,7 @@ mod tests {
             not_finite: 1,
         };
         let expected = Vote { gradients: vec![of(0), of(1)], ..vote() };
-        assert_eq!(transfers.complete_vote(vote()), Ok(expected));
+        assert_eq!(transfers.complete_vote(vote(), true), Ok(expected));
     }
 
     #[test]

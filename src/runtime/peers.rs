@@ -280,8 +280,14 @@ impl Peers for RingPeers {
         self.forward_all(device)
     }
 
-    fn vote(&mut self, device: &mut dyn Executor, vote: Vote) -> Result<(), DeviceError> {
-        let vote = self.transfers.complete_vote(vote).map_err(|error| defect(device, &error))?;
+    fn vote(
+        &mut self,
+        device: &mut dyn Executor,
+        vote: Vote,
+        updates: bool,
+    ) -> Result<(), DeviceError> {
+        let vote =
+            self.transfers.complete_vote(vote, updates).map_err(|error| defect(device, &error))?;
         // The next wait reports a closed mailbox.
         let _ = self.coordinator.send(CoordinatorMsg::Vote(vote));
         Ok(())

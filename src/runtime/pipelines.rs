@@ -37,6 +37,14 @@ pub fn forward_micro_batches_max(stages: usize) -> usize {
     8 * stages
 }
 
+/// Units of a worker group that compute forward passes by themselves: devices that hold the whole
+/// model, or pipelines.
+#[derive(Clone, Copy)]
+pub struct ForwardUnits<'a> {
+    pub group: &'a WorkerGroup,
+    pub pipelines: Option<&'a Pipelines>,
+}
+
 /// Sums of the losses of one pipeline in a forward pass, and the number of targets.
 pub type LossSums = (f64, f64);
 

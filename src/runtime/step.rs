@@ -92,8 +92,13 @@ pub trait Peers {
     ) -> Result<(), DeviceError>;
 
     /// Sends the vote; the verdict is returned as an event. Where gradients are summed over ranks,
-    /// the norms of the sums replace those of the vote.
-    fn vote(&mut self, device: &mut dyn Executor, vote: Vote) -> Result<(), DeviceError>;
+    /// the norms of the sums are added to the vote if the step `updates` parameters.
+    fn vote(
+        &mut self,
+        device: &mut dyn Executor,
+        vote: Vote,
+        updates: bool,
+    ) -> Result<(), DeviceError>;
 
     /// Returns the next event, if there is one.
     fn poll_event(&mut self, device: &mut dyn Executor) -> Result<Option<Event>, DeviceError>;
@@ -144,7 +149,7 @@ impl Peers for NoPeers {
         Ok(())
     }
 
-    fn vote(&mut self, _: &mut dyn Executor, vote: Vote) -> Result<(), DeviceError> {
+    fn vote(&mut self, _: &mut dyn Executor, vote: Vote, _: bool) -> Result<(), DeviceError> {
         self.vote = Some(vote);
         Ok(())
     }
@@ -324,7 +329,8 @@ impl<'a> Performer<'a> {
             count: sums.count,
             gradients: norms.iter().zip(&sums.gradients).map(of_bucket).collect(),
         };
-        self.peers.vote(self.device, vote)
+        let updates = self.input.program.updates();
+        self.peers.vote(self.device, vote, updates)
     }
 
     fn update(&mut self, bucket: BucketId) -> Result<(), DeviceError> {

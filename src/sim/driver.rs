@@ -313,7 +313,7 @@ impl<'a> Simulation<'a> {
             (virtual_rank.driver.transfers.round(), virtual_rank.device.model.loss());
         let vote = Vote { round, rank, loss, count, gradients: Vec::new() };
         virtual_rank.driver.waits_for = "the verdict".into();
-        match virtual_rank.driver.transfers.complete_vote(vote) {
+        match virtual_rank.driver.transfers.complete_vote(vote, true) {
             Ok(vote) => {
                 self.voted[rank.index()] = round.step;
                 self.send_to_coordinator(ToCoordinator::Vote(vote));

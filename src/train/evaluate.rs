@@ -17,6 +17,7 @@ use crate::data::Split;
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::PassKind;
+use crate::runtime::pipelines::{Pipelines, forward_micro_batches_max};
 use crate::runtime::step::{Inputs, inference_pass, load};
 use crate::runtime::workers::WorkerGroup;
 
@@ -34,12 +35,14 @@ const QUEUED_MAX_S: f64 = 0.2;
 /// Request for an evaluation.
 pub struct EvalRequest<'a> {
     pub source: &'a BatchSource,
+    /// Pipelines of the group; `None` if each rank holds the whole model.
+    pub pipelines: Option<&'a Pipelines>,
     pub split: Split,
     /// Samples (windows) to evaluate, spread evenly over the split; 0: all.
     pub samples: u64,
-    /// The most samples that each rank runs at a time.
+    /// The most samples that each rank or pipeline runs at a time.
     pub rows: &'a [u32],
-    /// Weights by which the samples are divided among the ranks.
+    /// Weights by which the samples are divided among the ranks or pipelines.
     pub weights: &'a [u32],
     /// Signals that end the evaluation early.
     pub signals: &'a SignalFlags,
@@ -80,17 +83,17 @@ pub fn samples_of(source: &BatchSource, split: Split, samples: u64) -> u64 {
     if samples == 0 { all } else { samples.min(all) }
 }
 
-/// Evaluates windows of a split that do not overlap, divided among the ranks. `progress` receives
+/// Evaluates windows of a split that do not overlap, divided among ranks or pipelines. `progress` receives
 /// the samples done and their total after each job. Returns `None` if a signal arrived.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, and the errors of `progress`.
 pub fn evaluate_split(
-    group: &WorkerGroup,
+    group: &mut WorkerGroup,
     request: &EvalRequest,
     progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
 ) -> Result<Option<Evaluation>, TrainError> {
-    let EvalRequest { source, split, samples, rows, weights, signals } = *request;
+    let EvalRequest { source, pipelines, split, samples, rows, weights, signals } = *request;
     let starts = source.data.evaluation_windows(split, source.model.context);
     let starts = spread(&starts, samples);
     let parts = share_out(&starts, weights).into_iter().zip(rows);
@@ -103,7 +106,10 @@ pub fn evaluate_split(
         if signals.pending().is_some() {
             return Ok(None);
         }
-        sums = run_jobs(group, &job, sums)?;
+        sums = match pipelines {
+            Some(pipelines) => run_pipelines(group, pipelines, &job, sums)?,
+            None => run_jobs(group, &job, sums)?,
+        };
         progress(done(&sums) as u64, total as u64)?;
     }
     let (mut loss, mut targets) = (0.0, 0.0);
@@ -129,6 +135,32 @@ fn run_jobs(
         run_job(device, &job, (part, *rows), begun[rank.index()], &first)
     });
     Ok(ended?)
+}
+
+/// Continues all pipelines by as many micro-batches as they run at once; returns their new sums.
+fn run_pipelines(
+    group: &mut WorkerGroup,
+    pipelines: &Pipelines,
+    job: &EvalJob,
+    mut sums: Vec<RankSums>,
+) -> Result<Vec<RankSums>, TrainError> {
+    let most = forward_micro_batches_max(pipelines.depth());
+    let mut work = Vec::with_capacity(sums.len());
+    for ((part, rows), sums) in job.parts.iter().zip(&mut sums) {
+        let rows = (*rows).max(1);
+        let end = part.len().min(sums.done + rows * most);
+        let batches = part[sums.done..end].chunks(rows);
+        let inputs = |batch: &[u64]| {
+            (batch.len() as u32, job.source.windows(job.split, batch.iter().copied()))
+        };
+        work.push(batches.map(inputs).collect());
+        sums.done = end;
+    }
+    for (sums, (loss, targets)) in sums.iter_mut().zip(pipelines.forward(group, work)?) {
+        sums.loss += loss;
+        sums.targets += targets;
+    }
+    Ok(sums)
 }
 
 fn run_job(

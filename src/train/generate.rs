@@ -1,13 +1,13 @@
 //! Text generation: continues a prompt token by token, with streaming output.
 
 use super::error::TrainError;
-use super::sampling::{Continuation, Sampling, next_tokens};
+use super::sampling::{Continuation, Sampling, next_tokens_of};
 use crate::base::Site;
 use crate::base::rng::Key;
 use crate::data::Tokenizer;
 use crate::data::tokenizer::Decoder;
 use crate::model::LanguageModel;
-use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::pipelines::ForwardUnits;
 
 /// Returns the default prompt: a line break, or the first token if the vocabulary has none.
 pub fn default_prompt(tokenizer: &Tokenizer) -> String {
@@ -18,14 +18,14 @@ pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// Continues `prompt` by `count` tokens and returns the text. Calls `piece` with each part of the
+/// Continues `prompt` by `count` tokens on the first of the units, and returns the text. Calls `piece` with each part of the
 /// text as soon as its characters are complete; `piece` may return `false` to stop there.
 ///
 /// # Errors
 /// Returns `TrainError` if the prompt is empty or has a character outside the vocabulary, or if
 /// the device fails.
 pub fn generate(
-    driver: &DeviceThread,
+    units: ForwardUnits,
     tokenizer: &Tokenizer,
     model: LanguageModel,
     prompt: &str,
@@ -45,8 +45,7 @@ pub fn generate(
     let key = Key::new(sampling.seed).site(Site(u32::MAX));
     for index in 0..count {
         let row = [Continuation::new(&tokens, model.context, key.uniform(index))];
-        let next =
-            driver.run("a token", move |device| next_tokens(device, &model, &row, &sampling))?;
+        let next = next_tokens_of(units, 0, &model, &row, &sampling)?;
         tokens.extend(&next);
         let new = decoder.push(next[0]);
         text += &new;

@@ -1,10 +1,12 @@
 //! Sampling of the next tokens of texts from a model, several texts in one forward pass.
 
-use crate::base::HostTensor;
+use super::error::TrainError;
+use crate::base::{HostTensor, Rank};
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::IGNORE_INDEX;
 use crate::model::LanguageModel;
+use crate::runtime::pipelines::ForwardUnits;
 use crate::runtime::step::{Inputs, forward, load};
 
 /// Options for drawing tokens from logits.
@@ -47,23 +49,61 @@ pub fn next_tokens(
     if rows.is_empty() {
         return Ok(Vec::new());
     }
+    load(device, &inputs(model, rows), 0)?;
+    let pass = forward(device, rows.len())?;
+    Ok(draw_rows(&device.read(model.logits, &pass)?, model, rows, sampling))
+}
+
+/// Returns the next token of each row from one unit of a worker group: a device that holds the
+/// model, or a pipeline.
+///
+/// # Errors
+/// Returns `TrainError` if a device fails.
+pub fn next_tokens_of(
+    units: ForwardUnits,
+    unit: usize,
+    model: &LanguageModel,
+    rows: &[Continuation],
+    sampling: &Sampling,
+) -> Result<Vec<u32>, TrainError> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let Some(pipelines) = units.pipelines else {
+        let (rank, model, sampling, rows) = (Rank(unit as u32), *model, *sampling, rows.to_vec());
+        let job = move |device: &mut dyn Executor| next_tokens(device, &model, &rows, &sampling);
+        let next = units.group.driver(rank)?.run("a token", job);
+        return Ok(next.map_err(|error| units.group.error(rank, error))?);
+    };
+    let micro_batch = (rows.len(), &inputs(model, rows));
+    let logits = pipelines.output(units.group, unit, micro_batch, model.logits)?;
+    Ok(draw_rows(&logits, model, rows, sampling))
+}
+
+/// Returns the inputs of a forward pass over texts.
+fn inputs(model: &LanguageModel, rows: &[Continuation]) -> Inputs {
     let mut tokens = vec![0; rows.len() * model.context];
     for (row, padded) in rows.iter().zip(tokens.chunks_mut(model.context)) {
         // The last token does not see the padding after it: attention is causal.
         padded[..row.window.len()].copy_from_slice(&row.window);
     }
     let targets = vec![IGNORE_INDEX; tokens.len()];
-    let inputs: Inputs =
-        vec![(model.tokens, HostTensor::Int(tokens)), (model.targets, HostTensor::Int(targets))];
-    load(device, &inputs, 0)?;
-    let pass = forward(device, rows.len())?;
-    let logits = device.read(model.logits, &pass)?;
+    vec![(model.tokens, HostTensor::Int(tokens)), (model.targets, HostTensor::Int(targets))]
+}
+
+/// Draws the next token of each text from the logits of a forward pass.
+fn draw_rows(
+    logits: &[f32],
+    model: &LanguageModel,
+    rows: &[Continuation],
+    sampling: &Sampling,
+) -> Vec<u32> {
     let token = |(index, row): (usize, &Continuation)| {
         let last = index * model.context + row.window.len() - 1;
         let logits = &logits[last * model.vocabulary..(last + 1) * model.vocabulary];
         draw(logits, sampling, row.uniform)
     };
-    Ok(rows.iter().enumerate().map(token).collect())
+    rows.iter().enumerate().map(token).collect()
 }
 
 /// Draws a token from the softmax of `logits` with a number uniform in `[0, 1)`.

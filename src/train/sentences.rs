@@ -5,13 +5,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::error::TrainError;
-use super::sampling::{Continuation, Sampling, next_tokens};
-use crate::base::Site;
+use super::sampling::{Continuation, Sampling, next_tokens, next_tokens_of};
 use crate::base::rng::Key;
+use crate::base::{Rank, Site};
 use crate::data::{Tokenizer, world};
+use crate::exec::Executor;
 use crate::metrics::SentenceRecord;
 use crate::model::LanguageModel;
-use crate::runtime::workers::WorkerGroup;
+use crate::runtime::pipelines::ForwardUnits;
 
 /// Number of sentences that are sampled.
 const SAMPLES: usize = 200;
@@ -27,14 +28,14 @@ pub struct SampledSentences {
     pub record: SentenceRecord,
 }
 
-/// Samples sentences on all devices of a group, up to `rows` of each rank at a time, and counts
+/// Samples sentences on all units of a group, up to `rows` of each at a time, and counts
 /// those that are right. `step` is the step of the model, for the record. Returns `None` if
 /// `stop`, which is called before each token, returns true.
 ///
 /// # Errors
 /// Returns `TrainError` if the tokenizer is not that of the built-in corpus, or if a device fails.
 pub fn measure_sentences(
-    group: &WorkerGroup,
+    units: ForwardUnits,
     tokenizer: &Tokenizer,
     model: LanguageModel,
     rows: &[u32],
@@ -44,7 +45,7 @@ pub fn measure_sentences(
     let mut prompts = vec![String::new(); SAMPLES];
     prompts.extend(world::held_out_sums());
     let sampling = Sampling { temperature: TEMPERATURE, top_k: 0, seed };
-    let sampler = LineSampler { group, tokenizer, model, rows, sampling };
+    let sampler = LineSampler { units, tokenizer, model, rows, sampling };
     let Some(mut lines) = sampler.sample(&prompts, stop)? else { return Ok(None) };
     let held_out_sums = lines.split_off(SAMPLES);
     let record = count(step, &lines, &held_out_sums);
@@ -74,10 +75,10 @@ fn count(step: u64, lines: &[String], held_out_sums: &[String]) -> SentenceRecor
 
 /// Sampler of lines, many at a time.
 struct LineSampler<'a> {
-    group: &'a WorkerGroup,
+    units: ForwardUnits<'a>,
     tokenizer: &'a Tokenizer,
     model: LanguageModel,
-    /// The most rows of each rank.
+    /// The most rows of each unit.
     rows: &'a [u32],
     sampling: Sampling,
 }
@@ -126,17 +127,30 @@ impl LineSampler<'_> {
             Continuation::new(&line.tokens, self.model.context, uniform)
         };
         let mut rest = open.iter().map(continuation);
-        let of_rank = |rows: &u32| rest.by_ref().take((*rows).max(1) as usize).collect();
-        let parts: Arc<Vec<Vec<Continuation>>> = Arc::new(self.rows.iter().map(of_rank).collect());
-        let (model, sampling) = (self.model, self.sampling);
-        let next = self.group.run_on_all("tokens of sentences", move |rank, device| {
-            next_tokens(device, &model, &parts[rank.index()], &sampling)
-        })?;
+        let of_unit = |rows: &u32| rest.by_ref().take((*rows).max(1) as usize).collect();
+        let parts: Arc<Vec<Vec<Continuation>>> = Arc::new(self.rows.iter().map(of_unit).collect());
+        let next = self.next_tokens(parts)?;
         for (line, token) in open.iter_mut().zip(next.into_iter().flatten()) {
             line.tokens.push(token);
             line.is_open = token != end && line.tokens.len() <= world::LONGEST_SENTENCE + 1;
         }
         Ok(())
+    }
+
+    /// Returns the next token of each text of each unit: devices work at the same time, pipelines
+    /// one after the other.
+    fn next_tokens(&self, parts: Arc<Vec<Vec<Continuation>>>) -> Result<Vec<Vec<u32>>, TrainError> {
+        let (model, sampling) = (self.model, self.sampling);
+        if self.units.pipelines.is_none() {
+            let job = move |rank: Rank, device: &mut dyn Executor| {
+                next_tokens(device, &model, &parts[rank.index()], &sampling)
+            };
+            return Ok(self.units.group.run_on_all("tokens of sentences", job)?);
+        }
+        let of_unit = |(unit, rows): (usize, &Vec<Continuation>)| {
+            next_tokens_of(self.units, unit, &model, rows, &sampling)
+        };
+        parts.iter().enumerate().map(of_unit).collect()
     }
 }
 
@@ -147,6 +161,7 @@ mod tests {
     use crate::graph::{Plan, PlanOptions};
     use crate::model::{GptConfig, gpt};
     use crate::runtime::open::{self, OpenOptions, initialize};
+    use crate::runtime::workers::WorkerGroup;
 
     #[test]
     fn equal_sentences_count_once_and_only_right_ones_count() {
@@ -181,6 +196,10 @@ mod tests {
         assert!(record.to_string().starts_with("50 of 100 sentences are right (3 of 6 different"));
     }
 
+    fn units(group: &WorkerGroup) -> ForwardUnits<'_> {
+        ForwardUnits { group, pipelines: None }
+    }
+
     /// Group of the CPU device with an untrained model, of up to `rows` rows.
     fn untrained(rows: usize) -> (WorkerGroup, Tokenizer, LanguageModel) {
         let tokenizer = Tokenizer::derive(TokenizerKind::Char, world::corpus()).unwrap();
@@ -207,8 +226,14 @@ mod tests {
     fn an_untrained_model_scores_nothing_on_any_number_of_rows() {
         let measure = |rows: usize, seed| {
             let (group, tokenizer, model) = untrained(rows);
-            let measured =
-                measure_sentences(&group, &tokenizer, model, &[rows as u32], (5, seed), || false);
+            let measured = measure_sentences(
+                units(&group),
+                &tokenizer,
+                model,
+                &[rows as u32],
+                (5, seed),
+                || false,
+            );
             measured.unwrap().unwrap()
         };
         let few = measure(3, 1);
@@ -230,7 +255,7 @@ mod tests {
             calls += 1;
             calls > 3
         };
-        let measured = measure_sentences(&group, &tokenizer, model, &[4], (0, 1), stop);
+        let measured = measure_sentences(units(&group), &tokenizer, model, &[4], (0, 1), stop);
         assert_eq!(measured.unwrap(), None);
         assert_eq!(calls, 4);
     }

@@ -2,10 +2,12 @@
 //! or measured; and the opening of devices with their parts.
 
 mod checks;
+mod forward;
 mod open;
 mod search;
 
 pub use checks::{require_devices, require_model};
+pub use forward::{ForwardPipelines, open_forward_pipelines};
 pub use open::assemble_pipelines;
 
 use std::ops::Range;
@@ -31,7 +33,13 @@ pub struct RequestedPipelines {
 impl RequestedPipelines {
     /// Returns the pipelines that a request asks for.
     pub fn of(request: &PlacementRequest) -> Self {
-        let PipelineOptions { stages, schedule, chunks, .. } = request.parallel.pipeline;
+        Self::from(&request.parallel.pipeline)
+    }
+}
+
+impl From<&PipelineOptions> for RequestedPipelines {
+    fn from(options: &PipelineOptions) -> Self {
+        let PipelineOptions { stages, schedule, chunks, .. } = *options;
         Self { stages: stages as usize, chunks: chunks as usize, schedule }
     }
 }

@@ -65,10 +65,12 @@ impl Run {
     }
 
     fn measure(&mut self) -> Result<Option<Evaluation>, TrainError> {
+        let units = self.placement.ranks.iter().step_by(self.placement.depth());
         let (rows, weights): (Vec<u32>, Vec<u32>) =
-            self.placement.ranks.iter().map(|rank| (rank.micro_batch, rank.share)).unzip();
+            units.map(|rank| (rank.micro_batch, rank.share)).unzip();
         let request = EvalRequest {
             source: &self.source,
+            pipelines: self.pipelines.as_deref(),
             split: Split::Validation,
             samples: self.spec.eval_samples,
             rows: &rows,
@@ -76,7 +78,7 @@ impl Run {
             signals: &self.signals.flags(),
         };
         let (sinks, started) = (&mut self.sinks, Instant::now());
-        evaluate_split(&self.group, &request, &mut |done, total| {
+        evaluate_split(&mut self.group, &request, &mut |done, total| {
             Ok(sinks.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
         })
     }

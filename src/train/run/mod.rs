@@ -23,7 +23,7 @@ use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace};
 use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
-use crate::runtime::pipelines::Pipelines;
+use crate::runtime::pipelines::{ForwardUnits, Pipelines};
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
@@ -335,6 +335,11 @@ impl Run {
         every > 0 && self.step.is_multiple_of(every)
     }
 
+    /// Returns the units of the run's devices that compute forward passes.
+    fn units(&self) -> ForwardUnits<'_> {
+        ForwardUnits { group: &self.group, pipelines: self.pipelines.as_deref() }
+    }
+
     /// Generates `train.sample_tokens` tokens of text from the model, starting at a line break.
     pub fn sample(&self) -> Result<String, TrainError> {
         let count = self.spec.sample_tokens;
@@ -342,15 +347,9 @@ impl Run {
         let (data, model) = (&self.source.data, self.source.model);
         let tokenizer = data.tokenizer();
         let prompt = generate::default_prompt(tokenizer);
-        generate::generate(
-            self.group.leader()?,
-            tokenizer,
-            model,
-            &prompt,
-            &sampling,
-            count,
-            |_| self.signals.pending().is_none(),
-        )
+        generate::generate(self.units(), tokenizer, model, &prompt, &sampling, count, |_| {
+            self.signals.pending().is_none()
+        })
     }
 }
 

@@ -25,11 +25,11 @@ impl Run {
             return Ok(None);
         }
         let (data, model) = (&self.source.data, self.source.model);
-        let ranks = self.placement.ranks.iter();
-        let rows: Vec<u32> = ranks.map(|rank| rank.micro_batch.min(rank.share)).collect();
+        let units = self.placement.ranks.iter().step_by(self.placement.depth());
+        let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
         let stop = || self.signals.pending().is_some();
         let from = (self.step, self.spec.seed);
-        let sampled = measure_sentences(&self.group, data.tokenizer(), model, &rows, from, stop)?;
+        let sampled = measure_sentences(self.units(), data.tokenizer(), model, &rows, from, stop)?;
         let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
             return Ok(None);
         };

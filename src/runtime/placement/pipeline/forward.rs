@@ -1,0 +1,103 @@
+//! Opening of devices as pipelines for forward passes only: evaluation and generation with a
+//! checkpoint.
+
+use std::sync::Arc;
+
+use super::checks::{require_devices, require_model};
+use super::open::{layout_of_groups, run_name};
+use super::{RequestedPipelines, pipelines_of};
+use crate::base::BucketId;
+use crate::collective::{BucketGroups, RankGroup};
+use crate::graph::Plan;
+use crate::parallel::pipeline::edge_layout;
+use crate::parallel::{PipelinePrograms, PipelineRequest, Share};
+use crate::planner::cut::{chunks_of_counts, even};
+use crate::runtime::RuntimeError;
+use crate::runtime::open::{OpenOptions, open_named};
+use crate::runtime::pipelines::{Pipelines, forward_micro_batches_max};
+use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::types::ParallelOptions;
+use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
+
+const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
+
+/// Devices opened as pipelines for forward passes.
+pub struct ForwardPipelines {
+    pub group: WorkerGroup,
+    pub pipelines: Pipelines,
+    /// Messages for the user.
+    pub notes: Vec<String>,
+}
+
+/// Opens the devices that a selector names as pipelines of the forward graph `plan`. The model is
+/// cut as `parallel.stages` says, or else into nearly equal numbers of blocks: blocks are not
+/// measured for passes that run once.
+///
+/// # Errors
+/// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut so, or
+/// if a device cannot be opened or has too little memory.
+pub fn open_forward_pipelines(
+    devices: &str,
+    parallel: &ParallelOptions,
+    options: &OpenOptions,
+    plan: Plan,
+) -> Result<ForwardPipelines, RuntimeError> {
+    let selections = selections(devices)?;
+    let requested = RequestedPipelines::from(&parallel.pipeline);
+    require_devices(&requested, selections.len())?;
+    require_model(&requested, &plan.graph, &parallel.pipeline.blocks)?;
+    let blocks = plan.graph.blocks.len() as u32;
+    let chunks = match parallel.pipeline.blocks.is_empty() {
+        true => even(blocks, requested.stages * requested.chunks),
+        false => chunks_of_counts(&parallel.pipeline.blocks),
+    };
+    let count = selections.len() / requested.stages;
+    let stages = pipelines_of(&vec![chunks; count], requested.stages);
+    let rows = plan.options.rows as u32;
+    let shares = vec![Share { first: 0, count: rows, micro_batch: rows }; count];
+    let request = PipelineRequest {
+        plan: &plan,
+        pipelines: &stages,
+        shares: &shares,
+        schedule: requested.schedule,
+        overlap: false,
+        piece_max: parallel.chunk_bytes / ELEMENT_BYTES,
+        in_flight_min: forward_micro_batches_max(requested.stages),
+    };
+    let (parts, edges) = (PipelinePrograms::forward_plans(&request), edge_layout(&request));
+    let names = display_names(&selections);
+    let (mut drivers, mut notes) = (Vec::new(), Vec::new());
+    for ((selection, name), part) in selections.into_iter().zip(&names).zip(&parts) {
+        let opened = open_named(selection, name, Plan::clone(part), 0, options)?;
+        notes.extend(opened.notes.iter().cloned());
+        drivers.push(opened.driver);
+    }
+    let of_rank = |(rank, name): (usize, &String)| {
+        let (pipeline, stage) = (rank / requested.stages, rank % requested.stages);
+        let runs = stages[pipeline].chunks_of(stage);
+        let runs: Vec<String> = runs.iter().map(|run| run_name(&plan.graph, run)).collect();
+        format!("{name}: {}", runs.join(" and "))
+    };
+    let ranks: Vec<String> = names.iter().enumerate().map(of_rank).collect();
+    notes.push(format!("stages: {}", ranks.join(", ")));
+    let groups = holders(&parts);
+    let layout = layout_of_groups(parallel, &plan, &groups, count);
+    let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
+    let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
+    let (whole, schedule) = (Arc::new(plan), requested.schedule);
+    let pipelines = Pipelines { whole, stages, shares, schedule, edges };
+    Ok(ForwardPipelines { group, pipelines, notes })
+}
+
+/// Returns the ranks that hold each bucket.
+fn holders(parts: &[Arc<Plan>]) -> BucketGroups {
+    let buckets = parts.first().map_or(0, |part| part.buckets.len()) as u32;
+    let ranks = |bucket: BucketId| {
+        let holds = (0..).map(crate::base::Rank).zip(parts).filter(|(_, part)| part.holds(bucket));
+        let ranks: Vec<_> = holds.map(|(rank, _)| rank).collect();
+        // Every bucket belongs to a block, which a rank holds.
+        RankGroup::new(&ranks).unwrap_or_else(|_| RankGroup::all(1))
+    };
+    BucketGroups::new(parts.len() as u32, (0..buckets).map(BucketId).map(ranks).collect())
+}
