@@ -42,3 +42,34 @@ pub fn crossings(graph: &Graph, stage_of_block: &[u32]) -> Vec<Crossing> {
     let crossing = |(_, to, tensor, from)| Crossing { tensor: TensorId(tensor), from, to };
     crossings.into_iter().map(crossing).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::part::tests::chain;
+    use super::*;
+
+    fn stages(crossings: &[Crossing]) -> Vec<(u32, u32)> {
+        crossings.iter().map(|crossing| (crossing.from, crossing.to)).collect()
+    }
+
+    /// The skip connection goes from block 0 to block 2, and its gradient, which is that of the
+    /// sum, from block 3, which computes it, to both.
+    #[test]
+    fn a_tensor_travels_once_to_each_stage_that_needs_it() {
+        let graph = chain();
+        let found = crossings(&graph, &[0, 1, 2, 3]);
+        let expected = [(0, 2), (0, 1), (1, 2), (2, 3), (3, 0), (3, 2), (2, 1), (1, 0)];
+        assert_eq!(stages(&found), expected);
+        assert_eq!(found[4].tensor, found[5].tensor);
+        assert!(found.iter().all(|c| graph.root(c.tensor) == c.tensor));
+        assert_eq!(stages(&crossings(&graph, &[0, 0, 1, 1])), [(0, 1), (0, 1), (1, 0), (1, 0)]);
+        assert_eq!(crossings(&graph, &[7; 4]), []);
+    }
+
+    /// Two chunks of a stage: what block 0 gives to block 2 stays.
+    #[test]
+    fn chunks_of_a_stage_do_not_send_each_other() {
+        let found = crossings(&chain(), &[0, 1, 0, 1]);
+        assert_eq!(stages(&found), [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1), (1, 0)]);
+    }
+}

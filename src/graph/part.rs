@@ -48,16 +48,8 @@ impl Plan {
         }
         let mut places = vec![TensorLocation::Unallocated; graph.tensors.len()];
         plan::place_parameters(&graph, &buckets, &held, &mut places);
-        let runs = |node: &&Node| part.blocks[node.block as usize];
-        for output in graph.nodes.iter().filter(runs).flat_map(|node| &node.outputs) {
-            if graph.tensor(*output).role == Role::Loss {
-                places[output.index()] = TensorLocation::Loss;
-            }
-        }
-        let mut is_read = vec![false; graph.tensors.len()];
-        for input in graph.nodes.iter().filter(runs).flat_map(|node| &node.inputs) {
-            is_read[graph.root(*input).index()] = true;
-        }
+        place_loss(&graph, part.blocks, &mut places);
+        let is_read = read_by(&graph, part.blocks);
         let order = NodeOrder::new(&segments, &repetition.order);
         let lives = order.lifetimes(&graph, part.blocks, |input| is_read[input.index()]);
         let mut known = HashMap::new();
@@ -82,6 +74,28 @@ impl Plan {
             .map(|(block, _)| block)
             .collect()
     }
+}
+
+/// Returns the nodes of the held blocks.
+fn held_nodes<'a>(graph: &'a Graph, blocks: &'a [bool]) -> impl Iterator<Item = &'a Node> {
+    graph.nodes.iter().filter(|node| blocks[node.block as usize])
+}
+
+fn place_loss(graph: &Graph, blocks: &[bool], places: &mut [TensorLocation]) {
+    for output in held_nodes(graph, blocks).flat_map(|node| &node.outputs) {
+        if graph.tensor(*output).role == Role::Loss {
+            places[output.index()] = TensorLocation::Loss;
+        }
+    }
+}
+
+/// Returns by tensor if a node of the held blocks reads it.
+fn read_by(graph: &Graph, blocks: &[bool]) -> Vec<bool> {
+    let mut is_read = vec![false; graph.tensors.len()];
+    for input in held_nodes(graph, blocks).flat_map(|node| &node.inputs) {
+        is_read[graph.root(*input).index()] = true;
+    }
+    is_read
 }
 
 /// Segments that a program runs for each micro-batch.
@@ -174,4 +188,166 @@ fn completed_by(order: &[SegmentId], segments: &[Segment], users: &[bool]) -> Op
     let mut weights = order.iter().rev().filter(|id| segment(id).phase == PassKind::BackwardWeight);
     let last = weights.clone().next();
     weights.find(|id| users[segment(id).block as usize]).or(last).copied()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::base::TensorId;
+    use crate::graph::{Builder, Init, SlotKind, Unary, differentiate};
+
+    /// Four blocks: the first and the last share a parameter, and the third reads what the first
+    /// computes.
+    pub fn chain() -> Graph {
+        let mut b = Builder::new();
+        let shared = b.parameter("shared", &[8, 8], Init::Zeros);
+        b.block("b0");
+        let x = b.input("x", &[1, 8]);
+        let target = b.input("target", &[1, 8]);
+        let w = b.parameter("w0", &[8, 8], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        let skip = b.unary(y, Unary::Gelu).unwrap();
+        let y = b.linear(skip, shared, None).unwrap();
+        b.block("b1");
+        let w = b.parameter("w1", &[8, 8], Init::Zeros);
+        let bias = b.parameter("bias", &[8], Init::Zeros);
+        let y = b.linear(y, w, Some(bias)).unwrap();
+        let y = b.unary(y, Unary::Relu).unwrap();
+        b.block("b2");
+        let w = b.parameter("w2", &[8, 8], Init::Zeros);
+        let y = b.linear(y, w, None).unwrap();
+        let y = b.add(y, skip).unwrap();
+        b.block("b3");
+        let w = b.parameter("w3", &[8, 8], Init::Zeros);
+        let y = b.linear(y, w, None).unwrap();
+        let y = b.linear(y, shared, None).unwrap();
+        b.output("y", y);
+        b.squared_error_loss(y, target).unwrap();
+        differentiate(b.finish()).unwrap()
+    }
+
+    /// Segments by pass and block: `F0 B3 W3`.
+    pub fn order(plan: &Plan, text: &str) -> Vec<SegmentId> {
+        let find = |name: &str| {
+            let same = |s: &Segment| format!("{}{}", s.phase, s.block) == name;
+            SegmentId(plan.segments.iter().position(same).unwrap() as u32)
+        };
+        text.split(' ').map(find).collect()
+    }
+
+    fn part(blocks: [bool; 4], text: &str, micro_batches: usize) -> Plan {
+        let whole = Plan::new(chain(), PlanOptions::new(4));
+        let order = order(&whole, text);
+        let runs: Vec<(SegmentId, usize)> =
+            (0..micro_batches).flat_map(|m| order.iter().map(move |id| (*id, m))).collect();
+        Plan::part(chain(), PlanOptions::new(4), &PlanPart { blocks: &blocks, runs: &runs })
+    }
+
+    fn completes(plan: &Plan) -> Vec<(String, Vec<u32>)> {
+        let name = |s: &Segment| format!("{}{}", s.phase, s.block);
+        let ids = |s: &Segment| s.completes.iter().map(|bucket| bucket.0).collect();
+        let some = plan.segments.iter().filter(|s| !s.completes.is_empty());
+        some.map(|s| (name(s), ids(s))).collect()
+    }
+
+    #[test]
+    fn a_part_of_everything_is_the_whole() {
+        let canonical = "F0 F1 F2 F3 B3 W3 B2 W2 B1 W1 B0 W0";
+        let whole = Plan::new(chain(), PlanOptions::new(4));
+        assert_eq!(part([true; 4], canonical, 3), whole);
+        assert_eq!(part([true; 4], canonical, 1), whole);
+        let nothing_runs = PlanPart { blocks: &[true; 4], runs: &[] };
+        assert_eq!(Plan::part(chain(), PlanOptions::new(4), &nothing_runs), whole);
+    }
+
+    /// Buckets: w3, w2, w1 and bias, w0, shared.
+    #[test]
+    fn buckets_belong_to_the_blocks_that_use_them_and_complete_there() {
+        let whole = Plan::new(chain(), PlanOptions::new(4));
+        let first = part([true, false, false, false], "F0 B0 W0", 1);
+        let last = part([false, false, true, true], "F2 F3 B3 W3 B2 W2", 1);
+        let delayed = part([false, false, true, true], "F2 F3 B3 B2 W2 W3", 1);
+        for part in [&first, &last, &delayed] {
+            assert_eq!((&part.buckets, &part.graph), (&whole.buckets, &whole.graph));
+            let shapes = |plan: &Plan| -> Vec<_> {
+                plan.segments.iter().map(|s| (s.phase, s.block, s.nodes.clone())).collect()
+            };
+            assert_eq!(shapes(part), shapes(&whole));
+        }
+        assert_eq!(first.held, [false, false, false, true, true]);
+        assert_eq!(last.held, [true, true, false, false, true]);
+        assert_eq!(completes(&first), [("W0".to_string(), vec![3, 4])]);
+        let expected = [("W3".to_string(), vec![0, 4]), ("W2".to_string(), vec![1])];
+        assert_eq!(completes(&last), expected);
+        assert_eq!(completes(&delayed), expected);
+        assert!(last.holds_segment(order(&last, "B2")[0]) && !last.holds_segment(SegmentId(0)));
+    }
+
+    #[test]
+    fn only_what_the_part_touches_has_a_place() {
+        let plan = part([false, true, false, false], "F1 B1 W1", 1);
+        let graph = &plan.graph;
+        let of_block = |node: &&Node| node.block == 1;
+        let touched: Vec<TensorId> = (graph.nodes.iter().filter(of_block))
+            .flat_map(|node| node.inputs.iter().chain(&node.outputs))
+            .map(|tensor| graph.root(*tensor))
+            .collect();
+        for tensor in (0..graph.tensors.len() as u32).map(TensorId) {
+            let expected = touched.contains(&graph.root(tensor));
+            assert_eq!(plan.is_placed(tensor), expected, "{}", graph.tensor(tensor).name);
+        }
+        assert!(graph.inputs.iter().all(|(_, input)| !plan.is_placed(*input)));
+        assert!(!plan.is_placed(graph.loss.unwrap()));
+        let last = part([false, false, false, true], "F3 B3 W3", 1);
+        assert_eq!(last.place(graph.loss.unwrap()), TensorLocation::Loss);
+        assert!(last.is_placed(graph.input("target").unwrap()));
+        assert!(!last.is_placed(graph.input("x").unwrap()));
+    }
+
+    /// A forward pass of all micro-batches, then the backward passes: what the backward pass reads
+    /// of the forward pass has a copy for each, and the rest one.
+    #[test]
+    fn slots_have_as_many_copies_as_the_program_needs() {
+        let whole = Plan::new(chain(), PlanOptions::new(4));
+        let of = |text: &str, m: usize| order(&whole, text).into_iter().map(move |id| (id, m));
+        let forward = (0..3).flat_map(|m| of("F1", m));
+        let runs: Vec<_> = forward.chain((0..3).flat_map(|m| of("B1 W1", m))).collect();
+        let blocks = [false, true, false, false];
+        let plan =
+            Plan::part(chain(), PlanOptions::new(4), &PlanPart { blocks: &blocks, runs: &runs });
+        let slot = |tensor: TensorId| match plan.place(tensor) {
+            TensorLocation::Slot(slot) => plan.slots[slot.index()],
+            other => panic!("{tensor} is in {other:?}"),
+        };
+        let crossing = crate::graph::crossings(&plan.graph, &[0, 1, 2, 3]);
+        let copies = |from, to| {
+            let found = crossing.iter().find(|c| (c.from, c.to) == (from, to)).unwrap();
+            let slot = slot(found.tensor);
+            assert_eq!(slot.kind, SlotKind::Stash);
+            slot.copies
+        };
+        // The input of the block is read again by W1. Its output's gradient comes and goes with
+        // B1; its input's takes over a slot of the forward pass, which is free by then.
+        assert_eq!((copies(0, 1), copies(2, 1), copies(1, 0)), (3, 1, 3));
+        assert_eq!(plan.options.in_flight, 3);
+        crate::graph::replay(&plan, &runs).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "micro-batches run different segments or in different orders")]
+    fn micro_batches_in_different_orders_are_refused() {
+        let whole = Plan::new(chain(), PlanOptions::new(4));
+        let first = order(&whole, "F3 B3 W3").into_iter().map(|id| (id, 0));
+        let second = order(&whole, "F3 W3 B3").into_iter().map(|id| (id, 1));
+        let runs: Vec<_> = first.chain(second).collect();
+        let part = PlanPart { blocks: &[false, false, false, true], runs: &runs };
+        let _ = Plan::part(chain(), PlanOptions::new(4), &part);
+    }
+
+    #[test]
+    #[should_panic(expected = "which its rank does not hold")]
+    fn a_program_of_other_blocks_is_refused() {
+        let part = PlanPart { blocks: &[false; 4], runs: &[(SegmentId(0), 0)] };
+        let _ = Plan::part(chain(), PlanOptions::new(4), &part);
+    }
 }

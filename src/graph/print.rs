@@ -287,7 +287,8 @@ pub fn size_text(bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Init, PlanOptions, differentiate};
+    use crate::base::SegmentId;
+    use crate::graph::{Builder, Init, PlanOptions, PlanPart, differentiate};
 
     fn tiny() -> Graph {
         let mut b = Builder::new();
@@ -364,5 +365,71 @@ mod tests {
             assert_eq!(text.matches(&format!("{line}\n")).count(), 1, "{line} in:\n{text}");
         }
         assert_eq!(text.matches("  bucket 0").count(), 1, "{text}");
+    }
+
+    /// Two layers in blocks of their own.
+    fn two_blocks() -> Graph {
+        let mut b = Builder::new();
+        b.block("one");
+        let x = b.input("x", &[1, 64]);
+        let w = b.parameter("w", &[64, 64], Init::Zeros);
+        let y = b.linear(x, w, None).unwrap();
+        b.block("two");
+        let v = b.parameter("v", &[32, 64], Init::Zeros);
+        let y = b.linear(y, v, None).unwrap();
+        let target = b.input("target", &[1, 32]);
+        b.squared_error_loss(y, target).unwrap();
+        differentiate(b.finish()).unwrap()
+    }
+
+    #[test]
+    fn the_memory_of_a_part_is_that_of_its_buckets_and_copies() {
+        let options = PlanOptions::new(4);
+        let whole = Plan::new(two_blocks(), options);
+        let of_block = |block: u32| -> Vec<SegmentId> {
+            let ids = (0..whole.segments.len()).filter(|id| whole.segments[*id].block == block);
+            ids.map(|id| SegmentId(id as u32)).collect()
+        };
+        let plan = |block: usize, runs: &[(SegmentId, usize)]| {
+            let blocks = [block == 0, block == 1];
+            Plan::part(two_blocks(), options, &PlanPart { blocks: &blocks, runs })
+        };
+        // Block 0: all forward passes, then all backward passes.
+        let (first, last) = (of_block(0), of_block(1));
+        let mut runs: Vec<_> = (0..3).map(|m| (first[0], m)).collect();
+        runs.extend((0..3).flat_map(|m| first[1..].iter().map(move |id| (*id, m))));
+        let one = plan(0, &runs);
+        let two = plan(1, &last.iter().map(|id| (*id, 0)).collect::<Vec<_>>());
+        let memory = MemoryUsage::of(&one, 1);
+        let row = 4 * 64 * 4;
+        assert_eq!((memory.parameters, memory.moments), (64 * 64 * 4, 64 * 64 * 4));
+        // x in three copies; y, which is sent, and its gradient, which arrives, in one each, because
+        // a slot for both would be in use from the forward to the backward pass.
+        assert_eq!((memory.stash, memory.scratch), (3 * row + 2 * row, 0));
+        assert_eq!(MemoryUsage::of(&two, 0).parameters, 32 * 64 * 4);
+
+        let rank = |name, plan| RankMemoryUsage {
+            name,
+            plan,
+            owned: 64,
+            staging: None,
+            pool: None,
+            limit: "fits",
+        };
+        let text = memory_tables(&[rank("a", &one), rank("b", &two)], 1);
+        for line in [
+            "  parameters    16.00 KiB  4096 values",
+            "  stash          5.00 KiB  3 slots kept between segments, 1 to 3 copies",
+            "  moments        0.25 KiB  1 per parameter that it updates, 64 of 4096",
+            "  bucket 1      16.00 KiB  1 tensor",
+            "  parameters     8.00 KiB  2048 values",
+            "  moments        0.25 KiB  1 per parameter that it updates, 64 of 2048",
+            "  bucket 0       8.00 KiB  1 tensor",
+        ] {
+            assert_eq!(text.matches(&format!("{line}\n")).count(), 1, "{line} in:\n{text}");
+        }
+        assert!(text.find("bucket 1").unwrap() < text.find("rank 1").unwrap(), "{text}");
+        assert!(memory_table(&whole, 1, "fits").contains("kept between segments, times 1\n"));
+        assert_eq!(two.tensor_bytes_max(), 32 * 64 * 4);
     }
 }

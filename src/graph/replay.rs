@@ -104,7 +104,7 @@ impl<'a> Replay<'a> {
             if !self.plan.is_placed(output) {
                 let node = label(index, node);
                 return Err(format!(
-                    "{node} writes {output} of {micro_batch}, which has no memory"
+                    "{node} writes {output} of micro-batch {micro_batch}, which has no memory"
                 ));
             }
             let Some(copy) = self.copy(output, micro_batch) else { continue };
@@ -137,10 +137,11 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Reads the outputs that this rank computes.
+    /// Reads the outputs that this rank computed.
     fn read_outputs(&self, micro_batch: usize) -> Result<(), String> {
         for (name, output) in &self.plan.graph.outputs {
-            if self.own[self.plan.graph.root(*output).index()] {
+            let root = self.plan.graph.root(*output);
+            if self.own[root.index()] && self.written.contains(&(root, micro_batch)) {
                 self.read(*output, micro_batch, &|| format!("the caller, for {name},"))?;
             }
         }
@@ -193,4 +194,94 @@ fn is_activation(graph: &Graph, tensor: TensorId) -> bool {
 /// Formats a node for a sentence: its index, pass, block and op.
 fn label(index: usize, node: &Node) -> String {
     format!("node {index} ({}{}, {})", node.phase, node.block, node.op)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::part::tests::{chain, order};
+    use super::*;
+    use crate::graph::{PlanOptions, PlanPart};
+
+    const DELAYED: &str = "F0 F1 F2 F3 B3 B2 B1 B0 W3 W2 W1 W0";
+
+    fn whole() -> Plan {
+        Plan::new(chain(), PlanOptions::new(4))
+    }
+
+    fn runs(plan: &Plan, text: &str, micro_batch: usize) -> Vec<(SegmentId, usize)> {
+        order(plan, text).into_iter().map(|segment| (segment, micro_batch)).collect()
+    }
+
+    #[test]
+    fn delayed_gradients_of_parameters_do_not_fit_the_usual_order() {
+        let plan = whole();
+        let canonical = "F0 F1 F2 F3 B3 W3 B2 W2 B1 W1 B0 W0";
+        replay(&plan, &runs(&plan, canonical, 0)).unwrap();
+        let delayed = runs(&plan, DELAYED, 0);
+        let error = replay(&plan, &delayed).unwrap_err();
+        assert!(error.contains("(W3, ") && error.contains("of micro-batch 0, but slot"), "{error}");
+
+        let part = PlanPart { blocks: &[true; 4], runs: &delayed };
+        let placed = Plan::part(chain(), PlanOptions::new(4), &part);
+        assert_ne!(placed.places, plan.places);
+        replay(&placed, &delayed).unwrap();
+    }
+
+    #[test]
+    fn a_second_micro_batch_overwrites_the_first_one_without_a_second_copy() {
+        let plan = whole();
+        let forward = "F0 F1 F2 F3";
+        let backward = "B3 W3 B2 W2 B1 W1 B0 W0";
+        let texts = [(forward, 0), (forward, 1), (backward, 0), (backward, 1)];
+        let program: Vec<_> =
+            texts.iter().flat_map(|(text, micro_batch)| runs(&plan, text, *micro_batch)).collect();
+        let error = replay(&plan, &program).unwrap_err();
+        assert!(error.contains("of micro-batch 0, but slot"), "{error}");
+        assert!(error.ends_with("of micro-batch 1"), "{error}");
+        let two = Plan::new(chain(), PlanOptions { in_flight: 2, ..PlanOptions::new(4) });
+        replay(&two, &program).unwrap();
+    }
+
+    #[test]
+    fn a_result_in_the_place_of_an_operand_and_a_tensor_without_memory_are_found() {
+        let mut plan = whole();
+        let program = runs(&plan, "F0", 0);
+        let node = plan.graph.nodes.iter().position(|n| n.op.to_string() == "gelu").unwrap();
+        let (input, output) = (plan.graph.nodes[node].inputs[0], plan.graph.nodes[node].outputs[0]);
+        let place = plan.places[output.index()];
+        plan.places[output.index()] = plan.place(input);
+        let error = replay(&plan, &program).unwrap_err();
+        let expected = format!("node {node} (F0, gelu) writes {output} of micro-batch 0 to slot ");
+        assert!(error.starts_with(&expected), "{error}");
+        plan.places[output.index()] = place;
+        replay(&plan, &program).unwrap();
+        plan.places[plan.graph.root(input).index()] = TensorLocation::Unallocated;
+        let error = replay(&plan, &program).unwrap_err();
+        assert!(error.ends_with("of micro-batch 0, which has no memory"), "{error}");
+    }
+
+    /// The skip connection is written in the middle of the segment of block 0.
+    #[test]
+    fn what_is_sent_must_outlive_its_segment() {
+        let runs = [(SegmentId(0), 0)];
+        let part = PlanPart { blocks: &[true, false, false, false], runs: &runs };
+        let mut plan = Plan::part(chain(), PlanOptions::new(4), &part);
+        replay(&plan, &runs).unwrap();
+        let skip = plan.graph.nodes[1].outputs[0];
+        let after = &mut plan.graph.nodes[2];
+        let last = after.outputs[0];
+        // It has no reader in the segment any more, and its slot holds the next result.
+        after.inputs.retain(|tensor| *tensor != skip);
+        plan.places[last.index()] = plan.places[skip.index()];
+        let error = replay(&plan, &runs).unwrap_err();
+        assert!(error.starts_with("another rank, after node 1 (F0, gelu), reads "), "{error}");
+    }
+
+    #[test]
+    fn a_segment_of_another_rank_is_refused() {
+        let part = PlanPart { blocks: &[true, false, false, false], runs: &[] };
+        let plan = Plan::part(chain(), PlanOptions::new(4), &part);
+        let error = replay(&plan, &[(SegmentId(1), 0)]).unwrap_err();
+        assert_eq!(error, "s1 runs on a rank that does not hold its block");
+    }
 }

@@ -7,6 +7,7 @@ mod common;
 mod fusion;
 mod gradients;
 mod loom_mailbox;
+mod parts;
 mod shaders;
 mod shape_rules;
 mod sim;
