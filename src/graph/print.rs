@@ -403,8 +403,8 @@ mod tests {
         let memory = MemoryUsage::of(&one, 1);
         let row = 4 * 64 * 4;
         assert_eq!((memory.parameters, memory.moments), (64 * 64 * 4, 64 * 64 * 4));
-        // x in three copies; y, which is sent, and its gradient, which arrives, in one each, because
-        // a slot for both would be in use from the forward to the backward pass.
+        // x in three copies; y, which is sent, and its gradient, which arrives, in one each: a slot
+        // for both would be in use from the forward to the backward pass.
         assert_eq!((memory.stash, memory.scratch), (3 * row + 2 * row, 0));
         assert_eq!(MemoryUsage::of(&two, 0).parameters, 32 * 64 * 4);
 

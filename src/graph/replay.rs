@@ -108,8 +108,8 @@ impl<'a> Replay<'a> {
                 ));
             }
             let Some(copy) = self.copy(output, micro_batch) else { continue };
-            let others = node.inputs.iter().chain(&outputs[..nth]);
-            for other in others.filter(|other| self.copy(**other, micro_batch) == Some(copy)) {
+            let mut others = node.inputs.iter().chain(&outputs[..nth]);
+            if let Some(other) = others.find(|t| self.copy(**t, micro_batch) == Some(copy)) {
                 let (node, (slot, copy)) = (label(index, node), copy);
                 return Err(format!(
                     "{node} writes {output} of micro-batch {micro_batch} to {slot}, copy {copy}, \

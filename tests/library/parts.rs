@@ -219,11 +219,15 @@ fn check(graph: &Graph, cut: &[Vec<Vec<usize>>], order: impl Fn(usize) -> Order)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(40) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(40)
+    })]
 
     #[test]
     fn programs_of_any_cut_find_what_they_read(
-        (places, tie, fused) in (prop::collection::btree_set(1..BLOCKS, 0..BLOCKS), any::<bool>(), any::<bool>()),
+        places in prop::collection::btree_set(1..BLOCKS, 0..BLOCKS),
+        (tie, fused) in (any::<bool>(), any::<bool>()),
         micro_batches in 1..6usize,
         schedule in 0..4usize,
         (ahead, delay) in (0..4usize, 0..3usize),
