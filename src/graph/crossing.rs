@@ -45,8 +45,8 @@ pub fn crossings(graph: &Graph, stage_of_block: &[u32]) -> Vec<Crossing> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::part::tests::chain;
     use super::*;
+    use crate::graph::part::tests::chain;
 
     fn stages(crossings: &[Crossing]) -> Vec<(u32, u32)> {
         crossings.iter().map(|crossing| (crossing.from, crossing.to)).collect()

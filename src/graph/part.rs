@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::plan::{self, Bucket, Plan, PlanOptions, Segment, TensorLocation};
-use super::slots::{NodeOrder, Placement, Span, assign};
+use super::slots::{Liveness, NodeOrder, SegmentSpan, assign};
 use super::{Graph, Node, PassKind, Role};
 use crate::base::{BucketId, SegmentId};
 
@@ -54,8 +54,8 @@ impl Plan {
         let lives = order.lifetimes(&graph, part.blocks, |input| is_read[input.index()]);
         let mut known = HashMap::new();
         let copies = |span| *known.entry(span).or_insert_with(|| repetition.copies(span));
-        let placement = Placement { graph: &graph, lives, rows: options.rows };
-        let slots = assign(&placement, &mut places, copies);
+        let liveness = Liveness { graph: &graph, lives, rows: options.rows };
+        let slots = assign(&liveness, &mut places, copies);
         let in_flight = slots.iter().map(|slot| slot.copies).max().unwrap_or(1);
         let options = PlanOptions { in_flight, ..options };
         let held_blocks = part.blocks.to_vec();
@@ -131,7 +131,7 @@ impl Repetition {
 
     /// Returns the fewest copies of a slot kept over these segments of a micro-batch with which no
     /// micro-batch begins to use a copy that another one still uses.
-    fn copies(&self, span: Span) -> usize {
+    fn copies(&self, span: SegmentSpan) -> usize {
         let range = |(id, positions): (&usize, &Vec<usize>)| {
             (positions[span.first], positions[span.last], *id)
         };

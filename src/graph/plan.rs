@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::slots::{NodeOrder, Placement, assign};
+use super::slots::{Liveness, NodeOrder, assign};
 use super::{Graph, PassKind, Role};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
@@ -138,7 +138,7 @@ impl Plan {
         let lives = order.lifetimes(&graph, &held_blocks, |_| true);
         let rows = options.rows;
         let slots =
-            assign(&Placement { graph: &graph, lives, rows }, &mut places, |_| options.in_flight);
+            assign(&Liveness { graph: &graph, lives, rows }, &mut places, |_| options.in_flight);
         Self { graph, options, segments, slots, places, buckets, held, held_blocks }
     }
 

@@ -198,8 +198,8 @@ fn label(index: usize, node: &Node) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::part::tests::{chain, order};
     use super::*;
+    use crate::graph::part::tests::{chain, order};
     use crate::graph::{PlanOptions, PlanPart};
 
     const DELAYED: &str = "F0 F1 F2 F3 B3 B2 B1 B0 W3 W2 W1 W0";

@@ -21,12 +21,12 @@ pub(super) struct Life {
     first: usize,
     last: usize,
     kind: SlotKind,
-    span: Span,
+    span: SegmentSpan,
 }
 
 /// First and last segment of a life, as indices into the segments that run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Span {
+pub(super) struct SegmentSpan {
     pub first: usize,
     pub last: usize,
 }
@@ -92,7 +92,7 @@ impl NodeOrder {
 
     fn life(&self, position: usize, kind: SlotKind) -> Life {
         let segment = self.nodes.get(position).map_or(0, |(_, segment)| *segment);
-        let span = Span { first: segment, last: segment };
+        let span = SegmentSpan { first: segment, last: segment };
         Life { first: position, last: position, kind, span }
     }
 
@@ -140,8 +140,8 @@ impl NodeOrder {
     }
 }
 
-/// Tensors to be placed.
-pub(super) struct Placement<'a> {
+/// Live ranges of a graph's tensors, at a capacity of rows.
+pub(super) struct Liveness<'a> {
     pub graph: &'a Graph,
     pub lives: Vec<Option<Life>>,
     pub rows: usize,
@@ -151,7 +151,7 @@ pub(super) struct Placement<'a> {
 struct Slots<F> {
     slots: Vec<Slot>,
     /// By slot: from the first to the last segment of any tensor in it.
-    spans: Vec<Span>,
+    spans: Vec<SegmentSpan>,
     free: Vec<usize>,
     /// Copies that a slot kept over these segments needs.
     copies: F,
@@ -162,11 +162,11 @@ struct Slots<F> {
 /// no kernel reads and writes one buffer. `copies` returns the number of copies of a slot that is
 /// kept over some segments.
 pub(super) fn assign(
-    placement: &Placement,
+    liveness: &Liveness,
     places: &mut [TensorLocation],
-    copies: impl FnMut(Span) -> usize,
+    copies: impl FnMut(SegmentSpan) -> usize,
 ) -> Vec<Slot> {
-    let Placement { graph, lives, rows } = placement;
+    let Liveness { graph, lives, rows } = liveness;
     let end = lives.iter().flatten().map(|life| life.last + 1).max().unwrap_or(0);
     let mut starts: Vec<Vec<usize>> = vec![Vec::new(); end];
     let mut ends = starts.clone();
@@ -195,7 +195,7 @@ pub(super) fn assign(
     slots.slots
 }
 
-impl<F: FnMut(Span) -> usize> Slots<F> {
+impl<F: FnMut(SegmentSpan) -> usize> Slots<F> {
     /// Returns the free slot that fits a life best, or a new one.
     fn take(&mut self, life: &Life, bytes: usize) -> usize {
         let copies = self.copies_over(life.kind, life.span);
@@ -236,7 +236,7 @@ impl<F: FnMut(Span) -> usize> Slots<F> {
             && self.copies_over(life.kind, self.spans[slot].with(life.span)) == known.copies
     }
 
-    fn copies_over(&mut self, kind: SlotKind, span: Span) -> usize {
+    fn copies_over(&mut self, kind: SlotKind, span: SegmentSpan) -> usize {
         match kind {
             SlotKind::Scratch => 1,
             SlotKind::Stash => (self.copies)(span),
@@ -244,7 +244,7 @@ impl<F: FnMut(Span) -> usize> Slots<F> {
     }
 }
 
-impl Span {
+impl SegmentSpan {
     /// Returns the span from the earlier first segment to the later last one.
     fn with(self, other: Self) -> Self {
         Self { first: self.first.min(other.first), last: self.last.max(other.last) }
