@@ -138,7 +138,7 @@ impl Pipelines {
         let run = |device: &mut dyn Executor, nodes: Range<usize>, pass: &PassContext| {
             device.run(nodes, pass).map(|()| None::<()>)
         };
-        self.walk(group, pipeline, (&segments, inputs), pass, run)?;
+        self.walk(group, pipeline, (&segments, &|_| inputs.clone()), pass, run)?;
         let Some(rank) = self.rank_with(pipeline, output) else {
             let why = format!("no stage computes {output}");
             return Err(RuntimeError::Defect(why));
@@ -149,7 +149,7 @@ impl Pipelines {
     }
 
     /// Runs segments of one micro-batch, one after the other, each on the stage that holds its
-    /// block; what a segment reads of another stage is copied to its device before. `visit`
+    /// block, after loading the `inputs` of each rank; what a segment reads of another stage is copied to its device before. `visit`
     /// performs the nodes of a segment. Returns its first result, with the rank, which ends the
     /// walk.
     ///
@@ -159,7 +159,7 @@ impl Pipelines {
         &self,
         group: &WorkerGroup,
         pipeline: usize,
-        (segments, inputs): (&[SegmentId], &Inputs),
+        (segments, inputs): (&[SegmentId], &dyn Fn(Rank) -> Inputs),
         pass: PassContext,
         visit: F,
     ) -> Result<Option<(Rank, T)>, RuntimeError>
@@ -175,7 +175,7 @@ impl Pipelines {
             ended.map_err(|error| group.error(rank, error))
         };
         for rank in &self.stages[pipeline].ranks {
-            let inputs = inputs.clone();
+            let inputs = inputs(*rank);
             let micro_batch = pass.micro_batch;
             run(*rank, Box::new(move |device| load(device, &inputs, micro_batch).map(|()| None)))?;
         }

@@ -18,5 +18,7 @@ pub mod spec;
 pub mod state;
 pub mod trainer;
 
+pub use crate::parallel::PipelineSchedule;
+pub use crate::runtime::placement::types::PipelineOptions;
 pub use error::TrainError;
 pub use trainer::{Step, Trainer, TrainerOptions};

@@ -3,13 +3,15 @@
 //! again, node by node.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::base::{BucketId, DType, ParamId, TensorId};
+use crate::collective::Collective;
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, PassContext};
 use crate::graph::{Role, TensorLocation};
 use crate::kernels::RandomContext;
-use crate::parallel::Instruction;
+use crate::parallel::{Instruction, Program};
 use crate::runtime::step::{StepInput, load};
 
 /// Cause that is reported if every single value is finite.
@@ -44,16 +46,27 @@ pub fn first_not_finite(
     device: &mut dyn Executor,
     input: &StepInput,
 ) -> Result<Option<NotFinite>, DeviceError> {
-    let is_start = |instruction: &Instruction| matches!(instruction, Instruction::Start(_));
-    let has_sums = input.program.instructions.iter().any(is_start);
-    if let Some((name, _)) = bad_bank(device, BucketTensor::Parameters, false)? {
+    let state = bad_state(device, &input.program)?;
+    if let Some(NotFinite::Parameter(_)) = state {
+        return Ok(state);
+    }
+    // After the state, because running the step again overwrites the gradients.
+    let activation = bad_activation(device, input)?;
+    Ok(activation.map(NotFinite::Activation).or(state))
+}
+
+/// Returns the first parameter of a skipped step, or else the first gradient, that is not finite;
+/// `None` if there is none.
+pub fn bad_state(
+    device: &mut dyn Executor,
+    program: &Program,
+) -> Result<Option<NotFinite>, DeviceError> {
+    if let Some((name, _)) = bad_bank(device, BucketTensor::Parameters, &|_| false)? {
         return Ok(Some(NotFinite::Parameter(name)));
     }
-    // Gradients are checked first, because running the step again overwrites them.
-    let gradient = bad_bank(device, BucketTensor::Gradients, has_sums)?;
-    if let Some(found) = bad_activation(device, input)? {
-        return Ok(Some(NotFinite::Activation(found)));
-    }
+    let reduce = |bucket| Instruction::Start(Collective::reduce_scatter(bucket));
+    let has_sums = |bucket| program.instructions.contains(&reduce(bucket));
+    let gradient = bad_bank(device, BucketTensor::Gradients, &has_sums)?;
     Ok(gradient.map(|(name, is_summed)| match is_summed {
         true => NotFinite::Sum(name),
         false => NotFinite::Gradient(name),
@@ -66,11 +79,14 @@ pub fn first_not_finite(
 fn bad_bank(
     device: &mut dyn Executor,
     bank: BucketTensor,
-    has_sums: bool,
+    has_sums: &dyn Fn(BucketId) -> bool,
 ) -> Result<Option<(String, bool)>, DeviceError> {
     let buckets = 0..device.plan().buckets.len() as u32;
     let mut found: Option<(bool, ParamId)> = None;
     for bucket in buckets.map(BucketId) {
+        if !device.plan().holds(bucket) {
+            continue;
+        }
         let values = device.read_bank(bank, bucket)?;
         let plan = device.plan();
         let layout = &plan.buckets[bucket.index()];
@@ -80,7 +96,7 @@ fn bad_bank(
             let elements = start..start + shape.per_row();
             let mut bad = elements.filter(|index| !values[*index].is_finite()).peekable();
             if bad.peek().is_some() {
-                let is_summed = has_sums && bad.all(|index| owned.contains(&index));
+                let is_summed = has_sums(bucket) && bad.all(|index| owned.contains(&index));
                 found = Some(found.map_or((is_summed, id), |known| known.min((is_summed, id))));
             }
         }
@@ -96,19 +112,33 @@ fn bad_activation(
     let random = RandomContext { step_key: input.run_key.step(input.round.step), training: true };
     device.begin_step()?;
     for (index, inputs) in input.micro_batches.iter().enumerate() {
-        load(device, inputs, 0)?;
+        load(device, inputs, index)?;
         let rows = input.program.micro_batches[index].rows as usize;
-        let pass = PassContext { micro_batch: 0, rows, random };
-        for node in 0..device.plan().graph.nodes.len() {
-            device.run(node..node + 1, &pass)?;
-            let outputs = device.plan().graph.nodes[node].outputs.clone();
-            for output in outputs {
-                if is_bad(device, output, &pass)? {
-                    let graph = &device.plan().graph;
-                    let (tensor, op) = (graph.tensor(output), &graph.nodes[node].op);
-                    let name = &tensor.name;
-                    return Ok(Some(format!("{name} ({output}, {op}) in micro-batch {index}")));
-                }
+        let pass = PassContext { micro_batch: index, rows, random };
+        let nodes = 0..device.plan().graph.nodes.len();
+        if let Some(found) = bad_output(device, nodes, &pass)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// Runs nodes one by one; returns a description of the first output that is not finite, after which
+/// no further node runs.
+pub fn bad_output(
+    device: &mut dyn Executor,
+    nodes: Range<usize>,
+    pass: &PassContext,
+) -> Result<Option<String>, DeviceError> {
+    for node in nodes {
+        device.run(node..node + 1, pass)?;
+        let outputs = device.plan().graph.nodes[node].outputs.clone();
+        for output in outputs {
+            if is_bad(device, output, pass)? {
+                let graph = &device.plan().graph;
+                let (name, op) = (&graph.tensor(output).name, &graph.nodes[node].op);
+                let index = pass.micro_batch;
+                return Ok(Some(format!("{name} ({output}, {op}) in micro-batch {index}")));
             }
         }
     }

@@ -47,7 +47,19 @@ impl Trainer {
             parts.iter().map(|part| Ok((part.rows as usize, inputs(part)?))).collect()
         };
         let work: Result<Vec<_>, TrainError> = parts.iter().map(of_rank).collect();
-        let work = Arc::new(work?);
+        let work = work?;
+        let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
+        if let Some(pipelines) = &self.pipelines {
+            let mut values = Vec::new();
+            for (pipeline, micro_batches) in work.iter().enumerate() {
+                for (rows, inputs) in micro_batches {
+                    let micro_batch = (*rows, inputs);
+                    values.extend(pipelines.output(&self.group, pipeline, micro_batch, tensor)?);
+                }
+            }
+            return ArrayD::from_shape_vec(shape.resolve(rows), values).map_err(why);
+        }
+        let work = Arc::new(work);
         let read = self.group.run_on_all("a prediction", move |rank, device| {
             let mut values = Vec::new();
             for (rows, inputs) in &work[rank.index()] {
@@ -57,15 +69,14 @@ impl Trainer {
             }
             Ok(values)
         })?;
-        let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
         ArrayD::from_shape_vec(shape.resolve(rows), read.concat()).map_err(why)
     }
 
-    /// Returns the micro-batches of each rank for `rows` samples, which are divided in proportion
-    /// to the shares of a batch.
+    /// Returns the micro-batches of each rank or pipeline for `rows` samples, which are divided in
+    /// proportion to the shares of a batch.
     fn parts(&self, rows: u32) -> Vec<Vec<MicroBatch>> {
-        let ranks = &self.placement.ranks;
-        let weights: Vec<u32> = ranks.iter().map(|rank| rank.share).collect();
+        let units = self.placement.ranks.iter().step_by(self.placement.depth());
+        let weights: Vec<u32> = units.clone().map(|rank| rank.share).collect();
         let counts = proportional(rows, &weights);
         let mut first = 0;
         let of_rank = |(count, most): (u32, u32)| {
@@ -75,7 +86,7 @@ impl Trainer {
             first = end;
             starts.map(part).collect()
         };
-        counts.into_iter().zip(ranks.iter().map(|rank| rank.micro_batch)).map(of_rank).collect()
+        counts.into_iter().zip(units.map(|rank| rank.micro_batch)).map(of_rank).collect()
     }
 
     /// Returns a micro-batch's rows of the values for `rows` samples, with zeros for inputs that

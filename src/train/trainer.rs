@@ -38,9 +38,12 @@ use crate::graph::{Graph, Plan, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Placement, Program, ReduceSite, Verdict};
 use crate::runtime::open;
+use crate::runtime::pipelines::Pipelines;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
+use crate::runtime::placement::types::{
+    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
+};
 use crate::runtime::step::{Inputs, StepInput};
 use crate::runtime::workers::WorkerGroup;
 
@@ -49,8 +52,11 @@ use crate::runtime::workers::WorkerGroup;
 pub struct TrainerOptions {
     /// Device selector, as for `potluck train --devices`.
     pub devices: String,
-    /// Samples per device if there are several, each at least 1; empty: evenly.
+    /// Samples per device, or per pipeline, if there are several, each at least 1; empty: evenly.
     pub shares: Vec<usize>,
+    /// Pipelines: the stages of each (1: none), their schedule, and the blocks of each model chunk
+    /// (empty: nearly equal numbers of blocks).
+    pub pipeline: PipelineOptions,
     pub optimizer: Optimizer,
     /// Samples per step, over all devices.
     pub batch: usize,
@@ -73,6 +79,7 @@ impl TrainerOptions {
         Self {
             devices: devices.to_string(),
             shares: Vec::new(),
+            pipeline: PipelineOptions::default(),
             optimizer,
             batch,
             micro_batch: batch,
@@ -122,6 +129,7 @@ pub struct Trainer {
     pub(super) group: WorkerGroup,
     pub(super) graph: Graph,
     plan: Arc<Plan>,
+    pub(super) pipelines: Option<Arc<Pipelines>>,
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
     pub(super) placement: Placement,
@@ -149,6 +157,7 @@ impl Trainer {
             shares: Some(options.shares.iter().map(|share| *share as u64).collect()),
             // A measured choice is recorded with a run, and a trainer has no run.
             reduce_site: Some(ReduceSite::Host),
+            pipeline: options.pipeline.clone(),
             ..ParallelOptions::default()
         };
         let request = PlacementRequest {
@@ -169,11 +178,22 @@ impl Trainer {
             faults: Faults::none(),
         };
         let placed = assemble(&request, &mut |_, _| {})?;
-        let PlacedWorkers { group, plan, programs, placement, notes, .. } = placed;
+        let PlacedWorkers { group, plan, programs, placement, pipelines, notes, .. } = placed;
         let seed = options.seed;
         group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
         let (graph, options) = (plan.graph.clone(), options.clone());
-        Ok(Self { group, graph, plan, programs, placement, notes, options, step: 0, updates: 0 })
+        Ok(Self {
+            group,
+            graph,
+            plan,
+            pipelines,
+            programs,
+            placement,
+            notes,
+            options,
+            step: 0,
+            updates: 0,
+        })
     }
 
     /// Returns the name of the first device.
@@ -287,6 +307,53 @@ mod tests {
             b.squared_error_loss(y, x).unwrap();
         }
         b.finish()
+    }
+
+    /// Two blocks with a parameter each.
+    fn blocks() -> Graph {
+        let mut b = Builder::new();
+        b.block("first");
+        let x = b.input("x", &[1, 2]);
+        let w = b.parameter("w", &[2, 2], Init::Normal { std: 0.5 });
+        let y = b.linear(x, w, None).unwrap();
+        b.block("second");
+        let v = b.parameter("v", &[2, 2], Init::Normal { std: 0.5 });
+        let z = b.linear(y, v, None).unwrap();
+        b.output("y", y);
+        b.output("z", z);
+        b.squared_error_loss(z, x).unwrap();
+        b.finish()
+    }
+
+    #[test]
+    fn a_pipeline_gives_the_bits_of_one_device_and_predicts_on_every_stage() {
+        let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+        let trained = |devices: &str, stages: u32| {
+            let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
+            let options = TrainerOptions::new(devices, optimizer, 6);
+            let options = TrainerOptions { micro_batch: 2, clip: 0.1, pipeline, ..options };
+            let mut trainer = Trainer::new(blocks(), &options).unwrap();
+            let values: Vec<f32> = (0..12).map(|i| (i as f32 * 0.7).sin()).collect();
+            let x = HostTensor::Float(values);
+            let steps: Vec<Step> =
+                (0..5).map(|_| trainer.step(&[("x", x.clone())], 0.05).unwrap()).collect();
+            let steps: Vec<_> = steps.iter().map(|s| (s.loss, s.gradient_norm)).collect();
+            let parameters = trainer.parameters().unwrap();
+            let values: Vec<Vec<f32>> = parameters.into_iter().map(|one| one.values).collect();
+            let predicted =
+                ["y", "z"].map(|output| trainer.predict(output, 6, &[("x", x.clone())]).unwrap());
+            (steps, values, predicted)
+        };
+        let alone = trained("cpu", 1);
+        assert_eq!(trained("cpu*2", 2), alone);
+        assert_eq!(trained("cpu*4", 2).1.len(), 2);
+        let stages = |stages| {
+            let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
+            let options = TrainerOptions { pipeline, ..TrainerOptions::new("cpu*3", optimizer, 6) };
+            Trainer::new(blocks(), &options).map_or_else(|e| e.to_string(), |_| "trains".into())
+        };
+        assert!(stages(3).contains("2 blocks cannot be cut into 3 stages"), "{}", stages(3));
+        assert!(stages(2).contains("a multiple of 2 devices"), "{}", stages(2));
     }
 
     #[test]

@@ -79,6 +79,18 @@ fn threads_average_their_gradients_and_agree_to_the_bit() {
 }
 
 #[test]
+fn a_pipeline_learns_what_one_device_learns_to_the_bit() {
+    let out = run("pipeline", &["cpu*2", "2"]);
+    assert!(out.contains("stages: cpu"), "{out}");
+    assert!(out.ends_with("equal to the bit\n"), "{out}");
+    let losses = numbers(&out, "loss");
+    assert!(losses[3] < 0.1 * losses[0] && losses.len() == 8, "{out}");
+    let two = run("pipeline", &["cpu*4", "2"]);
+    assert!(two.contains("(16 samples per step); cpu 3"), "{two}");
+    assert!(numbers(&two, "loss")[3] < 0.1 * losses[0], "{two}");
+}
+
+#[test]
 fn a_text_is_learned_and_continued() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("text.txt");

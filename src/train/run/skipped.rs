@@ -3,9 +3,13 @@
 use std::sync::Arc;
 
 use super::Run;
-use crate::runtime::step::StepInput;
+use crate::base::{Rank, SegmentId};
+use crate::exec::PassContext;
+use crate::kernels::RandomContext;
+use crate::runtime::pipelines::Pipelines;
+use crate::runtime::step::{Inputs, StepInput};
 use crate::train::error::TrainError;
-use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, first_not_finite};
+use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, bad_output, bad_state, first_not_finite};
 
 /// Steps in a row that were skipped.
 #[derive(Debug, Default)]
@@ -48,6 +52,9 @@ impl Run {
     /// Runs a skipped step again on all devices. Returns the first non-finite tensor in the order
     /// of a step, and of equal ones that of the lowest rank; names the device if there are several.
     fn diagnose(&self, inputs: &[Arc<StepInput>]) -> Result<String, TrainError> {
+        if let Some(pipelines) = &self.pipelines {
+            return self.diagnose_pipelines(pipelines, inputs);
+        }
         let inputs = inputs.to_vec();
         let began = self.group.run_on_all("a diagnosis", move |rank, device| {
             first_not_finite(device, &inputs[rank.index()])
@@ -62,5 +69,59 @@ impl Run {
             }
             None => OVERFLOW_CAUSE.into(),
         })
+    }
+
+    /// Runs a skipped step again on pipelines, micro-batch by micro-batch through the stages.
+    fn diagnose_pipelines(
+        &self,
+        pipelines: &Pipelines,
+        inputs: &[Arc<StepInput>],
+    ) -> Result<String, TrainError> {
+        let of_rank = inputs.to_vec();
+        let states = self.group.run_on_all("a diagnosis", move |rank, device| {
+            let state = bad_state(device, &of_rank[rank.index()].program)?;
+            device.begin_step()?;
+            Ok(state)
+        })?;
+        let known = (0..).map(Rank).zip(states);
+        let state: Option<(NotFinite, Rank)> =
+            known.filter_map(|(rank, what)| Some((what?, rank))).min();
+        let found = match state {
+            Some((NotFinite::Parameter(_), _)) => state,
+            _ => self.bad_pass(pipelines, inputs)?.or(state),
+        };
+        Ok(match found {
+            Some((what, rank)) => {
+                let (stage, name) =
+                    (rank.index() % pipelines.depth(), &self.placement.ranks[rank.index()].name);
+                format!("{what} on stage {stage} ({rank}, {name})")
+            }
+            None => OVERFLOW_CAUSE.into(),
+        })
+    }
+
+    /// Returns the first activation that is not finite, with the rank that computes it.
+    fn bad_pass(
+        &self,
+        pipelines: &Pipelines,
+        inputs: &[Arc<StepInput>],
+    ) -> Result<Option<(NotFinite, Rank)>, TrainError> {
+        let segments: Vec<SegmentId> =
+            (0..pipelines.whole.segments.len() as u32).map(SegmentId).collect();
+        for (pipeline, stages) in pipelines.stages.iter().enumerate() {
+            let first = &inputs[stages.ranks[0].index()];
+            let step_key = first.run_key.step(first.round.step);
+            let random = RandomContext { step_key, training: true };
+            for (micro_batch, of_batch) in first.program.micro_batches.iter().enumerate() {
+                let loaded = |rank: Rank| inputs[rank.index()].micro_batches[micro_batch].clone();
+                let pass = PassContext { micro_batch, rows: of_batch.rows as usize, random };
+                let walk = (&segments[..], &loaded as &dyn Fn(Rank) -> Inputs);
+                let found = pipelines.walk(&self.group, pipeline, walk, pass, bad_output)?;
+                if let Some((rank, what)) = found {
+                    return Ok(Some((NotFinite::Activation(what), rank)));
+                }
+            }
+        }
+        Ok(None)
     }
 }
