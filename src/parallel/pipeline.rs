@@ -355,9 +355,11 @@ impl StageWriter<'_> {
         let mut instructions = vec![Instruction::ZeroGradients];
         instructions.extend(self.with_early_reductions(work, &plan, groups));
         let reduce = |bucket: &BucketId| Collective::reduce_scatter(*bucket);
-        let late: Vec<Instruction> =
-            buckets.iter().filter(shared).map(|b| Instruction::Start(reduce(b))).collect();
-        for start in late {
+        // In one order on all ranks, which is also that of the early ones: a rank that read back
+        // first what another one reads back last would wait for it with its slots taken.
+        let mut late: Vec<BucketId> = buckets.iter().filter(shared).copied().collect();
+        late.sort_by_key(|bucket| (!self.may_start_early(*bucket, groups), *bucket));
+        for start in late.iter().map(|bucket| Instruction::Start(reduce(bucket))) {
             if !instructions.contains(&start) {
                 instructions.push(start);
             }
@@ -376,12 +378,20 @@ impl StageWriter<'_> {
         (Program { micro_batches, instructions }, Arc::new(plan))
     }
 
-    /// Inserts the starts of reductions behind the segments that complete their gradients.
+    /// Returns true if a bucket is reduced, and its reduction may start before the last segment.
     ///
     /// A bucket that several stages of one pipeline hold is complete at unlike times: in a ring,
     /// the readbacks of the stage that is early would take the slots that its later sends need, so
     /// that its neighbours would wait for each other. It starts behind all sends then. In a star
     /// of two, the stage that does not own it sends at once.
+    fn may_start_early(&self, bucket: BucketId, groups: &BucketGroups) -> bool {
+        let group = groups.of(bucket);
+        let own = self.pipeline.ranks.iter().filter(|rank| group.position(**rank).is_some());
+        let is_of_one_stage = own.count() == 1;
+        group.size() > 1 && (is_of_one_stage || self.request.pipelines.len() == 1)
+    }
+
+    /// Inserts the starts of reductions behind the segments that complete their gradients.
     fn with_early_reductions(
         &self,
         work: Vec<Instruction>,
@@ -393,12 +403,6 @@ impl StageWriter<'_> {
             _ => None,
         };
         let last = work.iter().filter_map(micro_batch_of).max();
-        let is_early = |bucket: &BucketId| {
-            let group = groups.of(*bucket);
-            let own = self.pipeline.ranks.iter().filter(|rank| group.position(**rank).is_some());
-            let is_of_one_stage = own.count() == 1;
-            group.size() > 1 && (is_of_one_stage || self.request.pipelines.len() == 1)
-        };
         let mut instructions = Vec::with_capacity(work.len());
         let mut due: Vec<BucketId> = Vec::new();
         for instruction in work {
@@ -413,7 +417,7 @@ impl StageWriter<'_> {
                 && Some(micro_batch) == last
             {
                 let completed = plan.segments[segment.index()].completes.iter();
-                due.extend(completed.copied().filter(is_early));
+                due.extend(completed.copied().filter(|of| self.may_start_early(*of, groups)));
             }
         }
         instructions
