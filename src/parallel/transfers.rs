@@ -280,6 +280,11 @@ impl PeerTransfers {
         pieces
     }
 
+    /// Returns true if a tensor that other ranks need is still being read back.
+    pub fn has_sends(&self) -> bool {
+        self.reads.iter().any(|read| matches!(read, StartedRead::Piece(..)))
+    }
+
     /// Begins to receive a tensor: returns the pieces that were kept, which are to be written now,
     /// and the event to report then if that is all.
     ///

@@ -280,6 +280,15 @@ impl Peers for RingPeers {
         self.forward_all(device)
     }
 
+    fn send_all(&mut self, device: &mut dyn Executor) -> Result<(), DeviceError> {
+        while self.transfers.has_sends()
+            && let Some(readback) = device.next_readback(true)?
+        {
+            self.forward(device, readback)?;
+        }
+        Ok(())
+    }
+
     fn vote(
         &mut self,
         device: &mut dyn Executor,

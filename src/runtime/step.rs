@@ -91,6 +91,12 @@ pub trait Peers {
         micro_batch: (usize, usize),
     ) -> Result<(), DeviceError>;
 
+    /// Sends the tensors that other ranks need and that are still being read back, as far as the
+    /// device has room for them: what follows may keep the device's thread busy for long.
+    fn send_all(&mut self, _device: &mut dyn Executor) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Sends the vote; the verdict is returned as an event. Where gradients are summed over ranks,
     /// the norms of the sums are added to the vote if the step `updates` parameters.
     fn vote(
@@ -309,6 +315,7 @@ impl<'a> Performer<'a> {
         self.fault_once(Point::Backward)?;
         self.fault_once(Point::Reduce)?;
         let norms = self.input.program.unreduced(self.device.plan());
+        self.peers.send_all(self.device)?;
         let sums = self.device.finish_step(&norms)?;
         (self.loss, self.busy) = ((sums.loss, sums.count), sums.busy);
         self.inject_fault(Point::Verdict)?;
