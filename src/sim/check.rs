@@ -10,7 +10,8 @@ use super::values::Buckets;
 /// - no live rank waits for ever, and none changed a parameter in a step before all had voted;
 /// - all live ranks ended alike: completed, or failed with the same rank and reason; and only a
 ///   rank with an injected fault is named;
-/// - if they completed, each holds the bits of [`reference()`] after the last step;
+/// - if they completed, each holds the bits of [`reference()`] after the last step, of the buckets
+///   that it holds;
 /// - if they failed, every element of each is that of the last step it finished, or of the one
 ///   after, which all had voted for.
 ///

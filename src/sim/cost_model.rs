@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use super::model_part::ModelPart;
 use super::scenario::{Costs, LinkModel, Scenario};
 use super::world::run;
-use crate::collective::ShardLayout;
-use crate::parallel::{Program, ReduceSite};
+use crate::collective::{BucketGroups, ShardLayout};
+use crate::parallel::{EdgeLayout, Program, ReduceSite};
 
 /// Model of the machine that runs a step: speeds of ranks and links.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +27,14 @@ pub fn one_step(
     layout: &Arc<ShardLayout>,
     machine: MachineModel,
 ) -> Scenario {
+    let (world, buckets) = (programs.len(), layout.buckets());
+    let segments = machine.costs.iter().map(|c| c.segments.len()).max().unwrap_or(0);
     Scenario {
         layout: layout.clone(),
+        groups: BucketGroups::all(world as u32, buckets),
+        edges: EdgeLayout::default(),
         programs: programs.to_vec(),
-        completes: vec![
-            Vec::new();
-            machine.costs.iter().map(|c| c.segments.len()).max().unwrap_or(0)
-        ],
+        parts: vec![ModelPart::whole(vec![Vec::new(); segments]); world],
         costs: machine.costs.to_vec(),
         reduce_site: vec![ReduceSite::Host; machine.costs.len()],
         links: machine.links.to_vec(),

@@ -3,31 +3,21 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::rc::Rc;
 
+use super::memory::TensorMemory;
 use super::queue::nanos;
 use super::scenario::{Costs, LinkModel};
 use super::values::Model;
-use crate::base::{BucketId, Nanos};
-use crate::collective::Chunk;
+use crate::base::Nanos;
 use crate::graph::{BucketTensor, Place};
 
-/// Completed readback of a chunk. Dropping it frees its slot.
+/// Completed readback of a place. Dropping it frees its slot.
 #[derive(Debug)]
 pub struct VirtualRead {
-    pub tensor: BucketTensor,
-    pub bucket: BucketId,
-    pub range: Range<usize>,
+    pub place: Place,
     values: Vec<f32>,
     _slot: Option<VirtualSlot>,
-}
-
-impl VirtualRead {
-    /// Returns the place that was read.
-    pub fn place(&self) -> Place {
-        Place::bank(self.tensor, self.bucket, self.range.clone())
-    }
 }
 
 impl AsRef<[f32]> for VirtualRead {
@@ -57,6 +47,24 @@ struct Pending {
     done_at: Option<Nanos>,
 }
 
+/// Destination of uploads that later commands wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UploadTarget {
+    Gradients,
+    Parameters,
+    /// Tensors of edges.
+    Tensors,
+}
+
+impl From<BucketTensor> for UploadTarget {
+    fn from(tensor: BucketTensor) -> Self {
+        match tensor {
+            BucketTensor::Parameters => Self::Parameters,
+            _ => Self::Gradients,
+        }
+    }
+}
+
 /// Period of a copy, for the timeline.
 pub type Period = (Nanos, Nanos);
 
@@ -64,10 +72,12 @@ pub type Period = (Nanos, Nanos);
 #[derive(Debug)]
 pub struct VirtualDevice {
     pub model: Model,
+    /// Contents of the slots of its plan, if they are checked.
+    pub memory: Option<TensorMemory>,
     /// Time at which all queued segments and updates are over.
     free_at: Nanos,
-    /// Times at which all uploads of gradient sums and of parameters are over.
-    uploaded_at: [Nanos; 2],
+    /// Times at which all uploads to each [`UploadTarget`] are over.
+    uploaded_at: [Nanos; 3],
     upload: LinkModel,
     upload_free_at: Nanos,
     read_back: LinkModel,
@@ -81,11 +91,17 @@ pub struct VirtualDevice {
 
 impl VirtualDevice {
     /// Creates an idle device; `slots_max` is the number of its readback slots.
-    pub fn new(model: Model, costs: &Costs, slots_max: Option<usize>) -> Self {
+    pub fn new(
+        model: Model,
+        memory: Option<TensorMemory>,
+        costs: &Costs,
+        slots_max: Option<usize>,
+    ) -> Self {
         Self {
             model,
+            memory,
             free_at: 0,
-            uploaded_at: [0; 2],
+            uploaded_at: [0; 3],
             upload: costs.upload,
             upload_free_at: 0,
             read_back: costs.read_back,
@@ -100,10 +116,11 @@ impl VirtualDevice {
 
     // ---- Commands ----
 
-    /// Queues a command that takes this long and needs the uploads of a tensor so far. Returns the
-    /// period in which the device performs it.
-    pub fn run(&mut self, now: Nanos, takes: Nanos, needs: BucketTensor) -> Period {
-        let start = now.max(self.free_at).max(self.uploaded_at[index(needs)]);
+    /// Queues a command that takes this long and needs the uploads to these targets so far.
+    /// Returns the period in which the device performs it.
+    pub fn run(&mut self, now: Nanos, takes: Nanos, needs: &[UploadTarget]) -> Period {
+        let uploaded_at = needs.iter().map(|target| self.uploaded_at[*target as usize]);
+        let start = uploaded_at.fold(now.max(self.free_at), Nanos::max);
         self.free_at = start + takes;
         (start, self.free_at)
     }
@@ -115,29 +132,35 @@ impl VirtualDevice {
 
     /// Returns the time at which everything that is queued is over, readbacks apart.
     pub fn idle_at(&self) -> Nanos {
-        self.free_at.max(self.uploaded_at[0]).max(self.uploaded_at[1])
+        self.uploaded_at.iter().fold(self.free_at, |idle_at, at| idle_at.max(*at))
     }
 
-    /// Queues the upload of a chunk. Returns the period in which it is copied.
-    pub fn write(&mut self, now: Nanos, tensor: BucketTensor, chunk: &Chunk) -> Period {
+    /// Queues the upload of so many elements. Returns the period in which they are copied.
+    pub fn write(&mut self, now: Nanos, target: UploadTarget, elements: usize) -> Period {
         let start = now.max(self.upload_free_at);
-        self.upload_free_at = start.saturating_add(self.upload.busy(chunk));
+        self.upload_free_at = start.saturating_add(self.upload.busy(elements));
         let end = self.upload_free_at.saturating_add(nanos(self.upload.latency_s));
-        self.uploaded_at[index(tensor)] = end;
+        self.uploaded_at[target as usize] = end;
         (start, end)
     }
 
     // ---- Readbacks ----
 
-    /// Starts a readback of the values that the chunk has after all queued commands.
-    pub fn start_readback(&mut self, now: Nanos, tensor: BucketTensor, chunk: &Chunk) {
-        let (bucket, range) = (chunk.bucket, chunk.range.clone());
-        let values = match tensor {
-            BucketTensor::Parameters => self.model.parameters(bucket, range.clone()).to_vec(),
-            _ => self.model.gradients(bucket, range.clone()).to_vec(),
+    /// Starts a readback of a place, with the values that it has after all queued commands;
+    /// `tensor` are those of the elements of a tensor.
+    pub fn start_readback(&mut self, now: Nanos, place: Place, tensor: Vec<f32>) {
+        let values = match &place {
+            Place::Bank { bank: BucketTensor::Parameters, bucket, range } => {
+                self.model.parameters(*bucket, range.clone()).to_vec()
+            }
+            Place::Bank { bucket, range, .. } => {
+                self.model.gradients(*bucket, range.clone()).to_vec()
+            }
+            Place::Tensor { .. } => tensor,
         };
-        let read = VirtualRead { tensor, bucket, range, values, _slot: None };
-        let (from, bytes) = (now.max(self.free_at), self.read_back.busy(chunk));
+        let bytes = self.read_back.busy(place.length());
+        let read = VirtualRead { place, values, _slot: None };
+        let from = now.max(self.free_at);
         self.reads.push_back(Pending { read, from, bytes, done_at: None });
     }
 
@@ -189,9 +212,4 @@ impl VirtualDevice {
             (self.reads[0].done_at, self.reads[1].done_at) = (times[0], times[1]);
         }
     }
-}
-
-/// Index of a tensor in the times of uploads.
-fn index(tensor: BucketTensor) -> usize {
-    usize::from(tensor == BucketTensor::Parameters)
 }

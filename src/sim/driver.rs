@@ -1,24 +1,32 @@
 //! Device thread of a virtual rank: performs the actions of an interpreter and of its transfers.
 
+use std::collections::HashMap;
+use std::ops::Range;
+
 use super::coordinator_thread::ToCoordinator;
-use super::device::VirtualRead;
+use super::device::{UploadTarget, VirtualRead};
 use super::queue::nanos;
 use super::report::End;
 use super::scenario::SeededBug;
 use super::timeline::VirtualTrack;
-use super::world::{DriverJob, Event, Simulation, ToDriver};
-use crate::base::{ChunkId, Nanos, Rank};
+use super::world::{DriverJob, Event, Simulation, ToDriver, VirtualRank};
+use crate::base::{BucketId, ChunkId, EdgePiece, Nanos, Position, Rank};
 use crate::collective::Collective;
-use crate::comm::{Closed, Mailbox, PooledBuffer, RingMsg};
-use crate::graph::BucketTensor;
+use crate::comm::{Closed, Mailbox, PooledBuffer, RingMsg, SharedBuffer};
+use crate::graph::{BucketTensor, Place};
 use crate::parallel::transfers::{
-    CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
+    CompletedRead, DeviceMsg, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL,
+    WaitFor,
 };
-use crate::parallel::{Action, Event as StepEvent, Interpreter, Outcome, Verdict, Vote};
+use crate::parallel::{
+    Action, Event as StepEvent, GradientSquares, Interpreter, Outcome, Verdict, Vote,
+};
 
 /// Call of the device thread that returns when its device has performed what is queued.
 #[derive(Debug)]
 enum Blocked {
+    /// The readbacks of tensors that other ranks need, before the vote.
+    SendAll,
     /// The sums of the step, for the vote.
     FinishStep,
     /// The addition of the device's gradients to a partial sum.
@@ -32,6 +40,10 @@ pub(super) struct Driver<'a> {
     interpreter: Option<Interpreter<'a>>,
     pub transfers: PeerTransfers,
     pub inbox: Mailbox<ToDriver>,
+    /// Number of pieces of tensors in the mailbox.
+    pub pieces: usize,
+    /// Pieces that have arrived before the program receives them.
+    pub kept: HashMap<EdgePiece, SharedBuffer>,
     /// Next step, or the end of the run.
     pub job: Option<DriverJob>,
     /// Number of steps that are over.
@@ -59,6 +71,8 @@ impl Driver<'_> {
             interpreter: None,
             transfers,
             inbox,
+            pieces: 0,
+            kept: HashMap::new(),
             job: None,
             finished: 0,
             blocked: None,
@@ -120,8 +134,10 @@ impl<'a> Simulation<'a> {
             let free_at = driver.free_at;
             return self.wake_driver_at(rank, free_at);
         }
-        if let Some(blocked) = driver.blocked.take() {
-            self.unblock(rank, blocked);
+        if let Some(blocked) = driver.blocked.take()
+            && !self.unblock(rank, blocked)
+        {
+            return;
         }
         while self.advance(rank) {}
     }
@@ -158,6 +174,7 @@ impl<'a> Simulation<'a> {
             DriverJob::Step(round) => {
                 driver.interpreter = Some(Interpreter::new(virtual_rank.program));
                 driver.transfers.restart(round);
+                driver.kept.clear();
                 if self.scenario.seeded_bug == Some(SeededBug::RestartsApart) {
                     self.hand_to_ring(rank, RingMsg::Restart(round));
                 }
@@ -174,7 +191,7 @@ impl<'a> Simulation<'a> {
         self.virtual_ranks[rank.index()].driver.interpreter.as_mut()?.poll_action()
     }
 
-    fn report_event(&mut self, rank: Rank, event: StepEvent) {
+    pub(super) fn report_event(&mut self, rank: Rank, event: StepEvent) {
         let driver = &mut self.virtual_ranks[rank.index()].driver;
         if let StepEvent::Verdict(verdict) = &event {
             driver.verdict = Some(verdict.clone());
@@ -216,12 +233,32 @@ impl<'a> Simulation<'a> {
         false
     }
 
-    fn unblock(&mut self, rank: Rank, blocked: Blocked) {
+    /// Goes on after a call that kept the device thread busy. Returns false if it is busy again.
+    fn unblock(&mut self, rank: Rank, blocked: Blocked) -> bool {
         match blocked {
+            Blocked::SendAll => {
+                self.forward_readbacks(rank);
+                return self.finish_step(rank);
+            }
             Blocked::FinishStep => self.vote(rank),
             Blocked::Add { chunk, partial } => {
                 let round = self.virtual_ranks[rank.index()].driver.transfers.round();
                 self.hand_to_ring(rank, RingMsg::Added { round, chunk, partial });
+            }
+        }
+        true
+    }
+
+    /// Waits for the sums of the step, after the readbacks of tensors that other ranks need. Returns
+    /// false.
+    fn finish_step(&mut self, rank: Rank) -> bool {
+        let now = self.queue.now();
+        let VirtualRank { driver, device, .. } = &mut self.virtual_ranks[rank.index()];
+        match device.next_done_at().filter(|_| driver.transfers.has_sends()) {
+            Some(done_at) => self.block(rank, Blocked::SendAll, done_at.max(now)),
+            None => {
+                let idle_at = device.idle_at().max(now);
+                self.block(rank, Blocked::FinishStep, idle_at)
             }
         }
     }
@@ -233,7 +270,6 @@ impl<'a> Simulation<'a> {
         if let Some(takes) = self.takes(rank, &action) {
             self.queue_command(rank, &action, takes);
         }
-        let now = self.queue.now();
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         match action {
             Action::ZeroGradients => {
@@ -242,16 +278,11 @@ impl<'a> Simulation<'a> {
             }
             Action::Start(collective) => self.start(rank, collective),
             Action::Wait(token) => virtual_rank.driver.waits_for = token.to_string(),
-            Action::Vote => {
-                let idle_at = virtual_rank.device.idle_at().max(now);
-                return self.block(rank, Blocked::FinishStep, idle_at);
-            }
+            Action::Vote => return self.finish_step(rank),
             Action::Finish(outcome) => return self.finish(rank, outcome),
-            Action::Load { .. }
-            | Action::Run { .. }
-            | Action::Update { .. }
-            | Action::Send { .. }
-            | Action::Receive { .. } => {}
+            Action::Send { edge, micro_batch } => self.send_tensor(rank, edge, micro_batch),
+            Action::Receive { edge, micro_batch } => self.receive_tensor(rank, edge, micro_batch),
+            Action::Load { .. } | Action::Run { .. } | Action::Update { .. } => {}
         }
         true
     }
@@ -267,13 +298,17 @@ impl<'a> Simulation<'a> {
                 cost.fixed_s + f64::from(rows) * cost.row_s
             }
             Action::Update { bucket } => {
-                let position = self.virtual_ranks[rank.index()].position;
-                let owned = self.scenario.layout.shard(bucket, position).len();
-                owned as f64 * costs.update_element_s
+                self.owned(rank, bucket).len() as f64 * costs.update_element_s
             }
             _ => return None,
         };
         Some(nanos(seconds) + self.jitter())
+    }
+
+    /// Returns the elements of a bucket that a rank updates.
+    fn owned(&self, rank: Rank, bucket: BucketId) -> Range<usize> {
+        let position = self.virtual_ranks[rank.index()].positions.of(bucket);
+        position.map_or(0..0, |position| self.scenario.layout.shard(bucket, position))
     }
 
     /// Queues a command on the device. Its effect on values counts for all commands after it.
@@ -281,37 +316,51 @@ impl<'a> Simulation<'a> {
         if let Action::Update { .. } = action {
             self.check_committed(rank, "updates");
         }
-        let now = self.queue.now();
+        if let Action::Load { micro_batch } | Action::Run { micro_batch, .. } = *action {
+            self.use_memory(rank, action, micro_batch);
+        }
+        let (now, part) = (self.queue.now(), &self.scenario.parts[rank.index()]);
+        let shard = match *action {
+            Action::Update { bucket } => self.owned(rank, bucket),
+            _ => 0..0,
+        };
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         let (step, device) = (virtual_rank.driver.transfers.round().step, &mut virtual_rank.device);
-        let mut needs = BucketTensor::Parameters;
+        let mut needs = vec![UploadTarget::Parameters];
         match *action {
-            Action::Load { micro_batch } => {
+            Action::Load { micro_batch } if part.has_loss => {
                 device.model.count(step, virtual_rank.program.micro_batches[micro_batch]);
             }
             Action::Run { segment, micro_batch } => {
-                let buckets = &self.scenario.completes[segment.index()];
+                let buckets = &part.adds_to[segment.index()];
                 let samples = virtual_rank.program.micro_batches[micro_batch];
-                device.model.run(step, samples, buckets);
+                device.model.run(step, samples, segment, buckets);
+                needs.push(UploadTarget::Tensors);
             }
             Action::Update { bucket } => {
-                needs = BucketTensor::Gradients;
-                let shard = self.scenario.layout.shard(bucket, virtual_rank.position);
+                needs = vec![UploadTarget::Gradients];
                 if let Some(verdict) = &virtual_rank.driver.verdict {
                     device.model.update(bucket, shard, verdict);
                 }
             }
             _ => {}
         }
-        let span = device.run(now, takes, needs);
-        self.timeline.add(rank, VirtualTrack::Device, span, || name(action));
+        let span = device.run(now, takes, &needs);
+        match *action {
+            Action::Run { segment, micro_batch } => {
+                self.timeline.add_run(rank, span, (segment, micro_batch));
+            }
+            _ => self.timeline.add(rank, VirtualTrack::Device, span, || name(action)),
+        }
     }
 
     fn vote(&mut self, rank: Rank) {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         let (round, (loss, count)) =
             (virtual_rank.driver.transfers.round(), virtual_rank.device.model.loss());
-        let vote = Vote { round, rank, loss, count, gradients: Vec::new() };
+        let gradients = self.alone(rank);
+        let vote = Vote { round, rank, loss, count, gradients };
+        let virtual_rank = &mut self.virtual_ranks[rank.index()];
         virtual_rank.driver.waits_for = "the verdict".into();
         match virtual_rank.driver.transfers.complete_vote(vote, true) {
             Ok(vote) => {
@@ -320,6 +369,18 @@ impl<'a> Simulation<'a> {
             }
             Err(error) => self.violations.push(format!("{rank}: {error}")),
         }
+    }
+
+    /// Returns the squares of the gradients that no other rank holds.
+    fn alone(&self, rank: Rank) -> Vec<GradientSquares> {
+        let Some(plan) = &self.scenario.parts[rank.index()].plan else { return Vec::new() };
+        let virtual_rank = &self.virtual_ranks[rank.index()];
+        let of_bucket = |bucket: BucketId| {
+            let (squares, not_finite) = virtual_rank.device.model.squares(bucket);
+            let (position, chunk) = (Position(0), ChunkId(0));
+            GradientSquares { position, bucket, chunk, squares, not_finite }
+        };
+        virtual_rank.program.unreduced(plan).into_iter().map(of_bucket).collect()
     }
 
     fn finish(&mut self, rank: Rank, outcome: Outcome) -> bool {
@@ -351,7 +412,7 @@ impl<'a> Simulation<'a> {
         let transfers = &mut virtual_rank.driver.transfers;
         transfers.discard();
         while let Some(read) = virtual_rank.device.next_readback(now) {
-            match transfers.complete(&read.place()) {
+            match transfers.complete(&read.place) {
                 Ok(CompletedRead::Send(_) | CompletedRead::Discard) => {}
                 other => self.violations.push(format!("{rank} drains {other:?}")),
             }
@@ -378,7 +439,8 @@ impl<'a> Simulation<'a> {
             match transfer {
                 LocalTransfer::Read(read) => {
                     let (tensor, chunk) = virtual_rank.driver.transfers.source(read);
-                    virtual_rank.device.start_readback(now, tensor, chunk);
+                    let place = Place::bank(tensor, chunk.bucket, chunk.range.clone());
+                    virtual_rank.device.start_readback(now, place, Vec::new());
                 }
                 LocalTransfer::KeepOnDevice(read) => self.ready(rank, read, None),
             }
@@ -386,21 +448,25 @@ impl<'a> Simulation<'a> {
     }
 
     /// Sends all completed readbacks to the ring thread.
-    fn forward_readbacks(&mut self, rank: Rank) {
+    pub(super) fn forward_readbacks(&mut self, rank: Rank) {
         let now = self.queue.now();
         loop {
             let virtual_rank = &mut self.virtual_ranks[rank.index()];
             for span in virtual_rank.device.record_copies(now) {
-                self.timeline.add(rank, VirtualTrack::ReadBack, span, || "a chunk".into());
+                self.timeline.add(rank, VirtualTrack::ReadBack, span, || "a place".into());
             }
             if self.scenario.seeded_bug == Some(SeededBug::SwapsReadbacks) {
                 virtual_rank.device.swap_readbacks();
             }
             let Some(readback) = virtual_rank.device.next_readback(now) else { return };
             let transfers = &mut virtual_rank.driver.transfers;
-            match transfers.complete(&readback.place()) {
+            match transfers.complete(&readback.place) {
                 Ok(CompletedRead::Forward(read)) => self.ready(rank, read, Some(readback)),
-                Ok(CompletedRead::Send(_) | CompletedRead::Discard) => {}
+                Ok(CompletedRead::Send(piece)) => {
+                    let round = transfers.round();
+                    self.hand_to_ring(rank, RingMsg::Send { round, piece, readback });
+                }
+                Ok(CompletedRead::Discard) => {}
                 Err(error) => return self.violations.push(format!("{rank}: {error}")),
             }
         }
@@ -416,13 +482,22 @@ impl<'a> Simulation<'a> {
     fn receive(&mut self, rank: Rank, message: ToDriver) -> bool {
         let virtual_rank = &mut self.virtual_ranks[rank.index()];
         virtual_rank.driver.received += 1;
+        let is_piece = matches!(message, DeviceMsg::Piece { .. });
+        virtual_rank.driver.pieces -= usize::from(is_piece);
         match virtual_rank.driver.transfers.handle(message) {
             Ok(Response::Write { tensor, chunk, values }) => {
                 self.write(rank, tensor, chunk, &values);
             }
             Ok(Response::Add { chunk, partial }) => return self.add(rank, chunk, partial),
             Ok(Response::Event(event)) => self.report_event(rank, event),
-            Ok(Response::None | Response::WritePiece { .. } | Response::Keep { .. }) => {}
+            Ok(Response::WritePiece { piece, values, event }) => {
+                self.write_piece(rank, &piece, &values);
+                self.report_received(rank, event);
+            }
+            Ok(Response::Keep { piece, values }) => {
+                drop(virtual_rank.driver.kept.insert(piece, values));
+            }
+            Ok(Response::None) => {}
             Err(error) => self.violations.push(format!("{rank}: {error}")),
         }
         true
@@ -441,7 +516,7 @@ impl<'a> Simulation<'a> {
             }
             _ => device.model.set_gradients(chunk.bucket, chunk.range.clone(), values),
         }
-        let span = device.write(now, tensor, chunk);
+        let span = device.write(now, tensor.into(), chunk.range.len());
         self.timeline.add(rank, VirtualTrack::Upload, span, || chunk.to_string());
     }
 
@@ -461,7 +536,7 @@ impl<'a> Simulation<'a> {
             let own = device.model.gradients(chunk.bucket, chunk.range.clone());
             partial.iter_mut().zip(own).for_each(|(sum, value)| *sum += value);
         }
-        let span = device.run(now, takes, BucketTensor::Parameters);
+        let span = device.run(now, takes, &[UploadTarget::Parameters]);
         self.timeline.add(rank, VirtualTrack::Device, span, || format!("add {chunk}"));
         self.block(rank, Blocked::Add { chunk: id, partial }, span.1)
     }
@@ -470,7 +545,6 @@ impl<'a> Simulation<'a> {
 fn name(action: &Action) -> String {
     match action {
         Action::Load { micro_batch } => format!("load micro-batch {micro_batch}"),
-        Action::Run { segment, micro_batch } => format!("run {segment} on {micro_batch}"),
         Action::Update { bucket } => format!("update {bucket}"),
         other => format!("{other:?}"),
     }

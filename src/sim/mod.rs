@@ -37,6 +37,9 @@ mod coordinator_thread;
 pub mod cost_model;
 mod device;
 mod driver;
+mod edges;
+mod memory;
+mod model_part;
 pub mod queue;
 pub mod reference;
 pub mod report;
@@ -48,6 +51,7 @@ pub mod world;
 
 pub use check::check;
 pub use cost_model::{MachineModel, one_step, step_seconds};
+pub use model_part::ModelPart;
 pub use reference::reference;
 pub use report::{End, RankReport, SimulationReport};
 pub use scenario::{

@@ -4,9 +4,11 @@ use super::scenario::Scenario;
 use super::values::{Buckets, initial, sample_gradient, sample_key, updated};
 use crate::base::{BucketId, Position, Rank};
 use crate::collective::{ShardLayout, Topology};
+use crate::parallel::Instruction;
 
 /// Returns the parameters before the first step and after each: every element updated by the
-/// gradients of all ranks, added in the order that the topology prescribes. Empty without values.
+/// gradients of all ranks that hold it, added in the order that the topology prescribes. Empty
+/// without values.
 pub fn reference(scenario: &Scenario) -> Vec<Buckets> {
     let Some(seed) = scenario.values else { return Vec::new() };
     let mut after = vec![initial(seed, &scenario.lengths())];
@@ -29,17 +31,23 @@ pub fn reference(scenario: &Scenario) -> Vec<Buckets> {
 
 /// Returns the number of samples in the global batch.
 fn samples(scenario: &Scenario) -> u32 {
-    scenario.programs.iter().flat_map(|p| &p.micro_batches).map(|m| m.rows).sum()
+    let programs = scenario.programs.iter().zip(&scenario.parts);
+    let counted = programs.filter(|(_, part)| part.has_loss);
+    counted.flat_map(|(program, _)| &program.micro_batches).map(|m| m.rows).sum()
 }
 
 /// Returns true if the step is skipped because a gradient is not finite.
 fn is_skipped(scenario: &Scenario, step: u64) -> bool {
-    let has_elements = scenario.lengths().iter().any(|&length| length > 0);
-    has_elements
-        && (0..scenario.world() as u32).any(|rank| scenario.is_not_finite(Rank(rank), step))
+    let lengths = scenario.lengths();
+    let has_elements = |rank: Rank| {
+        let buckets = lengths.iter().zip((0..).map(BucketId));
+        buckets.into_iter().any(|(&length, bucket)| length > 0 && scenario.holds(rank, bucket))
+    };
+    let mut ranks = (0..scenario.world() as u32).map(Rank);
+    ranks.any(|rank| scenario.is_not_finite(rank, step) && has_elements(rank))
 }
 
-/// Returns the gradients of a bucket, summed over ranks.
+/// Returns the gradients of a bucket, summed over the ranks that hold it.
 fn sums(
     scenario: &Scenario,
     seed: u64,
@@ -48,43 +56,51 @@ fn sums(
     parameters: &[f32],
 ) -> Vec<f32> {
     let of_rank = |rank| rank_gradients(scenario, seed, step, rank, bucket, parameters);
-    let ranks: Vec<Vec<f32>> = (0..scenario.world()).map(of_rank).collect();
+    let group = scenario.groups.of(bucket);
+    let ranks: Vec<Vec<f32>> = group.iter().map(|(_, rank)| of_rank(rank)).collect();
     let sum = |index| sum_in_order(&scenario.layout, bucket, index, &ranks);
     (0..parameters.len()).map(sum).collect()
 }
 
-/// Returns the gradients of a bucket, summed over one rank's samples.
+/// Returns the gradients of a bucket, summed over the segments and samples that a rank runs.
 fn rank_gradients(
     scenario: &Scenario,
     seed: u64,
     step: u64,
-    rank: usize,
+    rank: Rank,
     bucket: BucketId,
     parameters: &[f32],
 ) -> Vec<f32> {
     let mut sums = vec![0.0; parameters.len()];
-    if !scenario.completes.iter().any(|completes| completes.contains(&bucket)) {
-        return sums;
-    }
-    let micro_batches = &scenario.programs[rank].micro_batches;
-    for slot in micro_batches.iter().flat_map(|m| m.first..m.first + m.rows) {
-        let key = sample_key(seed, step, slot, bucket);
-        for (index, sum) in sums.iter_mut().enumerate() {
-            *sum += sample_gradient(key, index, parameters[index]);
+    let (program, part) = (&scenario.programs[rank.index()], &scenario.parts[rank.index()]);
+    for instruction in &program.instructions {
+        let Instruction::Run { segment, micro_batch } = *instruction else { continue };
+        if !part.adds_to[segment.index()].contains(&bucket) {
+            continue;
+        }
+        let samples = program.micro_batches[micro_batch];
+        for slot in samples.first..samples.first + samples.rows {
+            let key = sample_key(seed, step, slot, (segment, bucket));
+            for (index, sum) in sums.iter_mut().enumerate() {
+                *sum += sample_gradient(key, index, parameters[index]);
+            }
         }
     }
     sums
 }
 
-/// Returns one element, summed over ranks: on a ring from the rank after its owner around to the
-/// owner, in a star from rank 0 on.
+/// Returns one element, summed over the ranks of a group: on a ring from the rank after its owner
+/// around to the owner, in a star from the first one on.
 fn sum_in_order(layout: &ShardLayout, bucket: BucketId, index: usize, ranks: &[Vec<f32>]) -> f32 {
     let world = ranks.len();
-    let first = match layout.topology {
+    let first = match layout.topology_of(bucket) {
         Topology::Star => 0,
         Topology::Ring => {
             let owns = |at: &Position| layout.shard(bucket, *at).contains(&index);
-            (0..layout.size).map(Position).find(owns).map_or(0, |owner| owner.index() + 1)
+            (0..layout.size_of(bucket))
+                .map(Position)
+                .find(owns)
+                .map_or(0, |owner| owner.index() + 1)
         }
     };
     let values = (first..first + world).map(|rank| ranks[rank % world][index]);

@@ -23,11 +23,14 @@ pub(super) struct Ring {
     pub sent_last: Nanos,
     /// True if a wake-up at `free_at` is queued.
     pub wakes: bool,
+    /// Number of pieces of tensors in the mailbox.
+    pub pieces: usize,
 }
 
 /// Effect of a ring thread outside of itself.
 enum Effect {
     Send { to: Position, message: Message },
+    SendPiece { round: Round, piece: EdgePiece, values: SharedBuffer },
     ToDriver(ToDriver),
 }
 
@@ -58,7 +61,7 @@ impl RingOutput for Work {
     }
 
     fn work(&mut self, work: HostWork, chunk: &Chunk) {
-        self.takes += self.host.busy(chunk);
+        self.takes += self.host.busy(chunk.range.len());
         self.done.push(format!("{work} {chunk}"));
     }
 
@@ -99,10 +102,18 @@ impl RingOutput for Work {
         self.add(Effect::ToDriver(DeviceMsg::Add { round, chunk, partial }))
     }
 
-    fn copy(&mut self, _: &EdgePiece) {}
+    fn copy(&mut self, piece: &EdgePiece) {
+        self.takes += self.host.busy(piece.range.len());
+        self.done.push(format!("send {piece}"));
+    }
 
-    fn send_piece(&mut self, _: Round, _: EdgePiece, _: SharedBuffer) -> Result<(), ExchangeError> {
-        Ok(())
+    fn send_piece(
+        &mut self,
+        round: Round,
+        piece: EdgePiece,
+        values: SharedBuffer,
+    ) -> Result<(), ExchangeError> {
+        self.add(Effect::SendPiece { round, piece, values })
     }
 
     fn done(&mut self, round: Round, collective: Collective) -> Result<(), ExchangeError> {
@@ -114,7 +125,11 @@ impl Simulation<'_> {
     /// Puts a message into the mailbox of a ring thread. A closed one drops it.
     pub(super) fn hand_to_ring(&mut self, rank: Rank, message: RingMsg<VirtualRead>) {
         let message = self.in_arrival_order(message);
+        let is_piece = matches!(message, RingMsg::Send { .. });
         let sent = self.virtual_ranks[rank.index()].ring.inbox.send(message);
+        if is_piece && sent.is_ok() {
+            self.count_piece_to_ring(rank);
+        }
         self.check_bound(rank, "ring thread", sent);
         self.wake_ring(rank);
     }
@@ -136,6 +151,7 @@ impl Simulation<'_> {
             return;
         }
         let Ok(Some(message)) = virtual_rank.ring.inbox.try_recv() else { return };
+        virtual_rank.ring.pieces -= usize::from(matches!(message, RingMsg::Send { .. }));
         let now = self.queue.now();
         let host = self.scenario.costs[rank.index()].host;
         let has_values = self.scenario.values.is_some();
@@ -167,6 +183,9 @@ impl Simulation<'_> {
         for (after, effect) in work.effects {
             match effect {
                 Effect::Send { to, message } => self.send(rank, to, message, now + after),
+                Effect::SendPiece { round, piece, values } => {
+                    self.send_piece(rank, (round, piece, values), now + after);
+                }
                 Effect::ToDriver(message) => {
                     // In the order in which the ring thread sends them.
                     let last = &mut self.virtual_ranks[rank.index()].ring.sent_last;
@@ -183,11 +202,13 @@ impl Simulation<'_> {
         match message {
             RingMsg::Message(mut message)
                 if self.scenario.seeded_bug == Some(SeededBug::AccumulatesInArrivalOrder)
-                    && self.scenario.layout.topology == Topology::Star
+                    && self.topology_of(&message) == Topology::Star
                     && message.kind == CollectiveKind::ReduceScatter =>
             {
+                let layout = &self.scenario.layout;
+                let size = layout.size_of(layout.chunk(message.chunk).bucket);
                 let arrived = &mut self.arrived[message.chunk.index()];
-                *arrived = *arrived % (self.scenario.layout.size - 1) + 1;
+                *arrived = *arrived % (size - 1) + 1;
                 message.from = Position(*arrived);
                 RingMsg::Message(message)
             }
@@ -195,19 +216,40 @@ impl Simulation<'_> {
         }
     }
 
+    fn topology_of(&self, message: &Message) -> Topology {
+        let layout = &self.scenario.layout;
+        layout.topology_of(layout.chunk(message.chunk).bucket)
+    }
+
     fn send(&mut self, from: Rank, to: Position, message: Message, at: Nanos) {
-        let (to, chunk) = (self.group.rank(to), message.chunk);
+        let (scenario, id) = (self.scenario, message.chunk);
+        let chunk = scenario.layout.chunk(id);
+        let to = scenario.groups.of(chunk.bucket).rank(to);
         self.messages += 1;
         if self.scenario.seeded_bug == Some(SeededBug::LosesMessage(self.messages)) {
             return;
         }
+        let name = || format!("{id} to {to}");
+        let there = self.pass_link((from, to), chunk.range.len(), at, name);
+        self.queue.push(there, Event::Message { to, message, sent: (from, at) });
+    }
+
+    /// Occupies the link between two ranks with so many elements. Returns the time at which they
+    /// arrive.
+    pub(super) fn pass_link(
+        &mut self,
+        (from, to): (Rank, Rank),
+        elements: usize,
+        at: Nanos,
+        name: impl FnOnce() -> String,
+    ) -> Nanos {
         let link = &self.scenario.links[from.index()][to.index()];
         let free_at = &mut self.links_free_at[from.index()][to.index()];
         let start = at.max(*free_at);
-        let gone = start + link.busy(self.scenario.layout.chunk(chunk));
+        let gone = start + link.busy(elements);
         *free_at = gone;
         let there = gone + nanos(link.latency_s) + self.jitter();
-        self.timeline.add(from, VirtualTrack::Link, (start, there), || format!("{chunk} to {to}"));
-        self.queue.push(there, Event::Message { to, message, sent: (from, at) });
+        self.timeline.add(from, VirtualTrack::Link, (start, there), name);
+        there
     }
 }

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use super::model_part::ModelPart;
 use super::queue::nanos;
 use crate::base::{BucketId, Nanos, Rank};
-use crate::collective::{Chunk, ShardLayout};
-use crate::parallel::{Program, ReduceSite};
+use crate::collective::{BucketGroups, Chunk, ShardLayout};
+use crate::parallel::{EdgeLayout, Program, ReduceSite};
 
 const F32_BYTES: f64 = 4.0;
 
-/// Model of a link, which carries one chunk at a time.
+/// Model of a link, which carries one message at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkModel {
     pub latency_s: f64,
@@ -20,15 +21,15 @@ impl LinkModel {
     /// A link that takes no time.
     pub const INSTANT: Self = Self { latency_s: 0.0, bytes_per_s: f64::INFINITY };
 
-    /// Returns the time for which a chunk keeps the link busy; the chunk arrives one latency
+    /// Returns the time for which so many elements keep the link busy; they arrive one latency
     /// later.
-    pub fn busy(&self, chunk: &Chunk) -> Nanos {
-        nanos(chunk.range.len() as f64 * F32_BYTES / self.bytes_per_s)
+    pub fn busy(&self, elements: usize) -> Nanos {
+        nanos(elements as f64 * F32_BYTES / self.bytes_per_s)
     }
 
     /// Returns the time after which a chunk has arrived on an idle link.
     pub fn time(&self, chunk: &Chunk) -> Nanos {
-        self.busy(chunk) + nanos(self.latency_s)
+        self.busy(chunk.range.len()) + nanos(self.latency_s)
     }
 }
 
@@ -109,16 +110,30 @@ pub enum SeededBug {
     AddsTwiceOnDevice,
     /// Mailboxes hold one message.
     ShortMailboxes,
+    /// A program goes on when it has begun to receive a tensor.
+    ReceivesWithoutWaiting,
+    /// A tensor that is sent has the values of the next micro-batch.
+    SendsNextMicroBatch,
+    /// The n-th piece of a tensor between ranks is lost.
+    LosesPiece(u64),
+    /// Slots of which there are several copies have one copy less.
+    FewerCopies,
+    /// Mailboxes count on one piece less than may be on its way.
+    FewerPieces,
 }
 
 /// Complete input of a simulated run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub layout: Arc<ShardLayout>,
+    /// Ranks that hold each bucket of the layout.
+    pub groups: BucketGroups,
+    /// Tensors that ranks send each other.
+    pub edges: EdgeLayout,
     /// Programs, per rank.
     pub programs: Vec<Program>,
-    /// Buckets to whose gradients each segment adds.
-    pub completes: Vec<Vec<BucketId>>,
+    /// Parts of the model, per rank.
+    pub parts: Vec<ModelPart>,
     /// Speeds, per rank.
     pub costs: Vec<Costs>,
     /// Sites of addition, per rank.
@@ -134,8 +149,8 @@ pub struct Scenario {
     pub deadline_s: f64,
     /// Window as in [`crate::collective::Exchange::new`].
     pub window: usize,
-    /// Maximum number of chunks that a rank may be reading back or have read back, and not used
-    /// yet; `None` for no limit.
+    /// Maximum number of chunks and pieces that a rank may be reading back or have read back, and
+    /// not used yet; `None` for no limit.
     pub slots_max: Option<usize>,
     pub steps: u64,
     /// Seed of delays and of the order of simultaneous events.
@@ -155,7 +170,12 @@ impl Scenario {
     }
 
     pub fn world(&self) -> usize {
-        self.layout.size as usize
+        self.programs.len()
+    }
+
+    /// Returns true if a rank holds a bucket.
+    pub fn holds(&self, rank: Rank, bucket: BucketId) -> bool {
+        self.groups.of(bucket).position(rank).is_some()
     }
 
     /// Returns the number of elements of each bucket.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::base::{Nanos, Rank};
+use crate::base::{Nanos, Rank, SegmentId};
 
 /// Track of the timeline: a component of a rank that does one thing at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,6 +20,8 @@ pub struct VirtualSpan {
     pub rank: Rank,
     pub track: VirtualTrack,
     pub what: String,
+    /// The segment that a device runs, and the micro-batch.
+    pub run: Option<(SegmentId, usize)>,
     pub from: Nanos,
     pub to: Nanos,
 }
@@ -47,7 +49,17 @@ impl Timeline {
         what: impl FnOnce() -> String,
     ) {
         if self.is_on {
-            self.spans.push(VirtualSpan { rank, track, what: what(), from, to });
+            self.spans.push(VirtualSpan { rank, track, what: what(), run: None, from, to });
+        }
+    }
+
+    /// Records that the device of a rank runs a segment on a micro-batch.
+    pub fn add_run(&mut self, rank: Rank, period: (Nanos, Nanos), run: (SegmentId, usize)) {
+        let (segment, micro_batch) = run;
+        let name = || format!("run {segment} on {micro_batch}");
+        self.add(rank, VirtualTrack::Device, period, name);
+        if let Some(span) = self.spans.last_mut().filter(|_| self.is_on) {
+            span.run = Some(run);
         }
     }
 

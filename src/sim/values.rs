@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::scenario::Scenario;
-use crate::base::BucketId;
+use crate::base::{BucketId, Rank, SegmentId, TensorId};
 use crate::parallel::{MicroBatch, Verdict};
 
 const LEARNING_RATE: f32 = 0.05;
@@ -32,13 +32,33 @@ pub(super) fn sample_gradient(key: u64, index: usize, parameter: f32) -> f32 {
     number(mix(key.wrapping_add(index as u64))) * (1.0 + 0.125 * parameter)
 }
 
-/// Returns the key of one sample's gradients in one bucket.
-pub(super) fn sample_key(seed: u64, step: u64, slot: u32, bucket: BucketId) -> u64 {
-    mix(mix(mix(seed ^ mix(step)) ^ u64::from(slot)) ^ u64::from(bucket.0))
+/// Returns the key of what a segment adds to the gradients of one bucket for one sample.
+pub(super) fn sample_key(
+    seed: u64,
+    step: u64,
+    slot: u32,
+    (segment, bucket): (SegmentId, BucketId),
+) -> u64 {
+    let of_both = u64::from(segment.0) << 32 | u64::from(bucket.0);
+    mix(mix(mix(seed ^ mix(step)) ^ u64::from(slot)) ^ of_both)
 }
 
 fn sample_loss(seed: u64, step: u64, slot: u32) -> f64 {
-    f64::from(number(sample_key(seed, step, slot, BucketId(u32::MAX))).abs())
+    f64::from(number(sample_key(seed, step, slot, (SegmentId(0), BucketId(u32::MAX)))).abs())
+}
+
+/// Returns a range of the elements of a tensor that crosses from one rank to another, for a
+/// micro-batch of these samples.
+pub(super) fn tensor_values(
+    seed: u64,
+    step: u64,
+    tensor: TensorId,
+    samples: MicroBatch,
+    range: Range<usize>,
+) -> Vec<f32> {
+    let of_samples = u64::from(samples.first) << 32 | u64::from(samples.rows);
+    let key = mix(mix(mix(!seed ^ mix(step)) ^ of_samples) ^ u64::from(tensor.0));
+    range.map(|index| number(mix(key.wrapping_add(index as u64)))).collect()
 }
 
 /// Applies the update rule: plain gradient descent.
@@ -76,15 +96,19 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(scenario: &Scenario) -> Self {
+    /// Creates the values of a rank, with nothing of the buckets that it does not hold.
+    pub fn new(scenario: &Scenario, rank: Rank) -> Self {
         let lengths = scenario.lengths();
-        let (parameters, gradients) = match scenario.values {
-            Some(seed) => {
-                let zeros = lengths.iter().map(|&length| vec![0.0; length]).collect();
-                (initial(seed, &lengths), zeros)
-            }
-            None => (vec![Vec::new(); lengths.len()], vec![Vec::new(); lengths.len()]),
+        let mut parameters = match scenario.values {
+            Some(seed) => initial(seed, &lengths),
+            None => vec![Vec::new(); lengths.len()],
         };
+        for (bucket, values) in parameters.iter_mut().enumerate() {
+            if !scenario.holds(rank, BucketId(bucket as u32)) {
+                values.clear();
+            }
+        }
+        let gradients = parameters.iter().map(|values| vec![0.0; values.len()]).collect();
         Self { seed: scenario.values, parameters, gradients, loss: 0.0, count: 0.0 }
     }
 
@@ -100,13 +124,19 @@ impl Model {
         }
     }
 
-    /// Adds the gradients of a micro-batch to buckets.
-    pub fn run(&mut self, step: u64, samples: MicroBatch, buckets: &[BucketId]) {
+    /// Adds the gradients that a segment computes for a micro-batch to buckets.
+    pub fn run(
+        &mut self,
+        step: u64,
+        samples: MicroBatch,
+        segment: SegmentId,
+        buckets: &[BucketId],
+    ) {
         let Some(seed) = self.seed else { return };
         for &bucket in buckets {
             let parameters = &self.parameters[bucket.index()];
             for slot in samples.first..samples.first + samples.rows {
-                let key = sample_key(seed, step, slot, bucket);
+                let key = sample_key(seed, step, slot, (segment, bucket));
                 let values = self.gradients[bucket.index()].iter_mut().zip(parameters);
                 for (index, (gradient, &parameter)) in values.enumerate() {
                     *gradient += sample_gradient(key, index, parameter);
@@ -136,6 +166,14 @@ impl Model {
         for (value, &gradient) in self.parameters[bucket.index()][range].iter_mut().zip(gradients) {
             *value = updated(*value, gradient, scale);
         }
+    }
+
+    /// Returns the sum of squares of a bucket's gradients, and the number of those that are not
+    /// finite.
+    pub fn squares(&self, bucket: BucketId) -> (f64, u64) {
+        let gradients = &self.gradients[bucket.index()];
+        let squares = gradients.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+        (squares, gradients.iter().filter(|value| !value.is_finite()).count() as u64)
     }
 
     pub fn gradients(&self, bucket: BucketId, range: Range<usize>) -> &[f32] {

@@ -3,21 +3,22 @@
 use super::coordinator_thread::{CoordinatorThread, ToCoordinator, ToRank, ToRanks};
 use super::device::VirtualDevice;
 use super::driver::Driver;
+use super::memory::TensorMemory;
 use super::queue::{EventQueue, nanos};
 use super::report::{End, RankReport, SimulationReport};
 use super::ring::Ring;
 use super::scenario::{Detection, FaultTime, Scenario, SeededBug, SimulatedFault};
 use super::timeline::Timeline;
 use super::values::Model;
-use crate::base::{Nanos, Position, Rank, Round};
-use crate::collective::RankGroup;
+use crate::base::{EdgePiece, Nanos, Rank, Round};
+use crate::collective::Positions;
 use crate::comm::{
     Mailbox, Message, PooledBuffer, RingMsg, RingWorker, SendError, SharedBuffer, ring_inbox_max,
 };
 use crate::graph::BucketTensor;
 use crate::parallel::coordinator::RankActivity;
 use crate::parallel::transfers::{DeviceMsg, PeerTransfers, device_inbox_max};
-use crate::parallel::{EdgeLayout, Expiry, Program, StepError};
+use crate::parallel::{Expiry, Program, StepError};
 
 /// Message to a virtual device thread.
 pub(super) type ToDriver = DeviceMsg<SharedBuffer, PooledBuffer>;
@@ -43,6 +44,12 @@ pub(super) enum Event {
         message: Message,
         sent: (Rank, Nanos),
     },
+    /// A piece of a tensor that a ring thread sent to the device thread of another rank arrives.
+    Piece {
+        to: Rank,
+        message: (Round, EdgePiece, SharedBuffer),
+        sent: (Rank, Nanos),
+    },
     /// A ring thread sends a message to its device thread.
     ToDriver {
         to: Rank,
@@ -63,7 +70,7 @@ pub(super) enum Event {
 /// State of one virtual rank.
 pub(super) struct VirtualRank<'a> {
     pub program: &'a Program,
-    pub position: Position,
+    pub positions: Positions,
     pub driver: Driver<'a>,
     pub ring: Ring,
     pub device: VirtualDevice,
@@ -77,26 +84,34 @@ pub(super) struct VirtualRank<'a> {
 }
 
 impl<'a> VirtualRank<'a> {
-    fn new(scenario: &'a Scenario, rank: Rank, position: Position) -> Self {
+    fn new(scenario: &'a Scenario, rank: Rank) -> Self {
         let (layout, costs) = (&scenario.layout, &scenario.costs[rank.index()]);
+        let (edges, positions) = (&scenario.edges, scenario.groups.positions(rank));
         let site = scenario.reduce_site[rank.index()];
         let transfers =
-            PeerTransfers::new(layout.clone(), position, site, BucketTensor::Parameters);
+            PeerTransfers::new(layout.clone(), positions.clone(), site, BucketTensor::Parameters)
+                .with_edges(rank, edges.clone());
         let bound = |max| match scenario.seeded_bug {
             Some(SeededBug::ShortMailboxes) => 1,
             _ => max,
         };
-        let driver_inbox =
-            Mailbox::new(bound(device_inbox_max(layout, &EdgeLayout::default(), rank)));
-        let ring_inbox = Mailbox::new(bound(ring_inbox_max(layout, position)));
-        let worker = RingWorker::new(layout.clone(), position, scenario.window, false)
+        let driver_inbox = Mailbox::new(bound(device_inbox_max(layout, edges, rank)));
+        let ring_max = ring_inbox_max(layout, positions.clone()) + edges.messages_from(rank);
+        let ring_inbox = Mailbox::new(bound(ring_max));
+        let worker = RingWorker::new(layout.clone(), positions.clone(), scenario.window, false)
             .with_deadline(scenario.deadline());
+        let ring =
+            Ring { worker, inbox: ring_inbox, free_at: 0, sent_last: 0, wakes: false, pieces: 0 };
+        let missing = usize::from(scenario.seeded_bug == Some(SeededBug::FewerCopies));
+        let plan = scenario.parts[rank.index()].plan.clone();
+        let memory = plan.map(|plan| TensorMemory::new(plan, missing));
+        let model = Model::new(scenario, rank);
         Self {
             program: &scenario.programs[rank.index()],
-            position,
+            positions,
             driver: Driver::new(transfers, driver_inbox),
-            ring: Ring { worker, inbox: ring_inbox, free_at: 0, sent_last: 0, wakes: false },
-            device: VirtualDevice::new(Model::new(scenario), costs, scenario.slots_max),
+            ring,
+            device: VirtualDevice::new(model, memory, costs, scenario.slots_max),
             message_last: 0,
             died_at: None,
             hang: (0, 0),
@@ -130,7 +145,6 @@ impl<'a> VirtualRank<'a> {
 /// State of a simulated run.
 pub(super) struct Simulation<'a> {
     pub scenario: &'a Scenario,
-    pub group: RankGroup,
     pub queue: EventQueue<Event>,
     pub virtual_ranks: Vec<VirtualRank<'a>>,
     pub timeline: Timeline,
@@ -141,6 +155,10 @@ pub(super) struct Simulation<'a> {
     is_check_queued: bool,
     pub links_free_at: Vec<Vec<Nanos>>,
     pub messages: u64,
+    /// Number of pieces of tensors that ring threads have sent.
+    pub pieces: u64,
+    /// By rank: elements of tensors that were copied to be sent and not written since.
+    pub on_their_way: Vec<usize>,
     /// For [`SeededBug::AccumulatesInArrivalOrder`]: the last sender that was assigned, per chunk.
     pub arrived: Vec<u32>,
     ended_at: Nanos,
@@ -174,14 +192,10 @@ fn when(fault: &SimulatedFault) -> Option<FaultTime> {
 impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario) -> Self {
         let world = scenario.world();
-        let group = RankGroup::all(world as u32);
-        let virtual_ranks = group
-            .iter()
-            .map(|(position, rank)| VirtualRank::new(scenario, rank, position))
-            .collect();
+        let ranks = (0..world as u32).map(Rank);
+        let virtual_ranks = ranks.map(|rank| VirtualRank::new(scenario, rank)).collect();
         Self {
             scenario,
-            group,
             queue: EventQueue::new(scenario.seed),
             virtual_ranks,
             timeline: Timeline::new(scenario.timeline),
@@ -191,6 +205,8 @@ impl<'a> Simulation<'a> {
             is_check_queued: false,
             links_free_at: vec![vec![0; world]; world],
             messages: 0,
+            pieces: 0,
+            on_their_way: vec![0; world],
             arrived: vec![0; scenario.layout.chunks.len()],
             ended_at: 0,
         }
@@ -211,10 +227,13 @@ impl<'a> Simulation<'a> {
             Event::Driver(rank) => self.drive(rank),
             Event::Ring(rank) => self.run_ring(rank),
             Event::Message { to, message, sent: (from, at) } => {
-                // A message that a rank had not sent when it died is lost.
-                let died_at = self.virtual_ranks[from.index()].died_at;
-                if died_at.is_none_or(|died_at| at <= died_at) {
+                if self.was_sent(from, at) {
                     self.hand_to_ring(to, RingMsg::Message(message));
+                }
+            }
+            Event::Piece { to, message: (round, piece, values), sent: (from, at) } => {
+                if self.was_sent(from, at) {
+                    self.hand_to_driver(to, DeviceMsg::Piece { round, piece, values });
                 }
             }
             Event::ToDriver { to, message } => self.hand_to_driver(to, message),
@@ -227,6 +246,11 @@ impl<'a> Simulation<'a> {
             Event::Check => self.check_deadlines(),
             Event::Strike(index) => self.strike(index),
         }
+    }
+
+    /// Returns true unless a rank had died before it could send something at this time.
+    fn was_sent(&self, from: Rank, at: Nanos) -> bool {
+        self.virtual_ranks[from.index()].died_at.is_none_or(|died_at| at <= died_at)
     }
 
     // ---- Messages ----
@@ -286,7 +310,11 @@ impl<'a> Simulation<'a> {
 
     /// Puts a message into the mailbox of a device thread. A closed one drops it.
     fn hand_to_driver(&mut self, rank: Rank, message: ToDriver) {
+        let is_piece = matches!(message, DeviceMsg::Piece { .. });
         let sent = self.virtual_ranks[rank.index()].driver.inbox.send(message);
+        if is_piece && sent.is_ok() {
+            self.count_piece_to_driver(rank);
+        }
         self.check_bound(rank, "device thread", sent);
         self.wake_driver(rank);
     }

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use potluck::base::{BucketId, Rank};
-use potluck::collective::{ShardLayout, Topology};
+use potluck::collective::{BucketGroups, ShardLayout, Topology};
 use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
 use potluck::graph::{Graph, PassKind};
-use potluck::parallel::{ReduceSite, Share, contiguous_shares, data_parallel};
+use potluck::parallel::{EdgeLayout, ReduceSite, Share, contiguous_shares, data_parallel};
 use potluck::sim::queue::Random;
-use potluck::sim::{Costs, Detection, FaultTime, LinkModel, Scenario, SegmentCost, SimulatedFault};
+use potluck::sim::{
+    Costs, Detection, FaultTime, LinkModel, ModelPart, Scenario, SegmentCost, SimulatedFault,
+};
 
 /// Draws numbers for one seed.
 pub struct Draw(Random);
@@ -79,9 +81,13 @@ impl Parts {
     /// Without chance, faults and timeline.
     pub fn scenario(self, seed: u64) -> Scenario {
         let program = |&share: &Share| data_parallel(&self.plan, share, self.overlap);
+        let (world, buckets) = (self.shares.len(), self.plan.buckets.len());
+        let completes = self.plan.segments.iter().map(|s| s.completes.clone()).collect();
         Scenario {
+            groups: BucketGroups::all(world as u32, buckets),
+            edges: EdgeLayout::default(),
             programs: self.shares.iter().map(program).collect(),
-            completes: self.plan.segments.iter().map(|s| s.completes.clone()).collect(),
+            parts: vec![ModelPart::whole(completes); world],
             layout: Arc::new(self.layout),
             reduce_site: vec![ReduceSite::Host; self.costs.len()],
             costs: self.costs,
@@ -194,7 +200,7 @@ pub fn sites(draw: &mut Draw, world: u32) -> Vec<ReduceSite> {
 pub fn faults(draw: &mut Draw, scenario: &Scenario, seconds: f64) -> Vec<SimulatedFault> {
     let count = if draw.one_in(3) { 2 } else { 1 };
     let fault = |_| {
-        let rank = Rank(draw.below(scenario.layout.size));
+        let rank = Rank(draw.below(scenario.world() as u32));
         let when = FaultTime::Seconds(seconds * draw.between(0.001, 1.05));
         match draw.below(4) {
             0 => SimulatedFault::NotFinite { rank, step: 1 + u64::from(draw.below(3)) },
