@@ -3,3 +3,4 @@
 
 pub mod balance;
 pub mod cut;
+pub mod price;
