@@ -249,8 +249,8 @@ impl<'a> Simulation<'a> {
         true
     }
 
-    /// Waits for the sums of the step, after the readbacks of tensors that other ranks need. Returns
-    /// false.
+    /// Waits for the sums of the step, after the readbacks of tensors that other ranks need.
+    /// Returns false.
     fn finish_step(&mut self, rank: Rank) -> bool {
         let now = self.queue.now();
         let VirtualRank { driver, device, .. } = &mut self.virtual_ranks[rank.index()];

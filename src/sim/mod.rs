@@ -17,7 +17,7 @@
 //! Modelled: a device performs what its device thread queues, in order, while the thread goes on;
 //! the thread waits for its device where a real one does (the sums of a step, an addition on the
 //! device, a readback), and for messages otherwise. A ring thread processes one message at a time,
-//! adds and forwards. Readback, upload and each link between two ranks carry one chunk at a time,
+//! adds and forwards. Readback, upload and each link between two ranks carry one message at a time,
 //! and the number of readback slots may be limited ([`Scenario::slots_max`]). Everything takes
 //! the time given by [`Costs`] and [`LinkModel`]s plus a random part that depends on the seed; the
 //! seed also orders simultaneous events. Messages between rings may overtake each other. Ranks
@@ -25,9 +25,11 @@
 //! deadlocks by what the threads show of themselves, as in a real run. Values are real: gradients
 //! are a function of a rank's samples and its parameters, and they are sent and added as in a real
 //! run, so that results can be compared to the bit with [`reference()`], which has no timing of
-//! ranks and no messages.
+//! ranks and no messages. Of the tensors of a plan, a device keeps which one each copy of each
+//! slot holds, and of which micro-batch; reading another one is a violation, as is the arrival of
+//! other values than those of the piece.
 //!
-//! Not modelled: transfers that slow down each other or the device's work; memory; a link that
+//! Not modelled: transfers that slow down each other or the device's work; the sizes of memories; a link that
 //! loses or changes a message, or partitions (a process has none, and between machines the
 //! transport closes a connection before that); a coordinator thread that dies (its process ends
 //! with it); nodes, durable votes, and a step that runs again after it was discarded.

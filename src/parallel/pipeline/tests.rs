@@ -165,6 +165,30 @@ fn buckets_are_reduced_between_the_ranks_that_hold_them() {
     assert!(position(of_last_stage, start) > last_run(of_last_stage), "behind all sends");
 }
 
+/// A tied weight is complete first on the last stage and last on the first one.
+#[test]
+fn late_reductions_are_in_one_order_on_all_ranks() {
+    let plan = plan(4, true);
+    let pipelines = pipelines(2, 2, 1, 4);
+    let shares = contiguous_shares(&[8, 8], &[4, 4]);
+    for overlap in [false, true] {
+        let request = PipelineRequest {
+            overlap,
+            ..request(&plan, &pipelines, &shares, PipelineSchedule::OneFOneB)
+        };
+        let written = PipelinePrograms::training(&request);
+        for program in &written.programs {
+            let started = |bucket: &BucketId| {
+                let start = Instruction::Start(Collective::reduce_scatter(*bucket));
+                program.instructions.iter().position(|instruction| *instruction == start)
+            };
+            let buckets = (0..plan.buckets.len() as u32).map(BucketId);
+            let starts: Vec<usize> = buckets.filter_map(|bucket| started(&bucket)).collect();
+            assert!(starts.len() > 1 && starts.is_sorted(), "{overlap}: {starts:?}");
+        }
+    }
+}
+
 #[test]
 fn the_forward_pass_of_several_chunks_ends_too() {
     for (stages, chunks, blocks) in [(2, 2, 4), (3, 2, 6), (2, 1, 2), (3, 3, 9)] {
