@@ -29,10 +29,10 @@
 //! slot holds, and of which micro-batch; reading another one is a violation, as is the arrival of
 //! other values than those of the piece.
 //!
-//! Not modelled: transfers that slow down each other or the device's work; the sizes of memories; a link that
-//! loses or changes a message, or partitions (a process has none, and between machines the
-//! transport closes a connection before that); a coordinator thread that dies (its process ends
-//! with it); nodes, durable votes, and a step that runs again after it was discarded.
+//! Not modelled: transfers that slow down each other or the device's work; the sizes of memories;
+//! a link that loses or changes a message, or partitions (a process has none, and between machines
+//! the transport closes a connection before that); a coordinator thread that dies (its process
+//! ends with it); nodes, durable votes, and a step that runs again after it was discarded.
 
 pub mod check;
 mod coordinator_thread;
