@@ -31,6 +31,18 @@ pub struct StepRecord {
     pub skipped: Option<String>,
 }
 
+impl StepRecord {
+    /// Returns the bubble of a step of pipelines: the share of the time of all ranks in which they
+    /// waited for each other; `None` without pipelines.
+    pub fn bubble(&self) -> Option<f64> {
+        let sum = |time: fn(&RankRecord) -> Duration| {
+            self.ranks.iter().map(|rank| time(rank).as_secs_f64()).sum::<f64>()
+        };
+        let has_stages = self.ranks.iter().any(|rank| rank.stage.is_some());
+        has_stages.then(|| sum(|rank| rank.waited) / sum(|rank| rank.time))
+    }
+}
+
 /// Metrics of one of several ranks in a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankRecord {
@@ -42,6 +54,16 @@ pub struct RankRecord {
     pub time: Duration,
     /// Part of `time` for which the rank waited for other ranks.
     pub waited: Duration,
+    /// Place of the rank in a pipeline, if it is in one; with it the line has the share of the step
+    /// in which the rank waited.
+    pub stage: Option<StageRecord>,
+}
+
+/// Place of a rank in the pipelines of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageRecord {
+    pub pipeline: u64,
+    pub stage: u64,
 }
 
 impl RankRecord {
@@ -56,7 +78,13 @@ impl RankRecord {
     }
 }
 
-/// Written as the share, and the milliseconds of work and of waiting.
+/// Returns a share with 4 decimals: finer digits are noise.
+fn rounded(share: f64) -> f64 {
+    (share * 1e4).round() / 1e4
+}
+
+/// Written as the share, and the milliseconds of work and of waiting; in a pipeline also the stage
+/// and its idle share.
 impl Serialize for RankRecord {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         // Rounded to the microsecond: finer digits are noise.
@@ -65,6 +93,11 @@ impl Serialize for RankRecord {
         map.serialize_entry("share", &self.share)?;
         map.serialize_entry("work_ms", &ms(self.time.saturating_sub(self.waited)))?;
         map.serialize_entry("wait_ms", &ms(self.waited))?;
+        if let Some(StageRecord { pipeline, stage }) = self.stage {
+            map.serialize_entry("pipeline", &pipeline)?;
+            map.serialize_entry("stage", &stage)?;
+            map.serialize_entry("idle", &rounded(self.wait()))?;
+        }
         map.end()
     }
 }
@@ -178,6 +211,9 @@ impl Serialize for StepRecord {
         if let Some(busy) = &self.busy {
             map.serialize_entry("busy", busy)?;
         }
+        if let Some(bubble) = self.bubble() {
+            map.serialize_entry("bubble", &rounded(bubble))?;
+        }
         if !self.ranks.is_empty() {
             map.serialize_entry("ranks", &self.ranks)?;
         }
@@ -236,6 +272,7 @@ pub(super) mod tests {
             share,
             time: Duration::from_nanos(1_234_567_890 + waited_ns),
             waited: Duration::from_nanos(waited_ns),
+            stage: None,
         };
         let line = json(StepRecord { ranks: vec![rank(4, 0), rank(8, 1)], ..step(7) });
         let expected = concat!(
@@ -247,9 +284,30 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn stages_are_told_with_their_idle_shares_and_the_bubble_of_all() {
+        let rank = |stage, waited| RankRecord {
+            name: "a device".into(),
+            share: 12,
+            time: Duration::from_millis(300),
+            waited: Duration::from_millis(waited),
+            stage: Some(StageRecord { pipeline: 1, stage }),
+        };
+        let record = StepRecord { ranks: vec![rank(0, 30), rank(1, 100)], ..step(7) };
+        assert!((record.bubble().unwrap() - 130.0 / 600.0).abs() < 1e-12);
+        let expected = concat!(
+            r#""bubble":0.2167,"ranks":[{"share":12,"work_ms":270.0,"wait_ms":30.0,"#,
+            r#""pipeline":1,"stage":0,"idle":0.1},{"share":12,"work_ms":200.0,"wait_ms":100.0,"#,
+            r#""pipeline":1,"stage":1,"idle":0.3333}]}"#
+        );
+        let line = json(record);
+        assert!(line.ends_with(expected), "{line}");
+        assert_eq!(step(7).bubble(), None);
+    }
+
+    #[test]
     fn a_rank_has_a_speed_while_it_computes_and_a_fraction_that_it_waits() {
         let (time, waited) = (Duration::from_secs(4), Duration::from_secs(3));
-        let rank = RankRecord { name: "a device".into(), share: 8, time, waited };
+        let rank = RankRecord { name: "a device".into(), share: 8, time, waited, stage: None };
         assert_eq!((rank.samples_per_s(), rank.wait()), (8.0, 0.75));
         let idle = RankRecord { share: 0, waited: time, ..rank };
         assert!(idle.samples_per_s().is_nan() && idle.wait() == 1.0);

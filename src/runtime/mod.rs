@@ -13,6 +13,7 @@ pub mod replica_check;
 pub mod ring;
 pub mod step;
 pub mod timing;
+pub mod trace_labels;
 pub mod workers;
 
 pub use error::RuntimeError;

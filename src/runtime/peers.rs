@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::step::Peers;
+use super::trace_labels::TraceLabels;
+use super::workers::WorkerGroupOptions;
 use crate::base::{ChunkId, EdgeId, EdgePiece, Rank, Round};
 use crate::collective::{Collective, ShardLayout};
 use crate::comm::{Closed, Mailbox, RecvError, RingMsg, SendError, SharedBuffer};
 use crate::device::DeviceError;
 use crate::exec::{BucketTensor, Executor, Readback};
 use crate::graph::Place;
-use crate::metrics::{Trace, Track};
+use crate::metrics::Track;
 use crate::parallel::coordinator::RankActivity;
 use crate::parallel::transfers::{
     CompletedRead, LocalTransfer, PeerTransfers, Read, Response, SLOT_POLL_INTERVAL, WaitFor,
@@ -28,19 +30,25 @@ pub struct TraceTracks {
     pub device: Track,
     pub staging: Track,
     pub ring: Track,
+    /// Names of what the rank sends and receives.
+    pub labels: TraceLabels,
 }
 
 impl TraceTracks {
     /// Creates the tracks of a rank: of its device thread and its device, and, if there are other
     /// ranks, also of its transfers and its ring thread.
-    pub fn of(trace: Option<&Trace>, rank: Rank, device: &str, with_others: bool) -> Self {
-        let Some(trace) = trace else { return Self::default() };
-        let track = |name: &str| trace.track(rank.0, device, name);
+    pub fn of(options: &WorkerGroupOptions, rank: Rank, device: &str, with_others: bool) -> Self {
+        let WorkerGroupOptions { trace: Some(trace), labels, .. } = options else {
+            return Self::default();
+        };
+        let device = labels.device(rank, device);
+        let track = |name: &str| trace.track(rank.0, &device, name);
         let (driver, of_device) = (track("driver"), track("device"));
         if !with_others {
             return Self { driver, device: of_device, ..Self::default() };
         }
-        Self { driver, device: of_device, staging: track("staging"), ring: track("ring") }
+        let (staging, ring, labels) = (track("staging"), track("ring"), labels.clone());
+        Self { driver, device: of_device, staging, ring, labels }
     }
 }
 
@@ -188,7 +196,7 @@ impl RingPeers {
     ) -> Result<Option<DriverMsg>, Closed> {
         let started = Instant::now();
         let _span = self.tracks.driver.span(|| match awaited {
-            Some(token) => format!("wait for {token}"),
+            Some(token) => format!("wait for {}", self.tracks.labels.awaited(&token)),
             None => "wait for the verdict".into(),
         });
         self.waiting.is_waiting.store(true, Ordering::Relaxed);
@@ -237,6 +245,9 @@ impl Peers for RingPeers {
         edge: EdgeId,
         (micro_batch, rows): (usize, usize),
     ) -> Result<(), DeviceError> {
+        let TraceTracks { driver, labels, .. } = &self.tracks;
+        let _span =
+            driver.span(|| format!("send {} of micro-batch {micro_batch}", labels.edge(edge)));
         for piece in self.transfers.send(edge, micro_batch, rows) {
             self.read_starts.push_back(Instant::now());
             device.start_readback(self.transfers.edges().place(&piece))?;
@@ -250,6 +261,9 @@ impl Peers for RingPeers {
         edge: EdgeId,
         (micro_batch, rows): (usize, usize),
     ) -> Result<(), DeviceError> {
+        let TraceTracks { driver, labels, .. } = &self.tracks;
+        let _span =
+            driver.span(|| format!("receive {} of micro-batch {micro_batch}", labels.edge(edge)));
         let received = self.transfers.receive(edge, micro_batch, rows);
         let (pieces, event) = received.map_err(|error| defect(device, &error))?;
         for piece in pieces {

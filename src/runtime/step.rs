@@ -299,7 +299,8 @@ impl<'a> Performer<'a> {
         let rows = self.rows(micro_batch);
         let pass = PassContext { micro_batch, rows, random: self.random };
         let TraceTracks { driver, device, .. } = self.tracks;
-        let (name, recorded) = (|| format!("{phase} {block}"), driver.clone());
+        let name = || format!("{phase} {block} of micro-batch {micro_batch}");
+        let recorded = driver.clone();
         let begun = Instant::now();
         let _span = recorded.span(|| format!("record {}", name()));
         let of_device = device.clone();

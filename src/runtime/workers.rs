@@ -15,6 +15,7 @@ use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
 use super::peers::{RingPeers, TraceTracks, WaitStatus};
 use super::ring::RingChannels;
 use super::step::{NoPeers, Peers, StepInput, StepReport};
+use super::trace_labels::TraceLabels;
 use crate::base::{Nanos, Rank, Round};
 use crate::collective::{BucketGroups, ShardLayout, Topology};
 use crate::comm::{BufferPool, Mailbox, RingMsg, ring_inbox_max};
@@ -55,6 +56,8 @@ pub struct WorkerGroupOptions {
     /// Tensors that ranks send each other.
     pub edges: EdgeLayout,
     pub trace: Option<Trace>,
+    /// Names of stages and edges in the trace.
+    pub labels: TraceLabels,
 }
 
 /// All devices of a run, with their threads.
@@ -124,7 +127,7 @@ impl WorkerGroup {
         (rings, inboxes): (&Arc<[Mailbox<RankRingMsg>]>, &Arc<[Mailbox<DriverMsg>]>),
         options: &WorkerGroupOptions,
     ) -> Result<Worker, RuntimeError> {
-        let tracks = TraceTracks::of(options.trace.as_ref(), rank, driver.name(), rings.len() > 1);
+        let tracks = TraceTracks::of(options, rank, driver.name(), rings.len() > 1);
         let ring = rings[rank.index()].clone();
         let inbox = inboxes[rank.index()].clone();
         if rings.len() == 1 {

@@ -2,7 +2,7 @@
 //! fraction of a step that it waits for other devices.
 
 use crate::base::format::thousands;
-use crate::metrics::RankRecord;
+use crate::metrics::{RankRecord, StageRecord};
 
 /// The most characters of a line of [`RunningMeans::block`], fewer than most terminals have.
 const COLUMNS: usize = 78;
@@ -25,6 +25,7 @@ struct Mean {
     seconds: f64,
     waited: f64,
     steps: f64,
+    stage: Option<StageRecord>,
 }
 
 impl RunningMeans {
@@ -34,6 +35,7 @@ impl RunningMeans {
         for (mean, rank) in self.ranks.iter_mut().zip(ranks) {
             mean.name = short_name(&rank.name);
             mean.share = rank.share;
+            mean.stage = rank.stage;
             let samples_per_s = rank.samples_per_s();
             // A speed that is not known yet does not count.
             if samples_per_s > 0.0 && samples_per_s.is_finite() {
@@ -56,15 +58,21 @@ impl RunningMeans {
 
     /// Formats all devices in one line.
     pub fn line(&self) -> String {
-        self.ranks.iter().map(Mean::text).collect::<Vec<_>>().join(", ")
+        let pipelines = self.has_pipelines();
+        self.ranks.iter().map(|mean| mean.text(pipelines)).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Returns true if the ranks are the stages of several pipelines.
+    fn has_pipelines(&self) -> bool {
+        self.ranks.iter().any(|mean| mean.stage.is_some_and(|stage| stage.pipeline > 0))
     }
 
     /// Formats all devices in short lines, at most as many as fit under a progress bar.
     pub fn block(&self) -> String {
-        let mut lines = vec![String::new()];
+        let (mut lines, pipelines) = (vec![String::new()], self.has_pipelines());
         for (index, mean) in self.ranks.iter().enumerate() {
             let left = self.ranks.len() - index;
-            let text = format!("{}{}", mean.text(), if left > 1 { "," } else { "" });
+            let text = format!("{}{}", mean.text(pipelines), if left > 1 { "," } else { "" });
             // There is always a last line; it only grows here.
             let full = lines.last().is_some_and(|line| {
                 !line.is_empty() && line.chars().count() + 1 + text.chars().count() > COLUMNS - 2
@@ -85,8 +93,14 @@ impl RunningMeans {
 }
 
 impl Mean {
-    /// Formats one device: `llvmpipe: 4 (55/s, waits 3 %)`.
-    fn text(&self) -> String {
+    /// Formats one device: `llvmpipe: 4 (55/s, waits 3 %)`, or as the stage of a pipeline: `stage 1
+    /// (llvmpipe): idle 3 %`.
+    fn text(&self, pipelines: bool) -> String {
+        let waits = 100.0 * self.waited / self.steps;
+        if let Some(StageRecord { pipeline, stage }) = self.stage {
+            let of = if pipelines { format!(" of pipeline {pipeline}") } else { String::new() };
+            return format!("stage {stage}{of} ({}): idle {waits:.0} %", self.name);
+        }
         let speed = self.samples / self.seconds;
         let speed = if !speed.is_finite() {
             // The device had no samples.
@@ -96,7 +110,6 @@ impl Mean {
         } else {
             format!("{}/s, ", thousands(speed))
         };
-        let waits = 100.0 * self.waited / self.steps;
         format!("{}: {} ({speed}waits {waits:.0} %)", self.name, self.share)
     }
 }
@@ -131,7 +144,8 @@ mod tests {
         let work = if share == 0 { 0.0 } else { share as f64 / samples_per_s };
         let waited = if share == 0 { 1.0 } else { work * wait / (1.0 - wait) };
         let time = Duration::from_secs_f64(work + waited);
-        RankRecord { name: name.into(), share, time, waited: Duration::from_secs_f64(waited) }
+        let waited = Duration::from_secs_f64(waited);
+        RankRecord { name: name.into(), share, time, waited, stage: None }
     }
 
     #[test]
@@ -146,6 +160,22 @@ mod tests {
         let line = "llvmpipe: 4 (55/s, waits 3 %), SwiftShader: 4 (3.1/s, waits 0 %), \
                     cpu: 0 (waits 100 %), RTX: 4 (5,432/s, waits 100 %)";
         assert_eq!(means.line(), line);
+    }
+
+    #[test]
+    fn stages_are_named_with_their_idle_shares() {
+        let stage = |pipeline, stage, wait| RankRecord {
+            stage: Some(StageRecord { pipeline, stage }),
+            ..rank("llvmpipe (LLVM 19.1.7, 256 bits)", 12, 55.0, wait)
+        };
+        let mut means = RunningMeans::default();
+        means.add(&[stage(0, 0, 0.03), stage(0, 1, 0.25)]);
+        assert_eq!(means.line(), "stage 0 (llvmpipe): idle 3 %, stage 1 (llvmpipe): idle 25 %");
+        assert!(means.block().starts_with("  stage 0 (llvmpipe): idle 3 %, stage 1"));
+        means.add(&[stage(0, 0, 0.05), stage(1, 0, 0.5)]);
+        let both = "stage 0 of pipeline 0 (llvmpipe): idle 4 %, \
+                    stage 0 of pipeline 1 (llvmpipe): idle 38 %";
+        assert_eq!(means.line(), both);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Run;
 use crate::base::format::thousands;
 use crate::data::Split;
-use crate::metrics::RankRecord;
+use crate::metrics::{RankRecord, StageRecord};
 use crate::optim::Decay;
 use crate::parallel::RankPlacement;
 use crate::runtime::memory::gibibytes;
@@ -84,13 +84,21 @@ impl Run {
 
     /// Returns the metrics of each rank; empty for a single rank.
     pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
-        let record = |(placed, report): (&RankPlacement, &StepReport)| RankRecord {
+        let depth = self.placement.pipeline.as_ref().map(|_| self.placement.depth());
+        let stage = |rank: usize| {
+            let place = |depth: usize| ((rank / depth) as u64, (rank % depth) as u64);
+            depth.map(place).map(|(pipeline, stage)| StageRecord { pipeline, stage })
+        };
+        type Ranked<'a> = (usize, (&'a RankPlacement, &'a StepReport));
+        let record = |(rank, (placed, report)): Ranked| RankRecord {
             name: placed.name.clone(),
             share: u64::from(placed.share),
             time: report.time,
             waited: report.waited,
+            stage: stage(rank),
         };
         let several = self.placement.ranks.len() > 1;
-        self.placement.ranks.iter().zip(reports).filter(|_| several).map(record).collect()
+        let ranks = self.placement.ranks.iter().zip(reports).filter(|_| several);
+        ranks.enumerate().map(record).collect()
     }
 }

@@ -25,6 +25,7 @@ use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
 use crate::runtime::placement::reduce_sites::reduce_sites;
 use crate::runtime::placement::shares::owned;
 use crate::runtime::placement::types::{ParallelOptions, PlacedWorkers, PlacementRequest};
+use crate::runtime::trace_labels::TraceLabels;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
 use crate::runtime::{RuntimeError, memory};
 
@@ -193,6 +194,7 @@ fn start(
     let options = WorkerGroupOptions {
         reduce_site,
         is_chained: false,
+        labels: TraceLabels::of(&whole.graph, &planned.stages, &edges),
         edges: edges.clone(),
         trace: trace.clone(),
     };
