@@ -1,12 +1,15 @@
 //! `potluck train --explain`: tables that describe a run, without running it.
 
+mod edges;
+pub mod pipelines;
+
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::args::Explain;
-use super::{UsageError, schedule_chart};
-use crate::base::{BucketId, Position};
+use super::schedule_chart;
+use crate::base::{BucketId, Position, Rank};
 use crate::bench::profile::Profile;
 use crate::collective::{CollectiveKind, CommCost, RankGroup, ShardLayout, Topology, cost};
 use crate::data::Tokenizer;
@@ -18,7 +21,7 @@ use crate::graph::passes::fuse::Fusion;
 use crate::graph::print::{
     RankMemoryUsage, fusion_table, graph_dot, graph_table, memory_table, memory_tables, size_text,
 };
-use crate::parallel::{Share, contiguous_shares, data_parallel, single_rank};
+use crate::parallel::{Placement, Share, contiguous_shares, data_parallel, single_rank};
 use crate::runtime::memory::{comparison, gibibytes, limit};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::host_memory;
@@ -30,23 +33,36 @@ use crate::runtime::placement::shares::{
 use crate::runtime::{self, timing};
 use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
+use pipelines::{PipelineTable, with_pipelines};
 
 /// Bytes of one exchanged value.
 const VALUE_BYTES: usize = size_of::<f32>();
 
-/// Returns the text that `--explain` prints; `tokenizer` is that of a checkpoint, and `svg` the
-/// file of the drawing of a schedule.
+/// Parts of a checkpoint that decide about the run that resumes from it.
+#[derive(Default)]
+pub struct ResumedParts {
+    pub tokenizer: Option<Tokenizer>,
+    pub placement: Option<Placement>,
+}
+
+/// Returns the text that `--explain` prints; `resumed` is of the checkpoint from which the run
+/// starts, and `svg` the file of the drawing of a schedule.
 ///
 /// # Errors
 /// Returns the errors of loading the text, building the graph, choosing devices and timing kernels,
-/// `UsageError` for the schedule of a run without a pipeline, and `TrainError::Defect` for the
-/// keys, which need no run.
+/// those of pipelines that the run refuses, `UsageError` for the schedule of a run without a
+/// pipeline, and `TrainError::Defect` for the keys, which need no run.
 pub fn explanation(
     explain: Explain,
     spec: &RunSpec,
-    tokenizer: Option<Tokenizer>,
+    resumed: ResumedParts,
     svg: Option<&Path>,
 ) -> anyhow::Result<String> {
+    let ResumedParts { tokenizer, placement } = resumed;
+    if let Some(table) = pipeline_table(explain).filter(|_| spec.parallel.pipeline.stages > 1) {
+        let text = |found: &pipelines::ExplainedPipelines| Ok(table.text(found));
+        return with_pipelines(spec, tokenizer, placement.as_ref(), text);
+    }
     let planned = |tokenizer| -> anyhow::Result<(Plans, Vec<Fusion>)> {
         let (training, fused) = spec.training_graph(vocabulary(spec, tokenizer)?)?;
         Ok((Plans::new(training), fused))
@@ -66,17 +82,23 @@ pub fn explanation(
         Explain::Memory => on_devices(tokenizer, memory),
         Explain::Program => on_devices(tokenizer, program),
         Explain::Communication => on_devices(tokenizer, communication),
-        Explain::Schedule if spec.parallel.pipeline.stages < 2 => {
-            let why = "--explain schedule needs parallel.pipeline of 2 or more; give --pipeline K";
-            Err(UsageError(why.into()).into())
-        }
-        Explain::Schedule => schedule_chart::explain(spec, svg, tokenizer),
+        Explain::Schedule => schedule_chart::explain(spec, svg, tokenizer, placement.as_ref()),
         Explain::Kernels => kernels(spec, tokenizer),
         Explain::Config => Ok(spec.run_toml.clone()),
         Explain::Keys => {
             let why = "the keys are those of every run, and not explained by one";
             Err(TrainError::Defect(why.into()).into())
         }
+    }
+}
+
+/// Returns the table that describes pipelines, if there is one of its own.
+fn pipeline_table(explain: Explain) -> Option<PipelineTable> {
+    match explain {
+        Explain::Program => Some(PipelineTable::Program),
+        Explain::Memory => Some(PipelineTable::Memory),
+        Explain::Communication => Some(PipelineTable::Communication),
+        _ => None,
     }
 }
 
@@ -175,6 +197,8 @@ fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> Str
         owned: owned[rank],
         staging: Some(staging[rank]),
         pool: Some(pools[rank]),
+        edges: None,
+        stashes: None,
         limit: &limits[rank],
     });
     memory_tables(&ranks.collect::<Vec<_>>(), moments) + &host
@@ -188,7 +212,8 @@ fn limit_line(spec: &RunSpec, selection: &Selection, plan: &Plan, moments: &Mome
             format!("{} needed, of the memory of the host", gibibytes(needed as u64))
         }
         (_, Some((has, basis))) if needed as u64 > has && moments.owned.is_some() => {
-            let next = match is_measured(spec) {
+            // Pipelines take the micro-batches that are given.
+            let next = match is_measured(spec) && spec.parallel.pipeline.stages == 1 {
                 true => "; a run that measures its shares tries fewer samples at a time",
                 false => "",
             };
@@ -253,25 +278,36 @@ fn bucket_rows(layout: &ShardLayout, plan: &Plan) -> String {
 
 /// Table of the bytes and messages that each rank sends in a step.
 fn sender_rows(layout: &ShardLayout, devices_of_run: &PlannedDevices) -> String {
-    let columns = ["reduce", "gather", "a step"].map(|title| format!("{title:>11}{:8}", ""));
-    let mut text = format!("  {:<8}{}\n", "sends", columns.concat().trim_end());
-    let mut all = [CommCost::default(); 3];
-    let mut row = |title: &str, sent: &[CommCost; 3], name: &str| {
+    let members = RankGroup::all(layout.size);
+    let row = |(name, (position, rank)): (&String, (Position, Rank))| {
+        let phases = [CollectiveKind::ReduceScatter, CollectiveKind::AllGather];
+        let [reduce, gather] =
+            phases.map(|kind| cost::sent_by(layout, position, kind, VALUE_BYTES as u64));
+        (rank.to_string(), vec![reduce, gather, reduce.then(gather)], name.clone())
+    };
+    let rows: Vec<SenderRow> = devices_of_run.names.iter().zip(members.iter()).map(row).collect();
+    sent_table(&["reduce", "gather", "a step"], &rows)
+}
+
+/// A rank, what it sends by column, and the name of its device.
+type SenderRow = (String, Vec<CommCost>, String);
+
+/// Formats what ranks send, with the sums over all of them.
+fn sent_table(columns: &[&str], rows: &[SenderRow]) -> String {
+    let titles: String = columns.iter().map(|title| format!("{title:>11}{:8}", "")).collect();
+    let mut text = format!("  {:<8}{}\n", "sends", titles.trim_end());
+    let sum = |column: usize| {
+        let sent = rows.iter().map(|(_, sent, _)| sent[column]);
+        sent.fold(CommCost::default(), CommCost::then)
+    };
+    let all = ("all".to_string(), (0..columns.len()).map(sum).collect(), String::new());
+    for (title, sent, name) in rows.iter().chain([&all]) {
         let cell = |sent: &CommCost| {
             format!("{:>11} in {:<4}", size_text(sent.bytes as usize), sent.steps)
         };
         let cells: String = sent.iter().map(cell).collect();
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "  {title:<8}{}", format!("{cells} {name}").trim_end());
-    };
-    let members = RankGroup::all(layout.size);
-    for (name, (position, rank)) in devices_of_run.names.iter().zip(members.iter()) {
-        let phases = [CollectiveKind::ReduceScatter, CollectiveKind::AllGather];
-        let [reduce, gather] =
-            phases.map(|kind| cost::sent_by(layout, position, kind, VALUE_BYTES as u64));
-        let sent = [reduce, gather, reduce.then(gather)];
-        all = std::array::from_fn(|column| all[column].then(sent[column]));
-        row(&rank.to_string(), &sent, name);
     }
-    row("all", &all, "");
     text
 }

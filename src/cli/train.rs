@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::args::{CheckpointArgs, Explain, TrainArgs};
-use super::explain::explanation;
+use super::explain::{ResumedParts, explanation};
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_text, holds_run};
 use super::{UsageError, writable};
 use crate::autotune::catalog;
@@ -37,9 +37,13 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let named = args.name.as_deref().map(named_run).transpose()?;
     let typed_out = named.as_deref().or(args.out.as_deref());
     if let Some(explain) = args.explain {
-        let tokenizer = point.and_then(|point| point.checkpoint.meta.tokenizer);
+        let meta = point.map(|point| point.checkpoint.meta);
+        let resumed = meta.map_or_else(ResumedParts::default, |meta| ResumedParts {
+            tokenizer: meta.tokenizer,
+            placement: Some(meta.placement),
+        });
         let (spec, svg) = (RunSpec::resolved(&resolved), args.svg.as_deref());
-        super::print(&explanation(explain, &spec, tokenizer, svg)?);
+        super::print(&explanation(explain, &spec, resumed, svg)?);
         return Ok(0);
     }
     // Lives until the end of the run: dropped, it removes the directory if that is empty.

@@ -15,7 +15,7 @@ use std::ops::Range;
 use crate::base::{BucketId, DType, HostTensorView, SlotId, TensorId};
 use crate::device::{DeviceError, Heartbeat, InjectedFault};
 use crate::graph::{Graph, Node, Place, Plan, TensorLocation, Update, UpdateRange};
-use crate::kernels::{OpCall, RandomContext};
+use crate::kernels::{Cost, OpCall, RandomContext, twin};
 
 pub use crate::graph::BucketTensor;
 pub use cpu::Cpu;
@@ -50,6 +50,11 @@ impl PassContext {
             accumulate: node.accumulate,
             random: self.random,
         }
+    }
+
+    /// Returns the cost of a node of a graph in this pass; `None` for one that moves no data.
+    pub fn cost(&self, graph: &Graph, node: &Node) -> Option<Cost> {
+        Some((twin(&node.op)?.cost)(&self.call(graph, node)))
     }
 }
 

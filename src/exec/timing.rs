@@ -3,7 +3,7 @@
 use super::PassContext;
 use crate::base::BucketId;
 use crate::graph::{Plan, Update, UpdateRange};
-use crate::kernels::{Cost, twin, update_twin};
+use crate::kernels::{Cost, update_twin};
 
 /// Part of a step that can be timed by itself.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl KernelProfile {
                 let call = pass.call(&plan.graph, node);
                 let arrow = if call.accumulate { "+=>" } else { "->" };
                 let (inputs, outputs) = (dims(&call.inputs), dims(&call.outputs));
-                let cost = (twin(&node.op)?.cost)(&call);
+                let cost = pass.cost(&plan.graph, node)?;
                 (node.op.to_string(), format!("{inputs} {arrow} {outputs}"), cost)
             }
             ProfileTarget::Norm(bucket) => {

@@ -171,6 +171,10 @@ pub struct RankMemoryUsage<'a> {
     /// the buffers of its messages.
     pub staging: Option<usize>,
     pub pool: Option<usize>,
+    /// Bytes of host memory that tensors take on their way to other stages of a pipeline.
+    pub edges: Option<usize>,
+    /// Sentence on the stashes in flight in a pipeline.
+    pub stashes: Option<&'a str>,
     /// Sentence that compares the peak with the memory that the device has.
     pub limit: &'a str,
 }
@@ -191,7 +195,7 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     let mut text = String::new();
     let alike = ranks.windows(2).all(|pair| pair[0].plan.held == pair[1].plan.held);
     for (rank, usage) in ranks.iter().enumerate() {
-        let RankMemoryUsage { name, plan, owned, staging, pool, limit } = usage;
+        let RankMemoryUsage { name, plan, owned, staging, pool, edges, stashes, limit } = usage;
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
         let all = held_elements(plan);
@@ -199,10 +203,13 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
         let staging = staging.map(|bytes| ("staging", bytes, "of the host, for what travels"));
         let pool = pool.map(|bytes| ("pool", bytes, "of the host, for messages of the rank"));
-        let host: Vec<_> = staging.into_iter().chain(pool).collect();
+        let edges = edges.map(|bytes| ("edges", bytes, "of the host, for tensors on their way"));
+        let host: Vec<_> = staging.into_iter().chain(pool).chain(edges).collect();
         text += &memory_rows(plan, &memory, &note, &host);
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "  {limit}");
+        for line in stashes.iter().chain([limit]) {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  {line}");
+        }
         if !alike {
             text += &bucket_rows(plan);
         }
@@ -350,9 +357,13 @@ mod tests {
 
         let rank = |name, owned, staging: Option<usize>| {
             let (pool, limit) = (staging.map(|bytes| bytes / 2), "fits");
-            RankMemoryUsage { name, plan: &plan, owned, staging, pool, limit }
+            let (edges, stashes) = (staging.map(|bytes| bytes / 4), None);
+            RankMemoryUsage { name, plan: &plan, owned, staging, pool, edges, stashes, limit }
         };
-        let ranks = [rank("llvmpipe", 4032, None), rank("cpu", 64, Some(3 << 20))];
+        let stashes = "stashes in flight: 3 of 4 micro-batches (1f1b)";
+        let cpu = rank("cpu", 64, Some(3 << 20));
+        let cpu = RankMemoryUsage { stashes: Some(stashes), ..cpu };
+        let ranks = [rank("llvmpipe", 4032, None), cpu];
         let text = memory_tables(&ranks, 2);
         for line in [
             "rank 0: llvmpipe, micro-batches of up to 4 rows",
@@ -361,6 +372,8 @@ mod tests {
             "  moments        0.50 KiB  2 per parameter that it updates, 64 of 4096",
             "  staging        3.00 MiB  of the host, for what travels",
             "  pool           1.50 MiB  of the host, for messages of the rank",
+            "  edges          0.75 MiB  of the host, for tensors on their way",
+            "  stashes in flight: 3 of 4 micro-batches (1f1b)\n  fits",
         ] {
             assert_eq!(text.matches(&format!("{line}\n")).count(), 1, "{line} in:\n{text}");
         }
@@ -414,6 +427,8 @@ mod tests {
             owned: 64,
             staging: None,
             pool: None,
+            edges: None,
+            stashes: None,
             limit: "fits",
         };
         let text = memory_tables(&[rank("a", &one), rank("b", &two)], 1);

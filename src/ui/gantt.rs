@@ -1,10 +1,12 @@
 //! Gantt charts of a step: a row per stage and a span per pass over a micro-batch, drawn as text
 //! for a terminal and as SVG.
 
+mod runs;
 mod svg;
 mod text;
 mod trace;
 
+pub use runs::{RunsOfRow, SegmentRun, chart_of_runs};
 pub use trace::chart_of_trace;
 
 /// Work that a span of a chart shows, which decides its letter and its colour.

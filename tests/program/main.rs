@@ -10,6 +10,7 @@ mod first_run;
 #[cfg(unix)]
 mod guide;
 mod interruptions;
+mod pipeline_charts;
 mod placement;
 #[path = "../common/process.rs"]
 mod process;

@@ -35,7 +35,7 @@ pub fn assemble(
     let selections = select_all(request.selector, &adapters)?;
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
-    let candidates: Vec<String> = selections.iter().map(identity).collect();
+    let candidates = candidates(&selections);
     let saved = request.saved.filter(|saved| saved.candidates == candidates);
     if request.parallel.pipeline.stages > 1 {
         return assemble_pipelines(request, devices, candidates, saved, report);
@@ -127,6 +127,11 @@ pub fn adapters_for(selector: &str) -> Vec<Adapter> {
         true => Vec::new(),
         false => list_adapters(),
     }
+}
+
+/// Returns the identities of devices, by which a placement knows them.
+pub fn candidates(selections: &[Selection]) -> Vec<String> {
+    selections.iter().map(identity).collect()
 }
 
 fn identity(selection: &Selection) -> String {

@@ -6,9 +6,9 @@ mod forward;
 mod open;
 mod search;
 
-pub use checks::{require_devices, require_model};
+pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
-pub use open::assemble_pipelines;
+pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, run_name};
 
 use std::ops::Range;
 
@@ -123,6 +123,15 @@ pub fn given(
     let planned =
         PlannedPipelines::in_order(&pipelines, positions, &chunks, &counts, request.micro_batch);
     Ok(Some(planned))
+}
+
+/// Returns the pipelines of a checkpoint that a run keeps; `None` if it decides anew.
+pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<PlannedPipelines> {
+    let is_free = request.parallel.shares.is_none() && request.parallel.pipeline.blocks.is_empty();
+    let is_kept = |saved: &&Placement| {
+        !request.retune && is_free && saved.shares_fit(request.batch, request.micro_batch)
+    };
+    saved.filter(is_kept).and_then(|saved| recorded(request, saved))
 }
 
 /// Returns the pipelines of a checkpoint, if they were placed as this request asks; `None` if not.

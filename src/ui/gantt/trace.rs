@@ -4,26 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Chart, ChartPass, ChartSpan};
+use super::Chart;
+use super::runs::{RunsOfRow, SegmentRun, TraceSegment, chart_of_runs, chunks_of, times};
 
 /// Name of the tracks of devices in a trace.
 const DEVICE_TRACK: &str = "device";
-/// Largest gap within a pass over a micro-batch that is not drawn, as a part of the step: between
-/// two blocks a device waits for its host.
-const GAP_MAX: f64 = 0.002;
-
-/// Kind of a segment with its number of the block.
-type TraceSegment = (char, usize);
-
-/// Segment that a device ran, with its times in seconds.
-#[derive(Clone, Debug, PartialEq)]
-struct SegmentRun {
-    segment: TraceSegment,
-    micro_batch: usize,
-    from: f64,
-    to: f64,
-}
-
 /// All that a device ran, in the order of time.
 #[derive(Debug, Default)]
 struct DeviceRow {
@@ -133,21 +118,8 @@ impl DeviceRow {
         self.runs.iter().map(|run| run.segment).collect()
     }
 
-    /// Returns the first and the last block of each model chunk: runs of consecutive blocks.
-    fn chunks(&self) -> Vec<(usize, usize)> {
-        let blocks: BTreeSet<usize> = self.runs.iter().map(|run| run.segment.1).collect();
-        let mut chunks: Vec<(usize, usize)> = Vec::new();
-        for block in blocks {
-            match chunks.last_mut() {
-                Some((_, last)) if *last + 1 == block => *last = block,
-                _ => chunks.push((block, block)),
-            }
-        }
-        chunks
-    }
-
     fn label(&self) -> String {
-        let chunks = self.chunks();
+        let chunks = chunks_of(&self.runs);
         let range = |(first, last): &(usize, usize)| match first == last {
             true => first.to_string(),
             false => format!("{first} to {last}"),
@@ -158,65 +130,14 @@ impl DeviceRow {
     }
 }
 
-/// Returns the begin and the end of a step of a device.
-fn times(step: &[SegmentRun]) -> (f64, f64) {
-    let from = step.iter().map(|run| run.from).fold(f64::INFINITY, f64::min);
-    (from, step.iter().map(|run| run.to).fold(f64::NEG_INFINITY, f64::max))
-}
-
-/// Returns true if each segment for weights directly follows that for inputs of its block and
-/// micro-batch, on every device: a whole backward pass.
-fn is_backward_whole(steps: &[&[SegmentRun]]) -> bool {
-    steps.iter().all(|step| {
-        let inputs: BTreeSet<_> = step
-            .iter()
-            .filter(|run| run.segment.0 == 'B')
-            .map(|run| (run.segment.1, run.micro_batch))
-            .collect();
-        let key = |run: &SegmentRun| (run.segment.1, run.micro_batch);
-        step.windows(2).all(|pair| {
-            let follows = pair[0].segment.0 == 'B' && key(&pair[0]) == key(&pair[1]);
-            pair[1].segment.0 != 'W' || follows || !inputs.contains(&key(&pair[1]))
-        })
-    })
-}
-
+/// Returns the chart of the step `number` of a trace, which these devices ran.
 fn chart(rows: &[DeviceRow], steps: &[&[SegmentRun]], number: usize) -> Chart {
-    let is_whole = is_backward_whole(steps);
-    let all = || steps.iter().map(|step| times(step));
-    let from = all().map(|times| times.0).fold(f64::INFINITY, f64::min);
-    let length = all().map(|times| times.1).fold(from, f64::max) - from;
-    let mut spans: Vec<ChartSpan> = Vec::new();
-    for (row, (device, step)) in rows.iter().zip(steps).enumerate() {
-        let chunks = device.chunks();
-        for run in step.iter().filter(|run| run.to > run.from) {
-            let pass = match run.segment.0 {
-                'F' => ChartPass::Forward,
-                _ if is_whole => ChartPass::Backward,
-                'B' => ChartPass::BackwardInput,
-                _ => ChartPass::BackwardWeight,
-            };
-            let holds = |range: &(usize, usize)| (range.0..=range.1).contains(&run.segment.1);
-            let chunk = chunks.iter().position(holds).unwrap_or(0);
-            let (from_s, to_s) = (run.from - from, run.to - from);
-            let micro_batch = Some(run.micro_batch);
-            let span = ChartSpan { row, from_s, to_s, pass, micro_batch, chunk };
-            match spans.last_mut() {
-                Some(last) if continues(last, &span, GAP_MAX * length) => {
-                    last.to_s = last.to_s.max(to_s);
-                }
-                _ => spans.push(span),
-            }
-        }
-    }
-    let rows = rows.iter().map(DeviceRow::label).collect();
-    Chart { title: format!("Step {number} of the trace"), rows, spans }
-}
-
-/// Returns true if a span goes on with the work of the one before it.
-fn continues(last: &ChartSpan, next: &ChartSpan, gap: f64) -> bool {
-    let work = |span: &ChartSpan| (span.row, span.pass, span.micro_batch, span.chunk);
-    work(last) == work(next) && next.from_s - last.to_s <= gap
+    let row = |(device, step): (&DeviceRow, &&[SegmentRun])| RunsOfRow {
+        label: device.label(),
+        runs: step.to_vec(),
+    };
+    let rows: Vec<RunsOfRow> = rows.iter().zip(steps).map(row).collect();
+    chart_of_runs(format!("Step {number} of the trace"), &rows)
 }
 
 #[cfg(test)]
@@ -227,6 +148,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::Trace;
+    use crate::ui::gantt::ChartSpan;
 
     /// Trace in the format of `metrics::trace`, with times in milliseconds.
     #[derive(Clone, Default)]

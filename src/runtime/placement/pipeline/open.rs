@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::checks::{require_devices, require_micro_batches, require_model};
-use super::{PlannedPipelines, RequestedPipelines, given, recorded, search};
+use super::{PlannedPipelines, RequestedPipelines, given, kept, search};
 use crate::autotune;
 use crate::base::{BucketId, Rank};
 use crate::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
 use crate::comm::ring_pool_bytes_max;
+use crate::device::Selection;
 use crate::exec::Moments;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::graph::print::MemoryUsage;
@@ -105,12 +106,7 @@ pub fn assemble_pipelines(
     require_devices(&requested, devices.selections.len())?;
     require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks)?;
     let mut notes = Vec::new();
-    let is_kept = |saved: &&Placement| {
-        let is_free = request.parallel.shares.is_none() && options.blocks.is_empty();
-        !request.retune && is_free && saved.shares_fit(request.batch, request.micro_batch)
-    };
-    let kept = saved.filter(is_kept).and_then(|saved| recorded(request, saved));
-    let planned = match kept {
+    let planned = match kept(request, saved) {
         Some(kept) => kept,
         None => match given(request, devices.selections.len())? {
             Some(given) => given,
@@ -119,7 +115,7 @@ pub fn assemble_pipelines(
     };
     notes.extend(require_micro_batches(&requested, &planned)?);
     let laid_out = LaidOutPipelines::of(request, &planned);
-    require_host_memory(request, devices, &planned, &laid_out)?;
+    memory::require(host_bytes(request, devices.selections, &planned, &laid_out))?;
     let mut members = Vec::new();
     let world = planned.positions.len();
     for (rank, &position) in planned.positions.iter().enumerate() {
@@ -207,17 +203,17 @@ fn start(
     Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
 }
 
-/// Checks that the host has memory for the devices that use it, for the values on their way
-/// between devices, and for saving a checkpoint.
-fn require_host_memory(
+/// Returns the bytes of host memory that a run takes: for the devices that use it, for the values
+/// on their way between devices, and for saving a checkpoint.
+pub fn host_bytes(
     request: &PlacementRequest,
-    devices: RequestedDevices,
+    selections: &[Selection],
     planned: &PlannedPipelines,
     laid_out: &LaidOutPipelines,
-) -> Result<(), RuntimeError> {
+) -> usize {
     let world = planned.positions.len();
     let of_rank = |(rank, position): (usize, &usize)| {
-        let (selection, plan) = (&devices.selections[*position], &laid_out.written.plans[rank]);
+        let (selection, plan) = (&selections[*position], &laid_out.written.plans[rank]);
         let moments = laid_out.moments(request, rank);
         host_memory::of_device(selection, plan, &moments, world)
             .saturating_add(travelling_bytes(laid_out, rank))
@@ -225,7 +221,7 @@ fn require_host_memory(
     let saved = MemoryUsage::of(&laid_out.whole, request.optimizer.moments());
     let saved = saved.parameters.saturating_add(saved.moments);
     let ranks = planned.positions.iter().enumerate().map(of_rank);
-    memory::require(ranks.fold(saved, usize::saturating_add))
+    ranks.fold(saved, usize::saturating_add)
 }
 
 /// Returns the bytes of host memory that the values which a rank sends take at most.

@@ -1,0 +1,218 @@
+//! Tables that describe a run of pipelines: programs, memory, and what the schedule chart shows.
+
+use super::super::UsageError;
+use super::{edges, limit_line, vocabulary};
+use crate::autotune::TuneOptions;
+use crate::base::Rank;
+use crate::comm::ring_pool_bytes_max;
+use crate::data::Tokenizer;
+use crate::device::Selection;
+use crate::device::host::available_memory;
+use crate::faults::Faults;
+use crate::graph::print::{RankMemoryUsage, memory_tables};
+use crate::parallel::schedule::in_flight;
+use crate::parallel::{PipelineSchedule, PipelineShape, Placement};
+use crate::runtime::memory::comparison;
+use crate::runtime::placement::assemble::{candidates, selections};
+use crate::runtime::placement::host_memory;
+use crate::runtime::placement::names::distinct;
+use crate::runtime::placement::pipeline::{
+    LaidOutPipelines, PlannedPipelines, RequestedPipelines, given, host_bytes, kept,
+    require_devices, require_micro_batches, require_model, run_name,
+};
+use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::shares::owned_elements;
+use crate::runtime::placement::types::PlacementRequest;
+use crate::train::spec::RunSpec;
+
+/// Note on the stages of a run that measures them at its start.
+const CAVEAT: &str = "stages and shares are measured when the run starts, and devices may change \
+                      places; here blocks and shares are even\n";
+
+/// Pipelines of a run as far as they are known without opening a device.
+pub struct ExplainedPipelines<'a> {
+    pub spec: &'a RunSpec,
+    request: &'a PlacementRequest<'a>,
+    selections: Vec<Selection>,
+    /// Names of the ranks' devices.
+    names: Vec<String>,
+    pub planned: PlannedPipelines,
+    pub laid_out: LaidOutPipelines,
+    /// Note that the stages are not known before the devices are measured, or an empty text.
+    pub caveat: &'static str,
+}
+
+/// Table of pipelines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PipelineTable {
+    Program,
+    Memory,
+    Communication,
+}
+
+impl PipelineTable {
+    /// Returns the text of the table.
+    pub fn text(self, pipelines: &ExplainedPipelines) -> String {
+        let table = match self {
+            Self::Program => program(pipelines),
+            Self::Memory => memory(pipelines),
+            Self::Communication => edges::communication(pipelines),
+        };
+        pipelines.caveat.to_string() + &table
+    }
+}
+
+/// Calls `explain` with the pipelines of a run. `tokenizer` is that of a checkpoint, and `saved`
+/// its placement, whose stages are kept as by the run.
+///
+/// # Errors
+/// Returns `UsageError` for a run without pipelines, the errors of loading the text, building the
+/// graph and choosing devices, and those with which the run refuses its pipelines.
+pub fn with_pipelines<R>(
+    spec: &RunSpec,
+    tokenizer: Option<Tokenizer>,
+    saved: Option<&Placement>,
+    explain: impl FnOnce(&ExplainedPipelines) -> anyhow::Result<R>,
+) -> anyhow::Result<R> {
+    if spec.parallel.pipeline.stages < 2 {
+        let why = "--explain schedule needs parallel.pipeline of 2 or more; give --pipeline K";
+        return Err(UsageError(why.into()).into());
+    }
+    let (training, _) = spec.training_graph(vocabulary(spec, tokenizer)?)?;
+    let (plans, tuning) = (Plans::new(training), TuneOptions::default());
+    let request = PlacementRequest {
+        selector: &spec.devices,
+        parallel: &spec.parallel,
+        batch: spec.batch,
+        micro_batch: spec.micro_batch,
+        optimizer: &spec.optimizer,
+        plans: &plans,
+        // Nothing is measured: shares and blocks are even if they are not given.
+        probe: None,
+        seed: spec.seed,
+        opening: spec.opening,
+        tuning: &tuning,
+        saved,
+        retune: false,
+        notify: &|_| {},
+        trace: None,
+        faults: Faults::none(),
+    };
+    explain(&ExplainedPipelines::of(spec, &request)?)
+}
+
+impl<'a> ExplainedPipelines<'a> {
+    fn of(spec: &'a RunSpec, request: &'a PlacementRequest<'a>) -> anyhow::Result<Self> {
+        let chosen = selections(&spec.devices)?;
+        let requested = RequestedPipelines::of(request);
+        let options = &spec.parallel.pipeline;
+        require_devices(&requested, chosen.len())?;
+        require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks)?;
+        let saved = request.saved.filter(|saved| saved.candidates == candidates(&chosen));
+        let recorded = kept(request, saved);
+        let pipelines = chosen.len() / requested.stages;
+        let is_measured =
+            spec.parallel.shares.is_none() && (options.blocks.is_empty() || pipelines > 1);
+        let caveat = if is_measured && recorded.is_none() { CAVEAT } else { "" };
+        let planned = match recorded {
+            Some(recorded) => recorded,
+            // Without a probe there always is one.
+            None => given(request, chosen.len())?.ok_or_else(|| {
+                UsageError("the stages of this run are known only when it starts".into())
+            })?,
+        };
+        require_micro_batches(&requested, &planned)?;
+        let laid_out = LaidOutPipelines::of(request, &planned);
+        let all = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
+        let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
+        Ok(Self { spec, request, selections: chosen, names, planned, laid_out, caveat })
+    }
+
+    /// Returns the number of ranks.
+    pub fn world(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Returns the name of a rank's device.
+    pub fn name(&self, rank: usize) -> &str {
+        &self.names[rank]
+    }
+
+    /// Returns the place of a rank: `stage 1 of pipeline 0`.
+    pub fn place(&self, rank: usize) -> String {
+        let (pipeline, stage) = self.planned.stage_of(rank);
+        format!("stage {stage} of pipeline {pipeline}")
+    }
+
+    /// Returns the blocks that a rank holds: `h.2 to head`.
+    pub fn blocks(&self, rank: usize) -> String {
+        let (pipeline, stage) = self.planned.stage_of(rank);
+        let chunks = self.planned.stages[pipeline].chunks_of(stage);
+        let graph = &self.laid_out.whole.graph;
+        chunks.iter().map(|run| run_name(graph, run)).collect::<Vec<_>>().join(" and ")
+    }
+
+    /// Returns the number of micro-batches of a rank's pipeline.
+    pub fn micro_batches(&self, rank: usize) -> usize {
+        self.laid_out.written.programs[rank].micro_batches.len()
+    }
+
+    /// Returns the sentence on the stashes that the schedule lets a rank hold at a time.
+    fn stashes(&self, rank: usize) -> String {
+        let (pipeline, stage) = self.planned.stage_of(rank);
+        let (stages, schedule) = (self.planned.depth(), self.planned.schedule);
+        let chunks = self.planned.stages[pipeline].chunks.len() / stages;
+        let micro_batches = self.micro_batches(rank);
+        let most = in_flight(schedule, PipelineShape { stages, chunks, micro_batches }, stage);
+        match schedule {
+            PipelineSchedule::Interleaved => format!(
+                "stashes in flight: {most} of {}, one per micro-batch and model chunk ({schedule})",
+                micro_batches * chunks
+            ),
+            _ => format!("stashes in flight: {most} of {micro_batches} micro-batches ({schedule})"),
+        }
+    }
+}
+
+fn program(pipelines: &ExplainedPipelines) -> String {
+    let of_rank = |rank: usize| {
+        let (pipeline, _) = pipelines.planned.stage_of(rank);
+        let (name, place) = (pipelines.name(rank), pipelines.place(rank));
+        let (blocks, samples) = (pipelines.blocks(rank), pipelines.planned.shares[pipeline].count);
+        let program = &pipelines.laid_out.written.programs[rank];
+        format!("rank {rank}: {name}, {place}, {blocks}, {samples} samples\n{program}")
+    };
+    (0..pipelines.world()).map(of_rank).collect::<Vec<_>>().join("\n")
+}
+
+fn memory(pipelines: &ExplainedPipelines) -> String {
+    let ExplainedPipelines { spec, request, selections, planned, laid_out, .. } = pipelines;
+    let (world, written) = (pipelines.world(), &laid_out.written);
+    let ranks = || (0..world).map(|rank| (rank, &selections[planned.positions[rank]]));
+    let title =
+        |rank| [pipelines.name(rank), &pipelines.place(rank), &pipelines.blocks(rank)].join(", ");
+    let titles: Vec<String> = (0..world).map(title).collect();
+    let limit = |(rank, selection): (usize, &Selection)| {
+        limit_line(spec, selection, &written.plans[rank], &laid_out.moments(request, rank))
+    };
+    let limits: Vec<String> = ranks().map(limit).collect();
+    let stashes: Vec<String> = (0..world).map(|rank| pipelines.stashes(rank)).collect();
+    let usage = |(rank, selection): (usize, &Selection)| {
+        let (plan, positions) = (&written.plans[rank], written.groups.positions(Rank(rank as u32)));
+        RankMemoryUsage {
+            name: &titles[rank],
+            plan,
+            owned: owned_elements(&laid_out.moments(request, rank)),
+            staging: Some(host_memory::staging(selection, plan, world)),
+            pool: Some(ring_pool_bytes_max(&laid_out.layout, positions)),
+            edges: Some(written.edges.bytes_from(Rank(rank as u32))),
+            stashes: Some(&stashes[rank]),
+            limit: &limits[rank],
+        }
+    };
+    let usages: Vec<RankMemoryUsage> = ranks().map(usage).collect();
+    let needed = host_bytes(request, selections, planned, laid_out);
+    let available = available_memory().map(|bytes| (bytes, "which are available"));
+    let host = format!("memory of the host: {}\n", comparison(needed, available));
+    memory_tables(&usages, request.optimizer.moments()) + &host
+}
