@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::process::Desk;
+
 /// Devices that the examples run on.
 const DEVICES: [&str; 2] = ["cpu", "cpu*2"];
 
@@ -112,6 +114,18 @@ fn a_text_that_is_missing_is_told_in_a_sentence() {
     let output = Command::new(program("text")).args(["nowhere.txt", "cpu"]).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert!(err.starts_with("Error: nowhere.txt: cannot be read (") && !output.status.success());
+}
+
+#[test]
+fn a_step_of_a_trace_is_drawn() {
+    let desk = Desk::new();
+    desk.train("--steps 2 --micro-batch 1 --trace trace.json").ok();
+    let [trace, chart] = ["trace.json", "chart.svg"].map(|name| desk.path(name));
+    let args = [trace.to_str().unwrap(), chart.to_str().unwrap(), "Two steps"];
+    let out = run("pipeline_chart", &args);
+    assert!(out.contains("Two steps") && out.contains("rank 0: cpu"), "{out}");
+    let svg = fs::read_to_string(chart).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("Two steps"), "{svg}");
 }
 
 #[test]
