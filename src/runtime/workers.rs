@@ -60,6 +60,14 @@ pub struct WorkerGroupOptions {
     pub labels: TraceLabels,
 }
 
+/// Mailboxes of all ranks, by rank.
+struct Mailboxes {
+    /// Of the ring threads.
+    rings: Arc<[Mailbox<RankRingMsg>]>,
+    /// Of the device threads.
+    inboxes: Arc<[Mailbox<DriverMsg>]>,
+}
+
 /// All devices of a run, with their threads.
 pub struct WorkerGroup {
     workers: Vec<Worker>,
@@ -104,6 +112,7 @@ impl WorkerGroup {
         let inbox_of = |rank: Rank| Mailbox::new(device_inbox_max(&layout, edges, rank));
         let rings: Arc<[Mailbox<RankRingMsg>]> = ranks.clone().map(ring_inbox).collect();
         let inboxes: Arc<[Mailbox<DriverMsg>]> = ranks.map(inbox_of).collect();
+        let mailboxes = Mailboxes { rings, inboxes };
         let mut group = Self {
             workers: Vec::new(),
             inbox,
@@ -113,8 +122,7 @@ impl WorkerGroup {
             round: Round::default(),
         };
         for (rank, driver) in drivers.into_iter().enumerate() {
-            let worker =
-                group.spawn_worker(Rank(rank as u32), driver, (&rings, &inboxes), options)?;
+            let worker = group.spawn_worker(Rank(rank as u32), driver, &mailboxes, options)?;
             group.workers.push(worker);
         }
         Ok(group)
@@ -124,7 +132,7 @@ impl WorkerGroup {
         &self,
         rank: Rank,
         driver: DeviceThread,
-        (rings, inboxes): (&Arc<[Mailbox<RankRingMsg>]>, &Arc<[Mailbox<DriverMsg>]>),
+        Mailboxes { rings, inboxes }: &Mailboxes,
         options: &WorkerGroupOptions,
     ) -> Result<Worker, RuntimeError> {
         let tracks = TraceTracks::of(options, rank, driver.name(), rings.len() > 1);
