@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::UsageError;
 use super::runs::by_age;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Store};
+use crate::config::schema::Parallel;
 use crate::device::{DeviceError, missing_devices};
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::assemble::{adapters_for, selections};
@@ -75,11 +76,12 @@ impl ResumePoint {
     /// if it is no list.
     pub fn require_devices(
         &self,
-        devices: &str,
+        parallel: &Parallel,
         out: Option<&Path>,
         settings: Vec<(&'static str, String)>,
     ) -> Result<(), TrainError> {
         use DeviceError::{NoAdapter, NoMatch};
+        let devices = &*parallel.devices;
         match selections(devices) {
             Err(RuntimeError::Device(NoAdapter { .. } | NoMatch { .. })) => {}
             found => return Ok(found.map(drop)?),
@@ -89,6 +91,8 @@ impl ResumePoint {
             from: self.from.clone(),
             out: out.map(Path::to_path_buf),
             devices: Some("auto".into()),
+            // As few devices as auto may choose.
+            pipeline: (parallel.pipeline > 1).then_some(1),
             settings,
         });
         Err(TrainError::MissingDevices { devices: devices.into(), missing, command })

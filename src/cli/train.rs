@@ -82,7 +82,7 @@ fn locate(
         *saved = absolute(&find_text(saved, &point.from)?);
     }
     if !typed.now.contains("parallel.devices") {
-        point.require_devices(&config.parallel.devices, out, settings.to_vec())?;
+        point.require_devices(&config.parallel, out, settings.to_vec())?;
     }
     Ok(())
 }

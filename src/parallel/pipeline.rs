@@ -134,10 +134,15 @@ impl PipelinePrograms {
     /// [`PipelinePrograms::forward`].
     pub fn forward_plans(request: &PipelineRequest) -> Vec<Arc<Plan>> {
         let world: usize = request.pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
+        let edges = edge_layout(request);
         let mut plans = vec![None; world];
         for pipeline in request.pipelines {
             for (stage, rank) in pipeline.ranks.iter().enumerate() {
-                let part = PlanPart { blocks: &pipeline.blocks_of(stage), runs: &[] };
+                let writer = StageWriter { request, pipeline, stage, rank: *rank, edges: &edges };
+                // All later rounds repeat the first two: a micro-batch is kept on the device while
+                // the others of its round run on the model chunks before.
+                let runs = runs(&writer.forward(2 * pipeline.ranks.len()));
+                let part = PlanPart { blocks: &pipeline.blocks_of(stage), runs: &runs };
                 let Plan { graph, options, .. } = request.plan;
                 let plan = Plan::part(graph.clone(), *options, &part);
                 plans[rank.index()] = Some(Arc::new(plan));

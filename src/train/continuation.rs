@@ -3,9 +3,15 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use crate::parallel::PipelineSchedule;
+use crate::runtime::placement::types::PipelineOptions;
+
 /// Keys that belong to the devices, which have a flag of their own.
 const OF_DEVICES: [&str; 4] =
     ["parallel.devices", "parallel.shares", "parallel.balance", "parallel.stages"];
+
+/// Keys of the pipelines, which have no effect without one; the first has a flag of its own.
+const OF_PIPELINES: [&str; 3] = ["parallel.pipeline", "parallel.schedule", "parallel.chunks"];
 
 /// Command line that continues a run, or starts one from a checkpoint. Displayed as text for a
 /// POSIX shell.
@@ -17,6 +23,8 @@ pub struct ResumeCommand {
     pub out: Option<PathBuf>,
     /// Devices to continue on, if not those of the run; their shares are not those of `settings`.
     pub devices: Option<String>,
+    /// Stages of the pipelines on those devices, if the run has pipelines.
+    pub pipeline: Option<usize>,
     /// Keys that the checkpoint does not have as the run does, with their values in TOML.
     pub settings: Vec<(&'static str, String)>,
 }
@@ -24,7 +32,7 @@ pub struct ResumeCommand {
 impl ResumeCommand {
     /// Returns the command that continues the run in a directory as its last checkpoint has it.
     pub fn of_run(run: &Path) -> Self {
-        Self { from: run.into(), out: None, devices: None, settings: Vec::new() }
+        Self { from: run.into(), out: None, devices: None, pipeline: None, settings: Vec::new() }
     }
 }
 
@@ -37,12 +45,32 @@ impl fmt::Display for ResumeCommand {
         if let Some(devices) = &self.devices {
             write!(f, " --devices {}", quoted(devices))?;
         }
-        let is_replaced = |key: &str| self.devices.is_some() && OF_DEVICES.contains(&key);
+        if let Some(stages) = self.pipeline {
+            write!(f, " --pipeline {stages}")?;
+        }
+        let replaced = match self.pipeline {
+            None => &[][..],
+            Some(1) => &OF_PIPELINES,
+            Some(_) => &OF_PIPELINES[..1],
+        };
+        let of_devices = |key: &str| self.devices.is_some() && OF_DEVICES.contains(&key);
+        let is_replaced = |key: &str| of_devices(key) || replaced.contains(&key);
         for (key, value) in self.settings.iter().filter(|(key, _)| !is_replaced(key)) {
             write!(f, " --set {}", quoted(&format!("{key}={value}")))?;
         }
         Ok(())
     }
+}
+
+/// Returns the stages of the pipelines that continue a run whose own do not fit so many devices:
+/// the largest number up to theirs that divides the devices, 1 if there is no pipeline among them.
+/// With the interleaved schedule it divides theirs too, so that the micro-batches still fill
+/// rounds. `None` if the run has no pipelines.
+pub fn stages_on(devices: usize, run: &PipelineOptions) -> Option<usize> {
+    let stages = run.stages as usize;
+    let is_any = run.schedule != PipelineSchedule::Interleaved;
+    let fits = |s: &usize| devices.is_multiple_of(*s) && (is_any || stages.is_multiple_of(*s));
+    (stages > 1).then(|| (1..=stages).rev().find(fits).unwrap_or(1))
 }
 
 /// Returns a path as an argument that is neither a flag nor the word `latest`.
@@ -96,6 +124,35 @@ mod tests {
         let (devices, out) = (Some("cpu*3".to_string()), Some("new".into()));
         let command = ResumeCommand { devices, out, ..command };
         let expected = "potluck train --resume run --out new --devices 'cpu*3' --set train.steps=9";
+        assert_eq!(command.to_string(), expected);
+    }
+
+    #[test]
+    fn pipelines_fit_the_devices_that_are_left() {
+        let run = |stages, schedule| PipelineOptions { stages, schedule, ..Default::default() };
+        let on = |devices, stages| stages_on(devices, &run(stages, PipelineSchedule::GPipe));
+        assert_eq!((on(1, 1), on(3, 1)), (None, None));
+        assert_eq!((on(1, 2), on(2, 3), on(3, 4), on(4, 2)), (Some(1), Some(2), Some(3), Some(2)));
+        assert_eq!((on(3, 2), on(5, 4)), (Some(1), Some(1)));
+        let rounds =
+            |devices, stages| stages_on(devices, &run(stages, PipelineSchedule::Interleaved));
+        assert_eq!((rounds(2, 3), rounds(2, 4), rounds(3, 4)), (Some(1), Some(2), Some(1)));
+    }
+
+    #[test]
+    fn another_pipeline_replaces_that_of_the_settings() {
+        let settings = vec![
+            ("parallel.pipeline", "3".to_string()),
+            ("parallel.schedule", "\"gpipe\"".to_string()),
+            ("parallel.stages", "[2, 2, 2]".to_string()),
+        ];
+        let devices = Some("auto".to_string());
+        let mut command = ResumeCommand { devices, settings, pipeline: Some(1), ..of("run") };
+        let expected = "potluck train --resume run --devices auto --pipeline 1";
+        assert_eq!(command.to_string(), expected);
+        command.pipeline = Some(2);
+        let expected = "potluck train --resume run --devices auto --pipeline 2 --set \
+                        'parallel.schedule=\"gpipe\"'";
         assert_eq!(command.to_string(), expected);
     }
 }

@@ -10,7 +10,9 @@ mod first_run;
 #[cfg(unix)]
 mod guide;
 mod interruptions;
+mod pipeline_bits;
 mod pipeline_charts;
+mod pipeline_faults;
 mod placement;
 #[path = "../common/process.rs"]
 mod process;

@@ -62,11 +62,12 @@ pub fn owned_elements(moments: &Moments) -> usize {
     moments.owned.iter().flatten().map(ExactSizeIterator::len).sum()
 }
 
-/// Returns the samples per device if they are not measured.
+/// Returns the samples per device, or per pipeline of several, if they are not measured.
 ///
 /// # Errors
-/// Returns `RuntimeError::InvalidRequest` if the number of shares is not that of the devices, if
-/// their sum is not the batch, or if there are fewer samples than devices.
+/// Returns `RuntimeError::InvalidRequest` if the number of shares is not that of the devices or
+/// pipelines, if their sum is not the batch, or if there are fewer samples than devices or
+/// pipelines.
 pub fn fixed_counts(
     parallel: &ParallelOptions,
     batch: u32,
@@ -74,9 +75,10 @@ pub fn fixed_counts(
 ) -> Result<Vec<u32>, RuntimeError> {
     let unusable = |why: String| Err(RuntimeError::InvalidRequest(why));
     let shares = parallel.shares.as_deref().unwrap_or_default();
+    let unit = if parallel.pipeline.stages > 1 { "pipeline" } else { "device" };
     if shares.is_empty() && (batch as usize) < world {
         return unusable(format!(
-            "train.batch = {batch} has no sample for each of {world} devices; raise it, or choose \
+            "train.batch = {batch} has no sample for each of {world} {unit}s; raise it, or choose \
              fewer with --devices"
         ));
     }
@@ -85,10 +87,9 @@ pub fn fixed_counts(
     }
     if shares.len() != world {
         return unusable(format!(
-            "parallel.shares has {} entries for {world} device{}; give one per device, in the \
-             order of --devices",
-            shares.len(),
-            if world == 1 { "" } else { "s" }
+            "parallel.shares has {} for {}; give one per {unit}, in the order of --devices",
+            counted(shares.len(), ("entry", "entries")),
+            counted(world, (unit, &format!("{unit}s")))
         ));
     }
     if shares.iter().sum::<u64>() != u64::from(batch) {
@@ -96,6 +97,11 @@ pub fn fixed_counts(
     }
     // Each share is at most `batch`, a u32.
     Ok(shares.iter().map(|share| *share as u32).collect())
+}
+
+/// Returns a number of things: `1 device`.
+fn counted(number: usize, (one, several): (&str, &str)) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 #[cfg(test)]
@@ -129,5 +135,12 @@ pub(crate) mod tests {
         let error = fixed_counts(&parallel, 12, 3).unwrap_err().to_string();
         assert!(error.contains("parallel.shares has 2 entries for 3 devices"), "{error}");
         assert!(fixed_counts(&parallel, 13, 2).is_err());
+        parallel.pipeline.stages = 2;
+        let error = fixed_counts(&parallel, 12, 1).unwrap_err().to_string();
+        let expected = "parallel.shares has 2 entries for 1 pipeline; give one per pipeline, ";
+        assert!(error.contains(expected), "{error}");
+        parallel.shares = Some(vec![12]);
+        let error = fixed_counts(&parallel, 12, 2).unwrap_err().to_string();
+        assert!(error.contains("parallel.shares has 1 entry for 2 pipelines; "), "{error}");
     }
 }

@@ -184,9 +184,8 @@ impl Run {
             plans: rank_plans,
             notes,
             trace,
-        } = assembled.map_err(|error| {
-            stopping::at_start(error, &spec.devices, &options, resumed.as_ref())
-        })?;
+        } = assembled
+            .map_err(|error| stopping::at_start(error, &spec, &options, resumed.as_ref()))?;
         let store = startup::open_store(&options)?;
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let device = group.name(Rank(0)).to_string();

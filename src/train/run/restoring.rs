@@ -176,7 +176,7 @@ impl Run {
         let failed = cause.failed_rank().filter(|_| self.placement.ranks.len() > 1);
         let position = failed.map(|rank| self.placement.ranks[rank.index()].position);
         let (checkpoint, command) = (self.store.path(step), self.resume_command());
-        with_command(cause, checkpoint, command, &self.spec.devices, position)
+        with_command(cause, checkpoint, command, &self.spec, position)
     }
 }
 

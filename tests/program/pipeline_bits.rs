@@ -1,0 +1,374 @@
+//! Pipelines give the bits of one device, of each other and of data parallelism; their checkpoints
+//! go on anywhere; and pipelines that cannot be are refused before anything is opened.
+
+use std::fs;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use crate::process::{Desk, Ran};
+
+/// Dropout, clipping, and micro-batches of 3 samples; 4 blocks with 2 layers.
+pub const SMALL: &str = "train tiny.toml --data text.txt --quiet --steps 12 \
+     --set model.layers=2 --set model.width=32 --set model.context=16 --set model.dropout=0.1 \
+     --set model.tie=false --set train.batch=12 --set train.micro_batch=3 \
+     --set train.sample_tokens=0 --set train.checkpoint_every=4 --set train.checkpoint_keep=9 \
+     --set optim.clip=0.5 --set schedule.decay_steps=12 --set parallel.balance=fixed";
+
+const STEPS: u64 = 12;
+const SCHEDULES: [&str; 3] = ["gpipe", "1f1b", "zero-bubble"];
+const INTERLEAVED: &str = "--schedule interleaved --set chunks=2";
+const FILES: [&str; 2] = ["parameters.safetensors", "moments.safetensors"];
+
+/// The untied model on one device.
+static ONE: LazyLock<Desk> = LazyLock::new(|| {
+    let desk = Desk::new();
+    train(&desk, "one", "--devices cpu");
+    assert!(desk.steps("one").iter().any(|step| step["grad_norm"].as_f64() > Some(0.5)));
+    desk
+});
+
+pub fn train(desk: &Desk, out: &str, more: &str) -> Ran {
+    desk.run(&format!("{SMALL} --out {out} {more}")).ok()
+}
+
+fn resume(desk: &Desk, run: &str, more: &str) -> Ran {
+    desk.run(&format!("train --quiet --resume {run} {more}")).ok()
+}
+
+/// Losses and norms of the steps, as they were written.
+fn course(desk: &Desk, run: &str) -> Vec<(Value, Value)> {
+    let steps = desk.steps(run).into_iter();
+    steps.map(|step| (step["loss"].clone(), step["grad_norm"].clone())).collect()
+}
+
+fn has_files_of(desk: &Desk, run: &str, (other, others): (&Desk, &str), step: u64) -> bool {
+    let of = |desk: &Desk, run: &str| FILES.map(|file| desk.checkpoint(run, step, file));
+    of(desk, run) == of(other, others)
+}
+
+/// Asserts the same losses, norms, parameters and moments.
+pub fn assert_same_bits(desk: &Desk, run: &str, (other, others): (&Desk, &str), what: &str) {
+    assert_eq!(course(desk, run), course(other, others), "{what}");
+    assert!(has_files_of(desk, run, (other, others), STEPS), "{what}: the tensors differ");
+}
+
+fn one() -> (&'static Desk, &'static str) {
+    (&ONE, "one")
+}
+
+// ---- to the bit ----
+
+#[test]
+fn an_untied_pipeline_has_the_bits_of_one_device() {
+    let desk = Desk::new();
+    for stages in [2, 3, 4] {
+        for schedule in SCHEDULES {
+            let out = format!("{schedule}{stages}");
+            let line = format!("--devices cpu*{stages} --pipeline {stages} --schedule {schedule}");
+            train(&desk, &out, &line);
+            assert_same_bits(&desk, &out, one(), &line);
+        }
+    }
+    for line in [
+        &format!("{INTERLEAVED} --devices cpu*2 --pipeline 2"),
+        "--devices cpu*2 --pipeline 2 --set parallel.stages=1,3",
+        "--devices cpu*2 --pipeline 2 --set parallel.stages=3,1 --schedule zero-bubble",
+        "--devices cpu*2 --pipeline 2 --set chunk_kib=1",
+        "--devices cpu*2 --pipeline 2 --set overlap=false --schedule gpipe",
+    ] {
+        train(&desk, "other", line);
+        assert_same_bits(&desk, "other", one(), line);
+        fs::remove_dir_all(desk.path("other")).unwrap();
+    }
+}
+
+/// The comparisons above can fail: another seed, no dropout and other micro-batches have other
+/// bits.
+#[test]
+fn other_runs_have_other_bits() {
+    let desk = Desk::new();
+    for (out, line) in
+        [("a", "--seed 5"), ("b", "--set model.dropout=0"), ("c", "--set train.micro_batch=6")]
+    {
+        train(&desk, out, &format!("--devices cpu*2 --pipeline 2 {line}"));
+        assert_ne!(course(&desk, out), course(&ONE, "one"), "{line}");
+        assert!(!has_files_of(&desk, out, one(), STEPS), "{line}");
+    }
+}
+
+#[test]
+fn interleaved_pipelines_of_8_blocks_have_the_bits_of_one_device() {
+    let desk = Desk::new();
+    let large = "--set model.layers=6 --set train.batch=36 --steps 4";
+    train(&desk, "one", &format!("{large} --devices cpu"));
+    for line in ["--devices cpu*3 --pipeline 3", "--devices cpu*4 --pipeline 4"] {
+        train(&desk, "other", &format!("{large} {INTERLEAVED} {line}"));
+        assert_eq!(course(&desk, "other"), course(&desk, "one"), "{line}");
+        assert!(has_files_of(&desk, "other", (&desk, "one"), 4), "{line}");
+        fs::remove_dir_all(desk.path("other")).unwrap();
+    }
+}
+
+/// One device adds both parts of the tied gradient in the order of the micro-batches, a pipeline
+/// the sums of its two stages.
+#[test]
+fn tied_pipelines_agree_and_are_close_to_one_device() {
+    let desk = Desk::new();
+    let tied = "--set model.tie=true";
+    train(&desk, "first", &format!("{tied} --devices cpu*2 --pipeline 2"));
+    let mut lines = vec![
+        format!("{INTERLEAVED} --devices cpu*2 --pipeline 2"),
+        "--devices cpu*2 --pipeline 2 --set parallel.stages=1,3".into(),
+        "--devices cpu*2 --pipeline 2 --set parallel.stages=3,1 --schedule gpipe".into(),
+        "--devices cpu*2 --pipeline 2 --set collective=star".into(),
+    ];
+    for (stages, schedule) in [(2, "gpipe"), (2, "zero-bubble"), (3, "1f1b"), (4, "zero-bubble")] {
+        lines.push(format!("--devices cpu*{stages} --pipeline {stages} --schedule {schedule}"));
+    }
+    for line in &lines {
+        train(&desk, "other", &format!("{tied} {line}"));
+        assert_same_bits(&desk, "other", (&desk, "first"), line);
+        fs::remove_dir_all(desk.path("other")).unwrap();
+    }
+    train(&desk, "one", &format!("{tied} --devices cpu"));
+    let (one, pipeline) = (desk.losses("one"), desk.losses("first"));
+    assert_eq!(one[0], pipeline[0]);
+    let error = one.iter().zip(&pipeline).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(error < 1e-5, "{error}");
+    assert!(!has_files_of(&desk, "one", (&desk, "first"), STEPS), "both orders have one sum");
+}
+
+#[test]
+fn pipelines_beside_each_other_have_the_bits_of_data_parallelism() {
+    let desk = Desk::new();
+    let shares = "--set parallel.shares=7,5";
+    for collective in ["ring", "star"] {
+        let collective = format!("{shares} --set collective={collective}");
+        train(&desk, "both", &format!("{collective} --devices cpu*2"));
+        assert_ne!(course(&desk, "both"), course(&ONE, "one"), "shares of one device");
+        for schedule in SCHEDULES {
+            let line = format!("{collective} --devices cpu*4 --pipeline 2 --schedule {schedule}");
+            train(&desk, "other", &line);
+            assert_same_bits(&desk, "other", (&desk, "both"), &line);
+            fs::remove_dir_all(desk.path("other")).unwrap();
+        }
+        fs::remove_dir_all(desk.path("both")).unwrap();
+    }
+    let shares = "--set parallel.shares=6,6 --set train.micro_batch=3";
+    train(&desk, "both", &format!("{shares} --devices cpu*2"));
+    train(&desk, "other", &format!("{shares} {INTERLEAVED} --devices cpu*4 --pipeline 2"));
+    assert_same_bits(&desk, "other", (&desk, "both"), "interleaved");
+}
+
+#[test]
+fn tied_pipelines_beside_each_other_agree() {
+    let desk = Desk::new();
+    let line = "--set model.tie=true --set parallel.shares=7,5 --devices cpu*4 --pipeline 2";
+    train(&desk, "first", line);
+    for more in ["--schedule gpipe", "--schedule zero-bubble --set overlap=false"] {
+        train(&desk, "other", &format!("{line} {more}"));
+        assert_same_bits(&desk, "other", (&desk, "first"), more);
+        fs::remove_dir_all(desk.path("other")).unwrap();
+    }
+}
+
+// ---- checkpoints ----
+
+#[test]
+fn a_run_goes_on_with_other_pipelines_one_device_and_back() {
+    let desk = Desk::new();
+    train(&desk, "run", "--devices cpu*2 --pipeline 2 --schedule gpipe --steps 2");
+    for (steps, line) in [
+        (4, "--devices cpu --pipeline 1"),
+        (5, "--devices cpu*2 --pipeline 2 --set parallel.stages=1,3"),
+        (6, "--devices cpu*3 --pipeline 3 --schedule zero-bubble"),
+        (8, "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=2"),
+        (9, "--devices cpu*4 --pipeline 4 --schedule 1f1b"),
+        (12, "--devices cpu*2 --pipeline 2 --schedule gpipe"),
+    ] {
+        resume(&desk, "run", &format!("{line} --steps {steps}"));
+        if let Some(step) = [4, 8, 12].into_iter().find(|step| *step == steps) {
+            assert!(has_files_of(&desk, "run", one(), step), "{line} to step {steps}");
+        }
+    }
+    assert_same_bits(&desk, "run", one(), "a run that goes on with other cuts");
+}
+
+/// Data parallelism has bits of its own: what goes on from a pipeline's checkpoint equals what
+/// goes on from that of one device.
+#[test]
+fn a_run_goes_on_with_data_parallelism_and_back() {
+    let desk = Desk::new();
+    let (one, cut) = ("--devices cpu --pipeline 1", "--devices cpu*2 --pipeline 2");
+    let parallel = "--devices cpu*2 --pipeline 1 --set parallel.shares=7,5 --steps 8";
+    let pipelines = "--devices cpu*4 --pipeline 2 --set parallel.shares=7,5 --steps 8";
+    for (run, lines) in [
+        ("one", [one, parallel, one]),
+        ("cut", [cut, parallel, cut]),
+        ("both", [cut, pipelines, one]),
+    ] {
+        train(&desk, run, &format!("{} --steps 4", lines[0]));
+        resume(&desk, run, lines[1]);
+        resume(&desk, run, &format!("{} --steps 12", lines[2]));
+        assert_eq!(desk.steps(run)[11]["step"], 12, "{run}");
+    }
+    assert_same_bits(&desk, "cut", (&desk, "one"), "a pipeline");
+    assert_same_bits(&desk, "both", (&desk, "one"), "pipelines beside each other");
+    assert_ne!(course(&desk, "one"), course(&ONE, "one"), "data parallelism has other bits");
+}
+
+#[test]
+fn evaluations_and_texts_are_those_of_one_device() {
+    let eval = |line: &str| -> Value {
+        let ran = ONE.run(&format!("eval one --json --split train --samples 40 {line}")).ok();
+        serde_json::from_str(&ran.out).unwrap()
+    };
+    let generate = |line: &str| {
+        ONE.run(&format!("generate one --tokens 30 --temperature 1.2 {line}")).ok().out
+    };
+    let (loss, text) = (eval("--devices cpu"), generate("--devices cpu"));
+    assert!(text.chars().count() >= 30 && loss["samples"] == 40, "{text} {loss}");
+    for line in [
+        "--devices cpu*2 --pipeline 2",
+        "--devices cpu*2 --pipeline 2 --schedule gpipe --set parallel.stages=1,3",
+        "--devices cpu*3 --pipeline 3",
+        "--devices cpu*4 --pipeline 4 --schedule zero-bubble",
+        "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=2",
+    ] {
+        let evaluated = eval(line);
+        // The sums of one device are those of 16 micro-batches at a time.
+        let error = (evaluated["loss"].as_f64().unwrap() - loss["loss"].as_f64().unwrap()).abs();
+        assert!(error < 1e-6, "{line}: {evaluated} is not {loss}");
+        assert_eq!(evaluated["targets"], loss["targets"], "{line}");
+        assert_eq!(generate(line), text, "{line}");
+    }
+    assert_ne!(generate("--devices cpu --seed 2"), text);
+    assert_ne!(eval("--devices cpu --best --samples 39"), loss);
+}
+
+// ---- records ----
+
+#[test]
+fn a_pipeline_is_recorded_and_kept() {
+    let desk = Desk::new();
+    let line = "--devices cpu*4 --pipeline 2 --schedule zero-bubble --set parallel.shares=7,5 \
+                --set parallel.stages=1,3 --steps 2";
+    let ran = train(&desk, "run", line);
+    assert_eq!(ran.err, "", "nothing is said with --quiet");
+    let recorded = |step: u64| desk.manifest("run", step)["meta"]["placement"].clone();
+    let placement = recorded(2);
+    let pipeline = serde_json::json!({ "stages": 2, "schedule": "zero-bubble", "chunks": 1 });
+    assert_eq!(placement["pipeline"], pipeline);
+    let blocks = |first: u64, last: u64| serde_json::json!([{ "start": first, "end": last }]);
+    let expected = [(blocks(0, 1), 7), (blocks(1, 4), 7), (blocks(0, 1), 5), (blocks(1, 4), 5)];
+    for (index, (blocks, share)) in expected.iter().enumerate() {
+        let rank = &placement["ranks"][index];
+        assert_eq!((&rank["blocks"], &rank["share"]), (blocks, &(*share).into()), "{index}");
+        assert_eq!(rank["position"], index);
+    }
+    let resolved = || fs::read_to_string(desk.path("run/resolved.toml")).unwrap();
+    let first = resolved();
+    for part in [
+        "pipeline = \"2\"\n",
+        "schedule = \"zero-bubble\"\n",
+        "chunks = \"1\"\n",
+        "\n[rank2]\nblocks = \"0..1\"\n",
+        "\n[rank3]\nblocks = \"1..4\"\n",
+    ] {
+        assert!(first.contains(part), "'{part}' is missing in:\n{first}");
+    }
+    resume(&desk, "run", "--steps 4");
+    assert_eq!((recorded(4), resolved()), (placement, first));
+    train(&desk, "other", &format!("{INTERLEAVED} --devices cpu*2 --pipeline 2 --steps 1"));
+    let other = fs::read_to_string(desk.path("other/resolved.toml")).unwrap();
+    assert!(other.contains("chunks = \"2\"\n"), "{other}");
+    assert!(other.contains("\n[rank1]\nblocks = \"1..2 3..4\"\n"), "{other}");
+}
+
+/// Without `--quiet`, a run says which device has which blocks.
+#[test]
+fn a_run_says_who_has_which_blocks() {
+    let desk = Desk::new();
+    let line = SMALL.replace("--quiet", "");
+    let ran = desk.run(&format!("{line} --out run --steps 1 --devices cpu*3 --pipeline 3")).ok();
+    let stages = ran.line("stages: ");
+    for part in ["cpu (", "embed to h.0, ", "cpu 2 (", "h.1", "cpu 3 (", "head", "(12 samples"] {
+        assert!(stages.contains(part), "'{part}' is missing in: {stages}");
+    }
+}
+
+// ---- refusals ----
+
+/// Refuses to train the small model with exit code 78, one sentence and no file.
+fn refuses(line: &str, parts: &[&str]) {
+    let desk = Desk::new();
+    let before = desk.files();
+    let ran = desk.run(&format!("{SMALL} {line}")).ended(78);
+    let error = ran.line("error: ");
+    for part in parts {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+    assert_eq!((ran.out.as_str(), ran.err.lines().count()), ("", 1), "{}", ran.err);
+    assert_eq!(desk.files(), before, "{error}");
+    assert!(!desk.path("runs").exists(), "{error}");
+}
+
+#[test]
+fn models_that_cannot_be_cut_so() {
+    let few = ["a model of 4 blocks cannot be cut into 5 stages: lower --pipeline"];
+    refuses("--devices cpu*5 --pipeline 5", &few);
+    let chunks = ["a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: lower "];
+    let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=3";
+    refuses(line, &chunks);
+    for (stages, sum) in [("3,2", 5), ("1,1", 2), ("1,65536", 65_537)] {
+        let list = stages.replace(',', ", ");
+        let has =
+            format!("parallel.stages = [{list}] has {sum} blocks and the model has 4; give 2");
+        let line = format!("--devices cpu*2 --pipeline 2 --set parallel.stages={stages}");
+        refuses(&line, &[&has, "that add up to 4"]);
+    }
+    let line = "--schedule interleaved --set chunks=2 --set parallel.stages=1,1,1,2";
+    refuses(&format!("--devices cpu*2 --pipeline 2 {line}"), &["give 4 numbers, each at least 1"]);
+}
+
+#[test]
+fn devices_that_make_no_whole_pipelines() {
+    for (devices, stages, parts) in [
+        ("cpu", 2, "a multiple of 2 devices, and there is 1 device: choose 2 with --devices"),
+        ("cpu*3", 2, "a multiple of 2 devices, and there are 3 devices: choose 2 or 4 with"),
+        ("cpu*4", 3, "a multiple of 3 devices, and there are 4 devices: choose 3 or 6 with"),
+        ("cpu*2", 4, "a multiple of 4 devices, and there are 2 devices: choose 4 with"),
+    ] {
+        let needs = format!("parallel.pipeline = {stages} needs {parts}");
+        refuses(&format!("--devices {devices} --pipeline {stages}"), &[&needs]);
+    }
+}
+
+#[test]
+fn batches_that_do_not_fit_the_pipelines() {
+    let interleaved = format!("--devices cpu*2 --pipeline 2 {INTERLEAVED}");
+    let three = "interleaved needs a multiple of 2 micro-batches and there are 3; give 2 or 4 (12 \
+                 samples in micro-batches of 4: set train.batch or train.micro_batch)";
+    refuses(&format!("{interleaved} --set train.micro_batch=4"), &[three]);
+    refuses(
+        &format!("{interleaved} --set train.micro_batch=12"),
+        &["and there is 1; give 2 (12 samples"],
+    );
+    let beside = format!("--devices cpu*4 --pipeline 2 {INTERLEAVED} --set train.micro_batch=2");
+    let three = "and there are 3; give 2 or 4 (6 samples in micro-batches of 2: ";
+    refuses(&format!("{beside} --set parallel.shares=6,6"), &[three]);
+    let per_pipeline = "give one per pipeline, in the order of --devices";
+    for (devices, shares, has) in [
+        ("cpu*4", "3,3,3,3", "parallel.shares has 4 entries for 2 pipelines; "),
+        ("cpu*4", "12", "parallel.shares has 1 entry for 2 pipelines; "),
+        ("cpu*2", "6,6", "parallel.shares has 2 entries for 1 pipeline; "),
+    ] {
+        let line = format!("--devices {devices} --pipeline 2 --set parallel.shares={shares}");
+        refuses(&line, &[has, per_pipeline]);
+    }
+    let sum = ["numbers with the sum train.batch = 12, got [6, 5], whose sum is 11"];
+    refuses("--devices cpu*4 --pipeline 2 --set parallel.shares=6,5", &sum);
+    let line = "--devices cpu*4 --pipeline 2 --set train.batch=1 --set train.micro_batch=1";
+    refuses(line, &["train.batch = 1 has no sample for each of 2 pipelines; raise it"]);
+}
