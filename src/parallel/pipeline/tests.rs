@@ -204,10 +204,38 @@ fn the_forward_pass_of_several_chunks_ends_too() {
         let programs = PipelinePrograms::forward(&request, &edges, &[batches]);
         let most = perform(&programs, &edges).unwrap();
         assert!(edges.edges.iter().zip(most).all(|(edge, most)| most <= edge.in_flight));
-        for (stage, plan) in PipelinePrograms::forward_plans(&request).iter().enumerate() {
-            let runs = runs(&programs[stage].instructions);
+        for (program, plan) in programs.iter().zip(PipelinePrograms::forward_plans(&request)) {
+            let runs = runs(&program.instructions);
             assert_eq!(plan.graph.blocks.len(), blocks as usize);
             assert!(!runs.is_empty());
+            assert_eq!(replay(&plan, &runs), Ok(()), "{stages} stages of {chunks}");
+        }
+    }
+}
+
+/// Evaluations during training run on its plans. A plan for one micro-batch at a time does not do.
+#[test]
+fn forward_passes_fit_the_plans_of_training() {
+    use PipelineSchedule::{GPipe, Interleaved, OneFOneB, ZeroBubble};
+    for (schedule, chunks) in [(GPipe, 1), (OneFOneB, 1), (ZeroBubble, 1), (Interleaved, 2)] {
+        for (stages, micro_batches_trained) in [(2, 2), (2, 6), (3, 3), (3, 6)] {
+            let plan = plan(stages * chunks, true);
+            let pipelines = pipelines(1, stages, chunks, stages * chunks);
+            let shares = contiguous_shares(&[4 * micro_batches_trained], &[4]);
+            let request = request(&plan, &pipelines, &shares, schedule);
+            let trained = PipelinePrograms::training(&request);
+            let batches = micro_batches(0, 29, 4);
+            let programs = PipelinePrograms::forward(&request, &trained.edges, &[batches]);
+            for (program, part) in programs.iter().zip(&trained.plans) {
+                let runs = runs(&program.instructions);
+                assert_eq!(replay(part, &runs), Ok(()), "{schedule} on {stages} stages");
+            }
+            // The last stage reads its targets in the last of its chunks.
+            let last = stages as usize - 1;
+            let (runs, blocks) = (runs(&programs[last].instructions), pipelines[0].blocks_of(last));
+            let part = PlanPart { blocks: &blocks, runs: &[] };
+            let alone = Plan::part(plan.graph.clone(), plan.options, &part);
+            assert_eq!(replay(&alone, &runs).is_ok(), chunks == 1, "{schedule}");
         }
     }
 }

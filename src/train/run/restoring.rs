@@ -157,7 +157,12 @@ impl Run {
         } else {
             return Ok(());
         };
-        self.note(format!("{what}: its bits will differ from those of an uninterrupted run"))
+        // A cut changes no bit on equal devices, unless parameters are tied.
+        let verb = match self.placement.pipeline.is_some() || before.pipeline.is_some() {
+            true => "may",
+            false => "will",
+        };
+        self.note(format!("{what}: its bits {verb} differ from those of an uninterrupted run"))
     }
 
     /// Returns the command that continues the run from its last checkpoint.
