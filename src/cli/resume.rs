@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use super::UsageError;
 use super::runs::by_age;
 use crate::checkpoint::{self, Checkpoint, CheckpointError, Store};
-use crate::config::schema::Parallel;
 use crate::device::{DeviceError, missing_devices};
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::assemble::{adapters_for, selections};
@@ -69,19 +68,18 @@ impl ResumePoint {
         self.run.as_ref().and_then(same).is_some_and(|(run, out)| run == out)
     }
 
-    /// Checks that the saved devices are here.
+    /// Checks that the saved devices are here, which make pipelines of so many stages.
     ///
     /// # Errors
     /// Returns `TrainError::MissingDevices` if one that the list names is not, and `RuntimeError`
     /// if it is no list.
     pub fn require_devices(
         &self,
-        parallel: &Parallel,
+        (devices, stages): (&str, usize),
         out: Option<&Path>,
         settings: Vec<(&'static str, String)>,
     ) -> Result<(), TrainError> {
         use DeviceError::{NoAdapter, NoMatch};
-        let devices = &*parallel.devices;
         match selections(devices) {
             Err(RuntimeError::Device(NoAdapter { .. } | NoMatch { .. })) => {}
             found => return Ok(found.map(drop)?),
@@ -92,7 +90,7 @@ impl ResumePoint {
             out: out.map(Path::to_path_buf),
             devices: Some("auto".into()),
             // As few devices as auto may choose.
-            pipeline: (parallel.pipeline > 1).then_some(1),
+            pipeline: (stages > 1).then_some(1),
             settings,
         });
         Err(TrainError::MissingDevices { devices: devices.into(), missing, command })

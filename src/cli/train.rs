@@ -82,7 +82,8 @@ fn locate(
         *saved = absolute(&find_text(saved, &point.from)?);
     }
     if !typed.now.contains("parallel.devices") {
-        point.require_devices(&config.parallel, out, settings.to_vec())?;
+        let Parallel { devices, pipeline, .. } = &config.parallel;
+        point.require_devices((devices, *pipeline), out, settings.to_vec())?;
     }
     Ok(())
 }

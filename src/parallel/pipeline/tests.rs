@@ -1,3 +1,5 @@
+//! Tests of the programs of pipelines: they end, their slots suffice, their buckets have groups.
+
 use super::*;
 use crate::graph::{Builder, Init, PlanOptions, differentiate, replay};
 use crate::parallel::program::contiguous_shares;
