@@ -9,3 +9,4 @@ mod hashes;
 mod nonfinite;
 mod order;
 mod readbacks;
+mod stages;

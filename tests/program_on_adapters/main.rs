@@ -4,6 +4,7 @@
 mod common;
 mod faults;
 mod kernels;
+mod pipelines;
 #[path = "../common/process.rs"]
 mod process;
 mod several_devices;
