@@ -42,6 +42,20 @@ pub fn apportion(batch: u32, speeds: &[ThroughputModel]) -> Vec<u32> {
     counts
 }
 
+/// Moves samples from those that have the most to those that have none; returns false and changes
+/// nothing if there are too few.
+pub fn give_each_a_sample(counts: &mut [u32]) -> bool {
+    let is_enough = counts.iter().map(|count| *count as usize).sum::<usize>() >= counts.len();
+    while is_enough
+        && let Some(idle) = counts.iter().position(|count| *count == 0)
+        && let Some(most) = counts.iter_mut().max()
+    {
+        *most -= 1;
+        counts[idle] = 1;
+    }
+    is_enough
+}
+
 /// Returns the makespan: the seconds until the slowest rank finishes.
 pub fn makespan(counts: &[u32], speeds: &[ThroughputModel]) -> f64 {
     let done = counts.iter().zip(speeds).map(|(&count, speed)| speed.seconds(count));
@@ -77,8 +91,8 @@ impl ExcludedDevice {
     }
 }
 
-/// Formats milliseconds with at least three digits, and no fraction where those suffice.
-fn milliseconds(seconds: f64) -> String {
+/// Formats seconds as milliseconds with at least three digits, and no fraction where those suffice.
+pub fn milliseconds(seconds: f64) -> String {
     let ms = seconds * 1e3;
     match ms {
         ..10.0 => format!("{ms:.2}"),
@@ -171,6 +185,18 @@ mod tests {
             // Times are small multiples of 1/8, so they are exact.
             prop_assert_eq!(makespan(&counts, &speeds), best(batch, &speeds, &mut Vec::new()));
         }
+    }
+
+    #[test]
+    fn devices_that_must_take_part_get_a_sample_of_those_that_have_most() {
+        let with = |counts: &[u32]| {
+            let mut counts = counts.to_vec();
+            give_each_a_sample(&mut counts).then_some(counts)
+        };
+        assert_eq!(with(&[4, 0]), Some(vec![3, 1]));
+        assert_eq!(with(&[0, 3, 2, 0, 0]), Some(vec![1; 5]));
+        assert_eq!(with(&[0, 1]), None);
+        assert_eq!(with(&[2, 2]), Some(vec![2, 2]));
     }
 
     #[test]

@@ -3,4 +3,5 @@
 
 pub mod balance;
 pub mod cut;
+pub mod division;
 pub mod price;

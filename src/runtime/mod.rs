@@ -1,6 +1,8 @@
 //! Execution of programs on real devices: a device thread and a ring thread per device, the steps
 //! that they run, and the placement that is decided before the first step.
 
+pub mod block_timing;
+pub mod blocks;
 pub mod device_thread;
 pub mod error;
 pub mod memory;

@@ -19,7 +19,8 @@ use crate::graph::Place;
 use crate::kernels::RandomContext;
 use crate::parallel::ReduceSite;
 use crate::planner::balance::{
-    DeviceSelection, ExcludedDevice, ThroughputModel, apportion, makespan, select_devices,
+    DeviceSelection, ExcludedDevice, ThroughputModel, apportion, give_each_a_sample, makespan,
+    select_devices,
 };
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
@@ -130,20 +131,6 @@ pub fn split_by_speed(
     let names: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
     let micro_batches: Vec<u32> = solo.iter().map(|one| one.speed.micro_batch).collect();
     Ok(Some(split_of(selection, counts, &names, &micro_batches)))
-}
-
-/// Moves samples from those that have the most to those that have none; returns false and changes
-/// nothing if there are too few.
-fn give_each_a_sample(counts: &mut [u32]) -> bool {
-    let is_enough = counts.iter().map(|count| *count as usize).sum::<usize>() >= counts.len();
-    while is_enough
-        && let Some(idle) = counts.iter().position(|count| *count == 0)
-        && let Some(most) = counts.iter_mut().max()
-    {
-        *most -= 1;
-        counts[idle] = 1;
-    }
-    is_enough
 }
 
 /// Returns the split among the selected devices that have samples, of which `counts` has the
@@ -359,21 +346,4 @@ pub fn faster_reduce_site(
 pub fn split_evenly(batch: u32, world: usize) -> Vec<u32> {
     let world = world as u32;
     (0..world).map(|rank| batch / world + u32::from(rank < batch % world)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_that_must_take_part_get_a_sample_of_those_that_have_most() {
-        let with = |counts: &[u32]| {
-            let mut counts = counts.to_vec();
-            give_each_a_sample(&mut counts).then_some(counts)
-        };
-        assert_eq!(with(&[4, 0]), Some(vec![3, 1]));
-        assert_eq!(with(&[0, 3, 2, 0, 0]), Some(vec![1; 5]));
-        assert_eq!(with(&[0, 1]), None);
-        assert_eq!(with(&[2, 2]), Some(vec![2, 2]));
-    }
 }
