@@ -251,20 +251,7 @@ struct SegmentEdges {
 impl StageWriter<'_> {
     /// Returns the segments of the stage's work, in order.
     fn segments_of(&self, work: StageWork) -> Vec<SegmentId> {
-        let chunks = self.pipeline.chunks_of(self.stage);
-        let blocks = &chunks[work.chunk];
-        let passes: &[PassKind] = match work.pass {
-            StagePass::Forward => &[PassKind::Forward],
-            StagePass::Backward => &[PassKind::BackwardInput, PassKind::BackwardWeight],
-            StagePass::BackwardInput => &[PassKind::BackwardInput],
-            StagePass::BackwardWeight => &[PassKind::BackwardWeight],
-        };
-        // The plan's order: forward by block, then backward from the last block.
-        let segments = self.request.plan.segments.iter().enumerate();
-        let of_work = segments.filter(|(_, segment)| {
-            blocks.contains(&segment.block) && passes.contains(&segment.phase)
-        });
-        of_work.map(|(index, _)| SegmentId(index as u32)).collect()
+        segments_of(self.request.plan, &self.pipeline.chunks_of(self.stage), work)
     }
 
     /// Returns the edges of the rank by segment, given the segments of a micro-batch in order.
@@ -429,6 +416,39 @@ impl StageWriter<'_> {
             .extend(due.into_iter().map(Collective::reduce_scatter).map(Instruction::Start));
         instructions
     }
+}
+
+/// Returns the segments of a stage's work, in order; `chunks` are the blocks of its model chunks.
+fn segments_of(plan: &Plan, chunks: &[Range<u32>], work: StageWork) -> Vec<SegmentId> {
+    let blocks = &chunks[work.chunk];
+    let passes: &[PassKind] = match work.pass {
+        StagePass::Forward => &[PassKind::Forward],
+        StagePass::Backward => &[PassKind::BackwardInput, PassKind::BackwardWeight],
+        StagePass::BackwardInput => &[PassKind::BackwardInput],
+        StagePass::BackwardWeight => &[PassKind::BackwardWeight],
+    };
+    // The plan's order: forward by block, then backward from the last block.
+    let segments = plan.segments.iter().enumerate();
+    let of_work = segments
+        .filter(|(_, segment)| blocks.contains(&segment.block) && passes.contains(&segment.phase));
+    of_work.map(|(index, _)| SegmentId(index as u32)).collect()
+}
+
+/// Returns the segments that a stage with these model chunks runs in a training step, each with
+/// its micro-batch: what its program runs, without the program. The shape fits the schedule and
+/// has the stage.
+pub fn stage_runs(
+    plan: &Plan,
+    chunks: &[Range<u32>],
+    schedule: PipelineSchedule,
+    shape: PipelineShape,
+    stage: usize,
+) -> Vec<(SegmentId, usize)> {
+    let work = stage_work(schedule, shape, stage);
+    let runs = work.into_iter().flat_map(|work| {
+        segments_of(plan, chunks, work).into_iter().map(move |id| (id, work.micro_batch))
+    });
+    runs.collect()
 }
 
 /// Returns the segments that instructions run, each with its micro-batch.

@@ -3,6 +3,7 @@
 //! measured times to a decision.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::balance::{ThroughputModel, apportion, give_each_a_sample};
 use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES, cut};
@@ -82,6 +83,16 @@ pub struct Division {
     pub step_s: f64,
 }
 
+impl Division {
+    /// Returns the division into these pipelines, with the samples split by their speed.
+    pub fn of(pipelines: Vec<Cut>, samples: &SampleCounts) -> Self {
+        let slowest_s: Vec<f64> = pipelines.iter().map(|cut| cut.slowest_s).collect();
+        let counts = samples.split(&slowest_s);
+        let step_s = samples.step_s(&counts, &slowest_s);
+        Self { pipelines, counts, step_s }
+    }
+}
+
 /// Divides the devices into pipelines so that a step takes the least time. For at most
 /// [`EXACT_DEVICES`] devices every way to divide them into groups is tried, otherwise only the
 /// groups of consecutive ones; each group is cut by [`cut`]. Of equally fast divisions, the one
@@ -125,10 +136,7 @@ fn of_groups(
         let cut = cuts.entry(kinds).or_insert_with(|| cut_of(request, group));
         pipelines.push(of_all(cut.clone(), group)?);
     }
-    let slowest_s: Vec<f64> = pipelines.iter().map(|cut| cut.slowest_s).collect();
-    let counts = request.samples.split(&slowest_s);
-    let step_s = request.samples.step_s(&counts, &slowest_s);
-    Ok(Division { pipelines, counts, step_s })
+    Ok(Division::of(pipelines, &request.samples))
 }
 
 fn cut_of(request: &DivisionRequest<'_>, group: &[usize]) -> Result<Cut, CutError> {
@@ -191,16 +199,16 @@ fn combinations(of: &[usize], count: usize) -> Vec<Vec<usize>> {
     with.chain(combinations(others, count)).collect()
 }
 
-/// Returns the seconds of the slowest stage of a cut that is given: chunk c on the device of stage
-/// `c % stages`, for one micro-batch.
-pub fn slowest_s(
+/// Returns the seconds of each stage of a cut that is given, for one micro-batch: chunk c is on
+/// stage `c % stages`, and stage s on the s-th of the devices.
+pub fn stage_seconds(
     times: &[Vec<BlockTimes>],
     cut_s: &[Vec<f64>],
     devices: &[usize],
-    chunks: &[std::ops::Range<u32>],
-) -> f64 {
+    chunks: &[Range<u32>],
+) -> Vec<f64> {
     let stage_s = |(stage, device): (usize, &usize)| {
-        let chunk_s = |run: &std::ops::Range<u32>| {
+        let chunk_s = |run: &Range<u32>| {
             let (start, end) = (run.start as usize, run.end as usize);
             let blocks: f64 = times[*device][start..end].iter().map(BlockTimes::sum_s).sum();
             let before = if start > 0 { cut_s[*device][start] } else { 0.0 };
@@ -208,7 +216,7 @@ pub fn slowest_s(
         };
         chunks.iter().skip(stage).step_by(devices.len()).map(chunk_s).sum::<f64>()
     };
-    devices.iter().enumerate().map(stage_s).fold(0.0, f64::max)
+    devices.iter().enumerate().map(stage_s).collect()
 }
 
 #[cfg(test)]
@@ -322,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn a_given_cut_takes_what_its_slowest_stage_takes() {
+    fn a_given_cut_takes_what_its_stages_take() {
         let block =
             |s: f64| BlockTimes { forward_s: s, backward_input_s: 0.0, backward_weight_s: 0.0 };
         let times = [vec![block(1.0); 4], vec![block(2.0); 4]];
         let cut_s = [vec![0.5; 4], vec![0.25; 4]];
-        assert_eq!(slowest_s(&times, &cut_s, &[0, 1], &[0..3, 3..4]), 3.5);
-        assert_eq!(slowest_s(&times, &cut_s, &[1, 0], &[0..3, 3..4]), 6.25);
+        assert_eq!(stage_seconds(&times, &cut_s, &[0, 1], &[0..3, 3..4]), [3.5, 2.25]);
+        assert_eq!(stage_seconds(&times, &cut_s, &[1, 0], &[0..3, 3..4]), [6.25, 1.5]);
         let interleaved = [0..1, 1..2, 2..3, 3..4];
-        assert_eq!(slowest_s(&times, &cut_s, &[0, 1], &interleaved), 4.75);
+        assert_eq!(stage_seconds(&times, &cut_s, &[0, 1], &interleaved), [3.5, 4.75]);
     }
 }

@@ -37,6 +37,9 @@ pub enum RuntimeError {
          train.micro_batch, model.context, model.width or model.layers, or choose another device"
     )]
     NoRoom { adapter: String, what: String, needed: String },
+    /// Error of too little memory, with the flag that would help.
+    #[error("{error}; {advice}")]
+    Advised { error: Box<Self>, advice: String },
     #[error("{0}")]
     InvalidRequest(String),
     #[error("{0}; this is a defect of potluck, please report it")]
@@ -53,6 +56,7 @@ impl RuntimeError {
         match self {
             Self::Memory { .. } | Self::DeviceMemory { .. } | Self::NoRoom { .. } => true,
             Self::Device(error) => of_device(error),
+            Self::Advised { error, .. } => error.is_capacity_error(),
             _ => false,
         }
     }
@@ -96,6 +100,7 @@ impl RuntimeError {
                 | DeviceError::ReadBack { .. }
                 | DeviceError::Timeout { .. } => EXIT_RESTART,
             },
+            Self::Advised { error, .. } => error.exit_code(),
             Self::Trace(_) => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             Self::Memory { .. }

@@ -13,6 +13,7 @@ mod interruptions;
 mod pipeline_bits;
 mod pipeline_charts;
 mod pipeline_faults;
+mod pipelines;
 mod placement;
 #[path = "../common/process.rs"]
 mod process;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::names::display_names;
 use super::open_ranks::{RequestedDevices, open_new, open_recorded};
-use super::pipeline::assemble_pipelines;
+use super::pipeline::{advised, assemble_pipelines};
 use super::shares::layout_of;
 use super::types::{OpenedRanks, PlacedWorkers, PlacementRequest};
 use crate::autotune::{self, cache};
@@ -38,7 +38,7 @@ pub fn assemble(
     let candidates = candidates(&selections);
     let saved = request.saved.filter(|saved| saved.candidates == candidates);
     if request.parallel.pipeline.stages > 1 {
-        return assemble_pipelines(request, devices, candidates, saved, report);
+        return assemble_pipelines(request, devices, (candidates, &adapters), saved, report);
     }
     let saved = saved.filter(|saved| saved.pipeline.is_none());
     let is_kept = |saved: &&Placement| {
@@ -47,9 +47,10 @@ pub fn assemble(
     };
     let kept = saved.filter(is_kept);
     let chosen = match kept {
-        Some(kept) => open_recorded(request, devices, kept, report)?,
-        None => open_new(request, devices, saved, report)?,
+        Some(kept) => open_recorded(request, devices, kept, report),
+        None => open_new(request, devices, saved, report),
     };
+    let chosen = chosen.map_err(|error| advised(request, &selections, error))?;
     let mut placed = start_workers(request, chosen, candidates)?;
     // A run that keeps its shares says nothing new.
     let repeated = match kept {
@@ -134,7 +135,8 @@ pub fn candidates(selections: &[Selection]) -> Vec<String> {
     selections.iter().map(identity).collect()
 }
 
-fn identity(selection: &Selection) -> String {
+/// Returns the identity of a device, which decides the bits of its results.
+pub fn identity(selection: &Selection) -> String {
     match selection {
         Selection::Cpu { .. } => host_name(),
         Selection::Adapter(adapter) => cache::device_key(adapter),

@@ -1,25 +1,36 @@
 //! Placement of pipelines: which device holds which blocks of the model, as it is given, recorded
 //! or measured; and the opening of devices with their parts.
 
+mod advice;
 mod checks;
 mod forward;
+mod measure;
 mod open;
+mod repeat;
 mod search;
+mod stage_memory;
+#[cfg(test)]
+mod tests;
 
+pub use advice::advised;
 pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
+pub use measure::{MeasuredBlocks, measure_blocks};
 pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, run_name};
 
 use std::ops::Range;
 
 use super::shares::fixed_counts;
-use super::types::{PipelineOptions, PlacementRequest};
+use super::types::{ParallelOptions, PipelineOptions, PlacementRequest};
 use crate::base::Rank;
 use crate::parallel::{
     PipelineSchedule, PipelineStages, Placement, RankPlacement, Share, contiguous_shares,
 };
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
+
+/// Most stages of a pipeline that is advised for a model that does not fit.
+const STAGES_ADVISED: usize = 8;
 
 /// Pipelines that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +108,8 @@ pub fn pipelines_of(chunks: &[Vec<Range<u32>>], stages: usize) -> Vec<PipelineSt
     chunks.iter().enumerate().map(of).collect()
 }
 
-/// Returns the pipelines of a request whose cut is given or, if nothing can be measured, cut into
-/// nearly equal numbers of blocks; `None` if it is to be measured.
+/// Returns the pipelines of a request whose cut and shares are given or, if nothing can be
+/// measured, cut into nearly equal numbers of blocks; `None` if something is to be measured.
 ///
 /// # Errors
 /// Returns `RuntimeError::InvalidRequest` if the shares do not fit the batch or the pipelines.
@@ -109,9 +120,9 @@ pub fn given(
     let pipelines = RequestedPipelines::of(request);
     let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
     let count = devices / pipelines.stages;
-    let is_measured = request.parallel.shares.is_none() && request.probe.is_some();
     let options = &request.parallel.pipeline;
-    if is_measured && (options.blocks.is_empty() || count > 1) {
+    let has_shares = request.parallel.shares.is_some() || count == 1;
+    if request.probe.is_some() && (options.blocks.is_empty() || !has_shares) {
         return Ok(None);
     }
     let chunks = match options.blocks.is_empty() {
@@ -127,11 +138,27 @@ pub fn given(
 
 /// Returns the pipelines of a checkpoint that a run keeps; `None` if it decides anew.
 pub fn kept(request: &PlacementRequest, saved: Option<&Placement>) -> Option<PlannedPipelines> {
-    let is_free = request.parallel.shares.is_none() && request.parallel.pipeline.blocks.is_empty();
     let is_kept = |saved: &&Placement| {
-        !request.retune && is_free && saved.shares_fit(request.batch, request.micro_batch)
+        !request.retune && saved.shares_fit(request.batch, request.micro_batch)
     };
-    saved.filter(is_kept).and_then(|saved| recorded(request, saved))
+    let recorded = saved.filter(is_kept).and_then(|saved| recorded(request, saved));
+    recorded.filter(|kept| is_as_given(request, kept))
+}
+
+/// Returns true if pipelines have the cut and the shares that a request gives, and the devices in
+/// their order if it gives any.
+pub fn is_as_given(request: &PlacementRequest, planned: &PlannedPipelines) -> bool {
+    let ParallelOptions { shares, pipeline, .. } = request.parallel;
+    let chunks = chunks_of_counts(&pipeline.blocks);
+    let has_cut = pipeline.blocks.is_empty() || planned.stages.iter().all(|of| of.chunks == chunks);
+    let has_shares = shares.is_none() || {
+        let counts = fixed_counts(request.parallel, request.batch, planned.stages.len());
+        let now = planned.shares.iter().map(|share| share.count);
+        counts.is_ok_and(|counts| counts.into_iter().eq(now))
+    };
+    let is_free = pipeline.blocks.is_empty() && shares.is_none();
+    let in_order = planned.positions.iter().copied().eq(0..planned.positions.len());
+    has_cut && has_shares && (is_free || in_order)
 }
 
 /// Returns the pipelines of a checkpoint, if they were placed as this request asks; `None` if not.

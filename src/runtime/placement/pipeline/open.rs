@@ -4,12 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::checks::{require_devices, require_micro_batches, require_model};
+use super::repeat::repeated_by;
 use super::{PlannedPipelines, RequestedPipelines, given, kept, search};
 use crate::autotune;
 use crate::base::{BucketId, Rank};
 use crate::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
 use crate::comm::ring_pool_bytes_max;
-use crate::device::Selection;
+use crate::device::{Adapter, Selection};
 use crate::exec::Moments;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::graph::print::MemoryUsage;
@@ -97,7 +98,7 @@ pub fn layout_of_groups(
 pub fn assemble_pipelines(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    candidates: Vec<String>,
+    (candidates, adapters): (Vec<String>, &[Adapter]),
     saved: Option<&Placement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlacedWorkers, RuntimeError> {
@@ -106,7 +107,9 @@ pub fn assemble_pipelines(
     require_devices(&requested, devices.selections.len())?;
     require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks)?;
     let mut notes = Vec::new();
-    let planned = match kept(request, saved) {
+    let kept = kept(request, saved);
+    let is_new = kept.is_none();
+    let planned = match kept {
         Some(kept) => kept,
         None => match given(request, devices.selections.len())? {
             Some(given) => given,
@@ -115,7 +118,7 @@ pub fn assemble_pipelines(
     };
     notes.extend(require_micro_batches(&requested, &planned)?);
     let laid_out = LaidOutPipelines::of(request, &planned);
-    memory::require(host_bytes(request, devices.selections, &planned, &laid_out))?;
+    require_host_memory(request, devices, &planned, &laid_out)?;
     let mut members = Vec::new();
     let world = planned.positions.len();
     for (rank, &position) in planned.positions.iter().enumerate() {
@@ -133,7 +136,9 @@ pub fn assemble_pipelines(
     let reduce_sites = reduce_sites(request, &opened, groups, saved)
         .map_err(|failed| failed.error.of_position(planned.positions[failed.rank], world))?;
     let placement = placement(request, candidates, &planned, &laid_out, &members, &reduce_sites);
-    notes.push(stages_note(&placement, &laid_out.whole.graph));
+    let repeated = is_new.then(|| repeated_by(request, adapters, &placement)).flatten();
+    let repeated = repeated.map(|flags| format!("; to repeat this, add {flags}"));
+    notes.push(stages_note(&placement, &laid_out.whole.graph) + &repeated.unwrap_or_default());
     start(request, planned, laid_out, members, (placement, reduce_sites, notes))
 }
 
@@ -201,6 +206,19 @@ fn start(
     let pipelines = Pipelines { whole: whole.clone(), stages, shares, schedule, edges };
     let pipelines = Some(Arc::new(pipelines));
     Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
+}
+
+/// Checks that the host has memory for the run.
+///
+/// # Errors
+/// Returns `RuntimeError::Memory` if it has less.
+pub fn require_host_memory(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    planned: &PlannedPipelines,
+    laid_out: &LaidOutPipelines,
+) -> Result<(), RuntimeError> {
+    memory::require(host_bytes(request, devices.selections, planned, laid_out))
 }
 
 /// Returns the bytes of host memory that a run takes: for the devices that use it, for the values

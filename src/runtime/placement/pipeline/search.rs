@@ -1,32 +1,232 @@
 //! Search for the cut of a model and the order of devices by the measured times of its blocks.
 
-use super::{PlannedPipelines, RequestedPipelines};
+use std::ops::Range;
+
+use super::measure::{MeasuredBlocks, measure_blocks};
+use super::stage_memory::StageMemory;
+use super::{PlannedPipelines, RequestedPipelines, pipelines_of};
 use crate::autotune;
-use crate::planner::cut::even;
+use crate::graph::Graph;
+use crate::parallel::pipeline::micro_batch_counts;
+use crate::parallel::{PipelineSchedule, contiguous_shares};
+use crate::planner::balance::milliseconds;
+use crate::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
+use crate::planner::division::{Division, DivisionRequest, SampleCounts, divide, stage_seconds};
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::shares::fixed_counts;
 use crate::runtime::placement::types::{ParallelOptions, PlacementRequest};
 
 /// Measures the blocks of the model on each device, and returns the pipelines that are predicted
-/// to be the fastest.
+/// to be the fastest, with a note on the slowest stage. What the request gives is kept: the cut,
+/// or the shares, and with either of them the order of the devices.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails, or if no cut fits the memory of the devices.
 pub fn by_measurement(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    _notes: &mut Vec<String>,
-    _report: &mut dyn FnMut(&str, autotune::TuneProgress),
+    notes: &mut Vec<String>,
+    report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlannedPipelines, RuntimeError> {
     let requested = RequestedPipelines::of(request);
-    let blocks = request.plans.of_rows(1).graph.blocks.len() as u32;
-    let chunks = even(blocks, requested.stages * requested.chunks);
-    let count = devices.selections.len() / requested.stages;
-    let shares = Some(Vec::new());
+    let pipelines = devices.selections.len() / requested.stages;
+    let counts = expected_counts(request, pipelines)?;
+    let rows = request.micro_batch.min(counts.iter().copied().max().unwrap_or(1)).max(1);
+    let measured = measure_blocks(request, devices, rows, report)?;
+    let mut division = match request.parallel.pipeline.blocks.is_empty() {
+        true => searched(request, devices, &requested, &measured, &counts),
+        false => Ok(with_given_cut(request, &requested, &measured)),
+    }
+    .map_err(|error| no_cut(&error, devices, &measured, &request.plans.of_rows(rows).graph))?;
+    if request.parallel.shares.is_some()
+        || !holds(request, devices, (&requested, &division), &division.counts)
+    {
+        division.counts = counts;
+    }
+    notes.extend(prediction(&division, &measured, devices));
+    Ok(planned(request, &requested, &division))
+}
+
+/// Returns the samples of each pipeline that memory is planned for: those that are given, or even
+/// ones.
+///
+/// # Errors
+/// Returns `RuntimeError::InvalidRequest` as [`fixed_counts`] does.
+pub fn expected_counts(
+    request: &PlacementRequest,
+    pipelines: usize,
+) -> Result<Vec<u32>, RuntimeError> {
+    let shares = Some(request.parallel.shares.clone().unwrap_or_default());
     let parallel = ParallelOptions { shares, ..request.parallel.clone() };
-    let counts = fixed_counts(&parallel, request.batch, count)?;
-    let positions = (0..devices.selections.len()).collect();
-    let rows = request.micro_batch;
-    Ok(PlannedPipelines::in_order(&requested, positions, &chunks, &counts, rows))
+    fixed_counts(&parallel, request.batch, pipelines)
+}
+
+/// Searches the fastest division that fits the devices' memory.
+///
+/// # Errors
+/// Returns `CutError` if there is none.
+pub fn searched(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    requested: &RequestedPipelines,
+    measured: &MeasuredBlocks,
+    counts: &[u32],
+) -> Result<Division, CutError> {
+    let memory = stage_memory(request, requested, counts);
+    let found = |is_exact: bool| {
+        let fits = |CutStage { device, stage, blocks }: CutStage<'_>| {
+            memory.fits(&devices.selections[device], stage, blocks, is_exact)
+        };
+        divide(&DivisionRequest {
+            times: &measured.times,
+            cut_s: &measured.cut_s,
+            kinds: &measured.kinds,
+            stages: requested.stages,
+            chunks: requested.chunks,
+            is_ordered: request.parallel.shares.is_some(),
+            samples: samples(request, requested),
+            fits: &fits,
+        })
+    };
+    // Bounds answer most questions about memory; where they were wrong, only exact sums do.
+    let division = found(false)?;
+    match holds(request, devices, (requested, &division), counts) {
+        true => Ok(division),
+        false => found(true),
+    }
+}
+
+fn samples(request: &PlacementRequest, requested: &RequestedPipelines) -> SampleCounts {
+    let round = match requested.schedule {
+        PipelineSchedule::Interleaved => requested.stages as u32,
+        _ => 1,
+    };
+    SampleCounts { batch: request.batch, micro_batch: request.micro_batch, round }
+}
+
+fn stage_memory<'a>(
+    request: &'a PlacementRequest,
+    requested: &RequestedPipelines,
+    counts: &[u32],
+) -> StageMemory<'a> {
+    let micro_batches: Vec<u32> =
+        counts.iter().map(|count| request.micro_batch.min(*count)).collect();
+    let shares = contiguous_shares(counts, &micro_batches);
+    let most = micro_batch_counts(&shares).into_iter().max().unwrap_or(1).max(1);
+    let rows = micro_batches.into_iter().max().unwrap_or(1).max(1);
+    StageMemory::of(request, requested, counts.len(), (most, rows))
+}
+
+/// Returns true if the devices of a division have the memory that they need if the pipelines run
+/// so many samples.
+pub fn holds(
+    request: &PlacementRequest,
+    devices: RequestedDevices,
+    (requested, division): (&RequestedPipelines, &Division),
+    counts: &[u32],
+) -> bool {
+    let memory = stage_memory(request, requested, counts);
+    let fits = |cut: &Cut| {
+        let mut stages = cut.devices.iter().zip(&cut.blocks).enumerate();
+        stages.all(|(stage, (device, blocks))| {
+            memory.fits(&devices.selections[*device], stage, blocks, true)
+        })
+    };
+    division.pipelines.iter().all(fits)
+}
+
+/// Returns the pipelines of the devices in their order with the cut that is given, and samples by
+/// the measured times.
+fn with_given_cut(
+    request: &PlacementRequest,
+    requested: &RequestedPipelines,
+    measured: &MeasuredBlocks,
+) -> Division {
+    let chunks = chunks_of_counts(&request.parallel.pipeline.blocks);
+    let all: Vec<usize> = (0..measured.times.len()).collect();
+    let cut = |devices: &[usize]| {
+        let seconds = stage_seconds(&measured.times, &measured.cut_s, devices, &chunks);
+        let blocks = by_stage(&chunks, requested.stages);
+        let slowest_s = seconds.into_iter().fold(0.0, f64::max);
+        Cut { devices: devices.to_vec(), blocks, slowest_s }
+    };
+    let pipelines = all.chunks(requested.stages).map(cut).collect();
+    Division::of(pipelines, &samples(request, requested))
+}
+
+/// Returns the blocks of each model chunk of a cut, in the order of the model.
+fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
+    let chunks = cut.blocks.first().map_or(0, Vec::len);
+    (0..chunks).flat_map(|chunk| cut.blocks.iter().map(move |of| of[chunk].clone())).collect()
+}
+
+/// Returns the pipelines of a division.
+pub fn planned(
+    request: &PlacementRequest,
+    requested: &RequestedPipelines,
+    division: &Division,
+) -> PlannedPipelines {
+    let chunks: Vec<_> = division.pipelines.iter().map(chunks_of).collect();
+    let micro_batches: Vec<u32> =
+        division.counts.iter().map(|count| request.micro_batch.min(*count)).collect();
+    PlannedPipelines {
+        positions: division.pipelines.iter().flat_map(|cut| cut.devices.clone()).collect(),
+        stages: pipelines_of(&chunks, requested.stages),
+        shares: contiguous_shares(&division.counts, &micro_batches),
+        schedule: requested.schedule,
+    }
+}
+
+/// Returns a note on the slowest stage of all.
+fn prediction(
+    division: &Division,
+    measured: &MeasuredBlocks,
+    devices: RequestedDevices,
+) -> Option<String> {
+    let mut slowest: (f64, usize) = (0.0, 0);
+    for cut in &division.pipelines {
+        let seconds =
+            stage_seconds(&measured.times, &measured.cut_s, &cut.devices, &chunks_of(cut));
+        for (device, seconds) in cut.devices.iter().zip(seconds) {
+            if seconds > slowest.0 {
+                slowest = (seconds, *device);
+            }
+        }
+    }
+    let (seconds, device) = slowest;
+    seconds.is_finite().then(|| {
+        let (ms, name) = (milliseconds(seconds), &devices.names[device]);
+        format!("predicted {ms} ms per micro-batch on the slowest stage, {name}")
+    })
+}
+
+/// Returns the error that there is no cut, with what the user can do.
+fn no_cut(
+    error: &CutError,
+    devices: RequestedDevices,
+    measured: &MeasuredBlocks,
+    graph: &Graph,
+) -> RuntimeError {
+    let is_impossible = |block: &usize| {
+        measured.times.iter().all(|of_device| !of_device[*block].sum_s().is_finite())
+    };
+    let why = match *error {
+        CutError::Memory { device: Some(device), stage } => {
+            let name = &devices.names[device];
+            let stage = stage.map_or("any stage".into(), |stage| format!("stage {stage}"));
+            format!("{name} has no memory for even the shortest run of blocks as {stage}")
+        }
+        CutError::Forbidden => match (0..graph.blocks.len()).find(is_impossible) {
+            Some(block) => {
+                format!("no device has memory for block {} alone", graph.blocks[block])
+            }
+            None => "no cut of the model fits in the devices' memory".into(),
+        },
+        _ => error.to_string(),
+    };
+    RuntimeError::InvalidRequest(format!(
+        "{why}; cut the model into more stages (--pipeline), lower train.micro_batch, \
+         model.context or model.width, or choose other devices"
+    ))
 }

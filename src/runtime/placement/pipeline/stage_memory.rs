@@ -1,0 +1,178 @@
+//! Memory that a device needs as a stage of a pipeline, before there are programs.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::RequestedPipelines;
+use crate::base::shape::ELEMENT_BYTES;
+use crate::base::{BucketId, Position};
+use crate::device::Selection;
+use crate::exec::cpu::host_extra_bytes;
+use crate::graph::print::MemoryUsage;
+use crate::graph::{Plan, PlanPart};
+use crate::parallel::pipeline::stage_runs;
+use crate::parallel::schedule::in_flight;
+use crate::parallel::{PipelineSchedule, PipelineShape};
+use crate::runtime::memory;
+use crate::runtime::placement::shares::layout_of;
+use crate::runtime::placement::types::PlacementRequest;
+
+/// Memory of stages: of each, known once it was computed.
+pub struct StageMemory<'a> {
+    request: &'a PlacementRequest<'a>,
+    /// Plan of the whole graph, for the most rows of a micro-batch.
+    whole: Arc<Plan>,
+    schedule: PipelineSchedule,
+    shape: PipelineShape,
+    /// By bucket: the blocks that use it, ascending, and the elements that a rank owns of it.
+    buckets: Vec<(Vec<u32>, Owned)>,
+    /// By block: what it needs alone for one micro-batch.
+    alone: OnceCell<Vec<BlockBytes>>,
+    known: RefCell<HashMap<(usize, Vec<Range<u32>>), StageBytes>>,
+}
+
+/// Elements of a bucket of which a rank keeps moments.
+enum Owned {
+    /// All, on the stage that has the bucket's first block.
+    OfFirst,
+    /// At most so many on each stage that holds the bucket.
+    Shard(usize),
+}
+
+/// Bytes that a block needs alone for one micro-batch, besides its parameters.
+struct BlockBytes {
+    stash: usize,
+    scratch: usize,
+}
+
+/// Bytes that a stage needs: `host_extra` of them only on the CPU device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageBytes {
+    pub peak: usize,
+    pub host_extra: usize,
+}
+
+impl StageBytes {
+    fn on(self, selection: &Selection) -> u64 {
+        let extra = if matches!(selection, Selection::Cpu { .. }) { self.host_extra } else { 0 };
+        self.peak.saturating_add(extra) as u64
+    }
+}
+
+impl<'a> StageMemory<'a> {
+    /// Returns the memory of the stages of `pipelines` pipelines that each run `micro_batches`
+    /// micro-batches of up to `rows` samples.
+    pub fn of(
+        request: &'a PlacementRequest<'a>,
+        requested: &RequestedPipelines,
+        pipelines: usize,
+        (micro_batches, rows): (usize, u32),
+    ) -> Self {
+        let RequestedPipelines { stages, chunks, schedule } = *requested;
+        // The next number that the schedule can run: whether it can run this one is said later.
+        let micro_batches = match schedule {
+            PipelineSchedule::Interleaved => micro_batches.next_multiple_of(stages),
+            _ => micro_batches,
+        };
+        let whole = request.plans.of_rows(rows);
+        let layout = layout_of(request.parallel, &whole, pipelines);
+        let bucket = |bucket: BucketId| {
+            let shard = |position| layout.shard(bucket, Position(position)).len();
+            let owned = match pipelines {
+                1 => Owned::OfFirst,
+                _ => Owned::Shard((0..pipelines as u32).map(shard).max().unwrap_or(0)),
+            };
+            (whole.blocks_with(bucket), owned)
+        };
+        let buckets = (0..whole.buckets.len() as u32).map(BucketId).map(bucket).collect();
+        let shape = PipelineShape { stages, chunks, micro_batches };
+        let (alone, known) = (OnceCell::new(), RefCell::default());
+        Self { request, whole, schedule, shape, buckets, alone, known }
+    }
+
+    /// Returns true if a device has memory for these model chunks as that stage, or no limit is
+    /// known. Unless `is_exact`, a quick bound of what they need at most may decide.
+    pub fn fits(
+        &self,
+        selection: &Selection,
+        stage: usize,
+        blocks: &[Range<u32>],
+        is_exact: bool,
+    ) -> bool {
+        let setting = self.request.opening.device_memory_mib;
+        let Some((has, _)) = memory::limit(selection, setting) else { return true };
+        let (fixed, most) = self.bounds(stage, blocks);
+        if fixed as u64 > has {
+            return false;
+        }
+        (!is_exact && most.on(selection) <= has) || self.needed(stage, blocks).on(selection) <= has
+    }
+
+    /// Returns the bytes that a stage with these model chunks needs.
+    pub fn needed(&self, stage: usize, blocks: &[Range<u32>]) -> StageBytes {
+        let subject = (stage, blocks.to_vec());
+        if let Some(known) = self.known.borrow().get(&subject) {
+            return *known;
+        }
+        let runs = stage_runs(&self.whole, blocks, self.schedule, self.shape, stage);
+        let plan = self.part(blocks, &runs);
+        let (moments, owned) = (self.request.optimizer.moments(), self.elements(blocks).1);
+        let peak = MemoryUsage::of_shard(&plan, moments, owned).peak();
+        let bytes = StageBytes { peak, host_extra: host_extra_bytes(&plan) };
+        self.known.borrow_mut().insert(subject, bytes);
+        bytes
+    }
+
+    /// Returns the bytes of parameters, gradients and moments, which a stage needs at least, and a
+    /// bound of what it needs at most: all tensors of all blocks in memory of their own, and as
+    /// many copies of what is kept as there are micro-batches in flight.
+    pub fn bounds(&self, stage: usize, blocks: &[Range<u32>]) -> (usize, StageBytes) {
+        let (held, owned) = self.elements(blocks);
+        let banks = if self.whole.graph.is_trained() { 2 } else { 1 };
+        let elements = held * banks + owned * self.request.optimizer.moments();
+        let fixed = elements * ELEMENT_BYTES;
+        let copies = in_flight(self.schedule, self.shape, stage);
+        let alone = self.alone.get_or_init(|| self.blocks_alone());
+        let of_blocks = blocks.iter().flat_map(|run| &alone[run.start as usize..run.end as usize]);
+        let bytes = of_blocks.map(|of| of.stash.saturating_mul(copies).saturating_add(of.scratch));
+        let peak = bytes.fold(fixed, usize::saturating_add);
+        let host_extra = host_extra_bytes(&self.whole).saturating_mul(copies);
+        (fixed, StageBytes { peak, host_extra })
+    }
+
+    /// Returns the elements of the buckets that a stage holds, and of those it keeps moments of.
+    fn elements(&self, blocks: &[Range<u32>]) -> (usize, usize) {
+        let has = |block: &u32| blocks.iter().any(|run| run.contains(block));
+        let (mut held, mut owned) = (0, 0);
+        for ((users, of_bucket), bucket) in self.buckets.iter().zip(&self.whole.buckets) {
+            if !users.iter().any(has) {
+                continue;
+            }
+            held += bucket.length;
+            owned += match of_bucket {
+                Owned::OfFirst if users.first().is_some_and(has) => bucket.length,
+                Owned::OfFirst => 0,
+                Owned::Shard(elements) => *elements,
+            };
+        }
+        (held, owned)
+    }
+
+    fn blocks_alone(&self) -> Vec<BlockBytes> {
+        let alone = |block: u32| {
+            let usage = MemoryUsage::of(&self.part(&[block..block + 1], &[]), 0);
+            BlockBytes { stash: usage.stash, scratch: usage.scratch }
+        };
+        (0..self.whole.graph.blocks.len() as u32).map(alone).collect()
+    }
+
+    fn part(&self, blocks: &[Range<u32>], runs: &[(crate::base::SegmentId, usize)]) -> Plan {
+        let count = self.whole.graph.blocks.len() as u32;
+        let has = |block: u32| blocks.iter().any(|run| run.contains(&block));
+        let held: Vec<bool> = (0..count).map(has).collect();
+        let part = PlanPart { blocks: &held, runs };
+        Plan::part(self.whole.graph.clone(), self.whole.options, &part)
+    }
+}

@@ -1,0 +1,303 @@
+//! Tests of measured pipelines on CPU devices: what is measured, kept, refused and advised.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::measure::measure_blocks;
+use super::open::LaidOutPipelines;
+use super::stage_memory::StageMemory;
+use super::{PlannedPipelines, RequestedPipelines};
+use crate::autotune::TuneOptions;
+use crate::base::{DType, HostTensor, TensorId};
+use crate::device::Selection;
+use crate::faults::Faults;
+use crate::graph::{Graph, Unary, differentiate, fuse};
+use crate::model::gpt::{GptConfig, gpt};
+use crate::optim::Optimizer;
+use crate::parallel::{PipelineSchedule, Placement};
+use crate::planner::cut::{even, of_counts};
+use crate::runtime::open::OpenOptions;
+use crate::runtime::placement::assemble::assemble;
+use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::open_ranks::RequestedDevices;
+use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::types::{
+    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
+};
+use crate::runtime::timing::Probe;
+use crate::runtime::{RuntimeError, memory};
+
+const BATCH: u32 = 12;
+
+/// Options of a request that the tests change.
+#[derive(Clone)]
+struct Asked {
+    selector: &'static str,
+    parallel: ParallelOptions,
+    device_memory_mib: u64,
+    faults: &'static str,
+    saved: Option<Placement>,
+    retune: bool,
+    width: usize,
+    tie: bool,
+    notified: Rc<RefCell<Vec<String>>>,
+}
+
+impl Asked {
+    fn of(selector: &'static str, stages: u32) -> Self {
+        let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
+        Self {
+            selector,
+            parallel: ParallelOptions { pipeline, ..ParallelOptions::default() },
+            device_memory_mib: 0,
+            faults: "",
+            saved: None,
+            retune: false,
+            width: 16,
+            tie: false,
+            notified: Rc::default(),
+        }
+    }
+
+    fn with_cut(mut self, blocks: &[u32]) -> Self {
+        self.parallel.pipeline.blocks = blocks.to_vec();
+        self
+    }
+
+    fn with_schedule(mut self, schedule: PipelineSchedule) -> Self {
+        self.parallel.pipeline.schedule = schedule;
+        self.parallel.pipeline.chunks =
+            if schedule == PipelineSchedule::Interleaved { 2 } else { 1 };
+        self
+    }
+
+    /// A GPT of four layers: six blocks.
+    fn graph(&self) -> Graph {
+        let config = GptConfig {
+            vocabulary: 65,
+            context: 8,
+            layers: 4,
+            heads: 2,
+            width: self.width,
+            bias: true,
+            dropout: 0.1,
+            tie: self.tie,
+            activation: Unary::Gelu,
+        };
+        fuse(differentiate(gpt(&config).unwrap()).unwrap())
+    }
+
+    fn request<R>(&self, test: impl FnOnce(&PlacementRequest) -> R) -> R {
+        let plans = Plans::new(self.graph());
+        let inputs = plans.of_rows(1).graph.clone();
+        let probe: Probe = Arc::new(move |rows| {
+            let of = |tensor: TensorId| {
+                let known = inputs.tensor(tensor);
+                let count = known.shape.elements(rows);
+                match known.dtype {
+                    DType::U32 => HostTensor::Int((0..count as u32).map(|i| i % 65).collect()),
+                    DType::F32 => HostTensor::Float(vec![0.1; count]),
+                }
+            };
+            inputs.inputs.iter().map(|(_, tensor)| (*tensor, of(*tensor))).collect()
+        });
+        let device_memory_mib = self.device_memory_mib;
+        test(&PlacementRequest {
+            selector: self.selector,
+            parallel: &self.parallel,
+            batch: BATCH,
+            micro_batch: 3,
+            optimizer: &Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 },
+            plans: &plans,
+            probe: Some(probe),
+            seed: 1,
+            opening: OpenOptions { device_memory_mib, ..OpenOptions::default() },
+            tuning: &TuneOptions::default(),
+            saved: self.saved.as_ref(),
+            retune: self.retune,
+            notify: &|text| self.notified.borrow_mut().push(text.into()),
+            trace: None,
+            faults: self.faults.parse::<Faults>().unwrap(),
+        })
+    }
+
+    fn placed(&self) -> Result<PlacedWorkers, RuntimeError> {
+        self.request(|request| assemble(request, &mut |_, _| {}))
+    }
+
+    fn measures(&self) -> usize {
+        let notified = self.notified.borrow();
+        notified.iter().filter(|text| text.starts_with("measuring ")).count()
+    }
+}
+
+fn cut_of(placement: &Placement) -> Vec<Vec<u32>> {
+    let lengths = |rank: &crate::parallel::RankPlacement| {
+        rank.blocks.iter().map(|run| run.len() as u32).collect()
+    };
+    placement.ranks.iter().map(lengths).collect()
+}
+
+#[test]
+fn copies_and_equal_blocks_are_measured_once() {
+    let asked = Asked::of("cpu*2", 2);
+    asked.request(|request| {
+        let selections = vec![Selection::Cpu { reason: None }; 2];
+        let names = display_names(&selections);
+        let devices = RequestedDevices { selections: &selections, names: &names };
+        let measured = measure_blocks(request, devices, 3, &mut |_, _| {}).unwrap();
+        assert_eq!(measured.kinds, [0, 0]);
+        assert_eq!(measured.times[0], measured.times[1]);
+        assert_eq!(measured.cut_s[0], measured.cut_s[1]);
+        let times = &measured.times[0];
+        assert!(times[1..5].iter().all(|layer| *layer == times[1]), "{times:?}");
+        for of in times {
+            assert!(of.sum_s().is_finite() && of.forward_s > 0.0, "{times:?}");
+        }
+        // A layer computes gradients of both kinds; only the first block has no other before it.
+        assert!(times[1].backward_input_s > 0.0 && times[1].backward_weight_s > 0.0);
+        let cut_s = &measured.cut_s[0];
+        assert!(cut_s[0] == 0.0 && cut_s[1..].iter().all(|s| *s > 0.0), "{cut_s:?}");
+    });
+    let told = &*asked.notified.borrow();
+    assert_eq!(told, &["measuring 3 different blocks of 6 on 1 device"]);
+}
+
+#[test]
+fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
+    let asked = Asked::of("cpu*2", 2);
+    let placed = asked.placed().unwrap();
+    assert_eq!(asked.measures(), 1);
+    let note = |start: &str| placed.notes.iter().find(|note| note.starts_with(start)).unwrap();
+    assert!(note("predicted ").contains(" ms per micro-batch on the slowest stage, cpu"));
+    let cut = cut_of(&placed.placement).concat();
+    let flags = format!("; to repeat this, add --set parallel.stages='{cut:?}'");
+    assert!(note("stages: ").ends_with(&flags), "{:?}", placed.notes);
+    // Another cut than any measurement finds shows that it is kept.
+    let mut saved = placed.placement.clone();
+    saved.ranks[0].blocks = vec![0..1];
+    saved.ranks[1].blocks = vec![1..6];
+    saved.ranks[0].position = 1;
+    saved.ranks[1].position = 0;
+    let again = Asked { saved: Some(saved), ..Asked::of("cpu*2", 2) };
+    let kept = again.placed().unwrap();
+    assert_eq!((again.measures(), cut_of(&kept.placement)), (0, vec![vec![1], vec![5]]));
+    let positions: Vec<usize> = kept.placement.ranks.iter().map(|rank| rank.position).collect();
+    assert_eq!(positions, [1, 0]);
+    assert!(!kept.notes.iter().any(|note| note.contains("to repeat")), "{:?}", kept.notes);
+    let retuned = Asked { retune: true, ..again.clone() };
+    assert_ne!(cut_of(&retuned.placed().unwrap().placement), [[1], [5]]);
+    assert_eq!(retuned.measures(), 1);
+    // What is given now is not what was recorded.
+    let given = Asked::of("cpu*2", 2).with_cut(&[2, 4]);
+    let given = Asked { saved: again.saved.clone(), ..given };
+    assert_eq!(cut_of(&given.placed().unwrap().placement), [[2], [4]]);
+    assert_eq!(given.measures(), 0);
+    let mut fixed = Asked { notified: Rc::default(), ..again };
+    fixed.parallel.shares = Some(vec![]);
+    let fixed_placement = fixed.placed().unwrap().placement;
+    assert_eq!((fixed.measures(), fixed_placement.ranks[0].position), (1, 0));
+}
+
+#[test]
+fn pipelines_share_the_samples_by_measurement_or_as_given() {
+    let shares = |asked: &Asked| {
+        let placement = asked.placed().unwrap().placement;
+        let shares = placement.ranks.iter().step_by(2).map(|rank| rank.share);
+        (shares.collect::<Vec<_>>(), cut_of(&placement))
+    };
+    // Copies of one device share their times, so their pipelines are equal.
+    let measured = Asked::of("cpu*4", 2);
+    let (counts, cuts) = shares(&measured);
+    assert_eq!((counts, measured.measures()), (vec![6, 6], 1));
+    assert_eq!((&cuts[0], &cuts[1]), (&cuts[2], &cuts[3]));
+    let given_cut = Asked::of("cpu*4", 2).with_cut(&[1, 5]);
+    assert_eq!(shares(&given_cut), (vec![6, 6], vec![vec![1], vec![5], vec![1], vec![5]]));
+    assert_eq!(given_cut.measures(), 1);
+    let mut given = Asked::of("cpu*4", 2);
+    given.parallel.shares = Some(vec![9, 3]);
+    assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 1));
+    let given = Asked { notified: Rc::default(), ..given.with_cut(&[3, 3]) };
+    assert_eq!((shares(&given).0, given.measures()), (vec![9, 3], 0));
+}
+
+#[test]
+fn a_device_that_fails_while_its_blocks_are_timed_ends_the_run() {
+    let asked = Asked { faults: "lost@timing:0/1", ..Asked::of("cpu*2", 2) };
+    let error = asked.placed().map(|_| ()).unwrap_err();
+    assert_eq!(error.exit_code(), 75, "{error}");
+    assert!(error.to_string().starts_with("rank 1: "), "{error}");
+    let asked = Asked { faults: "out-of-memory@timing:0/0", ..asked };
+    assert_eq!(asked.placed().map(|_| ()).unwrap_err().exit_code(), 78);
+}
+
+#[test]
+fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
+    for schedule in PipelineSchedule::ALL {
+        for (tie, pipelines) in [(false, 1), (true, 1), (false, 2)] {
+            let asked = Asked { tie, ..Asked::of("cpu*4", 2).with_schedule(schedule) };
+            asked.request(|request| {
+                let requested = RequestedPipelines::of(request);
+                let parts = requested.stages * requested.chunks;
+                let chunks = match parts {
+                    2 => of_counts(&[2, 4], 6, 2).unwrap(),
+                    _ => even(6, parts),
+                };
+                let counts = vec![BATCH / pipelines; pipelines as usize];
+                let positions = (0..2 * pipelines as usize).collect();
+                let planned =
+                    PlannedPipelines::in_order(&requested, positions, &chunks, &counts, 3);
+                let laid_out = LaidOutPipelines::of(request, &planned);
+                let micro_batches = (BATCH / pipelines / 3) as usize;
+                let of_stages =
+                    StageMemory::of(request, &requested, pipelines as usize, (micro_batches, 3));
+                let cpu = Selection::Cpu { reason: None };
+                for (rank, plan) in laid_out.written.plans.iter().enumerate() {
+                    let (pipeline, stage) = planned.stage_of(rank);
+                    let blocks = planned.stages[pipeline].chunks_of(stage);
+                    let moments = laid_out.moments(request, rank);
+                    let needed = memory::needed(&cpu, plan, &moments);
+                    let found = of_stages.needed(stage, &blocks);
+                    let (least, most) = of_stages.bounds(stage, &blocks);
+                    let what = format!("{schedule}, tied {tie}, rank {rank} of {pipelines} x 2");
+                    // The first rank of a bucket's group has the longest shard.
+                    let exceeds = found.peak + found.host_extra - needed;
+                    assert!(exceeds <= if pipelines == 1 { 0 } else { 4096 }, "{what}: {exceeds}");
+                    assert!(least < found.peak && found.peak <= most.peak, "{what}");
+                    assert!(found.host_extra <= most.host_extra, "{what}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_model_that_fits_only_as_a_pipeline_is_refused_with_the_flag_that_trains_it() {
+    let of_limit = |device_memory_mib: u64| {
+        let limited = |stages| {
+            let asked = Asked { device_memory_mib, width: 128, ..Asked::of("cpu*2", stages) };
+            asked.placed().map(|placed| cut_of(&placed.placement))
+        };
+        (limited(1), limited(2))
+    };
+    let mut advised = 0;
+    for mib in 6..=10 {
+        let (whole, pipeline) = of_limit(mib);
+        let Err(error) = whole else { continue };
+        assert_eq!(error.exit_code(), 78, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("as train.device_memory_mib sets it"), "{text}");
+        let advice = "; as a pipeline of these 2 devices it fits: add --pipeline 2";
+        assert_eq!(text.ends_with(advice), pipeline.is_ok(), "{mib} MiB: {text}");
+        advised += u32::from(pipeline.is_ok());
+        if let Err(error) = pipeline {
+            assert_eq!(error.exit_code(), 78, "{error}");
+            assert!(error.to_string().contains("(--pipeline)"), "{error}");
+        }
+    }
+    assert!(advised > 0, "no limit holds half of the model only");
+    let one = Asked { device_memory_mib: 8, width: 128, ..Asked::of("cpu", 1) };
+    let error = one.placed().map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("such devices it fits: name as many with --devices"), "{error}");
+}

@@ -1,0 +1,55 @@
+//! Pipelines of CPU devices, as their user sees them: what is measured, repeated and advised.
+
+use crate::process::{Desk, Ran};
+
+const TINY: &str = "train tiny.toml --data text.txt --steps 3 --set train.batch=12 \
+     --set train.micro_batch=3 --set train.sample_tokens=0 --set train.checkpoint_every=0 \
+     --set train.eval_every=0 --set model.layers=4";
+
+fn train(desk: &Desk, more: &str) -> Ran {
+    desk.run(&format!("{TINY} {more}"))
+}
+
+#[test]
+fn a_model_that_fits_on_no_device_alone_trains_with_the_flag_that_its_refusal_says() {
+    let desk = Desk::new();
+    let mut trained = 0;
+    for mib in 6..=10 {
+        let line = format!(
+            "--devices cpu*2 --set model.width=128 --out run{mib} \
+             --set train.device_memory_mib={mib}"
+        );
+        let ran = train(&desk, &line);
+        if ran.code() == Some(0) {
+            continue;
+        }
+        let refused = ran.ended(78);
+        let error = refused.line("error:");
+        let Some((_, advice)) = error.split_once("it fits: add ") else { continue };
+        assert_eq!(advice.trim(), "--pipeline 2");
+        let ran = train(&desk, &format!("{line} {advice}")).ok();
+        assert!(ran.err.contains("stages: cpu ("), "{}", ran.err);
+        trained += 1;
+    }
+    assert!(trained > 0, "no limit of memory holds half of the model only");
+}
+
+#[test]
+fn a_measured_cut_is_repeated_by_the_flags_that_are_printed_and_kept_on_resume() {
+    let desk = Desk::new();
+    let ran = train(&desk, "--devices cpu*2 --pipeline 2 --out measured").ok();
+    assert!(ran.err.contains("measuring 3 different blocks of 6 on 1 device"), "{}", ran.err);
+    assert!(ran.err.contains(" ms per micro-batch on the slowest stage, cpu"), "{}", ran.err);
+    let line = ran.err.lines().find(|line| line.contains("stages: ")).unwrap();
+    let (_, flags) = line.split_once("; to repeat this, add ").unwrap();
+    let flags = flags.replace(", ", ",").replace('\'', "");
+    let repeated =
+        train(&desk, &format!("--devices cpu*2 --pipeline 2 --out repeated {flags}")).ok();
+    assert!(!repeated.err.contains("measuring"), "{}", repeated.err);
+    let losses = desk.losses("repeated");
+    assert_eq!((losses.len(), losses), (3, desk.losses("measured")), "{flags}");
+    let kept = desk.run("train --resume measured --steps 4").ok();
+    assert!(!kept.err.contains("measuring"), "the cut is kept: {}", kept.err);
+    let again = desk.run("train --resume measured --steps 5 --retune").ok();
+    assert!(again.err.contains("measuring"), "{}", again.err);
+}
