@@ -132,6 +132,20 @@ impl Op {
         }
     }
 
+    /// Returns the op as it would be at site 0: two ops that differ only in their random numbers
+    /// are then equal.
+    pub fn without_site(&self) -> Op {
+        let mut op = self.clone();
+        match &mut op {
+            Op::Attention { site, .. }
+            | Op::AttentionGrad { site, .. }
+            | Op::Dropout { site, .. } => *site = Site(0),
+            Op::Fused { root, .. } => **root = root.without_site(),
+            _ => {}
+        }
+        op
+    }
+
     /// Returns true if the op's kernels can add to the contents of the output. Ops that compute
     /// the gradient of a parameter can, so that micro-batches accumulate without a further pass.
     pub fn accumulates(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Division of devices into pipelines: which devices make a pipeline together, how each pipeline
+//! PipelineDivision of devices into pipelines: which devices make a pipeline together, how each pipeline
 //! cuts the model, and how many samples it gets, so that a step takes the least time. Pure: from
 //! measured times to a decision.
 
@@ -74,7 +74,7 @@ impl SampleCounts {
 
 /// Pipelines, with the samples of each.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Division {
+pub struct PipelineDivision {
     /// Cut of each pipeline; its devices are those of the request.
     pub pipelines: Vec<Cut>,
     /// Samples of each pipeline.
@@ -83,7 +83,7 @@ pub struct Division {
     pub step_s: f64,
 }
 
-impl Division {
+impl PipelineDivision {
     /// Returns the division into these pipelines, with the samples split by their speed.
     pub fn of(pipelines: Vec<Cut>, samples: &SampleCounts) -> Self {
         let slowest_s: Vec<f64> = pipelines.iter().map(|cut| cut.slowest_s).collect();
@@ -100,14 +100,14 @@ impl Division {
 ///
 /// # Errors
 /// Returns the error of the group of consecutive devices that cannot be cut if no division can.
-pub fn divide(request: &DivisionRequest<'_>) -> Result<Division, CutError> {
+pub fn divide(request: &DivisionRequest<'_>) -> Result<PipelineDivision, CutError> {
     let devices = request.times.len();
     let divisions = match request.is_ordered || devices > EXACT_DEVICES {
         true => vec![consecutive(devices, request.stages)],
         false => groupings(&(0..devices).collect::<Vec<_>>(), request.stages),
     };
     let mut cuts = HashMap::new();
-    let (mut best, mut failed): (Option<Division>, Option<CutError>) = (None, None);
+    let (mut best, mut failed): (Option<PipelineDivision>, Option<CutError>) = (None, None);
     for groups in divisions {
         match of_groups(request, &groups, &mut cuts) {
             Ok(found) if best.as_ref().is_none_or(|best| found.step_s < best.step_s) => {
@@ -129,14 +129,14 @@ fn of_groups(
     request: &DivisionRequest<'_>,
     groups: &[Vec<usize>],
     cuts: &mut KnownCuts,
-) -> Result<Division, CutError> {
+) -> Result<PipelineDivision, CutError> {
     let mut pipelines = Vec::new();
     for group in groups {
         let kinds = group.iter().map(|device| request.kinds[*device]).collect();
         let cut = cuts.entry(kinds).or_insert_with(|| cut_of(request, group));
         pipelines.push(of_all(cut.clone(), group)?);
     }
-    Ok(Division::of(pipelines, &request.samples))
+    Ok(PipelineDivision::of(pipelines, &request.samples))
 }
 
 fn cut_of(request: &DivisionRequest<'_>, group: &[usize]) -> Result<Cut, CutError> {
@@ -233,7 +233,7 @@ mod tests {
             batch: u32,
             is_ordered: bool,
             fits: &dyn Fn(CutStage<'_>) -> bool,
-        ) -> Result<Division, CutError> {
+        ) -> Result<PipelineDivision, CutError> {
             let blocks = 6;
             let row = |&s: &f64| {
                 let [forward_s, backward_input_s, backward_weight_s] = [s / 4.0, s / 2.0, s / 4.0];
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    fn devices_of(division: &Division) -> Vec<Vec<usize>> {
+    fn devices_of(division: &PipelineDivision) -> Vec<Vec<usize>> {
         division.pipelines.iter().map(|cut| cut.devices.clone()).collect()
     }
 

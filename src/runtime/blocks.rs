@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::base::{DType, Shape, Site, TensorId};
+use crate::base::{DType, Shape, TensorId};
 use crate::graph::{Graph, Op, PassKind, Role};
 
 /// Blocks of a model by kind: blocks of one kind are equal.
@@ -72,26 +72,13 @@ fn block_form(graph: &Graph, block: u32) -> Vec<NodeForm> {
     };
     let nodes = graph.nodes.iter().filter(|node| node.block == block);
     let node = |node: &crate::graph::Node| NodeForm {
-        op: without_site(&node.op),
+        op: node.op.without_site(),
         phase: node.phase,
         accumulate: node.accumulate,
         inputs: form(&node.inputs),
         outputs: form(&node.outputs),
     };
     nodes.map(node).collect()
-}
-
-/// Returns an op as it is at site 0.
-fn without_site(op: &Op) -> Op {
-    let mut op = op.clone();
-    match &mut op {
-        Op::Attention { site, .. } | Op::AttentionGrad { site, .. } | Op::Dropout { site, .. } => {
-            *site = Site(0);
-        }
-        Op::Fused { root, .. } => **root = without_site(root),
-        _ => {}
-    }
-    op
 }
 
 #[cfg(test)]

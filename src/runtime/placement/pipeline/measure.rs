@@ -1,7 +1,6 @@
 //! Measurement of a model's blocks on the requested devices, one block at a time, so that a model
 //! that fits on none of them can be measured.
 
-use super::super::assemble::identity;
 use crate::autotune;
 use crate::base::Rank;
 use crate::device::InjectedFault;
@@ -12,6 +11,7 @@ use crate::planner::cut::BlockTimes;
 use crate::runtime::block_timing::{BlockTiming, time_block};
 use crate::runtime::blocks::BlockKinds;
 use crate::runtime::open::{initialize, no_room};
+use crate::runtime::placement::assemble::identity;
 use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::{RuntimeError, memory};

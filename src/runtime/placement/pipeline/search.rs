@@ -11,7 +11,9 @@ use crate::parallel::pipeline::micro_batch_counts;
 use crate::parallel::{PipelineSchedule, contiguous_shares};
 use crate::planner::balance::milliseconds;
 use crate::planner::cut::{Cut, CutError, CutStage, by_stage, chunks_of_counts};
-use crate::planner::division::{Division, DivisionRequest, SampleCounts, divide, stage_seconds};
+use crate::planner::division::{
+    DivisionRequest, PipelineDivision, SampleCounts, divide, stage_seconds,
+};
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::shares::fixed_counts;
@@ -72,7 +74,7 @@ pub fn searched(
     requested: &RequestedPipelines,
     measured: &MeasuredBlocks,
     counts: &[u32],
-) -> Result<Division, CutError> {
+) -> Result<PipelineDivision, CutError> {
     let memory = stage_memory(request, requested, counts);
     let found = |is_exact: bool| {
         let fits = |CutStage { device, stage, blocks }: CutStage<'_>| {
@@ -123,7 +125,7 @@ fn stage_memory<'a>(
 pub fn holds(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    (requested, division): (&RequestedPipelines, &Division),
+    (requested, division): (&RequestedPipelines, &PipelineDivision),
     counts: &[u32],
 ) -> bool {
     let memory = stage_memory(request, requested, counts);
@@ -142,7 +144,7 @@ fn with_given_cut(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
     measured: &MeasuredBlocks,
-) -> Division {
+) -> PipelineDivision {
     let chunks = chunks_of_counts(&request.parallel.pipeline.blocks);
     let all: Vec<usize> = (0..measured.times.len()).collect();
     let cut = |devices: &[usize]| {
@@ -152,7 +154,7 @@ fn with_given_cut(
         Cut { devices: devices.to_vec(), blocks, slowest_s }
     };
     let pipelines = all.chunks(requested.stages).map(cut).collect();
-    Division::of(pipelines, &samples(request, requested))
+    PipelineDivision::of(pipelines, &samples(request, requested))
 }
 
 /// Returns the blocks of each model chunk of a cut, in the order of the model.
@@ -165,7 +167,7 @@ fn chunks_of(cut: &Cut) -> Vec<Range<u32>> {
 pub fn planned(
     request: &PlacementRequest,
     requested: &RequestedPipelines,
-    division: &Division,
+    division: &PipelineDivision,
 ) -> PlannedPipelines {
     let chunks: Vec<_> = division.pipelines.iter().map(chunks_of).collect();
     let micro_batches: Vec<u32> =
@@ -180,7 +182,7 @@ pub fn planned(
 
 /// Returns a note on the slowest stage of all.
 fn prediction(
-    division: &Division,
+    division: &PipelineDivision,
     measured: &MeasuredBlocks,
     devices: RequestedDevices,
 ) -> Option<String> {

@@ -19,6 +19,9 @@ use crate::runtime::memory;
 use crate::runtime::placement::shares::layout_of;
 use crate::runtime::placement::types::PlacementRequest;
 
+/// Stage, and the blocks of its model chunks.
+type StageChunks = (usize, Vec<Range<u32>>);
+
 /// Memory of stages: of each, known once it was computed.
 pub struct StageMemory<'a> {
     request: &'a PlacementRequest<'a>,
@@ -30,7 +33,7 @@ pub struct StageMemory<'a> {
     buckets: Vec<(Vec<u32>, Owned)>,
     /// By block: what it needs alone for one micro-batch.
     alone: OnceCell<Vec<BlockBytes>>,
-    known: RefCell<HashMap<(usize, Vec<Range<u32>>), StageBytes>>,
+    known: RefCell<HashMap<StageChunks, StageBytes>>,
 }
 
 /// Elements of a bucket of which a rank keeps moments.
@@ -162,7 +165,8 @@ impl<'a> StageMemory<'a> {
 
     fn blocks_alone(&self) -> Vec<BlockBytes> {
         let alone = |block: u32| {
-            let usage = MemoryUsage::of(&self.part(&[block..block + 1], &[]), 0);
+            let usage =
+                MemoryUsage::of(&self.part(std::slice::from_ref(&(block..block + 1)), &[]), 0);
             BlockBytes { stash: usage.stash, scratch: usage.scratch }
         };
         (0..self.whole.graph.blocks.len() as u32).map(alone).collect()

@@ -176,8 +176,8 @@ fn what_is_measured_is_recorded_kept_and_repeated_by_flags() {
     assert!(note("stages: ").ends_with(&flags), "{:?}", placed.notes);
     // Another cut than any measurement finds shows that it is kept.
     let mut saved = placed.placement.clone();
-    saved.ranks[0].blocks = vec![0..1];
-    saved.ranks[1].blocks = vec![1..6];
+    saved.ranks[0].blocks[0] = 0..1;
+    saved.ranks[1].blocks[0] = 1..6;
     saved.ranks[0].position = 1;
     saved.ranks[1].position = 0;
     let again = Asked { saved: Some(saved), ..Asked::of("cpu*2", 2) };
