@@ -16,7 +16,7 @@ use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink};
 use crate::model::LanguageModel;
 use crate::runtime::open::{OpenOptions, open_alone, open_named};
-use crate::runtime::pipelines::{ForwardUnits, Pipelines};
+use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::pipeline::{ForwardPipelines, open_forward_pipelines};
@@ -210,7 +210,7 @@ fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
 struct EvalDevices {
     group: WorkerGroup,
     /// Pipelines that hold the model in parts.
-    pipelines: Option<Pipelines>,
+    pipelines: Option<ModelPipelines>,
     /// Weights by which samples are divided among the devices or pipelines.
     weights: Vec<u32>,
 }

@@ -78,10 +78,10 @@ fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
 }
 
 impl ShardLayout {
-    /// Cuts buckets of these lengths (in elements), which one group of `size` ranks holds. Bounds of
-    /// shards and chunks are multiples of `align` elements except for the end of a bucket; a chunk
-    /// has at most `chunk_max` elements, and shards may be empty. Shards of a bucket differ by at most one unit of alignment, and
-    /// in their number of chunks by at most one.
+    /// Cuts buckets of these lengths (in elements), which one group of `size` ranks holds. Bounds
+    /// of shards and chunks are multiples of `align` elements except for the end of a bucket; a
+    /// chunk has at most `chunk_max` elements, and shards may be empty. Shards of a bucket differ
+    /// by at most one unit of alignment, and in their number of chunks by at most one.
     ///
     /// # Panics
     ///

@@ -138,8 +138,8 @@ pub struct PeerTransfers {
 }
 
 impl PeerTransfers {
-    /// Creates the transfers of the rank at `positions` of the groups. Final values that other ranks own are
-    /// written to `gathers`: parameters, or gradients where they are all-reduced.
+    /// Creates the transfers of the rank at `positions` of the groups. Final values that other
+    /// ranks own are written to `gathers`: parameters, or gradients where they are all-reduced.
     pub fn new(
         layout: Arc<ShardLayout>,
         positions: impl Into<Positions>,

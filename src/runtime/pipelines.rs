@@ -21,7 +21,7 @@ use crate::parallel::{
 
 /// Pipelines of a worker group, which hold a model in parts.
 #[derive(Clone, Debug)]
-pub struct Pipelines {
+pub struct ModelPipelines {
     /// Plan of the whole graph.
     pub whole: Arc<Plan>,
     pub stages: Vec<PipelineStages>,
@@ -42,13 +42,13 @@ pub fn forward_micro_batches_max(stages: usize) -> usize {
 #[derive(Clone, Copy)]
 pub struct ForwardUnits<'a> {
     pub group: &'a WorkerGroup,
-    pub pipelines: Option<&'a Pipelines>,
+    pub pipelines: Option<&'a ModelPipelines>,
 }
 
 /// Sums of the losses of one pipeline in a forward pass, and the number of targets.
 pub type LossSums = (f64, f64);
 
-impl Pipelines {
+impl ModelPipelines {
     /// Returns the number of stages of each pipeline.
     pub fn depth(&self) -> usize {
         self.stages.first().map_or(1, |pipeline| pipeline.ranks.len())
@@ -149,9 +149,9 @@ impl Pipelines {
     }
 
     /// Runs segments of one micro-batch, one after the other, each on the stage that holds its
-    /// block, after loading the `inputs` of each rank; what a segment reads of another stage is copied to its device before. `visit`
-    /// performs the nodes of a segment. Returns its first result, with the rank, which ends the
-    /// walk.
+    /// block, after loading the `inputs` of each rank; what a segment reads of another stage is
+    /// copied to its device before. `visit` performs the nodes of a segment. Returns its first
+    /// result, with the rank, which ends the walk.
     ///
     /// # Errors
     /// Returns the `RuntimeError` of a device that fails.
@@ -170,7 +170,7 @@ impl Pipelines {
             + Send
             + 'static,
     {
-        let run = |rank: Rank, job: Box<Job<T>>| {
+        let run = |rank: Rank, job: Box<StageJob<T>>| {
             let ended = group.driver(rank)?.run("a pass through a pipeline", job);
             ended.map_err(|error| group.error(rank, error))
         };
@@ -231,7 +231,7 @@ impl Pipelines {
 }
 
 /// Job of a walk on one device.
-type Job<T> = dyn FnOnce(&mut dyn Executor) -> Result<Option<T>, DeviceError> + Send;
+type StageJob<T> = dyn FnOnce(&mut dyn Executor) -> Result<Option<T>, DeviceError> + Send;
 
 /// Returns micro-batches with these rows, whose slots do not matter.
 fn rows_of(work: &[(u32, Inputs)]) -> Vec<MicroBatch> {

@@ -17,9 +17,9 @@ pub struct ReplicaMismatch {
     pub what: String,
 }
 
-/// Compares the parameters of each bucket on all ranks that hold it; with `repair`, overwrites those
-/// that differ. The reference value is that of the majority; without a majority, that of the owner, which is the
-/// rank that updates it.
+/// Compares the parameters of each bucket on all ranks that hold it; with `repair`, overwrites
+/// those that differ. The reference value is that of the majority; without a majority, that of the
+/// owner, which is the rank that updates it.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails.

@@ -17,7 +17,7 @@ use crate::data::Split;
 use crate::device::DeviceError;
 use crate::exec::Executor;
 use crate::graph::PassKind;
-use crate::runtime::pipelines::{Pipelines, forward_micro_batches_max};
+use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::step::{Inputs, inference_pass, load};
 use crate::runtime::workers::WorkerGroup;
 
@@ -36,7 +36,7 @@ const QUEUED_MAX_S: f64 = 0.2;
 pub struct EvalRequest<'a> {
     pub source: &'a BatchSource,
     /// Pipelines of the group; `None` if each rank holds the whole model.
-    pub pipelines: Option<&'a Pipelines>,
+    pub pipelines: Option<&'a ModelPipelines>,
     pub split: Split,
     /// Samples (windows) to evaluate, spread evenly over the split; 0: all.
     pub samples: u64,
@@ -83,8 +83,8 @@ pub fn samples_of(source: &BatchSource, split: Split, samples: u64) -> u64 {
     if samples == 0 { all } else { samples.min(all) }
 }
 
-/// Evaluates windows of a split that do not overlap, divided among ranks or pipelines. `progress` receives
-/// the samples done and their total after each job. Returns `None` if a signal arrived.
+/// Evaluates windows of a split that do not overlap, divided among ranks or pipelines. `progress`
+/// receives the samples done and their total after each job. Returns `None` if a signal arrived.
 ///
 /// # Errors
 /// Returns `TrainError` if a device fails, and the errors of `progress`.
@@ -140,7 +140,7 @@ fn run_jobs(
 /// Continues all pipelines by as many micro-batches as they run at once; returns their new sums.
 fn run_pipelines(
     group: &mut WorkerGroup,
-    pipelines: &Pipelines,
+    pipelines: &ModelPipelines,
     job: &EvalJob,
     mut sums: Vec<RankSums>,
 ) -> Result<Vec<RankSums>, TrainError> {

@@ -18,8 +18,9 @@ pub fn default_prompt(tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// Continues `prompt` by `count` tokens on the first of the units, and returns the text. Calls `piece` with each part of the
-/// text as soon as its characters are complete; `piece` may return `false` to stop there.
+/// Continues `prompt` by `count` tokens on the first of the units, and returns the text. Calls
+/// `piece` with each part of the text as soon as its characters are complete; `piece` may return
+/// `false` to stop there.
 ///
 /// # Errors
 /// Returns `TrainError` if the prompt is empty or has a character outside the vocabulary, or if

@@ -6,7 +6,9 @@ use std::thread;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{HostTensor, TensorId};
 use crate::data::{Sampler, Split, TextData};
+use crate::graph::Plan;
 use crate::model::LanguageModel;
+use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{MicroBatch, Program};
 use crate::runtime::step::Inputs;
 
@@ -66,6 +68,12 @@ pub struct LoadedRanks {
 }
 
 impl LoadedRanks {
+    /// Returns the ranks with these programs, which read the inputs of these plans.
+    pub fn of(programs: &[Arc<Program>], plans: &[Arc<Plan>]) -> Self {
+        let inputs = plans.iter().map(|plan| used_inputs(plan)).collect();
+        Self { programs: programs.to_vec(), inputs }
+    }
+
     /// Returns the inputs of a step per rank and micro-batch. Ranks with equal micro-batches, the
     /// stages of a pipeline, share one reading of the data.
     fn step(&self, source: &BatchSource, step: u64) -> Vec<Vec<Inputs>> {

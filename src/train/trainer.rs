@@ -38,7 +38,7 @@ use crate::graph::{Graph, Plan, differentiate, fuse};
 use crate::optim::Optimizer;
 use crate::parallel::{MicroBatch, Outcome, Placement, Program, ReduceSite, Verdict};
 use crate::runtime::open;
-use crate::runtime::pipelines::Pipelines;
+use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{
@@ -129,7 +129,7 @@ pub struct Trainer {
     pub(super) group: WorkerGroup,
     pub(super) graph: Graph,
     plan: Arc<Plan>,
-    pub(super) pipelines: Option<Arc<Pipelines>>,
+    pub(super) pipelines: Option<Arc<ModelPipelines>>,
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
     pub(super) placement: Placement,

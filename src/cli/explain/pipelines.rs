@@ -1,9 +1,9 @@
 //! Tables that describe a run of pipelines: programs, memory, and what the schedule chart shows.
 
-use super::super::UsageError;
 use super::{edges, limit_line, vocabulary};
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
+use crate::cli::UsageError;
 use crate::comm::ring_pool_bytes_max;
 use crate::data::Tokenizer;
 use crate::device::Selection;

@@ -12,7 +12,7 @@ use crate::metrics::Trace;
 use crate::optim::Optimizer;
 use crate::parallel::{PipelineSchedule, Placement, Program, ReduceSite};
 use crate::runtime::open::{OpenDevice, OpenOptions};
-use crate::runtime::pipelines::Pipelines;
+use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::timing::Probe;
 use crate::runtime::workers::WorkerGroup;
 
@@ -101,7 +101,7 @@ pub struct PlacedWorkers {
     pub programs: Vec<Arc<Program>>,
     pub placement: Placement,
     /// Pipelines of the run; `None` if every rank holds the whole model.
-    pub pipelines: Option<Arc<Pipelines>>,
+    pub pipelines: Option<Arc<ModelPipelines>>,
     /// By rank: the plan of what its device holds.
     pub plans: Vec<Arc<Plan>>,
     /// Messages for the user.

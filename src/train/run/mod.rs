@@ -20,10 +20,9 @@ use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::faults::{Faults, Point};
 use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace};
-use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
-use crate::runtime::pipelines::{ForwardUnits, Pipelines};
+use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
@@ -87,7 +86,7 @@ pub struct Run {
     /// Programs by rank.
     programs: Vec<Arc<Program>>,
     /// Pipelines of the run; `None` if every rank holds the whole model.
-    pipelines: Option<Arc<Pipelines>>,
+    pipelines: Option<Arc<ModelPipelines>>,
     placement: Placement,
     /// Bytes that the run takes on the device of each rank.
     memory: Vec<u64>,
@@ -175,23 +174,16 @@ impl Run {
         // Devices are opened first: if that fails, nothing is written.
         let assembled =
             startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks);
-        let PlacedWorkers {
-            group,
-            plan,
-            programs,
-            placement,
-            pipelines,
-            plans: rank_plans,
-            notes,
-            trace,
-        } = assembled
+        let placed = assembled
             .map_err(|error| stopping::at_start(error, &spec, &options, resumed.as_ref()))?;
+        let PlacedWorkers { group, plan, programs, placement, pipelines, notes, trace, .. } =
+            placed;
+        let rank_plans = placed.plans;
         let store = startup::open_store(&options)?;
         let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
         let device = group.name(Rank(0)).to_string();
         sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
-        let inputs = rank_plans.iter().map(|plan| used_inputs(plan)).collect();
-        let ranks = LoadedRanks { programs: programs.clone(), inputs };
+        let ranks = LoadedRanks::of(&programs, &rank_plans);
         let loader = Loader::start(source.clone(), ranks, step + 1, spec.steps)
             .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
         let signals = Signals::install()

@@ -6,7 +6,7 @@ use super::Run;
 use crate::base::{Rank, SegmentId};
 use crate::exec::PassContext;
 use crate::kernels::RandomContext;
-use crate::runtime::pipelines::Pipelines;
+use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::step::{Inputs, StepInput};
 use crate::train::error::TrainError;
 use crate::train::nonfinite::{NotFinite, OVERFLOW_CAUSE, bad_output, bad_state, first_not_finite};
@@ -74,7 +74,7 @@ impl Run {
     /// Runs a skipped step again on pipelines, micro-batch by micro-batch through the stages.
     fn diagnose_pipelines(
         &self,
-        pipelines: &Pipelines,
+        pipelines: &ModelPipelines,
         inputs: &[Arc<StepInput>],
     ) -> Result<String, TrainError> {
         let of_rank = inputs.to_vec();
@@ -103,7 +103,7 @@ impl Run {
     /// Returns the first activation that is not finite, with the rank that computes it.
     fn bad_pass(
         &self,
-        pipelines: &Pipelines,
+        pipelines: &ModelPipelines,
         inputs: &[Arc<StepInput>],
     ) -> Result<Option<(NotFinite, Rank)>, TrainError> {
         let segments: Vec<SegmentId> =

@@ -14,7 +14,7 @@ use crate::parallel::{PipelinePrograms, PipelineRequest, Share};
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
-use crate::runtime::pipelines::{Pipelines, forward_micro_batches_max};
+use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::types::ParallelOptions;
@@ -25,7 +25,7 @@ const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 /// Devices opened as pipelines for forward passes.
 pub struct ForwardPipelines {
     pub group: WorkerGroup,
-    pub pipelines: Pipelines,
+    pub pipelines: ModelPipelines,
     /// Messages for the user.
     pub notes: Vec<String>,
 }
@@ -86,7 +86,7 @@ pub fn open_forward_pipelines(
     let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
     let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
     let (whole, schedule) = (Arc::new(plan), requested.schedule);
-    let pipelines = Pipelines { whole, stages, shares, schedule, edges };
+    let pipelines = ModelPipelines { whole, stages, shares, schedule, edges };
     Ok(ForwardPipelines { group, pipelines, notes })
 }
 

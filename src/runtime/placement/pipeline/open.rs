@@ -21,7 +21,7 @@ use crate::parallel::{
     PipelinePrograms, PipelineRequest, Placement, Program, RankPlacement, ReduceSite,
 };
 use crate::runtime::open::OpenDevice;
-use crate::runtime::pipelines::{Pipelines, forward_micro_batches_max};
+use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::placement::host_memory;
 use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
 use crate::runtime::placement::reduce_sites::reduce_sites;
@@ -203,7 +203,7 @@ fn start(
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
     let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
     let PlannedPipelines { stages, shares, schedule, .. } = planned;
-    let pipelines = Pipelines { whole: whole.clone(), stages, shares, schedule, edges };
+    let pipelines = ModelPipelines { whole: whole.clone(), stages, shares, schedule, edges };
     let pipelines = Some(Arc::new(pipelines));
     Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
 }
