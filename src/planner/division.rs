@@ -1,4 +1,4 @@
-//! PipelineDivision of devices into pipelines: which devices make a pipeline together, how each pipeline
+//! Division of devices into pipelines: which devices make a pipeline together, how each pipeline
 //! cuts the model, and how many samples it gets, so that a step takes the least time. Pure: from
 //! measured times to a decision.
 

@@ -4,7 +4,7 @@ use crate::process::{Desk, Ran};
 
 const TINY: &str = "train tiny.toml --data text.txt --steps 3 --set train.batch=12 \
      --set train.micro_batch=3 --set train.sample_tokens=0 --set train.checkpoint_every=0 \
-     --set train.eval_every=0 --set model.layers=4";
+     --set data.held_out=0 --set model.layers=4";
 
 fn train(desk: &Desk, more: &str) -> Ran {
     desk.run(&format!("{TINY} {more}"))
