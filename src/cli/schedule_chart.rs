@@ -17,8 +17,8 @@ use predict::{nominal_times, predicted};
 const COLUMNS: usize = 100;
 
 /// Note on the times of the chart.
-const NOTE: &str = "times are nominal, 1 ms for a million floating-point operations on every \
-                    device; transfers take none\n";
+const NOTE: &str = "times are nominal, of 1 GFLOP/s and 10 GB/s on every device; transfers take \
+                    none\n";
 
 /// Returns the chart as text, and draws it to the file `svg` if there is one; `tokenizer` is that
 /// of a checkpoint, and `saved` its placement.

@@ -168,7 +168,7 @@ fn communication_of_stages_is_explained() {
     let both = desk.run(both).ok().out;
     let head = "2 pipelines of 2 stages (1f1b), 2 and 2 micro-batches of up to 1 rows";
     assert!(both.starts_with(head), "{both}");
-    for group in ["{0, 2}", "{1, 3}"] {
+    for group in ["{0, 2} ", "{1, 3} ", "{0, 1, 2, 3}  0.."] {
         assert!(both.contains(group), "{both}");
     }
     let measured = "train tiny.toml --data text.txt --devices cpu*2 --pipeline 2 --explain";

@@ -72,11 +72,14 @@ fn edge_rows(pipelines: &ExplainedPipelines) -> String {
 /// Table of the buckets: the ranks that hold each, and the values that each of them updates.
 fn bucket_rows(pipelines: &ExplainedPipelines) -> String {
     let (layout, plan) = (&pipelines.laid_out.layout, &pipelines.laid_out.whole);
+    let group_of = |bucket| pipelines.laid_out.written.groups.of(bucket);
+    let widths = buckets(plan).map(|bucket| group_text(group_of(bucket)).len());
+    let width = widths.max().unwrap_or(0).max("group".len());
     let title = "values that each of the group updates";
     let mut text =
-        format!("  {:<6}{:>12}{:>10}  {:<12}{title}\n", "bucket", "size", "messages", "group");
+        format!("  bucket{:>12}{:>10}  {:<width$}  {title}\n", "size", "messages", "group");
     for bucket in buckets(plan) {
-        let group = pipelines.laid_out.written.groups.of(bucket);
+        let group = group_of(bucket);
         let size = size_text(plan.buckets[bucket.index()].length * VALUE_BYTES);
         let (messages, owned) = match group.size() {
             1 => (0, "not reduced, one rank updates all".to_string()),
@@ -86,9 +89,9 @@ fn bucket_rows(pipelines: &ExplainedPipelines) -> String {
                 (layout.chunks_of(bucket).len(), owned.collect::<Vec<_>>().join("  "))
             }
         };
-        let members = group_text(group);
-        let _ =
-            writeln!(text, "  {:<6}{size:>12}{messages:>10}  {members:<12}{owned}", bucket.index());
+        let (index, members) = (bucket.index(), group_text(group));
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {index:<6}{size:>12}{messages:>10}  {members:<width$}  {owned}");
     }
     text
 }

@@ -10,17 +10,18 @@ use crate::planner::cut::BlockTimes;
 use crate::runtime::step::inference_pass;
 use crate::ui::gantt::SegmentRun;
 
-/// Floating-point operations in a second of nominal times.
+/// Floating-point operations and bytes of memory in a second of nominal times.
 const NOMINAL_FLOPS_PER_S: f64 = 1e9;
+const NOMINAL_BYTES_PER_S: f64 = 1e10;
 
 /// Returns nominal times of the blocks of a plan for its most rows: by the floating-point
-/// operations of their kernels.
+/// operations and the memory traffic of their kernels.
 pub fn nominal_times(plan: &Plan) -> Vec<BlockTimes> {
     let pass = inference_pass(plan.options.rows);
     let seconds = |block: usize, phase: PassKind| {
         let own = |segment: &&Segment| segment.block as usize == block && segment.phase == phase;
         let found = plan.segments.iter().filter(own);
-        found.map(|segment| flops(plan, segment, &pass)).sum::<f64>() / NOMINAL_FLOPS_PER_S
+        found.map(|segment| nominal(plan, segment, &pass)).sum()
     };
     let of_block = |block: usize| BlockTimes {
         forward_s: seconds(block, PassKind::Forward),
@@ -30,9 +31,13 @@ pub fn nominal_times(plan: &Plan) -> Vec<BlockTimes> {
     (0..plan.graph.blocks.len()).map(of_block).collect()
 }
 
-fn flops(plan: &Plan, segment: &Segment, pass: &PassContext) -> f64 {
+/// Returns the nominal seconds of a segment.
+fn nominal(plan: &Plan, segment: &Segment, pass: &PassContext) -> f64 {
     let nodes = &plan.graph.nodes[segment.nodes.clone()];
-    let of_node = |node| pass.cost(&plan.graph, node).map_or(0.0, |cost| cost.flops);
+    let of_node = |node| {
+        let cost = pass.cost(&plan.graph, node).unwrap_or_default();
+        cost.flops / NOMINAL_FLOPS_PER_S + cost.bytes / NOMINAL_BYTES_PER_S
+    };
     nodes.iter().map(of_node).sum()
 }
 
