@@ -309,8 +309,8 @@ fn contended(
     Ok(sum / count as f64)
 }
 
-/// Times the addition of a device's gradients to partial sums of these chunks on the host and on the
-/// device, and returns the faster site.
+/// Times the addition of a device's gradients to partial sums of these chunks on the host and on
+/// the device, and returns the faster site.
 ///
 /// # Errors
 /// Returns `DeviceError` if the device fails.
