@@ -61,7 +61,7 @@ pub fn explanation(
     let ResumedParts { tokenizer, placement } = resumed;
     if let Some(table) = pipeline_table(explain).filter(|_| spec.parallel.pipeline.stages > 1) {
         let text = |found: &pipelines::ExplainedPipelines| Ok(table.text(found));
-        return with_pipelines(spec, tokenizer, placement.as_ref(), text);
+        return with_pipelines(spec, tokenizer, placement.as_ref(), None, text);
     }
     let planned = |tokenizer| -> anyhow::Result<(Plans, Vec<Fusion>)> {
         let (training, fused) = spec.training_graph(vocabulary(spec, tokenizer)?)?;

@@ -1,30 +1,33 @@
 //! `potluck train --explain schedule`: Gantt chart of a step of pipelines, before it runs.
 
-mod predict;
-
 use std::path::Path;
+use std::sync::Arc;
 
 use super::explain::pipelines::{ExplainedPipelines, with_pipelines};
 use crate::data::Tokenizer;
 use crate::files;
-use crate::parallel::Placement;
+use crate::graph::PassKind;
+use crate::parallel::{MicroBatch, Placement};
+use crate::planner::price::{PricedSpan, price};
+use crate::runtime::timing::Probe;
+use crate::sim::LinkModel;
 use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
 use crate::ui::gantt::{Chart, RunsOfRow, SegmentRun, chart_of_runs};
-use predict::{nominal_times, predicted};
 
 /// Width of the chart in a terminal whose width is not known, in characters.
 const COLUMNS: usize = 100;
 
 /// Note on the times of the chart.
-const NOTE: &str = "times are nominal, of 1 GFLOP/s and 10 GB/s on every device; transfers take \
-                    none\n";
+const NOTE: &str = "by the times of each block, measured alone; transfers, reductions and updates \
+                    take none\n";
 
 /// Returns the chart as text, and draws it to the file `svg` if there is one; `tokenizer` is that
-/// of a checkpoint, and `saved` its placement.
+/// of a checkpoint, and `saved` its placement. The blocks of the model are measured on the devices.
 ///
 /// # Errors
-/// Returns the errors of [`with_pipelines`], and `TrainError::Io` if the file cannot be written.
+/// Returns the errors of [`with_pipelines`], those of a device that is measured, and
+/// `TrainError::Io` if the file cannot be written.
 pub fn explain(
     spec: &RunSpec,
     svg: Option<&Path>,
@@ -33,17 +36,42 @@ pub fn explain(
 ) -> anyhow::Result<String> {
     let draw = |pipelines: &ExplainedPipelines| {
         let laid_out = &pipelines.laid_out;
-        let times = vec![nominal_times(&laid_out.whole); pipelines.world()];
-        let rows = predicted(&laid_out.written, &laid_out.whole, &times);
-        let chart = chart(pipelines, rows);
-        Ok((pipelines.caveat.to_string() + NOTE, chart))
+        let times = pipelines.measured_times()?;
+        let links = vec![vec![LinkModel::INSTANT; pipelines.world()]; pipelines.world()];
+        let priced = price(&laid_out.written, &laid_out.whole, &times, &links);
+        let mut rows = vec![Vec::new(); pipelines.world()];
+        for span in &priced.spans {
+            rows[span.rank.index()].push(run(span));
+        }
+        let notes: String = pipelines.notes.iter().map(|note| format!("{note}\n")).collect();
+        Ok((notes + NOTE, chart(pipelines, rows)))
     };
-    let (notes, chart) = with_pipelines(spec, tokenizer, saved, draw)?;
+    let probe = probe(spec, tokenizer.clone())?;
+    let (notes, chart) = with_pipelines(spec, tokenizer, saved, Some(probe), draw)?;
     if let Some(path) = svg {
         let written = files::replace(path, chart.svg().as_bytes());
         written.map_err(|why| TrainError::Io { path: path.into(), why })?;
     }
     Ok(notes + &chart.text(columns()))
+}
+
+/// Returns the inputs with which blocks are measured: those of the run's first step.
+fn probe(spec: &RunSpec, tokenizer: Option<Tokenizer>) -> anyhow::Result<Probe> {
+    let data = Arc::new(spec.load_data(tokenizer)?);
+    let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
+    let source = spec.batch_source(&training, &data, (0, 0))?;
+    Ok(Arc::new(move |rows| source.micro_batch(1, &MicroBatch { first: 0, rows: rows as u32 })))
+}
+
+/// Returns a priced span as a run of a chart.
+fn run(span: &PricedSpan) -> SegmentRun {
+    let letter = match span.pass {
+        PassKind::Forward => 'F',
+        PassKind::BackwardInput => 'B',
+        PassKind::BackwardWeight => 'W',
+    };
+    let segment = (letter, span.block as usize);
+    SegmentRun { segment, micro_batch: span.micro_batch, from: span.from_s, to: span.to_s }
 }
 
 /// Returns the chart of what the ranks of pipelines run in a step.

@@ -196,7 +196,7 @@ fn a_resumed_run_is_explained_with_its_recorded_stages() {
 fn a_schedule_is_drawn_before_it_runs() {
     let desk = Desk::new();
     let text = explain(&desk, "schedule --svg chart.svg");
-    assert!(text.contains("times are nominal") && text.contains("bubble"), "{text}");
+    assert!(text.contains("measured alone") && text.contains("bubble"), "{text}");
     for row in ["stage 0: cpu, embed to h.0", "stage 1: cpu 2, h.1 to head"] {
         assert!(text.contains(row), "{text}");
     }

@@ -12,17 +12,22 @@ use crate::faults::Faults;
 use crate::graph::print::{RankMemoryUsage, memory_tables};
 use crate::parallel::schedule::in_flight;
 use crate::parallel::{PipelineSchedule, PipelineShape, Placement};
+use crate::planner::cut::BlockTimes;
+use crate::runtime::RuntimeError;
 use crate::runtime::memory::comparison;
 use crate::runtime::placement::assemble::{candidates, selections};
 use crate::runtime::placement::host_memory;
+use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::names::distinct;
+use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{
-    LaidOutPipelines, PlannedPipelines, RequestedPipelines, given, host_bytes, kept,
-    require_devices, require_micro_batches, require_model, run_name,
+    LaidOutPipelines, PlannedPipelines, RequestedPipelines, by_measurement, given, host_bytes,
+    kept, measure_blocks, require_devices, require_micro_batches, require_model, run_name,
 };
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::owned_elements;
 use crate::runtime::placement::types::PlacementRequest;
+use crate::runtime::timing::Probe;
 use crate::train::spec::RunSpec;
 
 /// Note on the stages of a run that measures them at its start.
@@ -40,6 +45,8 @@ pub struct ExplainedPipelines<'a> {
     pub laid_out: LaidOutPipelines,
     /// Note that the stages are not known before the devices are measured, or an empty text.
     pub caveat: &'static str,
+    /// Messages for the user about what was measured.
+    pub notes: Vec<String>,
 }
 
 /// Table of pipelines.
@@ -63,7 +70,8 @@ impl PipelineTable {
 }
 
 /// Calls `explain` with the pipelines of a run. `tokenizer` is that of a checkpoint, and `saved`
-/// its placement, whose stages are kept as by the run.
+/// its placement, whose stages are kept as by the run. With a `probe`, stages and shares that are
+/// not given are measured as by the run.
 ///
 /// # Errors
 /// Returns `UsageError` for a run without pipelines, the errors of loading the text, building the
@@ -72,6 +80,7 @@ pub fn with_pipelines<R>(
     spec: &RunSpec,
     tokenizer: Option<Tokenizer>,
     saved: Option<&Placement>,
+    probe: Option<Probe>,
     explain: impl FnOnce(&ExplainedPipelines) -> anyhow::Result<R>,
 ) -> anyhow::Result<R> {
     if spec.parallel.pipeline.stages < 2 {
@@ -87,8 +96,8 @@ pub fn with_pipelines<R>(
         micro_batch: spec.micro_batch,
         optimizer: &spec.optimizer,
         plans: &plans,
-        // Nothing is measured: shares and blocks are even if they are not given.
-        probe: None,
+        // Without one, shares and blocks are even if they are not given.
+        probe,
         seed: spec.seed,
         opening: spec.opening,
         tuning: &tuning,
@@ -111,21 +120,41 @@ impl<'a> ExplainedPipelines<'a> {
         let saved = request.saved.filter(|saved| saved.candidates == candidates(&chosen));
         let recorded = kept(request, saved);
         let pipelines = chosen.len() / requested.stages;
-        let is_measured =
-            spec.parallel.shares.is_none() && (options.blocks.is_empty() || pipelines > 1);
+        let is_measured = request.probe.is_none()
+            && spec.parallel.shares.is_none()
+            && (options.blocks.is_empty() || pipelines > 1);
         let caveat = if is_measured && recorded.is_none() { CAVEAT } else { "" };
+        let mut notes = Vec::new();
         let planned = match recorded {
             Some(recorded) => recorded,
-            // Without a probe there always is one.
-            None => given(request, chosen.len())?.ok_or_else(|| {
-                UsageError("the stages of this run are known only when it starts".into())
-            })?,
+            None => match given(request, chosen.len())? {
+                Some(given) => given,
+                None => {
+                    let names = display_names(&chosen);
+                    let devices = RequestedDevices { selections: &chosen, names: &names };
+                    by_measurement(request, devices, &mut notes, &mut |_, _| {})?
+                }
+            },
         };
         require_micro_batches(&requested, &planned)?;
         let laid_out = LaidOutPipelines::of(request, &planned);
         let all = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
-        Ok(Self { spec, request, selections: chosen, names, planned, laid_out, caveat })
+        Ok(Self { spec, request, selections: chosen, names, planned, laid_out, caveat, notes })
+    }
+
+    /// Measures the blocks of the model on the devices, for the most rows of a micro-batch; returns
+    /// their times by rank, then by block.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if a device fails, or if there is no probe.
+    pub fn measured_times(&self) -> Result<Vec<Vec<BlockTimes>>, RuntimeError> {
+        let names = display_names(&self.selections);
+        let devices = RequestedDevices { selections: &self.selections, names: &names };
+        let rows = self.planned.rows();
+        let measured = measure_blocks(self.request, devices, rows, &mut |_, _| {})?;
+        let of_rank = |position: &usize| measured.times[*position].clone();
+        Ok(self.planned.positions.iter().map(of_rank).collect())
     }
 
     /// Returns the number of ranks.

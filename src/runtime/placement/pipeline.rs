@@ -17,6 +17,7 @@ pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
 pub use measure::{MeasuredBlocks, measure_blocks};
 pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, run_name};
+pub use search::by_measurement;
 
 use std::ops::Range;
 
