@@ -98,11 +98,11 @@ const POINTS: [(Point, &str); 17] = [
     (Point::Moments, "moments"),
     (Point::ReduceSite, "reduce-site"),
     (Point::Forward, "forward"),
+    (Point::Send, "send"),
+    (Point::Recv, "recv"),
     (Point::Backward, "backward"),
     (Point::Reduce, "reduce"),
     (Point::Verdict, "verdict"),
-    (Point::Send, "send"),
-    (Point::Recv, "recv"),
     (Point::Update, "update"),
     (Point::Gather, "gather"),
     (Point::Metrics, "metrics"),
@@ -446,8 +446,8 @@ mod tests {
         );
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
-        let places =
-            "use timing, moments, reduce-site, forward, backward, reduce, verdict, update, gather";
+        let places = "use timing, moments, reduce-site, forward, send, recv, backward, reduce, \
+                      verdict, update, gather";
         assert!(message("lost@metrics:1").ends_with(places));
         assert!(message("flip@update:1/1").ends_with("use gather"));
         assert!(message("lost@forward:1/x").contains("'x' is not a rank"));

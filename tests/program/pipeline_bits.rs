@@ -293,7 +293,9 @@ fn a_pipeline_is_recorded_and_kept() {
 fn a_run_says_who_has_which_blocks() {
     let desk = Desk::new();
     let line = SMALL.replace("--quiet", "");
-    let ran = desk.run(&format!("{line} --out run --steps 1 --devices cpu*3 --pipeline 3")).ok();
+    let ran = desk
+        .run(&format!("{line} --out run --steps 1 --devices cpu*3 --pipeline 3 --set stages=2,1,1"))
+        .ok();
     let stages = ran.line("stages: ");
     for part in ["cpu (", "embed to h.0, ", "cpu 2 (", "h.1", "cpu 3 (", "head", "(12 samples"] {
         assert!(stages.contains(part), "'{part}' is missing in: {stages}");
