@@ -4,7 +4,8 @@
 //!
 //! [`run`] measures one device after the other and returns a [`Report`], which is printed as
 //! tables ([`Report`]'s `Display`) or kept as JSON; [`compare()`] compares two reports.
-//! [`collectives::run`] measures the communication between ranks.
+//! [`collectives::run`] measures the communication between ranks, and [`pipeline::run`] the steps
+//! of pipelines under every schedule.
 //!
 //! ```
 //! use potluck::bench::{Effort, Options, Part, compare, run};
@@ -26,6 +27,7 @@ pub mod collectives;
 pub mod compare;
 pub mod matmul;
 pub mod peaks;
+pub mod pipeline;
 pub mod profile;
 pub mod report;
 pub mod sample;
@@ -36,7 +38,9 @@ pub mod target;
 pub mod units;
 
 pub use compare::compare;
-pub use report::{CollectiveFigure, DeviceReport, Direction, Figure, Report, ReportError, Skipped};
+pub use report::{
+    CollectiveFigure, DeviceReport, Direction, Figure, PipelineFigure, Report, ReportError, Skipped,
+};
 pub use sample::Effort;
 pub use system::System;
 

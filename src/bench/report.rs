@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sample::{Effort, median};
 use super::system::System;
+use crate::parallel::PipelineSchedule;
 
 /// Version of the JSON schema. It changes when a reader of the old one would misunderstand the
 /// new.
@@ -73,6 +74,30 @@ pub struct Figure {
     /// Communication details, for the figure of a collective.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<CollectiveFigure>,
+    /// Times and idle shares, for the figure of a pipeline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipeline: Option<PipelineFigure>,
+}
+
+/// Step of a pipeline: what was measured, and what was predicted. The value of its figure is the
+/// tokens per second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PipelineFigure {
+    pub schedule: PipelineSchedule,
+    pub stages: usize,
+    /// Model chunks per stage.
+    pub chunks: usize,
+    pub micro_batches: usize,
+    /// Blocks of each model chunk, in forward order.
+    pub blocks: Vec<u32>,
+    /// Median seconds of a step, and those by simulation with measured times of blocks.
+    pub step_s: f64,
+    pub priced_s: f64,
+    /// Median share of a step in which ranks wait for each other; the idle share by simulation;
+    /// and that by formula, for equal stages.
+    pub bubble: f64,
+    pub priced_bubble: f64,
+    pub formula_bubble: f64,
 }
 
 /// Communication details of a collective: size, duration and bandwidths. The value of its figure
@@ -131,6 +156,7 @@ impl Figure {
             by: None,
             on: None,
             moved: None,
+            pipeline: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::pipeline;
 use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
 use super::units::{number, size};
@@ -96,7 +97,8 @@ impl fmt::Display for DeviceReport {
         if !self.driver.is_empty() {
             write!(f, ", driver {}", self.driver)?;
         }
-        for table in [peaks(self), products(self), steps(self), moved(self), skipped(self)] {
+        let tables = [peaks(self), products(self), steps(self), moved(self), pipelines(self)];
+        for table in tables.into_iter().chain([skipped(self)]) {
             if !table.is_empty() {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
@@ -123,10 +125,10 @@ fn unsteady(device: &DeviceReport) -> Option<f64> {
     if spreads.is_empty() { None } else { Some(median(&spreads)).filter(|s| *s > STEADY) }
 }
 
-/// Returns the table of figures of neither matrix products nor steps nor collectives.
+/// Returns the table of figures of none of the other tables.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
-    let groups = ["matmul", "step"];
+    let groups = ["matmul", "step", pipeline::GROUP];
     let is_other = |f: &&Figure| !groups.contains(&group_of(&f.name)) && f.moved.is_none();
     for figure in device.figures.iter().filter(is_other) {
         table.row(vec![
@@ -206,6 +208,45 @@ fn moved(device: &DeviceReport) -> Table {
             number(figure.median),
             spread(figure),
             share.map_or_else(String::new, |share| format!("{:.0} %", 100.0 * share)),
+        ]);
+    }
+    table
+}
+
+/// Returns the table of pipelines, with an empty row where the shape of the pipeline changes.
+fn pipelines(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&[
+        "<schedule",
+        "stages",
+        "micro-batches",
+        "tokens/s",
+        "spread",
+        "step ms",
+        "priced ms",
+        "bubble",
+        "priced",
+        "formula",
+    ]);
+    let mut last = None;
+    for figure in &device.figures {
+        let Some(found) = &figure.pipeline else { continue };
+        let this = (found.stages, found.micro_batches);
+        if last.is_some_and(|last| last != this) {
+            table.row(Vec::new());
+        }
+        last = Some(this);
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        table.row(vec![
+            found.schedule.to_string(),
+            found.stages.to_string(),
+            found.micro_batches.to_string(),
+            number(figure.median),
+            spread(figure),
+            number(1e3 * found.step_s),
+            number(1e3 * found.priced_s),
+            percent(found.bubble),
+            percent(found.priced_bubble),
+            percent(found.formula_bubble),
         ]);
     }
     table

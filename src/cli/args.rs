@@ -7,6 +7,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use super::resume::RUNS;
+use crate::parallel::PipelineSchedule;
 
 /// Trains neural networks on every GPU you have, from any vendor
 #[derive(Debug, Parser)]
@@ -296,6 +297,80 @@ pub enum BenchCommand {
     /// Benchmark collectives between ranks: on slices in memory (2 to 8 ranks, 4 KiB to 256 MiB)
     /// and on the gradients of devices
     Collectives(CollectivesArgs),
+    /// Benchmark training steps of pipelines: throughput and bubble of every schedule, beside the
+    /// price by simulation and the formula
+    Pipeline(PipelineArgs),
+}
+
+/// Arguments of `bench pipeline`.
+#[derive(Debug, Args)]
+pub struct PipelineArgs {
+    /// Devices: selectors as for `potluck train`; a single device is used once per stage, of
+    /// several the first ones
+    #[arg(long, value_name = "SELECTOR,..", default_value = "cpu")]
+    pub devices: String,
+    /// Numbers of stages
+    #[arg(
+        long,
+        value_name = "K,..",
+        value_delimiter = ',',
+        default_value = "2",
+        value_parser = clap::value_parser!(u32).range(2..=64)
+    )]
+    pub stages: Vec<u32>,
+    /// Numbers of micro-batches per step
+    #[arg(
+        long,
+        value_name = "M,..",
+        value_delimiter = ',',
+        default_value = "4,8,16",
+        value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
+    pub micro_batches: Vec<u32>,
+    /// Schedules: 1f1b, gpipe, interleaved, zero-bubble [default: all]
+    #[arg(long, value_name = "S,..", value_delimiter = ',', value_parser = schedule)]
+    pub schedules: Vec<PipelineSchedule>,
+    /// Samples of a micro-batch
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(1..=1024)
+    )]
+    pub micro_batch: u32,
+    /// Channels of the GPT [default: 128]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub width: Option<u32>,
+    /// Layers of the GPT, which has two more blocks than layers [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub layers: Option<u32>,
+    /// Tokens of a sample [default: 64]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    pub context: Option<u32>,
+    /// Cut of the model into stages
+    #[arg(long, value_enum, value_name = "CUT", default_value = "even")]
+    pub cut: PipelineCut,
+    /// Fewer steps
+    #[arg(long)]
+    pub quick: bool,
+    /// Smoke test: as little work as possible, to check that everything runs
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Write the report as JSON to a file, or with - to stdout instead of the table
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+    /// Draw throughput and bubble over micro-batches to an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Cut of the model in `bench pipeline`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PipelineCut {
+    /// Nearly equal numbers of blocks
+    Even,
+    /// By measured times of blocks, as in a run
+    Measured,
 }
 
 /// Arguments of `bench collectives`.
@@ -343,6 +418,11 @@ pub enum BenchPart {
 
 fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {
     typed.parse().map_err(|_| "expects a non-negative integer".into())
+}
+
+fn schedule(typed: &str) -> Result<PipelineSchedule, String> {
+    let names = PipelineSchedule::ALL.map(PipelineSchedule::name).join(", ");
+    PipelineSchedule::of_name(typed).ok_or(format!("expects one of {names}"))
 }
 
 fn non_negative(typed: &str) -> Result<f64, String> {

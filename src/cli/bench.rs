@@ -4,18 +4,19 @@ use std::fs;
 use std::path::Path;
 
 use super::UsageError;
-use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs};
-use crate::bench::{self, Effort, Options, Part, Report, collectives};
+use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs, PipelineArgs, PipelineCut};
+use crate::bench::{self, Effort, Options, Part, Report, collectives, pipeline};
 use crate::files;
-use crate::runtime::error::EXIT_RESTART;
+use crate::parallel::PipelineSchedule;
+use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 use crate::train::TrainError;
 use crate::ui::terminal::print_line;
 
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the benchmark suite or the benchmark of collectives, or compares two reports; returns the
-/// process's exit code.
+/// Runs the benchmark suite or that of collectives or of pipelines, or compares two reports;
+/// returns the process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {
@@ -23,6 +24,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
             Ok(0)
         }
         Some(BenchCommand::Collectives(args)) => collectives(args),
+        Some(BenchCommand::Pipeline(args)) => pipelines(args),
         None => {
             writable(args.json.as_deref(), "--json")?;
             let report = bench::run(&options(args), &mut |progress| print_line(progress))?;
@@ -41,12 +43,56 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         full: args.full,
     };
     let report = collectives::run(&options, &mut |progress| print_line(progress))?;
-    if let Some(path) = &args.svg {
-        let drawing = collectives::svg::draw(&report);
-        let failed = |why| TrainError::Io { path: path.clone(), why };
-        files::replace(path, drawing.as_bytes()).map_err(failed)?;
-    }
+    draw(args.svg.as_deref(), || collectives::svg::draw(&report))?;
     deliver(&report, args.json.as_deref())
+}
+
+/// Runs the benchmark of pipelines. If nothing that was asked for can run, that is an error of the
+/// command line, although there is a report of the reasons.
+fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
+    writable(args.json.as_deref(), "--json")?;
+    writable(args.svg.as_deref(), "--svg")?;
+    let report = pipeline::run(&pipeline_options(args), &mut |progress| print_line(progress))?;
+    draw(args.svg.as_deref(), || pipeline::svg::draw(&report))?;
+    let code = deliver(&report, args.json.as_deref())?;
+    let is_empty = report.devices.iter().all(|device| device.figures.is_empty());
+    if code == 0 && is_empty {
+        print_line("error: no pipeline could run; the report has the reasons");
+        return Ok(EXIT_CONFIGURATION);
+    }
+    Ok(code)
+}
+
+fn pipeline_options(args: &PipelineArgs) -> pipeline::PipelineBenchOptions {
+    let sizes = |given: &[u32]| given.iter().map(|size| *size as usize).collect();
+    let size = |given: Option<u32>, tiny: u32, usual: u32| {
+        given.unwrap_or(if args.tiny { tiny } else { usual }) as usize
+    };
+    pipeline::PipelineBenchOptions {
+        devices: args.devices.clone(),
+        effort: effort(args.tiny, args.quick),
+        schedules: match args.schedules.is_empty() {
+            true => PipelineSchedule::ALL.to_vec(),
+            false => args.schedules.clone(),
+        },
+        stages: sizes(&args.stages),
+        micro_batches: sizes(&args.micro_batches),
+        samples: args.micro_batch as usize,
+        width: size(args.width, 16, 128),
+        layers: size(args.layers, 2, 8),
+        context: size(args.context, 8, 64),
+        cut: match args.cut {
+            PipelineCut::Even => pipeline::CutChoice::Even,
+            PipelineCut::Measured => pipeline::CutChoice::Measured,
+        },
+    }
+}
+
+/// Writes a drawing to the file of `--svg`, if there is one.
+fn draw(path: Option<&Path>, drawing: impl FnOnce() -> String) -> Result<(), TrainError> {
+    let Some(path) = path else { return Ok(()) };
+    let failed = |why| TrainError::Io { path: path.into(), why };
+    files::replace(path, drawing().as_bytes()).map_err(failed)
 }
 
 /// Checks that the file of a flag can be written, before anything is measured for it.

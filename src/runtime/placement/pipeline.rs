@@ -15,7 +15,7 @@ mod tests;
 pub use advice::advised;
 pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
-pub use measure::{MeasuredBlocks, measure_blocks};
+pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
 pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, run_name};
 pub use search::by_measurement;
 

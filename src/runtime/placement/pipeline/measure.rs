@@ -97,7 +97,7 @@ fn injected(
 }
 
 /// Returns by block the elements that cross a cut before it, in both directions.
-fn crossing_elements(whole: &Plan) -> Vec<usize> {
+pub fn crossing_elements(whole: &Plan) -> Vec<usize> {
     let count = whole.graph.blocks.len() as u32;
     let elements = |cut: u32| {
         let stages: Vec<u32> = (0..count).map(|block| u32::from(block >= cut)).collect();

@@ -1,0 +1,254 @@
+//! Steps of pipelines on devices, timed as a run would take them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::price::{PredictedStep, predict};
+use super::{CutChoice, PipelineBenchOptions, PipelineCase};
+use crate::autotune::TuneOptions;
+use crate::base::rng::Key;
+use crate::base::{DType, HostTensor, Rank};
+use crate::bench::sample::{Effort, SamplingPlan};
+use crate::faults::Faults;
+use crate::graph::{Graph, Unary, differentiate, fuse};
+use crate::model::{GptConfig, gpt};
+use crate::optim::Optimizer;
+use crate::parallel::ReduceSite;
+use crate::planner::cut::even;
+use crate::runtime::RuntimeError;
+use crate::runtime::open::{self, OpenOptions};
+use crate::runtime::placement::assemble::{assemble, selections};
+use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::open_ranks::RequestedDevices;
+use crate::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks};
+use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::types::{
+    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
+};
+use crate::runtime::step::{Inputs, StepInput};
+use crate::runtime::timing::Probe;
+use crate::train::TrainError;
+
+const VOCABULARY: usize = 65;
+/// Channels of an attention head, if they divide the width.
+const HEAD: usize = 32;
+const LEARNING_RATE: f64 = 1e-3;
+/// Steps before those that are measured.
+const WARM_UP: usize = 1;
+/// Fewest measured steps, however long they take.
+const STEPS_MIN: usize = 2;
+
+/// Times of blocks, with the selector of the devices that they were measured on.
+pub(super) type BlocksOfDevices = Option<(String, MeasuredBlocks)>;
+
+/// Measured steps of a case, with what was predicted for them.
+pub(super) struct TimedSteps {
+    /// Seconds of each step.
+    pub steps: Vec<f64>,
+    /// Idle share of all ranks in each step.
+    pub bubbles: Vec<f64>,
+    /// Blocks of each model chunk.
+    pub blocks: Vec<u32>,
+    pub predicted: PredictedStep,
+}
+
+/// Model and options that all cases share.
+pub(super) struct PipelineWorkload {
+    plans: Plans,
+    optimizer: Optimizer,
+    tuning: TuneOptions,
+    sampling_plan: SamplingPlan,
+    samples: u32,
+    cut: CutChoice,
+    inputs: Probe,
+}
+
+impl PipelineWorkload {
+    /// Builds the model.
+    pub fn new(options: &PipelineBenchOptions) -> Result<Self, TrainError> {
+        let heads = options.width.checked_div(HEAD).filter(|_| options.width % HEAD == 0);
+        // An untied head, so that no parameters belong to two stages.
+        let config = GptConfig {
+            vocabulary: VOCABULARY,
+            context: options.context,
+            layers: options.layers,
+            heads: heads.unwrap_or(1),
+            width: options.width,
+            bias: false,
+            dropout: 0.0,
+            tie: false,
+            activation: Unary::Gelu,
+        };
+        let graph = fuse(differentiate(gpt(&config)?)?);
+        // With next to nothing measured, the tuning would take the most time of all.
+        let seconds =
+            if options.effort == Effort::Tiny { 0.0 } else { OpenOptions::default().tune_s };
+        Ok(Self {
+            inputs: inputs_of(&graph),
+            plans: Plans::new(graph),
+            optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 },
+            tuning: TuneOptions { seconds, ..TuneOptions::default() },
+            sampling_plan: options.effort.sampling_plan(),
+            samples: options.samples as u32,
+            cut: options.cut,
+        })
+    }
+
+    /// Returns the number of blocks of the model.
+    pub fn blocks(&self) -> usize {
+        self.plans.of_rows(self.samples).graph.blocks.len()
+    }
+
+    /// Opens the pipeline of a case, predicts its step, and times some. `measured` keeps the times
+    /// of blocks for the next case on the same devices.
+    pub fn measure(
+        &self,
+        case: &PipelineCase,
+        selector: &str,
+        measured: &mut BlocksOfDevices,
+    ) -> Result<TimedSteps, TrainError> {
+        let parallel = self.parallel(case);
+        let request = self.request(case, selector, &parallel);
+        if measured.as_ref().is_none_or(|(of, _)| of != selector) {
+            *measured = Some((selector.into(), blocks_on(&request)?));
+        }
+        let Some((_, times)) = measured else {
+            return Err(TrainError::Defect("blocks were measured and have no times".into()));
+        };
+        let mut placed = assemble(&request, &mut |_, _| {})?;
+        placed.group.run_on_all("initialization", move |_, device| open::initialize(device, 0))?;
+        let predicted = predict(&request, &placed, times, case)?;
+        let stages = placed.pipelines.iter().flat_map(|pipelines| pipelines.stages.first());
+        let blocks = stages.flat_map(|of| of.chunks.iter().map(|chunk| chunk.end - chunk.start));
+        let blocks = blocks.collect();
+        let (steps, bubbles) = self.steps(&mut placed)?;
+        Ok(TimedSteps { steps, bubbles, blocks, predicted })
+    }
+
+    fn parallel(&self, case: &PipelineCase) -> ParallelOptions {
+        let parts = case.shape.stages * case.shape.chunks;
+        let blocks = match self.cut {
+            CutChoice::Even => {
+                let chunks = even(self.blocks() as u32, parts).into_iter();
+                chunks.map(|chunk| chunk.end - chunk.start).collect()
+            }
+            CutChoice::Measured => Vec::new(),
+        };
+        ParallelOptions {
+            shares: Some(Vec::new()),
+            reduce_site: Some(ReduceSite::Host),
+            pipeline: PipelineOptions {
+                stages: case.shape.stages as u32,
+                schedule: case.schedule,
+                chunks: case.shape.chunks as u32,
+                blocks,
+            },
+            ..ParallelOptions::default()
+        }
+    }
+
+    fn request<'a>(
+        &'a self,
+        case: &PipelineCase,
+        selector: &'a str,
+        parallel: &'a ParallelOptions,
+    ) -> PlacementRequest<'a> {
+        PlacementRequest {
+            selector,
+            parallel,
+            batch: case.shape.micro_batches as u32 * self.samples,
+            micro_batch: self.samples,
+            optimizer: &self.optimizer,
+            plans: &self.plans,
+            probe: Some(self.inputs.clone()),
+            seed: 0,
+            opening: OpenOptions { tune_s: self.tuning.seconds, ..OpenOptions::default() },
+            tuning: &self.tuning,
+            saved: None,
+            retune: false,
+            notify: &|_| {},
+            trace: None,
+            faults: Faults::none(),
+        }
+    }
+
+    /// Takes steps; returns the seconds of each measured one, and its idle share.
+    fn steps(&self, placed: &mut PlacedWorkers) -> Result<(Vec<f64>, Vec<f64>), TrainError> {
+        let (mut steps, mut bubbles) = (Vec::new(), Vec::new());
+        for warm_up in 0..WARM_UP {
+            self.step(placed, warm_up)?;
+        }
+        let longest = Duration::from_secs_f64(self.sampling_plan.steps_seconds_max);
+        let begun = Instant::now();
+        while steps.len() < STEPS_MIN
+            || (steps.len() < self.sampling_plan.steps && begun.elapsed() < longest)
+        {
+            let (seconds, bubble) = self.step(placed, WARM_UP + steps.len())?;
+            steps.push(seconds);
+            bubbles.push(bubble);
+        }
+        Ok((steps, bubbles))
+    }
+
+    /// Takes a step, after so many others; returns its seconds and its idle share.
+    fn step(&self, placed: &mut PlacedWorkers, before: usize) -> Result<(f64, f64), TrainError> {
+        let number = before as u64 + 1;
+        let round = placed.group.round().next(number);
+        let update = self.optimizer.update(LEARNING_RATE, number);
+        let input = |(rank, program): (usize, &Arc<_>)| -> Arc<StepInput> {
+            let program: &Arc<crate::parallel::Program> = program;
+            let batches = program.micro_batches.iter();
+            Arc::new(StepInput {
+                round,
+                rank: Rank(rank as u32),
+                program: program.clone(),
+                micro_batches: batches.map(|one| (self.inputs)(one.rows as usize)).collect(),
+                run_key: Key::new(0),
+                is_training: true,
+                update,
+                clip: 1.0,
+                faults: Faults::none(),
+            })
+        };
+        let inputs: Vec<Arc<StepInput>> = placed.programs.iter().enumerate().map(input).collect();
+        let started = Instant::now();
+        let reports = placed.group.step(&inputs)?;
+        let seconds = started.elapsed().as_secs_f64();
+        if !reports.iter().all(|report| report.is_updated()) {
+            return Err(TrainError::Defect(format!("step {number} updated no parameters")));
+        }
+        let waited: f64 = reports.iter().map(|report| report.waited.as_secs_f64()).sum();
+        let time: f64 = reports.iter().map(|report| report.time.as_secs_f64()).sum();
+        Ok((seconds, waited / time))
+    }
+}
+
+/// Returns inputs of a model of tokens, the same for every micro-batch.
+fn inputs_of(graph: &Graph) -> Probe {
+    let wanted = graph.inputs.iter().map(|(_, id)| {
+        let tensor = graph.tensor(*id);
+        (*id, tensor.dtype, tensor.shape.per_row())
+    });
+    let wanted: Vec<_> = wanted.collect();
+    Arc::new(move |rows: usize| -> Inputs {
+        let values = |(index, (id, dtype, per_row)): (usize, &(_, DType, usize))| {
+            let count = rows * per_row;
+            let factor = [7, 11][index % 2];
+            let token = |at: usize| (at * factor % VOCABULARY) as u32;
+            let values = match dtype {
+                DType::U32 => HostTensor::Int((0..count).map(token).collect()),
+                DType::F32 => HostTensor::Float(vec![1.0; count]),
+            };
+            (*id, values)
+        };
+        wanted.iter().enumerate().map(values).collect()
+    })
+}
+
+/// Times the blocks on the requested devices.
+fn blocks_on(request: &PlacementRequest) -> Result<MeasuredBlocks, RuntimeError> {
+    let selections = selections(request.selector)?;
+    let names = display_names(&selections);
+    let devices = RequestedDevices { selections: &selections, names: &names };
+    measure_blocks(request, devices, request.micro_batch, &mut |_, _| {})
+}

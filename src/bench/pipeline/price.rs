@@ -1,0 +1,113 @@
+//! Prediction of a step of pipelines from measured times of blocks: its price by simulation, and
+//! its bubble by formula.
+
+use super::PipelineCase;
+use crate::base::shape::ELEMENT_BYTES;
+use crate::parallel::schedule::{StageTimes, ideal_bubble};
+use crate::planner::cut::BlockTimes;
+use crate::planner::price::price;
+use crate::runtime::RuntimeError;
+use crate::runtime::placement::pipeline::{
+    LaidOutPipelines, MeasuredBlocks, PlannedPipelines, crossing_elements,
+};
+use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
+use crate::sim::LinkModel;
+use crate::train::TrainError;
+
+/// Predicted step of a case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct PredictedStep {
+    /// Seconds and bubble of the simulation.
+    pub seconds: f64,
+    pub bubble: f64,
+    /// Bubble by formula.
+    pub formula: f64,
+}
+
+/// Predicts the step of pipelines that were opened for a request.
+pub(super) fn predict(
+    request: &PlacementRequest,
+    placed: &PlacedWorkers,
+    measured: &MeasuredBlocks,
+    case: &PipelineCase,
+) -> Result<PredictedStep, TrainError> {
+    let none = || TrainError::Defect("a request for pipelines gave none".into());
+    let pipelines = placed.pipelines.as_ref().ok_or_else(none)?;
+    let positions: Vec<usize> = placed.placement.ranks.iter().map(|rank| rank.position).collect();
+    let times: Vec<Vec<BlockTimes>> =
+        positions.iter().map(|position| measured.times[*position].clone()).collect();
+    let stage = mean_stage(placed, &times, case.shape.stages);
+    if !(stage.forward + stage.backward_input + stage.backward_weight).is_finite() {
+        let why = "a device has no memory to measure one of its blocks alone";
+        return Err(RuntimeError::InvalidRequest(why.into()).into());
+    }
+    let links = links(&positions, measured, &crossing_elements(&pipelines.whole));
+    let planned = PlannedPipelines {
+        positions,
+        stages: pipelines.stages.clone(),
+        shares: pipelines.shares.clone(),
+        schedule: pipelines.schedule,
+    };
+    let laid_out = LaidOutPipelines::of(request, &planned);
+    let found = price(&laid_out.written, &laid_out.whole, &times, &links);
+    let formula = ideal_bubble(case.schedule, case.shape, stage);
+    Ok(PredictedStep { seconds: found.seconds, bubble: found.bubble, formula })
+}
+
+/// Returns the passes of the mean stage over a micro-batch.
+fn mean_stage(placed: &PlacedWorkers, times: &[Vec<BlockTimes>], stages: usize) -> StageTimes {
+    let ranks = placed.placement.ranks.iter().zip(times);
+    let held: Vec<BlockTimes> = ranks
+        .flat_map(|(rank, times)| rank.blocks.iter().cloned().flatten().map(|b| times[b as usize]))
+        .collect();
+    let mean = |of: fn(&BlockTimes) -> f64| held.iter().map(of).sum::<f64>() / stages as f64;
+    StageTimes {
+        forward: mean(|times| times.forward_s),
+        backward_input: mean(|times| times.backward_input_s),
+        backward_weight: mean(|times| times.backward_weight_s),
+    }
+}
+
+/// Returns the ways between ranks, which take what both sides of a cut take for an element.
+fn links(
+    positions: &[usize],
+    measured: &MeasuredBlocks,
+    crossing: &[usize],
+) -> Vec<Vec<LinkModel>> {
+    let element_s = |position: usize| {
+        let cuts = measured.cut_s[position].iter().zip(crossing);
+        let (seconds, elements) = cuts.fold((0.0, 0), |(seconds, elements), (cut_s, count)| {
+            (seconds + cut_s, elements + count)
+        });
+        if elements > 0 { seconds / elements as f64 } else { 0.0 }
+    };
+    let link = |from: usize, to: usize| {
+        let seconds = element_s(from) + element_s(to);
+        match seconds > 0.0 {
+            true => LinkModel { latency_s: 0.0, bytes_per_s: ELEMENT_BYTES as f64 / seconds },
+            false => LinkModel::INSTANT,
+        }
+    };
+    let row = |from: &usize| positions.iter().map(|to| link(*from, *to)).collect();
+    positions.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_takes_what_both_of_its_ends_take() {
+        let measured = MeasuredBlocks {
+            kinds: vec![0, 1],
+            times: Vec::new(),
+            cut_s: vec![vec![0.0, 1.0, 2.0], vec![0.0; 3]],
+        };
+        let links = links(&[1, 0], &measured, &[0, 10, 20]);
+        let rate = |from: usize, to: usize| links[from][to].bytes_per_s;
+        assert_eq!(links[0][0], LinkModel::INSTANT);
+        // 0.1 s per element on one side, or on both.
+        assert!((rate(0, 1) - 40.0).abs() < 1e-9 && (rate(1, 0) - 40.0).abs() < 1e-9);
+        assert!((rate(1, 1) - 20.0).abs() < 1e-9);
+    }
+}
