@@ -224,8 +224,8 @@ fn pipelines(device: &DeviceReport) -> Table {
         "step ms",
         "priced ms",
         "bubble",
-        "priced",
-        "formula",
+        "priced bubble",
+        "formula bubble",
     ]);
     let mut last = None;
     for figure in &device.figures {

@@ -319,3 +319,98 @@ fn collectives_need_no_device_and_refuse_what_cannot_be() {
     refuses_with(2, &desk, "bench collectives --tiny --ranks 1", &["1", "2..=64"]);
     refuses(&desk, "bench collectives --tiny --svg no/such/place.svg", &["in no directory"]);
 }
+
+/// Cases of the test below that fit, in order.
+fn fitting_cases() -> Vec<(&'static str, u64, u64)> {
+    let all = ["gpipe", "1f1b", "interleaved", "zero-bubble"];
+    let of = |(stages, count): (u64, u64)| {
+        let fits = move |schedule: &&str| *schedule != "interleaved" || (stages, count) == (2, 4);
+        all.into_iter().filter(fits).map(move |schedule| (schedule, stages, count))
+    };
+    [(2, 3), (2, 4), (3, 3), (3, 4)].into_iter().flat_map(of).collect()
+}
+
+#[test]
+fn pipelines_have_a_row_for_every_case_that_fits() {
+    let desk = Desk::new();
+    let line = "bench pipeline --tiny --stages 2,3 --micro-batches 3,4 --layers 2 --svg p.svg";
+    let ran = desk.run(&format!("{line} --json report.json")).ok();
+    let file = std::fs::read_to_string(desk.path("report.json")).unwrap();
+    let report: Value = serde_json::from_str(&file).unwrap();
+    let [device] = &report["devices"].as_array().unwrap()[..] else { panic!("{file}") };
+    assert!(device["error"].is_null(), "{device}");
+    check_figures(device);
+    let cases = fitting_cases();
+    let name = |(schedule, stages, count): &(&str, u64, u64)| {
+        format!("pipeline.{schedule}_{stages}_stages_{count}_micro_batches")
+    };
+    assert_eq!(names(device, "figures"), cases.iter().map(name).collect::<Vec<_>>());
+    let rows: Vec<Vec<&str>> =
+        ran.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    for (figure, case) in device["figures"].as_array().unwrap().iter().zip(&cases) {
+        check_pipeline(figure, *case);
+        let begin = [case.0.to_string(), case.1.to_string(), case.2.to_string()];
+        let found = rows.iter().filter(|row| row.len() > 3 && row[..3] == begin);
+        assert_eq!(found.count(), 1, "{begin:?} in {}", ran.out);
+    }
+    let skipped = device["skipped"].as_array().unwrap().iter();
+    let whys: Vec<&str> = skipped.map(|one| one["why"].as_str().unwrap()).collect();
+    assert_eq!(whys.len(), 3, "{whys:?}");
+    assert!(whys[0].contains("a multiple of 2 micro-batches"), "{whys:?}");
+    assert!(whys[1].contains("4 blocks has no 6 parts"), "{whys:?}");
+
+    let svg = std::fs::read_to_string(desk.path("p.svg")).unwrap();
+    check_markup(&svg);
+    // Each step is a point of both plots. Per stages a line of rates and three of bubbles for each
+    // schedule: four with two stages, three with three; and three in the legend.
+    assert_eq!(svg.matches("<circle").count(), 2 * cases.len(), "{svg}");
+    assert_eq!(svg.matches("<polyline").count(), 3 + 4 * (4 + 3), "{svg}");
+    for text in [">tokens/s, 2 stages<", ">bubble in %, 3 stages<", ">zero-bubble<", ">priced<"] {
+        assert!(svg.contains(text), "{text} is missing: {svg}");
+    }
+    let same = desk.run("bench compare report.json report.json").ok();
+    assert_eq!(same.out.matches("  same").count(), cases.len(), "{}", same.out);
+}
+
+/// The parts of a pipeline's figure fit together.
+fn check_pipeline(figure: &Value, (schedule, stages, count): (&str, u64, u64)) {
+    let found = &figure["pipeline"];
+    let number = |field: &str| found[field].as_f64().unwrap_or_else(|| panic!("{figure}"));
+    assert_eq!(found["schedule"], schedule, "{figure}");
+    assert_eq!((&found["stages"], &found["micro_batches"]), (&stages.into(), &count.into()));
+    let blocks = found["blocks"].as_array().unwrap();
+    assert_eq!(blocks.len() as u64, stages * found["chunks"].as_u64().unwrap(), "{figure}");
+    assert_eq!(blocks.iter().map(|one| one.as_u64().unwrap()).sum::<u64>(), 4, "{figure}");
+    assert!(number("step_s") > 0.0 && number("priced_s") > 0.0, "{figure}");
+    for bubble in ["bubble", "priced_bubble", "formula_bubble"] {
+        assert!((0.0..1.0).contains(&number(bubble)), "{bubble}: {figure}");
+    }
+    // Micro-batches of 2 samples of 8 tokens.
+    let rate = (count * 16) as f64 / number("step_s");
+    let [min, max] = ["min", "max"].map(|field| figure[field].as_f64().unwrap());
+    assert!(min * 0.999 <= rate && rate <= max * 1.001, "{figure}");
+    let (k, m) = (stages as f64, count as f64);
+    let formula = match schedule {
+        "gpipe" | "1f1b" => (k - 1.0) / (m + k - 1.0),
+        "interleaved" => (k - 1.0) / (2.0 * m + k - 1.0),
+        _ => return,
+    };
+    assert!((number("formula_bubble") - formula).abs() < 1e-9, "{figure}");
+}
+
+#[test]
+fn pipelines_that_cannot_run_are_refused() {
+    let desk = Desk::new();
+    let line = "bench pipeline --tiny --schedules interleaved --stages 2 --micro-batches 3";
+    let ran = desk.run(line).ended(78);
+    assert!(ran.out.contains("a multiple of 2 micro-batches"), "{}", ran.out);
+    assert!(ran.line("error:").contains("no pipeline could run"), "{}", ran.err);
+    refuses(&desk, "bench pipeline --tiny --devices nothing-like-it", &["nothing-like-it"]);
+    refuses_with(2, &desk, "bench pipeline --tiny --schedules 2f2b", &["2f2b", "1f1b"]);
+    refuses_with(2, &desk, "bench pipeline --tiny --stages 1", &["1", "2..=64"]);
+    refuses(&desk, "bench pipeline --tiny --svg no/such/place.svg", &["in no directory"]);
+    let measured = "bench pipeline --tiny --cut measured --schedules 1f1b --micro-batches 4";
+    let ran = desk.run(&format!("{measured} --json -")).ok();
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    check_pipeline(&report["devices"][0]["figures"][0], ("1f1b", 2, 4));
+}

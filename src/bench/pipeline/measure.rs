@@ -13,7 +13,7 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
 use crate::optim::Optimizer;
-use crate::parallel::ReduceSite;
+use crate::parallel::{Program, ReduceSite};
 use crate::planner::cut::even;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{self, OpenOptions};
@@ -66,7 +66,7 @@ pub(super) struct PipelineWorkload {
 impl PipelineWorkload {
     /// Builds the model.
     pub fn new(options: &PipelineBenchOptions) -> Result<Self, TrainError> {
-        let heads = options.width.checked_div(HEAD).filter(|_| options.width % HEAD == 0);
+        let heads = options.width.checked_div(HEAD).filter(|_| options.width.is_multiple_of(HEAD));
         // An untied head, so that no parameters belong to two stages.
         let config = GptConfig {
             vocabulary: VOCABULARY,
@@ -195,8 +195,7 @@ impl PipelineWorkload {
         let number = before as u64 + 1;
         let round = placed.group.round().next(number);
         let update = self.optimizer.update(LEARNING_RATE, number);
-        let input = |(rank, program): (usize, &Arc<_>)| -> Arc<StepInput> {
-            let program: &Arc<crate::parallel::Program> = program;
+        let input = |(rank, program): (usize, &Arc<Program>)| {
             let batches = program.micro_batches.iter();
             Arc::new(StepInput {
                 round,
