@@ -7,9 +7,8 @@ use crate::base::Rank;
 use crate::collective::{ShardLayout, Topology};
 use crate::graph::{PassKind, Plan, Segment};
 use crate::parallel::{Instruction, Operation, PipelinePrograms, Program, Token};
-use crate::sim::{
-    Costs, LinkModel, MachineModel, Scenario, SegmentCost, VirtualSpan, one_step, run,
-};
+pub use crate::sim::LinkModel;
+use crate::sim::{Costs, MachineModel, Scenario, SegmentCost, VirtualSpan, one_step, run};
 
 /// Pass of a block over a micro-batch, in the time in which its device runs it.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,8 +7,8 @@ use potluck::ui::gantt::{Chart, ChartPass, chart_of_trace};
 use crate::process::Desk;
 
 /// Four blocks, of which each of two stages gets two, and four micro-batches.
-const LINE: &str = "train tiny.toml --data text.txt --set model.layers=2 --devices cpu*2 --pipeline 2 \
-                    --micro-batch 1 --set parallel.balance=fixed --steps 4";
+const LINE: &str = "train tiny.toml --data text.txt --set model.layers=2 --devices cpu*2 \
+                    --pipeline 2 --micro-batch 1 --set parallel.balance=fixed --steps 4";
 
 fn explain(desk: &Desk, what: &str) -> String {
     let ran = desk.run(&format!("{LINE} --explain {what}")).ok();

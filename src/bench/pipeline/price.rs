@@ -5,13 +5,12 @@ use super::PipelineCase;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::parallel::schedule::{StageTimes, ideal_bubble};
 use crate::planner::cut::BlockTimes;
-use crate::planner::price::price;
+use crate::planner::price::{LinkModel, price};
 use crate::runtime::RuntimeError;
 use crate::runtime::placement::pipeline::{
     LaidOutPipelines, MeasuredBlocks, PlannedPipelines, crossing_elements,
 };
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
-use crate::sim::LinkModel;
 use crate::train::TrainError;
 
 /// Predicted step of a case.
