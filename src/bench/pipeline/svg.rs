@@ -116,7 +116,7 @@ fn plot(
     let counts = distinct(steps.iter().map(|(_, step)| step.micro_batches));
     let values = shown.iter().flat_map(|(_, value)| steps.iter().map(value));
     // Plots begin at 0, so that heights compare; a plot of zeros has some height nevertheless.
-    let most = values.fold(0.0, f64::max).max(1e-9) * 1.05;
+    let most = rounded_up(values.fold(0.0, f64::max).max(1e-9));
     let bottom = top + PLOT_HEIGHT;
     let x = |count: usize| {
         let index = counts.iter().position(|one| *one == count).unwrap_or(0);
@@ -127,10 +127,11 @@ fn plot(
     for tick in 0..=TICKS {
         let value = most * tick as f64 / TICKS as f64;
         let (at, right) = (y(value), left + PLOT_WIDTH);
+        let label = if tick == 0 { "0".into() } else { number(value) };
         svg += &format!(
             "<line class=\"grid\" x1=\"{left}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>\n"
         );
-        svg += &text("end", left - 6.0, at + 4.0, &number(value));
+        svg += &text("end", left - 6.0, at + 4.0, &label);
     }
     for count in &counts {
         svg += &text("middle", x(*count), bottom + 18.0, &count.to_string());
@@ -145,6 +146,14 @@ fn plot(
         }
     }
     svg
+}
+
+/// Returns the end of an axis from 0 whose lines are at round values.
+fn rounded_up(most: f64) -> f64 {
+    let step = most / TICKS as f64;
+    let power = 10f64.powf(step.log10().floor());
+    let round = [1.0, 2.0, 2.5, 5.0].map(|factor| factor * power);
+    round.into_iter().find(|one| *one >= step).unwrap_or(10.0 * power) * TICKS as f64
 }
 
 /// Returns a line through points, which are marked if they were measured.
@@ -165,4 +174,16 @@ fn curve(class: &str, color: &str, points: &[(f64, f64)]) -> String {
 fn text(class: &str, x: f64, y: f64, text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_end_at_round_values() {
+        let close = |most: f64, end: f64| (rounded_up(most) / end - 1.0).abs() < 1e-9;
+        assert!(close(96_220.0, 100_000.0) && close(30.6, 40.0) && close(3.9, 4.0));
+        assert!(close(0.3, 0.4) && close(21.0, 40.0) && close(8.0, 8.0));
+    }
 }
