@@ -89,11 +89,7 @@ impl PipelinePrograms {
         let PipelineRequest { plan, pipelines, shares, .. } = *request;
         let world: usize = pipelines.iter().map(|pipeline| pipeline.ranks.len()).sum();
         let groups = bucket_groups(plan, pipelines, world as u32);
-        let edges = EdgeLayout {
-            edges: edges(request),
-            piece_max: request.piece_max,
-            rows_max: plan.options.rows,
-        };
+        let edges = edge_layout(request);
         let mut written: Vec<Option<(Program, Arc<Plan>)>> = vec![None; world];
         for (pipeline, share) in pipelines.iter().zip(shares) {
             let batches = cut(*share, pipelines.len());
@@ -175,7 +171,7 @@ pub fn micro_batch_counts(shares: &[Share]) -> Vec<usize> {
 
 /// Returns the ranks that hold each bucket: pipeline by pipeline, in the order of the blocks that
 /// use it first.
-fn bucket_groups(plan: &Plan, pipelines: &[PipelineStages], world: u32) -> BucketGroups {
+pub fn bucket_groups(plan: &Plan, pipelines: &[PipelineStages], world: u32) -> BucketGroups {
     let mut ranks: Vec<Vec<Rank>> = vec![Vec::new(); plan.buckets.len()];
     for pipeline in pipelines {
         let stages = pipeline.stage_of_block();

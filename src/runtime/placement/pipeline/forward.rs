@@ -6,10 +6,8 @@ use std::sync::Arc;
 use super::checks::{require_devices, require_model};
 use super::open::{layout_of_groups, run_name};
 use super::{RequestedPipelines, pipelines_of};
-use crate::base::BucketId;
-use crate::collective::{BucketGroups, RankGroup};
 use crate::graph::Plan;
-use crate::parallel::pipeline::edge_layout;
+use crate::parallel::pipeline::{bucket_groups, edge_layout};
 use crate::parallel::{PipelinePrograms, PipelineRequest, Share};
 use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
@@ -81,23 +79,11 @@ pub fn open_forward_pipelines(
     };
     let ranks: Vec<String> = names.iter().enumerate().map(of_rank).collect();
     notes.push(format!("stages: {}", ranks.join(", ")));
-    let groups = holders(&parts);
+    let groups = bucket_groups(&plan, &stages, parts.len() as u32);
     let layout = layout_of_groups(parallel, &plan, &groups, count);
     let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
     let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
     let (whole, schedule) = (Arc::new(plan), requested.schedule);
     let pipelines = ModelPipelines { whole, stages, shares, schedule, edges };
     Ok(ForwardPipelines { group, pipelines, notes })
-}
-
-/// Returns the ranks that hold each bucket.
-fn holders(parts: &[Arc<Plan>]) -> BucketGroups {
-    let buckets = parts.first().map_or(0, |part| part.buckets.len()) as u32;
-    let ranks = |bucket: BucketId| {
-        let holds = (0..).map(crate::base::Rank).zip(parts).filter(|(_, part)| part.holds(bucket));
-        let ranks: Vec<_> = holds.map(|(rank, _)| rank).collect();
-        // Every bucket belongs to a block, which a rank holds.
-        RankGroup::new(&ranks).unwrap_or_else(|_| RankGroup::all(1))
-    };
-    BucketGroups::new(parts.len() as u32, (0..buckets).map(BucketId).map(ranks).collect())
 }
