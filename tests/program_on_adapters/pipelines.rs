@@ -84,11 +84,15 @@ fn alone(untied: &str) -> (Desk, Desk) {
 
 const UNTIED: &str = "--set model.tie=false";
 
+/// Pipelines of unlike devices have the same bits only if they are cut alike; a measured cut
+/// depends on how busy the machine is.
+const CUT: &str = "--pipeline 3 --set parallel.stages=[1,2,2]";
+
 #[test]
 fn a_pipeline_of_three_unlike_devices_is_the_cpu_device_in_every_schedule() {
     let _turn = crate::common::turn();
     let (curve, step) = alone(UNTIED);
-    let devices = format!("--devices {} --pipeline 3 {UNTIED}", unlike(1));
+    let devices = format!("--devices {} {CUT} {UNTIED}", unlike(1));
     let first = Desk::new();
     train(&first, "", &format!("--steps {STEPS} {devices}")).ok();
     assert_losses_near(&first, &curve);
@@ -126,7 +130,7 @@ fn two_pipelines_of_two_unlike_stages_are_the_cpu_device() {
 fn a_fault_while_a_stage_sends_ends_with_75_and_resumes_to_the_same_bits() {
     let _turn = crate::common::turn();
     let devices = unlike(1);
-    let pipeline = format!("--devices {devices} --pipeline 3 {UNTIED}");
+    let pipeline = format!("--devices {devices} {CUT} {UNTIED}");
     let whole = Desk::new();
     train(&whole, "", &format!("--steps {STEPS} {pipeline}")).ok();
     let desk = Desk::with_cache_of(&whole);
