@@ -32,14 +32,13 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    /// Returns the bubble of a step of pipelines: the share of the time of all ranks in which they
-    /// waited for each other; `None` without pipelines.
+    /// Returns the bubble of a step of pipelines: the share of the time of all ranks in which their
+    /// devices were idle; `None` without pipelines.
     pub fn bubble(&self) -> Option<f64> {
-        let sum = |time: fn(&RankRecord) -> Duration| {
-            self.ranks.iter().map(|rank| time(rank).as_secs_f64()).sum::<f64>()
-        };
+        let times = || self.ranks.iter().map(|rank| (rank.time.as_secs_f64(), rank.idle));
+        let idle: f64 = times().map(|(time, idle)| time * idle).sum();
         let has_stages = self.ranks.iter().any(|rank| rank.stage.is_some());
-        has_stages.then(|| sum(|rank| rank.waited) / sum(|rank| rank.time))
+        has_stages.then(|| idle / times().map(|(time, _)| time).sum::<f64>())
     }
 }
 
@@ -54,8 +53,9 @@ pub struct RankRecord {
     pub time: Duration,
     /// Part of `time` for which the rank waited for other ranks.
     pub waited: Duration,
-    /// Place of the rank in a pipeline, if it is in one; with it the line has the share of the step
-    /// in which the rank waited.
+    /// Fraction of the step in which the rank's device was idle: 0 to 1; in the line of a stage.
+    pub idle: f64,
+    /// Place of the rank in a pipeline, if it is in one.
     pub stage: Option<StageRecord>,
 }
 
@@ -96,7 +96,7 @@ impl Serialize for RankRecord {
         if let Some(StageRecord { pipeline, stage }) = self.stage {
             map.serialize_entry("pipeline", &pipeline)?;
             map.serialize_entry("stage", &stage)?;
-            map.serialize_entry("idle", &rounded(self.wait()))?;
+            map.serialize_entry("idle", &rounded(self.idle))?;
         }
         map.end()
     }
@@ -272,6 +272,7 @@ pub(super) mod tests {
             share,
             time: Duration::from_nanos(1_234_567_890 + waited_ns),
             waited: Duration::from_nanos(waited_ns),
+            idle: 0.0,
             stage: None,
         };
         let line = json(StepRecord { ranks: vec![rank(4, 0), rank(8, 1)], ..step(7) });
@@ -285,18 +286,20 @@ pub(super) mod tests {
 
     #[test]
     fn stages_are_told_with_their_idle_shares_and_the_bubble_of_all() {
-        let rank = |stage, waited| RankRecord {
+        let rank = |stage, waited, idle| RankRecord {
             name: "a device".into(),
             share: 12,
             time: Duration::from_millis(300),
             waited: Duration::from_millis(waited),
+            idle,
             stage: Some(StageRecord { pipeline: 1, stage }),
         };
-        let record = StepRecord { ranks: vec![rank(0, 30), rank(1, 100)], ..step(7) };
-        assert!((record.bubble().unwrap() - 130.0 / 600.0).abs() < 1e-12);
+        let record =
+            StepRecord { ranks: vec![rank(0, 30, 0.05), rank(1, 100, 1.0 / 3.0)], ..step(7) };
+        assert!((record.bubble().unwrap() - 115.0 / 600.0).abs() < 1e-12);
         let expected = concat!(
-            r#""bubble":0.2167,"ranks":[{"share":12,"work_ms":270.0,"wait_ms":30.0,"#,
-            r#""pipeline":1,"stage":0,"idle":0.1},{"share":12,"work_ms":200.0,"wait_ms":100.0,"#,
+            r#""bubble":0.1917,"ranks":[{"share":12,"work_ms":270.0,"wait_ms":30.0,"#,
+            r#""pipeline":1,"stage":0,"idle":0.05},{"share":12,"work_ms":200.0,"wait_ms":100.0,"#,
             r#""pipeline":1,"stage":1,"idle":0.3333}]}"#
         );
         let line = json(record);
@@ -307,7 +310,8 @@ pub(super) mod tests {
     #[test]
     fn a_rank_has_a_speed_while_it_computes_and_a_fraction_that_it_waits() {
         let (time, waited) = (Duration::from_secs(4), Duration::from_secs(3));
-        let rank = RankRecord { name: "a device".into(), share: 8, time, waited, stage: None };
+        let rank =
+            RankRecord { name: "a device".into(), share: 8, time, waited, idle: 0.5, stage: None };
         assert_eq!((rank.samples_per_s(), rank.wait()), (8.0, 0.75));
         let idle = RankRecord { share: 0, waited: time, ..rank };
         assert!(idle.samples_per_s().is_nan() && idle.wait() == 1.0);

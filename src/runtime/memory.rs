@@ -106,13 +106,17 @@ pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, &'static str)>
 
 /// Returns a sentence for the user on whether `needed` bytes fit what there is, with its basis.
 pub fn comparison(needed: usize, limit: Option<(u64, &str)>) -> String {
-    let need = gibibytes_up(needed as u64);
+    let needed = needed as u64;
     match limit {
-        Some((has, basis)) if needed as u64 > has => {
-            format!("does not fit: {need} needed of {}, {basis}", gibibytes_down(has))
+        Some((has, basis)) if needed > has => {
+            let (need, has) = (gibibytes_up(needed), gibibytes_down(has));
+            format!("does not fit: {need} needed of {has}, {basis}")
         }
-        Some((has, basis)) => format!("fits: {need} needed of {}, {basis}", gibibytes_down(has)),
-        None => format!("{need} needed; how much there is, is not known"),
+        // Rounded alike, so that what is needed never reads as the more.
+        Some((has, basis)) => {
+            format!("fits: {} needed of {}, {basis}", gibibytes(needed), gibibytes(has))
+        }
+        None => format!("{} needed; how much there is, is not known", gibibytes_up(needed)),
     }
 }
 
@@ -144,7 +148,7 @@ pub fn run_bytes(plan: &Plan, batch: usize, micro_batch: usize, loaded: usize) -
     program.saturating_add(loaded)
 }
 
-/// Formats bytes in GiB, or in MiB below 0.1 GiB, for messages to the user.
+/// Formats bytes in GiB, or in MiB below 1 GiB, for messages to the user.
 pub fn gibibytes(bytes: u64) -> String {
     in_tenths(bytes, f64::round)
 }
@@ -163,13 +167,24 @@ fn gibibytes_down(bytes: u64) -> String {
 fn in_tenths(bytes: u64, round: fn(f64) -> f64) -> String {
     let gibibytes = bytes as f64 / (1u64 << 30) as f64;
     let (value, unit) =
-        if gibibytes < 0.1 { (gibibytes * 1024.0, "MiB") } else { (gibibytes, "GiB") };
+        if gibibytes < 1.0 { (gibibytes * 1024.0, "MiB") } else { (gibibytes, "GiB") };
     format!("{:.1} {unit}", round(value * 10.0) / 10.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_fits_never_reads_as_more_than_there_is() {
+        let text = |needed, has| comparison(needed, Some((has, "basis")));
+        let mebi = 1 << 20;
+        assert_eq!(text(257 * mebi, 260 << 20), "fits: 257.0 MiB needed of 260.0 MiB, basis");
+        assert_eq!(text(1560 * mebi, 1590 << 20), "fits: 1.5 GiB needed of 1.6 GiB, basis");
+        assert_eq!(text(1590 * mebi, 1590 << 20), "fits: 1.6 GiB needed of 1.6 GiB, basis");
+        let refused = "does not fit: 1.6 GiB needed of 1.5 GiB, basis";
+        assert_eq!(text(1590 * mebi, 1589 << 20), refused);
+    }
 
     #[test]
     fn what_is_known_and_too_small_is_refused_with_the_figures() {

@@ -60,6 +60,16 @@ impl StepReport {
     pub fn is_updated(&self) -> bool {
         self.outcome == Outcome::Updated
     }
+
+    /// Returns the fraction of the step in which the device was idle: 0 to 1. By its own clock;
+    /// without one, the device is idle while its thread waits for other ranks, as the CPU device
+    /// is, which computes on that thread. A GPU may still compute what was submitted before.
+    pub fn idle(&self) -> f64 {
+        match self.busy {
+            Some(busy) => 1.0 - busy,
+            None => self.waited.as_secs_f64() / self.time.as_secs_f64(),
+        }
+    }
 }
 
 /// Communication of one rank with the other ranks during a step.

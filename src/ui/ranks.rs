@@ -24,6 +24,7 @@ struct Mean {
     samples: f64,
     seconds: f64,
     waited: f64,
+    idle: f64,
     steps: f64,
     stage: Option<StageRecord>,
 }
@@ -43,6 +44,7 @@ impl RunningMeans {
                 mean.seconds += rank.share as f64 / samples_per_s;
             }
             mean.waited += rank.wait().clamp(0.0, 1.0);
+            mean.idle += rank.idle.clamp(0.0, 1.0);
             mean.steps += 1.0;
         }
     }
@@ -50,7 +52,8 @@ impl RunningMeans {
     /// Multiplies the weight of all steps so far by `part`.
     pub fn forget(&mut self, part: f64) {
         for mean in &mut self.ranks {
-            for sum in [&mut mean.samples, &mut mean.seconds, &mut mean.waited, &mut mean.steps] {
+            let Mean { samples, seconds, waited, idle, steps, .. } = mean;
+            for sum in [samples, seconds, waited, idle, steps] {
                 *sum *= part;
             }
         }
@@ -96,10 +99,10 @@ impl Mean {
     /// Formats one device: `llvmpipe: 4 (55/s, waits 3 %)`, or as the stage of a pipeline: `stage 1
     /// (llvmpipe): idle 3 %`.
     fn text(&self, pipelines: bool) -> String {
-        let waits = 100.0 * self.waited / self.steps;
+        let [waits, idle] = [self.waited, self.idle].map(|sum| 100.0 * sum / self.steps);
         if let Some(StageRecord { pipeline, stage }) = self.stage {
             let of = if pipelines { format!(" of pipeline {pipeline}") } else { String::new() };
-            return format!("stage {stage}{of} ({}): idle {waits:.0} %", self.name);
+            return format!("stage {stage}{of} ({}): idle {idle:.0} %", self.name);
         }
         let speed = self.samples / self.seconds;
         let speed = if !speed.is_finite() {
@@ -145,7 +148,7 @@ mod tests {
         let waited = if share == 0 { 1.0 } else { work * wait / (1.0 - wait) };
         let time = Duration::from_secs_f64(work + waited);
         let waited = Duration::from_secs_f64(waited);
-        RankRecord { name: name.into(), share, time, waited, stage: None }
+        RankRecord { name: name.into(), share, time, waited, idle: 0.0, stage: None }
     }
 
     #[test]
@@ -164,9 +167,10 @@ mod tests {
 
     #[test]
     fn stages_are_named_with_their_idle_shares() {
-        let stage = |pipeline, stage, wait| RankRecord {
+        let stage = |pipeline, stage, idle| RankRecord {
             stage: Some(StageRecord { pipeline, stage }),
-            ..rank("llvmpipe (LLVM 19.1.7, 256 bits)", 12, 55.0, wait)
+            idle,
+            ..rank("llvmpipe (LLVM 19.1.7, 256 bits)", 12, 55.0, 0.9)
         };
         let mut means = RunningMeans::default();
         means.add(&[stage(0, 0, 0.03), stage(0, 1, 0.25)]);

@@ -216,9 +216,9 @@ impl PipelineWorkload {
         if !reports.iter().all(|report| report.is_updated()) {
             return Err(TrainError::Defect(format!("step {number} updated no parameters")));
         }
-        let waited: f64 = reports.iter().map(|report| report.waited.as_secs_f64()).sum();
-        let time: f64 = reports.iter().map(|report| report.time.as_secs_f64()).sum();
-        Ok((seconds, waited / time))
+        let times = || reports.iter().map(|report| (report.time.as_secs_f64(), report.idle()));
+        let idle: f64 = times().map(|(time, idle)| time * idle).sum();
+        Ok((seconds, idle / times().map(|(time, _)| time).sum::<f64>()))
     }
 }
 

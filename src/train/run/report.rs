@@ -95,6 +95,7 @@ impl Run {
             share: u64::from(placed.share),
             time: report.time,
             waited: report.waited,
+            idle: report.idle(),
             stage: stage(rank),
         };
         let several = self.placement.ranks.len() > 1;
