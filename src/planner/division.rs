@@ -39,27 +39,29 @@ pub struct SampleCounts {
 
 impl SampleCounts {
     /// Splits the samples among pipelines whose slowest stages take so long for a micro-batch: in
-    /// whole rounds of micro-batches if there is one for each pipeline, else by samples. Each
-    /// pipeline gets at least one sample if there are enough.
+    /// whole rounds of micro-batches, of which the last micro-batch may have fewer samples. Each
+    /// pipeline gets at least one round; if there is none for each, samples are split one by one.
     pub fn split(&self, slowest_s: &[f64]) -> Vec<u32> {
+        let pipelines = slowest_s.len() as u32;
         let unit = self.micro_batch.saturating_mul(self.round).max(1);
-        let is_whole = (self.batch / unit) as usize >= slowest_s.len();
-        let unit = if is_whole { unit } else { 1 };
-        let speed = |&slowest_s: &f64| ThroughputModel {
-            fixed_s: 0.0,
-            row_s: slowest_s.max(f64::MIN_POSITIVE),
-            micro_batch: 1,
-        };
-        let speeds: Vec<ThroughputModel> = slowest_s.iter().map(speed).collect();
-        let mut counts = apportion(self.batch / unit, &speeds);
-        give_each_a_sample(&mut counts);
-        counts.iter_mut().for_each(|count| *count *= unit);
-        let with_rest = |&at: &usize| f64::from(counts[at] + self.batch % unit) * slowest_s[at];
-        let soonest = (0..counts.len()).min_by(|a, b| with_rest(a).total_cmp(&with_rest(b)));
-        if let Some(soonest) = soonest {
-            counts[soonest] += self.batch % unit;
+        let rounds = self.batch.div_ceil(unit).max(pipelines);
+        let missing = u64::from(rounds) * u64::from(unit) - u64::from(self.batch);
+        let missing_max = self.micro_batch.saturating_sub(1);
+        if missing > u64::from(pipelines) * u64::from(missing_max) {
+            return in_units(self.batch, slowest_s);
         }
-        counts
+        let whole = in_units(rounds, slowest_s).into_iter().map(|rounds| rounds * unit);
+        let mut counts: Vec<(u32, u32)> = whole.map(|count| (count, missing_max)).collect();
+        // Each sample that is missing is taken from the pipeline that is done last.
+        for _ in 0..missing {
+            let time = |at: &usize| f64::from(counts[*at].0) * slowest_s[*at];
+            let spare = (0..counts.len()).filter(|at| counts[*at].1 > 0);
+            if let Some(last) = spare.max_by(|a, b| time(a).total_cmp(&time(b))) {
+                counts[last].0 -= 1;
+                counts[last].1 -= 1;
+            }
+        }
+        counts.into_iter().map(|(count, _)| count).collect()
     }
 
     /// Returns the seconds until the last pipeline has run its samples, without the time in which
@@ -70,6 +72,19 @@ impl SampleCounts {
             |(&count, slowest_s): (&u32, &f64)| f64::from(count) / micro_batch * slowest_s;
         counts.iter().zip(slowest_s).map(seconds).fold(0.0, f64::max)
     }
+}
+
+/// Splits units among pipelines by their speed; each gets one if there are enough.
+fn in_units(units: u32, slowest_s: &[f64]) -> Vec<u32> {
+    let speed = |&slowest_s: &f64| ThroughputModel {
+        fixed_s: 0.0,
+        row_s: slowest_s.max(f64::MIN_POSITIVE),
+        micro_batch: 1,
+    };
+    let speeds: Vec<ThroughputModel> = slowest_s.iter().map(speed).collect();
+    let mut counts = apportion(units, &speeds);
+    give_each_a_sample(&mut counts);
+    counts
 }
 
 /// Pipelines, with the samples of each.
@@ -321,12 +336,39 @@ mod tests {
         let counts = |batch, round| SampleCounts { batch, micro_batch: 3, round };
         assert_eq!(counts(36, 2).split(&[1.0, 2.0]), [24, 12]);
         assert_eq!(counts(36, 2).split(&[1.0, 100.0]), [30, 6]);
-        // The rest goes to the one that is done first with it.
-        assert_eq!(counts(38, 2).split(&[1.0, 2.0]), [26, 12]);
+        // The last micro-batch of a round may be short: 10 micro-batches and 4.
+        assert_eq!(counts(38, 2).split(&[1.0, 2.0]), [28, 10]);
+        assert_eq!(counts(9, 2).split(&[1.0, 2.0]), [5, 4]);
         // Too few for a round each: by samples.
-        assert_eq!(counts(9, 2).split(&[1.0, 2.0]), [6, 3]);
+        assert_eq!(counts(7, 2).split(&[1.0, 2.0]), [5, 2]);
         assert_eq!(counts(2, 1).split(&[1.0, 9.0]), [1, 1]);
         assert_eq!(counts(12, 1).split(&[f64::INFINITY]), [12]);
+    }
+
+    /// Whatever was measured, no split is refused by a schedule of rounds that takes an even one.
+    #[test]
+    fn counts_fill_the_rounds_of_the_schedule_wherever_even_ones_do() {
+        let speeds = [[1.0, 1.0, 1.0], [1.0, 2.0, 7.0], [5.0, 0.1, 1.0], [1.0, 40.0, 1.5]];
+        for (batch, micro_batch, round) in
+            (1..80).flat_map(|batch| (1..6).flat_map(move |m| (1..5).map(move |r| (batch, m, r))))
+        {
+            let fills = |counts: &[u32]| {
+                let is_whole = |count: &u32| count.div_ceil(micro_batch).is_multiple_of(round);
+                counts.iter().all(|count| *count > 0 && is_whole(count))
+            };
+            for speeds in &speeds {
+                let samples = SampleCounts { batch, micro_batch, round };
+                for pipelines in 1..=3 {
+                    let counts = samples.split(&speeds[..pipelines]);
+                    assert_eq!(counts.iter().sum::<u32>(), batch, "{samples:?}: {counts:?}");
+                    let each = |at: usize| {
+                        batch / pipelines as u32 + u32::from(at < (batch as usize % pipelines))
+                    };
+                    let even: Vec<u32> = (0..pipelines).map(each).collect();
+                    assert!(fills(&counts) || !fills(&even), "{samples:?}: {counts:?}");
+                }
+            }
+        }
     }
 
     #[test]

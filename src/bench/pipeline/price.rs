@@ -98,6 +98,7 @@ mod tests {
     #[test]
     fn a_link_takes_what_both_of_its_ends_take() {
         let measured = MeasuredBlocks {
+            rows: 1,
             kinds: vec![0, 1],
             times: Vec::new(),
             cut_s: vec![vec![0.0, 1.0, 2.0], vec![0.0; 3]],

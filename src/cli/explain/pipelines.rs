@@ -21,8 +21,9 @@ use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::names::distinct;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{
-    LaidOutPipelines, PlannedPipelines, RequestedPipelines, by_measurement, given, host_bytes,
-    kept, measure_blocks, require_devices, require_micro_batches, require_model, run_name,
+    LaidOutPipelines, MeasuredBlocks, PlannedPipelines, RequestedPipelines, by_measurement, given,
+    host_bytes, kept, measure_blocks, require_devices, require_micro_batches, require_model,
+    run_name,
 };
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::owned_elements;
@@ -43,6 +44,8 @@ pub struct ExplainedPipelines<'a> {
     names: Vec<String>,
     pub planned: PlannedPipelines,
     pub laid_out: LaidOutPipelines,
+    /// Times of blocks by which the stages were chosen, if they were.
+    measured: Option<MeasuredBlocks>,
     /// Note that the stages are not known before the devices are measured, or an empty text.
     pub caveat: &'static str,
     /// Messages for the user about what was measured.
@@ -125,35 +128,44 @@ impl<'a> ExplainedPipelines<'a> {
             && (options.blocks.is_empty() || pipelines > 1);
         let caveat = if is_measured && recorded.is_none() { CAVEAT } else { "" };
         let mut notes = Vec::new();
-        let planned = match recorded {
-            Some(recorded) => recorded,
-            None => match given(request, chosen.len())? {
-                Some(given) => given,
-                None => {
-                    let names = display_names(&chosen);
-                    let devices = RequestedDevices { selections: &chosen, names: &names };
-                    by_measurement(request, devices, &mut notes, &mut |_, _| {})?
-                }
-            },
+        let known = match recorded {
+            Some(recorded) => Some(recorded),
+            None => given(request, chosen.len())?,
+        };
+        let (planned, measured) = match known {
+            Some(known) => (known, None),
+            None => {
+                let names = display_names(&chosen);
+                let devices = RequestedDevices { selections: &chosen, names: &names };
+                let (planned, measured) =
+                    by_measurement(request, devices, &mut notes, &mut |_, _| {})?;
+                (planned, Some(measured))
+            }
         };
         require_micro_batches(&requested, &planned)?;
         let laid_out = LaidOutPipelines::of(request, &planned);
         let all = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
-        Ok(Self { spec, request, selections: chosen, names, planned, laid_out, caveat, notes })
+        let selections = chosen;
+        Ok(Self { spec, request, selections, names, planned, laid_out, measured, caveat, notes })
     }
 
-    /// Measures the blocks of the model on the devices, for the most rows of a micro-batch; returns
-    /// their times by rank, then by block.
+    /// Returns the times of the blocks of the model on the devices for the most rows of a
+    /// micro-batch, by rank, then by block. They are measured if that was not done before.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a device fails, or if there is no probe.
     pub fn measured_times(&self) -> Result<Vec<Vec<BlockTimes>>, RuntimeError> {
-        let names = display_names(&self.selections);
-        let devices = RequestedDevices { selections: &self.selections, names: &names };
         let rows = self.planned.rows();
-        let measured = measure_blocks(self.request, devices, rows, &mut |_, _| {})?;
-        let of_rank = |position: &usize| measured.times[*position].clone();
+        let measured = match self.measured.as_ref().filter(|measured| measured.rows == rows) {
+            Some(measured) => &measured.times,
+            None => {
+                let names = display_names(&self.selections);
+                let devices = RequestedDevices { selections: &self.selections, names: &names };
+                &measure_blocks(self.request, devices, rows, &mut |_, _| {})?.times
+            }
+        };
+        let of_rank = |position: &usize| measured[*position].clone();
         Ok(self.planned.positions.iter().map(of_rank).collect())
     }
 

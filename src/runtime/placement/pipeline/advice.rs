@@ -90,6 +90,7 @@ fn equal_times(devices: usize, blocks: usize) -> MeasuredBlocks {
     let [forward_s, backward_input_s, backward_weight_s] = [1.0, 0.0, 0.0];
     let one = BlockTimes { forward_s, backward_input_s, backward_weight_s };
     MeasuredBlocks {
+        rows: 1,
         kinds: (0..devices).collect(),
         times: vec![vec![one; blocks]; devices],
         cut_s: vec![vec![0.0; blocks]; devices],

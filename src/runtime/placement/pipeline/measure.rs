@@ -19,6 +19,8 @@ use crate::runtime::{RuntimeError, memory};
 /// Measured times of blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MeasuredBlocks {
+    /// Samples of the micro-batch.
+    pub rows: u32,
     /// By requested device: the first device of the same identity, whose times it shares.
     pub kinds: Vec<usize>,
     /// Seconds for one micro-batch, by requested device, then by block. A block that a device has
@@ -55,7 +57,7 @@ pub fn measure_blocks(
         if different == 1 { "" } else { "s" }
     ));
     let elements = crossing_elements(&whole);
-    let mut measured = MeasuredBlocks { kinds, times: Vec::new(), cut_s: Vec::new() };
+    let mut measured = MeasuredBlocks { rows, kinds, times: Vec::new(), cut_s: Vec::new() };
     for position in 0..identities.len() {
         let kind = measured.kinds[position];
         if kind < position {

@@ -113,7 +113,7 @@ pub fn assemble_pipelines(
         Some(kept) => kept,
         None => match given(request, devices.selections.len())? {
             Some(given) => given,
-            None => search::by_measurement(request, devices, &mut notes, report)?,
+            None => search::by_measurement(request, devices, &mut notes, report)?.0,
         },
     };
     notes.extend(require_micro_batches(&requested, &planned)?);

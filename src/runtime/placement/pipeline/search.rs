@@ -20,8 +20,8 @@ use crate::runtime::placement::shares::fixed_counts;
 use crate::runtime::placement::types::{ParallelOptions, PlacementRequest};
 
 /// Measures the blocks of the model on each device, and returns the pipelines that are predicted
-/// to be the fastest, with a note on the slowest stage. What the request gives is kept: the cut,
-/// or the shares, and with either of them the order of the devices.
+/// to be the fastest, with what was measured and a note on the slowest stage. What the request
+/// gives is kept: the cut, or the shares, and with either of them the order of the devices.
 ///
 /// # Errors
 /// Returns `RuntimeError` if a device fails, or if no cut fits the memory of the devices.
@@ -30,7 +30,7 @@ pub fn by_measurement(
     devices: RequestedDevices,
     notes: &mut Vec<String>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<PlannedPipelines, RuntimeError> {
+) -> Result<(PlannedPipelines, MeasuredBlocks), RuntimeError> {
     let requested = RequestedPipelines::of(request);
     let pipelines = devices.selections.len() / requested.stages;
     let counts = expected_counts(request, pipelines)?;
@@ -47,7 +47,7 @@ pub fn by_measurement(
         division.counts = counts;
     }
     notes.extend(prediction(&division, &measured, devices));
-    Ok(planned(request, &requested, &division))
+    Ok((planned(request, &requested, &division), measured))
 }
 
 /// Returns the samples of each pipeline that memory is planned for: those that are given, or even
