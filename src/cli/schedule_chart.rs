@@ -8,7 +8,8 @@ use crate::data::Tokenizer;
 use crate::files;
 use crate::graph::PassKind;
 use crate::parallel::{MicroBatch, Placement};
-use crate::planner::price::{LinkModel, PricedSpan, price};
+use crate::planner::price::{LinkModel, PricedSpan, UnknownTime, price};
+use crate::runtime::RuntimeError;
 use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
@@ -37,7 +38,8 @@ pub fn explain(
         let laid_out = &pipelines.laid_out;
         let times = pipelines.measured_times()?;
         let links = vec![vec![LinkModel::INSTANT; pipelines.world()]; pipelines.world()];
-        let priced = price(&laid_out.written, &laid_out.whole, &times, &links);
+        let priced = price(&laid_out.written, &laid_out.whole, &times, &links)
+            .map_err(|unknown| not_measured(pipelines, unknown))?;
         let mut rows = vec![Vec::new(); pipelines.world()];
         for span in &priced.spans {
             rows[span.rank.index()].push(run(span));
@@ -52,6 +54,15 @@ pub fn explain(
         written.map_err(|why| TrainError::Io { path: path.into(), why })?;
     }
     Ok(notes + &chart.text(columns()))
+}
+
+fn not_measured(pipelines: &ExplainedPipelines, unknown: UnknownTime) -> RuntimeError {
+    let UnknownTime { rank, block } = unknown;
+    let block = &pipelines.laid_out.whole.graph.blocks[block as usize];
+    RuntimeError::InvalidRequest(format!(
+        "there is no chart: {} has no memory to measure block {block} alone",
+        pipelines.name(rank.index())
+    ))
 }
 
 /// Returns the inputs with which blocks are measured: those of the run's first step.

@@ -188,7 +188,7 @@ sections! {
         /// Global batch size: samples per step over all devices.
         batch: usize = 12, Constraint::Whole(1, SAMPLES);
         /// Micro-batch: the most samples that a device runs in one pass.
-        micro_batch: usize = 12, Constraint::Whole(1, SAMPLES), "as train.batch";
+        micro_batch: usize = 12, Constraint::Whole(1, SAMPLES), "as train.batch; 1/4K in K stages";
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
         /// Step after which the run ends; 0 writes the initial checkpoint only.
@@ -334,7 +334,7 @@ impl RunConfig {
         }
         let follows = |key, other| !typed.contains(key) && (is_new || is_set(other));
         if follows("train.micro_batch", "train.batch") {
-            self.train.micro_batch = self.train.batch;
+            self.train.micro_batch = self.default_micro_batch();
         } else if !is_set("train.micro_batch") {
             self.train.micro_batch = self.train.micro_batch.min(self.train.batch);
         }
@@ -351,6 +351,23 @@ impl RunConfig {
         if is_free || self.schedule.decay_steps == 0 {
             self.schedule.decay_steps = self.train.steps;
         }
+    }
+
+    /// Returns the micro-batch of a run that sets none: the batch, or in a pipeline of K stages the
+    /// most with which a pipeline of its own runs 4K micro-batches, so that its bubble is small, in
+    /// whole rounds of an interleaved schedule if there are such.
+    fn default_micro_batch(&self) -> usize {
+        let (batch, stages) = (self.train.batch, self.parallel.pipeline);
+        if stages <= 1 {
+            return batch;
+        }
+        let most = (batch / (4 * stages)).max(1);
+        let round = match self.parallel.schedule {
+            PipelineSchedule::Interleaved => stages,
+            _ => 1,
+        };
+        let fills = |rows: &usize| batch.div_ceil(*rows).is_multiple_of(round);
+        (1..=most).rev().find(fills).unwrap_or(most)
     }
 
     /// Checks each key by itself, then the constraints between keys.
@@ -641,6 +658,31 @@ mod tests {
             let stages = stages.to_vec();
             c.parallel = Parallel { pipeline, schedule, chunks, stages, ..Parallel::default() };
         })
+    }
+
+    #[test]
+    fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
+        use PipelineSchedule::{Interleaved, OneFOneB};
+        let of = |batch, pipeline, schedule| {
+            let mut config = RunConfig::default();
+            (config.train.batch, config.parallel.pipeline) = (batch, pipeline);
+            config.parallel.schedule = schedule;
+            let now = ["train.batch", "parallel.pipeline"].into();
+            let mut typed = TypedKeys { now, before: None };
+            config.apply_derived_defaults(&typed);
+            let derived = config.train.micro_batch;
+            typed.now.insert("train.micro_batch");
+            config.train.micro_batch = 5;
+            config.apply_derived_defaults(&typed);
+            assert_eq!(config.train.micro_batch, 5);
+            derived
+        };
+        assert_eq!([of(64, 1, OneFOneB), of(64, 2, OneFOneB), of(64, 4, OneFOneB)], [64, 8, 4]);
+        assert_eq!([of(12, 2, OneFOneB), of(7, 2, OneFOneB), of(100, 3, OneFOneB)], [1, 1, 8]);
+        // 50 samples in micro-batches of 6 are 9; of 5 they are 10, a multiple of 2.
+        assert_eq!([of(50, 2, OneFOneB), of(50, 2, Interleaved)], [6, 5]);
+        // No micro-batches of 7 samples are a multiple of 4 but 4 of 2, which are too long.
+        assert_eq!(of(7, 4, Interleaved), 1);
     }
 
     #[test]

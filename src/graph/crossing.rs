@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Graph, Role};
+use super::{Graph, PassKind, Role};
 use crate::base::TensorId;
 
 /// Activation, or gradient of one, that one stage computes and another one reads.
@@ -10,6 +10,8 @@ use crate::base::TensorId;
 pub struct Crossing {
     /// The tensor that holds the elements, not an alias.
     pub tensor: TensorId,
+    /// Pass that computes it.
+    pub phase: PassKind,
     /// Stage that computes it.
     pub from: u32,
     /// Stage that reads it.
@@ -39,7 +41,10 @@ pub fn crossings(graph: &Graph, stage_of_block: &[u32]) -> Vec<Crossing> {
             }
         }
     }
-    let crossing = |(_, to, tensor, from)| Crossing { tensor: TensorId(tensor), from, to };
+    let crossing = |(writer, to, tensor, from): (usize, u32, u32, u32)| {
+        let phase = graph.nodes[writer].phase;
+        Crossing { tensor: TensorId(tensor), phase, from, to }
+    };
     crossings.into_iter().map(crossing).collect()
 }
 
@@ -61,6 +66,8 @@ mod tests {
         let expected = [(0, 2), (0, 1), (1, 2), (2, 3), (3, 0), (3, 2), (2, 1), (1, 0)];
         assert_eq!(stages(&found), expected);
         assert_eq!(found[4].tensor, found[5].tensor);
+        let are_forward = found.iter().map(|crossing| crossing.phase == PassKind::Forward);
+        assert!(are_forward.eq((0..8).map(|index| index < 4)));
         assert!(found.iter().all(|c| graph.root(c.tensor) == c.tensor));
         assert_eq!(stages(&crossings(&graph, &[0, 0, 1, 1])), [(0, 1), (0, 1), (1, 0), (1, 0)]);
         assert_eq!(crossings(&graph, &[7; 4]), []);

@@ -67,8 +67,8 @@ pub struct PipelineRequest<'a> {
     pub overlap: bool,
     /// The most elements of a message.
     pub piece_max: usize,
-    /// Least number of micro-batches of an edge that may be on their way at a time, for passes
-    /// outside of training.
+    /// Least number of micro-batches of an activation that may be on their way at a time, for
+    /// forward passes outside of training.
     pub in_flight_min: usize,
 }
 
@@ -201,12 +201,16 @@ fn edges(request: &PipelineRequest) -> Arc<[Edge]> {
             let shape = shape_of(request, pipeline, count);
             // The earlier of the two stages runs at most so many micro-batches ahead.
             let ahead = in_flight(request.schedule, shape, from.min(to)).min(count);
+            let ahead_min = match crossing.phase {
+                PassKind::Forward => request.in_flight_min,
+                PassKind::BackwardInput | PassKind::BackwardWeight => 1,
+            };
             edges.push(Edge {
                 tensor: crossing.tensor,
                 shape: graph.tensor(crossing.tensor).shape.clone(),
                 from: pipeline.ranks[from],
                 to: pipeline.ranks[to],
-                in_flight: ahead.max(request.in_flight_min),
+                in_flight: ahead.max(ahead_min),
             });
         }
     }

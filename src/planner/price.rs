@@ -22,6 +22,15 @@ pub struct PricedSpan {
     pub to_s: f64,
 }
 
+/// A block has no time on the device of a rank that holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("block {block} could not be measured on the device of {rank}")]
+pub struct UnknownTime {
+    pub rank: Rank,
+    /// Index of the block in the graph.
+    pub block: u32,
+}
+
 /// Predicted step of pipelines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPrice {
@@ -43,8 +52,11 @@ pub struct StepPrice {
 /// and then by receiver: reading back, sending and writing together, which keep neither device
 /// from running.
 ///
-/// Not priced: loading, reductions between pipelines, the verdict and updates. They come in
+/// Not in the price: loading, reductions between pipelines, the verdict and updates. They come in
 /// addition at the end of a step, except for what of the reductions is hidden behind passes.
+///
+/// # Errors
+/// Returns the [`UnknownTime`] of a block that a rank holds and that has no finite time there.
 ///
 /// # Panics
 /// If `times` or `links` have fewer ranks, or `times` fewer blocks, than the programs.
@@ -53,7 +65,13 @@ pub fn price(
     whole: &Plan,
     times: &[Vec<BlockTimes>],
     links: &[Vec<LinkModel>],
-) -> StepPrice {
+) -> Result<StepPrice, UnknownTime> {
+    for (rank, (program, times)) in programs.programs.iter().zip(times).enumerate() {
+        let is_unknown = |block: &u32| !times[*block as usize].sum_s().is_finite();
+        if let Some(block) = blocks_run(whole, program).find(is_unknown) {
+            return Err(UnknownTime { rank: Rank(rank as u32), block });
+        }
+    }
     let costs: Vec<Costs> =
         programs.programs.iter().zip(times).map(|(of, times)| costs(whole, of, times)).collect();
     let machine = MachineModel { costs: &costs, links, control_s: 0.0, window: 1 };
@@ -64,7 +82,15 @@ pub fn price(
     let report = run(&Scenario { edges: programs.edges.clone(), timeline: true, ..step });
     debug_assert!(report.violations.is_empty(), "{report}");
     let spans = report.timeline.spans.iter().filter_map(|span| priced(whole, span));
-    of_spans(spans.collect(), passes.len())
+    Ok(of_spans(spans.collect(), passes.len()))
+}
+
+/// Returns the block of each segment that a program runs.
+fn blocks_run(whole: &Plan, program: &Program) -> impl Iterator<Item = u32> {
+    program.instructions.iter().filter_map(|instruction| match instruction {
+        Instruction::Run { segment, .. } => Some(whole.segments[segment.index()].block),
+        _ => None,
+    })
 }
 
 /// Returns the seconds of each segment of the plan on a rank.
@@ -187,6 +213,7 @@ mod tests {
             let times = vec![vec![block; plan.graph.blocks.len()]; shape.stages];
             let programs = programs(&plan, schedule, shape);
             let found = price(&programs, &plan, &times, &links(shape.stages, LinkModel::INSTANT));
+            let found = found.unwrap();
             let stage = StageTimes {
                 forward: block.forward_s,
                 backward_input: block.backward_input_s,
@@ -209,15 +236,21 @@ mod tests {
         let programs = programs(&plan, PipelineSchedule::OneFOneB, shape);
         let seconds = |times: &[Vec<BlockTimes>], latency_s| {
             let link = LinkModel { latency_s, ..LinkModel::INSTANT };
-            price(&programs, &plan, times, &links(3, link)).seconds
+            price(&programs, &plan, times, &links(3, link)).unwrap().seconds
         };
-        let unlike = price(&programs, &plan, &times, &links(3, LinkModel::INSTANT));
+        let unlike = price(&programs, &plan, &times, &links(3, LinkModel::INSTANT)).unwrap();
         // Its own passes, and one forward and one backward pass of the stages beside it.
         assert!(unlike.seconds >= 5.0 * 0.14 + 0.05, "{unlike:?}");
         assert!(unlike.idle[1] < 0.2 && unlike.idle[0] > 0.5, "{:?}", unlike.idle);
         assert!(seconds(&times, 0.004) > unlike.seconds);
         times[1][1] = TIMES;
         assert!(seconds(&times, 0.0) < unlike.seconds);
+        // A block that a rank does not hold may have no time; one that it holds may not.
+        times[0][1].forward_s = f64::INFINITY;
+        assert!(seconds(&times, 0.0) < unlike.seconds);
+        times[1][1].forward_s = f64::INFINITY;
+        let error = price(&programs, &plan, &times, &links(3, LinkModel::INSTANT)).unwrap_err();
+        assert_eq!(error, UnknownTime { rank: Rank(1), block: 1 });
     }
 
     #[test]
@@ -242,7 +275,7 @@ mod tests {
                 }
             }
         }
-        let found = price(&programs, &plan, &times, &links);
+        let found = price(&programs, &plan, &times, &links).unwrap();
         let longest = found.spans.iter().map(|span| span.to_s - span.from_s).fold(0.0, f64::max);
         assert!((longest - 0.015).abs() < 1e-6, "{found:?}");
     }

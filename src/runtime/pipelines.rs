@@ -34,7 +34,7 @@ pub struct ModelPipelines {
 /// The most micro-batches of a forward pass that a pipeline of so many stages runs at once: enough
 /// to keep its stages busy most of the time, few enough to bound what is on its way.
 pub fn forward_micro_batches_max(stages: usize) -> usize {
-    8 * stages
+    4 * stages
 }
 
 /// Units of a worker group that compute forward passes by themselves: devices that hold the whole

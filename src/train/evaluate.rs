@@ -44,7 +44,8 @@ pub struct EvalRequest<'a> {
     pub rows: &'a [u32],
     /// Weights by which the samples are divided among the ranks or pipelines.
     pub weights: &'a [u32],
-    /// Signals that end the evaluation early.
+    /// Signals that end the evaluation early: between the segments of a rank's passes, or between
+    /// groups of [`forward_micro_batches_max`] micro-batches of a pipeline.
     pub signals: &'a SignalFlags,
 }
 

@@ -36,10 +36,6 @@ pub(super) fn predict(
     let times: Vec<Vec<BlockTimes>> =
         positions.iter().map(|position| measured.times[*position].clone()).collect();
     let stage = mean_stage(placed, &times, case.shape.stages);
-    if !(stage.forward + stage.backward_input + stage.backward_weight).is_finite() {
-        let why = "a device has no memory to measure one of its blocks alone";
-        return Err(RuntimeError::InvalidRequest(why.into()).into());
-    }
     let links = links(&positions, measured, &crossing_elements(&pipelines.whole));
     let planned = PlannedPipelines {
         positions,
@@ -48,7 +44,8 @@ pub(super) fn predict(
         schedule: pipelines.schedule,
     };
     let laid_out = LaidOutPipelines::of(request, &planned);
-    let found = price(&laid_out.written, &laid_out.whole, &times, &links);
+    let found = price(&laid_out.written, &laid_out.whole, &times, &links)
+        .map_err(|error| RuntimeError::InvalidRequest(error.to_string()))?;
     let formula = ideal_bubble(case.schedule, case.shape, stage);
     Ok(PredictedStep { seconds: found.seconds, bubble: found.bubble, formula })
 }
