@@ -374,13 +374,15 @@ impl StageWriter<'_> {
     ///
     /// A bucket that several stages of one pipeline hold is complete at unlike times: in a ring,
     /// the readbacks of the stage that is early would take the slots that its later sends need, so
-    /// that its neighbours would wait for each other. It starts behind all sends then. In a star
-    /// of two, the stage that does not own it sends at once.
+    /// that its neighbours would wait for each other. It starts behind all sends then, on the ranks
+    /// of all pipelines: one with another cut may hold it on one stage, and all ranks start their
+    /// reductions in one order. In a star of two, the stage that does not own it sends at once.
     fn may_start_early(&self, bucket: BucketId, groups: &BucketGroups) -> bool {
-        let group = groups.of(bucket);
-        let own = self.pipeline.ranks.iter().filter(|rank| group.position(**rank).is_some());
-        let is_of_one_stage = own.count() == 1;
-        group.size() > 1 && (is_of_one_stage || self.request.pipelines.len() == 1)
+        let (group, pipelines) = (groups.of(bucket), self.request.pipelines);
+        let is_of_one_stage = |pipeline: &PipelineStages| {
+            pipeline.ranks.iter().filter(|rank| group.position(**rank).is_some()).count() == 1
+        };
+        group.size() > 1 && (pipelines.len() == 1 || pipelines.iter().all(is_of_one_stage))
     }
 
     /// Inserts the starts of reductions behind the segments that complete their gradients.

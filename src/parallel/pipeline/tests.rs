@@ -4,17 +4,22 @@ use super::*;
 use crate::graph::{Builder, Init, PlanOptions, differentiate, replay};
 use crate::parallel::program::contiguous_shares;
 
-/// Blocks in a row with a parameter each; the last one also uses the first one's if `is_tied`.
+/// Blocks in a row with a parameter each; the last one uses the first one's if `is_tied`.
 fn plan(blocks: u32, is_tied: bool) -> Plan {
+    plan_of(blocks, |block| (is_tied && block + 1 == blocks).then_some(0))
+}
+
+/// Blocks in a row with a parameter each, or that of the earlier block that `shared` returns.
+fn plan_of(blocks: u32, shared: impl Fn(u32) -> Option<u32>) -> Plan {
     let mut b = Builder::new();
-    let mut first = None;
+    let mut parameters = Vec::new();
     let mut x = None;
     for block in 0..blocks {
         b.block(&format!("block {block}"));
         let input = x.unwrap_or_else(|| b.input("x", &[1, 8]));
-        let shared = first.filter(|_| is_tied && block + 1 == blocks);
+        let shared = shared(block).and_then(|of| parameters.get(of as usize).copied());
         let w = shared.unwrap_or_else(|| b.parameter(&format!("w{block}"), &[8, 8], Init::Zeros));
-        first.get_or_insert(w);
+        parameters.push(w);
         x = Some(b.linear(input, w, None).unwrap());
     }
     let target = b.input("target", &[1, 8]);
@@ -187,6 +192,39 @@ fn late_reductions_are_in_one_order_on_all_ranks() {
             let buckets = (0..plan.buckets.len() as u32).map(BucketId);
             let starts: Vec<usize> = buckets.filter_map(|bucket| started(&bucket)).collect();
             assert!(starts.len() > 1 && starts.is_sorted(), "{overlap}: {starts:?}");
+        }
+    }
+}
+
+/// A weight that two blocks in a row use is on one stage of one pipeline and on two of the other.
+#[test]
+fn reductions_start_in_one_order_whatever_the_cuts() {
+    let plan = plan_of(4, |block| (block == 2).then_some(1));
+    let mut pipelines = pipelines(2, 2, 1, 4);
+    pipelines[1].chunks = vec![0..3, 3..4];
+    let shares = contiguous_shares(&[8, 8], &[4, 4]);
+    for (schedule, overlap) in
+        [(PipelineSchedule::GPipe, true), (PipelineSchedule::OneFOneB, false)]
+    {
+        let request = PipelineRequest { overlap, ..request(&plan, &pipelines, &shares, schedule) };
+        let written = PipelinePrograms::training(&request);
+        let started = |program: &Program| -> Vec<BucketId> {
+            let buckets = (0..plan.buckets.len() as u32).map(BucketId);
+            let starts = buckets.map(|bucket| (Collective::reduce_scatter(bucket), bucket));
+            let position = |(start, bucket): (Collective, BucketId)| {
+                let is_start = |one: &Instruction| *one == Instruction::Start(start);
+                Some((program.instructions.iter().position(is_start)?, bucket))
+            };
+            let mut starts: Vec<(usize, BucketId)> = starts.filter_map(position).collect();
+            starts.sort_unstable();
+            starts.into_iter().map(|(_, bucket)| bucket).collect()
+        };
+        let orders: Vec<Vec<BucketId>> = written.programs.iter().map(started).collect();
+        for (one, other) in orders.iter().flat_map(|one| orders.iter().map(move |o| (one, o))) {
+            let common = |of: &[BucketId], others: &[BucketId]| -> Vec<BucketId> {
+                of.iter().copied().filter(|bucket| others.contains(bucket)).collect()
+            };
+            assert_eq!(common(one, other), common(other, one), "overlap {overlap}: {orders:?}");
         }
     }
 }

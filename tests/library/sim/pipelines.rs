@@ -25,6 +25,8 @@ struct Chain {
     blocks: u32,
     /// True if the last block also uses the weight of the first one.
     is_tied: bool,
+    /// Block that uses the weight of the one before it.
+    shared: Option<u32>,
     /// True if the last block but one also reads what the first one computes.
     has_skip: bool,
 }
@@ -34,14 +36,16 @@ const ROWS: usize = 4;
 impl Chain {
     fn plan(self) -> Plan {
         let mut b = Builder::new();
-        let (mut x, mut first, mut early) = (None, None, None);
+        let (mut x, mut first, mut before, mut early) = (None, None, None, None);
         for block in 0..self.blocks {
             b.block(&format!("block {block}"));
             let input = x.unwrap_or_else(|| b.input("x", &[1, 8]));
-            let shared = first.filter(|_| self.is_tied && block + 1 == self.blocks);
+            let tied = first.filter(|_| self.is_tied && block + 1 == self.blocks);
+            let shared = tied.or(before.filter(|_| self.shared == Some(block)));
             let new = |b: &mut Builder| b.parameter(&format!("w{block}"), &[8, 8], Init::Zeros);
             let w = shared.unwrap_or_else(|| new(&mut b));
             first.get_or_insert(w);
+            before = Some(w);
             let y = b.linear(input, w, None).unwrap();
             let mut y = b.unary(y, Unary::Gelu).unwrap();
             if let Some(early) = early.filter(|_| self.has_skip && block + 2 == self.blocks) {
@@ -94,7 +98,7 @@ impl Pipelines {
         let share =
             |pipeline| Share { first: pipeline * 2 * count, count: 2 * count, micro_batch: 2 };
         Self {
-            chain: Chain { blocks: parts, is_tied: false, has_skip: false },
+            chain: Chain { blocks: parts, is_tied: false, shared: None, has_skip: false },
             stages: (0..beside).map(of).collect(),
             shares: (0..beside).map(share).collect(),
             schedule,
@@ -171,7 +175,12 @@ fn any_pipelines(draw: &mut Draw) -> Pipelines {
     };
     let parts = stages * chunks;
     let blocks = parts + draw.below(3);
-    let chain = Chain { blocks, is_tied: draw.one_in(2) && blocks > 1, has_skip: draw.one_in(2) };
+    let chain = Chain {
+        blocks,
+        is_tied: draw.one_in(2) && blocks > 1,
+        shared: (blocks > 1 && draw.one_in(2)).then(|| 1 + draw.below(blocks - 1)),
+        has_skip: draw.one_in(2),
+    };
     let mut unused: Vec<Rank> = (0..beside * stages).map(Rank).collect();
     let mut next = |draw: &mut Draw| match draw.one_in(2) {
         true => unused.remove(0),
@@ -255,6 +264,26 @@ fn few_slots_never_deadlock_a_pipeline() {
     });
 }
 
+/// A weight that two blocks in a row use is on one stage of one pipeline, which completes it early,
+/// and on two stages of the other.
+#[test]
+fn few_slots_never_deadlock_pipelines_of_unlike_cuts() {
+    for_seeds(100, |seed| {
+        let mut pipelines = Pipelines::even(PipelineSchedule::OneFOneB, 2, 2, 4);
+        pipelines.chain = Chain { blocks: 5, shared: Some(2), ..pipelines.chain };
+        pipelines.stages[0].chunks = vec![0..2, 2..5];
+        pipelines.stages[1].chunks = vec![0..3, 3..5];
+        let mut scenario = pipelines.scenario(seed);
+        let draw = &mut Draw::new(seed ^ 0x0dd);
+        let (world, segments) = (scenario.world(), scenario.costs[0].segments.len());
+        scenario.costs = (0..world).map(|_| random::costs(draw, segments)).collect();
+        (scenario.slots_max, scenario.window, scenario.jitter_s) = (Some(1), 1, 1e-4);
+        let report = run_and_check(&scenario);
+        assert!(is_completed(&report));
+        assert_bits(&scenario, &report);
+    });
+}
+
 // ---- Bits ----
 
 /// The parameters by bucket, each of the first rank that holds it.
@@ -272,7 +301,7 @@ fn all_schedules_and_cuts_of_one_pipeline_have_the_same_bits() {
             for (stages, cut) in [(2, 0), (2, 1), (3, 2), (1, 3)] {
                 let mut pipelines = Pipelines::even(schedule, 1, stages, 6);
                 let (parts, draw) = (pipelines.chain.blocks, &mut Draw::new(cut));
-                pipelines.chain = Chain { blocks: 7, is_tied, has_skip: true };
+                pipelines.chain = Chain { blocks: 7, is_tied, shared: None, has_skip: true };
                 pipelines.stages[0].chunks = any_cut(draw, 7, parts);
                 let scenario = Scenario { steps: 2, jitter_s: 1e-3, ..pipelines.scenario(3) };
                 let report = run_and_check(&scenario);
