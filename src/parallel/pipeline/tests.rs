@@ -109,12 +109,29 @@ fn every_schedule_ends_on_its_slots_and_within_the_bounds_of_its_edges() {
                 let most = perform(&written.programs, &written.edges).unwrap();
                 for (edge, most) in written.edges.edges.iter().zip(most) {
                     assert!(most <= edge.in_flight, "{schedule}: {most} of {edge:?}");
+                    assert_no_more_than_due(&request, edge, most);
                 }
                 cases += 1;
             }
         }
     }
     assert!(cases > 30, "{cases}");
+}
+
+/// Checks that an edge has no more room than its schedule fills: a stage of 1F1B runs ahead by as
+/// many micro-batches as there are stages from it on, and `perform` lets the earlier stage run as
+/// far ahead as it can. Gradients never wait for so long.
+fn assert_no_more_than_due(request: &PipelineRequest, edge: &Edge, most: usize) {
+    let stages = request.pipelines[0].ranks.len();
+    let [from, to] = [edge.from, edge.to].map(|rank| rank.index() % stages);
+    let micro_batches = micro_batch_counts(request.shares)[edge.from.index() / stages];
+    let ahead = match request.schedule {
+        PipelineSchedule::GPipe => micro_batches,
+        PipelineSchedule::OneFOneB => micro_batches.min(stages - from.min(to)),
+        PipelineSchedule::Interleaved | PipelineSchedule::ZeroBubble => return,
+    };
+    assert_eq!(edge.in_flight, ahead, "{}: {edge:?}", request.schedule);
+    assert!(from > to || most == ahead, "{}: {most} of {edge:?}", request.schedule);
 }
 
 #[test]
