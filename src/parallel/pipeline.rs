@@ -37,7 +37,7 @@ impl PipelineStages {
 
     /// Returns the blocks of a stage's model chunks, in forward order.
     pub fn chunks_of(&self, stage: usize) -> Vec<Range<u32>> {
-        self.chunks.iter().skip(stage).step_by(self.ranks.len()).cloned().collect()
+        chunks_of_stage(&self.chunks, self.ranks.len(), stage).cloned().collect()
     }
 
     /// Returns by block the stage that holds it.
@@ -52,6 +52,15 @@ impl PipelineStages {
     pub fn blocks_of(&self, stage: usize) -> Vec<bool> {
         self.stage_of_block().iter().map(|of| *of as usize == stage).collect()
     }
+}
+
+/// Returns the blocks of the model chunks that a stage of so many has, in forward order.
+pub fn chunks_of_stage(
+    chunks: &[Range<u32>],
+    stages: usize,
+    stage: usize,
+) -> impl Iterator<Item = &Range<u32>> {
+    chunks.iter().skip(stage).step_by(stages)
 }
 
 /// Request for the programs of pipelines.

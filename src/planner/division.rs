@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::balance::{ThroughputModel, apportion, give_each_a_sample};
 use super::cut::{BlockTimes, Cut, CutError, CutRequest, CutStage, EXACT_DEVICES, cut};
+use crate::parallel::pipeline::chunks_of_stage;
 
 /// Everything that decides a division. All devices take part: a multiple of the stages.
 #[derive(Clone, Copy)]
@@ -229,7 +230,7 @@ pub fn stage_seconds(
             let before = if start > 0 { cut_s[*device][start] } else { 0.0 };
             blocks + before + cut_s[*device].get(end).copied().unwrap_or(0.0)
         };
-        chunks.iter().skip(stage).step_by(devices.len()).map(chunk_s).sum::<f64>()
+        chunks_of_stage(chunks, devices.len(), stage).map(chunk_s).sum::<f64>()
     };
     devices.iter().enumerate().map(stage_s).collect()
 }

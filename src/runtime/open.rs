@@ -178,9 +178,6 @@ pub fn initialize(device: &mut dyn Executor, seed: u64) -> Result<(), DeviceErro
         if !plan.held[bucket] {
             continue;
         }
-        if !plan.held[bucket] {
-            continue;
-        }
         let mut values = vec![0.0; plan.buckets[bucket].length];
         for &(id, start) in &plan.buckets[bucket].parameters {
             let initial = model::init::values(&plan.graph, id, seed);

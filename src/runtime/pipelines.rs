@@ -12,7 +12,7 @@ use crate::base::{Rank, SegmentId, TensorId};
 use crate::device::DeviceError;
 use crate::exec::{Executor, PassContext};
 use crate::faults::Faults;
-use crate::graph::{PassKind, Place, Plan, TensorLocation, Update};
+use crate::graph::{Graph, PassKind, Place, Plan, TensorLocation, Update};
 use crate::kernels::RandomContext;
 use crate::parallel::{
     EdgeLayout, MicroBatch, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineStages,
@@ -29,6 +29,10 @@ pub struct ModelPipelines {
     pub shares: Vec<Share>,
     pub schedule: PipelineSchedule,
     pub edges: EdgeLayout,
+    /// By pipeline, then by block: the rank that holds it.
+    rank_of_block: Vec<Vec<Rank>>,
+    /// By tensor: the block that computes it, if one does.
+    block_of_tensor: Vec<Option<u32>>,
 }
 
 /// The most micro-batches of a forward pass that a pipeline of so many stages runs at once: enough
@@ -49,6 +53,22 @@ pub struct ForwardUnits<'a> {
 pub type LossSums = (f64, f64);
 
 impl ModelPipelines {
+    /// Returns the pipelines of a worker group that hold the model of a plan in parts.
+    pub fn new(
+        whole: Arc<Plan>,
+        stages: Vec<PipelineStages>,
+        shares: Vec<Share>,
+        schedule: PipelineSchedule,
+        edges: EdgeLayout,
+    ) -> Self {
+        let ranks = |of: &PipelineStages| {
+            of.stage_of_block().into_iter().map(|stage| of.ranks[stage as usize]).collect()
+        };
+        let rank_of_block = stages.iter().map(ranks).collect();
+        let block_of_tensor = writers(&whole.graph);
+        Self { whole, stages, shares, schedule, edges, rank_of_block, block_of_tensor }
+    }
+
     /// Returns the number of stages of each pipeline.
     pub fn depth(&self) -> usize {
         self.stages.first().map_or(1, |pipeline| pipeline.ranks.len())
@@ -56,17 +76,13 @@ impl ModelPipelines {
 
     /// Returns the rank of a pipeline that holds a block.
     pub fn rank_of(&self, pipeline: usize, block: u32) -> Rank {
-        let stages = &self.stages[pipeline];
-        stages.ranks[stages.stage_of_block()[block as usize] as usize]
+        self.rank_of_block[pipeline][block as usize]
     }
 
     /// Returns the rank of a pipeline that computes a tensor.
     fn rank_with(&self, pipeline: usize, tensor: TensorId) -> Option<Rank> {
-        let graph = &self.whole.graph;
-        let root = graph.root(tensor);
-        let writes = |tensors: &[TensorId]| tensors.iter().any(|one| graph.root(*one) == root);
-        let writer = graph.nodes.iter().find(|node| writes(&node.outputs))?;
-        Some(self.rank_of(pipeline, writer.block))
+        let block = self.block_of_tensor[self.whole.graph.root(tensor).index()]?;
+        Some(self.rank_of(pipeline, block))
     }
 
     /// Runs the forward pass without dropout of all pipelines on these micro-batches (rows and
@@ -228,6 +244,17 @@ impl ModelPipelines {
         let written = group.driver(to)?.run("writing a tensor of a stage", write);
         written.map_err(|error| group.error(to, error))
     }
+}
+
+/// Returns by tensor the block of the first node that computes it; aliases have none.
+fn writers(graph: &Graph) -> Vec<Option<u32>> {
+    let mut writers = vec![None; graph.tensors.len()];
+    for node in &graph.nodes {
+        for output in &node.outputs {
+            writers[graph.root(*output).index()].get_or_insert(node.block);
+        }
+    }
+    writers
 }
 
 /// Job of a walk on one device.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::error::{CutError, count};
+use crate::parallel::pipeline::chunks_of_stage;
 
 /// Returns `parts` contiguous runs of `blocks` blocks that differ by at most one in length, the
 /// longer ones first; some are empty if there are fewer blocks than parts.
@@ -29,7 +30,7 @@ pub fn chunks_of_counts(counts: &[u32]) -> Vec<Range<u32>> {
 
 /// Returns the runs of each stage: chunk c is on stage `c % stages`.
 pub fn by_stage(chunks: &[Range<u32>], stages: usize) -> Vec<Vec<Range<u32>>> {
-    (0..stages).map(|stage| chunks.iter().skip(stage).step_by(stages).cloned().collect()).collect()
+    (0..stages).map(|stage| chunks_of_stage(chunks, stages, stage).cloned().collect()).collect()
 }
 
 /// Returns the `parts` runs that the user gave as `parallel.stages`, the lengths of the model

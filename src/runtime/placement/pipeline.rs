@@ -47,6 +47,15 @@ impl RequestedPipelines {
     pub fn of(request: &PlacementRequest) -> Self {
         Self::from(&request.parallel.pipeline)
     }
+
+    /// Returns the model chunks of a model of `blocks` blocks: of these numbers of blocks or, if
+    /// none are given, of nearly equal ones.
+    pub fn model_chunks(&self, blocks: u32, given: &[u32]) -> Vec<Range<u32>> {
+        match given.is_empty() {
+            true => even(blocks, self.stages * self.chunks),
+            false => chunks_of_counts(given),
+        }
+    }
 }
 
 impl From<&PipelineOptions> for RequestedPipelines {
@@ -126,10 +135,7 @@ pub fn given(
     if request.probe.is_some() && (options.blocks.is_empty() || !has_shares) {
         return Ok(None);
     }
-    let chunks = match options.blocks.is_empty() {
-        true => even(blocks, pipelines.stages * pipelines.chunks),
-        false => chunks_of_counts(&options.blocks),
-    };
+    let chunks = pipelines.model_chunks(blocks, &options.blocks);
     let counts = fixed_counts(request.parallel, request.batch, count)?;
     let positions = (0..devices).collect();
     let planned =

@@ -9,7 +9,6 @@ use super::{RequestedPipelines, pipelines_of};
 use crate::graph::Plan;
 use crate::parallel::pipeline::{bucket_groups, edge_layout};
 use crate::parallel::{PipelinePrograms, PipelineRequest, Share};
-use crate::planner::cut::{chunks_of_counts, even};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
@@ -46,10 +45,7 @@ pub fn open_forward_pipelines(
     require_devices(&requested, selections.len())?;
     require_model(&requested, &plan.graph, &parallel.pipeline.blocks)?;
     let blocks = plan.graph.blocks.len() as u32;
-    let chunks = match parallel.pipeline.blocks.is_empty() {
-        true => even(blocks, requested.stages * requested.chunks),
-        false => chunks_of_counts(&parallel.pipeline.blocks),
-    };
+    let chunks = requested.model_chunks(blocks, &parallel.pipeline.blocks);
     let count = selections.len() / requested.stages;
     let stages = pipelines_of(&vec![chunks; count], requested.stages);
     let rows = plan.options.rows as u32;
@@ -84,6 +80,6 @@ pub fn open_forward_pipelines(
     let group_options = WorkerGroupOptions { edges: edges.clone(), ..Default::default() };
     let group = WorkerGroup::start(drivers, layout, groups, &group_options)?;
     let (whole, schedule) = (Arc::new(plan), requested.schedule);
-    let pipelines = ModelPipelines { whole, stages, shares, schedule, edges };
+    let pipelines = ModelPipelines::new(whole, stages, shares, schedule, edges);
     Ok(ForwardPipelines { group, pipelines, notes })
 }

@@ -203,7 +203,7 @@ fn start(
     let group = WorkerGroup::start(drivers, layout, groups, &options)?;
     let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
     let PlannedPipelines { stages, shares, schedule, .. } = planned;
-    let pipelines = ModelPipelines { whole: whole.clone(), stages, shares, schedule, edges };
+    let pipelines = ModelPipelines::new(whole.clone(), stages, shares, schedule, edges);
     let pipelines = Some(Arc::new(pipelines));
     Ok(PlacedWorkers { group, plan: whole, programs, placement, pipelines, plans, notes, trace })
 }
