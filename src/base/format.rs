@@ -1,4 +1,4 @@
-//! Formatting of numbers for messages.
+//! Formatting of numbers for messages, and of texts for drawings.
 
 /// Formats `12345.6` as `12,346`.
 pub fn thousands(value: f64) -> String {
@@ -18,6 +18,24 @@ pub fn grouped(plain: &str) -> String {
     text
 }
 
+/// Returns a text without signs of markup and without the characters that XML forbids.
+pub fn xml_escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            '\'' => escaped += "&apos;",
+            '\u{fffe}' | '\u{ffff}' => escaped.push('?'),
+            other if other.is_control() => escaped.push('?'),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,5 +45,12 @@ mod tests {
         assert_eq!(thousands(12345.6), "12,346");
         assert_eq!(thousands(999.0), "999");
         assert_eq!(thousands(1_234_567.0), "1,234,567");
+    }
+
+    #[test]
+    fn drawings_have_neither_markup_nor_forbidden_characters() {
+        let text = "A&B <1> \"c\" 'd'\u{1b}[31m\n\u{ffff}\u{e9}";
+        let expected = "A&amp;B &lt;1&gt; &quot;c&quot; &apos;d&apos;?[31m??\u{e9}";
+        assert_eq!(xml_escaped(text), expected);
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{COPY, GIBS, Kind, SLICES};
+use crate::base::format::xml_escaped;
 use crate::bench::report::{CollectiveFigure, Report};
 use crate::bench::units::size;
 
@@ -178,7 +179,7 @@ fn segment(x1: f64, y1: f64, x2: f64, y2: f64) -> String {
 }
 
 fn text(class: &str, x: f64, y: f64, text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let text = xml_escaped(text);
     format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>\n")
 }
 

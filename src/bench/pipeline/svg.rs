@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 
+use crate::base::format::xml_escaped;
 use crate::bench::report::{PipelineFigure, Report};
 use crate::bench::units::number;
 use crate::parallel::PipelineSchedule;
@@ -172,7 +173,7 @@ fn curve(class: &str, color: &str, points: &[(f64, f64)]) -> String {
 }
 
 fn text(class: &str, x: f64, y: f64, text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let text = xml_escaped(text);
     format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>\n")
 }
 

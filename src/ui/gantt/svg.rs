@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::{Chart, ChartPass, ChartPeriod, ChartSpan, milliseconds, percent, shortened, ticks};
+use crate::base::format::xml_escaped;
 
 /// Width of the time axis in pixels: as much per span of the fullest row, within these bounds.
 const PLOT_MIN: f64 = 760.0;
@@ -222,7 +223,7 @@ fn bar(span: &ChartSpan, layout: &ChartLayout, period: &ChartPeriod) -> String {
     let mut svg = format!(
         "<rect x=\"{x:.2}\" y=\"{top}\" width=\"{width:.2}\" height=\"{BAR}\" fill=\"{color}\" \
          stroke=\"white\" stroke-width=\"{edge:.2}\"><title>{}</title></rect>\n",
-        escaped(&description)
+        xml_escaped(&description)
     );
     let Some(number) = number else { return svg };
     let fits = |font: &f64| number.len() as f64 * font * NUMBER_CHARACTER + 2.0 <= width;
@@ -239,24 +240,7 @@ fn bar(span: &ChartSpan, layout: &ChartLayout, period: &ChartPeriod) -> String {
 }
 
 fn text(class: &str, x: f64, y: f64, text: &str) -> String {
-    format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>\n", escaped(text))
-}
-
-/// Returns a text without signs of markup and without the control characters that XML forbids.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped += "&amp;",
-            '<' => escaped += "&lt;",
-            '>' => escaped += "&gt;",
-            '"' => escaped += "&quot;",
-            '\'' => escaped += "&apos;",
-            other if other.is_control() => escaped.push('?'),
-            other => escaped.push(other),
-        }
-    }
-    escaped
+    format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>\n", xml_escaped(text))
 }
 
 #[cfg(test)]
