@@ -8,15 +8,16 @@ use std::sync::Arc;
 use super::RequestedPipelines;
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, Position};
+use crate::collective::{LaidOutBucket, ShardLayout};
 use crate::device::Selection;
 use crate::exec::cpu::host_extra_bytes;
+use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::graph::print::MemoryUsage;
 use crate::graph::{Plan, PlanPart};
 use crate::parallel::pipeline::stage_runs;
 use crate::parallel::schedule::in_flight;
 use crate::parallel::{PipelineSchedule, PipelineShape};
 use crate::runtime::memory;
-use crate::runtime::placement::shares::layout_of;
 use crate::runtime::placement::types::PlacementRequest;
 
 /// Stage, and the blocks of its model chunks.
@@ -40,8 +41,9 @@ pub struct StageMemory<'a> {
 enum Owned {
     /// All, on the stage that has the bucket's first block.
     OfFirst,
-    /// At most so many on each stage that holds the bucket.
-    Shard(usize),
+    /// At most so many on each stage that holds the bucket: one with all blocks that use it, and
+    /// one of several, which share it with more ranks.
+    Shard { of_all: usize, of_some: usize },
 }
 
 /// Bytes that a block needs alone for one micro-batch, besides its parameters.
@@ -80,14 +82,13 @@ impl<'a> StageMemory<'a> {
             _ => micro_batches,
         };
         let whole = request.plans.of_rows(rows);
-        let layout = layout_of(request.parallel, &whole, pipelines);
         let bucket = |bucket: BucketId| {
-            let shard = |position| layout.shard(bucket, Position(position)).len();
+            let users = whole.blocks_with(bucket);
             let owned = match pipelines {
                 1 => Owned::OfFirst,
-                _ => Owned::Shard((0..pipelines as u32).map(shard).max().unwrap_or(0)),
+                _ => shards(request, &whole, (bucket, &users), pipelines),
             };
-            (whole.blocks_with(bucket), owned)
+            (users, owned)
         };
         let buckets = (0..whole.buckets.len() as u32).map(BucketId).map(bucket).collect();
         let shape = PipelineShape { stages, chunks, micro_batches };
@@ -157,7 +158,8 @@ impl<'a> StageMemory<'a> {
             owned += match of_bucket {
                 Owned::OfFirst if users.first().is_some_and(has) => bucket.length,
                 Owned::OfFirst => 0,
-                Owned::Shard(elements) => *elements,
+                Owned::Shard { of_all, .. } if users.iter().all(has) => *of_all,
+                Owned::Shard { of_some, .. } => *of_some,
             };
         }
         (held, owned)
@@ -179,4 +181,28 @@ impl<'a> StageMemory<'a> {
         let part = PlanPart { blocks: &held, runs };
         Plan::part(self.whole.graph.clone(), self.whole.options, &part)
     }
+}
+
+/// Returns the longest shards of a bucket that these blocks use, beside other pipelines. Only one
+/// stage of one pipeline is known: the others may hold the bucket on as few stages as any cut does.
+fn shards(
+    request: &PlacementRequest,
+    whole: &Plan,
+    (bucket, users): (BucketId, &[u32]),
+    pipelines: usize,
+) -> Owned {
+    // No stage of several has the first and the last block.
+    let last = whole.graph.blocks.len() as u32 - 1;
+    let fewest = if users.contains(&0) && users.contains(&last) { 2 } else { 1 };
+    let (length, topology) = (whole.buckets[bucket.index()].length, request.parallel.topology);
+    let chunk_max = request.parallel.chunk_bytes / ELEMENT_BYTES;
+    let longest = |of_own: usize| {
+        let size = (of_own + (pipelines - 1) * fewest) as u32;
+        let laid_out = [LaidOutBucket { length, size, topology }];
+        let align = ALIGNMENT_BYTES / ELEMENT_BYTES;
+        let layout = ShardLayout::of_buckets(topology, size, &laid_out, align, chunk_max);
+        let shard = |position| layout.shard(BucketId(0), Position(position)).len();
+        (0..size).map(shard).max().unwrap_or(0)
+    };
+    Owned::Shard { of_all: longest(1), of_some: longest(2) }
 }

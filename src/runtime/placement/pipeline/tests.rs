@@ -235,8 +235,9 @@ fn a_device_that_fails_while_its_blocks_are_timed_ends_the_run() {
 #[test]
 fn the_memory_of_stages_is_that_of_their_plans_and_within_the_bounds() {
     for schedule in PipelineSchedule::ALL {
-        for (tie, pipelines) in [(false, 1), (true, 1), (false, 2)] {
-            let asked = Asked { tie, ..Asked::of("cpu*4", 2).with_schedule(schedule) };
+        for (tie, pipelines) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
+            let width = 64;
+            let asked = Asked { tie, width, ..Asked::of("cpu*4", 2).with_schedule(schedule) };
             asked.request(|request| {
                 let requested = RequestedPipelines::of(request);
                 let parts = requested.stages * requested.chunks;
