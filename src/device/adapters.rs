@@ -23,6 +23,13 @@ pub struct Adapter {
 }
 
 impl Adapter {
+    /// Returns true if both are one physical adapter, be it through two APIs. Equal cards are
+    /// different ones.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let bus = |adapter: &Self| adapter.wgpu.get_info().device_pci_bus_id;
+        self.wgpu == other.wgpu || (!bus(self).is_empty() && bus(self) == bus(other))
+    }
+
     /// Returns the limits that the adapter reports.
     pub fn limits(&self) -> Limits {
         Limits::from(&self.wgpu.limits())

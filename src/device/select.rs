@@ -28,6 +28,14 @@ impl Selection {
             Self::Adapter(adapter) => &adapter.name,
         }
     }
+
+    /// Returns true if both are on one adapter, whose memory they share.
+    pub fn shares_adapter(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Adapter(one), Self::Adapter(other)) => one.is_same(other),
+            _ => false,
+        }
+    }
 }
 
 /// Chooses one device among `adapters`.

@@ -160,7 +160,7 @@ pub fn gibibytes_up(bytes: u64) -> String {
 
 /// Formats bytes that are available like [`gibibytes`], but rounded down: beside more bytes that
 /// are needed they never read the same.
-fn gibibytes_down(bytes: u64) -> String {
+pub fn gibibytes_down(bytes: u64) -> String {
     in_tenths(bytes, f64::floor)
 }
 

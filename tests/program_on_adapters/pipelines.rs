@@ -150,3 +150,24 @@ fn a_fault_while_a_stage_sends_ends_with_75_and_resumes_to_the_same_bits() {
     assert_eq!(desk.losses("run"), whole.losses("run"));
     assert!(state(&desk) == state(&whole), "a resumed pipeline ends in other bits");
 }
+
+/// Each stage fits the memory that an adapter is said to have; both together do not.
+#[test]
+fn ranks_on_one_adapter_share_its_memory() {
+    let _turn = crate::common::turn();
+    let Some(adapter) = adapter_selectors().into_iter().next() else {
+        return crate::process::skip("there is no adapter");
+    };
+    let pipeline = "--pipeline 2 --set parallel.stages=[2,3] --set model.width=128 \
+                    --set train.device_memory_mib=8 --steps 1";
+    train(&Desk::new(), "", &format!("--devices {adapter},cpu {pipeline}")).ok();
+    let desk = Desk::new();
+    let before = desk.files();
+    let ran = train(&desk, "", &format!("--devices {adapter}*2 {pipeline}")).ended(78);
+    let error = ran.line("error:");
+    for part in [" (its 2 ranks together): the run needs 1", "has 8.0 MiB, as train.device_memory_"]
+    {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+    assert_eq!(desk.files(), before);
+}

@@ -8,6 +8,7 @@ mod measure;
 mod open;
 mod repeat;
 mod search;
+mod shared_memory;
 mod stage_memory;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ pub use forward::{ForwardPipelines, open_forward_pipelines};
 pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
 pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, run_name};
 pub use search::by_measurement;
+pub use shared_memory::require_shared_memory;
 
 use std::ops::Range;
 

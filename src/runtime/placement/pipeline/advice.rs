@@ -5,6 +5,7 @@ use super::checks::require_micro_batches;
 use super::measure::MeasuredBlocks;
 use super::open::{LaidOutPipelines, require_host_memory};
 use super::search::{expected_counts, planned, searched};
+use super::shared_memory::require_shared_memory;
 use super::{RequestedPipelines, STAGES_ADVISED};
 use crate::device::Selection;
 use crate::planner::cut::BlockTimes;
@@ -48,7 +49,8 @@ pub fn advised(
         } else {
             continue;
         };
-        if would_fit(request, &devices, stages) {
+        // Devices that are only proposed are not on one adapter, as copies of the one are.
+        if would_fit(request, &devices, stages, count > 1) {
             return RuntimeError::Advised { error: Box::new(error), advice };
         }
     }
@@ -56,8 +58,13 @@ pub fn advised(
 }
 
 /// Returns true if pipelines of so many stages would fit the memory of these devices and of the
-/// host, as far as it is known.
-fn would_fit(request: &PlacementRequest, selections: &[Selection], stages: usize) -> bool {
+/// host, as far as it is known. If the devices `are_named`, copies of one share its memory.
+fn would_fit(
+    request: &PlacementRequest,
+    selections: &[Selection],
+    stages: usize,
+    are_named: bool,
+) -> bool {
     let setting = request.opening.device_memory_mib;
     let is_unknown = |selection: &Selection| {
         matches!(selection, Selection::Adapter(_)) && memory::limit(selection, setting).is_none()
@@ -81,7 +88,9 @@ fn would_fit(request: &PlacementRequest, selections: &[Selection], stages: usize
     let planned = planned(request, &requested, &division);
     require_micro_batches(&requested, &planned).is_ok() && {
         let laid_out = LaidOutPipelines::of(request, &planned);
+        let shared = || require_shared_memory(request, devices, &planned, &laid_out);
         require_host_memory(request, devices, &planned, &laid_out).is_ok()
+            && (!are_named || shared().is_ok())
     }
 }
 

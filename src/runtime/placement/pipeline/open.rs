@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::checks::{require_devices, require_micro_batches, require_model};
 use super::repeat::repeated_by;
+use super::shared_memory::require_shared_memory;
 use super::{PlannedPipelines, RequestedPipelines, given, kept, search};
 use crate::autotune;
 use crate::base::{BucketId, Rank};
@@ -119,6 +120,7 @@ pub fn assemble_pipelines(
     notes.extend(require_micro_batches(&requested, &planned)?);
     let laid_out = LaidOutPipelines::of(request, &planned);
     require_host_memory(request, devices, &planned, &laid_out)?;
+    require_shared_memory(request, devices, &planned, &laid_out)?;
     let mut members = Vec::new();
     let world = planned.positions.len();
     for (rank, &position) in planned.positions.iter().enumerate() {

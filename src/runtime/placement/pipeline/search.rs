@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::measure::{MeasuredBlocks, measure_blocks};
+use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
 use super::{PlannedPipelines, RequestedPipelines, pipelines_of};
 use crate::autotune;
@@ -121,7 +122,7 @@ fn stage_memory<'a>(
 }
 
 /// Returns true if the devices of a division have the memory that they need if the pipelines run
-/// so many samples.
+/// so many samples, those with several stages too.
 pub fn holds(
     request: &PlacementRequest,
     devices: RequestedDevices,
@@ -135,7 +136,16 @@ pub fn holds(
             memory.fits(&devices.selections[*device], stage, blocks, true)
         })
     };
+    let needed = |cut: &Cut| {
+        let stages = cut.devices.iter().zip(&cut.blocks).enumerate();
+        let needed = |(stage, (device, blocks)): (usize, (&usize, &Vec<Range<u32>>))| {
+            (*device, memory.needed(stage, blocks).on(&devices.selections[*device]))
+        };
+        stages.map(needed).collect::<Vec<_>>()
+    };
+    let is_shared = |all: Vec<(usize, u64)>| overfull(request, devices, &all).is_none();
     division.pipelines.iter().all(fits)
+        && is_shared(division.pipelines.iter().flat_map(needed).collect())
 }
 
 /// Returns the pipelines of the devices in their order with the cut that is given, and samples by

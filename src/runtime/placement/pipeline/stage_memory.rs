@@ -60,7 +60,8 @@ pub struct StageBytes {
 }
 
 impl StageBytes {
-    fn on(self, selection: &Selection) -> u64 {
+    /// Returns the bytes that the stage needs on a device.
+    pub fn on(self, selection: &Selection) -> u64 {
         let extra = if matches!(selection, Selection::Cpu { .. }) { self.host_extra } else { 0 };
         self.peak.saturating_add(extra) as u64
     }
