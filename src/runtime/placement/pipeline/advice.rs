@@ -103,5 +103,6 @@ fn equal_times(devices: usize, blocks: usize) -> MeasuredBlocks {
         kinds: (0..devices).collect(),
         times: vec![vec![one; blocks]; devices],
         cut_s: vec![vec![0.0; blocks]; devices],
+        refusals: vec![vec![None; blocks]; devices],
     }
 }

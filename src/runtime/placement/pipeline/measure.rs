@@ -23,12 +23,14 @@ pub struct MeasuredBlocks {
     pub rows: u32,
     /// By requested device: the first device of the same identity, whose times it shares.
     pub kinds: Vec<usize>,
-    /// Seconds for one micro-batch, by requested device, then by block. A block that a device has
-    /// no memory for takes forever.
+    /// Seconds for one micro-batch, by requested device, then by block. A block that a device
+    /// cannot run takes forever.
     pub times: Vec<Vec<BlockTimes>>,
     /// Seconds that a cut before a block costs the device on either side of it for one
     /// micro-batch, by requested device, then by block.
     pub cut_s: Vec<Vec<f64>>,
+    /// Why a device cannot run a block, if it cannot, by requested device, then by block.
+    pub refusals: Vec<Vec<Option<String>>>,
 }
 
 /// Times the blocks of a model on the requested devices, for micro-batches of `rows` samples.
@@ -57,23 +59,29 @@ pub fn measure_blocks(
         if different == 1 { "" } else { "s" }
     ));
     let elements = crossing_elements(&whole);
-    let mut measured = MeasuredBlocks { rows, kinds, times: Vec::new(), cut_s: Vec::new() };
+    let (times, cut_s, refusals) = (Vec::new(), Vec::new(), Vec::new());
+    let mut measured = MeasuredBlocks { rows, kinds, times, cut_s, refusals };
     for position in 0..identities.len() {
         let kind = measured.kinds[position];
         if kind < position {
             measured.times.push(measured.times[kind].clone());
             measured.cut_s.push(measured.cut_s[kind].clone());
+            measured.refusals.push(measured.refusals[kind].clone());
             continue;
         }
-        let mut timings = Vec::new();
+        let (mut timings, mut refusals) = (Vec::new(), Vec::new());
         let mut fault = injected(request, &measured.kinds, kind);
         for block in &blocks.first {
             let part = part_of(&whole, *block);
-            timings.push(time_on(request, (devices, position), part, fault.take(), report)?);
+            let timed = time_on(request, (devices, position), part, fault.take(), report)?;
+            refusals.push(timed.as_ref().err().map(refusal));
+            timings.push(timed.unwrap_or_else(|_| BlockTiming::impossible()));
         }
         let of_block = |block: usize| timings[blocks.of_block[block]];
         let all = 0..whole.graph.blocks.len();
         measured.times.push(all.clone().map(|block| of_block(block).times).collect());
+        let refusal = |block: usize| refusals[blocks.of_block[block]].clone();
+        measured.refusals.push(all.clone().map(refusal).collect());
         // The mean of both sides: one writes what the other reads back.
         let cost = |block: usize| {
             let BlockTiming { read_s, write_s, .. } = of_block(block);
@@ -116,14 +124,28 @@ fn part_of(whole: &Plan, block: u32) -> Plan {
     Plan::part(whole.graph.clone(), whole.options, &part)
 }
 
-/// Opens a device with one block, and times it.
+/// Returns why a device cannot run a block, without the advice for a run of a whole model.
+fn refusal(error: &RuntimeError) -> String {
+    match error {
+        RuntimeError::DeviceMemory { adapter, needed, has, basis } => {
+            format!("{adapter}: it needs {needed} of the device's memory, which has {has}, {basis}")
+        }
+        RuntimeError::NoRoom { adapter, what, needed } => {
+            format!("{adapter}: there is no memory for {what}, of {needed} that it needs")
+        }
+        other => other.to_string(),
+    }
+}
+
+/// Opens a device with one block, and times it. The inner error is that the device is too small
+/// for the block, which others may hold.
 fn time_on(
     request: &PlacementRequest,
     (devices, position): (RequestedDevices, usize),
     part: Plan,
     fault: Option<(usize, InjectedFault)>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
-) -> Result<BlockTiming, RuntimeError> {
+) -> Result<Result<BlockTiming, RuntimeError>, RuntimeError> {
     let count = devices.selections.len();
     let (selection, name) = (&devices.selections[position], &*devices.names[position]);
     let (rows, moments) = (part.options.rows, Moments::default());
@@ -131,7 +153,7 @@ fn time_on(
     memory::require_of_host(selection, &part, &moments)?;
     let opened = match open_one(request, (selection, name), part, moments, None, report) {
         Ok(opened) => opened,
-        Err(error) if error.is_capacity_error() => return Ok(BlockTiming::impossible()),
+        Err(error) if error.is_capacity_error() => return Ok(Err(error)),
         Err(error) => return Err(error.of_position(position, count)),
     };
     // Without inputs there is nothing to measure with, which the caller has checked.
@@ -144,5 +166,8 @@ fn time_on(
         time_block(device, &inputs, rows)
     };
     let timed = opened.driver.run("the timing of a block", job);
-    timed.map_err(|error| no_room(error, needed).of_position(failing, count))
+    match timed.map_err(|error| no_room(error, needed)) {
+        Err(error) if !error.is_capacity_error() => Err(error.of_position(failing, count)),
+        timed => Ok(timed),
+    }
 }

@@ -220,25 +220,41 @@ fn no_cut(
     measured: &MeasuredBlocks,
     graph: &Graph,
 ) -> RuntimeError {
-    let is_impossible = |block: &usize| {
-        measured.times.iter().all(|of_device| !of_device[*block].sum_s().is_finite())
-    };
-    let why = match *error {
+    let (why, is_refused_alone) = match *error {
         CutError::Memory { device: Some(device), stage } => {
             let name = &devices.names[device];
             let stage = stage.map_or("any stage".into(), |stage| format!("stage {stage}"));
-            format!("{name} has no memory for even the shortest run of blocks as {stage}")
+            let why = "has no memory for even the shortest run of blocks as";
+            (format!("{name} {why} {stage}"), false)
         }
-        CutError::Forbidden => match (0..graph.blocks.len()).find(is_impossible) {
-            Some(block) => {
-                format!("no device has memory for block {} alone", graph.blocks[block])
-            }
-            None => "no cut of the model fits in the devices' memory".into(),
-        },
-        _ => error.to_string(),
+        CutError::Forbidden => forbidden(measured, graph),
+        _ => (error.to_string(), false),
     };
+    // More stages do not make a block smaller.
+    let deeper =
+        if is_refused_alone { "" } else { "cut the model into more stages (--pipeline), " };
     RuntimeError::InvalidRequest(format!(
-        "{why}; cut the model into more stages (--pipeline), lower train.micro_batch, \
-         model.context or model.width, or choose other devices"
+        "{why}; {deeper}lower train.micro_batch, model.context or model.width, or choose other \
+         devices"
     ))
+}
+
+/// Returns why the blocks that devices cannot run leave no cut, and true if one of them is a block
+/// that none of the devices can run.
+fn forbidden(measured: &MeasuredBlocks, graph: &Graph) -> (String, bool) {
+    let why = |block: usize| measured.refusals.iter().find_map(|of| of[block].as_deref());
+    let refused: Vec<usize> =
+        (0..graph.blocks.len()).filter(|block| why(*block).is_some()).collect();
+    let is_impossible = |block: &&usize| measured.refusals.iter().all(|of| of[**block].is_some());
+    let impossible = refused.iter().find(is_impossible);
+    let Some(&block) = impossible.or(refused.first()) else {
+        return ("no cut of the model fits in the devices' memory".into(), false);
+    };
+    let (name, why) = (&graph.blocks[block], why(block).unwrap_or_default());
+    match impossible {
+        Some(_) => (format!("no device can run block {name}, not even alone ({why})"), true),
+        None => {
+            (format!("each cut has a block on a device that cannot run it: {name} ({why})"), false)
+        }
+    }
 }

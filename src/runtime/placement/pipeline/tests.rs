@@ -228,8 +228,30 @@ fn a_device_that_fails_while_its_blocks_are_timed_ends_the_run() {
     let error = asked.placed().map(|_| ()).unwrap_err();
     assert_eq!(error.exit_code(), 75, "{error}");
     assert!(error.to_string().starts_with("rank 1: "), "{error}");
-    let asked = Asked { faults: "out-of-memory@timing:0/0", ..asked };
-    assert_eq!(asked.placed().map(|_| ()).unwrap_err().exit_code(), 78);
+}
+
+/// Memory that a driver refuses to a block rules the block out, on this device.
+#[test]
+fn a_block_that_no_device_can_run_is_named_with_the_reason() {
+    let asked = Asked { faults: "out-of-memory@timing:0/0", ..Asked::of("cpu*2", 2) };
+    asked.request(|request| {
+        let selections = vec![Selection::Cpu { reason: None }; 2];
+        let names = display_names(&selections);
+        let devices = RequestedDevices { selections: &selections, names: &names };
+        let measured = measure_blocks(request, devices, 3, &mut |_, _| {}).unwrap();
+        let is_refused = |block: usize| measured.refusals[1][block].is_some();
+        assert!(is_refused(0) && !measured.times[1][0].sum_s().is_finite());
+        assert!((1..6).all(|block| !is_refused(block) && measured.times[1][block].sum_s() > 0.0));
+    });
+    let error = asked.placed().map(|_| ()).unwrap_err();
+    assert_eq!(error.exit_code(), 78);
+    let text = error.to_string();
+    let (start, reason) = ("no device can run block embed, not even alone (cpu", "no memory for ");
+    assert!(text.starts_with(start) && text.contains(reason), "{text}");
+    assert!(text.contains("an injected allocation, of ") && text.contains("MiB that it"), "{text}");
+    let advice =
+        "); lower train.micro_batch, model.context or model.width, or choose other devices";
+    assert!(text.ends_with(advice), "{text}");
 }
 
 #[test]
