@@ -101,10 +101,18 @@ impl Placement {
         identities.join(", ")
     }
 
-    /// Returns the decisions about a rank of a run with `world` ranks; `None` if this one has no
-    /// such rank, or if only one of the two runs has several.
-    pub fn of_rank(&self, rank: usize, world: usize) -> Option<&RankPlacement> {
-        self.ranks.get(rank).filter(|_| (self.ranks.len() == 1) == (world == 1))
+    /// Returns true if these are decisions about a run on such candidates, with pipelines or
+    /// without: what was chosen for a whole model is not for a part.
+    pub fn is_of(&self, candidates: &[String], has_pipelines: bool) -> bool {
+        self.candidates == candidates && self.pipeline.is_some() == has_pipelines
+    }
+
+    /// Returns the decisions about the device at a position among the candidates, for a run with
+    /// `world` ranks; `None` if it has no rank, or if only one of the two runs has several. Ranks
+    /// may be in another order of devices than those of the other run.
+    pub fn of_position(&self, position: usize, world: usize) -> Option<&RankPlacement> {
+        let rank = self.ranks.iter().find(|rank| rank.position == position);
+        rank.filter(|_| (self.ranks.len() == 1) == (world == 1))
     }
 
     /// Returns the number of ranks that share each sample: the stages of a pipeline.
@@ -271,12 +279,28 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_rank_finds_its_record_in_a_run_of_its_kind() {
-        let several = placement();
-        assert_eq!(several.of_rank(1, 2), several.ranks.get(1));
-        assert_eq!(several.of_rank(1, 3), several.ranks.get(1));
-        assert_eq!(several.of_rank(2, 3), None);
-        assert_eq!(several.of_rank(0, 1), None);
+    fn a_device_finds_its_record_in_a_run_of_its_kind() {
+        let mut several = placement();
+        assert_eq!(several.of_position(0, 3), None, "it was left out");
+        for of in [1, 0] {
+            assert_eq!(several.of_position(1, 2).unwrap().identity, "B identity");
+            assert_eq!(several.of_position(2, 3), several.ranks.get(of));
+            assert_eq!(several.of_position(1, 1), None);
+            // A pipeline takes its devices in another order.
+            several.ranks.reverse();
+        }
         assert_eq!(several.devices(), "B identity, C identity");
+    }
+
+    #[test]
+    fn records_of_other_devices_or_of_no_pipeline_are_those_of_another_run() {
+        let (record, mut candidates) = (placement(), placement().candidates);
+        assert!(record.is_of(&candidates, false) && !record.is_of(&candidates, true));
+        let schedule = PipelineSchedule::GPipe;
+        let pipeline = Some(PipelineRecord { stages: 2, schedule, chunks: 1 });
+        let cut = Placement { pipeline, ..placement() };
+        assert!(cut.is_of(&candidates, true) && !cut.is_of(&candidates, false));
+        candidates.reverse();
+        assert!(!record.is_of(&candidates, false));
     }
 }

@@ -36,11 +36,11 @@ pub fn assemble(
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let candidates = candidates(&selections);
-    let saved = request.saved.filter(|saved| saved.candidates == candidates);
-    if request.parallel.pipeline.stages > 1 {
+    let has_pipelines = request.parallel.pipeline.stages > 1;
+    let saved = request.saved.filter(|saved| saved.is_of(&candidates, has_pipelines));
+    if has_pipelines {
         return assemble_pipelines(request, devices, (candidates, &adapters), saved, report);
     }
-    let saved = saved.filter(|saved| saved.pipeline.is_none());
     let is_kept = |saved: &&Placement| {
         let has_measured = request.parallel.shares.is_none();
         !request.retune && has_measured && saved.shares_fit(request.batch, request.micro_batch)

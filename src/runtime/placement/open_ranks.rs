@@ -99,8 +99,8 @@ fn open_fixed(
     let mut members = Vec::new();
     for (rank, candidate) in chosen.into_iter().enumerate() {
         let moments = moments(request.optimizer, &layout, rank);
-        let kept = saved.and_then(|saved| saved.of_rank(rank, world));
         let Candidate { position, selection, name, count, micro_batch, rows } = candidate;
+        let kept = saved.and_then(|saved| saved.of_position(position, world));
         let plan = Plan::clone(&request.plans.of_rows(rows));
         let one = open_one(request, (&selection, &name), plan, moments, kept, report);
         let one = one.map_err(|error| error.of_position(position, world))?;

@@ -29,7 +29,7 @@ pub fn reduce_sites(
 ) -> Result<Vec<ReduceSite>, ReduceSiteFailure> {
     let saved = saved.filter(|_| !request.retune);
     let site = |(rank, one): (usize, &&OpenDevice)| {
-        let saved = saved.and_then(|saved| saved.of_rank(rank, members.len()));
+        let saved = saved.and_then(|saved| saved.of_position(one.position, members.len()));
         let site = request.parallel.reduce_site.or(saved.map(|saved| saved.reduce_site));
         let chunks = travelling(layout, groups, Rank(rank as u32));
         reduce_site(request, one, chunks, site).map_err(|error| ReduceSiteFailure { rank, error })

@@ -126,7 +126,7 @@ pub fn assemble_pipelines(
     for (rank, &position) in planned.positions.iter().enumerate() {
         let plan = Plan::clone(&laid_out.written.plans[rank]);
         let moments = laid_out.moments(request, rank);
-        let before = saved.and_then(|saved| saved.of_rank(rank, world));
+        let before = saved.and_then(|saved| saved.of_position(position, world));
         let one = (&devices.selections[position], &*devices.names[position]);
         let opened = open_one(request, one, plan, moments, before, report);
         let opened = opened.map_err(|error| error.of_position(position, world))?;
