@@ -62,15 +62,20 @@ impl fmt::Display for ResumeCommand {
     }
 }
 
-/// Returns the stages of the pipelines that continue a run whose own do not fit so many devices:
-/// the largest number up to theirs that divides the devices, 1 if there is no pipeline among them.
-/// With the interleaved schedule it divides theirs too, so that the micro-batches still fill
-/// rounds. `None` if the run has no pipelines.
-pub fn stages_on(devices: usize, run: &PipelineOptions) -> Option<usize> {
+/// Returns the pipelines that continue a run whose own do not fit so many devices: how many of the
+/// devices they take, and the stages of each. These are the most up to the run's that divide the
+/// devices, or else the most that there are devices for, without those that are left over: the
+/// model may fit on no device alone. With the interleaved schedule they divide the run's, so that
+/// the micro-batches still fill rounds. Without such a pipeline it is 1 stage on all devices.
+/// `None` if the run has no pipelines.
+pub fn pipelines_on(devices: usize, run: &PipelineOptions) -> Option<(usize, usize)> {
     let stages = run.stages as usize;
     let is_any = run.schedule != PipelineSchedule::Interleaved;
-    let fits = |s: &usize| devices.is_multiple_of(*s) && (is_any || stages.is_multiple_of(*s));
-    (stages > 1).then(|| (1..=stages).rev().find(fits).unwrap_or(1))
+    let is_possible = |s: &usize| *s <= devices && (is_any || stages.is_multiple_of(*s));
+    let possible: Vec<usize> = (2..=stages).rev().filter(is_possible).collect();
+    let dividing = possible.iter().find(|stages| devices.is_multiple_of(**stages));
+    let chosen = dividing.or(possible.first()).copied().unwrap_or(1);
+    (stages > 1).then_some((devices / chosen * chosen, chosen))
 }
 
 /// Returns a path as an argument that is neither a flag nor the word `latest`.
@@ -130,13 +135,16 @@ mod tests {
     #[test]
     fn pipelines_fit_the_devices_that_are_left() {
         let run = |stages, schedule| PipelineOptions { stages, schedule, ..Default::default() };
-        let on = |devices, stages| stages_on(devices, &run(stages, PipelineSchedule::GPipe));
+        let on = |devices, stages| pipelines_on(devices, &run(stages, PipelineSchedule::GPipe));
         assert_eq!((on(1, 1), on(3, 1)), (None, None));
-        assert_eq!((on(1, 2), on(2, 3), on(3, 4), on(4, 2)), (Some(1), Some(2), Some(3), Some(2)));
-        assert_eq!((on(3, 2), on(5, 4)), (Some(1), Some(1)));
+        assert_eq!((on(1, 2), on(2, 3)), (Some((1, 1)), Some((2, 2))));
+        assert_eq!((on(3, 4), on(4, 2)), (Some((3, 3)), Some((4, 2))));
+        // Devices are left over rather than a whole model put on each.
+        assert_eq!((on(3, 2), on(5, 4), on(7, 3)), (Some((2, 2)), Some((4, 4)), Some((6, 3))));
         let rounds =
-            |devices, stages| stages_on(devices, &run(stages, PipelineSchedule::Interleaved));
-        assert_eq!((rounds(2, 3), rounds(2, 4), rounds(3, 4)), (Some(1), Some(2), Some(1)));
+            |devices, stages| pipelines_on(devices, &run(stages, PipelineSchedule::Interleaved));
+        assert_eq!((rounds(2, 3), rounds(2, 4)), (Some((2, 1)), Some((2, 2))));
+        assert_eq!((rounds(3, 4), rounds(7, 6)), (Some((2, 2)), Some((6, 6))));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub enum TrainError {
     /// End of a run that can be continued.
     #[error(
         "{cause}; the last checkpoint is {checkpoint}; {}: {command}",
-        how(.left_out, .command)
+        how(*.left_out, *.spare, .command)
     )]
     Stopped {
         cause: Box<TrainError>,
@@ -38,6 +38,8 @@ pub enum TrainError {
         command: Box<ResumeCommand>,
         /// True if the command leaves out the device that failed.
         left_out: bool,
+        /// Number of other devices that it leaves out, because there is no stage for them.
+        spare: usize,
     },
     #[error(
         "the run is one on {devices}, and there is no {missing} here; continue it on what is here \
@@ -117,11 +119,21 @@ impl TrainError {
 }
 
 /// Returns the words before the command that continues a run.
-fn how(left_out: &bool, command: &ResumeCommand) -> &'static str {
+fn how(left_out: bool, spare: usize, command: &ResumeCommand) -> String {
+    let others = match spare {
+        0 => String::new(),
+        1 => ", and without another one, for which there is no stage,".into(),
+        spare => format!(", and without {spare} others, for which there are no stages,"),
+    };
     match (left_out, &command.devices) {
-        (true, _) => "continue without that device with",
-        (false, Some(_)) => "no other device of the run is left, continue on what is found with",
-        (false, None) => "continue it with",
+        (true, _) => format!("continue without that device{others} with"),
+        (false, Some(_)) if spare > 0 => {
+            "no other device of the run is left, continue on some that are found with".into()
+        }
+        (false, Some(_)) => {
+            "no other device of the run is left, continue on what is found with".into()
+        }
+        (false, None) => "continue it with".into(),
     }
 }
 
@@ -134,6 +146,20 @@ impl From<DeviceError> for TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_command_leaves_out_is_said() {
+        let mut command = ResumeCommand::of_run(&PathBuf::from("run"));
+        assert_eq!(how(false, 0, &command), "continue it with");
+        command.devices = Some("cpu*2".into());
+        assert_eq!(how(true, 0, &command), "continue without that device with");
+        let one = "continue without that device, and without another one, for which there is no \
+                   stage, with";
+        assert_eq!(how(true, 1, &command), one);
+        assert!(how(true, 2, &command).contains("without 2 others"));
+        assert!(how(false, 0, &command).ends_with("continue on what is found with"));
+        assert!(how(false, 1, &command).ends_with("continue on some that are found with"));
+    }
 
     #[test]
     fn a_thread_that_cannot_be_started_is_no_full_disk() {

@@ -171,3 +171,20 @@ fn ranks_on_one_adapter_share_its_memory() {
     }
     assert_eq!(desk.files(), before);
 }
+
+/// Three CPU devices are left of two pipelines: one pipeline, and a device without a stage.
+#[test]
+fn the_suggested_command_goes_on_with_a_pipeline_of_those_that_are_left() {
+    let _turn = crate::common::turn();
+    let Some(adapter) = adapter_selectors().into_iter().next() else {
+        return crate::process::skip("there is no adapter");
+    };
+    let desk = Desk::new();
+    let line = format!("--steps {STEPS} --devices {adapter},cpu*3 --pipeline 2");
+    let ran = train(&desk, "lost@backward:6/0", &line).ended(75);
+    let error = ran.line("error:");
+    let text = "continue without that device, and without another one, for which there is no \
+                stage, with: potluck train --resume run --devices 'cpu*2' --pipeline 2";
+    assert!(error.ends_with(text), "{error}");
+    desk.run("train --quiet --resume run --devices cpu*2 --pipeline 2").ok();
+}

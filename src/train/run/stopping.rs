@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use super::RunOptions;
 use crate::checkpoint::{Checkpoint, Store};
-use crate::device::selector_without;
+use crate::device::{selector_of, selector_without};
 use crate::runtime::placement::assemble::{adapters_for, selections};
-use crate::train::continuation::{ResumeCommand, stages_on};
+use crate::runtime::placement::types::PipelineOptions;
+use crate::train::continuation::{ResumeCommand, pipelines_on};
 use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
 
@@ -15,7 +16,8 @@ use crate::train::spec::RunSpec;
 const ANY_DEVICES: &str = "auto";
 
 /// Returns an error with the last checkpoint and the command that continues the run from it. If
-/// `failed` is the position among its devices of the one that failed, the command leaves it out.
+/// `failed` is the position among its devices of the one that failed, the command leaves it out,
+/// and those for which there is no stage.
 pub(super) fn with_command(
     cause: TrainError,
     checkpoint: PathBuf,
@@ -26,12 +28,43 @@ pub(super) fn with_command(
     let selector = &spec.devices;
     let left = failed.map(|position| selector_without(selector, position, &adapters_for(selector)));
     let left_out = matches!(left, Some(Some(_)));
-    let devices = left.map(|left| left.unwrap_or_else(|| ANY_DEVICES.into()));
-    let count = |devices: &String| selections(devices).map_or(1, |left| left.len());
-    let pipeline =
-        devices.as_ref().and_then(|left| stages_on(count(left), &spec.parallel.pipeline));
+    let left = left.map(|left| left.unwrap_or_else(|| ANY_DEVICES.into()));
+    let left = left.map(|left| with_pipelines(left, &spec.parallel.pipeline));
+    let spare = left.as_ref().map_or(0, |left| left.spare);
+    let pipeline = left.as_ref().and_then(|left| left.stages);
+    let devices = left.map(|left| left.devices);
     let command = Box::new(ResumeCommand { devices, pipeline, ..command });
-    TrainError::Stopped { cause: Box::new(cause), checkpoint, command, left_out }
+    TrainError::Stopped { cause: Box::new(cause), checkpoint, command, left_out, spare }
+}
+
+/// Devices that a run goes on with.
+#[derive(Debug, PartialEq)]
+struct LeftDevices {
+    /// Selector of the devices.
+    devices: String,
+    /// Stages of their pipelines, if the run has pipelines.
+    stages: Option<usize>,
+    /// Number of devices that are left over.
+    spare: usize,
+}
+
+/// Returns those of a selector's devices that continue the pipelines of a run.
+fn with_pipelines(devices: String, run: &PipelineOptions) -> LeftDevices {
+    let count = selections(&devices).map_or(1, |left| left.len());
+    let Some((used, stages)) = pipelines_on(count, run) else {
+        return LeftDevices { devices, stages: None, spare: 0 };
+    };
+    let positions: Vec<usize> = (0..used).collect();
+    let fewer = match used < count {
+        true => selector_of(&devices, &positions, &adapters_for(&devices)),
+        false => None,
+    };
+    match fewer {
+        Some(devices) => LeftDevices { devices, stages: Some(stages), spare: count - used },
+        // Devices that cannot be named are all used.
+        None if used < count => LeftDevices { devices, stages: Some(1), spare: 0 },
+        None => LeftDevices { devices, stages: Some(stages), spare: 0 },
+    }
 }
 
 /// Returns the error of a start whose devices failed before there was a run: with the command if
@@ -53,4 +86,23 @@ pub(super) fn at_start(
     let command = ResumeCommand { settings, ..ResumeCommand::of_run(&from) };
     let failed = cause.failed_rank().map(|rank| rank.index());
     with_command(cause, store.path(step), command, spec, failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_without_a_stage_are_left_out() {
+        let run = |stages| PipelineOptions { stages, ..PipelineOptions::default() };
+        let left = |devices: &str, stages| {
+            let left = with_pipelines(devices.into(), &run(stages));
+            (left.devices, left.stages, left.spare)
+        };
+        assert_eq!(left("cpu*3", 2), ("cpu*2".into(), Some(2), 1));
+        assert_eq!(left("cpu*4", 2), ("cpu*4".into(), Some(2), 0));
+        assert_eq!(left("cpu*3", 3), ("cpu*3".into(), Some(3), 0));
+        assert_eq!(left("cpu", 2), ("cpu".into(), Some(1), 0));
+        assert_eq!(left("cpu*3", 1), ("cpu*3".into(), None, 0));
+    }
 }
