@@ -35,6 +35,28 @@ fn a_model_that_fits_on_no_device_alone_trains_with_the_flag_that_its_refusal_sa
 }
 
 #[test]
+fn a_pipeline_that_does_not_fit_names_the_micro_batch_with_which_it_does() {
+    let desk = Desk::new();
+    let line = "--devices cpu*2 --pipeline 2 --set model.width=64 --set model.context=64 \
+                --set train.batch=48 --set train.device_memory_mib=";
+    let mut trained = 0;
+    for mib in [3, 4, 6, 8, 12] {
+        let line = format!("{line}{mib} --out run{mib}");
+        let ran = train(&desk, &format!("{line} --set train.micro_batch=24"));
+        if ran.code() == Some(0) {
+            continue;
+        }
+        let refused = ran.ended(78);
+        let error = refused.line("error:");
+        let Some((_, advice)) = error.split_once("; with --micro-batch ") else { continue };
+        let rows = advice.strip_suffix(" it fits").unwrap();
+        train(&desk, &format!("{line} --set train.micro_batch={rows}")).ok();
+        trained += 1;
+    }
+    assert!(trained > 0, "no limit of memory is too small for the long micro-batch only");
+}
+
+#[test]
 fn a_measured_cut_is_repeated_by_the_flags_that_are_printed_and_kept_on_resume() {
     let desk = Desk::new();
     let ran = train(&desk, "--devices cpu*2 --pipeline 2 --out measured").ok();

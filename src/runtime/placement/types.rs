@@ -65,6 +65,7 @@ impl Default for PipelineOptions {
 }
 
 /// Request for the worker group of a run.
+#[derive(Clone)]
 pub struct PlacementRequest<'a> {
     /// Device selector, as `--devices` takes it.
     pub selector: &'a str,

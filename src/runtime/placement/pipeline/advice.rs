@@ -57,6 +57,17 @@ pub fn advised(
     error
 }
 
+/// Returns the longest shorter micro-batch with which the requested pipelines would fit their
+/// devices, if there is one.
+pub fn micro_batch_that_fits(request: &PlacementRequest, selections: &[Selection]) -> Option<u32> {
+    let stages = RequestedPipelines::of(request).stages;
+    let halves = std::iter::successors(Some(request.micro_batch / 2), |rows| Some(rows / 2));
+    halves.take_while(|rows| *rows > 0).find(|rows| {
+        let shorter = PlacementRequest { micro_batch: *rows, ..request.clone() };
+        would_fit(&shorter, selections, stages, true)
+    })
+}
+
 /// Returns true if pipelines of so many stages would fit the memory of these devices and of the
 /// host, as far as it is known. If the devices `are_named`, copies of one share its memory.
 fn would_fit(

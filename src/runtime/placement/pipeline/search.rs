@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::advice::micro_batch_that_fits;
 use super::measure::{MeasuredBlocks, measure_blocks};
 use super::shared_memory::overfull;
 use super::stage_memory::StageMemory;
@@ -41,7 +42,7 @@ pub fn by_measurement(
         true => searched(request, devices, &requested, &measured, &counts),
         false => Ok(with_given_cut(request, &requested, &measured)),
     }
-    .map_err(|error| no_cut(&error, devices, &measured, &request.plans.of_rows(rows).graph))?;
+    .map_err(|error| no_cut(&error, request, devices, &measured))?;
     if request.parallel.shares.is_some()
         || !holds(request, devices, (&requested, &division), &division.counts)
     {
@@ -216,9 +217,9 @@ fn prediction(
 /// Returns the error that there is no cut, with what the user can do.
 fn no_cut(
     error: &CutError,
+    request: &PlacementRequest,
     devices: RequestedDevices,
     measured: &MeasuredBlocks,
-    graph: &Graph,
 ) -> RuntimeError {
     let (why, is_refused_alone) = match *error {
         CutError::Memory { device: Some(device), stage } => {
@@ -227,9 +228,13 @@ fn no_cut(
             let why = "has no memory for even the shortest run of blocks as";
             (format!("{name} {why} {stage}"), false)
         }
-        CutError::Forbidden => forbidden(measured, graph),
+        CutError::Forbidden => forbidden(measured, &request.plans.of_rows(1).graph),
         _ => (error.to_string(), false),
     };
+    if let Some(rows) = micro_batch_that_fits(request, devices.selections) {
+        let why = format!("{why}; with --micro-batch {rows} it fits");
+        return RuntimeError::InvalidRequest(why);
+    }
     // More stages do not make a block smaller.
     let deeper =
         if is_refused_alone { "" } else { "cut the model into more stages (--pipeline), " };
