@@ -95,7 +95,7 @@ pub struct TrainArgs {
     pub devices: Option<String>,
     /// Cut the model into the K stages of a pipeline, one per device; n devices make n/K pipelines
     /// (parallel.pipeline)
-    #[arg(long, value_name = "K", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
     /// Schedule of a pipeline: 1f1b, gpipe, interleaved or zero-bubble (parallel.schedule)
     #[arg(long, value_name = "S")]
@@ -172,11 +172,12 @@ pub struct CheckpointArgs {
     #[arg(long)]
     pub best: bool,
     /// Devices: auto (the first hardware GPU, or else the CPU), or a selector or list of selectors
-    /// as for `potluck train`; `eval` divides the samples among them, `generate` uses the first
+    /// as for `potluck train`; `eval` divides the samples among them, `generate` uses the first,
+    /// or the first K with --pipeline K
     #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
     /// Run the model as a pipeline of K devices
-    #[arg(long, value_name = "K", value_parser = whole::<u64>)]
+    #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
     /// Schedule of the pipeline: 1f1b, gpipe, interleaved or zero-bubble
     #[arg(long, value_name = "S")]
@@ -298,7 +299,7 @@ pub enum BenchCommand {
     /// and on the gradients of devices
     Collectives(CollectivesArgs),
     /// Benchmark training steps of pipelines: throughput and bubble of every schedule, beside the
-    /// price by simulation and the formula
+    /// prediction by simulation and the formula
     Pipeline(PipelineArgs),
 }
 
@@ -315,7 +316,8 @@ pub struct PipelineArgs {
         value_name = "K,..",
         value_delimiter = ',',
         default_value = "2",
-        value_parser = clap::value_parser!(u32).range(2..=64)
+        value_parser = within::<2, 64>,
+        allow_negative_numbers = true
     )]
     pub stages: Vec<u32>,
     /// Numbers of micro-batches per step
@@ -324,7 +326,8 @@ pub struct PipelineArgs {
         value_name = "M,..",
         value_delimiter = ',',
         default_value = "4,8,16",
-        value_parser = clap::value_parser!(u32).range(1..=1024)
+        value_parser = within::<1, 1024>,
+        allow_negative_numbers = true
     )]
     pub micro_batches: Vec<u32>,
     /// Schedules: 1f1b, gpipe, interleaved, zero-bubble [default: all]
@@ -385,7 +388,8 @@ pub struct CollectivesArgs {
         long,
         value_name = "N,..",
         value_delimiter = ',',
-        value_parser = clap::value_parser!(u32).range(2..=64)
+        value_parser = within::<2, 64>,
+        allow_negative_numbers = true
     )]
     pub ranks: Vec<u32>,
     /// Fewer sizes and samples: some seconds instead of about a minute
@@ -418,6 +422,18 @@ pub enum BenchPart {
 
 fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {
     typed.parse().map_err(|_| "expects a non-negative integer".into())
+}
+
+/// Reads the stages of a pipeline. What is a number, but out of range, is refused with the key of
+/// the configuration.
+fn stages(typed: &str) -> Result<u64, String> {
+    typed.parse().map_err(|_| "expects a whole number from 1 to 64".into())
+}
+
+/// Reads a whole number in a range.
+fn within<const LEAST: u32, const MOST: u32>(typed: &str) -> Result<u32, String> {
+    let number = typed.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+    number.ok_or_else(|| format!("expects a whole number from {LEAST} to {MOST}"))
 }
 
 fn schedule(typed: &str) -> Result<PipelineSchedule, String> {

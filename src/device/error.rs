@@ -9,6 +9,14 @@ pub enum DeviceError {
     NoMatch { selector: String, found: String },
     #[error("'{selector}' is not a device selector: {why}")]
     BadSelector { selector: String, why: String },
+    #[error("{} is in the list {times}; write {}*{count} once", names.join(" or "), names[0])]
+    Repeated {
+        /// Spellings of the device in the list, the first one first.
+        names: Vec<String>,
+        times: String,
+        /// Ranks on the device by all of its entries.
+        count: usize,
+    },
     #[error("{adapter}: cannot be opened: {why}")]
     Open { adapter: String, why: String },
     #[error(

@@ -149,21 +149,42 @@ fn no_hardware() -> Selection {
 
 /// Parses a list in lower case; returns its devices.
 fn parse_list(list: &str, known: &[Known]) -> Result<Vec<Chosen>, DeviceError> {
-    let mut chosen = Vec::new();
-    let mut rest = list;
-    loop {
-        let (part, (device, count)) = longest(rest, known)?;
-        if chosen.contains(&device) {
-            let name = part.trim().split('*').next().unwrap_or_default();
-            let why = format!("the list has this device already; for two on it, say {name}*2 once");
-            return Err(bad(part, &why));
-        }
-        chosen.extend(std::iter::repeat_n(device, count));
-        match rest.get(part.len() + 1..) {
-            Some(more) => rest = more,
-            None => return Ok(chosen),
+    let mut entries = Vec::new();
+    let mut rest = Some(list);
+    while let Some(list) = rest {
+        let (part, (device, count)) = longest(list, known)?;
+        entries.push((part.trim(), device, count));
+        rest = list.get(part.len() + 1..);
+    }
+    for (index, (_, device, _)) in entries.iter().enumerate() {
+        let is_same = |entry: &&ListEntry| entry.1 == *device;
+        if entries[..index].iter().any(|entry| is_same(&entry)) {
+            let same: Vec<ListEntry> = entries.iter().filter(is_same).copied().collect();
+            return Err(repeated(&same));
         }
     }
+    let ranks = |(_, device, count): ListEntry| std::iter::repeat_n(device, count);
+    Ok(entries.into_iter().flat_map(ranks).collect())
+}
+
+/// Entry of a list: its text, the device that it names, and how many ranks on it.
+type ListEntry<'a> = (&'a str, Chosen, usize);
+
+/// Returns the error of several entries that name one device.
+fn repeated(entries: &[ListEntry]) -> DeviceError {
+    let mut names: Vec<String> = Vec::new();
+    for (part, _, count) in entries {
+        let counted = part.rsplit_once('*').filter(|(_, typed)| typed.trim().parse() == Ok(*count));
+        let name = counted.map_or(*part, |(name, _)| name.trim_end());
+        if !names.iter().any(|known| known == name) {
+            names.push(name.into());
+        }
+    }
+    let times = match entries.len() {
+        2 => "twice".into(),
+        times => format!("{times} times"),
+    };
+    DeviceError::Repeated { names, times, count: entries.iter().map(|entry| entry.2).sum() }
 }
 
 /// Returns the longest part, up to a comma or the end, that names a device, because names may
@@ -321,8 +342,10 @@ mod tests {
         refused("radeon*2", &["no adapter matches 'radeon'"]);
         refused("cpu,auto", &["'auto' is not", "cannot be part of a list"]);
         refused("all*2,cpu", &["'all' is not", "cannot be part of a list"]);
-        refused("cpu,rtx,cpu", &["'cpu' is not", "already", "cpu*2"]);
-        refused("rtx,nvidia*2", &["'nvidia*2' is not", "nvidia*2"]);
+        refused("cpu,rtx,cpu", &["cpu is in the list twice; write cpu*2 once"]);
+        refused("cpu*2,1,cpu*3,cpu", &["cpu is in the list 3 times; write cpu*6 once"]);
+        refused("rtx,nvidia*2", &["rtx or nvidia is in the list twice; write rtx*3 once"]);
+        refused("uhd*2,cpu,uhd*2*2", &["uhd*2 is in the list twice; write uhd*2*3 once"]);
     }
 
     #[test]

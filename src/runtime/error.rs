@@ -90,6 +90,7 @@ impl RuntimeError {
                 DeviceError::NoAdapter { .. }
                 | DeviceError::NoMatch { .. }
                 | DeviceError::BadSelector { .. }
+                | DeviceError::Repeated { .. }
                 | DeviceError::Open { .. }
                 | DeviceError::TooLarge { .. }
                 | DeviceError::LoopTooLong { .. }

@@ -320,9 +320,10 @@ fn refuses(line: &str, parts: &[&str]) {
 
 #[test]
 fn models_that_cannot_be_cut_so() {
-    let few = ["a model of 4 blocks cannot be cut into 5 stages: lower --pipeline"];
+    let few = ["a model of 4 blocks cannot be cut into 5 stages: lower --pipeline to at most 4, "];
     refuses("--devices cpu*5 --pipeline 5", &few);
-    let chunks = ["a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: lower "];
+    let chunks =
+        ["a model of 4 blocks cannot be cut into 2 stages of 3 model chunks: give --set chunks=2"];
     let line = "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=3";
     refuses(line, &chunks);
     for (stages, sum) in [("3,2", 5), ("1,1", 2), ("1,65536", 65_537)] {
@@ -352,15 +353,16 @@ fn devices_that_make_no_whole_pipelines() {
 #[test]
 fn batches_that_do_not_fit_the_pipelines() {
     let interleaved = format!("--devices cpu*2 --pipeline 2 {INTERLEAVED}");
-    let three = "interleaved needs a multiple of 2 micro-batches and there are 3; give 2 or 4 (12 \
-                 samples in micro-batches of 4: set train.batch or train.micro_batch)";
+    let three = "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved needs a \
+                 multiple of the 2 stages: --micro-batch 3 gives 4, --micro-batch 6 gives 2";
     refuses(&format!("{interleaved} --set train.micro_batch=4"), &[three]);
     refuses(
         &format!("{interleaved} --set train.micro_batch=12"),
-        &["and there is 1; give 2 (12 samples"],
+        &["of 12 make 1 micro-batch, and", "a multiple of the 2 stages: --micro-batch 6 gives 2"],
     );
     let beside = format!("--devices cpu*4 --pipeline 2 {INTERLEAVED} --set train.micro_batch=2");
-    let three = "and there are 3; give 2 or 4 (6 samples in micro-batches of 2: ";
+    let three = "6 samples in micro-batches of 2 make 3 micro-batches, and interleaved needs a \
+                 multiple of the 2 stages: --micro-batch 1 gives 6, --micro-batch 3 gives 2";
     refuses(&format!("{beside} --set parallel.shares=6,6"), &[three]);
     let per_pipeline = "give one per pipeline, in the order of --devices";
     for (devices, shares, has) in [

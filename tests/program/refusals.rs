@@ -99,6 +99,12 @@ fn arguments_without_a_meaning() {
     refuses_usage("generate run --temperature -1", &["-1"]);
     refuses_usage("generate run --temperature=nan", &["nan", "non-negative number"]);
     refuses_usage("eval run --micro-batch 0", &["0", "--micro-batch"]);
+    for stages in ["-1", "x", "1.5"] {
+        for command in ["train", "eval run", "generate run"] {
+            let line = format!("{command} --pipeline {stages}");
+            refuses_usage(&line, &[stages, "a whole number from 1 to 64"]);
+        }
+    }
     refuses_usage("dance", &["dance"]);
     let desk = Desk::new();
     assert!(desk.run("").ended(2).err.contains("Usage: potluck <COMMAND>"));
@@ -133,8 +139,8 @@ fn lists_of_devices_that_are_wrong_in_a_part() {
     let train = "train tiny.toml --data text.txt --explain memory --devices";
     let refuses = |list: &str, parts: &[&str]| refuses(&[], &format!("{train} {list}"), parts);
     refuses("cpu,nosuchdevice", &["'nosuchdevice'"]);
-    refuses("cpu,cpu", &["'cpu' is not a device selector", "say cpu*2 once"]);
-    refuses("cpu*2,cpu", &["'cpu' is not a device selector", "the list has this device already"]);
+    refuses("cpu,cpu", &["error: cpu is in the list twice; write cpu*2 once"]);
+    refuses("cpu,cpu*3", &["error: cpu is in the list twice; write cpu*4 once"]);
     refuses("cpu,", &["'' is not a device selector", "empty"]);
     refuses("cpu,all", &["'all' is not a device selector", "cannot be part of a list"]);
     for count in ["cpu*0", "cpu*65", "cpu*x", "cpu*"] {

@@ -3,8 +3,8 @@
 use super::{PlannedPipelines, RequestedPipelines};
 use crate::graph::Graph;
 use crate::parallel::pipeline::micro_batch_counts;
-use crate::parallel::schedule::require_fit;
-use crate::parallel::{PipelineSchedule, PipelineShape};
+use crate::parallel::schedule::{ScheduleError, require_fit};
+use crate::parallel::{PipelineSchedule, PipelineShape, Share};
 use crate::planner::cut::of_counts;
 use crate::runtime::RuntimeError;
 
@@ -30,7 +30,8 @@ pub fn require_devices(requested: &RequestedPipelines, devices: usize) -> Result
         if devices == 1 { "there is 1 device" } else { &format!("there are {devices} devices") };
     refused(format!(
         "parallel.pipeline = {stages} needs a multiple of {stages} devices, and {are}: {others} \
-         with --devices (NAME*K is K ranks on one device), or another --pipeline"
+         with --devices (NAME*N is N ranks on one device), another --pipeline, or --pipeline 1 \
+         to run without a pipeline"
     ))
 }
 
@@ -54,20 +55,34 @@ pub fn require_model(
         );
     }
     if count < parts {
-        let pieces = match requested.chunks {
-            1 => format!("{parts} stages"),
-            chunks => format!("{} stages of {chunks} model chunks", requested.stages),
-        };
-        return refused(format!(
-            "a model of {count} blocks cannot be cut into {pieces}: lower --pipeline or \
-             parallel.chunks to at most {count} parts, or raise model.layers"
-        ));
+        return refused(too_many_parts(requested, count));
     }
     if blocks.is_empty() {
         return Ok(());
     }
     let checked = of_counts(blocks, count as u32, parts);
     checked.map(drop).or_else(|error| refused(error.to_string()))
+}
+
+/// Returns the error of a model of `count` blocks, which has too few for the requested stages, with
+/// the nearest numbers that fit.
+fn too_many_parts(requested: &RequestedPipelines, count: usize) -> String {
+    let RequestedPipelines { stages, chunks, .. } = *requested;
+    let cannot = format!("a model of {count} blocks cannot be cut into {stages} stages");
+    if chunks == 1 {
+        return format!("{cannot}: lower --pipeline to at most {count}, or raise model.layers");
+    }
+    let cannot = format!("{cannot} of {chunks} model chunks");
+    // Fewer stages, and fewer chunks of as many stages; several of each.
+    match (count / chunks, count / stages) {
+        (_, fewer @ 2..) => format!(
+            "{cannot}: give --set chunks={fewer}, a lower --pipeline or a higher model.layers"
+        ),
+        (fewer @ 2.., _) => {
+            format!("{cannot}: lower --pipeline to at most {fewer}, or raise model.layers")
+        }
+        _ => format!("{cannot}: choose another --schedule, or raise model.layers"),
+    }
 }
 
 /// Checks that the micro-batches of each pipeline fit its schedule; returns a note if they are so
@@ -86,12 +101,12 @@ pub fn require_micro_batches(
             chunks: requested.chunks,
             micro_batches: *count,
         };
-        if let Err(error) = require_fit(requested.schedule, shape) {
-            let (samples, rows) = (share.count, share.micro_batch);
-            return refused(format!(
-                "{error} ({samples} samples in micro-batches of {rows}: set train.batch or \
-                 train.micro_batch)"
-            ));
+        match require_fit(requested.schedule, shape) {
+            Ok(()) => {}
+            Err(ScheduleError::PartialRound { .. }) => {
+                return refused(partial_round(requested.stages, share, &planned.shares));
+            }
+            Err(error) => return refused(error.to_string()),
         }
     }
     let fewest = counts.iter().copied().min().unwrap_or(0);
@@ -105,6 +120,41 @@ pub fn require_micro_batches(
             requested.stages
         )
     }))
+}
+
+/// Returns the error of a pipeline whose micro-batches do not fill the rounds of the interleaved
+/// schedule, with the nearest `--micro-batch` below and above with which those of all pipelines do.
+fn partial_round(stages: usize, share: &Share, shares: &[Share]) -> String {
+    let Share { count: samples, micro_batch: rows, .. } = *share;
+    let count_in = |share: &Share, rows: u32| share.count.div_ceil(rows.max(1));
+    let needs = format!(
+        "{} in micro-batches of {rows} make {}, and interleaved needs a multiple of the {stages} \
+         stages",
+        noun(samples, "sample", "samples"),
+        noun(count_in(share, rows), "micro-batch", "micro-batches"),
+    );
+    let fits = |rows: &u32| {
+        shares.iter().all(|share| (count_in(share, *rows) as usize).is_multiple_of(stages))
+    };
+    let most = shares.iter().map(|share| share.count).max().unwrap_or(0);
+    let nearest = [(1..rows).rev().find(fits), (rows + 1..=most).find(fits)];
+    // The smallest with the same number of micro-batches, which are nearly equal.
+    let smallest = |rows: u32| {
+        let smallest = samples.div_ceil(count_in(share, rows).max(1));
+        if fits(&smallest) { smallest } else { rows }
+    };
+    let found = nearest.into_iter().flatten().map(smallest);
+    let gives = |rows: u32| format!("--micro-batch {rows} gives {}", count_in(share, rows));
+    let found: Vec<String> = found.map(gives).collect();
+    match found.is_empty() {
+        true => format!("{needs}, which no --micro-batch gives: set another --batch"),
+        false => format!("{needs}: {}", found.join(", ")),
+    }
+}
+
+/// Returns a count with its noun.
+fn noun(count: u32, one: &str, several: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {several}") }
 }
 
 #[cfg(test)]
@@ -140,7 +190,9 @@ mod tests {
         assert!(
             error(3, 4).contains("a multiple of 3 devices, and there are 4 devices: choose 3 or 6")
         );
-        assert!(error(2, 1).contains("there is 1 device: choose 2 with"), "{}", error(2, 1));
+        let one = error(2, 1);
+        assert!(one.contains("there is 1 device: choose 2 with --devices (NAME*N is"), "{one}");
+        assert!(one.ends_with("or --pipeline 1 to run without a pipeline"), "{one}");
     }
 
     #[test]
@@ -151,8 +203,16 @@ mod tests {
             require_model(&requested, &graph(blocks), counts).unwrap_err().to_string()
         };
         assert!(error(requested(2, 1), 1, &[]).contains("no blocks"));
-        assert!(error(requested(7, 1), 6, &[]).contains("6 blocks cannot be cut into 7 stages"));
-        assert!(error(requested(2, 4), 6, &[]).contains("2 stages of 4 model chunks"));
+        for (stages, chunks, blocks, advice) in [
+            (7, 1, 6, "7 stages: lower --pipeline to at most 6, or raise model.layers"),
+            (2, 4, 6, "2 stages of 4 model chunks: give --set chunks=3, a lower --pipeline or a"),
+            (4, 2, 6, "4 stages of 2 model chunks: lower --pipeline to at most 3, or raise"),
+            (2, 2, 3, "2 stages of 2 model chunks: choose another --schedule, or raise"),
+        ] {
+            let error = error(requested(stages, chunks), blocks, &[]);
+            let expected = format!("a model of {blocks} blocks cannot be cut into {advice}");
+            assert!(error.contains(&expected), "{error}");
+        }
         assert!(error(requested(2, 1), 6, &[3, 2]).contains("add up to 6"));
     }
 
@@ -164,8 +224,20 @@ mod tests {
             shares: contiguous_shares(&[samples], &[rows]),
             schedule: PipelineSchedule::OneFOneB,
         };
-        let error = require_micro_batches(&requested(2, 2), &planned(9, 3)).unwrap_err();
-        assert!(error.to_string().contains("give 2 or 4"), "{error}");
+        let error = |stages, samples: u32, rows: u32| {
+            let refused = require_micro_batches(&requested(stages, 2), &planned(samples, rows));
+            refused.unwrap_err().to_string()
+        };
+        let expected = "12 samples in micro-batches of 4 make 3 micro-batches, and interleaved \
+                        needs a multiple of the 2 stages: --micro-batch 3 gives 4, --micro-batch 6 \
+                        gives 2";
+        assert!(error(2, 12, 4).ends_with(expected), "{}", error(2, 12, 4));
+        let one = error(2, 2, 2);
+        assert!(one.contains("of 2 make 1 micro-batch, and"), "{one}");
+        assert!(one.ends_with("a multiple of the 2 stages: --micro-batch 1 gives 2"), "{one}");
+        // 5 samples are 5, 3, 3 (in micro-batches of 2), 2, 2 or 1.
+        let none = error(4, 5, 2);
+        assert!(none.ends_with("which no --micro-batch gives: set another --batch"), "{none}");
         assert_eq!(require_micro_batches(&requested(2, 1), &planned(9, 3)).unwrap(), None);
         let note = require_micro_batches(&requested(2, 1), &planned(9, 9)).unwrap().unwrap();
         assert!(note.contains("1 micro-batch keeps 2 stages idle"), "{note}");
