@@ -18,7 +18,7 @@ use crate::model::LanguageModel;
 use crate::runtime::open::{OpenOptions, open_alone, open_named};
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::assemble::selections;
-use crate::runtime::placement::names::display_names;
+use crate::runtime::placement::names::{display_names, distinct};
 use crate::runtime::placement::pipeline::{ForwardPipelines, open_forward_pipelines};
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::train::error::TrainError;
@@ -152,7 +152,10 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let devices = &args.checkpoint.devices;
     let EvalDevices { group, pipelines, .. } = match spec.parallel.pipeline.stages {
         1 => EvalDevices::alone(open_model(first_device(devices)?, &spec, checkpoint, plan)?),
-        _ => open_pipelines(devices, &spec, checkpoint, plan)?,
+        stages => {
+            let first = first_devices(devices, stages as usize)?;
+            open_pipelines(first, &spec, checkpoint, plan)?
+        }
     };
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     super::print(args.prompt.as_deref().unwrap_or_default());
@@ -230,7 +233,7 @@ fn open_for_eval(
     plan: Plan,
 ) -> anyhow::Result<EvalDevices> {
     if spec.parallel.pipeline.stages > 1 {
-        return open_pipelines(devices, spec, checkpoint, plan);
+        return open_pipelines(selections(devices)?, spec, checkpoint, plan);
     }
     if is_auto(devices) {
         let group = open_model(first_device(devices)?, spec, checkpoint, plan)?;
@@ -265,9 +268,9 @@ fn open_for_eval(
     Ok(EvalDevices { group, pipelines: None, weights })
 }
 
-/// Opens the devices that a selector names as pipelines, with the checkpoint's parameters on them.
+/// Opens devices as pipelines, with the checkpoint's parameters on them.
 fn open_pipelines(
-    devices: &str,
+    devices: Vec<Selection>,
     spec: &RunSpec,
     checkpoint: Checkpoint,
     plan: Plan,
@@ -286,14 +289,22 @@ fn is_auto(devices: &str) -> bool {
 
 /// Returns the device that works alone; of several that a list names, the user reads which.
 fn first_device(devices: &str) -> anyhow::Result<Selection> {
-    let chosen = selections(devices)?;
-    let count = chosen.len();
     let missing = || TrainError::Defect("no device was chosen".into());
-    let first = chosen.into_iter().next().ok_or_else(missing)?;
-    if count > 1 && !is_auto(devices) {
-        print_line(&format!("generating on {}, the first of {count} devices", first.name()));
+    Ok(first_devices(devices, 1)?.into_iter().next().ok_or_else(missing)?)
+}
+
+/// Returns the first `wanted` devices, all if there are fewer; of more that a list names, the user
+/// reads which.
+fn first_devices(devices: &str, wanted: usize) -> anyhow::Result<Vec<Selection>> {
+    let mut chosen = selections(devices)?;
+    let names = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
+    if chosen.len() > wanted && !is_auto(devices) {
+        let (on, count) = (names[..wanted].join(" and "), chosen.len());
+        let first = if wanted == 1 { "first".into() } else { format!("first {wanted}") };
+        print_line(&format!("generating on {on}, the {first} of {count} devices"));
     }
-    Ok(first)
+    chosen.truncate(wanted);
+    Ok(chosen)
 }
 
 /// Options of devices that make only a few passes: timing kernels would take longer than it saves.

@@ -244,6 +244,17 @@ fn evaluations_and_texts_are_those_of_one_device() {
         assert_eq!(evaluated["targets"], loss["targets"], "{line}");
         assert_eq!(generate(line), text, "{line}");
     }
+    // One text needs one pipeline.
+    for (devices, stages, said) in [
+        ("cpu*4", 2, "generating on cpu and cpu 2, the first 2 of 4 devices"),
+        ("cpu*3", 2, "generating on cpu and cpu 2, the first 2 of 3 devices"),
+    ] {
+        let line = format!("--devices {devices} --pipeline {stages} --temperature 1.2");
+        let ran = ONE.run(&format!("generate one --tokens 30 {line}")).ok();
+        assert_eq!(ran.out, text);
+        assert_eq!(ran.line("generating"), said, "{}", ran.err);
+        assert_eq!(ran.line("stages: ").matches("cpu").count(), 2, "{}", ran.err);
+    }
     assert_ne!(generate("--devices cpu --seed 2"), text);
     let earlier = "one/checkpoints/step-00000008 --devices cpu*2 --pipeline 2";
     assert_ne!(eval(earlier)["loss"], loss["loss"]);

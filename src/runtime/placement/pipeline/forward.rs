@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::checks::{require_devices, require_model};
 use super::open::{layout_of_groups, run_name};
 use super::{RequestedPipelines, pipelines_of};
+use crate::device::Selection;
 use crate::graph::Plan;
 use crate::parallel::pipeline::{bucket_groups, edge_layout};
 use crate::parallel::{PipelinePrograms, PipelineRequest, Share};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenOptions, open_named};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
-use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::types::ParallelOptions;
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions};
@@ -27,7 +27,7 @@ pub struct ForwardPipelines {
     pub notes: Vec<String>,
 }
 
-/// Opens the devices that a selector names as pipelines of the forward graph `plan`. The model is
+/// Opens devices as pipelines of the forward graph `plan`, in their order. The model is
 /// cut as `parallel.stages` says, or else into nearly equal numbers of blocks: blocks are not
 /// measured for passes that run once.
 ///
@@ -35,12 +35,11 @@ pub struct ForwardPipelines {
 /// Returns `RuntimeError` if the devices make no whole pipelines, if the model cannot be cut so, or
 /// if a device cannot be opened or has too little memory.
 pub fn open_forward_pipelines(
-    devices: &str,
+    selections: Vec<Selection>,
     parallel: &ParallelOptions,
     options: &OpenOptions,
     plan: Plan,
 ) -> Result<ForwardPipelines, RuntimeError> {
-    let selections = selections(devices)?;
     let requested = RequestedPipelines::from(&parallel.pipeline);
     require_devices(&requested, selections.len())?;
     require_model(&requested, &plan.graph, &parallel.pipeline.blocks)?;
