@@ -92,11 +92,11 @@ pub struct PipelineFigure {
     pub blocks: Vec<u32>,
     /// Median seconds of a step, and those by simulation with measured times of blocks.
     pub step_s: f64,
-    pub priced_s: f64,
+    pub predicted_s: f64,
     /// Median share of a step in which ranks wait for each other; the idle share by simulation;
     /// and that by formula, for equal stages.
     pub bubble: f64,
-    pub priced_bubble: f64,
+    pub predicted_bubble: f64,
     pub formula_bubble: f64,
 }
 

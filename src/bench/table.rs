@@ -13,6 +13,8 @@ pub struct Table {
     /// True for each column that holds text, which is aligned to the left.
     text: Vec<bool>,
     rows: Vec<Vec<String>>,
+    /// Line below the table, if there is one.
+    note: Option<&'static str>,
 }
 
 impl Table {
@@ -20,7 +22,7 @@ impl Table {
     pub fn new(head: &[&str]) -> Self {
         let text = head.iter().map(|cell| cell.starts_with('<')).collect();
         let head = head.iter().map(|cell| cell.trim_start_matches('<').to_string()).collect();
-        Self { text, rows: vec![head] }
+        Self { text, rows: vec![head], note: None }
     }
 
     pub fn row(&mut self, cells: Vec<String>) {
@@ -50,7 +52,7 @@ impl fmt::Display for Table {
             }
             writeln!(f, "{}", line.trim_end())?;
         }
-        Ok(())
+        self.note.map_or(Ok(()), |note| writeln!(f, "{note}"))
     }
 }
 
@@ -213,6 +215,11 @@ fn moved(device: &DeviceReport) -> Table {
     table
 }
 
+/// Note on the predicted columns of the table of pipelines.
+const PREDICTED: &str = "predicted: by times of blocks, measured alone, and of transfers; updates, \
+                         reductions and loading come in addition, and stages that share a device \
+                         slow each other down";
+
 /// Returns the table of pipelines, with an empty row where the shape of the pipeline changes.
 fn pipelines(device: &DeviceReport) -> Table {
     let mut table = Table::new(&[
@@ -222,11 +229,12 @@ fn pipelines(device: &DeviceReport) -> Table {
         "tokens/s",
         "spread",
         "step ms",
-        "priced ms",
+        "predicted ms",
         "bubble",
-        "priced bubble",
+        "predicted bubble",
         "formula bubble",
     ]);
+    table.note = Some(PREDICTED);
     let mut last = None;
     for figure in &device.figures {
         let Some(found) = &figure.pipeline else { continue };
@@ -243,9 +251,9 @@ fn pipelines(device: &DeviceReport) -> Table {
             number(figure.median),
             spread(figure),
             number(1e3 * found.step_s),
-            number(1e3 * found.priced_s),
+            number(1e3 * found.predicted_s),
             percent(found.bubble),
-            percent(found.priced_bubble),
+            percent(found.predicted_bubble),
             percent(found.formula_bubble),
         ]);
     }

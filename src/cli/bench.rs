@@ -3,10 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::UsageError;
 use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs, PipelineArgs, PipelineCut};
+use super::{UsageError, write_named};
 use crate::bench::{self, Effort, Options, Part, Report, collectives, pipeline};
-use crate::files;
 use crate::parallel::PipelineSchedule;
 use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
 use crate::train::TrainError;
@@ -64,7 +63,9 @@ fn pipelines(args: &PipelineArgs) -> anyhow::Result<i32> {
 }
 
 fn pipeline_options(args: &PipelineArgs) -> pipeline::PipelineBenchOptions {
-    let sizes = |given: &[u32]| given.iter().map(|size| *size as usize).collect();
+    let sizes = |given: &[u32]| {
+        without_repeats(&given.iter().map(|size| *size as usize).collect::<Vec<_>>())
+    };
     let size = |given: Option<u32>, tiny: u32, usual: u32| {
         given.unwrap_or(if args.tiny { tiny } else { usual }) as usize
     };
@@ -73,7 +74,7 @@ fn pipeline_options(args: &PipelineArgs) -> pipeline::PipelineBenchOptions {
         effort: effort(args.tiny, args.quick),
         schedules: match args.schedules.is_empty() {
             true => PipelineSchedule::ALL.to_vec(),
-            false => args.schedules.clone(),
+            false => without_repeats(&args.schedules),
         },
         stages: sizes(&args.stages),
         micro_batches: sizes(&args.micro_batches),
@@ -88,11 +89,20 @@ fn pipeline_options(args: &PipelineArgs) -> pipeline::PipelineBenchOptions {
     }
 }
 
+/// Returns the first of each equal values, in their order: a case is measured once.
+fn without_repeats<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
+    let mut kept = Vec::new();
+    for value in values {
+        if !kept.contains(value) {
+            kept.push(*value);
+        }
+    }
+    kept
+}
+
 /// Writes a drawing to the file of `--svg`, if there is one.
 fn draw(path: Option<&Path>, drawing: impl FnOnce() -> String) -> Result<(), TrainError> {
-    let Some(path) = path else { return Ok(()) };
-    let failed = |why| TrainError::Io { path: path.into(), why };
-    files::replace(path, drawing().as_bytes()).map_err(failed)
+    path.map_or(Ok(()), |path| write_named(path, drawing().as_bytes()))
 }
 
 /// Checks that the file of a flag can be written, before anything is measured for it.
@@ -110,8 +120,7 @@ fn deliver(report: &Report, json: Option<&Path>) -> anyhow::Result<i32> {
         }
         Some(path) => {
             super::print(&report.to_string());
-            let failed = |why| TrainError::Io { path: path.into(), why };
-            files::replace(path, report.to_json().as_bytes()).map_err(failed)?;
+            write_named(path, report.to_json().as_bytes())?;
         }
         None => {
             super::print(&report.to_string());

@@ -1,6 +1,7 @@
 //! `potluck train --explain`: tables that describe a run, without running it.
 
 mod edges;
+mod instructions;
 pub mod pipelines;
 
 use std::fmt::Write;
@@ -33,6 +34,7 @@ use crate::runtime::placement::shares::{
 use crate::runtime::{self, timing};
 use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
+use instructions::InstructionNames;
 use pipelines::{PipelineTable, with_pipelines};
 
 /// Bytes of one exchanged value.
@@ -225,12 +227,14 @@ fn limit_line(spec: &RunSpec, selection: &Selection, plan: &Plan, moments: &Mome
 
 fn program(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> String {
     let plan = plans.of_rows(spec.micro_batch);
+    let names = InstructionNames { plan: &plan, edges: &[] };
     if let [share] = devices_of_run.shares[..] {
-        return single_rank(&plan, share.count, share.micro_batch).to_string();
+        return names.program(&single_rank(&plan, share.count, share.micro_batch));
     }
     let overlap = spec.parallel.overlap;
     let programs = devices_of_run.shares.iter().enumerate().map(|(rank, share)| {
-        format!("{}\n{}", devices_of_run.title(rank), data_parallel(&plan, *share, overlap))
+        let program = names.program(&data_parallel(&plan, *share, overlap));
+        format!("{}\n{program}", devices_of_run.title(rank))
     });
     programs.collect::<Vec<_>>().join("\n")
 }

@@ -94,6 +94,16 @@ fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
     }
 }
 
+/// Writes a file that a flag names, and says so.
+///
+/// # Errors
+/// Returns `TrainError::Io` if it cannot be written.
+fn write_named(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
+    files::replace(path, bytes).map_err(|why| TrainError::Io { path: path.into(), why })?;
+    print_line(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
 /// Arguments that parse but cannot be carried out.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]

@@ -3,15 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::explain::pipelines::{ExplainedPipelines, with_pipelines};
+use super::explain::pipelines::{ExplainedPipelines, counted, with_pipelines};
+use super::write_named;
 use crate::data::Tokenizer;
-use crate::files;
 use crate::graph::PassKind;
 use crate::parallel::{MicroBatch, Placement};
 use crate::planner::price::{LinkModel, PricedSpan, UnknownTime, price};
 use crate::runtime::RuntimeError;
 use crate::runtime::timing::Probe;
-use crate::train::error::TrainError;
 use crate::train::spec::RunSpec;
 use crate::ui::gantt::{Chart, RunsOfRow, SegmentRun, chart_of_runs};
 
@@ -50,8 +49,7 @@ pub fn explain(
     let probe = probe(spec, tokenizer.clone())?;
     let (notes, chart) = with_pipelines(spec, tokenizer, saved, Some(probe), draw)?;
     if let Some(path) = svg {
-        let written = files::replace(path, chart.svg().as_bytes());
-        written.map_err(|why| TrainError::Io { path: path.into(), why })?;
+        write_named(path, chart.svg().as_bytes())?;
     }
     Ok(notes + &chart.text(columns()))
 }
@@ -98,8 +96,8 @@ fn chart(pipelines: &ExplainedPipelines, rows: Vec<Vec<SegmentRun>>) -> Chart {
     };
     let rows: Vec<RunsOfRow> = rows.into_iter().enumerate().map(row).collect();
     let (depth, schedule) = (planned.depth(), planned.schedule);
-    let micro_batches = pipelines.micro_batches(0);
-    let title = format!("{schedule}, {depth} stages, {micro_batches} micro-batches");
+    let micro_batches = counted(pipelines.micro_batches(0), "micro-batch", "micro-batches");
+    let title = format!("{schedule}, {depth} stages, {micro_batches}");
     chart_of_runs(title, &rows)
 }
 

@@ -246,7 +246,8 @@ fn memory_rows(
         let _ = writeln!(text, "  {name:<11}{:>12}  {note}", size_text(bytes));
     }
     let unshared = size_text(unshared);
-    let _ = writeln!(text, "  activations would take {unshared} without sharing of slots");
+    let without = "without sharing of slots";
+    let _ = writeln!(text, "  activations of one micro-batch would take {unshared} {without}");
     text
 }
 

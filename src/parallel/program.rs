@@ -67,6 +67,18 @@ impl Program {
         let buckets = (0..plan.buckets.len() as u32).map(BucketId);
         buckets.filter(|bucket| plan.holds(*bucket)).filter(is_alone).collect()
     }
+
+    /// Formats the program with the texts that `text` gives for its instructions.
+    pub fn text_of(&self, text: impl Fn(&Instruction) -> String) -> String {
+        let micro_batches = self.micro_batches.iter().enumerate();
+        let micro_batches = micro_batches.map(|(index, MicroBatch { first, rows })| {
+            format!("micro-batch {index}: {rows} samples from slot {first}\n")
+        });
+        let instructions = self.instructions.iter().enumerate();
+        let instructions =
+            instructions.map(|(index, instruction)| format!("{index:4} {}\n", text(instruction)));
+        micro_batches.chain(instructions).collect()
+    }
 }
 
 /// Cuts `count` samples from slot `first` on into micro-batches of at most `rows_max`.
@@ -212,14 +224,7 @@ impl fmt::Display for Instruction {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, micro_batch) in self.micro_batches.iter().enumerate() {
-            let (first, rows) = (micro_batch.first, micro_batch.rows);
-            writeln!(f, "micro-batch {index}: {rows} samples from slot {first}")?;
-        }
-        for (index, instruction) in self.instructions.iter().enumerate() {
-            writeln!(f, "{index:4} {instruction}")?;
-        }
-        Ok(())
+        f.write_str(&self.text_of(Instruction::to_string))
     }
 }
 

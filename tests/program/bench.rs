@@ -125,7 +125,10 @@ fn the_table_goes_to_stdout_progress_to_stderr_and_json_to_its_file() {
     // What may follow depends on how busy the machine is.
     let behind: Vec<&&str> = lines[8..].iter().filter(|line| !line.is_empty()).collect();
     assert!(behind.iter().all(|line| line.starts_with("note: half of")), "{}", ran.out);
-    assert!(ran.err.lines().all(|line| line.starts_with("cpu (")), "{}", ran.err);
+    let Some((progress, "wrote report.json")) = ran.err.trim_end().rsplit_once('\n') else {
+        panic!("{}", ran.err)
+    };
+    assert!(progress.lines().all(|line| line.starts_with("cpu (")), "{progress}");
     let file = std::fs::read_to_string(desk.path("report.json")).unwrap();
     let report: Value = serde_json::from_str(&file).unwrap();
     assert_eq!(names(&report["devices"][0], "figures").len(), 3);
@@ -316,7 +319,7 @@ fn collectives_need_no_device_and_refuse_what_cannot_be() {
     assert_eq!(report["devices"].as_array().unwrap().len(), 1);
     check_moved(&report["devices"][0], "of_copy");
     refuses(&desk, "bench collectives --tiny --devices nothing-like-it", &["nothing-like-it"]);
-    refuses_with(2, &desk, "bench collectives --tiny --ranks 1", &["1", "2..=64"]);
+    refuses_with(2, &desk, "bench collectives --tiny --ranks 1", &["1", "from 2 to 64"]);
     refuses(&desk, "bench collectives --tiny --svg no/such/place.svg", &["in no directory"]);
 }
 
@@ -353,6 +356,12 @@ fn pipelines_have_a_row_for_every_case_that_fits() {
         let found = rows.iter().filter(|row| row.len() > 3 && row[..3] == begin);
         assert_eq!(found.count(), 1, "{begin:?} in {}", ran.out);
     }
+    let below = "\npredicted: by times of blocks, measured alone, and of transfers; updates, ";
+    assert_eq!(ran.out.matches(below).count(), 1, "{}", ran.out);
+    assert!(ran.out.contains(" predicted ms ") && !ran.out.contains("priced"), "{}", ran.out);
+    for file in ["p.svg", "report.json"] {
+        assert!(ran.err.lines().any(|line| line == format!("wrote {file}")), "{}", ran.err);
+    }
     let skipped = device["skipped"].as_array().unwrap().iter();
     let whys: Vec<&str> = skipped.map(|one| one["why"].as_str().unwrap()).collect();
     assert_eq!(whys.len(), 3, "{whys:?}");
@@ -365,7 +374,8 @@ fn pipelines_have_a_row_for_every_case_that_fits() {
     // schedule: four with two stages, three with three; and three in the legend.
     assert_eq!(svg.matches("<circle").count(), 2 * cases.len(), "{svg}");
     assert_eq!(svg.matches("<polyline").count(), 3 + 4 * (4 + 3), "{svg}");
-    for text in [">tokens/s, 2 stages<", ">bubble in %, 3 stages<", ">zero-bubble<", ">priced<"] {
+    for text in [">tokens/s, 2 stages<", ">bubble in %, 3 stages<", ">zero-bubble<", ">predicted<"]
+    {
         assert!(svg.contains(text), "{text} is missing: {svg}");
     }
     let same = desk.run("bench compare report.json report.json").ok();
@@ -381,8 +391,8 @@ fn check_pipeline(figure: &Value, (schedule, stages, count): (&str, u64, u64)) {
     let blocks = found["blocks"].as_array().unwrap();
     assert_eq!(blocks.len() as u64, stages * found["chunks"].as_u64().unwrap(), "{figure}");
     assert_eq!(blocks.iter().map(|one| one.as_u64().unwrap()).sum::<u64>(), 4, "{figure}");
-    assert!(number("step_s") > 0.0 && number("priced_s") > 0.0, "{figure}");
-    for bubble in ["bubble", "priced_bubble", "formula_bubble"] {
+    assert!(number("step_s") > 0.0 && number("predicted_s") > 0.0, "{figure}");
+    for bubble in ["bubble", "predicted_bubble", "formula_bubble"] {
         assert!((0.0..1.0).contains(&number(bubble)), "{bubble}: {figure}");
     }
     // Micro-batches of 2 samples of 8 tokens.
@@ -407,10 +417,19 @@ fn pipelines_that_cannot_run_are_refused() {
     assert!(ran.line("error:").contains("no pipeline could run"), "{}", ran.err);
     refuses(&desk, "bench pipeline --tiny --devices nothing-like-it", &["nothing-like-it"]);
     refuses_with(2, &desk, "bench pipeline --tiny --schedules 2f2b", &["2f2b", "1f1b"]);
-    refuses_with(2, &desk, "bench pipeline --tiny --stages 1", &["1", "2..=64"]);
+    refuses_with(2, &desk, "bench pipeline --tiny --stages 1", &["1", "from 2 to 64"]);
+    let counts = "bench pipeline --tiny --micro-batches";
+    refuses_with(2, &desk, &format!("{counts} 2,-1"), &["'-1'", "from 1 to 1024"]);
+    for stages in ["abc", "2,abc", "-1"] {
+        let line = format!("bench pipeline --tiny --stages {stages}");
+        refuses_with(2, &desk, &line, &["a whole number from 2 to 64"]);
+    }
     refuses(&desk, "bench pipeline --tiny --svg no/such/place.svg", &["in no directory"]);
-    let measured = "bench pipeline --tiny --cut measured --schedules 1f1b --micro-batches 4";
+    let measured = "bench pipeline --tiny --cut measured --schedules 1f1b,1f1b --stages 2,2 \
+                    --micro-batches 4,4";
     let ran = desk.run(&format!("{measured} --json -")).ok();
     let report: Value = serde_json::from_str(&ran.out).unwrap();
-    check_pipeline(&report["devices"][0]["figures"][0], ("1f1b", 2, 4));
+    let figures = report["devices"][0]["figures"].as_array().unwrap();
+    assert_eq!(figures.len(), 1, "a case that is asked for twice is measured once");
+    check_pipeline(&figures[0], ("1f1b", 2, 4));
 }

@@ -356,7 +356,9 @@ fn explaining_prints_and_writes_nothing() {
         assert!(memory.contains(&format!("\n  {part}")), "{part} is missing in:\n{memory}");
     }
     let program = explain("program --set train.micro_batch=3");
-    for part in ["micro-batch 0: 3 samples", "micro-batch 1: 1 samples", "load", "verdict"] {
+    for part in
+        ["micro-batch 0: 3 samples", "micro-batch 1: 1 samples", "load", "verdict", "(F h.0)"]
+    {
         assert!(program.contains(part), "{part} is missing in:\n{program}");
     }
     let keys = explain("keys");

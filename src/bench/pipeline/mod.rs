@@ -1,9 +1,9 @@
 //! Benchmark of pipelines: the training steps of a GPT under every schedule, for several numbers
-//! of stages and micro-batches, beside the price by simulation and the bubble by formula.
+//! of stages and micro-batches, beside the prediction by simulation and the bubble by formula.
 //!
-//! The price is the step that [`crate::planner::price`] predicts from the times of the blocks,
-//! measured one at a time on each device. It leaves out what devices take from each other if they
-//! share a processor, loading, and updates. The formula ([`ideal_bubble`]) takes all stages as
+//! The prediction is the step that [`crate::planner::price`] simulates with the times of the
+//! blocks, measured one at a time on each device, and with transfers. It leaves out what devices
+//! take from each other if they share a processor, loading, reductions and updates. The formula ([`ideal_bubble`]) takes all stages as
 //! equal and transfers as free.
 //!
 //! [`ideal_bubble`]: crate::parallel::schedule::ideal_bubble
@@ -207,9 +207,9 @@ fn figure(case: &PipelineCase, options: &PipelineBenchOptions, timed: &TimedStep
         micro_batches: case.shape.micro_batches,
         blocks: timed.blocks.clone(),
         step_s: median(&timed.steps),
-        priced_s: timed.predicted.seconds,
+        predicted_s: timed.predicted.seconds,
         bubble: median(&timed.bubbles),
-        priced_bubble: timed.predicted.bubble,
+        predicted_bubble: timed.predicted.bubble,
         formula_bubble: timed.predicted.formula,
     });
     figure
@@ -268,8 +268,8 @@ mod tests {
         // 4 micro-batches of 2 samples of 4 tokens.
         assert_eq!((figure.median, figure.min, figure.max), (32.0, 16.0, 64.0));
         let found = figure.pipeline.unwrap();
-        assert_eq!((found.step_s, found.bubble, found.priced_s), (1.0, 0.3, 0.75));
-        assert_eq!((found.priced_bubble, found.formula_bubble), (0.25, 0.2));
+        assert_eq!((found.step_s, found.bubble, found.predicted_s), (1.0, 0.3, 0.75));
+        assert_eq!((found.predicted_bubble, found.formula_bubble), (0.25, 0.2));
         assert_eq!((found.schedule, found.stages), (PipelineSchedule::OneFOneB, 2));
     }
 }

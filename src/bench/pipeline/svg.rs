@@ -1,6 +1,6 @@
 //! SVG chart of throughput and bubble over the number of micro-batches: a row of two plots per
-//! number of stages, with a line per schedule, and for bubbles the price and the formula beside
-//! the measurement.
+//! number of stages, with a line per schedule, and for bubbles the prediction and the formula
+//! beside the measurement.
 
 use std::fmt::Write;
 
@@ -24,7 +24,7 @@ text { font: 13px sans-serif; fill: #333 }
 .title { font-size: 18px }
 .grid { stroke: #e2e2e2 }
 .line { fill: none; stroke-width: 2.2; stroke-linejoin: round }
-.priced { stroke-dasharray: 7 5; stroke-width: 1.5 }
+.predicted { stroke-dasharray: 7 5; stroke-width: 1.5 }
 .formula { stroke-dasharray: 2 4; stroke-width: 1.5 }
 .middle { text-anchor: middle }
 .end { text-anchor: end }
@@ -70,7 +70,7 @@ pub fn draw(report: &Report) -> String {
         svg += &plot(&of_row, (LEFT[0], top), &format!("tokens/s, {count} stages"), &rates);
         let bubbles: [(&str, ShownValue); 3] = [
             ("line formula", |(_, step)| 100.0 * step.formula_bubble),
-            ("line priced", |(_, step)| 100.0 * step.priced_bubble),
+            ("line predicted", |(_, step)| 100.0 * step.predicted_bubble),
             ("line", |(_, step)| 100.0 * step.bubble),
         ];
         svg += &plot(&of_row, (LEFT[1], top), &format!("bubble in %, {count} stages"), &bubbles);
@@ -95,7 +95,7 @@ fn legend() -> String {
         let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" style=\"fill:{color}\">{schedule}</text>");
     }
     for (index, (class, name)) in
-        [("", "measured"), ("priced", "priced"), ("formula", "formula")].iter().enumerate()
+        [("", "measured"), ("predicted", "predicted"), ("formula", "formula")].iter().enumerate()
     {
         let x = LEFT[1] + 120.0 * index as f64;
         let (end, at) = (x + 30.0, y - 4.0);

@@ -19,13 +19,14 @@ pub fn communication(pipelines: &ExplainedPipelines) -> String {
 fn head(pipelines: &ExplainedPipelines) -> String {
     let planned = &pipelines.planned;
     let (count, depth, schedule) = (planned.stages.len(), planned.depth(), planned.schedule);
-    let batches = (0..count).map(|pipeline| pipelines.micro_batches(pipeline * depth).to_string());
-    let batches = batches.collect::<Vec<_>>().join(" and ");
+    let counts = || (0..count).map(|pipeline| pipelines.micro_batches(pipeline * depth));
+    let batches = counts().map(|count| count.to_string()).collect::<Vec<_>>().join(" and ");
+    let all = if counts().eq([1]) { "micro-batch" } else { "micro-batches" };
     let (rows, kib) = (planned.rows(), pipelines.spec.parallel.chunk_bytes >> 10);
     let what = if count == 1 { "pipeline" } else { "pipelines" };
     format!(
-        "{count} {what} of {depth} stages ({schedule}), {batches} micro-batches of up to {rows} \
-         rows, messages of up to {kib} KiB\n"
+        "{count} {what} of {depth} stages ({schedule}), {batches} {all} of up to {rows} rows, \
+         messages of up to {kib} KiB\n"
     )
 }
 

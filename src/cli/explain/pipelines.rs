@@ -1,5 +1,6 @@
 //! Tables that describe a run of pipelines: programs, memory, and what the schedule chart shows.
 
+use super::instructions::InstructionNames;
 use super::{edges, limit_line, vocabulary};
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
@@ -33,7 +34,8 @@ use crate::train::spec::RunSpec;
 
 /// Note on the stages of a run that measures them at its start.
 const CAVEAT: &str = "stages and shares are measured when the run starts, and devices may change \
-                      places; here blocks and shares are even\n";
+                      places; here blocks and shares are even (--set stages=.. shows the cut of a \
+                      run, and --explain schedule measures it)\n";
 
 /// Pipelines of a run as far as they are known without opening a device.
 pub struct ExplainedPipelines<'a> {
@@ -142,7 +144,7 @@ impl<'a> ExplainedPipelines<'a> {
                 (planned, Some(measured))
             }
         };
-        require_micro_batches(&requested, &planned)?;
+        notes.extend(require_micro_batches(&requested, &planned)?);
         let laid_out = LaidOutPipelines::of(request, &planned);
         let all = distinct(chosen.iter().map(|one| one.name().to_string()).collect());
         let names = planned.positions.iter().map(|position| all[*position].clone()).collect();
@@ -210,17 +212,27 @@ impl<'a> ExplainedPipelines<'a> {
                 "stashes in flight: {most} of {}, one per micro-batch and model chunk ({schedule})",
                 micro_batches * chunks
             ),
-            _ => format!("stashes in flight: {most} of {micro_batches} micro-batches ({schedule})"),
+            _ => {
+                let of = counted(micro_batches, "micro-batch", "micro-batches");
+                format!("stashes in flight: {most} of {of} ({schedule})")
+            }
         }
     }
 }
 
+/// Returns a count with its noun.
+pub fn counted(count: usize, one: &str, several: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {several}") }
+}
+
 fn program(pipelines: &ExplainedPipelines) -> String {
+    let LaidOutPipelines { written, whole, .. } = &pipelines.laid_out;
+    let names = InstructionNames { plan: whole, edges: &written.edges.edges };
     let of_rank = |rank: usize| {
         let (pipeline, _) = pipelines.planned.stage_of(rank);
         let (name, place) = (pipelines.name(rank), pipelines.place(rank));
         let (blocks, samples) = (pipelines.blocks(rank), pipelines.planned.shares[pipeline].count);
-        let program = &pipelines.laid_out.written.programs[rank];
+        let program = names.program(&written.programs[rank]);
         format!("rank {rank}: {name}, {place}, {blocks}, {samples} samples\n{program}")
     };
     (0..pipelines.world()).map(of_rank).collect::<Vec<_>>().join("\n")

@@ -1,0 +1,81 @@
+//! Texts of the instructions of a program, with the names of blocks, tensors and ranks.
+
+use crate::base::{BucketId, EdgeId, SegmentId};
+use crate::collective::Collective;
+use crate::graph::Plan;
+use crate::parallel::{Edge, Instruction, Operation, Program};
+use crate::runtime::trace_labels::edge_source;
+
+/// Names of what the instructions of a program work on.
+pub struct InstructionNames<'a> {
+    /// Plan of the whole model.
+    pub plan: &'a Plan,
+    /// Edges of the pipelines; none without them.
+    pub edges: &'a [Edge],
+}
+
+impl InstructionNames<'_> {
+    /// Formats a program with the names of what it works on.
+    pub fn program(&self, program: &Program) -> String {
+        program.text_of(|instruction| self.instruction(instruction))
+    }
+
+    fn instruction(&self, instruction: &Instruction) -> String {
+        match *instruction {
+            Instruction::Run { segment, micro_batch } => {
+                format!("run {segment} ({}) on micro-batch {micro_batch}", self.segment(segment))
+            }
+            Instruction::Send { edge, micro_batch } => {
+                format!("send {edge}{} of micro-batch {micro_batch}", self.sent(edge))
+            }
+            Instruction::Recv { edge, micro_batch } => {
+                format!("receive {edge}{} of micro-batch {micro_batch}", self.received(edge))
+            }
+            Instruction::Start(Collective { bucket, .. }) | Instruction::Update { bucket } => {
+                format!("{instruction} ({})", self.bucket(bucket))
+            }
+            Instruction::Wait(token) => match token.operation {
+                Operation::Collective(Collective { bucket, .. }) => {
+                    format!("{instruction} ({})", self.bucket(bucket))
+                }
+                Operation::Receive(edge) => format!("{instruction}{}", self.received(edge)),
+            },
+            Instruction::ZeroGradients | Instruction::Load { .. } | Instruction::Verdict => {
+                instruction.to_string()
+            }
+        }
+    }
+
+    /// Returns the pass and the block of a segment: `B h.1`.
+    fn segment(&self, segment: SegmentId) -> String {
+        let segment = &self.plan.segments[segment.index()];
+        format!("{} {}", segment.phase, self.plan.graph.blocks[segment.block as usize])
+    }
+
+    fn sent(&self, edge: EdgeId) -> String {
+        let text = |edge: &Edge| format!(" ({} -> {})", self.tensor(edge), edge.to);
+        self.edges.get(edge.index()).map(text).unwrap_or_default()
+    }
+
+    fn received(&self, edge: EdgeId) -> String {
+        let text = |edge: &Edge| format!(" ({} of {})", self.tensor(edge), edge.from);
+        self.edges.get(edge.index()).map(text).unwrap_or_default()
+    }
+
+    fn tensor(&self, edge: &Edge) -> String {
+        edge_source(&self.plan.graph, edge)
+    }
+
+    /// Returns the name of the only tensor of a bucket, or the number of them and their block.
+    fn bucket(&self, bucket: BucketId) -> String {
+        let graph = &self.plan.graph;
+        let parameters = &self.plan.buckets[bucket.index()].parameters;
+        if let [(id, _)] = parameters[..] {
+            return graph.tensor(graph.parameters[id.index()].tensor).name.clone();
+        }
+        let completes = self.plan.segments.iter().find(|one| one.completes.contains(&bucket));
+        let block =
+            completes.map(|segment| format!(" of {}", graph.blocks[segment.block as usize]));
+        format!("{} tensors{}", parameters.len(), block.unwrap_or_default())
+    }
+}
