@@ -97,7 +97,8 @@ pub struct TrainArgs {
     /// (parallel.pipeline)
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
-    /// Schedule of a pipeline: 1f1b, gpipe, interleaved or zero-bubble (parallel.schedule)
+    /// Schedule of a pipeline: 1f1b, gpipe, interleaved (with 2 model chunks per device, or
+    /// parallel.chunks) or zero-bubble (parallel.schedule)
     #[arg(long, value_name = "S")]
     pub schedule: Option<String>,
     /// Directory of the run [default: the next free runs/NNNN]
@@ -179,7 +180,8 @@ pub struct CheckpointArgs {
     /// Run the model as a pipeline of K devices
     #[arg(long, value_name = "K", value_parser = stages, allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
-    /// Schedule of the pipeline: 1f1b, gpipe, interleaved or zero-bubble
+    /// Schedule of the pipeline: 1f1b, gpipe, interleaved (with 2 model chunks per device, or
+    /// --set chunks=V) or zero-bubble
     #[arg(long, value_name = "S")]
     pub schedule: Option<String>,
     /// The most samples that a device runs at a time, if not as in the run

@@ -210,6 +210,9 @@ pub fn saved_spec(
     args: Option<&CheckpointArgs>,
 ) -> anyhow::Result<RunSpec> {
     let mut saved = saved_config(checkpoint)?;
+    for key in ["pipeline", "schedule", "chunks", "stages"] {
+        saved.typed.now.remove(&*format!("parallel.{key}"));
+    }
     let Parallel { pipeline, schedule, chunks, stages, .. } = Parallel::default();
     saved.config.parallel =
         Parallel { pipeline, schedule, chunks, stages, ..saved.config.parallel };

@@ -153,8 +153,7 @@ pub fn read(
         reader.apply(index, one)?;
     }
     reader.drop_superseded(saved);
-    let typed =
-        TypedKeys { now: reader.origins.keys().copied().collect(), before: reader.before.clone() };
+    let typed = reader.typed();
     reader.config.apply_derived_defaults(&typed);
     reader.config.check().map_err(|invalid| reader.attribute(invalid))?;
     Ok(Resolved { config: reader.config, typed })
@@ -265,6 +264,11 @@ impl ConfigReader {
                 Err(ConfigError::Value { origin, name: key.full_name.into(), why })
             }
         }
+    }
+
+    /// Returns the keys that were set.
+    fn typed(&self) -> TypedKeys {
+        TypedKeys { now: self.origins.keys().copied().collect(), before: self.before.clone() }
     }
 
     fn origin(&self, key: &str) -> Origin {

@@ -230,7 +230,7 @@ sections! {
         schedule: PipelineSchedule = PipelineSchedule::OneFOneB,
             Constraint::OneOf(PipelineSchedule::WORDS);
         /// Model chunks per device of a pipeline; for schedule = "interleaved".
-        chunks: usize = 1, Constraint::Whole(1, 16);
+        chunks: usize = 1, Constraint::Whole(1, 16), "2 for interleaved, or else 1";
         /// Blocks of each model chunk of a pipeline, in forward order.
         stages: Vec<u64> = Vec::new(), Constraint::IntList, "by measurement";
         /// Topology of the collectives: a ring, or a star over the first device.
@@ -292,8 +292,13 @@ pub struct ConstraintError {
 
 /// Keys whose default is derived from another key, which [`RunConfig::to_run_toml`] leaves to be
 /// derived again.
-const DERIVED: [&str; 4] =
-    ["train.micro_batch", "schedule.warmup", "schedule.min_lr", "schedule.decay_steps"];
+const DERIVED: [&str; 5] = [
+    "train.micro_batch",
+    "parallel.chunks",
+    "schedule.warmup",
+    "schedule.min_lr",
+    "schedule.decay_steps",
+];
 
 /// Keys that the user has set, as opposed to those that have their default.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -308,6 +313,12 @@ impl TypedKeys {
     /// Returns true if the key was set now or before.
     pub fn contains(&self, key: &str) -> bool {
         self.now.contains(key) || self.before.as_ref().is_some_and(|keys| keys.contains(key))
+    }
+
+    /// Returns true if the default of `key` is derived from `other` at this start: in a new run,
+    /// or because `other` is set now.
+    fn follows(&self, key: &str, other: &str) -> bool {
+        !self.contains(key) && (self.before.is_none() || self.now.contains(other))
     }
 
     /// Returns the keys set now or before, in alphabetical order.
@@ -332,13 +343,13 @@ impl RunConfig {
             // Shares saved in a checkpoint do not apply to a balance that is measured now.
             self.parallel.shares.clear();
         }
-        let follows = |key, other| !typed.contains(key) && (is_new || is_set(other));
-        if follows("train.micro_batch", "train.batch") {
+        self.derive_chunks(typed);
+        if typed.follows("train.micro_batch", "train.batch") {
             self.train.micro_batch = self.default_micro_batch();
         } else if !is_set("train.micro_batch") {
             self.train.micro_batch = self.train.micro_batch.min(self.train.batch);
         }
-        if follows("schedule.min_lr", "optim.lr") {
+        if typed.follows("schedule.min_lr", "optim.lr") {
             self.schedule.min_lr = self.optim.lr / 10.0;
         }
         // A run of 0 steps only writes the checkpoint that another run starts from, so nothing is
@@ -368,6 +379,14 @@ impl RunConfig {
         };
         let fills = |rows: &usize| batch.div_ceil(*rows).is_multiple_of(round);
         (1..=most).rev().find(fills).unwrap_or(most)
+    }
+
+    /// Sets the model chunks of a schedule that was set without them.
+    pub fn derive_chunks(&mut self, typed: &TypedKeys) {
+        if typed.follows("parallel.chunks", "parallel.schedule") {
+            let is_interleaved = self.parallel.schedule == PipelineSchedule::Interleaved;
+            self.parallel.chunks = if is_interleaved { 2 } else { 1 };
+        }
     }
 
     /// Checks each key by itself, then the constraints between keys.
@@ -464,7 +483,7 @@ impl RunConfig {
         if interleaved && *chunks < 2 {
             let why = format!(
                 "= \"{schedule}\" needs several model chunks per device, got parallel.chunks = \
-                 {chunks}; set parallel.chunks to 2 or more"
+                 {chunks}; set parallel.chunks to 2 or more, or leave it out"
             );
             let keys = vec!["parallel.schedule", "parallel.chunks"];
             return Err(ConstraintError { keys, why });
@@ -708,7 +727,7 @@ mod tests {
         assert_eq!(check_pipeline(1, OneFOneB, 2, &[]), refused("parallel.chunks = 2"));
         assert_eq!(check_pipeline(1, OneFOneB, 1, &[6]), refused("parallel.stages = [6]"));
         let chunks = "parallel.schedule = \"interleaved\" needs several model chunks per device, \
-                      got parallel.chunks = 1; set parallel.chunks to 2 or more";
+                      got parallel.chunks = 1; set parallel.chunks to 2 or more, or leave it out";
         assert_eq!(check_pipeline(2, Interleaved, 1, &[]), chunks);
         let interleaved = "parallel.chunks expects 1 with parallel.schedule = \"1f1b\", got 2; \
                            set parallel.schedule to \"interleaved\", or leave it out";

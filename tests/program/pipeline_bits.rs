@@ -235,7 +235,7 @@ fn evaluations_and_texts_are_those_of_one_device() {
         "--devices cpu*2 --pipeline 2 --schedule gpipe --set parallel.stages=1,3",
         "--devices cpu*3 --pipeline 3",
         "--devices cpu*4 --pipeline 4 --schedule zero-bubble",
-        "--devices cpu*2 --pipeline 2 --schedule interleaved --set chunks=2",
+        "--devices cpu*2 --pipeline 2 --schedule interleaved",
     ] {
         let evaluated = eval(&format!("one {line}"));
         // The sums of one device are those of 16 micro-batches at a time.
@@ -293,7 +293,12 @@ fn a_pipeline_is_recorded_and_kept() {
     }
     resume(&desk, "run", "--steps 4");
     assert_eq!((recorded(4), resolved()), (placement, first));
-    train(&desk, "other", &format!("{INTERLEAVED} --devices cpu*2 --pipeline 2 --steps 1"));
+    // Without parallel.chunks: two of them.
+    train(&desk, "other", "--schedule interleaved --devices cpu*2 --pipeline 2 --steps 1");
+    // What the run has set of its pipeline is not that of an evaluation.
+    train(&desk, "typed", &format!("{INTERLEAVED} --devices cpu*2 --pipeline 2 --steps 1"));
+    let eval = "eval typed --devices cpu*2 --pipeline 2 --schedule interleaved --samples 2";
+    desk.run(&format!("{eval} --split train")).ok();
     let other = fs::read_to_string(desk.path("other/resolved.toml")).unwrap();
     assert!(other.contains("chunks = \"2\"\n"), "{other}");
     assert!(other.contains("\n[rank1]\nblocks = \"1..2 3..4\"\n"), "{other}");

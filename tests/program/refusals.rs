@@ -187,8 +187,8 @@ fn pipelines_that_do_not_fit() {
     refuses(&format!("{interleaved} --set chunks=2 --set stages=1,2"), &["stages=1,2: ", each]);
     let chunks = "parallel.chunks expects 1 with parallel.schedule = \"1f1b\", got 2";
     refuses("--pipeline 2 --set chunks=2", &["--set chunks=2: ", chunks, "\"interleaved\""]);
-    let several = ["--schedule interleaved: ", "set parallel.chunks to 2 or more"];
-    refuses(interleaved, &several);
+    let several = ["--set chunks=1: ", "set parallel.chunks to 2 or more, or leave it out"];
+    refuses(&format!("{interleaved} --set chunks=1"), &several);
     let words = "expects \"1f1b\", \"gpipe\", \"interleaved\" or \"zero-bubble\", got pipedream";
     refuses("--pipeline 2 --schedule pipedream", &["--schedule pipedream: ", words]);
     let range = "parallel.pipeline expects a whole number from 1 to 64, got";

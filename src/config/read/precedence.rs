@@ -11,6 +11,9 @@ impl ConfigReader {
         self.drop_shares_of_measured();
         self.drop_keys_of_other_schedule();
         self.drop_shares_of_other_devices(saved);
+        // A cut is one of so many chunks.
+        let typed = self.typed();
+        self.config.derive_chunks(&typed);
         self.drop_stages_of_other_devices(saved);
     }
 

@@ -169,8 +169,37 @@ fn a_run_goes_on_without_a_pipeline_and_back() {
     assert_eq!(interleaved.config.parallel.chunks, 2);
     let bubble = resumed(&interleaved, &["parallel.schedule=zero-bubble"]).config.parallel;
     assert_eq!((bubble.pipeline, bubble.chunks), (3, 1));
-    let error = try_resumed(&saved, &["parallel.schedule=interleaved"]).unwrap_err().to_string();
-    assert!(error.ends_with("set parallel.chunks to 2 or more"), "{error}");
+    let one = ["parallel.schedule=interleaved", "parallel.chunks=1"];
+    let error = try_resumed(&saved, &one).unwrap_err().to_string();
+    assert!(error.ends_with("set parallel.chunks to 2 or more, or leave it out"), "{error}");
+}
+
+#[test]
+fn the_interleaved_schedule_has_two_model_chunks_unless_they_are_typed() {
+    let saved = new(&["pipeline=2", "parallel.schedule=interleaved"]);
+    assert_eq!(saved.config.parallel.chunks, 2);
+    assert!(!saved.typed.contains("parallel.chunks"));
+    let parallel = |saved: &Resolved, sets: &[&str]| {
+        let parallel = resumed(saved, sets).config.parallel;
+        (parallel.chunks, parallel.stages)
+    };
+    assert_eq!(parallel(&saved, &["train.steps=9"]), (2, vec![]), "a run keeps its own");
+    assert_eq!(parallel(&saved, &["parallel.schedule=gpipe"]), (1, vec![]));
+    assert_eq!(parallel(&saved, &["parallel.pipeline=1"]), (1, vec![]));
+    assert_eq!(parallel(&saved, &["chunks=3"]), (3, vec![]));
+    let typed = new(&["pipeline=2", "parallel.schedule=interleaved", "chunks=3"]);
+    assert_eq!(parallel(&typed, &["parallel.schedule=interleaved"]), (3, vec![]));
+    // The cut of another number of chunks is dropped.
+    let cut = new(&["pipeline=2", "stages=3,3"]);
+    assert_eq!(parallel(&cut, &["parallel.schedule=interleaved"]), (2, vec![]));
+    assert_eq!(parallel(&cut, &["parallel.schedule=gpipe"]), (1, vec![3, 3]));
+
+    let text = saved.config.to_run_toml(&saved.typed.all());
+    assert!(text.contains("\n# chunks = 2  # 2 for interleaved, or else 1\n"), "{text}");
+    let path = Path::new("run.toml");
+    let file = |sets: &[&str]| read(None, Some((path, &text)), &overrides(sets)).unwrap().config;
+    assert_eq!(file(&[]), saved.config);
+    assert_eq!(file(&["parallel.schedule=gpipe"]).parallel.chunks, 1);
 }
 
 #[test]
