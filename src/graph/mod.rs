@@ -166,6 +166,25 @@ impl Graph {
         id
     }
 
+    /// Returns the blocks of each parameter that use it in the forward pass, by parameter.
+    pub fn users_of_parameters(&self) -> Vec<Vec<u32>> {
+        let mut used: Vec<Vec<u32>> = vec![Vec::new(); self.parameters.len()];
+        for node in self.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
+            for &input in &node.inputs {
+                if let Role::Parameter(id) = self.tensor(self.root(input)).role {
+                    used[id.index()].push(node.block);
+                }
+            }
+        }
+        used
+    }
+
+    /// Returns true if several blocks use the same parameter, such as a tied embedding.
+    pub fn has_tied_parameters(&self) -> bool {
+        let is_tied = |blocks: &Vec<u32>| blocks.iter().any(|block| *block != blocks[0]);
+        self.users_of_parameters().iter().any(is_tied)
+    }
+
     /// Returns the input of this name.
     pub fn input(&self, name: &str) -> Option<TensorId> {
         find(&self.inputs, name)

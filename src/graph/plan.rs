@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::slots::{Liveness, NodeOrder, assign};
-use super::{Graph, PassKind, Role};
+use super::{Graph, PassKind};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{BucketId, ParamId, SegmentId, SlotId, TensorId};
 
@@ -220,14 +220,7 @@ pub(super) fn buckets(
     segments: &[Segment],
     bytes_max: usize,
 ) -> (Vec<Bucket>, Vec<Option<SegmentId>>) {
-    let mut used: Vec<Vec<u32>> = vec![Vec::new(); graph.parameters.len()];
-    for node in graph.nodes.iter().filter(|node| node.phase == PassKind::Forward) {
-        for &input in &node.inputs {
-            if let Role::Parameter(id) = graph.tensor(graph.root(input)).role {
-                used[id.index()].push(node.block);
-            }
-        }
-    }
+    let used = graph.users_of_parameters();
     // Keyed so that iteration is the order of completion: by the first block that uses it, from
     // the last block; within one, the block's own parameters before tied ones.
     let mut groups: BTreeMap<(std::cmp::Reverse<u32>, Option<u32>), Vec<ParamId>> = BTreeMap::new();
@@ -307,7 +300,7 @@ pub(super) fn place_parameters(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Builder, Init, Unary, differentiate};
+    use crate::graph::{Builder, Init, Role, Unary, differentiate};
 
     /// Three layers in two blocks, with one parameter used in both.
     fn sample() -> Graph {

@@ -22,7 +22,7 @@ pub use edge_transfers::EdgeLayout;
 pub use error::StepError;
 pub use interpreter::{Action, Event, Interpreter, Outcome};
 pub use pipeline::{PipelinePrograms, PipelineRequest, PipelineStages};
-pub use placement::{Placement, RankPlacement, ReduceSite};
+pub use placement::{Placement, PlacementChange, RankPlacement, ReduceSite};
 pub use program::{
     Instruction, MicroBatch, Program, Share, contiguous_shares, data_parallel, gradient_all_reduce,
     single_rank,

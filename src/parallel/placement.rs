@@ -1,6 +1,10 @@
 //! Placement of a run: what is decided about its devices before the first step. Recorded in
 //! `resolved.toml` and in every checkpoint, and kept by a run that resumes on the same devices.
 
+mod change;
+
+pub use change::PlacementChange;
+
 use std::fmt;
 use std::ops::Range;
 
@@ -164,19 +168,6 @@ impl Placement {
         positions.is_sorted_by(|one, next| one < next)
             && self.ranks.chunks(self.depth()).all(is_sound)
     }
-
-    /// Returns true if a run that continues with this placement instead of `before`, on the same
-    /// devices, has other bits: because the micro-batches of its ranks, their reduce sites or
-    /// kernels differ. The request that they were decided for may differ without an effect.
-    pub fn differs_from(&self, before: &Self) -> bool {
-        let differs = |(now, was): (&RankPlacement, &RankPlacement)| {
-            now.micro_batches != was.micro_batches
-                || now.blocks != was.blocks
-                || now.reduce_site != was.reduce_site
-                || now.kernels.iter().any(|(call, name)| was.kernels.get(call) != Some(name))
-        };
-        self.ranks.len() != before.ranks.len() || self.ranks.iter().zip(&before.ranks).any(differs)
-    }
 }
 
 #[cfg(test)]
@@ -258,24 +249,6 @@ pub(crate) mod tests {
             edit(&mut placement.ranks[0]);
             assert!(!placement.is_consistent(), "edit {index}");
         }
-    }
-
-    #[test]
-    fn only_what_changes_bits_counts_as_another_placement() {
-        let differs = |edit: fn(&mut Placement)| {
-            let mut now = placement();
-            edit(&mut now);
-            now.differs_from(&placement())
-        };
-        assert!(!differs(|_| {}));
-        assert!(!differs(|now| now.ranks[0].name = "another".into()));
-        assert!(!differs(|now| now.micro_batch_max = 3));
-        assert!(!differs(|now| (now.ranks[0].micro_batch, now.ranks[0].rows) = (4, 3)));
-        assert!(!differs(|now| now.candidates.push("D identity".into())));
-        assert!(differs(|now| now.ranks[1].micro_batches[0] = 2));
-        assert!(differs(|now| now.ranks[1].reduce_site = ReduceSite::Host));
-        assert!(differs(|now| now.ranks[1].kernels.insert("add".into(), "vec4".into())));
-        assert!(differs(|now| now.ranks.truncate(1)));
     }
 
     #[test]

@@ -195,6 +195,40 @@ fn a_run_goes_on_with_other_pipelines_one_device_and_back() {
     assert_same_bits(&desk, "run", one(), "a run that goes on with other cuts");
 }
 
+/// What a resumed run says of its bits.
+#[test]
+fn a_run_that_goes_on_warns_of_other_bits_only() {
+    let desk = Desk::new();
+    let said = |run: &str, line: &str| {
+        let line = format!("{line} --set train.sample_tokens=0");
+        let ran = desk.run(&format!("train --resume {run} {line}")).ok();
+        let about = ran.err.lines().filter(|line| line.contains("bits may differ"));
+        about.map(String::from).collect::<Vec<_>>()
+    };
+    let none: [&str; 0] = [];
+    train(&desk, "run", "--devices cpu*2 --pipeline 2 --steps 1");
+    for (steps, line) in [
+        (2, "--schedule zero-bubble"),
+        (3, "--set stages=1,3 --schedule 1f1b"),
+        (4, "--retune --set stages=3,1"),
+        (5, "--devices cpu*3 --pipeline 3"),
+        (6, "--devices cpu --pipeline 1"),
+        (7, "--devices cpu*2 --pipeline 2 --schedule interleaved"),
+    ] {
+        assert_eq!(said("run", &format!("{line} --steps {steps}")), none, "{line}");
+    }
+    let rows = said("run", "--steps 8 --micro-batch 2");
+    let [rows] = &rows[..] else { panic!("{rows:?}") };
+    assert!(rows.starts_with("the run continues with other micro-batches: its bits"), "{rows}");
+    // One device adds both gradients of a tied embedding otherwise than two stages.
+    let tied = "--set model.tie=true --devices cpu*2 --pipeline 2 --steps 1";
+    train(&desk, "tied", tied);
+    assert_eq!(said("tied", "--steps 2 --devices cpu*3 --pipeline 3"), none);
+    let whole = said("tied", "--steps 3 --devices cpu --pipeline 1");
+    let [whole] = &whole[..] else { panic!("{whole:?}") };
+    assert!(whole.starts_with("the run was on cpu") && whole.contains("continues on"), "{whole}");
+}
+
 /// Data parallelism has bits of its own: what goes on from a pipeline's checkpoint equals what
 /// goes on from that of one device.
 #[test]

@@ -7,7 +7,7 @@ use super::Run;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, aside};
-use crate::parallel::Placement;
+use crate::parallel::{Placement, PlacementChange};
 use crate::runtime::open::initialize;
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
@@ -149,15 +149,19 @@ impl Run {
 
     /// Reports that a resumed run decided otherwise than before, if that changes bits.
     fn warn_if_changed(&mut self, before: &Placement) -> Result<(), TrainError> {
-        let (was, is) = (before.devices(), self.placement.devices());
-        let what = if was != is {
-            format!("the run was on {was} and continues on {is}")
-        } else if self.placement.differs_from(before) {
-            "the run continues with other shares, micro-batches or kernels".into()
-        } else {
-            return Ok(());
+        let changes = self.placement.changes_since(before, self.plan.graph.has_tied_parameters());
+        let what = match changes[..] {
+            [] => return Ok(()),
+            [PlacementChange::Devices] => {
+                let (was, is) = (before.devices(), self.placement.devices());
+                format!("the run was on {was} and continues on {is}")
+            }
+            _ => {
+                let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
+                format!("the run continues with {}", changes.join(" and "))
+            }
         };
-        // A cut changes no bit on equal devices, unless parameters are tied.
+        // Some changes of pipelines have no effect on the bits.
         let verb = match self.placement.pipeline.is_some() || before.pipeline.is_some() {
             true => "may",
             false => "will",

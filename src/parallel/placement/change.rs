@@ -1,0 +1,248 @@
+//! Comparison of two placements of a run: which of their differences change bits.
+
+use std::fmt;
+
+use super::{Placement, RankPlacement};
+
+/// Decision that was made otherwise than before, with other bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementChange {
+    Devices,
+    /// Number of pipelines, or of devices that hold the whole model.
+    Pipelines,
+    /// Blocks of the stages, on devices that round differently.
+    Cut,
+    Shares,
+    MicroBatches,
+    ReduceSites,
+    Kernels,
+}
+
+impl fmt::Display for PlacementChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Devices => "other devices",
+            Self::Pipelines => "another number of pipelines",
+            Self::Cut => "another cut",
+            Self::Shares => "other shares",
+            Self::MicroBatches => "other micro-batches",
+            Self::ReduceSites => "other reduce sites",
+            Self::Kernels => "other kernels",
+        })
+    }
+}
+
+impl Placement {
+    /// Returns the decisions by which a run that continues with this placement instead of `before`
+    /// has other bits. The request that they were made for may differ without an effect, and so may
+    /// the schedule and, on devices of one kind, the cut. `is_tied` is true if several blocks of
+    /// the model use the same parameter.
+    pub fn changes_since(&self, before: &Self, is_tied: bool) -> Vec<PlacementChange> {
+        let may_be_cut = self.is_of_one_kind_with(before) && self.adds_as(before, is_tied);
+        if !may_be_cut && self.devices() != before.devices() {
+            return vec![PlacementChange::Devices];
+        }
+        if self.pipelines() != before.pipelines() {
+            return vec![PlacementChange::Pipelines];
+        }
+        let (has_other_shares, has_other_batches) = (
+            self.differs_per_pipeline(before, |now, was| now.share != was.share),
+            self.differs_per_pipeline(before, |now, was| now.micro_batches != was.micro_batches),
+        );
+        // One pipeline adds gradients of several ranks only of what they share.
+        let is_reduced = self.pipelines() > 1 || is_tied;
+        let found = [
+            (PlacementChange::Cut, !may_be_cut && !self.has_cut_of(before)),
+            (PlacementChange::Shares, has_other_shares),
+            (PlacementChange::MicroBatches, has_other_batches && !has_other_shares),
+            (PlacementChange::ReduceSites, is_reduced && self.differs_in_reduce_sites(before)),
+            (PlacementChange::Kernels, self.differs_in_kernels(before, may_be_cut)),
+        ];
+        found.into_iter().filter(|(_, is_found)| *is_found).map(|(change, _)| change).collect()
+    }
+
+    fn is_of_one_kind_with(&self, other: &Self) -> bool {
+        let mut all = self.ranks.iter().chain(&other.ranks).map(|rank| &rank.identity);
+        let first = all.next();
+        all.all(|identity| Some(identity) == first)
+    }
+
+    /// Returns true if equal devices add gradients as with the other placement. Tied parameters are
+    /// used by the first and the last stage of every pipeline, whose gradients are then added: one
+    /// device accumulates both uses instead.
+    fn adds_as(&self, other: &Self, is_tied: bool) -> bool {
+        let is_whole = |placement: &Self| placement.depth() == 1;
+        self.pipelines() == other.pipelines() && (!is_tied || is_whole(self) == is_whole(other))
+    }
+
+    /// Returns the number of pipelines; a device that holds the whole model counts as one.
+    fn pipelines(&self) -> usize {
+        self.ranks.len() / self.depth()
+    }
+
+    /// Returns true if the first ranks of any two pipelines differ.
+    fn differs_per_pipeline(
+        &self,
+        before: &Self,
+        differs: impl Fn(&RankPlacement, &RankPlacement) -> bool,
+    ) -> bool {
+        let first = self.ranks.iter().step_by(self.depth());
+        let first_before = before.ranks.iter().step_by(before.depth());
+        first.zip(first_before).any(|(now, was)| differs(now, was))
+    }
+
+    /// Returns true if every rank holds the same blocks as before.
+    fn has_cut_of(&self, before: &Self) -> bool {
+        let blocks = |placement: &Self| -> Vec<_> {
+            placement.ranks.iter().map(|rank| rank.blocks.clone()).collect()
+        };
+        blocks(self) == blocks(before)
+    }
+
+    fn differs_in_reduce_sites(&self, before: &Self) -> bool {
+        let sites = |placement: &Self| -> Vec<_> {
+            placement.ranks.iter().map(|rank| rank.reduce_site).collect()
+        };
+        let (now, was) = (sites(self), sites(before));
+        match self.has_cut_of(before) {
+            true => now != was,
+            // What is reduced is on other ranks.
+            false => now.iter().chain(&was).any(|site| Some(site) != now.first()),
+        }
+    }
+
+    /// Returns true if a call runs another kernel than before. With another cut a rank has calls
+    /// that others had, and on unlike devices also new ones.
+    fn differs_in_kernels(&self, before: &Self, may_be_cut: bool) -> bool {
+        let has_same_cut = self.has_cut_of(before);
+        let is_new = |index: usize, rank: &RankPlacement, call: &str, name: &str| {
+            let had = |(other, was): &(usize, &RankPlacement)| match has_same_cut {
+                true => *other == index,
+                false => was.identity == rank.identity,
+            };
+            let had = before.ranks.iter().enumerate().filter(had);
+            let mut known = had.filter_map(|(_, was)| was.kernels.get(call)).peekable();
+            let is_unknown = known.peek().is_none();
+            (is_unknown && (has_same_cut || may_be_cut)) || known.any(|was| was != name)
+        };
+        let ranks = self.ranks.iter().enumerate();
+        ranks.into_iter().any(|(index, rank)| {
+            rank.kernels.iter().any(|(call, name)| is_new(index, rank, call, name))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::PlacementChange::*;
+    use super::*;
+    use crate::parallel::placement::PipelineRecord;
+    use crate::parallel::placement::tests::placement;
+    use crate::parallel::{PipelineSchedule, ReduceSite};
+
+    #[test]
+    fn only_what_changes_bits_is_a_change_of_data_parallelism() {
+        let changes = |edit: fn(&mut Placement)| {
+            let mut now = placement();
+            edit(&mut now);
+            now.changes_since(&placement(), false)
+        };
+        assert_eq!(changes(|_| {}), []);
+        assert_eq!(changes(|now| now.ranks[0].name = "another".into()), []);
+        assert_eq!(changes(|now| now.micro_batch_max = 3), []);
+        assert_eq!(
+            changes(|now| (now.ranks[0].micro_batch, now.ranks[0].rows) = (4, 3)),
+            [],
+            "what is allowed is not what runs"
+        );
+        assert_eq!(changes(|now| now.candidates.push("D identity".into())), []);
+        assert_eq!(changes(|now| now.ranks[1].micro_batches[0] = 2), [MicroBatches]);
+        let other_share = |now: &mut Placement| {
+            (now.ranks[0].share, now.ranks[0].micro_batches) = (2, vec![2]);
+        };
+        assert_eq!(changes(other_share), [Shares]);
+        assert_eq!(changes(|now| now.ranks[1].reduce_site = ReduceSite::Host), [ReduceSites]);
+        let added = |now: &mut Placement| {
+            now.ranks[1].kernels.insert("add".into(), "vec4".into());
+        };
+        assert_eq!(changes(added), [Kernels]);
+        assert_eq!(changes(|now| now.ranks.truncate(1)), [Devices]);
+        assert_eq!(changes(|now| now.ranks.swap(0, 1)), [Devices]);
+    }
+
+    /// Placement of pipelines of 12 samples whose stages have these blocks, on these devices.
+    fn cut(devices: &[&str], blocks: &[Range<u32>]) -> Placement {
+        let rank = |(index, device): (usize, &&str)| RankPlacement {
+            identity: device.to_string(),
+            position: index,
+            blocks: vec![blocks[index % blocks.len()].clone()],
+            kernels: [(format!("matmul of {device}"), "tile".to_string())].into_iter().collect(),
+            ..placement().ranks[1].clone()
+        };
+        let (stages, chunks) = (blocks.len() as u32, 1);
+        let schedule = PipelineSchedule::OneFOneB;
+        Placement {
+            candidates: devices.iter().map(|device| device.to_string()).collect(),
+            pipeline: (stages > 1).then_some(PipelineRecord { stages, schedule, chunks }),
+            ranks: devices.iter().enumerate().map(rank).collect(),
+            ..placement()
+        }
+    }
+
+    #[test]
+    fn a_cut_is_a_change_on_unlike_devices_only() {
+        let two = cut(&["A", "A"], &[0..1, 1..6]);
+        let mut other = cut(&["A", "A"], &[0..3, 3..6]);
+        other.pipeline.as_mut().unwrap().schedule = PipelineSchedule::ZeroBubble;
+        let three = cut(&["A", "A", "A"], &[0..1, 1..3, 3..6]);
+        for is_tied in [false, true] {
+            assert_eq!(other.changes_since(&two, is_tied), []);
+            assert_eq!(three.changes_since(&two, is_tied), []);
+            assert_eq!(two.changes_since(&three, is_tied), []);
+        }
+        let one = cut(&["A"], &[0..6]);
+        assert_eq!(one.changes_since(&two, false), []);
+        assert_eq!(two.changes_since(&one, true), [Devices]);
+
+        let unlike = cut(&["A", "B"], &[0..1, 1..6]);
+        assert_eq!(unlike.changes_since(&unlike, false), []);
+        assert_eq!(cut(&["A", "B"], &[0..3, 3..6]).changes_since(&unlike, false), [Cut]);
+        assert_eq!(two.changes_since(&unlike, false), [Devices]);
+        let mut schedule = unlike.clone();
+        schedule.pipeline.as_mut().unwrap().schedule = PipelineSchedule::GPipe;
+        assert_eq!(schedule.changes_since(&unlike, false), []);
+
+        let beside = cut(&["A"; 4], &[0..1, 1..6]);
+        assert_eq!(cut(&["A"; 6], &[0..1, 1..3, 3..6]).changes_since(&beside, true), []);
+        assert_eq!(beside.changes_since(&two, false), [Devices]);
+        let four = cut(&["A"; 4], &[0..1, 1..2, 2..3, 3..6]);
+        assert_eq!(four.changes_since(&beside, false), [Pipelines]);
+    }
+
+    #[test]
+    fn other_kernels_and_sites_are_changes_with_any_cut() {
+        let two = cut(&["A", "A"], &[0..1, 1..6]);
+        let changes = |edit: fn(&mut Placement), is_tied| {
+            let mut now = cut(&["A", "A"], &[0..3, 3..6]);
+            edit(&mut now);
+            now.changes_since(&two, is_tied)
+        };
+        let kernel = |now: &mut Placement| {
+            now.ranks[0].kernels.insert("matmul of A".into(), "plain".into());
+        };
+        assert_eq!(changes(kernel, false), [Kernels]);
+        let unknown = |now: &mut Placement| {
+            now.ranks[0].kernels.insert("add".into(), "vec4".into());
+        };
+        assert_eq!(changes(unknown, false), [Kernels]);
+        let site = |now: &mut Placement| now.ranks[0].reduce_site = ReduceSite::Host;
+        assert_eq!(changes(site, false), [], "nothing is reduced");
+        assert_eq!(changes(site, true), [ReduceSites]);
+        let rows = |now: &mut Placement| {
+            now.ranks.iter_mut().for_each(|rank| rank.micro_batches = vec![1; 9]);
+        };
+        assert_eq!(changes(rows, false), [MicroBatches]);
+    }
+}
