@@ -3,8 +3,8 @@
 //!
 //! The prediction is the step that [`crate::planner::price`] simulates with the times of the
 //! blocks, measured one at a time on each device, and with transfers. It leaves out what devices
-//! take from each other if they share a processor, loading, reductions and updates. The formula ([`ideal_bubble`]) takes all stages as
-//! equal and transfers as free.
+//! take from each other if they share a processor, loading, reductions and updates. The formula
+//! ([`ideal_bubble`]) takes all stages as equal and transfers as free.
 //!
 //! [`ideal_bubble`]: crate::parallel::schedule::ideal_bubble
 

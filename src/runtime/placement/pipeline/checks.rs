@@ -73,11 +73,9 @@ fn too_many_parts(requested: &RequestedPipelines, count: usize) -> String {
         return format!("{cannot}: lower --pipeline to at most {count}, or raise model.layers");
     }
     let cannot = format!("{cannot} of {chunks} model chunks");
-    // Fewer stages, and fewer chunks of as many stages; several of each.
+    // As many chunks of fewer stages, and fewer chunks of as many stages.
     match (count / chunks, count / stages) {
-        (_, fewer @ 2..) => format!(
-            "{cannot}: give --set chunks={fewer}, a lower --pipeline or a higher model.layers"
-        ),
+        (_, fewer @ 2..) => format!("{cannot}: give --set chunks={fewer}, or raise model.layers"),
         (fewer @ 2.., _) => {
             format!("{cannot}: lower --pipeline to at most {fewer}, or raise model.layers")
         }
@@ -205,7 +203,7 @@ mod tests {
         assert!(error(requested(2, 1), 1, &[]).contains("no blocks"));
         for (stages, chunks, blocks, advice) in [
             (7, 1, 6, "7 stages: lower --pipeline to at most 6, or raise model.layers"),
-            (2, 4, 6, "2 stages of 4 model chunks: give --set chunks=3, a lower --pipeline or a"),
+            (2, 4, 6, "2 stages of 4 model chunks: give --set chunks=3, or raise model.layers"),
             (4, 2, 6, "4 stages of 2 model chunks: lower --pipeline to at most 3, or raise"),
             (2, 2, 3, "2 stages of 2 model chunks: choose another --schedule, or raise"),
         ] {
