@@ -202,7 +202,7 @@ mod tests {
             assert_eq!(three.changes_since(&two, is_tied), []);
             assert_eq!(two.changes_since(&three, is_tied), []);
         }
-        let one = cut(&["A"], &[0..6]);
+        let one = cut(&["A"], std::slice::from_ref(&(0..6)));
         assert_eq!(one.changes_since(&two, false), []);
         assert_eq!(two.changes_since(&one, true), [Devices]);
 
