@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::collective::{BucketGroups, Topology};
 use crate::data::{Split, TextData};
 use crate::device::Selection;
-use crate::graph::Plan;
+use crate::graph::{Graph, Plan};
 use crate::metrics::{Event, SentenceRecord, Sink};
 use crate::model::LanguageModel;
 use crate::runtime::open::{OpenOptions, open_alone, open_named};
@@ -47,9 +47,10 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
     let step = checkpoint.meta.step;
-    let data = text_of(args, &checkpoint, &mut spec)?;
-    let plan = spec.forward_plan(data.tokenizer().vocabulary(), spec.micro_batch)?;
-    let source = spec.batch_source(&plan.graph, &Arc::new(data), (0, 0))?;
+    let text = Arc::new(text_of(args, &checkpoint, &mut spec)?);
+    let plan = spec.forward_plan(text.tokenizer().vocabulary(), spec.micro_batch)?;
+    let source = spec.batch_source(&plan.graph, &text, (0, 0))?;
+    let model = language_model(&plan.graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { mut group, pipelines, weights } =
         open_for_eval(devices, &spec, checkpoint, plan)?;
@@ -67,15 +68,9 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let evaluation = evaluate(&mut group, &request)?;
     let is_of_corpus = args.data.is_none() && spec.data.source == DataSource::Builtin;
     let sentences = is_of_corpus.then(|| {
-        let (data, model, from) = (&source.data, source.model, (step, spec.seed));
-        measure_sentences(
-            ForwardUnits { group: &group, pipelines },
-            data.tokenizer(),
-            model,
-            &rows,
-            from,
-            || false,
-        )
+        let units = ForwardUnits { group: &group, pipelines };
+        let from = (step, spec.seed);
+        measure_sentences(units, text.tokenizer(), model, &rows, from, || false)
     });
     let sentences = sentences.transpose()?.flatten().map(|sampled| sampled.record);
     super::print(&report(args.json, step, &evaluation, sentences));
@@ -138,6 +133,12 @@ fn report(
     )
 }
 
+/// Finds the tensors of a language model in its graph.
+fn language_model(graph: &Graph) -> Result<LanguageModel, TrainError> {
+    let missing = || TrainError::Defect("the model has no tokens or no logits".into());
+    LanguageModel::of(graph).ok_or_else(missing)
+}
+
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, spec) = load(&args.checkpoint)?;
@@ -147,8 +148,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
     let plan = spec.forward_plan(tokenizer.vocabulary(), 1)?;
-    let missing = || TrainError::Defect("the model has no logits".into());
-    let model = LanguageModel::of(&plan.graph).ok_or_else(missing)?;
+    let model = language_model(&plan.graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { group, pipelines, .. } = match spec.parallel.pipeline.stages {
         1 => EvalDevices::alone(open_model(first_device(devices)?, &spec, checkpoint, plan)?),

@@ -1,12 +1,14 @@
-//! Training and validation data: texts, tokenizers, the built-in corpus, and the sampler that
-//! assigns a sample to each slot of each step.
+//! Training and validation data: data sets (samples by index), texts, tokenizers, the built-in
+//! corpus, and the sampler that assigns a sample to each slot of each step.
 
+pub mod dataset;
 pub mod error;
 pub mod sampler;
 pub mod text;
 pub mod tokenizer;
 pub mod world;
 
+pub use dataset::{Dataset, DatasetInput, NamedInputs, TextWindows};
 pub use error::DataError;
 pub use sampler::{SampleIndex, Sampler};
 pub use text::{Split, TextData, TokenizerChoice};

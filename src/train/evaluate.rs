@@ -80,7 +80,7 @@ struct EvalJob {
 
 /// Returns the number of samples that an evaluation of `samples` evaluates; 0: all that there are.
 pub fn samples_of(source: &BatchSource, split: Split, samples: u64) -> u64 {
-    let all = source.data.evaluation_windows(split, source.model.context).len() as u64;
+    let all = source.data.evaluation_samples(split).len() as u64;
     if samples == 0 { all } else { samples.min(all) }
 }
 
@@ -95,7 +95,7 @@ pub fn evaluate_split(
     progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
 ) -> Result<Option<Evaluation>, TrainError> {
     let EvalRequest { source, pipelines, split, samples, rows, weights, signals } = *request;
-    let starts = source.data.evaluation_windows(split, source.model.context);
+    let starts = source.data.evaluation_samples(split);
     let starts = spread(&starts, samples);
     let parts = share_out(&starts, weights).into_iter().zip(rows);
     let parts = parts.map(|(part, rows)| (part, *rows as usize)).collect();
@@ -151,9 +151,7 @@ fn run_pipelines(
         let rows = (*rows).max(1);
         let end = part.len().min(sums.done + rows * most);
         let batches = part[sums.done..end].chunks(rows);
-        let inputs = |batch: &[u64]| {
-            (batch.len() as u32, job.source.windows(job.split, batch.iter().copied()))
-        };
+        let inputs = |batch: &[u64]| (batch.len() as u32, job.source.rows(job.split, batch));
         work.push(batches.map(inputs).collect());
         sums.done = end;
     }
@@ -177,7 +175,7 @@ fn run_job(
     while sums.done < part.len() {
         let end = part.len().min(sums.done + rows.max(1) * BATCHES_PER_SUM);
         let batches = part[sums.done..end].chunks(rows.max(1));
-        let batches = batches.map(|c| (c.len(), job.source.windows(job.split, c.iter().copied())));
+        let batches = batches.map(|batch| (batch.len(), job.source.rows(job.split, batch)));
         let Some((loss, targets)) = sum_batches(device, batches, &mut pace, &job.signals)? else {
             break;
         };

@@ -3,60 +3,84 @@
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{HostTensor, TensorId};
-use crate::data::{Sampler, Split, TextData};
-use crate::graph::Plan;
-use crate::model::LanguageModel;
+use crate::data::{Dataset, DatasetInput, Sampler, Split};
+use crate::graph::{Graph, Plan};
 use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{MicroBatch, Program};
 use crate::runtime::step::Inputs;
+use crate::train::error::TrainError;
 
 /// Prefetch depth: steps that may be ready ahead of the device.
 const AHEAD: usize = 2;
 
-/// Returns the bytes of tokens and targets that a loader and the current step hold at a time: the
-/// prefetched steps, the one being assembled, and the one that runs.
-pub fn bytes(batch: usize, context: usize) -> usize {
-    let tensors = 2 * ELEMENT_BYTES;
-    [batch, context, tensors].into_iter().fold(AHEAD + 2, usize::saturating_mul)
+/// Returns the bytes of inputs that a loader and the current step hold at a time, with samples of
+/// `row_bytes`: the prefetched steps, the one being assembled, and the one that runs.
+pub fn bytes(batch: usize, row_bytes: usize) -> usize {
+    [batch, row_bytes].into_iter().fold(AHEAD + 2, usize::saturating_mul)
 }
 
 /// Source of the inputs of steps.
 #[derive(Clone)]
 pub struct BatchSource {
-    pub data: Arc<TextData>,
+    pub data: Arc<dyn Dataset>,
     pub sampler: Sampler,
-    pub model: LanguageModel,
+    /// Input tensors that the data set fills, in its order.
+    inputs: Vec<TensorId>,
     /// Input tensor of sample ids, if anything in the model is random.
-    pub samples: Option<TensorId>,
+    samples: Option<TensorId>,
 }
 
 impl BatchSource {
+    /// Creates the source of the inputs of a graph.
+    ///
+    /// # Errors
+    /// Returns `TrainError::InvalidRequest` if the graph has no input that the data set fills, or
+    /// one of another type or size.
+    pub fn new(
+        graph: &Graph,
+        data: Arc<dyn Dataset>,
+        sampler: Sampler,
+    ) -> Result<Self, TrainError> {
+        let inputs: Result<_, _> =
+            data.inputs().into_iter().map(|input| tensor_of(graph, input)).collect();
+        Ok(Self { data, sampler, inputs: inputs?, samples: graph.input("samples") })
+    }
+
     /// Returns the inputs of one micro-batch of a step.
     pub fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Inputs {
         let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
-        let starts = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
-        let mut inputs = self.windows(Split::Train, starts);
+        let indices = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
+        let indices: Vec<u64> = indices.collect();
+        let mut inputs = self.rows(Split::Train, &indices);
         if let Some(samples) = self.samples {
             inputs.push((samples, HostTensor::Int(slots.collect())));
         }
         inputs
     }
 
-    /// Returns the inputs of the windows that begin at `starts`, one row each.
-    pub fn windows(&self, split: Split, starts: impl Iterator<Item = u64>) -> Inputs {
-        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-        for start in starts {
-            let (window, next) = self.data.sample(split, start, self.model.context);
-            tokens.extend_from_slice(window);
-            targets.extend_from_slice(next);
-        }
-        vec![
-            (self.model.tokens, HostTensor::Int(tokens)),
-            (self.model.targets, HostTensor::Int(targets)),
-        ]
+    /// Returns the inputs of samples of a split, one row each.
+    pub fn rows(&self, split: Split, indices: &[u64]) -> Inputs {
+        let values = self.data.rows(split, indices).into_iter().map(|(_, values)| values);
+        self.inputs.iter().copied().zip(values).collect()
     }
+}
+
+/// Returns the tensor of a graph that an input of a data set fills.
+fn tensor_of(graph: &Graph, input: DatasetInput) -> Result<TensorId, TrainError> {
+    let DatasetInput { name, dtype, elements } = input;
+    let invalid = |why| TrainError::InvalidRequest(format!("the data have {name}, {why}"));
+    let tensor =
+        graph.input(name).ok_or_else(|| invalid("which the model does not take".into()))?;
+    let wanted = graph.tensor(tensor);
+    if wanted.dtype != dtype || wanted.shape.per_row() != elements {
+        return Err(invalid(format!(
+            "{elements} values of type {dtype:?} per sample, and the model takes {} of type {:?}",
+            wanted.shape.per_row(),
+            wanted.dtype
+        )));
+    }
+    Ok(tensor)
 }
 
 /// What a loader loads: the micro-batches of all ranks, and the inputs that each of them reads.
@@ -123,5 +147,48 @@ impl Loader {
     /// Returns the inputs of the next step, per rank and micro-batch; `None` after the last.
     pub fn next_step(&self) -> Option<Vec<Vec<Inputs>>> {
         self.ready.recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{TextData, TextWindows, TokenizerKind};
+    use crate::graph::Builder;
+
+    fn source(graph: &Graph) -> Result<BatchSource, TrainError> {
+        let text = TextData::from_bytes("digits", b"0123456789", TokenizerKind::Char, 0.0, 3);
+        let windows = TextWindows { text: Arc::new(text.unwrap()), context: 3 };
+        BatchSource::new(graph, Arc::new(windows), Sampler::new(0, 7, 2))
+    }
+
+    #[test]
+    fn inputs_go_to_the_tensors_of_their_names() {
+        let mut b = Builder::new();
+        // In another order than the data set's.
+        let targets = b.input_ids("targets", &[3]);
+        let tokens = b.input_ids("tokens", &[3]);
+        let source = source(&b.finish()).unwrap();
+        let [of_tokens, of_targets] = &source.rows(Split::Train, &[5])[..] else { panic!() };
+        assert_eq!(*of_tokens, (tokens, HostTensor::Int(vec![5, 6, 7])));
+        assert_eq!(*of_targets, (targets, HostTensor::Int(vec![6, 7, 8])));
+    }
+
+    #[test]
+    fn inputs_that_the_model_does_not_take_are_named() {
+        let refused = |build: &dyn Fn(&mut Builder)| {
+            let mut b = Builder::new();
+            b.input_ids("tokens", &[3]);
+            build(&mut b);
+            source(&b.finish()).err().unwrap().to_string()
+        };
+        let missing = "the data have targets, which the model does not take";
+        assert_eq!(refused(&|_| ()), missing);
+        let short = "the data have targets, 3 values of type U32 per sample, and the model takes 4 \
+                     of type U32";
+        assert_eq!(refused(&|b| _ = b.input_ids("targets", &[4])), short);
+        let float = "the data have targets, 3 values of type U32 per sample, and the model takes 3 \
+                     of type F32";
+        assert_eq!(refused(&|b| _ = b.input("targets", &[3])), float);
     }
 }

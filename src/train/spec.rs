@@ -10,10 +10,13 @@ use super::loader::BatchSource;
 use crate::config::RunConfig;
 use crate::config::read::Resolved;
 use crate::config::schema::{Balance, DataKind, ModelKind, OnMismatch, OptimKind};
-use crate::data::{Sampler, Split, TextData, Tokenizer, TokenizerChoice, TokenizerKind, world};
+use crate::data::{
+    Dataset, Sampler, Split, TextData, TextWindows, Tokenizer, TokenizerChoice, TokenizerKind,
+    world,
+};
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
-use crate::model::{GptConfig, LanguageModel, gpt};
+use crate::model::{GptConfig, gpt};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::types::{ParallelOptions, PipelineOptions};
@@ -217,21 +220,16 @@ impl RunSpec {
     /// step; `done` are the steps and samples of the run so far.
     ///
     /// # Errors
-    /// Returns `TrainError::Defect` if the graph is not that of a language model.
+    /// Returns `TrainError::InvalidRequest` if the graph is not that of a language model.
     pub fn batch_source(
         &self,
         graph: &Graph,
         data: &Arc<TextData>,
         (steps, samples): (u64, u64),
     ) -> Result<BatchSource, TrainError> {
-        let missing = || TrainError::Defect("the model has no tokens or no logits".into());
-        let population = data.window_count(Split::Train, self.model.context);
-        Ok(BatchSource {
-            data: data.clone(),
-            sampler: Sampler::new(self.seed, population, self.batch).after(steps, samples),
-            model: LanguageModel::of(graph).ok_or_else(missing)?,
-            samples: graph.input("samples"),
-        })
+        let windows = TextWindows { text: data.clone(), context: self.model.context };
+        let sampler = Sampler::new(self.seed, windows.len(Split::Train), self.batch);
+        BatchSource::new(graph, Arc::new(windows), sampler.after(steps, samples))
     }
 }
 
@@ -355,7 +353,7 @@ mod tests {
     #[test]
     fn the_largest_run_that_can_be_configured_is_counted_without_wrapping() {
         let plan = plan(&RunConfig::default());
-        let all = memory::run_bytes(&plan, 1 << 20, 1, loader::bytes(1 << 20, 65_536));
+        let all = memory::run_bytes(&plan, 1 << 20, 1, loader::bytes(1 << 20, 2 * 65_536 * 4));
         assert!(all > (1 << 36) && all < usize::MAX, "{all}");
     }
 }

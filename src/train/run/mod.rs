@@ -17,9 +17,11 @@ use std::time::Instant;
 use crate::base::Rank;
 use crate::base::rng::Key;
 use crate::checkpoint::{Best, Checkpoint, Store};
+use crate::data::TextData;
 use crate::faults::{Faults, Point};
 use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace};
+use crate::model::LanguageModel;
 use crate::parallel::{Placement, Program, Verdict};
 use crate::runtime::memory;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
@@ -81,6 +83,9 @@ pub struct Run {
     group: WorkerGroup,
     /// Plan of the whole model; buckets are the same on all ranks.
     plan: Arc<Plan>,
+    /// Text of the run, with its tokenizer, and the tensors of the model that continues texts.
+    text: Arc<TextData>,
+    model: LanguageModel,
     source: BatchSource,
     loader: Loader,
     /// Programs by rank.
@@ -164,12 +169,14 @@ impl Run {
     ) -> Result<Self, TrainError> {
         let mut sinks = Sinks::from(sink);
         let tokenizer = resumed.as_ref().and_then(|checkpoint| checkpoint.meta.tokenizer.clone());
-        let data = Arc::new(spec.load_data(tokenizer)?);
-        let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
+        let text = Arc::new(spec.load_data(tokenizer)?);
+        let (training, _) = spec.training_graph(text.tokenizer().vocabulary())?;
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
-        let source = spec.batch_source(&training, &data, done)?;
+        let source = spec.batch_source(&training, &text, done)?;
+        let model = LanguageModel::of(&training)
+            .ok_or_else(|| TrainError::Defect("the model has no tokens or no logits".into()))?;
         let plans = Plans::new(training);
-        check(&spec, &plans, resumed.as_ref())?;
+        check(&spec, (&plans, source.data.row_bytes()), resumed.as_ref())?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
         let assembled =
@@ -196,7 +203,7 @@ impl Run {
             memory,
             placement,
             trace,
-            fingerprint: data.fingerprint(),
+            fingerprint: source.data.fingerprint(),
             updates: 0,
             skipped: SkippedSteps::default(),
             best: None,
@@ -208,6 +215,8 @@ impl Run {
             options,
             store,
             sinks,
+            text,
+            model,
             source,
             loader,
             programs,
@@ -335,8 +344,7 @@ impl Run {
     pub fn sample(&self) -> Result<String, TrainError> {
         let count = self.spec.sample_tokens;
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.spec.seed };
-        let (data, model) = (&self.source.data, self.source.model);
-        let tokenizer = data.tokenizer();
+        let (tokenizer, model) = (self.text.tokenizer(), self.model);
         let prompt = generate::default_prompt(tokenizer);
         generate::generate(self.units(), tokenizer, model, &prompt, &sampling, count, |_| {
             self.signals.pending().is_none()
@@ -346,13 +354,17 @@ impl Run {
 
 /// Checks, before anything in the run's directory is touched, that a checkpoint fits the model
 /// and that the run fits the host's memory.
-fn check(spec: &RunSpec, plans: &Plans, resumed: Option<&Checkpoint>) -> Result<(), TrainError> {
+fn check(
+    spec: &RunSpec,
+    (plans, row_bytes): (&Plans, usize),
+    resumed: Option<&Checkpoint>,
+) -> Result<(), TrainError> {
     let plan = plans.of_rows(spec.micro_batch);
     let (batch, rows) = (spec.batch as usize, spec.micro_batch as usize);
     if let Some(Checkpoint { parameters, moments, .. }) = resumed {
         state::check(&plan, parameters, moments, spec.optimizer.moments())?;
     }
-    let loaded = loader::bytes(batch, spec.model.context);
+    let loaded = loader::bytes(batch, row_bytes);
     Ok(memory::require(memory::run_bytes(&plan, batch, rows, loaded))?)
 }
 

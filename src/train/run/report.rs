@@ -16,7 +16,6 @@ impl Run {
     /// # Errors
     /// Returns `TrainError::Metrics` if a sink fails.
     pub fn emit_summary(&mut self) -> Result<(), TrainError> {
-        let data = &self.source.data;
         let micro_batches = match self.programs[0].micro_batches.len() {
             count if count > 1 && self.placement.ranks.len() == 1 => {
                 format!(" in {count} micro-batches")
@@ -28,7 +27,7 @@ impl Run {
             "{}; {} parameters; vocabulary {}; batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary,
             thousands(self.plan.graph.parameter_count() as f64),
-            data.tokenizer().vocabulary(),
+            self.text.tokenizer().vocabulary(),
             self.spec.batch,
             names.join(", "),
             self.options.out.display()
@@ -41,7 +40,7 @@ impl Run {
 
     /// Formats the size of an epoch, in which as many tokens are trained as the text has.
     fn epoch_text(&self) -> String {
-        let tokens = self.source.data.tokens(Split::Train).len() as u64;
+        let tokens = self.text.tokens(Split::Train).len() as u64;
         let per_step = u64::from(self.spec.batch) * self.spec.model.context as u64;
         let steps = tokens.div_ceil(per_step);
         let [tokens, per_step, steps] =

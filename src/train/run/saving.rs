@@ -56,7 +56,7 @@ impl Run {
             samples: self.source.sampler.consumed(self.step),
             run: self.spec.saved_toml.clone(),
             typed: self.spec.typed.clone(),
-            tokenizer: Some(self.source.data.tokenizer().clone()),
+            tokenizer: Some(self.text.tokenizer().clone()),
             best: self.best,
             placement: self.placement.clone(),
             data: self.fingerprint.clone(),

@@ -24,12 +24,12 @@ impl Run {
         if self.spec.data.source != DataSource::Builtin || self.spec.sample_tokens == 0 {
             return Ok(None);
         }
-        let (data, model) = (&self.source.data, self.source.model);
         let units = self.placement.ranks.iter().step_by(self.placement.depth());
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
         let stop = || self.signals.pending().is_some();
         let from = (self.step, self.spec.seed);
-        let sampled = measure_sentences(self.units(), data.tokenizer(), model, &rows, from, stop)?;
+        let (tokenizer, model) = (self.text.tokenizer(), self.model);
+        let sampled = measure_sentences(self.units(), tokenizer, model, &rows, from, stop)?;
         let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
             return Ok(None);
         };

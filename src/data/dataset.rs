@@ -1,0 +1,117 @@
+//! Data sets: samples by index, each of which gives a row to inputs of a model by their names.
+
+use std::sync::Arc;
+
+use super::{Split, TextData};
+use crate::base::shape::ELEMENT_BYTES;
+use crate::base::{DType, HostTensor};
+
+/// Input of a model that a data set fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatasetInput {
+    pub name: &'static str,
+    pub dtype: DType,
+    /// Values of one sample.
+    pub elements: usize,
+}
+
+/// Values of some samples for each input that a data set fills, by its name: rows in the order of
+/// the samples.
+pub type NamedInputs = Vec<(&'static str, HostTensor)>;
+
+/// Samples by index. A data set does not change while it is used, so a sample has the same values
+/// every time.
+pub trait Dataset: Send + Sync {
+    /// Returns the inputs that are filled, in the order of [`Dataset::rows`].
+    fn inputs(&self) -> Vec<DatasetInput>;
+
+    /// Returns the number of samples of a split that training draws from; samples are
+    /// `0..len(split)`.
+    fn len(&self, split: Split) -> u64;
+
+    /// Returns true if a split has no sample.
+    fn is_empty(&self, split: Split) -> bool {
+        self.len(split) == 0
+    }
+
+    /// Returns the samples of a split of which an evaluation takes some: those that have nothing in
+    /// common.
+    fn evaluation_samples(&self, split: Split) -> Vec<u64>;
+
+    /// Returns a hash of all samples and of the boundary of the splits, which a resumed run
+    /// compares with the saved one.
+    fn fingerprint(&self) -> String;
+
+    /// Returns the values of the samples `indices` of a split, a row each.
+    ///
+    /// # Panics
+    /// If an index is not below [`Dataset::len`].
+    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs;
+
+    /// Returns the bytes of the values of one sample.
+    fn row_bytes(&self) -> usize {
+        self.inputs().iter().map(|input| input.elements * ELEMENT_BYTES).sum()
+    }
+}
+
+/// Windows of a text: a sample is the `context` tokens from its index on, for the input `tokens`,
+/// with the token that follows each of them, for the input `targets`.
+#[derive(Clone, Debug)]
+pub struct TextWindows {
+    pub text: Arc<TextData>,
+    /// Tokens of a sample.
+    pub context: usize,
+}
+
+impl Dataset for TextWindows {
+    fn inputs(&self) -> Vec<DatasetInput> {
+        let input = |name| DatasetInput { name, dtype: DType::U32, elements: self.context };
+        vec![input("tokens"), input("targets")]
+    }
+
+    fn len(&self, split: Split) -> u64 {
+        self.text.window_count(split, self.context)
+    }
+
+    fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+        self.text.evaluation_windows(split, self.context)
+    }
+
+    fn fingerprint(&self) -> String {
+        self.text.fingerprint()
+    }
+
+    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
+        let count = indices.len() * self.context;
+        let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for start in indices {
+            let (window, next) = self.text.sample(split, *start, self.context);
+            tokens.extend_from_slice(window);
+            targets.extend_from_slice(next);
+        }
+        vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::TokenizerKind;
+
+    #[test]
+    fn windows_are_rows_of_tokens_and_of_those_that_follow() {
+        let text = TextData::from_bytes("digits", b"0123456789", TokenizerKind::Char, 0.3, 2);
+        let windows = TextWindows { text: Arc::new(text.unwrap()), context: 2 };
+        assert_eq!([Split::Train, Split::Validation].map(|split| windows.len(split)), [5, 1]);
+        assert!(!windows.is_empty(Split::Validation));
+        assert_eq!(windows.evaluation_samples(Split::Train), [0, 2, 4]);
+        let rows = windows.rows(Split::Train, &[4, 0]);
+        let expected = [("tokens", vec![4, 5, 0, 1]), ("targets", vec![5, 6, 1, 2])];
+        assert_eq!(rows, expected.map(|(name, values)| (name, HostTensor::Int(values))));
+        let inputs = windows.inputs();
+        let names = inputs.iter().map(|input| (input.name, input.elements));
+        assert!(names.eq([("tokens", 2), ("targets", 2)]));
+        assert_eq!(windows.row_bytes(), 16);
+        assert_eq!(windows.fingerprint(), windows.text.fingerprint());
+    }
+}
