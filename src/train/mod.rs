@@ -1,6 +1,7 @@
 //! Training: the loop, data loading, evaluation, checkpoints, resume, text generation.
 //!
-//! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code.
+//! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code. Both train
+//! a [`session::Session`].
 
 pub mod continuation;
 pub mod error;
@@ -13,6 +14,7 @@ pub mod resolved;
 pub mod run;
 pub mod sampling;
 pub mod sentences;
+pub mod session;
 pub mod signals;
 pub mod spec;
 pub mod state;

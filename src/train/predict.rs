@@ -49,18 +49,23 @@ impl Trainer {
         let work: Result<Vec<_>, TrainError> = parts.iter().map(of_rank).collect();
         let work = work?;
         let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
-        if let Some(pipelines) = &self.pipelines {
+        if let Some(pipelines) = &self.session.pipelines {
             let mut values = Vec::new();
             for (pipeline, micro_batches) in work.iter().enumerate() {
                 for (rows, inputs) in micro_batches {
                     let micro_batch = (*rows, inputs);
-                    values.extend(pipelines.output(&self.group, pipeline, micro_batch, tensor)?);
+                    values.extend(pipelines.output(
+                        &self.session.group,
+                        pipeline,
+                        micro_batch,
+                        tensor,
+                    )?);
                 }
             }
             return ArrayD::from_shape_vec(shape.resolve(rows), values).map_err(why);
         }
         let work = Arc::new(work);
-        let read = self.group.run_on_all("a prediction", move |rank, device| {
+        let read = self.session.group.run_on_all("a prediction", move |rank, device| {
             let mut values = Vec::new();
             for (rows, inputs) in &work[rank.index()] {
                 load(device, inputs, 0)?;
@@ -75,7 +80,7 @@ impl Trainer {
     /// Returns the micro-batches of each rank or pipeline for `rows` samples, which are divided in
     /// proportion to the shares of a batch.
     fn parts(&self, rows: u32) -> Vec<Vec<MicroBatch>> {
-        let units = self.placement.ranks.iter().step_by(self.placement.depth());
+        let units = self.session.placement.ranks.iter().step_by(self.session.placement.depth());
         let weights: Vec<u32> = units.clone().map(|rank| rank.share).collect();
         let counts = proportional(rows, &weights);
         let mut first = 0;

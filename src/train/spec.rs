@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::error::TrainError;
 use super::loader::BatchSource;
+use super::session::SessionOptions;
 use crate::config::RunConfig;
 use crate::config::read::Resolved;
 use crate::config::schema::{Balance, DataKind, ModelKind, OnMismatch, OptimKind};
@@ -14,6 +15,7 @@ use crate::data::{
     Dataset, Sampler, Split, TextData, TextWindows, Tokenizer, TokenizerChoice, TokenizerKind,
     world,
 };
+use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
@@ -157,6 +159,16 @@ impl RunSpec {
             saved_toml: config.to_toml(),
             typed: Vec::new(),
             model_toml: config.section_toml("model"),
+        }
+    }
+
+    /// Returns the options of the run's session, with these faults.
+    pub fn session_options(&self, faults: &Faults) -> SessionOptions {
+        SessionOptions {
+            optimizer: self.optimizer,
+            clip: self.clip,
+            seed: self.seed,
+            faults: faults.clone(),
         }
     }
 

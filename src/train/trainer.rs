@@ -25,27 +25,24 @@
 //! # Ok::<(), potluck::train::TrainError>(())
 //! ```
 
+use std::mem;
 use std::sync::Arc;
 
 use super::error::TrainError;
+use super::session::{Session, SessionOptions};
 use super::state;
 use crate::autotune::TuneOptions;
-use crate::base::rng::Key;
 use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::checkpoint::NamedTensor;
 use crate::faults::Faults;
-use crate::graph::{Graph, Plan, differentiate, fuse};
+use crate::graph::{Graph, differentiate, fuse};
 use crate::optim::Optimizer;
-use crate::parallel::{MicroBatch, Outcome, Placement, Program, ReduceSite, Verdict};
+use crate::parallel::{MicroBatch, Outcome, Program, ReduceSite, Verdict};
 use crate::runtime::open;
-use crate::runtime::pipelines::ModelPipelines;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::{
-    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
-};
-use crate::runtime::step::{Inputs, StepInput};
-use crate::runtime::workers::WorkerGroup;
+use crate::runtime::placement::types::{ParallelOptions, PipelineOptions, PlacementRequest};
+use crate::runtime::step::Inputs;
 
 /// Options of a [`Trainer`].
 #[derive(Clone, Debug)]
@@ -126,17 +123,10 @@ fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
 
 /// Trainer of one graph.
 pub struct Trainer {
-    pub(super) group: WorkerGroup,
+    pub(super) session: Session,
     pub(super) graph: Graph,
-    plan: Arc<Plan>,
-    pub(super) pipelines: Option<Arc<ModelPipelines>>,
-    /// Programs by rank.
-    programs: Vec<Arc<Program>>,
-    pub(super) placement: Placement,
     notes: Vec<String>,
     options: TrainerOptions,
-    step: u64,
-    updates: u64,
 }
 
 impl Trainer {
@@ -177,28 +167,19 @@ impl Trainer {
             trace: None,
             faults: Faults::none(),
         };
-        let placed = assemble(&request, &mut |_, _| {})?;
-        let PlacedWorkers { group, plan, programs, placement, pipelines, notes, .. } = placed;
-        let seed = options.seed;
-        group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
-        let (graph, options) = (plan.graph.clone(), options.clone());
-        Ok(Self {
-            group,
-            graph,
-            plan,
-            pipelines,
-            programs,
-            placement,
-            notes,
-            options,
-            step: 0,
-            updates: 0,
-        })
+        let mut placed = assemble(&request, &mut |_, _| {})?;
+        let notes = mem::take(&mut placed.notes);
+        let TrainerOptions { optimizer, clip, seed, .. } = *options;
+        let session =
+            Session::new(placed, SessionOptions { optimizer, clip, seed, faults: Faults::none() });
+        session.initialize()?;
+        let graph = session.plan.graph.clone();
+        Ok(Self { session, graph, notes, options: options.clone() })
     }
 
     /// Returns the name of the first device.
     pub fn device(&self) -> &str {
-        self.group.name(Rank(0))
+        self.session.group.name(Rank(0))
     }
 
     /// Returns sentences for the user about the devices: for example, which were left out and why.
@@ -208,7 +189,7 @@ impl Trainer {
 
     /// Returns the number of devices.
     pub fn world(&self) -> usize {
-        self.group.world()
+        self.session.group.world()
     }
 
     /// Runs one step at this learning rate on a whole batch: the values of every input of the
@@ -218,30 +199,15 @@ impl Trainer {
     /// Returns `TrainError` if an input is missing or has another type or length, or if a device
     /// fails.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
-        let update = self.options.optimizer.update(lr, self.updates + 1);
-        let round = self.group.round().next(self.step + 1);
         let size = self.options.batch;
-        let mut inputs = Vec::with_capacity(self.programs.len());
-        for (rank, program) in self.programs.iter().enumerate() {
+        let of_rank = |program: &Arc<Program>| -> Result<Vec<Inputs>, TrainError> {
             let parts = program.micro_batches.iter();
-            let micro_batches: Result<Vec<Inputs>, TrainError> =
-                parts.map(|part| self.cut(&self.graph.inputs, batch, size, part)).collect();
-            inputs.push(Arc::new(StepInput {
-                round,
-                rank: Rank(rank as u32),
-                program: program.clone(),
-                micro_batches: micro_batches?,
-                run_key: Key::new(self.options.seed),
-                is_training: true,
-                update,
-                clip: self.options.clip,
-                faults: Faults::none(),
-            }));
-        }
-        let mut reports = self.group.step(&inputs)?;
+            parts.map(|part| self.cut(&self.graph.inputs, batch, size, part)).collect()
+        };
+        let ranks: Result<_, _> = self.session.programs.iter().map(of_rank).collect();
+        let inputs = self.session.inputs(ranks?, lr);
+        let mut reports = self.session.step(&inputs)?;
         let report = reports.swap_remove(0);
-        self.step += 1;
-        self.updates += u64::from(report.is_updated());
         let (Verdict::Commit(totals) | Verdict::Skip { totals, .. }) = report.verdict;
         let (gradient_norm, updated) = (totals.gradient_norm, report.outcome == Outcome::Updated);
         let busy = report.busy.filter(|_| self.world() == 1);
@@ -250,7 +216,7 @@ impl Trainer {
 
     /// Returns the parameters by name, in the model's order.
     pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
-        state::parameters(&self.group, &self.plan)
+        state::parameters(&self.session.group, &self.session.plan)
     }
 
     /// Returns a micro-batch's rows of the values for `rows` samples, of these inputs.

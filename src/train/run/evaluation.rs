@@ -14,7 +14,7 @@ impl Run {
     /// which drops an evaluation in progress. Saves a new best.
     pub(super) fn evaluate(&mut self) -> Result<Option<f64>, TrainError> {
         if let Some((step, loss)) = self.evaluated
-            && step == self.step
+            && step == self.step()
         {
             return Ok(Some(loss));
         }
@@ -23,7 +23,7 @@ impl Run {
         }
         let Some(evaluation) = self.measure()? else { return Ok(None) };
         let Evaluation { loss: val_loss, samples, targets } = evaluation;
-        let step = self.step;
+        let step = self.step();
         self.evaluated = Some((step, val_loss));
         let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
         let record = EvalRecord { step, val_loss, samples, targets, is_best };
@@ -40,7 +40,8 @@ impl Run {
     /// Repeats the evaluation that was due at the step from which the run resumes, if the record
     /// does not have it: a signal dropped it.
     pub(super) fn evaluate_dropped(&mut self) -> Result<(), TrainError> {
-        if self.step > 0 && self.step < self.spec.steps && self.due(self.spec.every.evaluation) {
+        if self.step() > 0 && self.step() < self.spec.steps && self.due(self.spec.every.evaluation)
+        {
             self.evaluate()?;
         }
         Ok(())
@@ -65,12 +66,12 @@ impl Run {
     }
 
     fn measure(&mut self) -> Result<Option<Evaluation>, TrainError> {
-        let units = self.placement.ranks.iter().step_by(self.placement.depth());
+        let units = self.session.placement.ranks.iter().step_by(self.session.placement.depth());
         let (rows, weights): (Vec<u32>, Vec<u32>) =
             units.map(|rank| (rank.micro_batch, rank.share)).unzip();
         let request = EvalRequest {
             source: &self.source,
-            pipelines: self.pipelines.as_deref(),
+            pipelines: self.session.pipelines.as_deref(),
             split: Split::Validation,
             samples: self.spec.eval_samples,
             rows: &rows,
@@ -78,7 +79,7 @@ impl Run {
             signals: &self.signals.flags(),
         };
         let (sinks, started) = (&mut self.sinks, Instant::now());
-        evaluate_split(&mut self.group, &request, &mut |done, total| {
+        evaluate_split(&mut self.session.group, &request, &mut |done, total| {
             Ok(sinks.event(&Event::Evaluating { done, total, elapsed: started.elapsed() })?)
         })
     }

@@ -10,29 +10,26 @@ mod startup;
 mod stopping;
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::Rank;
-use crate::base::rng::Key;
 use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::data::TextData;
 use crate::faults::{Faults, Point};
-use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace};
 use crate::model::LanguageModel;
-use crate::parallel::{Placement, Program, Verdict};
+use crate::parallel::Verdict;
 use crate::runtime::memory;
-use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::PlacedWorkers;
-use crate::runtime::replica_check::{ReplicaMismatch, compare};
-use crate::runtime::step::{Inputs, StepInput, StepReport};
-use crate::runtime::workers::WorkerGroup;
+use crate::runtime::replica_check::ReplicaMismatch;
+use crate::runtime::step::{StepInput, StepReport};
 use crate::train::error::TrainError;
 use crate::train::loader::{self, BatchSource, LoadedRanks, Loader};
 use crate::train::sampling::Sampling;
+use crate::train::session::Session;
 use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
 use crate::train::{generate, state};
@@ -80,27 +77,15 @@ pub struct Run {
     /// The record on disk first, then what the caller gave.
     sinks: Sinks,
     signals: Signals,
-    group: WorkerGroup,
-    /// Plan of the whole model; buckets are the same on all ranks.
-    plan: Arc<Plan>,
+    session: Session,
     /// Text of the run, with its tokenizer, and the tensors of the model that continues texts.
     text: Arc<TextData>,
     model: LanguageModel,
     source: BatchSource,
     loader: Loader,
-    /// Programs by rank.
-    programs: Vec<Arc<Program>>,
-    /// Pipelines of the run; `None` if every rank holds the whole model.
-    pipelines: Option<Arc<ModelPipelines>>,
-    placement: Placement,
-    /// Bytes that the run takes on the device of each rank.
-    memory: Vec<u64>,
     trace: Option<Trace>,
     /// Hash of all tokens of the data, computed once.
     fingerprint: String,
-    /// Steps done; `updates` are those that updated parameters (skipped steps do not).
-    step: u64,
-    updates: u64,
     skipped: SkippedSteps,
     best: Option<Best>,
     /// Step and loss of the last evaluation; `saved` is the last step saved.
@@ -129,10 +114,10 @@ pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
 /// Complete training loop.
 fn steps(run: &mut Run) -> Result<RunOutcome, TrainError> {
     run.evaluate_dropped()?;
-    while run.step < run.spec.steps && run.signals.pending().is_none() {
+    while run.step() < run.spec.steps && run.signals.pending().is_none() {
         let started = Instant::now();
         let inputs = run.next_step()?;
-        let reports = run.group.step(&inputs)?;
+        let reports = run.session.step(&inputs)?;
         run.record(&inputs, &reports, started)?;
         if run.due(run.spec.every.replica_check) {
             run.compare_parameters()?;
@@ -181,30 +166,25 @@ impl Run {
         // Devices are opened first: if that fails, nothing is written.
         let assembled =
             startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks);
-        let placed = assembled
+        let mut placed = assembled
             .map_err(|error| stopping::at_start(error, &spec, &options, resumed.as_ref()))?;
-        let PlacedWorkers { group, plan, programs, placement, pipelines, notes, trace, .. } =
-            placed;
-        let rank_plans = placed.plans;
+        let (notes, trace) = (mem::take(&mut placed.notes), placed.trace.take());
+        let mut session = Session::new(placed, spec.session_options(&options.faults));
+        session.taken = startup::taken(resumed.as_ref());
         let store = startup::open_store(&options)?;
-        let step = resumed.as_ref().map_or(0, |checkpoint| checkpoint.meta.step);
-        let device = group.name(Rank(0)).to_string();
+        let step = session.taken.steps;
+        let device = session.group.name(Rank(0)).to_string();
         sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
-        let ranks = LoadedRanks::of(&programs, &rank_plans);
+        let ranks = LoadedRanks::of(&session.programs, &session.rank_plans);
         let loader = Loader::start(source.clone(), ranks, step + 1, spec.steps)
             .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
         let signals = Signals::install()
             .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
-        let memory = startup::device_memory(&spec, &group, &rank_plans);
         let mut run = Self {
             signals,
-            group,
-            plan,
-            memory,
-            placement,
+            session,
             trace,
             fingerprint: source.data.fingerprint(),
-            updates: 0,
             skipped: SkippedSteps::default(),
             best: None,
             evaluated: None,
@@ -219,9 +199,6 @@ impl Run {
             model,
             source,
             loader,
-            programs,
-            pipelines,
-            step,
         };
         notes.into_iter().try_for_each(|note| run.note(note))?;
         match run.begin(resumed) {
@@ -234,23 +211,7 @@ impl Run {
     fn next_step(&mut self) -> Result<Vec<Arc<StepInput>>, TrainError> {
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = self.loader.next_step().ok_or_else(ended)?;
-        let step = self.step + 1;
-        let round = self.group.round().next(step);
-        let lr = self.spec.schedule.lr(step);
-        let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
-            Arc::new(StepInput {
-                round,
-                rank: Rank(rank as u32),
-                program: self.programs[rank].clone(),
-                micro_batches,
-                run_key: Key::new(self.spec.seed),
-                is_training: true,
-                update: self.spec.optimizer.update(lr, self.updates + 1),
-                clip: self.spec.clip,
-                faults: self.options.faults.clone(),
-            })
-        };
-        Ok(ranks.into_iter().enumerate().map(input).collect())
+        Ok(self.session.inputs(ranks, self.spec.schedule.lr(self.step() + 1)))
     }
 
     fn record(
@@ -259,9 +220,7 @@ impl Run {
         reports: &[StepReport],
         started: Instant,
     ) -> Result<(), TrainError> {
-        let (input, report) = (&inputs[0], &reports[0]);
-        let step = input.round.step;
-        self.step = step;
+        let (step, report) = (self.step(), &reports[0]);
         let totals = *report.verdict.totals();
         let seconds = started.elapsed().as_secs_f64();
         let skipped = match &report.verdict {
@@ -287,7 +246,6 @@ impl Run {
         self.emit(Event::Step(record))?;
         match skipped {
             None => {
-                self.updates += 1;
                 self.skipped.count = 0;
                 Ok(())
             }
@@ -299,20 +257,21 @@ impl Run {
     /// parallel.on_mismatch requires.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let repair = self.spec.repairs_replicas;
-        let mut found = compare(&self.group, &self.plan, repair)?;
+        let mut found = self.session.compare(repair)?;
         if repair && !found.is_empty() {
             for ReplicaMismatch { rank, what } in &found {
-                let (device, step) = (&self.placement.ranks[rank.index()].name, self.step);
+                let (device, step) =
+                    (&self.session.placement.ranks[rank.index()].name, self.step());
                 self.warn(format!(
                     "{device} ({rank}) did not hold the same parameters as the other ranks after \
                      step {step}: {what}; they were repaired"
                 ))?;
             }
-            found = compare(&self.group, &self.plan, false)?;
+            found = self.session.compare(false)?;
         }
         let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
-        let device = self.placement.ranks[rank.index()].name.clone();
-        Err(TrainError::ReplicaMismatch { rank, device, step: self.step, what })
+        let device = self.session.placement.ranks[rank.index()].name.clone();
+        Err(TrainError::ReplicaMismatch { rank, device, step: self.step(), what })
     }
 
     fn emit(&mut self, event: Event) -> Result<(), TrainError> {
@@ -332,12 +291,12 @@ impl Run {
     }
 
     fn due(&self, every: u64) -> bool {
-        every > 0 && self.step.is_multiple_of(every)
+        every > 0 && self.step().is_multiple_of(every)
     }
 
-    /// Returns the units of the run's devices that compute forward passes.
-    fn units(&self) -> ForwardUnits<'_> {
-        ForwardUnits { group: &self.group, pipelines: self.pipelines.as_deref() }
+    /// Returns the number of steps done.
+    fn step(&self) -> u64 {
+        self.session.taken.steps
     }
 
     /// Generates `train.sample_tokens` tokens of text from the model, starting at a line break.
@@ -346,9 +305,15 @@ impl Run {
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.spec.seed };
         let (tokenizer, model) = (self.text.tokenizer(), self.model);
         let prompt = generate::default_prompt(tokenizer);
-        generate::generate(self.units(), tokenizer, model, &prompt, &sampling, count, |_| {
-            self.signals.pending().is_none()
-        })
+        generate::generate(
+            self.session.units(),
+            tokenizer,
+            model,
+            &prompt,
+            &sampling,
+            count,
+            |_| self.signals.pending().is_none(),
+        )
     }
 }
 

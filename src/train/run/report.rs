@@ -16,17 +16,18 @@ impl Run {
     /// # Errors
     /// Returns `TrainError::Metrics` if a sink fails.
     pub fn emit_summary(&mut self) -> Result<(), TrainError> {
-        let micro_batches = match self.programs[0].micro_batches.len() {
-            count if count > 1 && self.placement.ranks.len() == 1 => {
+        let micro_batches = match self.session.programs[0].micro_batches.len() {
+            count if count > 1 && self.session.placement.ranks.len() == 1 => {
                 format!(" in {count} micro-batches")
             }
             _ => String::new(),
         };
-        let names: Vec<&str> = self.placement.ranks.iter().map(|rank| &*rank.name).collect();
+        let names: Vec<&str> =
+            self.session.placement.ranks.iter().map(|rank| &*rank.name).collect();
         let summary = format!(
             "{}; {} parameters; vocabulary {}; batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary,
-            thousands(self.plan.graph.parameter_count() as f64),
+            thousands(self.session.plan.graph.parameter_count() as f64),
             self.text.tokenizer().vocabulary(),
             self.spec.batch,
             names.join(", "),
@@ -50,11 +51,12 @@ impl Run {
 
     /// Formats the memory that the run takes on each device.
     fn memory_text(&self) -> String {
-        let ranks = self.placement.ranks.iter().zip(&self.memory);
-        let of_rank = |(placed, bytes): (&RankPlacement, &u64)| match self.placement.ranks.len() {
-            1 => gibibytes(*bytes),
-            _ => format!("{} on {}", gibibytes(*bytes), placed.name),
+        let placed = &self.session.placement.ranks;
+        let of_rank = |(placed_on, bytes): (&RankPlacement, u64)| match placed.len() {
+            1 => gibibytes(bytes),
+            _ => format!("{} on {}", gibibytes(bytes), placed_on.name),
         };
+        let ranks = placed.iter().zip(self.session.device_bytes());
         format!("device memory {}", ranks.map(of_rank).collect::<Vec<_>>().join(", "))
     }
 
@@ -62,13 +64,13 @@ impl Run {
     /// do, or that the learning rate falls no further.
     fn emit_end_notes(&mut self) -> Result<(), TrainError> {
         let (steps, decay_steps) = (self.spec.steps, self.spec.schedule.decay_steps);
-        if self.step > 0 && self.step >= steps {
-            let step = self.step;
+        if self.step() > 0 && self.step() >= steps {
+            let step = self.step();
             self.note(format!(
                 "step {step} of {steps} is done already: nothing is left to train; to continue, \
                  give --steps a larger number"
             ))?;
-        } else if self.step > 0
+        } else if self.step() > 0
             && steps > decay_steps
             && self.spec.schedule.decay != Decay::Constant
         {
@@ -83,7 +85,8 @@ impl Run {
 
     /// Returns the metrics of each rank; empty for a single rank.
     pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
-        let depth = self.placement.pipeline.as_ref().map(|_| self.placement.depth());
+        let depth =
+            self.session.placement.pipeline.as_ref().map(|_| self.session.placement.depth());
         let stage = |rank: usize| {
             let place = |depth: usize| ((rank / depth) as u64, (rank % depth) as u64);
             depth.map(place).map(|(pipeline, stage)| StageRecord { pipeline, stage })
@@ -97,8 +100,8 @@ impl Run {
             idle: report.idle(),
             stage: stage(rank),
         };
-        let several = self.placement.ranks.len() > 1;
-        let ranks = self.placement.ranks.iter().zip(reports).filter(|_| several);
+        let several = self.session.placement.ranks.len() > 1;
+        let ranks = self.session.placement.ranks.iter().zip(reports).filter(|_| several);
         ranks.enumerate().map(record).collect()
     }
 }

@@ -8,10 +8,8 @@ use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
 use crate::metrics::{Recorder, aside};
 use crate::parallel::{Placement, PlacementChange};
-use crate::runtime::open::initialize;
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
-use crate::train::state;
 
 impl Run {
     /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is
@@ -30,20 +28,17 @@ impl Run {
     }
 
     fn initialize(&mut self) -> Result<(), TrainError> {
-        let seed = self.spec.seed;
         self.create_record()?;
-        self.group.run_on_all("initialization", move |_, device| initialize(device, seed))?;
-        Ok(())
+        self.session.initialize()
     }
 
     fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
         let Checkpoint { meta, parameters, moments } = checkpoint;
-        self.updates = meta.optimizer_step;
         self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
         self.found = self.saved;
         self.unknown = meta.unknown.clone();
         self.warn_if_changed(&meta.placement)?;
-        state::restore(&self.group, parameters, &moments, self.spec.optimizer.moments())?;
+        self.session.restore(parameters, &moments)?;
         self.compare_parameters()?;
         // Only now, with the state on the devices, does the run replace its other course.
         match self.options.continued {
@@ -75,10 +70,10 @@ impl Run {
     /// start, and opens the record.
     fn set_later_aside(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
-        let checkpoints = self.store.set_aside_after(self.step)?;
-        let (recorder, cut) = Recorder::resume(&metrics, self.step)?;
+        let checkpoints = self.store.set_aside_after(self.step())?;
+        let (recorder, cut) = Recorder::resume(&metrics, self.step())?;
         self.sinks.prepend(recorder);
-        self.evaluated = cut.val_loss.map(|val_loss| (self.step, val_loss));
+        self.evaluated = cut.val_loss.map(|val_loss| (self.step(), val_loss));
         let mut what = Vec::new();
         if let (Some(first), Some(last)) = (checkpoints.first(), checkpoints.last()) {
             let to = if first == last { String::new() } else { format!(" to {}", last.display()) };
@@ -104,7 +99,7 @@ impl Run {
         // not keep the next from being marked; one that exists may not have been marked yet.
         // The checkpoint of this start is saved, and marked then, if it is not there yet.
         let is_there = |step| self.store.path(step).is_dir();
-        self.best = meta.best.filter(|best| best.step == self.step || is_there(best.step));
+        self.best = meta.best.filter(|best| best.step == self.step() || is_there(best.step));
         if let Err(damage) = self.store.best() {
             let now = match self.best {
                 Some(best) => format!("that of step {} is marked again", best.step),
@@ -135,7 +130,7 @@ impl Run {
         self.store.unmark_best()?;
         let best = meta.best.filter(|best| self.store.path(best.step).is_dir());
         let forgotten = match best.map(|best| best.step) {
-            Some(step) if step != self.step => {
+            Some(step) if step != self.step() => {
                 let aside = self.store.set_aside(step)?;
                 format!("; the best one so far, of step {step}, is now {}", aside.display())
             }
@@ -149,11 +144,14 @@ impl Run {
 
     /// Reports that a resumed run decided otherwise than before, if that changes bits.
     fn warn_if_changed(&mut self, before: &Placement) -> Result<(), TrainError> {
-        let changes = self.placement.changes_since(before, self.plan.graph.has_tied_parameters());
+        let changes = self
+            .session
+            .placement
+            .changes_since(before, self.session.plan.graph.has_tied_parameters());
         let what = match changes[..] {
             [] => return Ok(()),
             [PlacementChange::Devices] => {
-                let (was, is) = (before.devices(), self.placement.devices());
+                let (was, is) = (before.devices(), self.session.placement.devices());
                 format!("the run was on {was} and continues on {is}")
             }
             _ => {
@@ -162,7 +160,7 @@ impl Run {
             }
         };
         // Some changes of pipelines have no effect on the bits.
-        let verb = match self.placement.pipeline.is_some() || before.pipeline.is_some() {
+        let verb = match self.session.placement.pipeline.is_some() || before.pipeline.is_some() {
             true => "may",
             false => "will",
         };
@@ -182,8 +180,8 @@ impl Run {
         let last = || self.store.steps().ok()?.last().copied();
         let saved = self.saved.or_else(last);
         let Some(step) = saved.filter(|_| cause.can_go_on()) else { return cause };
-        let failed = cause.failed_rank().filter(|_| self.placement.ranks.len() > 1);
-        let position = failed.map(|rank| self.placement.ranks[rank.index()].position);
+        let failed = cause.failed_rank().filter(|_| self.session.placement.ranks.len() > 1);
+        let position = failed.map(|rank| self.session.placement.ranks[rank.index()].position);
         let (checkpoint, command) = (self.store.path(step), self.resume_command());
         with_command(cause, checkpoint, command, &self.spec, position)
     }

@@ -6,7 +6,6 @@ use crate::files;
 use crate::metrics::Event;
 use crate::train::error::TrainError;
 use crate::train::resolved::resolved_toml;
-use crate::train::state;
 
 /// Version of potluck, as checkpoints and resolved.toml record it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -14,7 +13,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 impl Run {
     /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
     pub(super) fn write_files(&self) -> Result<(), TrainError> {
-        let decided = resolved_toml(&self.placement, &self.fingerprint, VERSION);
+        let decided = resolved_toml(&self.session.placement, &self.fingerprint, VERSION);
         let files = [("run.toml", self.spec.run_toml.clone()), ("resolved.toml", decided)];
         for (name, text) in files {
             let path = self.options.out.join(name);
@@ -35,53 +34,53 @@ impl Run {
         match self.save() {
             Err(
                 error @ (Checkpoint(CheckpointError::Write { .. }) | Io { .. } | InvalidRequest(_)),
-            ) => self.warn(format!("step {} was not saved: {error}", self.step)),
+            ) => self.warn(format!("step {} was not saved: {error}", self.step())),
             saved => saved,
         }
     }
 
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
-        if self.saved == Some(self.step) {
+        if self.saved == Some(self.step()) {
             return Ok(());
         }
-        let moments = self.spec.optimizer.moments();
         self.compare_parameters()?;
-        let (parameters, moments) = state::save(&self.group, &self.plan, moments)?;
+        let (parameters, moments) = self.session.state()?;
         self.check_finite(&parameters)?;
         let meta = Meta {
-            step: self.step,
-            optimizer_step: self.updates,
+            step: self.step(),
+            optimizer_step: self.session.taken.updates,
             seed: self.spec.seed,
             model: self.spec.model_toml.clone(),
-            samples: self.source.sampler.consumed(self.step),
+            samples: self.source.sampler.consumed(self.step()),
             run: self.spec.saved_toml.clone(),
             typed: self.spec.typed.clone(),
             tokenizer: Some(self.text.tokenizer().clone()),
             best: self.best,
-            placement: self.placement.clone(),
+            placement: self.session.placement.clone(),
             data: self.fingerprint.clone(),
             version: VERSION.into(),
             unknown: self.unknown.clone(),
         };
         let checkpoint = Checkpoint { meta, parameters, moments };
-        let kept = match self.found.take_if(|step| *step == self.step) {
+        let now = self.step();
+        let kept = match self.found.take_if(|step| *step == now) {
             Some(_) => self.store.save_and_keep(&checkpoint)?,
             None => self.store.save(&checkpoint).map(|_| None)?,
         };
-        if self.best.is_some_and(|best| best.step == self.step) {
-            self.store.mark_best(self.step)?;
+        if self.best.is_some_and(|best| best.step == self.step()) {
+            self.store.mark_best(self.step())?;
         }
-        self.saved = Some(self.step);
+        self.saved = Some(self.step());
         self.options.unsaved.clear();
         if let Err(error) = self.store.prune(self.spec.checkpoints_kept) {
             // This checkpoint is saved; the next save tries again.
             self.warn(format!("old checkpoints were not removed: {error}"))?;
         }
         if let Some(path) = kept {
-            let step = self.step;
+            let step = self.step();
             self.note(format!("set aside: the checkpoint of step {step} as {}", path.display()))?;
         }
-        self.emit(Event::Checkpoint { step: self.step })
+        self.emit(Event::Checkpoint { step: self.step() })
     }
 
     /// Checks that all parameters are finite. Non-finite ones cannot be trained further, and saving
@@ -89,7 +88,7 @@ impl Run {
     fn check_finite(&self, parameters: &[NamedTensor]) -> Result<(), TrainError> {
         let bad = parameters.iter().find(|tensor| !tensor.is_finite());
         let Some(bad) = bad else { return Ok(()) };
-        let (step, name) = (self.step, &bad.name);
+        let (step, name) = (self.step(), &bad.name);
         let last = self.store.path(self.saved.unwrap_or(0));
         Err(TrainError::InvalidRequest(format!(
             "the parameter {name} is not finite after step {step}, which is not worth saving; \

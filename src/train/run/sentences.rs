@@ -24,16 +24,16 @@ impl Run {
         if self.spec.data.source != DataSource::Builtin || self.spec.sample_tokens == 0 {
             return Ok(None);
         }
-        let units = self.placement.ranks.iter().step_by(self.placement.depth());
+        let units = self.session.placement.ranks.iter().step_by(self.session.placement.depth());
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
         let stop = || self.signals.pending().is_some();
-        let from = (self.step, self.spec.seed);
+        let from = (self.step(), self.spec.seed);
         let (tokenizer, model) = (self.text.tokenizer(), self.model);
-        let sampled = measure_sentences(self.units(), tokenizer, model, &rows, from, stop)?;
+        let sampled = measure_sentences(self.session.units(), tokenizer, model, &rows, from, stop)?;
         let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
             return Ok(None);
         };
-        let path = self.options.out.join(format!("{PREFIX}{:08}{ENDING}", self.step));
+        let path = self.options.out.join(format!("{PREFIX}{:08}{ENDING}", self.step()));
         let text: String = lines.iter().chain(&held_out_sums).map(|l| format!("{l}\n")).collect();
         self.keep_other_sentences(&path, &text)?;
         files::replace(&path, text.as_bytes()).map_err(|why| TrainError::Io { path, why })?;
@@ -59,7 +59,8 @@ impl Run {
         let mut later = Vec::new();
         for entry in fs::read_dir(out).map_err(|why| error(out, why))? {
             let path = entry.map_err(|why| error(out, why))?.path();
-            later.extend(step_of(&path).filter(|step| *step > self.step).map(|step| (step, path)));
+            later
+                .extend(step_of(&path).filter(|step| *step > self.step()).map(|step| (step, path)));
         }
         later.sort_unstable();
         let rename =

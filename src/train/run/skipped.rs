@@ -28,7 +28,7 @@ impl Run {
         reason: String,
     ) -> Result<(), TrainError> {
         self.skipped.count += 1;
-        let (step, count, limit) = (self.step, self.skipped.count, self.spec.skipped_steps_max);
+        let (step, count, limit) = (self.step(), self.skipped.count, self.spec.skipped_steps_max);
         let mut text = format!(
             "step {step} was skipped ({count} in a row, the run ends at {limit}): {reason}"
         );
@@ -52,20 +52,20 @@ impl Run {
     /// Runs a skipped step again on all devices. Returns the first non-finite tensor in the order
     /// of a step, and of equal ones that of the lowest rank; names the device if there are several.
     fn diagnose(&self, inputs: &[Arc<StepInput>]) -> Result<String, TrainError> {
-        if let Some(pipelines) = &self.pipelines {
+        if let Some(pipelines) = &self.session.pipelines {
             return self.diagnose_pipelines(pipelines, inputs);
         }
         let inputs = inputs.to_vec();
-        let began = self.group.run_on_all("a diagnosis", move |rank, device| {
+        let began = self.session.group.run_on_all("a diagnosis", move |rank, device| {
             first_not_finite(device, &inputs[rank.index()])
         })?;
         let known = began.into_iter().enumerate();
         let first: Option<(NotFinite, usize)> =
             known.filter_map(|(rank, what)| Some((what?, rank))).min();
         Ok(match first {
-            Some((what, _)) if self.placement.ranks.len() == 1 => what.to_string(),
+            Some((what, _)) if self.session.placement.ranks.len() == 1 => what.to_string(),
             Some((what, rank)) => {
-                format!("{what} on rank {rank}, {}", self.placement.ranks[rank].name)
+                format!("{what} on rank {rank}, {}", self.session.placement.ranks[rank].name)
             }
             None => OVERFLOW_CAUSE.into(),
         })
@@ -78,7 +78,7 @@ impl Run {
         inputs: &[Arc<StepInput>],
     ) -> Result<String, TrainError> {
         let of_rank = inputs.to_vec();
-        let states = self.group.run_on_all("a diagnosis", move |rank, device| {
+        let states = self.session.group.run_on_all("a diagnosis", move |rank, device| {
             let state = bad_state(device, &of_rank[rank.index()].program)?;
             device.begin_step()?;
             Ok(state)
@@ -92,8 +92,10 @@ impl Run {
         };
         Ok(match found {
             Some((what, rank)) => {
-                let (stage, name) =
-                    (rank.index() % pipelines.depth(), &self.placement.ranks[rank.index()].name);
+                let (stage, name) = (
+                    rank.index() % pipelines.depth(),
+                    &self.session.placement.ranks[rank.index()].name,
+                );
                 format!("{what} on stage {stage} ({rank}, {name})")
             }
             None => OVERFLOW_CAUSE.into(),
@@ -116,7 +118,8 @@ impl Run {
                 let loaded = |rank: Rank| inputs[rank.index()].micro_batches[micro_batch].clone();
                 let pass = PassContext { micro_batch, rows: of_batch.rows as usize, random };
                 let walk = (&segments[..], &loaded as &dyn Fn(Rank) -> Inputs);
-                let found = pipelines.walk(&self.group, pipeline, walk, pass, bad_output)?;
+                let found =
+                    pipelines.walk(&self.session.group, pipeline, walk, pass, bad_output)?;
                 if let Some((rank, what)) = found {
                     return Ok(Some((NotFinite::Activation(what), rank)));
                 }

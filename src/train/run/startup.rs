@@ -5,20 +5,16 @@ use std::sync::Arc;
 
 use super::RunOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
-use crate::base::Rank;
 use crate::checkpoint::{Checkpoint, Store};
-use crate::graph::Plan;
 use crate::metrics::{Event, Sink};
 use crate::parallel::MicroBatch;
-use crate::runtime::memory;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::shares::held_moments;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::timing::Probe;
-use crate::runtime::workers::WorkerGroup;
 use crate::train::error::TrainError;
 use crate::train::loader::BatchSource;
+use crate::train::session::StepsTaken;
 use crate::train::spec::RunSpec;
 
 /// Opens the devices of a run; messages on the way go to `sink`.
@@ -90,13 +86,13 @@ pub(super) fn open_store(options: &RunOptions) -> Result<Store, TrainError> {
     }
 }
 
-/// Returns the bytes that the run takes on the device of each rank.
-pub(super) fn device_memory(spec: &RunSpec, group: &WorkerGroup, plans: &[Arc<Plan>]) -> Vec<u64> {
-    let of_rank = |(rank, plan): (usize, &Arc<Plan>)| {
-        let moments = held_moments(&spec.optimizer, group, plan, Rank(rank as u32));
-        memory::memory(plan, &moments).peak() as u64
+/// Returns the steps that the run of a checkpoint has taken; none for a new run.
+pub(super) fn taken(resumed: Option<&Checkpoint>) -> StepsTaken {
+    let of = |checkpoint: &Checkpoint| StepsTaken {
+        steps: checkpoint.meta.step,
+        updates: checkpoint.meta.optimizer_step,
     };
-    plans.iter().enumerate().map(of_rank).collect()
+    resumed.map(of).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,0 +1,157 @@
+//! Session: opened devices with the state of a model on them, and the steps that they have taken.
+//! What a run or a [`Trainer`](super::Trainer) trains with; where samples come from, and what is
+//! kept on disk, is theirs.
+
+use std::sync::Arc;
+
+use super::error::TrainError;
+use super::state;
+use crate::base::Rank;
+use crate::base::rng::Key;
+use crate::checkpoint::NamedTensor;
+use crate::faults::Faults;
+use crate::graph::Plan;
+use crate::optim::Optimizer;
+use crate::parallel::{Placement, Program, Verdict};
+use crate::runtime::memory;
+use crate::runtime::open;
+use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
+use crate::runtime::placement::shares::held_moments;
+use crate::runtime::placement::types::PlacedWorkers;
+use crate::runtime::replica_check::{ReplicaMismatch, compare};
+use crate::runtime::step::{Inputs, StepInput, StepReport};
+use crate::runtime::workers::WorkerGroup;
+
+/// Options of a session.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    pub optimizer: Optimizer,
+    /// Gradient norm above which gradients are scaled down to it; 0: off.
+    pub clip: f64,
+    pub seed: u64,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+}
+
+/// Steps that were taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepsTaken {
+    pub steps: u64,
+    /// Steps that updated parameters; skipped ones do not.
+    pub updates: u64,
+}
+
+/// Devices with a model that is trained on them.
+pub struct Session {
+    pub group: WorkerGroup,
+    /// Plan of the whole model; buckets are the same on all ranks.
+    pub plan: Arc<Plan>,
+    /// Programs by rank.
+    pub programs: Vec<Arc<Program>>,
+    /// By rank: the plan of what its device holds.
+    pub rank_plans: Vec<Arc<Plan>>,
+    /// Pipelines of the devices; `None` if every rank holds the whole model.
+    pub pipelines: Option<Arc<ModelPipelines>>,
+    pub placement: Placement,
+    pub taken: StepsTaken,
+    options: SessionOptions,
+}
+
+impl Session {
+    /// Creates the session of placed devices, which hold no values yet: [`Session::initialize`] or
+    /// [`Session::restore`] comes first.
+    pub fn new(placed: PlacedWorkers, options: SessionOptions) -> Self {
+        let PlacedWorkers { group, plan, programs, placement, pipelines, plans, .. } = placed;
+        let taken = StepsTaken::default();
+        Self { group, plan, programs, rank_plans: plans, pipelines, placement, taken, options }
+    }
+
+    /// Gives the parameters their initial values, which depend on the seed alone.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
+    pub fn initialize(&self) -> Result<(), TrainError> {
+        let seed = self.options.seed;
+        self.group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
+        Ok(())
+    }
+
+    /// Brings parameters and moments, by name, onto the devices.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if they are not those of the model, or if a device fails.
+    pub fn restore(
+        &self,
+        parameters: Vec<NamedTensor>,
+        moments: &[NamedTensor],
+    ) -> Result<(), TrainError> {
+        state::restore(&self.group, parameters, moments, self.options.optimizer.moments())
+    }
+
+    /// Reads parameters and moments by name, in the model's order.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails, or if the values read back are not those that it
+    /// holds.
+    pub fn state(&self) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>), TrainError> {
+        state::save(&self.group, &self.plan, self.options.optimizer.moments())
+    }
+
+    /// Returns each rank's input for the next step, at this learning rate, from the inputs of its
+    /// micro-batches.
+    pub fn inputs(&self, ranks: Vec<Vec<Inputs>>, lr: f64) -> Vec<Arc<StepInput>> {
+        let StepsTaken { steps, updates } = self.taken;
+        let round = self.group.round().next(steps + 1);
+        let update = self.options.optimizer.update(lr, updates + 1);
+        let input = |(rank, micro_batches): (usize, Vec<Inputs>)| {
+            Arc::new(StepInput {
+                round,
+                rank: Rank(rank as u32),
+                program: self.programs[rank].clone(),
+                micro_batches,
+                run_key: Key::new(self.options.seed),
+                is_training: true,
+                update,
+                clip: self.options.clip,
+                faults: self.options.faults.clone(),
+            })
+        };
+        ranks.into_iter().enumerate().map(input).collect()
+    }
+
+    /// Takes a step; returns the reports of all ranks.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
+    pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, TrainError> {
+        let reports = self.group.step(inputs)?;
+        self.taken.steps += 1;
+        let is_update = |report: &StepReport| matches!(report.verdict, Verdict::Commit(_));
+        self.taken.updates += u64::from(reports.first().is_some_and(is_update));
+        Ok(reports)
+    }
+
+    /// Compares the parameters of all ranks that hold the same; returns what differs. With
+    /// `repair`, it is overwritten by what most ranks hold.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
+    pub fn compare(&self, repair: bool) -> Result<Vec<ReplicaMismatch>, TrainError> {
+        Ok(compare(&self.group, &self.plan, repair)?)
+    }
+
+    /// Returns the bytes that the session takes on the device of each rank.
+    pub fn device_bytes(&self) -> Vec<u64> {
+        let of_rank = |(rank, plan): (usize, &Arc<Plan>)| {
+            let rank = Rank(rank as u32);
+            let moments = held_moments(&self.options.optimizer, &self.group, plan, rank);
+            memory::memory(plan, &moments).peak() as u64
+        };
+        self.rank_plans.iter().enumerate().map(of_rank).collect()
+    }
+
+    /// Returns the units of the devices that compute forward passes.
+    pub fn units(&self) -> ForwardUnits<'_> {
+        ForwardUnits { group: &self.group, pipelines: self.pipelines.as_deref() }
+    }
+}
