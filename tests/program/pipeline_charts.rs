@@ -179,7 +179,8 @@ fn communication_of_stages_is_explained() {
     for group in ["{0, 2} ", "{1, 3} ", "{0, 1, 2, 3}  0.."] {
         assert!(both.contains(group), "{both}");
     }
-    let measured = "train tiny.toml --data text.txt --devices cpu*2 --pipeline 2 --explain";
+    let measured = "train tiny.toml --data text.txt --devices cpu*2 --pipeline 2 --micro-batch 4 \
+                    --explain";
     let caveat = "stages and shares are measured when the run starts, and devices may change \
                   places; here blocks and shares are even (--set stages=.. shows the cut of a run, \
                   and --explain schedule measures it)\n";

@@ -231,7 +231,10 @@ fn no_cut(
         CutError::Forbidden => forbidden(measured, &request.plans.of_rows(1).graph),
         _ => (error.to_string(), false),
     };
-    if let Some(rows) = micro_batch_that_fits(request, devices.selections) {
+    // What a driver refused is not what was computed.
+    let is_computed = measured.refusals.iter().flatten().all(Option::is_none);
+    let shorter = is_computed.then(|| micro_batch_that_fits(request, devices.selections));
+    if let Some(rows) = shorter.flatten() {
         let why = format!("{why}; with --micro-batch {rows} it fits");
         return RuntimeError::InvalidRequest(why);
     }

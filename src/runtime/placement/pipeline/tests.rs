@@ -316,7 +316,9 @@ fn a_model_that_fits_only_as_a_pipeline_is_refused_with_the_flag_that_trains_it(
         advised += u32::from(pipeline.is_ok());
         if let Err(error) = pipeline {
             assert_eq!(error.exit_code(), 78, "{error}");
-            assert!(error.to_string().contains("(--pipeline)"), "{error}");
+            let text = error.to_string();
+            let helps = ["(--pipeline)", "; with --micro-batch "];
+            assert!(helps.iter().any(|help| text.contains(help)), "{text}");
         }
     }
     assert!(advised > 0, "no limit holds half of the model only");
