@@ -55,6 +55,15 @@ pub enum OnMismatch {
     Repair,
 }
 
+/// Reaction to a device that is lost, hangs or runs out of memory while others are left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLoss {
+    /// Stop the run.
+    Stop,
+    /// Go on from the last checkpoint with the devices that are left.
+    Continue,
+}
+
 words! {
     ModelKind { ModelKind::Gpt => "gpt", }
     // The others are no activations of a model.
@@ -83,6 +92,7 @@ words! {
         PipelineSchedule::ZeroBubble => PipelineSchedule::ZeroBubble.name(),
     }
     OnMismatch { OnMismatch::Stop => "stop", OnMismatch::Repair => "repair", }
+    OnLoss { OnLoss::Stop => "stop", OnLoss::Continue => "continue", }
 }
 
 /// Largest count of steps: a billion steps take years on any device.
@@ -246,6 +256,8 @@ sections! {
         hash_every: u64 = 100, Constraint::Whole(0, STEPS);
         /// Reaction to devices whose parameters differ.
         on_mismatch: OnMismatch = OnMismatch::Stop, Constraint::OneOf(OnMismatch::WORDS);
+        /// Reaction to a device that fails: stop, or continue on those that are left.
+        on_loss: OnLoss = OnLoss::Stop, Constraint::OneOf(OnLoss::WORDS);
     }
     /// The optimizer.
     optim: Optim {

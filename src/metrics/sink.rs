@@ -12,27 +12,37 @@ pub trait Sink {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError>;
 }
 
-/// Several sinks as one. Each gets an event only if the ones before it succeeded, so what is
-/// shown is recorded.
-#[derive(Default)]
-pub struct Sinks(Vec<Box<dyn Sink>>);
+/// The record of a run, if it is open, and a sink that shows it, as one. The latter gets an event
+/// only if it was recorded.
+pub struct Sinks {
+    record: Option<Box<dyn Sink>>,
+    shown: Box<dyn Sink>,
+}
 
 impl Sinks {
-    /// Adds a sink that gets later events before all others.
-    pub fn prepend(&mut self, sink: impl Sink + 'static) {
-        self.0.insert(0, Box::new(sink));
+    /// Records later events.
+    pub fn set_record(&mut self, record: impl Sink + 'static) {
+        self.record = Some(Box::new(record));
+    }
+
+    /// Closes the record, if it is open.
+    pub fn close_record(&mut self) {
+        self.record = None;
     }
 }
 
 impl From<Box<dyn Sink>> for Sinks {
-    fn from(sink: Box<dyn Sink>) -> Self {
-        Self(vec![sink])
+    fn from(shown: Box<dyn Sink>) -> Self {
+        Self { record: None, shown }
     }
 }
 
 impl Sink for Sinks {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
-        self.0.iter_mut().try_for_each(|sink| sink.event(event))
+        if let Some(record) = &mut self.record {
+            record.event(event)?;
+        }
+        self.shown.event(event)
     }
 }
 
@@ -71,9 +81,12 @@ mod tests {
         let mut sinks = Sinks::from(terminal);
         let note = |sinks: &mut Sinks, text: &str| sinks.event(&Event::Note(text.into()));
         note(&mut sinks, "a").unwrap();
-        sinks.prepend(sink("file", "b"));
+        sinks.set_record(sink("file", "b"));
         assert!(note(&mut sinks, "b").is_err());
         note(&mut sinks, "c").unwrap();
-        assert_eq!(*seen.borrow(), ["terminal: a", "file: c", "terminal: c"]);
+        sinks.close_record();
+        note(&mut sinks, "d").unwrap();
+        let expected = ["terminal: a", "file: c", "terminal: c", "terminal: d"];
+        assert_eq!(*seen.borrow(), expected);
     }
 }

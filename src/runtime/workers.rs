@@ -335,9 +335,10 @@ impl WorkerGroup {
     }
 }
 
-impl Drop for WorkerGroup {
-    /// Ends the ring threads; device threads end by themselves, or are abandoned if they hang.
-    fn drop(&mut self) {
+impl WorkerGroup {
+    /// Closes all devices, and frees what is on them: ends the ring threads; device threads end by
+    /// themselves, or are abandoned if they hang. The group has no ranks then.
+    pub fn close(&mut self) {
         for worker in &self.workers {
             worker.inbox.close("the run is over");
             worker.ring.close("the run is over");
@@ -348,6 +349,13 @@ impl Drop for WorkerGroup {
                 let _ = thread.join();
             }
         }
+        self.workers.clear();
+    }
+}
+
+impl Drop for WorkerGroup {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -107,6 +107,19 @@ impl TrainError {
         }
     }
 
+    /// Returns the rank of the device that was lost, hangs or has no memory left, if the error is
+    /// that of one of several devices.
+    pub fn lost_rank(&self) -> Option<Rank> {
+        use DeviceError::{Lost, OutOfMemory, Timeout};
+        match self {
+            Self::Runtime(RuntimeError::Rank {
+                rank,
+                error: Lost { .. } | OutOfMemory { .. } | Timeout { .. },
+            }) => Some(*rank),
+            _ => None,
+        }
+    }
+
     /// Returns the rank whose device failed, if the error is that of one of several devices.
     pub fn failed_rank(&self) -> Option<Rank> {
         match self {

@@ -9,8 +9,8 @@ use super::error::TrainError;
 use super::loader::BatchSource;
 use super::session::SessionOptions;
 use crate::config::RunConfig;
-use crate::config::read::Resolved;
-use crate::config::schema::{Balance, DataKind, ModelKind, OnMismatch, OptimKind};
+use crate::config::read::{ConfigError, Override, Resolved, read};
+use crate::config::schema::{Balance, DataKind, ModelKind, OnLoss, OnMismatch, OptimKind};
 use crate::data::{
     Dataset, Sampler, Split, TextData, TextWindows, Tokenizer, TokenizerChoice, TokenizerKind,
     world,
@@ -50,6 +50,9 @@ pub struct RunSpec {
     pub skipped_steps_max: u64,
     /// True to overwrite parameters that differ between devices; false to end the run.
     pub repairs_replicas: bool,
+    /// True to go on from the last checkpoint if a device fails and others are left; false to end
+    /// the run.
+    pub continues_after_loss: bool,
     /// Tokens of the sample text at the end.
     pub sample_tokens: u64,
     /// Device selector, as `--devices` takes it.
@@ -140,6 +143,7 @@ impl RunSpec {
             checkpoints_kept: train.checkpoint_keep,
             skipped_steps_max: train.skipped_steps_max,
             repairs_replicas: parallel.on_mismatch == OnMismatch::Repair,
+            continues_after_loss: parallel.on_loss == OnLoss::Continue,
             sample_tokens: train.sample_tokens as u64,
             devices: parallel.devices.clone(),
             parallel: ParallelOptions {
@@ -160,6 +164,21 @@ impl RunSpec {
             typed: Vec::new(),
             model_toml: config.section_toml("model"),
         }
+    }
+
+    /// Returns the specification of the run on other devices and, if `stages` are given, with
+    /// pipelines of so many stages: that of a resume by hand.
+    ///
+    /// # Errors
+    /// Returns `TrainError::InvalidRequest` if the configuration cannot have these values.
+    pub fn on_devices(&self, devices: &str, stages: Option<usize>) -> Result<Self, TrainError> {
+        let invalid = |error: ConfigError| TrainError::InvalidRequest(error.to_string());
+        let saved = Resolved::saved(&self.saved_toml, &self.typed).map_err(invalid)?;
+        let pipeline =
+            stages.map(|stages| Override::named("--pipeline", "parallel.pipeline", stages));
+        let overrides: Vec<Override> =
+            [Override::devices(devices)].into_iter().chain(pipeline).collect();
+        Ok(Self::resolved(&read(Some(&saved), None, &overrides).map_err(invalid)?))
     }
 
     /// Returns the options of the run's session, with these faults.

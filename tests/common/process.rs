@@ -156,6 +156,11 @@ impl Desk {
 
     /// Runs the command at the end of a message, in a shell.
     pub fn run_suggested(&self, message: &str) -> Ran {
+        self.run_suggested_with("", message)
+    }
+
+    /// Like [`Desk::run_suggested`], with faults.
+    pub fn run_suggested_with(&self, faults: &str, message: &str) -> Ran {
         let (_, command) = message.rsplit_once("with: ").expect("a command is suggested");
         let arguments = command.strip_prefix("potluck ").expect("the command is potluck");
         let mut shell = Command::new("sh");
@@ -163,7 +168,7 @@ impl Desk {
         shell.args(["-c", &format!("'{program}' {arguments} --quiet")]);
         let words = self.command("");
         shell.envs(words.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        shell.env_remove("POTLUCK_FAULT").current_dir(self.directory.path());
+        shell.env("POTLUCK_FAULT", faults).current_dir(self.directory.path());
         shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         finish(shell.spawn().unwrap(), command)
     }

@@ -272,6 +272,37 @@ fn the_command_after_a_fault_leaves_the_device_out() {
     }
 }
 
+/// One device after the other is left out, as by the commands that a run prints which stops.
+#[test]
+fn a_run_goes_on_by_itself_as_it_would_by_hand() {
+    let _turn = crate::common::turn();
+    // Shares of three devices would be measured anew on two.
+    let settings = SETTINGS.replace("parallel.shares=7,3,2", "parallel.balance=fixed");
+    let train = |desk: &Desk, fault: &str, more: &str| {
+        let (head, devices) = ("train tiny.toml --data text.txt --out run", unlike());
+        desk.run_with(fault, &format!("{head} {settings} --devices {devices} {more}"))
+    };
+    let (first, second) = ("lost@backward:5/1", "out-of-memory@update:11/1");
+    let by_hand = Desk::new();
+    let ran = train(&by_hand, first, "").ended(75);
+    let ran = by_hand.run_suggested_with(second, ran.line("error:")).ended(75);
+    by_hand.run_suggested(ran.line("error:")).ok();
+
+    let desk = Desk::with_cache_of(&by_hand);
+    let on_loss = "--set parallel.on_loss=continue --trace trace.json";
+    let ran = train(&desk, &format!("{first},{second}"), on_loss).ok();
+    let going_on: Vec<&str> = ran.err.lines().filter(|line| line.contains("goes on")).collect();
+    let [to_two, to_one] = going_on[..] else { panic!("{}", ran.err) };
+    assert!(to_two.contains("from step 4 on ") && to_two.contains("rank 1: "), "{to_two}");
+    assert!(to_one.contains("from step 8 on ") && to_one.contains("rank 1: "), "{to_one}");
+    assert_eq!(desk.losses("run"), by_hand.losses("run"));
+    assert!(state(&desk) == state(&by_hand), "the run ends in other bits than by hand");
+    for trace in ["trace.json", "trace.json.from-4", "trace.json.from-8"] {
+        let text = std::fs::read_to_string(desk.path(trace)).unwrap();
+        assert!(text.trim_end().ends_with(']'), "{trace} is not finished");
+    }
+}
+
 /// Nobody waits for a device that hangs: not the others, not the ring thread that asked it to add,
 /// and not the end of the process.
 #[test]

@@ -1,6 +1,7 @@
 //! Training run: start or resume, steps, evaluation, checkpoints.
 
 mod evaluation;
+mod recovery;
 mod report;
 mod restoring;
 mod saving;
@@ -10,7 +11,6 @@ mod startup;
 mod stopping;
 
 use std::collections::BTreeMap;
-use std::mem;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +27,7 @@ use crate::runtime::placement::plans::Plans;
 use crate::runtime::replica_check::ReplicaMismatch;
 use crate::runtime::step::{StepInput, StepReport};
 use crate::train::error::TrainError;
-use crate::train::loader::{self, BatchSource, LoadedRanks, Loader};
+use crate::train::loader::{self, BatchSource, Loader};
 use crate::train::sampling::Sampling;
 use crate::train::session::Session;
 use crate::train::signals::{Interruption, Signals};
@@ -35,6 +35,7 @@ use crate::train::spec::RunSpec;
 use crate::train::{generate, state};
 
 use skipped::SkippedSteps;
+use startup::OpenedRun;
 
 /// Options of a run besides its specification.
 #[derive(Clone, Debug)]
@@ -103,7 +104,17 @@ pub struct Run {
 /// Returns the `TrainError` that ends the run early: `TrainError::Stopped` with the command that
 /// continues the run if it can be continued.
 pub fn train(run: &mut Run) -> Result<RunOutcome, TrainError> {
-    let ended = steps(run);
+    let mut ended = steps(run);
+    // Each recovery leaves a device out.
+    while let Err(error) = ended {
+        ended = match run.recover(error) {
+            Ok(checkpoint) => run.go_on(checkpoint),
+            Err(error) => {
+                ended = Err(error);
+                break;
+            }
+        };
+    }
     let shown = run.emit(Event::Ended);
     // Written also after an error: the trace of a failed run is read for its end.
     let traced = run.finish_trace();
@@ -164,20 +175,12 @@ impl Run {
         check(&spec, (&plans, source.data.row_bytes()), resumed.as_ref())?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
-        let assembled =
-            startup::assembled(&spec, &options, resumed.as_ref(), (&plans, &source), &mut sinks);
-        let mut placed = assembled
-            .map_err(|error| stopping::at_start(error, &spec, &options, resumed.as_ref()))?;
-        let (notes, trace) = (mem::take(&mut placed.notes), placed.trace.take());
-        let mut session = Session::new(placed, spec.session_options(&options.faults));
-        session.taken = startup::taken(resumed.as_ref());
+        let opened = startup::open(&spec, &options, resumed.as_ref(), (&plans, source), &mut sinks);
+        let OpenedRun { session, source, loader, notes, trace } =
+            opened.map_err(|error| stopping::at_start(error, &spec, &options, resumed.as_ref()))?;
         let store = startup::open_store(&options)?;
-        let step = session.taken.steps;
-        let device = session.group.name(Rank(0)).to_string();
-        sinks.event(&Event::Started { done: step, steps: spec.steps, device })?;
-        let ranks = LoadedRanks::of(&session.programs, &session.rank_plans);
-        let loader = Loader::start(source.clone(), ranks, step + 1, spec.steps)
-            .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
+        let (done, device) = (session.taken.steps, session.group.name(Rank(0)).to_string());
+        sinks.event(&Event::Started { done, steps: spec.steps, device })?;
         let signals = Signals::install()
             .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
         let mut run = Self {

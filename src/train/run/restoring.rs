@@ -32,7 +32,8 @@ impl Run {
         self.session.initialize()
     }
 
-    fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
+    /// Brings the state of a checkpoint onto the devices, and sets a later course of the run aside.
+    pub(super) fn restore(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
         let Checkpoint { meta, parameters, moments } = checkpoint;
         self.saved = Some(meta.step).filter(|step| self.store.path(*step).is_dir());
         self.found = self.saved;
@@ -59,7 +60,7 @@ impl Run {
     fn create_record(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
         let (recorder, moved) = Recorder::create(&metrics)?;
-        self.sinks.prepend(recorder);
+        self.sinks.set_record(recorder);
         match moved {
             0 => Ok(()),
             _ => self.note(format!("set aside: {}", lines_aside(moved, &metrics))),
@@ -71,8 +72,10 @@ impl Run {
     fn set_later_aside(&mut self) -> Result<(), TrainError> {
         let metrics = self.metrics_path();
         let checkpoints = self.store.set_aside_after(self.step())?;
+        // The file is replaced, which some systems refuse while it is open.
+        self.sinks.close_record();
         let (recorder, cut) = Recorder::resume(&metrics, self.step())?;
-        self.sinks.prepend(recorder);
+        self.sinks.set_record(recorder);
         self.evaluated = cut.val_loss.map(|val_loss| (self.step(), val_loss));
         let mut what = Vec::new();
         if let (Some(first), Some(last)) = (checkpoints.first(), checkpoints.last()) {
@@ -176,10 +179,7 @@ impl Run {
     /// Adds the last checkpoint and the command that continues the run to an error after which
     /// it can be continued. If one of several devices failed, the command leaves it out.
     pub(super) fn stopped(&self, cause: TrainError) -> TrainError {
-        // A checkpoint that failed to be replaced is still there.
-        let last = || self.store.steps().ok()?.last().copied();
-        let saved = self.saved.or_else(last);
-        let Some(step) = saved.filter(|_| cause.can_go_on()) else { return cause };
+        let Some(step) = self.last_saved().filter(|_| cause.can_go_on()) else { return cause };
         let failed = cause.failed_rank().filter(|_| self.session.placement.ranks.len() > 1);
         let position = failed.map(|rank| self.session.placement.ranks[rank.index()].position);
         let (checkpoint, command) = (self.store.path(step), self.resume_command());

@@ -1,24 +1,25 @@
 //! Startup of a run: opens its devices and its data as its specification requires.
 
 use std::cell::RefCell;
+use std::mem;
 use std::sync::Arc;
 
 use super::RunOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
 use crate::checkpoint::{Checkpoint, Store};
-use crate::metrics::{Event, Sink};
+use crate::metrics::{Event, Sink, Trace};
 use crate::parallel::MicroBatch;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
 use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
-use crate::train::loader::BatchSource;
-use crate::train::session::StepsTaken;
+use crate::train::loader::{BatchSource, LoadedRanks, Loader};
+use crate::train::session::{Session, StepsTaken};
 use crate::train::spec::RunSpec;
 
 /// Opens the devices of a run; messages on the way go to `sink`.
-pub(super) fn assembled(
+fn assembled(
     spec: &RunSpec,
     options: &RunOptions,
     resumed: Option<&Checkpoint>,
@@ -86,8 +87,39 @@ pub(super) fn open_store(options: &RunOptions) -> Result<Store, TrainError> {
     }
 }
 
+/// Session of a run on opened devices, and what feeds it.
+pub(super) struct OpenedRun {
+    pub session: Session,
+    pub source: BatchSource,
+    pub loader: Loader,
+    /// Messages for the user.
+    pub notes: Vec<String>,
+    pub trace: Option<Trace>,
+}
+
+/// Opens the devices of a run, without the values of its state, and starts to load its inputs.
+///
+/// # Errors
+/// Returns `TrainError` if the devices do not fit the specification, or if one or a sink fails.
+pub(super) fn open(
+    spec: &RunSpec,
+    options: &RunOptions,
+    resumed: Option<&Checkpoint>,
+    (plans, source): (&Plans, BatchSource),
+    sink: &mut dyn Sink,
+) -> Result<OpenedRun, TrainError> {
+    let mut placed = assembled(spec, options, resumed, (plans, &source), sink)?;
+    let (notes, trace) = (mem::take(&mut placed.notes), placed.trace.take());
+    let mut session = Session::new(placed, spec.session_options(&options.faults));
+    session.taken = taken(resumed);
+    let ranks = LoadedRanks::of(&session.programs, &session.rank_plans);
+    let loader = Loader::start(source.clone(), ranks, session.taken.steps + 1, spec.steps)
+        .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
+    Ok(OpenedRun { session, source, loader, notes, trace })
+}
+
 /// Returns the steps that the run of a checkpoint has taken; none for a new run.
-pub(super) fn taken(resumed: Option<&Checkpoint>) -> StepsTaken {
+fn taken(resumed: Option<&Checkpoint>) -> StepsTaken {
     let of = |checkpoint: &Checkpoint| StepsTaken {
         steps: checkpoint.meta.step,
         updates: checkpoint.meta.optimizer_step,

@@ -39,13 +39,21 @@ pub(super) fn with_command(
 
 /// Devices that a run goes on with.
 #[derive(Debug, PartialEq)]
-struct LeftDevices {
+pub(super) struct LeftDevices {
     /// Selector of the devices.
-    devices: String,
+    pub(super) devices: String,
     /// Stages of their pipelines, if the run has pipelines.
-    stages: Option<usize>,
+    pub(super) stages: Option<usize>,
     /// Number of devices that are left over.
     spare: usize,
+}
+
+/// Returns the devices with which a run goes on without the one at a position; `None` if there is
+/// no other.
+pub(super) fn devices_without(spec: &RunSpec, position: usize) -> Option<LeftDevices> {
+    let selector = &spec.devices;
+    let left = selector_without(selector, position, &adapters_for(selector))?;
+    Some(with_pipelines(left, &spec.parallel.pipeline))
 }
 
 /// Returns those of a selector's devices that continue the pipelines of a run.

@@ -1,0 +1,106 @@
+//! Recovery: after the loss of a device a run goes on in its process, from its last checkpoint and
+//! with the devices that are left, to the bits of a resume by hand.
+
+use super::skipped::SkippedSteps;
+use super::startup::{self, OpenedRun};
+use super::stopping::{LeftDevices, devices_without};
+use super::{Run, RunOptions, RunOutcome, steps};
+use crate::base::Rank;
+use crate::checkpoint::Checkpoint;
+use crate::files;
+use crate::metrics::Event;
+use crate::runtime::placement::plans::Plans;
+use crate::train::error::TrainError;
+use crate::train::spec::RunSpec;
+
+impl Run {
+    /// Opens the session again after the loss of a device, with those that are left, if the run is
+    /// to go on; returns the checkpoint from which it does.
+    ///
+    /// # Errors
+    /// Returns the error if the run ends with it.
+    pub(super) fn recover(&mut self, cause: TrainError) -> Result<Checkpoint, TrainError> {
+        let is_over = !self.spec.continues_after_loss || self.signals.pending().is_some();
+        let lost = cause.lost_rank().filter(|_| !is_over);
+        let lost = lost.and_then(|rank| self.session.placement.ranks.get(rank.index()));
+        let (Some(lost), Some(step)) = (lost, self.last_saved()) else { return Err(cause) };
+        let Some(left) = devices_without(&self.spec, lost.position) else { return Err(cause) };
+        match self.reopen(&cause, left, step) {
+            Ok(checkpoint) => Ok(checkpoint),
+            Err(why) => {
+                self.warn(format!("the run does not go on by itself: {why}"))?;
+                Err(cause)
+            }
+        }
+    }
+
+    /// Goes on from the checkpoint that [`Run::recover`] returned.
+    pub(super) fn go_on(&mut self, checkpoint: Checkpoint) -> Result<RunOutcome, TrainError> {
+        self.restore(checkpoint)?;
+        self.write_files()?;
+        steps(self)
+    }
+
+    /// Returns the step of the last checkpoint.
+    pub(super) fn last_saved(&self) -> Option<u64> {
+        // A checkpoint that failed to be replaced is still there.
+        self.saved.or_else(|| self.store.steps().ok()?.last().copied())
+    }
+
+    /// Opens the session on devices that are left. One that fails then is left out, too.
+    fn reopen(
+        &mut self,
+        cause: &TrainError,
+        mut left: LeftDevices,
+        step: u64,
+    ) -> Result<Checkpoint, TrainError> {
+        let checkpoint = Checkpoint::load(&self.store.path(step))?;
+        // What is on the devices is freed before they are opened again.
+        self.session.group.close();
+        self.finish_trace()?;
+        let mut why = cause.to_string();
+        loop {
+            self.warn(format!(
+                "the run goes on from step {step} on {}, without a device that failed: {why}",
+                left.devices
+            ))?;
+            let spec = self.spec.on_devices(&left.devices, left.stages)?;
+            match self.open_on(&spec, &checkpoint) {
+                Ok(()) => return Ok(checkpoint),
+                Err(error) => {
+                    // Before there is a placement, ranks are positions.
+                    let position = error.lost_rank().map(|rank| rank.index());
+                    let others = position.and_then(|position| devices_without(&spec, position));
+                    let Some(others) = others else { return Err(error) };
+                    (left, why) = (others, error.to_string());
+                }
+            }
+        }
+    }
+
+    /// Opens the session of a specification at a checkpoint, instead of the present one.
+    fn open_on(&mut self, spec: &RunSpec, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let options = self.recovery_options(checkpoint.meta.step);
+        let graph = self.session.plan.graph.clone();
+        let done = (checkpoint.meta.step, checkpoint.meta.samples);
+        let source = spec.batch_source(&graph, &self.text, done)?;
+        let plans = Plans::new(graph);
+        let opened =
+            startup::open(spec, &options, Some(checkpoint), (&plans, source), &mut self.sinks)?;
+        let OpenedRun { session, source, loader, notes, trace } = opened;
+        (self.session, self.source, self.loader, self.trace) = (session, source, loader, trace);
+        self.options = RunOptions { trace: self.options.trace.clone(), ..options };
+        (self.spec, self.skipped) = (spec.clone(), SkippedSteps::default());
+        notes.into_iter().try_for_each(|note| self.note(note))?;
+        let (done, device) = (self.step(), self.session.group.name(Rank(0)).to_string());
+        self.emit(Event::Started { done, steps: self.spec.steps, device })
+    }
+
+    /// Returns the options of the run from a step of its own on.
+    fn recovery_options(&self, step: u64) -> RunOptions {
+        // The trace of what was before stays.
+        let trace = self.options.trace.as_deref();
+        let trace = trace.map(|path| files::beside(path, &format!(".from-{step}")));
+        RunOptions { continued: Some(step), retune: false, trace, ..self.options.clone() }
+    }
+}
