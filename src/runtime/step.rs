@@ -470,3 +470,23 @@ fn poison(
     values[0] = change(values[0]);
     device.write_bank(bank, bucket, &values)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parallel::verdict::Totals;
+
+    #[test]
+    fn a_device_is_idle_by_its_clock_or_while_its_thread_waits() {
+        let totals = Totals { loss: 1.0, count: 1.0, gradient_norm: 1.0 };
+        let report = |busy| StepReport {
+            verdict: Verdict::Commit(totals),
+            outcome: Outcome::Updated,
+            loss: (1.0, 1.0),
+            busy,
+            time: Duration::from_secs(4),
+            waited: Duration::from_secs(3),
+        };
+        assert_eq!((report(None).idle(), report(Some(0.875)).idle()), (0.75, 0.125));
+    }
+}
