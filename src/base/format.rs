@@ -36,6 +36,12 @@ pub fn xml_escaped(text: &str) -> String {
     escaped
 }
 
+/// Returns a text element of an SVG drawing, of a class of its style, at a place in pixels.
+pub fn svg_text(class: &str, x: f64, y: f64, text: &str) -> String {
+    let text = xml_escaped(text);
+    format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::error::TrainError;
 use super::loader::BatchSource;
 use super::session::SessionOptions;
+use crate::autotune::TuneOptions;
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read};
 use crate::config::schema::{Balance, DataKind, ModelKind, OnLoss, OnMismatch, OptimKind};
@@ -21,7 +22,8 @@ use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
 use crate::model::{GptConfig, gpt};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
-use crate::runtime::placement::types::{ParallelOptions, PipelineOptions};
+use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::types::{ParallelOptions, PipelineOptions, PlacementRequest};
 
 /// Specification of a run: everything that its configuration decides.
 #[derive(Clone)]
@@ -179,6 +181,32 @@ impl RunSpec {
         let overrides: Vec<Override> =
             [Override::devices(devices)].into_iter().chain(pipeline).collect();
         Ok(Self::resolved(&read(Some(&saved), None, &overrides).map_err(invalid)?))
+    }
+
+    /// Returns the request for the devices of the run, without inputs to measure them with and as of
+    /// a new run.
+    pub fn placement_request<'a>(
+        &'a self,
+        plans: &'a Plans,
+        tuning: &'a TuneOptions,
+    ) -> PlacementRequest<'a> {
+        PlacementRequest {
+            selector: &self.devices,
+            parallel: &self.parallel,
+            batch: self.batch,
+            micro_batch: self.micro_batch,
+            optimizer: &self.optimizer,
+            plans,
+            probe: None,
+            seed: self.seed,
+            opening: self.opening,
+            tuning,
+            saved: None,
+            retune: false,
+            notify: &|_| {},
+            trace: None,
+            faults: Faults::none(),
+        }
     }
 
     /// Returns the options of the run's session, with these faults.

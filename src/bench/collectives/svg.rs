@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{COPY, GIBS, Kind, SLICES};
-use crate::base::format::xml_escaped;
+use crate::base::format::svg_text;
 use crate::bench::report::{CollectiveFigure, Report};
 use crate::bench::units::size;
 
@@ -79,7 +79,7 @@ pub fn draw(report: &Report) -> String {
     );
     let system = &report.system;
     let title = format!("All-reduce between threads: {}, {} cores", system.cpu, system.cores);
-    svg += &text("title", LEFT, TOP - 30.0, &title);
+    svg += &svg_text("title", LEFT, TOP - 30.0, &title);
     svg += &axes(&x, &y);
     svg += &curves(&lines, &x, &y);
     svg + "</svg>\n"
@@ -107,14 +107,14 @@ fn axes(x: &Axis, y: &Axis) -> String {
     for tick in x.ticks() {
         let at = x.pixel(tick);
         svg += &segment(at, BOTTOM, at, TOP);
-        svg += &text("middle", at, BOTTOM + 22.0, &size(tick.exp2() as u64));
+        svg += &svg_text("middle", at, BOTTOM + 22.0, &size(tick.exp2() as u64));
     }
     for tick in y.ticks() {
         let at = y.pixel(tick);
         svg += &segment(LEFT, at, RIGHT, at);
-        svg += &text("end", LEFT - 9.0, at + 5.0, &tick.exp2().to_string());
+        svg += &svg_text("end", LEFT - 9.0, at + 5.0, &tick.exp2().to_string());
     }
-    svg += &text("middle", (LEFT + RIGHT) / 2.0, BOTTOM + 50.0, "values of each rank");
+    svg += &svg_text("middle", (LEFT + RIGHT) / 2.0, BOTTOM + 50.0, "values of each rank");
     let (at, middle) = (22.0, (TOP + BOTTOM) / 2.0);
     svg + &format!(
         "<text class=\"middle\" transform=\"translate({at} {middle}) rotate(-90)\">\
@@ -178,11 +178,6 @@ fn segment(x1: f64, y1: f64, x2: f64, y2: f64) -> String {
     format!("<line class=\"grid\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>\n")
 }
 
-fn text(class: &str, x: f64, y: f64, text: &str) -> String {
-    let text = xml_escaped(text);
-    format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>\n")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,6 +207,6 @@ mod tests {
 
     #[test]
     fn signs_of_markup_are_escaped() {
-        assert!(text("", 0.0, 0.0, "A&B <1>").contains("A&amp;B &lt;1&gt;"));
+        assert!(svg_text("", 0.0, 0.0, "A&B <1>").contains("A&amp;B &lt;1&gt;"));
     }
 }

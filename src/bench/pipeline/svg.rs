@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::base::format::xml_escaped;
+use crate::base::format::svg_text;
 use crate::bench::report::{PipelineFigure, Report};
 use crate::bench::units::number;
 use crate::parallel::PipelineSchedule;
@@ -60,7 +60,7 @@ pub fn draw(report: &Report) -> String {
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let names: Vec<&str> = report.devices.iter().map(|device| device.name.as_str()).collect();
-    svg += &text("title", LEFT[0], 34.0, &format!("Pipelines: {}", names.join(", ")));
+    svg += &svg_text("title", LEFT[0], 34.0, &format!("Pipelines: {}", names.join(", ")));
     svg += &legend();
     for (row, count) in stages.iter().enumerate() {
         let of_row: Vec<DrawnStep> =
@@ -102,7 +102,7 @@ fn legend() -> String {
         svg += &format!(
             "<polyline class=\"line {class}\" stroke=\"#333\" points=\"{x},{at} {end},{at}\"/>\n"
         );
-        svg += &text("", end + 6.0, y, name);
+        svg += &svg_text("", end + 6.0, y, name);
     }
     svg
 }
@@ -124,7 +124,7 @@ fn plot(
         left + PLOT_WIDTH * (index as f64 + 0.5) / counts.len().max(1) as f64
     };
     let y = |value: f64| bottom - PLOT_HEIGHT * value / most;
-    let mut svg = text("", left, top - 8.0, title);
+    let mut svg = svg_text("", left, top - 8.0, title);
     for tick in 0..=TICKS {
         let value = most * tick as f64 / TICKS as f64;
         let (at, right) = (y(value), left + PLOT_WIDTH);
@@ -132,12 +132,12 @@ fn plot(
         svg += &format!(
             "<line class=\"grid\" x1=\"{left}\" y1=\"{at:.1}\" x2=\"{right}\" y2=\"{at:.1}\"/>\n"
         );
-        svg += &text("end", left - 6.0, at + 4.0, &label);
+        svg += &svg_text("end", left - 6.0, at + 4.0, &label);
     }
     for count in &counts {
-        svg += &text("middle", x(*count), bottom + 18.0, &count.to_string());
+        svg += &svg_text("middle", x(*count), bottom + 18.0, &count.to_string());
     }
-    svg += &text("middle", left + PLOT_WIDTH / 2.0, bottom + 38.0, "micro-batches");
+    svg += &svg_text("middle", left + PLOT_WIDTH / 2.0, bottom + 38.0, "micro-batches");
     for schedule in PipelineSchedule::ALL {
         for (class, value) in shown {
             let of_schedule = steps.iter().filter(|(_, step)| step.schedule == schedule);
@@ -170,11 +170,6 @@ fn curve(class: &str, color: &str, points: &[(f64, f64)]) -> String {
         let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.2\" fill=\"{color}\"/>");
     }
     svg
-}
-
-fn text(class: &str, x: f64, y: f64, text: &str) -> String {
-    let text = xml_escaped(text);
-    format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{text}</text>\n")
 }
 
 #[cfg(test)]

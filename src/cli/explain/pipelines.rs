@@ -9,7 +9,6 @@ use crate::comm::ring_pool_bytes_max;
 use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::device::host::available_memory;
-use crate::faults::Faults;
 use crate::graph::print::{RankMemoryUsage, memory_tables};
 use crate::parallel::schedule::in_flight;
 use crate::parallel::{PipelineSchedule, PipelineShape, Placement};
@@ -94,24 +93,8 @@ pub fn with_pipelines<R>(
     }
     let (training, _) = spec.training_graph(vocabulary(spec, tokenizer)?)?;
     let (plans, tuning) = (Plans::new(training), TuneOptions::default());
-    let request = PlacementRequest {
-        selector: &spec.devices,
-        parallel: &spec.parallel,
-        batch: spec.batch,
-        micro_batch: spec.micro_batch,
-        optimizer: &spec.optimizer,
-        plans: &plans,
-        // Without one, shares and blocks are even if they are not given.
-        probe,
-        seed: spec.seed,
-        opening: spec.opening,
-        tuning: &tuning,
-        saved,
-        retune: false,
-        notify: &|_| {},
-        trace: None,
-        faults: Faults::none(),
-    };
+    // Without a probe, shares and blocks are even if they are not given.
+    let request = PlacementRequest { probe, saved, ..spec.placement_request(&plans, &tuning) };
     explain(&ExplainedPipelines::of(spec, &request)?)
 }
 

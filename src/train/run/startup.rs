@@ -48,21 +48,13 @@ fn assembled(
     };
     let note = |text: &str| emit(Event::Note(text.into()));
     let request = PlacementRequest {
-        selector: &spec.devices,
-        parallel: &spec.parallel,
-        batch: spec.batch,
-        micro_batch: spec.micro_batch,
-        optimizer: &spec.optimizer,
-        plans,
         probe: Some(probe),
-        seed: spec.seed,
-        opening: spec.opening,
-        tuning: &tuning,
         saved: resumed.map(|checkpoint| &checkpoint.meta.placement),
         retune: options.retune,
         notify: &note,
         trace: options.trace.clone(),
         faults: options.faults.clone(),
+        ..spec.placement_request(plans, &tuning)
     };
     let mut report = |device: &str, TuneProgress { done, total, elapsed }| {
         emit(Event::Tuning { device: device.into(), done, total, elapsed });

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Chart, ChartPass, ChartPeriod, ChartSpan, milliseconds, percent, shortened, ticks};
-use crate::base::format::xml_escaped;
+use crate::base::format::{svg_text, xml_escaped};
 
 /// Width of the time axis in pixels: as much per span of the fullest row, within these bounds.
 const PLOT_MIN: f64 = 760.0;
@@ -110,10 +110,10 @@ impl Chart {
              <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
         );
         let title = shortened(&self.title, ((width - 2.0 * MARGIN) / TITLE_CHARACTER) as usize);
-        svg += &text("title", MARGIN, 32.0, &title);
+        svg += &svg_text("title", MARGIN, 32.0, &title);
         let period = self.period();
         let summary = period.map_or("no spans to show".into(), |_| self.summary());
-        svg += &text("dull", MARGIN, 56.0, &summary);
+        svg += &svg_text("dull", MARGIN, 56.0, &summary);
         svg += &self.labels(&layout);
         if let Some(period) = period {
             svg += &axis(&layout, &period);
@@ -128,14 +128,14 @@ impl Chart {
         let mut svg = String::new();
         let has_spans = self.period().is_some();
         if has_spans {
-            svg += &text("end dull", layout.width() - MARGIN, TOP - 12.0, "idle");
+            svg += &svg_text("end dull", layout.width() - MARGIN, TOP - 12.0, "idle");
         }
         for (row, label) in self.rows.iter().enumerate() {
             let top = TOP + row as f64 * ROW;
             let lines = label_lines(label);
             let middle = top + BAR / 2.0 + 4.5 - 8.0 * (lines.len() - 1) as f64;
             for (index, line) in lines.iter().enumerate() {
-                svg += &text("", MARGIN, middle + 16.0 * index as f64, line);
+                svg += &svg_text("", MARGIN, middle + 16.0 * index as f64, line);
             }
             // Writing to a string cannot fail.
             let _ = writeln!(
@@ -146,7 +146,7 @@ impl Chart {
             );
             if has_spans {
                 let idle = percent(self.idle_share(row));
-                svg += &text("end", layout.width() - MARGIN, top + BAR / 2.0 + 4.5, &idle);
+                svg += &svg_text("end", layout.width() - MARGIN, top + BAR / 2.0 + 4.5, &idle);
             }
         }
         svg
@@ -161,11 +161,11 @@ impl Chart {
                 svg,
                 "<rect x=\"{x:.1}\" y=\"{y}\" width=\"14\" height=\"14\" fill=\"{color}\"/>"
             );
-            svg += &text("", x + 20.0, y + 12.0, pass.name());
+            svg += &svg_text("", x + 20.0, y + 12.0, pass.name());
             x += 44.0 + pass.name().len() as f64 * LABEL_CHARACTER;
         }
         if self.has_chunks() {
-            svg += &text("dull", x, y + 12.0, "darker: later model chunks");
+            svg += &svg_text("dull", x, y + 12.0, "darker: later model chunks");
         }
         svg
     }
@@ -198,7 +198,7 @@ fn axis(layout: &ChartLayout, period: &ChartPeriod) -> String {
             "<line class=\"grid\" x1=\"{at:.1}\" y1=\"{top}\" x2=\"{at:.1}\" y2=\"{bottom}\"/>"
         );
         let label = if tick == 0.0 { "0 ms".into() } else { label };
-        svg += &text("middle", at, bottom + 18.0, &label);
+        svg += &svg_text("middle", at, bottom + 18.0, &label);
     }
     svg
 }
@@ -237,10 +237,6 @@ fn bar(span: &ChartSpan, layout: &ChartLayout, period: &ChartPeriod) -> String {
         );
     }
     svg
-}
-
-fn text(class: &str, x: f64, y: f64, text: &str) -> String {
-    format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>\n", xml_escaped(text))
 }
 
 #[cfg(test)]

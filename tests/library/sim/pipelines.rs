@@ -8,16 +8,15 @@ use potluck::collective::{BucketGroups, LaidOutBucket, ShardLayout, Topology};
 use potluck::graph::{Builder, Init, PassKind, Plan, PlanOptions, Unary, differentiate};
 use potluck::parallel::schedule::{StageTimes, ideal_bubble};
 use potluck::parallel::{
-    PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineShape, PipelineStages, ReduceSite,
-    Share,
+    PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineShape, PipelineStages, Share,
 };
 use potluck::sim::{
-    Costs, Detection, FaultTime, LinkModel, ModelPart, Scenario, SeededBug, SegmentCost,
-    SimulatedFault, SimulationReport, check, reference, run,
+    Costs, Detection, FaultTime, LinkModel, MachineModel, ModelPart, Scenario, SeededBug,
+    SegmentCost, SimulatedFault, SimulationReport, check, one_step, reference, run,
 };
 
 use super::random::{self, Draw};
-use super::{Deaths, assert_said, for_seeds, is_completed, run_and_check};
+use super::{Deaths, assert_said, ends_under_faults, for_seeds, is_completed, run_and_check};
 
 /// The model of a scenario: blocks with a weight each.
 #[derive(Clone, Copy, Debug)]
@@ -131,26 +130,17 @@ impl Pipelines {
         let written = self.programs(&plan);
         let (world, layout) = (written.programs.len(), layout(&plan, &written.groups, self));
         let link = LinkModel { latency_s: 1e-5, bytes_per_s: 1e6 };
+        let costs = vec![random::even_costs(plan.segments.len(), link); world];
+        let links = vec![vec![link; world]; world];
+        let machine = MachineModel { costs: &costs, links: &links, control_s: 1e-5, window: 2 };
         Scenario {
-            layout: Arc::new(layout),
             parts: written.plans.iter().map(ModelPart::of).collect(),
             groups: written.groups,
             edges: written.edges,
-            programs: written.programs,
-            costs: vec![random::even_costs(plan.segments.len(), link); world],
-            reduce_site: vec![ReduceSite::Host; world],
-            links: vec![vec![link; world]; world],
-            control_s: 1e-5,
-            jitter_s: 0.0,
             deadline_s: 10.0,
-            window: 2,
-            slots_max: None,
-            steps: 1,
             seed,
             values: Some(seed),
-            faults: Vec::new(),
-            seeded_bug: None,
-            timeline: false,
+            ..one_step(&written.programs, &Arc::new(layout), machine)
         }
     }
 }
@@ -319,17 +309,7 @@ fn all_schedules_and_cuts_of_one_pipeline_have_the_same_bits() {
 
 #[test]
 fn whatever_fails_in_a_pipeline_nobody_waits_and_nobody_differs() {
-    let kinds = std::cell::RefCell::new([0; 2]);
-    for_seeds(1000, |seed| {
-        let mut scenario = any_scenario(seed ^ 0xfa);
-        let seconds = run(&scenario).seconds;
-        // Longer than any rank computes without a message.
-        scenario.deadline_s = seconds + 10.0 * scenario.jitter_s;
-        scenario.faults = random::faults(&mut Draw::new(seed ^ 0xfa17), &scenario, seconds);
-        let report = run_and_check(&scenario);
-        kinds.borrow_mut()[usize::from(is_completed(&report))] += 1;
-    });
-    let kinds = kinds.into_inner();
+    let kinds = ends_under_faults(1000, |seed| any_scenario(seed ^ 0xfa));
     let is_one_seed = kinds.iter().sum::<u64>() == 1;
     assert!(is_one_seed || kinds.iter().all(|&count| count > 100), "{kinds:?}");
 }

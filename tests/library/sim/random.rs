@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use potluck::base::{BucketId, Rank};
-use potluck::collective::{BucketGroups, ShardLayout, Topology};
+use potluck::collective::{ShardLayout, Topology};
 use potluck::graph::plan::{Bucket, Plan, PlanOptions, Segment};
 use potluck::graph::{Graph, PassKind};
-use potluck::parallel::{EdgeLayout, ReduceSite, Share, contiguous_shares, data_parallel};
+use potluck::parallel::{Program, ReduceSite, Share, contiguous_shares, data_parallel};
 use potluck::sim::queue::Random;
 use potluck::sim::{
-    Costs, Detection, FaultTime, LinkModel, ModelPart, Scenario, SegmentCost, SimulatedFault,
+    Costs, Detection, FaultTime, LinkModel, MachineModel, ModelPart, Scenario, SegmentCost,
+    SimulatedFault, one_step,
 };
 
 /// Draws numbers for one seed.
@@ -81,28 +82,16 @@ impl Parts {
     /// Without chance, faults and timeline.
     pub fn scenario(self, seed: u64) -> Scenario {
         let program = |&share: &Share| data_parallel(&self.plan, share, self.overlap);
-        let (world, buckets) = (self.shares.len(), self.plan.buckets.len());
         let completes = self.plan.segments.iter().map(|s| s.completes.clone()).collect();
+        let programs: Vec<Program> = self.shares.iter().map(program).collect();
+        let (costs, links) = (&self.costs, &self.links);
+        let machine = MachineModel { costs, links, control_s: 1e-5, window: 2 };
         Scenario {
-            groups: BucketGroups::all(world as u32, buckets),
-            edges: EdgeLayout::default(),
-            programs: self.shares.iter().map(program).collect(),
-            parts: vec![ModelPart::whole(completes); world],
-            layout: Arc::new(self.layout),
-            reduce_site: vec![ReduceSite::Host; self.costs.len()],
-            costs: self.costs,
-            links: self.links,
-            control_s: 1e-5,
-            jitter_s: 0.0,
+            parts: vec![ModelPart::whole(completes); programs.len()],
             deadline_s: 10.0,
-            window: 2,
-            slots_max: None,
-            steps: 1,
             seed,
             values: Some(seed),
-            faults: Vec::new(),
-            seeded_bug: None,
-            timeline: false,
+            ..one_step(&programs, &Arc::new(self.layout), machine)
         }
     }
 }
