@@ -18,6 +18,11 @@ pub fn grouped(plain: &str) -> String {
     text
 }
 
+/// Returns a count with its noun: `1 entry`, `2 entries`.
+pub fn counted(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 /// Returns a text without signs of markup and without the characters that XML forbids.
 pub fn xml_escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

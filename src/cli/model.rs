@@ -12,9 +12,8 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::collective::{BucketGroups, Topology};
 use crate::data::{Split, TextData};
 use crate::device::Selection;
-use crate::graph::{Graph, Plan};
+use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink};
-use crate::model::LanguageModel;
 use crate::runtime::open::{OpenOptions, open_alone, open_named};
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::assemble::selections;
@@ -26,7 +25,7 @@ use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use crate::train::sampling::Sampling;
 use crate::train::sentences::measure_sentences;
 use crate::train::signals::SignalFlags;
-use crate::train::spec::{DataSource, RunSpec};
+use crate::train::spec::{DataSource, RunSpec, language_model};
 use crate::train::{generate, state};
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -131,12 +130,6 @@ fn report(
         "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets in \
          {samples} samples\n{sentences}"
     )
-}
-
-/// Finds the tensors of a language model in its graph.
-fn language_model(graph: &Graph) -> Result<LanguageModel, TrainError> {
-    let missing = || TrainError::Defect("the model has no tokens or no logits".into());
-    LanguageModel::of(graph).ok_or_else(missing)
 }
 
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.

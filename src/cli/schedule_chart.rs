@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::explain::pipelines::{ExplainedPipelines, counted, with_pipelines};
+use super::explain::pipelines::{ExplainedPipelines, with_pipelines};
 use super::write_named;
+use crate::base::format::counted;
 use crate::data::Tokenizer;
 use crate::graph::PassKind;
 use crate::parallel::{MicroBatch, Placement};

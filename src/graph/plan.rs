@@ -154,7 +154,7 @@ impl Plan {
 
     /// Returns true if a device that runs this plan runs a segment.
     pub fn holds_segment(&self, segment: SegmentId) -> bool {
-        self.held_blocks[self.segments[segment.index()].block as usize]
+        self.holds_block(self.segments[segment.index()].block)
     }
 
     /// Returns true if a tensor has memory: some node that the device runs writes or reads it.

@@ -42,7 +42,7 @@ impl<'a> Replay<'a> {
         let mut own = vec![false; graph.tensors.len()];
         let mut needed_elsewhere = own.clone();
         for node in &graph.nodes {
-            if plan.held_blocks[node.block as usize] {
+            if plan.holds_block(node.block) {
                 node.outputs.iter().for_each(|t| own[t.index()] = true);
             } else {
                 node.inputs.iter().for_each(|t| needed_elsewhere[graph.root(*t).index()] = true);

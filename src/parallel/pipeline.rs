@@ -181,12 +181,13 @@ pub fn micro_batch_counts(shares: &[Share]) -> Vec<usize> {
 /// Returns the ranks that hold each bucket: pipeline by pipeline, in the order of the blocks that
 /// use it first.
 pub fn bucket_groups(plan: &Plan, pipelines: &[PipelineStages], world: u32) -> BucketGroups {
+    let stages: Vec<Vec<u32>> = pipelines.iter().map(PipelineStages::stage_of_block).collect();
     let mut ranks: Vec<Vec<Rank>> = vec![Vec::new(); plan.buckets.len()];
-    for pipeline in pipelines {
-        let stages = pipeline.stage_of_block();
-        for (bucket, ranks) in ranks.iter_mut().enumerate() {
-            for block in plan.blocks_with(BucketId(bucket as u32)) {
-                let rank = pipeline.ranks[stages[block as usize] as usize];
+    for (bucket, ranks) in ranks.iter_mut().enumerate() {
+        let blocks = plan.blocks_with(BucketId(bucket as u32));
+        for (pipeline, stages) in pipelines.iter().zip(&stages) {
+            for block in &blocks {
+                let rank = pipeline.ranks[stages[*block as usize] as usize];
                 if !ranks.contains(&rank) {
                     ranks.push(rank);
                 }

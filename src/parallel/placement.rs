@@ -124,11 +124,21 @@ impl Placement {
         self.pipeline.as_ref().map_or(1, |record| record.stages.max(1) as usize)
     }
 
+    /// Returns the first rank of each pipeline, or every rank that holds the whole model: its share
+    /// is that of all stages.
+    pub fn units(&self) -> impl Iterator<Item = &RankPlacement> + Clone {
+        self.ranks.iter().step_by(self.depth())
+    }
+
+    /// Returns the pipeline and the stage of a rank; `None` without pipelines.
+    pub fn stage_of(&self, rank: usize) -> Option<(usize, usize)> {
+        self.pipeline.as_ref().map(|_| (rank / self.depth(), rank % self.depth()))
+    }
+
     /// Returns true if these shares were decided for batches of `batch` samples, in micro-batches
     /// of at most `micro_batch_max`, among several devices.
     pub fn shares_fit(&self, batch: u32, micro_batch_max: u32) -> bool {
-        let first_stages = self.ranks.iter().step_by(self.depth());
-        let sum: u64 = first_stages.map(|rank| u64::from(rank.share)).sum();
+        let sum: u64 = self.units().map(|rank| u64::from(rank.share)).sum();
         self.has_alternatives()
             && self.micro_batch_max == micro_batch_max
             && sum == u64::from(batch)

@@ -6,6 +6,7 @@ use super::cut::BlockTimes;
 use crate::base::Rank;
 use crate::collective::{ShardLayout, Topology};
 use crate::graph::{PassKind, Plan, Segment};
+use crate::parallel::pipeline::runs;
 use crate::parallel::{Instruction, Operation, PipelinePrograms, Program, Token};
 pub use crate::sim::LinkModel;
 use crate::sim::{Costs, MachineModel, Scenario, SegmentCost, VirtualSpan, one_step, run};
@@ -68,7 +69,9 @@ pub fn price(
 ) -> Result<StepPrice, UnknownTime> {
     for (rank, (program, times)) in programs.programs.iter().zip(times).enumerate() {
         let is_unknown = |block: &u32| !times[*block as usize].sum_s().is_finite();
-        if let Some(block) = blocks_run(whole, program).find(is_unknown) {
+        let segments = runs(&program.instructions).into_iter();
+        let mut blocks = segments.map(|(segment, _)| whole.segments[segment.index()].block);
+        if let Some(block) = blocks.find(is_unknown) {
             return Err(UnknownTime { rank: Rank(rank as u32), block });
         }
     }
@@ -83,14 +86,6 @@ pub fn price(
     debug_assert!(report.violations.is_empty(), "{report}");
     let spans = report.timeline.spans.iter().filter_map(|span| priced(whole, span));
     Ok(of_spans(spans.collect(), passes.len()))
-}
-
-/// Returns the block of each segment that a program runs.
-fn blocks_run(whole: &Plan, program: &Program) -> impl Iterator<Item = u32> {
-    program.instructions.iter().filter_map(|instruction| match instruction {
-        Instruction::Run { segment, .. } => Some(whole.segments[segment.index()].block),
-        _ => None,
-    })
 }
 
 /// Returns the seconds of each segment of the plan on a rank.

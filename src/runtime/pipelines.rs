@@ -16,7 +16,7 @@ use crate::graph::{Graph, PassKind, Place, Plan, TensorLocation, Update};
 use crate::kernels::RandomContext;
 use crate::parallel::{
     EdgeLayout, MicroBatch, PipelinePrograms, PipelineRequest, PipelineSchedule, PipelineStages,
-    Share,
+    Program, Share,
 };
 
 /// Pipelines of a worker group, which hold a model in parts.
@@ -107,6 +107,7 @@ impl ModelPipelines {
             in_flight_min: 1,
         };
         let programs = PipelinePrograms::forward(&request, &self.edges, &batches);
+        let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
         let inputs: Vec<Vec<Inputs>> =
             work.into_iter().map(|of| of.into_iter().map(|(_, inputs)| inputs).collect()).collect();
         let round = group.round().next(group.round().step);
@@ -116,7 +117,7 @@ impl ModelPipelines {
                 let input = StepInput {
                     round,
                     rank: *rank,
-                    program: Arc::new(programs[rank.index()].clone()),
+                    program: programs[rank.index()].clone(),
                     micro_batches: inputs[pipeline].clone(),
                     run_key: Key::new(0),
                     is_training: false,
@@ -160,8 +161,7 @@ impl ModelPipelines {
             return Err(RuntimeError::Defect(why));
         };
         let read = move |device: &mut dyn Executor| device.read(output, &pass);
-        let values = group.driver(rank)?.run("reading an output", read);
-        values.map_err(|error| group.error(rank, error))
+        group.run_on(rank, "reading an output", read)
     }
 
     /// Runs segments of one micro-batch, one after the other, each on the stage that holds its
@@ -187,8 +187,7 @@ impl ModelPipelines {
             + 'static,
     {
         let run = |rank: Rank, job: Box<StageJob<T>>| {
-            let ended = group.driver(rank)?.run("a pass through a pipeline", job);
-            ended.map_err(|error| group.error(rank, error))
+            group.run_on(rank, "a pass through a pipeline", job)
         };
         for rank in &self.stages[pipeline].ranks {
             let inputs = inputs(*rank);
@@ -237,12 +236,10 @@ impl ModelPipelines {
     ) -> Result<(), RuntimeError> {
         let Some(from) = self.rank_with(pipeline, tensor) else { return Ok(()) };
         let read = move |device: &mut dyn Executor| device.read(tensor, &pass);
-        let values = group.driver(from)?.run("reading a tensor of a stage", read);
-        let values = values.map_err(|error| group.error(from, error))?;
+        let values = group.run_on(from, "reading a tensor of a stage", read)?;
         let place = Place::Tensor { tensor, micro_batch: pass.micro_batch, range: 0..values.len() };
         let write = move |device: &mut dyn Executor| device.write_place(&place, &values);
-        let written = group.driver(to)?.run("writing a tensor of a stage", write);
-        written.map_err(|error| group.error(to, error))
+        group.run_on(to, "writing a tensor of a stage", write)
     }
 }
 

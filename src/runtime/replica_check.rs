@@ -88,8 +88,7 @@ fn differences(
             let write = move |device: &mut dyn Executor| {
                 device.write_bank(BucketTensor::Parameters, bucket, &values)
             };
-            let written = group.driver(rank)?.run("repairing the parameters", write);
-            written.map_err(|error| group.error(rank, error))?;
+            group.run_on(rank, "repairing the parameters", write)?;
         }
     }
     if found.is_empty() {

@@ -251,6 +251,18 @@ impl WorkerGroup {
         &self.layout
     }
 
+    /// Runs a job on the device of a rank, and waits for it.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of the device, or the error that ended an earlier step.
+    pub fn run_on<R, F>(&self, rank: Rank, what: &str, job: F) -> Result<R, RuntimeError>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
+    {
+        self.driver(rank)?.run(what, job).map_err(|error| self.error(rank, error))
+    }
+
     /// Runs a job on every device concurrently; returns the results by rank.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ impl ModelPart {
 
     /// Creates the part of the model that a rank with this plan holds.
     pub fn of(plan: &Arc<Plan>) -> Self {
-        let held = plan.graph.nodes.iter().filter(|node| plan.held_blocks[node.block as usize]);
+        let held = plan.graph.nodes.iter().filter(|node| plan.holds_block(node.block));
         let is_loss = |output| plan.graph.tensor(output).role == Role::Loss;
         let has_loss = held.flat_map(|node| &node.outputs).any(|output| is_loss(*output));
         let adds_to = plan.segments.iter().map(|segment| gradients_of(plan, segment)).collect();
@@ -36,10 +36,12 @@ impl ModelPart {
 /// Returns the buckets to whose gradients the nodes of a segment add.
 fn gradients_of(plan: &Plan, segment: &Segment) -> Vec<BucketId> {
     let mut buckets = Vec::new();
+    if !plan.holds_block(segment.block) {
+        return buckets;
+    }
     let nodes = &plan.graph.nodes[segment.nodes.clone()];
     for output in nodes.iter().flat_map(|node| &node.outputs) {
         if let TensorLocation::Gradient { bucket, .. } = plan.place(plan.graph.root(*output))
-            && plan.held_blocks[segment.block as usize]
             && !buckets.contains(&bucket)
         {
             buckets.push(bucket);

@@ -5,6 +5,7 @@ use super::queue::nanos;
 use super::report::End;
 use super::scenario::{LinkModel, SeededBug};
 use super::timeline::VirtualTrack;
+use super::values::squares_of;
 use super::world::{Event, Simulation, ToDriver};
 use crate::base::{ChunkId, EdgePiece, Nanos, Position, Rank, Round};
 use crate::collective::{Chunk, Collective, CollectiveKind, ExchangeError, Topology};
@@ -79,8 +80,7 @@ impl RingOutput for Work {
         chunk: ChunkId,
         sum: SharedBuffer,
     ) -> Result<(), ExchangeError> {
-        let squares = sum.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
-        let not_finite = sum.iter().filter(|value| !value.is_finite()).count() as u64;
+        let (squares, not_finite) = squares_of(&sum);
         self.add(Effect::ToDriver(DeviceMsg::Reduced { round, chunk, sum, squares, not_finite }))
     }
 

@@ -171,9 +171,7 @@ impl Model {
     /// Returns the sum of squares of a bucket's gradients, and the number of those that are not
     /// finite.
     pub fn squares(&self, bucket: BucketId) -> (f64, u64) {
-        let gradients = &self.gradients[bucket.index()];
-        let squares = gradients.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
-        (squares, gradients.iter().filter(|value| !value.is_finite()).count() as u64)
+        squares_of(&self.gradients[bucket.index()])
     }
 
     pub fn gradients(&self, bucket: BucketId, range: Range<usize>) -> &[f32] {
@@ -198,6 +196,12 @@ impl Model {
     fn held(&self, range: Range<usize>) -> Range<usize> {
         if self.seed.is_some() { range } else { 0..0 }
     }
+}
+
+/// Returns the sum of the squares of values, and the number of those that are not finite.
+pub(super) fn squares_of(values: &[f32]) -> (f64, u64) {
+    let squares = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
+    (squares, values.iter().filter(|value| !value.is_finite()).count() as u64)
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl Trainer {
     /// Returns the micro-batches of each rank or pipeline for `rows` samples, which are divided in
     /// proportion to the shares of a batch.
     fn parts(&self, rows: u32) -> Vec<Vec<MicroBatch>> {
-        let units = self.session.placement.ranks.iter().step_by(self.session.placement.depth());
+        let units = self.session.placement.units();
         let weights: Vec<u32> = units.clone().map(|rank| rank.share).collect();
         let counts = proportional(rows, &weights);
         let mut first = 0;

@@ -72,8 +72,7 @@ pub fn next_tokens_of(
     let Some(pipelines) = units.pipelines else {
         let (rank, model, sampling, rows) = (Rank(unit as u32), *model, *sampling, rows.to_vec());
         let job = move |device: &mut dyn Executor| next_tokens(device, &model, &rows, &sampling);
-        let next = units.group.driver(rank)?.run("a token", job);
-        return Ok(next.map_err(|error| units.group.error(rank, error))?);
+        return Ok(units.group.run_on(rank, "a token", job)?);
     };
     let micro_batch = (rows.len(), &inputs(model, rows));
     let logits = pipelines.output(units.group, unit, micro_batch, model.logits)?;

@@ -19,7 +19,7 @@ use crate::data::{
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
-use crate::model::{GptConfig, gpt};
+use crate::model::{GptConfig, LanguageModel, gpt};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
@@ -183,8 +183,8 @@ impl RunSpec {
         Ok(Self::resolved(&read(Some(&saved), None, &overrides).map_err(invalid)?))
     }
 
-    /// Returns the request for the devices of the run, without inputs to measure them with and as of
-    /// a new run.
+    /// Returns the request for the devices of the run as of a new one, without inputs to measure
+    /// them with.
     pub fn placement_request<'a>(
         &'a self,
         plans: &'a Plans,
@@ -290,6 +290,15 @@ impl RunSpec {
         let sampler = Sampler::new(self.seed, windows.len(Split::Train), self.batch);
         BatchSource::new(graph, Arc::new(windows), sampler.after(steps, samples))
     }
+}
+
+/// Finds the tensors of a language model in its graph.
+///
+/// # Errors
+/// Returns `TrainError::Defect` if one is missing.
+pub fn language_model(graph: &Graph) -> Result<LanguageModel, TrainError> {
+    let missing = || TrainError::Defect("the model has no tokens or no logits".into());
+    LanguageModel::of(graph).ok_or_else(missing)
 }
 
 fn model(config: &RunConfig) -> ModelSpec {

@@ -46,8 +46,7 @@ pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, 
         let rank = group.groups().of(bucket).rank(Position(0));
         let read =
             move |device: &mut dyn Executor| read_bucket(device, BucketTensor::Parameters, bucket);
-        let values = group.driver(rank)?.run("reading the parameters", read);
-        let values = values.map_err(|error| group.error(rank, error))?;
+        let values = group.run_on(rank, "reading the parameters", read)?;
         tensors.extend(bucket_tensors(plan, bucket, &values));
     }
     Ok(in_order(tensors))

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use super::price::{PredictedStep, predict};
 use super::{CutChoice, PipelineBenchOptions, PipelineCase};
 use crate::autotune::TuneOptions;
-use crate::base::rng::Key;
-use crate::base::{DType, HostTensor, Rank};
+use crate::base::{DType, HostTensor};
 use crate::bench::sample::{Effort, SamplingPlan};
 use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
@@ -16,18 +15,17 @@ use crate::optim::Optimizer;
 use crate::parallel::{Program, ReduceSite};
 use crate::planner::cut::even;
 use crate::runtime::RuntimeError;
-use crate::runtime::open::{self, OpenOptions};
+use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::{assemble, selections};
 use crate::runtime::placement::names::display_names;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks};
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::{
-    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
-};
-use crate::runtime::step::{Inputs, StepInput};
+use crate::runtime::placement::types::{ParallelOptions, PipelineOptions, PlacementRequest};
+use crate::runtime::step::Inputs;
 use crate::runtime::timing::Probe;
 use crate::train::TrainError;
+use crate::train::session::{Session, SessionOptions};
 
 const VOCABULARY: usize = 65;
 /// Channels of an attention head, if they divide the width.
@@ -115,13 +113,16 @@ impl PipelineWorkload {
         let Some((_, times)) = measured else {
             return Err(TrainError::Defect("blocks were measured and have no times".into()));
         };
-        let mut placed = assemble(&request, &mut |_, _| {})?;
-        placed.group.run_on_all("initialization", move |_, device| open::initialize(device, 0))?;
+        let placed = assemble(&request, &mut |_, _| {})?;
         let predicted = predict(&request, &placed, times, case)?;
         let stages = placed.pipelines.iter().flat_map(|pipelines| pipelines.stages.first());
         let blocks = stages.flat_map(|of| of.chunks.iter().map(|chunk| chunk.end - chunk.start));
         let blocks = blocks.collect();
-        let (steps, bubbles) = self.steps(&mut placed)?;
+        let (optimizer, faults) = (self.optimizer, Faults::none());
+        let options = SessionOptions { optimizer, clip: 1.0, seed: 0, faults };
+        let mut session = Session::new(placed, options);
+        session.initialize()?;
+        let (steps, bubbles) = self.steps(&mut session)?;
         Ok(TimedSteps { steps, bubbles, blocks, predicted })
     }
 
@@ -173,47 +174,35 @@ impl PipelineWorkload {
     }
 
     /// Takes steps; returns the seconds of each measured one, and its idle share.
-    fn steps(&self, placed: &mut PlacedWorkers) -> Result<(Vec<f64>, Vec<f64>), TrainError> {
+    fn steps(&self, session: &mut Session) -> Result<(Vec<f64>, Vec<f64>), TrainError> {
         let (mut steps, mut bubbles) = (Vec::new(), Vec::new());
-        for warm_up in 0..WARM_UP {
-            self.step(placed, warm_up)?;
+        for _ in 0..WARM_UP {
+            self.step(session)?;
         }
         let longest = Duration::from_secs_f64(self.sampling_plan.steps_seconds_max);
         let begun = Instant::now();
         while steps.len() < STEPS_MIN
             || (steps.len() < self.sampling_plan.steps && begun.elapsed() < longest)
         {
-            let (seconds, bubble) = self.step(placed, WARM_UP + steps.len())?;
+            let (seconds, bubble) = self.step(session)?;
             steps.push(seconds);
             bubbles.push(bubble);
         }
         Ok((steps, bubbles))
     }
 
-    /// Takes a step, after so many others; returns its seconds and its idle share.
-    fn step(&self, placed: &mut PlacedWorkers, before: usize) -> Result<(f64, f64), TrainError> {
-        let number = before as u64 + 1;
-        let round = placed.group.round().next(number);
-        let update = self.optimizer.update(LEARNING_RATE, number);
-        let input = |(rank, program): (usize, &Arc<Program>)| {
-            let batches = program.micro_batches.iter();
-            Arc::new(StepInput {
-                round,
-                rank: Rank(rank as u32),
-                program: program.clone(),
-                micro_batches: batches.map(|one| (self.inputs)(one.rows as usize)).collect(),
-                run_key: Key::new(0),
-                is_training: true,
-                update,
-                clip: 1.0,
-                faults: Faults::none(),
-            })
+    /// Takes a step; returns its seconds and its idle share.
+    fn step(&self, session: &mut Session) -> Result<(f64, f64), TrainError> {
+        let of_rank = |program: &Arc<Program>| {
+            program.micro_batches.iter().map(|one| (self.inputs)(one.rows as usize)).collect()
         };
-        let inputs: Vec<Arc<StepInput>> = placed.programs.iter().enumerate().map(input).collect();
+        let ranks = session.programs.iter().map(of_rank).collect();
+        let inputs = session.inputs(ranks, LEARNING_RATE);
         let started = Instant::now();
-        let reports = placed.group.step(&inputs)?;
+        let reports = session.step(&inputs)?;
         let seconds = started.elapsed().as_secs_f64();
         if !reports.iter().all(|report| report.is_updated()) {
+            let number = session.taken.steps;
             return Err(TrainError::Defect(format!("step {number} updated no parameters")));
         }
         let times = || reports.iter().map(|report| (report.time.as_secs_f64(), report.idle()));

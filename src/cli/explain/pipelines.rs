@@ -4,6 +4,7 @@ use super::instructions::InstructionNames;
 use super::{edges, limit_line, vocabulary};
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
+use crate::base::format::counted;
 use crate::cli::UsageError;
 use crate::comm::ring_pool_bytes_max;
 use crate::data::Tokenizer;
@@ -22,8 +23,8 @@ use crate::runtime::placement::names::distinct;
 use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{
     LaidOutPipelines, MeasuredBlocks, PlannedPipelines, RequestedPipelines, by_measurement, given,
-    host_bytes, kept, measure_blocks, require_devices, require_micro_batches, require_model,
-    run_name,
+    host_bytes, kept, measure_blocks, names_of_runs, require_devices, require_micro_batches,
+    require_model,
 };
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::owned_elements;
@@ -105,7 +106,8 @@ impl<'a> ExplainedPipelines<'a> {
         let options = &spec.parallel.pipeline;
         require_devices(&requested, chosen.len())?;
         require_model(&requested, &request.plans.of_rows(1).graph, &options.blocks)?;
-        let saved = request.saved.filter(|saved| saved.candidates == candidates(&chosen));
+        let candidates = candidates(&chosen);
+        let saved = request.saved.filter(|saved| saved.is_of(&candidates, true));
         let recorded = kept(request, saved);
         let pipelines = chosen.len() / requested.stages;
         let is_measured = request.probe.is_none()
@@ -175,7 +177,7 @@ impl<'a> ExplainedPipelines<'a> {
         let (pipeline, stage) = self.planned.stage_of(rank);
         let chunks = self.planned.stages[pipeline].chunks_of(stage);
         let graph = &self.laid_out.whole.graph;
-        chunks.iter().map(|run| run_name(graph, run)).collect::<Vec<_>>().join(" and ")
+        names_of_runs(graph, &chunks)
     }
 
     /// Returns the number of micro-batches of a rank's pipeline.
@@ -201,11 +203,6 @@ impl<'a> ExplainedPipelines<'a> {
             }
         }
     }
-}
-
-/// Returns a count with its noun.
-pub fn counted(count: usize, one: &str, several: &str) -> String {
-    if count == 1 { format!("1 {one}") } else { format!("{count} {several}") }
 }
 
 fn program(pipelines: &ExplainedPipelines) -> String {

@@ -86,9 +86,7 @@ impl Placement {
         before: &Self,
         differs: impl Fn(&RankPlacement, &RankPlacement) -> bool,
     ) -> bool {
-        let first = self.ranks.iter().step_by(self.depth());
-        let first_before = before.ranks.iter().step_by(before.depth());
-        first.zip(first_before).any(|(now, was)| differs(now, was))
+        self.units().zip(before.units()).any(|(now, was)| differs(now, was))
     }
 
     /// Returns true if every rank holds the same blocks as before.

@@ -17,7 +17,7 @@ pub use advice::advised;
 pub use checks::{require_devices, require_micro_batches, require_model};
 pub use forward::{ForwardPipelines, open_forward_pipelines};
 pub use measure::{MeasuredBlocks, crossing_elements, measure_blocks};
-pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, run_name};
+pub use open::{LaidOutPipelines, assemble_pipelines, host_bytes, names_of_runs};
 pub use search::by_measurement;
 pub use shared_memory::require_shared_memory;
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::types::ParallelOptions;
+use crate::base::format::counted;
 use crate::base::{BucketId, Position, Rank};
 use crate::collective::{BucketGroups, ShardLayout};
 use crate::exec::Moments;
@@ -88,8 +89,8 @@ pub fn fixed_counts(
     if shares.len() != world {
         return unusable(format!(
             "parallel.shares has {} for {}; give one per {unit}, in the order of --devices",
-            counted(shares.len(), ("entry", "entries")),
-            counted(world, (unit, &format!("{unit}s")))
+            counted(shares.len(), "entry", "entries"),
+            counted(world, unit, &format!("{unit}s"))
         ));
     }
     if shares.iter().sum::<u64>() != u64::from(batch) {
@@ -97,11 +98,6 @@ pub fn fixed_counts(
     }
     // Each share is at most `batch`, a u32.
     Ok(shares.iter().map(|share| *share as u32).collect())
-}
-
-/// Returns a number of things: `1 device`.
-fn counted(number: usize, (one, several): (&str, &str)) -> String {
-    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ impl Run {
     }
 
     fn measure(&mut self) -> Result<Option<Evaluation>, TrainError> {
-        let units = self.session.placement.ranks.iter().step_by(self.session.placement.depth());
+        let units = self.session.placement.units();
         let (rows, weights): (Vec<u32>, Vec<u32>) =
             units.map(|rank| (rank.micro_batch, rank.share)).unzip();
         let request = EvalRequest {

@@ -31,7 +31,7 @@ use crate::train::loader::{self, BatchSource, Loader};
 use crate::train::sampling::Sampling;
 use crate::train::session::Session;
 use crate::train::signals::{Interruption, Signals};
-use crate::train::spec::RunSpec;
+use crate::train::spec::{RunSpec, language_model};
 use crate::train::{generate, state};
 
 use skipped::SkippedSteps;
@@ -169,8 +169,7 @@ impl Run {
         let (training, _) = spec.training_graph(text.tokenizer().vocabulary())?;
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
         let source = spec.batch_source(&training, &text, done)?;
-        let model = LanguageModel::of(&training)
-            .ok_or_else(|| TrainError::Defect("the model has no tokens or no logits".into()))?;
+        let model = language_model(&training)?;
         let plans = Plans::new(training);
         check(&spec, (&plans, source.data.row_bytes()), resumed.as_ref())?;
         Store::open_to_read(&options.out).wait_until_free()?;

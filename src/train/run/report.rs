@@ -85,11 +85,9 @@ impl Run {
 
     /// Returns the metrics of each rank; empty for a single rank.
     pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
-        let depth =
-            self.session.placement.pipeline.as_ref().map(|_| self.session.placement.depth());
         let stage = |rank: usize| {
-            let place = |depth: usize| ((rank / depth) as u64, (rank % depth) as u64);
-            depth.map(place).map(|(pipeline, stage)| StageRecord { pipeline, stage })
+            let (pipeline, stage) = self.session.placement.stage_of(rank)?;
+            Some(StageRecord { pipeline: pipeline as u64, stage: stage as u64 })
         };
         type Ranked<'a> = (usize, (&'a RankPlacement, &'a StepReport));
         let record = |(rank, (placed, report)): Ranked| RankRecord {

@@ -24,7 +24,7 @@ impl Run {
         if self.spec.data.source != DataSource::Builtin || self.spec.sample_tokens == 0 {
             return Ok(None);
         }
-        let units = self.session.placement.ranks.iter().step_by(self.session.placement.depth());
+        let units = self.session.placement.units();
         let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
         let stop = || self.signals.pending().is_some();
         let from = (self.step(), self.spec.seed);

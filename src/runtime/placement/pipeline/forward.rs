@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::checks::{require_devices, require_model};
-use super::open::{layout_of_groups, run_name};
+use super::open::{layout_of_groups, names_of_runs};
 use super::{RequestedPipelines, pipelines_of};
 use crate::device::Selection;
 use crate::graph::Plan;
@@ -69,8 +69,7 @@ pub fn open_forward_pipelines(
     let of_rank = |(rank, name): (usize, &String)| {
         let (pipeline, stage) = (rank / requested.stages, rank % requested.stages);
         let runs = stages[pipeline].chunks_of(stage);
-        let runs: Vec<String> = runs.iter().map(|run| run_name(&plan.graph, run)).collect();
-        format!("{name}: {}", runs.join(" and "))
+        format!("{name}: {}", names_of_runs(&plan.graph, &runs))
     };
     let ranks: Vec<String> = names.iter().enumerate().map(of_rank).collect();
     notes.push(format!("stages: {}", ranks.join(", ")));

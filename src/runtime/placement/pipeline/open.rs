@@ -254,21 +254,23 @@ pub fn travelling_bytes(laid_out: &LaidOutPipelines, rank: usize) -> usize {
 
 /// Returns a note on the stages: which device has which blocks, and how many samples.
 fn stages_note(placement: &Placement, graph: &Graph) -> String {
-    let depth = placement.pipeline.as_ref().map_or(1, |record| record.stages as usize);
-    let stage = |rank: &RankPlacement| {
-        let blocks: Vec<String> = rank.blocks.iter().map(|run| run_name(graph, run)).collect();
-        format!("{}: {}", rank.name, blocks.join(" and "))
-    };
+    let stage =
+        |rank: &RankPlacement| format!("{}: {}", rank.name, names_of_runs(graph, &rank.blocks));
     let pipeline = |ranks: &[RankPlacement]| {
         let stages: Vec<String> = ranks.iter().map(stage).collect();
         format!("{} ({} samples per step)", stages.join(", "), ranks[0].share)
     };
-    let pipelines: Vec<String> = placement.ranks.chunks(depth).map(pipeline).collect();
+    let pipelines: Vec<String> = placement.ranks.chunks(placement.depth()).map(pipeline).collect();
     format!("stages: {}", pipelines.join("; "))
 }
 
+/// Returns the names of the first and the last block of each run: `embed to h.1 and h.3`.
+pub fn names_of_runs(graph: &Graph, runs: &[Range<u32>]) -> String {
+    runs.iter().map(|run| run_name(graph, run)).collect::<Vec<_>>().join(" and ")
+}
+
 /// Returns the names of the first and the last block of a run: `embed to h.1`.
-pub fn run_name(graph: &Graph, run: &Range<u32>) -> String {
+fn run_name(graph: &Graph, run: &Range<u32>) -> String {
     let name = |block: u32| &graph.blocks[block as usize];
     match run.len() {
         1 => name(run.start).clone(),

@@ -44,7 +44,7 @@ pub fn by_measurement(
     }
     .map_err(|error| no_cut(&error, request, devices, &measured))?;
     if request.parallel.shares.is_some()
-        || !holds(request, devices, (&requested, &division), &division.counts)
+        || !holds(request, devices, &division, &stage_memory(request, &requested, &division.counts))
     {
         division.counts = counts;
     }
@@ -95,7 +95,7 @@ pub fn searched(
     };
     // Bounds answer most questions about memory; where they were wrong, only exact sums do.
     let division = found(false)?;
-    match holds(request, devices, (requested, &division), counts) {
+    match holds(request, devices, &division, &memory) {
         true => Ok(division),
         false => found(true),
     }
@@ -122,15 +122,14 @@ fn stage_memory<'a>(
     StageMemory::of(request, requested, counts.len(), (most, rows))
 }
 
-/// Returns true if the devices of a division have the memory that they need if the pipelines run
-/// so many samples, those with several stages too.
-pub fn holds(
+/// Returns true if the devices of a division have the memory that their stages need, those with
+/// several stages too.
+fn holds(
     request: &PlacementRequest,
     devices: RequestedDevices,
-    (requested, division): (&RequestedPipelines, &PipelineDivision),
-    counts: &[u32],
+    division: &PipelineDivision,
+    memory: &StageMemory,
 ) -> bool {
-    let memory = stage_memory(request, requested, counts);
     let fits = |cut: &Cut| {
         let mut stages = cut.devices.iter().zip(&cut.blocks).enumerate();
         stages.all(|(stage, (device, blocks))| {
