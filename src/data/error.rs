@@ -8,7 +8,7 @@ use super::Split;
 /// memory.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    #[error("{name}: cannot be read ({why}); give the path of a text file as --data or data.path")]
+    #[error("{name}: cannot be read ({why}); give the path of a data set as --data or data.path")]
     Read { name: String, why: io::Error },
     #[error("{name}: is a directory; give the path of one text file as --data or data.path")]
     Directory { name: String },
@@ -31,6 +31,10 @@ pub enum DataError {
     Short { name: String, split: Split, tokens: usize, context: usize },
     #[error("{name}: has {tokens} tokens, more than {}; split it", u32::MAX)]
     Long { name: String, tokens: usize },
+    /// Content that its format does not allow; `place` is "byte 4", "line 12, column 3", or empty for
+    /// the whole file, and `why` says what is there and what was expected.
+    #[error("{name}: {}{why}", if place.is_empty() { String::new() } else { format!("{place}: ") })]
+    Invalid { name: String, place: String, why: String },
     #[error("data.held_out = {held_out} is not a part of the text; use 0 or more, and less than 1")]
     HeldOut { held_out: f64 },
 }

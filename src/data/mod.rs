@@ -3,13 +3,17 @@
 
 pub mod dataset;
 pub mod error;
+pub mod formats;
 pub mod sampler;
+pub mod samples;
 pub mod text;
 pub mod tokenizer;
 pub mod world;
 
 pub use dataset::{Dataset, DatasetInput, NamedInputs, TextWindows};
 pub use error::DataError;
+pub use formats::{KnownSamples, ReadOptions, SampleFormat, TargetKind};
 pub use sampler::{SampleIndex, Sampler};
+pub use samples::{DataFile, Features, LazyFeatures, LoadedSamples, Samples, Targets};
 pub use text::{Split, TextData, TokenizerChoice};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerKind};

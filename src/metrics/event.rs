@@ -6,6 +6,24 @@ use std::time::Duration;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
+/// What a run counts in its steps and evaluations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unit {
+    #[default]
+    Tokens,
+    Samples,
+}
+
+impl Unit {
+    /// Returns the name of several, which is also a key of the record.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Samples => "samples",
+        }
+    }
+}
+
 /// Metrics of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
@@ -17,11 +35,14 @@ pub struct StepRecord {
     pub lr: f64,
     /// The norm of the mean gradient over all parameters, before clipping.
     pub grad_norm: f64,
-    /// Tokens (targets that count) in this step's global batch.
-    pub tokens: u64,
+    /// What `count` counts.
+    pub unit: Unit,
+    /// Tokens (targets that count) or samples in this step's global batch.
+    pub count: u64,
     /// Wall time of the step, in milliseconds.
     pub ms: f64,
-    pub tokens_per_s: f64,
+    /// Tokens or samples per second.
+    pub per_s: f64,
     /// Share of the step in which the device was busy, by its own clock: 0 to 1; `None`, and left
     /// out of the line, if the device has no clock.
     pub busy: Option<f64>,
@@ -103,19 +124,34 @@ impl Serialize for RankRecord {
 }
 
 /// One evaluation on the validation split.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EvalRecord {
     /// Number of steps done before the evaluation; 0 is the initial model.
     pub step: u64,
     /// Mean loss over the evaluated samples of the validation split.
     pub val_loss: f64,
+    /// Other metrics by name, such as `val_accuracy`.
+    pub metrics: Vec<(&'static str, f64)>,
     /// Samples that were evaluated, and the targets in them.
     pub samples: u64,
     pub targets: u64,
     /// True if the loss is finite and below that of the best evaluation before, if there was one;
     /// left out of the line.
-    #[serde(skip)]
     pub is_best: bool,
+}
+
+impl Serialize for EvalRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("step", &self.step)?;
+        map.serialize_entry("val_loss", &self.val_loss)?;
+        for (name, value) in &self.metrics {
+            map.serialize_entry(name, value)?;
+        }
+        map.serialize_entry("samples", &self.samples)?;
+        map.serialize_entry("targets", &self.targets)?;
+        map.end()
+    }
 }
 
 /// Measure of a model of the built-in corpus: counts of sampled sentences.
@@ -205,9 +241,10 @@ impl Serialize for StepRecord {
         map.serialize_entry("loss", &self.loss)?;
         map.serialize_entry("lr", &self.lr)?;
         map.serialize_entry("grad_norm", &self.grad_norm)?;
-        map.serialize_entry("tokens", &self.tokens)?;
+        let unit = self.unit.name();
+        map.serialize_entry(unit, &self.count)?;
         map.serialize_entry("ms", &self.ms)?;
-        map.serialize_entry("tokens_per_s", &self.tokens_per_s)?;
+        map.serialize_entry(&format!("{unit}_per_s"), &self.per_s)?;
         if let Some(busy) = &self.busy {
             map.serialize_entry("busy", busy)?;
         }
@@ -235,9 +272,10 @@ pub(super) mod tests {
             loss: 4.25,
             lr: 1e-3,
             grad_norm: 0.5,
-            tokens: 768,
+            unit: Unit::Tokens,
+            count: 768,
             ms: 38.5,
-            tokens_per_s: 20_000.0,
+            per_s: 20_000.0,
             busy: None,
             ranks: Vec::new(),
             skipped: None,
@@ -259,10 +297,25 @@ pub(super) mod tests {
         );
         let busy = json(StepRecord { busy: Some(0.75), ..step(7) });
         assert!(busy.ends_with(r#""tokens_per_s":20000.0,"busy":0.75}"#), "{busy}");
+        let evaluation = EvalRecord {
+            step: 7,
+            val_loss: 1.5,
+            metrics: Vec::new(),
+            samples: 3,
+            targets: 24,
+            is_best: true,
+        };
         assert_eq!(
-            json(EvalRecord { step: 7, val_loss: 1.5, samples: 3, targets: 24, is_best: true }),
+            json(evaluation.clone()),
             r#"{"step":7,"val_loss":1.5,"samples":3,"targets":24}"#
         );
+        let metrics = vec![("val_accuracy", 0.75)];
+        assert_eq!(
+            json(EvalRecord { metrics, ..evaluation }),
+            r#"{"step":7,"val_loss":1.5,"val_accuracy":0.75,"samples":3,"targets":24}"#
+        );
+        let samples = json(StepRecord { unit: Unit::Samples, count: 12, per_s: 48.0, ..step(7) });
+        assert!(samples.ends_with(r#""samples":12,"ms":38.5,"samples_per_s":48.0}"#), "{samples}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ pub mod recorder;
 pub mod sink;
 pub mod trace;
 
-pub use event::{EvalRecord, Event, RankRecord, SentenceRecord, StageRecord, StepRecord};
+pub use event::{EvalRecord, Event, RankRecord, SentenceRecord, StageRecord, StepRecord, Unit};
 pub use recorder::{MetricsError, Recorder, Truncation, aside, truncate_after};
 pub use sink::{Sink, Sinks};
 pub use trace::{Span, Trace, Track};

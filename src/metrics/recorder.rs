@@ -212,7 +212,14 @@ mod tests {
 
     fn evaluation(step: u64, val_loss: f64) -> Event {
         let (samples, targets) = (2, 16);
-        Event::Evaluation(EvalRecord { step, val_loss, samples, targets, is_best: false })
+        Event::Evaluation(EvalRecord {
+            step,
+            val_loss,
+            metrics: Vec::new(),
+            samples,
+            targets,
+            is_best: false,
+        })
     }
 
     fn steps(path: &Path) -> Vec<u64> {

@@ -137,10 +137,14 @@ impl Terminal {
     }
 
     fn evaluation(&self, record: &EvalRecord) {
-        let EvalRecord { step, val_loss, samples, is_best, .. } = record;
+        let EvalRecord { step, val_loss, metrics, samples, is_best, .. } = record;
         let mark = if *is_best { ", the best so far" } else { "" };
         let samples = thousands(*samples as f64);
-        self.note(&format!("step {step}  val_loss {val_loss:.4} on {samples} samples{mark}"));
+        let metric = |(name, value): &(&str, f64)| format!("  {name} {value:.4}");
+        let metrics: String = metrics.iter().map(metric).collect();
+        self.note(&format!(
+            "step {step}  val_loss {val_loss:.4}{metrics} on {samples} samples{mark}"
+        ));
     }
 
     fn tuning(&mut self, device: &str, (done, total): (usize, usize), elapsed: Duration) {
@@ -200,10 +204,10 @@ impl PlainText {
 
 /// Formats the figures of a step: `loss 2.3775  lr 9.52e-4  norm 0.53  2,036 tokens/s`.
 fn step_text(step: &StepRecord) -> String {
-    let StepRecord { loss, lr, grad_norm: norm, tokens_per_s, .. } = step;
-    let speed = thousands(*tokens_per_s);
+    let StepRecord { loss, lr, grad_norm: norm, unit, per_s, .. } = step;
+    let (speed, unit) = (thousands(*per_s), unit.name());
     let norm = if *norm < 1e4 { format!("{norm:.2}") } else { format!("{norm:.2e}") };
-    format!("loss {loss:.4}  lr {lr:.2e}  norm {norm}  {speed} tokens/s")
+    format!("loss {loss:.4}  lr {lr:.2e}  norm {norm}  {speed} {unit}/s")
 }
 
 /// Writes a line to stderr. A write error (a closed pipe, a terminal that is gone) is ignored,
@@ -215,6 +219,7 @@ pub fn print_line(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Unit;
 
     #[test]
     fn a_step_is_shown_with_its_learning_rate_and_its_gradient_norm() {
@@ -223,9 +228,10 @@ mod tests {
             loss: 2.37751,
             lr,
             grad_norm,
-            tokens: 768,
+            unit: Unit::Tokens,
+            count: 768,
             ms: 377.0,
-            tokens_per_s: 2036.4,
+            per_s: 2036.4,
             busy: None,
             ranks: Vec::new(),
             skipped: None,

@@ -26,7 +26,8 @@ impl Run {
         let step = self.step();
         self.evaluated = Some((step, val_loss));
         let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
-        let record = EvalRecord { step, val_loss, samples, targets, is_best };
+        let metrics = Vec::new();
+        let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         self.emit(Event::Evaluation(record))?;
         if is_best {
             self.best = Some(Best { step, val_loss, samples });

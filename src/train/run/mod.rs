@@ -19,7 +19,7 @@ use crate::base::Rank;
 use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::data::TextData;
 use crate::faults::{Faults, Point};
-use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace};
+use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace, Unit};
 use crate::model::LanguageModel;
 use crate::parallel::Verdict;
 use crate::runtime::memory;
@@ -234,9 +234,10 @@ impl Run {
             loss: totals.loss,
             lr: self.spec.schedule.lr(step),
             grad_norm: totals.gradient_norm,
-            tokens: totals.count as u64,
+            unit: Unit::Tokens,
+            count: totals.count as u64,
             ms: 1e3 * seconds,
-            tokens_per_s: totals.count / seconds,
+            per_s: totals.count / seconds,
             busy: report.busy.filter(|_| reports.len() == 1),
             ranks: self.ranks(reports),
             skipped: skipped.clone(),

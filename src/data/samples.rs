@@ -1,0 +1,120 @@
+//! Samples of supervised learning, as the readers of [`formats`](super::formats) find them:
+//! features of one shape, each with a target.
+
+use std::sync::Arc;
+
+use super::DataError;
+
+/// File that a data set was read from.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DataFile {
+    /// Path below the directory of the data, or the name of the file; with `/` on every system.
+    pub name: String,
+    pub bytes: u64,
+    /// BLAKE3 hash of the content, in hexadecimal.
+    pub blake3: String,
+}
+
+/// Samples that are read one at a time while a model is trained.
+pub trait LazyFeatures: Send + Sync {
+    /// Returns the number of samples.
+    fn len(&self) -> usize;
+
+    /// Returns true if there is no sample.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes the features of a sample, each from 0 to 1.
+    ///
+    /// # Errors
+    /// Returns `DataError` if the sample cannot be read any more.
+    fn read(&self, index: usize, into: &mut [f32]) -> Result<(), DataError>;
+}
+
+/// Features of samples, one sample behind the other.
+#[derive(Clone)]
+pub enum Features {
+    /// Bytes that stand for the values `byte / 255`.
+    Bytes(Vec<u8>),
+    Floats(Vec<f32>),
+    Lazy(Arc<dyn LazyFeatures>),
+}
+
+/// Targets of samples.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Targets {
+    /// A class of each sample: its index in `names`.
+    Classes { ids: Vec<u32>, names: Vec<String> },
+    /// `names.len()` values of each sample.
+    Values { values: Vec<f32>, names: Vec<String> },
+    /// None: the samples are there to be predicted.
+    Absent,
+}
+
+/// Samples with their targets.
+#[derive(Clone)]
+pub struct Samples {
+    /// Path that the samples come from, for messages.
+    pub name: String,
+    /// Shape of the features of a sample: `[channels, height, width]` of a picture, `[columns]` of a
+    /// row of a table.
+    pub shape: Vec<usize>,
+    /// Names of the columns of a table; empty for others.
+    pub columns: Vec<String>,
+    pub features: Features,
+    pub targets: Targets,
+    /// Name of each sample, if samples have names: files of pictures.
+    pub ids: Option<Vec<String>>,
+}
+
+impl Samples {
+    /// Returns the number of values of a sample's features.
+    pub fn width(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Returns the number of samples.
+    pub fn len(&self) -> usize {
+        match &self.features {
+            Features::Bytes(bytes) => bytes.len() / self.width().max(1),
+            Features::Floats(values) => values.len() / self.width().max(1),
+            Features::Lazy(lazy) => lazy.len(),
+        }
+    }
+
+    /// Returns true if there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes the features of a sample.
+    ///
+    /// # Errors
+    /// Returns `DataError` if a sample that is read from its file cannot be read any more.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Samples::len`], or `into` is not of [`Samples::width`].
+    pub fn read(&self, index: usize, into: &mut [f32]) -> Result<(), DataError> {
+        let width = self.width();
+        let range = index * width..(index + 1) * width;
+        match &self.features {
+            Features::Bytes(bytes) => {
+                let values = bytes[range].iter().map(|byte| f32::from(*byte) / 255.0);
+                into.iter_mut().zip(values).for_each(|(to, value)| *to = value);
+            }
+            Features::Floats(values) => into.copy_from_slice(&values[range]),
+            Features::Lazy(lazy) => return lazy.read(index, into),
+        }
+        Ok(())
+    }
+}
+
+/// What a reader found: samples to train on, and those that files of their own hold out.
+#[derive(Clone)]
+pub struct LoadedSamples {
+    pub train: Samples,
+    pub validation: Option<Samples>,
+    /// Files that were read, in the order of their names.
+    pub files: Vec<DataFile>,
+}
