@@ -1,4 +1,5 @@
-//! Errors of data sets: each message is one sentence that names the text and the place in it.
+//! Errors of data sets: each message is one sentence that names the file, or the text, and the
+//! place in it.
 
 use std::io;
 
@@ -12,7 +13,7 @@ pub enum DataError {
     Read { name: String, why: io::Error },
     #[error("{name}: is a directory; give the path of one text file as --data or data.path")]
     Directory { name: String },
-    #[error("{name}: is empty; give a file with text in it as --data or data.path")]
+    #[error("{name}: is empty; give a file with data in it as --data or data.path")]
     Empty { name: String },
     #[error(
         "{name}: is not UTF-8 at byte {offset} (line {line}); \
@@ -35,6 +36,6 @@ pub enum DataError {
     /// the whole file, and `why` says what is there and what was expected.
     #[error("{name}: {}{why}", if place.is_empty() { String::new() } else { format!("{place}: ") })]
     Invalid { name: String, place: String, why: String },
-    #[error("data.held_out = {held_out} is not a part of the text; use 0 or more, and less than 1")]
+    #[error("data.held_out = {held_out} is not a part of the data; use 0 or more, and less than 1")]
     HeldOut { held_out: f64 },
 }

@@ -1,6 +1,27 @@
 //! Readers of data sets on disk. Each returns samples or one sentence that names the file, the
 //! place in it and what was expected; none reads more into memory than the file justifies.
 
+mod cifar;
+mod csv;
+mod detect;
+mod expected;
+mod files;
+mod idx;
+#[cfg(test)]
+mod mutations;
+mod npy;
+mod pictures;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use self::expected::Expected;
+use self::files::{Base, FileSets};
+use super::{DataError, DataFile, LoadedSamples, Samples, Targets};
+
+pub use detect::detect;
+
 /// Format of samples on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleFormat {
@@ -26,7 +47,7 @@ pub enum TargetKind {
 /// Options of a reader.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
-    /// Columns of a table that are targets; only those of classes may have several.
+    /// Columns of a table that are targets, the last one if empty; only values may have several.
     pub target: Vec<String>,
     /// Kind of targets that could be either; `None`: as their type suggests.
     pub kind: Option<TargetKind>,
@@ -39,9 +60,140 @@ pub struct ReadOptions {
 /// What samples that are read for a trained model must be like.
 #[derive(Clone, Debug, Default)]
 pub struct KnownSamples {
+    /// Shape of a sample; empty if any will do.
     pub shape: Vec<usize>,
     /// Columns of a table, in the model's order.
     pub columns: Vec<String>,
     /// Names of the classes, in the model's order; empty for values.
     pub classes: Vec<String>,
+}
+
+/// What one set of samples is read for.
+struct Request<'a> {
+    options: &'a ReadOptions,
+    /// What the samples must be like, if others came before.
+    expected: Option<&'a Expected>,
+    /// Directory that the names of files are relative to.
+    base: &'a Base,
+    /// True if targets must be there.
+    targets: bool,
+}
+
+impl Request<'_> {
+    /// Returns the kind of targets, unless their type decides.
+    fn kind(&self) -> Option<TargetKind> {
+        self.options.kind.or(self.expected.map(|expected| expected.kind))
+    }
+}
+
+/// What a reader returns for one set.
+struct ReadSet {
+    samples: Samples,
+    files: Vec<DataFile>,
+    /// True if classes are numbers in the file, not names.
+    is_numbered: bool,
+}
+
+/// Reads samples to train on from `path`, and samples that are held out from `val_path`, or from
+/// those files beside the training samples that the format names for it. If only held-out samples
+/// are at `path`, they are the training samples. Of a directory `val_path` with two sets, the one
+/// that the directory itself holds out is read.
+///
+/// | format | held out beside the training samples |
+/// |---|---|
+/// | IDX | `val-`, `test-` or `t10k-images-idx3-ubyte` beside `train-images-idx3-ubyte` |
+/// | CIFAR-10 | `test_batch.bin` |
+/// | NumPy | `val_inputs.npy` and `val_targets.npy` |
+/// | pictures | `val/`, `valid/`, `validation/` or `test/` beside `train/` |
+///
+/// # Errors
+/// Returns a `DataError` that names the file and the place in it if something is missing, damaged
+/// or not as `options` and the format ask.
+pub fn load(
+    format: SampleFormat,
+    path: &Path,
+    val_path: Option<&Path>,
+    options: &ReadOptions,
+) -> Result<LoadedSamples, DataError> {
+    let found = find(format, path)?;
+    let base = Base::of(path);
+    let known = options.known.as_ref().map(Expected::of_model);
+    let request = Request { options, expected: known.as_ref(), base: &base, targets: true };
+    let train = read(format, &found.first, &request)?;
+
+    let held_out = match val_path {
+        Some(path) => Some((Base::above(path), find(format, path)?.for_evaluation())),
+        None => found.held_out.map(|files| (base, files)),
+    };
+    let mut files = train.files;
+    let mut validation = None;
+    if let Some((base, set)) = held_out {
+        let expected = Expected::of_training(&train.samples);
+        let request = Request { options, expected: Some(&expected), base: &base, targets: true };
+        let read = read(format, &set, &request)?;
+        files.extend(read.files);
+        validation = Some(read.samples);
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files.dedup();
+    Ok(LoadedSamples { train: train.samples, validation, files })
+}
+
+/// Reads samples for a trained model, with their targets if the files have them. Of two sets in a
+/// directory, the held-out one is read.
+///
+/// # Errors
+/// Like [`load`].
+pub fn load_for_prediction(
+    format: SampleFormat,
+    path: &Path,
+    options: &ReadOptions,
+) -> Result<Samples, DataError> {
+    let set = find(format, path)?.for_evaluation();
+    let known = options.known.as_ref().map(Expected::of_model);
+    let base = Base::of(path);
+    let request = Request { options, expected: known.as_ref(), base: &base, targets: false };
+    Ok(read(format, &set, &request)?.samples)
+}
+
+/// Files of one set of samples.
+#[derive(Clone, Debug, PartialEq)]
+struct FileSet {
+    /// Files with the features, or the directory of pictures.
+    inputs: Vec<PathBuf>,
+    /// File with the targets, or with the names of classes.
+    targets: Option<PathBuf>,
+}
+
+/// Finds the sets of a path.
+fn find(format: SampleFormat, path: &Path) -> Result<FileSets, DataError> {
+    if let Err(why) = path.metadata() {
+        return Err(DataError::Read { name: path.display().to_string(), why });
+    }
+    match format {
+        SampleFormat::Idx => idx::find(path),
+        SampleFormat::Cifar10 => cifar::find(path),
+        SampleFormat::Csv => csv::find(path),
+        SampleFormat::Npy => npy::find(path),
+        SampleFormat::Pictures => pictures::find(path),
+    }
+}
+
+/// Reads one set and compares it with what is expected.
+fn read(format: SampleFormat, set: &FileSet, request: &Request) -> Result<ReadSet, DataError> {
+    let mut read = match format {
+        SampleFormat::Idx => idx::read(set, request),
+        SampleFormat::Cifar10 => cifar::read(set, request),
+        SampleFormat::Csv => csv::read(set, request),
+        SampleFormat::Npy => npy::read(set, request),
+        SampleFormat::Pictures => pictures::read(set, request),
+    }?;
+    if request.targets && read.samples.targets == Targets::Absent {
+        let name = read.samples.name;
+        return Err(files::invalid(&name, "", "has no targets to train on"));
+    }
+    if let Some(expected) = request.expected {
+        expected.conform(&mut read.samples, read.is_numbered)?;
+    }
+    Ok(read)
 }

@@ -1,0 +1,394 @@
+//! Tables of comma-separated values (RFC 4180) with a header line; `;` and tabs separate too.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use ::csv::{ByteRecord, ReaderBuilder};
+
+use super::files::{self, FileSets, invalid, listed};
+use super::{DataError, Expected, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
+use crate::data::Features;
+
+/// Takes the file.
+pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {
+    if path.is_dir() {
+        let why = "is a directory; give the path of one table";
+        return Err(invalid(&path.display().to_string(), "", why));
+    }
+    Ok(FileSets::only(FileSet { inputs: vec![path.into()], targets: None }))
+}
+
+/// Reads a table.
+pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataError> {
+    let path = &set.inputs[0];
+    let (bytes, file) = files::read(path, request.base)?;
+    let wanted = TableTargets {
+        names: &request.options.target,
+        kind: request.kind(),
+        are_required: request.targets,
+    };
+    let samples = parse(&path.display().to_string(), &bytes, &wanted, request.expected)?;
+    Ok(ReadSet { samples, files: vec![file], is_numbered: false })
+}
+
+/// Targets that are asked of a table.
+pub(super) struct TableTargets<'a> {
+    /// Columns; the last one if empty.
+    pub names: &'a [String],
+    /// Kind; classes if `None` and a value is no number.
+    pub kind: Option<TargetKind>,
+    pub are_required: bool,
+}
+
+/// Reads a table. All columns that are no targets are features, or those that are expected.
+///
+/// # Errors
+/// Returns `DataError` with line and column if a column is missing, if rows are not as long as the
+/// header, or if a feature is no finite number.
+pub(super) fn parse(
+    name: &str,
+    bytes: &[u8],
+    wanted: &TableTargets,
+    expected: Option<&Expected>,
+) -> Result<Samples, DataError> {
+    let table = Table::new(name, bytes)?;
+    let targets = table.target_columns(wanted, expected)?;
+    let features = table.feature_columns(&targets, expected)?;
+    let mut values = Vec::new();
+    let mut labels = Labels::new(&table, &targets, wanted, expected)?;
+    table.rows(|record| {
+        for column in &features {
+            values.push(table.number(
+                record,
+                *column,
+                "encode text as numbers, or drop the column",
+            )?);
+        }
+        labels.add(record)
+    })?;
+    if values.is_empty() {
+        return Err(invalid(name, "", "has no rows below its header line"));
+    }
+    let columns: Vec<String> = features.iter().map(|at| table.header[*at].clone()).collect();
+    Ok(Samples {
+        name: name.into(),
+        shape: vec![columns.len()],
+        columns,
+        features: Features::Floats(values),
+        targets: labels.finish(),
+        ids: None,
+    })
+}
+
+/// Table in memory.
+struct Table<'a> {
+    name: &'a str,
+    /// Content without the byte order mark.
+    bytes: &'a [u8],
+    delimiter: u8,
+    header: Vec<String>,
+}
+
+impl<'a> Table<'a> {
+    fn new(name: &'a str, bytes: &'a [u8]) -> Result<Self, DataError> {
+        let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+        let mut table = Self { name, bytes, delimiter: delimiter(bytes), header: Vec::new() };
+        let mut record = ByteRecord::new();
+        if !table.reader().read_byte_record(&mut record).map_err(|why| table.broken(&why))? {
+            return Err(invalid(name, "line 1", "is empty; expected the names of the columns"));
+        }
+        for (at, field) in record.iter().enumerate() {
+            let field = std::str::from_utf8(field).map_err(|_| {
+                invalid(name, "line 1", format!("the name of column {} is not UTF-8", at + 1))
+            })?;
+            table.header.push(field.trim().into());
+        }
+        table.check_header()?;
+        Ok(table)
+    }
+
+    /// Checks that columns have names of their own.
+    fn check_header(&self) -> Result<(), DataError> {
+        let refuse = |why: String| Err(invalid(self.name, "line 1", why));
+        let mut columns = HashMap::new();
+        for (at, name) in self.header.iter().enumerate() {
+            if name.is_empty() {
+                let column = at + 1;
+                return refuse(format!("column {column} has no name; give it one, or drop it"));
+            }
+            if let Some(first) = columns.insert(name, at) {
+                let (a, b) = (first + 1, at + 1);
+                return refuse(format!("columns {a} and {b} have the same name {name:?}"));
+            }
+        }
+        // Tables whose columns are numbered from 0 are common.
+        let is_numbered = self.header.iter().enumerate().all(|(at, name)| *name == at.to_string());
+        if !is_numbered && self.header.iter().all(|name| name.parse::<f64>().is_ok()) {
+            let names = listed(&self.header);
+            return refuse(format!("expected the names of the columns, found numbers: {names}"));
+        }
+        Ok(())
+    }
+
+    /// Returns a reader of the records, the first of which is the header.
+    fn reader(&self) -> ::csv::Reader<&'a [u8]> {
+        let mut builder = ReaderBuilder::new();
+        // Lengths of rows are compared here, for the message.
+        builder.has_headers(false).flexible(true).delimiter(self.delimiter);
+        builder.from_reader(self.bytes)
+    }
+
+    /// Calls a function with every record below the header.
+    fn rows(
+        &self,
+        mut each: impl FnMut(&ByteRecord) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let mut reader = self.reader();
+        let mut record = ByteRecord::new();
+        let mut is_header = true;
+        while reader.read_byte_record(&mut record).map_err(|why| self.broken(&why))? {
+            if std::mem::take(&mut is_header) {
+                continue;
+            }
+            if record.len() != self.header.len() {
+                let (found, expected) = (record.len(), self.header.len());
+                let why = format!("has {found} columns, and the header line has {expected}");
+                return Err(invalid(self.name, format!("line {}", self.line(&record)), why));
+            }
+            each(&record)?;
+        }
+        Ok(())
+    }
+
+    fn broken(&self, why: &::csv::Error) -> DataError {
+        invalid(self.name, "", format!("cannot be read as a table ({why})"))
+    }
+
+    /// Returns the line, from 1, that a record begins on.
+    fn line(&self, record: &ByteRecord) -> usize {
+        let at = record.position().map_or(0, |position| position.byte() as usize);
+        // The position of a record is that of the line end and the empty lines before it.
+        let breaks = self.bytes[at..].iter().take_while(|byte| b"\r\n".contains(byte)).count();
+        1 + self.bytes[..at + breaks].iter().filter(|byte| **byte == b'\n').count()
+    }
+
+    /// Returns the error of a cell.
+    fn wrong(&self, record: &ByteRecord, column: usize, why: impl Into<String>) -> DataError {
+        let place = format!("line {}, column {:?}", self.line(record), self.header[column]);
+        invalid(self.name, place, why)
+    }
+
+    /// Returns the number in a cell; `otherwise` is what to do with a text.
+    fn number(
+        &self,
+        record: &ByteRecord,
+        column: usize,
+        otherwise: &str,
+    ) -> Result<f32, DataError> {
+        let cell = record[column].trim_ascii();
+        let text = String::from_utf8_lossy(cell);
+        let why = match text.parse::<f32>() {
+            Ok(value) if value.is_finite() => return Ok(value),
+            Ok(_) => format!("{} is not a finite 32-bit number", shown(&text)),
+            Err(_) if cell.is_empty() => "is empty; fill in missing values, or drop the row".into(),
+            Err(_) => format!("{:?} is not a number; {otherwise}", shown(&text)),
+        };
+        Err(self.wrong(record, column, why))
+    }
+
+    /// Returns the index of a column.
+    fn column(&self, name: &str, whose: &str) -> Result<usize, DataError> {
+        self.header.iter().position(|other| other == name).ok_or_else(|| {
+            let names = listed(&self.header);
+            let why = format!("has no column {name:?}, {whose}; its columns are {names}");
+            invalid(self.name, "line 1", why)
+        })
+    }
+
+    /// Returns the target columns; none if there are none and none is required.
+    fn target_columns(
+        &self,
+        wanted: &TableTargets,
+        expected: Option<&Expected>,
+    ) -> Result<Vec<usize>, DataError> {
+        if !wanted.names.is_empty() {
+            let is_absent = |name| !self.header.contains(name);
+            if !wanted.are_required && wanted.names.iter().all(is_absent) {
+                return Ok(Vec::new());
+            }
+            let column = |name: &String| self.column(name, "which is a target");
+            return wanted.names.iter().map(column).collect();
+        }
+        let is_feature =
+            |name: &String| expected.is_some_and(|expected| expected.columns.contains(name));
+        let last = self.header.len() - 1;
+        if !is_feature(&self.header[last]) {
+            return Ok(vec![last]);
+        }
+        // The last column is a feature, so the only other one is the target.
+        let others = (0..last).filter(|at| !is_feature(&self.header[*at]));
+        match others.collect::<Vec<usize>>()[..] {
+            [target] => Ok(vec![target]),
+            _ if !wanted.are_required => Ok(Vec::new()),
+            _ => {
+                let why = "its last column is a feature; name the column of the targets";
+                Err(invalid(self.name, "line 1", why))
+            }
+        }
+    }
+
+    /// Returns the columns of features: the expected ones, or all that are no targets.
+    fn feature_columns(
+        &self,
+        targets: &[usize],
+        expected: Option<&Expected>,
+    ) -> Result<Vec<usize>, DataError> {
+        if let Some(Expected { whose, columns, .. }) = expected.filter(|e| !e.columns.is_empty()) {
+            let whose =
+                format!("which {whose} {}", if *whose == "the model" { "needs" } else { "have" });
+            return columns.iter().map(|name| self.column(name, &whose)).collect();
+        }
+        let features: Vec<usize> =
+            (0..self.header.len()).filter(|at| !targets.contains(at)).collect();
+        if features.is_empty() {
+            let why = format!("has no column besides the target: {}", listed(&self.header));
+            return Err(invalid(self.name, "line 1", why));
+        }
+        Ok(features)
+    }
+}
+
+/// Targets that are collected row by row.
+struct Labels<'a> {
+    table: &'a Table<'a>,
+    columns: &'a [usize],
+    /// Classes by their text, if the targets are classes.
+    classes: Option<HashMap<String, u32>>,
+    /// Names that the classes must have, and whose they are.
+    known: Option<(&'a [String], &'static str)>,
+    ids: Vec<u32>,
+    values: Vec<f32>,
+}
+
+impl<'a> Labels<'a> {
+    fn new(
+        table: &'a Table<'a>,
+        columns: &'a [usize],
+        wanted: &TableTargets,
+        expected: Option<&'a Expected>,
+    ) -> Result<Self, DataError> {
+        let kind = match (wanted.kind, columns) {
+            (Some(kind), _) => kind,
+            (None, [column]) if table.has_text(*column)? => TargetKind::Classes,
+            (None, _) => TargetKind::Values,
+        };
+        if kind == TargetKind::Classes && columns.len() > 1 {
+            let why = format!("classes have one target column, and {} are given", columns.len());
+            return Err(invalid(table.name, "line 1", why));
+        }
+        let known = expected
+            .filter(|expected| expected.kind == TargetKind::Classes)
+            .map(|expected| (&expected.names[..], expected.whose));
+        let names = known.into_iter().flat_map(|(names, _)| names.iter().cloned());
+        let classes = (kind == TargetKind::Classes).then(|| names.zip(0..).collect());
+        Ok(Self { table, columns, classes, known, ids: Vec::new(), values: Vec::new() })
+    }
+
+    /// Takes the targets of a record.
+    fn add(&mut self, record: &ByteRecord) -> Result<(), DataError> {
+        let table = self.table;
+        for column in self.columns {
+            let Some(classes) = &mut self.classes else {
+                let otherwise = "set the kind of the targets to classes if they are names";
+                self.values.push(table.number(record, *column, otherwise)?);
+                continue;
+            };
+            let cell = record[*column].trim_ascii();
+            let text = std::str::from_utf8(cell)
+                .map_err(|_| table.wrong(record, *column, "the name of the class is not UTF-8"))?;
+            if text.is_empty() {
+                let why = "is empty; expected the name of a class";
+                return Err(table.wrong(record, *column, why));
+            }
+            let next = classes.len() as u32;
+            let id = match (classes.get(text), self.known) {
+                (Some(id), _) => *id,
+                (None, None) => *classes.entry(text.into()).or_insert(next),
+                (None, Some((names, whose))) => {
+                    let (text, names) = (shown(text), listed(names));
+                    let why = format!("the class {text:?} is none of those of {whose}: {names}");
+                    return Err(table.wrong(record, *column, why));
+                }
+            };
+            self.ids.push(id);
+        }
+        Ok(())
+    }
+
+    /// Returns the targets; classes in the order of their names, or as they are known.
+    fn finish(self) -> Targets {
+        if self.columns.is_empty() {
+            return Targets::Absent;
+        }
+        let Some(classes) = self.classes else {
+            let names = self.columns.iter().map(|at| self.table.header[*at].clone()).collect();
+            return Targets::Values { values: self.values, names };
+        };
+        if let Some((names, _)) = self.known {
+            return Targets::Classes { ids: self.ids, names: names.to_vec() };
+        }
+        let mut order: Vec<(String, u32)> = classes.into_iter().collect();
+        let whole = |name: &str| name.parse::<i64>().ok();
+        match order.iter().all(|(name, _)| whole(name).is_some()) {
+            true => order.sort_by(|(a, _), (b, _)| (whole(a), a).cmp(&(whole(b), b))),
+            false => order.sort(),
+        }
+        let mut ranks = vec![0; order.len()];
+        for ((_, id), rank) in order.iter().zip(0..) {
+            ranks[*id as usize] = rank;
+        }
+        let ids = self.ids.iter().map(|id| ranks[*id as usize]).collect();
+        Targets::Classes { ids, names: order.into_iter().map(|(name, _)| name).collect() }
+    }
+}
+
+impl Table<'_> {
+    /// Returns true if a column has a value that is no number.
+    fn has_text(&self, column: usize) -> Result<bool, DataError> {
+        let mut found = false;
+        self.rows(|record| {
+            let cell = String::from_utf8_lossy(record[column].trim_ascii());
+            found |= !cell.is_empty() && cell.parse::<f64>().is_err();
+            Ok(())
+        })?;
+        Ok(found)
+    }
+}
+
+/// Returns the delimiter that the first line has most of; a comma if it has none.
+fn delimiter(bytes: &[u8]) -> u8 {
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut counts = [(0, b','), (0, b';'), (0, b'\t')];
+    let mut is_quoted = false;
+    for byte in line {
+        is_quoted ^= *byte == b'"';
+        for (count, delimiter) in &mut counts {
+            *count += usize::from(byte == delimiter && !is_quoted);
+        }
+    }
+    let [comma, semicolon, tab] = counts;
+    [semicolon, tab]
+        .into_iter()
+        .fold(comma, |best, next| if next.0 > best.0 { next } else { best })
+        .1
+}
+
+/// Returns the beginning of a cell, for a message.
+fn shown(cell: &str) -> String {
+    const MOST: usize = 40;
+    let mut text: String = cell.chars().take(MOST).collect();
+    if text.len() < cell.len() {
+        text.push_str("..");
+    }
+    text
+}

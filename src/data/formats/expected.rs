@@ -1,0 +1,114 @@
+//! What samples must be like so that a model can take them: the shape, and the classes by name.
+
+use std::collections::HashMap;
+
+use super::files::{invalid, listed};
+use super::{DataError, KnownSamples, Samples, TargetKind, Targets};
+
+/// What samples must be like.
+#[derive(Debug)]
+pub(super) struct Expected {
+    /// Who expects it, for messages.
+    pub whose: &'static str,
+    /// Empty if any will do.
+    pub shape: Vec<usize>,
+    /// Columns of features, in their order; empty if any will do.
+    pub columns: Vec<String>,
+    pub kind: TargetKind,
+    /// Names of the classes, or of the values; empty for values of any name.
+    pub names: Vec<String>,
+}
+
+impl Expected {
+    /// Returns what a trained model expects.
+    pub fn of_model(known: &KnownSamples) -> Self {
+        let is_values = known.classes.is_empty();
+        Self {
+            whose: "the model",
+            shape: known.shape.clone(),
+            columns: known.columns.clone(),
+            kind: if is_values { TargetKind::Values } else { TargetKind::Classes },
+            names: known.classes.clone(),
+        }
+    }
+
+    /// Returns what held-out samples must be like beside training samples.
+    pub fn of_training(train: &Samples) -> Self {
+        let (kind, names) = match &train.targets {
+            Targets::Classes { names, .. } => (TargetKind::Classes, names.clone()),
+            Targets::Values { names, .. } => (TargetKind::Values, names.clone()),
+            Targets::Absent => (TargetKind::Values, Vec::new()),
+        };
+        let (shape, columns) = (train.shape.clone(), train.columns.clone());
+        Self { whose: "the training samples", shape, columns, kind, names }
+    }
+
+    /// Checks samples, and gives their classes the indices and names that are expected. Numbered
+    /// classes keep their numbers.
+    ///
+    /// # Errors
+    /// Returns `DataError` if the shape, the kind of the targets or a class is another one.
+    pub fn conform(&self, samples: &mut Samples, is_numbered: bool) -> Result<(), DataError> {
+        let Self { whose, shape, kind, names, .. } = self;
+        let name = &samples.name;
+        if !shape.is_empty() && samples.shape != *shape {
+            let [found, expected] = [&samples.shape, shape].map(|shape| text_of(shape));
+            let why = format!("its samples are {found}, and those of {whose} are {expected}");
+            return Err(invalid(name, "", why));
+        }
+        match (&mut samples.targets, kind) {
+            (Targets::Absent, _) => Ok(()),
+            (Targets::Classes { ids, names: found }, TargetKind::Classes) => {
+                self.rename(name, ids, found, is_numbered)
+            }
+            (Targets::Values { names: found, .. }, TargetKind::Values) => {
+                if names.is_empty() || found.len() == names.len() {
+                    return Ok(());
+                }
+                let (found, expected) = (found.len(), names.len());
+                let why = format!("has {found} values per sample, and {whose} {expected}");
+                Err(invalid(name, "", why))
+            }
+            (Targets::Classes { .. }, TargetKind::Values) => {
+                let why = format!("its targets are classes, and those of {whose} are values");
+                Err(invalid(name, "", why))
+            }
+            (Targets::Values { .. }, TargetKind::Classes) => {
+                let why = format!("its targets are values, and those of {whose} are classes");
+                Err(invalid(name, "", why))
+            }
+        }
+    }
+
+    /// Gives classes the expected indices and names.
+    fn rename(
+        &self,
+        name: &str,
+        ids: &mut [u32],
+        found: &mut Vec<String>,
+        is_numbered: bool,
+    ) -> Result<(), DataError> {
+        let known = |index: usize| (index < self.names.len()).then_some(index as u32);
+        let by_name: HashMap<&String, u32> = self.names.iter().zip(0..).collect();
+        let new: Vec<Option<u32>> = match is_numbered {
+            true => (0..found.len()).map(known).collect(),
+            false => found.iter().map(|name| by_name.get(name).copied()).collect(),
+        };
+        for (index, id) in ids.iter_mut().enumerate() {
+            *id = new[*id as usize].ok_or_else(|| {
+                let (class, whose) = (&found[*id as usize], self.whose);
+                let names = listed(&self.names);
+                let why = format!("its class {class:?} is none of those of {whose}: {names}");
+                invalid(name, format!("sample at index {index}"), why)
+            })?;
+        }
+        found.clone_from(&self.names);
+        Ok(())
+    }
+}
+
+/// Returns a shape as a text, `3x32x32`.
+pub(super) fn text_of(shape: &[usize]) -> String {
+    let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    sizes.join("x")
+}

@@ -1,0 +1,123 @@
+//! Files of data sets: found, read whole, and hashed.
+
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use super::{DataError, DataFile, FileSet};
+
+/// Sets of samples that a path has.
+#[derive(Debug, PartialEq)]
+pub(super) struct FileSets {
+    /// The set to train on, or the only one.
+    pub first: FileSet,
+    pub held_out: Option<FileSet>,
+}
+
+impl FileSets {
+    /// Creates a set without another one.
+    pub fn only(first: FileSet) -> Self {
+        Self { first, held_out: None }
+    }
+
+    /// Creates the sets of what was found; `None` if nothing was.
+    pub fn new(train: Option<FileSet>, held_out: Option<FileSet>) -> Option<Self> {
+        match (train, held_out) {
+            (Some(first), held_out) => Some(Self { first, held_out }),
+            (None, Some(first)) => Some(Self::only(first)),
+            (None, None) => None,
+        }
+    }
+
+    /// Returns the set that a model is evaluated on: the held-out one, or the only one.
+    pub fn for_evaluation(self) -> FileSet {
+        self.held_out.unwrap_or(self.first)
+    }
+}
+
+/// Directory that the names of files are relative to.
+pub(super) struct Base(PathBuf);
+
+impl Base {
+    /// Returns the base of a path to data: itself, or the directory of a file.
+    pub fn of(path: &Path) -> Self {
+        if path.is_dir() { Self(path.into()) } else { Self::above(path) }
+    }
+
+    /// Returns the directory that holds a path, so that names begin with that of the path.
+    pub fn above(path: &Path) -> Self {
+        Self(path.parent().unwrap_or(Path::new("")).into())
+    }
+
+    /// Returns the name of a file below this directory, with `/` on every system.
+    pub fn name(&self, path: &Path) -> String {
+        let below = path.strip_prefix(&self.0).unwrap_or(path);
+        let parts = below.components().filter(|part| *part != Component::CurDir);
+        let parts = parts.map(|part| part.as_os_str().to_string_lossy());
+        parts.collect::<Vec<_>>().join("/")
+    }
+}
+
+/// Returns the error of a file's content; `place` is empty for the whole file.
+pub(super) fn invalid(name: &str, place: impl Into<String>, why: impl Into<String>) -> DataError {
+    DataError::Invalid { name: name.into(), place: place.into(), why: why.into() }
+}
+
+/// Returns up to ten names, for a message.
+pub(super) fn listed(names: &[String]) -> String {
+    const MOST: usize = 10;
+    let rest = match names.len() {
+        0..=MOST => String::new(),
+        count => format!(", .. ({count} in all)"),
+    };
+    format!("{}{rest}", names[..names.len().min(MOST)].join(", "))
+}
+
+/// Reads a file whole.
+///
+/// # Errors
+/// Returns `DataError` if it cannot be read, is no regular file (which might never end), or is
+/// empty.
+pub(super) fn read(path: &Path, base: &Base) -> Result<(Vec<u8>, DataFile), DataError> {
+    let name = path.display().to_string();
+    let read = || {
+        if !path.metadata()?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        fs::read(path)
+    };
+    let bytes = read().map_err(|why| DataError::Read { name: name.clone(), why })?;
+    if bytes.is_empty() {
+        return Err(DataError::Empty { name });
+    }
+    let blake3 = blake3::hash(&bytes).to_hex().to_string();
+    let file = DataFile { name: base.name(path), bytes: bytes.len() as u64, blake3 };
+    Ok((bytes, file))
+}
+
+/// Returns the entries of a directory by their names; those that begin with a dot are hidden.
+///
+/// # Errors
+/// Returns `DataError` if the directory cannot be listed.
+pub(super) fn entries(directory: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let list = || -> io::Result<Vec<PathBuf>> {
+        let entries = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+        entries.collect()
+    };
+    let name = || directory.display().to_string();
+    let mut paths = list().map_err(|why| DataError::Read { name: name(), why })?;
+    paths.retain(|path| !file_name(path).starts_with('.'));
+    paths.sort();
+    Ok(paths)
+}
+
+/// Returns the last component of a path.
+pub(super) fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Returns true if the name of a file ends with one of some endings, in small or capital letters.
+pub(super) fn has_ending(path: &Path, endings: &[&str]) -> bool {
+    let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    endings.contains(&ending.as_str())
+}

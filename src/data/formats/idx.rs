@@ -1,0 +1,272 @@
+//! IDX files, the format of MNIST: a head of two zero bytes, the type of the values, the number of
+//! dimensions, and each dimension as a big-endian `u32`; then the values, the last dimension
+//! fastest. LeCun, Cortes, Burges, "The MNIST database of handwritten digits",
+//! <http://yann.lecun.com/exdb/mnist/>. Also gzipped (RFC 1952), told by the first bytes.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use flate2::read::MultiGzDecoder;
+
+use super::expected::text_of;
+use super::files::{self, FileSets, entries, file_name, invalid};
+use super::{DataError, FileSet, ReadSet, Request, Samples, Targets};
+use crate::data::Features;
+
+/// First bytes of a file of unsigned bytes.
+pub(super) const MAGIC: &[u8] = &[0, 0, 8];
+/// First bytes of a gzipped file.
+pub(super) const GZIP: &[u8] = &[0x1f, 0x8b];
+
+/// Prefixes of held-out samples; if there are several, the first one is taken.
+const HELD_OUT: [&str; 4] = ["val", "validation", "test", "t10k"];
+
+/// Bytes that one byte of gzip can stand for at most: 258 in two bits.
+const GZIP_FACTOR_MAX: usize = 1032;
+
+/// What the name of an IDX file says, as in `PREFIX-images-idx3-ubyte.gz`.
+#[derive(Debug, PartialEq)]
+pub(super) struct IdxRole {
+    pub is_images: bool,
+    prefix: String,
+}
+
+impl IdxRole {
+    /// Returns the prefix without the word that names the set (`emnist-` of `emnist-train`), and
+    /// that word.
+    fn set(&self) -> (&str, &str) {
+        let words = ["train"].into_iter().chain(HELD_OUT);
+        let cut = |word| self.prefix.strip_suffix(word).map(|base| (base, word));
+        words.into_iter().find_map(cut).unwrap_or((&self.prefix, ""))
+    }
+}
+
+/// Returns what the name of an IDX file says; `None` if it is not named like one.
+pub(super) fn role_of(name: &str) -> Option<IdxRole> {
+    let name = name.strip_suffix(".gz").unwrap_or(name);
+    for (word, is_images) in [("images", true), ("labels", false)] {
+        for separator in ["-", "."] {
+            let Some((prefix, rest)) = name.split_once(&format!("{word}{separator}idx")) else {
+                continue;
+            };
+            let endings: &[&str] = if is_images { &["3-ubyte", "4-ubyte"] } else { &["1-ubyte"] };
+            if endings.contains(&rest) {
+                let prefix = prefix.trim_end_matches(['-', '_', '.']).into();
+                return Some(IdxRole { is_images, prefix });
+            }
+        }
+    }
+    None
+}
+
+/// Finds images and labels in a directory, or those that belong to a file.
+pub(super) fn find(path: &Path) -> Result<FileSets, DataError> {
+    let file = (!path.is_dir()).then(|| role_of(&file_name(path)));
+    let (directory, wanted) = match &file {
+        None => (path, None),
+        Some(Some(role)) if role.is_images => {
+            (path.parent().filter(|p| *p != Path::new("")).unwrap_or(Path::new(".")), Some(role))
+        }
+        // Labels by mistake are refused by what they hold.
+        Some(_) => return Ok(FileSets::only(FileSet { inputs: vec![path.into()], targets: None })),
+    };
+    let files = entries(directory)?;
+    let roles: Vec<(IdxRole, &PathBuf)> =
+        files.iter().filter_map(|path| Some((role_of(&file_name(path))?, path))).collect();
+    let set_of = |images: &PathBuf, prefix: &str| {
+        let labels = roles.iter().find(|(role, _)| !role.is_images && role.prefix == prefix);
+        let targets = labels.map(|(_, path)| (*path).clone());
+        FileSet { inputs: vec![images.clone()], targets }
+    };
+    let mut images: Vec<(&IdxRole, &PathBuf)> =
+        roles.iter().filter(|(role, _)| role.is_images).map(|(role, path)| (role, *path)).collect();
+    // Unpacked files come before gzipped ones of the same name.
+    images.dedup_by(|(b, _), (a, _)| a.prefix == b.prefix);
+
+    if let Some(role) = wanted {
+        let (base, word) = role.set();
+        images.retain(|(other, _)| other.set().0 == base && word == "train");
+        let first = set_of(&path.to_path_buf(), &role.prefix);
+        return Ok(FileSets {
+            first,
+            held_out: held_out(&images).map(|(r, p)| set_of(p, &r.prefix)),
+        });
+    }
+    let trains: Vec<_> =
+        images.iter().filter(|(role, _)| !HELD_OUT.contains(&role.set().1)).collect();
+    let bases = images.iter().filter(|(role, _)| role.set().0 != images[0].0.set().0);
+    if trains.len() > 1 || bases.count() > 0 {
+        let names: Vec<String> = images.iter().map(|(_, path)| file_name(path)).collect();
+        let why = format!("has several sets of images ({}); give one file", names.join(", "));
+        return Err(invalid(&path.display().to_string(), "", why));
+    }
+    let train = trains.first().map(|(role, path)| set_of(path, &role.prefix));
+    let held_out = held_out(&images).map(|(role, path)| set_of(path, &role.prefix));
+    FileSets::new(train, held_out).ok_or_else(|| {
+        let why = "has no images named like train-images-idx3-ubyte or train-images-idx3-ubyte.gz";
+        invalid(&path.display().to_string(), "", why)
+    })
+}
+
+/// Returns the images that are held out.
+fn held_out<'a>(images: &[(&'a IdxRole, &'a PathBuf)]) -> Option<(&'a IdxRole, &'a PathBuf)> {
+    let of = |word: &str| images.iter().find(|(role, _)| role.set().1 == word).copied();
+    HELD_OUT.iter().find_map(|word| of(word))
+}
+
+/// Reads images and their labels.
+pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataError> {
+    let path = &set.inputs[0];
+    let name = path.display().to_string();
+    let (bytes, file) = files::read(path, request.base)?;
+    let images = parse(&name, bytes)?;
+    let mut files = vec![file];
+    let mut labels = None;
+    if let Some(path) = &set.targets {
+        let name = path.display().to_string();
+        let (bytes, file) = files::read(path, request.base)?;
+        files.push(file);
+        labels = Some((parse(&name, bytes)?, name));
+    } else if request.targets && images.dims.len() > 1 {
+        let expected = file_name(path).trim_end_matches(".gz").replace("images", "labels");
+        let expected = expected.replace("idx3", "idx1").replace("idx4", "idx1");
+        let why = format!("has no labels beside it; expected {expected}, gzipped or not");
+        return Err(invalid(&name, "", why));
+    }
+    let samples = join(name, images, labels)?;
+    Ok(ReadSet { samples, files, is_numbered: true })
+}
+
+/// Content of an IDX file.
+#[derive(Debug)]
+pub(super) struct IdxArray {
+    pub dims: Vec<usize>,
+    pub values: Vec<u8>,
+}
+
+/// Makes samples of images and labels.
+pub(super) fn join(
+    name: String,
+    images: IdxArray,
+    labels: Option<(IdxArray, String)>,
+) -> Result<Samples, DataError> {
+    let shape = match images.dims[..] {
+        [_, height, width] => vec![1, height, width],
+        [_, channels, height, width] => vec![channels, height, width],
+        _ => {
+            let why = "holds labels (1 dimension); give the images, with 3 or 4 dimensions";
+            return Err(invalid(&name, "byte 3", why));
+        }
+    };
+    let targets = match labels {
+        None => Targets::Absent,
+        Some((labels, labels_name)) => {
+            let [count] = labels.dims[..] else {
+                let dims = labels.dims.len();
+                let why = format!("has {dims} dimensions; expected 1, a label of each image");
+                return Err(invalid(&labels_name, "byte 3", why));
+            };
+            if count != images.dims[0] {
+                let why = format!("has {count} labels for the {} images of {name}", images.dims[0]);
+                return Err(invalid(&labels_name, "byte 4", why));
+            }
+            let ids: Vec<u32> = labels.values.into_iter().map(u32::from).collect();
+            let classes = ids.iter().max().map_or(0, |highest| highest + 1);
+            Targets::Classes { ids, names: (0..classes).map(|class| class.to_string()).collect() }
+        }
+    };
+    let features = Features::Bytes(images.values);
+    Ok(Samples { name, shape, columns: Vec::new(), features, targets, ids: None })
+}
+
+/// Reads an IDX file of unsigned bytes, gzipped or not.
+///
+/// # Errors
+/// Returns `DataError` if it is not an IDX file of 1, 3 or 4 dimensions, or not as long as its
+/// dimensions say.
+pub(super) fn parse(name: &str, bytes: Vec<u8>) -> Result<IdxArray, DataError> {
+    let mut bytes = if bytes.starts_with(GZIP) { unpack(name, &bytes)? } else { bytes };
+    let Head { dims, start, end } = Head::parse(name, &bytes)?;
+    if bytes.len() != end {
+        let found = match bytes.len() < end {
+            true => format!("only {} are there", bytes.len()),
+            false => "more are there".into(),
+        };
+        let why = format!("should be {end} bytes long for {}, and {found}", text_of(&dims));
+        return Err(invalid(name, "", why));
+    }
+    bytes.drain(..start);
+    Ok(IdxArray { dims, values: bytes })
+}
+
+/// Unpacks a gzipped IDX file, up to the byte behind what its head declares.
+fn unpack(name: &str, packed: &[u8]) -> Result<Vec<u8>, DataError> {
+    let mut decoder = MultiGzDecoder::new(packed);
+    let mut bytes = Vec::new();
+    let mut read = |length: usize, bytes: &mut Vec<u8>| {
+        let result = decoder.by_ref().take(length as u64).read_to_end(bytes);
+        result.map_err(|why| {
+            let at = format!("byte {} unpacked", bytes.len());
+            invalid(name, at, format!("its gzip data is damaged or cut off ({why})"))
+        })
+    };
+    read(4, &mut bytes)?;
+    let dims = bytes.get(3).map_or(0, |dims| 4 * usize::from((*dims).min(4)));
+    read(dims, &mut bytes)?;
+    let Head { dims, start, end } = Head::parse(name, &bytes)?;
+    if end > packed.len().saturating_mul(GZIP_FACTOR_MAX) {
+        let (dims, packed) = (text_of(&dims), packed.len());
+        let why = format!("declares {dims} values, more than {packed} bytes of gzip can hold");
+        return Err(invalid(name, "byte 4 unpacked", why));
+    }
+    // Reading one byte more finds trailing bytes, and otherwise the checksum at the end.
+    read((end - start).saturating_add(1), &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Head of an IDX file.
+struct Head {
+    dims: Vec<usize>,
+    /// Offset of the values.
+    start: usize,
+    /// Length of the file.
+    end: usize,
+}
+
+impl Head {
+    fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
+        let cut = |what: &str| {
+            let why = format!("ends within {what}, after {} bytes", bytes.len());
+            invalid(name, "", why)
+        };
+        let magic = bytes.first_chunk::<4>().ok_or_else(|| cut("the first 4 bytes of IDX"))?;
+        let [zero, zero_too, kind, rank] = *magic;
+        if [zero, zero_too] != [0, 0] {
+            let why = format!("begins with {zero:02x} {zero_too:02x}; an IDX file with 00 00");
+            return Err(invalid(name, "byte 0", why));
+        }
+        if kind != MAGIC[2] {
+            let why = format!("the type is 0x{kind:02x}; only unsigned bytes, 0x08, are read");
+            return Err(invalid(name, "byte 2", why));
+        }
+        if ![1, 3, 4].contains(&rank) {
+            let why = format!("has {rank} dimensions; expected 3 or 4 for images, 1 for labels");
+            return Err(invalid(name, "byte 3", why));
+        }
+        let start = 4 + 4 * usize::from(rank);
+        let sizes = bytes.get(4..start).ok_or_else(|| cut("its dimensions"))?;
+        let (sizes, _) = sizes.as_chunks::<4>();
+        let dims: Vec<usize> =
+            sizes.iter().map(|size| u32::from_be_bytes(*size) as usize).collect();
+        if dims.contains(&0) {
+            let why = format!("is empty: its dimensions are {}", text_of(&dims));
+            return Err(invalid(name, "byte 4", why));
+        }
+        let count = dims.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
+        let end = count.and_then(|count| count.checked_add(start)).ok_or_else(|| {
+            let why = format!("its dimensions {} are too large", text_of(&dims));
+            invalid(name, "byte 4", why)
+        })?;
+        Ok(Self { dims, start, end })
+    }
+}

@@ -1,0 +1,246 @@
+//! Tests of pictures.
+
+use std::io::Cursor;
+
+use image::{DynamicImage, GrayAlphaImage, GrayImage, ImageFormat, Luma, RgbImage, RgbaImage};
+
+use super::*;
+use crate::data::formats::{KnownSamples, load_for_prediction};
+
+/// Returns a picture in a file's bytes.
+pub(in crate::data::formats) fn encoded(
+    picture: impl Into<DynamicImage>,
+    to: ImageFormat,
+) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    picture.into().write_to(&mut bytes, to).unwrap();
+    bytes.into_inner()
+}
+
+/// Returns a gray PNG of 2 columns and a row.
+fn gray(values: [u8; 2]) -> Vec<u8> {
+    encoded(GrayImage::from_raw(2, 1, values.to_vec()).unwrap(), ImageFormat::Png)
+}
+
+/// Returns a PNG of 2 columns and a row.
+fn colour(values: [u8; 6]) -> Vec<u8> {
+    encoded(RgbImage::from_raw(2, 1, values.to_vec()).unwrap(), ImageFormat::Png)
+}
+
+fn bytes_of(samples: &Samples) -> Vec<u8> {
+    values(samples).iter().map(|value| (value * 255.0).round() as u8).collect()
+}
+
+fn sized(height: usize, width: usize) -> ReadOptions {
+    ReadOptions { image_size: Some((height, width)), ..ReadOptions::default() }
+}
+
+#[test]
+fn directories_are_classes() {
+    let [a, b, c] = [[0, 255], [1, 2], [3, 4]].map(gray);
+    let files: [(&str, &[u8]); 5] = [
+        ("dog/b.PNG", &b),
+        ("dog/a.png", &a),
+        ("cat/c.png", &c),
+        ("cat/notes.txt", b"none"),
+        (".hidden/x.png", b"none"),
+    ];
+    let directory = directory(&files);
+    let loaded =
+        load(SampleFormat::Pictures, directory.path(), None, &ReadOptions::default()).unwrap();
+    let train = &loaded.train;
+    assert_eq!((&train.shape[..], train.len()), (&[1, 1, 2][..], 3));
+    assert_eq!((names(train), ids(train)), (vec!["cat", "dog"], &[0, 1, 1][..]));
+    assert_eq!(bytes_of(train), [3, 4, 0, 255, 1, 2]);
+    assert_eq!(file_names(&loaded), ["cat/c.png", "dog/a.png", "dog/b.PNG"]);
+    assert_eq!(train.ids.as_ref().unwrap()[2], "dog/b.PNG");
+    assert!(loaded.validation.is_none());
+}
+
+#[test]
+fn a_directory_of_held_out_pictures_is_found() {
+    let [gray, colour] = [gray([7, 8]), colour([1, 2, 3, 4, 5, 6])];
+    let files: [(&str, &[u8]); 3] =
+        [("train/a/1.png", &colour), ("train/b/2.png", &gray), ("test/b/3.png", &gray)];
+    let directory = directory(&files);
+    let read = |path| {
+        load(SampleFormat::Pictures, directory.path(), path, &ReadOptions::default()).unwrap()
+    };
+    let loaded = read(None);
+    assert_eq!(loaded.train.shape, [3, 1, 2]);
+    assert_eq!(bytes_of(&loaded.train), [1, 4, 2, 5, 3, 6, 7, 8, 7, 8, 7, 8]);
+    let validation = loaded.validation.as_ref().unwrap();
+    assert_eq!((ids(validation), bytes_of(validation)), (&[1][..], vec![7, 8, 7, 8, 7, 8]));
+    assert_eq!(file_names(&loaded), ["test/b/3.png", "train/a/1.png", "train/b/2.png"]);
+    let held_out = directory.path().join("test");
+    assert_eq!(ids(read(Some(&held_out)).validation.as_ref().unwrap()), [1]);
+    fs::rename(directory.path().join("test/b"), directory.path().join("test/c")).unwrap();
+    let refused = load(SampleFormat::Pictures, directory.path(), None, &ReadOptions::default());
+    assert_eq!(
+        message(directory.path(), &refused.err().unwrap()),
+        "test: sample at index 0: its class \"c\" is none of those of the training samples: a, b"
+    );
+}
+
+#[test]
+fn what_is_transparent_is_black() {
+    let rgba = RgbaImage::from_raw(2, 1, vec![255, 100, 50, 128, 255, 255, 255, 0]).unwrap();
+    let files = [("a/x.png", &encoded(rgba, ImageFormat::Png)[..])];
+    let expected = [128, 0, 50, 0, 25, 0];
+    assert_eq!(bytes_of_class(&files), expected);
+    let gray = GrayAlphaImage::from_raw(2, 1, vec![255, 128, 200, 255]).unwrap();
+    assert_eq!(bytes_of_class(&[("a/x.png", &encoded(gray, ImageFormat::Png))]), [128, 200]);
+    let gray = image::ImageBuffer::<Luma<u16>, Vec<u16>>::from_raw(2, 1, vec![65535, 257]).unwrap();
+    assert_eq!(bytes_of_class(&[("a/x.png", &encoded(gray, ImageFormat::Png))]), [255, 1]);
+}
+
+fn bytes_of_class(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let directory = directory(files);
+    let options = ReadOptions::default();
+    let loaded = load(SampleFormat::Pictures, directory.path(), None, &options).unwrap();
+    bytes_of(&loaded.train)
+}
+
+#[test]
+fn pictures_are_resized_if_a_size_is_given() {
+    let wide = gray([100, 200]);
+    let square = encoded(GrayImage::from_pixel(8, 8, Luma([40])), ImageFormat::Jpeg);
+    let files: [(&str, &[u8]); 2] = [("a/1.png", &wide), ("a/2.jpeg", &square)];
+    let directory = directory(&files);
+    let loaded = load(SampleFormat::Pictures, directory.path(), None, &sized(1, 1)).unwrap();
+    assert_eq!((&loaded.train.shape[..], bytes_of(&loaded.train)), (&[1, 1, 1][..], vec![150, 40]));
+    assert_eq!(
+        refusal(SampleFormat::Pictures, &files, ""),
+        "a/2.jpeg: is 8x8 pixels, and the first one, a/1.png, 2x1; set the size of images to resize \
+         all"
+    );
+    assert_eq!(
+        refusal_with(SampleFormat::Pictures, &files, "", &sized(0, 3)),
+        "a/1.png: cannot be resized to 3x0 pixels; use 1 to 32768"
+    );
+}
+
+#[test]
+fn pictures_without_classes_can_be_predicted() {
+    let [a, b] = [[1, 2], [3, 4]].map(gray);
+    let directory = directory(&[("b.png", &b), ("a.png", &a)]);
+    let read = |path: &str, options: &ReadOptions| {
+        load_for_prediction(SampleFormat::Pictures, &directory.path().join(path), options)
+    };
+    let samples = read("", &ReadOptions::default()).unwrap();
+    assert_eq!((bytes_of(&samples), &samples.targets), (vec![1, 2, 3, 4], &Targets::Absent));
+    assert_eq!(samples.ids.unwrap(), ["a.png", "b.png"]);
+    let known = KnownSamples { shape: vec![3, 1, 2], ..KnownSamples::default() };
+    let options = ReadOptions { known: Some(known), ..ReadOptions::default() };
+    let samples = read("b.png", &options).unwrap();
+    assert_eq!(
+        (bytes_of(&samples), samples.ids.as_ref().unwrap()[0].as_str()),
+        (vec![3, 4, 3, 4, 3, 4], "b.png")
+    );
+    let refused = load(SampleFormat::Pictures, directory.path(), None, &options).err().unwrap();
+    assert_eq!(message(directory.path(), &refused), "DIR: has no targets to train on");
+}
+
+#[test]
+fn pictures_that_a_model_cannot_take_are_refused() {
+    let colour = colour([0; 6]);
+    let directory = directory(&[("a/x.png", &colour), ("b/x.png", &colour)]);
+    let read = |shape: &[usize], classes: &[&str]| {
+        let classes = classes.iter().map(ToString::to_string).collect();
+        let known = KnownSamples { shape: shape.into(), columns: Vec::new(), classes };
+        let options = ReadOptions { known: Some(known), ..ReadOptions::default() };
+        let read = load_for_prediction(SampleFormat::Pictures, directory.path(), &options);
+        read.map_err(|error| message(directory.path(), &error))
+    };
+    let fine = read(&[3, 1, 2], &["b", "c", "a"]).unwrap();
+    assert_eq!((ids(&fine), names(&fine)), (&[2, 0][..], vec!["b", "c", "a"]));
+    let refused = |shape, classes| read(shape, classes).err().unwrap();
+    assert_eq!(
+        refused(&[3, 1, 2], &["a", "c"]),
+        "DIR: sample at index 1: its class \"b\" is none of those of the model: a, c"
+    );
+    assert_eq!(
+        refused(&[1, 1, 2], &["a", "b"]),
+        "a/x.png: is in colour, and those of the model, in gray; convert it"
+    );
+    assert_eq!(
+        refused(&[3, 2, 2], &["a", "b"]),
+        "a/x.png: is 2x1 pixels, and those of the model, 2x2; set the size of images to resize all"
+    );
+    assert_eq!(
+        refused(&[4], &["a", "b"]),
+        "DIR: its samples are 3x1x2, and those of the model are 4"
+    );
+}
+
+#[test]
+fn files_that_are_no_pictures_are_refused() {
+    let fine = gray([1, 2]);
+    let refused = |files: &[(&str, &[u8])]| refusal(SampleFormat::Pictures, files, "");
+    let jpeg = encoded(RgbImage::new(16, 16), ImageFormat::Jpeg);
+    let mut bomb = jpeg.clone();
+    let frame = bomb.windows(2).position(|two| two == [0xff, 0xc0]).unwrap();
+    bomb[frame + 5..frame + 9].copy_from_slice(&[0x3f, 0xff, 0x3f, 0xff]);
+    let declared = "declares 16383x16383 pixels, more than its";
+    for (bytes, expected) in [
+        (&b"GIF89a"[..], "is no PNG or JPEG picture by its first bytes".to_string()),
+        (&b""[..], "is empty; give a file with data in it as --data or data.path".into()),
+        (&fine[..fine.len() - 12], "is cut off: its end marker is missing".into()),
+        (&jpeg[..jpeg.len() - 2], "is cut off: its end marker is missing".into()),
+        (&bomb, "has 16383x16383 pixels, and the most is 32768 per side and 256 MiB in all".into()),
+    ] {
+        assert_eq!(
+            refused(&[("a/1.png", &fine), ("a/2.png", bytes)]),
+            format!("a/2.png: {expected}")
+        );
+    }
+    bomb[frame + 5..frame + 9].copy_from_slice(&[0x1f, 0xff, 0x1f, 0xff]);
+    let declared = declared.replace("16383", "8191");
+    let found = refused(&[("a/1.png", &bomb)]);
+    assert_eq!(found, format!("a/1.png: {declared} {} bytes can stand for", bomb.len()));
+    let mut wrong = fine.clone();
+    wrong[29] ^= 1;
+    let message = refused(&[("a/1.png", &wrong)]);
+    assert!(message.starts_with("a/1.png: is damaged and cannot be decoded ("), "{message}");
+}
+
+#[test]
+fn directories_that_are_no_classes_are_refused() {
+    let fine = gray([1, 2]);
+    let refused = |files: &[(&str, &[u8])]| refusal(SampleFormat::Pictures, files, "");
+    assert_eq!(
+        refused(&[("a/1.png", &fine), ("b/x.txt", b"")]),
+        "b: has no PNG or JPEG file, and is among directories of classes; remove it"
+    );
+    assert_eq!(
+        refused(&[("a/1.png", &fine), ("2.png", &fine)]),
+        "2.png: lies beside the directories of the classes; move it into one of them"
+    );
+    assert_eq!(
+        refused(&[("a/1.png", &fine), ("a/2.webp", &fine)]),
+        "a/2.webp: is a picture that is neither PNG nor JPEG; convert it, or move it away"
+    );
+    assert_eq!(
+        refused(&[("x", b"")]),
+        "DIR: has no PNG or JPEG file; expected one directory per class, or pictures"
+    );
+}
+
+#[test]
+fn a_picture_that_changes_is_noticed() {
+    let [before, after] = [[1, 2], [3, 4]].map(gray);
+    let directory = directory(&[("a/1.png", &before)]);
+    let options = ReadOptions::default();
+    let loaded = load(SampleFormat::Pictures, directory.path(), None, &options).unwrap();
+    let path = directory.path().join("a/1.png");
+    let read = || loaded.train.read(0, &mut [0.0; 2]);
+    assert!(read().is_ok());
+    fs::write(&path, after).unwrap();
+    let refused = read().unwrap_err();
+    assert_eq!(
+        message(directory.path(), &refused),
+        "a/1.png: was changed since the data was opened; start again"
+    );
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(read(), Err(DataError::Read { .. })));
+}
