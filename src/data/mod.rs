@@ -1,5 +1,6 @@
-//! Training and validation data: data sets (samples by index), texts, tokenizers, the built-in
-//! corpus, and the sampler that assigns a sample to each slot of each step.
+//! Training and validation data: data sets (samples by index), texts, tokenizers, readers of
+//! samples and tokens on disk, the built-in corpus, and the sampler that assigns a sample to each
+//! slot of each step.
 
 pub mod dataset;
 pub mod error;
@@ -8,6 +9,7 @@ pub mod sampler;
 pub mod samples;
 pub mod text;
 pub mod tokenizer;
+pub mod tokens;
 pub mod world;
 
 pub use dataset::{Dataset, DatasetInput, NamedInputs, TextWindows};
@@ -17,3 +19,4 @@ pub use sampler::{SampleIndex, Sampler};
 pub use samples::{DataFile, Features, LazyFeatures, LoadedSamples, Samples, Targets};
 pub use text::{Split, TextData, TokenizerChoice};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerKind};
+pub use tokens::{TokenFile, TokenWindows, is_token_file};

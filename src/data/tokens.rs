@@ -1,0 +1,303 @@
+//! Token files: the tokens of a corpus as integers on disk, which may be larger than memory.
+//!
+//! `NAME.bin` holds the tokens as little-endian `u16` or `u32`; `NAME.json` beside it describes
+//! them: `{"vocabulary": 50257, "dtype": "u16", "count": 1000, "blake3": "..", "documents": [0,
+//! 700]}`. `blake3` is the hash of the tokens' bytes, and `documents` are the first tokens of the
+//! documents, if there are documents.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+use super::dataset::{Dataset, DatasetInput, NamedInputs};
+use super::{DataError, DataFile, Split};
+use crate::base::{DType, HostTensor};
+
+/// Bytes that are hashed and checked at a time, a multiple of every token's size.
+const CHUNK: usize = 1 << 20;
+
+/// Type of the tokens in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum TokenType {
+    U16,
+    U32,
+}
+
+impl TokenType {
+    /// Returns the bytes of a token.
+    fn size(self) -> usize {
+        match self {
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+
+    /// Returns the tokens of some bytes.
+    fn tokens(self, bytes: &[u8]) -> impl Iterator<Item = u32> {
+        bytes.chunks_exact(self.size()).map(move |bytes| match *bytes {
+            [a, b] => u32::from(u16::from_le_bytes([a, b])),
+            [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+            _ => 0,
+        })
+    }
+}
+
+/// Description of a token file.
+#[derive(Clone, Debug, serde::Deserialize)]
+struct TokenFileInfo {
+    /// Number of different tokens; all are below it.
+    vocabulary: usize,
+    dtype: TokenType,
+    /// Number of tokens.
+    count: u64,
+    /// Hash of the tokens' bytes, in hexadecimal.
+    blake3: String,
+    /// First tokens of the documents.
+    documents: Option<Vec<u64>>,
+}
+
+impl TokenFileInfo {
+    /// Reads a description.
+    ///
+    /// # Errors
+    /// Returns `DataError` with the place if it is no JSON of this form, or contradicts itself.
+    fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
+        let refuse = |place: &str, why: String| {
+            Err(DataError::Invalid { name: name.into(), place: place.into(), why })
+        };
+        let info: Self = match serde_json::from_slice(bytes) {
+            Ok(info) => info,
+            Err(why) => return refuse("", format!("does not describe tokens ({why})")),
+        };
+        if info.vocabulary == 0 {
+            return refuse("vocabulary", "is 0; expected the number of different tokens".into());
+        }
+        if blake3::Hash::from_hex(&info.blake3).is_err() {
+            let why = format!("{:?} is not a hash of 64 hexadecimal digits", info.blake3);
+            return refuse("blake3", why);
+        }
+        let Some(documents) = &info.documents else { return Ok(info) };
+        if documents.first() != Some(&0) {
+            return refuse("documents", "does not begin with 0".into());
+        }
+        if let Some(at) = documents.windows(2).position(|two| two[0] >= two[1]) {
+            let (a, b) = (documents[at], documents[at + 1]);
+            return refuse("documents", format!("{b} follows {a}; expected ascending starts"));
+        }
+        if let Some(last) = documents.last().filter(|last| **last >= info.count) {
+            let count = info.count;
+            return refuse("documents", format!("{last} is behind the end of {count} tokens"));
+        }
+        Ok(info)
+    }
+
+    /// Returns the number of tokens to train on: those before the held-out tail, which begins with
+    /// a document, the first one that begins at its share or behind it.
+    fn training(&self, held_out: f64) -> u64 {
+        let share = ((1.0 - held_out) * self.count as f64) as u64;
+        let Some(documents) = &self.documents else { return share };
+        let next = documents.partition_point(|start| *start < share);
+        documents.get(next).copied().unwrap_or(self.count)
+    }
+}
+
+/// Returns true if a path is a token file: a `.bin` file with its `.json` beside it.
+pub fn is_token_file(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "bin")
+        && path.is_file()
+        && path.with_extension("json").is_file()
+}
+
+/// Tokens on disk, mapped into memory, with the boundary of the splits.
+pub struct TokenFile {
+    bytes: Mmap,
+    info: TokenFileInfo,
+    /// Number of tokens in the training split.
+    training: usize,
+    files: Vec<DataFile>,
+}
+
+impl TokenFile {
+    /// Opens a `.bin` file with its description beside it, and checks all of it once. `held_out` is
+    /// the share of the tokens, at the end, that is not trained on (0 = none); it begins with a
+    /// document. `context` is the number of tokens in a sample. The file must not be changed while
+    /// it is open.
+    ///
+    /// # Errors
+    /// Returns a `DataError` if a file cannot be read, if length, hash or a token is not as the
+    /// description says, if a split has fewer than `context + 1` tokens, or if `held_out` is not in
+    /// `0.0..1.0`.
+    pub fn open(path: &Path, held_out: f64, context: usize) -> Result<Self, DataError> {
+        if !(0.0..1.0).contains(&held_out) {
+            return Err(DataError::HeldOut { held_out });
+        }
+        let name = path.display().to_string();
+        let info_path = path.with_extension("json");
+        let info_name = info_path.display().to_string();
+        let info_bytes =
+            fs::read(&info_path).map_err(|why| DataError::Read { name: info_name.clone(), why })?;
+        let info = TokenFileInfo::parse(&info_name, &info_bytes)?;
+        let bytes = map(path).map_err(|why| DataError::Read { name: name.clone(), why })?;
+        check(&name, &bytes, &info)?;
+
+        let training = info.training(held_out) as usize;
+        let mut files = vec![
+            described(path, bytes.len(), info.blake3.to_lowercase()),
+            described(&info_path, info_bytes.len(), blake3::hash(&info_bytes).to_string()),
+        ];
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        let file = Self { bytes, info, training, files };
+        for split in [Split::Train, Split::Validation] {
+            let tokens = file.len(split);
+            let used = split == Split::Train || held_out > 0.0;
+            if used && tokens < context + 1 {
+                return Err(DataError::Short { name, split, tokens, context });
+            }
+        }
+        Ok(file)
+    }
+
+    /// Returns the number of different tokens.
+    pub fn vocabulary(&self) -> usize {
+        self.info.vocabulary
+    }
+
+    /// Returns the two files, by their names.
+    pub fn files(&self) -> &[DataFile] {
+        &self.files
+    }
+
+    /// Returns the number of tokens of a split.
+    pub fn len(&self, split: Split) -> usize {
+        self.range(split).len()
+    }
+
+    /// Returns true if a split has no token.
+    pub fn is_empty(&self, split: Split) -> bool {
+        self.len(split) == 0
+    }
+
+    /// Returns some tokens of a split.
+    ///
+    /// # Panics
+    /// If the range does not lie within [`TokenFile::len`].
+    pub fn tokens(&self, split: Split, range: Range<usize>) -> Vec<u32> {
+        let within = self.range(split);
+        assert!(range.end <= within.len(), "{range:?} is outside the {} tokens", within.len());
+        let size = self.info.dtype.size();
+        let bytes = (within.start + range.start) * size..(within.start + range.end) * size;
+        self.info.dtype.tokens(&self.bytes[bytes]).collect()
+    }
+
+    /// Returns a hash of the tokens and of the boundary of the splits.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.training as u64).to_le_bytes());
+        hasher.update(self.info.blake3.to_lowercase().as_bytes());
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// Returns the tokens of a split, by their places in the file.
+    fn range(&self, split: Split) -> Range<usize> {
+        match split {
+            Split::Train => 0..self.training,
+            Split::Validation => self.training..self.bytes.len() / self.info.dtype.size(),
+        }
+    }
+}
+
+/// Maps a regular file into memory.
+fn map(path: &Path) -> io::Result<Mmap> {
+    let file = File::open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    // SAFETY: nobody may change the file while it is open, as `TokenFile::open` documents; potluck
+    // does not.
+    unsafe { Mmap::map(&file) }
+}
+
+/// Checks length, tokens and hash of a token file.
+fn check(name: &str, bytes: &[u8], info: &TokenFileInfo) -> Result<(), DataError> {
+    let refuse =
+        |place: String, why: String| Err(DataError::Invalid { name: name.into(), place, why });
+    if bytes.is_empty() {
+        return Err(DataError::Empty { name: name.into() });
+    }
+    let (size, count, length) = (info.dtype.size(), info.count, bytes.len());
+    if count.checked_mul(size as u64) != Some(length as u64) {
+        let why = format!("is {length} bytes long; {count} tokens of {size} bytes were expected");
+        return refuse(String::new(), why);
+    }
+    let mut hasher = blake3::Hasher::new();
+    for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
+        hasher.update(chunk);
+        let highest = info.dtype.tokens(chunk).max().unwrap_or(0);
+        if highest as usize >= info.vocabulary {
+            let at = info.dtype.tokens(chunk).position(|token| token == highest).unwrap_or(0);
+            let place = format!("token {}", index * (CHUNK / size) + at);
+            let why = format!("is {highest}, not below the vocabulary of {}", info.vocabulary);
+            return refuse(place, why);
+        }
+    }
+    let found = hasher.finalize().to_hex();
+    if !found.eq_ignore_ascii_case(&info.blake3) {
+        let expected = &info.blake3;
+        let why = format!("its BLAKE3 hash is {found}, and {expected} was expected; write it anew");
+        return refuse(String::new(), why);
+    }
+    Ok(())
+}
+
+fn described(path: &Path, bytes: usize, blake3: String) -> DataFile {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    DataFile { name, bytes: bytes as u64, blake3 }
+}
+
+/// Windows of a token file: a sample is the `context` tokens from its index on, for the input
+/// `tokens`, with the token that follows each of them, for the input `targets`.
+#[derive(Clone)]
+pub struct TokenWindows {
+    pub file: Arc<TokenFile>,
+    /// Tokens of a sample.
+    pub context: usize,
+}
+
+impl Dataset for TokenWindows {
+    fn inputs(&self) -> Vec<DatasetInput> {
+        let input = |name| DatasetInput { name, dtype: DType::U32, elements: self.context };
+        vec![input("tokens"), input("targets")]
+    }
+
+    fn len(&self, split: Split) -> u64 {
+        self.file.len(split).saturating_sub(self.context) as u64
+    }
+
+    fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+        (0..self.len(split)).step_by(self.context.max(1)).collect()
+    }
+
+    fn fingerprint(&self) -> String {
+        self.file.fingerprint()
+    }
+
+    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
+        let count = indices.len() * self.context;
+        let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        for start in indices {
+            let start = *start as usize;
+            let window = self.file.tokens(split, start..start + self.context + 1);
+            tokens.extend_from_slice(&window[..self.context]);
+            targets.extend_from_slice(&window[1..]);
+        }
+        vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))]
+    }
+}
+
+#[cfg(test)]
+mod tests;
