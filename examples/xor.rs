@@ -14,6 +14,7 @@ fn main() -> anyhow::Result<()> {
     let config = MlpConfig {
         widths: vec![2, 8, 1],
         activation: Unary::GeluTanh,
+        dropout: 0.0,
         loss: MlpLoss::SquaredError,
     };
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };

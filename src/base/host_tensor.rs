@@ -10,6 +10,16 @@ pub enum HostTensor<T = f32> {
     Int(Vec<u32>),
 }
 
+impl HostTensor {
+    /// Returns a tensor of zeros.
+    pub fn zeros(dtype: DType, elements: usize) -> Self {
+        match dtype {
+            DType::F32 => Self::Float(vec![0.0; elements]),
+            DType::U32 => Self::Int(vec![0; elements]),
+        }
+    }
+}
+
 impl<T> HostTensor<T> {
     /// Returns a view of the values.
     pub fn as_view(&self) -> HostTensorView<'_, T> {

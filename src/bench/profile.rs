@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use crate::base::rng::Key;
 use crate::base::{BucketId, Rank, Round, TensorId};
-use crate::data::Tokenizer;
 use crate::device::{DeviceError, Selection};
 use crate::exec::{Executor, KernelProfile, PassContext, ProfileTarget};
 use crate::faults::Faults;
@@ -20,6 +19,7 @@ use crate::runtime::peers::TraceTracks;
 use crate::runtime::step::{NoPeers, StepInput, load, run_step};
 use crate::train::error::TrainError;
 use crate::train::loader::{BatchSource, LoadedRanks, Loader};
+use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
 
 /// Warm-up steps before any measurement: the first compiles the shaders.
@@ -64,10 +64,10 @@ impl Profile {
     pub fn measure(
         spec: &RunSpec,
         selection: Selection,
-        tokenizer: Option<Tokenizer>,
+        saved: &SavedData,
     ) -> Result<Self, TrainError> {
-        let data = Arc::new(spec.load_data(tokenizer)?);
-        let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
+        let data = spec.load_data(saved)?;
+        let (training, _) = spec.training_graph(&data.shape)?;
         let plan = Plan::new(training, PlanOptions::new(spec.micro_batch as usize));
         let program = Arc::new(single_rank(&plan, spec.batch, spec.micro_batch));
         let source = spec.batch_source(&plan.graph, &data, (0, 0))?;
@@ -162,7 +162,8 @@ fn inputs(
     let loader = Loader::start(source, ranks, 1, count);
     let loader = loader.map_err(|why| TrainError::Defect(format!("no thread: {why}")))?;
     let input = |step| {
-        let micro_batches = loader.next_step().into_iter().flatten().next().ok_or_else(ended)?;
+        let ranks = loader.next_step().ok_or_else(ended)??;
+        let micro_batches = ranks.into_iter().next().ok_or_else(ended)?;
         Ok(Arc::new(StepInput {
             round: Round { generation: 0, step },
             rank: Rank(0),

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 pub use error::CheckpointError;
 pub use store::Store;
 
-use crate::data::Tokenizer;
+use crate::data::{DataDescription, DataFile, Tokenizer};
 use crate::parallel::Placement;
 use manifest::Manifest;
 
@@ -62,6 +62,12 @@ pub struct Meta {
     pub typed: Vec<String>,
     /// Tokenizer, of a model of text.
     pub tokenizer: Option<Tokenizer>,
+    /// Description of the data, if they are no text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<DataDescription>,
+    /// Files of the data.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<DataFile>,
     /// The best evaluation so far.
     pub best: Option<Best>,
     /// Devices of the run, and the measured choices that can change a bit of the result.

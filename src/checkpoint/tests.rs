@@ -35,6 +35,8 @@ fn checkpoint(step: u64) -> Checkpoint {
             run: "[train]\nbatch = 12\n".into(),
             typed: vec!["train.batch".into()],
             tokenizer: Some(Tokenizer::Char { chars: vec!['\n', '"', 'ß'] }),
+            description: None,
+            files: Vec::new(),
             best: Some(Best { step: 3, val_loss: 0.1 + 0.2, samples: 7 }),
             placement: placement(),
             data: "fingerprint".into(),

@@ -53,6 +53,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Generate text with a checkpoint
     Generate(GenerateArgs),
+    /// Predict samples with a checkpoint: classes with probabilities, or values, as a CSV file
+    Predict(PredictArgs),
     /// List the runs of a directory with their steps, losses, devices and states
     Runs(RunsArgs),
     /// Benchmark the devices of this machine, or compare two benchmark reports
@@ -67,7 +69,8 @@ pub enum Command {
 pub struct TrainArgs {
     /// Configuration file in TOML; keys not in it have their defaults
     pub config: Option<PathBuf>,
-    /// Text file to train on (data.path)
+    /// Data to train on (data.path): a text, a token file, a CSV table, or a directory of images
+    /// and labels as MNIST and CIFAR-10 have them, of NumPy arrays, or of pictures by class
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
     /// Step after which the run ends (train.steps)
@@ -173,8 +176,8 @@ pub struct CheckpointArgs {
     #[arg(long)]
     pub best: bool,
     /// Devices: auto (the first hardware GPU, or else the CPU), or a selector or list of selectors
-    /// as for `potluck train`; `eval` divides the samples among them, `generate` uses the first,
-    /// or the first K with --pipeline K
+    /// as for `potluck train`; `eval` and `predict` divide the samples among them, `generate` uses
+    /// the first, or the first K with --pipeline K
     #[arg(long, value_name = "SELECTOR,..", default_value = "auto")]
     pub devices: String,
     /// Run the model as a pipeline of K devices
@@ -197,7 +200,7 @@ pub struct CheckpointArgs {
 pub struct EvalArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
-    /// Evaluate this whole text file instead of a split of the run's data
+    /// Evaluate all of these data instead of a split of the run's
     #[arg(long, value_name = "PATH", conflicts_with = "split")]
     pub data: Option<PathBuf>,
     /// Split of the run's own data
@@ -241,6 +244,20 @@ pub struct GenerateArgs {
     /// Seed of the sampling; the same seed generates the same text
     #[arg(long, default_value_t = 1337, value_name = "N", value_parser = whole::<u64>)]
     pub seed: u64,
+}
+
+/// Arguments of `predict`.
+#[derive(Debug, Args)]
+pub struct PredictArgs {
+    #[command(flatten)]
+    pub checkpoint: CheckpointArgs,
+    /// Samples to predict, in any format that `potluck train` reads; targets may be missing, and
+    /// are compared if they are there
+    #[arg(long, value_name = "PATH")]
+    pub data: PathBuf,
+    /// File of the predictions [default: stdout]
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 /// Arguments of `runs`.

@@ -13,7 +13,6 @@ use super::schedule_chart;
 use crate::base::{BucketId, Position, Rank};
 use crate::bench::profile::Profile;
 use crate::collective::{CollectiveKind, CommCost, RankGroup, ShardLayout, Topology, cost};
-use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::exec::Moments;
@@ -33,6 +32,7 @@ use crate::runtime::placement::shares::{
 };
 use crate::runtime::{self, timing};
 use crate::train::error::TrainError;
+use crate::train::run_data::{DataShape, SavedData};
 use crate::train::spec::RunSpec;
 use instructions::InstructionNames;
 use pipelines::{PipelineTable, with_pipelines};
@@ -43,7 +43,7 @@ const VALUE_BYTES: usize = size_of::<f32>();
 /// Parts of a checkpoint that decide about the run that resumes from it.
 #[derive(Default)]
 pub struct ResumedParts {
-    pub tokenizer: Option<Tokenizer>,
+    pub data: SavedData,
     pub placement: Option<Placement>,
 }
 
@@ -60,32 +60,33 @@ pub fn explanation(
     resumed: ResumedParts,
     svg: Option<&Path>,
 ) -> anyhow::Result<String> {
-    let ResumedParts { tokenizer, placement } = resumed;
+    let ResumedParts { data, placement } = resumed;
+    let data = &data;
     if let Some(table) = pipeline_table(explain).filter(|_| spec.parallel.pipeline.stages > 1) {
         let text = |found: &pipelines::ExplainedPipelines| Ok(table.text(found));
-        return with_pipelines(spec, tokenizer, placement.as_ref(), None, text);
+        return with_pipelines(spec, data, placement.as_ref(), None, text);
     }
-    let planned = |tokenizer| -> anyhow::Result<(Plans, Vec<Fusion>)> {
-        let (training, fused) = spec.training_graph(vocabulary(spec, tokenizer)?)?;
+    let planned = || -> anyhow::Result<(Plans, Vec<Fusion>)> {
+        let (training, fused) = spec.training_graph(&data_shape(spec, data)?)?;
         Ok((Plans::new(training), fused))
     };
-    let on_devices = |tokenizer, table: fn(&RunSpec, &PlannedDevices, &Plans) -> String| {
-        let (plans, _) = planned(tokenizer)?;
+    let on_devices = |table: fn(&RunSpec, &PlannedDevices, &Plans) -> String| {
+        let (plans, _) = planned()?;
         let devices_of_run = PlannedDevices::of(spec)?;
         Ok(devices_of_run.caveat(spec).to_string() + &table(spec, &devices_of_run, &plans))
     };
     match explain {
         Explain::Graph => {
-            let (plans, fused) = planned(tokenizer)?;
+            let (plans, fused) = planned()?;
             let graph = &plans.of_rows(spec.micro_batch).graph;
             Ok(graph_table(graph) + &fusion_table(&fused, spec.micro_batch as usize))
         }
-        Explain::Dot => Ok(graph_dot(&planned(tokenizer)?.0.of_rows(spec.micro_batch).graph)),
-        Explain::Memory => on_devices(tokenizer, memory),
-        Explain::Program => on_devices(tokenizer, program),
-        Explain::Communication => on_devices(tokenizer, communication),
-        Explain::Schedule => schedule_chart::explain(spec, svg, tokenizer, placement.as_ref()),
-        Explain::Kernels => kernels(spec, tokenizer),
+        Explain::Dot => Ok(graph_dot(&planned()?.0.of_rows(spec.micro_batch).graph)),
+        Explain::Memory => on_devices(memory),
+        Explain::Program => on_devices(program),
+        Explain::Communication => on_devices(communication),
+        Explain::Schedule => schedule_chart::explain(spec, svg, data, placement.as_ref()),
+        Explain::Kernels => kernels(spec, data),
         Explain::Config => Ok(spec.run_toml.clone()),
         Explain::Keys => {
             let why = "the keys are those of every run, and not explained by one";
@@ -105,20 +106,20 @@ fn pipeline_table(explain: Explain) -> Option<PipelineTable> {
 }
 
 /// Returns a table per device, each of whole batches on that device alone.
-fn kernels(spec: &RunSpec, tokenizer: Option<Tokenizer>) -> anyhow::Result<String> {
+fn kernels(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<String> {
     let mut tables = Vec::new();
     for selection in selections(&spec.devices)? {
-        tables.push(Profile::measure(spec, selection, tokenizer.clone())?.table());
+        tables.push(Profile::measure(spec, selection, saved_data)?.table());
     }
     Ok(tables.join("\n"))
 }
 
-/// Returns the vocabulary of the run's model: that of a checkpoint's tokenizer if given, or else
-/// of the run's text.
-fn vocabulary(spec: &RunSpec, tokenizer: Option<Tokenizer>) -> anyhow::Result<usize> {
-    Ok(match tokenizer {
-        Some(saved) => saved.vocabulary(),
-        None => spec.load_data(None)?.tokenizer().vocabulary(),
+/// Returns the sizes of the data of the run's model: as a checkpoint knows them if there is one, or
+/// else those of the run's data.
+fn data_shape(spec: &RunSpec, saved: &SavedData) -> anyhow::Result<DataShape> {
+    Ok(match saved.shape() {
+        Some(shape) => shape,
+        None => spec.load_data(saved)?.shape,
     })
 }
 

@@ -5,6 +5,7 @@ pub mod bench;
 pub mod devices;
 pub mod explain;
 pub mod model;
+pub mod predict;
 pub mod resume;
 pub mod runs;
 pub mod schedule_chart;
@@ -43,6 +44,7 @@ pub fn main() -> i32 {
         Command::Train(args) => train::run(args),
         Command::Eval(args) => model::eval(args).map(|()| 0),
         Command::Generate(args) => model::generate(args).map(|()| 0),
+        Command::Predict(args) => predict::predict(args).map(|()| 0),
         Command::Runs(args) => runs::run(args).map(|()| 0),
         Command::Bench(args) => bench::run(args),
     };

@@ -2,18 +2,17 @@
 //! it.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::args::{CheckpointArgs, EvalArgs, EvalSplit, GenerateArgs};
-use super::resume::find_text;
+use super::resume::find_data;
 use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::collective::{BucketGroups, Topology};
-use crate::data::{Split, TextData};
+use crate::data::Split;
 use crate::device::Selection;
 use crate::graph::Plan;
-use crate::metrics::{Event, SentenceRecord, Sink};
+use crate::metrics::{Event, SentenceRecord, Sink, Unit};
 use crate::runtime::open::{OpenOptions, open_alone, open_named};
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::assemble::selections;
@@ -22,34 +21,36 @@ use crate::runtime::placement::pipeline::{ForwardPipelines, open_forward_pipelin
 use crate::runtime::workers::{WorkerGroup, WorkerGroupOptions, layout};
 use crate::train::error::TrainError;
 use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split};
+use crate::train::run_data::{DataShape, RunData, SavedData};
 use crate::train::sampling::Sampling;
-use crate::train::sentences::measure_sentences;
 use crate::train::signals::SignalFlags;
-use crate::train::spec::{DataSource, RunSpec, language_model};
+use crate::train::spec::{RunSpec, language_model};
+use crate::train::task::{Ending, Task};
 use crate::train::{generate, state};
 use crate::ui::terminal::{Terminal, print_line};
 
-/// Warning that the loss is not one of the text that the run was trained on.
+/// Warning that the loss is not one of the data that the run was trained on.
 const OTHER_DATA: &str = "warning: the data are not those that the checkpoint was trained on; the \
                           loss cannot be compared with the run's";
 
-/// Prints the mean loss and the perplexity of a checkpoint on a split of its data or on another
-/// text, and for the built-in corpus the share of sampled sentences that are right.
+/// Prints the mean loss and the metrics of a checkpoint on a split of its data or on other data: the
+/// perplexity of a text, the accuracy and the confusions of classes, the error of values; for the
+/// built-in corpus also the share of sampled sentences that are right.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let (checkpoint, mut spec) = load(&args.checkpoint)?;
     let split = match args.split {
         EvalSplit::Val if args.data.is_none() => Split::Validation,
         EvalSplit::Val | EvalSplit::Train => Split::Train,
     };
-    if split == Split::Validation && spec.data.held_out == 0.0 {
+    let step = checkpoint.meta.step;
+    let data = data_of(args, &checkpoint, &mut spec)?;
+    if data.dataset.is_empty(split) {
         let why = "the run held nothing out; give --split train or --data PATH";
         return Err(TrainError::InvalidRequest(why.into()).into());
     }
-    let step = checkpoint.meta.step;
-    let text = Arc::new(text_of(args, &checkpoint, &mut spec)?);
-    let plan = spec.forward_plan(text.tokenizer().vocabulary(), spec.micro_batch)?;
-    let source = spec.batch_source(&plan.graph, &text, (0, 0))?;
-    let model = language_model(&plan.graph)?;
+    let plan = spec.forward_plan(&data.shape, spec.micro_batch)?;
+    let graph = plan.graph.clone();
+    let (source, task) = (spec.batch_source(&graph, &data, (0, 0))?, data.task(&graph)?);
     let devices = &args.checkpoint.devices;
     let EvalDevices { mut group, pipelines, weights } =
         open_for_eval(devices, &spec, checkpoint, plan)?;
@@ -57,6 +58,8 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let pipelines = pipelines.as_ref();
     let request = EvalRequest {
         source: &source,
+        graph: &graph,
+        task: &task,
         pipelines,
         split,
         samples: args.samples,
@@ -65,32 +68,31 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         signals: &SignalFlags::default(),
     };
     let evaluation = evaluate(&mut group, &request)?;
-    let is_of_corpus = args.data.is_none() && spec.data.source == DataSource::Builtin;
-    let sentences = is_of_corpus.then(|| {
-        let units = ForwardUnits { group: &group, pipelines };
-        let from = (step, spec.seed);
-        measure_sentences(units, text.tokenizer(), model, &rows, from, || false)
-    });
-    let sentences = sentences.transpose()?.flatten().map(|sampled| sampled.record);
-    super::print(&report(args.json, step, &evaluation, sentences));
+    let units = ForwardUnits { group: &group, pipelines };
+    let ending = Ending { units, rows: &rows, step, seed: spec.seed, stop: &|| false };
+    let sentences = match args.data {
+        None => task.sentences(&ending)?.map(|sampled| sampled.record),
+        Some(_) => None,
+    };
+    super::print(&report(args.json, step, (&*task, &evaluation), sentences));
     Ok(())
 }
 
-/// Loads the text to evaluate. Warns if it is not the one that the run was trained on.
-fn text_of(
+/// Loads the data to evaluate. Warns if they are not those that the run was trained on.
+fn data_of(
     args: &EvalArgs,
     checkpoint: &Checkpoint,
     spec: &mut RunSpec,
-) -> Result<TextData, TrainError> {
-    let tokenizer = checkpoint.meta.tokenizer.clone();
+) -> Result<RunData, TrainError> {
+    let saved = SavedData::of(&checkpoint.meta);
     if let Some(path) = &args.data {
-        return spec.load_text(path, tokenizer);
+        return spec.load_other(path, &saved);
     }
-    if let DataSource::File(path) = &mut spec.data.source {
-        *path = find_text(path, &args.checkpoint.checkpoint)?;
+    for path in spec.data.source.paths_mut() {
+        *path = find_data(path, &args.checkpoint.checkpoint)?;
     }
-    let data = spec.load_data(tokenizer)?;
-    if data.fingerprint() != checkpoint.meta.data {
+    let data = spec.load_data(&saved)?;
+    if data.dataset.fingerprint() != checkpoint.meta.data {
         print_line(OTHER_DATA);
     }
     Ok(data)
@@ -110,37 +112,53 @@ fn evaluate(group: &mut WorkerGroup, request: &EvalRequest) -> Result<Evaluation
 fn report(
     json: bool,
     step: u64,
-    evaluation: &Evaluation,
+    (task, evaluation): (&dyn Task, &Evaluation),
     sentences: Option<SentenceRecord>,
 ) -> String {
-    let &Evaluation { loss, samples, targets } = evaluation;
-    let perplexity = loss.exp();
+    let &Evaluation { loss, samples, targets, ref sums } = evaluation;
+    let perplexity = (task.unit() == Unit::Tokens).then(|| loss.exp());
+    // The data may be another split than the one after which a run names them.
+    let metrics = task.metrics(sums).into_iter();
+    let metrics = metrics.map(|(name, value)| (name.strip_prefix("val_").unwrap_or(name), value));
     if json {
-        let mut line = serde_json::json!({
-            "step": step, "loss": loss, "perplexity": perplexity, "samples": samples,
-            "targets": targets
-        });
+        let mut line = serde_json::json!({ "step": step, "loss": loss });
+        perplexity.into_iter().for_each(|value| line["perplexity"] = value.into());
+        (line["samples"], line["targets"]) = (samples.into(), targets.into());
+        metrics.for_each(|(name, value)| line[name] = value.into());
+        task.tables_json(sums).into_iter().for_each(|(name, value)| line[name] = value);
         if let Some(sentences) = sentences {
             line["sentences"] = serde_json::json!(sentences);
         }
         return format!("{line}\n");
     }
+    let perplexity = perplexity.map(|value| format!("  perplexity {value:.2}"));
+    let metrics: String = metrics.map(|(name, value)| format!("  {name} {value:.4}")).collect();
+    let counted = match task.unit() {
+        Unit::Tokens => format!("{targets} targets in {samples} samples"),
+        Unit::Samples => format!("{samples} samples"),
+    };
     let sentences = sentences.map(|measure| format!("{measure}\n")).unwrap_or_default();
     format!(
-        "step {step}  loss {loss:.4}  perplexity {perplexity:.2}  {targets} targets in \
-         {samples} samples\n{sentences}"
+        "step {step}  loss {loss:.4}{}{metrics}  {counted}\n{}{sentences}",
+        perplexity.unwrap_or_default(),
+        task.tables(sums)
     )
 }
 
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, spec) = load(&args.checkpoint)?;
-    let no_text = || TrainError::InvalidRequest("the checkpoint is not of a model of text".into());
+    let no_text = || {
+        let why = "the checkpoint is not of a model of text; for models of samples see potluck \
+                   predict --help";
+        TrainError::InvalidRequest(why.into())
+    };
     let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
     let prompt = args.prompt.clone().unwrap_or_else(|| generate::default_prompt(&tokenizer));
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
-    let plan = spec.forward_plan(tokenizer.vocabulary(), 1)?;
+    let shape = DataShape::Tokens { vocabulary: tokenizer.vocabulary() };
+    let plan = spec.forward_plan(&shape, 1)?;
     let model = language_model(&plan.graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { group, pipelines, .. } = match spec.parallel.pipeline.stages {
@@ -167,7 +185,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
 
 /// Loads the checkpoint that the arguments name, and the specification of its run with the keys
 /// that they set.
-fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
+pub(super) fn load(args: &CheckpointArgs) -> anyhow::Result<(Checkpoint, RunSpec)> {
     let (checkpoint, warnings) = match args.best {
         true => Store::open_to_read(&args.checkpoint)
             .load_best()
@@ -203,12 +221,12 @@ fn without_best(path: &Path, error: CheckpointError) -> anyhow::Error {
 }
 
 /// Devices with the parameters of a checkpoint on them.
-struct EvalDevices {
-    group: WorkerGroup,
+pub(super) struct EvalDevices {
+    pub group: WorkerGroup,
     /// Pipelines that hold the model in parts.
-    pipelines: Option<ModelPipelines>,
+    pub pipelines: Option<ModelPipelines>,
     /// Weights by which samples are divided among the devices or pipelines.
-    weights: Vec<u32>,
+    pub weights: Vec<u32>,
 }
 
 impl EvalDevices {
@@ -219,7 +237,7 @@ impl EvalDevices {
 }
 
 /// Opens the devices that a selector names; of several, the user reads which.
-fn open_for_eval(
+pub(super) fn open_for_eval(
     devices: &str,
     spec: &RunSpec,
     checkpoint: Checkpoint,

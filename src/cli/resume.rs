@@ -102,20 +102,20 @@ fn source_run(from: &Path) -> Option<PathBuf> {
     if checkpoint::is_checkpoint(from) { checkpoint::run_of(from) } else { Some(from.into()) }
 }
 
-/// Returns the text of a resumed run: at its saved path, or else by its name in the directory of
+/// Returns the data of a resumed run: at their saved path, or else by its name in the directory of
 /// the run, or beside the files of a checkpoint outside a run.
 ///
 /// # Errors
-/// Returns `TrainError::MissingText` if it is at neither place.
-pub fn find_text(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
+/// Returns `TrainError::MissingData` if they are at neither place.
+pub fn find_data(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
     if saved.exists() {
         return Ok(saved.into());
     }
     let directory = source_run(from).unwrap_or_else(|| from.into());
     let beside = directory.join(saved.file_name().unwrap_or_default());
-    match beside.is_file() {
+    match beside.exists() && saved.file_name().is_some() {
         true => Ok(beside),
-        false => Err(TrainError::MissingText { path: saved.into(), beside }),
+        false => Err(TrainError::MissingData { path: saved.into(), beside }),
     }
 }
 
@@ -278,14 +278,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (saved, run) = (dir.path().join("gone/text.txt"), dir.path().join("run"));
         fs::create_dir(&run).unwrap();
-        let error = find_text(&saved, &run).unwrap_err().to_string();
+        let error = find_data(&saved, &run).unwrap_err().to_string();
         for place in [&saved, &run.join("text.txt")] {
             assert!(error.contains(place.to_str().unwrap()), "{error}");
         }
         fs::write(run.join("text.txt"), "text").unwrap();
-        assert_eq!(find_text(&saved, &run).unwrap(), run.join("text.txt"));
+        assert_eq!(find_data(&saved, &run).unwrap(), run.join("text.txt"));
         fs::create_dir(dir.path().join("gone")).unwrap();
         fs::write(&saved, "text").unwrap();
-        assert_eq!(find_text(&saved, &run).unwrap(), saved);
+        assert_eq!(find_data(&saved, &run).unwrap(), saved);
     }
 }

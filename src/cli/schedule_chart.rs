@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::explain::pipelines::{ExplainedPipelines, with_pipelines};
 use super::write_named;
 use crate::base::format::counted;
-use crate::data::Tokenizer;
 use crate::graph::PassKind;
-use crate::parallel::{MicroBatch, Placement};
+use crate::parallel::Placement;
 use crate::planner::price::{LinkModel, PricedSpan, UnknownTime, price};
 use crate::runtime::RuntimeError;
 use crate::runtime::timing::Probe;
+use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
 use crate::ui::gantt::{Chart, RunsOfRow, SegmentRun, chart_of_runs};
 
@@ -22,7 +22,7 @@ const COLUMNS: usize = 100;
 const NOTE: &str = "by the times of each block, measured alone; transfers, reductions and updates \
                     take none\n";
 
-/// Returns the chart as text, and draws it to the file `svg` if there is one; `tokenizer` is that
+/// Returns the chart as text, and draws it to the file `svg` if there is one; `saved_data` is that
 /// of a checkpoint, and `saved` its placement. The blocks of the model are measured on the devices.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ const NOTE: &str = "by the times of each block, measured alone; transfers, reduc
 pub fn explain(
     spec: &RunSpec,
     svg: Option<&Path>,
-    tokenizer: Option<Tokenizer>,
+    saved_data: &SavedData,
     saved: Option<&Placement>,
 ) -> anyhow::Result<String> {
     let draw = |pipelines: &ExplainedPipelines| {
@@ -47,8 +47,8 @@ pub fn explain(
         let notes: String = pipelines.notes.iter().map(|note| format!("{note}\n")).collect();
         Ok((notes + NOTE, chart(pipelines, rows)))
     };
-    let probe = probe(spec, tokenizer.clone())?;
-    let (notes, chart) = with_pipelines(spec, tokenizer, saved, Some(probe), draw)?;
+    let probe = probe(spec, saved_data)?;
+    let (notes, chart) = with_pipelines(spec, saved_data, saved, Some(probe), draw)?;
     if let Some(path) = svg {
         write_named(path, chart.svg().as_bytes())?;
     }
@@ -65,11 +65,11 @@ fn not_measured(pipelines: &ExplainedPipelines, unknown: UnknownTime) -> Runtime
 }
 
 /// Returns the inputs with which blocks are measured: those of the run's first step.
-fn probe(spec: &RunSpec, tokenizer: Option<Tokenizer>) -> anyhow::Result<Probe> {
-    let data = Arc::new(spec.load_data(tokenizer)?);
-    let (training, _) = spec.training_graph(data.tokenizer().vocabulary())?;
+fn probe(spec: &RunSpec, saved_data: &SavedData) -> anyhow::Result<Probe> {
+    let data = spec.load_data(saved_data)?;
+    let (training, _) = spec.training_graph(&data.shape)?;
     let source = spec.batch_source(&training, &data, (0, 0))?;
-    Ok(Arc::new(move |rows| source.micro_batch(1, &MicroBatch { first: 0, rows: rows as u32 })))
+    Ok(Arc::new(move |rows| source.probe(1, rows as u32)))
 }
 
 /// Returns a priced span as a run of a chart.

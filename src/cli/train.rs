@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::{CheckpointArgs, Explain, TrainArgs};
 use super::explain::{ResumedParts, explanation};
-use super::resume::{RUNS, ResumePoint, RunDirectory, find_text, holds_run};
+use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
 use super::{UsageError, writable};
 use crate::autotune::catalog;
 use crate::checkpoint::Checkpoint;
@@ -16,6 +16,7 @@ use crate::config::schema::{Model, Parallel};
 use crate::faults::Faults;
 use crate::train::error::TrainError;
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
+use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -39,7 +40,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     if let Some(explain) = args.explain {
         let meta = point.map(|point| point.checkpoint.meta);
         let resumed = meta.map_or_else(ResumedParts::default, |meta| ResumedParts {
-            tokenizer: meta.tokenizer,
+            data: SavedData::of(&meta),
             placement: Some(meta.placement),
         });
         let (spec, svg) = (RunSpec::resolved(&resolved), args.svg.as_deref());
@@ -78,8 +79,11 @@ fn locate(
     settings: &[(&'static str, String)],
 ) -> Result<(), TrainError> {
     let Resolved { config, typed } = resolved;
-    if let Some(saved) = config.data.path.as_mut().filter(|_| !typed.now.contains("data.path")) {
-        *saved = absolute(&find_text(saved, &point.from)?);
+    let data = &mut config.data;
+    for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
+        if let Some(saved) = path.as_mut().filter(|_| !typed.now.contains(name)) {
+            *saved = absolute(&find_data(saved, &point.from)?);
+        }
     }
     if !typed.now.contains("parallel.devices") {
         let Parallel { devices, pipeline, .. } = &config.parallel;
@@ -184,9 +188,11 @@ fn configuration(args: &TrainArgs, saved: Option<&Resolved>) -> anyhow::Result<R
     if let Some(saved) = saved {
         refuse_another(&saved.config, &resolved.config)?;
     }
-    if resolved.typed.now.contains("data.path") {
-        let path = resolved.config.data.path.take();
-        resolved.config.data.path = path.map(|path| absolute(&path));
+    let data = &mut resolved.config.data;
+    for (name, path) in [("data.path", &mut data.path), ("data.val_path", &mut data.val_path)] {
+        if resolved.typed.now.contains(name) {
+            *path = path.take().map(|path| absolute(&path));
+        }
     }
     Ok(resolved)
 }

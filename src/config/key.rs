@@ -17,6 +17,8 @@ pub struct Key<C: 'static> {
     pub accepts: Constraint,
     /// Derivation of a default that is not a constant, for the help listing: "as train.batch".
     pub follows: Option<&'static str>,
+    /// Name of another key and the words of it with which this key has an effect; `None`: always.
+    pub only: Option<(&'static str, &'static [&'static str])>,
     /// Returns the value in a configuration; `None` for a path that is unset or not Unicode.
     pub get: fn(&C) -> Option<Value>,
     /// Sets a value that [`Key::accepts`] has checked. Panics on a value of another type.
@@ -189,6 +191,20 @@ impl ConfigValue for Option<PathBuf> {
     fn replace(&mut self, value: Value) {
         match value {
             Value::Text(path) => *self = Some(PathBuf::from(path)),
+            other => panic!("{other} was not admitted for this key"),
+        }
+    }
+}
+
+/// Optional text: has no value if it is unset.
+impl ConfigValue for Option<String> {
+    fn value(&self) -> Option<Value> {
+        self.clone().map(Value::Text)
+    }
+
+    fn replace(&mut self, value: Value) {
+        match value {
+            Value::Text(text) => *self = Some(text),
             other => panic!("{other} was not admitted for this key"),
         }
     }

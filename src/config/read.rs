@@ -89,7 +89,7 @@ impl Override {
             let why = "expects a path in Unicode; rename the file".into();
             return Err(ConfigError::Syntax { origin: Origin::Flag(0, flag), why });
         };
-        let kind = DataKind::Text.word().expect("every kind of data has a word");
+        let kind = DataKind::of(path).word().expect("every kind of data has a word");
         Ok([Self::literal(&flag, "data.path", literal), Self::literal(&flag, "data.kind", kind)])
     }
 
@@ -179,7 +179,15 @@ pub fn keys_help() -> String {
                 (None, None) => "none".to_owned(),
             };
             text.push_str(&format!("  {:<17} {}\n", key.name, key.doc.trim()));
-            text.push_str(&format!("{:20}{}; default: {default}\n", "", key.accepts));
+            let accepts = key.accepts.to_string();
+            // Long lists of words leave no room for the default on their line.
+            let gap =
+                if accepts.len() + default.len() < 68 { " " } else { "\n                    " };
+            text.push_str(&format!("{:20}{accepts};{gap}default: {default}\n", ""));
+            if let Some((other, words)) = key.only {
+                let words = Constraint::OneOf(words);
+                text.push_str(&format!("{:20}only with {other} = {words}\n", ""));
+            }
         }
     }
     text
@@ -511,7 +519,8 @@ mod tests {
             "[data]\nzzzzzz = 1",
             &[],
             "run.toml:2: there is no key data.zzzzzz; \
-             there are data.kind, data.path, data.tokenizer, data.held_out",
+             there are data.kind, data.path, data.val_path, data.tokenizer, data.held_out, \
+             data.target, data.task, data.normalize, data.image_size, data.crop, data.flip",
         );
         refused("train = 5", &[], "run.toml:1: there is no key train; train is a section: [train]");
         refused(
@@ -543,7 +552,7 @@ mod tests {
         let dropout = "model.dropout expects a number from 0 to below 1, got";
         value("\nmodel.dropout = 1", &format!("{dropout} 1"));
         value("\nmodel.dropout = nan", &format!("{dropout} nan"));
-        value("\nmodel.kind = \"cnn\"", "model.kind expects \"gpt\", got \"cnn\"");
+        value("\nmodel.kind = \"cnn\"", "model.kind expects \"gpt\" or \"mlp\", got \"cnn\"");
         value("\nmodel.bias = 1", "model.bias expects true or false, got 1");
         let path = "data.path expects a string that is not empty, got \"\"";
         value("\ndata.path = \"\"", path);

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Excluded, Included};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::key::{ConfigValue, Constraint, Key, Words, words};
+use super::key::{ConfigValue, Constraint, Key, Value, Words, words};
 use crate::collective::Topology;
-use crate::data::TokenizerKind;
+use crate::data::{SampleFormat, TargetKind, TokenizerKind, formats, tokens};
 use crate::graph::Unary;
 use crate::optim::Decay;
 use crate::parallel::{PipelineSchedule, ReduceSite};
@@ -17,6 +17,8 @@ use crate::parallel::{PipelineSchedule, ReduceSite};
 pub enum ModelKind {
     /// A decoder-only transformer.
     Gpt,
+    /// A multilayer perceptron.
+    Mlp,
 }
 
 /// Source of the samples.
@@ -26,6 +28,45 @@ pub enum DataKind {
     Text,
     /// The built-in corpus: generated sentences and sums.
     Builtin,
+    /// A file of token ids.
+    Tokens,
+    /// Images and labels as MNIST has them.
+    Idx,
+    /// CIFAR-10's binary version.
+    Cifar10,
+    /// A table.
+    Csv,
+    /// NumPy arrays.
+    Npy,
+    /// Directories of pictures, one per class.
+    Images,
+}
+
+impl DataKind {
+    /// Returns the format of the samples; `None` for texts and tokens.
+    pub fn sample_format(self) -> Option<SampleFormat> {
+        match self {
+            Self::Text | Self::Builtin | Self::Tokens => None,
+            Self::Idx => Some(SampleFormat::Idx),
+            Self::Cifar10 => Some(SampleFormat::Cifar10),
+            Self::Csv => Some(SampleFormat::Csv),
+            Self::Npy => Some(SampleFormat::Npy),
+            Self::Images => Some(SampleFormat::Pictures),
+        }
+    }
+
+    /// Returns the kind of what is at a path; that of a text, unless it looks like another.
+    pub fn of(path: &Path) -> Self {
+        match formats::detect(path) {
+            Some(SampleFormat::Idx) => Self::Idx,
+            Some(SampleFormat::Cifar10) => Self::Cifar10,
+            Some(SampleFormat::Csv) => Self::Csv,
+            Some(SampleFormat::Npy) => Self::Npy,
+            Some(SampleFormat::Pictures) => Self::Images,
+            None if tokens::is_token_file(path) => Self::Tokens,
+            None => Self::Text,
+        }
+    }
 }
 
 /// Update rule of the optimizer; its hyperparameters are keys of their own.
@@ -65,7 +106,7 @@ pub enum OnLoss {
 }
 
 words! {
-    ModelKind { ModelKind::Gpt => "gpt", }
+    ModelKind { ModelKind::Gpt => "gpt", ModelKind::Mlp => "mlp", }
     // The others are no activations of a model.
     Unary {
         Unary::Gelu => "gelu",
@@ -73,7 +114,22 @@ words! {
         Unary::Relu => "relu",
         _ => None,
     }
-    DataKind { DataKind::Text => "text", DataKind::Builtin => "builtin", }
+    DataKind {
+        DataKind::Text => "text",
+        DataKind::Builtin => "builtin",
+        DataKind::Tokens => "tokens",
+        DataKind::Idx => "idx",
+        DataKind::Cifar10 => "cifar10",
+        DataKind::Csv => "csv",
+        DataKind::Npy => "npy",
+        DataKind::Images => "images",
+    }
+    // `None`: as the targets suggest.
+    Option<TargetKind> {
+        None => "auto",
+        Some(TargetKind::Classes) => "classification",
+        Some(TargetKind::Values) => "regression",
+    }
     TokenizerKind { TokenizerKind::Char => "char", TokenizerKind::Byte => "byte", }
     OptimKind { OptimKind::AdamW => "adamw", OptimKind::Sgd => "sgd", }
     Decay { Decay::Constant => "constant", Decay::Cosine => "cosine", Decay::Linear => "linear", }
@@ -98,7 +154,7 @@ words! {
 /// Largest count of steps: a billion steps take years on any device.
 const STEPS: i64 = 1_000_000_000;
 /// Largest number of samples in a batch.
-const SAMPLES: i64 = 1 << 20;
+const BATCH_MAX: i64 = 1 << 20;
 /// Largest number of blocks in a model chunk: far above what a model can have, and so small that
 /// sums of it do not wrap.
 const BLOCKS_MAX: u64 = 65_536;
@@ -106,6 +162,14 @@ const BLOCKS_MAX: u64 = 65_536;
 const FRACTION: Constraint = Constraint::Real(Included(0.0), Excluded(1.0));
 /// Largest accepted learning rate: useful ones are far below, a larger one is a typing error.
 const LR_MAX: f64 = 1000.0;
+
+/// Keys on which it depends whether others have an effect, and words of them.
+const MODEL_KIND: &str = "model.kind";
+const DATA_KIND: &str = "data.kind";
+const GPT: &[&str] = &["gpt"];
+const MLP: &[&str] = &["mlp"];
+const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
+const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
 
 /// Generates the structs of the sections, their defaults, [`RunConfig`] and the table of keys
 /// from one entry per key: doc, name, type, default, accepted values, and the other key that the
@@ -116,7 +180,8 @@ macro_rules! sections {
         $section:ident: $Section:ident {
             $(
                 $(#[doc = $doc:literal])*
-                $key:ident: $ty:ty = $default:expr, $accepts:expr $(, $follows:literal)?;
+                $key:ident: $ty:ty = $default:expr, $accepts:expr $(, $follows:literal)?
+                    $(, if $other:ident = $words:expr)?;
             )*
         }
     )*) => {
@@ -153,6 +218,7 @@ macro_rules! sections {
             doc: concat!($($doc),*),
             accepts: $accepts,
             follows: [$(Some($follows),)? None][0],
+            only: [$(Some(($other, $words as &[&str])),)? None][0],
             get: |config| ConfigValue::value(&config.$section.$key),
             set: |config, value| ConfigValue::replace(&mut config.$section.$key, value),
         },)*)*];
@@ -163,42 +229,62 @@ sections! {
     /// Architecture of the model.
     model: Model {
         /// Model architecture.
-        kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS);
+        kind: ModelKind = ModelKind::Gpt, Constraint::OneOf(ModelKind::WORDS),
+            "\"gpt\" for texts and tokens, or else \"mlp\"";
         /// Number of transformer blocks (attention and MLP).
-        layers: usize = 4, Constraint::Whole(1, 1024);
+        layers: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
         /// Number of attention heads; must divide the width.
-        heads: usize = 4, Constraint::Whole(1, 1024);
+        heads: usize = 4, Constraint::Whole(1, 1024), if MODEL_KIND = GPT;
         /// Channels of the residual stream: values per token between the blocks.
-        width: usize = 64, Constraint::Whole(1, 65_536);
+        width: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = GPT;
         /// Context length: tokens of a sample.
-        context: usize = 64, Constraint::Whole(1, 65_536);
+        context: usize = 64, Constraint::Whole(1, 65_536), if MODEL_KIND = GPT;
+        /// Widths of the hidden layers; empty for a linear model.
+        hidden: Vec<u64> = vec![128], Constraint::IntList, if MODEL_KIND = MLP;
         /// Biases in linear layers and layer norms.
-        bias: bool = false, Constraint::Flag;
+        bias: bool = false, Constraint::Flag, if MODEL_KIND = GPT;
         /// Dropout probability: share of activations that training sets to zero.
         dropout: f64 = 0.0, FRACTION;
         /// Weight tying: the output head shares the token embedding.
-        tie: bool = true, Constraint::Flag;
-        /// Activation function of the MLP.
+        tie: bool = true, Constraint::Flag, if MODEL_KIND = GPT;
+        /// Activation function; for an mlp "relu" unless set.
         activation: Unary = Unary::Gelu, Constraint::OneOf(Unary::WORDS);
     }
     /// Data for training and validation.
     data: Data {
-        /// Source of the samples.
-        kind: DataKind = DataKind::Builtin, Constraint::OneOf(DataKind::WORDS),
-            "\"builtin\", or \"text\" with a data.path";
-        /// Path of the text file; runs save it as an absolute path.
+        /// Source of the samples; with a data.path as what is there, unless set.
+        kind: DataKind = DataKind::Builtin, Constraint::OneOf(DataKind::WORDS);
+        /// Path of the file or directory; runs save it as an absolute path.
         path: Option<PathBuf> = None, Constraint::Text;
+        /// Path of held-out samples of their own, in the same format.
+        val_path: Option<PathBuf> = None, Constraint::Text, if DATA_KIND = SAMPLES;
         /// Unit of tokenization: a character or a byte.
-        tokenizer: TokenizerKind = TokenizerKind::Char, Constraint::OneOf(TokenizerKind::WORDS);
-        /// Share of the text, at its end, for the validation split; 0 = none.
+        tokenizer: TokenizerKind = TokenizerKind::Char, Constraint::OneOf(TokenizerKind::WORDS),
+            if DATA_KIND = &["text", "builtin"];
+        /// Share for the validation split; 0 = none. Of a text the end, of samples any.
         held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
+        /// Column of a table that is the target; several, separated by commas, are all predicted.
+        target: Option<String> = None, Constraint::Text, "the last column",
+            if DATA_KIND = &["csv"];
+        /// Classes or values as targets, where targets can be either.
+        task: Option<TargetKind> = None, Constraint::OneOf(<Option<TargetKind>>::WORDS),
+            if DATA_KIND = &["csv", "npy"];
+        /// Normalization of features, and of target values, to mean 0 and standard deviation 1.
+        normalize: bool = true, Constraint::Flag, if DATA_KIND = SAMPLES;
+        /// Height and width to which pictures are resized.
+        image_size: Vec<u64> = Vec::new(), Constraint::IntList, "as they are",
+            if DATA_KIND = &["images"];
+        /// Augmentation: pixels by which pictures are padded before a random crop; 0 = none.
+        crop: usize = 0, Constraint::Whole(0, 1024), if DATA_KIND = PICTURES;
+        /// Augmentation: half of the pictures are mirrored left to right.
+        flip: bool = false, Constraint::Flag, if DATA_KIND = PICTURES;
     }
     /// The training run.
     train: Train {
-        /// Global batch size: samples per step over all devices.
-        batch: usize = 12, Constraint::Whole(1, SAMPLES);
+        /// Global batch size: samples per step over all devices; for an mlp 128 unless set.
+        batch: usize = 12, Constraint::Whole(1, BATCH_MAX);
         /// Micro-batch: the most samples that a device runs in one pass.
-        micro_batch: usize = 12, Constraint::Whole(1, SAMPLES), "as train.batch; 1/4K in K stages";
+        micro_batch: usize = 12, Constraint::Whole(1, BATCH_MAX), "as train.batch; 1/4K in K stages";
         /// Operator fusion: neighbouring operations become one kernel.
         fuse: bool = true, Constraint::Flag;
         /// Step after which the run ends; 0 writes the initial checkpoint only.
@@ -263,7 +349,7 @@ sections! {
     optim: Optim {
         /// Update rule.
         kind: OptimKind = OptimKind::AdamW, Constraint::OneOf(OptimKind::WORDS);
-        /// Learning rate after the warm-up.
+        /// Learning rate after the warm-up; for an mlp 1e-3 unless set.
         lr: f64 = 4e-3, Constraint::Real(Excluded(0.0), Included(LR_MAX));
         /// Decay of AdamW's first moment, the mean of gradients.
         beta1: f64 = 0.9, FRACTION;
@@ -346,9 +432,7 @@ impl RunConfig {
     pub fn apply_derived_defaults(&mut self, typed: &TypedKeys) {
         let is_new = typed.before.is_none();
         let is_set = |key| typed.now.contains(key);
-        if is_set("data.path") && !is_set("data.kind") {
-            self.data.kind = DataKind::Text;
-        }
+        self.derive_kinds(typed);
         if is_set("parallel.shares") && !is_set("parallel.balance") {
             self.parallel.balance = Balance::Fixed;
         } else if self.parallel.balance == Balance::Measured && !is_set("parallel.shares") {
@@ -374,6 +458,40 @@ impl RunConfig {
         if is_free || self.schedule.decay_steps == 0 {
             self.schedule.decay_steps = self.train.steps;
         }
+    }
+
+    /// Derives the kind of the data from what is at their path, that of the model from the data, and
+    /// what another kind of model has otherwise.
+    fn derive_kinds(&mut self, typed: &TypedKeys) {
+        let is_set = |key| typed.now.contains(key);
+        if let Some(path) = &self.data.path
+            && is_set("data.path")
+            && !typed.contains("data.kind")
+        {
+            self.data.kind = DataKind::of(path);
+        }
+        if typed.before.is_some() {
+            return;
+        }
+        if !is_set("model.kind") && self.data.kind.sample_format().is_some() {
+            self.model.kind = ModelKind::Mlp;
+        }
+        if self.model.kind == ModelKind::Mlp {
+            let of_mlp = Self::of_mlp();
+            for name in ["model.activation", "train.batch", "optim.lr"] {
+                if let Some(key) = key(name).filter(|_| !is_set(name)) {
+                    (key.get)(&of_mlp).into_iter().for_each(|value| (key.set)(self, value));
+                }
+            }
+        }
+    }
+
+    /// Returns the defaults of an MLP, where they are others.
+    fn of_mlp() -> Self {
+        let mut config = Self::default();
+        config.model.activation = Unary::Relu;
+        (config.train.batch, config.optim.lr) = (128, 1e-3);
+        config
     }
 
     /// Returns the micro-batch of a run that sets none: the batch, or in a pipeline of K stages the
@@ -410,7 +528,41 @@ impl RunConfig {
                 return Err(ConstraintError { keys: vec![key.full_name], why });
             }
         }
+        self.check_scopes()?;
         self.check_pairs()
+    }
+
+    /// Returns true if a key has an effect with the kinds of the model and the data.
+    fn has_effect(&self, of: &Key<Self>) -> bool {
+        let Some((other, words)) = of.only else { return true };
+        let word = key(other).and_then(|other| (other.get)(self));
+        matches!(word, Some(Value::Text(word)) if words.contains(&&*word))
+    }
+
+    /// Checks that keys without an effect have their defaults, and that the model is one for the
+    /// data.
+    fn check_scopes(&self) -> Result<(), ConstraintError> {
+        let default = Self::default();
+        let is_set = |key: &&Key<Self>| (key.get)(self) != (key.get)(&default);
+        let useless = KEYS.iter().filter(is_set).find(|key| !self.has_effect(key));
+        if let Some(Key { full_name, only: Some((other, words)), .. }) = useless {
+            let now = key(other).and_then(|key| (key.get)(self));
+            let now = now.map_or_else(String::new, |now| now.to_string());
+            let why = format!(
+                "has no effect with {other} = {now}, only with {}; leave it out",
+                Constraint::OneOf(words)
+            );
+            return Err(ConstraintError { keys: vec![full_name, other], why });
+        }
+        let is_of_samples = self.data.kind.sample_format().is_some();
+        let (wanted, of) = match self.model.kind {
+            ModelKind::Gpt if is_of_samples => ("\"mlp\"", "samples"),
+            ModelKind::Mlp if !is_of_samples => ("\"gpt\"", "texts and tokens"),
+            _ => return Ok(()),
+        };
+        let data = self.data.kind.word().unwrap_or_default();
+        let why = format!("expects {wanted} for {of} (data.kind = \"{data}\")");
+        Err(ConstraintError { keys: vec![MODEL_KIND, DATA_KIND], why })
     }
 
     fn check_pairs(&self) -> Result<(), ConstraintError> {
@@ -436,9 +588,15 @@ impl RunConfig {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return fail(&["schedule.min_lr", "optim.lr"], why);
         }
+        if !matches!(self.data.image_size.len(), 0 | 2) {
+            let why = format!("expects [height, width], got {:?}", self.data.image_size);
+            return fail(&["data.image_size"], why);
+        }
         match (self.data.kind, &self.data.path) {
-            (DataKind::Text, None) => {
-                fail(&["data.kind"], "= \"text\" expects a data.path; give --data PATH".into())
+            (kind, None) if kind != DataKind::Builtin => {
+                let word = kind.word().unwrap_or_default();
+                let why = format!("= \"{word}\" expects a data.path; give --data PATH");
+                fail(&["data.kind"], why)
             }
             (DataKind::Builtin, Some(_)) => {
                 let why = "conflicts with data.kind = \"builtin\"; leave one of them out";
@@ -578,7 +736,8 @@ impl RunConfig {
 
     fn section_lines(&self, section: &str, derived: &[&str]) -> String {
         let mut text = format!("[{section}]\n");
-        for key in KEYS.iter().filter(|key| key.section == section) {
+        let of_section = |key: &&Key<Self>| key.section == section && self.has_effect(key);
+        for key in KEYS.iter().filter(of_section) {
             let Some(value) = (key.get)(self) else { continue };
             text.push_str(&match key.follows.filter(|_| derived.contains(&key.full_name)) {
                 Some(follows) => format!("# {} = {value}  # {follows}\n", key.name),
@@ -672,10 +831,47 @@ mod tests {
             c.schedule.kind = Decay::Constant;
         };
         assert_eq!(check(constant), "fine");
+        let csv = |c: &mut RunConfig| {
+            (c.data.kind, c.model.kind) = (DataKind::Csv, ModelKind::Mlp);
+            c.data.path = Some("x.csv".into());
+        };
+        assert_eq!(check(csv), "fine");
+        let scope = "model.heads has no effect with model.kind = \"mlp\", only with \"gpt\"; leave it \
+                     out";
+        assert_eq!(check(|c| (csv(c), c.model.heads = 2).1), scope);
+        let crop = "data.crop has no effect with data.kind = \"csv\", only with \"idx\", \"cifar10\", \
+                    \"npy\" or \"images\"; leave it out";
+        assert_eq!(check(|c| (csv(c), c.data.crop = 2).1), crop);
+        let model = "model.kind expects \"mlp\" for samples (data.kind = \"csv\")";
+        assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Gpt).1), model);
+        let model = "model.kind expects \"gpt\" for texts and tokens (data.kind = \"builtin\")";
+        assert_eq!(check(|c| c.model.kind = ModelKind::Mlp), model);
+        let size = "data.image_size expects [height, width], got [8]";
+        let images = |c: &mut RunConfig| {
+            csv(c);
+            (c.data.kind, c.data.image_size) = (DataKind::Images, vec![8]);
+        };
+        assert_eq!(check(images), size);
         let kind = "data.kind = \"text\" expects a data.path; give --data PATH";
         assert_eq!(check(|c| c.data.kind = DataKind::Text), kind);
         let path = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
         assert_eq!(check(|c| c.data.path = Some("x".into())), path);
+    }
+
+    #[test]
+    fn a_model_of_samples_has_defaults_of_its_own_unless_they_are_set() {
+        let mut config = RunConfig::default();
+        config.data.kind = DataKind::Csv;
+        config.optim.lr = 0.5;
+        let now = ["data.kind", "optim.lr"].into();
+        config.apply_derived_defaults(&TypedKeys { now, before: None });
+        assert_eq!(config.model.kind, ModelKind::Mlp);
+        assert_eq!((config.model.activation, config.train.batch), (Unary::Relu, 128));
+        assert_eq!((config.train.micro_batch, config.optim.lr), (128, 0.5));
+        let text = config.to_toml();
+        assert!(text.contains("hidden = [128]") && !text.contains("heads"), "{text}");
+        let text = RunConfig::default().to_toml();
+        assert!(text.contains("heads = 4") && !text.contains("hidden"), "{text}");
     }
 
     /// Checks a pipeline.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Split, TextData};
+use super::{DataError, DataFile, Split, TextData};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{DType, HostTensor};
 
@@ -42,11 +42,19 @@ pub trait Dataset: Send + Sync {
     /// compares with the saved one.
     fn fingerprint(&self) -> String;
 
+    /// Returns the files that the data set was read from, in the order of their names.
+    fn files(&self) -> Vec<DataFile> {
+        Vec::new()
+    }
+
     /// Returns the values of the samples `indices` of a split, a row each.
+    ///
+    /// # Errors
+    /// Returns `DataError` if a sample that is read only now cannot be.
     ///
     /// # Panics
     /// If an index is not below [`Dataset::len`].
-    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs;
+    fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError>;
 
     /// Returns the bytes of the values of one sample.
     fn row_bytes(&self) -> usize {
@@ -81,7 +89,11 @@ impl Dataset for TextWindows {
         self.text.fingerprint()
     }
 
-    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
+    fn files(&self) -> Vec<DataFile> {
+        self.text.file().cloned().into_iter().collect()
+    }
+
+    fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
         let count = indices.len() * self.context;
         let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for start in indices {
@@ -89,7 +101,7 @@ impl Dataset for TextWindows {
             tokens.extend_from_slice(window);
             targets.extend_from_slice(next);
         }
-        vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))]
+        Ok(vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))])
     }
 }
 
@@ -105,7 +117,7 @@ mod tests {
         assert_eq!([Split::Train, Split::Validation].map(|split| windows.len(split)), [5, 1]);
         assert!(!windows.is_empty(Split::Validation));
         assert_eq!(windows.evaluation_samples(Split::Train), [0, 2, 4]);
-        let rows = windows.rows(Split::Train, &[4, 0]);
+        let rows = windows.rows(Split::Train, &[4, 0]).unwrap();
         let expected = [("tokens", vec![4, 5, 0, 1]), ("targets", vec![5, 6, 1, 2])];
         assert_eq!(rows, expected.map(|(name, values)| (name, HostTensor::Int(values))));
         let inputs = windows.inputs();

@@ -32,6 +32,11 @@ pub enum DataError {
     Short { name: String, split: Split, tokens: usize, context: usize },
     #[error("{name}: has {tokens} tokens, more than {}; split it", u32::MAX)]
     Long { name: String, tokens: usize },
+    #[error(
+        "{name}: its {split} part has no sample; there are {samples} in all: give more, or change \
+         data.held_out"
+    )]
+    Few { name: String, split: Split, samples: u64 },
     /// Content that its format does not allow; `place` is "byte 4", "line 12, column 3", or empty for
     /// the whole file, and `why` says what is there and what was expected.
     #[error("{name}: {}{why}", if place.is_empty() { String::new() } else { format!("{place}: ") })]

@@ -2,9 +2,12 @@
 //! samples and tokens on disk, the built-in corpus, and the sampler that assigns a sample to each
 //! slot of each step.
 
+pub mod augmentation;
 pub mod dataset;
 pub mod error;
 pub mod formats;
+pub mod normalization;
+pub mod sample_set;
 pub mod sampler;
 pub mod samples;
 pub mod text;
@@ -12,9 +15,12 @@ pub mod tokenizer;
 pub mod tokens;
 pub mod world;
 
+pub use augmentation::Augmentation;
 pub use dataset::{Dataset, DatasetInput, NamedInputs, TextWindows};
 pub use error::DataError;
 pub use formats::{KnownSamples, ReadOptions, SampleFormat, TargetKind};
+pub use normalization::{MeanStd, Normalization};
+pub use sample_set::{DataDescription, SampleDescription, SampleOptions, SampleSet, TargetNames};
 pub use sampler::{SampleIndex, Sampler};
 pub use samples::{DataFile, Features, LazyFeatures, LoadedSamples, Samples, Targets};
 pub use text::{Split, TextData, TokenizerChoice};

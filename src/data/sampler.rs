@@ -71,7 +71,7 @@ impl Sampler {
 }
 
 /// Maps `position` by the permutation of `0..population` that the key selects.
-fn permuted(key: Key, population: u64, position: u64) -> u64 {
+pub(super) fn permuted(key: Key, population: u64, position: u64) -> u64 {
     let bits = u64::BITS - (population - 1).leading_zeros();
     let half = bits.div_ceil(2);
     let mut position = position;

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use super::DataError;
 
+/// The most files that a run records one by one.
+const RECORDED_MAX: usize = 100;
+
 /// File that a data set was read from.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DataFile {
@@ -13,6 +16,29 @@ pub struct DataFile {
     pub bytes: u64,
     /// BLAKE3 hash of the content, in hexadecimal.
     pub blake3: String,
+}
+
+impl DataFile {
+    /// Returns the entry of a file with this content.
+    pub fn of(name: &str, content: &[u8]) -> Self {
+        let blake3 = blake3::hash(content).to_hex().to_string();
+        Self { name: name.into(), bytes: content.len() as u64, blake3 }
+    }
+
+    /// Returns the list of files that a run records: instead of very many, one entry with the sum
+    /// of their sizes and a hash of their names and hashes.
+    pub fn recorded(files: Vec<Self>) -> Vec<Self> {
+        if files.len() <= RECORDED_MAX {
+            return files;
+        }
+        let mut hasher = blake3::Hasher::new();
+        for Self { name, blake3, .. } in &files {
+            hasher.update(format!("{name}\0{blake3}\0").as_bytes());
+        }
+        let bytes = files.iter().map(|file| file.bytes).sum();
+        let name = format!("{} files", files.len());
+        vec![Self { name, bytes, blake3: hasher.finalize().to_hex().to_string() }]
+    }
 }
 
 /// Samples that are read one at a time while a model is trained.

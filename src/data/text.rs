@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fmt, fs, io};
 
-use super::{DataError, Tokenizer, TokenizerKind};
+use super::{DataError, DataFile, Tokenizer, TokenizerKind};
 
 /// One of the two splits of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,8 @@ pub struct TextData {
     tokens: Vec<u32>,
     /// Number of tokens in the training split.
     training: usize,
+    /// File that the text was read from, if it was.
+    file: Option<DataFile>,
 }
 
 impl TextData {
@@ -75,7 +77,9 @@ impl TextData {
             }
             Err(why) => return Err(DataError::Read { name, why }),
         };
-        Self::from_bytes(&name, &bytes, tokenizer, held_out, context)
+        let file_name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+        let file = Some(DataFile::of(&file_name, &bytes));
+        Ok(Self { file, ..Self::from_bytes(&name, &bytes, tokenizer, held_out, context)? })
     }
 
     /// Like [`TextData::load`], for a text in memory; error messages call it `name`.
@@ -102,7 +106,7 @@ impl TextData {
             return Err(DataError::Long { name: name.into(), tokens: tokens.len() });
         }
         let training = ((1.0 - held_out) * tokens.len() as f64) as usize;
-        let data = Self { tokenizer, tokens, training };
+        let data = Self { tokenizer, tokens, training, file: None };
         for split in [Split::Train, Split::Validation] {
             let tokens = data.tokens(split).len();
             let used = split == Split::Train || held_out > 0.0;
@@ -111,6 +115,11 @@ impl TextData {
             }
         }
         Ok(data)
+    }
+
+    /// Returns the file that the text was read from; `None` for a text in memory.
+    pub fn file(&self) -> Option<&DataFile> {
+        self.file.as_ref()
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {

@@ -102,7 +102,9 @@ impl TokenFileInfo {
         let share = ((1.0 - held_out) * self.count as f64) as u64;
         let Some(documents) = &self.documents else { return share };
         let next = documents.partition_point(|start| *start < share);
-        documents.get(next).copied().unwrap_or(self.count)
+        // Behind the last start, the last document is held out; a single one is cut.
+        let last = documents.last().copied().filter(|start| *start > 0 && share < self.count);
+        documents.get(next).copied().or(last).unwrap_or(share)
     }
 }
 
@@ -286,7 +288,11 @@ impl Dataset for TokenWindows {
         self.file.fingerprint()
     }
 
-    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
+    fn files(&self) -> Vec<DataFile> {
+        self.file.files().to_vec()
+    }
+
+    fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
         let count = indices.len() * self.context;
         let (mut tokens, mut targets) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for start in indices {
@@ -295,7 +301,7 @@ impl Dataset for TokenWindows {
             tokens.extend_from_slice(&window[..self.context]);
             targets.extend_from_slice(&window[1..]);
         }
-        vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))]
+        Ok(vec![("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))])
     }
 }
 

@@ -17,29 +17,32 @@ pub struct MlpConfig {
     /// Widths of the inputs, the hidden layers and the outputs.
     pub widths: Vec<usize>,
     pub activation: Unary,
+    /// Probability with which training sets an activation of a hidden layer to zero.
+    pub dropout: f32,
     pub loss: MlpLoss,
 }
 
 /// Builds the graph of an MLP with inputs `inputs` (b, in) and `targets`, and the output
 /// `outputs` (b, out), `in` and `out` being the first and the last width. Parameters are
 /// `layers.N.weight` (out, in) and `layers.N.bias` (out) of each layer, initialised uniformly up
-/// to `1/sqrt(in)`, as PyTorch's `Linear` is.
+/// to `1/sqrt(in)`, as PyTorch's `Linear` is. Each layer is a block, at which pipelines are cut.
 ///
 /// # Errors
 /// Returns no `ShapeError` if there are at least two widths, all above 0.
 pub fn mlp(config: &MlpConfig) -> Result<Graph, ShapeError> {
     assert!(config.widths.len() >= 2, "an MLP has inputs and outputs");
     let mut b = Builder::new();
-    b.block("mlp");
     let last = config.widths.len() - 2;
     let mut x = b.input("inputs", &[1, config.widths[0]]);
     for (layer, pair) in config.widths.windows(2).enumerate() {
+        b.block(&format!("layers.{layer}"));
         let init = Init::Uniform { bound: 1.0 / (pair[0] as f32).sqrt() };
         let weight = b.parameter(&format!("layers.{layer}.weight"), &[pair[1], pair[0]], init);
         let bias = b.parameter(&format!("layers.{layer}.bias"), &[pair[1]], init);
         x = b.linear(x, weight, Some(bias))?;
         if layer < last {
             x = b.unary(x, config.activation)?;
+            x = b.dropout(x, config.dropout)?;
         }
     }
     b.output("outputs", x);

@@ -47,10 +47,10 @@ pub enum TrainError {
     )]
     MissingDevices { devices: String, missing: String, command: Box<ResumeCommand> },
     #[error(
-        "{path}: the text that the run was trained on is not there, nor is {beside}; put it at one \
-         of these places, or name one with --data PATH"
+        "{path}: the data that the run was trained on are not there, nor is {beside}; put them at \
+         one of these places, or name others with --data PATH"
     )]
-    MissingText { path: PathBuf, beside: PathBuf },
+    MissingData { path: PathBuf, beside: PathBuf },
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use super::error::TrainError;
 use super::loader::BatchSource;
 use super::signals::SignalFlags;
-use crate::base::SegmentId;
-use crate::data::Split;
+use super::task::Task;
+use crate::base::{SegmentId, TensorId};
+use crate::data::{DataError, Split};
 use crate::device::DeviceError;
 use crate::exec::Executor;
-use crate::graph::PassKind;
+use crate::graph::{Graph, PassKind};
 use crate::runtime::pipelines::{ModelPipelines, forward_micro_batches_max};
 use crate::runtime::step::{Inputs, inference_pass, load};
 use crate::runtime::workers::WorkerGroup;
@@ -35,6 +36,10 @@ const QUEUED_MAX_S: f64 = 0.2;
 /// Request for an evaluation.
 pub struct EvalRequest<'a> {
     pub source: &'a BatchSource,
+    /// Graph of the model.
+    pub graph: &'a Graph,
+    /// Task whose metrics are computed.
+    pub task: &'a Arc<dyn Task>,
     /// Pipelines of the group; `None` if each rank holds the whole model.
     pub pipelines: Option<&'a ModelPipelines>,
     pub split: Split,
@@ -50,21 +55,25 @@ pub struct EvalRequest<'a> {
 }
 
 /// Result of an evaluation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
     /// Mean loss over the targets, in nats.
     pub loss: f64,
     pub samples: u64,
     /// Targets that the loss counts.
     pub targets: u64,
+    /// Sums from which the task computes its metrics.
+    pub sums: Vec<f64>,
 }
 
 /// Sums of one rank over its first `done` samples.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct RankSums {
     done: usize,
     loss: f64,
     targets: f64,
+    /// Sums of the task.
+    scores: Vec<f64>,
     /// Pace of the device at the end of its last job; decides only when it is waited for.
     pace: Pace,
 }
@@ -76,6 +85,33 @@ struct EvalJob {
     /// Starts of the windows, and the most rows at a time, by rank.
     parts: Vec<(Vec<u64>, usize)>,
     signals: SignalFlags,
+    scoring: Option<Scoring>,
+}
+
+/// Scoring of outputs by a task.
+#[derive(Clone)]
+struct Scoring {
+    task: Arc<dyn Task>,
+    output: TensorId,
+    targets: TensorId,
+}
+
+impl Scoring {
+    /// Returns the scoring of a model by a task; `None` if the task scores nothing.
+    fn of(graph: &Graph, task: &Arc<dyn Task>) -> Result<Option<Self>, TrainError> {
+        let Some(name) = task.scored_output() else { return Ok(None) };
+        let (Some(output), Some(targets)) = (graph.output(name), graph.input("targets")) else {
+            let why = format!("the model has no output {name} or no input targets to be scored");
+            return Err(TrainError::InvalidRequest(why));
+        };
+        Ok(Some(Self { task: task.clone(), output, targets }))
+    }
+
+    fn add(&self, outputs: &[f32], inputs: &Inputs, sums: &mut [f64]) {
+        if let Some((_, targets)) = inputs.iter().find(|(id, _)| *id == self.targets) {
+            self.task.score(outputs, targets, sums);
+        }
+    }
 }
 
 /// Returns the number of samples that an evaluation of `samples` evaluates; 0: all that there are.
@@ -94,14 +130,17 @@ pub fn evaluate_split(
     request: &EvalRequest,
     progress: &mut dyn FnMut(u64, u64) -> Result<(), TrainError>,
 ) -> Result<Option<Evaluation>, TrainError> {
-    let EvalRequest { source, pipelines, split, samples, rows, weights, signals } = *request;
+    let EvalRequest { source, graph, task, pipelines, split, samples, rows, weights, signals } =
+        *request;
     let starts = source.data.evaluation_samples(split);
     let starts = spread(&starts, samples);
     let parts = share_out(&starts, weights).into_iter().zip(rows);
     let parts = parts.map(|(part, rows)| (part, *rows as usize)).collect();
-    let job = EvalJob { source: source.clone(), split, parts, signals: signals.clone() };
+    let scoring = Scoring::of(graph, task)?;
+    let job = EvalJob { source: source.clone(), split, parts, signals: signals.clone(), scoring };
     let (job, total) = (Arc::new(job), starts.len());
-    let mut sums = vec![RankSums::default(); job.parts.len()];
+    let none = RankSums { scores: vec![0.0; task.sum_count()], ..RankSums::default() };
+    let mut sums = vec![none; job.parts.len()];
     let done = |sums: &[RankSums]| sums.iter().map(|sums| sums.done).sum::<usize>();
     while done(&sums) < total {
         if signals.pending().is_some() {
@@ -113,13 +152,14 @@ pub fn evaluate_split(
         };
         progress(done(&sums) as u64, total as u64)?;
     }
-    let (mut loss, mut targets) = (0.0, 0.0);
+    let (mut loss, mut targets, mut scores) = (0.0, 0.0, vec![0.0; task.sum_count()]);
     for sums in &sums {
         loss += sums.loss;
         targets += sums.targets;
+        scores.iter_mut().zip(&sums.scores).for_each(|(all, of_rank)| *all += of_rank);
     }
-    let loss = loss / targets;
-    Ok(Some(Evaluation { loss, samples: total as u64, targets: targets as u64 }))
+    let (loss, samples, targets) = (loss / targets, total as u64, targets as u64);
+    Ok(Some(Evaluation { loss, samples, targets, sums: scores }))
 }
 
 /// Continues all ranks for one job each; returns their new sums.
@@ -133,9 +173,22 @@ fn run_jobs(
     let first = Arc::new(AtomicUsize::new(begun.len()));
     let ended = group.run_on_all("an evaluation", move |rank, device| {
         let (part, rows) = &job.parts[rank.index()];
-        run_job(device, &job, (part, *rows), begun[rank.index()], &first)
-    });
-    Ok(ended?)
+        match run_job(device, &job, (part, *rows), begun[rank.index()].clone(), &first) {
+            Err(EvalError::Device(error)) => Err(error),
+            Err(EvalError::Data(error)) => Ok(Err(error)),
+            Ok(sums) => Ok(Ok(sums)),
+        }
+    })?;
+    Ok(ended.into_iter().collect::<Result<_, DataError>>()?)
+}
+
+/// Failure of a device, or to read a sample.
+#[derive(Debug, thiserror::Error)]
+enum EvalError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error(transparent)]
+    Data(#[from] DataError),
 }
 
 /// Continues all pipelines by as many micro-batches as they run at once; returns their new sums.
@@ -150,10 +203,21 @@ fn run_pipelines(
     for ((part, rows), sums) in job.parts.iter().zip(&mut sums) {
         let rows = (*rows).max(1);
         let end = part.len().min(sums.done + rows * most);
-        let batches = part[sums.done..end].chunks(rows);
-        let inputs = |batch: &[u64]| (batch.len() as u32, job.source.rows(job.split, batch));
-        work.push(batches.map(inputs).collect());
+        let mut batches = Vec::new();
+        for batch in part[sums.done..end].chunks(rows) {
+            batches.push((batch.len() as u32, job.source.rows(job.split, batch)?));
+        }
+        work.push(batches);
         sums.done = end;
+    }
+    if let Some(scoring) = &job.scoring {
+        for (pipeline, (batches, sums)) in work.iter().zip(&mut sums).enumerate() {
+            for (rows, inputs) in batches {
+                let micro_batch = (*rows as usize, inputs);
+                let outputs = pipelines.output(group, pipeline, micro_batch, scoring.output)?;
+                scoring.add(&outputs, inputs, &mut sums.scores);
+            }
+        }
     }
     for (sums, (loss, targets)) in sums.iter_mut().zip(pipelines.forward(group, work)?) {
         sums.loss += loss;
@@ -168,19 +232,21 @@ fn run_job(
     (part, rows): (&[u64], usize),
     mut sums: RankSums,
     first: &AtomicUsize,
-) -> Result<RankSums, DeviceError> {
+) -> Result<RankSums, EvalError> {
     let mut turn = FirstSum(Some(first));
     let started = Instant::now();
     let mut pace = Pace { queued: 0, since: None, ..sums.pace };
     while sums.done < part.len() {
         let end = part.len().min(sums.done + rows.max(1) * BATCHES_PER_SUM);
         let batches = part[sums.done..end].chunks(rows.max(1));
-        let batches = batches.map(|batch| (batch.len(), job.source.rows(job.split, batch)));
-        let Some((loss, targets)) = sum_batches(device, batches, &mut pace, &job.signals)? else {
+        let before = sums.scores.clone();
+        let Some((loss, targets)) = sum_batches(device, batches, job, &mut pace, &mut sums.scores)?
+        else {
+            sums.scores = before;
             break;
         };
-        let (loss, targets) = (sums.loss + loss, sums.targets + targets);
-        sums = RankSums { done: end, loss, targets, pace };
+        (sums.loss, sums.targets) = (sums.loss + loss, sums.targets + targets);
+        (sums.done, sums.pace) = (end, pace);
         turn.finish();
         // Without the second condition, fast devices would wait for a slow one in every job.
         if started.elapsed() >= JOB_TIME && first.load(Ordering::Relaxed) == 0 {
@@ -207,29 +273,34 @@ impl Drop for FirstSum<'_> {
     }
 }
 
-/// Returns the summed loss of `batches`, which are (rows, inputs), and the number of targets it
-/// counts; `None` if a signal arrived.
-fn sum_batches(
+/// Returns the summed loss of batches of samples and the number of targets it counts, and adds
+/// their scores to `scores`; `None` if a signal arrived.
+fn sum_batches<'a>(
     device: &mut dyn Executor,
-    batches: impl Iterator<Item = (usize, Inputs)>,
+    batches: impl Iterator<Item = &'a [u64]>,
+    job: &EvalJob,
     pace: &mut Pace,
-    signals: &SignalFlags,
-) -> Result<Option<(f64, f64)>, DeviceError> {
+    scores: &mut [f64],
+) -> Result<Option<(f64, f64)>, EvalError> {
     let segments: Vec<SegmentId> = device.plan().phase(PassKind::Forward).collect();
     device.begin_step()?;
-    for (rows, inputs) in batches {
+    for batch in batches {
+        let inputs = job.source.rows(job.split, batch)?;
         load(device, &inputs, 0)?;
-        let pass = inference_pass(rows);
+        let pass = inference_pass(batch.len());
         for segment in &segments {
-            if signals.pending().is_some() {
+            if job.signals.pending().is_some() {
                 return Ok(None);
             }
             let nodes = device.plan().segments[segment.index()].nodes.clone();
             device.run(nodes, &pass)?;
             pace.queued(device)?;
         }
+        if let Some(scoring) = &job.scoring {
+            scoring.add(&device.read(scoring.output, &pass)?, &inputs, scores);
+        }
     }
-    device.loss().map(Some)
+    Ok(Some(device.loss()?))
 }
 
 /// Pace of a device: waits for it when the queued work may take longer than [`QUEUED_MAX_S`].

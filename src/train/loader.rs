@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use crate::base::{HostTensor, TensorId};
-use crate::data::{Dataset, DatasetInput, Sampler, Split};
+use crate::data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
 use crate::graph::{Graph, Plan};
 use crate::parallel::pipeline::used_inputs;
 use crate::parallel::{MicroBatch, Program};
@@ -29,6 +29,8 @@ pub struct BatchSource {
     inputs: Vec<TensorId>,
     /// Input tensor of sample ids, if anything in the model is random.
     samples: Option<TensorId>,
+    /// Random changes of the samples that are trained on, with their seed.
+    pub augmentation: Option<(Augmentation, u64)>,
 }
 
 impl BatchSource {
@@ -44,25 +46,54 @@ impl BatchSource {
     ) -> Result<Self, TrainError> {
         let inputs: Result<_, _> =
             data.inputs().into_iter().map(|input| tensor_of(graph, input)).collect();
-        Ok(Self { data, sampler, inputs: inputs?, samples: graph.input("samples") })
+        let samples = graph.input("samples");
+        Ok(Self { data, sampler, inputs: inputs?, samples, augmentation: None })
     }
 
     /// Returns the inputs of one micro-batch of a step.
-    pub fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Inputs {
+    ///
+    /// # Errors
+    /// Returns `DataError` if a sample cannot be read.
+    pub fn micro_batch(&self, step: u64, micro_batch: &MicroBatch) -> Result<Inputs, DataError> {
         let slots = micro_batch.first..micro_batch.first + micro_batch.rows;
         let indices = slots.clone().map(|slot| self.sampler.sample(step, slot).index);
         let indices: Vec<u64> = indices.collect();
-        let mut inputs = self.rows(Split::Train, &indices);
+        let mut inputs = self.rows(Split::Train, &indices)?;
+        if let Some((changes, seed)) = &self.augmentation
+            && let Some((_, HostTensor::Float(pictures))) = inputs.first_mut()
+        {
+            let size = pictures.len() / indices.len().max(1);
+            for (slot, picture) in slots.clone().zip(pictures.chunks_mut(size.max(1))) {
+                changes.apply((*seed, step, slot), picture);
+            }
+        }
         if let Some(samples) = self.samples {
             inputs.push((samples, HostTensor::Int(slots.collect())));
         }
-        inputs
+        Ok(inputs)
+    }
+
+    /// Returns the inputs of the first samples of a step, with which devices are timed. Zeros stand
+    /// for samples that cannot be read, which is reported by the step itself.
+    pub fn probe(&self, step: u64, rows: u32) -> Inputs {
+        let zeros = |_| {
+            let inputs = self.inputs.iter().copied().zip(self.data.inputs());
+            let zero = |(id, input): (TensorId, DatasetInput)| {
+                (id, HostTensor::zeros(input.dtype, input.elements * rows as usize))
+            };
+            let samples = self.samples.map(|id| (id, HostTensor::Int((0..rows).collect())));
+            inputs.map(zero).chain(samples).collect()
+        };
+        self.micro_batch(step, &MicroBatch { first: 0, rows }).unwrap_or_else(zeros)
     }
 
     /// Returns the inputs of samples of a split, one row each.
-    pub fn rows(&self, split: Split, indices: &[u64]) -> Inputs {
-        let values = self.data.rows(split, indices).into_iter().map(|(_, values)| values);
-        self.inputs.iter().copied().zip(values).collect()
+    ///
+    /// # Errors
+    /// Returns `DataError` if a sample cannot be read.
+    pub fn rows(&self, split: Split, indices: &[u64]) -> Result<Inputs, DataError> {
+        let values = self.data.rows(split, indices)?.into_iter().map(|(_, values)| values);
+        Ok(self.inputs.iter().copied().zip(values).collect())
     }
 }
 
@@ -100,32 +131,35 @@ impl LoadedRanks {
 
     /// Returns the inputs of a step per rank and micro-batch. Ranks with equal micro-batches, the
     /// stages of a pipeline, share one reading of the data.
-    fn step(&self, source: &BatchSource, step: u64) -> Vec<Vec<Inputs>> {
+    fn step(&self, source: &BatchSource, step: u64) -> Result<Vec<Vec<Inputs>>, DataError> {
         let mut read: Option<(&[MicroBatch], Vec<Inputs>)> = None;
         let mut ranks = Vec::with_capacity(self.programs.len());
         for (program, wanted) in self.programs.iter().zip(&self.inputs) {
             let micro_batches = &program.micro_batches[..];
             let all = match read.take() {
                 Some((of, inputs)) if of == micro_batches => inputs,
-                _ => micro_batches.iter().map(|m| source.micro_batch(step, m)).collect(),
+                _ => {
+                    let inputs = micro_batches.iter().map(|m| source.micro_batch(step, m));
+                    inputs.collect::<Result<_, _>>()?
+                }
             };
             let is_wanted = |(tensor, _): &&(TensorId, HostTensor)| wanted.contains(tensor);
             let of_rank = |inputs: &Inputs| inputs.iter().filter(is_wanted).cloned().collect();
             ranks.push(all.iter().map(of_rank).collect());
             read = Some((micro_batches, all));
         }
-        ranks
+        Ok(ranks)
     }
 }
 
 /// Prefetching loader, some steps ahead of the run.
 pub struct Loader {
-    ready: mpsc::Receiver<Vec<Vec<Inputs>>>,
+    ready: mpsc::Receiver<Result<Vec<Vec<Inputs>>, DataError>>,
 }
 
 impl Loader {
     /// Starts loading the inputs of all ranks for the steps from `first` to `last`; the thread
-    /// ends with the last step, or when the loader is dropped.
+    /// ends with the last step, when a sample cannot be read, or when the loader is dropped.
     pub fn start(
         source: BatchSource,
         ranks: LoadedRanks,
@@ -136,7 +170,8 @@ impl Loader {
         thread::Builder::new().name("loader".into()).spawn(move || {
             for step in first..=last {
                 let inputs = ranks.step(&source, step);
-                if sender.send(inputs).is_err() {
+                let is_last = inputs.is_err();
+                if sender.send(inputs).is_err() || is_last {
                     return;
                 }
             }
@@ -144,8 +179,9 @@ impl Loader {
         Ok(Self { ready })
     }
 
-    /// Returns the inputs of the next step, per rank and micro-batch; `None` after the last.
-    pub fn next_step(&self) -> Option<Vec<Vec<Inputs>>> {
+    /// Returns the inputs of the next step, per rank and micro-batch; `None` after the last. A
+    /// sample that cannot be read is the error of its step.
+    pub fn next_step(&self) -> Option<Result<Vec<Vec<Inputs>>, DataError>> {
         self.ready.recv().ok()
     }
 }
@@ -169,7 +205,9 @@ mod tests {
         let targets = b.input_ids("targets", &[3]);
         let tokens = b.input_ids("tokens", &[3]);
         let source = source(&b.finish()).unwrap();
-        let [of_tokens, of_targets] = &source.rows(Split::Train, &[5])[..] else { panic!() };
+        let [of_tokens, of_targets] = &source.rows(Split::Train, &[5]).unwrap()[..] else {
+            panic!()
+        };
         assert_eq!(*of_tokens, (tokens, HostTensor::Int(vec![5, 6, 7])));
         assert_eq!(*of_targets, (targets, HostTensor::Int(vec![6, 7, 8])));
     }

@@ -9,15 +9,18 @@ pub mod evaluate;
 pub mod generate;
 pub mod loader;
 pub mod nonfinite;
+pub mod outputs;
 mod predict;
 pub mod resolved;
 pub mod run;
+pub mod run_data;
 pub mod sampling;
 pub mod sentences;
 pub mod session;
 pub mod signals;
 pub mod spec;
 pub mod state;
+pub mod task;
 pub mod trainer;
 
 pub use crate::parallel::PipelineSchedule;

@@ -151,7 +151,8 @@ mod tests {
     fn predicted(devices: &str, shares: &[usize], rows: usize) -> ArrayD<f32> {
         let widths = vec![WIDTH, 8, 2];
         let loss = MlpLoss::SquaredError;
-        let graph = mlp(&MlpConfig { widths, activation: Unary::Relu, loss }).unwrap();
+        let graph =
+            mlp(&MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss }).unwrap();
         let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
         let options = TrainerOptions {
             shares: shares.to_vec(),

@@ -3,11 +3,17 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::data::DataFile;
 use crate::parallel::{Placement, RankPlacement};
 
 /// Formats `resolved.toml`: top-level keys first, then a table per rank (none for a single rank)
-/// and a table of its kernels. `data` is the fingerprint of the data, `version` that of potluck.
-pub fn resolved_toml(placement: &Placement, data: &str, version: &str) -> String {
+/// and a table of its kernels. `data` is the fingerprint of the data with their files, which have a
+/// table of their own, and `version` that of potluck.
+pub fn resolved_toml(
+    placement: &Placement,
+    (data, files): (&str, &[DataFile]),
+    version: &str,
+) -> String {
     let mut tables: BTreeMap<String, BTreeMap<&str, String>> = BTreeMap::new();
     for (rank, decided) in placement.ranks.iter().enumerate() {
         let is_alone = placement.ranks.len() == 1;
@@ -28,6 +34,9 @@ pub fn resolved_toml(placement: &Placement, data: &str, version: &str) -> String
         run.insert("schedule", record.schedule.to_string());
         run.insert("chunks", record.chunks.to_string());
     }
+    let described = |file: &DataFile| format!("{} bytes, BLAKE3 {}", file.bytes, file.blake3);
+    let file_entries = files.iter().map(|file| (&*file.name, described(file)));
+    tables.entry("files".into()).or_default().extend(file_entries);
     tables.retain(|_, entries| !entries.is_empty());
     let mut text = String::from("# What this run decided before its first step.\n");
     for (table, entries) in &tables {
@@ -113,15 +122,15 @@ mod tests {
                         data = \"abc\"\ndevice = \"A\"\nmicro_batches = \"2 1\"\nversion = \"1\"\n";
         let kernels = "\n# The variant of each call that has several.\n[kernels]\n\
                        \"matmul (2, 3)\" = \"tile\"\n";
-        assert_eq!(resolved_toml(&placement, "abc", "1"), format!("{expected}{kernels}"));
+        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), format!("{expected}{kernels}"));
         placement.ranks[0].kernels = [].into_iter().collect();
-        assert_eq!(resolved_toml(&placement, "abc", "1"), expected);
+        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), expected);
         placement.candidates.push("B".into());
         let expected = "# What this run decided before its first step.\n\
                         data = \"abc\"\ndevice = \"A\"\ndevices = \"A | B\"\nmicro_batch = \"2\"\n\
                         micro_batch_max = \"4\"\nmicro_batches = \"2 1\"\nposition = \"1\"\n\
                         rows = \"4\"\nshare = \"3\"\nversion = \"1\"\n";
-        assert_eq!(resolved_toml(&placement, "abc", "1"), expected);
+        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), expected);
     }
 
     #[test]
@@ -132,7 +141,7 @@ mod tests {
             pipeline: None,
             ranks: vec![rank("A", 4); 11],
         };
-        let text = resolved_toml(&placement, "abc", "1");
+        let text = resolved_toml(&placement, ("abc", &[]), "1");
         let is_table = |line: &&str| line.starts_with('[');
         let tables: Vec<&str> = text.lines().filter(is_table).collect();
         assert_eq!(tables[..4], ["[rank0]", "[rank0.kernels]", "[rank1]", "[rank1.kernels]"]);

@@ -1,25 +1,23 @@
 //! `RunSpec`: the meaning of a configuration in the types of the rooms below. Built once; no other
 //! code of the trainer reads a key.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::TrainError;
 use super::loader::BatchSource;
+use super::run_data::{DataShape, RunData};
 use super::session::SessionOptions;
 use crate::autotune::TuneOptions;
 use crate::config::RunConfig;
 use crate::config::read::{ConfigError, Override, Resolved, read};
-use crate::config::schema::{Balance, DataKind, ModelKind, OnLoss, OnMismatch, OptimKind};
-use crate::data::{
-    Dataset, Sampler, Split, TextData, TextWindows, Tokenizer, TokenizerChoice, TokenizerKind,
-    world,
-};
+use crate::config::schema::{Balance, DataKind, Model, ModelKind, OnLoss, OnMismatch, OptimKind};
+use crate::data::{ReadOptions, SampleFormat, Sampler, Split, TokenizerKind};
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
-use crate::graph::{Graph, Plan, PlanOptions, ShapeError, differentiate, fuse};
-use crate::model::{GptConfig, LanguageModel, gpt};
+use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
+use crate::model::{GptConfig, LanguageModel, MlpConfig, MlpLoss, gpt, mlp};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
@@ -71,32 +69,60 @@ pub struct RunSpec {
     pub model_toml: String,
 }
 
-/// Model of a run, before the vocabulary of its data is known.
+/// Model of a run, before the sizes of its data are known.
 #[derive(Clone)]
 pub struct ModelSpec {
-    /// Tokens of a sample.
+    /// Tokens of a sample, of a model of text or tokens.
     pub context: usize,
     /// Sizes of the model, for the user.
     pub summary: String,
-    /// Builds the forward graph with its loss for a vocabulary.
-    graph: Arc<dyn Fn(usize) -> Result<Graph, ShapeError> + Send + Sync>,
+    /// Builds the forward graph with its loss for data of these sizes.
+    graph: Arc<dyn Fn(&DataShape) -> Result<Graph, TrainError> + Send + Sync>,
 }
 
 /// Data of a run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct DataSpec {
     pub source: DataSource,
     pub tokenizer: TokenizerKind,
-    /// Share of the text, at its end, for the validation split.
+    /// Share for the validation split: of a text its end, of samples any.
     pub held_out: f64,
+    pub reading: ReadOptions,
+    /// True to normalize features and target values.
+    pub normalize: bool,
+    /// Pixels of padding around pictures that are cropped at random; 0: none.
+    pub crop: usize,
+    /// True to mirror half of the pictures.
+    pub flip: bool,
 }
 
-/// Source of the text of a run.
+/// Source of the data of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DataSource {
     /// The built-in corpus, which is generated.
     Builtin,
-    File(PathBuf),
+    Text(PathBuf),
+    /// A file of token ids.
+    Tokens(PathBuf),
+    Samples {
+        format: SampleFormat,
+        path: PathBuf,
+        /// Samples of the validation split, if they are of their own.
+        val_path: Option<PathBuf>,
+    },
+}
+
+impl DataSource {
+    /// Returns the paths of the data.
+    pub fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
+        match self {
+            Self::Builtin => Vec::new(),
+            Self::Text(path) | Self::Tokens(path) => vec![path],
+            Self::Samples { path, val_path, .. } => {
+                [Some(path), val_path.as_mut()].into_iter().flatten().collect()
+            }
+        }
+    }
 }
 
 /// Intervals in steps; 0: never, except where a run always does it.
@@ -219,49 +245,12 @@ impl RunSpec {
         }
     }
 
-    /// Loads the text, with the tokenizer of a checkpoint if given, or else its own.
-    ///
-    /// # Errors
-    /// Returns `TrainError::Data` if the text cannot be read, tokenized or split.
-    pub fn load_data(&self, tokenizer: Option<Tokenizer>) -> Result<TextData, TrainError> {
-        let tokenizer = self.tokenizer_choice(tokenizer);
-        let (held_out, context) = (self.data.held_out, self.model.context);
-        Ok(match &self.data.source {
-            DataSource::File(path) => TextData::load(path, tokenizer, held_out, context)?,
-            DataSource::Builtin => {
-                let corpus = world::corpus();
-                TextData::from_bytes(world::NAME, corpus.as_bytes(), tokenizer, held_out, context)?
-            }
-        })
-    }
-
-    /// Loads another text than the run's, of which nothing is held out: all of it is the training
-    /// split.
-    ///
-    /// # Errors
-    /// See [`RunSpec::load_data`].
-    pub fn load_text(
-        &self,
-        path: &Path,
-        tokenizer: Option<Tokenizer>,
-    ) -> Result<TextData, TrainError> {
-        let tokenizer = self.tokenizer_choice(tokenizer);
-        Ok(TextData::load(path, tokenizer, 0.0, self.model.context)?)
-    }
-
-    fn tokenizer_choice(&self, given: Option<Tokenizer>) -> TokenizerChoice {
-        match given {
-            Some(tokenizer) => TokenizerChoice::Given(tokenizer),
-            None => TokenizerChoice::Derived(self.data.tokenizer),
-        }
-    }
-
     /// Builds the training graph, and returns the fusions in it.
     ///
     /// # Errors
     /// Returns `TrainError::Model` if the sizes of the model contradict each other.
-    pub fn training_graph(&self, vocabulary: usize) -> Result<(Graph, Vec<Fusion>), TrainError> {
-        let training = differentiate((self.model.graph)(vocabulary)?)?;
+    pub fn training_graph(&self, data: &DataShape) -> Result<(Graph, Vec<Fusion>), TrainError> {
+        let training = differentiate((self.model.graph)(data)?)?;
         Ok(if self.fuse { fuse_listed(training) } else { (training, Vec::new()) })
     }
 
@@ -269,26 +258,29 @@ impl RunSpec {
     ///
     /// # Errors
     /// Returns `TrainError::Model` if the sizes of the model contradict each other.
-    pub fn forward_plan(&self, vocabulary: usize, rows: u32) -> Result<Plan, TrainError> {
-        let forward = (self.model.graph)(vocabulary)?;
+    pub fn forward_plan(&self, data: &DataShape, rows: u32) -> Result<Plan, TrainError> {
+        let forward = (self.model.graph)(data)?;
         let forward = if self.fuse { fuse(forward) } else { forward };
         Ok(Plan::new(forward, PlanOptions::new(rows as usize)))
     }
 
-    /// Creates the source of the inputs of a graph, which draws a window for each slot of each
+    /// Creates the source of the inputs of a graph, which draws a sample for each slot of each
     /// step; `done` are the steps and samples of the run so far.
     ///
     /// # Errors
-    /// Returns `TrainError::InvalidRequest` if the graph is not that of a language model.
+    /// Returns `TrainError::InvalidRequest` if the graph is not that of a model of the data.
     pub fn batch_source(
         &self,
         graph: &Graph,
-        data: &Arc<TextData>,
+        data: &RunData,
         (steps, samples): (u64, u64),
     ) -> Result<BatchSource, TrainError> {
-        let windows = TextWindows { text: data.clone(), context: self.model.context };
-        let sampler = Sampler::new(self.seed, windows.len(Split::Train), self.batch);
-        BatchSource::new(graph, Arc::new(windows), sampler.after(steps, samples))
+        let sampler = Sampler::new(self.seed, data.dataset.len(Split::Train), self.batch);
+        let sampler = sampler.after(steps, samples);
+        let augmentation = data.augmentation.clone().map(|changes| (changes, self.seed));
+        let mut source = BatchSource::new(graph, data.dataset.clone(), sampler)?;
+        source.augmentation = augmentation;
+        Ok(source)
     }
 }
 
@@ -303,34 +295,92 @@ pub fn language_model(graph: &Graph) -> Result<LanguageModel, TrainError> {
 
 fn model(config: &RunConfig) -> ModelSpec {
     let model = config.model.clone();
-    let summary = format!(
-        "{} layers, {} heads, width {}, context {}",
-        model.layers, model.heads, model.width, model.context
-    );
     let context = model.context;
-    let graph = move |vocabulary| match model.kind {
-        ModelKind::Gpt => gpt(&GptConfig {
-            vocabulary,
-            context: model.context,
-            layers: model.layers,
-            heads: model.heads,
-            width: model.width,
-            bias: model.bias,
-            dropout: model.dropout as f32,
-            tie: model.tie,
-            activation: model.activation,
-        }),
+    match model.kind {
+        ModelKind::Gpt => ModelSpec {
+            context,
+            summary: format!(
+                "{} layers, {} heads, width {}, context {context}",
+                model.layers, model.heads, model.width
+            ),
+            graph: Arc::new(move |data| gpt_graph(&model, data)),
+        },
+        ModelKind::Mlp => {
+            let hidden: Vec<String> = model.hidden.iter().map(ToString::to_string).collect();
+            let summary = match &hidden[..] {
+                [] => "linear model".into(),
+                [one] => format!("mlp with a hidden layer of {one}"),
+                several => format!("mlp with hidden layers of {}", several.join(", ")),
+            };
+            ModelSpec { context, summary, graph: Arc::new(move |data| mlp_graph(&model, data)) }
+        }
+    }
+}
+
+fn gpt_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {
+    let DataShape::Tokens { vocabulary } = *data else {
+        let why = "a gpt is trained on texts or tokens; set model.kind = \"mlp\" for samples";
+        return Err(TrainError::InvalidRequest(why.into()));
     };
-    ModelSpec { context, summary, graph: Arc::new(graph) }
+    Ok(gpt(&GptConfig {
+        vocabulary,
+        context: model.context,
+        layers: model.layers,
+        heads: model.heads,
+        width: model.width,
+        bias: model.bias,
+        dropout: model.dropout as f32,
+        tie: model.tie,
+        activation: model.activation,
+    })?)
+}
+
+fn mlp_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {
+    let DataShape::Samples { shape, outputs, has_classes } = data else {
+        let why = "an mlp is trained on samples; set model.kind = \"gpt\" for texts and tokens";
+        return Err(TrainError::InvalidRequest(why.into()));
+    };
+    let hidden = model.hidden.iter().map(|width| *width as usize);
+    let inputs = shape.iter().product();
+    Ok(mlp(&MlpConfig {
+        widths: [inputs].into_iter().chain(hidden).chain([*outputs]).collect(),
+        activation: model.activation,
+        dropout: model.dropout as f32,
+        loss: if *has_classes { MlpLoss::CrossEntropy } else { MlpLoss::SquaredError },
+    })?)
 }
 
 fn data(config: &RunConfig) -> DataSpec {
     let data = &config.data;
-    let source = match (data.kind, &data.path) {
-        (DataKind::Text, Some(path)) => DataSource::File(path.clone()),
+    let path = || data.path.clone().unwrap_or_default();
+    let source = match (data.kind, data.kind.sample_format()) {
+        (_, Some(format)) => {
+            DataSource::Samples { format, path: path(), val_path: data.val_path.clone() }
+        }
+        (DataKind::Text, _) => DataSource::Text(path()),
+        (DataKind::Tokens, _) => DataSource::Tokens(path()),
         _ => DataSource::Builtin,
     };
-    DataSpec { source, tokenizer: data.tokenizer, held_out: data.held_out }
+    let columns = data.target.as_deref().unwrap_or_default().split(',').map(str::trim);
+    let image_size = match data.image_size[..] {
+        [height, width] => Some((height as usize, width as usize)),
+        _ => None,
+    };
+    let reading = ReadOptions {
+        target: columns.filter(|name| !name.is_empty()).map(String::from).collect(),
+        kind: data.task,
+        image_size,
+        known: None,
+    };
+    DataSpec {
+        source,
+        tokenizer: data.tokenizer,
+        held_out: data.held_out,
+        reading,
+        normalize: data.normalize,
+        crop: data.crop,
+        flip: data.flip,
+    }
 }
 
 fn optimizer(config: &RunConfig) -> Optimizer {
@@ -377,7 +427,7 @@ mod tests {
 
     fn plan(config: &RunConfig) -> Plan {
         let spec = RunSpec::new(config);
-        let (training, _) = spec.training_graph(65).unwrap();
+        let (training, _) = spec.training_graph(&DataShape::Tokens { vocabulary: 65 }).unwrap();
         Plan::new(training, PlanOptions::new(spec.micro_batch as usize))
     }
 

@@ -11,7 +11,7 @@
 //! let config = MlpConfig {
 //!     widths: vec![2, 8, 1],
 //!     activation: Unary::GeluTanh,
-//!     loss: MlpLoss::SquaredError,
+//!     dropout: 0.0, loss: MlpLoss::SquaredError,
 //! };
 //! let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.0 };
 //! let mut trainer = Trainer::new(mlp(&config)?, &TrainerOptions::new("cpu", optimizer, 2))?;

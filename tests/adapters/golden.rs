@@ -77,7 +77,7 @@ impl Golden {
             true => MlpLoss::CrossEntropy,
             false => MlpLoss::SquaredError,
         };
-        mlp(&MlpConfig { widths, activation, loss }).unwrap()
+        mlp(&MlpConfig { widths, activation, dropout: 0.0, loss }).unwrap()
     }
 
     fn load(&self, device: &mut dyn Executor) {

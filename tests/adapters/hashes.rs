@@ -9,7 +9,7 @@ use potluck::model::{MlpConfig, MlpLoss, mlp};
 #[test]
 fn devices_hash_what_they_hold() {
     let (widths, activation) = (vec![19, 37, 3], Unary::Relu);
-    let config = MlpConfig { widths, activation, loss: MlpLoss::SquaredError };
+    let config = MlpConfig { widths, activation, dropout: 0.0, loss: MlpLoss::SquaredError };
     let graph = differentiate(mlp(&config).unwrap()).unwrap();
     let plan = Plan::new(graph, PlanOptions::new(1));
     for mut device in crate::common::devices(&plan, 1) {

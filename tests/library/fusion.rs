@@ -33,7 +33,7 @@ fn gpt_of(bias: bool, dropout: f32, activation: Unary) -> Graph {
 
 fn mlp_of(activation: Unary, loss: MlpLoss) -> Graph {
     let widths = vec![5, 16, 16, 4];
-    differentiate(mlp(&MlpConfig { widths, activation, loss }).unwrap()).unwrap()
+    differentiate(mlp(&MlpConfig { widths, activation, dropout: 0.0, loss }).unwrap()).unwrap()
 }
 
 /// The loss and every gradient of one step in f64.
@@ -143,8 +143,12 @@ fn fusion_is_complete_and_deterministic() {
 
 #[test]
 fn a_forward_graph_keeps_no_activation_inputs() {
-    let config =
-        MlpConfig { widths: vec![4, 8, 2], activation: Unary::Gelu, loss: MlpLoss::SquaredError };
+    let config = MlpConfig {
+        widths: vec![4, 8, 2],
+        activation: Unary::Gelu,
+        dropout: 0.0,
+        loss: MlpLoss::SquaredError,
+    };
     let (fused, done) = fuse_listed(mlp(&config).unwrap());
     assert!(done.iter().all(|fusion| !fusion.kept));
     let epilogue = fused.nodes.iter().filter_map(|node| match &node.op {

@@ -260,7 +260,8 @@ proptest! {
 #[test]
 fn a_part_of_everything_is_the_whole() {
     let widths = vec![5, 16, 16, 4];
-    let config = MlpConfig { widths, activation: Unary::Relu, loss: MlpLoss::SquaredError };
+    let config =
+        MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss: MlpLoss::SquaredError };
     let graphs = [
         gpt_of(true, 0.1, false),
         gpt_of(false, 0.0, true),

@@ -21,4 +21,7 @@ mod recorded_placement;
 mod refusals;
 mod resume;
 mod runs;
+mod sample_runs;
+#[path = "../common/samples.rs"]
+mod samples;
 mod shakespeare;

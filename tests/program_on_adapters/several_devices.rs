@@ -30,7 +30,8 @@ const BATCH: usize = 12;
 
 fn classifier() -> Graph {
     let widths = vec![WIDTH, 130, CLASSES as usize];
-    mlp(&MlpConfig { widths, activation: Unary::Gelu, loss: MlpLoss::CrossEntropy }).unwrap()
+    mlp(&MlpConfig { widths, activation: Unary::Gelu, dropout: 0.0, loss: MlpLoss::CrossEntropy })
+        .unwrap()
 }
 
 /// A batch of which some targets do not count: all of the last device's but one, so that shares

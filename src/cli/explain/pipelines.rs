@@ -1,13 +1,12 @@
 //! Tables that describe a run of pipelines: programs, memory, and what the schedule chart shows.
 
 use super::instructions::InstructionNames;
-use super::{edges, limit_line, vocabulary};
+use super::{data_shape, edges, limit_line};
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
 use crate::base::format::counted;
 use crate::cli::UsageError;
 use crate::comm::ring_pool_bytes_max;
-use crate::data::Tokenizer;
 use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::graph::print::{RankMemoryUsage, memory_tables};
@@ -30,6 +29,7 @@ use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::shares::owned_elements;
 use crate::runtime::placement::types::PlacementRequest;
 use crate::runtime::timing::Probe;
+use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
 
 /// Note on the stages of a run that measures them at its start.
@@ -74,7 +74,7 @@ impl PipelineTable {
     }
 }
 
-/// Calls `explain` with the pipelines of a run. `tokenizer` is that of a checkpoint, and `saved`
+/// Calls `explain` with the pipelines of a run. `saved_data` is that of a checkpoint, and `saved`
 /// its placement, whose stages are kept as by the run. With a `probe`, stages and shares that are
 /// not given are measured as by the run.
 ///
@@ -83,7 +83,7 @@ impl PipelineTable {
 /// graph and choosing devices, and those with which the run refuses its pipelines.
 pub fn with_pipelines<R>(
     spec: &RunSpec,
-    tokenizer: Option<Tokenizer>,
+    saved_data: &SavedData,
     saved: Option<&Placement>,
     probe: Option<Probe>,
     explain: impl FnOnce(&ExplainedPipelines) -> anyhow::Result<R>,
@@ -92,7 +92,7 @@ pub fn with_pipelines<R>(
         let why = "--explain schedule needs parallel.pipeline of 2 or more; give --pipeline K";
         return Err(UsageError(why.into()).into());
     }
-    let (training, _) = spec.training_graph(vocabulary(spec, tokenizer)?)?;
+    let (training, _) = spec.training_graph(&data_shape(spec, saved_data)?)?;
     let (plans, tuning) = (Plans::new(training), TuneOptions::default());
     // Without a probe, shares and blocks are even if they are not given.
     let request = PlacementRequest { probe, saved, ..spec.placement_request(&plans, &tuning) };

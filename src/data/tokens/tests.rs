@@ -46,13 +46,13 @@ fn windows_are_rows_of_tokens_and_of_those_that_follow() {
     let windows = TokenWindows { file: file.clone(), context: 4 };
     assert_eq!([Split::Train, Split::Validation].map(|split| windows.len(split)), [11, 1]);
     assert_eq!(windows.evaluation_samples(Split::Train), [0, 4, 8]);
-    let rows = windows.rows(Split::Train, &[2, 0]);
+    let rows = windows.rows(Split::Train, &[2, 0]).unwrap();
     let expected = [
         ("tokens", vec![258, 259, 260, 261, 256, 257, 258, 259]),
         ("targets", vec![259, 260, 261, 262, 257, 258, 259, 260]),
     ];
     assert_eq!(rows, expected.map(|(name, values)| (name, HostTensor::Int(values))));
-    let rows = windows.rows(Split::Validation, &[0]);
+    let rows = windows.rows(Split::Validation, &[0]).unwrap();
     assert_eq!(rows[0].1, HostTensor::Int(vec![261, 262, 263, 264]));
     let inputs = windows.inputs();
     assert!(

@@ -22,11 +22,11 @@ impl Run {
             return Ok(None);
         }
         let Some(evaluation) = self.measure()? else { return Ok(None) };
-        let Evaluation { loss: val_loss, samples, targets } = evaluation;
+        let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
         let step = self.step();
         self.evaluated = Some((step, val_loss));
         let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
-        let metrics = Vec::new();
+        let metrics = self.task.metrics(&sums);
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         self.emit(Event::Evaluation(record))?;
         if is_best {
@@ -51,7 +51,7 @@ impl Run {
     /// Returns the reason for which later evaluations cannot be compared with those of a
     /// checkpoint, if there is one: other data, or another number of samples.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
-        // The fingerprint covers the text and its split.
+        // The fingerprint covers the data and their split.
         if meta.data != self.fingerprint {
             return Some("the data are not those that the checkpoint was trained on".into());
         }
@@ -72,6 +72,8 @@ impl Run {
             units.map(|rank| (rank.micro_batch, rank.share)).unzip();
         let request = EvalRequest {
             source: &self.source,
+            graph: &self.session.plan.graph,
+            task: &self.task,
             pipelines: self.session.pipelines.as_deref(),
             split: Split::Validation,
             samples: self.spec.eval_samples,

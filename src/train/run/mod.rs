@@ -17,10 +17,9 @@ use std::time::Instant;
 
 use crate::base::Rank;
 use crate::checkpoint::{Best, Checkpoint, Store};
-use crate::data::TextData;
+use crate::data::DataFile;
 use crate::faults::{Faults, Point};
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace, Unit};
-use crate::model::LanguageModel;
 use crate::parallel::Verdict;
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
@@ -28,11 +27,12 @@ use crate::runtime::replica_check::ReplicaMismatch;
 use crate::runtime::step::{StepInput, StepReport};
 use crate::train::error::TrainError;
 use crate::train::loader::{self, BatchSource, Loader};
-use crate::train::sampling::Sampling;
+use crate::train::run_data::{RunData, SavedData};
 use crate::train::session::Session;
 use crate::train::signals::{Interruption, Signals};
-use crate::train::spec::{RunSpec, language_model};
-use crate::train::{generate, state};
+use crate::train::spec::RunSpec;
+use crate::train::state;
+use crate::train::task::{Ending, Task};
 
 use skipped::SkippedSteps;
 use startup::OpenedRun;
@@ -79,14 +79,15 @@ pub struct Run {
     sinks: Sinks,
     signals: Signals,
     session: Session,
-    /// Text of the run, with its tokenizer, and the tensors of the model that continues texts.
-    text: Arc<TextData>,
-    model: LanguageModel,
+    data: RunData,
+    task: Arc<dyn Task>,
     source: BatchSource,
     loader: Loader,
     trace: Option<Trace>,
-    /// Hash of all tokens of the data, computed once.
+    /// Hash of all the data, computed once.
     fingerprint: String,
+    /// Files of the data.
+    files: Vec<DataFile>,
     skipped: SkippedSteps,
     best: Option<Best>,
     /// Step and loss of the last evaluation; `saved` is the last step saved.
@@ -164,12 +165,12 @@ impl Run {
         sink: Box<dyn Sink>,
     ) -> Result<Self, TrainError> {
         let mut sinks = Sinks::from(sink);
-        let tokenizer = resumed.as_ref().and_then(|checkpoint| checkpoint.meta.tokenizer.clone());
-        let text = Arc::new(spec.load_data(tokenizer)?);
-        let (training, _) = spec.training_graph(text.tokenizer().vocabulary())?;
+        let saved = resumed.as_ref().map(|checkpoint| SavedData::of(&checkpoint.meta));
+        let data = spec.load_data(&saved.unwrap_or_default())?;
+        let (training, _) = spec.training_graph(&data.shape)?;
         let done = resumed.as_ref().map_or((0, 0), |c| (c.meta.step, c.meta.samples));
-        let source = spec.batch_source(&training, &text, done)?;
-        let model = language_model(&training)?;
+        let source = spec.batch_source(&training, &data, done)?;
+        let task = data.task(&training)?;
         let plans = Plans::new(training);
         check(&spec, (&plans, source.data.row_bytes()), resumed.as_ref())?;
         Store::open_to_read(&options.out).wait_until_free()?;
@@ -187,6 +188,7 @@ impl Run {
             session,
             trace,
             fingerprint: source.data.fingerprint(),
+            files: DataFile::recorded(source.data.files()),
             skipped: SkippedSteps::default(),
             best: None,
             evaluated: None,
@@ -197,8 +199,8 @@ impl Run {
             options,
             store,
             sinks,
-            text,
-            model,
+            data,
+            task,
             source,
             loader,
         };
@@ -212,7 +214,7 @@ impl Run {
     /// Returns each rank's input for the next step.
     fn next_step(&mut self) -> Result<Vec<Arc<StepInput>>, TrainError> {
         let ended = || TrainError::Defect("the loader ended before the last step".into());
-        let ranks = self.loader.next_step().ok_or_else(ended)?;
+        let ranks = self.loader.next_step().ok_or_else(ended)??;
         Ok(self.session.inputs(ranks, self.spec.schedule.lr(self.step() + 1)))
     }
 
@@ -229,15 +231,20 @@ impl Run {
             Verdict::Skip { reason, .. } => Some(reason.to_string()),
             Verdict::Commit(_) => None,
         };
+        let unit = self.task.unit();
+        let count = match unit {
+            Unit::Tokens => totals.count as u64,
+            Unit::Samples => u64::from(self.spec.batch),
+        };
         let record = StepRecord {
             step,
             loss: totals.loss,
             lr: self.spec.schedule.lr(step),
             grad_norm: totals.gradient_norm,
-            unit: Unit::Tokens,
-            count: totals.count as u64,
+            unit,
+            count,
             ms: 1e3 * seconds,
-            per_s: totals.count / seconds,
+            per_s: count as f64 / seconds,
             busy: report.busy.filter(|_| reports.len() == 1),
             ranks: self.ranks(reports),
             skipped: skipped.clone(),
@@ -302,21 +309,25 @@ impl Run {
         self.session.taken.steps
     }
 
-    /// Generates `train.sample_tokens` tokens of text from the model, starting at a line break.
+    /// Generates `train.sample_tokens` tokens of text, if the model is one of text.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
     pub fn sample(&self) -> Result<String, TrainError> {
-        let count = self.spec.sample_tokens;
-        let sampling = Sampling { temperature: 0.8, top_k: 0, seed: self.spec.seed };
-        let (tokenizer, model) = (self.text.tokenizer(), self.model);
-        let prompt = generate::default_prompt(tokenizer);
-        generate::generate(
-            self.session.units(),
-            tokenizer,
-            model,
-            &prompt,
-            &sampling,
-            count,
-            |_| self.signals.pending().is_none(),
-        )
+        self.at_end(|ending| self.task.sample(ending, self.spec.sample_tokens))
+    }
+
+    /// Calls a function with what a task needs at the end of a run.
+    fn at_end<R>(&self, function: impl FnOnce(&Ending) -> R) -> R {
+        let units = self.session.placement.units();
+        let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
+        function(&Ending {
+            units: self.session.units(),
+            rows: &rows,
+            step: self.step(),
+            seed: self.spec.seed,
+            stop: &|| self.signals.pending().is_some(),
+        })
     }
 }
 

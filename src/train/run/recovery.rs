@@ -83,7 +83,7 @@ impl Run {
         let options = self.recovery_options(checkpoint.meta.step);
         let graph = self.session.plan.graph.clone();
         let done = (checkpoint.meta.step, checkpoint.meta.samples);
-        let source = spec.batch_source(&graph, &self.text, done)?;
+        let source = spec.batch_source(&graph, &self.data, done)?;
         let plans = Plans::new(graph);
         let opened =
             startup::open(spec, &options, Some(checkpoint), (&plans, source), &mut self.sinks)?;

@@ -3,7 +3,7 @@
 use super::Run;
 use crate::base::format::thousands;
 use crate::data::Split;
-use crate::metrics::{RankRecord, StageRecord};
+use crate::metrics::{RankRecord, StageRecord, Unit};
 use crate::optim::Decay;
 use crate::parallel::RankPlacement;
 use crate::runtime::memory::gibibytes;
@@ -25,10 +25,10 @@ impl Run {
         let names: Vec<&str> =
             self.session.placement.ranks.iter().map(|rank| &*rank.name).collect();
         let summary = format!(
-            "{}; {} parameters; vocabulary {}; batch {}{micro_batches}; on {}; in {}",
+            "{}; {} parameters; {}; batch {}{micro_batches}; on {}; in {}",
             self.spec.model.summary,
             thousands(self.session.plan.graph.parameter_count() as f64),
-            self.text.tokenizer().vocabulary(),
+            self.task.summary(),
             self.spec.batch,
             names.join(", "),
             self.options.out.display()
@@ -39,14 +39,21 @@ impl Run {
         self.emit_end_notes()
     }
 
-    /// Formats the size of an epoch, in which as many tokens are trained as the text has.
+    /// Formats the size of an epoch, in which as many tokens or samples are trained as there are.
     fn epoch_text(&self) -> String {
-        let tokens = self.text.tokens(Split::Train).len() as u64;
-        let per_step = u64::from(self.spec.batch) * self.spec.model.context as u64;
-        let steps = tokens.div_ceil(per_step);
-        let [tokens, per_step, steps] =
-            [tokens, per_step, steps].map(|number| thousands(number as f64));
-        format!("an epoch is {tokens} tokens, {steps} steps of {per_step}")
+        let (data, unit) = (&self.source.data, self.task.unit());
+        let samples = data.len(Split::Train);
+        let per_sample = match unit {
+            Unit::Samples => 1,
+            Unit::Tokens => self.spec.model.context as u64,
+        };
+        // A sample starts at every token but the last ones.
+        let count = if unit == Unit::Tokens { samples + per_sample } else { samples };
+        let per_step = u64::from(self.spec.batch) * per_sample;
+        let steps = count.div_ceil(per_step);
+        let [count, per_step, steps] =
+            [count, per_step, steps].map(|number| thousands(number as f64));
+        format!("an epoch is {count} {}, {steps} steps of {per_step}", unit.name())
     }
 
     /// Formats the memory that the run takes on each device.

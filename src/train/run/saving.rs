@@ -6,6 +6,7 @@ use crate::files;
 use crate::metrics::Event;
 use crate::train::error::TrainError;
 use crate::train::resolved::resolved_toml;
+use crate::train::run_data::SavedData;
 
 /// Version of potluck, as checkpoints and resolved.toml record it.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -13,7 +14,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 impl Run {
     /// Writes `run.toml` (the configuration) and `resolved.toml` (the decisions).
     pub(super) fn write_files(&self) -> Result<(), TrainError> {
-        let decided = resolved_toml(&self.session.placement, &self.fingerprint, VERSION);
+        let decided =
+            resolved_toml(&self.session.placement, (&self.fingerprint, &self.files), VERSION);
         let files = [("run.toml", self.spec.run_toml.clone()), ("resolved.toml", decided)];
         for (name, text) in files {
             let path = self.options.out.join(name);
@@ -46,6 +48,7 @@ impl Run {
         self.compare_parameters()?;
         let (parameters, moments) = self.session.state()?;
         self.check_finite(&parameters)?;
+        let SavedData { tokenizer, description } = self.data.saved();
         let meta = Meta {
             step: self.step(),
             optimizer_step: self.session.taken.updates,
@@ -54,7 +57,9 @@ impl Run {
             samples: self.source.sampler.consumed(self.step()),
             run: self.spec.saved_toml.clone(),
             typed: self.spec.typed.clone(),
-            tokenizer: Some(self.text.tokenizer().clone()),
+            tokenizer,
+            description,
+            files: self.files.clone(),
             best: self.best,
             placement: self.session.placement.clone(),
             data: self.fingerprint.clone(),

@@ -7,8 +7,7 @@ use super::Run;
 use crate::files;
 use crate::metrics::{Event, SentenceRecord};
 use crate::train::error::TrainError;
-use crate::train::sentences::{SampledSentences, measure_sentences};
-use crate::train::spec::DataSource;
+use crate::train::sentences::SampledSentences;
 
 /// Parts of the names of files of sentences, around the step.
 const PREFIX: &str = "sentences-";
@@ -21,15 +20,10 @@ impl Run {
     /// # Errors
     /// Returns `TrainError` if a device or a sink fails, or if the file cannot be written.
     pub(super) fn measure_sentences(&mut self) -> Result<Option<SentenceRecord>, TrainError> {
-        if self.spec.data.source != DataSource::Builtin || self.spec.sample_tokens == 0 {
+        if self.spec.sample_tokens == 0 {
             return Ok(None);
         }
-        let units = self.session.placement.units();
-        let rows: Vec<u32> = units.map(|rank| rank.micro_batch.min(rank.share)).collect();
-        let stop = || self.signals.pending().is_some();
-        let from = (self.step(), self.spec.seed);
-        let (tokenizer, model) = (self.text.tokenizer(), self.model);
-        let sampled = measure_sentences(self.session.units(), tokenizer, model, &rows, from, stop)?;
+        let sampled = self.at_end(|ending| self.task.sentences(ending))?;
         let Some(SampledSentences { lines, held_out_sums, record }) = sampled else {
             return Ok(None);
         };

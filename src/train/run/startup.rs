@@ -8,7 +8,6 @@ use super::RunOptions;
 use crate::autotune::{TuneOptions, TuneProgress};
 use crate::checkpoint::{Checkpoint, Store};
 use crate::metrics::{Event, Sink, Trace};
-use crate::parallel::MicroBatch;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{PlacedWorkers, PlacementRequest};
@@ -35,10 +34,7 @@ fn assembled(
     };
     let probing = source.clone();
     let next = 1 + resumed.map_or(0, |checkpoint| checkpoint.meta.step);
-    let probe: Probe = Arc::new(move |rows| {
-        let micro_batch = MicroBatch { first: 0, rows: rows as u32 };
-        probing.micro_batch(next, &micro_batch)
-    });
+    let probe: Probe = Arc::new(move |rows| probing.probe(next, rows as u32));
     // Both callbacks send events, and neither can return a failure of the sink.
     let (sink, failed) = (RefCell::new(sink), RefCell::new(None));
     let emit = |event: Event| {

@@ -1,0 +1,221 @@
+//! `potluck predict`: the outputs of a model for samples, as a CSV file.
+
+use std::path::Path;
+
+use super::args::PredictArgs;
+use super::model::{EvalDevices, load, open_for_eval};
+use super::{UsageError, writable};
+use crate::base::HostTensor;
+use crate::data::formats;
+use crate::data::{DataDescription, SampleDescription, Samples, TargetNames, Targets};
+use crate::files;
+use crate::runtime::pipelines::ForwardUnits;
+use crate::train::error::TrainError;
+use crate::train::outputs::{OutputRequest, model_outputs};
+use crate::train::run_data::SavedData;
+use crate::train::spec::{DataSource, RunSpec};
+use crate::train::task::chosen;
+use crate::ui::terminal::print_line;
+
+/// Samples whose features are read at a time.
+const AT_A_TIME: usize = 4096;
+
+/// Predicts samples with a checkpoint and writes a row per sample: its name or number, the chosen
+/// class with the probability of each, or the predicted values in their units.
+pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
+    if let Some(out) = &args.out {
+        writable(out, "--out")?;
+    }
+    let (checkpoint, spec) = load(&args.checkpoint)?;
+    let saved = SavedData::of(&checkpoint.meta);
+    let Some(DataDescription::Samples(description)) = saved.description.clone() else {
+        let why = "the checkpoint is of a model of text, which predicts tokens; see potluck \
+                   generate --help";
+        return Err(TrainError::InvalidRequest(why.into()).into());
+    };
+    let samples = samples_of(&spec, &args.data, &description)?;
+    let shape = saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
+    let plan = spec.forward_plan(&shape, spec.micro_batch)?;
+    let devices = &args.checkpoint.devices;
+    let graph = plan.graph.clone();
+    let opened = open_for_eval(devices, &spec, checkpoint, plan)?;
+    let mut csv = csv_writer(&description)?;
+    let mut right = 0;
+    for first in (0..samples.len()).step_by(AT_A_TIME) {
+        let rows = first..samples.len().min(first + AT_A_TIME);
+        let inputs = features(&samples, rows.clone(), &description)?;
+        let EvalDevices { group, pipelines, weights } = &opened;
+        let outputs = model_outputs(&OutputRequest {
+            units: ForwardUnits { group, pipelines: pipelines.as_ref() },
+            graph: &graph,
+            output: "outputs",
+            rows: rows.len(),
+            inputs: &[("inputs", inputs)],
+            most: spec.micro_batch,
+            weights,
+        })?;
+        let width = outputs.len() / rows.len();
+        for (index, outputs) in rows.zip(outputs.chunks_exact(width)) {
+            let (record, is_right) = record(&samples, index, outputs, &description);
+            csv.write_record(&record)?;
+            right += u64::from(is_right);
+        }
+    }
+    let text = csv.into_inner().map_err(|error| anyhow::anyhow!("{error}"))?;
+    write(args.out.as_deref(), &text)?;
+    summary(&samples, right, &description, args.out.as_deref());
+    Ok(())
+}
+
+/// Loads the samples to predict, which are like those that the model was trained on. Their targets
+/// may be absent.
+fn samples_of(
+    spec: &RunSpec,
+    path: &Path,
+    description: &SampleDescription,
+) -> Result<Samples, TrainError> {
+    let DataSource::Samples { format, .. } = spec.data.source else {
+        return Err(TrainError::Defect("a model of samples without samples".into()));
+    };
+    let format = formats::detect(path).unwrap_or(format);
+    let options = spec.read_options(Some(description));
+    Ok(formats::load_for_prediction(format, path, &options)?)
+}
+
+/// Returns the normalized features of some samples.
+fn features(
+    samples: &Samples,
+    rows: std::ops::Range<usize>,
+    description: &SampleDescription,
+) -> Result<HostTensor, TrainError> {
+    let width = samples.width();
+    let mut values = vec![0.0; rows.len() * width];
+    for (index, row) in rows.zip(values.chunks_mut(width)) {
+        samples.read(index, row)?;
+        description.normalization.apply(row);
+    }
+    Ok(HostTensor::Float(values))
+}
+
+/// Creates the table with its header line.
+fn csv_writer(description: &SampleDescription) -> anyhow::Result<csv::Writer<Vec<u8>>> {
+    let mut header = vec!["sample".to_string()];
+    match &description.targets {
+        TargetNames::Classes(names) => {
+            header.extend(["class".into(), "probability".into()]);
+            header.extend(names.iter().map(|name| format!("p({name})")));
+        }
+        TargetNames::Values(names) => header.extend(names.iter().cloned()),
+    }
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(&header)?;
+    Ok(writer)
+}
+
+/// Returns the row of a sample, and true if the class that it has was chosen.
+fn record(
+    samples: &Samples,
+    index: usize,
+    outputs: &[f32],
+    description: &SampleDescription,
+) -> (Vec<String>, bool) {
+    let name = samples.ids.as_ref().map_or_else(|| index.to_string(), |ids| ids[index].clone());
+    let mut row = vec![name];
+    match &description.targets {
+        TargetNames::Classes(names) => {
+            let class = chosen(outputs);
+            let probabilities = softmax(outputs);
+            row.extend([names[class].clone(), probability(probabilities[class])]);
+            row.extend(probabilities.into_iter().map(probability));
+            let ids = match &samples.targets {
+                Targets::Classes { ids, .. } => Some(ids),
+                _ => None,
+            };
+            (row, ids.is_some_and(|ids| ids[index] as usize == class))
+        }
+        TargetNames::Values(_) => {
+            let scales = &description.normalization.targets;
+            let restored = |(column, value): (usize, &f32)| {
+                scales.get(column).map_or(*value, |scale| scale.restore(*value)).to_string()
+            };
+            row.extend(outputs.iter().enumerate().map(restored));
+            (row, false)
+        }
+    }
+}
+
+/// Formats a probability with 6 digits.
+fn probability(value: f64) -> String {
+    format!("{value:.6}")
+}
+
+fn softmax(logits: &[f32]) -> Vec<f64> {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let exponentials: Vec<f64> = logits.iter().map(|logit| f64::from(logit - most).exp()).collect();
+    let sum: f64 = exponentials.iter().sum();
+    exponentials.into_iter().map(|value| value / sum).collect()
+}
+
+/// Writes the table to a file, whole or not at all, or to stdout.
+fn write(out: Option<&Path>, text: &[u8]) -> anyhow::Result<()> {
+    match out {
+        Some(path) => files::replace(path, text)
+            .map_err(|why| TrainError::Io { path: path.into(), why }.into()),
+        None => {
+            let text = std::str::from_utf8(text)
+                .map_err(|_| UsageError("names are not Unicode; give --out FILE".into()))?;
+            super::print(text);
+            Ok(())
+        }
+    }
+}
+
+/// Tells the user how many samples were predicted, and how well if they have classes.
+fn summary(samples: &Samples, right: u64, description: &SampleDescription, out: Option<&Path>) {
+    let Some(out) = out else { return };
+    let count = samples.len();
+    let has_classes = matches!(
+        (&samples.targets, &description.targets),
+        (Targets::Classes { .. }, TargetNames::Classes(_))
+    );
+    let accuracy = match has_classes {
+        true => format!("; {right} of them have the predicted class"),
+        false => String::new(),
+    };
+    print_line(&format!("{count} samples predicted in {}{accuracy}", out.display()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Features, MeanStd, Normalization};
+
+    fn samples(targets: Targets) -> Samples {
+        Samples {
+            name: "test".into(),
+            shape: vec![1],
+            columns: Vec::new(),
+            features: Features::Floats(vec![1.0, 2.0]),
+            targets,
+            ids: Some(vec!["a.png".into(), "b.png".into()]),
+        }
+    }
+
+    fn description(targets: TargetNames) -> SampleDescription {
+        let scale = MeanStd { mean: 10.0, std: 2.0 };
+        let normalization = Normalization { features: Vec::new(), targets: vec![scale] };
+        SampleDescription { shape: vec![1], columns: Vec::new(), targets, normalization }
+    }
+
+    #[test]
+    fn classes_have_probabilities_and_values_their_units() {
+        let names = vec!["cat".to_string(), "dog".to_string()];
+        let of_classes = Targets::Classes { ids: vec![1, 0], names: names.clone() };
+        let classes = description(TargetNames::Classes(names));
+        let (row, right) = record(&samples(of_classes), 0, &[0.0, 3f32.ln()], &classes);
+        assert_eq!((row.join(" "), right), ("a.png dog 0.750000 0.250000 0.750000".into(), true));
+        let values = description(TargetNames::Values(vec!["y".into()]));
+        let (row, _) = record(&samples(Targets::Absent), 1, &[-1.5], &values);
+        assert_eq!(row.join(" "), "b.png 7");
+    }
+}

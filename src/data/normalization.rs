@@ -1,0 +1,162 @@
+//! Normalization of samples: means and standard deviations of the training part.
+
+use rayon::prelude::*;
+
+use super::{DataError, Samples};
+
+/// Samples that are summed at a time: enough to keep all cores busy, in little memory.
+const AT_A_TIME: usize = 4096;
+
+/// Mean and standard deviation of some values; `(value - mean) / std` has 0 and 1.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct MeanStd {
+    pub mean: f32,
+    pub std: f32,
+}
+
+impl MeanStd {
+    /// Leaves values as they are.
+    pub const IDENTITY: Self = Self { mean: 0.0, std: 1.0 };
+
+    /// Returns the normalized value.
+    pub fn normalize(self, value: f32) -> f32 {
+        (value - self.mean) / self.std
+    }
+
+    /// Returns the value of which `normalized` is the normalized one.
+    pub fn restore(self, normalized: f32) -> f32 {
+        normalized * self.std + self.mean
+    }
+}
+
+/// Normalization of the features and the targets of samples.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Normalization {
+    /// Per channel of a picture, per column of a table, or one for all values of other shapes.
+    pub features: Vec<MeanStd>,
+    /// Per value of a target; empty for classes.
+    pub targets: Vec<MeanStd>,
+}
+
+impl Normalization {
+    /// Measures the features of the samples `indices`, in f64 and in an order that does not depend
+    /// on the number of threads. What does not vary is only shifted.
+    ///
+    /// # Errors
+    /// Returns `DataError` if a sample cannot be read.
+    pub fn of_features(samples: &Samples, indices: &[usize]) -> Result<Vec<MeanStd>, DataError> {
+        let groups = groups(&samples.shape);
+        let per_group = samples.width() / groups;
+        let count = (indices.len() * per_group) as f64;
+        let total = |means: &[f64], power: i32| -> Result<Vec<f64>, DataError> {
+            let mut sums = vec![0.0; groups];
+            for part in indices.chunks(AT_A_TIME) {
+                let of_sample = |index: &usize| sums_of(samples, *index, means, power);
+                let found: Result<Vec<Vec<f64>>, DataError> =
+                    part.par_iter().map(of_sample).collect();
+                for one in found? {
+                    sums.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+                }
+            }
+            Ok(sums.into_iter().map(|sum| sum / count).collect())
+        };
+        let means = total(&vec![0.0; groups], 1)?;
+        let variances = total(&means, 2)?;
+        Ok(means.into_iter().zip(variances).map(scale).collect())
+    }
+
+    /// Measures target values of which each sample has `width`.
+    pub fn of_targets(values: &[f32], width: usize, indices: &[usize]) -> Vec<MeanStd> {
+        let of_column = |column: usize| {
+            let value = |index: &usize| f64::from(values[index * width + column]);
+            let count = indices.len() as f64;
+            let mean = indices.iter().map(value).sum::<f64>() / count;
+            let squares = |index: &usize| (value(index) - mean).powi(2);
+            scale((mean, indices.iter().map(squares).sum::<f64>() / count))
+        };
+        (0..width).map(of_column).collect()
+    }
+
+    /// Normalizes the features of a sample in place.
+    pub fn apply(&self, features: &mut [f32]) {
+        let per_group = features.len() / self.features.len().max(1);
+        for (group, scale) in features.chunks_mut(per_group.max(1)).zip(&self.features) {
+            group.iter_mut().for_each(|value| *value = scale.normalize(*value));
+        }
+    }
+}
+
+/// Returns the number of groups of values of a sample that are normalized together, one behind the
+/// other.
+pub fn groups(shape: &[usize]) -> usize {
+    match shape {
+        [columns] => *columns,
+        [channels, _, _] => *channels,
+        _ => 1,
+    }
+}
+
+/// Returns the sums over each group of a sample's `(value - mean)^power`.
+fn sums_of(
+    samples: &Samples,
+    index: usize,
+    means: &[f64],
+    power: i32,
+) -> Result<Vec<f64>, DataError> {
+    let mut values = vec![0.0; samples.width()];
+    samples.read(index, &mut values)?;
+    let per_group = (values.len() / means.len()).max(1);
+    let of_group = |(group, mean): (&[f32], &f64)| {
+        group.iter().map(|value| (f64::from(*value) - mean).powi(power)).sum()
+    };
+    Ok(values.chunks(per_group).zip(means).map(of_group).collect())
+}
+
+fn scale((mean, variance): (f64, f64)) -> MeanStd {
+    let std = variance.sqrt() as f32;
+    // Values that do not vary have rounding errors at most.
+    let varies = f64::from(std) > 1e-6 * mean.abs() && std.is_normal();
+    MeanStd { mean: mean as f32, std: if varies { std } else { 1.0 } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Features, Targets};
+
+    fn samples(shape: &[usize], values: &[f32]) -> Samples {
+        Samples {
+            name: "test".into(),
+            shape: shape.to_vec(),
+            columns: Vec::new(),
+            features: Features::Floats(values.to_vec()),
+            targets: Targets::Absent,
+            ids: None,
+        }
+    }
+
+    #[test]
+    fn columns_and_channels_are_normalized_by_the_chosen_samples() {
+        let table = samples(&[2], &[1.0, 10.0, 3.0, 10.0, 99.0, 99.0]);
+        let features = Normalization::of_features(&table, &[0, 1]).unwrap();
+        assert_eq!(features, [MeanStd { mean: 2.0, std: 1.0 }, MeanStd { mean: 10.0, std: 1.0 }]);
+        let normalization = Normalization { features, targets: Vec::new() };
+        let mut row = [3.0, 12.0];
+        normalization.apply(&mut row);
+        assert_eq!(row, [1.0, 2.0]);
+
+        let picture = samples(&[2, 1, 2], &[0.0, 4.0, 5.0, 5.0, 2.0, 2.0, 7.0, 7.0]);
+        let features = Normalization::of_features(&picture, &[0, 1]).unwrap();
+        assert_eq!(features[0], MeanStd { mean: 2.0, std: 2.0f32.sqrt() });
+        assert_eq!(features[1], MeanStd { mean: 6.0, std: 1.0 });
+    }
+
+    #[test]
+    fn targets_come_back_from_their_normalized_values() {
+        let targets = Normalization::of_targets(&[1.0, 100.0, 3.0, 300.0], 2, &[0, 1]);
+        assert_eq!(targets[1], MeanStd { mean: 200.0, std: 100.0 });
+        for value in [-5.0, 0.0, 250.0] {
+            assert_eq!(targets[1].restore(targets[1].normalize(value)), value);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Task of a run: what its steps count, the metrics of its evaluations, and what is shown at its
+//! end. Evaluations add up sums over rows, which a task turns into metrics, so that metrics do not
+//! depend on how rows are divided among devices.
+
+mod classification;
+mod regression;
+mod text;
+
+use super::error::TrainError;
+use super::sentences::SampledSentences;
+use crate::base::HostTensor;
+use crate::metrics::Unit;
+use crate::runtime::pipelines::ForwardUnits;
+
+pub use classification::{Classification, ClassificationReport, chosen};
+pub use regression::Regression;
+pub use text::{TextTask, TokenTask};
+
+/// End of a run, or a checkpoint that is evaluated.
+pub struct Ending<'a> {
+    pub units: ForwardUnits<'a>,
+    /// The most samples of each unit at a time.
+    pub rows: &'a [u32],
+    /// Step of the model.
+    pub step: u64,
+    pub seed: u64,
+    /// Returns true to end early.
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+/// Task of a run.
+pub trait Task: Send + Sync {
+    /// Returns what steps count.
+    fn unit(&self) -> Unit;
+
+    /// Returns the sizes of the data for the user: `vocabulary 65`.
+    fn summary(&self) -> String;
+
+    /// Returns the name of the output that [`Task::score`] compares with the input `targets`;
+    /// `None` if the loss is the only metric.
+    fn scored_output(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the number of sums that [`Task::score`] adds to.
+    fn sum_count(&self) -> usize {
+        0
+    }
+
+    /// Adds the scores of rows to sums: of their outputs, and of their targets as the data set gives
+    /// them.
+    fn score(&self, _outputs: &[f32], _targets: &HostTensor, _sums: &mut [f64]) {}
+
+    /// Returns metrics by name, from the sums over the rows of a validation split.
+    fn metrics(&self, _sums: &[f64]) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Returns tables for the user, from the same sums; empty if there are none.
+    fn tables(&self, _sums: &[f64]) -> String {
+        String::new()
+    }
+
+    /// Returns the same as JSON, by name.
+    fn tables_json(&self, _sums: &[f64]) -> Vec<(&'static str, serde_json::Value)> {
+        Vec::new()
+    }
+
+    /// Measures the sentences of a model of the built-in corpus; `None` for any other model, or if
+    /// it was stopped.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
+    fn sentences(&self, _ending: &Ending) -> Result<Option<SampledSentences>, TrainError> {
+        Ok(None)
+    }
+
+    /// Returns a sample of so many tokens from a model of text; empty for any other model.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a device fails.
+    fn sample(&self, _ending: &Ending, _tokens: u64) -> Result<String, TrainError> {
+        Ok(String::new())
+    }
+}

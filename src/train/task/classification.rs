@@ -1,0 +1,248 @@
+//! Classification: accuracy, top-5 accuracy, and the table of confusions.
+
+use super::Task;
+use crate::base::HostTensor;
+use crate::data::SampleDescription;
+use crate::metrics::Unit;
+
+/// Classes beyond the first few among which the right one still counts.
+const TOP: usize = 5;
+
+/// The most classes of which a table of confusions is kept: 8 MB.
+const CONFUSION_MAX: usize = 1000;
+
+/// Columns of the table that are printed for the user; wider ones are JSON only.
+const PRINTED_MAX: usize = 25;
+
+/// Choice of one of several classes.
+pub struct Classification {
+    features: Vec<usize>,
+    classes: Vec<String>,
+}
+
+/// Counts of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClassificationReport {
+    pub samples: u64,
+    /// Samples whose class has the highest output, and those whose class is among the five highest.
+    pub right: u64,
+    pub right_in_top: u64,
+    /// Samples by their class (rows) and by the class that was chosen; empty for many classes.
+    pub confusion: Vec<Vec<u64>>,
+}
+
+impl Classification {
+    /// Creates the task of samples with these classes.
+    pub fn new(samples: &SampleDescription, classes: &[String]) -> Self {
+        Self { features: samples.shape.clone(), classes: classes.to_vec() }
+    }
+
+    /// Returns the counts in sums.
+    pub fn report(&self, sums: &[f64]) -> ClassificationReport {
+        let count = |index: usize| sums[index] as u64;
+        let rows = sums[3..].chunks(self.classes.len());
+        let confusion = rows.map(|row| row.iter().map(|value| *value as u64).collect());
+        ClassificationReport {
+            samples: count(0),
+            right: count(1),
+            right_in_top: count(2),
+            confusion: confusion.collect(),
+        }
+    }
+
+    fn has_confusion(&self) -> bool {
+        self.classes.len() <= CONFUSION_MAX
+    }
+}
+
+impl Task for Classification {
+    fn unit(&self) -> Unit {
+        Unit::Samples
+    }
+
+    fn summary(&self) -> String {
+        format!("{} features, {} classes", shape_text(&self.features), self.classes.len())
+    }
+
+    fn scored_output(&self) -> Option<&'static str> {
+        Some("outputs")
+    }
+
+    fn sum_count(&self) -> usize {
+        let classes = self.classes.len();
+        3 + if self.has_confusion() { classes * classes } else { 0 }
+    }
+
+    fn score(&self, outputs: &[f32], targets: &HostTensor, sums: &mut [f64]) {
+        // A data set of classes has them as integers.
+        let HostTensor::Int(targets) = targets else { return };
+        let classes = self.classes.len();
+        for (row, target) in outputs.chunks_exact(classes).zip(targets) {
+            let target = *target as usize;
+            let Some(value) = row.get(target) else { continue };
+            sums[0] += 1.0;
+            let is_above = |(class, other): (usize, &f32)| {
+                other.total_cmp(value).is_gt() || (class < target && other == value)
+            };
+            let above = row.iter().enumerate().filter(|one| is_above(*one)).count();
+            // What is not a number is no choice.
+            sums[1] += f64::from(u8::from(above == 0 && !value.is_nan()));
+            sums[2] += f64::from(u8::from(above < TOP && !value.is_nan()));
+            if self.has_confusion() {
+                sums[3 + target * classes + chosen(row)] += 1.0;
+            }
+        }
+    }
+
+    fn metrics(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+        let share = |right: u64, all: u64| right as f64 / all.max(1) as f64;
+        let report = self.report(sums);
+        let mut metrics = vec![("val_accuracy", share(report.right, report.samples))];
+        if self.classes.len() > TOP {
+            metrics.push(("val_top5_accuracy", share(report.right_in_top, report.samples)));
+        }
+        metrics
+    }
+
+    fn tables(&self, sums: &[f64]) -> String {
+        let report = self.report(sums);
+        if report.confusion.is_empty() {
+            return String::new();
+        }
+        confusion_text(&self.classes, &report.confusion)
+    }
+
+    fn tables_json(&self, sums: &[f64]) -> Vec<(&'static str, serde_json::Value)> {
+        let confusion = self.report(sums).confusion;
+        if confusion.is_empty() {
+            return Vec::new();
+        }
+        vec![("classes", self.classes.clone().into()), ("confusion", confusion.into())]
+    }
+}
+
+/// Returns the class with the highest output, the first of equal ones.
+pub fn chosen(outputs: &[f32]) -> usize {
+    let mut best = 0;
+    for (class, value) in outputs.iter().enumerate() {
+        if *value > outputs[best] || outputs[best].is_nan() {
+            best = class;
+        }
+    }
+    best
+}
+
+/// Formats the shape of features: `784` or `3x32x32`.
+pub(super) fn shape_text(shape: &[usize]) -> String {
+    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+}
+
+/// Formats a table of confusions; with many classes, only the most frequent confusions.
+fn confusion_text(classes: &[String], confusion: &[Vec<u64>]) -> String {
+    if classes.len() > PRINTED_MAX {
+        return most_frequent(classes, confusion);
+    }
+    let names: Vec<String> = classes.iter().map(|name| short(name)).collect();
+    let digits = |row: &Vec<u64>| row.iter().map(|count| count.to_string().len()).max();
+    let width = confusion.iter().filter_map(digits).max().unwrap_or(1);
+    let width = names.iter().map(|name| name.chars().count()).fold(width, usize::max);
+    let mut text = format!("{:>width$}  chosen", "class");
+    text = format!("{text}\n{:>width$} ", "");
+    names.iter().for_each(|name| text += &format!(" {name:>width$}"));
+    text += &format!(" {:>7}\n", "right");
+    for (class, (row, name)) in confusion.iter().zip(&names).enumerate() {
+        text += &format!("{name:>width$} ");
+        row.iter().for_each(|count| text += &format!(" {count:>width$}"));
+        let all: u64 = row.iter().sum();
+        text += &match all {
+            0 => format!(" {:>7}\n", "-"),
+            _ => format!(" {:>5.1} %\n", 100.0 * row[class] as f64 / all as f64),
+        };
+    }
+    text
+}
+
+/// Returns the first characters of a name.
+fn short(name: &str) -> String {
+    name.chars().take(12).collect()
+}
+
+fn most_frequent(classes: &[String], confusion: &[Vec<u64>]) -> String {
+    let mut wrong: Vec<(u64, usize, usize)> = Vec::new();
+    for (class, row) in confusion.iter().enumerate() {
+        let others = row.iter().enumerate().filter(|(other, count)| *other != class && **count > 0);
+        wrong.extend(others.map(|(other, count)| (*count, class, other)));
+    }
+    wrong.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
+    let line = |(count, class, other): &(u64, usize, usize)| {
+        format!("{count:>7}  {} as {}\n", classes[*class], classes[*other])
+    };
+    let lines: String = wrong.iter().take(10).map(line).collect();
+    if lines.is_empty() { lines } else { format!("most frequent confusions:\n{lines}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Normalization, TargetNames};
+
+    fn task(classes: usize) -> Classification {
+        let names: Vec<String> = (0..classes).map(|class| format!("c{class}")).collect();
+        let samples = SampleDescription {
+            shape: vec![1, 28, 28],
+            columns: Vec::new(),
+            targets: TargetNames::Classes(names.clone()),
+            normalization: Normalization::default(),
+        };
+        Classification::new(&samples, &names)
+    }
+
+    fn scored(task: &Classification, rows: &[(&[f32], u32)]) -> Vec<f64> {
+        let mut sums = vec![0.0; task.sum_count()];
+        for (row, target) in rows {
+            task.score(row, &HostTensor::Int(vec![*target]), &mut sums);
+        }
+        sums
+    }
+
+    #[test]
+    fn accuracies_and_confusions_are_counted() {
+        let task = task(7);
+        assert_eq!(task.summary(), "1x28x28 features, 7 classes");
+        let row = [0.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0];
+        let rows: [(&[f32], u32); 4] = [(&row, 1), (&row, 5), (&row, 6), (&row, 2)];
+        let sums = scored(&task, &rows);
+        let report = task.report(&sums);
+        assert_eq!((report.samples, report.right, report.right_in_top), (4, 1, 3));
+        for (target, count) in [(0, 0), (1, 1), (2, 1), (5, 1), (6, 1)] {
+            assert_eq!(report.confusion[target][1], count, "{target}");
+        }
+        let metrics = [("val_accuracy", 0.25), ("val_top5_accuracy", 0.75)];
+        assert_eq!(task.metrics(&sums), metrics);
+    }
+
+    #[test]
+    fn equal_outputs_and_values_that_are_none_are_no_luck() {
+        let task = task(3);
+        let nan = f32::NAN;
+        let right = |row: &[f32], target| task.report(&scored(&task, &[(row, target)])).right;
+        assert_eq!([right(&[1.0, 1.0, 0.0], 0), right(&[1.0, 1.0, 0.0], 1)], [1, 0]);
+        assert_eq!([right(&[nan; 3], 0), right(&[nan, 1.0, 0.0], 1)], [0, 0]);
+        assert_eq!(chosen(&[nan, 1.0, 3.0]), 2);
+        assert_eq!(task.metrics(&scored(&task, &[])).len(), 1, "no top 5 of 3");
+    }
+
+    #[test]
+    fn the_table_is_readable_and_short_with_many_classes() {
+        let task = task(3);
+        let sums = scored(&task, &[(&[1.0, 0.0, 0.0], 0), (&[1.0, 0.0, 0.0], 1)]);
+        let expected = "class  chosen\n       c0 c1 c2   right\n   c0   1  0  0 100.0 %\n   \
+                        c1   1  0  0   0.0 %\n   c2   0  0  0       -\n";
+        let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(squeezed(&task.tables(&sums)), squeezed(expected));
+        let many = super::tests::task(26);
+        let row: Vec<f32> = (0..26).map(|class| f32::from(u8::from(class == 3))).collect();
+        let table = many.tables(&scored(&many, &[(&row, 7), (&row, 3)]));
+        assert_eq!(table, "most frequent confusions:\n      1  c7 as c3\n");
+    }
+}

@@ -1,0 +1,108 @@
+//! Regression: the root of the mean squared error, in the units of the targets.
+
+use super::Task;
+use super::classification::shape_text;
+use crate::base::HostTensor;
+use crate::data::{MeanStd, SampleDescription};
+use crate::metrics::Unit;
+
+/// Prediction of values.
+pub struct Regression {
+    features: Vec<usize>,
+    names: Vec<String>,
+    /// Normalization of each target.
+    scales: Vec<MeanStd>,
+}
+
+impl Regression {
+    /// Creates the task of samples with these targets.
+    pub fn new(samples: &SampleDescription, names: &[String]) -> Self {
+        let scales = samples.normalization.targets.iter().copied();
+        let scales = scales.chain(std::iter::repeat(MeanStd::IDENTITY)).take(names.len());
+        Self { features: samples.shape.clone(), names: names.to_vec(), scales: scales.collect() }
+    }
+}
+
+impl Task for Regression {
+    fn unit(&self) -> Unit {
+        Unit::Samples
+    }
+
+    fn summary(&self) -> String {
+        let names = match &self.names[..] {
+            [name] => name.clone(),
+            names => format!("{} targets", names.len()),
+        };
+        format!("{} features, regression of {names}", shape_text(&self.features))
+    }
+
+    fn scored_output(&self) -> Option<&'static str> {
+        Some("outputs")
+    }
+
+    fn sum_count(&self) -> usize {
+        1 + self.names.len()
+    }
+
+    fn score(&self, outputs: &[f32], targets: &HostTensor, sums: &mut [f64]) {
+        // A data set of values has them as floats.
+        let HostTensor::Float(targets) = targets else { return };
+        let width = self.names.len();
+        for (row, wanted) in outputs.chunks_exact(width).zip(targets.chunks_exact(width)) {
+            sums[0] += 1.0;
+            for (column, scale) in self.scales.iter().enumerate() {
+                let error = f64::from(row[column] - wanted[column]) * f64::from(scale.std);
+                sums[1 + column] += error * error;
+            }
+        }
+    }
+
+    fn metrics(&self, sums: &[f64]) -> Vec<(&'static str, f64)> {
+        let values = sums[0] * self.names.len() as f64;
+        vec![("val_rmse", (sums[1..].iter().sum::<f64>() / values).sqrt())]
+    }
+
+    fn tables(&self, sums: &[f64]) -> String {
+        if self.names.len() == 1 {
+            return String::new();
+        }
+        let line = |(name, sum): (&String, &f64)| {
+            format!("  rmse of {name}: {:.6}\n", (sum / sums[0]).sqrt())
+        };
+        self.names.iter().zip(&sums[1..]).map(line).collect()
+    }
+
+    fn tables_json(&self, sums: &[f64]) -> Vec<(&'static str, serde_json::Value)> {
+        let of_each = |(name, sum): (&String, &f64)| (name.clone(), (sum / sums[0]).sqrt().into());
+        let each: serde_json::Map<_, _> = self.names.iter().zip(&sums[1..]).map(of_each).collect();
+        vec![("rmse_by_target", each.into())]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{Normalization, TargetNames};
+
+    #[test]
+    fn errors_are_in_the_units_of_the_targets() {
+        let names = vec!["a".to_string(), "b".to_string()];
+        let scale = |std| MeanStd { mean: 100.0, std };
+        let targets = vec![scale(2.0), scale(10.0)];
+        let samples = SampleDescription {
+            shape: vec![8],
+            columns: Vec::new(),
+            targets: TargetNames::Values(names.clone()),
+            normalization: Normalization { features: Vec::new(), targets },
+        };
+        let task = Regression::new(&samples, &names);
+        assert_eq!(task.summary(), "8 features, regression of 2 targets");
+        let mut sums = vec![0.0; task.sum_count()];
+        task.score(&[1.0, 0.0, 0.0, 0.5], &HostTensor::Float(vec![0.0; 4]), &mut sums);
+        assert_eq!(sums, [2.0, 4.0, 25.0]);
+        assert_eq!(task.metrics(&sums), [("val_rmse", (29.0f64 / 4.0).sqrt())]);
+        let json = task.tables_json(&sums);
+        assert_eq!(json[0].1["a"], 2.0f64.sqrt());
+        assert!(task.tables(&sums).contains("rmse of b: 3.535534"));
+    }
+}

@@ -1,0 +1,63 @@
+//! Models of text, and of tokens without a tokenizer.
+
+use std::sync::Arc;
+
+use super::{Ending, Task};
+use crate::base::format::thousands;
+use crate::data::TextData;
+use crate::metrics::Unit;
+use crate::model::LanguageModel;
+use crate::train::error::TrainError;
+use crate::train::generate;
+use crate::train::sampling::Sampling;
+use crate::train::sentences::{SampledSentences, measure_sentences};
+
+/// Prediction of the next token of a text.
+pub struct TextTask {
+    pub text: Arc<TextData>,
+    pub model: LanguageModel,
+    /// True if the text is the built-in corpus, of whose sentences it is known which are right.
+    pub is_builtin: bool,
+}
+
+impl Task for TextTask {
+    fn unit(&self) -> Unit {
+        Unit::Tokens
+    }
+
+    fn summary(&self) -> String {
+        format!("vocabulary {}", self.text.tokenizer().vocabulary())
+    }
+
+    fn sentences(&self, ending: &Ending) -> Result<Option<SampledSentences>, TrainError> {
+        if !self.is_builtin {
+            return Ok(None);
+        }
+        let Ending { units, rows, step, seed, stop } = *ending;
+        measure_sentences(units, self.text.tokenizer(), self.model, rows, (step, seed), stop)
+    }
+
+    /// Generates text that starts at a line break.
+    fn sample(&self, ending: &Ending, tokens: u64) -> Result<String, TrainError> {
+        let sampling = Sampling { temperature: 0.8, top_k: 0, seed: ending.seed };
+        let tokenizer = self.text.tokenizer();
+        let prompt = generate::default_prompt(tokenizer);
+        let go_on = |_: &str| !(ending.stop)();
+        generate::generate(ending.units, tokenizer, self.model, &prompt, &sampling, tokens, go_on)
+    }
+}
+
+/// Prediction of the next of tokens whose tokenizer is not known.
+pub struct TokenTask {
+    pub vocabulary: usize,
+}
+
+impl Task for TokenTask {
+    fn unit(&self) -> Unit {
+        Unit::Tokens
+    }
+
+    fn summary(&self) -> String {
+        format!("vocabulary {}", thousands(self.vocabulary as f64))
+    }
+}
