@@ -37,8 +37,8 @@ pub enum DataError {
          data.held_out"
     )]
     Few { name: String, split: Split, samples: u64 },
-    /// Content that its format does not allow; `place` is "byte 4", "line 12, column 3", or empty for
-    /// the whole file, and `why` says what is there and what was expected.
+    /// Content that its format does not allow; `place` is "byte 4", "line 12, column 3", or empty
+    /// for the whole file, and `why` says what is there and what was expected.
     #[error("{name}: {}{why}", if place.is_empty() { String::new() } else { format!("{place}: ") })]
     Invalid { name: String, place: String, why: String },
     #[error("data.held_out = {held_out} is not a part of the data; use 0 or more, and less than 1")]

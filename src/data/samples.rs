@@ -83,8 +83,8 @@ pub enum Targets {
 pub struct Samples {
     /// Path that the samples come from, for messages.
     pub name: String,
-    /// Shape of the features of a sample: `[channels, height, width]` of a picture, `[columns]` of a
-    /// row of a table.
+    /// Shape of the features of a sample: `[channels, height, width]` of a picture, `[columns]` of
+    /// a row of a table.
     pub shape: Vec<usize>,
     /// Names of the columns of a table; empty for others.
     pub columns: Vec<String>,

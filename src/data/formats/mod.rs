@@ -188,10 +188,6 @@ fn read(format: SampleFormat, set: &FileSet, request: &Request) -> Result<ReadSe
         SampleFormat::Npy => npy::read(set, request),
         SampleFormat::Pictures => pictures::read(set, request),
     }?;
-    if request.targets && read.samples.targets == Targets::Absent {
-        let name = read.samples.name;
-        return Err(files::invalid(&name, "", "has no targets to train on"));
-    }
     if let Some(expected) = request.expected {
         expected.conform(&mut read.samples, read.is_numbered)?;
     }

@@ -120,6 +120,10 @@ fn pictures_of(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, DataError> {
 pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataError> {
     let root = &set.inputs[0];
     let (listed, classes) = list(root)?;
+    if request.targets && classes.is_empty() {
+        let why = "has pictures without classes; expected a directory of pictures per class";
+        return Err(invalid(&root.display().to_string(), "", why));
+    }
     let open = |listed: &Listed| -> Result<(DataFile, PictureHead), DataError> {
         let (bytes, file) = files::read(&listed.path, request.base)?;
         Ok((file, PictureHead::parse(&listed.path.display().to_string(), &bytes)?))

@@ -85,7 +85,8 @@ fn cells_that_are_no_numbers_are_refused() {
     for (text, expected) in [
         (
             "a,y\n1,1\nred,2\n",
-            "line 3, column \"a\": \"red\" is not a number; encode text as numbers, or drop the column",
+            "line 3, column \"a\": \"red\" is not a number; encode text as numbers, or drop the \
+             column",
         ),
         (
             "a,y\r\n1,1\r\n\r\n,2\r\n",
@@ -99,8 +100,8 @@ fn cells_that_are_no_numbers_are_refused() {
         (
             &long,
             &format!(
-                "line 2, column \"a\": \"{}..\" is not a number; encode text as numbers, or drop the \
-                 column",
+                "line 2, column \"a\": \"{}..\" is not a number; encode text as numbers, or drop \
+                 the column",
                 "é".repeat(40)
             ),
         ),
@@ -109,8 +110,8 @@ fn cells_that_are_no_numbers_are_refused() {
     }
     assert_eq!(
         refused_with("a,y\n1,x\n", &options(&[], Some(TargetKind::Values))),
-        "t.csv: line 2, column \"y\": \"x\" is not a number; set the kind of the targets to classes \
-         if they are names"
+        "t.csv: line 2, column \"y\": \"x\" is not a number; set the kind of the targets to \
+         classes if they are names"
     );
 }
 

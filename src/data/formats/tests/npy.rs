@@ -169,7 +169,8 @@ fn arrays_that_are_no_numbers_are_refused() {
         ),
         (
             header(records),
-            "header: holds records of several fields, which are not read; save one array of numbers",
+            "header: holds records of several fields, which are not read; save one array of \
+             numbers",
         ),
         (
             npy("<U5", "(1,)", &[0; 20]),

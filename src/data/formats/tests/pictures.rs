@@ -111,8 +111,8 @@ fn pictures_are_resized_if_a_size_is_given() {
     assert_eq!((&loaded.train.shape[..], bytes_of(&loaded.train)), (&[1, 1, 1][..], vec![150, 40]));
     assert_eq!(
         refusal(SampleFormat::Pictures, &files, ""),
-        "a/2.jpeg: is 8x8 pixels, and the first one, a/1.png, 2x1; set the size of images to resize \
-         all"
+        "a/2.jpeg: is 8x8 pixels, and the first one, a/1.png, 2x1; set the size of images to \
+         resize all"
     );
     assert_eq!(
         refusal_with(SampleFormat::Pictures, &files, "", &sized(0, 3)),
@@ -138,7 +138,10 @@ fn pictures_without_classes_can_be_predicted() {
         (vec![3, 4, 3, 4, 3, 4], "b.png")
     );
     let refused = load(SampleFormat::Pictures, directory.path(), None, &options).err().unwrap();
-    assert_eq!(message(directory.path(), &refused), "DIR: has no targets to train on");
+    assert_eq!(
+        message(directory.path(), &refused),
+        "DIR: has pictures without classes; expected a directory of pictures per class"
+    );
 }
 
 #[test]
