@@ -81,9 +81,11 @@ fn access(operand: &Operand) -> char {
     }
 }
 
-/// Returns the hash of a variant of a call.
+/// Returns the hash of a variant of a call. Of an op from outside the crate, the whole name counts.
 pub fn variant_hash(checks: ShaderChecks, call: &OpCall, variant: &Variant) -> String {
-    kernel_hash(checks, &call.op.to_string(), &variant.dispatches)
+    let op = call.op.to_string();
+    let op = if variant.is_foreign() { op.replace(char::is_whitespace, "_") } else { op };
+    kernel_hash(checks, &op, &variant.dispatches)
 }
 
 /// Returns the variant of a probe that runs the kernel of `variant`, which has this hash.
@@ -111,7 +113,7 @@ pub struct Certifier<'a> {
 impl Certifier<'_> {
     /// Certifies a variant of a call on a few probes that run the same kernel, on one of them also
     /// in a folded grid, as calls have that are too large for one row of workgroups; on the call
-    /// itself if there is none.
+    /// itself if there is none. Parameters and grid of the call itself must be within the limits.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails; a shader that does not compile is a result.
@@ -120,6 +122,10 @@ impl Certifier<'_> {
         call: &OpCall,
         variant: &Variant,
     ) -> Result<CertificationResult, DeviceError> {
+        let limits = &self.gpu.limits;
+        if let Some(why) = variant.dispatches.iter().find_map(|one| one.check(limits).err()) {
+            return Ok(CertificationResult::Fail { why });
+        }
         let hash = variant_hash(self.gpu.checks, call, variant);
         let (mut result, mut tried) = (CertificationResult::Pass { nmse: 0.0 }, 0);
         let mut is_folded = false;
@@ -156,9 +162,15 @@ impl Certifier<'_> {
             Err(error) => return result_of(error),
         };
         let factor = f64::from(self.factor(&variant.name));
-        let errors = outputs.iter().zip(&solved.expected).map(|(got, expected)| {
-            let got = got.iter().map(|v| f64::from(*v) * factor);
-            CertificationResult::of(harness::nmse(got, expected))
+        let errors = outputs.iter().zip(&solved.expected).enumerate();
+        let errors = errors.map(|(index, (got, expected))| {
+            let got: Vec<f64> = got.iter().map(|v| f64::from(*v) * factor).collect();
+            match CertificationResult::of(harness::nmse(got.iter().copied(), expected)) {
+                CertificationResult::Fail { why } => CertificationResult::Fail {
+                    why: why + &largest_error(&call, index, &got, expected),
+                },
+                pass => pass,
+            }
         });
         Ok(errors.fold(CertificationResult::Pass { nmse: 0.0 }, CertificationResult::worst))
     }
@@ -196,6 +208,21 @@ impl Certifier<'_> {
             Err(error) => result_of(error),
         }
     }
+}
+
+/// Returns a clause on the element of an output whose error is the largest.
+fn largest_error(call: &OpCall, output: usize, got: &[f64], expected: &[f64]) -> String {
+    let error = |at: &usize| match (got[*at] - expected[*at]).abs() {
+        error if error.is_nan() => f64::INFINITY,
+        error => error,
+    };
+    let worst = (0..got.len()).max_by(|a, b| error(a).total_cmp(&error(b)));
+    worst.map_or_else(String::new, |at| {
+        format!(
+            "; element {at} of output {output} {:?} of inputs {:?} is {}, and {} in the reference",
+            call.outputs[output], call.inputs, got[at] as f32, expected[at]
+        )
+    })
 }
 
 /// Converts the error of a run to the result for the kernel; returns the error if the device

@@ -61,6 +61,9 @@ pub struct KernelSelector {
     corrupted_kernels: Vec<String>,
     /// Variant that each (call, choice) runs.
     selected: HashMap<(String, String), String>,
+    /// Results of kernels from outside the crate, by call and hash. They are not kept on disk,
+    /// because they also depend on the op's reference, of which there is no hash.
+    foreign: HashMap<String, CertificationResult>,
     /// Certified kernels on buckets (update rules, norm, hash), by name and entry point.
     certified_buckets: Vec<(&'static str, &'static str)>,
     work: TuneStats,
@@ -77,6 +80,7 @@ impl KernelSelector {
             choices: VariantChoices::default(),
             corrupted_kernels: Vec::new(),
             selected: HashMap::new(),
+            foreign: HashMap::new(),
             certified_buckets: Vec::new(),
             work: TuneStats::default(),
         }
@@ -473,8 +477,35 @@ impl KernelSelector {
         variant: &Variant,
     ) -> Result<bool, DeviceError> {
         let hash = variant_hash(gpu.checks, call, variant);
+        if variant.is_foreign() {
+            return self.is_foreign_certified(gpu, call, variant, &hash);
+        }
         let kernel = label(call, variant);
         self.certified(gpu, kernel, hash, |certifier| certifier.variant(call, variant))
+    }
+
+    /// Returns true if a kernel from outside the crate is right for a call, by certifying it for
+    /// each size of call once.
+    fn is_foreign_certified(
+        &mut self,
+        gpu: &Gpu,
+        call: &OpCall,
+        variant: &Variant,
+        hash: &str,
+    ) -> Result<bool, DeviceError> {
+        let key = foreign_key(call, hash);
+        if let Some(known) = self.foreign.get(&key) {
+            return Ok(known.is_certified());
+        }
+        self.work.certified += 1;
+        // Not kept: its inputs and outputs may be as large as those of the model.
+        let reference_cache = &mut ReferenceCache::default();
+        let Self { pipelines, corrupted_kernels, .. } = self;
+        let mut certifier = Certifier { gpu, pipelines, reference_cache, corrupted_kernels };
+        let result = certifier.variant(call, variant)?;
+        let right = result.is_certified();
+        self.foreign.insert(key, result);
+        Ok(right)
     }
 
     fn require_certified(
@@ -512,6 +543,11 @@ impl KernelSelector {
 
     fn uncertified(&self, gpu: &Gpu, call: &OpCall, variant: &Variant) -> DeviceError {
         let hash = variant_hash(gpu.checks, call, variant);
+        if let Some(CertificationResult::Fail { why }) = self.foreign.get(&foreign_key(call, &hash))
+        {
+            let (adapter, op, why) = (gpu.name.clone(), call.op.to_string(), why.clone());
+            return DeviceError::CustomKernel { adapter, op, why };
+        }
         self.refusal(gpu, label(call, variant), &hash)
     }
 
@@ -522,6 +558,11 @@ impl KernelSelector {
         };
         DeviceError::Uncertified { adapter: gpu.name.clone(), kernel, why }
     }
+}
+
+/// Returns the key of a kernel from outside the crate and the call on which it was certified.
+fn foreign_key(call: &OpCall, hash: &str) -> String {
+    format!("{hash} {}", call_key(call))
 }
 
 /// Returns the display name of a kernel.

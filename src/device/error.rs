@@ -51,6 +51,11 @@ pub enum DeviceError {
          --devices cpu"
     )]
     Uncertified { adapter: String, kernel: String, why: String },
+    #[error(
+        "{adapter}: the kernel of the custom op {op} cannot run: {why}; correct the op, or train \
+         with --devices cpu, which runs its reference"
+    )]
+    CustomKernel { adapter: String, op: String, why: String },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
     Refused { adapter: String, what: String, why: String },
     #[error(

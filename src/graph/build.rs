@@ -2,6 +2,7 @@
 //! or an error that names the shapes that do not fit; the model functions in `model` show the
 //! style.
 
+use super::custom::CustomOp;
 use super::op::{Binary, Op, Unary};
 use super::shapes::{self, ShapeError, Typed};
 use super::{Graph, Init, Node, Parameter, PassKind, Role, Tensor};
@@ -16,11 +17,18 @@ pub struct Builder {
     graph: Graph,
     sites: u32,
     scope: String,
+    /// Pass of the nodes that are added.
+    phase: PassKind,
 }
 
 impl Builder {
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Creates a builder that goes on with a graph, with nodes of another pass.
+    pub(super) fn resume(graph: Graph, phase: PassKind, scope: &str) -> Self {
+        Self { graph, phase, scope: scope.to_string(), sites: 0 }
     }
 
     /// Returns the finished forward graph.
@@ -50,7 +58,7 @@ impl Builder {
         self.add_input(name, Shape::batched(dims), DType::U32)
     }
 
-    fn add_input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
+    pub(super) fn add_input(&mut self, name: &str, shape: Shape, dtype: DType) -> TensorId {
         assert!(self.graph.input(name).is_none(), "two inputs are called {name}");
         let id = self.add_tensor(name.to_string(), (shape, dtype), Role::Input);
         self.graph.inputs.push((name.to_string(), id));
@@ -139,7 +147,7 @@ impl Builder {
                 why: format!("{shape} has another number of elements"),
             });
         }
-        Ok(self.graph.add_alias(x, shape, PassKind::Forward))
+        Ok(self.graph.add_alias(x, shape, self.phase))
     }
 
     pub fn permute(&mut self, x: TensorId, axes: &[usize]) -> BuildResult {
@@ -240,6 +248,15 @@ impl Builder {
         Ok(loss)
     }
 
+    /// Adds an op that is defined outside the crate.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the inputs are not those that the op lists, if it takes none or
+    /// more than 7, or if its shape rule refuses them.
+    pub fn custom(&mut self, op: impl CustomOp + 'static, inputs: &[TensorId]) -> BuildResult {
+        self.apply(Op::custom(op), inputs)
+    }
+
     fn next_site(&mut self) -> Site {
         self.sites += 1;
         Site(self.sites)
@@ -263,7 +280,7 @@ impl Builder {
             return Err(ShapeError { op, inputs, why: why.into() });
         }
         let scope = std::mem::take(&mut self.scope);
-        let outputs = self.graph.apply(op, inputs, PassKind::Forward, &scope);
+        let outputs = self.graph.apply(op, inputs, self.phase, &scope);
         self.scope = scope;
         Ok(outputs?[0])
     }

@@ -7,6 +7,7 @@
 
 pub mod build;
 mod crossing;
+mod custom;
 
 pub mod op;
 mod part;
@@ -23,8 +24,9 @@ pub mod variant_choices;
 
 pub use build::Builder;
 pub use crossing::{Crossing, crossings};
+pub use custom::{CustomCall, CustomInput, CustomKernel, CustomNode, CustomOp, SharedCustomOp};
 pub use passes::fuse::fuse;
-pub use passes::gradients::differentiate;
+pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 
 pub use op::{Binary, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
 
@@ -69,9 +71,10 @@ pub struct Tensor {
 }
 
 /// Pass that a node belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PassKind {
     /// Forward.
+    #[default]
     Forward,
     /// Backward: the gradient of activations.
     BackwardInput,

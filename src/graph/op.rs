@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::custom::{CustomOp, SharedCustomOp};
 use crate::base::Site;
 
 /// Ignored target: it counts neither in the loss, nor in its count, nor in the gradient.
@@ -121,9 +122,16 @@ pub enum Op {
     /// ones, each with as many elements as the output of `root`, under any shape. Made by the
     /// fusion of a differentiated graph ([`super::fuse()`]): it has no gradient.
     Fused { root: Box<Op>, epilogue: Vec<EpilogueOp> },
+    /// An op that is defined outside the crate, of one output; see [`CustomOp`].
+    Custom(SharedCustomOp),
 }
 
 impl Op {
+    /// Creates an op of a definition outside the crate.
+    pub fn custom(op: impl CustomOp + 'static) -> Self {
+        Self::Custom(SharedCustomOp::new(op))
+    }
+
     /// Returns the op that computes the values: `root` of a fused one, or the op itself.
     pub fn root_op(&self) -> &Op {
         match self {
@@ -210,6 +218,7 @@ impl fmt::Display for Op {
             Op::CrossEntropyGrad => write!(f, "cross_entropy_grad"),
             Op::SquaredError => write!(f, "squared_error"),
             Op::SquaredErrorGrad => write!(f, "squared_error_grad"),
+            Op::Custom(op) => write!(f, "{}", op.name()),
             Op::Fused { root, epilogue } => {
                 write!(f, "{root}")?;
                 epilogue.iter().try_for_each(|step| write!(f, " + {step}"))

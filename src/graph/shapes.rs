@@ -1,6 +1,7 @@
 //! Shape rule of each op: computes the shapes of the outputs from those of the inputs, or the
 //! reason why they do not fit.
 
+use super::custom;
 use super::op::{EpilogueOp, Op};
 use crate::base::{DType, Shape};
 
@@ -23,8 +24,8 @@ pub fn outputs(op: &Op, inputs: &[Typed]) -> Result<Vec<Typed>, ShapeError> {
         inputs: inputs.iter().map(|(s, _)| s.to_string()).collect::<Vec<_>>().join(", "),
         why,
     };
-    let (least, most) = arity(op);
-    if inputs.len() < least || inputs.len() > most {
+    if !fits_arity(op, inputs.len()) {
+        let (least, most) = arity(op);
         return Err(fail(format!("takes {least} to {most} inputs, not {}", inputs.len())));
     }
     if let Some(at) = (0..inputs.len()).find(|&i| inputs[i].1 != input_type(op, i, inputs.len())) {
@@ -48,6 +49,12 @@ fn is_computable(shape: &Shape) -> Result<(), String> {
     count.map(|_| ()).ok_or_else(|| format!("{shape} has more elements than can be counted"))
 }
 
+/// Returns true if the op takes so many inputs.
+pub(super) fn fits_arity(op: &Op, count: usize) -> bool {
+    let (least, most) = arity(op);
+    (least..=most).contains(&count)
+}
+
 fn arity(op: &Op) -> (usize, usize) {
     match op {
         Op::MatMul { .. } | Op::UnaryGrad(_) | Op::Binary(_) => (2, 2),
@@ -64,6 +71,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::Embedding | Op::EmbeddingGrad { .. } | Op::Dropout { .. } => (2, 2),
         Op::CrossEntropy | Op::SquaredError | Op::SquaredErrorGrad => (2, 2),
         Op::CrossEntropyGrad => (3, 3),
+        Op::Custom(op) => (op.inputs().len(), op.inputs().len()),
         Op::Fused { root, epilogue } => {
             let (least, most) = arity(root);
             let operands = epilogue.iter().filter(|step| step.has_operand()).count();
@@ -74,10 +82,11 @@ fn arity(op: &Op) -> (usize, usize) {
 
 /// Returns the type of an input: ids, targets and sample ids are integers; everything else is a
 /// float.
-fn input_type(op: &Op, index: usize, count: usize) -> DType {
+pub(super) fn input_type(op: &Op, index: usize, count: usize) -> DType {
     let integer = match op {
         Op::Embedding | Op::EmbeddingGrad { .. } => index == 0,
         Op::CrossEntropy | Op::CrossEntropyGrad => index == 1,
+        Op::Custom(op) => return op.inputs()[index].dtype(),
         Op::Fused { root, .. } => return input_type(root, index, count),
         _ => op.is_random() && index + 1 == count,
     };
@@ -206,6 +215,7 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             require(x[0] == x[1] && x[0].rank() > 0, "the two shapes must be equal")?;
             Ok(vec![x[0].with_dims(&[x[0].dims()[0], 2])])
         }
+        Op::Custom(op) => custom::shape(op, x),
         Op::Fused { root, epilogue } => fused(root, epilogue, x),
     }
 }

@@ -1,22 +1,30 @@
 //! GPU dispatch of a call as plain data, independent of wgpu: shader, operands, parameters and
 //! grid.
 
+use std::borrow::Cow;
+
+use crate::device::Limits;
+
 /// A shader: a file of `shaders/`, an entry point in it, and the WGSL prepended to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Shader {
     /// Stem of the file, or the name of generated WGSL (see [`Shader::emitted`]).
-    pub file: &'static str,
+    pub file: Cow<'static, str>,
     pub entry: &'static str,
     /// WGSL prepended to the file: `const` declarations, an epilogue.
     pub header: String,
-    /// Complete WGSL, for the one family of kernels that is generated; `None` for a file.
+    /// Complete WGSL, for kernels that are generated; `None` for a file.
     pub text: Option<String>,
+    /// True if the text comes from outside the crate. It is compiled with all checks, whatever the
+    /// device's setting, and its certificates are not kept on disk.
+    pub is_foreign: bool,
 }
 
 impl Shader {
     /// Creates the shader of an entry point of a file, with nothing prepended.
     pub fn new(file: &'static str, entry: &'static str) -> Self {
-        Self { file, entry, header: String::new(), text: None }
+        let (header, text) = (String::new(), None);
+        Self { file: file.into(), entry, header, text, is_foreign: false }
     }
 
     /// Returns this shader with a `u32` constant prepended, e.g. `("D", 32)`.
@@ -33,7 +41,13 @@ impl Shader {
 
     /// Creates a shader from generated WGSL; `name` is a display name.
     pub fn emitted(name: &'static str, entry: &'static str, text: String) -> Self {
-        Self { file: name, entry, header: String::new(), text: Some(text) }
+        Self { text: Some(text), ..Self::new(name, entry) }
+    }
+
+    /// Creates a shader from WGSL of the library's user; `name` is a display name.
+    pub fn foreign(name: String, entry: &'static str, text: String) -> Self {
+        let (file, header) = (name.into(), String::new());
+        Self { file, entry, header, text: Some(text), is_foreign: true }
     }
 }
 
@@ -56,12 +70,35 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
+    /// Checks the parameters and the grid against what a device allows.
+    ///
+    /// # Errors
+    /// Returns what is beyond the limits.
+    pub fn check(&self, limits: &Limits) -> Result<(), String> {
+        let words_max = limits.immediate_bytes as usize / 4;
+        if self.params.len() > words_max {
+            let words = self.params.len();
+            return Err(format!("it has {words} words of parameters, and may have {words_max}"));
+        }
+        let most = limits.workgroups;
+        match self.groups.iter().find(|groups| !(1..=most).contains(*groups)) {
+            Some(_) => Err(format!(
+                "its grid {:?} is not of 1 to {most} workgroups in each dimension; \
+                 kernels::dispatch::grid folds a longer one",
+                self.groups
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the same dispatch with its workgroups in rows of at most `width`, as those of a very
     /// large call are in rows of [`GROUPS_MAX`]; so a small call tests that a kernel finds its
-    /// place in a folded grid. `None` if there is one workgroup, which no grid can fold.
+    /// place in a folded grid. `None` if there is one workgroup, which no grid can fold, and for
+    /// shaders from outside the crate, whose grids may mean something else.
     pub fn folded(&self, width: u32) -> Option<Self> {
         let groups = self.groups.iter().product();
-        (groups > 1).then(|| Self { groups: fold(groups, width.min(groups - 1)), ..self.clone() })
+        (groups > 1 && !self.shader.is_foreign)
+            .then(|| Self { groups: fold(groups, width.min(groups - 1)), ..self.clone() })
     }
 }
 

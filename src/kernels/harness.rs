@@ -31,6 +31,8 @@ pub enum InputFill {
     Normal,
     /// Normal floats times a factor, plus an offset.
     Scaled(f32, f32),
+    /// Uniform floats from the first number to the second.
+    Uniform(f32, f32),
     /// Integers below a bound.
     Ids(u32),
     /// Integers below a bound, about one in five replaced by [`IGNORE_INDEX`].
@@ -43,7 +45,7 @@ impl InputFill {
     /// Returns the element type of the input.
     pub fn dtype(self) -> DType {
         match self {
-            Self::Normal | Self::Scaled(..) => DType::F32,
+            Self::Normal | Self::Scaled(..) | Self::Uniform(..) => DType::F32,
             Self::Ids(_) | Self::Targets(_) | Self::Samples => DType::U32,
         }
     }
@@ -59,6 +61,11 @@ pub fn generate(fill: InputFill, count: usize, which: usize) -> HostTensor<f64> 
         InputFill::Normal => HostTensor::Float((0..count).map(normal).collect()),
         InputFill::Scaled(factor, offset) => HostTensor::Float(
             (0..count).map(|i| f64::from((normal(i) as f32).mul_add(factor, offset))).collect(),
+        ),
+        InputFill::Uniform(low, high) => HostTensor::Float(
+            (0..count)
+                .map(|i| f64::from((key.uniform(i as u64) as f32).mul_add(high - low, low)))
+                .collect(),
         ),
         InputFill::Ids(bound) => HostTensor::Int(ids(bound).collect()),
         InputFill::Targets(bound) => HostTensor::Int(

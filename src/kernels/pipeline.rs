@@ -52,6 +52,7 @@ fn compile(
     immediates: u32,
 ) -> Result<Pipeline, DeviceError> {
     let label = format!("{}.{}", shader.file, shader.entry);
+    let checks = checks(gpu, shader);
     let entries: Vec<wgpu::BindGroupLayoutEntry> = access
         .iter()
         .enumerate()
@@ -80,10 +81,10 @@ fn compile(
     let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
         label: Some(&label),
         layout: Some(&layout),
-        module: &module(gpu, &label, source::text(shader)),
+        module: &module(gpu, &label, source::text(shader), checks),
         entry_point: Some(shader.entry),
         compilation_options: wgpu::PipelineCompilationOptions {
-            zero_initialize_workgroup_memory: gpu.checks == ShaderChecks::Enabled,
+            zero_initialize_workgroup_memory: checks == ShaderChecks::Enabled,
             ..Default::default()
         },
         cache: None,
@@ -97,13 +98,18 @@ fn compile(
     }
 }
 
-fn module(gpu: &Gpu, label: &str, text: String) -> wgpu::ShaderModule {
+/// Returns the checks that a shader is compiled with: all, if its text is not this crate's.
+fn checks(gpu: &Gpu, shader: &Shader) -> ShaderChecks {
+    if shader.is_foreign { ShaderChecks::Enabled } else { gpu.checks }
+}
+
+fn module(gpu: &Gpu, label: &str, text: String, checks: ShaderChecks) -> wgpu::ShaderModule {
     let source = wgpu::ShaderSource::Wgsl(text.into());
     let descriptor = wgpu::ShaderModuleDescriptor { label: Some(label), source };
-    match gpu.checks {
+    match checks {
         ShaderChecks::Enabled => gpu.device.create_shader_module(descriptor),
         // SAFETY: unchecked modules must not index out of bounds and must not loop for ever. All
-        // text comes from this crate; each kernel is bounded by its parameters, and the tests run
+        // text here comes from this crate, see `checks`; each kernel is bounded by its parameters, and the tests run
         // every one with sentinels after every buffer in both modes.
         ShaderChecks::Disabled => unsafe {
             let checks = wgpu::ShaderRuntimeChecks::unchecked();

@@ -15,4 +15,9 @@ impl Variant {
     pub fn new(name: impl Into<String>, dispatches: Vec<Dispatch>) -> Self {
         Self { name: name.into(), dispatches }
     }
+
+    /// Returns true if a shader's text comes from outside the crate.
+    pub fn is_foreign(&self) -> bool {
+        self.dispatches.iter().any(|dispatch| dispatch.shader.is_foreign)
+    }
 }

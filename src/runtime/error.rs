@@ -94,7 +94,8 @@ impl RuntimeError {
                 | DeviceError::Open { .. }
                 | DeviceError::TooLarge { .. }
                 | DeviceError::LoopTooLong { .. }
-                | DeviceError::Uncertified { .. } => EXIT_CONFIGURATION,
+                | DeviceError::Uncertified { .. }
+                | DeviceError::CustomKernel { .. } => EXIT_CONFIGURATION,
                 DeviceError::Refused { .. } | DeviceError::Panicked { .. } => EXIT_DEFECT,
                 DeviceError::OutOfMemory { .. }
                 | DeviceError::Lost { .. }

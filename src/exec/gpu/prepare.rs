@@ -69,7 +69,7 @@ impl PreparedKernel {
 /// Returns the shader files in order, each with its entry point if that has another name.
 fn variant(dispatches: &[Dispatch]) -> String {
     let name = |dispatch: &Dispatch| {
-        let (file, entry) = (dispatch.shader.file, dispatch.shader.entry);
+        let (file, entry) = (&dispatch.shader.file, dispatch.shader.entry);
         if file == entry { file.to_string() } else { format!("{file}.{entry}") }
     };
     let mut names: Vec<String> = dispatches.iter().map(name).collect();

@@ -4,10 +4,10 @@
 
 use std::cmp::Reverse;
 
-use crate::base::{DType, NodeId, TensorId};
+use crate::base::{DType, NodeId, Shape, TensorId};
 use crate::graph::op::{Binary, Op, Unary};
-use crate::graph::shapes::ShapeError;
-use crate::graph::{Graph, PassKind, Role};
+use crate::graph::shapes::{self, ShapeError};
+use crate::graph::{Builder, CustomNode, Graph, Node, PassKind, Role, SharedCustomOp};
 
 /// Appends to a forward graph the nodes that accumulate the gradient of its summed loss into one
 /// [`Role::Gradient`] tensor per parameter.
@@ -43,6 +43,45 @@ pub fn differentiate(graph: Graph) -> Result<Graph, ShapeError> {
     // A stable sort: within a block and phase, the order of emission is a valid order.
     graph.nodes[forward..].sort_by_key(|node| (Reverse(node.block), node.phase));
     Ok(graph)
+}
+
+/// Graph of one op with its gradients.
+pub struct OpGradients {
+    /// Its inputs are those of the op, named by their numbers, and `dy`; its nodes are the op and
+    /// those of its gradients.
+    pub graph: Graph,
+    pub output: TensorId,
+    /// Gradient by each input; `None` by integers, and where the rule gives none.
+    pub gradients: Vec<Option<TensorId>>,
+}
+
+/// Returns the graph of an op on inputs of these shapes with the gradient, by each input of floats,
+/// of the sum of its first output's elements times those of the input `dy`.
+///
+/// # Errors
+/// Returns [`ShapeError`] if the shapes do not fit the op or a node of its gradient.
+pub fn op_gradients(op: &Op, inputs: &[Shape]) -> Result<OpGradients, ShapeError> {
+    let mut b = Builder::new();
+    let dtype = |index| match shapes::fits_arity(op, inputs.len()) {
+        true => shapes::input_type(op, index, inputs.len()),
+        false => DType::F32,
+    };
+    let add = |(index, shape): (usize, &Shape)| {
+        b.add_input(&index.to_string(), shape.clone(), dtype(index))
+    };
+    let x: Vec<TensorId> = inputs.iter().enumerate().map(add).collect();
+    let output = b.apply(op.clone(), &x)?;
+    let dy = b.add_input("dy", b.shape(output).clone(), DType::F32);
+    let mut backward = Backward::new(b.finish());
+    let graph = &backward.graph;
+    for tensor in x.iter().filter(|id| graph.tensor(**id).dtype == DType::F32).chain([&output]) {
+        backward.requires_grad[tensor.index()] = true;
+    }
+    backward.adjoint[output.index()] = Some(dy);
+    let node = NodeId(backward.graph.nodes.len() as u32 - 1);
+    rule(&mut backward, node)?;
+    let gradients = x.iter().map(|id| backward.gradient_of(*id)).collect();
+    Ok(OpGradients { gradients, graph: backward.graph, output })
 }
 
 /// Applies the gradient rule of an op: adds the nodes that compute what each input of `node`
@@ -157,6 +196,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         }
         Op::Dropout { p, site } => b.accumulate_op(x[0], Op::Dropout { p, site }, &[dy, x[1]]),
         Op::CrossEntropy | Op::SquaredError => Ok(()),
+        Op::Custom(ref op) => b.custom(op, &node, dy),
         Op::UnaryGrad(_)
         | Op::LayerNormGrad
         | Op::LayerNormWeightGrad
@@ -226,6 +266,44 @@ impl Backward {
         let outputs = self.graph.apply(op, inputs, phase, scope)?;
         self.requires_grad.extend(outputs.iter().map(|_| false));
         Ok(outputs[0])
+    }
+
+    /// Adds what a custom op gives for each input to the gradient of that input.
+    fn custom(&mut self, op: &SharedCustomOp, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
+        let custom_node = CustomNode { inputs: &node.inputs, output: node.outputs[0], dy };
+        let scope = self.graph.tensor(node.outputs[0]).name.clone();
+        let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
+        for (index, &target) in node.inputs.iter().enumerate() {
+            if !self.requires_grad[target.index()] {
+                continue;
+            }
+            let (first, before) = (self.graph.nodes.len(), fixed_parts(&self.graph));
+            let graph = std::mem::take(&mut self.graph);
+            let mut b = Builder::resume(graph, self.phase_towards(target), scope);
+            let gradient = op.gradient(&mut b, &custom_node, index);
+            self.graph = b.finish();
+            let gradient = gradient?;
+            self.requires_grad.resize(self.graph.tensors.len(), false);
+            let fail = |why: String| {
+                let inputs = node.inputs.iter().map(|x| self.graph.tensor(*x).shape.to_string());
+                let inputs: Vec<String> = inputs.collect();
+                Err(ShapeError { op: op.name(), inputs: inputs.join(", "), why })
+            };
+            let is_random = self.graph.nodes[first..].iter().any(|node| node.op.is_random());
+            if fixed_parts(&self.graph) != before || is_random {
+                return fail(format!(
+                    "its gradient by input {index} adds an input, a parameter, a block, an \
+                     output, a loss or random numbers, and may only add ops"
+                ));
+            }
+            let (got, wanted) = (self.graph.tensor(gradient), self.graph.tensor(target));
+            if (&got.shape, got.dtype) != (&wanted.shape, DType::F32) {
+                let (got, wanted) = (&got.shape, &wanted.shape);
+                return fail(format!("its gradient by input {index} {wanted} is {got}"));
+            }
+            self.accumulate_tensor(target, gradient);
+        }
+        Ok(())
     }
 
     /// Adds the result of `op` to the gradient of `target`: in place if `target` is a parameter
@@ -302,6 +380,12 @@ impl Backward {
             _ => None,
         }
     }
+}
+
+/// Returns the sizes of the parts of a graph to which a gradient must not add.
+fn fixed_parts(graph: &Graph) -> [usize; 5] {
+    let loss = usize::from(graph.loss.is_some());
+    [graph.inputs.len(), graph.parameters.len(), graph.blocks.len(), graph.outputs.len(), loss]
 }
 
 #[cfg(test)]

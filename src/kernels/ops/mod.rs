@@ -5,6 +5,7 @@ pub mod attention;
 pub mod binary;
 pub mod copy;
 pub mod cross_entropy;
+pub mod custom;
 pub mod dropout;
 pub mod embedding;
 pub mod epilogue;
@@ -50,6 +51,7 @@ table! {
     Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormWeightGrad => layer_norm::TWIN,
     Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
     Op::Attention { .. } | Op::AttentionGrad { .. } => attention::TWIN,
+    Op::Custom(_) => custom::TWIN,
 }
 
 macro_rules! update_table {

@@ -1,0 +1,279 @@
+//! Ops of the library's user: the trait that defines one, as plain data and functions on the host.
+//! `kernels` compiles and certifies its kernel, and the CPU device runs its reference.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::build::{BuildResult, Builder};
+use super::shapes::ShapeError;
+use crate::base::{DType, HostTensorView, Shape, TensorId};
+
+/// Op defined outside the crate: name, inputs, shape rule, gradient, f64 reference and GPU kernel.
+/// [`Builder::custom`] adds it to a graph. Elementwise ops are shorter with
+/// [`crate::kernels::Elementwise`].
+///
+/// The reference defines the op. It runs on the CPU device, and before a device runs the kernel on
+/// inputs of some sizes, the kernel must give the reference's results there on random inputs: a
+/// normalized mean squared error of at most [`crate::kernels::harness::NMSE_MAX`]. A kernel that
+/// does not compile or gives other results is [`crate::device::DeviceError::CustomKernel`].
+/// [`crate::kernels::check_gradient`] compares the gradient with differences of the reference.
+///
+/// # Kernel
+///
+/// The WGSL of [`CustomOp::kernel`] has an entry point `main`. Inputs are bound in order as
+/// `var<storage, read>` at `@group(0) @binding(0)` and following, the output as
+/// `var<storage, read_write>` behind them, all as `array<f32>` (`array<u32>` for ids). The words of
+/// [`CustomKernel::params`] are a `var<immediate>`. Buffers have room for the largest micro-batch,
+/// and micro-batches may be smaller, so `arrayLength` is not the number of elements: sizes come
+/// from `params`. The kernel must write every element of the output and may not read it before.
+///
+/// Every device allows 7 inputs, 256 invocations and 16 KiB of memory per workgroup, and 65,535
+/// workgroups per dimension; [`crate::kernels::dispatch::grid`] folds longer grids. The text is
+/// compiled with all of wgpu's checks, so an index out of bounds reads or writes another element
+/// of the same tensor, or nothing, but no other memory (on GL, that is up to the driver). llvmpipe
+/// ends loops silently after 65,535 iterations per invocation.
+///
+/// # Example
+///
+/// One over the root mean square of each row:
+///
+/// ```
+/// use potluck::base::{HostTensorView, Shape, TensorId};
+/// use potluck::graph::build::BuildResult;
+/// use potluck::graph::{Builder, CustomCall, CustomKernel, CustomNode, CustomOp, Op};
+/// use potluck::kernels::check_gradient;
+/// use potluck::kernels::dispatch::grid;
+///
+/// #[derive(Clone)]
+/// struct InverseRms;
+///
+/// impl CustomOp for InverseRms {
+///     fn name(&self) -> String {
+///         "inverse_rms".into()
+///     }
+///
+///     /// `x (.., c) -> y (..)`
+///     fn shape(&self, inputs: &[&Shape]) -> Result<Shape, String> {
+///         let (_, rows) = inputs[0].dims().split_last().ok_or("needs a row")?;
+///         if rows.is_empty() { Err("needs rows".into()) } else { Ok(inputs[0].with_dims(rows)) }
+///     }
+///
+///     /// `dx = -x y^3 dy / c`
+///     fn gradient(&self, b: &mut Builder, node: &CustomNode, _: usize) -> BuildResult {
+///         let (x, y) = (node.inputs[0], node.output);
+///         let (c, axis) = (b.shape(x).last(), b.shape(y).rank());
+///         let (squared, slope) = (b.mul(y, y)?, b.mul(y, node.dy)?);
+///         let of_row = b.mul(squared, slope)?;
+///         let wide = Op::Broadcast { first: axis, dims: vec![c], batched: false };
+///         let of_element = b.apply(wide, &[of_row])?;
+///         let product = b.mul(of_element, x)?;
+///         b.scale(product, -1.0 / c as f32)
+///     }
+///
+///     fn reference(&self, call: &CustomCall, x: &[HostTensorView<'_, f64>], y: &mut [f64]) {
+///         let c = call.inputs[0][call.inputs[0].len() - 1];
+///         for (row, y) in x[0].floats().chunks(c).zip(y) {
+///             let mean = row.iter().map(|x| x * x).sum::<f64>() / c as f64;
+///             *y = (mean + 1e-5).sqrt().recip();
+///         }
+///     }
+///
+///     fn kernel(&self, call: &CustomCall) -> CustomKernel {
+///         let rows = call.output_len();
+///         let params = vec![rows as u32, (call.input_len(0) / rows) as u32];
+///         CustomKernel { wgsl: WGSL.into(), params, workgroups: grid(rows, 64) }
+///     }
+/// }
+///
+/// const WGSL: &str = "
+///     struct Params { rows: u32, c: u32 }
+///     var<immediate> p: Params;
+///     @group(0) @binding(0) var<storage, read> x: array<f32>;
+///     @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+///
+///     @compute @workgroup_size(64)
+///     fn main(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+///         let row = id.x + id.y * (groups.x * 64u);
+///         if row >= p.rows { return; }
+///         var sum = 0.0;
+///         for (var i = 0u; i < p.c; i++) { sum += pow(abs(x[row * p.c + i]), 2.0); }
+///         y[row] = inverseSqrt(sum / f32(p.c) + 1e-5);
+///     }
+/// ";
+///
+/// check_gradient(InverseRms, &[Shape::batched(&[1, 4, 6])], 7)?;
+/// let mut b = Builder::new();
+/// let x = b.input("x", &[1, 4, 6]);
+/// let y = b.custom(InverseRms, &[x])?;
+/// assert_eq!(b.shape(y), &Shape::batched(&[1, 4]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait CustomOp: Send + Sync {
+    /// Returns the op's name and all parameters that change what it computes, such as `snake 0.5`:
+    /// two ops of one name are the same op. It is printed in graphs, profiles and errors; tensors
+    /// are named after its first word.
+    fn name(&self) -> String;
+
+    /// Returns the kinds of the inputs, from 1 to 7; by default, one input of floats.
+    fn inputs(&self) -> Vec<CustomInput> {
+        vec![CustomInput::default()]
+    }
+
+    /// Returns the shape of the output, which is of floats, from those of as many inputs as
+    /// [`CustomOp::inputs`] lists. With [`Shape::with_dims`] of an input, the output has the batch
+    /// in front where the input has it.
+    ///
+    /// # Errors
+    /// Returns the reason if the shapes do not fit.
+    fn shape(&self, inputs: &[&Shape]) -> Result<Shape, String>;
+
+    /// Adds nodes that compute the gradient of the loss by one of the inputs, given that by the
+    /// output, and returns it: a tensor of the input's shape. Called for each input of floats that
+    /// depends on a parameter. It may use all methods of the builder but those for inputs,
+    /// parameters, blocks, outputs, losses and random numbers.
+    ///
+    /// # Errors
+    /// Returns [`ShapeError`] if the shapes of a node do not fit; by default, that there is no
+    /// gradient.
+    fn gradient(&self, b: &mut Builder, node: &CustomNode, input: usize) -> BuildResult {
+        Err(node.without_gradient(b, self.name(), input))
+    }
+
+    /// Computes the output, which starts as NaN, from the inputs, in row-major order.
+    fn reference(&self, call: &CustomCall, inputs: &[HostTensorView<'_, f64>], output: &mut [f64]);
+
+    /// Returns the GPU kernel of a call. Text that is the same for all sizes is compiled once.
+    fn kernel(&self, call: &CustomCall) -> CustomKernel;
+
+    /// Returns the floating-point operations of a call, for the estimate of its time; by default,
+    /// 10 per element of the output.
+    fn flops(&self, call: &CustomCall) -> f64 {
+        10.0 * call.output_len() as f64
+    }
+
+    /// Returns dimensions of all inputs of small calls, on which the kernel is certified where they
+    /// run the same text. By default there are none, and the kernel is certified on each size at
+    /// which it runs: that is the strictest test, and takes the time and the memory of the
+    /// reference and of one more call on the device. The shape rule gets these dimensions as
+    /// shapes without a batch.
+    fn probes(&self) -> Vec<Vec<Vec<usize>>> {
+        Vec::new()
+    }
+}
+
+/// Kind of an input of a custom op, with the values on which its kernel and its gradient are
+/// tested.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CustomInput {
+    /// Floats; tested on values in `low .. high`.
+    Float { low: f32, high: f32 },
+    /// Integers, tested on values less than `below`. They have no gradient.
+    Ids { below: u32 },
+}
+
+impl CustomInput {
+    /// Returns the element type of the input.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Float { .. } => DType::F32,
+            Self::Ids { .. } => DType::U32,
+        }
+    }
+}
+
+/// Floats in `-3 .. 3`.
+impl Default for CustomInput {
+    fn default() -> Self {
+        Self::Float { low: -3.0, high: 3.0 }
+    }
+}
+
+/// Call of a custom op: dimensions for the valid rows of a micro-batch.
+#[derive(Clone, Copy, Debug)]
+pub struct CustomCall<'a> {
+    /// Dimensions of each input.
+    pub inputs: &'a [Vec<usize>],
+    pub output: &'a [usize],
+}
+
+impl CustomCall<'_> {
+    /// Returns the number of elements of input `index`.
+    pub fn input_len(&self, index: usize) -> usize {
+        self.inputs[index].iter().product()
+    }
+
+    /// Returns the number of elements of the output.
+    pub fn output_len(&self) -> usize {
+        self.output.iter().product()
+    }
+}
+
+/// GPU kernel of a call of a custom op; see [`CustomOp`] for the rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomKernel {
+    /// WGSL with the entry point `main`.
+    pub wgsl: String,
+    /// Words of the `var<immediate>`, at most 32; floats as [`f32::to_bits`].
+    pub params: Vec<u32>,
+    /// Workgroups in x, y and z: each at least 1 and at most the device's limit.
+    pub workgroups: [u32; 3],
+}
+
+/// Node of a custom op that is differentiated.
+#[derive(Clone, Copy, Debug)]
+pub struct CustomNode<'a> {
+    pub inputs: &'a [TensorId],
+    pub output: TensorId,
+    /// Gradient of the loss by the output, of its shape.
+    pub dy: TensorId,
+}
+
+impl CustomNode<'_> {
+    /// Returns the error that the op of this name has no gradient by an input.
+    pub fn without_gradient(&self, b: &Builder, op: String, input: usize) -> ShapeError {
+        let inputs: Vec<String> = self.inputs.iter().map(|x| b.shape(*x).to_string()).collect();
+        let why = format!("has no gradient by input {input}");
+        ShapeError { op, inputs: inputs.join(", "), why }
+    }
+}
+
+/// Shared custom op, equal to another one of its name.
+#[derive(Clone)]
+pub struct SharedCustomOp(Arc<dyn CustomOp>);
+
+impl SharedCustomOp {
+    pub fn new(op: impl CustomOp + 'static) -> Self {
+        Self(Arc::new(op))
+    }
+}
+
+impl std::ops::Deref for SharedCustomOp {
+    type Target = dyn CustomOp;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for SharedCustomOp {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl fmt::Debug for SharedCustomOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+/// The most inputs of a custom op: every device binds 8 tensors, and one of them is the output.
+const INPUTS_MAX: usize = 7;
+
+/// Returns the output shape of a custom op, which takes as many inputs as there are.
+pub(super) fn shape(op: &SharedCustomOp, inputs: &[&Shape]) -> Result<Vec<Shape>, String> {
+    match inputs.len() {
+        1..=INPUTS_MAX => Ok(vec![op.shape(inputs)?]),
+        count => Err(format!("takes {count} inputs, and a kernel can bind 1 to {INPUTS_MAX}")),
+    }
+}

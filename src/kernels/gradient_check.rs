@@ -1,0 +1,158 @@
+//! Check of a custom op's gradient by central differences of its f64 reference.
+
+use super::{CpuKernel, OpCall, RandomContext, harness, twin};
+use crate::base::rng::Key;
+use crate::base::{HostTensor, Shape, TensorId};
+use crate::graph::{CustomOp, Graph, Node, Op, ShapeError, op_gradients};
+
+/// Rows of inputs whose shapes are batched.
+const ROWS: usize = 3;
+
+/// Half the distance of two values of a central difference, relative to values over 1.
+const STEP: f64 = 1e-4;
+
+/// The largest error of a gradient, relative to the largest element of the two.
+const TOLERANCE: f64 = 1e-5;
+
+/// Error of a gradient check.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum GradientError {
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error("{op} has no gradient by input {input}")]
+    Missing { op: String, input: usize },
+    #[error(
+        "{op}: the gradient by element {element} of input {input} is {gradient}, and by \
+         differences of the reference it is {difference}; correct the gradient or the reference"
+    )]
+    Wrong { op: String, input: usize, element: usize, gradient: f64, difference: f64 },
+}
+
+/// Checks the gradient of a custom op by each input of floats, on random inputs of these shapes and
+/// a random gradient by the output, against central differences of the reference. All of it is
+/// computed in f64 on the host; batched shapes get three rows. The time grows with the square of
+/// the number of elements.
+///
+/// # Errors
+/// Returns [`GradientError`] if the shapes do not fit, or with the first element whose gradient is
+/// wrong.
+///
+/// # Panics
+/// Panics if a function of the op does.
+pub fn check_gradient(
+    op: impl CustomOp + 'static,
+    inputs: &[Shape],
+    seed: u64,
+) -> Result<(), GradientError> {
+    let op = Op::custom(op);
+    let built = op_gradients(&op, inputs)?;
+    let graph = &built.graph;
+    let (x, dy) = values(graph, &op, seed);
+    let mut known: Vec<Option<HostTensor<f64>>> = vec![None; graph.tensors.len()];
+    for ((_, id), values) in graph.inputs.iter().zip(x.iter().chain([&dy])) {
+        known[id.index()] = Some(values.clone());
+    }
+    for node in &graph.nodes {
+        run(graph, node, &mut known);
+    }
+    for (input, gradient) in built.gradients.iter().enumerate() {
+        let HostTensor::Float(values) = &x[input] else { continue };
+        let missing = || GradientError::Missing { op: op.to_string(), input };
+        let gradient = gradient.and_then(|id| known[id.index()].as_ref()).ok_or_else(missing)?;
+        let gradient = gradient.as_view().floats();
+        let differences = differences(graph, &x, input, values, dy.as_view().floats());
+        let largest = |of: &[f64]| of.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
+        let tolerance = TOLERANCE * largest(gradient).max(largest(&differences)).max(1e-3);
+        for (element, (&gradient, &difference)) in gradient.iter().zip(&differences).enumerate() {
+            // False for NaN.
+            let is_right = (gradient - difference).abs() <= tolerance;
+            if !is_right {
+                let op = op.to_string();
+                return Err(GradientError::Wrong { op, input, element, gradient, difference });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns random values of the op's inputs, and of the gradient by its output.
+fn values(graph: &Graph, op: &Op, seed: u64) -> (Vec<HostTensor<f64>>, HostTensor<f64>) {
+    let count = |id: TensorId| graph.tensor(id).shape.elements(ROWS);
+    // The streams of two seeds differ.
+    let stream = |index: usize| (seed as usize % (1 << 20)) * 16 + index;
+    let fills = twin(op).map(|twin| (twin.inputs)(op, &[]).fills).unwrap_or_default();
+    let draw = |(index, fill)| {
+        let (_, id) = graph.inputs[index];
+        harness::generate(fill, count(id), stream(index))
+    };
+    let x: Vec<HostTensor<f64>> = fills.into_iter().enumerate().map(draw).collect();
+    let (_, dy) = graph.inputs[x.len()];
+    let dy = harness::generate(harness::InputFill::Normal, count(dy), stream(x.len()));
+    (x, dy)
+}
+
+/// Returns the central differences of the sum of the op's outputs times `weights`, by each element
+/// of an input with these values.
+fn differences(
+    graph: &Graph,
+    x: &[HostTensor<f64>],
+    input: usize,
+    values: &[f64],
+    weights: &[f64],
+) -> Vec<f64> {
+    let node = &graph.nodes[0];
+    let outputs = |shifted: Vec<f64>| -> Vec<f64> {
+        let mut x: Vec<&HostTensor<f64>> = x.iter().collect();
+        let shifted = HostTensor::Float(shifted);
+        x[input] = &shifted;
+        let Some(twin) = twin(&node.op) else { return shifted.as_view().floats().to_vec() };
+        host(graph, node, &x, twin.reference_f64).swap_remove(0)
+    };
+    let slope = |element: usize| {
+        let step = STEP * values[element].abs().max(1.0);
+        let [above, below] = [step, -step].map(|by| {
+            let mut shifted = values.to_vec();
+            shifted[element] += by;
+            outputs(shifted)
+        });
+        let changes = above.iter().zip(&below).zip(weights);
+        changes.map(|((above, below), weight)| (above - below) * weight).sum::<f64>() / (2.0 * step)
+    };
+    (0..values.len()).map(slope).collect()
+}
+
+/// Computes the outputs of a node from known inputs.
+fn run(graph: &Graph, node: &Node, known: &mut [Option<HostTensor<f64>>]) {
+    let inputs: Vec<&HostTensor<f64>> =
+        node.inputs.iter().filter_map(|id| known[id.index()].as_ref()).collect();
+    let outputs: Vec<HostTensor<f64>> = match twin(&node.op) {
+        Some(twin) => {
+            let computed = host(graph, node, &inputs, twin.reference_f64);
+            computed.into_iter().map(HostTensor::Float).collect()
+        }
+        // An alias has the elements of what it reshapes.
+        None => inputs.into_iter().cloned().collect(),
+    };
+    for (id, values) in node.outputs.iter().zip(outputs) {
+        known[id.index()] = Some(values);
+    }
+}
+
+/// Returns what a CPU kernel computes for a node.
+fn host(
+    graph: &Graph,
+    node: &Node,
+    inputs: &[&HostTensor<f64>],
+    function: CpuKernel<f64>,
+) -> Vec<Vec<f64>> {
+    let dims =
+        |ids: &[TensorId]| ids.iter().map(|id| graph.tensor(*id).shape.resolve(ROWS)).collect();
+    let call = OpCall {
+        op: &node.op,
+        inputs: dims(&node.inputs),
+        outputs: dims(&node.outputs),
+        accumulate: node.accumulate,
+        random: RandomContext { step_key: Key::new(0), training: true },
+    };
+    harness::host(&call, inputs, 0.0, function)
+}
