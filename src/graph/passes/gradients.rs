@@ -270,40 +270,46 @@ impl Backward {
 
     /// Adds what a custom op gives for each input to the gradient of that input.
     fn custom(&mut self, op: &SharedCustomOp, node: &Node, dy: TensorId) -> Result<(), ShapeError> {
-        let custom_node = CustomNode { inputs: &node.inputs, output: node.outputs[0], dy };
         let scope = self.graph.tensor(node.outputs[0]).name.clone();
         let scope = scope.rsplit_once('.').map_or("", |(scope, _)| scope);
+        let custom_node = CustomNode { inputs: &node.inputs, output: node.outputs[0], dy };
         for (index, &target) in node.inputs.iter().enumerate() {
             if !self.requires_grad[target.index()] {
                 continue;
             }
             let (first, before) = (self.graph.nodes.len(), fixed_parts(&self.graph));
-            let graph = std::mem::take(&mut self.graph);
-            let mut b = Builder::resume(graph, self.phase_towards(target), scope);
+            let phase = self.phase_towards(target);
+            let mut b = Builder::resume(std::mem::take(&mut self.graph), phase, scope);
             let gradient = op.gradient(&mut b, &custom_node, index);
             self.graph = b.finish();
-            let gradient = gradient?;
             self.requires_grad.resize(self.graph.tensors.len(), false);
-            let fail = |why: String| {
-                let inputs = node.inputs.iter().map(|x| self.graph.tensor(*x).shape.to_string());
-                let inputs: Vec<String> = inputs.collect();
-                Err(ShapeError { op: op.name(), inputs: inputs.join(", "), why })
-            };
+            let gradient = gradient?;
             let is_random = self.graph.nodes[first..].iter().any(|node| node.op.is_random());
-            if fixed_parts(&self.graph) != before || is_random {
-                return fail(format!(
-                    "its gradient by input {index} adds an input, a parameter, a block, an \
-                     output, a loss or random numbers, and may only add ops"
-                ));
-            }
-            let (got, wanted) = (self.graph.tensor(gradient), self.graph.tensor(target));
-            if (&got.shape, got.dtype) != (&wanted.shape, DType::F32) {
-                let (got, wanted) = (&got.shape, &wanted.shape);
-                return fail(format!("its gradient by input {index} {wanted} is {got}"));
+            let is_more = fixed_parts(&self.graph) != before || is_random;
+            if let Some(why) = self.wrong_gradient(target, gradient, is_more) {
+                let inputs = node.inputs.iter().map(|x| self.graph.tensor(*x).shape.to_string());
+                let inputs = inputs.collect::<Vec<_>>().join(", ");
+                let why = format!("its gradient by input {index} {why}");
+                return Err(ShapeError { op: op.name(), inputs, why });
             }
             self.accumulate_tensor(target, gradient);
         }
         Ok(())
+    }
+
+    /// Returns the reason why a custom op's gradient by `target` cannot be used, if there is one;
+    /// `is_more` is true if the op has added more to the graph than ops without random numbers.
+    fn wrong_gradient(&self, target: TensorId, got: TensorId, is_more: bool) -> Option<String> {
+        let (got, wanted) = (self.graph.tensor(got), self.graph.tensor(target));
+        if is_more {
+            return Some(
+                "adds an input, a parameter, a block, an output, a loss or random numbers, and \
+                 may only add ops"
+                    .into(),
+            );
+        }
+        let fits = got.shape == wanted.shape && got.dtype == wanted.dtype;
+        (!fits).then(|| format!("is of {}, and the input of {}", got.shape, wanted.shape))
     }
 
     /// Adds the result of `op` to the gradient of `target`: in place if `target` is a parameter
