@@ -117,3 +117,19 @@ fn module(gpu: &Gpu, label: &str, text: String, checks: ShaderChecks) -> wgpu::S
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::for_each_gpu;
+
+    #[test]
+    fn text_from_outside_is_compiled_with_checks_on_every_device() {
+        let (own, text) = (Shader::new("sum", "columns"), String::new());
+        let foreign = Shader::foreign("snake".into(), "main", text);
+        for_each_gpu(|gpu, _| {
+            assert_eq!(checks(gpu, &own), gpu.checks);
+            assert_eq!(checks(gpu, &foreign), ShaderChecks::Enabled);
+        });
+    }
+}

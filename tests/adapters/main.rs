@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod counts;
+mod custom_ops;
 mod golden;
 mod hashes;
 mod nonfinite;

@@ -4,6 +4,7 @@
 mod collectives;
 #[path = "../common/mod.rs"]
 mod common;
+mod custom_ops;
 mod fusion;
 mod gradients;
 mod loom_mailbox;

@@ -66,6 +66,16 @@ fn the_spirals_are_told_apart_and_wrong_shapes_told() {
 }
 
 #[test]
+fn an_op_of_the_users_own_is_checked_and_trained_with() {
+    for devices in DEVICES {
+        let out = run("custom_op", &[devices]);
+        assert!(out.contains("the gradient agrees with differences of the reference"), "{out}");
+        let losses = numbers(&out, "loss");
+        assert!(losses.len() == 3 && losses[2] < 0.01, "{out}");
+    }
+}
+
+#[test]
 fn threads_average_their_gradients_and_agree_to_the_bit() {
     for world in ["1", "3"] {
         let out = run("all_reduce", &[world]);

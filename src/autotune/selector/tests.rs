@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use super::*;
-use crate::base::Site;
 use crate::base::rng::Key;
-use crate::graph::{Builder, Init, Op, PlanOptions, Unary, differentiate};
+use crate::base::{HostTensorView, Shape, Site};
+use crate::graph::{
+    Builder, CustomCall, CustomKernel, CustomOp, Init, Op, PlanOptions, Unary, differentiate,
+};
 use crate::kernels::testing::for_each_gpu;
-use crate::kernels::{OwnedCall, RandomContext};
+use crate::kernels::{Elementwise, OwnedCall, RandomContext};
 
 /// Rows at full capacity: enough for every tile.
 const ROWS: usize = 64;
@@ -76,10 +78,10 @@ fn product(rows: usize) -> OwnedCall {
 }
 
 /// Returns the shader file that the product with these rows runs.
-fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> &'static str {
+fn runs(kernels: &mut KernelSelector, gpu: &Gpu, rows: usize) -> String {
     let (call, full) = (product(rows), product(ROWS));
     let variant = kernels.variant(gpu, &call.call(), &full.call()).unwrap();
-    variant.dispatches[0].shader.file
+    variant.dispatches[0].shader.file.to_string()
 }
 
 #[test]
@@ -159,7 +161,7 @@ fn a_wrong_variant_is_refused_and_another_runs() {
         assert_ne!(unmeasured, "matmul", "a tile is chosen without measuring");
 
         let cache = tempfile::tempdir().unwrap();
-        for tuning in [with_corrupted(&[unmeasured]), enough()] {
+        for tuning in [with_corrupted(&[&unmeasured]), enough()] {
             // The second run has no seeded error, but the cache.
             let (mut kernels, _) = prepared(gpu, cache_in(cache.path()), &tuning);
             assert_ne!(runs(&mut kernels, gpu, ROWS), unmeasured);
@@ -169,7 +171,7 @@ fn a_wrong_variant_is_refused_and_another_runs() {
             let (right, wrong) = crate::autotune::cache::summary(kernels.cache());
             assert!(right > 0 && !wrong.is_empty(), "{right} {wrong:?}");
             for (kernel, why) in wrong {
-                assert!(kernel.starts_with(unmeasured) && why.contains("NMSE"), "{kernel}: {why}");
+                assert!(kernel.starts_with(&unmeasured) && why.contains("NMSE"), "{kernel}: {why}");
             }
         }
         // The wrong variant does not run even if a saved choice or a timing asks for it.
@@ -291,5 +293,148 @@ fn a_kernel_that_only_other_rows_use_is_certified_when_it_runs() {
         let reshape = OwnedCall { op: Op::Reshape, ..relu };
         let none = kernels.variant(gpu, &reshape.call(), &reshape.call()).unwrap();
         assert_eq!(none.dispatches, []);
+    });
+}
+
+/// Returns the plan of a linear layer with a custom op behind it.
+fn plan_with(op: Elementwise) -> Plan {
+    let mut b = Builder::new();
+    let x = b.input("x", &[1, 40]);
+    let target = b.input("target", &[1, 48]);
+    let w = b.parameter("w", &[48, 40], Init::Zeros);
+    let y = b.linear(x, w, None).unwrap();
+    let y = b.custom(op, &[y]).unwrap();
+    b.squared_error_loss(y, target).unwrap();
+    Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
+}
+
+/// Returns the op `3 x`, whose kernel computes `value` and whose reference has `factor`.
+fn triple(value: &str, factor: f64) -> Elementwise {
+    let op = Elementwise::new("triple 3", &["x"], value, move |v| factor * v[0]);
+    op.with_gradient("3.0 * dy", |v| 3.0 * v[1])
+}
+
+#[test]
+fn a_custom_kernel_that_is_wrong_or_does_not_compile_is_refused_by_name() {
+    on_one_gpu(|gpu| {
+        let refused = |value: &str| {
+            let mut kernels = KernelSelector::new(KernelCache::in_memory());
+            let plan = plan_with(triple(value, 3.0));
+            let tuning = TuneOptions::default();
+            let prepared = kernels.prepare(gpu, &plan, &tuning, &mut |_| {});
+            prepared.map_or_else(|error| error.to_string(), |_| "runs".into())
+        };
+        assert_eq!(refused("3.0 * x"), "runs");
+        let wrong = refused("select(3.0 * x, 2.5, input_0[1] == x)");
+        for part in [
+            &gpu.name,
+            "the kernel of the custom op triple 3 cannot run",
+            "its results are wrong, NMSE",
+            "; element 1 of output 0 [64, 48] of inputs [[64, 48]] is 2.5, and ",
+            "correct the op",
+        ] {
+            assert!(wrong.contains(part), "{part} in {wrong}");
+        }
+        let (invalid, unknown) = (refused("3.0 * x +"), refused("3 * no_such_name"));
+        assert!(invalid.contains("triple 3") && invalid.contains("expected expr"), "{invalid}");
+        assert!(unknown.contains("no definition in scope for identifier"), "{unknown}");
+        assert!(refused("f32(3 * i32(x))").contains("its results are wrong"));
+        assert!(refused("u32(x)").contains("triple 3 cannot run"));
+    });
+}
+
+#[test]
+fn certificates_of_custom_kernels_are_not_kept_and_their_sizes_are_certified_apart() {
+    on_one_gpu(|gpu| {
+        let cache = tempfile::tempdir().unwrap();
+        let prepare = |factor: f64| {
+            let mut kernels = KernelSelector::new(cache_in(cache.path()));
+            let (plan, tuning) = (plan_with(triple("3.0 * x", factor)), TuneOptions::default());
+            let prepared = kernels.prepare(gpu, &plan, &tuning, &mut |_| {});
+            prepared.map(|_| kernels)
+        };
+        let mut kernels = prepare(3.0).unwrap();
+        let names: Vec<String> =
+            kernels.cache().certificates().map(|known| known.kernel.clone()).collect();
+        assert!(
+            !names.is_empty() && !names.iter().any(|name| name.contains("triple")),
+            "{names:?}"
+        );
+        // The same text, and another reference.
+        assert!(matches!(prepare(2.0), Err(DeviceError::CustomKernel { .. })));
+        let before = kernels.stats().certified;
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        let op = Op::custom(triple("3.0 * x", 3.0));
+        let with = |rows| OwnedCall::new(op.clone(), vec![vec![rows, 48]], random).unwrap();
+        let full = with(ROWS);
+        for (rows, certified) in [(ROWS, 0), (5, 1), (5, 1), (7, 2)] {
+            kernels.variant(gpu, &with(rows).call(), &full.call()).unwrap();
+            assert_eq!(kernels.stats().certified - before, certified, "{rows} rows");
+        }
+    });
+}
+
+/// Custom op with any grid and parameters, which copies its input.
+#[derive(Clone)]
+struct Copied {
+    groups: [u32; 3],
+    words: usize,
+    probes: Vec<Vec<Vec<usize>>>,
+}
+
+impl CustomOp for Copied {
+    fn name(&self) -> String {
+        "copied".into()
+    }
+
+    fn shape(&self, inputs: &[&Shape]) -> Result<Shape, String> {
+        Ok(inputs[0].clone())
+    }
+
+    fn reference(&self, _: &CustomCall, x: &[HostTensorView<'_, f64>], y: &mut [f64]) {
+        y.copy_from_slice(x[0].floats());
+    }
+
+    fn kernel(&self, _: &CustomCall) -> CustomKernel {
+        let copied = "
+            @group(0) @binding(0) var<storage, read> x: array<f32>;
+            @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+            @compute @workgroup_size(16)
+            fn main(@builtin(global_invocation_id) id: vec3u) { y[id.x] = x[id.x]; }
+        ";
+        CustomKernel { wgsl: copied.into(), params: vec![0; self.words], workgroups: self.groups }
+    }
+
+    fn probes(&self) -> Vec<Vec<Vec<usize>>> {
+        self.probes.clone()
+    }
+}
+
+#[test]
+fn a_custom_kernel_beyond_the_limits_is_refused_and_one_with_probes_is_certified_on_them() {
+    on_one_gpu(|gpu| {
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        let outcome = |op: &Copied, elements: usize| {
+            let mut kernels = KernelSelector::new(KernelCache::in_memory());
+            let owned = OwnedCall::new(Op::custom(op.clone()), vec![vec![elements]], random);
+            let owned = owned.unwrap();
+            let found = kernels.variant(gpu, &owned.call(), &owned.call());
+            found.map_or_else(|error| error.to_string(), |_| "runs".into())
+        };
+        let op = Copied { groups: [4, 1, 1], words: 0, probes: Vec::new() };
+        assert_eq!(outcome(&op, 64), "runs");
+        // Four workgroups of 16 leave elements out, and write behind fewer.
+        assert!(outcome(&op, 65).contains("element 64 of output 0 [65] of inputs [[65]] is NaN"));
+        assert!(outcome(&op, 63).contains("output 0 was written out of bounds"));
+        let beyond = outcome(&Copied { groups: [4, 70_000, 1], ..op.clone() }, 64);
+        assert!(beyond.contains("grid [4, 70000, 1] is not of 1 to 65535 workgroups"), "{beyond}");
+        assert!(
+            outcome(&Copied { groups: [0, 1, 1], ..op.clone() }, 64).contains("grid [0, 1, 1]")
+        );
+        let many = outcome(&Copied { words: 33, ..op.clone() }, 64);
+        assert!(many.contains("33 words of parameters, and may have 32"), "{many}");
+        // Certified where it is right, although it is wrong elsewhere.
+        let probed = Copied { probes: vec![vec![vec![64]]], ..op };
+        assert_eq!(outcome(&probed, 65), "runs");
     });
 }
