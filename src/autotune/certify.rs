@@ -220,7 +220,7 @@ fn largest_error(call: &OpCall, output: usize, got: &[f64], expected: &[f64]) ->
     worst.map_or_else(String::new, |at| {
         format!(
             "; element {at} of output {output} {:?} of inputs {:?} is {}, and {} in the reference",
-            call.outputs[output], call.inputs, got[at] as f32, expected[at]
+            call.outputs[output], call.inputs, got[at] as f32, expected[at] as f32
         )
     })
 }
@@ -230,7 +230,9 @@ fn largest_error(call: &OpCall, output: usize, got: &[f64], expected: &[f64]) ->
 fn result_of(error: HarnessError) -> Result<CertificationResult, DeviceError> {
     match error {
         HarnessError::Device(DeviceError::Refused { what, why, .. }) => {
-            Ok(CertificationResult::Fail { why: format!("{what} was refused: {why}") })
+            // The text of a parsing error ends with empty lines.
+            let why = format!("{what} was refused: {}", why.trim_end());
+            Ok(CertificationResult::Fail { why })
         }
         HarnessError::Device(error) => Err(error),
         error => Ok(CertificationResult::Fail { why: error.to_string() }),

@@ -2,15 +2,17 @@
 //! among those of a call the fastest, by timing. Results are cached per adapter and driver.
 //!
 //! Modules in layers: `probes` (small problems with their reference results), `certify`, `timing`
-//! and `catalog`, `plan_calls` and `cache`, `selector`.
+//! and `catalog`, `plan_calls` and `cache`, `selector`, `kernel_check`.
 
 pub mod cache;
 pub mod catalog;
 pub mod certify;
+pub mod kernel_check;
 pub mod plan_calls;
 pub mod probes;
 pub mod selector;
 pub mod timing;
 
 pub use cache::KernelCache;
+pub use kernel_check::{KernelCheckError, check_kernel};
 pub use selector::{KernelSelector, TuneOptions, TuneProgress};

@@ -16,7 +16,8 @@ use crate::base::{DType, HostTensorView, Shape, TensorId};
 /// inputs of some sizes, the kernel must give the reference's results there on random inputs: a
 /// normalized mean squared error of at most [`crate::kernels::harness::NMSE_MAX`]. A kernel that
 /// does not compile or gives other results is [`crate::device::DeviceError::CustomKernel`].
-/// [`crate::kernels::check_gradient`] compares the gradient with differences of the reference.
+/// [`crate::kernels::check_gradient`] compares the gradient with differences of the reference, and
+/// `autotune::check_kernel` tests the kernel on a device without a model.
 ///
 /// # Kernel
 ///

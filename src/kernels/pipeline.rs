@@ -109,8 +109,8 @@ fn module(gpu: &Gpu, label: &str, text: String, checks: ShaderChecks) -> wgpu::S
     match checks {
         ShaderChecks::Enabled => gpu.device.create_shader_module(descriptor),
         // SAFETY: unchecked modules must not index out of bounds and must not loop for ever. All
-        // text here comes from this crate, see `checks`; each kernel is bounded by its parameters, and the tests run
-        // every one with sentinels after every buffer in both modes.
+        // text here comes from this crate (see `checks`); each kernel is bounded by its parameters,
+        // and the tests run every one with sentinels after every buffer in both modes.
         ShaderChecks::Disabled => unsafe {
             let checks = wgpu::ShaderRuntimeChecks::unchecked();
             gpu.device.create_shader_module_trusted(descriptor, checks)

@@ -1,8 +1,10 @@
 //! Ops that are defined outside the crate, in whole plans: the kernels on every adapter against the
 //! references on the CPU device, and training on each.
 
-use potluck::base::HostTensor;
+use potluck::autotune::check_kernel;
 use potluck::base::rng::Key;
+use potluck::base::{HostTensor, Shape};
+use potluck::device::{Gpu, ShaderChecks};
 use potluck::graph::{Builder, Graph, Init, Plan, PlanOptions, differentiate, fuse};
 use potluck::kernels::Elementwise;
 use potluck::optim::Optimizer;
@@ -70,6 +72,30 @@ fn losses_and_gradients_are_those_of_the_references_with_any_number_of_rows() {
         }
     }
     assert!(!expected.is_empty());
+}
+
+#[test]
+fn kernels_are_checked_without_a_model_and_those_of_the_gradient_too() {
+    let _turn = turn();
+    let shape = Shape::batched(&[1, WIDTH]);
+    for adapter in adapters() {
+        let gpu = Gpu::open(&adapter, ShaderChecks::Disabled).unwrap();
+        for rows in [1, 7, 4000] {
+            check_kernel(&gpu, gate(), &[shape.clone(), shape.clone()], rows).unwrap();
+        }
+        let twice = |value: &str, slope: &str| {
+            let op = Elementwise::new("twice", &["x"], value, |v| 2.0 * v[0]);
+            let op = op.with_gradient(slope, |v| 2.0 * v[1]);
+            check_kernel(&gpu, op, std::slice::from_ref(&shape), 3).map_err(|e| e.to_string())
+        };
+        assert_eq!(twice("2.0 * x", "2.0 * dy"), Ok(()));
+        assert!(twice("2.1 * x", "2.0 * dy").unwrap_err().contains("custom op twice cannot"));
+        assert!(twice("2.0 * x", "2.1 * dy").unwrap_err().contains("op twice_grad_x cannot"));
+        let half = || Elementwise::new("half", &["x"], "0.5 * x", |v| 0.5 * v[0]);
+        check_kernel(&gpu, half(), std::slice::from_ref(&shape), 3).unwrap();
+        let none = check_kernel(&gpu, half(), &[], 3).unwrap_err().to_string();
+        assert!(none.contains("takes 1 to 1 inputs, not 0"), "{none}");
+    }
 }
 
 #[test]

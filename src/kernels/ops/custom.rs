@@ -219,7 +219,8 @@ mod tests {
             },
         };
         for_each_gpu(|gpu, pipelines| {
-            let y = on_gpu(gpu, pipelines, &call, &dispatch(&call), &[x.clone()], f32::NAN);
+            let given = std::slice::from_ref(&x);
+            let y = on_gpu(gpu, pipelines, &call, &dispatch(&call), given, f32::NAN);
             let wide: Vec<f64> = y[0].iter().map(|v| f64::from(*v)).collect();
             assert_eq!(HostTensor::Float(wide), x.1, "{}", gpu.name);
         });
