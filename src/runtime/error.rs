@@ -40,6 +40,12 @@ pub enum RuntimeError {
     /// Error of too little memory, with the flag that would help.
     #[error("{error}; {advice}")]
     Advised { error: Box<Self>, advice: String },
+    /// Failure of a step in the middle of its update.
+    #[error(
+        "{error}; the update of that step had begun, so that the parameters on the devices that \
+         are left may be those of two steps"
+    )]
+    HalfUpdated { error: Box<Self> },
     #[error("{0}")]
     InvalidRequest(String),
     #[error("{0}; this is a defect of potluck, please report it")]
@@ -102,7 +108,7 @@ impl RuntimeError {
                 | DeviceError::ReadBack { .. }
                 | DeviceError::Timeout { .. } => EXIT_RESTART,
             },
-            Self::Advised { error, .. } => error.exit_code(),
+            Self::Advised { error, .. } | Self::HalfUpdated { error } => error.exit_code(),
             Self::Trace(_) => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             Self::Memory { .. }

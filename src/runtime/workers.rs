@@ -75,10 +75,29 @@ pub struct WorkerGroup {
     /// Ranks that hold each bucket.
     groups: BucketGroups,
     layout: Arc<ShardLayout>,
-    /// Failure after which no further step is possible.
-    broken: Option<(Rank, DeviceError)>,
+    /// End of the group, after which no further step is possible.
+    ended: Option<GroupEnd>,
     /// Last round that was begun.
     round: Round,
+}
+
+/// Reason for which a worker group takes no further step.
+#[derive(Clone, Debug)]
+enum GroupEnd {
+    Failed(StepFailure),
+    /// The devices were closed.
+    Closed,
+}
+
+/// Failure of a step.
+#[derive(Clone, Debug)]
+pub struct StepFailure {
+    /// First device that failed, with its error.
+    first: (Rank, DeviceError),
+    /// All ranks whose devices failed; those of the others still answer.
+    failed: Vec<Rank>,
+    /// True if the devices had begun to update their parameters.
+    has_begun_update: bool,
 }
 
 /// Returns the shard layout of a plan's buckets for `world` ranks.
@@ -118,7 +137,7 @@ impl WorkerGroup {
             inbox,
             groups,
             layout,
-            broken: None,
+            ended: None,
             round: Round::default(),
         };
         for (rank, driver) in drivers.into_iter().enumerate() {
@@ -237,8 +256,54 @@ impl WorkerGroup {
     }
 
     fn require_whole(&self) -> Result<(), RuntimeError> {
-        let broken = self.broken.clone();
-        broken.map_or(Ok(()), |(rank, error)| Err(self.error(rank, error)))
+        match &self.ended {
+            None => Ok(()),
+            Some(GroupEnd::Closed) => Err(closed()),
+            Some(GroupEnd::Failed(StepFailure { first: (rank, error), .. })) => {
+                Err(self.error(*rank, error.clone()))
+            }
+        }
+    }
+
+    /// Returns the ranks whose devices answer and hold the parameters of the last step that was
+    /// completed: all ranks, or after the failure of a step those that did not fail.
+    ///
+    /// # Errors
+    /// Returns the error that ended an earlier step if no device is left, and
+    /// `RuntimeError::HalfUpdated` if the devices had begun to update their parameters.
+    pub fn readable(&self) -> Result<Vec<Rank>, RuntimeError> {
+        let failure = match &self.ended {
+            None => return Ok((0..self.world() as u32).map(Rank).collect()),
+            Some(GroupEnd::Closed) => return Err(closed()),
+            Some(GroupEnd::Failed(failure)) => failure,
+        };
+        let left = (0..self.world() as u32).map(Rank);
+        let left: Vec<Rank> = left.filter(|rank| !failure.failed.contains(rank)).collect();
+        let (rank, error) = failure.first.clone();
+        match self.error(rank, error) {
+            error if left.is_empty() => Err(error),
+            error if failure.has_begun_update => {
+                Err(RuntimeError::HalfUpdated { error: Box::new(error) })
+            }
+            _ => Ok(left),
+        }
+    }
+
+    /// Runs a job that only reads on the device of a rank, also after the failure of a step, if it
+    /// is one of [`WorkerGroup::readable`].
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of the device, or the errors of [`WorkerGroup::readable`].
+    pub fn read_on<R, F>(&self, rank: Rank, what: &str, job: F) -> Result<R, RuntimeError>
+    where
+        R: Send + 'static,
+        F: FnOnce(&mut dyn Executor) -> Result<R, DeviceError> + Send + 'static,
+    {
+        if !self.readable()?.contains(&rank) {
+            self.require_whole()?;
+        }
+        let driver = &self.workers[rank.index()].driver;
+        driver.run(what, job).map_err(|error| self.error(rank, error))
     }
 
     /// Returns the ranks that hold each bucket.
@@ -326,7 +391,7 @@ impl WorkerGroup {
     /// # Errors
     /// Returns the `RuntimeError` of the first device that fails. Then either no rank has
     /// updated, or the run is over before the other ranks receive the updated parameters. No
-    /// further step is possible.
+    /// further step is possible; [`WorkerGroup::readable`] tells what can still be read.
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, RuntimeError> {
         self.require_whole()?;
         let round = self.begin_round(inputs)?;
@@ -335,13 +400,15 @@ impl WorkerGroup {
             // step reports a closed mailbox.
             let _ = worker.ring.send(RingMsg::Restart(round));
         }
-        let mut round = StepRound::new(self, round);
+        let updates = inputs.iter().any(|input| input.program.updates());
+        let mut round = StepRound::new(self, round, updates);
         for (worker, input) in self.workers.iter().zip(inputs) {
             round.submit(worker, input);
         }
         let ended = round.run();
-        ended.map_err(|(rank, error)| {
-            self.broken = Some((rank, error.clone()));
+        ended.map_err(|failure| {
+            let (rank, error) = failure.first.clone();
+            self.ended = Some(GroupEnd::Failed(failure));
             self.error(rank, error)
         })
     }
@@ -349,8 +416,10 @@ impl WorkerGroup {
 
 impl WorkerGroup {
     /// Closes all devices, and frees what is on them: ends the ring threads; device threads end by
-    /// themselves, or are abandoned if they hang. The group has no ranks then.
+    /// themselves, or are abandoned if they hang. The group has no ranks then, and all that needs
+    /// one is an error.
     pub fn close(&mut self) {
+        self.ended = Some(GroupEnd::Closed);
         for worker in &self.workers {
             worker.inbox.close("the run is over");
             worker.ring.close("the run is over");
@@ -369,6 +438,10 @@ impl Drop for WorkerGroup {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+fn closed() -> RuntimeError {
+    RuntimeError::InvalidRequest("the devices are closed; open them again".into())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -35,18 +35,22 @@ fn read_bucket(
 }
 
 /// Reads the parameters of a worker group, in the model's order: each bucket from the first rank
-/// that holds it, since all that do hold the same. `plan` is that of any rank.
+/// that holds it, since all that do hold the same. `plan` is that of any rank. After the failure of
+/// a step these are the parameters before it, from the devices that are left.
 ///
 /// # Errors
-/// Returns `TrainError` if a device fails, or if the values read back are not those that it
-/// holds.
+/// Returns `TrainError` if a device fails, if the values read back are not those that it holds, or
+/// if no device that is left holds the parameters of the step before the one that failed.
 pub fn parameters(group: &WorkerGroup, plan: &Plan) -> Result<Vec<NamedTensor>, TrainError> {
-    let mut tensors = Vec::new();
+    let (readable, mut tensors) = (group.readable()?, Vec::new());
     for bucket in (0..plan.buckets.len() as u32).map(BucketId) {
-        let rank = group.groups().of(bucket).rank(Position(0));
+        let holders = group.groups().of(bucket);
+        let mut left = holders.iter().map(|(_, rank)| rank).filter(|rank| readable.contains(rank));
+        // If none is left, reading from the first tells why.
+        let rank = left.next().unwrap_or_else(|| holders.rank(Position(0)));
         let read =
             move |device: &mut dyn Executor| read_bucket(device, BucketTensor::Parameters, bucket);
-        let values = group.run_on(rank, "reading the parameters", read)?;
+        let values = group.read_on(rank, "reading the parameters", read)?;
         tensors.extend(bucket_tensors(plan, bucket, &values));
     }
     Ok(in_order(tensors))

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Worker, WorkerGroup, lock};
+use super::{StepFailure, Worker, WorkerGroup, lock};
 use crate::base::{Nanos, Rank, Round};
 use crate::comm::{Mailbox, RecvError};
 use crate::device::DeviceError;
-use crate::parallel::{Announcement, Coordinator, Decision, Expiry, Outcome, StepError};
+use crate::parallel::{Announcement, Coordinator, Decision, Expiry, Outcome, StepError, Verdict};
 use crate::runtime::device_thread::nanos;
 use crate::runtime::messages::{CoordinatorMsg, DriverMsg};
 use crate::runtime::step::{StepInput, StepReport, run_step};
@@ -43,15 +43,22 @@ pub struct StepRound<'t> {
     started: Instant,
     /// Per rank: its result, once its step has ended.
     reports: Vec<Option<Result<StepReport, ()>>>,
-    failed: Option<(Rank, DeviceError)>,
+    /// First failure, with the ranks that have failed.
+    failed: Option<StepFailure>,
+    /// True if the step updates parameters if its verdict is commit.
+    updates: bool,
+    /// True once the ranks were told to update.
+    is_committed: bool,
 }
 
 impl<'t> StepRound<'t> {
     /// Creates the coordinator's state of a round, in which no rank has begun.
-    pub fn new(group: &'t WorkerGroup, round: Round) -> Self {
+    pub fn new(group: &'t WorkerGroup, round: Round, updates: bool) -> Self {
         let coordinator = Coordinator::new(round, group.world() as u32, group.deadline(), 0);
         let reports = group.workers.iter().map(|_| None).collect();
-        let mut round = Self { group, coordinator, started: Instant::now(), reports, failed: None };
+        let (started, failed, is_committed) = (Instant::now(), None, false);
+        let mut round =
+            Self { group, coordinator, started, reports, failed, updates, is_committed };
         round.observe();
         round
     }
@@ -80,7 +87,7 @@ impl<'t> StepRound<'t> {
     }
 
     /// Processes messages until every rank has ended or is abandoned.
-    pub fn run(mut self) -> Result<Vec<StepReport>, (Rank, DeviceError)> {
+    pub fn run(mut self) -> Result<Vec<StepReport>, StepFailure> {
         while self.reports.iter().any(Option::is_none) {
             let check_at = self.coordinator.poll_timeout(self.now());
             let check_at = check_at.map(|at| self.started + Duration::from_nanos(at));
@@ -96,7 +103,7 @@ impl<'t> StepRound<'t> {
             self.check_deadlines();
         }
         match self.failed {
-            Some(failed) => Err(failed),
+            Some(failed) => Err(StepFailure { has_begun_update: self.is_committed, ..failed }),
             None => Ok(self.reports.into_iter().flatten().flatten().collect()),
         }
     }
@@ -178,7 +185,9 @@ impl<'t> StepRound<'t> {
     fn fail(&mut self, rank: Rank, error: DeviceError) {
         self.group.workers[rank.index()].driver.note(&error);
         let announced = self.coordinator.fail(self.now(), rank, &error.to_string());
-        self.failed.get_or_insert((rank, error));
+        let (first, failed) = ((rank, error), Vec::new());
+        let failure = StepFailure { first, failed, has_begun_update: false };
+        self.failed.get_or_insert(failure).failed.push(rank);
         self.announce(announced);
     }
 
@@ -193,6 +202,7 @@ impl<'t> StepRound<'t> {
             match &decision {
                 Decision::Verdict(verdict) => {
                     let verdict = verdict.clone();
+                    self.is_committed |= self.updates && matches!(verdict, Verdict::Commit(_));
                     // The receiver may be gone if the rank has failed meanwhile.
                     let _ = worker.inbox.send(DriverMsg::Decided { round, verdict });
                 }

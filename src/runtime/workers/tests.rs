@@ -119,6 +119,40 @@ fn no_thread_is_left_behind_whatever_fails_where() {
     }
 }
 
+/// Reads the parameters of a rank.
+fn held(group: &WorkerGroup, rank: Rank) -> Result<Vec<f32>, RuntimeError> {
+    let read = |device: &mut dyn Executor| device.read_bank(BucketTensor::Parameters, BucketId(0));
+    group.read_on(rank, "reading", read)
+}
+
+#[test]
+fn after_a_failure_the_other_devices_hold_the_step_before_unless_the_update_had_begun() {
+    let _turn = turn();
+    for point in ["forward", "backward", "reduce", "verdict", "update", "gather"] {
+        let faults: Faults = format!("lost@{point}:2/1").parse().unwrap();
+        let mut group = group(ReduceSite::Host);
+        group.step(&inputs(1, &faults)).unwrap();
+        let before = held(&group, Rank(0)).unwrap();
+        let error = group.step(&inputs(2, &faults)).err().unwrap().to_string();
+        let left = group.readable();
+        if ["update", "gather"].contains(&point) {
+            let told = left.unwrap_err().to_string();
+            assert!(told.starts_with(&error) && told.contains("of two steps"), "{point}: {told}");
+            assert_eq!(held(&group, Rank(0)).unwrap_err().to_string(), told);
+            continue;
+        }
+        assert_eq!(left.unwrap(), [Rank(0), Rank(2)], "{point}");
+        for rank in [Rank(0), Rank(2)] {
+            assert_eq!(held(&group, rank).unwrap(), before, "{point}");
+        }
+        assert_eq!(held(&group, Rank(1)).unwrap_err().to_string(), error);
+        group.close();
+        for told in [group.readable().unwrap_err(), group.step(&[]).err().unwrap()] {
+            assert!(told.to_string().contains("the devices are closed"), "{told}");
+        }
+    }
+}
+
 #[test]
 fn a_job_that_panics_ends_the_step_for_all() {
     let _turn = turn();
