@@ -7,6 +7,7 @@ pub mod continuation;
 pub mod error;
 pub mod evaluate;
 pub mod generate;
+mod left_devices;
 pub mod loader;
 pub mod nonfinite;
 pub mod outputs;

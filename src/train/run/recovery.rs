@@ -3,7 +3,7 @@
 
 use super::skipped::SkippedSteps;
 use super::startup::{self, OpenedRun};
-use super::stopping::{LeftDevices, devices_without};
+use super::stopping::devices_without;
 use super::{Run, RunOptions, RunOutcome, steps};
 use crate::base::Rank;
 use crate::checkpoint::Checkpoint;
@@ -11,6 +11,7 @@ use crate::files;
 use crate::metrics::Event;
 use crate::runtime::placement::plans::Plans;
 use crate::train::error::TrainError;
+use crate::train::left_devices::LeftDevices;
 use crate::train::spec::RunSpec;
 
 impl Run {
