@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::continuation::ResumeCommand;
+use super::words::in_library_words;
 use crate::base::Rank;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
@@ -81,14 +82,40 @@ pub enum TrainError {
          {began}; lower optim.lr or set optim.clip, then resume from {checkpoint}"
     )]
     Diverged { count: u64, reason: String, began: String, checkpoint: PathBuf },
+    #[error(
+        "{count} steps in a row were not finite, the last because {reason}; lower the learning \
+         rate, or set optim.clip"
+    )]
+    NotFinite { count: u64, reason: String },
+    /// Error of a [`Trainer`](super::Trainer): its sentence names fields of options where that of
+    /// the program names keys and flags.
+    #[error("{}", in_library_words(&_0.to_string()))]
+    Library(Box<TrainError>),
     #[error("{0}; this is a defect of potluck, please report it")]
     Defect(String),
 }
 
 impl TrainError {
+    /// Returns the error as one of the library.
+    pub(super) fn of_library(self) -> Self {
+        match self {
+            Self::Library(_) => self,
+            other => Self::Library(Box::new(other)),
+        }
+    }
+
+    /// Returns the error itself, without what was added for the user of a run or of the library.
+    pub fn cause(&self) -> &Self {
+        match self {
+            Self::Library(cause) | Self::Stopped { cause, .. } => cause.cause(),
+            other => other,
+        }
+    }
+
     /// Returns the process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {
+            Self::Library(cause) => cause.exit_code(),
             Self::Runtime(error) => error.exit_code(),
             Self::Stopped { cause, .. } => cause.exit_code(),
             // The disk is full or gone, but the run itself is sound.
@@ -103,6 +130,7 @@ impl TrainError {
     pub fn can_go_on(&self) -> bool {
         match self {
             Self::Runtime(error) => error.can_go_on(),
+            Self::Library(cause) => cause.can_go_on(),
             other => other.exit_code() == EXIT_RESTART,
         }
     }
@@ -116,6 +144,7 @@ impl TrainError {
                 rank,
                 error: Lost { .. } | OutOfMemory { .. } | Timeout { .. },
             }) => Some(*rank),
+            Self::Library(cause) => cause.lost_rank(),
             _ => None,
         }
     }
@@ -126,6 +155,7 @@ impl TrainError {
             Self::Runtime(RuntimeError::Rank { rank, .. }) | Self::ReplicaMismatch { rank, .. } => {
                 Some(*rank)
             }
+            Self::Library(cause) => cause.failed_rank(),
             _ => None,
         }
     }

@@ -23,8 +23,12 @@ pub mod spec;
 pub mod state;
 pub mod task;
 pub mod trainer;
+mod words;
 
 pub use crate::parallel::PipelineSchedule;
 pub use crate::runtime::placement::types::PipelineOptions;
 pub use error::TrainError;
-pub use trainer::{Step, Trainer, TrainerOptions};
+pub use trainer::{
+    DeviceLoss, FitEnd, FitLength, FitOptions, FitReport, MismatchAction, Shares, Step, Trainer,
+    TrainerOptions,
+};

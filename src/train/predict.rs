@@ -1,14 +1,19 @@
-//! Predictions of a [`Trainer`]: outputs of its graph for any number of rows, computed on all
-//! devices.
+//! Forward passes of a [`Trainer`] on all devices, without dropout: predictions (outputs of its
+//! graph for any number of rows) and losses.
 
 use std::sync::Arc;
 
 use ndarray::ArrayD;
 
 use super::error::TrainError;
+use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
+use super::loader::BatchSource;
+use super::signals::SignalFlags;
 use super::trainer::Trainer;
 use crate::base::{DType, HostTensor, TensorId};
+use crate::data::{Dataset, Sampler, Split};
 use crate::parallel::MicroBatch;
+use crate::runtime::pipelines::forward_micro_batches_max;
 use crate::runtime::step::{Inputs, forward, load};
 
 impl Trainer {
@@ -19,14 +24,25 @@ impl Trainer {
     ///
     /// # Errors
     /// Returns `TrainError` if there is no such output, if `rows` is 0 or 2^32 and more, if there
-    /// are more rows than a micro-batch and the output has no dimension for them, if an input has
-    /// another type or length, or if a device fails.
+    /// are more rows than a micro-batch and the output has no dimension for them, if an input is
+    /// unknown or has another type or length, or if a device fails.
     pub fn predict(
         &mut self,
         output: &str,
         rows: usize,
         inputs: &[(&str, HostTensor)],
     ) -> Result<ArrayD<f32>, TrainError> {
+        let predicted = self.predict_rows(output, rows, inputs);
+        self.noting_failure(predicted)
+    }
+
+    fn predict_rows(
+        &mut self,
+        output: &str,
+        rows: usize,
+        inputs: &[(&str, HostTensor)],
+    ) -> Result<ArrayD<f32>, TrainError> {
+        self.require_known(inputs)?;
         let fail = |why: String| Err(TrainError::InvalidRequest(why));
         let Some(tensor) = self.graph.output(output) else {
             return fail(format!("the graph has no output called {output}"));
@@ -42,12 +58,8 @@ impl Trainer {
                  {rows}, so that they fit one micro-batch"
             ));
         }
-        let of_rank = |parts: &Vec<MicroBatch>| -> Result<Vec<(usize, Inputs)>, TrainError> {
-            let inputs = |part: &MicroBatch| self.cut_or_zero(inputs, rows, part);
-            parts.iter().map(|part| Ok((part.rows as usize, inputs(part)?))).collect()
-        };
-        let work: Result<Vec<_>, TrainError> = parts.iter().map(of_rank).collect();
-        let work = work?;
+        let cut = |part: &MicroBatch| self.cut_or_zero(inputs, rows, part);
+        let work = work_of(&parts, &cut)?;
         let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
         if let Some(pipelines) = &self.session.pipelines {
             let mut values = Vec::new();
@@ -75,6 +87,121 @@ impl Trainer {
             Ok(values)
         })?;
         ArrayD::from_shape_vec(shape.resolve(rows), read.concat()).map_err(why)
+    }
+
+    /// Computes the loss on samples of a split of a data set that have nothing in common, without
+    /// dropout: `samples` of them, spread over the split, or all (0). The samples are divided among
+    /// the devices.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if the split has no samples, if the data do not fit the graph, or if a
+    /// device fails.
+    pub fn evaluate(
+        &mut self,
+        data: &Arc<dyn Dataset>,
+        split: Split,
+        samples: u64,
+    ) -> Result<Evaluation, TrainError> {
+        let evaluated = (|| {
+            if data.evaluation_samples(split).is_empty() {
+                let why = "the data have no sample of that split to evaluate on";
+                return Err(TrainError::InvalidRequest(why.into()));
+            }
+            // Nothing is drawn from the sampler.
+            let source = BatchSource::new(&self.graph, data.clone(), Sampler::new(0, 1, 1))?;
+            self.evaluate_source(&source, split, samples, &mut |_, _| {})
+        })();
+        self.noting_failure(evaluated)
+    }
+
+    /// Computes the loss on `rows` samples that are given like those of [`Trainer::step`], without
+    /// dropout.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if `rows` is 0 or 2^32 and more, if an input is missing, unknown or has
+    /// another type or length, or if a device fails.
+    pub fn evaluate_rows(
+        &mut self,
+        rows: usize,
+        inputs: &[(&str, HostTensor)],
+    ) -> Result<Evaluation, TrainError> {
+        let evaluated = self.sums_of_rows(rows, inputs).map(|sums| {
+            let (loss, targets) =
+                sums.iter().fold((0.0, 0.0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
+            let samples = rows as u64;
+            Evaluation { loss: loss / targets, samples, targets: targets as u64 }
+        });
+        self.noting_failure(evaluated)
+    }
+
+    /// Returns the sums of the losses of rows and the number of targets, per rank or pipeline.
+    fn sums_of_rows(
+        &mut self,
+        rows: usize,
+        inputs: &[(&str, HostTensor)],
+    ) -> Result<Vec<(f64, f64)>, TrainError> {
+        self.require_known(inputs)?;
+        if rows == 0 || u32::try_from(rows).is_err() {
+            let why = format!("{rows} rows given; give at least 1 and fewer than 2^32");
+            return Err(TrainError::InvalidRequest(why));
+        }
+        let parts = self.parts(rows as u32);
+        let cut = |part: &MicroBatch| self.cut(&self.graph.inputs, inputs, rows, part);
+        let work = work_of(&parts, &cut)?;
+        let Some(pipelines) = self.session.pipelines.clone() else {
+            let work = Arc::new(work);
+            return Ok(self.session.group.run_on_all("an evaluation", move |rank, device| {
+                device.begin_step()?;
+                for (rows, inputs) in &work[rank.index()] {
+                    load(device, inputs, 0)?;
+                    forward(device, *rows)?;
+                }
+                device.loss()
+            })?);
+        };
+        let most = forward_micro_batches_max(pipelines.depth());
+        let longest = work.iter().map(Vec::len).max().unwrap_or(0);
+        let mut sums = vec![(0.0, 0.0); work.len()];
+        for first in (0..longest).step_by(most) {
+            let of_unit = |work: &Vec<(usize, Inputs)>| {
+                let now = work.iter().skip(first).take(most);
+                now.map(|(rows, inputs)| (*rows as u32, inputs.clone())).collect()
+            };
+            let now = work.iter().map(of_unit).collect();
+            for (sum, own) in sums.iter_mut().zip(pipelines.forward(&mut self.session.group, now)?)
+            {
+                *sum = (sum.0 + own.0, sum.1 + own.1);
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Computes the loss on a split of a source; `progress` gets the samples done and their number.
+    pub(super) fn evaluate_source(
+        &mut self,
+        source: &BatchSource,
+        split: Split,
+        samples: u64,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Evaluation, TrainError> {
+        let units = self.session.placement.units();
+        let (rows, weights): (Vec<u32>, Vec<u32>) =
+            units.map(|rank| (rank.micro_batch, rank.share)).unzip();
+        let request = EvalRequest {
+            source,
+            pipelines: self.session.pipelines.as_deref(),
+            split,
+            samples,
+            rows: &rows,
+            weights: &weights,
+            signals: &SignalFlags::default(),
+        };
+        let evaluation = evaluate_split(&mut self.session.group, &request, &mut |done, total| {
+            progress(done, total);
+            Ok(())
+        })?;
+        let ended = || TrainError::Defect("an evaluation ended without a signal".into());
+        evaluation.ok_or_else(ended)
     }
 
     /// Returns the micro-batches of each rank or pipeline for `rows` samples, which are divided in
@@ -122,6 +249,17 @@ impl Trainer {
     }
 }
 
+/// Returns the rows and inputs of each rank's or pipeline's micro-batches.
+fn work_of(
+    parts: &[Vec<MicroBatch>],
+    cut: &dyn Fn(&MicroBatch) -> Result<Inputs, TrainError>,
+) -> Result<Vec<Vec<(usize, Inputs)>>, TrainError> {
+    let of_unit = |parts: &Vec<MicroBatch>| {
+        parts.iter().map(|part| Ok((part.rows as usize, cut(part)?))).collect()
+    };
+    parts.iter().map(of_unit).collect()
+}
+
 /// Divides `count` in proportion to weights, of which one is not 0; what is left over goes to the
 /// first.
 fn proportional(count: u32, weights: &[u32]) -> Vec<u32> {
@@ -144,18 +282,18 @@ mod tests {
     use crate::graph::Unary;
     use crate::model::{MlpConfig, MlpLoss, mlp};
     use crate::optim::Optimizer;
-    use crate::train::TrainerOptions;
+    use crate::train::{Shares, TrainerOptions};
 
     const WIDTH: usize = 3;
 
-    fn predicted(devices: &str, shares: &[usize], rows: usize) -> ArrayD<f32> {
+    fn predicted(devices: &str, shares: &Shares, rows: usize) -> ArrayD<f32> {
         let widths = vec![WIDTH, 8, 2];
         let loss = MlpLoss::SquaredError;
         let graph =
             mlp(&MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss }).unwrap();
         let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
         let options = TrainerOptions {
-            shares: shares.to_vec(),
+            shares: shares.clone(),
             micro_batch: 2,
             ..TrainerOptions::new(devices, optimizer, 4)
         };
@@ -167,11 +305,15 @@ mod tests {
     #[test]
     fn any_number_of_rows_is_predicted_on_all_devices_to_the_bits_of_one() {
         for rows in [1, 2, 5, 11] {
-            let alone = predicted("cpu", &[], rows);
+            let alone = predicted("cpu", &Shares::Even, rows);
             assert_eq!(alone.shape(), [rows, 2]);
             let bits = |found: &ArrayD<f32>| found.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-            for (devices, shares) in [("cpu*2", &[][..]), ("cpu*2", &[3, 1]), ("cpu*4", &[])] {
-                let shared = predicted(devices, shares, rows);
+            for (devices, shares) in [
+                ("cpu*2", Shares::Even),
+                ("cpu*2", Shares::Fixed(vec![3, 1])),
+                ("cpu*4", Shares::Even),
+            ] {
+                let shared = predicted(devices, &shares, rows);
                 assert_eq!(bits(&shared), bits(&alone), "{rows} rows on {devices} {shares:?}");
             }
         }

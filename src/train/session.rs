@@ -11,8 +11,9 @@ use crate::base::rng::Key;
 use crate::checkpoint::NamedTensor;
 use crate::faults::Faults;
 use crate::graph::Plan;
+use crate::metrics::{RankRecord, StageRecord};
 use crate::optim::Optimizer;
-use crate::parallel::{Placement, Program, Verdict};
+use crate::parallel::{Placement, Program, RankPlacement, Verdict};
 use crate::runtime::memory;
 use crate::runtime::open;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
@@ -148,6 +149,26 @@ impl Session {
             memory::memory(plan, &moments).peak() as u64
         };
         self.rank_plans.iter().enumerate().map(of_rank).collect()
+    }
+
+    /// Returns the metrics of each rank in a step; empty for a single rank.
+    pub fn rank_records(&self, reports: &[StepReport]) -> Vec<RankRecord> {
+        let stage = |rank: usize| {
+            let (pipeline, stage) = self.placement.stage_of(rank)?;
+            Some(StageRecord { pipeline: pipeline as u64, stage: stage as u64 })
+        };
+        type Ranked<'a> = (usize, (&'a RankPlacement, &'a StepReport));
+        let record = |(rank, (placed, report)): Ranked| RankRecord {
+            name: placed.name.clone(),
+            share: u64::from(placed.share),
+            time: report.time,
+            waited: report.waited,
+            idle: report.idle(),
+            stage: stage(rank),
+        };
+        let several = self.placement.ranks.len() > 1;
+        let ranks = self.placement.ranks.iter().zip(reports).filter(|_| several);
+        ranks.enumerate().map(record).collect()
     }
 
     /// Returns the units of the devices that compute forward passes.

@@ -25,68 +25,33 @@
 //! # Ok::<(), potluck::train::TrainError>(())
 //! ```
 
-use std::mem;
+mod fit;
+mod opening;
+mod options;
+mod parameters;
+mod recovery;
+mod saving;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use fit::{FitEnd, FitLength, FitOptions, FitReport};
+pub use options::{DeviceLoss, MismatchAction, Shares, TrainerOptions};
+
 use super::error::TrainError;
-use super::session::{Session, SessionOptions};
-use super::state;
-use crate::autotune::TuneOptions;
-use crate::base::{DType, HostTensor, Rank, TensorId};
-use crate::checkpoint::NamedTensor;
-use crate::faults::Faults;
-use crate::graph::{Graph, differentiate, fuse};
-use crate::optim::Optimizer;
-use crate::parallel::{MicroBatch, Outcome, Program, ReduceSite, Verdict};
-use crate::runtime::open;
-use crate::runtime::placement::assemble::assemble;
-use crate::runtime::placement::plans::Plans;
-use crate::runtime::placement::types::{ParallelOptions, PipelineOptions, PlacementRequest};
-use crate::runtime::step::Inputs;
-
-/// Options of a [`Trainer`].
-#[derive(Clone, Debug)]
-pub struct TrainerOptions {
-    /// Device selector, as for `potluck train --devices`.
-    pub devices: String,
-    /// Samples per device, or per pipeline, if there are several, each at least 1; empty: evenly.
-    pub shares: Vec<usize>,
-    /// Pipelines: the stages of each (1: none), their schedule, and the blocks of each model chunk
-    /// (empty: nearly equal numbers of blocks).
-    pub pipeline: PipelineOptions,
-    pub optimizer: Optimizer,
-    /// Samples per step, over all devices.
-    pub batch: usize,
-    /// The most samples that a device runs at a time.
-    pub micro_batch: usize,
-    /// Gradient norm above which gradients are scaled down to it; 0: off. Finite, not negative.
-    pub clip: f64,
-    pub seed: u64,
-    /// True to fuse neighbouring operations into one kernel.
-    pub fuse: bool,
-    /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
-    /// 0: none. The selected kernels can change the last bits of results.
-    pub tune_s: f64,
-}
-
-impl TrainerOptions {
-    /// Returns options with whole batches, no clipping, seed 0, fused, kernels timed for up to 5
-    /// seconds.
-    pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
-        Self {
-            devices: devices.to_string(),
-            shares: Vec::new(),
-            pipeline: PipelineOptions::default(),
-            optimizer,
-            batch,
-            micro_batch: batch,
-            clip: 0.0,
-            seed: 0,
-            fuse: true,
-            tune_s: 5.0,
-        }
-    }
-}
+use super::session::Session;
+use super::words::in_library_words;
+use crate::base::{DType, HostTensor, TensorId};
+use crate::checkpoint::{Best, Checkpoint};
+use crate::data::Dataset;
+use crate::graph::Graph;
+use crate::metrics::Trace;
+use crate::parallel::{MicroBatch, Outcome, Placement, Program};
+use crate::runtime::replica_check::ReplicaMismatch;
+use crate::runtime::step::{Inputs, StepReport};
+use opening::{OpenedSession, open, training_graph};
 
 /// Report of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,84 +67,87 @@ pub struct Step {
     pub busy: Option<f64>,
 }
 
-fn check(forward: &Graph, options: &TrainerOptions) -> Result<(), TrainError> {
-    let fail = |why: &str| Err(TrainError::InvalidRequest(why.into()));
-    let fits = |samples: usize| samples > 0 && u32::try_from(samples).is_ok();
-    if forward.loss.is_none() {
-        return fail("the graph has no loss; end it with one of the builder's losses");
-    }
-    if !fits(options.batch) || !fits(options.micro_batch) {
-        return fail("batch and micro_batch must be at least 1, and below 2^32");
-    }
-    if options.shares.contains(&0) {
-        return fail("shares must each be at least 1: name only the devices that take part");
-    }
-    if !(options.clip.is_finite() && options.clip >= 0.0) {
-        let why = format!("clip must be 0 (off) or a positive number, and is {}", options.clip);
-        return fail(&why);
-    }
-    Ok(())
-}
-
-/// Trainer of one graph.
+/// Trainer of one graph. Its errors are [`TrainError::Library`], in the words of these options;
+/// [`TrainError::cause`] is the error itself.
+///
+/// After the failure of one of several devices no step is possible, but [`Trainer::parameters`]
+/// still returns the parameters of the last step that was completed, from the devices that are
+/// left, and [`Trainer::recover`] goes on with those from the last saved state.
 pub struct Trainer {
     pub(super) session: Session,
     pub(super) graph: Graph,
-    notes: Vec<String>,
+    /// Options of the devices that are open.
     options: TrainerOptions,
+    notes: Vec<String>,
+    trace: Option<Trace>,
+    /// Samples that all steps so far have consumed.
+    samples: u64,
+    /// Best evaluation of [`Trainer::fit`] so far, and the fingerprint of its data.
+    best: Option<Best>,
+    data: String,
+    /// Index of the device that has failed.
+    failed: Option<usize>,
+    /// Last state in host memory, and the step and the place of the last save.
+    snapshot: Option<Checkpoint>,
+    saved: Option<(u64, PathBuf)>,
 }
 
 impl Trainer {
     /// Plans the training of a forward graph with a loss, opens the devices and initialises the
-    /// parameters.
+    /// parameters. If shares are measured, devices are timed on zeros.
     ///
     /// # Errors
-    /// Returns `TrainError` if the graph has no loss, if a batch has no samples or 2^32 and more,
-    /// if a share is 0, if `clip` is negative or not finite, if no device matches, if there are
-    /// fewer samples than devices named, or if the plan does not fit a device.
+    /// Returns `TrainError` if the graph has no loss, if an option is out of its range, if no
+    /// device matches, if there are fewer samples than shares, or if the plan does not fit a
+    /// device.
     pub fn new(forward: Graph, options: &TrainerOptions) -> Result<Self, TrainError> {
-        check(&forward, options)?;
-        let training = differentiate(forward)?;
-        let training = if options.fuse { fuse(training) } else { training };
-        let tune_s = options.tune_s;
-        let tuning = TuneOptions { seconds: tune_s, ..TuneOptions::default() };
-        let parallel = ParallelOptions {
-            shares: Some(options.shares.iter().map(|share| *share as u64).collect()),
-            // A measured choice is recorded with a run, and a trainer has no run.
-            reduce_site: Some(ReduceSite::Host),
-            pipeline: options.pipeline.clone(),
-            ..ParallelOptions::default()
-        };
-        let request = PlacementRequest {
-            selector: &options.devices,
-            parallel: &parallel,
-            batch: options.batch as u32,
-            micro_batch: options.micro_batch as u32,
-            optimizer: &options.optimizer,
-            plans: &Plans::new(training),
-            probe: None,
-            seed: options.seed,
-            opening: open::OpenOptions { tune_s, ..Default::default() },
-            tuning: &tuning,
+        Self::start(forward, options, None).map_err(TrainError::of_library)
+    }
+
+    /// Creates a trainer like [`Trainer::new`], whose devices are timed on samples of a data set.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Trainer::new`], and `TrainError` if the data do not fit the graph.
+    pub fn on_data(
+        forward: Graph,
+        options: &TrainerOptions,
+        data: &Arc<dyn Dataset>,
+    ) -> Result<Self, TrainError> {
+        Self::start(forward, options, Some(data)).map_err(TrainError::of_library)
+    }
+
+    fn start(
+        forward: Graph,
+        options: &TrainerOptions,
+        data: Option<&Arc<dyn Dataset>>,
+    ) -> Result<Self, TrainError> {
+        options.check(&forward)?;
+        let opened = open(training_graph(forward, options)?, options, None, data)?;
+        let trainer = Self::of(opened, options.clone());
+        trainer.session.initialize()?;
+        Ok(trainer)
+    }
+
+    fn of(OpenedSession { session, notes, trace }: OpenedSession, options: TrainerOptions) -> Self {
+        let notes = notes.iter().map(|note| in_library_words(note)).collect();
+        Self {
+            graph: session.plan.graph.clone(),
+            session,
+            options,
+            notes,
+            trace,
+            samples: 0,
+            best: None,
+            data: String::new(),
+            failed: None,
+            snapshot: None,
             saved: None,
-            retune: false,
-            notify: &|_| {},
-            trace: None,
-            faults: Faults::none(),
-        };
-        let mut placed = assemble(&request, &mut |_, _| {})?;
-        let notes = mem::take(&mut placed.notes);
-        let TrainerOptions { optimizer, clip, seed, .. } = *options;
-        let session =
-            Session::new(placed, SessionOptions { optimizer, clip, seed, faults: Faults::none() });
-        session.initialize()?;
-        let graph = session.plan.graph.clone();
-        Ok(Self { session, graph, notes, options: options.clone() })
+        }
     }
 
     /// Returns the name of the first device.
     pub fn device(&self) -> &str {
-        self.session.group.name(Rank(0))
+        &self.placement().ranks[0].name
     }
 
     /// Returns sentences for the user about the devices: for example, which were left out and why.
@@ -189,34 +157,125 @@ impl Trainer {
 
     /// Returns the number of devices.
     pub fn world(&self) -> usize {
-        self.session.group.world()
+        self.placement().ranks.len()
+    }
+
+    /// Returns what was decided about the devices: their shares, kernels, and places of addition.
+    pub fn placement(&self) -> &Placement {
+        &self.session.placement
+    }
+
+    /// Returns the options as they are now: after the loss of a device they name those that are
+    /// left.
+    pub fn options(&self) -> &TrainerOptions {
+        &self.options
+    }
+
+    /// Returns the number of steps taken, with those before a save that was loaded.
+    pub fn steps(&self) -> u64 {
+        self.session.taken.steps
+    }
+
+    /// Completes the file of the trace; later steps are not in it. A trainer that is dropped does
+    /// so, too, without an error.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if the file could not be written.
+    pub fn finish_trace(&self) -> Result<(), TrainError> {
+        let finished = self.trace.as_ref().map_or(Ok(()), Trace::finish);
+        finished.map_err(|error| TrainError::from(error).of_library())
     }
 
     /// Runs one step at this learning rate on a whole batch: the values of every input of the
     /// graph by name, except `samples`, which numbers the batch.
     ///
     /// # Errors
-    /// Returns `TrainError` if an input is missing or has another type or length, or if a device
-    /// fails.
+    /// Returns `TrainError` if an input is missing, unknown, or has another type or length, if a
+    /// device fails, or if parameters differ between devices.
     pub fn step(&mut self, batch: &[(&str, HostTensor)], lr: f64) -> Result<Step, TrainError> {
-        let size = self.options.batch;
-        let of_rank = |program: &Arc<Program>| -> Result<Vec<Inputs>, TrainError> {
-            let parts = program.micro_batches.iter();
-            parts.map(|part| self.cut(&self.graph.inputs, batch, size, part)).collect()
-        };
-        let ranks: Result<_, _> = self.session.programs.iter().map(of_rank).collect();
-        let inputs = self.session.inputs(ranks?, lr);
-        let mut reports = self.session.step(&inputs)?;
-        let report = reports.swap_remove(0);
-        let (Verdict::Commit(totals) | Verdict::Skip { totals, .. }) = report.verdict;
+        let reports = self.cut_batch(batch).and_then(|ranks| self.advance(ranks, lr));
+        let report = self.noting_failure(reports)?.swap_remove(0);
+        let totals = report.verdict.totals();
         let (gradient_norm, updated) = (totals.gradient_norm, report.outcome == Outcome::Updated);
         let busy = report.busy.filter(|_| self.world() == 1);
         Ok(Step { loss: totals.loss, gradient_norm, updated, busy })
     }
 
-    /// Returns the parameters by name, in the model's order.
-    pub fn parameters(&self) -> Result<Vec<NamedTensor>, TrainError> {
-        state::parameters(&self.session.group, &self.session.plan)
+    /// Takes a step on the inputs of each rank's micro-batches.
+    fn advance(&mut self, ranks: Vec<Vec<Inputs>>, lr: f64) -> Result<Vec<StepReport>, TrainError> {
+        self.take_snapshot_if_due()?;
+        let reports = self.session.step(&self.session.inputs(ranks, lr))?;
+        self.samples += self.options.batch as u64;
+        let every = self.options.hash_every;
+        if every > 0 && self.steps().is_multiple_of(every) {
+            self.compare_parameters()?;
+        }
+        Ok(reports)
+    }
+
+    /// Compares the parameters of all devices; repairs them with a note, if so requested.
+    fn compare_parameters(&mut self) -> Result<(), TrainError> {
+        let repair = self.options.on_mismatch == MismatchAction::Repair;
+        let mut found = self.session.compare(repair)?;
+        if repair && !found.is_empty() {
+            for ReplicaMismatch { rank, what } in &found {
+                let (device, step) = (&self.placement().ranks[rank.index()].name, self.steps());
+                self.notes.push(format!(
+                    "{device} ({rank}) did not hold the same parameters as the other ranks after \
+                     step {step}: {what}; they were repaired"
+                ));
+            }
+            found = self.session.compare(false)?;
+        }
+        let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
+        let device = self.placement().ranks[rank.index()].name.clone();
+        Err(TrainError::ReplicaMismatch { rank, device, step: self.steps(), what })
+    }
+
+    /// Returns a result for the user: remembers which device failed, if one did, and words its
+    /// error for the library.
+    pub(super) fn noting_failure<T>(
+        &mut self,
+        result: Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        result.map_err(|error| self.note_failure(error))
+    }
+
+    fn note_failure(&mut self, error: TrainError) -> TrainError {
+        let rank = error.failed_rank().and_then(|rank| self.placement().ranks.get(rank.index()));
+        self.failed = rank.map(|rank| rank.position).or(self.failed);
+        error.of_library()
+    }
+
+    /// Cuts the values of a batch into the inputs of each rank's micro-batches.
+    fn cut_batch(&self, batch: &[(&str, HostTensor)]) -> Result<Vec<Vec<Inputs>>, TrainError> {
+        self.require_known(batch)?;
+        let of_rank = |program: &Arc<Program>| -> Result<Vec<Inputs>, TrainError> {
+            let parts = program.micro_batches.iter();
+            let cut = |part| self.cut(&self.graph.inputs, batch, self.options.batch, part);
+            parts.map(cut).collect()
+        };
+        self.session.programs.iter().map(of_rank).collect()
+    }
+
+    /// Checks that each value is that of an input, and that none is given twice.
+    pub(super) fn require_known(&self, values: &[(&str, HostTensor)]) -> Result<(), TrainError> {
+        let fail = |why: String| Err(TrainError::InvalidRequest(why));
+        for (at, (name, _)) in values.iter().enumerate() {
+            let inputs = self.graph.inputs.iter().map(|(input, _)| &**input);
+            let inputs: Vec<&str> = inputs.filter(|input| *input != "samples").collect();
+            if *name == "samples" {
+                return fail("the input 'samples' is numbered by the trainer; leave it out".into());
+            }
+            if !inputs.contains(name) {
+                let known = inputs.join(", ");
+                return fail(format!("the graph has no input '{name}'; its inputs are {known}"));
+            }
+            if values[..at].iter().any(|(earlier, _)| earlier == name) {
+                return fail(format!("input {name} is given twice"));
+            }
+        }
+        Ok(())
     }
 
     /// Returns a micro-batch's rows of the values for `rows` samples, of these inputs.
@@ -256,92 +315,5 @@ impl Trainer {
             }
         }
         Ok(inputs)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::graph::{Builder, Init};
-
-    fn graph(with_loss: bool) -> Graph {
-        let mut b = Builder::new();
-        let x = b.input("x", &[1, 2]);
-        let w = b.parameter("w", &[2, 2], Init::Zeros);
-        let y = b.linear(x, w, None).unwrap();
-        if with_loss {
-            b.squared_error_loss(y, x).unwrap();
-        }
-        b.finish()
-    }
-
-    /// Two blocks with a parameter each.
-    fn blocks() -> Graph {
-        let mut b = Builder::new();
-        b.block("first");
-        let x = b.input("x", &[1, 2]);
-        let w = b.parameter("w", &[2, 2], Init::Normal { std: 0.5 });
-        let y = b.linear(x, w, None).unwrap();
-        b.block("second");
-        let v = b.parameter("v", &[2, 2], Init::Normal { std: 0.5 });
-        let z = b.linear(y, v, None).unwrap();
-        b.output("y", y);
-        b.output("z", z);
-        b.squared_error_loss(z, x).unwrap();
-        b.finish()
-    }
-
-    #[test]
-    fn a_pipeline_gives_the_bits_of_one_device_and_predicts_on_every_stage() {
-        let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
-        let trained = |devices: &str, stages: u32| {
-            let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
-            let options = TrainerOptions::new(devices, optimizer, 6);
-            let options = TrainerOptions { micro_batch: 2, clip: 0.1, pipeline, ..options };
-            let mut trainer = Trainer::new(blocks(), &options).unwrap();
-            let values: Vec<f32> = (0..12).map(|i| (i as f32 * 0.7).sin()).collect();
-            let x = HostTensor::Float(values);
-            let steps: Vec<Step> =
-                (0..5).map(|_| trainer.step(&[("x", x.clone())], 0.05).unwrap()).collect();
-            let steps: Vec<_> = steps.iter().map(|s| (s.loss, s.gradient_norm)).collect();
-            let parameters = trainer.parameters().unwrap();
-            let values: Vec<Vec<f32>> = parameters.into_iter().map(|one| one.values).collect();
-            let predicted =
-                ["y", "z"].map(|output| trainer.predict(output, 6, &[("x", x.clone())]).unwrap());
-            (steps, values, predicted)
-        };
-        let alone = trained("cpu", 1);
-        assert_eq!(trained("cpu*2", 2), alone);
-        assert_eq!(trained("cpu*4", 2).1.len(), 2);
-        let stages = |stages| {
-            let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
-            let options = TrainerOptions { pipeline, ..TrainerOptions::new("cpu*3", optimizer, 6) };
-            Trainer::new(blocks(), &options).map_or_else(|e| e.to_string(), |_| "trains".into())
-        };
-        assert!(stages(3).contains("2 blocks cannot be cut into 3 stages"), "{}", stages(3));
-        assert!(stages(2).contains("a multiple of 2 devices"), "{}", stages(2));
-    }
-
-    #[test]
-    fn what_cannot_be_trained_is_an_error() {
-        let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
-        let outcome = |graph: Graph, options: TrainerOptions| {
-            Trainer::new(graph, &options).map_or_else(|e| e.to_string(), |_| "trains".into())
-        };
-        let options = |batch| TrainerOptions::new("cpu*2", optimizer, batch);
-        let refused = |graph: Graph, batch: usize, micro_batch: usize| {
-            outcome(graph, TrainerOptions { micro_batch, ..options(batch) })
-        };
-        assert_eq!(refused(graph(true), 4, 2), "trains");
-        assert!(refused(graph(false), 4, 2).contains("no loss"));
-        assert!(refused(graph(true), 0, 1).contains("at least 1"));
-        assert!(refused(graph(true), 1, 0).contains("at least 1"));
-        assert!(refused(graph(true), (1 << 32) + 1, 1).contains("below 2^32"));
-        let shared = outcome(graph(true), TrainerOptions { shares: vec![4, 0], ..options(4) });
-        assert!(shared.contains("shares must each be at least 1"), "{shared}");
-        for clip in [-1.0, f64::NAN, f64::INFINITY] {
-            let clipped = outcome(graph(true), TrainerOptions { clip, ..options(4) });
-            assert!(clipped.contains("clip must be 0 (off) or a positive number"), "{clipped}");
-        }
     }
 }

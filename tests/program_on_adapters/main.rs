@@ -8,3 +8,4 @@ mod pipelines;
 #[path = "../common/process.rs"]
 mod process;
 mod several_devices;
+mod trainers;

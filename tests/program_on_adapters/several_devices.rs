@@ -12,10 +12,11 @@ use potluck::device::injected::INJECTED_HANG_MAX;
 use potluck::graph::{Graph, Unary};
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
-use potluck::train::{Trainer, TrainerOptions};
+use potluck::parallel::ReduceSite;
+use potluck::train::{Shares, Trainer, TrainerOptions};
 
 /// The CPU device and two adapters of unlike makers, or as many as there are.
-fn unlike() -> String {
+pub fn unlike() -> String {
     let mut names = crate::process::adapter_selectors();
     names.truncate(2);
     while names.len() < 3 {
@@ -52,7 +53,8 @@ fn batch(step: u64) -> [(&'static str, HostTensor); 2] {
 fn trained(devices: &str, shares: &[usize], micro_batch: usize) -> (Vec<f64>, Vec<f32>) {
     let optimizer = Optimizer::Sgd { momentum: 0.9, weight_decay: 0.01 };
     let options = TrainerOptions {
-        shares: shares.to_vec(),
+        shares: if shares.is_empty() { Shares::Even } else { Shares::Fixed(shares.to_vec()) },
+        reduce_site: Some(ReduceSite::Host),
         micro_batch,
         clip: 0.5,
         tune_s: 0.0,

@@ -246,7 +246,7 @@ impl Run {
             ms: 1e3 * seconds,
             per_s: count as f64 / seconds,
             busy: report.busy.filter(|_| reports.len() == 1),
-            ranks: self.ranks(reports),
+            ranks: self.session.rank_records(reports),
             skipped: skipped.clone(),
         };
         self.options

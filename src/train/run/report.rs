@@ -3,11 +3,10 @@
 use super::Run;
 use crate::base::format::thousands;
 use crate::data::Split;
-use crate::metrics::{RankRecord, StageRecord, Unit};
+use crate::metrics::Unit;
 use crate::optim::Decay;
 use crate::parallel::RankPlacement;
 use crate::runtime::memory::gibibytes;
-use crate::runtime::step::StepReport;
 use crate::train::error::TrainError;
 
 impl Run {
@@ -88,25 +87,5 @@ impl Run {
             ))?;
         }
         Ok(())
-    }
-
-    /// Returns the metrics of each rank; empty for a single rank.
-    pub(super) fn ranks(&self, reports: &[StepReport]) -> Vec<RankRecord> {
-        let stage = |rank: usize| {
-            let (pipeline, stage) = self.session.placement.stage_of(rank)?;
-            Some(StageRecord { pipeline: pipeline as u64, stage: stage as u64 })
-        };
-        type Ranked<'a> = (usize, (&'a RankPlacement, &'a StepReport));
-        let record = |(rank, (placed, report)): Ranked| RankRecord {
-            name: placed.name.clone(),
-            share: u64::from(placed.share),
-            time: report.time,
-            waited: report.waited,
-            idle: report.idle(),
-            stage: stage(rank),
-        };
-        let several = self.session.placement.ranks.len() > 1;
-        let ranks = self.session.placement.ranks.iter().zip(reports).filter(|_| several);
-        ranks.enumerate().map(record).collect()
     }
 }

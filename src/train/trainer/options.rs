@@ -1,0 +1,206 @@
+//! Options of a [`Trainer`](super::Trainer).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::collective::Topology;
+use crate::faults::Faults;
+use crate::graph::Graph;
+use crate::optim::Optimizer;
+use crate::parallel::ReduceSite;
+use crate::runtime::open::OpenOptions;
+use crate::runtime::placement::types::{ParallelOptions, PipelineOptions};
+use crate::train::error::TrainError;
+use crate::train::left_devices::LeftDevices;
+
+/// Options of a [`Trainer`](super::Trainer).
+#[derive(Clone, Debug)]
+pub struct TrainerOptions {
+    /// Device selector, as for `potluck train --devices`.
+    pub devices: String,
+    pub shares: Shares,
+    /// Pipelines: the stages of each (1: none), their schedule, and the blocks of each model chunk
+    /// (empty: nearly equal numbers of blocks).
+    pub pipeline: PipelineOptions,
+    pub optimizer: Optimizer,
+    /// Samples per step, over all devices.
+    pub batch: usize,
+    /// The most samples that a device runs at a time.
+    pub micro_batch: usize,
+    /// Gradient norm above which gradients are scaled down to it; 0: off. Finite, not negative.
+    pub clip: f64,
+    /// Seed of initial values, dropout, and the order of a data set's samples.
+    pub seed: u64,
+    /// True to fuse neighbouring operations into one kernel.
+    pub fuse: bool,
+    /// Time budget in seconds for autotuning kernels that were not timed before on this machine;
+    /// 0: none. The selected kernels can change the last bits of results.
+    pub tune_s: f64,
+    /// True to measure shares and kernels again, ignoring what a save and the cache recorded.
+    pub retune: bool,
+    /// The longest time for which a device may be silent before it counts as hung.
+    pub device_timeout: Duration,
+    /// Memory of each device in MiB; 0: what it reports.
+    pub device_memory_mib: u64,
+    /// Route of the gradients between devices.
+    pub topology: Topology,
+    /// True to reduce gradients while the backward pass still runs.
+    pub overlap: bool,
+    /// Where gradients of several devices are added; `None`: where it is faster on each device.
+    pub reduce_site: Option<ReduceSite>,
+    /// File of a trace of all threads and devices, for Chrome and Perfetto, if one is to be
+    /// written.
+    pub trace: Option<PathBuf>,
+    /// Steps between comparisons of the parameters of all devices; 0: only before a save.
+    pub hash_every: u64,
+    /// Answer to parameters that differ between devices.
+    pub on_mismatch: MismatchAction,
+    /// Answer of [`Trainer::fit`](super::Trainer::fit) to the loss of one of several devices.
+    pub on_loss: DeviceLoss,
+    /// Steps between copies of the state to host memory, from which
+    /// [`Trainer::recover`](super::Trainer::recover) goes on; 0: none. A copy takes the memory of
+    /// the parameters and the moments.
+    pub snapshot_every: u64,
+    /// Faults to inject, for tests.
+    #[doc(hidden)]
+    pub faults: Faults,
+}
+
+/// Samples of each device per step, or of each pipeline, if there are several.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Shares {
+    /// By the measured speed of each device; devices that would make a step longer are left out. For
+    /// pipelines: evenly.
+    #[default]
+    Measured,
+    /// As equal as they can be.
+    Even,
+    /// So many, each at least 1, in the order of the devices.
+    Fixed(Vec<usize>),
+}
+
+/// Answer to parameters that differ between devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MismatchAction {
+    /// An error.
+    #[default]
+    Stop,
+    /// They are overwritten by what most devices hold.
+    Repair,
+}
+
+/// Answer to the loss of one of several devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceLoss {
+    /// An error.
+    #[default]
+    Stop,
+    /// Going on from the last saved state on the devices that are left.
+    Continue,
+}
+
+impl TrainerOptions {
+    /// Returns options with whole batches, measured shares, no clipping, seed 0, fused, kernels
+    /// timed for up to 5 seconds, a device that is silent for 300 seconds taken as hung, and errors
+    /// for devices that fail or differ.
+    pub fn new(devices: &str, optimizer: Optimizer, batch: usize) -> Self {
+        let opening = OpenOptions::default();
+        let parallel = ParallelOptions::default();
+        Self {
+            devices: devices.to_string(),
+            shares: Shares::default(),
+            pipeline: PipelineOptions::default(),
+            optimizer,
+            batch,
+            micro_batch: batch,
+            clip: 0.0,
+            seed: 0,
+            fuse: true,
+            tune_s: opening.tune_s,
+            retune: false,
+            device_timeout: opening.deadline,
+            device_memory_mib: opening.device_memory_mib,
+            topology: parallel.topology,
+            overlap: parallel.overlap,
+            reduce_site: parallel.reduce_site,
+            trace: None,
+            hash_every: 0,
+            on_mismatch: MismatchAction::default(),
+            on_loss: DeviceLoss::default(),
+            snapshot_every: 0,
+            faults: Faults::none(),
+        }
+    }
+
+    /// Checks that a forward graph can be trained with these options.
+    pub(super) fn check(&self, forward: &Graph) -> Result<(), TrainError> {
+        let fail = |why: &str| Err(TrainError::InvalidRequest(why.into()));
+        let fits = |samples: usize| samples > 0 && u32::try_from(samples).is_ok();
+        if forward.loss.is_none() {
+            return fail("the graph has no loss; end it with one of the builder's losses");
+        }
+        if !fits(self.batch) || !fits(self.micro_batch) {
+            return fail("batch and micro_batch must be at least 1, and below 2^32");
+        }
+        if matches!(&self.shares, Shares::Fixed(shares) if shares.contains(&0)) {
+            return fail("shares must each be at least 1: name only the devices that take part");
+        }
+        if !(self.clip.is_finite() && self.clip >= 0.0) {
+            let why = format!("clip must be 0 (off) or a positive number, and is {}", self.clip);
+            return fail(&why);
+        }
+        if self.device_timeout.is_zero() {
+            return fail("device_timeout must be longer than 0");
+        }
+        if !(self.tune_s.is_finite() && self.tune_s >= 0.0) {
+            return fail("tune_s must be a number of seconds, and not negative");
+        }
+        Ok(())
+    }
+
+    /// Returns true if the shares are measured.
+    pub(super) fn is_measured(&self) -> bool {
+        self.shares == Shares::Measured && self.pipeline.stages <= 1
+    }
+
+    /// Returns how the work of a step is shared.
+    pub(super) fn parallel(&self) -> ParallelOptions {
+        let given = match &self.shares {
+            Shares::Fixed(shares) => shares.iter().map(|share| *share as u64).collect(),
+            Shares::Measured | Shares::Even => Vec::new(),
+        };
+        ParallelOptions {
+            shares: (!self.is_measured()).then_some(given),
+            topology: self.topology,
+            overlap: self.overlap,
+            reduce_site: self.reduce_site,
+            pipeline: self.pipeline.clone(),
+            ..ParallelOptions::default()
+        }
+    }
+
+    pub(super) fn opening(&self) -> OpenOptions {
+        OpenOptions {
+            deadline: self.device_timeout,
+            device_memory_mib: self.device_memory_mib,
+            tune_s: self.tune_s,
+        }
+    }
+
+    /// Returns the options on devices that are left when one has failed: shares and blocks that
+    /// were given are those of other devices.
+    pub(super) fn on(&self, left: &LeftDevices) -> Self {
+        let mut options = Self { devices: left.devices.clone(), ..self.clone() };
+        if let Shares::Fixed(_) = options.shares {
+            options.shares = Shares::Measured;
+        }
+        if let Some(stages) = left.stages {
+            options.pipeline = PipelineOptions { blocks: Vec::new(), ..self.pipeline.clone() };
+            options.pipeline.stages = stages as u32;
+        }
+        if options.pipeline.stages <= 1 {
+            options.pipeline = PipelineOptions::default();
+        }
+        options
+    }
+}

@@ -1,0 +1,195 @@
+//! Saved states of a [`Trainer`]: directories of checkpoints, and copies in host memory.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::path::Path;
+
+use super::opening::{open, training_graph};
+use super::{Trainer, TrainerOptions};
+use crate::checkpoint::{Checkpoint, Meta, NamedTensor, Store};
+use crate::graph::Graph;
+use crate::train::error::TrainError;
+use crate::train::session::StepsTaken;
+use crate::train::state;
+
+impl Trainer {
+    /// Saves the state below a directory, as `checkpoints/step-00001234`: parameters, moments,
+    /// steps, the position in the data, and what was decided about the devices. A crash leaves the
+    /// earlier saves there intact; saves of later steps are set aside under other names.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if the directory cannot be written or another process writes there, if
+    /// a parameter is not finite, if devices hold different parameters, or if a device fails.
+    pub fn save(&mut self, directory: &Path) -> Result<(), TrainError> {
+        let saved = (|| {
+            let checkpoint = self.saveable()?;
+            let mut store = self.open_store(directory)?;
+            self.save_to(&mut store, directory, &checkpoint)
+        })();
+        self.noting_failure(saved)
+    }
+
+    /// Opens the devices for a forward graph and goes on from a save: to the bits of a trainer that
+    /// was never dropped, if graph, options and devices are the same. Measured shares are those of
+    /// the save unless the devices are others or `options.retune` is set.
+    ///
+    /// `directory` is one that was saved to, of which the newest good save is taken, or that of a
+    /// single checkpoint.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if there is no good save, if it is that of another model, which is told
+    /// with the name of a tensor, and the errors of [`Trainer::new`].
+    pub fn load(
+        forward: Graph,
+        options: &TrainerOptions,
+        directory: &Path,
+    ) -> Result<Self, TrainError> {
+        let loaded = (|| {
+            options.check(&forward)?;
+            let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
+            let graph = training_graph(forward, options)?;
+            check(&graph, &checkpoint)?;
+            let opened = open(graph, options, Some(&checkpoint.meta.placement), None)?;
+            let mut trainer = Self::of(opened, options.clone());
+            trainer.notes.extend(warnings);
+            trainer.restore_checkpoint(checkpoint)?;
+            Ok(trainer)
+        })();
+        loaded.map_err(TrainError::of_library)
+    }
+
+    /// Goes back, or on, to a save, as [`Trainer::load`] does, on the devices that are open and with
+    /// their shares.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if there is no good save, if it is that of another model, or if a device
+    /// fails or has failed.
+    pub fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
+        let restored = (|| {
+            let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
+            check(&self.graph, &checkpoint)?;
+            self.notes.extend(warnings);
+            self.restore_checkpoint(checkpoint)
+        })();
+        self.noting_failure(restored)
+    }
+
+    /// Opens the saves of a directory for writing.
+    pub(super) fn open_store(&self, directory: &Path) -> Result<Store, TrainError> {
+        Ok(Store::open(directory)?.with_faults(self.options.faults.clone()))
+    }
+
+    /// Returns the state, which was checked to be worth saving.
+    pub(super) fn saveable(&mut self) -> Result<Checkpoint, TrainError> {
+        self.compare_parameters()?;
+        let checkpoint = self.checkpoint()?;
+        match checkpoint.parameters.iter().find(|tensor| !tensor.is_finite()) {
+            None => Ok(checkpoint),
+            Some(bad) => Err(TrainError::InvalidRequest(format!(
+                "the parameter '{}' is not finite after step {}, which is not worth saving; lower \
+                 the learning rate or set TrainerOptions::clip, and go on from an earlier save",
+                bad.name, checkpoint.meta.step
+            ))),
+        }
+    }
+
+    /// Writes a state, and sets later ones there aside.
+    pub(super) fn save_to(
+        &mut self,
+        store: &mut Store,
+        directory: &Path,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), TrainError> {
+        let step = checkpoint.meta.step;
+        store.set_aside_after(step)?;
+        store.save(checkpoint)?;
+        if checkpoint.meta.best.is_some_and(|best| best.step == step) {
+            store.mark_best(step)?;
+        }
+        self.saved = Some((step, directory.to_path_buf()));
+        Ok(())
+    }
+
+    /// Returns the state between two steps.
+    pub(super) fn checkpoint(&self) -> Result<Checkpoint, TrainError> {
+        let (parameters, moments) = self.session.state()?;
+        let StepsTaken { steps, updates } = self.session.taken;
+        let meta = Meta {
+            step: steps,
+            optimizer_step: updates,
+            seed: self.options.seed,
+            samples: self.samples,
+            // A model that was built by code, and options that were set there.
+            model: String::new(),
+            run: String::new(),
+            typed: Vec::new(),
+            tokenizer: None,
+            best: self.best,
+            placement: self.session.placement.clone(),
+            data: self.data.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            unknown: BTreeMap::new(),
+        };
+        Ok(Checkpoint { meta, parameters, moments })
+    }
+
+    /// Brings a state that was checked onto the devices.
+    pub(super) fn restore_checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
+        let Checkpoint { meta, parameters, mut moments } = checkpoint;
+        if moments.is_empty() {
+            // The devices may hold those of other steps.
+            moments = self.zero_moments(&parameters);
+        }
+        self.session.restore(parameters, &moments)?;
+        let (steps, updates) = (meta.step, meta.optimizer_step);
+        self.session.taken = StepsTaken { steps, updates };
+        (self.samples, self.best, self.data) = (meta.samples, meta.best, meta.data);
+        self.snapshot = None;
+        if meta.seed != self.options.seed {
+            self.notes.push(format!(
+                "the save was made with seed {}, and training goes on with seed {}: dropout and the \
+                 order of samples are others",
+                meta.seed, self.options.seed
+            ));
+        }
+        Ok(())
+    }
+
+    fn zero_moments(&self, parameters: &[NamedTensor]) -> Vec<NamedTensor> {
+        let zeros = |tensor: &NamedTensor| NamedTensor {
+            values: vec![0.0; tensor.values.len()],
+            ..tensor.clone()
+        };
+        let of_index = |_| parameters.iter().map(zeros).collect();
+        state::join_moments((0..self.options.optimizer.moments()).map(of_index).collect())
+    }
+
+    /// Copies the state to host memory if it is time to.
+    pub(super) fn take_snapshot_if_due(&mut self) -> Result<(), TrainError> {
+        let (every, now) = (self.options.snapshot_every, self.steps());
+        let last = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
+        let is_due = every > 0 && last.is_none_or(|last| last != now && now.is_multiple_of(every));
+        if is_due {
+            // Freed first: the host may not have memory for two.
+            drop(mem::take(&mut self.snapshot));
+            self.snapshot = Some(self.checkpoint()?);
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a checkpoint has the tensors of a graph, and no others.
+fn check(graph: &Graph, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    for parameter in &graph.parameters {
+        let wanted = graph.tensor(parameter.tensor).shape.dims();
+        NamedTensor::find(&checkpoint.parameters, &parameter.name, wanted)?;
+    }
+    let is_known = |name: &str| graph.parameters.iter().any(|parameter| parameter.name == name);
+    match checkpoint.parameters.iter().find(|tensor| !is_known(&tensor.name)) {
+        None => Ok(()),
+        Some(NamedTensor { name, .. }) => Err(TrainError::Mismatch {
+            what: "the model".into(),
+            why: format!("it has no parameter '{name}'; use the model that was saved"),
+        }),
+    }
+}

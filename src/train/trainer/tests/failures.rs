@@ -1,0 +1,126 @@
+//! Tests of trainers whose devices fail.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use super::fitting::{bits, options, steps, wave_model, waves};
+use super::*;
+use crate::metrics::Event;
+
+fn faulty(devices: &str, faults: &str) -> TrainerOptions {
+    TrainerOptions { faults: faults.parse().unwrap(), ..options(devices) }
+}
+
+#[test]
+fn without_a_failure_there_is_nothing_to_recover_from() {
+    let mut trainer = Trainer::new(wave_model(), &options("cpu*2")).unwrap();
+    let told = trainer.recover().unwrap_err().to_string();
+    assert!(told.contains("there is nothing to recover from"), "{told}");
+    trainer.fit(&waves(), &steps(1)).unwrap();
+}
+
+/// Returns the parameters after so many steps without a fault.
+fn undisturbed(devices: &str, count: u64) -> Vec<u32> {
+    let mut trainer = Trainer::new(wave_model(), &options(devices)).unwrap();
+    trainer.fit(&waves(), &steps(count)).unwrap();
+    bits(&trainer)
+}
+
+#[test]
+fn parameters_of_the_last_completed_step_are_read_from_the_devices_that_are_left() {
+    for fault in ["lost@backward:4/1", "lost@forward:4/0", "out-of-memory@reduce:4/2"] {
+        let mut trainer = Trainer::new(wave_model(), &faulty("cpu*3", fault)).unwrap();
+        let error = trainer.fit(&waves(), &steps(12)).unwrap_err();
+        assert_eq!(error.lost_rank().unwrap().0, fault.as_bytes()[fault.len() - 1] as u32 - 48);
+        assert_eq!(trainer.steps(), 3);
+        assert_eq!(bits(&trainer), undisturbed("cpu*3", 3), "{fault}");
+        // Nothing that writes goes on.
+        let again = trainer.fit(&waves(), &steps(12)).unwrap_err().to_string();
+        assert_eq!(again, error.to_string());
+        // All three ranks are on the processor.
+        let left = trainer.recover().unwrap_err().to_string();
+        assert_eq!(left, "no other device is left to recover on");
+    }
+}
+
+#[test]
+fn parameters_that_may_be_of_two_steps_are_not_returned() {
+    let mut trainer = Trainer::new(wave_model(), &faulty("cpu*3", "lost@update:4/1")).unwrap();
+    let error = trainer.fit(&waves(), &steps(12)).unwrap_err().to_string();
+    let told = trainer.parameters().unwrap_err().to_string();
+    assert!(told.starts_with(&error) && told.contains("may be those of two steps"), "{told}");
+}
+
+#[test]
+fn a_stage_that_is_lost_takes_its_parameters_along() {
+    let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
+    let faulty = TrainerOptions { pipeline, ..faulty("cpu*2", "lost@backward:2/1") };
+    let mut trainer = Trainer::new(wave_model(), &faulty).unwrap();
+    let error = trainer.fit(&waves(), &steps(4)).unwrap_err().to_string();
+    assert_eq!(trainer.parameters().unwrap_err().to_string(), error);
+}
+
+#[test]
+fn a_device_that_hangs_is_given_up_after_the_deadline() {
+    let device_timeout = Duration::from_millis(300);
+    let hanging =
+        TrainerOptions { device_timeout, snapshot_every: 1, ..faulty("cpu*2", "hang@forward:2/1") };
+    let mut trainer = Trainer::new(wave_model(), &hanging).unwrap();
+    let started = Instant::now();
+    let error = trainer.fit(&waves(), &steps(4)).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(10));
+    let text = error.to_string();
+    assert!(text.contains("did not finish within 0.3 s"), "{text}");
+    assert!(text.contains("a larger TrainerOptions::device_timeout"), "{text}");
+    assert!(matches!(error.cause(), TrainError::Runtime(_)));
+    assert_eq!(bits(&trainer), undisturbed("cpu*2", 1));
+}
+
+#[test]
+fn parameters_that_differ_end_training_or_are_repaired() {
+    let checked = |on_mismatch| TrainerOptions {
+        hash_every: 1,
+        on_mismatch,
+        ..faulty("cpu*3", "flip@gather:3/2")
+    };
+    let stopping = checked(MismatchAction::Stop);
+    let mut trainer = Trainer::new(wave_model(), &stopping).unwrap();
+    let error = trainer.fit(&waves(), &steps(6)).unwrap_err().to_string();
+    assert!(error.contains("(rank 2) does not hold the same parameters"), "{error}");
+    assert!(error.ends_with("to MismatchAction::Repair to repair them"), "{error}");
+    let mut trainer = Trainer::new(wave_model(), &checked(MismatchAction::Repair)).unwrap();
+    trainer.fit(&waves(), &steps(6)).unwrap();
+    assert_eq!(bits(&trainer), undisturbed("cpu*3", 6));
+    assert!(trainer.notes().join("\n").contains("after step 3: 1 of"), "{:?}", trainer.notes());
+}
+
+#[test]
+fn steps_that_are_not_finite_end_training() {
+    let mut trainer = Trainer::new(wave_model(), &faulty("cpu", "nan@backward:2")).unwrap();
+    let fit = FitOptions { skipped_steps_max: 2, ..steps(4) };
+    let mut skipped = 0;
+    trainer
+        .fit_with(&waves(), &fit, &mut |event| {
+            skipped += u32::from(matches!(event, Event::Warning(_)));
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(skipped, 1);
+    let faults = "nan@backward:2,nan@backward:3";
+    let mut trainer = Trainer::new(wave_model(), &faulty("cpu", faults)).unwrap();
+    let error = trainer.fit(&waves(), &fit).unwrap_err().to_string();
+    assert!(error.starts_with("2 steps in a row were not finite"), "{error}");
+    assert!(error.ends_with("or set TrainerOptions::clip"), "{error}");
+}
+
+#[test]
+fn a_trace_is_written() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("trace.json");
+    let traced = TrainerOptions { trace: Some(path.clone()), ..options("cpu*2") };
+    let mut trainer = Trainer::new(wave_model(), &traced).unwrap();
+    trainer.fit(&waves(), &steps(2)).unwrap();
+    trainer.finish_trace().unwrap();
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert!(trace.as_array().unwrap().len() > 10);
+}

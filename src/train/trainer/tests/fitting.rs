@@ -1,0 +1,257 @@
+//! Tests of training on a data set.
+
+use std::ops::ControlFlow;
+
+use super::*;
+use crate::data::{DatasetInput, NamedInputs, Split};
+use crate::metrics::Event;
+
+/// Points of a wave: 23 to train on, 5 held out.
+struct Waves;
+
+impl Dataset for Waves {
+    fn inputs(&self) -> Vec<DatasetInput> {
+        let input = |name, elements| DatasetInput { name, dtype: DType::F32, elements };
+        vec![input("x", 2), input("y", 1)]
+    }
+
+    fn len(&self, split: Split) -> u64 {
+        if split == Split::Train { 23 } else { 5 }
+    }
+
+    fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+        (0..self.len(split)).collect()
+    }
+
+    fn fingerprint(&self) -> String {
+        "waves".into()
+    }
+
+    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
+        let shift = if split == Split::Train { 0.0 } else { 0.05 };
+        let at = |index: &u64| *index as f32 * 0.3 + shift;
+        let x = indices.iter().flat_map(|index| [at(index), 1.0]).collect();
+        let y = indices.iter().map(|index| at(index).sin()).collect();
+        vec![("x", HostTensor::Float(x)), ("y", HostTensor::Float(y))]
+    }
+}
+
+pub fn waves() -> Arc<dyn Dataset> {
+    Arc::new(Waves)
+}
+
+/// Two blocks, with dropout.
+pub fn wave_model() -> Graph {
+    let mut b = Builder::new();
+    b.block("first");
+    let x = b.input("x", &[1, 2]);
+    let w = b.parameter("w", &[8, 2], Init::Normal { std: 0.5 });
+    let h = b.linear(x, w, None).unwrap();
+    let h = b.unary(h, crate::graph::Unary::GeluTanh).unwrap();
+    let h = b.dropout(h, 0.1).unwrap();
+    b.block("second");
+    let v = b.parameter("v", &[1, 8], Init::Normal { std: 0.5 });
+    let z = b.linear(h, v, None).unwrap();
+    let y = b.input("y", &[1, 1]);
+    b.squared_error_loss(z, y).unwrap();
+    b.finish()
+}
+
+/// Options for batches of 6, in micro-batches of 2, with even shares.
+pub fn options(devices: &str) -> TrainerOptions {
+    let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
+    TrainerOptions {
+        micro_batch: 2,
+        shares: Shares::Even,
+        clip: 1.0,
+        seed: 5,
+        ..TrainerOptions::new(devices, optimizer, 6)
+    }
+}
+
+/// Returns the bits of all parameters.
+pub fn bits(trainer: &Trainer) -> Vec<u32> {
+    let tensors = trainer.parameters().unwrap();
+    tensors.iter().flat_map(|tensor| &tensor.values).map(|value| value.to_bits()).collect()
+}
+
+/// Options for so many steps, with evaluations every 4 of them.
+pub fn steps(count: u64) -> FitOptions {
+    FitOptions { eval_every: 4, ..FitOptions::constant(FitLength::Steps(count), 0.05) }
+}
+
+fn fitted(devices: &str) -> (Trainer, FitReport) {
+    let mut trainer = Trainer::new(wave_model(), &options(devices)).unwrap();
+    let report = trainer.fit(&waves(), &steps(12)).unwrap();
+    (trainer, report)
+}
+
+#[test]
+fn two_halves_are_one_call_to_the_bit_also_over_a_save() {
+    for devices in ["cpu", "cpu*3"] {
+        let (whole, report) = fitted(devices);
+        assert_eq!((report.end, report.steps), (FitEnd::Done, 12));
+        let mut halves = Trainer::new(wave_model(), &options(devices)).unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let directory = Some(place.path().to_path_buf());
+        halves.fit(&waves(), &FitOptions { directory, ..steps(7) }).unwrap();
+        let saved = Trainer::load(wave_model(), &options(devices), place.path()).unwrap();
+        for mut trainer in [halves, saved] {
+            assert_eq!(trainer.steps(), 7);
+            let second = trainer.fit(&waves(), &steps(12)).unwrap();
+            assert_eq!(bits(&trainer), bits(&whole), "{devices}");
+            assert_eq!((second.val_loss, second.loss), (report.val_loss, report.loss));
+            assert_eq!(second.best.unwrap().val_loss, report.best.unwrap().val_loss);
+            // Nothing is left to do.
+            let third = trainer.fit(&waves(), &steps(12)).unwrap();
+            assert_eq!((third.steps, third.loss), (12, None));
+        }
+    }
+}
+
+#[test]
+fn a_call_is_the_steps_that_the_sampler_draws_and_epochs_end_with_their_last_sample() {
+    let (whole, _) = fitted("cpu");
+    let mut by_hand = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    let sampler = crate::data::Sampler::new(5, 23, 6);
+    for step in 1..=12 {
+        let indices: Vec<u64> = (0..6).map(|slot| sampler.sample(step, slot).index).collect();
+        by_hand.step(&Waves.rows(Split::Train, &indices), 0.05).unwrap();
+    }
+    assert_eq!(bits(&by_hand), bits(&whole));
+
+    let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    for (epochs, steps) in [(1, 4), (3, 12), (2, 12)] {
+        let options = FitOptions::constant(FitLength::Epochs(epochs), 0.05);
+        assert_eq!(trainer.fit(&waves(), &options).unwrap().steps, steps);
+    }
+    assert_eq!(bits(&trainer), bits(&whole));
+}
+
+#[test]
+fn devices_are_timed_on_the_data_and_refused_data_are_told() {
+    let measured = TrainerOptions { shares: Shares::Measured, ..options("cpu*2") };
+    let trainer = Trainer::on_data(wave_model(), &measured, &waves()).unwrap();
+    assert!(trainer.notes().join("\n").contains("measuring 2 devices"));
+    let refused = |graph: Graph| {
+        let by_fit = Trainer::new(graph.clone(), &options("cpu")).unwrap().fit(&waves(), &steps(1));
+        let told = by_fit.unwrap_err().to_string();
+        let by_new = Trainer::on_data(graph, &measured, &waves()).err().unwrap();
+        assert_eq!(by_new.to_string(), told);
+        told
+    };
+    assert_eq!(refused(graph(true)), "the data have y, which the model does not take");
+    let mut b = Builder::new();
+    let [x, y, z] = [("x", 2), ("y", 1), ("z", 1)].map(|(name, n)| b.input(name, &[1, n]));
+    let w = b.parameter("w", &[1, 2], Init::Zeros);
+    let h = b.linear(x, w, None).unwrap();
+    let h = b.add(h, z).unwrap();
+    b.squared_error_loss(h, y).unwrap();
+    let missing = "the graph has the input 'z', for which the data have no values";
+    assert_eq!(refused(b.finish()), missing);
+}
+
+#[test]
+fn a_callback_sees_what_happens_and_ends_the_call() {
+    let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    let mut seen = Vec::new();
+    let report = trainer.fit_with(&waves(), &steps(12), &mut |event| {
+        seen.push(match event {
+            Event::Started { done, steps, .. } => format!("{done} of {steps}"),
+            Event::Step(record) => format!("step {}", record.step),
+            Event::Evaluation(record) => format!("evaluation {}", record.step),
+            Event::Ended => "ended".into(),
+            _ => return ControlFlow::Continue(()),
+        });
+        match event {
+            Event::Step(record) if record.step == 5 => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    });
+    let report = report.unwrap();
+    assert_eq!((report.end, report.steps), (FitEnd::Stopped, 5));
+    let expected = "0 of 12, step 1, step 2, step 3, step 4, evaluation 4, step 5, evaluation 5, \
+                    ended";
+    assert_eq!(seen.join(", "), expected);
+}
+
+#[test]
+fn without_improvement_a_call_ends_and_the_best_parameters_are_kept() {
+    let fit = |first: u64| {
+        let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+        // The model learns, and then is spoiled.
+        let constant = |count, lr| FitOptions::constant(FitLength::Steps(count), lr);
+        let good = FitOptions { eval_every: 2, keep_best: true, ..constant(8, 0.05) };
+        let learned = trainer.fit(&waves(), &good).unwrap();
+        let bad = FitOptions { eval_every: 2, patience: 3, ..constant(first, 100.0) };
+        trainer.fit(&waves(), &bad).unwrap();
+        let end = trainer
+            .fit(&waves(), &FitOptions { ..FitOptions { length: FitLength::Steps(40), ..bad } })
+            .unwrap();
+        (trainer, learned, end)
+    };
+    let (mut trainer, learned, end) = fit(40);
+    let best = end.best.unwrap();
+    assert_eq!(end.best, learned.best);
+    // In pieces, a call ends where one in a piece does.
+    let (pieces, _, of_pieces) = fit(best.step + 3);
+    assert_eq!((pieces.steps(), of_pieces.end), (best.step + 6, FitEnd::NoImprovement));
+    assert!(trainer.steps() >= best.step + 6 && end.val_loss.unwrap() > best.val_loss);
+
+    trainer.set_parameters(&learned.best_parameters.unwrap()).unwrap();
+    let again = trainer.evaluate(&waves(), Split::Validation, 0).unwrap();
+    assert_eq!(again.loss, best.val_loss);
+}
+
+#[test]
+fn a_directory_gets_the_start_the_best_and_the_newest() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = Some(place.path().to_path_buf());
+    let fit = FitOptions { directory, save_every: 3, ..steps(11) };
+    let mut trainer = Trainer::new(wave_model(), &options("cpu*2")).unwrap();
+    let mut saved = Vec::new();
+    let report = trainer.fit_with(&waves(), &fit, &mut |event| {
+        saved.extend(match event {
+            Event::Checkpoint { step } => Some(*step),
+            _ => None,
+        });
+        ControlFlow::Continue(())
+    });
+    let best = report.unwrap().best.unwrap();
+    assert_eq!(saved.first(), Some(&0));
+    assert!([3, 6, 9, 11].iter().all(|step| saved.contains(step)), "{saved:?}");
+    let store = crate::checkpoint::Store::open_to_read(place.path());
+    assert_eq!(store.best().unwrap(), Some(best.step));
+    let steps = store.steps().unwrap();
+    assert!(steps.ends_with(&[11]) && steps.contains(&best.step) && steps.len() <= 3, "{steps:?}");
+    assert_eq!(store.load_best().unwrap().0.meta.best, Some(best));
+}
+
+#[test]
+fn evaluations_of_other_data_are_not_compared() {
+    struct Others;
+    impl Dataset for Others {
+        fn inputs(&self) -> Vec<DatasetInput> {
+            Waves.inputs()
+        }
+        fn len(&self, split: Split) -> u64 {
+            Waves.len(split)
+        }
+        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+            Waves.evaluation_samples(split)
+        }
+        fn fingerprint(&self) -> String {
+            "others".into()
+        }
+        fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
+            let mut rows = Waves.rows(split, indices);
+            rows[1].1 = HostTensor::Float(vec![50.0; indices.len()]);
+            rows
+        }
+    }
+    let (mut trainer, report) = fitted("cpu");
+    let others: Arc<dyn Dataset> = Arc::new(Others);
+    let second = trainer.fit(&others, &steps(16)).unwrap();
+    let (was, is) = (report.best.unwrap(), second.best.unwrap());
+    assert!(is.step == 16 && is.val_loss > was.val_loss, "{was:?} {is:?}");
+}
