@@ -58,6 +58,7 @@ fn main() -> anyhow::Result<()> {
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
     let options = TrainerOptions::new(&device, optimizer, BATCH);
     let mut trainer = Trainer::new(spirals()?, &options)?;
+    trainer.notes().iter().for_each(|note| println!("{note}"));
     for step in 1..=400 {
         let (points, arms) = sample(step);
         let batch = [("points", HostTensor::Float(points)), ("targets", HostTensor::Int(arms))];

@@ -1,17 +1,20 @@
 //! Training of a GPT on a text of your own, with the parts that `potluck train` is made of: data,
-//! sampler, model, trainer, schedule.
+//! model, trainer, schedule, evaluations.
 //!
 //!     cargo run --release --example text -- FILE [DEVICE] [STEPS]
 
+use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
 use ndarray::s;
 use potluck::base::HostTensor;
-use potluck::data::{Sampler, Split, TextData, TokenizerKind};
+use potluck::data::{Dataset, Split, TextData, TextWindows, TokenizerKind};
 use potluck::graph::Unary;
+use potluck::metrics::{Event, StepRecord};
 use potluck::model::{GptConfig, gpt};
 use potluck::optim::{Decay, Optimizer, Schedule};
-use potluck::train::{TrainError, Trainer, TrainerOptions};
+use potluck::train::{FitLength, FitOptions, TrainError, Trainer, TrainerOptions};
 
 const CONTEXT: usize = 32;
 const BATCH: usize = 8;
@@ -22,7 +25,7 @@ fn main() -> anyhow::Result<()> {
     let device = args.next().unwrap_or_else(|| "auto".into());
     let steps = args.next().and_then(|n| n.parse().ok()).unwrap_or(200);
 
-    let data = TextData::load(Path::new(&path), TokenizerKind::Char, 0.1, CONTEXT)?;
+    let data = Arc::new(TextData::load(Path::new(&path), TokenizerKind::Char, 0.1, CONTEXT)?);
     let config = GptConfig {
         vocabulary: data.tokenizer().vocabulary(),
         context: CONTEXT,
@@ -41,21 +44,20 @@ fn main() -> anyhow::Result<()> {
 
     let decay = Decay::Cosine;
     let schedule = Schedule { decay, lr: 3e-3, min_lr: 3e-4, warmup: 20, decay_steps: steps };
-    let sampler = Sampler::new(1, data.window_count(Split::Train, CONTEXT), BATCH as u32);
-    for step in 1..=steps {
-        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-        for slot in 0..BATCH as u32 {
-            let start = sampler.sample(step, slot).index;
-            let (window, next) = data.sample(Split::Train, start, CONTEXT);
-            tokens.extend_from_slice(window);
-            targets.extend_from_slice(next);
+    let fit = FitOptions { eval_every: 50, ..FitOptions::new(FitLength::Steps(steps), schedule) };
+    let windows: Arc<dyn Dataset> = Arc::new(TextWindows { text: data.clone(), context: CONTEXT });
+    trainer.fit_with(&windows, &fit, &mut |event| {
+        match event {
+            Event::Step(StepRecord { step, loss, grad_norm, .. })
+                if *step == 1 || step % 50 == 0 =>
+            {
+                println!("step {step:4}  loss {loss:.3}  norm {grad_norm:.2}");
+            }
+            Event::Evaluation(record) => println!("held-out text: {:.3}", record.val_loss),
+            _ => {}
         }
-        let batch = [("tokens", HostTensor::Int(tokens)), ("targets", HostTensor::Int(targets))];
-        let report = trainer.step(&batch, schedule.lr(step))?;
-        if step == 1 || step % 50 == 0 {
-            println!("step {step:4}  loss {:.3}  norm {:.2}", report.loss, report.gradient_norm);
-        }
-    }
+        ControlFlow::Continue(())
+    })?;
     println!("{}", continuation(&mut trainer, &data)?);
     Ok(())
 }

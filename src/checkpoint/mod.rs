@@ -56,7 +56,8 @@ pub struct Meta {
     pub samples: u64,
     /// The model's configuration, as TOML.
     pub model: String,
-    /// The resolved configuration of the run, as TOML.
+    /// The resolved configuration of the run, as TOML; empty for a trainer of the library, whose
+    /// model and options are code.
     pub run: String,
     /// Names of its keys that the user has set; the others have their defaults.
     pub typed: Vec<String>,
@@ -79,6 +80,13 @@ pub struct Meta {
     /// Fields that this version of potluck does not know, which it writes again.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+impl Meta {
+    /// Returns true for the state of a trainer of the library.
+    pub fn is_of_library(&self) -> bool {
+        self.run.is_empty()
+    }
 }
 
 /// An evaluation that was better than those before it.

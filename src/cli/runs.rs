@@ -35,6 +35,8 @@ enum RunState {
     /// It ended before its last step and can go on from its last checkpoint.
     Interrupted,
     NoCheckpoint,
+    /// A trainer of the library saved it, which describes no run.
+    OfLibrary,
     /// Its checkpoints are those of another version of potluck, which reads them.
     OtherVersion(String),
     /// Its configuration or all its checkpoints cannot be read, with the reason.
@@ -48,6 +50,7 @@ impl RunState {
             Self::Done => "done",
             Self::Interrupted => "interrupted",
             Self::NoCheckpoint => "no-checkpoint",
+            Self::OfLibrary => "of-library",
             Self::OtherVersion(_) => "other-version",
             Self::Damaged(_) => "damaged",
         }
@@ -59,6 +62,7 @@ impl RunState {
             Self::Done => "done".into(),
             Self::Interrupted => "interrupted, can go on".into(),
             Self::NoCheckpoint => "no checkpoint".into(),
+            Self::OfLibrary => "saved by the library".into(),
             Self::OtherVersion(why) => format!("of another version: {why}"),
             Self::Damaged(why) => format!("damaged: {why}"),
         }
@@ -163,6 +167,9 @@ impl ListedRun {
             }
             (false, Err(error), _) => (RunState::Damaged(error.to_string()), None),
             (false, Ok(None), _) => (RunState::NoCheckpoint, None),
+            (false, Ok(Some(meta)), _) if meta.is_of_library() => {
+                (RunState::OfLibrary, Some(meta))
+            }
             (false, Ok(meta), Err(why)) => (RunState::Damaged(why.clone()), meta),
             (false, Ok(Some(meta)), Ok(steps)) if meta.step >= *steps => {
                 (RunState::Done, Some(meta))

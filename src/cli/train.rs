@@ -248,6 +248,11 @@ pub fn steps_of(path: &Path, run_toml: &str) -> Result<u64, ConfigError> {
 
 /// Reads the configuration stored in a checkpoint.
 fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
+    if checkpoint.meta.is_of_library() {
+        let what = "this command".into();
+        let why = "it was saved by the library, and describes no run; load it with Trainer::load";
+        return Err(TrainError::Mismatch { what, why: why.into() }.into());
+    }
     Ok(Resolved::saved(&checkpoint.meta.run, &checkpoint.meta.typed)?)
 }
 

@@ -17,6 +17,7 @@ const WORDS: &[(&str, &str)] = &[
     ("give a file with text in it as --data or data.path", "give a file with text in it"),
     ("lower model.context or change data.held_out", "a shorter context or another held-out part"),
     ("set optim.clip", "set TrainerOptions::clip"),
+    ("--devices '", "TrainerOptions::devices = '"),
     ("--set chunks=", "PipelineOptions::chunks = "),
     ("--set train.micro_batch=", "TrainerOptions::micro_batch = "),
     ("--set parallel.shares=", "TrainerOptions::shares = "),
@@ -67,7 +68,7 @@ fn stands_alone(words: &str, before: Option<char>, rest: &str) -> bool {
     let joins = |c: char| c.is_alphanumeric() || "_-'/\\".contains(c);
     let begins = words.starts_with(',') || before.is_none_or(|c| !joins(c) && c != '.');
     let mut after = after.chars();
-    let ends = words.ends_with(['=', ' '])
+    let ends = words.ends_with(['=', '\''])
         || match after.next() {
             Some('.') => after.next().is_none_or(|c| !c.is_alphanumeric()),
             Some(c) => !joins(c),

@@ -10,6 +10,7 @@ mod first_run;
 #[cfg(unix)]
 mod guide;
 mod interruptions;
+mod library;
 mod pipeline_bits;
 mod pipeline_charts;
 mod pipeline_faults;

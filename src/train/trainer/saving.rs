@@ -119,7 +119,7 @@ impl Trainer {
             optimizer_step: updates,
             seed: self.options.seed,
             samples: self.samples,
-            // A model that was built by code, and options that were set there.
+            // The model and the options are code.
             model: String::new(),
             run: String::new(),
             typed: Vec::new(),
