@@ -167,9 +167,7 @@ impl ListedRun {
             }
             (false, Err(error), _) => (RunState::Damaged(error.to_string()), None),
             (false, Ok(None), _) => (RunState::NoCheckpoint, None),
-            (false, Ok(Some(meta)), _) if meta.is_of_library() => {
-                (RunState::OfLibrary, Some(meta))
-            }
+            (false, Ok(Some(meta)), _) if meta.is_of_library() => (RunState::OfLibrary, Some(meta)),
             (false, Ok(meta), Err(why)) => (RunState::Damaged(why.clone()), meta),
             (false, Ok(Some(meta)), Ok(steps)) if meta.step >= *steps => {
                 (RunState::Done, Some(meta))

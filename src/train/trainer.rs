@@ -25,12 +25,18 @@
 //! # Ok::<(), potluck::train::TrainError>(())
 //! ```
 
+#[cfg(test)]
+mod failure_tests;
 mod fit;
+#[cfg(test)]
+mod fit_tests;
 mod opening;
 mod options;
 mod parameters;
 mod recovery;
 mod saving;
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;
 

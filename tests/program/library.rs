@@ -56,7 +56,7 @@ fn described(desk: &Desk, devices: &str, step: u64) -> Described {
     Described { checkpoint, graph: graph.unwrap(), data, options, fit }
 }
 
-const LINE: &str = "--steps 12 --set model.dropout=0.1 --set train.micro_batch=2 \
+const LINE: &str = "--out run --steps 12 --set model.dropout=0.1 --set train.micro_batch=2 \
     --set train.checkpoint_every=6 --set train.eval_every=5";
 
 #[test]
@@ -86,7 +86,7 @@ fn a_trainer_ends_in_the_bits_of_the_program() {
 #[test]
 fn a_save_of_the_library_is_refused_by_the_program_in_a_sentence() {
     let desk = Desk::new();
-    desk.train("--steps 1").ok();
+    desk.train("--out run --steps 1").ok();
     let Described { graph, options, .. } = described(&desk, "cpu", 1);
     Trainer::new(graph, &options).unwrap().save(&desk.path("own")).unwrap();
     for line in ["train --resume own", "eval own", "generate own"] {

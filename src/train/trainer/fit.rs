@@ -45,8 +45,8 @@ pub struct FitOptions {
     pub skipped_steps_max: u64,
 }
 
-/// End of the steps of [`Trainer::fit`], counted from the first step of the trainer, also over saves:
-/// a call that goes on has the length of the whole.
+/// End of the steps of [`Trainer::fit`], counted from the first step of the trainer, also over
+/// saves: a call that goes on has the length of the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitLength {
     Steps(u64),
@@ -155,8 +155,8 @@ impl Trainer {
         self.fit_with(data, options, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// Trains like [`Trainer::fit`]; `watch` gets the events as they happen, and ends the call after
-    /// the present step if it returns [`ControlFlow::Break`].
+    /// Trains like [`Trainer::fit`]; `watch` gets the events as they happen, and ends the call
+    /// after the present step if it returns [`ControlFlow::Break`].
     ///
     /// # Errors
     /// Returns the errors of [`Trainer::fit`].

@@ -69,8 +69,8 @@ pub struct TrainerOptions {
 /// Samples of each device per step, or of each pipeline, if there are several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Shares {
-    /// By the measured speed of each device; devices that would make a step longer are left out. For
-    /// pipelines: evenly.
+    /// By the measured speed of each device; devices that would make a step longer are left out.
+    /// For pipelines: evenly.
     #[default]
     Measured,
     /// As equal as they can be.

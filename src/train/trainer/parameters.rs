@@ -47,8 +47,8 @@ impl Trainer {
     /// averaged over the steps so far stays.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or number
-    /// of values; then none is set. Also if a device fails.
+    /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or
+    /// number of values; then none is set. Also if a device fails.
     pub fn set_parameters(&mut self, tensors: &[NamedTensor]) -> Result<(), TrainError> {
         let set = self.write_parameters(tensors);
         self.noting_failure(set)

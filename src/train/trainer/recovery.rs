@@ -44,12 +44,14 @@ impl Trainer {
             match open(self.graph.clone(), &options, before, None) {
                 Ok(opened) => {
                     let earlier = std::mem::take(&mut self.notes);
-                    let saved = self.saved.take();
+                    let (saved, snapshot) = (self.saved.take(), self.snapshot.take());
                     *self = Self::of(opened, options);
                     self.notes.splice(0..0, earlier);
-                    self.saved = saved;
                     let step = checkpoint.meta.step;
                     self.restore_checkpoint(checkpoint)?;
+                    // Another device may fail before the next copy is due.
+                    self.snapshot = snapshot.filter(|kept| kept.meta.step == step);
+                    self.saved = saved;
                     return Ok(step);
                 }
                 Err(error) => {

@@ -58,12 +58,12 @@ impl Trainer {
         loaded.map_err(TrainError::of_library)
     }
 
-    /// Goes back, or on, to a save, as [`Trainer::load`] does, on the devices that are open and with
-    /// their shares.
+    /// Goes back, or on, to a save, as [`Trainer::load`] does, on the devices that are open and
+    /// with their shares.
     ///
     /// # Errors
-    /// Returns `TrainError` if there is no good save, if it is that of another model, or if a device
-    /// fails or has failed.
+    /// Returns `TrainError` if there is no good save, if it is that of another model, or if a
+    /// device fails or has failed.
     pub fn restore(&mut self, directory: &Path) -> Result<(), TrainError> {
         let restored = (|| {
             let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
@@ -147,8 +147,8 @@ impl Trainer {
         self.snapshot = None;
         if meta.seed != self.options.seed {
             self.notes.push(format!(
-                "the save was made with seed {}, and training goes on with seed {}: dropout and the \
-                 order of samples are others",
+                "the save was made with seed {}, and training goes on with seed {}: dropout and \
+                 the order of samples are others",
                 meta.seed, self.options.seed
             ));
         }

@@ -1,15 +1,11 @@
 //! Tests of trainers on CPU devices.
 
-mod failures;
-mod fitting;
-mod states;
-
 use super::*;
 use crate::graph::{Builder, Init};
 use crate::optim::Optimizer;
 use crate::train::PipelineOptions;
 
-fn graph(with_loss: bool) -> Graph {
+pub fn graph(with_loss: bool) -> Graph {
     let mut b = Builder::new();
     let x = b.input("x", &[1, 2]);
     let w = b.parameter("w", &[2, 2], Init::Zeros);
@@ -21,7 +17,7 @@ fn graph(with_loss: bool) -> Graph {
 }
 
 /// Two blocks with a parameter each.
-fn blocks() -> Graph {
+pub fn blocks() -> Graph {
     let mut b = Builder::new();
     b.block("first");
     let x = b.input("x", &[1, 2]);

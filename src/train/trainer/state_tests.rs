@@ -1,9 +1,13 @@
 //! Tests of saved states and of parameters that are set.
 
+use super::fit_tests::{bits, options, wave_model, waves};
+use super::tests::{blocks, graph};
 use super::*;
 use crate::checkpoint::NamedTensor;
 use crate::data::Split;
-use crate::train::trainer::tests::fitting::{bits, options, waves};
+use crate::graph::{Builder, Init};
+use crate::optim::Optimizer;
+use crate::train::PipelineOptions;
 
 /// A model with dropout, whose second parameter has a shape.
 fn model(name: &str, width: usize) -> Graph {
@@ -168,7 +172,7 @@ fn the_loss_of_given_rows_is_that_of_a_data_set_on_any_devices() {
     let piped = TrainerOptions { pipeline, shares: Shares::Even, ..options("cpu*2") };
     let mut losses = Vec::new();
     for options in [options("cpu"), options("cpu*3"), piped] {
-        let mut trainer = Trainer::new(fitting::wave_model(), &options).unwrap();
+        let mut trainer = Trainer::new(wave_model(), &options).unwrap();
         let given = trainer.evaluate_rows(5, &rows).unwrap();
         let whole = trainer.evaluate(&data, Split::Validation, 0).unwrap();
         assert_eq!((given.samples, given.targets), (whole.samples, whole.targets));

@@ -3,9 +3,10 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use super::fitting::{bits, options, steps, wave_model, waves};
+use super::fit_tests::{bits, options, steps, wave_model, waves};
 use super::*;
 use crate::metrics::Event;
+use crate::train::PipelineOptions;
 
 fn faulty(devices: &str, faults: &str) -> TrainerOptions {
     TrainerOptions { faults: faults.parse().unwrap(), ..options(devices) }

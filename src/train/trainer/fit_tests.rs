@@ -2,9 +2,12 @@
 
 use std::ops::ControlFlow;
 
+use super::tests::graph;
 use super::*;
 use crate::data::{DatasetInput, NamedInputs, Split};
+use crate::graph::{Builder, Init};
 use crate::metrics::Event;
+use crate::optim::Optimizer;
 
 /// Points of a wave: 23 to train on, 5 held out.
 struct Waves;
