@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DataError, DataFile, Split, TextData};
+use super::{DataDescription, DataError, DataFile, Split, TextData};
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{DType, HostTensor};
 
@@ -41,6 +41,12 @@ pub trait Dataset: Send + Sync {
     /// Returns a hash of all samples and of the boundary of the splits, which a resumed run
     /// compares with the saved one.
     fn fingerprint(&self) -> String;
+
+    /// Returns what a checkpoint keeps about data that are no text, so that other samples can be
+    /// prepared in the same way; `None` if there is nothing to keep.
+    fn description(&self) -> Option<DataDescription> {
+        None
+    }
 
     /// Returns the files that the data set was read from, in the order of their names.
     fn files(&self) -> Vec<DataFile> {

@@ -158,6 +158,10 @@ impl Dataset for SampleSet {
         hasher.finalize().to_hex().to_string()
     }
 
+    fn description(&self) -> Option<DataDescription> {
+        Some(DataDescription::Samples(self.description.clone()))
+    }
+
     fn files(&self) -> Vec<DataFile> {
         self.files.clone()
     }

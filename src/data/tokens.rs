@@ -14,7 +14,7 @@ use std::sync::Arc;
 use memmap2::Mmap;
 
 use super::dataset::{Dataset, DatasetInput, NamedInputs};
-use super::{DataError, DataFile, Split};
+use super::{DataDescription, DataError, DataFile, Split};
 use crate::base::{DType, HostTensor};
 
 /// Bytes that are hashed and checked at a time, a multiple of every token's size.
@@ -286,6 +286,10 @@ impl Dataset for TokenWindows {
 
     fn fingerprint(&self) -> String {
         self.file.fingerprint()
+    }
+
+    fn description(&self) -> Option<DataDescription> {
+        Some(DataDescription::Tokens { vocabulary: self.file.vocabulary() })
     }
 
     fn files(&self) -> Vec<DataFile> {

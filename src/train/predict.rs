@@ -9,6 +9,7 @@ use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use super::loader::BatchSource;
 use super::signals::SignalFlags;
+use super::task::{LossTask, Task};
 use super::trainer::Trainer;
 use crate::base::{DType, HostTensor, TensorId};
 use crate::data::{Dataset, Sampler, Split};
@@ -102,6 +103,23 @@ impl Trainer {
         split: Split,
         samples: u64,
     ) -> Result<Evaluation, TrainError> {
+        let task: Arc<dyn Task> = Arc::new(LossTask);
+        self.evaluate_task(data, &task, split, samples)
+    }
+
+    /// Evaluates like [`Trainer::evaluate`], and adds up what a task computes its metrics from:
+    /// `task.metrics(&evaluation.sums)`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Trainer::evaluate`], and one if the graph has not the output that
+    /// the task scores.
+    pub fn evaluate_task(
+        &mut self,
+        data: &Arc<dyn Dataset>,
+        task: &Arc<dyn Task>,
+        split: Split,
+        samples: u64,
+    ) -> Result<Evaluation, TrainError> {
         let evaluated = (|| {
             if data.evaluation_samples(split).is_empty() {
                 let why = "the data have no sample of that split to evaluate on";
@@ -109,7 +127,7 @@ impl Trainer {
             }
             // Nothing is drawn from the sampler.
             let source = BatchSource::new(&self.graph, data.clone(), Sampler::new(0, 1, 1))?;
-            self.evaluate_source(&source, split, samples, &mut |_, _| {})
+            self.evaluate_source((&source, task), split, samples, &mut |_, _| {})
         })();
         self.noting_failure(evaluated)
     }
@@ -129,7 +147,8 @@ impl Trainer {
             let (loss, targets) =
                 sums.iter().fold((0.0, 0.0), |sum, own| (sum.0 + own.0, sum.1 + own.1));
             let samples = rows as u64;
-            Evaluation { loss: loss / targets, samples, targets: targets as u64 }
+            let (loss, targets) = (loss / targets, targets as u64);
+            Evaluation { loss, samples, targets, sums: Vec::new() }
         });
         self.noting_failure(evaluated)
     }
@@ -179,7 +198,7 @@ impl Trainer {
     /// Computes the loss on a split of a source; `progress` gets the samples done and their number.
     pub(super) fn evaluate_source(
         &mut self,
-        source: &BatchSource,
+        (source, task): (&BatchSource, &Arc<dyn Task>),
         split: Split,
         samples: u64,
         progress: &mut dyn FnMut(u64, u64),
@@ -189,6 +208,8 @@ impl Trainer {
             units.map(|rank| (rank.micro_batch, rank.share)).unzip();
         let request = EvalRequest {
             source,
+            graph: &self.graph,
+            task,
             pipelines: self.session.pipelines.as_deref(),
             split,
             samples,

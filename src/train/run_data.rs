@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::error::TrainError;
 use super::spec::{DataSource, DataSpec, RunSpec, language_model};
-use super::task::{Classification, Regression, Task, TextTask, TokenTask};
+use super::task::{Task, TextTask, TokenTask, task_of_samples};
 use crate::checkpoint::Meta;
 use crate::data::formats::{self, KnownSamples, ReadOptions};
 use crate::data::tokens::{TokenFile, TokenWindows};
@@ -122,10 +122,7 @@ impl RunData {
             (None, Some(DataDescription::Tokens { vocabulary })) => {
                 Arc::new(TokenTask { vocabulary: *vocabulary })
             }
-            (None, Some(DataDescription::Samples(samples))) => match &samples.targets {
-                TargetNames::Classes(names) => Arc::new(Classification::new(samples, names)),
-                TargetNames::Values(names) => Arc::new(Regression::new(samples, names)),
-            },
+            (None, Some(DataDescription::Samples(samples))) => task_of_samples(samples),
             (None, None) => return Err(TrainError::Defect("data of no kind".into())),
         })
     }

@@ -6,9 +6,13 @@ mod classification;
 mod regression;
 mod text;
 
+use std::fmt;
+use std::sync::Arc;
+
 use super::error::TrainError;
 use super::sentences::SampledSentences;
 use crate::base::HostTensor;
+use crate::data::{SampleDescription, TargetNames};
 use crate::metrics::Unit;
 use crate::runtime::pipelines::ForwardUnits;
 
@@ -29,7 +33,7 @@ pub struct Ending<'a> {
 }
 
 /// Task of a run.
-pub trait Task: Send + Sync {
+pub trait Task: fmt::Debug + Send + Sync {
     /// Returns what steps count.
     fn unit(&self) -> Unit;
 
@@ -81,5 +85,27 @@ pub trait Task: Send + Sync {
     /// Returns `TrainError` if a device fails.
     fn sample(&self, _ending: &Ending, _tokens: u64) -> Result<String, TrainError> {
         Ok(String::new())
+    }
+}
+
+/// Returns the task of samples: to choose a class, or to predict values.
+pub fn task_of_samples(samples: &SampleDescription) -> Arc<dyn Task> {
+    match &samples.targets {
+        TargetNames::Classes(names) => Arc::new(Classification::new(samples, names)),
+        TargetNames::Values(names) => Arc::new(Regression::new(samples, names)),
+    }
+}
+
+/// Task whose only metric is the loss.
+#[derive(Clone, Copy, Debug)]
+pub struct LossTask;
+
+impl Task for LossTask {
+    fn unit(&self) -> Unit {
+        Unit::Samples
+    }
+
+    fn summary(&self) -> String {
+        String::new()
     }
 }

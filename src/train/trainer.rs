@@ -51,7 +51,7 @@ use super::session::Session;
 use super::words::in_library_words;
 use crate::base::{DType, HostTensor, TensorId};
 use crate::checkpoint::{Best, Checkpoint};
-use crate::data::Dataset;
+use crate::data::{DataDescription, DataFile, Dataset};
 use crate::graph::Graph;
 use crate::metrics::Trace;
 use crate::parallel::{MicroBatch, Outcome, Placement, Program};
@@ -91,6 +91,9 @@ pub struct Trainer {
     /// Best evaluation of [`Trainer::fit`] so far, and the fingerprint of its data.
     best: Option<Best>,
     data: String,
+    /// Description and files of the data, which saves keep.
+    description: Option<DataDescription>,
+    files: Vec<DataFile>,
     /// Index of the device that has failed.
     failed: Option<usize>,
     /// Last state in host memory, and the step and the place of the last save.
@@ -145,6 +148,8 @@ impl Trainer {
             samples: 0,
             best: None,
             data: String::new(),
+            description: None,
+            files: Vec::new(),
             failed: None,
             snapshot: None,
             saved: None,

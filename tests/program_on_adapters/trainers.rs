@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::several_devices::unlike;
 use potluck::base::{DType, HostTensor};
-use potluck::data::{Dataset, DatasetInput, NamedInputs, Split};
+use potluck::data::{DataError, Dataset, DatasetInput, NamedInputs, Split};
 use potluck::graph::{Graph, Unary};
 use potluck::metrics::Event;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
@@ -37,11 +37,11 @@ impl Dataset for Wave {
         "a wave".into()
     }
 
-    fn rows(&self, _: Split, indices: &[u64]) -> NamedInputs {
+    fn rows(&self, _: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
         let at = |index: &u64| *index as f32 * 0.3;
         let inputs = indices.iter().flat_map(|index| [at(index), 1.0]).collect();
         let targets = indices.iter().map(|index| at(index).sin()).collect();
-        vec![("inputs", HostTensor::Float(inputs)), ("targets", HostTensor::Float(targets))]
+        Ok(vec![("inputs", HostTensor::Float(inputs)), ("targets", HostTensor::Float(targets))])
     }
 }
 
@@ -51,7 +51,13 @@ fn data() -> Arc<dyn Dataset> {
 
 fn model() -> Graph {
     let widths = vec![2, 16, 1];
-    mlp(&MlpConfig { widths, activation: Unary::GeluTanh, loss: MlpLoss::SquaredError }).unwrap()
+    mlp(&MlpConfig {
+        widths,
+        activation: Unary::GeluTanh,
+        dropout: 0.0,
+        loss: MlpLoss::SquaredError,
+    })
+    .unwrap()
 }
 
 fn options(devices: &str, faults: &str) -> TrainerOptions {

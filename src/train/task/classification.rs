@@ -15,6 +15,7 @@ const CONFUSION_MAX: usize = 1000;
 const PRINTED_MAX: usize = 25;
 
 /// Choice of one of several classes.
+#[derive(Clone, Debug)]
 pub struct Classification {
     features: Vec<usize>,
     classes: Vec<String>,

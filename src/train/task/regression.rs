@@ -7,6 +7,7 @@ use crate::data::{MeanStd, SampleDescription};
 use crate::metrics::Unit;
 
 /// Prediction of values.
+#[derive(Clone, Debug)]
 pub struct Regression {
     features: Vec<usize>,
     names: Vec<String>,

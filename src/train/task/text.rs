@@ -13,6 +13,7 @@ use crate::train::sampling::Sampling;
 use crate::train::sentences::{SampledSentences, measure_sentences};
 
 /// Prediction of the next token of a text.
+#[derive(Clone, Debug)]
 pub struct TextTask {
     pub text: Arc<TextData>,
     pub model: LanguageModel,
@@ -48,6 +49,7 @@ impl Task for TextTask {
 }
 
 /// Prediction of the next of tokens whose tokenizer is not known.
+#[derive(Clone, Copy, Debug)]
 pub struct TokenTask {
     pub vocabulary: usize,
 }

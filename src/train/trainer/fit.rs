@@ -9,7 +9,7 @@ use super::opening::source;
 use super::{DeviceLoss, Trainer};
 use crate::base::Rank;
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
-use crate::data::{Dataset, Split};
+use crate::data::{Augmentation, DataFile, Dataset, Split};
 use crate::metrics::{EvalRecord, Event, StepRecord, Unit};
 use crate::optim::{Decay, Schedule};
 use crate::parallel::Verdict;
@@ -17,6 +17,7 @@ use crate::runtime::step::StepReport;
 use crate::train::error::TrainError;
 use crate::train::evaluate::{Evaluation, samples_of};
 use crate::train::loader::{BatchSource, LoadedRanks, Loader};
+use crate::train::task::{LossTask, Task};
 use crate::train::words::in_library_words;
 
 /// Options of [`Trainer::fit`].
@@ -30,6 +31,11 @@ pub struct FitOptions {
     pub eval_every: u64,
     /// Samples per evaluation, spread over the split; 0: all.
     pub eval_samples: u64,
+    /// Task whose metrics evaluations compute, as
+    /// [`task_of_samples`](crate::train::task::task_of_samples) gives it.
+    pub task: Arc<dyn Task>,
+    /// Random changes of the pictures that are trained on.
+    pub augmentation: Option<Augmentation>,
     /// Evaluations after the best one that may pass without a better one; 0: any number.
     pub patience: u64,
     /// True to keep the parameters of the best evaluation of this call, in host memory.
@@ -99,6 +105,8 @@ impl FitOptions {
             schedule,
             eval_every: 0,
             eval_samples: 0,
+            task: Arc::new(LossTask),
+            augmentation: None,
             patience: 0,
             keep_best: false,
             directory: None,
@@ -194,7 +202,7 @@ impl Trainer {
         if options.eval_every > 0 && data.evaluation_samples(Split::Validation).is_empty() {
             return fail("the data hold no sample out to evaluate on; set eval_every to 0");
         }
-        let source = self.source_of(data)?;
+        let source = self.source_of(data, options)?;
         let (population, batch) = (data.len(Split::Train), self.options.batch as u64);
         let last = match options.length {
             FitLength::Steps(steps) => steps,
@@ -219,8 +227,16 @@ impl Trainer {
         })
     }
 
-    fn source_of(&self, data: &Arc<dyn Dataset>) -> Result<BatchSource, TrainError> {
-        source(&self.graph, data.clone(), &self.options, (self.steps(), self.samples))
+    fn source_of(
+        &self,
+        data: &Arc<dyn Dataset>,
+        options: &FitOptions,
+    ) -> Result<BatchSource, TrainError> {
+        let done = (self.steps(), self.samples);
+        let mut source = source(&self.graph, data.clone(), &self.options, done)?;
+        let seed = self.options.seed;
+        source.augmentation = options.augmentation.clone().map(|changes| (changes, seed));
+        Ok(source)
     }
 
     /// Forgets the best evaluation if it was one of other data, or of another number of samples.
@@ -229,6 +245,8 @@ impl Trainer {
             (source.data.fingerprint(), samples_of(source, Split::Validation, eval_samples));
         self.best = self.best.filter(|best| self.data == data && best.samples == samples);
         self.data = data;
+        self.description = source.data.description();
+        self.files = DataFile::recorded(source.data.files());
     }
 
     /// Runs the steps, and goes on after the loss of a device if that is requested.
@@ -250,7 +268,7 @@ impl Trainer {
             match self.reopen() {
                 Ok(step) => {
                     let data = fit.source.data.clone();
-                    fit.source = self.source_of(&data)?;
+                    fit.source = self.source_of(&data, fit.options)?;
                     self.drop_incomparable_best(&fit.source, fit.options.eval_samples);
                     (fit.skipped, fit.evaluated) = (0, None);
                     fit.warn(&format!(
@@ -311,7 +329,7 @@ impl Trainer {
 
     fn take_fit_step(&mut self, fit: &mut Fit, loader: &Loader) -> Result<(), TrainError> {
         let ended = || TrainError::Defect("the loader ended before the last step".into());
-        let ranks = loader.next_step().ok_or_else(ended)?;
+        let ranks = loader.next_step().ok_or_else(ended)??;
         let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
         let notes = self.notes.len();
         let reports = self.advance(ranks, lr)?;
@@ -365,16 +383,16 @@ impl Trainer {
             return Ok(());
         }
         let (source, samples) = (fit.source.clone(), fit.options.eval_samples);
+        let task = fit.options.task.clone();
         let started = Instant::now();
         let evaluation =
-            self.evaluate_source(&source, Split::Validation, samples, &mut |d, t| {
+            self.evaluate_source((&source, &task), Split::Validation, samples, &mut |d, t| {
                 fit.emit(Event::Evaluating { done: d, total: t, elapsed: started.elapsed() });
             })?;
-        let Evaluation { loss: val_loss, samples, targets } = evaluation;
+        let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
         fit.evaluated = Some((step, val_loss));
         let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
-        // Metrics besides the loss belong to a task, and a trainer has none.
-        let metrics = Vec::new();
+        let metrics = fit.options.task.metrics(&sums);
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         fit.emit(Event::Evaluation(record));
         if is_best {

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::tests::graph;
 use super::*;
-use crate::data::{DatasetInput, NamedInputs, Split};
+use crate::data::{DataError, DatasetInput, NamedInputs, Split};
 use crate::graph::{Builder, Init};
 use crate::metrics::Event;
 use crate::optim::Optimizer;
@@ -30,12 +30,12 @@ impl Dataset for Waves {
         "waves".into()
     }
 
-    fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
+    fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
         let shift = if split == Split::Train { 0.0 } else { 0.05 };
         let at = |index: &u64| *index as f32 * 0.3 + shift;
         let x = indices.iter().flat_map(|index| [at(index), 1.0]).collect();
         let y = indices.iter().map(|index| at(index).sin()).collect();
-        vec![("x", HostTensor::Float(x)), ("y", HostTensor::Float(y))]
+        Ok(vec![("x", HostTensor::Float(x)), ("y", HostTensor::Float(y))])
     }
 }
 
@@ -119,7 +119,7 @@ fn a_call_is_the_steps_that_the_sampler_draws_and_epochs_end_with_their_last_sam
     let sampler = crate::data::Sampler::new(5, 23, 6);
     for step in 1..=12 {
         let indices: Vec<u64> = (0..6).map(|slot| sampler.sample(step, slot).index).collect();
-        by_hand.step(&Waves.rows(Split::Train, &indices), 0.05).unwrap();
+        by_hand.step(&Waves.rows(Split::Train, &indices).unwrap(), 0.05).unwrap();
     }
     assert_eq!(bits(&by_hand), bits(&whole));
 
@@ -246,10 +246,10 @@ fn evaluations_of_other_data_are_not_compared() {
         fn fingerprint(&self) -> String {
             "others".into()
         }
-        fn rows(&self, split: Split, indices: &[u64]) -> NamedInputs {
-            let mut rows = Waves.rows(split, indices);
+        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+            let mut rows = Waves.rows(split, indices)?;
             rows[1].1 = HostTensor::Float(vec![50.0; indices.len()]);
-            rows
+            Ok(rows)
         }
     }
     let (mut trainer, report) = fitted("cpu");

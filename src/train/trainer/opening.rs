@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::TrainerOptions;
 use crate::autotune::TuneOptions;
-use crate::base::{DType, HostTensor, TensorId};
+use crate::base::{HostTensor, TensorId};
 use crate::data::{Dataset, Sampler, Split};
 use crate::graph::{Graph, differentiate, fuse};
 use crate::metrics::Trace;
-use crate::parallel::{MicroBatch, Placement};
+use crate::parallel::Placement;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
@@ -112,7 +112,7 @@ pub(super) fn source(
 }
 
 fn probe_of(source: BatchSource) -> Probe {
-    Arc::new(move |rows| source.micro_batch(1, &MicroBatch { first: 0, rows: rows as u32 }))
+    Arc::new(move |rows| source.probe(1, rows as u32))
 }
 
 /// Returns inputs of zeros, and samples that are numbered.
@@ -125,10 +125,9 @@ fn zeros(graph: &Graph) -> Probe {
     Arc::new(move |rows| -> Inputs {
         let values = inputs.iter().map(|(id, dtype, shape, is_numbered)| {
             let count = shape.elements(rows);
-            let values = match dtype {
-                _ if *is_numbered => HostTensor::Int((0..rows as u32).collect()),
-                DType::F32 => HostTensor::Float(vec![0.0; count]),
-                DType::U32 => HostTensor::Int(vec![0; count]),
+            let values = match is_numbered {
+                true => HostTensor::Int((0..rows as u32).collect()),
+                false => HostTensor::zeros(*dtype, count),
             };
             (*id, values)
         });

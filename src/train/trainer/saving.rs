@@ -124,6 +124,8 @@ impl Trainer {
             run: String::new(),
             typed: Vec::new(),
             tokenizer: None,
+            description: self.description.clone(),
+            files: self.files.clone(),
             best: self.best,
             placement: self.session.placement.clone(),
             data: self.data.clone(),
@@ -144,6 +146,7 @@ impl Trainer {
         let (steps, updates) = (meta.step, meta.optimizer_step);
         self.session.taken = StepsTaken { steps, updates };
         (self.samples, self.best, self.data) = (meta.samples, meta.best, meta.data);
+        (self.description, self.files) = (meta.description, meta.files);
         self.snapshot = None;
         if meta.seed != self.options.seed {
             self.notes.push(format!(

@@ -167,7 +167,7 @@ fn parameters_are_set_by_name_on_all_devices_and_checked() {
 #[test]
 fn the_loss_of_given_rows_is_that_of_a_data_set_on_any_devices() {
     let data = waves();
-    let rows = data.rows(Split::Validation, &[0, 1, 2, 3, 4]);
+    let rows = data.rows(Split::Validation, &[0, 1, 2, 3, 4]).unwrap();
     let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
     let piped = TrainerOptions { pipeline, shares: Shares::Even, ..options("cpu*2") };
     let mut losses = Vec::new();
