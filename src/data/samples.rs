@@ -136,7 +136,7 @@ impl Samples {
     }
 }
 
-/// What a reader found: samples to train on, and those that files of their own hold out.
+/// Samples to train on, and those that files of their own hold out.
 #[derive(Clone)]
 pub struct LoadedSamples {
     pub train: Samples,

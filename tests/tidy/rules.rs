@@ -21,6 +21,7 @@ pub const LONG: &[(&str, &str)] = &[
 pub const REPEATED_TYPE_NAMES: &[(&str, &str)] = &[
     ("Action", "what a sans-IO machine asks for, one per machine"),
     ("Event", "what a sans-IO machine is given, one per machine; and what happens in a run"),
+    ("Features", "of an adapter, and of samples"),
     ("Key", "of a random stream, and of the configuration"),
     ("ReadbackQueue", "one per executor, with the same methods"),
 ];

@@ -51,7 +51,7 @@ pub(super) fn parse(
     wanted: &TableTargets,
     expected: Option<&Expected>,
 ) -> Result<Samples, DataError> {
-    let table = Table::new(name, bytes)?;
+    let table = CsvTable::new(name, bytes)?;
     let targets = table.target_columns(wanted, expected)?;
     let features = table.feature_columns(&targets, expected)?;
     let mut values = Vec::new();
@@ -81,7 +81,7 @@ pub(super) fn parse(
 }
 
 /// Table in memory.
-struct Table<'a> {
+struct CsvTable<'a> {
     name: &'a str,
     /// Content without the byte order mark.
     bytes: &'a [u8],
@@ -89,7 +89,7 @@ struct Table<'a> {
     header: Vec<String>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> CsvTable<'a> {
     fn new(name: &'a str, bytes: &'a [u8]) -> Result<Self, DataError> {
         let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
         let mut table = Self { name, bytes, delimiter: delimiter(bytes), header: Vec::new() };
@@ -260,7 +260,7 @@ impl<'a> Table<'a> {
 
 /// Targets that are collected row by row.
 struct Labels<'a> {
-    table: &'a Table<'a>,
+    table: &'a CsvTable<'a>,
     columns: &'a [usize],
     /// Classes by their text, if the targets are classes.
     classes: Option<HashMap<String, u32>>,
@@ -272,7 +272,7 @@ struct Labels<'a> {
 
 impl<'a> Labels<'a> {
     fn new(
-        table: &'a Table<'a>,
+        table: &'a CsvTable<'a>,
         columns: &'a [usize],
         wanted: &TableTargets,
         expected: Option<&'a Expected>,
@@ -352,7 +352,7 @@ impl<'a> Labels<'a> {
     }
 }
 
-impl Table<'_> {
+impl CsvTable<'_> {
     /// Returns true if a column has a value that is no number.
     fn has_text(&self, column: usize) -> Result<bool, DataError> {
         let mut found = false;

@@ -1,14 +1,14 @@
-//! What samples must be like so that a model can take them: the shape, and the classes by name.
+//! Demands on samples that a model can take: the shape, and the classes by name.
 
 use std::collections::HashMap;
 
 use super::files::{invalid, listed};
 use super::{DataError, KnownSamples, Samples, TargetKind, Targets};
 
-/// What samples must be like.
+/// Demands on samples.
 #[derive(Debug)]
 pub(super) struct Expected {
-    /// Who expects it, for messages.
+    /// Name of whoever expects it, for messages.
     pub whose: &'static str,
     /// Empty if any will do.
     pub shape: Vec<usize>,

@@ -24,7 +24,7 @@ const HELD_OUT: [&str; 4] = ["val", "validation", "test", "t10k"];
 /// Bytes that one byte of gzip can stand for at most: 258 in two bits.
 const GZIP_FACTOR_MAX: usize = 1032;
 
-/// What the name of an IDX file says, as in `PREFIX-images-idx3-ubyte.gz`.
+/// Meaning of the name of an IDX file, as in `PREFIX-images-idx3-ubyte.gz`.
 #[derive(Debug, PartialEq)]
 pub(super) struct IdxRole {
     pub is_images: bool,
@@ -186,7 +186,7 @@ pub(super) fn join(
 /// dimensions say.
 pub(super) fn parse(name: &str, bytes: Vec<u8>) -> Result<IdxArray, DataError> {
     let mut bytes = if bytes.starts_with(GZIP) { unpack(name, &bytes)? } else { bytes };
-    let Head { dims, start, end } = Head::parse(name, &bytes)?;
+    let IdxHead { dims, start, end } = IdxHead::parse(name, &bytes)?;
     if bytes.len() != end {
         let found = match bytes.len() < end {
             true => format!("only {} are there", bytes.len()),
@@ -213,7 +213,7 @@ fn unpack(name: &str, packed: &[u8]) -> Result<Vec<u8>, DataError> {
     read(4, &mut bytes)?;
     let dims = bytes.get(3).map_or(0, |dims| 4 * usize::from((*dims).min(4)));
     read(dims, &mut bytes)?;
-    let Head { dims, start, end } = Head::parse(name, &bytes)?;
+    let IdxHead { dims, start, end } = IdxHead::parse(name, &bytes)?;
     if end > packed.len().saturating_mul(GZIP_FACTOR_MAX) {
         let (dims, packed) = (text_of(&dims), packed.len());
         let why = format!("declares {dims} values, more than {packed} bytes of gzip can hold");
@@ -224,8 +224,8 @@ fn unpack(name: &str, packed: &[u8]) -> Result<Vec<u8>, DataError> {
     Ok(bytes)
 }
 
-/// Head of an IDX file.
-struct Head {
+/// IdxHead of an IDX file.
+struct IdxHead {
     dims: Vec<usize>,
     /// Offset of the values.
     start: usize,
@@ -233,7 +233,7 @@ struct Head {
     end: usize,
 }
 
-impl Head {
+impl IdxHead {
     fn parse(name: &str, bytes: &[u8]) -> Result<Self, DataError> {
         let cut = |what: &str| {
             let why = format!("ends within {what}, after {} bytes", bytes.len());

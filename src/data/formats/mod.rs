@@ -53,11 +53,11 @@ pub struct ReadOptions {
     pub kind: Option<TargetKind>,
     /// Height and width that pictures are resized to.
     pub image_size: Option<(usize, usize)>,
-    /// What a model was trained on, if samples for that model are read.
+    /// Samples that a model was trained on, if samples for that model are read.
     pub known: Option<KnownSamples>,
 }
 
-/// What samples that are read for a trained model must be like.
+/// Demands of a trained model on samples that are read for it.
 #[derive(Clone, Debug, Default)]
 pub struct KnownSamples {
     /// Shape of a sample; empty if any will do.
@@ -68,10 +68,10 @@ pub struct KnownSamples {
     pub classes: Vec<String>,
 }
 
-/// What one set of samples is read for.
+/// Purpose that one set of samples is read for.
 struct Request<'a> {
     options: &'a ReadOptions,
-    /// What the samples must be like, if others came before.
+    /// Demands on the samples, if others came before.
     expected: Option<&'a Expected>,
     /// Directory that the names of files are relative to.
     base: &'a Base,
@@ -86,7 +86,7 @@ impl Request<'_> {
     }
 }
 
-/// What a reader returns for one set.
+/// Samples of one set, from a reader.
 struct ReadSet {
     samples: Samples,
     files: Vec<DataFile>,

@@ -1,11 +1,18 @@
 //! Tests of the readers: what they read, and the sentence for each kind of bad input.
 
+#[cfg(test)]
 pub(super) mod cifar;
+#[cfg(test)]
 mod csv;
+#[cfg(test)]
 mod detect;
+#[cfg(test)]
 mod expected;
+#[cfg(test)]
 pub(super) mod idx;
+#[cfg(test)]
 pub(super) mod npy;
+#[cfg(test)]
 pub(super) mod pictures;
 
 use std::fs;
