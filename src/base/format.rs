@@ -33,12 +33,16 @@ pub fn xml_escaped(text: &str) -> String {
             '>' => escaped += "&gt;",
             '"' => escaped += "&quot;",
             '\'' => escaped += "&apos;",
-            '\u{fffe}' | '\u{ffff}' => escaped.push('?'),
-            other if other.is_control() => escaped.push('?'),
-            other => escaped.push(other),
+            other => escaped.push(xml_character(other)),
         }
     }
     escaped
+}
+
+/// Returns a character, or a question mark for one that XML forbids.
+pub fn xml_character(character: char) -> char {
+    let is_forbidden = character.is_control() || matches!(character, '\u{fffe}' | '\u{ffff}');
+    if is_forbidden { '?' } else { character }
 }
 
 /// Returns a text element of an SVG drawing, of a class of its style, at a place in pixels.

@@ -14,10 +14,12 @@ use crate::config::effect::require_effect;
 use crate::config::read::{self, ConfigError, Override, Resolved};
 use crate::config::schema::{Model, Parallel};
 use crate::faults::Faults;
+use crate::metrics::{Sink, Sinks};
 use crate::train::error::TrainError;
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
+use crate::ui::curves::CurveDrawing;
 use crate::ui::terminal::{Terminal, print_line};
 
 /// Runs `potluck train` and returns the process's exit code.
@@ -133,8 +135,10 @@ fn execute(
     quiet: bool,
 ) -> anyhow::Result<i32> {
     let out = options.out.clone();
-    let terminal = Terminal::new(quiet, spec.every.progress);
-    let mut run = Run::start(spec, options, checkpoint, Box::new(terminal))?;
+    let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, spec.every.progress));
+    let mut shown = Sinks::from(terminal);
+    shown.set_chart(CurveDrawing::new(&out));
+    let mut run = Run::start(spec, options, checkpoint, Box::new(shown))?;
     run.emit_summary()?;
     let ending = train(&mut run)?;
     let resume = format!("continue it with: {}", run.resume_command());

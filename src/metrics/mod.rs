@@ -1,11 +1,13 @@
-//! Metrics of a run: typed events, the sinks that receive them, their record `metrics.jsonl`, and
-//! the trace of the devices. Nothing here prints.
+//! Metrics of a run: typed events, the sinks that receive them, their record `metrics.jsonl` with
+//! its curves, event files of TensorBoard, and the trace of the devices. Nothing here prints.
 
+pub mod curves;
 pub mod event;
 pub mod recorder;
 pub mod sink;
 pub mod trace;
 
+pub use curves::{Curve, CurvePoint, CurveReader, Curves};
 pub use event::{EvalRecord, Event, RankRecord, SentenceRecord, StageRecord, StepRecord, Unit};
 pub use recorder::{MetricsError, Recorder, Truncation, aside, truncate_after};
 pub use sink::{Sink, Sinks};

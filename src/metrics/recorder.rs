@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{Event, Sink};
 use crate::files;
 
-/// Failure to read or write the record or the trace.
+/// Failure to read or write the record, the trace or a chart.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     #[error("{}: cannot be written ({why}); free space there or set another --out", path.display())]
@@ -20,6 +20,9 @@ pub enum MetricsError {
     #[error("{}: the trace cannot be written ({why}); free space there or name another file",
         path.display())]
     Trace { path: PathBuf, why: io::Error },
+    #[error("{}: cannot be written ({why}); the run goes on without it; free space there",
+        path.display())]
+    Chart { path: PathBuf, why: io::Error },
 }
 
 /// Appends steps, evaluations and measures to a file; each is written to the file (though not yet

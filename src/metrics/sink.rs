@@ -1,4 +1,4 @@
-//! Sinks of events: the record on disk, the terminal.
+//! Sinks of events: the record on disk, charts, the terminal.
 
 use super::{Event, MetricsError};
 
@@ -8,14 +8,17 @@ pub trait Sink {
     ///
     /// # Errors
     /// Returns [`MetricsError`] if something is lost that a later run relies on; the run then
-    /// ends. A sink that only shows events never fails.
+    /// ends. The failure of a chart is a warning, see [`Sinks`]; any other sink that only shows
+    /// events never fails.
     fn event(&mut self, event: &Event) -> Result<(), MetricsError>;
 }
 
-/// The record of a run, if it is open, and a sink that shows it, as one. The latter gets an event
-/// only if it was recorded.
+/// The record of a run, if it is open, a chart of it, if there is one, and a sink that shows
+/// events, as one. The latter two get an event only if it was recorded. A failure of the chart is
+/// shown as a warning. For several charts, one of these may be what another one shows events on.
 pub struct Sinks {
     record: Option<Box<dyn Sink>>,
+    chart: Option<Box<dyn Sink>>,
     shown: Box<dyn Sink>,
 }
 
@@ -29,11 +32,16 @@ impl Sinks {
     pub fn close_record(&mut self) {
         self.record = None;
     }
+
+    /// Draws later events on a chart, instead of any earlier one.
+    pub fn set_chart(&mut self, chart: impl Sink + 'static) {
+        self.chart = Some(Box::new(chart));
+    }
 }
 
 impl From<Box<dyn Sink>> for Sinks {
     fn from(shown: Box<dyn Sink>) -> Self {
-        Self { record: None, shown }
+        Self { record: None, chart: None, shown }
     }
 }
 
@@ -41,6 +49,9 @@ impl Sink for Sinks {
     fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
         if let Some(record) = &mut self.record {
             record.event(event)?;
+        }
+        if let Some(Err(why)) = self.chart.as_mut().map(|chart| chart.event(event)) {
+            self.shown.event(&Event::Warning(why.to_string()))?;
         }
         self.shown.event(event)
     }
@@ -63,7 +74,7 @@ mod tests {
 
     impl Sink for Notes {
         fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
-            let Event::Note(text) = event else { return Ok(()) };
+            let (Event::Note(text) | Event::Warning(text)) = event else { return Ok(()) };
             if text == self.fails_at {
                 let why = io::ErrorKind::StorageFull.into();
                 return Err(MetricsError::Write { path: self.name.into(), why });
@@ -88,5 +99,22 @@ mod tests {
         note(&mut sinks, "d").unwrap();
         let expected = ["terminal: a", "file: c", "terminal: c", "terminal: d"];
         assert_eq!(*seen.borrow(), expected);
+    }
+
+    #[test]
+    fn a_chart_gets_what_was_recorded_and_its_failures_are_warnings() {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let sink = |name, fails_at| Notes { name, fails_at, seen: seen.clone() };
+        let terminal: Box<dyn Sink> = Box::new(sink("terminal", ""));
+        let mut sinks = Sinks::from(terminal);
+        sinks.set_record(sink("file", "b"));
+        sinks.set_chart(sink("chart", "c"));
+        for (text, is_recorded) in [("a", true), ("b", false), ("c", true)] {
+            assert_eq!(sinks.event(&Event::Note(text.into())).is_ok(), is_recorded);
+        }
+        let seen = seen.borrow();
+        assert_eq!(seen[..4], ["file: a", "chart: a", "terminal: a", "file: c"]);
+        assert!(seen[4].starts_with("terminal: chart: cannot be written"), "{}", seen[4]);
+        assert_eq!(seen[5..], ["terminal: c"]);
     }
 }

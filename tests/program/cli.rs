@@ -63,7 +63,8 @@ fn training_learns_and_records_every_step() {
 fn a_run_leaves_the_documented_files_and_its_configuration_reads_back() {
     let desk = trained();
     let checkpoint = ["manifest.json", "moments.safetensors", "parameters.safetensors"];
-    let in_run = ["checkpoints/best", "lock", "metrics.jsonl", "resolved.toml", "run.toml"];
+    let in_run =
+        ["checkpoints/best", "curves.svg", "lock", "metrics.jsonl", "resolved.toml", "run.toml"];
     let mut expected: Vec<String> = in_run.iter().map(|name| format!("run/{name}")).collect();
     for step in [20, 30] {
         let path = format!("run/checkpoints/step-{step:08}");

@@ -74,7 +74,7 @@ pub const ROOMS: &[(u8, &str, &str)] = &[
     (2, "parallel", "base graph collective"),
     (2, "comm", "base collective"),
     (2, "faults", "base device"),
-    (2, "ui", "base metrics"),
+    (2, "ui", "base files metrics"),
     (3, "checkpoint", "base files data parallel faults"),
     (3, "config", "base data graph model optim collective parallel"),
     (3, "autotune", "base device files graph kernels"),
@@ -114,6 +114,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("rcgen", "net"),
     ("tokio", "net"),
     ("indicatif", "ui"),
+    ("plotters", "ui"),
     ("clap", "cli"),
     ("anyhow", "cli"),
 ];

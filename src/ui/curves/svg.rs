@@ -1,0 +1,436 @@
+//! Drawing of the curves of a run as SVG: a panel of losses, one per other metric, and one of the
+//! learning rate, over the same axis of steps.
+
+use std::io;
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::axis::TickAxis;
+use crate::base::format::{grouped, xml_character};
+use crate::metrics::{Curve, CurvePoint, Curves};
+
+/// Units of the drawing per pixel: places are whole numbers, and pixels are too coarse for curves.
+const UNIT: u32 = 10;
+/// Width of the drawing, and heights of its parts, in pixels.
+const WIDTH: u32 = 800;
+const HEAD: u32 = 44;
+const LOSS: u32 = 320;
+const METRIC: u32 = 190;
+const LR: u32 = 140;
+/// Heights of a panel's heading and of the labels below the last panel.
+const HEADING: u32 = 28;
+const BELOW: u32 = 48;
+/// Space for labels left of a panel, and right of it.
+const LEFT: u32 = 72;
+const RIGHT: u32 = 28;
+/// Heights of lines of text, of which the drawing library makes fonts of four fifths; and an
+/// estimate of a character's width as a part of them.
+const FONT: u32 = 16;
+const TITLE: u32 = 22;
+const CHARACTER: f64 = 0.48;
+/// Most labels of steps.
+const X_TICKS: usize = 10;
+/// Most points that are marked one by one.
+const MARKED_MAX: usize = 100;
+/// Share of a curve over which its smoothed line takes means, to each side; and least number of
+/// points to each side for which there is one.
+const SMOOTHING: f64 = 0.02;
+const SMOOTHED_MIN: usize = 2;
+/// Colours that remain distinguishable with colour blindness (Okabe and Ito, "Color universal
+/// design", 2008).
+const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+const ORANGE: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
+const PURPLE: RGBColor = RGBColor(0xcc, 0x79, 0xa7);
+const TEXT: RGBColor = RGBColor(0x33, 0x33, 0x33);
+const GRID: RGBColor = RGBColor(0xe2, 0xe2, 0xe2);
+
+/// Part of a drawing.
+type SvgArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type DrawResult = Result<(), DrawingAreaErrorKind<io::Error>>;
+
+/// Appearance of a curve.
+#[derive(Clone, Copy, PartialEq)]
+enum CurveStyle {
+    /// A thin line of all values below a smoothed one.
+    Noisy,
+    /// A line with its points marked.
+    Marked,
+    Plain,
+}
+
+/// Curve in a panel.
+struct NamedCurve<'a> {
+    name: &'a str,
+    curve: &'a Curve,
+    color: RGBColor,
+    style: CurveStyle,
+}
+
+/// Panel of curves with one vertical axis.
+struct Panel<'a> {
+    height: u32,
+    curves: Vec<NamedCurve<'a>>,
+    /// True if the vertical axis begins at 0.
+    from_zero: bool,
+}
+
+/// Returns the drawing as an SVG document. Curves without points are left out.
+///
+/// # Errors
+/// Returns the error of the drawing library, which has none for drawings in memory.
+pub fn draw(curves: &Curves, title: &str) -> io::Result<String> {
+    let panels = panels(curves);
+    let height = HEAD + panels.iter().map(|panel| panel.height).sum::<u32>() + BELOW;
+    let mut svg = String::new();
+    let backend = SVGBackend::with_string(&mut svg, (units(WIDTH) as u32, units(height) as u32));
+    draw_panels(backend.into_drawing_area(), &panels, &steps(curves), title)
+        .map_err(|why| io::Error::other(why.to_string()))?;
+    let size = |unit| format!("<svg width=\"{}\" height=\"{}\"", WIDTH * unit, height * unit);
+    Ok(svg.replacen(&size(UNIT), &size(1), 1))
+}
+
+/// Returns the place of a pixel.
+fn units(pixels: u32) -> i32 {
+    (pixels * UNIT) as i32
+}
+
+/// Returns the panels that have points, from top to bottom.
+fn panels(curves: &Curves) -> Vec<Panel<'_>> {
+    use CurveStyle::{Marked, Noisy, Plain};
+    let named = |name, curve, color, style| NamedCurve { name, curve, color, style };
+    let of = |height, curves, from_zero| Panel { height, curves, from_zero };
+    let losses = vec![
+        named("training loss", &curves.loss, BLUE, Noisy),
+        named("val_loss", &curves.val_loss, ORANGE, Marked),
+    ];
+    let metrics = curves.metrics.iter();
+    let metrics = metrics.map(|(name, curve)| vec![named(name, curve, GREEN, Marked)]);
+    let mut panels = vec![of(LOSS, losses, false)];
+    panels.extend(metrics.map(|curves| of(METRIC, curves, false)));
+    panels.push(of(LR, vec![named("learning rate", &curves.lr, PURPLE, Plain)], true));
+    for panel in &mut panels {
+        panel.curves.retain(|named| !named.curve.points().is_empty());
+    }
+    panels.retain(|panel| !panel.curves.is_empty());
+    panels
+}
+
+/// Returns the steps of all curves, as a range that is not empty.
+fn steps(curves: &Curves) -> Range<f64> {
+    let of = |curve: &Curve| {
+        let (first, last) = (curve.points().first()?.step, curve.last()?.0 as f64);
+        Some(first.floor()..last)
+    };
+    let wider = |all: Range<f64>, one: Range<f64>| all.start.min(one.start)..all.end.max(one.end);
+    let all = curves.all().filter_map(of).reduce(wider).unwrap_or(0.0..1.0);
+    if all.start < all.end { all } else { all.start..all.start + 1.0 }
+}
+
+fn draw_panels(
+    root: SvgArea<'_>,
+    panels: &[Panel<'_>],
+    steps: &Range<f64>,
+    title: &str,
+) -> DrawResult {
+    root.fill(&WHITE)?;
+    let (head, mut rest) = root.split_vertically(units(HEAD));
+    text(&head, &title_text(title), (LEFT, HEAD / 2 + 4), (TITLE, TEXT))?;
+    for (index, panel) in panels.iter().enumerate() {
+        let is_last = index + 1 == panels.len();
+        let below = if is_last { BELOW } else { 0 };
+        let (area, others) = rest.split_vertically(units(panel.height + below));
+        rest = others;
+        draw_panel(&area, panel, steps, below)?;
+    }
+    root.present()
+}
+
+/// Returns a title that fits: of a longer one, such as a path, the end.
+fn title_text(title: &str) -> String {
+    let most = (f64::from(WIDTH - LEFT - RIGHT) / (f64::from(TITLE) * CHARACTER)) as usize;
+    let count = title.chars().count();
+    let left_out = if count > most { count + 2 - most } else { 0 };
+    let dots = if left_out > 0 { ".." } else { "" };
+    // The drawing library escapes signs of markup only.
+    dots.chars().chain(title.chars().skip(left_out).map(xml_character)).collect()
+}
+
+/// Draws a panel; steps are labelled if there is space `below` for it.
+fn draw_panel(area: &SvgArea<'_>, panel: &Panel<'_>, steps: &Range<f64>, below: u32) -> DrawResult {
+    let (heading, plot) = area.split_vertically(units(HEADING));
+    let mut left = LEFT;
+    for NamedCurve { name, curve, color, .. } in &panel.curves {
+        let name = curve
+            .last()
+            .map_or(name.to_string(), |(_, value)| format!("{name} {}", value_text(value)));
+        text(&heading, &name, (left, HEADING / 2 + 2), (FONT, *color))?;
+        left += (f64::from(FONT) * CHARACTER * name.len() as f64) as u32 + 20;
+    }
+    let font = ("sans-serif", units(FONT)).into_font().color(&TEXT);
+    let labels = if below > 0 { units(below) } else { units(6) };
+    let (values, ticks) = (TickAxis::from(values(panel)), (panel.height / 30) as usize);
+    let mut chart = ChartBuilder::on(&plot)
+        .margin_right(units(RIGHT))
+        .set_label_area_size(LabelAreaPosition::Left, units(LEFT))
+        .set_label_area_size(LabelAreaPosition::Bottom, labels)
+        .build_cartesian_2d(TickAxis::from(steps.clone()), values.clone())?;
+    let label = |value: &f64| values.label(*value, ticks);
+    let mut mesh = chart.configure_mesh();
+    mesh.light_line_style(TRANSPARENT)
+        .bold_line_style(GRID.stroke_width(UNIT))
+        .axis_style(TRANSPARENT)
+        .label_style(font.clone())
+        .axis_desc_style(font)
+        .set_tick_mark_size(LabelAreaPosition::Left, units(4))
+        .set_tick_mark_size(LabelAreaPosition::Bottom, units(4))
+        .x_labels(X_TICKS)
+        .y_labels(ticks)
+        .y_label_formatter(&label);
+    match below {
+        0 => mesh.x_label_formatter(&|_| String::new()).draw()?,
+        _ => mesh.x_desc("steps").x_label_formatter(&|step| step_text(*step)).draw()?,
+    }
+    for named in &panel.curves {
+        let line = |points: Vec<(f64, f64)>, color: RGBAColor, width: f64| {
+            let width = (width * f64::from(UNIT)) as u32;
+            LineSeries::new(points, color.stroke_width(width))
+        };
+        let (points, color) = (named.curve.points(), named.color.to_rgba());
+        match smoothed(points).filter(|_| named.style == CurveStyle::Noisy) {
+            Some(means) => {
+                chart.draw_series(line(extremes(points), named.color.mix(0.3), 1.0))?;
+                chart.draw_series(line(means, color, 2.2))?;
+            }
+            None => drop(chart.draw_series(line(extremes(points), color, 2.0))?),
+        }
+        let is_marked = named.style == CurveStyle::Marked || points.len() == 1;
+        if is_marked && points.len() <= MARKED_MAX {
+            let circle =
+                |p: &CurvePoint| Circle::new((p.step, p.mean), units(3), named.color.filled());
+            chart.draw_series(points.iter().map(circle))?;
+        }
+    }
+    Ok(())
+}
+
+/// Draws a text from a place on, in pixels: its left end and its middle.
+fn text(
+    area: &SvgArea<'_>,
+    text: &str,
+    (x, y): (u32, u32),
+    (size, color): (u32, RGBColor),
+) -> DrawResult {
+    let style = ("sans-serif", units(size)).into_font().color(&color);
+    let style = style.pos(Pos::new(HPos::Left, VPos::Center));
+    area.draw_text(text, &style, (units(x), units(y)))
+}
+
+/// Returns the range of a panel's values with some space around them; it is not empty.
+fn values(panel: &Panel<'_>) -> Range<f64> {
+    let points = || panel.curves.iter().flat_map(|named| named.curve.points());
+    let most = points().map(|point| point.most).fold(f64::NEG_INFINITY, f64::max);
+    let least = points().map(|point| point.least).fold(f64::INFINITY, f64::min);
+    let least = if panel.from_zero { least.min(0.0) } else { least };
+    let space = match most - least {
+        0.0 if most == 0.0 => 1.0,
+        0.0 => 0.1 * most.abs(),
+        length => 0.05 * length,
+    };
+    let below = if panel.from_zero && least == 0.0 { 0.0 } else { space };
+    least - below..most + space
+}
+
+/// Returns the line through all points; where one stands for several values, through the least and
+/// the greatest.
+fn extremes(points: &[CurvePoint]) -> Vec<(f64, f64)> {
+    let mut line = Vec::with_capacity(2 * points.len());
+    for point in points {
+        line.push((point.step, point.least));
+        if point.least < point.most {
+            line.push((point.step, point.most));
+        }
+    }
+    line
+}
+
+/// Returns the means of a curve over neighbouring points, equally many to both sides; `None` if
+/// there are too few points.
+fn smoothed(points: &[CurvePoint]) -> Option<Vec<(f64, f64)>> {
+    let reach = (SMOOTHING * points.len() as f64) as usize;
+    let mean = |(index, point): (usize, &CurvePoint)| {
+        let reach = reach.min(index).min(points.len() - 1 - index);
+        let near = &points[index - reach..=index + reach];
+        (point.step, near.iter().map(|point| point.mean).sum::<f64>() / near.len() as f64)
+    };
+    (reach >= SMOOTHED_MIN).then(|| points.iter().enumerate().map(mean).collect())
+}
+
+/// Formats a value with at most four digits that count.
+fn value_text(value: f64) -> String {
+    let trimmed = |text: String| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => text,
+    };
+    match value.abs() {
+        0.0 => "0".into(),
+        size if (1e-3..1e5).contains(&size) => {
+            let digits = (3 - size.log10().floor() as i32).max(0) as usize;
+            trimmed(format!("{value:.digits$}"))
+        }
+        _ => {
+            let text = format!("{value:.3e}");
+            let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
+            format!("{}e{power}", trimmed(digits.into()))
+        }
+    }
+}
+
+/// Formats a step; places between steps have no label.
+fn step_text(step: f64) -> String {
+    if step.fract() == 0.0 { grouped(&format!("{step:.0}")) } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(values: impl IntoIterator<Item = (u64, f64)>) -> Curve {
+        let mut curve = Curve::default();
+        values.into_iter().for_each(|(step, value)| curve.push(step, value));
+        curve
+    }
+
+    /// Curves of 1000 steps with ten evaluations.
+    fn run() -> Curves {
+        let noise = |step: u64| ((step * 7919) % 101) as f64 / 400.0;
+        let loss = |step: u64| 1.0 + 3.0 * (-(step as f64) / 200.0).exp() + noise(step);
+        let of = |value: fn(f64) -> f64| (0..=1000).step_by(100).map(move |s| (s, value(s as f64)));
+        Curves {
+            loss: curve((1..=1000).map(|step| (step, loss(step)))),
+            lr: curve((1..=1000).map(|step| (step, 4e-3 * (step as f64).min(100.0) / 100.0))),
+            val_loss: curve(of(|step| 1.25 + 3.0 * (-step / 200.0).exp())),
+            metrics: vec![("val_accuracy".into(), curve(of(|step| step / 1250.0)))],
+        }
+    }
+
+    /// Returns the points of the polylines of a colour, in units.
+    fn lines(svg: &str, color: &str) -> Vec<Vec<(f64, f64)>> {
+        let begin = |line: &&str| line.starts_with("<polyline") && line.contains(color);
+        let points = |line: &str| {
+            let points = line.split("points=\"").nth(1)?.split('"').next()?;
+            let point = |pair: &str| {
+                let (x, y) = pair.split_once(',')?;
+                Some((x.parse().ok()?, y.parse().ok()?))
+            };
+            points.split_whitespace().map(point).collect::<Option<Vec<(f64, f64)>>>()
+        };
+        svg.lines().filter(begin).map(|line| points(line).unwrap()).collect()
+    }
+
+    /// Returns the texts of a document, which has one on a line of its own.
+    fn texts(svg: &str) -> Vec<&str> {
+        let lines: Vec<&str> = svg.lines().collect();
+        let pairs = lines.windows(2).filter(|pair| pair[0].starts_with("<text"));
+        pairs.map(|pair| pair[1]).collect()
+    }
+
+    /// Asserts that every element of a document is closed, and that its numbers are some.
+    fn assert_document(svg: &str) {
+        let mut open = Vec::new();
+        for tag in svg.split('<').skip(1).map(|part| part.split_once('>').unwrap().0) {
+            match tag.strip_prefix('/') {
+                Some(name) => assert_eq!(open.pop(), Some(name)),
+                None if tag.ends_with('/') => assert!(tag.matches('"').count() % 2 == 0),
+                None => open.push(tag.split(' ').next().unwrap()),
+            }
+        }
+        assert!(open.is_empty(), "{open:?} is open");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn every_curve_is_drawn_where_its_values_are() {
+        let svg = draw(&run(), "runs/first").unwrap();
+        assert_document(&svg);
+        let head = "<svg width=\"800\" height=\"742\" viewBox=\"0 0 8000 7420\"";
+        assert!(svg.starts_with(head), "{}", &svg[..200]);
+        // Training: all values below their means.
+        let training = lines(&svg, "#0072B2");
+        let lengths: Vec<usize> = training.iter().map(Vec::len).collect();
+        assert_eq!(lengths, [1000, 1000]);
+        let validation = &lines(&svg, "#D55E00")[0];
+        let accuracy = &lines(&svg, "#009E73")[0];
+        assert_eq!((validation.len(), accuracy.len()), (11, 11));
+        assert_eq!(svg.matches("<circle").count(), 22);
+        // All panels have one axis of steps, from the left end of the plots to the right end.
+        let rate = &lines(&svg, "#CC79A7")[0];
+        let ends = |line: &[(f64, f64)]| (line[0].0, line[line.len() - 1].0);
+        assert_eq!(ends(validation), ends(accuracy));
+        assert_eq!(ends(validation), (f64::from(units(LEFT)), f64::from(units(WIDTH - RIGHT) - 1)));
+        assert_eq!((ends(&training[0]), ends(&training[1])), (ends(rate), ends(rate)));
+        assert!((rate[0].0 - (720.0 + 7.0)).abs() <= 2.0, "{:?}", rate[0]);
+        // Losses fall, the accuracy rises in even steps, and panels do not overlap.
+        assert!(validation.is_sorted_by(|a, b| a.1 < b.1), "{validation:?}");
+        let rise = (accuracy[0].1 - accuracy[10].1) / 10.0;
+        let mut rises = accuracy.windows(2).map(|pair| pair[0].1 - pair[1].1);
+        assert!(rise > 100.0 && rises.all(|one| (one - rise).abs() <= 1.0), "{accuracy:?}");
+        let deepest = |line: &[(f64, f64)]| line.iter().map(|point| point.1).fold(0.0, f64::max);
+        assert!(deepest(&training[0]) < accuracy[10].1 && deepest(accuracy) < rate[999].1);
+    }
+
+    #[test]
+    fn texts_name_the_curves_their_last_values_and_the_steps() {
+        let svg = draw(&run(), "runs/<first> & \u{1}").unwrap();
+        assert_document(&svg);
+        let texts = texts(&svg);
+        let heads =
+            ["runs/&lt;first&gt; &amp; ?", "val_loss 1.27", "val_accuracy 0.8", "steps", "1,000"];
+        for text in heads.iter().chain(&["learning rate 0.004"]) {
+            assert!(texts.contains(text), "{text} is not among {texts:?}");
+        }
+        assert!(texts.iter().any(|text| text.starts_with("training loss 1.")), "{texts:?}");
+    }
+
+    #[test]
+    fn what_has_no_points_is_left_out() {
+        let curves = Curves { loss: curve([(5, 2.0)]), ..Curves::default() };
+        let svg = draw(&curves, "run").unwrap();
+        assert_document(&svg);
+        assert!(!svg.contains("val_loss") && !svg.contains("learning rate"), "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 1, "one point is no line");
+        assert_document(&draw(&Curves::default(), "run").unwrap());
+    }
+
+    #[test]
+    fn any_values_are_drawn() {
+        for values in [[0.0, 0.0], [-2.0, -2.0], [-3e38, 3e38], [1e16, 1e16 + 2.0], [0.0, 1e-300]] {
+            let loss = curve(values.into_iter().zip(1..).map(|(value, step)| (step, value)));
+            let curves = Curves { lr: loss.clone(), loss, ..Curves::default() };
+            assert_document(&draw(&curves, "run").unwrap());
+        }
+    }
+
+    #[test]
+    fn a_long_run_has_a_small_drawing() {
+        let loss = curve((1..=200_000).map(|step| (step, (step % 17) as f64)));
+        let curves = Curves { lr: loss.clone(), loss, ..Curves::default() };
+        let svg = draw(&curves, "run").unwrap();
+        assert!(svg.len() < 150_000, "{} bytes", svg.len());
+        let points: Vec<usize> = lines(&svg, "#0072B2").iter().map(Vec::len).collect();
+        assert!(points[0] > 1000 && points[0] <= 2000 && points[1] <= 1000, "{points:?}");
+    }
+
+    #[test]
+    fn values_read_well() {
+        let texts =
+            [0.0, 1.25, 0.30000000000000004, 123_456.0, 4e-4, -12.5, 99_999.0].map(value_text);
+        assert_eq!(texts, ["0", "1.25", "0.3", "1.235e5", "4e-4", "-12.5", "99999"]);
+        assert_eq!([step_text(2500.0), step_text(0.5)], ["2,500", ""]);
+        assert_eq!(title_text(&"ab".repeat(50)).chars().count(), 66);
+        assert!(title_text(&"ab".repeat(50)).starts_with("..ab"));
+    }
+}
