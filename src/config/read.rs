@@ -513,7 +513,7 @@ mod tests {
             "[wandb]",
             &[],
             "run.toml:1: there is no section [wandb]; \
-             there are [model], [data], [train], [parallel], [optim], [schedule]",
+             there are [model], [data], [train], [parallel], [optim], [schedule], [metrics]",
         );
         refused(
             "[data]\nzzzzzz = 1",

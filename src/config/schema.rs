@@ -376,6 +376,11 @@ sections! {
         /// Step from which the learning rate stays at min_lr; 0 = train.steps.
         decay_steps: u64 = 3500, Constraint::Whole(0, STEPS), "as train.steps";
     }
+    /// Metrics of the run besides its record.
+    metrics: Metrics {
+        /// Event files for TensorBoard in the run's directory.
+        tensorboard: bool = false, Constraint::Flag;
+    }
 }
 
 /// Violated constraint: a value out of range, or keys that contradict each other.

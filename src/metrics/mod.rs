@@ -5,10 +5,12 @@ pub mod curves;
 pub mod event;
 pub mod recorder;
 pub mod sink;
+pub mod tensorboard;
 pub mod trace;
 
 pub use curves::{Curve, CurvePoint, CurveReader, Curves};
 pub use event::{EvalRecord, Event, RankRecord, SentenceRecord, StageRecord, StepRecord, Unit};
 pub use recorder::{MetricsError, Recorder, Truncation, aside, truncate_after};
 pub use sink::{Sink, Sinks};
+pub use tensorboard::TensorBoard;
 pub use trace::{Span, Trace, Track};

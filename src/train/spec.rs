@@ -55,6 +55,8 @@ pub struct RunSpec {
     pub continues_after_loss: bool,
     /// Tokens of the sample text at the end.
     pub sample_tokens: u64,
+    /// True to write event files for TensorBoard.
+    pub tensorboard: bool,
     /// Device selector, as `--devices` takes it.
     pub devices: String,
     pub parallel: ParallelOptions,
@@ -173,6 +175,7 @@ impl RunSpec {
             repairs_replicas: parallel.on_mismatch == OnMismatch::Repair,
             continues_after_loss: parallel.on_loss == OnLoss::Continue,
             sample_tokens: train.sample_tokens as u64,
+            tensorboard: config.metrics.tensorboard,
             devices: parallel.devices.clone(),
             parallel: ParallelOptions {
                 shares: (parallel.balance == Balance::Fixed).then(|| parallel.shares.clone()),

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use crate::process::Desk;
 use potluck::checkpoint::Checkpoint;
 use potluck::config::read::Resolved;
-use potluck::data::{Dataset, TextWindows};
+use potluck::data::Dataset;
 use potluck::graph::Graph;
 use potluck::model::{GptConfig, gpt};
+use potluck::train::run_data::{DataShape, SavedData};
 use potluck::train::spec::RunSpec;
 use potluck::train::{FitLength, FitOptions, Shares, Trainer, TrainerOptions};
 
@@ -27,9 +28,10 @@ fn described(desk: &Desk, devices: &str, step: u64) -> Described {
     let checkpoint = Checkpoint::load(&place).unwrap();
     let resolved = Resolved::saved(&checkpoint.meta.run, &checkpoint.meta.typed).unwrap();
     let (spec, model) = (RunSpec::resolved(&resolved), resolved.config.model);
-    let text = Arc::new(spec.load_data(checkpoint.meta.tokenizer.clone()).unwrap());
+    let data = spec.load_data(&SavedData::of(&checkpoint.meta)).unwrap();
+    let DataShape::Tokens { vocabulary } = data.shape else { panic!("the run is on a text") };
     let graph = gpt(&GptConfig {
-        vocabulary: text.tokenizer().vocabulary(),
+        vocabulary,
         context: model.context,
         layers: model.layers,
         heads: model.heads,
@@ -52,7 +54,7 @@ fn described(desk: &Desk, devices: &str, step: u64) -> Described {
         eval_samples: spec.eval_samples,
         ..FitOptions::new(FitLength::Steps(spec.steps), spec.schedule)
     };
-    let data = Arc::new(TextWindows { text, context: model.context });
+    let data = data.dataset;
     Described { checkpoint, graph: graph.unwrap(), data, options, fit }
 }
 

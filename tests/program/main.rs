@@ -1,6 +1,7 @@
 //! The program as its users run it, on the CPU device.
 
 mod bench;
+mod charts;
 mod cli;
 mod continuation;
 mod evaluation;

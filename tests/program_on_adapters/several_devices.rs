@@ -292,7 +292,7 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     by_hand.run_suggested(ran.line("error:")).ok();
 
     let desk = Desk::with_cache_of(&by_hand);
-    let on_loss = "--set parallel.on_loss=continue --trace trace.json";
+    let on_loss = "--set parallel.on_loss=continue --set tensorboard=true --trace trace.json";
     let ran = train(&desk, &format!("{first},{second}"), on_loss).ok();
     let going_on: Vec<&str> = ran.err.lines().filter(|line| line.contains("goes on")).collect();
     let [to_two, to_one] = going_on[..] else { panic!("{}", ran.err) };
@@ -303,6 +303,13 @@ fn a_run_goes_on_by_itself_as_it_would_by_hand() {
     for trace in ["trace.json", "trace.json.from-4", "trace.json.from-8"] {
         let text = std::fs::read_to_string(desk.path(trace)).unwrap();
         assert!(text.trim_end().ends_with(']'), "{trace} is not finished");
+    }
+    // Each start supersedes the steps of the event files before: fields step and session_log.
+    let files = desk.files().into_iter().filter(|name| name.starts_with("run/tensorboard/"));
+    let files: Vec<Vec<u8>> = files.map(|name| std::fs::read(desk.path(&name)).unwrap()).collect();
+    assert_eq!(files.len(), 3);
+    for (file, first) in files[1..].iter().zip([5, 9]) {
+        assert!(file.windows(6).any(|bytes| bytes == [0x10, first, 0x3a, 2, 8, 1]), "{first}");
     }
 }
 

@@ -115,6 +115,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("tokio", "net"),
     ("indicatif", "ui"),
     ("plotters", "ui"),
+    ("crc", "metrics"),
     ("clap", "cli"),
     ("anyhow", "cli"),
 ];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::Run;
 use super::stopping::with_command;
 use crate::checkpoint::{Checkpoint, CheckpointError, Meta};
-use crate::metrics::{Recorder, aside};
+use crate::metrics::{Recorder, TensorBoard, aside};
 use crate::parallel::{Placement, PlacementChange};
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
@@ -61,10 +61,24 @@ impl Run {
         let metrics = self.metrics_path();
         let (recorder, moved) = Recorder::create(&metrics)?;
         self.sinks.set_record(recorder);
+        self.open_tensorboard(0)?;
         match moved {
             0 => Ok(()),
             _ => self.note(format!("set aside: {}", lines_aside(moved, &metrics))),
         }
+    }
+
+    /// Opens a new event file for TensorBoard, if the run has them, which supersedes what earlier
+    /// ones have from the step `first` on.
+    fn open_tensorboard(&mut self, first: u64) -> Result<(), TrainError> {
+        if !self.spec.tensorboard {
+            return Ok(());
+        }
+        match TensorBoard::create(&self.options.out.join("tensorboard"), first) {
+            Ok(chart) => self.sinks.set_chart(chart),
+            Err(error) => self.warn(error.to_string())?,
+        }
+        Ok(())
     }
 
     /// Sets aside checkpoints, lines of the record and files of sentences after the step of this
@@ -76,6 +90,7 @@ impl Run {
         self.sinks.close_record();
         let (recorder, cut) = Recorder::resume(&metrics, self.step())?;
         self.sinks.set_record(recorder);
+        self.open_tensorboard(self.step() + 1)?;
         self.evaluated = cut.val_loss.map(|val_loss| (self.step(), val_loss));
         let mut what = Vec::new();
         if let (Some(first), Some(last)) = (checkpoints.first(), checkpoints.last()) {

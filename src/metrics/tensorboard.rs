@@ -1,0 +1,226 @@
+//! Event files of TensorBoard: a sink that writes the scalars of a run's steps and evaluations.
+
+pub mod format;
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::{EvalRecord, Event, MetricsError, Sink, StepRecord};
+use format::EventContent;
+
+/// Beginning of the names of event files, by which TensorBoard finds them.
+const PREFIX: &str = "events.out.tfevents.";
+/// Longest time for which an event is buffered while other events follow.
+const BUFFER_TIME: Duration = Duration::from_secs(5);
+
+/// Sink that writes an event file. Events are in the file at the latest after the next evaluation
+/// or checkpoint, and at the end. After a failure the file is left as it is.
+#[derive(Debug)]
+pub struct TensorBoard {
+    path: PathBuf,
+    /// `None` after a failure.
+    file: Option<BufWriter<File>>,
+    /// Time of the last write of the buffer.
+    flushed: Instant,
+}
+
+impl TensorBoard {
+    /// Creates an event file for the steps from `first` on in a directory, which is created if it
+    /// is missing. TensorBoard drops what earlier files there have at these steps.
+    ///
+    /// # Errors
+    /// Returns [`MetricsError::Chart`] if the file cannot be written.
+    pub fn create(directory: &Path, first: u64) -> Result<Self, MetricsError> {
+        let failed = |path: &Path, why| MetricsError::Chart { path: path.into(), why };
+        let path = fs::create_dir_all(directory).and_then(|()| free_path(directory));
+        let path = path.map_err(|why| failed(directory, why))?;
+        let file = File::create_new(&path).map_err(|why| failed(&path, why))?;
+        let mut opened = Self { path, file: Some(BufWriter::new(file)), flushed: Instant::now() };
+        opened.write(0, &EventContent::Version, false)?;
+        opened.write(first, &EventContent::Start, true)?;
+        Ok(opened)
+    }
+
+    /// Writes an event, and the buffer if that is asked or due.
+    fn write(
+        &mut self,
+        step: u64,
+        content: &EventContent,
+        flush: bool,
+    ) -> Result<(), MetricsError> {
+        let record = format::record(&format::event(now_s(), step, content));
+        let flush = flush || self.flushed.elapsed() >= BUFFER_TIME;
+        self.with_file(|file| {
+            file.write_all(&record)?;
+            if flush { file.flush() } else { Ok(()) }
+        })?;
+        if flush {
+            self.flushed = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Writes to the file, unless that failed before.
+    fn with_file(
+        &mut self,
+        write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    ) -> Result<(), MetricsError> {
+        let Some(Err(why)) = self.file.as_mut().map(write) else { return Ok(()) };
+        // What follows a torn record could not be read; neither is the buffer written when dropped.
+        self.file.take().map(BufWriter::into_parts);
+        Err(MetricsError::Chart { path: self.path.clone(), why })
+    }
+}
+
+impl Sink for TensorBoard {
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        match event {
+            Event::Step(step) => {
+                self.write(step.step, &EventContent::Scalars(step_scalars(step)), false)
+            }
+            Event::Evaluation(evaluation) => {
+                let scalars = EventContent::Scalars(evaluation_scalars(evaluation));
+                self.write(evaluation.step, &scalars, true)
+            }
+            Event::Checkpoint { .. } | Event::Ended => self.with_file(|file| file.flush()),
+            Event::Note(_)
+            | Event::Warning(_)
+            | Event::Tuning { .. }
+            | Event::Started { .. }
+            | Event::Evaluating { .. }
+            | Event::Sentences(_) => Ok(()),
+        }
+    }
+}
+
+fn step_scalars(step: &StepRecord) -> Vec<(String, f64)> {
+    vec![
+        ("train/loss".into(), step.loss),
+        ("train/lr".into(), step.lr),
+        ("train/grad_norm".into(), step.grad_norm),
+        (format!("throughput/{}_per_s", step.unit.name()), step.per_s),
+    ]
+}
+
+/// Returns the values of an evaluation: `val_accuracy` becomes `val/accuracy`.
+fn evaluation_scalars(evaluation: &EvalRecord) -> Vec<(String, f64)> {
+    let metric = |(name, value): &(&str, f64)| {
+        (format!("val/{}", name.strip_prefix("val_").unwrap_or(name)), *value)
+    };
+    let loss = ("val/loss".into(), evaluation.val_loss);
+    [loss].into_iter().chain(evaluation.metrics.iter().map(metric)).collect()
+}
+
+/// Returns the seconds since 1970.
+fn now_s() -> f64 {
+    // A clock before 1970 gives 0: times are for display.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs_f64()
+}
+
+/// Returns the path of a new event file: its second, the host and the process. TensorBoard reads
+/// the files in the order of their names, so the second is above those of the files that are there.
+fn free_path(directory: &Path) -> io::Result<PathBuf> {
+    let mut second = now_s() as u64;
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let other = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('.').next());
+        let other: Option<u64> = other.and_then(|second| second.parse().ok());
+        second = second.max(other.map_or(0, |other| other.saturating_add(1)));
+    }
+    let host = gethostname::gethostname().to_string_lossy().into_owned();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let host = host.replace(|c| !is_plain(c), "_");
+    Ok(directory.join(format!("{PREFIX}{second:010}.{host}.{}", std::process::id())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::event::tests::step;
+
+    fn files(directory: &Path) -> Vec<PathBuf> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    }
+
+    /// Returns true if a file has the bytes of a tag.
+    fn has(path: &Path, tag: &str) -> bool {
+        fs::read(path).unwrap().windows(tag.len()).any(|bytes| bytes == tag.as_bytes())
+    }
+
+    #[test]
+    fn later_files_have_later_names() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().join("run/tensorboard");
+        let created: Vec<PathBuf> =
+            (0..3).map(|first| TensorBoard::create(&directory, first).unwrap().path).collect();
+        assert_eq!(files(&directory), created);
+        // A clock that was ahead does not change the order.
+        let ahead = directory.join(format!("{PREFIX}9000000000.host.1"));
+        fs::write(&ahead, "").unwrap();
+        let path = TensorBoard::create(&directory, 9).unwrap().path;
+        assert!(path > ahead, "{}", path.display());
+    }
+
+    #[test]
+    fn values_are_in_the_file_after_an_evaluation_a_checkpoint_and_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut board = TensorBoard::create(directory.path(), 1).unwrap();
+        let path = board.path.clone();
+        assert!(has(&path, "brain.Event:2"), "the head is written at once");
+        board.event(&Event::Step(step(1))).unwrap();
+        assert!(!has(&path, "train/loss"), "steps are buffered");
+        let evaluation = EvalRecord {
+            step: 1,
+            val_loss: 1.5,
+            metrics: vec![("val_accuracy", 0.5), ("other", 2.0)],
+            samples: 2,
+            targets: 16,
+            is_best: true,
+        };
+        board.event(&Event::Evaluation(evaluation)).unwrap();
+        let tags = ["train/loss", "train/lr", "train/grad_norm", "throughput/tokens_per_s"];
+        for tag in tags.iter().chain(&["val/loss", "val/accuracy", "val/other"]) {
+            assert!(has(&path, tag), "{tag}");
+        }
+        for ending in [Event::Checkpoint { step: 2 }, Event::Ended] {
+            let length = fs::metadata(&path).unwrap().len();
+            board.event(&Event::Step(step(2))).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().len(), length);
+            board.event(&ending).unwrap();
+            assert!(fs::metadata(&path).unwrap().len() > length, "{ending:?}");
+        }
+        board.flushed = Instant::now().checked_sub(2 * BUFFER_TIME).unwrap();
+        let length = fs::metadata(&path).unwrap().len();
+        board.event(&Event::Step(step(3))).unwrap();
+        assert!(fs::metadata(&path).unwrap().len() > length, "written after some seconds");
+    }
+
+    #[test]
+    fn a_place_that_is_none_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tensorboard");
+        fs::write(&file, "").unwrap();
+        let error = TensorBoard::create(&file, 1).unwrap_err().to_string();
+        assert!(error.contains("tensorboard: cannot be written"), "{error}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut board = TensorBoard::create(directory.path(), 1).unwrap();
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        board.file = Some(BufWriter::new(full));
+        board.event(&Event::Step(step(1))).unwrap();
+        let error = board.event(&Event::Checkpoint { step: 1 }).unwrap_err().to_string();
+        assert!(error.contains("the run goes on without it"), "{error}");
+        board.event(&Event::Step(step(2))).unwrap();
+        board.event(&Event::Ended).unwrap();
+    }
+}
