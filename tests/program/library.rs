@@ -59,7 +59,7 @@ fn described(desk: &Desk, devices: &str, step: u64) -> Described {
 }
 
 const LINE: &str = "--out run --steps 12 --set model.dropout=0.1 --set train.micro_batch=2 \
-    --set train.checkpoint_every=6 --set train.eval_every=5";
+    --set train.checkpoint_every=6 --set train.checkpoint_keep=9 --set train.eval_every=5";
 
 #[test]
 fn a_trainer_ends_in_the_bits_of_the_program() {
