@@ -1,5 +1,6 @@
 //! Errors that end a run before its last step, and the process's exit codes.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use super::continuation::ResumeCommand;
@@ -89,10 +90,27 @@ pub enum TrainError {
     NotFinite { count: u64, reason: String },
     /// Error of a [`Trainer`](super::Trainer): its sentence names fields of options where that of
     /// the program names keys and flags.
-    #[error("{}", in_library_words(&_0.to_string()))]
-    Library(Box<TrainError>),
+    #[error("{0}")]
+    Library(LibraryError),
     #[error("{0}; this is a defect of potluck, please report it")]
     Defect(String),
+}
+
+/// Error in the words of the library, also where it is printed for debugging.
+pub struct LibraryError {
+    pub cause: Box<TrainError>,
+}
+
+impl fmt::Display for LibraryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&in_library_words(&self.cause.to_string()))
+    }
+}
+
+impl fmt::Debug for LibraryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.to_string())
+    }
 }
 
 impl TrainError {
@@ -100,14 +118,14 @@ impl TrainError {
     pub(super) fn of_library(self) -> Self {
         match self {
             Self::Library(_) => self,
-            other => Self::Library(Box::new(other)),
+            other => Self::Library(LibraryError { cause: Box::new(other) }),
         }
     }
 
     /// Returns the error itself, without what was added for the user of a run or of the library.
     pub fn cause(&self) -> &Self {
         match self {
-            Self::Library(cause) | Self::Stopped { cause, .. } => cause.cause(),
+            Self::Library(LibraryError { cause }) | Self::Stopped { cause, .. } => cause.cause(),
             other => other,
         }
     }
@@ -115,7 +133,7 @@ impl TrainError {
     /// Returns the process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Library(cause) => cause.exit_code(),
+            Self::Library(error) => error.cause.exit_code(),
             Self::Runtime(error) => error.exit_code(),
             Self::Stopped { cause, .. } => cause.exit_code(),
             // The disk is full or gone, but the run itself is sound.
@@ -130,7 +148,7 @@ impl TrainError {
     pub fn can_go_on(&self) -> bool {
         match self {
             Self::Runtime(error) => error.can_go_on(),
-            Self::Library(cause) => cause.can_go_on(),
+            Self::Library(error) => error.cause.can_go_on(),
             other => other.exit_code() == EXIT_RESTART,
         }
     }
@@ -144,7 +162,7 @@ impl TrainError {
                 rank,
                 error: Lost { .. } | OutOfMemory { .. } | Timeout { .. },
             }) => Some(*rank),
-            Self::Library(cause) => cause.lost_rank(),
+            Self::Library(error) => error.cause.lost_rank(),
             _ => None,
         }
     }
@@ -155,7 +173,7 @@ impl TrainError {
             Self::Runtime(RuntimeError::Rank { rank, .. }) | Self::ReplicaMismatch { rank, .. } => {
                 Some(*rank)
             }
-            Self::Library(cause) => cause.failed_rank(),
+            Self::Library(error) => error.cause.failed_rank(),
             _ => None,
         }
     }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use crate::several_devices::unlike;
 use potluck::base::{DType, HostTensor};
 use potluck::data::{DataError, Dataset, DatasetInput, NamedInputs, Split};
-use potluck::graph::{Graph, Unary};
+use potluck::graph::{Builder, Graph, Init, Unary};
 use potluck::metrics::Event;
 use potluck::model::{MlpConfig, MlpLoss, mlp};
 use potluck::optim::Optimizer;
 use potluck::train::{
-    DeviceLoss, FitLength, FitOptions, Shares, TrainError, Trainer, TrainerOptions,
+    DeviceLoss, FitLength, FitOptions, PipelineOptions, Shares, TrainError, Trainer, TrainerOptions,
 };
 
 /// Points of a wave.
@@ -163,4 +163,48 @@ fn without_a_save_a_call_goes_on_from_its_start_and_one_after_another_may_fail()
     let mut alone = Trainer::new(model(), &options(&trainer.options().devices, "")).unwrap();
     alone.fit(&data(), &steps(9)).unwrap();
     assert_eq!(bits(&trainer), bits(&alone));
+}
+
+/// A model of one block per layer.
+fn layers() -> Graph {
+    let mut b = Builder::new();
+    let (mut x, mut width) = (b.input("inputs", &[1, 2]), 2);
+    for layer in 0..4 {
+        b.block(&format!("layer {layer}"));
+        let w = b.parameter(&format!("w{layer}"), &[8, width], Init::Normal { std: 0.4 });
+        let y = b.linear(x, w, None).unwrap();
+        (x, width) = (b.unary(y, Unary::GeluTanh).unwrap(), 8);
+    }
+    let w = b.parameter("w", &[1, width], Init::Normal { std: 0.4 });
+    let y = b.linear(x, w, None).unwrap();
+    let targets = b.input("targets", &[1, 1]);
+    b.squared_error_loss(y, targets).unwrap();
+    b.finish()
+}
+
+#[test]
+fn a_pipeline_goes_on_with_fewer_stages() {
+    let _turn = crate::common::turn();
+    let devices = unlike();
+    if devices.contains('*') {
+        return crate::process::skip("two adapters and the processor are needed");
+    }
+    let of = |stages, options: TrainerOptions| {
+        let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
+        TrainerOptions { pipeline, on_loss: DeviceLoss::Continue, ..options }
+    };
+    let place = tempfile::tempdir().unwrap();
+    let directory = Some(place.path().to_path_buf());
+    let mut trainer = Trainer::new(layers(), &of(3, options(&devices, FAULT))).unwrap();
+    trainer.fit(&data(), &FitOptions { directory, ..steps(4) }).unwrap();
+    let by_hand = tempfile::tempdir().unwrap();
+    trainer.save(by_hand.path()).unwrap();
+    trainer.fit(&data(), &steps(9)).unwrap();
+    let now = trainer.options().clone();
+    assert_eq!((trainer.world(), now.pipeline.stages), (2, 2));
+
+    let again = of(2, options(&now.devices, ""));
+    let mut loaded = Trainer::load(layers(), &again, by_hand.path()).unwrap();
+    loaded.fit(&data(), &steps(9)).unwrap();
+    assert_eq!(bits(&trainer), bits(&loaded));
 }

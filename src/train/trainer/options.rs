@@ -95,7 +95,8 @@ pub enum DeviceLoss {
     /// An error.
     #[default]
     Stop,
-    /// Going on from the last saved state on the devices that are left.
+    /// Going on, on the devices that are left, from the last saved state, or else from the start
+    /// of the call.
     Continue,
 }
 

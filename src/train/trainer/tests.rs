@@ -124,8 +124,10 @@ fn a_device_without_a_sample_is_left_out_by_measured_shares_and_a_save_keeps_the
     let notes = loaded.notes().join("\n");
     assert!(!notes.contains("measuring"), "the shares are those of the save: {notes}");
     let even = TrainerOptions { shares: Shares::Even, ..options };
-    let refused = Trainer::new(graph(true), &even).err().unwrap().to_string();
+    let error = Trainer::new(graph(true), &even).err().unwrap();
+    let (refused, debugged) = (error.to_string(), format!("{error:?}"));
     let expected = "TrainerOptions::batch = 1 has no sample for each of 2 devices; raise it, or \
                     choose fewer with TrainerOptions::devices";
     assert_eq!(refused, expected);
+    assert_eq!(debugged, format!("Library({expected:?})"));
 }
