@@ -168,6 +168,7 @@ const MODEL_KIND: &str = "model.kind";
 const DATA_KIND: &str = "data.kind";
 const GPT: &[&str] = &["gpt"];
 const MLP: &[&str] = &["mlp"];
+const TEXTS: &[&str] = &["text", "builtin"];
 const SAMPLES: &[&str] = &["idx", "cifar10", "csv", "npy", "images"];
 const PICTURES: &[&str] = &["idx", "cifar10", "npy", "images"];
 
@@ -260,7 +261,7 @@ sections! {
         val_path: Option<PathBuf> = None, Constraint::Text, if DATA_KIND = SAMPLES;
         /// Unit of tokenization: a character or a byte.
         tokenizer: TokenizerKind = TokenizerKind::Char, Constraint::OneOf(TokenizerKind::WORDS),
-            if DATA_KIND = &["text", "builtin"];
+            if DATA_KIND = TEXTS;
         /// Share for the validation split; 0 = none. Of a text the end, of samples any.
         held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
         /// Column of a table that is the target; several, separated by commas, are all predicted.
@@ -310,7 +311,7 @@ sections! {
         /// Steps between progress lines if stderr is not a terminal.
         log_every: u64 = 10, Constraint::Whole(1, STEPS);
         /// Tokens of the sample text generated at the end; 0 = no sample, no measure.
-        sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000);
+        sample_tokens: usize = 200, Constraint::Whole(0, 1_000_000), if MODEL_KIND = GPT;
     }
     /// Data parallelism and pipelines over several devices.
     parallel: Parallel {

@@ -1,14 +1,17 @@
 //! Parity with PyTorch: from equal weights and data, the gradients of the first step, the
 //! parameters after 10 steps of SGD and the losses of 50 steps of AdamW, on the CPU device and on
-//! every adapter, fused as runs are. The data and the script that made them are in `tests/golden/`.
+//! every adapter, fused as runs are; of MLPs also on unlike devices together, with uneven shares
+//! and as a pipeline. The data and the script that made them are in `tests/golden/`.
 
 use std::collections::HashMap;
 
-use potluck::base::{BucketId, HostTensorView};
+use potluck::base::{BucketId, HostTensor, HostTensorView};
+use potluck::checkpoint::NamedTensor;
 use potluck::exec::{BucketTensor, Executor, StepSums};
 use potluck::graph::{Graph, Plan, PlanOptions, Unary, UpdateRange, differentiate, fuse};
 use potluck::model::{GptConfig, MlpConfig, MlpLoss, gpt, mlp};
 use potluck::optim::Optimizer;
+use potluck::train::{PipelineOptions, Shares, Trainer, TrainerOptions};
 use safetensors::{Dtype, SafeTensors};
 
 /// Swapping one GELU for the other moves a gradient by an NMSE of 2e-7, a wrong epsilon by 1e-8;
@@ -222,6 +225,86 @@ fn mlp_with_cross_entropy_and_ignored_targets() {
 #[test]
 fn mlp_with_squared_error() {
     check("mlp_mse");
+}
+
+/// Selectors of two adapters and the CPU device; the CPU device several times if there are fewer
+/// adapters.
+fn three_devices() -> String {
+    let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
+    let mut selectors: Vec<String> = match named.as_str() {
+        "" => (0..crate::common::adapters().len()).map(|index| index.to_string()).collect(),
+        named => named.split(',').map(String::from).collect(),
+    };
+    selectors.truncate(2);
+    selectors.push(format!("cpu*{}", 3 - selectors.len()).replace("*1", ""));
+    selectors.join(",")
+}
+
+/// Trains on several devices and compares with what PyTorch computes on one.
+fn check_together(case: &str, options: &TrainerOptions) {
+    let golden = Golden::read(case);
+    let tensors = |kind: &str, trainer: &Trainer| -> Vec<NamedTensor> {
+        let known = trainer.parameters().unwrap().into_iter();
+        let stored = |tensor: NamedTensor| {
+            let values = golden.floats[&format!("{kind}/{}", tensor.name)].clone();
+            NamedTensor { values, ..tensor }
+        };
+        known.map(stored).collect()
+    };
+    let batch = |step: usize| -> Vec<(&str, HostTensor)> {
+        let value = |name| {
+            let key = format!("batch/{}/{name}", step % 4);
+            let floats = golden.floats.get(&key).map(|values| HostTensor::Float(values.clone()));
+            (name, floats.unwrap_or_else(|| HostTensor::Int(golden.ints[&key].clone())))
+        };
+        ["inputs", "targets"].map(value).to_vec()
+    };
+    let on = |optimizer| {
+        let options = TrainerOptions { optimizer, ..options.clone() };
+        let mut trainer = Trainer::new(golden.graph(), &options).unwrap();
+        trainer.set_parameters(&tensors("init", &trainer)).unwrap();
+        trainer
+    };
+    let mut trainer = on(Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 });
+    let lr = golden.settings["sgd_lr"].parse().unwrap();
+    (0..10).for_each(|step| assert!(trainer.step(&batch(step), lr).unwrap().updated));
+    let expected = tensors("sgd10", &trainer);
+    for (got, expected) in trainer.parameters().unwrap().iter().zip(&expected) {
+        let nmse = crate::common::nmse(&got.values, &expected.values);
+        assert!(nmse <= PARAMETER_NMSE_MAX, "{case}: {} after SGD, NMSE {nmse:.1e}", got.name);
+    }
+    drop(trainer);
+    let mut trainer =
+        on(Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 });
+    for (step, expected) in golden.floats["adamw/losses"].iter().enumerate() {
+        let loss = trainer.step(&batch(step), 1e-3).unwrap().loss;
+        let error = (loss / f64::from(*expected) - 1.0).abs();
+        assert!(error <= LOSS_ERROR_MAX, "{case}: loss {loss} of step {step}, not {expected}");
+    }
+}
+
+fn options_on(devices: &str) -> TrainerOptions {
+    let optimizer = Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 };
+    TrainerOptions { tune_s: 0.0, ..TrainerOptions::new(devices, optimizer, 16) }
+}
+
+#[test]
+fn unlike_devices_with_uneven_shares_train_as_pytorch_does() {
+    let _turn = crate::common::turn();
+    let shares = Shares::Fixed(vec![10, 4, 2]);
+    let options = TrainerOptions { shares, micro_batch: 5, ..options_on(&three_devices()) };
+    ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
+}
+
+#[test]
+fn a_pipeline_of_unlike_devices_trains_as_pytorch_does() {
+    let _turn = crate::common::turn();
+    let devices = three_devices();
+    let two: Vec<&str> = devices.split(',').take(2).collect();
+    let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
+    let devices = if two.len() == 2 { two.join(",") } else { "cpu*2".into() };
+    let options = TrainerOptions { pipeline, micro_batch: 4, ..options_on(&devices) };
+    ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
 }
 
 /// The gradient with V scaled by 1.01 in one block is refused: the comparison can fail.

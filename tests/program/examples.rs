@@ -147,3 +147,23 @@ fn an_example_fits_a_page() {
         }
     }
 }
+
+#[test]
+fn digits_are_recognized_and_a_second_start_has_nothing_left_to_do() {
+    let desk = Desk::new();
+    let images = desk.path("images");
+    crate::samples::write_idx(&images, "train", 0, 500);
+    for (index, devices) in DEVICES.iter().enumerate() {
+        let saves = desk.path(&format!("saves {index}"));
+        let args = [images.to_str().unwrap(), devices, saves.to_str().unwrap()];
+        let out = run("digits", &args);
+        let accuracy = out.lines().last().unwrap().split(['(', ',', ')']).nth(2).unwrap();
+        assert!(accuracy.trim().parse::<f64>().unwrap() > 0.95, "{out}");
+        let last = fs::read(saves.join("checkpoints/step-00001000/model.safetensors")).unwrap();
+        // From the middle, to the same bits.
+        fs::remove_dir_all(saves.join("checkpoints/step-00001000")).unwrap();
+        assert!(run("digits", &args).contains("step 1000: "), "{out}");
+        let again = fs::read(saves.join("checkpoints/step-00001000/model.safetensors")).unwrap();
+        assert!(again == last, "other bits on {devices}");
+    }
+}
