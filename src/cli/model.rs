@@ -33,9 +33,9 @@ use crate::ui::terminal::{Terminal, print_line};
 const OTHER_DATA: &str = "warning: the data are not those that the checkpoint was trained on; the \
                           loss cannot be compared with the run's";
 
-/// Prints the mean loss and the metrics of a checkpoint on a split of its data or on other data: the
-/// perplexity of a text, the accuracy and the confusions of classes, the error of values; for the
-/// built-in corpus also the share of sampled sentences that are right.
+/// Prints the mean loss and the metrics of a checkpoint on a split of its data or on other data:
+/// the perplexity of a text, the accuracy and the confusions of classes, the error of values; for
+/// the built-in corpus also the share of sampled sentences that are right.
 pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let (checkpoint, mut spec) = load(&args.checkpoint)?;
     let split = match args.split {

@@ -71,6 +71,9 @@ pub struct RunSpec {
     pub model_toml: String,
 }
 
+/// Builder of the forward graph of a model, with its loss, for data of given sizes.
+type ModelBuilder = dyn Fn(&DataShape) -> Result<Graph, TrainError> + Send + Sync;
+
 /// Model of a run, before the sizes of its data are known.
 #[derive(Clone)]
 pub struct ModelSpec {
@@ -79,7 +82,7 @@ pub struct ModelSpec {
     /// Sizes of the model, for the user.
     pub summary: String,
     /// Builds the forward graph with its loss for data of these sizes.
-    graph: Arc<dyn Fn(&DataShape) -> Result<Graph, TrainError> + Send + Sync>,
+    graph: Arc<ModelBuilder>,
 }
 
 /// Data of a run.

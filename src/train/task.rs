@@ -51,8 +51,8 @@ pub trait Task: fmt::Debug + Send + Sync {
         0
     }
 
-    /// Adds the scores of rows to sums: of their outputs, and of their targets as the data set gives
-    /// them.
+    /// Adds the scores of rows to sums: of their outputs, and of their targets as the data set
+    /// gives them.
     fn score(&self, _outputs: &[f32], _targets: &HostTensor, _sums: &mut [f64]) {}
 
     /// Returns metrics by name, from the sums over the rows of a validation split.

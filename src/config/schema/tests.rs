@@ -1,0 +1,201 @@
+//! Tests of the schema: defaults, ranges, and keys that contradict each other.
+
+use super::*;
+use crate::config::key::Value;
+
+#[test]
+fn the_default_is_sound_and_follows_itself() {
+    let mut config = RunConfig::default();
+    config.apply_derived_defaults(&TypedKeys::default());
+    assert_eq!(config, RunConfig::default());
+    assert_eq!(config.check(), Ok(()));
+}
+
+#[test]
+fn every_word_of_a_key_sets_a_value_of_its_own() {
+    let mut config = RunConfig::default();
+    for key in KEYS {
+        let Constraint::OneOf(words) = key.accepts else { continue };
+        for word in words {
+            let word = Value::Text(word.to_string());
+            (key.set)(&mut config, word.clone());
+            assert_eq!((key.get)(&config), Some(word), "{}", key.full_name);
+        }
+    }
+}
+
+#[test]
+fn every_key_is_documented_and_its_default_is_accepted() {
+    let config = RunConfig::default();
+    for key in KEYS {
+        assert!(key.doc.trim().ends_with('.'), "{} has no sentence", key.full_name);
+        assert_eq!(key.full_name, format!("{}.{}", key.section, key.name));
+        if let Some(value) = (key.get)(&config) {
+            assert_eq!(key.accepts.check(value.clone()), Some(value), "{}", key.full_name);
+        }
+    }
+}
+
+/// Changes the default by `edit` and checks it.
+fn check(edit: impl Fn(&mut RunConfig)) -> String {
+    let mut config = RunConfig::default();
+    edit(&mut config);
+    config.check().map_or_else(|invalid| invalid.to_string(), |()| "fine".into())
+}
+
+#[test]
+fn impossible_values_name_the_key_and_what_is_accepted() {
+    let heads = "model.heads expects a number that divides model.width = 64, got 3";
+    assert_eq!(check(|c| c.model.heads = 3), heads);
+    let shares = |c: &mut RunConfig, shares: &[u64]| {
+        (c.parallel.shares, c.parallel.balance) = (shares.to_vec(), Balance::Fixed);
+    };
+    let sum = "parallel.shares expects numbers with the sum train.batch = 12, got [4, 4], \
+               whose sum is 8";
+    assert_eq!(check(|c| shares(c, &[4, 4])), sum);
+    assert!(check(|c| shares(c, &[u64::MAX, 13])).contains("18446744073709551628"));
+    assert!(check(|c| shares(c, &[12, 0])).contains("whole numbers from 1 on"));
+    assert_eq!(check(|c| shares(c, &[4, 8])), "fine");
+    let measured = check(|c| c.parallel.shares = vec![12]);
+    assert!(measured.contains("conflicts with parallel.balance"), "{measured}");
+    let layers = "model.layers expects a whole number from 1 to 1024, got 1000000000000";
+    assert_eq!(check(|c| c.model.layers = 1_000_000_000_000), layers);
+    assert!(check(|c| c.train.seed = u64::MAX).ends_with("got 18446744073709551615"));
+    let micro = "train.micro_batch expects at most train.batch = 12, got 13";
+    assert_eq!(check(|c| c.train.micro_batch = 13), micro);
+    assert_eq!(check(|c| c.train.micro_batch = 5), "fine");
+    let lr = "optim.lr expects a number above 0, at most 1000, got NaN";
+    assert_eq!(check(|c| c.optim.lr = f64::NAN), lr);
+    let scale = "model.activation expects \"gelu\", \"gelu_tanh\" or \"relu\", got \
+                 \"Scale(2.0)\"";
+    assert_eq!(check(|c| c.model.activation = Unary::Scale(2.0)), scale);
+    let min_lr = "schedule.min_lr expects at most optim.lr = 0.004, got 0.01";
+    assert_eq!(check(|c| c.schedule.min_lr = 0.01), min_lr);
+    let constant = |c: &mut RunConfig| {
+        c.schedule.min_lr = 0.01;
+        c.schedule.kind = Decay::Constant;
+    };
+    assert_eq!(check(constant), "fine");
+    let csv = |c: &mut RunConfig| {
+        (c.data.kind, c.model.kind) = (DataKind::Csv, ModelKind::Mlp);
+        c.data.path = Some("x.csv".into());
+    };
+    assert_eq!(check(csv), "fine");
+    let scope = "model.heads has no effect with model.kind = \"mlp\", only with \"gpt\"; leave it \
+                 out";
+    assert_eq!(check(|c| (csv(c), c.model.heads = 2).1), scope);
+    let crop = "data.crop has no effect with data.kind = \"csv\", only with \"idx\", \"cifar10\", \
+                \"npy\" or \"images\"; leave it out";
+    assert_eq!(check(|c| (csv(c), c.data.crop = 2).1), crop);
+    let model = "model.kind expects \"mlp\" for samples (data.kind = \"csv\")";
+    assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Gpt).1), model);
+    let model = "model.kind expects \"gpt\" for texts and tokens (data.kind = \"builtin\")";
+    assert_eq!(check(|c| c.model.kind = ModelKind::Mlp), model);
+    let size = "data.image_size expects [height, width], got [8]";
+    let images = |c: &mut RunConfig| {
+        csv(c);
+        (c.data.kind, c.data.image_size) = (DataKind::Images, vec![8]);
+    };
+    assert_eq!(check(images), size);
+    let kind = "data.kind = \"text\" expects a data.path; give --data PATH";
+    assert_eq!(check(|c| c.data.kind = DataKind::Text), kind);
+    let path = "data.path conflicts with data.kind = \"builtin\"; leave one of them out";
+    assert_eq!(check(|c| c.data.path = Some("x".into())), path);
+}
+
+#[test]
+fn a_model_of_samples_has_defaults_of_its_own_unless_they_are_set() {
+    let mut config = RunConfig::default();
+    config.data.kind = DataKind::Csv;
+    config.optim.lr = 0.5;
+    let now = ["data.kind", "optim.lr"].into();
+    config.apply_derived_defaults(&TypedKeys { now, before: None });
+    assert_eq!(config.model.kind, ModelKind::Mlp);
+    assert_eq!((config.model.activation, config.train.batch), (Unary::Relu, 128));
+    assert_eq!((config.train.micro_batch, config.optim.lr), (128, 0.5));
+    let text = config.to_toml();
+    assert!(text.contains("hidden = [128]") && !text.contains("heads"), "{text}");
+    let text = RunConfig::default().to_toml();
+    assert!(text.contains("heads = 4") && !text.contains("hidden"), "{text}");
+}
+
+/// Checks a pipeline.
+fn check_pipeline(
+    pipeline: usize,
+    schedule: PipelineSchedule,
+    chunks: usize,
+    stages: &[u64],
+) -> String {
+    check(|c| {
+        let stages = stages.to_vec();
+        c.parallel = Parallel { pipeline, schedule, chunks, stages, ..Parallel::default() };
+    })
+}
+
+#[test]
+fn a_pipeline_has_four_micro_batches_per_stage_unless_they_are_given() {
+    use PipelineSchedule::{Interleaved, OneFOneB};
+    let of = |batch, pipeline, schedule| {
+        let mut config = RunConfig::default();
+        (config.train.batch, config.parallel.pipeline) = (batch, pipeline);
+        config.parallel.schedule = schedule;
+        let now = ["train.batch", "parallel.pipeline"].into();
+        let mut typed = TypedKeys { now, before: None };
+        config.apply_derived_defaults(&typed);
+        let derived = config.train.micro_batch;
+        typed.now.insert("train.micro_batch");
+        config.train.micro_batch = 5;
+        config.apply_derived_defaults(&typed);
+        assert_eq!(config.train.micro_batch, 5);
+        derived
+    };
+    assert_eq!([of(64, 1, OneFOneB), of(64, 2, OneFOneB), of(64, 4, OneFOneB)], [64, 8, 4]);
+    assert_eq!([of(12, 2, OneFOneB), of(7, 2, OneFOneB), of(100, 3, OneFOneB)], [1, 1, 8]);
+    // 50 samples in micro-batches of 6 are 9; of 5 they are 10, a multiple of 2.
+    assert_eq!([of(50, 2, OneFOneB), of(50, 2, Interleaved)], [6, 5]);
+    // No micro-batches of 7 samples are a multiple of 4 but 4 of 2, which are too long.
+    assert_eq!(of(7, 4, Interleaved), 1);
+}
+
+#[test]
+fn pipelines_that_fit_are_fine() {
+    use PipelineSchedule::{GPipe, Interleaved, OneFOneB, ZeroBubble};
+    for schedule in [GPipe, OneFOneB, ZeroBubble] {
+        assert_eq!(check_pipeline(3, schedule, 1, &[]), "fine");
+        assert_eq!(check_pipeline(3, schedule, 1, &[2, 3, 1]), "fine");
+    }
+    assert_eq!(check_pipeline(2, Interleaved, 2, &[]), "fine");
+    assert_eq!(check_pipeline(2, Interleaved, 2, &[1, 2, 2, 1]), "fine");
+    assert_eq!(check_pipeline(64, Interleaved, 16, &[BLOCKS_MAX; 1024]), "fine");
+}
+
+#[test]
+fn keys_of_a_pipeline_that_contradict_each_other_are_refused() {
+    use PipelineSchedule::{GPipe, Interleaved, OneFOneB};
+    let alone = "has no effect without a pipeline; set parallel.pipeline to 2 or more, or \
+                 leave it out";
+    let refused = |given: &str| format!("{given} {alone}");
+    let schedule = refused("parallel.schedule = \"gpipe\"");
+    assert_eq!(check_pipeline(1, GPipe, 1, &[]), schedule);
+    assert_eq!(check_pipeline(1, OneFOneB, 2, &[]), refused("parallel.chunks = 2"));
+    assert_eq!(check_pipeline(1, OneFOneB, 1, &[6]), refused("parallel.stages = [6]"));
+    let chunks = "parallel.schedule = \"interleaved\" needs several model chunks per device, \
+                  got parallel.chunks = 1; set parallel.chunks to 2 or more, or leave it out";
+    assert_eq!(check_pipeline(2, Interleaved, 1, &[]), chunks);
+    let interleaved = "parallel.chunks expects 1 with parallel.schedule = \"1f1b\", got 2; \
+                       set parallel.schedule to \"interleaved\", or leave it out";
+    assert_eq!(check_pipeline(2, OneFOneB, 2, &[]), interleaved);
+    let stages = "parallel.stages expects 2 numbers of blocks, one for each stage of \
+                  parallel.pipeline = 2, got [3, 2, 1]";
+    assert_eq!(check_pipeline(2, GPipe, 1, &[3, 2, 1]), stages);
+    let each = "parallel.stages expects 4 numbers of blocks, one for each model chunk of \
+                parallel.pipeline = 2 and parallel.chunks = 2, got [3, 3]";
+    assert_eq!(check_pipeline(2, Interleaved, 2, &[3, 3]), each);
+    let large = "parallel.stages expects numbers of blocks from 1 to 65536, got 65537";
+    assert_eq!(check_pipeline(2, GPipe, 1, &[65_537, 1]), large);
+    assert!(check_pipeline(2, GPipe, 1, &[3, 0]).contains("from 1 on"));
+    let range = "parallel.pipeline expects a whole number from 1 to 64, got 65";
+    assert_eq!(check_pipeline(65, GPipe, 1, &[]), range);
+    let range = "parallel.chunks expects a whole number from 1 to 16, got 17";
+    assert_eq!(check_pipeline(2, Interleaved, 17, &[]), range);
+}
