@@ -16,12 +16,18 @@
 //! | 5 | [`runtime`] |
 //! | 6 | [`train`] |
 //! | 7 | [`mod@bench`] |
-//! | 8 | [`cli`] |
+//! | 8 | `cli` |
+//!
+//! The feature `cli`, on by default, is the program `potluck`: the module of that name,
+//! `ui::terminal`, and the handlers of signals in [`train::signals`]. With
+//! `default-features = false` the library comes without them and without the crates that only they
+//! need.
 
 pub mod autotune;
 pub mod base;
 pub mod bench;
 pub mod checkpoint;
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod collective;
 pub mod comm;

@@ -3,6 +3,15 @@
 //! `wrong@kernel:NAME` is not bound to a step: it corrupts the results by which that kernel
 //! variant is certified.
 
+#[cfg(feature = "cli")]
+mod signal;
+/// Stand-in without the feature `cli`: nothing catches signals then, so that they end the process,
+/// and so does an abort.
+#[cfg(not(feature = "cli"))]
+mod signal {
+    pub use std::process::{abort as interrupt, abort as kill, abort as terminate};
+}
+
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -205,9 +214,9 @@ impl Faults {
                 && !planned.happened.swap(true, Ordering::Relaxed)
         })?;
         match planned.fault {
-            Fault::Kill => kill(),
-            Fault::Sigterm => signal(signal_hook::consts::SIGTERM),
-            Fault::Sigint => signal(signal_hook::consts::SIGINT),
+            Fault::Kill => signal::kill(),
+            Fault::Sigterm => signal::terminate(),
+            Fault::Sigint => signal::interrupt(),
             Fault::Panic => panic!("injected"),
             Fault::Nan
             | Fault::Full
@@ -332,18 +341,6 @@ pub fn full() -> io::Error {
     io::ErrorKind::StorageFull.into()
 }
 
-fn kill() -> ! {
-    #[cfg(unix)]
-    signal(signal_hook::consts::SIGKILL);
-    // Where there is no such signal, an abort comes nearest: nothing is cleaned up.
-    std::process::abort()
-}
-
-fn signal(number: i32) {
-    // Raising can only fail for a number that is not a signal.
-    let _ = signal_hook::low_level::raise(number);
-}
-
 impl FromStr for Fault {
     type Err = FaultError;
 
@@ -457,17 +454,5 @@ mod tests {
         assert!(message("kill@metrics:1/1").contains("'metrics' is a point of the process"));
         assert!(message("full@update:1").contains("'full' cannot happen at 'update'"));
         assert!("kill@verdict:1,x".parse::<Faults>().is_err());
-    }
-
-    #[test]
-    #[cfg(unix)]
-    fn signals_are_handled_when_the_point_is_passed() {
-        let seen = Arc::new(AtomicBool::new(false));
-        let id =
-            signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&seen)).unwrap();
-        let faults: Faults = "sigterm@update:1".parse().unwrap();
-        assert_eq!(faults.at(Point::Update, 1), Some(Fault::Sigterm));
-        assert!(seen.load(Ordering::Relaxed));
-        signal_hook::low_level::unregister(id);
     }
 }

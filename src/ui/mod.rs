@@ -2,7 +2,7 @@
 //! of steps.
 
 pub mod curves;
-mod format;
 pub mod gantt;
 pub mod ranks;
+#[cfg(feature = "cli")]
 pub mod terminal;

@@ -1,15 +1,17 @@
 //! Terminal sink of a run's events: a progress bar on a terminal, plain lines elsewhere, warnings
 //! only if quiet. It writes to stderr; stdout is for the results of the run.
 
+mod format;
+
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::format::duration;
 use super::ranks::{RunningMeans, short_name};
 use crate::base::format::thousands;
 use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord};
+use format::duration;
 
 const TEMPLATE: &str = "{pos}/{len} [{bar:16}] {msg} eta {eta} {prefix}";
 

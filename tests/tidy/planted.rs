@@ -51,6 +51,7 @@ fn planted_intruders_are_found() {
     finds(absences, "src/exec/gpu.rs", "std::thread::spawn(f);\nprintln!();", &[1, 2]);
     finds(absences, "src/train/run.rs", "std::thread::spawn(f);\nprintln!();", &[]);
     finds(absences, "src/train/run.rs", "use anyhow::Result;\nuse tokio::net;", &[2, 1]);
+    graph("use signal_hook::flag;", &[1]);
 }
 
 #[test]

@@ -118,6 +118,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("crc", "metrics"),
     ("clap", "cli"),
     ("anyhow", "cli"),
+    ("signal_hook", "faults train"),
 ];
 
 /// Rooms without IO, clocks and threads.

@@ -1,0 +1,27 @@
+//! Signals that the process sends to itself.
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level;
+
+/// Ends the process at once, as SIGKILL does.
+pub fn kill() -> ! {
+    #[cfg(unix)]
+    raise(signal_hook::consts::SIGKILL);
+    // Where there is no such signal, an abort comes nearest: nothing is cleaned up.
+    std::process::abort()
+}
+
+/// Sends SIGTERM.
+pub fn terminate() {
+    raise(SIGTERM);
+}
+
+/// Sends SIGINT.
+pub fn interrupt() {
+    raise(SIGINT);
+}
+
+fn raise(number: i32) {
+    // Raising can only fail for a number that is not a signal.
+    let _ = low_level::raise(number);
+}
