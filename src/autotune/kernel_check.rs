@@ -33,7 +33,7 @@ pub fn check_kernel(
     let op = Op::custom(op);
     let calls = match op_gradients(&op, inputs) {
         Ok(built) => built.graph.nodes.iter().map(|node| of(&built.graph, node, rows)).collect(),
-        // The op may be one without a gradient.
+        Err(error) if !error.is_missing_gradient() => return Err(error.into()),
         Err(_) => {
             let dtype = |index: usize| kinds.get(index).map_or(DType::F32, |kind| kind.dtype());
             let typed = inputs.iter().enumerate().map(|(at, shape)| (shape.clone(), dtype(at)));

@@ -229,11 +229,21 @@ pub struct CustomNode<'a> {
     pub dy: TensorId,
 }
 
+/// Beginning of the reason of an op without a gradient.
+const NO_GRADIENT: &str = "has no gradient";
+
+impl ShapeError {
+    /// Returns true if the error is that of an op without a gradient by an input.
+    pub fn is_missing_gradient(&self) -> bool {
+        self.why.starts_with(NO_GRADIENT)
+    }
+}
+
 impl CustomNode<'_> {
     /// Returns the error that the op of this name has no gradient by an input.
     pub fn without_gradient(&self, b: &Builder, op: String, input: usize) -> ShapeError {
         let inputs: Vec<String> = self.inputs.iter().map(|x| b.shape(*x).to_string()).collect();
-        let why = format!("has no gradient by input {input}");
+        let why = format!("{NO_GRADIENT} by input {input}");
         ShapeError { op, inputs: inputs.join(", "), why }
     }
 }

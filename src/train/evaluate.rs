@@ -104,6 +104,16 @@ impl Scoring {
             let why = format!("the model has no output {name} or no input targets to be scored");
             return Err(TrainError::InvalidRequest(why));
         };
+        let ((width, dtype), found) = (task.scored_type(), graph.tensor(output).shape.per_row());
+        let is_typed = graph.tensor(targets).dtype == dtype;
+        if found != width || !is_typed {
+            let why = format!(
+                "the task scores {width} values of {name} per sample and targets of type \
+                 {dtype:?}, and the model has {found} values and targets of type {:?}",
+                graph.tensor(targets).dtype
+            );
+            return Err(TrainError::InvalidRequest(why));
+        }
         Ok(Some(Self { task: task.clone(), output, targets }))
     }
 
@@ -377,5 +387,27 @@ mod tests {
         assert_eq!(spread(&starts, 3), [0, 24, 48]);
         assert_eq!(spread(&starts, 1), [0]);
         assert!(spread(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn a_model_that_a_task_cannot_score_is_refused() {
+        use crate::data::{Normalization, SampleDescription, TargetNames};
+        use crate::graph::Unary;
+        use crate::model::{MlpConfig, MlpLoss, mlp};
+        use crate::train::task::task_of_samples;
+        let scoring = |outputs, loss| {
+            let widths = vec![2, outputs];
+            let graph = mlp(&MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss });
+            let targets = TargetNames::Classes(vec!["a".into(), "b".into(), "c".into()]);
+            let normalization = Normalization::default();
+            let (shape, columns) = (vec![2], Vec::new());
+            let samples = SampleDescription { shape, columns, targets, normalization };
+            let found = Scoring::of(&graph.unwrap(), &task_of_samples(&samples));
+            found.map(|scoring| scoring.is_some()).map_err(|error| error.to_string())
+        };
+        assert_eq!(scoring(3, MlpLoss::CrossEntropy), Ok(true));
+        let wide = scoring(4, MlpLoss::CrossEntropy).unwrap_err();
+        assert!(wide.contains("scores 3 values of outputs per sample"), "{wide}");
+        assert!(scoring(3, MlpLoss::SquaredError).unwrap_err().contains("targets of type F32"));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::base::{HostTensor, TensorId};
+use crate::base::{DType, HostTensor, TensorId};
 use crate::data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
 use crate::graph::{Graph, Plan};
 use crate::parallel::pipeline::used_inputs;
@@ -25,8 +25,8 @@ pub fn bytes(batch: usize, row_bytes: usize) -> usize {
 pub struct BatchSource {
     pub data: Arc<dyn Dataset>,
     pub sampler: Sampler,
-    /// Input tensors that the data set fills, in its order.
-    inputs: Vec<TensorId>,
+    /// Inputs that the data set fills, in its order, with their tensors.
+    inputs: Vec<(DatasetInput, TensorId)>,
     /// Input tensor of sample ids, if anything in the model is random.
     samples: Option<TensorId>,
     /// Random changes of the samples that are trained on, with their seed.
@@ -44,8 +44,8 @@ impl BatchSource {
         data: Arc<dyn Dataset>,
         sampler: Sampler,
     ) -> Result<Self, TrainError> {
-        let inputs: Result<_, _> =
-            data.inputs().into_iter().map(|input| tensor_of(graph, input)).collect();
+        let with_tensor = |input| Ok((input, tensor_of(graph, input)?));
+        let inputs: Result<_, TrainError> = data.inputs().into_iter().map(with_tensor).collect();
         let samples = graph.input("samples");
         Ok(Self { data, sampler, inputs: inputs?, samples, augmentation: None })
     }
@@ -77,12 +77,11 @@ impl BatchSource {
     /// for samples that cannot be read, which is reported by the step itself.
     pub fn probe(&self, step: u64, rows: u32) -> Inputs {
         let zeros = |_| {
-            let inputs = self.inputs.iter().copied().zip(self.data.inputs());
-            let zero = |(id, input): (TensorId, DatasetInput)| {
-                (id, HostTensor::zeros(input.dtype, input.elements * rows as usize))
+            let zero = |(input, id): &(DatasetInput, TensorId)| {
+                (*id, HostTensor::zeros(input.dtype, input.elements * rows as usize))
             };
             let samples = self.samples.map(|id| (id, HostTensor::Int((0..rows).collect())));
-            inputs.map(zero).chain(samples).collect()
+            self.inputs.iter().map(zero).chain(samples).collect()
         };
         self.micro_batch(step, &MicroBatch { first: 0, rows }).unwrap_or_else(zeros)
     }
@@ -90,11 +89,50 @@ impl BatchSource {
     /// Returns the inputs of samples of a split, one row each.
     ///
     /// # Errors
-    /// Returns `DataError` if a sample cannot be read.
+    /// Returns `DataError` if a sample cannot be read, or if the data set does not give what its
+    /// inputs announce.
     pub fn rows(&self, split: Split, indices: &[u64]) -> Result<Inputs, DataError> {
-        let values = self.data.rows(split, indices)?.into_iter().map(|(_, values)| values);
-        Ok(self.inputs.iter().copied().zip(values).collect())
+        let mut rows = self.data.rows(split, indices)?.into_iter();
+        let mut inputs = Inputs::with_capacity(self.inputs.len());
+        for (announced, id) in &self.inputs {
+            let given = rows.next();
+            let elements = announced.elements * indices.len();
+            match given {
+                Some((name, values)) if is_of(announced, elements, name, &values) => {
+                    inputs.push((*id, values));
+                }
+                given => return Err(unannounced(announced, elements, given)),
+            }
+        }
+        Ok(inputs)
     }
+}
+
+fn is_of(announced: &DatasetInput, elements: usize, name: &str, values: &HostTensor) -> bool {
+    let (dtype, length) = type_and_length(values);
+    announced.name == name && announced.dtype == dtype && elements == length
+}
+
+fn type_and_length(values: &HostTensor) -> (DType, usize) {
+    match values {
+        HostTensor::Float(values) => (DType::F32, values.len()),
+        HostTensor::Int(values) => (DType::U32, values.len()),
+    }
+}
+
+/// Returns the error of a data set that gives something else than its inputs announce.
+fn unannounced(
+    announced: &DatasetInput,
+    elements: usize,
+    given: Option<(&str, HostTensor)>,
+) -> DataError {
+    let given = given.map_or("nothing".into(), |(name, values)| {
+        let (dtype, length) = type_and_length(&values);
+        format!("{length} values of type {dtype:?} for {name}")
+    });
+    let DatasetInput { name, dtype, .. } = announced;
+    let why = format!("gives {given}, and announces {elements} values of type {dtype:?} for {name}");
+    DataError::Invalid { name: "the data set".into(), place: String::new(), why }
 }
 
 /// Returns the tensor of a graph that an input of a data set fills.
@@ -189,7 +227,7 @@ impl Loader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{TextData, TextWindows, TokenizerKind};
+    use crate::data::{NamedInputs, TextData, TextWindows, TokenizerKind};
     use crate::graph::Builder;
 
     fn source(graph: &Graph) -> Result<BatchSource, TrainError> {
@@ -228,5 +266,47 @@ mod tests {
         let float = "the data have targets, 3 values of type U32 per sample, and the model takes 3 \
                      of type F32";
         assert_eq!(refused(&|b| _ = b.input("targets", &[3])), float);
+    }
+
+    /// Data set that gives other rows than it announces.
+    struct Broken(NamedInputs);
+
+    impl Dataset for Broken {
+        fn inputs(&self) -> Vec<DatasetInput> {
+            vec![DatasetInput { name: "x", dtype: DType::F32, elements: 2 }]
+        }
+        fn len(&self, _: Split) -> u64 {
+            3
+        }
+        fn evaluation_samples(&self, _: Split) -> Vec<u64> {
+            vec![0, 1, 2]
+        }
+        fn fingerprint(&self) -> String {
+            String::new()
+        }
+        fn rows(&self, _: Split, _: &[u64]) -> Result<NamedInputs, DataError> {
+            Ok(self.0.clone())
+        }
+    }
+
+    #[test]
+    fn rows_that_are_not_as_announced_are_an_error_of_their_step() {
+        let mut b = Builder::new();
+        b.input("x", &[1, 2]);
+        let graph = b.finish();
+        let read = |given: NamedInputs| {
+            let data = Arc::new(Broken(given));
+            let source = BatchSource::new(&graph, data, Sampler::new(0, 3, 1)).unwrap();
+            source.rows(Split::Train, &[0]).map(drop).map_err(|error| error.to_string())
+        };
+        let floats = |count| HostTensor::Float(vec![0.0; count]);
+        assert_eq!(read(vec![("x", floats(2))]), Ok(()));
+        let announces = "and announces 2 values of type F32 for x";
+        let wrong = |given: &str| Err(format!("the data set: gives {given}, {announces}"));
+        assert_eq!(read(vec![("x", floats(3))]), wrong("3 values of type F32 for x"));
+        assert_eq!(read(vec![("y", floats(2))]), wrong("2 values of type F32 for y"));
+        assert_eq!(read(Vec::new()), wrong("nothing"));
+        let ids = HostTensor::Int(vec![1, 2]);
+        assert_eq!(read(vec![("x", ids)]), wrong("2 values of type U32 for x"));
     }
 }

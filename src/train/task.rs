@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::error::TrainError;
 use super::sentences::SampledSentences;
-use crate::base::HostTensor;
+use crate::base::{DType, HostTensor};
 use crate::data::{SampleDescription, TargetNames};
 use crate::metrics::Unit;
 use crate::runtime::pipelines::ForwardUnits;
@@ -44,6 +44,11 @@ pub trait Task: fmt::Debug + Send + Sync {
     /// `None` if the loss is the only metric.
     fn scored_output(&self) -> Option<&'static str> {
         None
+    }
+
+    /// Returns the values of that output per sample, and the type of the targets.
+    fn scored_type(&self) -> (usize, DType) {
+        (0, DType::F32)
     }
 
     /// Returns the number of sums that [`Task::score`] adds to.

@@ -1,7 +1,7 @@
 //! Classification: accuracy, top-5 accuracy, and the table of confusions.
 
 use super::Task;
-use crate::base::HostTensor;
+use crate::base::{DType, HostTensor};
 use crate::data::SampleDescription;
 use crate::metrics::Unit;
 
@@ -69,6 +69,10 @@ impl Task for Classification {
         Some("outputs")
     }
 
+    fn scored_type(&self) -> (usize, DType) {
+        (self.classes.len(), DType::U32)
+    }
+
     fn sum_count(&self) -> usize {
         let classes = self.classes.len();
         3 + if self.has_confusion() { classes * classes } else { 0 }
@@ -82,14 +86,15 @@ impl Task for Classification {
             let target = *target as usize;
             let Some(value) = row.get(target) else { continue };
             sums[0] += 1.0;
+            // Outputs of which one is not a number choose nothing.
+            let is_choice = !row.iter().any(|output| output.is_nan());
             let is_above = |(class, other): (usize, &f32)| {
-                other.total_cmp(value).is_gt() || (class < target && other == value)
+                other > value || (class < target && other == value)
             };
             let above = row.iter().enumerate().filter(|one| is_above(*one)).count();
-            // What is not a number is no choice.
-            sums[1] += f64::from(u8::from(above == 0 && !value.is_nan()));
-            sums[2] += f64::from(u8::from(above < TOP && !value.is_nan()));
-            if self.has_confusion() {
+            sums[1] += f64::from(u8::from(is_choice && above == 0));
+            sums[2] += f64::from(u8::from(is_choice && above < TOP));
+            if self.has_confusion() && is_choice {
                 sums[3 + target * classes + chosen(row)] += 1.0;
             }
         }
@@ -122,15 +127,17 @@ impl Task for Classification {
     }
 }
 
-/// Returns the class with the highest output, the first of equal ones.
+/// Returns the class with the highest output, the first of equal ones; values that are not numbers
+/// are passed over.
 pub fn chosen(outputs: &[f32]) -> usize {
-    let mut best = 0;
+    let mut best = None;
     for (class, value) in outputs.iter().enumerate() {
-        if *value > outputs[best] || outputs[best].is_nan() {
-            best = class;
+        let is_better = best.is_none_or(|best: usize| *value > outputs[best]);
+        if is_better && !value.is_nan() {
+            best = Some(class);
         }
     }
-    best
+    best.unwrap_or(0)
 }
 
 /// Formats the shape of features: `784` or `3x32x32`.
@@ -229,7 +236,10 @@ mod tests {
         let right = |row: &[f32], target| task.report(&scored(&task, &[(row, target)])).right;
         assert_eq!([right(&[1.0, 1.0, 0.0], 0), right(&[1.0, 1.0, 0.0], 1)], [1, 0]);
         assert_eq!([right(&[nan; 3], 0), right(&[nan, 1.0, 0.0], 1)], [0, 0]);
-        assert_eq!(chosen(&[nan, 1.0, 3.0]), 2);
+        assert_eq!([right(&[-0.0, 0.0, -1.0], 0), right(&[-0.0, 0.0, -1.0], 1)], [1, 0]);
+        let sums = scored(&task, &[(&[nan, 1.0, 0.0], 1), (&[0.0, 1.0, 0.0], 1)]);
+        assert_eq!(task.report(&sums).confusion.concat().iter().sum::<u64>(), 1);
+        assert_eq!([chosen(&[nan, 1.0, 3.0]), chosen(&[nan; 3])], [2, 0]);
         assert_eq!(task.metrics(&scored(&task, &[])).len(), 1, "no top 5 of 3");
     }
 

@@ -2,7 +2,7 @@
 
 use super::Task;
 use super::classification::shape_text;
-use crate::base::HostTensor;
+use crate::base::{DType, HostTensor};
 use crate::data::{MeanStd, SampleDescription};
 use crate::metrics::Unit;
 
@@ -39,6 +39,10 @@ impl Task for Regression {
 
     fn scored_output(&self) -> Option<&'static str> {
         Some("outputs")
+    }
+
+    fn scored_type(&self) -> (usize, DType) {
+        (self.names.len(), DType::F32)
     }
 
     fn sum_count(&self) -> usize {
