@@ -14,10 +14,11 @@ pub mod train;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use crate::config::read::ConfigError;
 use crate::files;
-use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, RuntimeError};
+use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART, RuntimeError};
 use crate::train::TrainError;
 use crate::ui::terminal::print_line;
 use args::{Cli, Command};
@@ -48,17 +49,33 @@ pub fn main() -> i32 {
         Command::Runs(args) => runs::run(args).map(|()| 0),
         Command::Bench(args) => bench::run(args),
     };
-    result.unwrap_or_else(|error| {
+    let code = result.unwrap_or_else(|error| {
         print_line(&format!("error: {error:#}"));
         exit_code(&error)
-    })
+    });
+    match STDOUT_FAILURE.get() {
+        Some(why) if code == 0 => {
+            print_line(&format!("error: stdout cannot be written: {why}; free space there"));
+            EXIT_RESTART
+        }
+        _ => code,
+    }
 }
 
-/// Writes to stdout; returns false if the reader of the pipe is gone. A reader that closes the
-/// pipe early (head, less) is no error, unlike with `println`.
+/// First failure to write to stdout, other than that its reader is gone.
+static STDOUT_FAILURE: OnceLock<String> = OnceLock::new();
+
+/// Writes to stdout; returns false if that fails. A reader that closes the pipe early (head, less)
+/// is no error, unlike with `println`; a full disk is one at the end.
 fn print(text: &str) -> bool {
     let mut out = std::io::stdout();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Err(why) = &written
+        && why.kind() != io::ErrorKind::BrokenPipe
+    {
+        STDOUT_FAILURE.get_or_init(|| why.to_string());
+    }
+    written.is_ok()
 }
 
 fn exit_code(error: &anyhow::Error) -> i32 {
@@ -101,7 +118,8 @@ fn writable(path: &Path, flag: &str) -> Result<(), UsageError> {
 /// # Errors
 /// Returns `TrainError::Io` if it cannot be written.
 fn write_named(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
-    files::replace(path, bytes).map_err(|why| TrainError::Io { path: path.into(), why })?;
+    files::replace_or_write(path, bytes)
+        .map_err(|why| TrainError::Io { path: path.into(), why })?;
     print_line(&format!("wrote {}", path.display()));
     Ok(())
 }

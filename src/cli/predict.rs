@@ -1,11 +1,13 @@
 //! `potluck predict`: the outputs of a model for samples, as a CSV file.
 
+use std::fs;
 use std::path::Path;
 
 use super::args::PredictArgs;
 use super::model::{EvalDevices, load, open_for_eval};
 use super::{UsageError, writable};
 use crate::base::HostTensor;
+use crate::base::format::counted;
 use crate::data::formats;
 use crate::data::{DataDescription, SampleDescription, Samples, TargetNames, Targets};
 use crate::files;
@@ -25,6 +27,12 @@ const AT_A_TIME: usize = 4096;
 pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     if let Some(out) = &args.out {
         writable(out, "--out")?;
+        // The table of predictions would replace the samples.
+        if fs::canonicalize(out).ok().is_some_and(|out| is_within(&out, &args.data)) {
+            let (out, data) = (out.display(), args.data.display());
+            let why = format!("--out {out}: is a file of --data {data}; name another file");
+            return Err(UsageError(why).into());
+        }
     }
     let (checkpoint, spec) = load(&args.checkpoint)?;
     let saved = SavedData::of(&checkpoint.meta);
@@ -65,6 +73,11 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     write(args.out.as_deref(), &text)?;
     summary(&samples, right, &description, args.out.as_deref());
     Ok(())
+}
+
+/// Returns true if a file is that at a path, or lies below it.
+fn is_within(file: &Path, path: &Path) -> bool {
+    fs::canonicalize(path).is_ok_and(|path| file.starts_with(path))
 }
 
 /// Loads the samples to predict, which are like those that the model was trained on. Their targets
@@ -159,7 +172,7 @@ fn softmax(logits: &[f32]) -> Vec<f64> {
 /// Writes the table to a file, whole or not at all, or to stdout.
 fn write(out: Option<&Path>, text: &[u8]) -> anyhow::Result<()> {
     match out {
-        Some(path) => files::replace(path, text)
+        Some(path) => files::replace_or_write(path, text)
             .map_err(|why| TrainError::Io { path: path.into(), why }.into()),
         None => {
             let text = std::str::from_utf8(text)
@@ -179,10 +192,11 @@ fn summary(samples: &Samples, right: u64, description: &SampleDescription, out: 
         (Targets::Classes { .. }, TargetNames::Classes(_))
     );
     let accuracy = match has_classes {
-        true => format!("; {right} of them have the predicted class"),
+        true => format!("; {right} right, {:.2} %", 100.0 * right as f64 / count.max(1) as f64),
         false => String::new(),
     };
-    print_line(&format!("{count} samples predicted in {}{accuracy}", out.display()));
+    let samples = counted(count, "sample", "samples");
+    print_line(&format!("{samples} predicted in {}{accuracy}", out.display()));
 }
 
 #[cfg(test)]

@@ -155,6 +155,9 @@ words! {
 const STEPS: i64 = 1_000_000_000;
 /// Largest number of samples in a batch.
 const BATCH_MAX: i64 = 1 << 20;
+/// Largest width of a hidden layer, and the most hidden layers of an MLP.
+const WIDTH_MAX: u64 = 65_536;
+const HIDDEN_MAX: usize = 1024;
 /// Largest number of blocks in a model chunk: far above what a model can have, and so small that
 /// sums of it do not wrap.
 const BLOCKS_MAX: u64 = 65_536;
@@ -594,6 +597,15 @@ impl RunConfig {
         if self.schedule.kind != Decay::Constant && min_lr > lr {
             let why = format!("expects at most optim.lr = {lr:?}, got {min_lr:?}");
             return fail(&["schedule.min_lr", "optim.lr"], why);
+        }
+        let (hidden, wide) = (&model.hidden, model.hidden.iter().find(|width| **width > WIDTH_MAX));
+        if let Some(width) = wide {
+            let why = format!("expects widths from 1 to {WIDTH_MAX}, got {width}");
+            return fail(&["model.hidden"], why);
+        }
+        if hidden.len() > HIDDEN_MAX {
+            let why = format!("expects at most {HIDDEN_MAX} layers, got {}", hidden.len());
+            return fail(&["model.hidden"], why);
         }
         if !matches!(self.data.image_size.len(), 0 | 2) {
             let why = format!("expects [height, width], got {:?}", self.data.image_size);

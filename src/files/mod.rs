@@ -36,6 +36,18 @@ pub fn replace_with(
     sync_directory(parent(path))
 }
 
+/// Writes what a user named: replaces a file, or the file that a link leads to, and writes to what
+/// is no regular file (a pipe, a device) as it is.
+pub fn replace_or_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            File::options().write(true).open(path)?.write_all(bytes)
+        }
+        Ok(_) => replace(&fs::canonicalize(path)?, bytes),
+        Err(_) => replace(path, bytes),
+    }
+}
+
 /// Syncs the entries of a directory (files created, renamed, removed) to the disk.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
     // Windows cannot open a directory as a file, and writes its entries in order by itself.
@@ -113,5 +125,27 @@ mod tests {
         assert_eq!(parent(Path::new("x")), Path::new("."));
         assert_eq!(parent(Path::new("a/x")), Path::new("a"));
         assert_eq!(beside(Path::new("a/x"), ".tmp"), Path::new("a/x.tmp"));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_are_followed_and_what_is_no_file_is_written_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| directory.path().join(name));
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        replace_or_write(&link, b"new").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        let pipe = directory.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        replace_or_write(&pipe, b"through").unwrap();
+        assert_eq!(reader.join().unwrap(), b"through");
+        replace_or_write(&directory.path().join("fresh"), b"x").unwrap();
     }
 }

@@ -64,7 +64,10 @@ fn images_are_classified_evaluated_and_predicted() {
     let probabilities = rows[1][3..].iter().map(|text| text.parse::<f64>().unwrap());
     assert!((probabilities.sum::<f64>() - 1.0).abs() < 1e-5);
     let labelled = desk.run("predict run --devices cpu --data images --out all.csv").ok();
-    assert!(labelled.err.contains("of them have the predicted class"), "{}", labelled.err);
+    assert!(labelled.err.contains("200 samples predicted in all.csv; "), "{}", labelled.err);
+    assert!(labelled.err.contains(" right, 9") && labelled.err.ends_with(" %\n"));
+    let same = desk.run("predict run --data new --out new/new-images-idx3-ubyte").ended(78);
+    assert!(same.err.contains("is a file of --data new"), "{}", same.err);
 }
 
 #[test]

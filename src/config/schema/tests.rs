@@ -91,6 +91,10 @@ fn impossible_values_name_the_key_and_what_is_accepted() {
     assert_eq!(check(|c| (csv(c), c.model.kind = ModelKind::Gpt).1), model);
     let model = "model.kind expects \"gpt\" for texts and tokens (data.kind = \"builtin\")";
     assert_eq!(check(|c| c.model.kind = ModelKind::Mlp), model);
+    let hidden = |widths: &[u64]| check(|c| (csv(c), c.model.hidden = widths.to_vec()).1);
+    assert_eq!(hidden(&[]), "fine");
+    assert_eq!(hidden(&[65_537]), "model.hidden expects widths from 1 to 65536, got 65537");
+    assert_eq!(hidden(&[1; 1025]), "model.hidden expects at most 1024 layers, got 1025");
     let size = "data.image_size expects [height, width], got [8]";
     let images = |c: &mut RunConfig| {
         csv(c);
