@@ -40,9 +40,7 @@ pub fn replace_with(
 /// is no regular file (a pipe, a device) as it is.
 pub fn replace_or_write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match fs::metadata(path) {
-        Ok(found) if !found.is_file() => {
-            File::options().write(true).open(path)?.write_all(bytes)
-        }
+        Ok(found) if !found.is_file() => File::options().write(true).open(path)?.write_all(bytes),
         Ok(_) => replace(&fs::canonicalize(path)?, bytes),
         Err(_) => replace(path, bytes),
     }

@@ -131,7 +131,8 @@ fn unannounced(
         format!("{length} values of type {dtype:?} for {name}")
     });
     let DatasetInput { name, dtype, .. } = announced;
-    let why = format!("gives {given}, and announces {elements} values of type {dtype:?} for {name}");
+    let why =
+        format!("gives {given}, and announces {elements} values of type {dtype:?} for {name}");
     DataError::Invalid { name: "the data set".into(), place: String::new(), why }
 }
 

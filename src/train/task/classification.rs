@@ -88,9 +88,8 @@ impl Task for Classification {
             sums[0] += 1.0;
             // Outputs of which one is not a number choose nothing.
             let is_choice = !row.iter().any(|output| output.is_nan());
-            let is_above = |(class, other): (usize, &f32)| {
-                other > value || (class < target && other == value)
-            };
+            let is_above =
+                |(class, other): (usize, &f32)| other > value || (class < target && other == value);
             let above = row.iter().enumerate().filter(|one| is_above(*one)).count();
             sums[1] += f64::from(u8::from(is_choice && above == 0));
             sums[2] += f64::from(u8::from(is_choice && above < TOP));
