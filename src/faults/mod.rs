@@ -62,6 +62,8 @@ pub enum Point {
     Moments,
     /// Before the place of addition of a device is timed, as `Timing`.
     ReduceSite,
+    /// Before a state is brought onto the devices, at the step of that state.
+    Restore,
     Forward,
     /// Before the first tensor is sent to another stage of a pipeline.
     Send,
@@ -102,10 +104,11 @@ const FAULTS: [(Fault, &str); 10] = [
     (Fault::Panic, "panic"),
 ];
 
-const POINTS: [(Point, &str); 17] = [
+const POINTS: [(Point, &str); 18] = [
     (Point::Timing, "timing"),
     (Point::Moments, "moments"),
     (Point::ReduceSite, "reduce-site"),
+    (Point::Restore, "restore"),
     (Point::Forward, "forward"),
     (Point::Send, "send"),
     (Point::Recv, "recv"),
@@ -318,6 +321,7 @@ impl Point {
             Self::Timing
             | Self::Moments
             | Self::ReduceSite
+            | Self::Restore
             | Self::Forward
             | Self::Send
             | Self::Recv

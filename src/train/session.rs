@@ -9,7 +9,8 @@ use super::state;
 use crate::base::Rank;
 use crate::base::rng::Key;
 use crate::checkpoint::NamedTensor;
-use crate::faults::Faults;
+use crate::exec::Executor;
+use crate::faults::{Fault, Faults, Point};
 use crate::graph::Plan;
 use crate::metrics::{RankRecord, StageRecord};
 use crate::optim::Optimizer;
@@ -77,15 +78,23 @@ impl Session {
         Ok(())
     }
 
-    /// Brings parameters and moments, by name, onto the devices.
+    /// Brings parameters and moments of a step, by name, onto the devices.
     ///
     /// # Errors
     /// Returns `TrainError` if they are not those of the model, or if a device fails.
     pub fn restore(
         &self,
-        parameters: Vec<NamedTensor>,
+        step: u64,
+        parameters: impl AsRef<[NamedTensor]> + Send + Sync + 'static,
         moments: &[NamedTensor],
     ) -> Result<(), TrainError> {
+        for rank in (0..self.group.world() as u32).map(Rank) {
+            let planned = self.options.faults.at_rank(Point::Restore, step, rank);
+            if let Some(fault) = planned.and_then(Fault::of_device) {
+                let inject = move |device: &mut dyn Executor| device.inject_fault(fault);
+                self.group.run_on(rank, "a fault", inject)?;
+            }
+        }
         state::restore(&self.group, parameters, moments, self.options.optimizer.moments())
     }
 

@@ -215,7 +215,7 @@ pub fn check(
 /// Returns `TrainError` if a tensor is missing or has another shape, or if a device fails.
 pub fn restore(
     group: &WorkerGroup,
-    parameters: Vec<NamedTensor>,
+    parameters: impl AsRef<[NamedTensor]> + Send + Sync + 'static,
     moments: &[NamedTensor],
     kept: usize,
 ) -> Result<(), TrainError> {
@@ -224,7 +224,7 @@ pub fn restore(
     let state = Arc::new((parameters, moments));
     let restored = group.run_on_all("restoring the state", move |_, device| {
         let (parameters, moments) = state.as_ref();
-        let mut written = write(device, BucketTensor::Parameters, parameters)?;
+        let mut written = write(device, BucketTensor::Parameters, parameters.as_ref())?;
         for (index, moment) in moments.iter().enumerate() {
             if written.is_ok() {
                 written = write(device, BucketTensor::Moment(index), moment)?;

@@ -97,7 +97,7 @@ pub struct Trainer {
     /// Index of the device that has failed.
     failed: Option<usize>,
     /// Last state in host memory, and the step and the place of the last save.
-    snapshot: Option<Checkpoint>,
+    snapshot: Option<Arc<Checkpoint>>,
     saved: Option<(u64, PathBuf)>,
 }
 
@@ -253,9 +253,14 @@ impl Trainer {
     }
 
     fn note_failure(&mut self, error: TrainError) -> TrainError {
-        let rank = error.failed_rank().and_then(|rank| self.placement().ranks.get(rank.index()));
-        self.failed = rank.map(|rank| rank.position).or(self.failed);
+        self.failed = self.failed_position(&error).or(self.failed);
         error.of_library()
+    }
+
+    /// Returns the index of the device that failed, if the error is that of one of several.
+    fn failed_position(&self, error: &TrainError) -> Option<usize> {
+        let rank = self.placement().ranks.get(error.failed_rank()?.index())?;
+        Some(rank.position)
     }
 
     /// Cuts the values of a batch into the inputs of each rank's micro-batches.

@@ -39,7 +39,7 @@ impl Run {
         self.found = self.saved;
         self.unknown = meta.unknown.clone();
         self.warn_if_changed(&meta.placement)?;
-        self.session.restore(parameters, &moments)?;
+        self.session.restore(meta.step, parameters, &moments)?;
         self.compare_parameters()?;
         // Only now, with the state on the devices, does the run replace its other course.
         match self.options.continued {

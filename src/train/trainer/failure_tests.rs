@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::fit_tests::{bits, options, steps, wave_model, waves};
 use super::*;
+use crate::checkpoint::NamedTensor;
 use crate::metrics::Event;
 use crate::train::PipelineOptions;
+use crate::train::left_devices::LeftDevices;
 
 fn faulty(devices: &str, faults: &str) -> TrainerOptions {
     TrainerOptions { faults: faults.parse().unwrap(), ..options(devices) }
@@ -18,6 +20,87 @@ fn without_a_failure_there_is_nothing_to_recover_from() {
     let told = trainer.recover().unwrap_err().to_string();
     assert!(told.contains("there is nothing to recover from"), "{told}");
     trainer.fit(&waves(), &steps(1)).unwrap();
+}
+
+#[test]
+fn what_was_kept_before_parameters_were_set_or_restored_is_not_gone_back_to() {
+    let options = TrainerOptions { snapshot_every: 2, ..options("cpu*2") };
+    let mut trainer = Trainer::new(wave_model(), &options).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let directory = Some(place.path().to_path_buf());
+    let fit = FitOptions { directory: directory.clone(), ..steps(2) };
+    trainer.fit(&waves(), &fit).unwrap();
+    let fitted = bits(&trainer);
+    // Nothing is set by what is refused.
+    let wrong = NamedTensor { name: "v".into(), shape: vec![1], values: vec![1.0] };
+    trainer.set_parameters(&[wrong]).unwrap_err();
+    assert!(trainer.saved.is_some());
+    trainer.set_parameter("v", &[0.5; 8]).unwrap();
+    let set = bits(&trainer);
+    assert!(trainer.saved.is_none() && trainer.snapshot.is_none() && set != fitted);
+    // The directory has a save of that step with other parameters.
+    trainer.fit(&waves(), &fit).unwrap();
+    let loaded = Trainer::load(wave_model(), &options, place.path()).unwrap();
+    assert_eq!(bits(&loaded), set);
+
+    let earlier = tempfile::tempdir().unwrap();
+    trainer.save(earlier.path()).unwrap();
+    trainer.fit(&waves(), &FitOptions { directory, ..steps(6) }).unwrap();
+    assert_eq!(trainer.saved, Some((6, place.path().to_path_buf())));
+    trainer.restore(earlier.path()).unwrap();
+    let told = trainer.last_state().unwrap_err().to_string();
+    assert!(told.starts_with("no state was kept to recover from"), "{told}");
+}
+
+#[test]
+fn a_state_that_cannot_be_brought_back_is_kept_to_try_again() {
+    let faults = "lost@backward:4/1,lost@restore:3/0";
+    let place = tempfile::tempdir().unwrap();
+    let trace = place.path().join("trace.json");
+    let faulty =
+        TrainerOptions { snapshot_every: 3, trace: Some(trace.clone()), ..faulty("cpu*2", faults) };
+    let mut trainer = Trainer::new(wave_model(), &faulty).unwrap();
+    trainer.fit(&waves(), &steps(6)).unwrap_err();
+    let left = || LeftDevices { devices: "cpu*2".into(), stages: None, spare: 0 };
+    let state = trainer.last_state().unwrap();
+    assert_eq!((state.meta.step, Arc::strong_count(&state)), (3, 2), "there is no second copy");
+    let error = trainer.reopen_on(left(), state).unwrap_err();
+    assert_eq!(error.lost_rank().unwrap().0, 0);
+    assert!(trainer.failed.is_some() && trainer.options().devices == "cpu*2");
+    let state = trainer.last_state().unwrap();
+    assert_eq!(trainer.reopen_on(left(), state).unwrap(), 3);
+    assert_eq!(Arc::strong_count(trainer.snapshot.as_ref().unwrap()), 1);
+    trainer.fit(&waves(), &steps(6)).unwrap();
+    assert_eq!(bits(&trainer), undisturbed("cpu*2", 6));
+    // Later traces are named by the first.
+    assert_eq!(trainer.options().trace, Some(trace));
+}
+
+#[test]
+fn one_device_keeps_no_state_that_only_another_could_use() {
+    let alone =
+        TrainerOptions { snapshot_every: 1, on_loss: DeviceLoss::Continue, ..options("cpu") };
+    let mut trainer = Trainer::new(wave_model(), &alone).unwrap();
+    trainer.fit(&waves(), &steps(2)).unwrap();
+    assert!(trainer.snapshot.is_none());
+    let several = TrainerOptions { devices: "cpu*2".into(), ..alone };
+    let mut trainer = Trainer::new(wave_model(), &several).unwrap();
+    trainer.fit(&waves(), &steps(2)).unwrap();
+    assert!(trainer.snapshot.is_some());
+}
+
+#[test]
+fn a_damaged_save_that_is_passed_over_is_noted() {
+    let mut trainer = Trainer::new(wave_model(), &options("cpu*2")).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    for count in [1, 2] {
+        trainer.fit(&waves(), &steps(count)).unwrap();
+        trainer.save(place.path()).unwrap();
+    }
+    let newest = place.path().join("checkpoints/step-00000002/parameters.safetensors");
+    std::fs::write(newest, b"damaged").unwrap();
+    assert_eq!(trainer.last_state().unwrap().meta.step, 1);
+    assert!(trainer.notes().join("\n").contains("step-00000002"), "{:?}", trainer.notes());
 }
 
 /// Returns the parameters after so many steps without a fault.

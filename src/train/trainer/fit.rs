@@ -289,8 +289,8 @@ impl Trainer {
     fn keep_start(&mut self) -> Result<(), TrainError> {
         self.take_snapshot_if_due()?;
         let is_kept = self.saved.is_some() || self.snapshot.is_some();
-        if self.options.on_loss == DeviceLoss::Continue && !is_kept {
-            self.snapshot = Some(self.checkpoint()?);
+        if self.options.on_loss == DeviceLoss::Continue && self.world() > 1 && !is_kept {
+            self.snapshot = Some(Arc::new(self.checkpoint()?));
         }
         Ok(())
     }

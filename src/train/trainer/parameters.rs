@@ -44,13 +44,17 @@ impl Trainer {
     }
 
     /// Sets parameters, all or some, on all devices to the same bytes. What the optimizer has
-    /// averaged over the steps so far stays.
+    /// averaged over the steps so far stays. Earlier saves hold other parameters, so that
+    /// [`Trainer::recover`] needs a later one.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no parameter of a name, or if it has another shape or
     /// number of values; then none is set. Also if a device fails.
     pub fn set_parameters(&mut self, tensors: &[NamedTensor]) -> Result<(), TrainError> {
         let set = self.write_parameters(tensors);
+        if set.is_ok() {
+            self.forget_kept_states();
+        }
         self.noting_failure(set)
     }
 

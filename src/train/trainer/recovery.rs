@@ -1,6 +1,9 @@
 //! Recovery of a [`Trainer`] from the loss of a device: it opens the others again, and goes on from
 //! the last saved state.
 
+use std::mem;
+use std::sync::Arc;
+
 use super::opening::open;
 use super::{Trainer, TrainerOptions};
 use crate::checkpoint::Checkpoint;
@@ -30,38 +33,72 @@ impl Trainer {
             fail("none of several devices has failed, so that there is nothing to recover from")
         })?;
         let left = self.left_without(&self.options, failed);
-        let mut left = left.ok_or_else(|| fail("no other device is left to recover on"))?;
-        let checkpoint = self.last_state()?;
+        let left = left.ok_or_else(|| fail("no other device is left to recover on"))?;
+        let state = self.last_state()?;
         // What is on the devices is freed before they are opened again.
         self.session.group.close();
+        self.reopen_on(left, state)
+    }
+
+    /// Opens devices that are left, and brings a state onto them. One that fails then is left out,
+    /// too; if none is left, all that is kept to recover from stays.
+    pub(super) fn reopen_on(
+        &mut self,
+        mut left: LeftDevices,
+        state: Arc<Checkpoint>,
+    ) -> Result<u64, TrainError> {
         loop {
             let options = self.options.on(&left);
-            // The trace of what was before stays.
-            let ending = format!(".from-{}", checkpoint.meta.step);
-            let trace = self.options.trace.as_deref().map(|path| files::beside(path, &ending));
-            let options = TrainerOptions { trace, ..options };
-            let before = Some(&checkpoint.meta.placement);
-            match open(self.graph.clone(), &options, before, None) {
+            match self.opened_at(&options, &state) {
                 Ok(opened) => {
-                    let earlier = std::mem::take(&mut self.notes);
-                    let (saved, snapshot) = (self.saved.take(), self.snapshot.take());
-                    *self = Self::of(opened, options);
-                    self.notes.splice(0..0, earlier);
-                    let step = checkpoint.meta.step;
-                    self.restore_checkpoint(checkpoint)?;
-                    // Another device may fail before the next copy is due.
-                    self.snapshot = snapshot.filter(|kept| kept.meta.step == step);
-                    self.saved = saved;
-                    return Ok(step);
+                    self.go_on_as(opened);
+                    return Ok(self.steps());
                 }
-                Err(error) => {
-                    // Before there is a placement, ranks are positions.
-                    let position = error.failed_rank().map(|rank| rank.index());
-                    let others = position.and_then(|at| self.left_without(&options, at));
+                Err((error, failed)) => {
+                    let others = failed.and_then(|at| self.left_without(&options, at));
                     left = others.ok_or(error)?;
                 }
             }
         }
+    }
+
+    /// Opens a trainer at a state of this one; an error is with the position of the device that
+    /// failed.
+    fn opened_at(
+        &self,
+        options: &TrainerOptions,
+        state: &Arc<Checkpoint>,
+    ) -> Result<Self, (TrainError, Option<usize>)> {
+        // The trace of what was before stays.
+        let ending = format!(".from-{}", state.meta.step);
+        let trace = self.options.trace.as_deref().map(|path| files::beside(path, &ending));
+        let traced = TrainerOptions { trace, ..options.clone() };
+        let before = Some(&state.meta.placement);
+        let opened = open(self.graph.clone(), &traced, before, None).map_err(|error| {
+            // Before there is a placement, ranks are positions.
+            let position = error.failed_rank().map(|rank| rank.index());
+            (error, position)
+        })?;
+        let mut opened = Self::of(opened, options.clone());
+        match opened.restore_checkpoint(state.clone()) {
+            Ok(()) => Ok(opened),
+            Err(error) => {
+                let position = opened.failed_position(&error);
+                Err((error, position))
+            }
+        }
+    }
+
+    /// Takes over the devices of a trainer that was opened at the last state of this one.
+    fn go_on_as(&mut self, opened: Self) {
+        let earlier = mem::take(&mut self.notes);
+        let (saved, snapshot) = (self.saved.take(), self.snapshot.take());
+        *self = opened;
+        self.notes.splice(0..0, earlier);
+        // Another device may fail before the next copy is due.
+        let (step, is_alone) = (self.steps(), self.world() == 1);
+        self.snapshot = snapshot.filter(|kept| kept.meta.step == step && !is_alone);
+        self.saved = saved;
     }
 
     fn left_without(&self, options: &TrainerOptions, position: usize) -> Option<LeftDevices> {
@@ -69,20 +106,20 @@ impl Trainer {
     }
 
     /// Returns the state of the last step that was kept.
-    fn last_state(&self) -> Result<Checkpoint, TrainError> {
-        let in_memory = self.snapshot.as_ref();
-        let in_memory_at = in_memory.map(|checkpoint| checkpoint.meta.step);
-        match (in_memory, &self.saved) {
-            (Some(_), Some((step, directory))) if in_memory_at < Some(*step) => {
-                Ok(Checkpoint::load_path(directory)?.0)
-            }
-            (Some(checkpoint), _) => Ok(checkpoint.clone()),
-            (None, Some((_, directory))) => Ok(Checkpoint::load_path(directory)?.0),
-            (None, None) => Err(TrainError::InvalidRequest(
+    pub(super) fn last_state(&mut self) -> Result<Arc<Checkpoint>, TrainError> {
+        let in_memory_at = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
+        let saved = self.saved.as_ref().filter(|(step, _)| in_memory_at < Some(*step));
+        if let Some((_, directory)) = saved {
+            let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
+            self.notes.extend(warnings);
+            return Ok(Arc::new(checkpoint));
+        }
+        self.snapshot.clone().ok_or_else(|| {
+            TrainError::InvalidRequest(
                 "no state was kept to recover from; save the trainer, or set \
                  TrainerOptions::snapshot_every"
                     .into(),
-            )),
-        }
+            )
+        })
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::opening::{open, training_graph};
 use super::{Trainer, TrainerOptions};
@@ -52,14 +53,14 @@ impl Trainer {
             let opened = open(graph, options, Some(&checkpoint.meta.placement), None)?;
             let mut trainer = Self::of(opened, options.clone());
             trainer.notes.extend(warnings);
-            trainer.restore_checkpoint(checkpoint)?;
+            trainer.restore_checkpoint(Arc::new(checkpoint))?;
             Ok(trainer)
         })();
         loaded.map_err(TrainError::of_library)
     }
 
     /// Goes back, or on, to a save, as [`Trainer::load`] does, on the devices that are open and
-    /// with their shares.
+    /// with their shares. [`Trainer::recover`] needs a save after that.
     ///
     /// # Errors
     /// Returns `TrainError` if there is no good save, if it is that of another model, or if a
@@ -69,7 +70,9 @@ impl Trainer {
             let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
             check(&self.graph, &checkpoint)?;
             self.notes.extend(warnings);
-            self.restore_checkpoint(checkpoint)
+            self.restore_checkpoint(Arc::new(checkpoint))?;
+            self.forget_kept_states();
+            Ok(())
         })();
         self.noting_failure(restored)
     }
@@ -135,19 +138,26 @@ impl Trainer {
         Ok(Checkpoint { meta, parameters, moments })
     }
 
+    /// Forgets the states that were kept to recover from: they are not those of the parameters that
+    /// the devices hold now, nor of the steps that led there.
+    pub(super) fn forget_kept_states(&mut self) {
+        (self.saved, self.snapshot) = (None, None);
+    }
+
     /// Brings a state that was checked onto the devices.
-    pub(super) fn restore_checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), TrainError> {
-        let Checkpoint { meta, parameters, mut moments } = checkpoint;
-        if moments.is_empty() {
-            // The devices may hold those of other steps.
-            moments = self.zero_moments(&parameters);
-        }
-        self.session.restore(parameters, &moments)?;
+    pub(super) fn restore_checkpoint(&mut self, state: Arc<Checkpoint>) -> Result<(), TrainError> {
+        let meta = state.meta.clone();
+        // The devices may hold moments of other steps.
+        let zeros = match state.moments.is_empty() {
+            true => self.zero_moments(&state.parameters),
+            false => Vec::new(),
+        };
+        let moments = if zeros.is_empty() { &state.moments } else { &zeros };
+        self.session.restore(meta.step, SharedParameters(state.clone()), moments)?;
         let (steps, updates) = (meta.step, meta.optimizer_step);
         self.session.taken = StepsTaken { steps, updates };
         (self.samples, self.best, self.data) = (meta.samples, meta.best, meta.data);
         (self.description, self.files) = (meta.description, meta.files);
-        self.snapshot = None;
         if meta.seed != self.options.seed {
             self.notes.push(format!(
                 "the save was made with seed {}, and training goes on with seed {}: dropout and \
@@ -167,17 +177,29 @@ impl Trainer {
         state::join_moments((0..self.options.optimizer.moments()).map(of_index).collect())
     }
 
-    /// Copies the state to host memory if it is time to.
+    /// Copies the state to host memory if it is time to, and another device may go on from it.
     pub(super) fn take_snapshot_if_due(&mut self) -> Result<(), TrainError> {
+        if self.world() == 1 {
+            return Ok(());
+        }
         let (every, now) = (self.options.snapshot_every, self.steps());
         let last = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
         let is_due = every > 0 && last.is_none_or(|last| last != now && now.is_multiple_of(every));
         if is_due {
             // Freed first: the host may not have memory for two.
             drop(mem::take(&mut self.snapshot));
-            self.snapshot = Some(self.checkpoint()?);
+            self.snapshot = Some(Arc::new(self.checkpoint()?));
         }
         Ok(())
+    }
+}
+
+/// Parameters of a state that is kept while devices read them.
+struct SharedParameters(Arc<Checkpoint>);
+
+impl AsRef<[NamedTensor]> for SharedParameters {
+    fn as_ref(&self) -> &[NamedTensor] {
+        &self.0.parameters
     }
 }
 
