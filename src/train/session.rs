@@ -3,6 +3,7 @@
 //! kept on disk, is theirs.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::error::TrainError;
 use super::state;
@@ -12,7 +13,7 @@ use crate::checkpoint::NamedTensor;
 use crate::exec::Executor;
 use crate::faults::{Fault, Faults, Point};
 use crate::graph::Plan;
-use crate::metrics::{RankRecord, StageRecord};
+use crate::metrics::{RankRecord, StageRecord, StepRecord, Unit};
 use crate::optim::Optimizer;
 use crate::parallel::{Placement, Program, RankPlacement, Verdict};
 use crate::runtime::memory;
@@ -41,6 +42,18 @@ pub struct StepsTaken {
     pub steps: u64,
     /// Steps that updated parameters; skipped ones do not.
     pub updates: u64,
+}
+
+/// What the record of a step has from outside of the session.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTiming {
+    /// Learning rate of the step.
+    pub lr: f64,
+    /// What steps count.
+    pub unit: Unit,
+    /// Samples of the step.
+    pub batch: u64,
+    pub started: Instant,
 }
 
 /// Devices with a model that is trained on them.
@@ -160,8 +173,36 @@ impl Session {
         self.rank_plans.iter().enumerate().map(of_rank).collect()
     }
 
+    /// Returns the record of the step that was just taken, which began at `timing.started`, with
+    /// the wait for its samples.
+    pub fn step_record(&self, reports: &[StepReport], timing: &StepTiming) -> StepRecord {
+        let StepTiming { lr, unit, batch, started } = *timing;
+        let (report, seconds) = (&reports[Rank(0).index()], started.elapsed().as_secs_f64());
+        let totals = report.verdict.totals();
+        let count = match unit {
+            Unit::Tokens => totals.count as u64,
+            Unit::Samples => batch,
+        };
+        StepRecord {
+            step: self.taken.steps,
+            loss: totals.loss,
+            lr,
+            grad_norm: totals.gradient_norm,
+            unit,
+            count,
+            ms: 1e3 * seconds,
+            per_s: count as f64 / seconds,
+            busy: report.busy.filter(|_| reports.len() == 1),
+            ranks: self.rank_records(reports),
+            skipped: match &report.verdict {
+                Verdict::Skip { reason, .. } => Some(reason.to_string()),
+                Verdict::Commit(_) => None,
+            },
+        }
+    }
+
     /// Returns the metrics of each rank in a step; empty for a single rank.
-    pub fn rank_records(&self, reports: &[StepReport]) -> Vec<RankRecord> {
+    fn rank_records(&self, reports: &[StepReport]) -> Vec<RankRecord> {
         let stage = |rank: usize| {
             let (pipeline, stage) = self.placement.stage_of(rank)?;
             Some(StageRecord { pipeline: pipeline as u64, stage: stage as u64 })

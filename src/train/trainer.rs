@@ -215,13 +215,25 @@ impl Trainer {
     /// Takes a step on the inputs of each rank's micro-batches.
     fn advance(&mut self, ranks: Vec<Vec<Inputs>>, lr: f64) -> Result<Vec<StepReport>, TrainError> {
         self.take_snapshot_if_due()?;
+        let reports = self.take_step(ranks, lr)?;
+        self.compare_parameters_if_due()?;
+        Ok(reports)
+    }
+
+    fn take_step(
+        &mut self,
+        ranks: Vec<Vec<Inputs>>,
+        lr: f64,
+    ) -> Result<Vec<StepReport>, TrainError> {
         let reports = self.session.step(&self.session.inputs(ranks, lr))?;
         self.samples += self.options.batch as u64;
-        let every = self.options.hash_every;
-        if every > 0 && self.steps().is_multiple_of(every) {
-            self.compare_parameters()?;
-        }
         Ok(reports)
+    }
+
+    fn compare_parameters_if_due(&mut self) -> Result<(), TrainError> {
+        let every = self.options.hash_every;
+        let is_due = every > 0 && self.steps().is_multiple_of(every);
+        if is_due { self.compare_parameters() } else { Ok(()) }
     }
 
     /// Compares the parameters of all devices; repairs them with a note, if so requested.

@@ -19,8 +19,7 @@ use crate::base::Rank;
 use crate::checkpoint::{Best, Checkpoint, Store};
 use crate::data::DataFile;
 use crate::faults::{Faults, Point};
-use crate::metrics::{Event, SentenceRecord, Sink, Sinks, StepRecord, Trace, Unit};
-use crate::parallel::Verdict;
+use crate::metrics::{Event, SentenceRecord, Sink, Sinks, Trace};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::replica_check::ReplicaMismatch;
@@ -28,7 +27,7 @@ use crate::runtime::step::{StepInput, StepReport};
 use crate::train::error::TrainError;
 use crate::train::loader::{self, BatchSource, Loader};
 use crate::train::run_data::{RunData, SavedData};
-use crate::train::session::Session;
+use crate::train::session::{Session, StepTiming};
 use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
 use crate::train::state;
@@ -224,31 +223,10 @@ impl Run {
         reports: &[StepReport],
         started: Instant,
     ) -> Result<(), TrainError> {
-        let (step, report) = (self.step(), &reports[0]);
-        let totals = *report.verdict.totals();
-        let seconds = started.elapsed().as_secs_f64();
-        let skipped = match &report.verdict {
-            Verdict::Skip { reason, .. } => Some(reason.to_string()),
-            Verdict::Commit(_) => None,
-        };
-        let unit = self.task.unit();
-        let count = match unit {
-            Unit::Tokens => totals.count as u64,
-            Unit::Samples => u64::from(self.spec.batch),
-        };
-        let record = StepRecord {
-            step,
-            loss: totals.loss,
-            lr: self.spec.schedule.lr(step),
-            grad_norm: totals.gradient_norm,
-            unit,
-            count,
-            ms: 1e3 * seconds,
-            per_s: count as f64 / seconds,
-            busy: report.busy.filter(|_| reports.len() == 1),
-            ranks: self.session.rank_records(reports),
-            skipped: skipped.clone(),
-        };
+        let (step, batch) = (self.step(), u64::from(self.spec.batch));
+        let (lr, unit) = (self.spec.schedule.lr(step), self.task.unit());
+        let record = self.session.step_record(reports, &StepTiming { lr, unit, batch, started });
+        let skipped = record.skipped.clone();
         self.options
             .faults
             .at_write(Point::Metrics, step)

@@ -7,16 +7,14 @@ use std::time::Instant;
 
 use super::opening::source;
 use super::{DeviceLoss, Trainer};
-use crate::base::Rank;
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
 use crate::data::{Augmentation, DataFile, Dataset, Split};
-use crate::metrics::{EvalRecord, Event, StepRecord, Unit};
+use crate::metrics::{EvalRecord, Event};
 use crate::optim::{Decay, Schedule};
-use crate::parallel::Verdict;
-use crate::runtime::step::StepReport;
 use crate::train::error::TrainError;
 use crate::train::evaluate::{Evaluation, samples_of};
 use crate::train::loader::{BatchSource, LoadedRanks, Loader};
+use crate::train::session::StepTiming;
 use crate::train::task::{LossTask, Task};
 use crate::train::words::in_library_words;
 
@@ -32,7 +30,7 @@ pub struct FitOptions {
     /// Samples per evaluation, spread over the split; 0: all.
     pub eval_samples: u64,
     /// Task whose metrics evaluations compute, as
-    /// [`task_of_samples`](crate::train::task::task_of_samples) gives it.
+    /// [`task_of_samples`](crate::train::task::task_of_samples) gives it; steps count its unit.
     pub task: Arc<dyn Task>,
     /// Random changes of the pictures that are trained on.
     pub augmentation: Option<Augmentation>,
@@ -328,21 +326,29 @@ impl Trainer {
     }
 
     fn take_fit_step(&mut self, fit: &mut Fit, loader: &Loader) -> Result<(), TrainError> {
+        self.take_snapshot_if_due()?;
+        let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
         let ended = || TrainError::Defect("the loader ended before the last step".into());
         let ranks = loader.next_step().ok_or_else(ended)??;
-        let (lr, started) = (fit.options.schedule.lr(self.steps() + 1), Instant::now());
-        let notes = self.notes.len();
-        let reports = self.advance(ranks, lr)?;
-        // Repairs of differing parameters are told as they happen.
-        self.notes[notes..].iter().for_each(|note| fit.warn(note));
-        let record = self.step_record(&reports, lr, started);
+        let reports = self.take_step(ranks, lr)?;
+        let (unit, batch) = (fit.options.task.unit(), self.options.batch as u64);
+        let record = self.session.step_record(&reports, &StepTiming { lr, unit, batch, started });
         let skipped = record.skipped.clone();
         fit.loss = Some(record.loss);
         fit.emit(Event::Step(record));
-        let Some(reason) = skipped else {
-            fit.skipped = 0;
-            return Ok(());
-        };
+        match skipped {
+            None => fit.skipped = 0,
+            Some(reason) => self.count_skipped(fit, reason)?,
+        }
+        let notes = self.notes.len();
+        let compared = self.compare_parameters_if_due();
+        // Repairs of differing parameters are told as they happen.
+        self.notes[notes..].iter().for_each(|note| fit.warn(note));
+        compared
+    }
+
+    /// Counts a step that updated nothing; too many in a row are an error.
+    fn count_skipped(&self, fit: &mut Fit, reason: String) -> Result<(), TrainError> {
         fit.skipped += 1;
         let (count, limit) = (fit.skipped, fit.options.skipped_steps_max);
         fit.warn(&format!(
@@ -350,29 +356,6 @@ impl Trainer {
             self.steps()
         ));
         if count < limit { Ok(()) } else { Err(TrainError::NotFinite { count, reason }) }
-    }
-
-    fn step_record(&self, reports: &[StepReport], lr: f64, started: Instant) -> StepRecord {
-        let verdict = &reports[Rank(0).index()].verdict;
-        let (totals, seconds) = (verdict.totals(), started.elapsed().as_secs_f64());
-        let skipped = match verdict {
-            Verdict::Skip { reason, .. } => Some(reason.to_string()),
-            Verdict::Commit(_) => None,
-        };
-        let count = self.options.batch as u64;
-        StepRecord {
-            step: self.steps(),
-            loss: totals.loss,
-            lr,
-            grad_norm: totals.gradient_norm,
-            unit: Unit::Samples,
-            count,
-            ms: 1e3 * seconds,
-            per_s: count as f64 / seconds,
-            busy: reports[Rank(0).index()].busy.filter(|_| reports.len() == 1),
-            ranks: self.session.rank_records(reports),
-            skipped,
-        }
     }
 
     /// Evaluates on the validation split, unless that was done after this step; keeps and saves the

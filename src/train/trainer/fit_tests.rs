@@ -6,8 +6,9 @@ use super::tests::graph;
 use super::*;
 use crate::data::{DataError, DatasetInput, NamedInputs, Split};
 use crate::graph::{Builder, Init};
-use crate::metrics::Event;
+use crate::metrics::{Event, Unit};
 use crate::optim::Optimizer;
+use crate::train::task::Task;
 
 /// Points of a wave: 23 to train on, 5 held out.
 struct Waves;
@@ -176,6 +177,63 @@ fn a_callback_sees_what_happens_and_ends_the_call() {
     let expected = "0 of 12, step 1, step 2, step 3, step 4, evaluation 4, step 5, evaluation 5, \
                     ended";
     assert_eq!(seen.join(", "), expected);
+}
+
+#[test]
+fn a_step_lasts_from_the_wait_for_its_samples_and_counts_what_its_task_does() {
+    /// Samples that take their time.
+    struct Slow;
+    impl Dataset for Slow {
+        fn inputs(&self) -> Vec<DatasetInput> {
+            Waves.inputs()
+        }
+        fn len(&self, split: Split) -> u64 {
+            Waves.len(split)
+        }
+        fn evaluation_samples(&self, split: Split) -> Vec<u64> {
+            Waves.evaluation_samples(split)
+        }
+        fn fingerprint(&self) -> String {
+            "slow".into()
+        }
+        fn rows(&self, split: Split, indices: &[u64]) -> Result<NamedInputs, DataError> {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            Waves.rows(split, indices)
+        }
+    }
+    #[derive(Debug)]
+    struct Counted;
+    impl Task for Counted {
+        fn unit(&self) -> Unit {
+            Unit::Tokens
+        }
+        fn summary(&self) -> String {
+            String::new()
+        }
+    }
+    let slow: Arc<dyn Dataset> = Arc::new(Slow);
+    let mut records = Vec::new();
+    let mut fitted = |fit: FitOptions| {
+        let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+        trainer
+            .fit_with(&slow, &fit, &mut |event| {
+                if let Event::Step(record) = event {
+                    records.push((record.unit, record.count, record.ms));
+                }
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+    };
+    let fit = FitOptions::constant(FitLength::Steps(3), 0.05);
+    fitted(FitOptions { task: Arc::new(Counted), ..fit.clone() });
+    fitted(fit);
+    // Reading the samples of a step takes 30 ms, and training on them hardly any.
+    let waited: f64 = records.iter().map(|(.., ms)| ms).sum();
+    assert!(waited > 90.0, "{records:?}");
+    // Each of six samples has one target.
+    let units: Vec<_> = records.iter().map(|(unit, count, _)| (*unit, *count)).collect();
+    assert_eq!(units[..3], [(Unit::Tokens, 6); 3]);
+    assert_eq!(units[3..], [(Unit::Samples, 6); 3]);
 }
 
 #[test]
