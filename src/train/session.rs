@@ -163,6 +163,33 @@ impl Session {
         Ok(compare(&self.group, &self.plan, repair)?)
     }
 
+    /// Compares like [`Session::compare`], and requires that nothing differs; with `repair`, after
+    /// the repair of what did, each of which `tell` gets a sentence about.
+    ///
+    /// # Errors
+    /// Returns `TrainError::ReplicaMismatch` for the first rank that differs, the errors of
+    /// `tell`, and `TrainError` if a device fails.
+    pub fn require_equal(
+        &self,
+        repair: bool,
+        tell: &mut dyn FnMut(String) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        let (mut found, step) = (self.compare(repair)?, self.taken.steps);
+        let device = |rank: Rank| &self.placement.ranks[rank.index()].name;
+        if repair && !found.is_empty() {
+            for ReplicaMismatch { rank, what } in &found {
+                let device = device(*rank);
+                tell(format!(
+                    "{device} ({rank}) did not hold the same parameters as the other ranks after \
+                     step {step}: {what}; they were repaired"
+                ))?;
+            }
+            found = self.compare(false)?;
+        }
+        let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
+        Err(TrainError::ReplicaMismatch { rank, device: device(rank).clone(), step, what })
+    }
+
     /// Returns the bytes that the session takes on the device of each rank.
     pub fn device_bytes(&self) -> Vec<u64> {
         let of_rank = |(rank, plan): (usize, &Arc<Plan>)| {

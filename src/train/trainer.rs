@@ -55,7 +55,6 @@ use crate::data::{DataDescription, DataFile, Dataset};
 use crate::graph::Graph;
 use crate::metrics::Trace;
 use crate::parallel::{MicroBatch, Outcome, Placement, Program};
-use crate::runtime::replica_check::ReplicaMismatch;
 use crate::runtime::step::{Inputs, StepReport};
 use opening::{OpenedSession, open, training_graph};
 
@@ -239,20 +238,11 @@ impl Trainer {
     /// Compares the parameters of all devices; repairs them with a note, if so requested.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
         let repair = self.options.on_mismatch == MismatchAction::Repair;
-        let mut found = self.session.compare(repair)?;
-        if repair && !found.is_empty() {
-            for ReplicaMismatch { rank, what } in &found {
-                let (device, step) = (&self.placement().ranks[rank.index()].name, self.steps());
-                self.notes.push(format!(
-                    "{device} ({rank}) did not hold the same parameters as the other ranks after \
-                     step {step}: {what}; they were repaired"
-                ));
-            }
-            found = self.session.compare(false)?;
-        }
-        let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
-        let device = self.placement().ranks[rank.index()].name.clone();
-        Err(TrainError::ReplicaMismatch { rank, device, step: self.steps(), what })
+        let notes = &mut self.notes;
+        self.session.require_equal(repair, &mut |text| {
+            notes.push(text);
+            Ok(())
+        })
     }
 
     /// Returns a result for the user: remembers which device failed, if one did, and words its

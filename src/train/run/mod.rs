@@ -22,7 +22,6 @@ use crate::faults::{Faults, Point};
 use crate::metrics::{Event, SentenceRecord, Sink, Sinks, Trace};
 use crate::runtime::memory;
 use crate::runtime::placement::plans::Plans;
-use crate::runtime::replica_check::ReplicaMismatch;
 use crate::runtime::step::{StepInput, StepReport};
 use crate::train::error::TrainError;
 use crate::train::loader::{self, BatchSource, Loader};
@@ -244,22 +243,10 @@ impl Run {
     /// Compares the parameters of all devices, and makes them equal again or ends the run, as
     /// parallel.on_mismatch requires.
     fn compare_parameters(&mut self) -> Result<(), TrainError> {
-        let repair = self.spec.repairs_replicas;
-        let mut found = self.session.compare(repair)?;
-        if repair && !found.is_empty() {
-            for ReplicaMismatch { rank, what } in &found {
-                let (device, step) =
-                    (&self.session.placement.ranks[rank.index()].name, self.step());
-                self.warn(format!(
-                    "{device} ({rank}) did not hold the same parameters as the other ranks after \
-                     step {step}: {what}; they were repaired"
-                ))?;
-            }
-            found = self.session.compare(false)?;
-        }
-        let Some(ReplicaMismatch { rank, what }) = found.into_iter().next() else { return Ok(()) };
-        let device = self.session.placement.ranks[rank.index()].name.clone();
-        Err(TrainError::ReplicaMismatch { rank, device, step: self.step(), what })
+        let (session, sinks) = (&self.session, &mut self.sinks);
+        session.require_equal(self.spec.repairs_replicas, &mut |text| {
+            Ok(sinks.event(&Event::Warning(text))?)
+        })
     }
 
     fn emit(&mut self, event: Event) -> Result<(), TrainError> {
