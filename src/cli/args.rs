@@ -200,7 +200,8 @@ pub struct CheckpointArgs {
 pub struct EvalArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
-    /// Evaluate all of these data instead of a split of the run's
+    /// Evaluate all of these data instead of a split of the run's; of a training and a held-out
+    /// set in one directory, the held-out one
     #[arg(long, value_name = "PATH", conflicts_with = "split")]
     pub data: Option<PathBuf>,
     /// Split of the run's own data
@@ -252,7 +253,8 @@ pub struct PredictArgs {
     #[command(flatten)]
     pub checkpoint: CheckpointArgs,
     /// Samples to predict, in any format that `potluck train` reads; targets may be missing, and
-    /// are compared if they are there
+    /// are compared if they are there; of a training and a held-out set in one directory, the
+    /// held-out one is taken
     #[arg(long, value_name = "PATH")]
     pub data: PathBuf,
     /// File of the predictions [default: stdout]

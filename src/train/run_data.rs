@@ -10,8 +10,8 @@ use crate::checkpoint::Meta;
 use crate::data::formats::{self, KnownSamples, ReadOptions};
 use crate::data::tokens::{TokenFile, TokenWindows};
 use crate::data::{
-    Augmentation, DataDescription, Dataset, SampleDescription, SampleOptions, SampleSet,
-    TargetNames, TextData, TextWindows, Tokenizer, TokenizerChoice, world,
+    Augmentation, DataDescription, Dataset, LoadedSamples, SampleDescription, SampleOptions,
+    SampleSet, TargetNames, TextData, TextWindows, Tokenizer, TokenizerChoice, world,
 };
 use crate::graph::Graph;
 
@@ -28,6 +28,14 @@ impl SavedData {
     /// Returns what a checkpoint knows.
     pub fn of(meta: &Meta) -> Self {
         Self { tokenizer: meta.tokenizer.clone(), description: meta.description.clone() }
+    }
+
+    /// Returns the description of samples, if the data are samples.
+    fn samples(&self) -> Option<&SampleDescription> {
+        match &self.description {
+            Some(DataDescription::Samples(samples)) => Some(samples),
+            _ => None,
+        }
     }
 
     /// Returns the sizes of the data; `None` for a new run.
@@ -160,7 +168,8 @@ impl RunSpec {
     }
 
     /// Loads other data than the run's, of which nothing is held out: all of it is the training
-    /// split.
+    /// split. Of samples in two sets, a training and a held-out one, only the held-out one is
+    /// loaded.
     ///
     /// # Errors
     /// See [`RunSpec::load_data`].
@@ -173,23 +182,30 @@ impl RunSpec {
             DataSource::Tokens(_) => DataSource::Tokens(path),
             DataSource::Samples { format, .. } => {
                 let format = formats::detect(&path).unwrap_or(*format);
-                DataSource::Samples { format, path, val_path: None }
+                let options = spec.read_options(saved.samples());
+                let loaded = formats::load_for_evaluation(format, &path, &options)?;
+                return spec.sample_data(loaded, saved.samples());
             }
         };
         spec.load_data(saved)
     }
 
     fn load_samples(&self, saved: &SavedData) -> Result<RunData, TrainError> {
-        let DataSpec { source, held_out, normalize, crop, flip, .. } = &self.data;
-        let DataSource::Samples { format, path, val_path } = source else {
+        let DataSource::Samples { format, path, val_path } = &self.data.source else {
             return Err(TrainError::Defect("data without samples".into()));
         };
-        let before = match &saved.description {
-            Some(DataDescription::Samples(samples)) => Some(samples),
-            _ => None,
-        };
-        let options = self.read_options(before);
+        let options = self.read_options(saved.samples());
         let loaded = formats::load(*format, path, val_path.as_deref(), &options)?;
+        self.sample_data(loaded, saved.samples())
+    }
+
+    /// Makes a data set of samples, normalized as those that a model was trained on before.
+    fn sample_data(
+        &self,
+        loaded: LoadedSamples,
+        before: Option<&SampleDescription>,
+    ) -> Result<RunData, TrainError> {
+        let DataSpec { held_out, normalize, crop, flip, .. } = &self.data;
         let normalization = before.map(|samples| samples.normalization.clone());
         let options =
             SampleOptions { held_out: *held_out, normalize: *normalize, saved: normalization };

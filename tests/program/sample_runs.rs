@@ -52,6 +52,9 @@ fn images_are_classified_evaluated_and_predicted() {
         |row: &Value| row.as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).sum::<u64>();
     assert_eq!(confusion.iter().map(row).sum::<u64>(), 200, "{json}");
     assert_eq!(json["accuracy"], last["val_accuracy"]);
+    let other: Value =
+        serde_json::from_str(&desk.run("eval run --json --data images").ok().out).unwrap();
+    assert_eq!((&other["samples"], &other["loss"]), (&json["samples"], &json["loss"]));
 
     write_idx(&desk.path("new"), "new", 5000, 70);
     fs::remove_file(desk.path("new/new-labels-idx1-ubyte")).unwrap();
@@ -73,7 +76,7 @@ fn images_are_classified_evaluated_and_predicted() {
 #[test]
 fn a_classifier_has_the_same_bits_resumed_shared_and_as_a_pipeline() {
     let desk = desk_with_images();
-    let weights = |run: &str| desk.checkpoint(run, 60, "model.safetensors");
+    let weights = |run: &str| desk.checkpoint(run, 60, "parameters.safetensors");
     let augmented = format!("{SMALL} --set data.crop=1 --set model.dropout=0.1");
     desk.run(&format!(
         "{augmented} --out whole --set train.checkpoint_every=30 \

@@ -28,11 +28,6 @@ impl FileSets {
             (None, None) => None,
         }
     }
-
-    /// Returns the set that a model is evaluated on: the held-out one, or the only one.
-    pub fn for_evaluation(self) -> FileSet {
-        self.held_out.unwrap_or(self.first)
-    }
 }
 
 /// Directory that the names of files are relative to.

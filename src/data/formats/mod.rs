@@ -122,7 +122,7 @@ pub fn load(
     let train = read(format, &found.first, &request)?;
 
     let held_out = match val_path {
-        Some(path) => Some((Base::above(path), find(format, path)?.for_evaluation())),
+        Some(path) => Some((Base::above(path), find_for_evaluation(format, path)?)),
         None => found.held_out.map(|files| (base, files)),
     };
     let mut files = train.files;
@@ -149,11 +149,36 @@ pub fn load_for_prediction(
     path: &Path,
     options: &ReadOptions,
 ) -> Result<Samples, DataError> {
-    let set = find(format, path)?.for_evaluation();
+    Ok(read_for_evaluation(format, path, options, false)?.samples)
+}
+
+/// Reads samples on which a trained model is evaluated, as the training samples of a set that
+/// holds nothing out; they must have targets. Of two sets in a directory, the held-out one is read.
+///
+/// # Errors
+/// Like [`load`].
+pub fn load_for_evaluation(
+    format: SampleFormat,
+    path: &Path,
+    options: &ReadOptions,
+) -> Result<LoadedSamples, DataError> {
+    let ReadSet { samples, files, .. } = read_for_evaluation(format, path, options, true)?;
+    Ok(LoadedSamples { train: samples, validation: None, files })
+}
+
+fn read_for_evaluation(
+    format: SampleFormat,
+    path: &Path,
+    options: &ReadOptions,
+    targets: bool,
+) -> Result<ReadSet, DataError> {
+    let set = find_for_evaluation(format, path)?;
     let known = options.known.as_ref().map(Expected::of_model);
     let base = Base::of(path);
-    let request = Request { options, expected: known.as_ref(), base: &base, targets: false };
-    Ok(read(format, &set, &request)?.samples)
+    let mut read =
+        read(format, &set, &Request { options, expected: known.as_ref(), base: &base, targets })?;
+    read.files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(read)
 }
 
 /// Files of one set of samples.
@@ -177,6 +202,13 @@ fn find(format: SampleFormat, path: &Path) -> Result<FileSets, DataError> {
         SampleFormat::Npy => npy::find(path),
         SampleFormat::Pictures => pictures::find(path),
     }
+}
+
+/// Finds the set of a path that a model is evaluated on: a file, or of a directory the held-out
+/// set, if there is one.
+fn find_for_evaluation(format: SampleFormat, path: &Path) -> Result<FileSet, DataError> {
+    let FileSets { first, held_out } = find(format, path)?;
+    Ok(held_out.filter(|_| path.is_dir()).unwrap_or(first))
 }
 
 /// Reads one set and compares it with what is expected.

@@ -5,7 +5,7 @@ use std::io::Write;
 use flate2::{Compression, write::GzEncoder};
 
 use super::*;
-use crate::data::formats::load_for_prediction;
+use crate::data::formats::{load_for_evaluation, load_for_prediction};
 use crate::data::{DataFile, Features};
 
 /// Returns an IDX file.
@@ -83,6 +83,30 @@ fn images_without_labels_can_be_predicted() {
     let refused = refusal(SampleFormat::Idx, &[(IMAGES, &images)], "");
     let labels = "has no labels beside it; expected train-labels-idx1-ubyte, gzipped or not";
     assert_eq!(refused, format!("{IMAGES}: {labels}"));
+}
+
+#[test]
+fn a_model_is_evaluated_on_the_held_out_set_or_the_file_that_is_named() {
+    let images = |count: u8| idx(&[count.into(), 1, 1], &vec![7; count.into()]);
+    let labels = |count: u8| idx(&[count.into()], &vec![0; count.into()]);
+    let directory = directory(&[
+        (IMAGES, &images(3)),
+        (LABELS, &labels(3)),
+        ("t10k-images-idx3-ubyte", &images(2)),
+        ("t10k-labels-idx1-ubyte", &labels(2)),
+    ]);
+    for (path, count) in [("", 2), (IMAGES, 3), ("t10k-images-idx3-ubyte", 2)] {
+        let (path, options) = (below(directory.path(), path), ReadOptions::default());
+        let evaluated = load_for_evaluation(SampleFormat::Idx, &path, &options).unwrap();
+        assert_eq!((evaluated.train.len(), evaluated.files.len()), (count, 2), "{path:?}");
+        assert!(evaluated.validation.is_none());
+        let predicted = load_for_prediction(SampleFormat::Idx, &path, &options).unwrap();
+        assert_eq!(predicted.len(), count, "{path:?}");
+    }
+    fs::remove_file(directory.path().join("t10k-labels-idx1-ubyte")).unwrap();
+    let options = ReadOptions::default();
+    let refused = load_for_evaluation(SampleFormat::Idx, directory.path(), &options).err().unwrap();
+    assert!(refused.to_string().contains("has no labels beside it"), "{refused}");
 }
 
 #[test]
