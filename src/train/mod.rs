@@ -3,6 +3,7 @@
 //! [`run::train`] is the loop of `potluck train`; [`Trainer`] trains any graph from code. Both
 //! have a [`session::Session`].
 
+mod best;
 pub mod continuation;
 pub mod error;
 pub mod evaluate;

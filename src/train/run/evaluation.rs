@@ -6,6 +6,7 @@ use super::Run;
 use crate::checkpoint::{Best, Meta};
 use crate::data::Split;
 use crate::metrics::{EvalRecord, Event, Sink};
+use crate::train::best::{Incomparable, incomparable, is_better};
 use crate::train::error::TrainError;
 use crate::train::evaluate::{EvalRequest, Evaluation, evaluate_split, samples_of};
 
@@ -25,7 +26,7 @@ impl Run {
         let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
         let step = self.step();
         self.evaluated = Some((step, val_loss));
-        let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
+        let is_best = is_better(val_loss, self.best);
         let metrics = self.task.metrics(&sums);
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         self.emit(Event::Evaluation(record))?;
@@ -52,13 +53,15 @@ impl Run {
     /// checkpoint, if there is one: other data, or another number of samples.
     pub(super) fn incomparable(&self, meta: &Meta) -> Option<String> {
         // The fingerprint covers the data and their split.
-        if meta.data != self.fingerprint {
-            return Some("the data are not those that the checkpoint was trained on".into());
-        }
-        let (was, is) = (meta.best?.samples, self.eval_samples());
-        let why =
-            || format!("evaluations now take {is} samples instead of {was} (train.eval_samples)");
-        (was != is).then(why)
+        let data = (&*meta.data, &*self.fingerprint);
+        Some(match incomparable(meta.best, data, Some(self.eval_samples()))? {
+            Incomparable::Data => {
+                "the data are not those that the checkpoint was trained on".into()
+            }
+            Incomparable::Samples { was, is } => {
+                format!("evaluations now take {is} samples instead of {was} (train.eval_samples)")
+            }
+        })
     }
 
     /// Returns the samples of an evaluation; 0 if nothing is held out.

@@ -11,6 +11,7 @@ use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
 use crate::data::{Augmentation, DataFile, Dataset, Split};
 use crate::metrics::{EvalRecord, Event};
 use crate::optim::{Decay, Schedule};
+use crate::train::best::{incomparable, is_better};
 use crate::train::error::TrainError;
 use crate::train::evaluate::{Evaluation, samples_of};
 use crate::train::loader::{BatchSource, LoadedRanks, Loader};
@@ -209,7 +210,7 @@ impl Trainer {
                 self.steps() + left.div_ceil(batch)
             }
         };
-        self.drop_incomparable_best(&source, options.eval_samples);
+        self.drop_incomparable_best(&source, options);
         let store = options.directory.as_deref().map(|path| self.open_store(path)).transpose()?;
         Ok(Fit {
             options,
@@ -237,11 +238,14 @@ impl Trainer {
         Ok(source)
     }
 
-    /// Forgets the best evaluation if it was one of other data, or of another number of samples.
-    fn drop_incomparable_best(&mut self, source: &BatchSource, eval_samples: u64) {
-        let (data, samples) =
-            (source.data.fingerprint(), samples_of(source, Split::Validation, eval_samples));
-        self.best = self.best.filter(|best| self.data == data && best.samples == samples);
+    /// Forgets the best evaluation if it was one of other data, or of another number of samples
+    /// than those of this call.
+    fn drop_incomparable_best(&mut self, source: &BatchSource, options: &FitOptions) {
+        let data = source.data.fingerprint();
+        let samples = || samples_of(source, Split::Validation, options.eval_samples);
+        let samples = (options.eval_every > 0).then(samples);
+        let is_comparable = incomparable(self.best, (&self.data, &data), samples).is_none();
+        self.best = self.best.filter(|_| is_comparable);
         self.data = data;
         self.description = source.data.description();
         self.files = DataFile::recorded(source.data.files());
@@ -267,7 +271,7 @@ impl Trainer {
                 Ok(step) => {
                     let data = fit.source.data.clone();
                     fit.source = self.source_of(&data, fit.options)?;
-                    self.drop_incomparable_best(&fit.source, fit.options.eval_samples);
+                    self.drop_incomparable_best(&fit.source, fit.options);
                     (fit.skipped, fit.evaluated) = (0, None);
                     fit.warn(&format!(
                         "training goes on from step {step} on {}, without a device that failed: \
@@ -374,7 +378,7 @@ impl Trainer {
             })?;
         let Evaluation { loss: val_loss, samples, targets, sums } = evaluation;
         fit.evaluated = Some((step, val_loss));
-        let is_best = val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
+        let is_best = is_better(val_loss, self.best);
         let metrics = fit.options.task.metrics(&sums);
         let record = EvalRecord { step, val_loss, metrics, samples, targets, is_best };
         fit.emit(Event::Evaluation(record));
