@@ -26,10 +26,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let split = SampleOptions { held_out: 0.2, normalize: true, saved: None };
     let digits = SampleSet::new(found, &split)?;
     let task = task_of_samples(&digits.description);
-    let pixels = digits.description.shape.iter().product();
+    let widths = vec![digits.description.inputs(), 256, digits.description.outputs()];
     let data: Arc<dyn Dataset> = Arc::new(digits);
 
-    let widths = vec![pixels, 256, 10];
     let loss = MlpLoss::CrossEntropy;
     let graph = mlp(&MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss })?;
     let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };

@@ -267,13 +267,13 @@ sections! {
             if DATA_KIND = TEXTS;
         /// Share for the validation split; 0 = none. Of a text the end, of samples any.
         held_out: f64 = 0.1, Constraint::Real(Included(0.0), Included(0.5));
-        /// Column of a table that is the target; several, separated by commas, are all predicted.
+        /// Column of a table that is the target, or several, separated by commas.
         target: Option<String> = None, Constraint::Text, "the last column",
             if DATA_KIND = &["csv"];
         /// Classes or values as targets, where targets can be either.
         task: Option<TargetKind> = None, Constraint::OneOf(<Option<TargetKind>>::WORDS),
             if DATA_KIND = &["csv", "npy"];
-        /// Normalization of features, and of target values, to mean 0 and standard deviation 1.
+        /// Normalization of features and target values to mean 0 and standard deviation 1.
         normalize: bool = true, Constraint::Flag, if DATA_KIND = SAMPLES;
         /// Height and width to which pictures are resized.
         image_size: Vec<u64> = Vec::new(), Constraint::IntList, "as they are",

@@ -32,6 +32,20 @@ pub struct SampleDescription {
     pub normalization: Normalization,
 }
 
+impl SampleDescription {
+    /// Returns the number of values of a sample's features, the inputs of a model.
+    pub fn inputs(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Returns the number of outputs of a model: one per class, or one per value.
+    pub fn outputs(&self) -> usize {
+        match &self.targets {
+            TargetNames::Classes(names) | TargetNames::Values(names) => names.len(),
+        }
+    }
+}
+
 /// Description of data that are no text, which a checkpoint keeps.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]

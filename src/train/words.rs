@@ -10,7 +10,7 @@ const WORDS: &[(&str, &str)] = &[
     ("the model's width", "the size of the model"),
     ("raise model.layers", "give the model more blocks"),
     ("try it again with potluck devices --certify", "delete its entry in the cache of kernels"),
-    ("or name one with --data PATH", "or name another one"),
+    ("or name others with --data PATH", "or name others"),
     ("choose another directory with --out", "choose another directory"),
     ("choose another --out", "choose another directory"),
     ("set another --out", "choose another directory"),

@@ -229,7 +229,7 @@ fn mlp_with_squared_error() {
 
 /// Selectors of two adapters and the CPU device; the CPU device several times if there are fewer
 /// adapters.
-fn three_devices() -> String {
+fn three_devices() -> Vec<String> {
     let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
     let mut selectors: Vec<String> = match named.as_str() {
         "" => (0..crate::common::adapters().len()).map(|index| index.to_string()).collect(),
@@ -237,7 +237,7 @@ fn three_devices() -> String {
     };
     selectors.truncate(2);
     selectors.push(format!("cpu*{}", 3 - selectors.len()).replace("*1", ""));
-    selectors.join(",")
+    selectors
 }
 
 /// Trains on several devices and compares with what PyTorch computes on one.
@@ -292,17 +292,16 @@ fn options_on(devices: &str) -> TrainerOptions {
 fn unlike_devices_with_uneven_shares_train_as_pytorch_does() {
     let _turn = crate::common::turn();
     let shares = Shares::Fixed(vec![10, 4, 2]);
-    let options = TrainerOptions { shares, micro_batch: 5, ..options_on(&three_devices()) };
+    let options =
+        TrainerOptions { shares, micro_batch: 5, ..options_on(&three_devices().join(",")) };
     ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
 }
 
 #[test]
 fn a_pipeline_of_unlike_devices_trains_as_pytorch_does() {
     let _turn = crate::common::turn();
-    let devices = three_devices();
-    let two: Vec<&str> = devices.split(',').take(2).collect();
+    let devices = three_devices()[..2].join(",").replace("*2", "");
     let pipeline = PipelineOptions { stages: 2, ..PipelineOptions::default() };
-    let devices = if two.len() == 2 { two.join(",") } else { "cpu*2".into() };
     let options = TrainerOptions { pipeline, micro_batch: 4, ..options_on(&devices) };
     ["mlp", "mlp_mse"].iter().for_each(|case| check_together(case, &options));
 }

@@ -111,7 +111,8 @@ fn models_have_the_same_gradients_fused() {
         let (_, done) = check("an MLP", mlp_of(activation, MlpLoss::SquaredError));
         assert_eq!(count(&done, "matmul + bias"), 3);
         assert_eq!(count(&done, "matmul + activation"), 2);
-        assert_eq!(count(&done, "matmul + activation gradient"), 2);
+        // Each layer is a block: the gradient of an activation belongs to the block before.
+        assert_eq!(count(&done, "matmul + activation gradient"), 0);
         check("a classifier", mlp_of(activation, MlpLoss::CrossEntropy));
     }
 }

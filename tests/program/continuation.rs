@@ -439,7 +439,7 @@ fn a_text_is_found_from_any_directory() {
     for line in ["eval run --devices cpu", "train --resume run --steps 10"] {
         let ran = desk.run(line).ended(78);
         let error = ran.line("error:");
-        for part in ["/text.txt: the text", "run/text.txt", "--data PATH"] {
+        for part in ["/text.txt: the data", "run/text.txt", "--data PATH"] {
             assert!(error.contains(part), "'{part}' is missing in: {error}");
         }
     }

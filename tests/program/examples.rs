@@ -159,11 +159,13 @@ fn digits_are_recognized_and_a_second_start_has_nothing_left_to_do() {
         let out = run("digits", &args);
         let accuracy = out.lines().last().unwrap().split(['(', ',', ')']).nth(2).unwrap();
         assert!(accuracy.trim().parse::<f64>().unwrap() > 0.95, "{out}");
-        let last = fs::read(saves.join("checkpoints/step-00001000/model.safetensors")).unwrap();
+        let last =
+            fs::read(saves.join("checkpoints/step-00001000/parameters.safetensors")).unwrap();
         // From the middle, to the same bits.
         fs::remove_dir_all(saves.join("checkpoints/step-00001000")).unwrap();
         assert!(run("digits", &args).contains("step 1000: "), "{out}");
-        let again = fs::read(saves.join("checkpoints/step-00001000/model.safetensors")).unwrap();
+        let again =
+            fs::read(saves.join("checkpoints/step-00001000/parameters.safetensors")).unwrap();
         assert!(again == last, "other bits on {devices}");
     }
 }
