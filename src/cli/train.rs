@@ -229,6 +229,8 @@ pub fn saved_spec(
     let overrides = args.map(overrides_of).transpose()?.unwrap_or_default();
     require_effect(&overrides)?;
     let resolved = read::read(Some(&saved), None, &overrides)?;
+    // Other pictures may have to be resized to those that the model takes.
+    saved.config.data.image_size.clone_from(&resolved.config.data.image_size);
     refuse_another(&saved.config, &resolved.config)?;
     Ok(RunSpec::resolved(&resolved))
 }
@@ -260,9 +262,10 @@ fn saved_config(checkpoint: &Checkpoint) -> anyhow::Result<Resolved> {
     Ok(Resolved::saved(&checkpoint.meta.run, &checkpoint.meta.typed)?)
 }
 
-/// Refuses to resume with another model, another tokenizer or another kind of optimizer (for
-/// which the moments would have another meaning); everything else may change, dropout too, which
-/// has no parameters.
+/// Refuses to resume with another model, another tokenizer, another kind of optimizer (for which
+/// the moments would have another meaning), or samples that are prepared in another way than those
+/// that the parameters were trained on; everything else may change, dropout too, which has no
+/// parameters.
 fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainError> {
     let model = Model { dropout: config.model.dropout, ..saved.model.clone() };
     let (what, kept) = if model != config.model {
@@ -271,6 +274,14 @@ fn refuse_another(saved: &RunConfig, config: &RunConfig) -> Result<(), TrainErro
         ("optim.kind", "optimizer")
     } else if saved.data.tokenizer != config.data.tokenizer {
         ("data.tokenizer", "tokenizer")
+    } else if saved.data.target != config.data.target {
+        ("data.target", "targets")
+    } else if saved.data.task != config.data.task {
+        ("data.task", "task")
+    } else if saved.data.normalize != config.data.normalize {
+        ("data.normalize", "normalization")
+    } else if saved.data.image_size != config.data.image_size {
+        ("data.image_size", "image size")
     } else {
         return Ok(());
     };
@@ -303,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resumed_run_keeps_its_model_and_its_optimizer() {
+    fn a_resumed_run_keeps_its_model_its_optimizer_and_the_preparation_of_samples() {
         let resumed = |edit: fn(&mut RunConfig)| {
             let (saved, mut config) = (RunConfig::default(), RunConfig::default());
             edit(&mut config);
@@ -314,5 +325,15 @@ mod tests {
         assert!(resumed(|c| c.model.layers = 5).unwrap_err().contains("[model]"));
         let kind = resumed(|c| c.optim.kind = crate::config::schema::OptimKind::Sgd);
         assert!(kind.unwrap_err().starts_with("optim.kind does not fit"));
+        for (key, edit) in [
+            ("data.target", (|c| c.data.target = Some("b".into())) as fn(&mut RunConfig)),
+            ("data.task", |c| c.data.task = Some(crate::data::TargetKind::Values)),
+            ("data.normalize", |c| c.data.normalize = false),
+            ("data.image_size", |c| c.data.image_size = vec![8, 8]),
+        ] {
+            let refused = resumed(edit).unwrap_err();
+            assert!(refused.starts_with(&format!("{key} does not fit")), "{refused}");
+        }
+        assert_eq!(resumed(|c| c.data.held_out = 0.2), Ok(()));
     }
 }
