@@ -209,6 +209,7 @@ mod tests {
             name: "test".into(),
             shape: vec![1],
             columns: Vec::new(),
+            target_columns: Vec::new(),
             features: Features::Floats(vec![1.0, 2.0]),
             targets,
             ids: Some(vec!["a.png".into(), "b.png".into()]),
@@ -218,7 +219,13 @@ mod tests {
     fn description(targets: TargetNames) -> SampleDescription {
         let scale = MeanStd { mean: 10.0, std: 2.0 };
         let normalization = Normalization { features: Vec::new(), targets: vec![scale] };
-        SampleDescription { shape: vec![1], columns: Vec::new(), targets, normalization }
+        SampleDescription {
+            shape: vec![1],
+            columns: Vec::new(),
+            target_columns: Vec::new(),
+            targets,
+            normalization,
+        }
     }
 
     #[test]

@@ -129,6 +129,7 @@ mod tests {
             name: "test".into(),
             shape: shape.to_vec(),
             columns: Vec::new(),
+            target_columns: Vec::new(),
             features: Features::Floats(values.to_vec()),
             targets: Targets::Absent,
             ids: None,

@@ -28,6 +28,9 @@ pub struct SampleDescription {
     pub shape: Vec<usize>,
     /// Names of the columns of a table; empty for others.
     pub columns: Vec<String>,
+    /// Names of the columns of a table that are targets; empty for others.
+    #[serde(default)]
+    pub target_columns: Vec<String>,
     pub targets: TargetNames,
     pub normalization: Normalization,
 }
@@ -113,8 +116,13 @@ impl SampleSet {
             (None, true) => measured(&train, training)?,
             (None, false) => Normalization::default(),
         };
-        let (shape, columns) = (train.shape.clone(), train.columns.clone());
-        let description = SampleDescription { shape, columns, targets, normalization };
+        let description = SampleDescription {
+            shape: train.shape.clone(),
+            columns: train.columns.clone(),
+            target_columns: train.target_columns.clone(),
+            targets,
+            normalization,
+        };
         Ok(Self { train, validation, training, description, files })
     }
 
@@ -305,6 +313,7 @@ mod tests {
             name: "test".into(),
             shape: vec![1],
             columns: Vec::new(),
+            target_columns: Vec::new(),
             features: Features::Floats((0..count).map(|i| i as f32).collect()),
             targets: Targets::Values {
                 values: (0..count).map(|i| 10.0 * i as f32).collect(),

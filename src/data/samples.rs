@@ -88,6 +88,8 @@ pub struct Samples {
     pub shape: Vec<usize>,
     /// Names of the columns of a table; empty for others.
     pub columns: Vec<String>,
+    /// Names of the columns of a table that are targets; empty for others, and without targets.
+    pub target_columns: Vec<String>,
     pub features: Features,
     pub targets: Targets,
     /// Name of each sample, if samples have names: files of pictures.

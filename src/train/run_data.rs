@@ -219,15 +219,7 @@ impl RunSpec {
     /// Returns the options of readers of samples, for a model that was trained on others if these
     /// are given.
     pub fn read_options(&self, trained_on: Option<&SampleDescription>) -> ReadOptions {
-        let known = |samples: &SampleDescription| KnownSamples {
-            shape: samples.shape.clone(),
-            columns: samples.columns.clone(),
-            classes: match &samples.targets {
-                TargetNames::Classes(names) => names.clone(),
-                TargetNames::Values(_) => Vec::new(),
-            },
-        };
-        ReadOptions { known: trained_on.map(known), ..self.data.reading.clone() }
+        ReadOptions { known: trained_on.map(KnownSamples::of), ..self.data.reading.clone() }
     }
 
     fn tokenizer_choice(&self, given: Option<Tokenizer>) -> TokenizerChoice {

@@ -208,6 +208,18 @@ fn other_data_for_a_model_are_refused_or_warned_of() {
     refused(&desk, "generate run --devices cpu", &["not of a model of text"]);
     desk.train("--quiet --out text --steps 1").ok();
     refused(&desk, "predict text --devices cpu --data t.csv", &["model of text"]);
+    for set in ["data.target=b", "data.task=classification", "data.normalize=false"] {
+        let line = format!("train --resume run --devices cpu --steps 6 --set {set}");
+        let key = set.split('=').next().unwrap();
+        refused(&desk, &line, &[&format!("{key} does not fit"), "start a new run"]);
+    }
+    let more: String = table(50).lines().map(|line| format!("{line},z\n")).collect();
+    desk.write("more.csv", more);
+    let evaluated = desk.run("eval run --json --devices cpu --data more.csv").ok().out;
+    assert!(evaluated.contains("\"samples\":50"), "{evaluated}");
+    desk.write("bare.csv", "a,b,id\n1,2,7\n");
+    let predicted = desk.run("predict run --devices cpu --data bare.csv").ok().out;
+    assert!(predicted.starts_with("sample,y\n0,"), "{predicted}");
     desk.write("t.csv", table(120));
     let resumed = desk.run("train --resume run --devices cpu --steps 6").ok();
     assert!(resumed.err.contains("the data are not those"), "{}", resumed.err);

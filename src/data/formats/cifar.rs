@@ -67,6 +67,7 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
         name: name.display().to_string(),
         shape: SHAPE.into(),
         columns: Vec::new(),
+        target_columns: Vec::new(),
         features: Features::Bytes(features),
         targets: Targets::Classes { ids, names },
         ids: None,

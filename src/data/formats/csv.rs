@@ -33,7 +33,7 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
 
 /// Targets that are asked of a table.
 pub(super) struct TableTargets<'a> {
-    /// Columns; the last one if empty.
+    /// Columns; if empty, the expected ones, or else the last one.
     pub names: &'a [String],
     /// Kind; classes if `None` and a value is no number.
     pub kind: Option<TargetKind>,
@@ -69,11 +69,13 @@ pub(super) fn parse(
     if values.is_empty() {
         return Err(invalid(name, "", "has no rows below its header line"));
     }
-    let columns: Vec<String> = features.iter().map(|at| table.header[*at].clone()).collect();
+    let names = |columns: &[usize]| columns.iter().map(|at| table.header[*at].clone()).collect();
+    let columns: Vec<String> = names(&features);
     Ok(Samples {
         name: name.into(),
         shape: vec![columns.len()],
         columns,
+        target_columns: names(&targets),
         features: Features::Floats(values),
         targets: labels.finish(),
         ids: None,
@@ -211,16 +213,25 @@ impl<'a> CsvTable<'a> {
         wanted: &TableTargets,
         expected: Option<&Expected>,
     ) -> Result<Vec<usize>, DataError> {
-        if !wanted.names.is_empty() {
-            let is_absent = |name| !self.header.contains(name);
-            if !wanted.are_required && wanted.names.iter().all(is_absent) {
-                return Ok(Vec::new());
-            }
-            let column = |name: &String| self.column(name, "which is a target");
-            return wanted.names.iter().map(column).collect();
-        }
         let is_feature =
             |name: &String| expected.is_some_and(|expected| expected.columns.contains(name));
+        let known = expected.map_or(&[][..], |expected| &expected.target_columns);
+        let names = if wanted.names.is_empty() { known } else { wanted.names };
+        if !names.is_empty() {
+            let is_absent = |name| !self.header.contains(name);
+            if !wanted.are_required && names.iter().all(is_absent) {
+                return Ok(Vec::new());
+            }
+            if let (Some(name), Some(Expected { whose, .. })) =
+                (names.iter().find(|name| is_feature(name)), expected)
+            {
+                let why = format!("the column {name:?} is a feature of {whose}, and no target of");
+                let whose = if *whose == "the model" { "it" } else { "them" };
+                return Err(invalid(self.name, "line 1", format!("{why} {whose}")));
+            }
+            let column = |name: &String| self.column(name, "which is a target");
+            return names.iter().map(column).collect();
+        }
         let last = self.header.len() - 1;
         if !is_feature(&self.header[last]) {
             return Ok(vec![last]);

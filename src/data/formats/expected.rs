@@ -14,6 +14,8 @@ pub(super) struct Expected {
     pub shape: Vec<usize>,
     /// Columns of features, in their order; empty if any will do.
     pub columns: Vec<String>,
+    /// Columns of a table that are targets, in their order; empty if any will do.
+    pub target_columns: Vec<String>,
     pub kind: TargetKind,
     /// Names of the classes, or of the values; empty for values of any name.
     pub names: Vec<String>,
@@ -27,6 +29,7 @@ impl Expected {
             whose: "the model",
             shape: known.shape.clone(),
             columns: known.columns.clone(),
+            target_columns: known.target_columns.clone(),
             kind: if is_values { TargetKind::Values } else { TargetKind::Classes },
             names: known.classes.clone(),
         }
@@ -39,21 +42,34 @@ impl Expected {
             Targets::Values { names, .. } => (TargetKind::Values, names.clone()),
             Targets::Absent => (TargetKind::Values, Vec::new()),
         };
-        let (shape, columns) = (train.shape.clone(), train.columns.clone());
-        Self { whose: "the training samples", shape, columns, kind, names }
+        Self {
+            whose: "the training samples",
+            shape: train.shape.clone(),
+            columns: train.columns.clone(),
+            target_columns: train.target_columns.clone(),
+            kind,
+            names,
+        }
     }
 
     /// Checks samples, and gives their classes the indices and names that are expected. Numbered
     /// classes keep their numbers.
     ///
     /// # Errors
-    /// Returns `DataError` if the shape, the kind of the targets or a class is another one.
+    /// Returns `DataError` if the shape, the columns or the kind of the targets, or a class is
+    /// another one.
     pub fn conform(&self, samples: &mut Samples, is_numbered: bool) -> Result<(), DataError> {
         let Self { whose, shape, kind, names, .. } = self;
         let name = &samples.name;
         if !shape.is_empty() && samples.shape != *shape {
             let [found, expected] = [&samples.shape, shape].map(|shape| text_of(shape));
             let why = format!("its samples are {found}, and those of {whose} are {expected}");
+            return Err(invalid(name, "", why));
+        }
+        let [found, expected] = [&samples.target_columns, &self.target_columns];
+        if !found.is_empty() && !expected.is_empty() && found != expected {
+            let [found, expected] = [listed(found), listed(expected)];
+            let why = format!("its target is {found}, and that of {whose} is {expected}");
             return Err(invalid(name, "", why));
         }
         match (&mut samples.targets, kind) {

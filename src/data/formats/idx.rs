@@ -176,7 +176,15 @@ pub(super) fn join(
         }
     };
     let features = Features::Bytes(images.values);
-    Ok(Samples { name, shape, columns: Vec::new(), features, targets, ids: None })
+    Ok(Samples {
+        name,
+        shape,
+        columns: Vec::new(),
+        target_columns: Vec::new(),
+        features,
+        targets,
+        ids: None,
+    })
 }
 
 /// Reads an IDX file of unsigned bytes, gzipped or not.

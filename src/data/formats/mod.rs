@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use self::expected::Expected;
 use self::files::{Base, FileSets};
-use super::{DataError, DataFile, LoadedSamples, Samples, Targets};
+use super::{DataError, DataFile, LoadedSamples, SampleDescription, Samples, TargetNames, Targets};
 
 pub use detect::detect;
 
@@ -47,7 +47,8 @@ pub enum TargetKind {
 /// Options of a reader.
 #[derive(Clone, Debug, Default)]
 pub struct ReadOptions {
-    /// Columns of a table that are targets, the last one if empty; only values may have several.
+    /// Columns of a table that are targets; if empty, those of a model or of training samples that
+    /// are known, or else the last one. Only values may have several.
     pub target: Vec<String>,
     /// Kind of targets that could be either; `None`: as their type suggests.
     pub kind: Option<TargetKind>,
@@ -64,8 +65,28 @@ pub struct KnownSamples {
     pub shape: Vec<usize>,
     /// Columns of a table, in the model's order.
     pub columns: Vec<String>,
+    /// Columns of a table that are targets; empty if they are not known.
+    pub target_columns: Vec<String>,
     /// Names of the classes, in the model's order; empty for values.
     pub classes: Vec<String>,
+}
+
+impl KnownSamples {
+    /// Returns the demands of a model that was trained on samples with this description.
+    pub fn of(samples: &SampleDescription) -> Self {
+        let SampleDescription { shape, columns, mut target_columns, targets, .. } = samples.clone();
+        let classes = match targets {
+            TargetNames::Classes(names) => names,
+            TargetNames::Values(names) => {
+                // Descriptions of tables once named the columns of values here only.
+                if target_columns.is_empty() && !columns.is_empty() {
+                    target_columns = names;
+                }
+                Vec::new()
+            }
+        };
+        Self { shape, columns, target_columns, classes }
+    }
 }
 
 /// Purpose that one set of samples is read for.

@@ -176,6 +176,7 @@ fn damaged_arrays() {
             name: String::new(),
             shape: vec![1],
             columns: Vec::new(),
+            target_columns: Vec::new(),
             features: Features::Floats(Vec::new()),
             targets,
             ids: None,

@@ -177,6 +177,7 @@ impl NpyArray<'_> {
             name: self.name.into(),
             shape,
             columns: Vec::new(),
+            target_columns: Vec::new(),
             features: Features::Floats(self.floats()?),
             targets: Targets::Absent,
             ids: None,

@@ -147,6 +147,7 @@ pub(super) fn read(set: &FileSet, request: &Request) -> Result<ReadSet, DataErro
         name: root.display().to_string(),
         shape: shape.into(),
         columns: Vec::new(),
+        target_columns: Vec::new(),
         features: Features::Lazy(Arc::new(lazy)),
         targets,
         ids: Some(ids),

@@ -198,6 +198,7 @@ mod tests {
         let samples = SampleDescription {
             shape: vec![1, 28, 28],
             columns: Vec::new(),
+            target_columns: Vec::new(),
             targets: TargetNames::Classes(names.clone()),
             normalization: Normalization::default(),
         };

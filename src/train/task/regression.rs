@@ -97,6 +97,7 @@ mod tests {
         let samples = SampleDescription {
             shape: vec![8],
             columns: Vec::new(),
+            target_columns: Vec::new(),
             targets: TargetNames::Values(names.clone()),
             normalization: Normalization { features: Vec::new(), targets },
         };

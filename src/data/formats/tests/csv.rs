@@ -1,7 +1,7 @@
 //! Tests of tables.
 
 use super::*;
-use crate::data::formats::{KnownSamples, TargetKind, load_for_prediction};
+use crate::data::formats::{KnownSamples, TargetKind, load_for_evaluation, load_for_prediction};
 
 fn table(text: &str) -> LoadedSamples {
     loaded(SampleFormat::Csv, &[("t.csv", text.as_bytes())], "t.csv")
@@ -15,9 +15,12 @@ fn refused_with(text: &str, options: &ReadOptions) -> String {
     refusal_with(SampleFormat::Csv, &[("t.csv", text.as_bytes())], "t.csv", options)
 }
 
+fn texts(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
 fn options(target: &[&str], kind: Option<TargetKind>) -> ReadOptions {
-    let target = target.iter().map(ToString::to_string).collect();
-    ReadOptions { target, kind, ..ReadOptions::default() }
+    ReadOptions { target: texts(target), kind, ..ReadOptions::default() }
 }
 
 #[test]
@@ -151,9 +154,12 @@ fn tables_of_another_structure_are_refused() {
 
 /// Options for a model of two columns and two classes.
 fn known() -> ReadOptions {
-    let texts = |names: [&str; 2]| names.map(String::from).to_vec();
-    let known =
-        KnownSamples { shape: vec![2], columns: texts(["a", "b"]), classes: texts(["x", "w"]) };
+    let known = KnownSamples {
+        shape: vec![2],
+        columns: texts(&["a", "b"]),
+        target_columns: Vec::new(),
+        classes: texts(&["x", "w"]),
+    };
     ReadOptions { known: Some(known), ..ReadOptions::default() }
 }
 
@@ -182,6 +188,57 @@ fn a_model_gets_its_columns_in_its_order_and_its_classes() {
         message(directory.path(), &refused),
         "bare.csv: line 1: its last column is a feature; name the column of the targets"
     );
+}
+
+/// Returns the options for a model of the columns a and b that predicts y: one of two classes, or
+/// a value.
+fn known_target(classes: &[&str]) -> ReadOptions {
+    let mut options = known();
+    let known = options.known.as_mut().unwrap();
+    (known.target_columns, known.classes) = (texts(&["y"]), texts(classes));
+    options
+}
+
+#[test]
+fn a_model_is_given_the_target_that_it_was_trained_on() {
+    let directory = directory(&[
+        ("more.csv", b"a,y,b,z\n1,0,2,1\n3,1,4,0\n"),
+        ("bare.csv", b"a,b,id\n1,2,77\n"),
+    ]);
+    let path = |name: &str| directory.path().join(name);
+    let classes = known_target(&["0", "1"]);
+    let of_classes = load_for_evaluation(SampleFormat::Csv, &path("more.csv"), &classes).unwrap();
+    assert_eq!(ids(&of_classes.train), [0, 1]);
+    let of_values = load_for_prediction(SampleFormat::Csv, &path("more.csv"), &known_target(&[]));
+    let values = Targets::Values { values: vec![0.0, 1.0], names: texts(&["y"]) };
+    assert_eq!(of_values.unwrap().targets, values);
+    let bare = load_for_prediction(SampleFormat::Csv, &path("bare.csv"), &classes).unwrap();
+    assert_eq!(bare.targets, Targets::Absent);
+    let refused = |result: Result<LoadedSamples, DataError>| {
+        message(directory.path(), &result.err().unwrap())
+    };
+    assert_eq!(
+        refused(load_for_evaluation(SampleFormat::Csv, &path("bare.csv"), &classes)),
+        "bare.csv: line 1: has no column \"y\", which is a target; its columns are a, b, id"
+    );
+    let other = |name: &str| {
+        let options = ReadOptions { target: texts(&[name]), ..known_target(&[]) };
+        refused(load(SampleFormat::Csv, &path("more.csv"), None, &options))
+    };
+    assert_eq!(other("z"), "more.csv: its target is z, and that of the model is y");
+    assert_eq!(
+        other("b"),
+        "more.csv: line 1: the column \"b\" is a feature of the model, and no target of it"
+    );
+}
+
+#[test]
+fn a_held_out_table_has_the_target_of_the_training_table() {
+    let directory = directory(&[("t.csv", b"a,y\n1,2\n3,4\n"), ("v.csv", b"a,y,z\n5,6,7\n")]);
+    let [train, held_out] = ["t.csv", "v.csv"].map(|name| directory.path().join(name));
+    let loaded = load(SampleFormat::Csv, &train, Some(&held_out), &ReadOptions::default()).unwrap();
+    let targets = Targets::Values { values: vec![6.0], names: texts(&["y"]) };
+    assert_eq!(loaded.validation.unwrap().targets, targets);
 }
 
 #[test]

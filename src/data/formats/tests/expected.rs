@@ -5,7 +5,15 @@ use crate::data::formats::{KnownSamples, expected::Expected};
 
 fn samples(targets: Targets) -> Samples {
     let (name, features) = ("data".into(), Features::Floats(vec![0.0; 4]));
-    Samples { name, shape: vec![2], columns: Vec::new(), features, targets, ids: None }
+    Samples {
+        name,
+        shape: vec![2],
+        columns: Vec::new(),
+        target_columns: Vec::new(),
+        features,
+        targets,
+        ids: None,
+    }
 }
 
 fn classes(ids: &[u32], names: &[&str]) -> Targets {
@@ -15,8 +23,7 @@ fn classes(ids: &[u32], names: &[&str]) -> Targets {
 
 fn known(classes: &[&str]) -> Expected {
     let classes = classes.iter().map(ToString::to_string).collect();
-    let (shape, columns) = (Vec::new(), Vec::new());
-    Expected::of_model(&KnownSamples { shape, columns, classes })
+    Expected::of_model(&KnownSamples { classes, ..KnownSamples::default() })
 }
 
 #[test]

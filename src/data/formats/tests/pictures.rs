@@ -150,7 +150,7 @@ fn pictures_that_a_model_cannot_take_are_refused() {
     let directory = directory(&[("a/x.png", &colour), ("b/x.png", &colour)]);
     let read = |shape: &[usize], classes: &[&str]| {
         let classes = classes.iter().map(ToString::to_string).collect();
-        let known = KnownSamples { shape: shape.into(), columns: Vec::new(), classes };
+        let known = KnownSamples { shape: shape.into(), classes, ..KnownSamples::default() };
         let options = ReadOptions { known: Some(known), ..ReadOptions::default() };
         let read = load_for_prediction(SampleFormat::Pictures, directory.path(), &options);
         read.map_err(|error| message(directory.path(), &error))
