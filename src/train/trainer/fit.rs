@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::opening::source;
 use super::{DeviceLoss, Trainer};
+use crate::base::DType;
 use crate::checkpoint::{Best, CheckpointError, NamedTensor, Store};
 use crate::data::{Augmentation, DataFile, Dataset, Split};
 use crate::metrics::{EvalRecord, Event};
@@ -33,11 +34,13 @@ pub struct FitOptions {
     /// Task whose metrics evaluations compute, as
     /// [`task_of_samples`](crate::train::task::task_of_samples) gives it; steps count its unit.
     pub task: Arc<dyn Task>,
-    /// Random changes of the pictures that are trained on.
+    /// Random changes of the pictures that are trained on: of the first input of the data.
     pub augmentation: Option<Augmentation>,
-    /// Evaluations after the best one that may pass without a better one; 0: any number.
+    /// Evaluations after the best one that may pass without a better one; 0: any number. Needs
+    /// `eval_every`.
     pub patience: u64,
-    /// True to keep the parameters of the best evaluation of this call, in host memory.
+    /// True to keep the parameters of the best evaluation of this call, in host memory. Needs
+    /// `eval_every`.
     pub keep_best: bool,
     /// Directory that is saved to at the start, at the best evaluations and at the end.
     pub directory: Option<PathBuf>,
@@ -51,7 +54,8 @@ pub struct FitOptions {
 }
 
 /// End of the steps of [`Trainer::fit`], counted from the first step of the trainer, also over
-/// saves: a call that goes on has the length of the whole.
+/// saves and on other data: a call that goes on has the length of the whole. If that is reached
+/// already, the call takes no step, and says so with an [`Event::Note`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitLength {
     Steps(u64),
@@ -116,6 +120,59 @@ impl FitOptions {
     }
 }
 
+impl FitOptions {
+    /// Checks that the options make sense together and on the data.
+    fn check(&self, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
+        let fail = |why: &str| Err(TrainError::InvalidRequest(why.into()));
+        if self.skipped_steps_max == 0 {
+            return fail("skipped_steps_max must be at least 1");
+        }
+        if self.eval_every > 0 && data.evaluation_samples(Split::Validation).is_empty() {
+            return fail("the data hold no sample out to evaluate on; set eval_every to 0");
+        }
+        if self.eval_every == 0 && self.patience > 0 {
+            return fail("patience counts evaluations, of which there are none; set eval_every");
+        }
+        if self.eval_every == 0 && self.keep_best {
+            return fail("keep_best needs evaluations, of which there are none; set eval_every");
+        }
+        self.augmentation.as_ref().map_or(Ok(()), |changes| check_pictures(changes, data))
+    }
+}
+
+/// Checks that the samples are pictures of the size that is changed.
+fn check_pictures(changes: &Augmentation, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
+    let fail = |why: String| Err(TrainError::InvalidRequest(why));
+    let Augmentation { channels, height, width, crop, .. } = *changes;
+    let values = [channels, height, width].into_iter().fold(1, usize::saturating_mul);
+    // The input that the loader changes.
+    let Some(input) = data.inputs().into_iter().next().filter(|input| input.dtype == DType::F32)
+    else {
+        return fail("the data have no pictures for an augmentation to change".into());
+    };
+    if input.elements != values || values == 0 {
+        return fail(format!(
+            "the augmentation is one of pictures of {channels} x {height} x {width} values, and \
+             the data have {} values of '{}' per sample",
+            input.elements, input.name
+        ));
+    }
+    if changes.padding.len() != channels {
+        return fail(format!(
+            "the augmentation has {} values of padding for {channels} channels; give one for each",
+            changes.padding.len()
+        ));
+    }
+    // What lies further out is padding alone.
+    if crop > height.max(width) {
+        return fail(format!(
+            "the augmentation crops from a margin of {crop} pixels around pictures of {height} x \
+             {width}; choose a margin that is not larger than they are"
+        ));
+    }
+    Ok(())
+}
+
 /// State of a call of [`Trainer::fit`].
 struct Fit<'a> {
     options: &'a FitOptions,
@@ -152,8 +209,8 @@ impl Trainer {
     /// devices is a warning, and training goes on as by [`Trainer::recover`].
     ///
     /// # Errors
-    /// Returns `TrainError` if the data do not fit the graph, if too many steps in a row are not
-    /// finite, if the directory cannot be written, or if a device fails.
+    /// Returns `TrainError` if the data do not fit the graph, if the options do not fit each other
+    /// or the data, if too many steps in a row are not finite, if the directory cannot be written, or if a device fails.
     pub fn fit(
         &mut self,
         data: &Arc<dyn Dataset>,
@@ -194,13 +251,7 @@ impl Trainer {
         options: &'a FitOptions,
         watch: &'a mut dyn FnMut(&Event) -> ControlFlow<()>,
     ) -> Result<Fit<'a>, TrainError> {
-        let fail = |why: &str| Err(TrainError::InvalidRequest(why.into()));
-        if options.skipped_steps_max == 0 {
-            return fail("skipped_steps_max must be at least 1");
-        }
-        if options.eval_every > 0 && data.evaluation_samples(Split::Validation).is_empty() {
-            return fail("the data hold no sample out to evaluate on; set eval_every to 0");
-        }
+        options.check(data)?;
         let source = self.source_of(data, options)?;
         let (population, batch) = (data.len(Split::Train), self.options.batch as u64);
         let last = match options.length {
@@ -256,6 +307,13 @@ impl Trainer {
         if self.steps() < fit.last {
             self.save_fit(fit, false)?;
             self.keep_start()?;
+        } else {
+            fit.emit(Event::Note(format!(
+                "nothing is left to train: lengths count from the trainer's first step, this one \
+                 ends with step {}, and {} are taken already",
+                fit.last,
+                self.steps()
+            )));
         }
         loop {
             let error = match self.run_steps(fit) {

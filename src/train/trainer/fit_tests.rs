@@ -316,3 +316,63 @@ fn evaluations_of_other_data_are_not_compared() {
     let (was, is) = (report.best.unwrap(), second.best.unwrap());
     assert!(is.step == 16 && is.val_loss > was.val_loss, "{was:?} {is:?}");
 }
+
+#[test]
+fn a_call_without_evaluations_keeps_the_best_and_refuses_options_that_need_them() {
+    let (mut trainer, report) = fitted("cpu");
+    let silent = FitOptions::constant(FitLength::Steps(13), 0.05);
+    let between = trainer.fit(&waves(), &FitOptions { eval_samples: 2, ..silent.clone() }).unwrap();
+    assert!(report.best.is_some() && between.best == report.best);
+    let needing = [
+        ("patience", FitOptions { patience: 1, ..silent.clone() }),
+        ("keep_best", FitOptions { keep_best: true, ..silent }),
+    ];
+    for (name, options) in needing {
+        let told = trainer.fit(&waves(), &options).unwrap_err().to_string();
+        assert!(told.starts_with(name) && told.ends_with("set eval_every"), "{told}");
+    }
+    // An evaluation of other samples is not compared.
+    let fewer = FitOptions { eval_samples: 2, ..steps(14) };
+    let best = trainer.fit(&waves(), &fewer).unwrap().best.unwrap();
+    assert_eq!((best.step, best.samples), (14, 2));
+}
+
+#[test]
+fn a_length_that_is_reached_already_is_noted() {
+    let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    let epoch = FitOptions::constant(FitLength::Epochs(1), 0.05);
+    for told in ["", "this one ends with step 4, and 4 are taken already"] {
+        let mut notes = String::new();
+        let report = trainer.fit_with(&waves(), &epoch, &mut |event| {
+            if let Event::Note(note) = event {
+                notes.push_str(note);
+            }
+            ControlFlow::Continue(())
+        });
+        let report = report.unwrap();
+        assert_eq!((report.end, report.steps), (FitEnd::Done, 4));
+        assert_eq!((report.loss.is_none(), notes.ends_with(told)), (!told.is_empty(), true));
+        assert_eq!(notes.is_empty(), told.is_empty(), "{notes}");
+    }
+}
+
+#[test]
+fn an_augmentation_is_one_of_pictures_like_those_of_the_data() {
+    use crate::data::Augmentation;
+    let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
+    let mut fitted = |channels, width, crop, padding: &[f32]| {
+        let padding = padding.to_vec();
+        let changes = Augmentation { channels, height: 1, width, crop, flip: true, padding };
+        let options = FitOptions::constant(FitLength::Steps(1), 0.05);
+        let options = FitOptions { augmentation: Some(changes), ..options };
+        trainer.fit(&waves(), &options).map_or_else(|e| e.to_string(), |_| "trains".into())
+    };
+    let told = fitted(1, 3, 1, &[0.0]);
+    assert!(told.contains("pictures of 1 x 1 x 3 values, and the data have 2"), "{told}");
+    assert!(fitted(usize::MAX, 2, 1, &[0.0]).contains("and the data have 2 values of 'x'"));
+    let told = fitted(1, 2, 1, &[]);
+    assert!(told.contains("0 values of padding for 1 channels"), "{told}");
+    assert!(fitted(1, 2, usize::MAX, &[0.0]).contains("choose a margin"));
+    assert_eq!(fitted(1, 2, 1, &[0.0]), "trains");
+    assert_eq!(fitted(2, 1, 0, &[0.0, 1.0]), "trains");
+}
