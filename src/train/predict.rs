@@ -11,7 +11,7 @@ use super::loader::BatchSource;
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
 use super::trainer::Trainer;
-use crate::base::{DType, HostTensor, TensorId};
+use crate::base::{DType, HostTensor, Shape, TensorId};
 use crate::data::{Dataset, Sampler, Split};
 use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::forward_micro_batches_max;
@@ -44,10 +44,72 @@ impl Trainer {
         inputs: &[(&str, HostTensor)],
     ) -> Result<ArrayD<f32>, TrainError> {
         self.require_known(inputs)?;
+        let tensor = self.output(output)?;
+        let values = self.values_of(tensor, output, rows, inputs)?;
+        array(&self.graph.tensor(tensor).shape, rows, values)
+    }
+
+    fn output(&self, name: &str) -> Result<TensorId, TrainError> {
+        self.graph.output(name).ok_or_else(|| {
+            TrainError::InvalidRequest(format!("the graph has no output called {name}"))
+        })
+    }
+
+    /// Computes an output for all samples of a split of a data set, in the order of their indices,
+    /// without dropout: in the output's shape, like [`Trainer::predict`]. Samples are read a batch
+    /// at a time, so that the host holds little more than what is returned.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if there is no such output or it has no dimension for samples, if the
+    /// split has no samples, if the data do not fit the graph or cannot be read, or if a device
+    /// fails.
+    pub fn predict_data(
+        &mut self,
+        data: &Arc<dyn Dataset>,
+        split: Split,
+        output: &str,
+    ) -> Result<ArrayD<f32>, TrainError> {
+        let predicted = self.predict_split(data, split, output);
+        self.noting_failure(predicted)
+    }
+
+    fn predict_split(
+        &mut self,
+        data: &Arc<dyn Dataset>,
+        split: Split,
+        output: &str,
+    ) -> Result<ArrayD<f32>, TrainError> {
         let fail = |why: String| Err(TrainError::InvalidRequest(why));
-        let Some(tensor) = self.graph.output(output) else {
-            return fail(format!("the graph has no output called {output}"));
-        };
+        let tensor = self.output(output)?;
+        let shape = self.graph.tensor(tensor).shape.clone();
+        if !shape.is_batched() {
+            return fail(format!("{output} is {shape}, without a dimension for samples"));
+        }
+        let count = data.len(split);
+        if count == 0 {
+            return fail("the data have no sample of that split to predict".into());
+        }
+        // Checks that the data fit; nothing is drawn from the sampler.
+        BatchSource::new(&self.graph, data.clone(), Sampler::new(0, 1, 1))?;
+        let batch = self.options().batch as u64;
+        let mut values = Vec::with_capacity(shape.elements(count as usize));
+        for first in (0..count).step_by(self.options().batch) {
+            let indices: Vec<u64> = (first..count.min(first + batch)).collect();
+            let rows = data.rows(split, &indices)?;
+            values.extend(self.values_of(tensor, output, indices.len(), &rows)?);
+        }
+        array(&shape, count as usize, values)
+    }
+
+    /// Computes the values of an output for rows; inputs that are not given are zeros.
+    fn values_of(
+        &mut self,
+        tensor: TensorId,
+        output: &str,
+        rows: usize,
+        inputs: &[(&str, HostTensor)],
+    ) -> Result<Vec<f32>, TrainError> {
+        let fail = |why: String| Err(TrainError::InvalidRequest(why));
         if rows == 0 || u32::try_from(rows).is_err() {
             return fail(format!("{rows} rows asked for; give at least 1 and fewer than 2^32"));
         }
@@ -61,7 +123,6 @@ impl Trainer {
         }
         let cut = |part: &MicroBatch| self.cut_or_zero(inputs, rows, part);
         let work = work_of(&parts, &cut)?;
-        let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
         if let Some(pipelines) = &self.session.pipelines {
             let mut values = Vec::new();
             for (pipeline, micro_batches) in work.iter().enumerate() {
@@ -75,7 +136,7 @@ impl Trainer {
                     )?);
                 }
             }
-            return ArrayD::from_shape_vec(shape.resolve(rows), values).map_err(why);
+            return Ok(values);
         }
         let work = Arc::new(work);
         let read = self.session.group.run_on_all("a prediction", move |rank, device| {
@@ -87,7 +148,7 @@ impl Trainer {
             }
             Ok(values)
         })?;
-        ArrayD::from_shape_vec(shape.resolve(rows), read.concat()).map_err(why)
+        Ok(read.concat())
     }
 
     /// Computes the loss on samples of a split of a data set that have nothing in common, without
@@ -268,6 +329,12 @@ impl Trainer {
             DType::U32 => HostTensor::Int(vec![0; count]),
         }
     }
+}
+
+/// Returns the values of an output for rows in its shape.
+fn array(shape: &Shape, rows: usize, values: Vec<f32>) -> Result<ArrayD<f32>, TrainError> {
+    let why = |error| TrainError::Defect(format!("an output has another shape: {error}"));
+    ArrayD::from_shape_vec(shape.resolve(rows), values).map_err(why)
 }
 
 /// Returns the rows and inputs of each rank's or pipeline's micro-batches.

@@ -181,6 +181,13 @@ impl Trainer {
         &self.options
     }
 
+    /// Returns the description of the data that were trained on, also before a save that was
+    /// loaded: how samples are prepared, and the names of what is predicted. `None` before the
+    /// first [`Trainer::fit`], and for data that have none.
+    pub fn description(&self) -> Option<&DataDescription> {
+        self.description.as_ref()
+    }
+
     /// Returns the number of steps taken, with those before a save that was loaded.
     pub fn steps(&self) -> u64 {
         self.session.taken.steps

@@ -4,7 +4,9 @@ use super::fit_tests::{bits, options, wave_model, waves};
 use super::tests::{blocks, graph};
 use super::*;
 use crate::checkpoint::NamedTensor;
-use crate::data::Split;
+use crate::data::{
+    Features, LoadedSamples, SampleOptions, SampleSet, Samples, Split, TargetNames, Targets,
+};
 use crate::graph::{Builder, Init};
 use crate::optim::Optimizer;
 use crate::train::PipelineOptions;
@@ -182,4 +184,73 @@ fn the_loss_of_given_rows_is_that_of_a_data_set_on_any_devices() {
         assert!(more.contains("0 rows given"), "{more}");
     }
     assert!(losses.iter().all(|loss| (loss - losses[0]).abs() <= 1e-6 * loss), "{losses:?}");
+}
+
+/// Five points with two features and two targets each, the last of them held out.
+fn points() -> Arc<dyn Dataset> {
+    let values = |count: usize| (0..count).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>();
+    let names = vec!["a".to_string(), "b".to_string()];
+    let train = Samples {
+        name: "points".into(),
+        shape: vec![2],
+        columns: Vec::new(),
+        features: Features::Floats(values(10)),
+        targets: Targets::Values { values: values(10), names },
+        ids: None,
+    };
+    let loaded = LoadedSamples { train, validation: None, files: Vec::new() };
+    let options = SampleOptions { held_out: 0.2, normalize: true, saved: None };
+    Arc::new(SampleSet::new(loaded, &options).unwrap())
+}
+
+/// A model of points, with an output that has no dimension for samples.
+fn point_model() -> Graph {
+    let mut b = Builder::new();
+    let x = b.input("inputs", &[1, 2]);
+    let w = b.parameter("w", &[2, 2], Init::Normal { std: 0.5 });
+    let y = b.linear(x, w, None).unwrap();
+    b.output("y", y);
+    b.output("w", w);
+    let targets = b.input("targets", &[1, 2]);
+    b.squared_error_loss(y, targets).unwrap();
+    b.finish()
+}
+
+#[test]
+fn a_save_hands_out_the_description_of_the_data() {
+    let (data, place) = (points(), tempfile::tempdir().unwrap());
+    let mut trainer = Trainer::new(point_model(), &options("cpu")).unwrap();
+    assert_eq!(trainer.description(), None);
+    let fit = FitOptions::constant(FitLength::Steps(1), 0.1);
+    trainer.fit(&data, &fit).unwrap();
+    trainer.save(place.path()).unwrap();
+    let loaded = Trainer::load(point_model(), &options("cpu"), place.path()).unwrap();
+    for trainer in [trainer, loaded] {
+        assert!(matches!(trainer.description(), Some(DataDescription::Samples(samples))
+            if samples.targets == TargetNames::Values(vec!["a".into(), "b".into()])));
+        assert_eq!(trainer.description(), data.description().as_ref());
+    }
+}
+
+#[test]
+fn a_split_is_predicted_in_the_order_of_its_samples_a_batch_at_a_time() {
+    let data = points();
+    for (devices, batch) in [("cpu", 3), ("cpu", 6), ("cpu*2", 2), ("cpu*3", 3)] {
+        let options = TrainerOptions { batch, ..options(devices) };
+        let mut trainer = Trainer::new(point_model(), &options).unwrap();
+        for (split, rows) in [(Split::Train, 4), (Split::Validation, 1)] {
+            let indices: Vec<u64> = (0..rows as u64).collect();
+            let given = data.rows(split, &indices).unwrap();
+            let expected = trainer.predict("y", rows, &given).unwrap();
+            let predicted = trainer.predict_data(&data, split, "y").unwrap();
+            assert_eq!(predicted.shape(), [rows, 2]);
+            assert_eq!(predicted, expected, "{devices}, {batch} at a time");
+        }
+        let mut refused = |data: &Arc<dyn Dataset>, output: &str| {
+            trainer.predict_data(data, Split::Train, output).unwrap_err().to_string()
+        };
+        assert_eq!(refused(&data, "z"), "the graph has no output called z");
+        assert!(refused(&data, "w").ends_with("without a dimension for samples"));
+        assert_eq!(refused(&waves(), "y"), "the data have x, which the model does not take");
+    }
 }
