@@ -7,7 +7,7 @@ use super::{DataError, KnownSamples, Samples, TargetKind, Targets};
 
 /// Demands on samples.
 #[derive(Debug)]
-pub(super) struct Expected {
+pub(in crate::data) struct Expected {
     /// Name of whoever expects it, for messages.
     pub whose: &'static str,
     /// Empty if any will do.

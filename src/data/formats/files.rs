@@ -39,9 +39,19 @@ impl Base {
         if path.is_dir() { Self(path.into()) } else { Self::above(path) }
     }
 
-    /// Returns the directory that holds a path, so that names begin with that of the path.
-    pub fn above(path: &Path) -> Self {
+    /// Returns the directory that holds a path.
+    fn above(path: &Path) -> Self {
         Self(path.parent().unwrap_or(Path::new("")).into())
+    }
+
+    /// Returns the base of a path to held-out samples: this one if they lie below it, or else the
+    /// directory above theirs, so that names begin with that of their directory.
+    pub fn of_held_out(&self, path: &Path) -> Self {
+        if path.starts_with(&self.0) && self.0 != Path::new("") {
+            return Self(self.0.clone());
+        }
+        let directory = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+        Self::above(directory)
     }
 
     /// Returns the name of a file below this directory, with `/` on every system.
@@ -85,8 +95,7 @@ pub(super) fn read(path: &Path, base: &Base) -> Result<(Vec<u8>, DataFile), Data
     if bytes.is_empty() {
         return Err(DataError::Empty { name });
     }
-    let blake3 = blake3::hash(&bytes).to_hex().to_string();
-    let file = DataFile { name: base.name(path), bytes: bytes.len() as u64, blake3 };
+    let file = DataFile::of(&base.name(path), &bytes);
     Ok((bytes, file))
 }
 

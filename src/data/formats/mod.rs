@@ -14,9 +14,10 @@ mod pictures;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use self::expected::Expected;
+pub(super) use self::expected::Expected;
 use self::files::{Base, FileSets};
 use super::{DataError, DataFile, LoadedSamples, SampleDescription, Samples, TargetNames, Targets};
 
@@ -143,7 +144,7 @@ pub fn load(
     let train = read(format, &found.first, &request)?;
 
     let held_out = match val_path {
-        Some(path) => Some((Base::above(path), find_for_evaluation(format, path)?)),
+        Some(path) => Some((base.of_held_out(path), find_for_evaluation(format, path)?)),
         None => found.held_out.map(|files| (base, files)),
     };
     let mut files = train.files;
@@ -151,7 +152,14 @@ pub fn load(
     if let Some((base, set)) = held_out {
         let expected = Expected::of_training(&train.samples);
         let request = Request { options, expected: Some(&expected), base: &base, targets: true };
-        let read = read(format, &set, &request)?;
+        let mut read = read(format, &set, &request)?;
+        let taken: HashMap<&str, &str> =
+            files.iter().map(|file| (&*file.name, &*file.blake3)).collect();
+        for file in &mut read.files {
+            if taken.get(&*file.name).is_some_and(|blake3| *blake3 != file.blake3) {
+                file.name += " (held out)";
+            }
+        }
         files.extend(read.files);
         validation = Some(read.samples);
     }

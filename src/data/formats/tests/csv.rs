@@ -233,6 +233,24 @@ fn a_model_is_given_the_target_that_it_was_trained_on() {
 }
 
 #[test]
+fn files_of_one_name_are_told_apart_by_their_directories() {
+    let table = |value: u8| format!("a,y\n1,2\n3,{value}\n").into_bytes();
+    let tables = [table(4), table(5), table(6)];
+    let directory = directory(&[
+        ("a/data.csv", &tables[0]),
+        ("b/data.csv", &tables[1]),
+        ("b/b/data.csv", &tables[2]),
+    ]);
+    let files = |train: &str, held_out: &str| {
+        let [train, held_out] = [train, held_out].map(|name| directory.path().join(name));
+        let loaded = load(SampleFormat::Csv, &train, Some(&held_out), &ReadOptions::default());
+        file_names(&loaded.unwrap()).join(" ")
+    };
+    assert_eq!(files("a/data.csv", "b/data.csv"), "b/data.csv data.csv");
+    assert_eq!(files("b/data.csv", "b/b/data.csv"), "b/data.csv data.csv");
+}
+
+#[test]
 fn a_held_out_table_has_the_target_of_the_training_table() {
     let directory = directory(&[("t.csv", b"a,y\n1,2\n3,4\n"), ("v.csv", b"a,y,z\n5,6,7\n")]);
     let [train, held_out] = ["t.csv", "v.csv"].map(|name| directory.path().join(name));
