@@ -38,8 +38,8 @@ pub trait Dataset: Send + Sync {
     /// common.
     fn evaluation_samples(&self, split: Split) -> Vec<u64>;
 
-    /// Returns a hash of all samples and of the boundary of the splits, which a resumed run
-    /// compares with the saved one.
+    /// Returns a hash of all samples, of how they are prepared and of the boundary of the splits,
+    /// which a resumed run compares with the saved one.
     fn fingerprint(&self) -> String;
 
     /// Returns what a checkpoint keeps about data that are no text, so that other samples can be

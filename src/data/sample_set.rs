@@ -1,8 +1,11 @@
 //! Data set of samples: features and targets, split, normalized, by index.
 
+use rayon::prelude::*;
+
+use super::formats::Expected;
 use super::normalization::Normalization;
 use super::sampler::permuted;
-use super::samples::{DataFile, LoadedSamples, Samples, Targets};
+use super::samples::{DataFile, Features, LoadedSamples, Samples, Targets};
 use super::{DataError, Dataset, DatasetInput, NamedInputs, Split};
 use crate::base::rng::Key;
 use crate::base::{DType, HostTensor, Site};
@@ -83,7 +86,8 @@ pub struct SampleSet {
 }
 
 impl SampleSet {
-    /// Splits and normalizes samples.
+    /// Splits and normalizes samples. The classes of held-out samples are those of the training
+    /// samples with the same names.
     ///
     /// # Errors
     /// Returns `DataError` if a split has no sample, if a sample has no target, if the held-out
@@ -93,10 +97,12 @@ impl SampleSet {
         if !(0.0..1.0).contains(&options.held_out) {
             return Err(DataError::HeldOut { held_out: options.held_out });
         }
-        let validation = validation.filter(|samples| !samples.is_empty());
+        let mut validation = validation.filter(|samples| !samples.is_empty());
         let targets = target_names(&train)?;
-        if let Some(held_out) = &validation {
-            check_equal(&train, held_out)?;
+        if let Some(held_out) = &mut validation {
+            target_names(held_out)?;
+            // Nothing could learn a class that only they have.
+            Expected::of_training(&train).conform(held_out, false)?;
         }
         let all = train.len() as u64;
         let held_out = match validation {
@@ -126,17 +132,50 @@ impl SampleSet {
         Ok(Self { train, validation, training, description, files })
     }
 
+    /// Returns the samples that a split is a part of.
+    fn samples(&self, split: Split) -> &Samples {
+        match (split, &self.validation) {
+            (Split::Validation, Some(samples)) => samples,
+            _ => &self.train,
+        }
+    }
+
     /// Returns the samples of a split, and the index among them of one of the split.
     fn place(&self, split: Split, index: u64) -> (&Samples, usize) {
         let shuffled = |position: u64| match self.training == self.train.len() as u64 {
             true => position as usize,
             false => held_out_order(self.train.len() as u64, position),
         };
-        match (split, &self.validation) {
-            (Split::Train, _) => (&self.train, shuffled(index)),
-            (Split::Validation, Some(samples)) => (samples, index as usize),
-            (Split::Validation, None) => (&self.train, shuffled(self.training + index)),
+        let index = match (split, &self.validation) {
+            (Split::Train, _) => shuffled(index),
+            (Split::Validation, Some(_)) => index as usize,
+            (Split::Validation, None) => shuffled(self.training + index),
+        };
+        (self.samples(split), index)
+    }
+
+    /// Writes the normalized features of samples of a split, a row each. Rows that are read from
+    /// files are read by all cores.
+    fn read_rows(
+        &self,
+        split: Split,
+        indices: &[u64],
+        features: &mut [f32],
+    ) -> Result<(), DataError> {
+        let width = self.train.width().max(1);
+        let read = |(index, row): (&u64, &mut [f32])| {
+            let (samples, index) = self.place(split, *index);
+            samples.read(index, row)?;
+            self.description.normalization.apply(row);
+            Ok(())
+        };
+        if indices.len() < 2 || !matches!(self.samples(split).features, Features::Lazy(_)) {
+            return indices.iter().zip(features.chunks_mut(width)).try_for_each(read);
         }
+        let rows = indices.par_iter().zip(features.par_chunks_mut(width));
+        // Collected, so that the first error in the order of the rows is returned.
+        let results: Vec<Result<(), DataError>> = rows.map(read).collect();
+        results.into_iter().collect()
     }
 
     /// Returns the names of the samples of a split, if they have names.
@@ -171,7 +210,16 @@ impl Dataset for SampleSet {
 
     fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
+        let description = serde_json::to_vec(&self.description);
+        hasher.update(&description.expect("a description is plain data"));
         hasher.update(&self.training.to_le_bytes());
+        let held_out = self.validation.as_ref();
+        for (role, samples) in [("\0train ", Some(&self.train)), ("\0held out ", held_out)] {
+            hasher.update(role.as_bytes());
+            if let Some(samples) = samples {
+                hash_samples(samples, !self.files.is_empty(), &mut hasher);
+            }
+        }
         for file in &self.files {
             hasher.update(file.name.as_bytes());
             hasher.update(&[0]);
@@ -197,11 +245,12 @@ impl Dataset for SampleSet {
                 HostTensor::Float(Vec::with_capacity(indices.len() * names.len()))
             }
         };
-        for (index, row) in indices.iter().zip(features.chunks_mut(width.max(1))) {
+        for index in indices {
             assert!(*index < self.len(split), "sample {index} is outside the split");
+        }
+        self.read_rows(split, indices, &mut features)?;
+        for index in indices {
             let (samples, index) = self.place(split, *index);
-            samples.read(index, row)?;
-            self.description.normalization.apply(row);
             push_targets(samples, index, &self.description.normalization, &mut targets);
         }
         Ok(vec![("inputs", HostTensor::Float(features)), ("targets", targets)])
@@ -268,136 +317,42 @@ fn target_names(samples: &Samples) -> Result<TargetNames, DataError> {
     })
 }
 
-/// Checks that held-out samples are like those for training. A class that only they have is
-/// refused: nothing could learn it.
-fn check_equal(train: &Samples, held_out: &Samples) -> Result<(), DataError> {
-    let invalid = |why: String| {
-        Err(DataError::Invalid { name: held_out.name.clone(), place: String::new(), why })
-    };
-    if train.shape != held_out.shape {
-        return invalid(format!(
-            "its samples have the shape {:?}, and those of {} have {:?}",
-            held_out.shape, train.name, train.shape
-        ));
-    }
-    match (&train.targets, &held_out.targets) {
-        (Targets::Classes { names: known, .. }, Targets::Classes { names, .. }) => {
-            match names.iter().find(|name| !known.contains(name)) {
-                Some(name) => {
-                    invalid(format!("it has the class {name}, which {} does not have", train.name))
-                }
-                // Indices of classes are compared by their names.
-                None if !known.starts_with(names) => invalid(format!(
-                    "its classes are {names:?}, and those of {} are {known:?}",
-                    train.name
-                )),
-                None => Ok(()),
+/// Hashes samples: their shape, targets and names, and the features that are in memory, or all if
+/// `files` do not stand for them. One that cannot be read counts by its error, which a run reports.
+fn hash_samples(samples: &Samples, has_files: bool, hasher: &mut blake3::Hasher) {
+    let count = samples.len() as u64;
+    hasher.update(format!("{count} of {:?}\0", samples.shape).as_bytes());
+    match &samples.features {
+        Features::Bytes(bytes) => {
+            hasher.update(bytes);
+        }
+        Features::Floats(values) => {
+            hasher.update(bytemuck::cast_slice(values));
+        }
+        Features::Lazy(_) if has_files => {}
+        Features::Lazy(lazy) => {
+            let mut row = vec![0.0; samples.width()];
+            for index in 0..lazy.len() {
+                match lazy.read(index, &mut row) {
+                    Ok(()) => hasher.update(bytemuck::cast_slice(&row)),
+                    Err(why) => hasher.update(why.to_string().as_bytes()),
+                };
             }
         }
-        (Targets::Values { names: known, .. }, Targets::Values { names, .. })
-            if known.len() == names.len() =>
-        {
-            Ok(())
+    }
+    match &samples.targets {
+        Targets::Classes { ids, .. } => {
+            hasher.update(bytemuck::cast_slice(ids));
         }
-        _ => invalid(format!("its targets are of another kind than those of {}", train.name)),
+        Targets::Values { values, .. } => {
+            hasher.update(bytemuck::cast_slice(values));
+        }
+        Targets::Absent => {}
+    }
+    for id in samples.ids.iter().flatten() {
+        hasher.update(format!("{id}\0").as_bytes());
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::data::{Features, MeanStd};
-
-    fn samples(count: usize) -> Samples {
-        Samples {
-            name: "test".into(),
-            shape: vec![1],
-            columns: Vec::new(),
-            target_columns: Vec::new(),
-            features: Features::Floats((0..count).map(|i| i as f32).collect()),
-            targets: Targets::Values {
-                values: (0..count).map(|i| 10.0 * i as f32).collect(),
-                names: vec!["y".into()],
-            },
-            ids: None,
-        }
-    }
-
-    fn options(held_out: f64, normalize: bool) -> SampleOptions {
-        SampleOptions { held_out, normalize, saved: None }
-    }
-
-    fn set(count: usize, validation: Option<usize>, options: &SampleOptions) -> SampleSet {
-        let validation = validation.map(samples);
-        let loaded = LoadedSamples { train: samples(count), validation, files: Vec::new() };
-        SampleSet::new(loaded, options).unwrap()
-    }
-
-    fn features(set: &SampleSet, split: Split) -> Vec<f32> {
-        let all = set.evaluation_samples(split);
-        match &set.rows(split, &all).unwrap()[0].1 {
-            HostTensor::Float(values) => values.clone(),
-            HostTensor::Int(_) => panic!("features are floats"),
-        }
-    }
-
-    #[test]
-    fn held_out_samples_are_spread_over_all_and_never_trained_on() {
-        let set = set(100, None, &options(0.2, false));
-        let (train, held_out) = (features(&set, Split::Train), features(&set, Split::Validation));
-        assert_eq!((train.len(), held_out.len()), (80, 20));
-        let mut all: Vec<f32> = [train, held_out.clone()].concat();
-        all.sort_by(f32::total_cmp);
-        assert!(all.into_iter().eq((0..100).map(|i| i as f32)));
-        let low = held_out.iter().filter(|value| **value < 50.0).count();
-        assert!((5..=15).contains(&low), "{held_out:?}");
-    }
-
-    #[test]
-    fn files_of_their_own_hold_out_and_nothing_else() {
-        let set = set(10, Some(3), &options(0.5, false));
-        assert_eq!(features(&set, Split::Train).len(), 10);
-        assert_eq!(features(&set, Split::Validation), [0.0, 1.0, 2.0]);
-    }
-
-    #[test]
-    fn the_training_split_alone_is_normalized_to_mean_0_and_deviation_1() {
-        let set = set(100, None, &options(0.3, true));
-        let values = features(&set, Split::Train);
-        let mean = values.iter().sum::<f32>() / 70.0;
-        let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / 70.0;
-        assert!(mean.abs() < 1e-5 && (variance - 1.0).abs() < 1e-5, "{mean} {variance}");
-        let saved = set.description.normalization.clone();
-        assert!((saved.targets[0].mean / saved.features[0].mean - 10.0).abs() < 1e-4);
-        let other = SampleOptions { saved: Some(saved.clone()), ..options(0.3, false) };
-        let again = super::tests::set(50, None, &other);
-        assert_eq!(again.description.normalization, saved);
-        assert_ne!(saved.features[0], MeanStd::IDENTITY);
-    }
-
-    #[test]
-    fn samples_that_do_not_fit_are_refused() {
-        let refused = |train: Samples, validation: Option<Samples>, held_out: f64| {
-            let loaded = LoadedSamples { train, validation, files: Vec::new() };
-            SampleSet::new(loaded, &options(held_out, false)).err().unwrap().to_string()
-        };
-        let few = refused(samples(3), None, 0.1);
-        assert!(few.contains("held-out part has no sample"), "{few}");
-        let absent = refused(Samples { targets: Targets::Absent, ..samples(3) }, None, 0.0);
-        assert!(absent.contains("no targets"), "{absent}");
-        let wide = Samples { shape: vec![2], ..samples(4) };
-        let other = refused(samples(3), Some(wide), 0.0);
-        assert!(other.contains("have the shape [2]"), "{other}");
-        let classes = |names: &[&str]| Samples {
-            targets: Targets::Classes {
-                ids: vec![0; 4],
-                names: names.iter().map(|name| name.to_string()).collect(),
-            },
-            ..samples(4)
-        };
-        let class = refused(classes(&["a", "b"]), Some(classes(&["a", "c"])), 0.0);
-        assert!(class.contains("the class c"), "{class}");
-        let kind = refused(classes(&["a", "b"]), Some(samples(4)), 0.0);
-        assert!(kind.contains("of another kind"), "{kind}");
-    }
-}
+mod tests;
