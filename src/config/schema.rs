@@ -278,7 +278,7 @@ sections! {
         /// Height and width to which pictures are resized.
         image_size: Vec<u64> = Vec::new(), Constraint::IntList, "as they are",
             if DATA_KIND = &["images"];
-        /// Augmentation: pixels by which pictures are padded before a random crop; 0 = none.
+        /// Augmentation: pixels of padding around pictures for a random crop; 0 = none.
         crop: usize = 0, Constraint::Whole(0, 1024), if DATA_KIND = PICTURES;
         /// Augmentation: half of the pictures are mirrored left to right.
         flip: bool = false, Constraint::Flag, if DATA_KIND = PICTURES;

@@ -104,6 +104,12 @@ impl SampleSet {
             // Nothing could learn a class that only they have.
             Expected::of_training(&train).conform(held_out, false)?;
         }
+        if let TargetNames::Classes(names) = &targets
+            && let [only] = &names[..]
+        {
+            let why = format!("all samples have the class {only:?}; a model needs two to choose");
+            return Err(DataError::Invalid { name: train.name, place: String::new(), why });
+        }
         let all = train.len() as u64;
         let held_out = match validation {
             Some(_) => 0,

@@ -108,11 +108,10 @@ impl TokenFileInfo {
     }
 }
 
-/// Returns true if a path is a token file: a `.bin` file with its `.json` beside it.
+/// Returns true if a path is named as a token file: a file ending in `.bin`. One without its
+/// `.json` is no text either, and is refused with the name of what is missing.
 pub fn is_token_file(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == "bin")
-        && path.is_file()
-        && path.with_extension("json").is_file()
+    path.extension().is_some_and(|ending| ending == "bin") && path.is_file()
 }
 
 /// Tokens on disk, mapped into memory, with the boundary of the splits.

@@ -400,8 +400,13 @@ mod tests {
             let graph = mlp(&MlpConfig { widths, activation: Unary::Relu, dropout: 0.0, loss });
             let targets = TargetNames::Classes(vec!["a".into(), "b".into(), "c".into()]);
             let normalization = Normalization::default();
-            let (shape, columns) = (vec![2], Vec::new());
-            let samples = SampleDescription { shape, columns, targets, normalization };
+            let samples = SampleDescription {
+                shape: vec![2],
+                columns: Vec::new(),
+                target_columns: Vec::new(),
+                targets,
+                normalization,
+            };
             let found = Scoring::of(&graph.unwrap(), &task_of_samples(&samples));
             found.map(|scoring| scoring.is_some()).map_err(|error| error.to_string())
         };

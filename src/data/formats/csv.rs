@@ -159,7 +159,30 @@ impl<'a> CsvTable<'a> {
             }
             each(&record)?;
         }
-        Ok(())
+        match self.open_quote() {
+            None => Ok(()),
+            Some(line) => {
+                let why = "a quotation mark opens a cell that is never closed; close it";
+                Err(invalid(self.name, format!("line {line}"), why))
+            }
+        }
+    }
+
+    /// Returns the line on which a quoted cell begins that does not end: the reader takes all of
+    /// the rest of the table for its text.
+    fn open_quote(&self) -> Option<usize> {
+        let (mut line, mut opened, mut is_begin) = (1, None, true);
+        for byte in self.bytes {
+            line += usize::from(*byte == b'\n');
+            match (opened, *byte) {
+                // A doubled mark within a cell closes it and opens it again.
+                (Some(_), b'"') => (opened, is_begin) = (None, true),
+                (Some(_), _) => {}
+                (None, b'"') if is_begin => opened = Some(line),
+                (None, byte) => is_begin = byte == self.delimiter || b"\r\n".contains(&byte),
+            }
+        }
+        opened
     }
 
     fn broken(&self, why: &::csv::Error) -> DataError {
@@ -217,6 +240,12 @@ impl<'a> CsvTable<'a> {
             |name: &String| expected.is_some_and(|expected| expected.columns.contains(name));
         let known = expected.map_or(&[][..], |expected| &expected.target_columns);
         let names = if wanted.names.is_empty() { known } else { wanted.names };
+        if let Some((at, name)) =
+            names.iter().enumerate().find(|(at, name)| names[..*at].contains(name))
+        {
+            let why = format!("the target {name:?} is named twice, the second time as {}", at + 1);
+            return Err(invalid(self.name, "line 1", why));
+        }
         if !names.is_empty() {
             let is_absent = |name| !self.header.contains(name);
             if !wanted.are_required && names.iter().all(is_absent) {
@@ -290,7 +319,7 @@ impl<'a> Labels<'a> {
     ) -> Result<Self, DataError> {
         let kind = match (wanted.kind, columns) {
             (Some(kind), _) => kind,
-            (None, [column]) if table.has_text(*column)? => TargetKind::Classes,
+            (None, [column]) if table.is_of_text(*column)? => TargetKind::Classes,
             (None, _) => TargetKind::Values,
         };
         if kind == TargetKind::Classes && columns.len() > 1 {
@@ -310,7 +339,7 @@ impl<'a> Labels<'a> {
         let table = self.table;
         for column in self.columns {
             let Some(classes) = &mut self.classes else {
-                let otherwise = "set the kind of the targets to classes if they are names";
+                let otherwise = "set data.task = \"classification\" if they are names";
                 self.values.push(table.number(record, *column, otherwise)?);
                 continue;
             };
@@ -364,15 +393,33 @@ impl<'a> Labels<'a> {
 }
 
 impl CsvTable<'_> {
-    /// Returns true if a column has a value that is no number.
-    fn has_text(&self, column: usize) -> Result<bool, DataError> {
-        let mut found = false;
+    /// Returns true if a column has values that are no numbers.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` if most of its values are numbers: the others are then rather
+    /// errors in the table than names of classes.
+    fn is_of_text(&self, column: usize) -> Result<bool, DataError> {
+        let (mut numbers, mut texts, mut first) = (0, 0, None);
         self.rows(|record| {
             let cell = String::from_utf8_lossy(record[column].trim_ascii());
-            found |= !cell.is_empty() && cell.parse::<f64>().is_err();
+            if cell.parse::<f64>().is_ok() {
+                numbers += 1;
+            } else if !cell.is_empty() {
+                texts += 1;
+                first.get_or_insert_with(|| (record.clone(), shown(&cell)));
+            }
             Ok(())
         })?;
-        Ok(found)
+        match first {
+            Some((record, text)) if numbers > texts => {
+                let why = format!(
+                    "{text:?} is not a number, and most targets are; correct it, or set data.task \
+                     = \"classification\" if these are names of classes"
+                );
+                Err(self.wrong(&record, column, why))
+            }
+            found => Ok(found.is_some()),
+        }
     }
 }
 

@@ -35,7 +35,7 @@ fn of_directory(path: &Path) -> Option<SampleFormat> {
 fn of_file(path: &Path) -> Option<SampleFormat> {
     let name = file_name(path);
     let head = head(path);
-    if has_ending(path, &["csv"]) {
+    if has_ending(path, &["csv", "tsv"]) {
         Some(SampleFormat::Csv)
     } else if has_ending(path, &["npy"]) || head.starts_with(npy::MAGIC) {
         Some(SampleFormat::Npy)

@@ -194,6 +194,7 @@ fn points() -> Arc<dyn Dataset> {
         name: "points".into(),
         shape: vec![2],
         columns: Vec::new(),
+        target_columns: Vec::new(),
         features: Features::Floats(values(10)),
         targets: Targets::Values { values: values(10), names },
         ids: None,

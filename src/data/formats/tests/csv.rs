@@ -113,9 +113,35 @@ fn cells_that_are_no_numbers_are_refused() {
     }
     assert_eq!(
         refused_with("a,y\n1,x\n", &options(&[], Some(TargetKind::Values))),
-        "t.csv: line 2, column \"y\": \"x\" is not a number; set the kind of the targets to \
-         classes if they are names"
+        "t.csv: line 2, column \"y\": \"x\" is not a number; set data.task = \"classification\" if \
+         they are names"
     );
+}
+
+#[test]
+fn a_quotation_mark_that_is_never_closed_is_refused_with_its_line() {
+    let open = "t.csv: line 3: a quotation mark opens a cell that is never closed; close it";
+    assert_eq!(refused("a,y\n1,x\n2,\"x\n3,y\n4,z\n"), open);
+    let closed = table("a,y\n1,\"x, \"\"y\"\"\n z\"\n2,5\" long\n");
+    let names = match closed.train.targets {
+        Targets::Classes { names, .. } => names,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(names, ["5\" long", "x, \"y\"\n z"]);
+}
+
+#[test]
+fn a_text_among_numbers_is_no_class_unless_it_is_set() {
+    let text = "a,y\n1,2\n2,3\n3,NA\n";
+    let expected = "t.csv: line 4, column \"y\": \"NA\" is not a number, and most targets are; correct \
+                    it, or set data.task = \"classification\" if these are names of classes";
+    assert_eq!(refused(text), expected);
+    let classes = options(&[], Some(TargetKind::Classes));
+    let directory = directory(&[("t.csv", text.as_bytes())]);
+    let path = directory.path().join("t.csv");
+    assert!(load(SampleFormat::Csv, &path, None, &classes).is_ok());
+    let twice = refused_with("a,b,y\n1,2,3\n", &options(&["y", "y"], None));
+    assert_eq!(twice, "t.csv: line 1: the target \"y\" is named twice, the second time as 2");
 }
 
 #[test]
