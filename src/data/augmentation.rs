@@ -1,29 +1,65 @@
 //! Augmentation of pictures: random crops and flips, a pure function of (seed, step, sample).
 
+use super::{DataError, SampleDescription};
 use crate::base::Site;
 use crate::base::rng::Key;
 
 /// Site of the random numbers of augmentation.
 const SITE: Site = Site(u32::MAX - 2);
 
+/// Most pixels of padding, as data.crop has it.
+const CROP_MAX: usize = 1024;
+
 /// Random changes of pictures `(channels, height, width)` that are trained on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Augmentation {
-    pub channels: usize,
-    pub height: usize,
-    pub width: usize,
-    /// Pixels by which a picture is padded on each side before it is cropped to its size at a
-    /// random place; 0: not cropped.
-    pub crop: usize,
-    /// True to mirror half of the pictures left to right.
-    pub flip: bool,
-    /// Value of the padding by channel: black, as pictures are normalized.
-    pub padding: Vec<f32>,
+    height: usize,
+    width: usize,
+    crop: usize,
+    flip: bool,
+    /// Value of the padding of each channel: black, as pictures are normalized.
+    padding: Vec<f32>,
 }
 
 impl Augmentation {
+    /// Creates random changes of pictures of a data set: each is padded on all sides by `crop`
+    /// black pixels and cropped to its size at a random place (0: not cropped), and with `flip` one
+    /// in two is mirrored left to right.
+    ///
+    /// # Errors
+    /// Returns `DataError::Invalid` if the samples are no pictures `[channels, height, width]`, or
+    /// have no pixels, or if `crop` is above 1024.
+    pub fn new(samples: &SampleDescription, crop: usize, flip: bool) -> Result<Self, DataError> {
+        let shape = &samples.shape;
+        let refuse = |why: String| {
+            let (name, place) = ("augmentation".into(), String::new());
+            Err(DataError::Invalid { name, place, why })
+        };
+        let [channels, height, width] = shape[..] else {
+            return refuse(format!(
+                "data.crop and data.flip change pictures, and the samples have the shape \
+                 {shape:?}; leave them out"
+            ));
+        };
+        if shape.contains(&0) {
+            return refuse(format!("pictures of the shape {shape:?} have no pixels"));
+        }
+        if crop > CROP_MAX {
+            return refuse(format!("data.crop = {crop} is more than {CROP_MAX} pixels; lower it"));
+        }
+        let scales = &samples.normalization.features;
+        let black = |channel: usize| scales.get(channel).map_or(0.0, |scale| scale.normalize(0.0));
+        let padding = (0..channels).map(black).collect();
+        Ok(Self { height, width, crop, flip, padding })
+    }
+
     /// Changes the picture in slot `slot` of the batch of a step, in place.
+    ///
+    /// # Panics
+    /// If the picture is not of the shape that the augmentation was made for.
     pub fn apply(&self, (seed, step, slot): (u64, u64, u32), picture: &mut [f32]) {
+        let size = self.height * self.width;
+        assert_eq!(picture.len(), size * self.padding.len(), "a picture of another shape");
         let key = Key::new(seed).site(SITE).step(step);
         let [place, flip] = key.words([slot, 0]);
         let (down, right) = self.shift(place);
@@ -31,7 +67,6 @@ impl Augmentation {
         if (down, right) == (0, 0) && !is_flipped {
             return;
         }
-        let size = self.height * self.width;
         for (channel, padding) in picture.chunks_mut(size).zip(&self.padding) {
             let from = channel.to_vec();
             for (index, to) in channel.iter_mut().enumerate() {
@@ -59,19 +94,62 @@ impl Augmentation {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::{MeanStd, Normalization, TargetNames};
     use std::collections::HashSet;
+
+    /// Describes samples of which black is -1 in the first channel, and -2 in the second.
+    fn pictures(shape: &[usize]) -> SampleDescription {
+        let features = [1.0, 2.0].map(|mean| MeanStd { mean, std: 1.0 }).to_vec();
+        SampleDescription {
+            shape: shape.to_vec(),
+            columns: Vec::new(),
+            target_columns: Vec::new(),
+            targets: TargetNames::Values(vec!["y".into()]),
+            normalization: Normalization { features, targets: Vec::new() },
+        }
+    }
 
     fn picture() -> Vec<f32> {
         (1..=18).map(|value| value as f32).collect()
     }
 
     fn augmented(crop: usize, flip: bool, at: (u64, u64, u32)) -> Vec<f32> {
-        let padding = vec![-1.0, -2.0];
-        let (channels, height, width) = (2, 3, 3);
-        let augmentation = Augmentation { channels, height, width, crop, flip, padding };
+        let augmentation = Augmentation::new(&pictures(&[2, 3, 3]), crop, flip).unwrap();
         let mut picture = picture();
         augmentation.apply(at, &mut picture);
         picture
+    }
+
+    #[test]
+    fn samples_that_are_no_pictures_are_refused() {
+        let refused = |shape: &[usize], crop| {
+            Augmentation::new(&pictures(shape), crop, true).unwrap_err().to_string()
+        };
+        assert!(refused(&[12], 1).contains("change pictures, and the samples have the shape [12]"));
+        assert!(refused(&[1, 0, 4], 1).contains("have no pixels"));
+        assert!(refused(&[1, 4, 4], usize::MAX).contains("more than 1024 pixels; lower it"));
+    }
+
+    #[test]
+    fn pictures_without_figures_for_each_channel_are_padded_with_black() {
+        let augmentation = Augmentation::new(&pictures(&[3, 1, 1]), 1, false).unwrap();
+        let mut padded = HashSet::new();
+        for slot in 0..100 {
+            let mut picture = [5.0; 3];
+            augmentation.apply((1, 1, slot), &mut picture);
+            padded.insert(picture.map(f32::to_bits));
+        }
+        assert_eq!(
+            padded,
+            HashSet::from([[5.0; 3], [-1.0, -2.0, 0.0]].map(|p| p.map(f32::to_bits)))
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "a picture of another shape")]
+    fn a_picture_of_another_shape_is_a_mistake_of_the_caller() {
+        let augmentation = Augmentation::new(&pictures(&[2, 3, 3]), 1, true).unwrap();
+        augmentation.apply((1, 1, 1), &mut [0.0; 9]);
     }
 
     #[test]

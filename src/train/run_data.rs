@@ -210,7 +210,9 @@ impl RunSpec {
         let options =
             SampleOptions { held_out: *held_out, normalize: *normalize, saved: normalization };
         let set = SampleSet::new(loaded, &options)?;
-        let augmentation = augmentation(&set.description, (*crop, *flip))?;
+        let is_augmented = *crop > 0 || *flip;
+        let augmentation =
+            is_augmented.then(|| Augmentation::new(&set.description, *crop, *flip)).transpose()?;
         let description = DataDescription::Samples(set.description.clone());
         let data = RunData::described(Arc::new(set), description);
         Ok(RunData { augmentation, ..data })
@@ -228,27 +230,4 @@ impl RunSpec {
             None => TokenizerChoice::Derived(self.data.tokenizer),
         }
     }
-}
-
-/// Returns the augmentation of pictures; `None` if there is none.
-fn augmentation(
-    samples: &SampleDescription,
-    (crop, flip): (usize, bool),
-) -> Result<Option<Augmentation>, TrainError> {
-    if crop == 0 && !flip {
-        return Ok(None);
-    }
-    let [channels, height, width] = samples.shape[..] else {
-        let why = format!(
-            "data.crop and data.flip change pictures, and the samples have the shape {:?}; leave \
-             them out",
-            samples.shape
-        );
-        return Err(TrainError::InvalidRequest(why));
-    };
-    let black = |channel: usize| {
-        samples.normalization.features.get(channel).map_or(0.0, |scale| scale.normalize(0.0))
-    };
-    let padding = (0..channels).map(black).collect();
-    Ok(Some(Augmentation { channels, height, width, crop, flip, padding }))
 }
