@@ -9,7 +9,7 @@ use super::resume::find_data;
 use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::collective::{BucketGroups, Topology};
-use crate::data::Split;
+use crate::data::{DataDescription, Split};
 use crate::device::Selection;
 use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink, Unit};
@@ -148,10 +148,13 @@ fn report(
 /// Prints the prompt and the model's continuation of it, token by token as it is generated.
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let (checkpoint, spec) = load(&args.checkpoint)?;
-    let no_text = || {
-        let why = "the checkpoint is not of a model of text; for models of samples see potluck \
-                   predict --help";
-        TrainError::InvalidRequest(why.into())
+    let no_text = || match &checkpoint.meta.description {
+        Some(DataDescription::Tokens { .. }) => of_tokens("text to continue"),
+        _ => {
+            let why = "the checkpoint is not of a model of text; for models of samples see \
+                       potluck predict --help";
+            TrainError::InvalidRequest(why.into())
+        }
     };
     let tokenizer = checkpoint.meta.tokenizer.clone().ok_or_else(no_text)?;
     let prompt = args.prompt.clone().unwrap_or_else(|| generate::default_prompt(&tokenizer));
@@ -181,6 +184,14 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     )?;
     super::print("\n");
     Ok(())
+}
+
+/// Returns the error of a command that needs `what` of a model that has token ids only.
+pub(super) fn of_tokens(what: &str) -> TrainError {
+    TrainError::InvalidRequest(format!(
+        "the checkpoint is of a model of token ids without a tokenizer, which has no {what}; its \
+         loss is printed by potluck eval"
+    ))
 }
 
 /// Loads the checkpoint that the arguments name, and the specification of its run with the keys

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use super::args::PredictArgs;
-use super::model::{EvalDevices, load, open_for_eval};
+use super::model::{EvalDevices, load, of_tokens, open_for_eval};
 use super::{UsageError, writable};
 use crate::base::HostTensor;
 use crate::base::format::counted;
 use crate::data::formats;
-use crate::data::{DataDescription, SampleDescription, Samples, TargetNames, Targets};
+use crate::data::{DataDescription, MeanStd, SampleDescription, Samples, TargetNames, Targets};
 use crate::files;
 use crate::runtime::pipelines::ForwardUnits;
 use crate::train::error::TrainError;
@@ -36,10 +36,14 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     }
     let (checkpoint, spec) = load(&args.checkpoint)?;
     let saved = SavedData::of(&checkpoint.meta);
-    let Some(DataDescription::Samples(description)) = saved.description.clone() else {
-        let why = "the checkpoint is of a model of text, which predicts tokens; see potluck \
-                   generate --help";
-        return Err(TrainError::InvalidRequest(why.into()).into());
+    let description = match saved.description.clone() {
+        Some(DataDescription::Samples(description)) => description,
+        Some(DataDescription::Tokens { .. }) => return Err(of_tokens("samples to predict").into()),
+        None => {
+            let why = "the checkpoint is of a model of text, which predicts tokens; see potluck \
+                       generate --help";
+            return Err(TrainError::InvalidRequest(why.into()).into());
+        }
     };
     let samples = samples_of(&spec, &args.data, &description)?;
     let shape = saved.shape().ok_or_else(|| TrainError::Defect("data without sizes".into()))?;
@@ -49,6 +53,7 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     let opened = open_for_eval(devices, &spec, checkpoint, plan)?;
     let mut csv = csv_writer(&description)?;
     let mut right = 0;
+    let (mut bad, mut first_bad) = (0, None);
     for first in (0..samples.len()).step_by(AT_A_TIME) {
         let rows = first..samples.len().min(first + AT_A_TIME);
         let inputs = features(&samples, rows.clone(), &description)?;
@@ -64,6 +69,9 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
         })?;
         let width = outputs.len() / rows.len();
         for (index, outputs) in rows.zip(outputs.chunks_exact(width)) {
+            let is_finite = is_finite(outputs, &description);
+            first_bad = first_bad.or((!is_finite).then_some(index));
+            bad += usize::from(!is_finite);
             let (record, is_right) = record(&samples, index, outputs, &description);
             csv.write_record(&record)?;
             right += u64::from(is_right);
@@ -72,12 +80,32 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
     let text = csv.into_inner().map_err(|error| anyhow::anyhow!("{error}"))?;
     write(args.out.as_deref(), &text)?;
     summary(&samples, right, &description, args.out.as_deref());
+    if let Some(index) = first_bad {
+        let name = name_of(&samples, index);
+        print_line(&format!(
+            "warning: the predictions of {bad} of {} samples are not finite numbers, the first of \
+             them that of {name}; look for very large values in the data",
+            samples.len()
+        ));
+    }
     Ok(())
 }
 
 /// Returns true if a file is that at a path, or lies below it.
 fn is_within(file: &Path, path: &Path) -> bool {
     fs::canonicalize(path).is_ok_and(|path| file.starts_with(path))
+}
+
+/// Returns true if the predictions of a sample are finite numbers, values in their units.
+fn is_finite(outputs: &[f32], description: &SampleDescription) -> bool {
+    let scales = description.normalization.targets.iter().copied();
+    let mut scaled = outputs.iter().zip(scales.chain(std::iter::repeat(MeanStd::IDENTITY)));
+    scaled.all(|(value, scale)| scale.restore(*value).is_finite())
+}
+
+/// Returns the name of a sample, or its number.
+fn name_of(samples: &Samples, index: usize) -> String {
+    samples.ids.as_ref().map_or_else(|| index.to_string(), |ids| ids[index].clone())
 }
 
 /// Loads the samples to predict, which are like those that the model was trained on. Their targets
@@ -132,8 +160,7 @@ fn record(
     outputs: &[f32],
     description: &SampleDescription,
 ) -> (Vec<String>, bool) {
-    let name = samples.ids.as_ref().map_or_else(|| index.to_string(), |ids| ids[index].clone());
-    let mut row = vec![name];
+    let mut row = vec![name_of(samples, index)];
     match &description.targets {
         TargetNames::Classes(names) => {
             let class = chosen(outputs);
@@ -202,7 +229,7 @@ fn summary(samples: &Samples, right: u64, description: &SampleDescription, out: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Features, MeanStd, Normalization};
+    use crate::data::{Features, Normalization};
 
     fn samples(targets: Targets) -> Samples {
         Samples {

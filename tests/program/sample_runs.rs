@@ -114,6 +114,11 @@ fn values_of_a_table_are_predicted_in_their_units() {
     assert_eq!(rows[0], ["sample", "y"]);
     let value = |row: usize| rows[row][1].parse::<f64>().unwrap();
     assert!((value(1) - 6200.0).abs() < 10.0 && (value(2) - 4200.0).abs() < 10.0, "{out}");
+    desk.write("large.csv", "a,b\n4,0\n3e38,3e38\n4,0\n-3e38,3e38\n");
+    let warned = desk.run("predict run --devices cpu --data large.csv").ok().err;
+    let expected = "warning: the predictions of 2 of 4 samples are not finite numbers, the first \
+                    of them that of 1;";
+    assert!(warned.contains(expected), "{warned}");
     let shown = desk.run("eval run").ok().out;
     assert!(shown.contains("  rmse ") && shown.contains(" 50 samples"), "{shown}");
 }
@@ -136,8 +141,10 @@ fn token_files_are_trained_on() {
     assert!(last["val_loss"].as_f64().unwrap() < losses[0], "{last}");
     let evaluated = desk.run("eval run --devices cpu").ok().out;
     assert!(evaluated.contains("perplexity"), "{evaluated}");
-    let refused = desk.run("generate run --devices cpu").ended(78);
-    assert!(refused.err.contains("not of a model of text"), "{}", refused.err);
+    desk.write("t.csv", table(10));
+    for line in ["generate run --devices cpu", "predict run --devices cpu --data t.csv"] {
+        refused(&desk, line, &["of token ids without a tokenizer", "potluck eval"]);
+    }
 }
 
 #[test]

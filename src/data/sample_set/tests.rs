@@ -98,6 +98,8 @@ fn samples_that_do_not_fit_are_refused() {
     };
     let class = refused(classes(&["a", "b"]), Some(classes(&["a", "c"])), 0.0);
     assert!(class.contains("class \"c\" is none of those"), "{class}");
+    let only = refused(classes(&["a"]), None, 0.0);
+    assert!(only.contains("all samples have the class \"a\""), "{only}");
     let kind = refused(classes(&["a", "b"]), Some(samples(4)), 0.0);
     assert!(kind.contains("its targets are values"), "{kind}");
     let train = classes(&["a", "b"]);
