@@ -1,7 +1,7 @@
 //! Directories of PNG and JPEG files, one directory per class; also pictures without classes, to be
 //! predicted. Pictures are decoded when they are read: to 8 bits per channel, in gray if all of
-//! them are gray, else in red, green and blue; what is transparent is composited onto black. The
-//! orientation that a camera notes (EXIF) is not applied.
+//! them are gray, else in red, green and blue; what is transparent is composited onto black. They are
+//! turned as the camera that took them notes (the orientation of EXIF, JEITA CP-3451).
 
 use std::fs;
 use std::io::Cursor;
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use image::imageops::{self, FilterType};
+use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, Luma, Rgb};
 use rayon::prelude::*;
 
@@ -231,6 +232,8 @@ impl LazyFeatures for PictureFiles {
 #[derive(Debug)]
 pub(super) struct PictureHead {
     format: ImageFormat,
+    orientation: Orientation,
+    /// Width and height in that orientation.
     width: u32,
     height: u32,
     is_gray: bool,
@@ -249,8 +252,9 @@ impl PictureHead {
             return refuse("is no PNG or JPEG picture by its first bytes".into());
         };
         let decoder = reader(format, bytes).into_decoder();
-        let decoder = decoder.map_err(|why| damaged(name, &why))?;
-        let ((width, height), colour) = (decoder.dimensions(), decoder.color_type());
+        let mut decoder = decoder.map_err(|why| damaged(name, &why))?;
+        let orientation = decoder.orientation().map_err(|why| damaged(name, &why))?;
+        let ((mut width, mut height), colour) = (decoder.dimensions(), decoder.color_type());
         let pixels = u64::from(width) * u64::from(height);
         let (per_byte, end): (_, &[u8]) = match format {
             ImageFormat::Png => (PNG_PIXELS_MAX, b"IEND"),
@@ -275,7 +279,16 @@ impl PictureHead {
         if last(bytes, end).is_none_or(|end| end < begin) {
             return refuse("is cut off: its end marker is missing".into());
         }
-        Ok(Self { format, width, height, is_gray: !colour.has_color() })
+        if matches!(
+            orientation,
+            Orientation::Rotate90
+                | Orientation::Rotate270
+                | Orientation::Rotate90FlipH
+                | Orientation::Rotate270FlipH
+        ) {
+            std::mem::swap(&mut width, &mut height);
+        }
+        Ok(Self { format, orientation, width, height, is_gray: !colour.has_color() })
     }
 
     /// Returns height and width.
@@ -321,7 +334,8 @@ pub(super) fn decode(
         let why = format!("is {found_width}x{found_height} pixels; expected {width}x{height}");
         return Err(invalid(name, "", why));
     }
-    let picture = reader(head.format, bytes).decode().map_err(|why| damaged(name, &why))?;
+    let mut picture = reader(head.format, bytes).decode().map_err(|why| damaged(name, &why))?;
+    picture.apply_orientation(head.orientation);
     let (to_width, to_height) = (width as u32, height as u32);
     let is_resized = head.size() != [height, width];
     let pixels = if channels == 1 {

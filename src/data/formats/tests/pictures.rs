@@ -35,6 +35,32 @@ fn sized(height: usize, width: usize) -> ReadOptions {
     ReadOptions { image_size: Some((height, width)), ..ReadOptions::default() }
 }
 
+/// Returns a JPEG in which a camera notes an orientation.
+fn turned(jpeg: &[u8], orientation: u8) -> Vec<u8> {
+    // A TIFF directory of one entry: tag 0x0112, one 16-bit number.
+    let mut exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".to_vec();
+    exif.extend([orientation, 0, 0, 0, 0, 0, 0, 0]);
+    let length = (exif.len() + 2) as u16;
+    [&jpeg[..2], &[0xff, 0xe1], &length.to_be_bytes(), &exif, &jpeg[2..]].concat()
+}
+
+#[test]
+fn pictures_are_turned_as_the_camera_notes() {
+    let left_dark = GrayImage::from_fn(16, 8, |x, _| Luma([if x < 8 { 0 } else { 255 }]));
+    let jpeg = encoded(left_dark, ImageFormat::Jpeg);
+    // 1: as it is, 3: turned by half, 6: clockwise by a quarter.
+    for (orientation, shape, is_dark_first) in
+        [(1, [1, 8, 16], true), (3, [1, 8, 16], false), (6, [1, 16, 8], true)]
+    {
+        let file = turned(&jpeg, orientation);
+        let loaded = loaded(SampleFormat::Pictures, &[("a/x.jpg", &file)], "");
+        assert_eq!(loaded.train.shape, shape);
+        let planes = super::super::pictures::decode("x", &file, shape, false).unwrap();
+        let (first, last) = (planes[0], planes[planes.len() - 1]);
+        assert_eq!((first < 9, last < 9), (is_dark_first, !is_dark_first), "{orientation}");
+    }
+}
+
 #[test]
 fn directories_are_classes() {
     let [a, b, c] = [[0, 255], [1, 2], [3, 4]].map(gray);
