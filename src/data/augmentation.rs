@@ -7,9 +7,6 @@ use crate::base::rng::Key;
 /// Site of the random numbers of augmentation.
 const SITE: Site = Site(u32::MAX - 2);
 
-/// Most pixels of padding, as data.crop has it.
-const CROP_MAX: usize = 1024;
-
 /// Random changes of pictures `(channels, height, width)` that are trained on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Augmentation {
@@ -28,7 +25,7 @@ impl Augmentation {
     ///
     /// # Errors
     /// Returns `DataError::Invalid` if the samples are no pictures `[channels, height, width]`, or
-    /// have no pixels, or if `crop` is above 1024.
+    /// have no pixels, or if `crop` is larger than they are.
     pub fn new(samples: &SampleDescription, crop: usize, flip: bool) -> Result<Self, DataError> {
         let shape = &samples.shape;
         let refuse = |why: String| {
@@ -44,13 +41,22 @@ impl Augmentation {
         if shape.contains(&0) {
             return refuse(format!("pictures of the shape {shape:?} have no pixels"));
         }
-        if crop > CROP_MAX {
-            return refuse(format!("data.crop = {crop} is more than {CROP_MAX} pixels; lower it"));
+        // What lies further out is padding alone.
+        if crop > height.max(width) {
+            return refuse(format!(
+                "data.crop = {crop} is more than the size of the pictures, {height} x {width}; \
+                 lower it"
+            ));
         }
         let scales = &samples.normalization.features;
         let black = |channel: usize| scales.get(channel).map_or(0.0, |scale| scale.normalize(0.0));
         let padding = (0..channels).map(black).collect();
         Ok(Self { height, width, crop, flip, padding })
+    }
+
+    /// Returns the shape of the pictures: channels, height, width.
+    pub fn shape(&self) -> [usize; 3] {
+        [self.padding.len(), self.height, self.width]
     }
 
     /// Changes the picture in slot `slot` of the batch of a step, in place.
@@ -127,7 +133,7 @@ mod tests {
         };
         assert!(refused(&[12], 1).contains("change pictures, and the samples have the shape [12]"));
         assert!(refused(&[1, 0, 4], 1).contains("have no pixels"));
-        assert!(refused(&[1, 4, 4], usize::MAX).contains("more than 1024 pixels; lower it"));
+        assert!(refused(&[1, 4, 4], 5).contains("more than the size of the pictures, 4 x 4"));
     }
 
     #[test]

@@ -143,31 +143,17 @@ impl FitOptions {
 /// Checks that the samples are pictures of the size that is changed.
 fn check_pictures(changes: &Augmentation, data: &Arc<dyn Dataset>) -> Result<(), TrainError> {
     let fail = |why: String| Err(TrainError::InvalidRequest(why));
-    let Augmentation { channels, height, width, crop, .. } = *changes;
-    let values = [channels, height, width].into_iter().fold(1, usize::saturating_mul);
+    let [channels, height, width] = changes.shape();
     // The input that the loader changes.
     let Some(input) = data.inputs().into_iter().next().filter(|input| input.dtype == DType::F32)
     else {
         return fail("the data have no pictures for an augmentation to change".into());
     };
-    if input.elements != values || values == 0 {
+    if input.elements != channels * height * width {
         return fail(format!(
             "the augmentation is one of pictures of {channels} x {height} x {width} values, and \
              the data have {} values of '{}' per sample",
             input.elements, input.name
-        ));
-    }
-    if changes.padding.len() != channels {
-        return fail(format!(
-            "the augmentation has {} values of padding for {channels} channels; give one for each",
-            changes.padding.len()
-        ));
-    }
-    // What lies further out is padding alone.
-    if crop > height.max(width) {
-        return fail(format!(
-            "the augmentation crops from a margin of {crop} pixels around pictures of {height} x \
-             {width}; choose a margin that is not larger than they are"
         ));
     }
     Ok(())

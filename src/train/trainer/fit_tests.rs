@@ -358,21 +358,23 @@ fn a_length_that_is_reached_already_is_noted() {
 
 #[test]
 fn an_augmentation_is_one_of_pictures_like_those_of_the_data() {
-    use crate::data::Augmentation;
+    use crate::data::{Augmentation, Normalization, SampleDescription, TargetNames};
     let mut trainer = Trainer::new(wave_model(), &options("cpu")).unwrap();
-    let mut fitted = |channels, width, crop, padding: &[f32]| {
-        let padding = padding.to_vec();
-        let changes = Augmentation { channels, height: 1, width, crop, flip: true, padding };
+    let mut fitted = |shape: &[usize]| {
+        let samples = SampleDescription {
+            shape: shape.to_vec(),
+            columns: Vec::new(),
+            target_columns: Vec::new(),
+            targets: TargetNames::Values(vec!["y".into()]),
+            normalization: Normalization::default(),
+        };
+        let augmentation = Some(Augmentation::new(&samples, 1, true).unwrap());
         let options = FitOptions::constant(FitLength::Steps(1), 0.05);
-        let options = FitOptions { augmentation: Some(changes), ..options };
+        let options = FitOptions { augmentation, ..options };
         trainer.fit(&waves(), &options).map_or_else(|e| e.to_string(), |_| "trains".into())
     };
-    let told = fitted(1, 3, 1, &[0.0]);
+    let told = fitted(&[1, 1, 3]);
     assert!(told.contains("pictures of 1 x 1 x 3 values, and the data have 2"), "{told}");
-    assert!(fitted(usize::MAX, 2, 1, &[0.0]).contains("and the data have 2 values of 'x'"));
-    let told = fitted(1, 2, 1, &[]);
-    assert!(told.contains("0 values of padding for 1 channels"), "{told}");
-    assert!(fitted(1, 2, usize::MAX, &[0.0]).contains("choose a margin"));
-    assert_eq!(fitted(1, 2, 1, &[0.0]), "trains");
-    assert_eq!(fitted(2, 1, 0, &[0.0, 1.0]), "trains");
+    assert_eq!(fitted(&[1, 1, 2]), "trains");
+    assert_eq!(fitted(&[2, 1, 1]), "trains");
 }
