@@ -70,8 +70,10 @@ impl RuntimeError {
     /// Returns the error as that of one of `count` devices, at a position among those that the
     /// run requires, if another device may be without it.
     pub fn of_position(self, position: usize, count: usize) -> Self {
+        let is_of_device = matches!(self, Self::Device(DeviceError::Open { .. }));
+        let is_of_device = is_of_device || self.can_go_on();
         match self {
-            Self::Device(error) if count > 1 && Self::Device(error.clone()).can_go_on() => {
+            Self::Device(error) if count > 1 && is_of_device => {
                 Self::Rank { rank: Rank(position as u32), error }
             }
             other => other,
@@ -116,5 +118,30 @@ impl RuntimeError {
             | Self::NoRoom { .. }
             | Self::InvalidRequest(_) => EXIT_CONFIGURATION,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_named_by_its_position_like_one_that_fails() {
+        let adapter = String::from("a device");
+        let failures = [
+            DeviceError::Open { adapter: adapter.clone(), why: "it is gone".into() },
+            DeviceError::Panicked { adapter: adapter.clone(), what: "a step".into(), text: None },
+            DeviceError::Lost { adapter, why: "injected".into() },
+        ];
+        for error in failures {
+            let named = RuntimeError::Device(error.clone()).of_position(2, 3);
+            assert!(matches!(named, RuntimeError::Rank { rank: Rank(2), .. }), "{named:?}");
+            let alone = RuntimeError::Device(error).of_position(0, 1);
+            assert!(matches!(alone, RuntimeError::Device(_)), "{alone:?}");
+        }
+        // Without that device the selector would be as wrong.
+        let unmatched = DeviceError::BadSelector { selector: "?".into(), why: "no".into() };
+        let named = RuntimeError::Device(unmatched).of_position(1, 2);
+        assert!(matches!(named, RuntimeError::Device(_)), "{named:?}");
     }
 }

@@ -70,7 +70,7 @@ impl Run {
                 Ok(()) => return Ok(checkpoint),
                 Err(error) => {
                     // Before there is a placement, ranks are positions.
-                    let position = error.lost_rank().map(|rank| rank.index());
+                    let position = error.failed_rank().map(|rank| rank.index());
                     let others = position.and_then(|position| devices_without(&spec, position));
                     let Some(others) = others else { return Err(error) };
                     (left, why) = (others, error.to_string());
