@@ -165,6 +165,29 @@ fn without_a_save_a_call_goes_on_from_its_start_and_one_after_another_may_fail()
     assert_eq!(bits(&trainer), bits(&alone));
 }
 
+#[test]
+fn a_device_that_fails_while_the_state_is_brought_back_is_left_out_too() {
+    let _turn = crate::common::turn();
+    let devices = unlike();
+    if devices.contains('*') {
+        return crate::process::skip("two adapters and the processor are needed");
+    }
+    // After the first loss, the second device is another one.
+    let faults = "lost@backward:6/1,lost@restore:4/1";
+    let options = TrainerOptions { snapshot_every: 4, ..options(&devices, faults) };
+    let mut trainer = Trainer::new(model(), &options).unwrap();
+    trainer.fit(&data(), &steps(9)).unwrap_err();
+    assert_eq!(trainer.recover().unwrap(), 4);
+    assert_eq!(trainer.world(), 1);
+    trainer.fit(&data(), &steps(9)).unwrap();
+
+    let place = tempfile::tempdir().unwrap();
+    let mut undisturbed = Trainer::new(model(), &self::options(&devices, "")).unwrap();
+    undisturbed.fit(&data(), &steps(4)).unwrap();
+    undisturbed.save(place.path()).unwrap();
+    assert_eq!(bits(&trainer), by_hand(&trainer.options().devices, place.path()));
+}
+
 /// A model of one block per layer.
 fn layers() -> Graph {
     let mut b = Builder::new();

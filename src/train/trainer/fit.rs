@@ -196,7 +196,8 @@ impl Trainer {
     ///
     /// # Errors
     /// Returns `TrainError` if the data do not fit the graph, if the options do not fit each other
-    /// or the data, if too many steps in a row are not finite, if the directory cannot be written, or if a device fails.
+    /// or the data, if too many steps in a row are not finite, if the directory cannot be written,
+    /// or if a device fails.
     pub fn fit(
         &mut self,
         data: &Arc<dyn Dataset>,
