@@ -100,7 +100,19 @@ fn a_damaged_save_that_is_passed_over_is_noted() {
     let newest = place.path().join("checkpoints/step-00000002/parameters.safetensors");
     std::fs::write(newest, b"damaged").unwrap();
     assert_eq!(trainer.last_state().unwrap().meta.step, 1);
+    // Step 2 is not taken as saved when it is reached again.
+    assert_eq!(trainer.saved, Some((1, place.path().to_path_buf())));
     assert!(trainer.notes().join("\n").contains("step-00000002"), "{:?}", trainer.notes());
+
+    // A later copy in memory is better than an earlier save, or none.
+    trainer.snapshot = Some(Arc::new(trainer.checkpoint().unwrap()));
+    for step in ["step-00000002", "step-00000001"] {
+        trainer.saved = Some((3, place.path().to_path_buf()));
+        assert_eq!(trainer.last_state().unwrap().meta.step, 2);
+        std::fs::remove_dir_all(place.path().join("checkpoints").join(step)).unwrap();
+    }
+    trainer.saved = Some((3, place.path().to_path_buf()));
+    assert_eq!(trainer.last_state().unwrap().meta.step, 2);
 }
 
 /// Returns the parameters after so many steps without a fault.

@@ -59,7 +59,8 @@ pub struct TrainerOptions {
     pub on_loss: DeviceLoss,
     /// Steps between copies of the state to host memory, from which
     /// [`Trainer::recover`](super::Trainer::recover) goes on; 0: none. A copy takes the memory of
-    /// the parameters and the moments.
+    /// the parameters and the moments. A trainer on a single device makes none: without it, no
+    /// other would be left.
     pub snapshot_every: u64,
     /// Faults to inject, for tests.
     #[doc(hidden)]

@@ -10,15 +10,17 @@ use crate::checkpoint::Checkpoint;
 use crate::files;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
+use crate::train::words::in_library_words;
 
 impl Trainer {
     /// Opens the devices again without one that failed, and goes on from the last saved state: the
     /// later one of the last [`Trainer::save`] and the last copy in host memory
-    /// (`TrainerOptions::snapshot_every`). Returns the number of steps taken by then. What follows
-    /// has the bits of [`Trainer::load`] of that state on those devices.
+    /// (`TrainerOptions::snapshot_every`), of those since parameters were set or another save was
+    /// restored. Returns the number of steps taken by then. What follows has the bits of
+    /// [`Trainer::load`] of that state on those devices.
     ///
     /// Shares and blocks of pipelines that were given are measured or chosen anew; a device that
-    /// fails while it is opened is left out as well.
+    /// fails while it is opened, or while the state is brought onto it, is left out as well.
     ///
     /// # Errors
     /// Returns `TrainError` if no device of several has failed, if no state was saved, if no other
@@ -105,14 +107,26 @@ impl Trainer {
         LeftDevices::without(&options.devices, position, &options.pipeline)
     }
 
-    /// Returns the state of the last step that was kept.
+    /// Returns the state of the last step that was kept and can be read.
     pub(super) fn last_state(&mut self) -> Result<Arc<Checkpoint>, TrainError> {
         let in_memory_at = self.snapshot.as_ref().map(|checkpoint| checkpoint.meta.step);
-        let saved = self.saved.as_ref().filter(|(step, _)| in_memory_at < Some(*step));
+        let saved = self.saved.clone().filter(|(step, _)| in_memory_at < Some(*step));
         if let Some((_, directory)) = saved {
-            let (checkpoint, warnings) = Checkpoint::load_path(directory)?;
-            self.notes.extend(warnings);
-            return Ok(Arc::new(checkpoint));
+            match Checkpoint::load_path(&directory) {
+                Ok((checkpoint, warnings)) => {
+                    self.notes.extend(warnings.iter().map(|text| in_library_words(text)));
+                    let step = checkpoint.meta.step;
+                    // An earlier one, if the newest is damaged.
+                    self.saved = Some((step, directory));
+                    if in_memory_at < Some(step) {
+                        return Ok(Arc::new(checkpoint));
+                    }
+                }
+                Err(error) if in_memory_at.is_some() => {
+                    self.notes.push(in_library_words(&error.to_string()));
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         self.snapshot.clone().ok_or_else(|| {
             TrainError::InvalidRequest(
