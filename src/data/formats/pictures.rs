@@ -1,7 +1,7 @@
 //! Directories of PNG and JPEG files, one directory per class; also pictures without classes, to be
 //! predicted. Pictures are decoded when they are read: to 8 bits per channel, in gray if all of
-//! them are gray, else in red, green and blue; what is transparent is composited onto black. They are
-//! turned as the camera that took them notes (the orientation of EXIF, JEITA CP-3451).
+//! them are gray, else in red, green and blue; what is transparent is composited onto black. They
+//! are turned as the camera that took them notes (the orientation of EXIF, JEITA CP-3451).
 
 use std::fs;
 use std::io::Cursor;

@@ -55,7 +55,7 @@ fn pictures_are_turned_as_the_camera_notes() {
         let file = turned(&jpeg, orientation);
         let loaded = loaded(SampleFormat::Pictures, &[("a/x.jpg", &file)], "");
         assert_eq!(loaded.train.shape, shape);
-        let planes = super::super::pictures::decode("x", &file, shape, false).unwrap();
+        let planes = crate::data::formats::pictures::decode("x", &file, shape, false).unwrap();
         let (first, last) = (planes[0], planes[planes.len() - 1]);
         assert_eq!((first < 9, last < 9), (is_dark_first, !is_dark_first), "{orientation}");
     }
