@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::error::TrainError;
-use crate::base::{DType, HostTensor};
+use crate::base::{DType, HostTensor, TensorId};
 use crate::graph::Graph;
 use crate::runtime::pipelines::ForwardUnits;
 use crate::runtime::step::{Inputs, forward, load};
@@ -45,6 +45,19 @@ pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
         work.push(starts.map(part).collect::<Vec<(usize, Inputs)>>());
         from = to;
     }
+    outputs_of(units, tensor, work)
+}
+
+/// Returns the values of a tensor for the micro-batches of each unit, (rows, inputs), one behind
+/// the other.
+///
+/// # Errors
+/// Returns `TrainError` if a device fails.
+pub fn outputs_of(
+    units: ForwardUnits,
+    tensor: TensorId,
+    work: Vec<Vec<(usize, Inputs)>>,
+) -> Result<Vec<f32>, TrainError> {
     if let Some(pipelines) = units.pipelines {
         let mut values = Vec::new();
         for (pipeline, parts) in work.iter().enumerate() {
@@ -69,7 +82,7 @@ pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
 
 /// Returns the inputs of the samples of a range; zeros for those that are not given.
 fn inputs(request: &OutputRequest, range: std::ops::Range<usize>) -> Inputs {
-    let of_input = |(name, id): &(String, crate::base::TensorId)| {
+    let of_input = |(name, id): &(String, TensorId)| {
         let tensor = request.graph.tensor(*id);
         let per_row = tensor.shape.per_row();
         let part = range.start * per_row..range.end * per_row;

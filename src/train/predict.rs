@@ -8,6 +8,7 @@ use ndarray::ArrayD;
 use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use super::loader::BatchSource;
+use super::outputs::outputs_of;
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
 use super::trainer::Trainer;
@@ -122,33 +123,7 @@ impl Trainer {
             ));
         }
         let cut = |part: &MicroBatch| self.cut_or_zero(inputs, rows, part);
-        let work = work_of(&parts, &cut)?;
-        if let Some(pipelines) = &self.session.pipelines {
-            let mut values = Vec::new();
-            for (pipeline, micro_batches) in work.iter().enumerate() {
-                for (rows, inputs) in micro_batches {
-                    let micro_batch = (*rows, inputs);
-                    values.extend(pipelines.output(
-                        &self.session.group,
-                        pipeline,
-                        micro_batch,
-                        tensor,
-                    )?);
-                }
-            }
-            return Ok(values);
-        }
-        let work = Arc::new(work);
-        let read = self.session.group.run_on_all("a prediction", move |rank, device| {
-            let mut values = Vec::new();
-            for (rows, inputs) in &work[rank.index()] {
-                load(device, inputs, 0)?;
-                let pass = forward(device, *rows)?;
-                values.extend(device.read(tensor, &pass)?);
-            }
-            Ok(values)
-        })?;
-        Ok(read.concat())
+        outputs_of(self.session.units(), tensor, work_of(&parts, &cut)?)
     }
 
     /// Computes the loss on samples of a split of a data set that have nothing in common, without
