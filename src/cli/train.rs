@@ -52,6 +52,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     // Lives until the end of the run: dropped, it removes the directory if that is empty.
     let directory = RunDirectory::choose(typed_out, point.as_ref(), Path::new(RUNS))?;
     let out = directory.path.clone();
+    refuse_in_data(&out, &resolved.config)?;
     let continued = point.as_ref().and_then(|point| point.continued(&out));
     if continued.is_none() && holds_run(&out)? {
         return Err(TrainError::Occupied { out }.into());
@@ -71,6 +72,19 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     let options = RunOptions { out, continued, unsaved, trace, retune, faults };
     let checkpoint = point.map(|point| point.checkpoint);
     execute(RunSpec::resolved(&resolved), options, checkpoint, args.quiet)
+}
+
+/// Refuses a directory of a run among samples: its files would be taken for some of them.
+fn refuse_in_data(out: &Path, config: &RunConfig) -> Result<(), UsageError> {
+    let Some(data) = config.data.path.as_ref().filter(|path| path.is_dir()) else { return Ok(()) };
+    let [real_out, real_data] = [out, data].map(|path| fs::canonicalize(path).ok());
+    match (real_out, real_data) {
+        (Some(real_out), Some(real_data)) if real_out.starts_with(&real_data) => {
+            let (out, data) = (out.display(), data.display());
+            Err(UsageError(format!("{out}: lies in the data, {data}; name another with --out")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Finds the saved text and the saved devices of a resumed run, unless others were set.

@@ -443,12 +443,13 @@ mod tests {
                 .contains("there are: kill, sigterm, sigint, nan, full, lost, out-of-memory")
         );
         assert!(
-            message("kill@lunch:1").contains("there are: timing, moments, reduce-site, forward")
+            message("kill@lunch:1")
+                .contains("there are: timing, moments, reduce-site, restore, forward")
         );
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
-        let places = "use timing, moments, reduce-site, forward, send, recv, backward, reduce, \
-                      verdict, update, gather";
+        let places = "use timing, moments, reduce-site, restore, forward, send, recv, backward, \
+                      reduce, verdict, update, gather";
         assert!(message("lost@metrics:1").ends_with(places));
         assert!(message("flip@update:1/1").ends_with("use gather"));
         assert!(message("lost@forward:1/x").contains("'x' is not a rank"));

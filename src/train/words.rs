@@ -4,7 +4,7 @@
 /// Parts of messages of the program and what they are called in the library. A part is replaced
 /// where it stands as words of its own; the first that fits counts.
 const WORDS: &[(&str, &str)] = &[
-    (", model.context, model.width or model.layers", " or the size of the model"),
+    (", model.context, model.width, model.layers or model.hidden", " or the size of the model"),
     (", model.context or model.width", " or the size of the model"),
     ("the model's width or its context", "the size of the model"),
     ("the model's width", "the size of the model"),
@@ -39,6 +39,9 @@ const WORDS: &[(&str, &str)] = &[
     ("data.held_out", "held_out"),
     ("data.normalize", "normalize"),
     ("data.tokenizer", "tokenizer"),
+    ("data.task to classification", "ReadOptions::kind to TargetKind::Classes"),
+    ("data.crop and data.flip change", "an augmentation changes"),
+    ("data.crop", "crop"),
     ("data.target", "ReadOptions::target"),
     ("data.image_size", "ReadOptions::image_size"),
     ("--devices", "TrainerOptions::devices"),
@@ -179,8 +182,8 @@ mod tests {
         let text = "name the column with data.target, or change data.held_out";
         let expected = "name the column with ReadOptions::target, or change held_out";
         assert_eq!(in_library_words(text), expected);
-        let text = "lower train.micro_batch, train.batch, model.context, model.width or \
-                    model.layers";
+        let text = "lower train.micro_batch, train.batch, model.context, model.width, \
+                    model.layers or model.hidden";
         let expected = "lower TrainerOptions::micro_batch, TrainerOptions::batch or the size of \
                         the model";
         assert_eq!(in_library_words(text), expected);

@@ -189,6 +189,9 @@ fn bad_data_are_refused_with_the_file_and_the_place() {
     refused(&desk, &format!("{train} images"), &["train-images-idx3-ubyte"]);
     fs::write(&images, b"0123456789").unwrap();
     refused(&desk, &format!("{train} images"), &["train-images-idx3-ubyte"]);
+    fs::write(&images, &whole).unwrap();
+    let within = "train --devices cpu --quiet --steps 1 --data images --out images/run";
+    refused(&desk, within, &["images/run: lies in the data"]);
     desk.write("t.csv", "a,y\n1,2\n3,nan\n5,6\n");
     refused(&desk, &format!("{train} t.csv"), &["t.csv", "line 3"]);
     desk.write("t.csv", "a,y\n1,2\n3\n");

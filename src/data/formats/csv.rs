@@ -339,7 +339,7 @@ impl<'a> Labels<'a> {
         let table = self.table;
         for column in self.columns {
             let Some(classes) = &mut self.classes else {
-                let otherwise = "set data.task = \"classification\" if they are names";
+                let otherwise = "set data.task to classification if they are names";
                 self.values.push(table.number(record, *column, otherwise)?);
                 continue;
             };
@@ -414,7 +414,7 @@ impl CsvTable<'_> {
             Some((record, text)) if numbers > texts => {
                 let why = format!(
                     "{text:?} is not a number, and most targets are; correct it, or set data.task \
-                     = \"classification\" if these are names of classes"
+                     to classification if these are names of classes"
                 );
                 Err(self.wrong(&record, column, why))
             }

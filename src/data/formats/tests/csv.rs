@@ -113,7 +113,7 @@ fn cells_that_are_no_numbers_are_refused() {
     }
     assert_eq!(
         refused_with("a,y\n1,x\n", &options(&[], Some(TargetKind::Values))),
-        "t.csv: line 2, column \"y\": \"x\" is not a number; set data.task = \"classification\" if \
+        "t.csv: line 2, column \"y\": \"x\" is not a number; set data.task to classification if \
          they are names"
     );
 }
@@ -134,7 +134,7 @@ fn a_quotation_mark_that_is_never_closed_is_refused_with_its_line() {
 fn a_text_among_numbers_is_no_class_unless_it_is_set() {
     let text = "a,y\n1,2\n2,3\n3,NA\n";
     let expected = "t.csv: line 4, column \"y\": \"NA\" is not a number, and most targets are; \
-                    correct it, or set data.task = \"classification\" if these are names of \
+                    correct it, or set data.task to classification if these are names of \
                     classes";
     assert_eq!(refused(text), expected);
     let classes = options(&[], Some(TargetKind::Classes));
