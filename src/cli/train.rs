@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::config::effect::require_effect;
 use crate::config::read::{self, ConfigError, Override, Resolved};
-use crate::config::schema::{Model, Parallel};
+use crate::config::schema::{DataKind, Model, Parallel};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
 use crate::train::error::TrainError;
@@ -74,17 +74,18 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     execute(RunSpec::resolved(&resolved), options, checkpoint, args.quiet)
 }
 
-/// Refuses a directory of a run among samples: its files would be taken for some of them.
+/// Refuses a directory of a run among directories of pictures: it would be taken for a class.
 fn refuse_in_data(out: &Path, config: &RunConfig) -> Result<(), UsageError> {
-    let Some(data) = config.data.path.as_ref().filter(|path| path.is_dir()) else { return Ok(()) };
-    let [real_out, real_data] = [out, data].map(|path| fs::canonicalize(path).ok());
-    match (real_out, real_data) {
-        (Some(real_out), Some(real_data)) if real_out.starts_with(&real_data) => {
-            let (out, data) = (out.display(), data.display());
-            Err(UsageError(format!("{out}: lies in the data, {data}; name another with --out")))
-        }
-        _ => Ok(()),
+    let Some(data) = config.data.path.as_ref().filter(|_| config.data.kind == DataKind::Images)
+    else {
+        return Ok(());
+    };
+    if absolute(out).starts_with(absolute(data)) {
+        let (out, data) = (out.display(), data.display());
+        let why = format!("{out}: lies among the pictures of {data}; name another with --out");
+        return Err(UsageError(why));
     }
+    Ok(())
 }
 
 /// Finds the saved text and the saved devices of a resumed run, unless others were set.
