@@ -186,6 +186,11 @@ impl PeerChannels {
 
     /// Leaves the group, when the handle is dropped; packets that were sent before still arrive.
     pub fn leave(&self, panicked: bool) {
+        // A failure closes the mailboxes one after the other. Members whose turn has not come get
+        // its reason, and not the news that this member has left because of it.
+        if let Some(closed) = self.mailbox().closed() {
+            return self.context.close(&closed.0);
+        }
         for (to, _) in self.members().iter() {
             self.send_control(to, PacketKind::Left { panicked });
         }

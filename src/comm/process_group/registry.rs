@@ -21,7 +21,7 @@ pub struct GroupContext {
 
 impl GroupContext {
     /// Closes all mailboxes: the calls of all members fail with this reason.
-    fn close(&self, why: &str) {
+    pub fn close(&self, why: &str) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.close(why));
     }
 }
