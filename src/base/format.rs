@@ -23,6 +23,11 @@ pub fn counted(count: usize, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
 }
 
+/// Formats the dimensions of a shape: `3x32x32`.
+pub fn dims_text(dims: &[usize]) -> String {
+    dims.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+}
+
 /// Returns a text without signs of markup and without the characters that XML forbids.
 pub fn xml_escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

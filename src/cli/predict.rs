@@ -62,7 +62,7 @@ pub fn predict(args: &PredictArgs) -> anyhow::Result<()> {
             units: ForwardUnits { group, pipelines: pipelines.as_ref() },
             graph: &graph,
             output: "outputs",
-            rows: rows.len(),
+            rows: rows.len() as u32,
             inputs: &[("inputs", inputs)],
             most: spec.micro_batch,
             weights,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::error::TrainError;
 use crate::base::{DType, HostTensor, TensorId};
 use crate::graph::Graph;
+use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::ForwardUnits;
 use crate::runtime::step::{Inputs, forward, load};
 
@@ -15,7 +16,7 @@ pub struct OutputRequest<'a> {
     /// Name of the output, which has a row per sample.
     pub output: &'a str,
     /// Number of samples, at least 1.
-    pub rows: usize,
+    pub rows: u32,
     /// Values of inputs by name, for all samples; others are zeros.
     pub inputs: &'a [(&'a str, HostTensor)],
     /// The most samples of a device at a time.
@@ -32,19 +33,12 @@ pub fn model_outputs(request: &OutputRequest) -> Result<Vec<f32>, TrainError> {
     let OutputRequest { units, graph, output, rows, most, weights, .. } = *request;
     let missing = || TrainError::InvalidRequest(format!("the model has no output {output}"));
     let tensor = graph.output(output).ok_or_else(missing)?;
-    let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
-    let (mut seen, mut from, mut work) = (0, 0, Vec::with_capacity(weights.len()));
-    for weight in weights {
-        seen += u64::from(*weight);
-        let to = (rows as u64 * seen).div_ceil(total.max(1)) as usize;
-        let starts = (from..to).step_by(most.max(1) as usize);
-        let part = |first: usize| {
-            let end = to.min(first + most.max(1) as usize);
-            (end - first, inputs(request, first..end))
-        };
-        work.push(starts.map(part).collect::<Vec<(usize, Inputs)>>());
-        from = to;
-    }
+    let parts = divided(rows, weights.iter().map(|weight| (*weight, most)));
+    let part = |part: &MicroBatch| {
+        let range = part.first as usize..(part.first + part.rows) as usize;
+        (range.len(), inputs(request, range))
+    };
+    let work = parts.iter().map(|parts| parts.iter().map(part).collect()).collect();
     outputs_of(units, tensor, work)
 }
 
@@ -80,6 +74,37 @@ pub fn outputs_of(
     Ok(values.concat())
 }
 
+/// Returns the micro-batches of each unit for `rows` samples, which are divided in proportion to
+/// weights; `units` are the weights, and the most samples of a unit at a time.
+pub fn divided(rows: u32, units: impl Iterator<Item = (u32, u32)> + Clone) -> Vec<Vec<MicroBatch>> {
+    let weights: Vec<u32> = units.clone().map(|(weight, _)| weight).collect();
+    let mut first = 0;
+    let of_unit = |(count, most): (u32, u32)| {
+        let end = first + count;
+        let starts = (first..end).step_by(most.max(1) as usize);
+        let part = |first: u32| MicroBatch { first, rows: most.max(1).min(end - first) };
+        first = end;
+        starts.map(part).collect()
+    };
+    proportional(rows, &weights).into_iter().zip(units.map(|(_, most)| most)).map(of_unit).collect()
+}
+
+/// Divides `count` in proportion to weights, of which one is not 0; what is left over goes to the
+/// first.
+fn proportional(count: u32, weights: &[u32]) -> Vec<u32> {
+    let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
+    let (mut seen, mut from) = (0, 0);
+    let part = |weight: &u32| {
+        seen += u128::from(*weight);
+        // At most `count`, a u32.
+        let to = (u128::from(count) * seen).div_ceil(total.max(1)) as u32;
+        let part = to - from;
+        from = to;
+        part
+    };
+    weights.iter().map(part).collect()
+}
+
 /// Returns the inputs of the samples of a range; zeros for those that are not given.
 fn inputs(request: &OutputRequest, range: std::ops::Range<usize>) -> Inputs {
     let of_input = |(name, id): &(String, TensorId)| {
@@ -97,4 +122,17 @@ fn inputs(request: &OutputRequest, range: std::ops::Range<usize>) -> Inputs {
         (*id, values)
     };
     request.graph.inputs.iter().map(of_input).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_divided_in_proportion_and_the_first_takes_the_rest() {
+        assert_eq!(proportional(1, &[1, 1]), [1, 0]);
+        assert_eq!(proportional(7, &[1, 1]), [4, 3]);
+        assert_eq!(proportional(8, &[3, 0, 1]), [6, 0, 2]);
+        assert_eq!(proportional(u32::MAX, &[u32::MAX, u32::MAX]), [1 << 31, (1 << 31) - 1]);
+    }
 }

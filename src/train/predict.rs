@@ -8,11 +8,11 @@ use ndarray::ArrayD;
 use super::error::TrainError;
 use super::evaluate::{EvalRequest, Evaluation, evaluate_split};
 use super::loader::BatchSource;
-use super::outputs::outputs_of;
+use super::outputs::{divided, outputs_of};
 use super::signals::SignalFlags;
 use super::task::{LossTask, Task};
 use super::trainer::Trainer;
-use crate::base::{DType, HostTensor, Shape, TensorId};
+use crate::base::{HostTensor, Shape, TensorId};
 use crate::data::{Dataset, Sampler, Split};
 use crate::parallel::MicroBatch;
 use crate::runtime::pipelines::forward_micro_batches_max;
@@ -265,17 +265,7 @@ impl Trainer {
     /// proportion to the shares of a batch.
     fn parts(&self, rows: u32) -> Vec<Vec<MicroBatch>> {
         let units = self.session.placement.units();
-        let weights: Vec<u32> = units.clone().map(|rank| rank.share).collect();
-        let counts = proportional(rows, &weights);
-        let mut first = 0;
-        let of_rank = |(count, most): (u32, u32)| {
-            let end = first + count;
-            let starts = (first..end).step_by(most.max(1) as usize);
-            let part = |first: u32| MicroBatch { first, rows: most.max(1).min(end - first) };
-            first = end;
-            starts.map(part).collect()
-        };
-        counts.into_iter().zip(units.map(|rank| rank.micro_batch)).map(of_rank).collect()
+        divided(rows, units.map(|rank| (rank.share, rank.micro_batch)))
     }
 
     /// Returns a micro-batch's rows of the values for `rows` samples, with zeros for inputs that
@@ -298,11 +288,7 @@ impl Trainer {
 
     fn zeros(&self, input: TensorId, rows: usize) -> HostTensor {
         let tensor = self.graph.tensor(input);
-        let count = tensor.shape.elements(rows);
-        match tensor.dtype {
-            DType::F32 => HostTensor::Float(vec![0.0; count]),
-            DType::U32 => HostTensor::Int(vec![0; count]),
-        }
+        HostTensor::zeros(tensor.dtype, tensor.shape.elements(rows))
     }
 }
 
@@ -321,22 +307,6 @@ fn work_of(
         parts.iter().map(|part| Ok((part.rows as usize, cut(part)?))).collect()
     };
     parts.iter().map(of_unit).collect()
-}
-
-/// Divides `count` in proportion to weights, of which one is not 0; what is left over goes to the
-/// first.
-fn proportional(count: u32, weights: &[u32]) -> Vec<u32> {
-    let total: u128 = weights.iter().map(|weight| u128::from(*weight)).sum();
-    let (mut seen, mut from) = (0, 0);
-    let part = |weight: &u32| {
-        seen += u128::from(*weight);
-        // At most `count`, a u32.
-        let to = (u128::from(count) * seen).div_ceil(total.max(1)) as u32;
-        let part = to - from;
-        from = to;
-        part
-    };
-    weights.iter().map(part).collect()
 }
 
 #[cfg(test)]
@@ -380,14 +350,6 @@ mod tests {
                 assert_eq!(bits(&shared), bits(&alone), "{rows} rows on {devices} {shares:?}");
             }
         }
-    }
-
-    #[test]
-    fn rows_are_divided_in_proportion_and_the_first_takes_the_rest() {
-        assert_eq!(proportional(1, &[1, 1]), [1, 0]);
-        assert_eq!(proportional(7, &[1, 1]), [4, 3]);
-        assert_eq!(proportional(8, &[3, 0, 1]), [6, 0, 2]);
-        assert_eq!(proportional(u32::MAX, &[u32::MAX, u32::MAX]), [1 << 31, (1 << 31) - 1]);
     }
 
     #[test]

@@ -68,13 +68,11 @@ impl DataShape {
     fn of(description: &DataDescription) -> Self {
         match description {
             DataDescription::Tokens { vocabulary } => Self::Tokens { vocabulary: *vocabulary },
-            DataDescription::Samples(SampleDescription { shape, targets, .. }) => {
-                let (outputs, has_classes) = match targets {
-                    TargetNames::Classes(names) => (names.len(), true),
-                    TargetNames::Values(names) => (names.len(), false),
-                };
-                Self::Samples { shape: shape.clone(), outputs, has_classes }
-            }
+            DataDescription::Samples(samples) => Self::Samples {
+                shape: samples.shape.clone(),
+                outputs: samples.outputs(),
+                has_classes: matches!(samples.targets, TargetNames::Classes(_)),
+            },
         }
     }
 }

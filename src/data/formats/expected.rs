@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::files::{invalid, listed};
 use super::{DataError, KnownSamples, Samples, TargetKind, Targets};
+use crate::base::format::dims_text;
 
 /// Demands on samples.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ impl Expected {
         let Self { whose, shape, kind, names, .. } = self;
         let name = &samples.name;
         if !shape.is_empty() && samples.shape != *shape {
-            let [found, expected] = [&samples.shape, shape].map(|shape| text_of(shape));
+            let [found, expected] = [&samples.shape, shape].map(|shape| dims_text(shape));
             let why = format!("its samples are {found}, and those of {whose} are {expected}");
             return Err(invalid(name, "", why));
         }
@@ -121,10 +122,4 @@ impl Expected {
         found.clone_from(&self.names);
         Ok(())
     }
-}
-
-/// Returns a shape as a text, `3x32x32`.
-pub(super) fn text_of(shape: &[usize]) -> String {
-    let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
-    sizes.join("x")
 }

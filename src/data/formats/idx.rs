@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
-use super::expected::text_of;
 use super::files::{self, FileSets, entries, file_name, invalid};
 use super::{DataError, FileSet, ReadSet, Request, Samples, Targets};
+use crate::base::format::dims_text;
 use crate::data::Features;
 
 /// First bytes of a file of unsigned bytes.
@@ -200,7 +200,7 @@ pub(super) fn parse(name: &str, bytes: Vec<u8>) -> Result<IdxArray, DataError> {
             true => format!("only {} are there", bytes.len()),
             false => "more are there".into(),
         };
-        let why = format!("should be {end} bytes long for {}, and {found}", text_of(&dims));
+        let why = format!("should be {end} bytes long for {}, and {found}", dims_text(&dims));
         return Err(invalid(name, "", why));
     }
     bytes.drain(..start);
@@ -223,7 +223,7 @@ fn unpack(name: &str, packed: &[u8]) -> Result<Vec<u8>, DataError> {
     read(dims, &mut bytes)?;
     let IdxHead { dims, start, end } = IdxHead::parse(name, &bytes)?;
     if end > packed.len().saturating_mul(GZIP_FACTOR_MAX) {
-        let (dims, packed) = (text_of(&dims), packed.len());
+        let (dims, packed) = (dims_text(&dims), packed.len());
         let why = format!("declares {dims} values, more than {packed} bytes of gzip can hold");
         return Err(invalid(name, "byte 4 unpacked", why));
     }
@@ -267,12 +267,12 @@ impl IdxHead {
         let dims: Vec<usize> =
             sizes.iter().map(|size| u32::from_be_bytes(*size) as usize).collect();
         if dims.contains(&0) {
-            let why = format!("is empty: its dimensions are {}", text_of(&dims));
+            let why = format!("is empty: its dimensions are {}", dims_text(&dims));
             return Err(invalid(name, "byte 4", why));
         }
         let count = dims.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
         let end = count.and_then(|count| count.checked_add(start)).ok_or_else(|| {
-            let why = format!("its dimensions {} are too large", text_of(&dims));
+            let why = format!("its dimensions {} are too large", dims_text(&dims));
             invalid(name, "byte 4", why)
         })?;
         Ok(Self { dims, start, end })

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 
-use super::expected::text_of;
 use super::files::{self, FileSets, file_name, invalid};
 use super::{DataError, FileSet, ReadSet, Request, Samples, TargetKind, Targets};
+use crate::base::format::dims_text;
 use crate::data::Features;
 
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
@@ -187,7 +187,7 @@ impl NpyArray<'_> {
     /// Returns the array as targets: integers `(n)` are classes and others are values, unless a
     /// kind is given.
     pub fn into_targets(self, kind: Option<TargetKind>) -> Result<Targets, DataError> {
-        let shape = text_of(&self.shape);
+        let shape = dims_text(&self.shape);
         let width = match self.shape[..] {
             [_] => 1,
             [_, width] => width,

@@ -1,6 +1,7 @@
 //! Classification: accuracy, top-5 accuracy, and the table of confusions.
 
 use super::Task;
+use crate::base::format::dims_text;
 use crate::base::{DType, HostTensor};
 use crate::data::SampleDescription;
 use crate::metrics::Unit;
@@ -62,7 +63,7 @@ impl Task for Classification {
     }
 
     fn summary(&self) -> String {
-        format!("{} features, {} classes", shape_text(&self.features), self.classes.len())
+        format!("{} features, {} classes", dims_text(&self.features), self.classes.len())
     }
 
     fn scored_output(&self) -> Option<&'static str> {
@@ -137,11 +138,6 @@ pub fn chosen(outputs: &[f32]) -> usize {
         }
     }
     best.unwrap_or(0)
-}
-
-/// Formats the shape of features: `784` or `3x32x32`.
-pub(super) fn shape_text(shape: &[usize]) -> String {
-    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
 }
 
 /// Formats a table of confusions; with many classes, only the most frequent confusions.

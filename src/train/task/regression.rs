@@ -1,7 +1,7 @@
 //! Regression: the root of the mean squared error, in the units of the targets.
 
 use super::Task;
-use super::classification::shape_text;
+use crate::base::format::dims_text;
 use crate::base::{DType, HostTensor};
 use crate::data::{MeanStd, SampleDescription};
 use crate::metrics::Unit;
@@ -34,7 +34,7 @@ impl Task for Regression {
             [name] => name.clone(),
             names => format!("{} targets", names.len()),
         };
-        format!("{} features, regression of {names}", shape_text(&self.features))
+        format!("{} features, regression of {names}", dims_text(&self.features))
     }
 
     fn scored_output(&self) -> Option<&'static str> {
