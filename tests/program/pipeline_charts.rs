@@ -6,9 +6,13 @@ use potluck::ui::gantt::{Chart, ChartPass, chart_of_trace};
 
 use crate::process::Desk;
 
-/// Four blocks, of which each of two stages gets two, and four micro-batches.
+/// Two stages of a model of four blocks, and four micro-batches. Where blocks are measured, so is
+/// the cut, unless [`EVEN`] gives it.
 const LINE: &str = "train tiny.toml --data text.txt --set model.layers=2 --devices cpu*2 \
                     --pipeline 2 --micro-batch 1 --set parallel.balance=fixed --steps 4";
+
+/// Each stage gets two blocks.
+const EVEN: &str = "--set parallel.stages=2,2";
 
 fn explain(desk: &Desk, what: &str) -> String {
     let ran = desk.run(&format!("{LINE} --explain {what}")).ok();
@@ -18,7 +22,7 @@ fn explain(desk: &Desk, what: &str) -> String {
 
 /// Trains and returns the trace.
 fn traced(desk: &Desk, more: &str) -> String {
-    desk.run(&format!("{LINE} --out run --trace trace.json {more}")).ok();
+    desk.run(&format!("{LINE} {EVEN} --out run --trace trace.json {more}")).ok();
     fs::read_to_string(desk.path("trace.json")).unwrap()
 }
 
@@ -212,7 +216,7 @@ fn a_resumed_run_is_explained_with_its_recorded_stages() {
 #[test]
 fn a_schedule_is_drawn_before_it_runs() {
     let desk = Desk::new();
-    let ran = desk.run(&format!("{LINE} --explain schedule --svg chart.svg")).ok();
+    let ran = desk.run(&format!("{LINE} {EVEN} --explain schedule --svg chart.svg")).ok();
     assert_eq!(ran.err, "wrote chart.svg\n");
     let text = ran.out;
     assert!(text.contains("measured alone") && text.contains("bubble"), "{text}");
