@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::EdgeId;
 
 /// Part of the tensor of an edge for one micro-batch that is sent in one message.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct EdgePiece {
     pub edge: EdgeId,
     pub micro_batch: usize,

@@ -29,7 +29,7 @@ pub fn threefry2x32(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
 
 /// Random-number key for one purpose in one step: all random numbers at a [`Site`] are drawn from
 /// it with the sample id and the element's index as the counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Key(pub [u32; 2]);
 
 impl Key {

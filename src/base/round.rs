@@ -8,7 +8,19 @@ pub type Nanos = u64;
 
 /// One attempt at a step, the same on every rank. Rounds are ordered: a later attempt at the same
 /// step has a higher generation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct Round {
     pub generation: u64,
     /// Step of the run, counted from 1.

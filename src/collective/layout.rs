@@ -28,7 +28,7 @@ impl Topology {
 }
 
 /// Chunk: a part of a shard that is sent in one message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Chunk {
     pub bucket: BucketId,
     /// Range of elements of the bucket.

@@ -1,7 +1,7 @@
 //! Errors of devices, each with the next action for the user.
 
 /// Error of a device that is missing or failed. Each message is one sentence with the next action.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum DeviceError {
     #[error("no GPU adapter was found: {hint}")]
     NoAdapter { hint: String },

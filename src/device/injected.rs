@@ -9,7 +9,7 @@ use super::error::DeviceError;
 pub const INJECTED_HANG_MAX: Duration = Duration::from_secs(120);
 
 /// Fault to inject into a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum InjectedFault {
     /// The device is lost.
     Lost,

@@ -27,7 +27,7 @@ pub use timing::{KernelProfile, ProfileTarget};
 const READBACK_ELEMENTS_MAX: usize = 1 << 18;
 
 /// Context in which nodes run: micro-batch, rows and random state.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct PassContext {
     /// Number of the micro-batch in the step, which uses copy `micro_batch % copies` of each slot.
     pub micro_batch: usize,
@@ -80,7 +80,7 @@ fn slot_of(plan: &Plan, tensor: TensorId, range: &Range<usize>) -> SlotId {
 }
 
 /// Optimizer state of a device: number of moments, and the shard of each bucket that it covers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Moments {
     /// Running averages per parameter.
     pub count: usize,
@@ -116,7 +116,7 @@ impl AsRef<[f32]> for Readback {
 }
 
 /// Report of a device after the backward passes of a step: sums over its micro-batches.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepSums {
     pub loss: f64,
     /// Elements (squared error) or targets (cross-entropy) that the loss sums: exact.
@@ -130,7 +130,7 @@ pub struct StepSums {
 }
 
 /// Memory that a device has allocated, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AllocatedBytes {
     /// All tensors: parameters, gradients, moments, activations, inputs and the loss.
     pub tensors: usize,
@@ -146,11 +146,26 @@ pub struct AllocatedBytes {
 /// Of a bucket that the plan does not hold ([`Plan::holds`]) the device has nothing: it is empty as
 /// a whole, no elements of it are owned, and only a caller with a defect asks for some of them or
 /// for their norm, which panics.
+/// Device on another node.
+pub trait RemoteDevice {
+    /// Performs a task, given by its name and as bytes, where the device is; returns the reply as
+    /// bytes.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the device or its node fails.
+    fn perform(&mut self, name: &str, task: Vec<u8>) -> Result<Vec<u8>, DeviceError>;
+}
+
 pub trait Executor: Send {
     /// Returns the display name of the device.
     fn name(&self) -> &str;
 
     fn plan(&self) -> &Plan;
+
+    /// Returns the device as one on another node, if it is.
+    fn remote(&mut self) -> Option<&mut dyn RemoteDevice> {
+        None
+    }
 
     /// Returns the heartbeat of the device, for a watchdog in another thread.
     fn heartbeat(&self) -> Heartbeat;

@@ -7,7 +7,7 @@ use super::BucketTensor;
 use crate::base::{BucketId, TensorId};
 
 /// Elements on a device that a transfer reads or writes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Place {
     /// Range of elements of a bucket.
     Bank { bank: BucketTensor, bucket: BucketId, range: Range<usize> },

@@ -16,7 +16,7 @@ pub const ALIGNMENT_BYTES: usize = 256;
 const ALIGNMENT: usize = ALIGNMENT_BYTES / ELEMENT_BYTES;
 
 /// Options of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PlanOptions {
     /// The most rows (samples) that one micro-batch has.
     pub rows: usize,

@@ -4,7 +4,7 @@
 use std::fmt;
 
 /// One of the tensors that a device holds of each bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum BucketTensor {
     Parameters,
     Gradients,
@@ -23,7 +23,7 @@ impl fmt::Display for BucketTensor {
 }
 
 /// Update rule with the hyperparameters of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Update {
     /// Stochastic gradient descent with momentum, as PyTorch's `SGD`:
     /// `g += weight_decay p;  m = momentum m + g;  p -= lr m` (without momentum, `p -= lr g`).
@@ -55,7 +55,7 @@ impl Update {
 }
 
 /// Range of elements of a bucket that an update covers.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct UpdateRange {
     /// First element, and `length`, the number of elements.
     pub start: usize,

@@ -20,7 +20,7 @@ pub struct OpCall<'a> {
 }
 
 /// Source of the random numbers of one pass.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct RandomContext {
     /// RNG key of this step, from which the key of each site is derived.
     pub step_key: Key,

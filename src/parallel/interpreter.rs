@@ -57,7 +57,7 @@ pub enum Event {
 }
 
 /// Result of a step on one rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Outcome {
     /// Parameters were updated.
     Updated,

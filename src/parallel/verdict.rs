@@ -4,7 +4,7 @@ use crate::base::{BucketId, ChunkId, Position, Rank, Round};
 
 /// Vote of one rank on its share of a step. Its values are sums, so that shares of any size add
 /// up.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Vote {
     pub round: Round,
     pub rank: Rank,
@@ -19,7 +19,7 @@ pub struct Vote {
 /// chunk. Ordered as norms are summed, so that the result does not depend on which rank has which
 /// bucket: first those of the owners at position 0 of their groups, in the order of buckets and
 /// chunks, then those of the owners at position 1, and so on.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GradientSquares {
     /// Position of the rank that owns the chunk.
     pub position: Position,
@@ -39,7 +39,7 @@ fn sum_of_squares(gradients: &mut [&GradientSquares]) -> f64 {
 }
 
 /// Verdict on a step, the same on all ranks.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Verdict {
     /// All ranks update.
     Commit(Totals),
@@ -49,7 +49,7 @@ pub enum Verdict {
 }
 
 /// Reason for skipping a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum SkipReason {
     LossNotFinite,
     GradientNotFinite,
@@ -57,7 +57,7 @@ pub enum SkipReason {
 }
 
 /// Totals of a step over all ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Totals {
     /// Mean loss over the global batch.
     pub loss: f64,

@@ -23,7 +23,7 @@ pub const EXACT_DEVICES: usize = 8;
 pub const INTERLEAVED_DEVICES: usize = 6;
 
 /// Seconds of the passes of one block for one micro-batch on one device.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct BlockTimes {
     pub forward_s: f64,
     pub backward_input_s: f64,

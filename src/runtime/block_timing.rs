@@ -23,7 +23,7 @@ const DEVIATION: f64 = 0.1;
 const VALUES: usize = 1 << 12;
 
 /// Measured times of a block.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct BlockTiming {
     pub times: BlockTimes,
     /// Seconds per element to read back or to write a tensor of another block.

@@ -43,7 +43,7 @@ pub struct StepInput {
 }
 
 /// Result of a step on one rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct StepReport {
     pub verdict: Verdict,
     pub outcome: Outcome,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::device_thread::{DeviceThread, PendingJob};
 use super::step::{Inputs, load};
+use super::tasks::{TimeExchange, TimeMicroBatch, perform};
 use crate::base::BucketId;
 use crate::base::rng::Key;
 use crate::collective::Chunk;
@@ -25,7 +26,7 @@ use crate::planner::balance::{
 
 /// Timed repetitions of a micro-batch; the fastest counts for a device that runs alone, the mean
 /// for devices that run concurrently.
-const REPEATS: usize = 3;
+const REPEATS: u32 = 3;
 
 /// Threshold of a clear speedup: a time below this fraction of the other time.
 const CLEARLY: f64 = 0.9;
@@ -170,43 +171,67 @@ fn time_alone(
     probe: &Probe,
     rows: u32,
 ) -> Result<SoloTiming, DeviceError> {
-    let full_s = fastest(device, probe, rows)?;
+    let full_s = run_timed(device, probe, rows, REPEATS)?;
     let half = rows.div_ceil(2);
     if half == rows {
         let speed =
             ThroughputModel { fixed_s: 0.0, row_s: full_s / f64::from(rows), micro_batch: rows };
-        return Ok(SoloTiming { speed, full_s, exchange_s: exchange(device)? });
+        return Ok(SoloTiming { speed, full_s, exchange_s: perform(device, TimeExchange)? });
     }
-    let half_s = fastest(device, probe, half)?;
+    let half_s = run_timed(device, probe, half, REPEATS)?;
     let (per_row, per_row_of_half) = (full_s / f64::from(rows), half_s / f64::from(half));
     if per_row_of_half < CLEARLY * per_row {
         let speed = ThroughputModel { fixed_s: 0.0, row_s: per_row_of_half, micro_batch: half };
-        return Ok(SoloTiming { speed, full_s: half_s, exchange_s: exchange(device)? });
+        return Ok(SoloTiming {
+            speed,
+            full_s: half_s,
+            exchange_s: perform(device, TimeExchange)?,
+        });
     }
     // Noise may make the half slower than the whole, or faster than half of it.
     let row_s = ((full_s - half_s) / f64::from(rows - half)).clamp(0.5 * per_row, per_row);
     let fixed_s = full_s - row_s * f64::from(rows);
     let speed = ThroughputModel { fixed_s, row_s, micro_batch: rows };
-    Ok(SoloTiming { speed, full_s, exchange_s: exchange(device)? })
+    Ok(SoloTiming { speed, full_s, exchange_s: perform(device, TimeExchange)? })
 }
 
-/// Returns the seconds of the fastest repetition, after one warm-up.
-fn fastest(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, DeviceError> {
-    micro_batch(device, probe, rows)?;
+/// Returns the seconds of forward and backward on `rows` rows, by [`fastest`].
+fn run_timed(
+    device: &mut dyn Executor,
+    probe: &Probe,
+    rows: u32,
+    repeats: u32,
+) -> Result<f64, DeviceError> {
+    perform(device, TimeMicroBatch::new(probe(rows as usize), rows, repeats))
+}
+
+/// Returns the seconds of the fastest of `repeats` repetitions of forward and backward on `rows`
+/// rows, including the wait for their end. If there are several, one more comes before as a
+/// warm-up.
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub fn fastest(
+    device: &mut dyn Executor,
+    inputs: &Inputs,
+    rows: u32,
+    repeats: u32,
+) -> Result<f64, DeviceError> {
+    if repeats > 1 {
+        micro_batch(device, inputs, rows)?;
+    }
     let mut best = f64::INFINITY;
-    for _ in 0..REPEATS {
-        best = best.min(micro_batch(device, probe, rows)?);
+    for _ in 0..repeats {
+        best = best.min(micro_batch(device, inputs, rows)?);
     }
     Ok(best)
 }
 
-/// Returns the seconds of forward and backward on `rows` rows, including the wait for their end.
-fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f64, DeviceError> {
-    let inputs = probe(rows as usize);
+fn micro_batch(device: &mut dyn Executor, inputs: &Inputs, rows: u32) -> Result<f64, DeviceError> {
     let random = RandomContext { step_key: Key::new(0), training: true };
     let started = Instant::now();
     device.begin_step()?;
-    load(device, &inputs, 0)?;
+    load(device, inputs, 0)?;
     let segments: Vec<_> = device.plan().segments.iter().map(|s| s.nodes.clone()).collect();
     for nodes in segments {
         device.run(nodes, &PassContext { micro_batch: 0, rows: rows as usize, random })?;
@@ -217,7 +242,10 @@ fn micro_batch(device: &mut dyn Executor, probe: &Probe, rows: u32) -> Result<f6
 
 /// Returns the seconds to read all gradients back to the host and to upload all parameters; their
 /// values do not change.
-fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
+///
+/// # Errors
+/// Returns `DeviceError` if the device fails.
+pub fn exchange(device: &mut dyn Executor) -> Result<f64, DeviceError> {
     let plan = device.plan();
     let all = (0..plan.buckets.len() as u32).map(BucketId).filter(|bucket| plan.holds(*bucket));
     let mut buckets = Vec::new();
@@ -300,13 +328,13 @@ fn contended(
     let mut timed = Some(timed);
     let (mut count, mut sum) = (0, 0.0);
     while count < REPEATS || (untimed.load(Ordering::Relaxed) > 0 && Instant::now() < until) {
-        sum += micro_batch(device, probe, rows)?;
+        sum += run_timed(device, probe, rows, 1)?;
         count += 1;
         if count == REPEATS {
             timed.take();
         }
     }
-    Ok(sum / count as f64)
+    Ok(sum / f64::from(count))
 }
 
 /// Times the addition of a device's gradients to partial sums of these chunks on the host and on

@@ -17,12 +17,12 @@ use crate::metrics::{RankRecord, StageRecord, StepRecord, Unit};
 use crate::optim::Optimizer;
 use crate::parallel::{Placement, Program, RankPlacement, Verdict};
 use crate::runtime::memory;
-use crate::runtime::open;
 use crate::runtime::pipelines::{ForwardUnits, ModelPipelines};
 use crate::runtime::placement::shares::held_moments;
 use crate::runtime::placement::types::PlacedWorkers;
 use crate::runtime::replica_check::{ReplicaMismatch, compare};
 use crate::runtime::step::{Inputs, StepInput, StepReport};
+use crate::runtime::tasks::{Initialize, perform};
 use crate::runtime::workers::WorkerGroup;
 
 /// Options of a session.
@@ -87,7 +87,8 @@ impl Session {
     /// Returns `TrainError` if a device fails.
     pub fn initialize(&self) -> Result<(), TrainError> {
         let seed = self.options.seed;
-        self.group.run_on_all("initialization", move |_, device| open::initialize(device, seed))?;
+        let task = Initialize { seed };
+        self.group.run_on_all("initialization", move |_, device| perform(device, task))?;
         Ok(())
     }
 

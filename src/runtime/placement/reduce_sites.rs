@@ -8,7 +8,7 @@ use crate::faults::{Fault, Point};
 use crate::parallel::{Placement, ReduceSite};
 use crate::runtime::RuntimeError;
 use crate::runtime::open::{OpenDevice, no_room};
-use crate::runtime::timing;
+use crate::runtime::tasks::{FasterReduceSite, perform};
 
 /// Device, by its rank, that failed, with its error.
 pub struct ReduceSiteFailure {
@@ -68,19 +68,17 @@ fn reduce_site(
     if chunks.is_empty() || one.is_cpu {
         return Ok(ReduceSite::Host);
     }
-    let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
     match given {
         Some(ReduceSite::Host) => Ok(ReduceSite::Host),
         Some(ReduceSite::Device) => {
+            let prepare = move |device: &mut dyn Executor| device.prepare_add(&lengths);
             let prepared = one.driver.run("preparing to add gradients", prepare);
             prepared.map_err(|error| no_room(error, bytes))?;
             Ok(ReduceSite::Device)
         }
         None => {
-            let timing = move |device: &mut dyn Executor| {
-                prepare(device)?;
-                timing::faster_reduce_site(device, &chunks)
-            };
+            let task = FasterReduceSite { chunks, lengths };
+            let timing = move |device: &mut dyn Executor| perform(device, task);
             one.driver.run(what, timing).map_err(|error| no_room(error, bytes))
         }
     }

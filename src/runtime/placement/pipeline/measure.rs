@@ -8,12 +8,13 @@ use crate::exec::{Executor, Moments};
 use crate::faults::{Fault, Point};
 use crate::graph::{Plan, PlanPart, crossings};
 use crate::planner::cut::BlockTimes;
-use crate::runtime::block_timing::{BlockTiming, time_block};
+use crate::runtime::block_timing::BlockTiming;
 use crate::runtime::blocks::BlockKinds;
-use crate::runtime::open::{initialize, no_room};
+use crate::runtime::open::no_room;
 use crate::runtime::placement::assemble::identity;
 use crate::runtime::placement::open_ranks::{RequestedDevices, open_one};
 use crate::runtime::placement::types::PlacementRequest;
+use crate::runtime::tasks::{Initialize, TimeBlock, perform};
 use crate::runtime::{RuntimeError, memory};
 
 /// Measured times of blocks.
@@ -162,8 +163,8 @@ fn time_on(
     let (seed, failing) = (request.seed, fault.map_or(position, |(position, _)| position));
     let job = move |device: &mut dyn Executor| {
         fault.map_or(Ok(()), |(_, fault)| device.inject_fault(fault))?;
-        initialize(device, seed)?;
-        time_block(device, &inputs, rows)
+        perform(device, Initialize { seed })?;
+        perform(device, TimeBlock::new(inputs, rows))
     };
     let timed = opened.driver.run("the timing of a block", job);
     match timed.map_err(|error| no_room(error, needed)) {

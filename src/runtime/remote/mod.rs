@@ -1,0 +1,3 @@
+//! Devices of other nodes.
+
+pub mod values;
