@@ -16,7 +16,7 @@ use crate::kernels::ops::{hash, norm};
 use crate::kernels::{BucketProbe, Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
 
 /// Options of autotuning.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct TuneOptions {
     /// Time budget for measuring, in seconds; 0: nothing is measured.
     pub seconds: f64,

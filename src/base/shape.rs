@@ -18,7 +18,7 @@ pub const ELEMENT_BYTES: usize = 4;
 /// entries of the leading dimension per row. So `(b, 64, 128)` has `dims = [1, 64, 128]`, and
 /// reshaped to a matrix, `(b*64, 128)` has `dims = [64, 128]`. The elements of the first `r` rows
 /// are always a prefix of the buffer.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Shape {
     batched: bool,
     dims: Vec<usize>,

@@ -85,6 +85,10 @@ pub fn targets(devices: &str) -> Result<Vec<Target>, DeviceError> {
 fn target(selector: &str, adapters: &[Adapter]) -> Result<Target, DeviceError> {
     let place = match select(selector, adapters)? {
         Selection::Cpu { .. } => TargetDevice::Cpu,
+        Selection::Offered(device) => {
+            let why = "devices of other nodes are benchmarked there".into();
+            return Err(DeviceError::Open { adapter: device.name, why });
+        }
         Selection::Adapter(adapter) => {
             let fail = |why| DeviceError::Open { adapter: adapter.name.clone(), why };
             adapter.usable().map_err(fail)?;

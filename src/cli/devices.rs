@@ -58,7 +58,7 @@ fn chosen(adapters: &[Adapter], selector: Option<&str>) -> Result<Vec<Adapter>, 
     };
     match select(selector, adapters)? {
         Selection::Adapter(adapter) => Ok(vec![*adapter]),
-        Selection::Cpu { .. } => Err(DeviceError::BadSelector {
+        Selection::Cpu { .. } | Selection::Offered(_) => Err(DeviceError::BadSelector {
             selector: selector.into(),
             why: "the CPU device has no kernels to certify; name an adapter".into(),
         }),

@@ -8,7 +8,7 @@ use crate::base::{BucketId, Position, Rank};
 
 /// Group of each bucket of a run: the ranks that hold it, reduce its gradients and share out its
 /// moments. Clones share it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct BucketGroups {
     world: u32,
     groups: Arc<[RankGroup]>,

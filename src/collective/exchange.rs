@@ -42,7 +42,9 @@ use super::{ExchangeError, Positions};
 use crate::base::{BucketId, ChunkId, Nanos, Position};
 
 /// Kind of a collective; the two together are an all-reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub enum CollectiveKind {
     /// Values are summed on their way to the owner of each chunk.
     ReduceScatter,
@@ -51,7 +53,9 @@ pub enum CollectiveKind {
 }
 
 /// A collective operation of all ranks of a group on one bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct Collective {
     pub kind: CollectiveKind,
     pub bucket: BucketId,

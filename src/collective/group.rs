@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::base::{Position, Rank};
 
 /// Ordered list of ranks without repetition; clones share it.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct RankGroup(Arc<[Rank]>);
 
 /// List of ranks that is no group.

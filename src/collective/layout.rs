@@ -8,7 +8,7 @@ use super::bucket_groups::Positions;
 use crate::base::{BucketId, ChunkId, Position};
 
 /// Topology of an exchange: the path that values take between ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Topology {
     /// Ring: values travel from rank to rank; every rank owns a shard of each bucket.
     Ring,
@@ -47,7 +47,7 @@ impl fmt::Display for Chunk {
 
 /// Bucket of a layout: its number of elements, the number of ranks that hold it, and their
 /// topology.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LaidOutBucket {
     pub length: usize,
     pub size: u32,
@@ -56,7 +56,7 @@ pub struct LaidOutBucket {
 
 /// Shard layout of buckets, each held by a group of ranks; the same on every rank. It knows
 /// positions in the groups only.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShardLayout {
     /// Topology of every group that is not one of [`ShardLayout::of_buckets`].
     pub topology: Topology,

@@ -19,12 +19,12 @@ pub struct Message<T: Element = f32> {
     pub from: Position,
     /// Round of the sender when it sent the message.
     pub round: Round,
-    payload: MessageValues<T>,
+    pub(super) payload: MessageValues<T>,
 }
 
 /// Values of a message. A partial sum has one holder at a time; final values are shared.
 #[derive(Debug)]
-enum MessageValues<T: Element> {
+pub(super) enum MessageValues<T: Element> {
     Partial(PooledBuffer<T>),
     Final(SharedBuffer<T>),
 }

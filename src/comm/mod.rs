@@ -7,6 +7,7 @@
 pub mod add;
 mod element;
 pub mod exchange_driver;
+pub mod frame;
 pub mod mailbox;
 mod pool;
 pub mod process_group;
@@ -14,6 +15,7 @@ pub mod ring;
 
 pub use element::Element;
 pub use exchange_driver::{Addition, ExchangeDriver, ExchangeIo, Message};
+pub use frame::{Carrier, FrameContent, FrameHeader, FrameValues};
 pub use mailbox::{Closed, Mailbox, RecvError, SendError};
 pub use pool::{BufferPool, PooledBuffer, SharedBuffer};
 pub use process_group::error::GroupError;

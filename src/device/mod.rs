@@ -27,6 +27,8 @@ pub use host::HostInfo;
 pub use injected::InjectedFault;
 pub use limits::Limits;
 pub use memory::AdapterMemory;
-pub use select::{Selection, missing_devices, select, select_all, selector_of, selector_without};
+pub use select::{
+    OfferedDevice, Selection, missing_devices, select, select_all, selector_of, selector_without,
+};
 pub use staging::{Mapping, ReadbackRing, UploadRing};
 pub use timestamps::Timestamps;

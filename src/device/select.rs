@@ -18,6 +18,22 @@ pub enum Selection {
     Cpu { reason: Option<String> },
     /// An adapter to open.
     Adapter(Box<Adapter>),
+    /// A device of another node.
+    Offered(OfferedDevice),
+}
+
+/// Device that another node offers to a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedDevice {
+    /// Number of the node.
+    pub node: u32,
+    /// Index of the device among those of the node.
+    pub index: u32,
+    /// Name for display, with that of the host.
+    pub name: String,
+    /// Identity that decides the bits of its results.
+    pub identity: String,
+    pub is_cpu: bool,
 }
 
 impl Selection {
@@ -26,6 +42,7 @@ impl Selection {
         match self {
             Self::Cpu { .. } => "cpu",
             Self::Adapter(adapter) => &adapter.name,
+            Self::Offered(device) => &device.name,
         }
     }
 

@@ -20,6 +20,7 @@ use crate::kernels::{Cost, OpCall, RandomContext, twin};
 pub use crate::graph::BucketTensor;
 pub use cpu::Cpu;
 pub use gpu::GpuExecutor;
+pub use shards::Shards;
 pub use staging::{host_staging_bytes, staging_bytes};
 pub use timing::{KernelProfile, ProfileTarget};
 
@@ -104,6 +105,11 @@ pub struct Readback {
 }
 
 impl Readback {
+    /// Creates the readback of a place from its values.
+    pub fn new(place: Place, values: Vec<f32>) -> Self {
+        Self { place, values: Box::new(values) }
+    }
+
     pub fn values(&self) -> &[f32] {
         (*self.values).as_ref()
     }

@@ -59,7 +59,8 @@ impl Plan {
         let in_flight = slots.iter().map(|slot| slot.copies).max().unwrap_or(1);
         let options = PlanOptions { in_flight, ..options };
         let held_blocks = part.blocks.to_vec();
-        Self { graph, options, segments, slots, places, buckets, held, held_blocks }
+        let part = Some((held_blocks.clone(), part.runs.to_vec()));
+        Self { graph, options, segments, slots, places, buckets, held, held_blocks, part }
     }
 }
 

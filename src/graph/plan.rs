@@ -112,6 +112,8 @@ pub struct Plan {
     pub held: Vec<bool>,
     /// By block: true if a device that runs this plan runs its segments.
     pub held_blocks: Vec<bool>,
+    /// Blocks that are held and the segments that run, if this is a plan of a part.
+    pub part: Option<(Vec<bool>, Vec<(SegmentId, usize)>)>,
 }
 
 impl Plan {
@@ -139,7 +141,7 @@ impl Plan {
         let rows = options.rows;
         let slots =
             assign(&Liveness { graph: &graph, lives, rows }, &mut places, |_| options.in_flight);
-        Self { graph, options, segments, slots, places, buckets, held, held_blocks }
+        Self { graph, options, segments, slots, places, buckets, held, held_blocks, part: None }
     }
 
     /// Returns true if a device that runs this plan holds a block.

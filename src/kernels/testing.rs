@@ -221,7 +221,9 @@ pub fn adapters() -> Vec<Adapter> {
             let selected = select_all(named, &list_adapters()).unwrap_or_else(|e| panic!("{e}"));
             let adapter = |selection| match selection {
                 Selection::Adapter(adapter) => *adapter,
-                Selection::Cpu { .. } => panic!("{named} names the CPU device"),
+                Selection::Cpu { .. } | Selection::Offered(_) => {
+                    panic!("{named} names the CPU device")
+                }
             };
             selected.into_iter().map(adapter).collect()
         }

@@ -10,7 +10,7 @@ use crate::base::{EdgeId, EdgePiece, Rank};
 use crate::graph::Place;
 
 /// Edges of a run as its ranks see them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct EdgeLayout {
     /// All edges of the run; [`EdgeId`] indexes them.
     pub edges: Arc<[Edge]>,

@@ -9,7 +9,7 @@ use crate::graph::Plan;
 
 /// One instruction of a rank's program. Instructions name segments and buckets, not whole passes,
 /// so that schedules differ only in their lists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Instruction {
     /// Zero the gradients and the loss.
     ZeroGradients,
@@ -32,7 +32,7 @@ pub enum Instruction {
 }
 
 /// Contiguous part of a rank's share of the global batch that runs at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MicroBatch {
     /// Slot of the micro-batch's first sample in the global batch.
     pub first: u32,
@@ -41,7 +41,7 @@ pub struct MicroBatch {
 }
 
 /// Instructions of one rank for one step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Program {
     pub micro_batches: Vec<MicroBatch>,
     pub instructions: Vec<Instruction>,

@@ -6,7 +6,9 @@ use crate::base::EdgeId;
 use crate::collective::Collective;
 
 /// Operation of a rank with its peers that ends later than it starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub enum Operation {
     Collective(Collective),
     /// Receives the tensor of an edge.
@@ -14,7 +16,9 @@ pub enum Operation {
 }
 
 /// One operation in a step: an operation may happen once per micro-batch, or once per step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub struct Token {
     pub operation: Operation,
     /// Micro-batch of the operation; `None`: it happens once per step.

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ use crate::device::panics::{PanicText, catch_quietly};
 use crate::device::{DeviceError, Heartbeat};
 use crate::exec::Executor;
 use crate::parallel::coordinator::check_interval;
+use crate::runtime::remote::executor::RemoteExecutor;
+use crate::runtime::remote::first::RemoteSlot;
 
 type Job = Box<dyn FnOnce(&mut dyn Executor) + Send>;
 
@@ -28,7 +31,7 @@ pub struct DeviceThread {
     /// Taken when the handle is dropped: the thread ends with the last sender.
     jobs: Option<mpsc::SyncSender<Job>>,
     /// Disconnects when the thread has closed the device.
-    closed: mpsc::Receiver<()>,
+    closed: Mutex<mpsc::Receiver<()>>,
     /// Set if a job panicked, which ends the thread.
     panic: PanicText,
     heartbeat: Heartbeat,
@@ -36,6 +39,8 @@ pub struct DeviceThread {
     /// again.
     hung: AtomicBool,
     deadline: Duration,
+    /// Where the device is, if it is on another node.
+    remote: Option<RemoteSlot>,
 }
 
 impl DeviceThread {
@@ -58,7 +63,24 @@ impl DeviceThread {
             drop(closing);
         })?;
         let hung = AtomicBool::new(false);
-        Ok(Self { name, jobs: Some(jobs), closed, panic, heartbeat, hung, deadline })
+        let (jobs, remote, closed) = (Some(jobs), None, Mutex::new(closed));
+        Ok(Self { name, jobs, closed, panic, heartbeat, hung, deadline, remote })
+    }
+
+    /// Starts the thread that calls a device of another node.
+    pub fn start_remote(
+        executor: RemoteExecutor,
+        slot: RemoteSlot,
+        deadline: Duration,
+    ) -> std::io::Result<Self> {
+        let mut thread = Self::start(Box::new(executor), deadline)?;
+        thread.remote = Some(slot);
+        Ok(thread)
+    }
+
+    /// Returns where the device is, if it is on another node.
+    pub fn remote(&self) -> Option<&RemoteSlot> {
+        self.remote.as_ref()
     }
 
     /// Returns the device's name.
@@ -223,7 +245,8 @@ impl Drop for DeviceThread {
         drop(self.jobs.take());
         if !self.hung.load(Ordering::Relaxed) {
             // The expected result is a disconnect; on a timeout the device is abandoned.
-            let _ = self.closed.recv_timeout(CLOSING_DEADLINE);
+            let closed = self.closed.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = closed.recv_timeout(CLOSING_DEADLINE);
         }
     }
 }

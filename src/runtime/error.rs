@@ -109,6 +109,7 @@ impl RuntimeError {
                 DeviceError::Refused { .. } | DeviceError::Panicked { .. } => EXIT_DEFECT,
                 DeviceError::OutOfMemory { .. }
                 | DeviceError::Lost { .. }
+                | DeviceError::NodeLost { .. }
                 | DeviceError::ReadBack { .. }
                 | DeviceError::Timeout { .. } => EXIT_RESTART,
             },

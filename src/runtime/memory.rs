@@ -47,6 +47,8 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
     match selection {
         Selection::Cpu { .. } => true,
         Selection::Adapter(adapter) => adapter.memory.of_host,
+        // Its node checks its own memory.
+        Selection::Offered(_) => false,
     }
 }
 
@@ -54,7 +56,7 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
 pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     let apart = match selection {
         Selection::Cpu { .. } => host_extra_bytes(plan),
-        Selection::Adapter(_) => 0,
+        Selection::Adapter(_) | Selection::Offered(_) => 0,
     };
     memory(plan, moments).peak().saturating_add(apart)
 }
@@ -79,8 +81,9 @@ pub fn require_on(
             Err(RuntimeError::DeviceMemory { adapter, needed, has, basis })
         }
         Some(_) => Ok(None),
-        // Of the CPU device: the host's memory, which is checked for all devices at once.
-        None if matches!(selection, Selection::Cpu { .. }) => Ok(None),
+        // Of the CPU device: the host's memory, which is checked for all devices at once. Of a
+        // device of another node: that node checks it.
+        None if matches!(selection, Selection::Cpu { .. } | Selection::Offered(_)) => Ok(None),
         None => Ok(Some(format!(
             "{name} does not report how much memory it has; the run needs {} of it \
              (train.device_memory_mib sets it)",
@@ -97,7 +100,7 @@ pub fn limit(selection: &Selection, setting: u64) -> Option<(u64, &'static str)>
             let basis = "as its driver reports (train.device_memory_mib overrides that)";
             adapter.memory.bytes.map(|bytes| (bytes, basis))
         }
-        (Selection::Cpu { .. }, 0) => None,
+        (Selection::Cpu { .. }, 0) | (Selection::Offered(_), _) => None,
         (_, mebibytes) => {
             Some((mebibytes.saturating_mul(1 << 20), "as train.device_memory_mib sets it"))
         }

@@ -1,6 +1,7 @@
 //! Execution of programs on real devices: a device thread and a ring thread per device, the steps
 //! that they run, and the placement that is decided before the first step.
 
+pub mod addresses;
 pub mod block_timing;
 pub mod blocks;
 pub mod device_thread;

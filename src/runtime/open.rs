@@ -103,6 +103,7 @@ pub fn display_name(selection: &Selection) -> String {
     match selection {
         Selection::Cpu { .. } => host_name(),
         Selection::Adapter(adapter) => adapter.name.clone(),
+        Selection::Offered(device) => device.name.clone(),
     }
 }
 
@@ -151,6 +152,10 @@ pub fn open_selected(
             })();
             let (device, choices) = opened.map_err(|error| no_room(error, needed))?;
             (Box::new(device), identity, choices)
+        }
+        Selection::Offered(device) => {
+            let why = format!("{} is on another node, and this is a run of one", device.name);
+            return Err(RuntimeError::Defect(why));
         }
     };
     let driver = DeviceThread::start(executor, options.deadline).map_err(|error| {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use super::addresses::RankAddresses;
 use super::messages::{DriverMsg, RankRingMsg};
 use crate::base::{ChunkId, EdgePiece, Position, Rank, Round};
 use crate::collective::{BucketGroups, Chunk, Collective, ShardLayout};
@@ -30,11 +31,8 @@ pub struct RingChannels {
     pub groups: BucketGroups,
     pub layout: Arc<ShardLayout>,
     pub inbox: Mailbox<RankRingMsg>,
-    /// Mailboxes of all ranks' ring threads, by rank.
-    pub rings: Arc<[Mailbox<RankRingMsg>]>,
     pub driver: Mailbox<DriverMsg>,
-    /// Mailboxes of all ranks' device threads, by rank.
-    pub drivers: Arc<[Mailbox<DriverMsg>]>,
+    pub addresses: RankAddresses,
     /// Edges of the run, which lead to other ranks.
     pub edges: EdgeLayout,
     pub track: Track,
@@ -115,7 +113,7 @@ impl RingOutput for RingChannels {
 
     fn send(&mut self, to: Position, message: Message) -> Result<(), Closed> {
         let to = self.groups.of(self.layout.chunk(message.chunk).bucket).rank(to);
-        Ok(self.rings[to.index()].send(RingMsg::Message(message))?)
+        self.addresses[to.index()].send_message(to, message)
     }
 
     fn reduced(&mut self, round: Round, chunk: ChunkId, sum: SharedBuffer) -> Result<(), Closed> {
@@ -155,7 +153,7 @@ impl RingOutput for RingChannels {
         values: SharedBuffer,
     ) -> Result<(), Closed> {
         let to = self.edges.edge(piece.edge).to;
-        Ok(self.drivers[to.index()].send(DriverMsg::Piece { round, piece, values })?)
+        self.addresses[to.index()].send_piece(to, round, piece, values)
     }
 
     fn done(&mut self, round: Round, collective: Collective) -> Result<(), Closed> {

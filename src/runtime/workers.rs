@@ -1,48 +1,38 @@
-//! Worker group: a device thread and a ring thread per device, and the coordinator of their
-//! steps, which runs on the run's thread.
+//! Worker group: the device and the seat of each rank, and the coordinator of their steps, which
+//! runs on the run's thread.
 
 mod round;
+pub mod seat;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 
 use super::RuntimeError;
+use super::addresses::{RankAddress, RankAddresses};
 use super::device_thread::{DeviceThread, PendingJob, nanos};
-use super::messages::{CoordinatorMsg, DriverMsg, RankRingMsg};
-use super::peers::{RingPeers, TraceTracks, WaitStatus};
-use super::ring::RingChannels;
-use super::step::{NoPeers, Peers, StepInput, StepReport};
+use super::messages::CoordinatorMsg;
+use super::remote;
+use super::step::{StepInput, StepReport};
 use super::trace_labels::TraceLabels;
 use crate::base::{Nanos, Rank, Round};
 use crate::collective::{BucketGroups, ShardLayout, Topology};
-use crate::comm::{BufferPool, Mailbox, RingMsg, ring_inbox_max};
+use crate::comm::Mailbox;
 use crate::device::DeviceError;
-use crate::exec::{BucketTensor, Executor};
+use crate::exec::Executor;
 use crate::graph::Plan;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::metrics::Trace;
-use crate::parallel::transfers::{PeerTransfers, device_inbox_max};
 use crate::parallel::{EdgeLayout, ReduceSite};
 use round::StepRound;
+use seat::{GroupLayout, LocalSeat, Seat};
 
 const ELEMENT_BYTES: usize = crate::base::shape::ELEMENT_BYTES;
 
-/// One rank: its device thread, and its connection to the other ranks.
+/// One rank: its device, and its connection to the other ranks.
 struct Worker {
     driver: DeviceThread,
-    /// Locked only by the job of a step.
-    peers: Arc<Mutex<Box<dyn Peers + Send>>>,
-    /// Mailbox of the device thread; closed to end a step, and the run.
-    inbox: Mailbox<DriverMsg>,
-    ring: Mailbox<RankRingMsg>,
-    waiting: Arc<WaitStatus>,
-    tracks: TraceTracks,
-    /// Ring thread, and its buffer pool; `None` if there is only one rank.
-    thread: Option<JoinHandle<()>>,
-    pool: Option<BufferPool<f32>>,
+    seat: Seat,
 }
 
 /// Options of a worker group.
@@ -60,21 +50,11 @@ pub struct WorkerGroupOptions {
     pub labels: TraceLabels,
 }
 
-/// Mailboxes of all ranks, by rank.
-struct Mailboxes {
-    /// Of the ring threads.
-    rings: Arc<[Mailbox<RankRingMsg>]>,
-    /// Of the device threads.
-    inboxes: Arc<[Mailbox<DriverMsg>]>,
-}
-
 /// All devices of a run, with their threads.
 pub struct WorkerGroup {
     workers: Vec<Worker>,
     inbox: Mailbox<CoordinatorMsg>,
-    /// Ranks that hold each bucket.
-    groups: BucketGroups,
-    layout: Arc<ShardLayout>,
+    layout: GroupLayout,
     /// End of the group, after which no further step is possible.
     ended: Option<GroupEnd>,
     /// Last round that was begun.
@@ -119,94 +99,14 @@ impl WorkerGroup {
         groups: BucketGroups,
         options: &WorkerGroupOptions,
     ) -> Result<Self, RuntimeError> {
-        let (layout, world) = (Arc::new(layout), drivers.len());
         // Per rank its vote and its end.
-        let inbox = Mailbox::new(2 * world + 2);
-        let ranks = (0..world as u32).map(Rank);
-        let edges = &options.edges;
-        let ring_inbox = |rank: Rank| {
-            let messages = ring_inbox_max(&layout, groups.positions(rank));
-            Mailbox::new(messages + edges.messages_from(rank))
-        };
-        let inbox_of = |rank: Rank| Mailbox::new(device_inbox_max(&layout, edges, rank));
-        let rings: Arc<[Mailbox<RankRingMsg>]> = ranks.clone().map(ring_inbox).collect();
-        let inboxes: Arc<[Mailbox<DriverMsg>]> = ranks.map(inbox_of).collect();
-        let mailboxes = Mailboxes { rings, inboxes };
-        let mut group = Self {
-            workers: Vec::new(),
-            inbox,
-            groups,
-            layout,
-            ended: None,
-            round: Round::default(),
-        };
-        for (rank, driver) in drivers.into_iter().enumerate() {
-            let worker = group.spawn_worker(Rank(rank as u32), driver, &mailboxes, options)?;
-            group.workers.push(worker);
-        }
-        Ok(group)
-    }
-
-    fn spawn_worker(
-        &self,
-        rank: Rank,
-        driver: DeviceThread,
-        Mailboxes { rings, inboxes }: &Mailboxes,
-        options: &WorkerGroupOptions,
-    ) -> Result<Worker, RuntimeError> {
-        let tracks = TraceTracks::of(options, rank, driver.name(), rings.len() > 1);
-        let ring = rings[rank.index()].clone();
-        let inbox = inboxes[rank.index()].clone();
-        if rings.len() == 1 {
-            let peers: Arc<Mutex<Box<dyn Peers + Send>>> =
-                Arc::new(Mutex::new(Box::new(NoPeers::default())));
-            let waiting = Arc::default();
-            let (thread, pool) = (None, None);
-            return Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread, pool });
-        }
-        let channels = RingChannels {
-            rank,
-            groups: self.groups.clone(),
-            layout: self.layout.clone(),
-            inbox: ring.clone(),
-            rings: rings.clone(),
-            driver: inbox.clone(),
-            drivers: inboxes.clone(),
-            edges: options.edges.clone(),
-            track: tracks.ring.clone(),
-            adding_since: None,
-            is_chained: options.is_chained,
-        };
-        let why = |error| {
-            let reason = format!("the system starts no more threads: {error}; raise its limit");
-            RuntimeError::InvalidRequest(reason)
-        };
-        let (thread, pool) = crate::runtime::ring::start(channels).map_err(why)?;
-        let (thread, pool) = (Some(thread), Some(pool));
-        let reduce_site =
-            options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
-        let waiting: Arc<WaitStatus> = Arc::default();
-        let gathers = match options.is_chained {
-            true => BucketTensor::Gradients,
-            false => BucketTensor::Parameters,
-        };
-        let layout = self.layout.clone();
-        let positions = self.groups.positions(rank);
-        let peers = RingPeers {
-            transfers: PeerTransfers::new(layout.clone(), positions, reduce_site, gathers)
-                .with_edges(rank, options.edges.clone()),
-            layout,
-            ring: ring.clone(),
-            inbox: inbox.clone(),
-            coordinator: self.inbox.clone(),
-            tracks: tracks.clone(),
-            waiting: Arc::clone(&waiting),
-            read_starts: VecDeque::new(),
-            kept: HashMap::new(),
-            due: VecDeque::new(),
-        };
-        let peers: Arc<Mutex<Box<dyn Peers + Send>>> = Arc::new(Mutex::new(Box::new(peers)));
-        Ok(Worker { driver, peers, inbox, ring, waiting, tracks, thread, pool })
+        let inbox = Mailbox::new(2 * drivers.len() + 2);
+        let (shards, options) = (Arc::new(layout), options.clone());
+        let layout = GroupLayout { shards, groups, options };
+        let seats = seats(&drivers, &layout, &inbox)?;
+        let worker = |(driver, seat)| Worker { driver, seat };
+        let workers = drivers.into_iter().zip(seats).map(worker).collect();
+        Ok(Self { workers, inbox, layout, ended: None, round: Round::default() })
     }
 
     /// Starts a worker group of one device, for work that needs no step.
@@ -235,7 +135,7 @@ impl WorkerGroup {
     /// Returns the most bytes that the buffer pool of a rank's ring thread has taken at once; 0
     /// if there is only one rank.
     pub fn pool_bytes_peak(&self, rank: Rank) -> usize {
-        self.workers[rank.index()].pool.as_ref().map_or(0, BufferPool::bytes_peak)
+        self.workers[rank.index()].seat.local().map_or(0, LocalSeat::pool_bytes_peak)
     }
 
     /// Returns the device thread of a rank.
@@ -308,12 +208,12 @@ impl WorkerGroup {
 
     /// Returns the ranks that hold each bucket.
     pub fn groups(&self) -> &BucketGroups {
-        &self.groups
+        &self.layout.groups
     }
 
     /// Returns the shard layout of the buckets.
     pub fn layout(&self) -> &ShardLayout {
-        &self.layout
+        &self.layout.shards
     }
 
     /// Runs a job on the device of a rank, and waits for it.
@@ -395,11 +295,7 @@ impl WorkerGroup {
     pub fn step(&mut self, inputs: &[Arc<StepInput>]) -> Result<Vec<StepReport>, RuntimeError> {
         self.require_whole()?;
         let round = self.begin_round(inputs)?;
-        for worker in self.workers.iter().filter(|worker| worker.thread.is_some()) {
-            // Sent before any rank runs, so that no message of this step can arrive earlier. The
-            // step reports a closed mailbox.
-            let _ = worker.ring.send(RingMsg::Restart(round));
-        }
+        self.workers.iter().filter_map(|one| one.seat.local()).for_each(|seat| seat.restart(round));
         let updates = inputs.iter().any(|input| input.program.updates());
         let mut round = StepRound::new(self, round, updates);
         for (worker, input) in self.workers.iter().zip(inputs) {
@@ -420,14 +316,10 @@ impl WorkerGroup {
     /// one is an error.
     pub fn close(&mut self) {
         self.ended = Some(GroupEnd::Closed);
-        for worker in &self.workers {
-            worker.inbox.close("the run is over");
-            worker.ring.close("the run is over");
-        }
+        self.workers.iter().for_each(|worker| worker.seat.close("the run is over"));
         for worker in &mut self.workers {
-            if let Some(thread) = worker.thread.take() {
-                // The ring thread waits only at its mailbox.
-                let _ = thread.join();
+            if let Seat::Local(seat) = &mut worker.seat {
+                seat.join();
             }
         }
         self.workers.clear();
@@ -438,6 +330,27 @@ impl Drop for WorkerGroup {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// Starts the seats of these devices, by rank.
+fn seats(
+    drivers: &[DeviceThread],
+    layout: &GroupLayout,
+    inbox: &Mailbox<CoordinatorMsg>,
+) -> Result<Vec<Seat>, RuntimeError> {
+    let address = |(rank, driver): (u32, &DeviceThread)| match driver.remote() {
+        Some(slot) => RankAddress::Remote(slot.node.carrier()),
+        None => layout.mailboxes(Rank(rank)),
+    };
+    let addresses: RankAddresses = (0..).zip(drivers).map(address).collect();
+    let remote = remote::assemble(drivers, layout, &addresses, inbox)?;
+    let seat = |((rank, driver), remote): ((u32, &DeviceThread), Option<_>)| match remote {
+        Some(seat) => Ok(Seat::Remote(seat)),
+        None => {
+            LocalSeat::start(Rank(rank), driver.name(), layout, &addresses, inbox).map(Seat::Local)
+        }
+    };
+    (0..).zip(drivers).zip(remote).map(seat).collect()
 }
 
 fn closed() -> RuntimeError {

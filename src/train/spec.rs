@@ -22,6 +22,7 @@ use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{ParallelOptions, PipelineOptions, PlacementRequest};
+use crate::runtime::remote::NO_NODES;
 
 /// Specification of a run: everything that its configuration decides.
 #[derive(Clone)]
@@ -223,6 +224,7 @@ impl RunSpec {
         tuning: &'a TuneOptions,
     ) -> PlacementRequest<'a> {
         PlacementRequest {
+            nodes: &NO_NODES,
             selector: &self.devices,
             parallel: &self.parallel,
             batch: self.batch,

@@ -65,7 +65,7 @@ pub fn adapters() -> Vec<Adapter> {
     let named = std::env::var("POTLUCK_TEST_ADAPTERS").unwrap_or_default();
     let adapter = |selection| match selection {
         Selection::Adapter(adapter) => *adapter,
-        Selection::Cpu { .. } => panic!("{named} names the CPU device"),
+        Selection::Cpu { .. } | Selection::Offered(_) => panic!("{named} names the CPU device"),
     };
     let adapters: Vec<Adapter> = match named.as_str() {
         "" => list_adapters(),

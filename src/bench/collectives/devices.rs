@@ -62,6 +62,7 @@ impl World {
         let api = |selection: &Selection| match selection {
             Selection::Cpu { .. } => "cpu",
             Selection::Adapter(adapter) => adapter.api,
+            Selection::Offered(_) => "node",
         };
         let apis: BTreeSet<&str> = self.selections.iter().map(api).collect();
         Vec::from_iter(apis).join(", ")

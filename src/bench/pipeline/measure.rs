@@ -22,6 +22,7 @@ use crate::runtime::placement::open_ranks::RequestedDevices;
 use crate::runtime::placement::pipeline::{MeasuredBlocks, measure_blocks};
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{ParallelOptions, PipelineOptions, PlacementRequest};
+use crate::runtime::remote::NO_NODES;
 use crate::runtime::step::Inputs;
 use crate::runtime::timing::Probe;
 use crate::train::TrainError;
@@ -155,6 +156,7 @@ impl PipelineWorkload {
         parallel: &'a ParallelOptions,
     ) -> PlacementRequest<'a> {
         PlacementRequest {
+            nodes: &NO_NODES,
             selector,
             parallel,
             batch: case.shape.micro_batches as u32 * self.samples,

@@ -158,6 +158,7 @@ fn api(selection: &Selection) -> &str {
     match selection {
         Selection::Cpu { .. } => "cpu",
         Selection::Adapter(adapter) => adapter.api,
+        Selection::Offered(_) => "node",
     }
 }
 

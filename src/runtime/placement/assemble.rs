@@ -32,7 +32,8 @@ pub fn assemble(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<PlacedWorkers, RuntimeError> {
     let adapters = adapters_for(request.selector);
-    let selections = select_all(request.selector, &adapters)?;
+    let mut selections = select_all(request.selector, &adapters)?;
+    selections.extend(request.nodes.offered());
     let names = display_names(&selections);
     let devices = RequestedDevices { selections: &selections, names: &names };
     let candidates = candidates(&selections);
@@ -140,6 +141,7 @@ pub fn identity(selection: &Selection) -> String {
     match selection {
         Selection::Cpu { .. } => host_name(),
         Selection::Adapter(adapter) => cache::device_key(adapter),
+        Selection::Offered(device) => device.identity.clone(),
     }
 }
 

@@ -28,6 +28,7 @@ pub fn staging(selection: &Selection, plan: &Plan, world: usize) -> usize {
         _ if world == 1 => 0,
         Selection::Cpu { .. } => host_staging_bytes(plan),
         Selection::Adapter(_) => staging_bytes(plan),
+        Selection::Offered(_) => 0,
     }
 }
 

@@ -13,6 +13,7 @@ use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::parallel::{Placement, RankPlacement};
 use crate::runtime::open::{OpenDevice, open_selected};
+use crate::runtime::remote::RemoteOpening;
 use crate::runtime::{RuntimeError, memory};
 
 /// Requested devices with their display names.
@@ -48,6 +49,12 @@ pub fn open_one(
     saved: Option<&RankPlacement>,
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenDevice, RuntimeError> {
+    if let Selection::Offered(device) = selection {
+        let kept = saved.map(|saved| (saved.identity.as_str(), &saved.kernels));
+        let opening = RemoteOpening { name, tuning: request.tuning, kept, report };
+        let deadline = request.opening.deadline;
+        return request.nodes.open(device, (plan, moments), opening, deadline);
+    }
     let tuning = |identity: &str| TuneOptions {
         saved: saved
             .filter(|saved| saved.identity == identity)

@@ -23,6 +23,7 @@ use crate::faults::Faults;
 use crate::optim::Optimizer;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
+use crate::runtime::remote::NO_NODES;
 use crate::runtime::step::{Inputs, StepInput};
 use crate::runtime::timing::Probe;
 
@@ -65,6 +66,7 @@ fn with_request<R>(options: &Options, test: impl FnOnce(&PlacementRequest) -> R)
     let opening =
         OpenOptions { device_memory_mib: options.device_memory_mib, ..OpenOptions::default() };
     test(&PlacementRequest {
+        nodes: &NO_NODES,
         selector: options.selector,
         parallel: &options.parallel,
         batch: BATCH,

@@ -13,6 +13,7 @@ use crate::optim::Optimizer;
 use crate::parallel::{PipelineSchedule, Placement, Program, ReduceSite};
 use crate::runtime::open::{OpenDevice, OpenOptions};
 use crate::runtime::pipelines::ModelPipelines;
+use crate::runtime::remote::RemoteNodes;
 use crate::runtime::timing::Probe;
 use crate::runtime::workers::WorkerGroup;
 
@@ -69,6 +70,8 @@ impl Default for PipelineOptions {
 pub struct PlacementRequest<'a> {
     /// Device selector, as `--devices` takes it.
     pub selector: &'a str,
+    /// Other nodes, whose devices come behind those that are selected.
+    pub nodes: &'a RemoteNodes,
     pub parallel: &'a ParallelOptions,
     pub batch: u32,
     /// The most samples that a device runs at a time.

@@ -1,3 +1,148 @@
-//! Devices of other nodes.
+//! Devices of other nodes. The first node of a run has one [`executor::RemoteExecutor`] per device
+//! of another node, which sends every call; the others serve them ([`node::NodeServer`]). A step
+//! is an order to the node, whose ranks exchange values with those of all nodes directly.
 
+pub mod executor;
+pub mod first;
+pub mod node;
+mod perform;
 pub mod values;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RuntimeError;
+use super::addresses::{ArrivingFrames, RankAddresses};
+use super::device_thread::DeviceThread;
+use super::messages::CoordinatorMsg;
+use super::open::OpenDevice;
+use super::workers::seat::{GroupLayout, RemoteSeat};
+use crate::autotune::{TuneOptions, TuneProgress};
+use crate::base::Rank;
+use crate::comm::Mailbox;
+use crate::device::{OfferedDevice, Selection};
+use crate::exec::Moments;
+use crate::graph::{Plan, VariantChoices};
+use executor::RemoteExecutor;
+use first::{RemoteNode, RemoteSlot, SeatOnNode};
+use perform::plan_hash;
+use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
+
+/// Number of the first node.
+pub const FIRST_NODE: u32 = 0;
+
+/// Other nodes of a run, by number from 1 on; none in a run of one node.
+#[derive(Clone, Default)]
+pub struct RemoteNodes {
+    pub nodes: Vec<Arc<RemoteNode>>,
+    /// Devices that they offer, in the order of nodes.
+    pub devices: Vec<OfferedDevice>,
+}
+
+/// Other nodes of a run of one node.
+pub static NO_NODES: RemoteNodes = RemoteNodes { nodes: Vec::new(), devices: Vec::new() };
+
+/// Options for opening a device of another node.
+pub struct RemoteOpening<'a> {
+    /// Name for display.
+    pub name: &'a str,
+    pub tuning: &'a TuneOptions,
+    /// Identity of the device in the run that is resumed, with its kernel variants.
+    pub kept: Option<(&'a str, &'a VariantChoices)>,
+    /// Receives the device's name and the progress of autotuning.
+    pub report: &'a mut dyn FnMut(&str, TuneProgress),
+}
+
+impl RemoteNodes {
+    /// Returns the devices of the nodes as selections.
+    pub fn offered(&self) -> impl Iterator<Item = Selection> + '_ {
+        self.devices.iter().cloned().map(Selection::Offered)
+    }
+
+    /// Opens a device on its node, with `plan` and `moments`. It counts as hung if its node reports
+    /// no sign of life of it for `deadline`.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the device cannot be opened, or if its node is lost.
+    pub fn open(
+        &self,
+        device: &OfferedDevice,
+        (plan, moments): (Plan, Moments),
+        opening: RemoteOpening,
+        deadline: Duration,
+    ) -> Result<OpenDevice, RuntimeError> {
+        let RemoteOpening { name, tuning, kept, report } = opening;
+        let node = self.nodes.iter().find(|node| node.number == device.node);
+        let unknown = || RuntimeError::Defect(format!("there is no node {}", device.node));
+        let saved = kept.map(|(_, kernels)| kernels.clone()).unwrap_or_default();
+        let order = OpenOrder {
+            device: device.index,
+            name: name.into(),
+            recipe: PlanRecipe::of(&plan),
+            plan_hash: plan_hash(&plan),
+            moments: moments.clone(),
+            tuning: TuneOptions { saved, ..tuning.clone() },
+            kept_identity: kept.map(|(identity, _)| identity.to_string()),
+        };
+        let report = &mut |progress| report(name, progress);
+        let (slot, opened) = node.ok_or_else(unknown)?.open(order, report)?;
+        let Opened { notes, identity, is_cpu, choices, readback_elements_max } = opened;
+        let rows = plan.options.rows as u32;
+        let executor =
+            RemoteExecutor::new(slot.clone(), name, plan, &moments, readback_elements_max);
+        let driver = DeviceThread::start_remote(executor, slot, deadline).map_err(|error| {
+            let why = format!("the system starts no more threads: {error}; raise its limit");
+            RuntimeError::InvalidRequest(why)
+        })?;
+        Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
+    }
+}
+
+/// Seats the devices of other nodes as ranks of a group; returns by rank the seat of each, and
+/// `None` for the devices of this process.
+///
+/// # Errors
+/// Returns `RuntimeError` if a node refuses, or is lost.
+pub fn assemble(
+    drivers: &[DeviceThread],
+    layout: &GroupLayout,
+    addresses: &RankAddresses,
+    coordinator: &Mailbox<CoordinatorMsg>,
+) -> Result<Vec<Option<Arc<dyn RemoteSeat>>>, RuntimeError> {
+    let slots: Vec<Option<&RemoteSlot>> = drivers.iter().map(DeviceThread::remote).collect();
+    let node_of = |slot: &Option<&RemoteSlot>| slot.map_or(FIRST_NODE, |slot| slot.node.number);
+    let nodes: Vec<u32> = slots.iter().map(node_of).collect();
+    let mut assembled: Vec<u32> = Vec::new();
+    for slot in slots.iter().flatten() {
+        let number = slot.node.number;
+        if assembled.contains(&number) {
+            continue;
+        }
+        assembled.push(number);
+        slot.node.receive_frames(Arc::new(ArrivingFrames::new(layout, addresses.clone())));
+        let own = (0..).map(Rank).zip(&slots).filter_map(|(rank, slot)| Some((rank, (*slot)?)));
+        let own = own.filter(|(_, slot)| slot.node.number == number);
+        let assembly = Assembly {
+            layout: layout.shards.as_ref().clone(),
+            groups: layout.groups.clone(),
+            edges: layout.options.edges.clone(),
+            reduce_site: layout.options.reduce_site.clone(),
+            is_chained: layout.options.is_chained,
+            nodes: nodes.clone(),
+            seats: own.map(|(rank, slot)| (rank, slot.slot)).collect(),
+        };
+        slot.node.assemble(assembly, coordinator.clone())?;
+    }
+    let seat = |((rank, slot), driver): ((u32, &Option<&RemoteSlot>), &DeviceThread)| {
+        let slot = RemoteSlot::clone((*slot)?);
+        let (signs, device) = (slot.state(), driver.name().to_string());
+        let sent = Default::default();
+        let seat = SeatOnNode { slot, rank: Rank(rank), device, signs, sent };
+        Some(Arc::new(seat) as Arc<dyn RemoteSeat>)
+    };
+    Ok((0..).zip(&slots).zip(drivers).map(seat).collect())
+}

@@ -3,34 +3,44 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{StepFailure, Worker, WorkerGroup, lock};
+use super::{StepFailure, Worker, WorkerGroup};
 use crate::base::{Nanos, Rank, Round};
 use crate::comm::{Mailbox, RecvError};
 use crate::device::DeviceError;
 use crate::parallel::{Announcement, Coordinator, Decision, Expiry, Outcome, StepError, Verdict};
 use crate::runtime::device_thread::nanos;
-use crate::runtime::messages::{CoordinatorMsg, DriverMsg};
-use crate::runtime::step::{StepInput, StepReport, run_step};
+use crate::runtime::messages::CoordinatorMsg;
+use crate::runtime::step::{StepInput, StepReport};
 
 /// Guard that reports the end of a rank's step to the coordinator, also if the job panics.
-struct FinishOnDrop {
+pub struct FinishOnDrop {
     rank: Rank,
-    group: Mailbox<CoordinatorMsg>,
+    coordinator: Mailbox<CoordinatorMsg>,
     panicked: Option<Box<dyn FnOnce() -> DeviceError + Send>>,
 }
 
 impl FinishOnDrop {
-    fn with(mut self, result: Result<StepReport, DeviceError>) {
+    /// Creates the guard, with a function that returns the error of a job that panicked.
+    pub fn new(
+        rank: Rank,
+        coordinator: Mailbox<CoordinatorMsg>,
+        panicked: Box<dyn FnOnce() -> DeviceError + Send>,
+    ) -> Self {
+        Self { rank, coordinator, panicked: Some(panicked) }
+    }
+
+    /// Reports the result of the step.
+    pub fn with(mut self, result: Result<StepReport, DeviceError>) {
         self.panicked = None;
         // The receiver may be gone if the worker group was dropped.
-        let _ = self.group.send(CoordinatorMsg::Finished(self.rank, result));
+        let _ = self.coordinator.send(CoordinatorMsg::Finished(self.rank, result));
     }
 }
 
 impl Drop for FinishOnDrop {
     fn drop(&mut self) {
         if let Some(error) = self.panicked.take() {
-            let _ = self.group.send(CoordinatorMsg::Finished(self.rank, Err(error())));
+            let _ = self.coordinator.send(CoordinatorMsg::Finished(self.rank, Err(error())));
         }
     }
 }
@@ -69,20 +79,8 @@ impl<'t> StepRound<'t> {
 
     /// Begins the step of a rank.
     pub fn submit(&mut self, worker: &Worker, input: &Arc<StepInput>) {
-        const WHAT: &str = "a step";
-        let (rank, input) = (input.rank, Arc::clone(input));
-        let (peers, tracks) = (Arc::clone(&worker.peers), worker.tracks.clone());
-        let panicked: Box<dyn FnOnce() -> DeviceError + Send> =
-            Box::new(worker.driver.on_panic(WHAT));
-        let ending =
-            FinishOnDrop { rank, group: self.group.inbox.clone(), panicked: Some(panicked) };
-        let posted = worker.driver.submit_detached(WHAT, move |device| {
-            let mut peers = lock(&peers);
-            peers.restart(input.round);
-            ending.with(run_step(device, &input, peers.as_mut(), &tracks));
-        });
-        if let Err(error) = posted {
-            self.end(rank, Err(error));
+        if let Err(error) = worker.seat.submit(&worker.driver, input, &self.group.inbox) {
+            self.end(input.rank, Err(error));
         }
     }
 
@@ -114,7 +112,7 @@ impl<'t> StepRound<'t> {
     fn observe(&mut self) {
         let now = self.now();
         for (rank, worker) in self.group.workers.iter().enumerate() {
-            let activity = worker.waiting.activity(worker.driver.heartbeats());
+            let activity = worker.seat.activity(worker.driver.heartbeats());
             if let Err(error) = self.coordinator.observe(now, Rank(rank as u32), activity) {
                 return self.end_all(&defect(&error));
             }
@@ -201,16 +199,10 @@ impl<'t> StepRound<'t> {
         for worker in &self.group.workers {
             match &decision {
                 Decision::Verdict(verdict) => {
-                    let verdict = verdict.clone();
                     self.is_committed |= self.updates && matches!(verdict, Verdict::Commit(_));
-                    // The receiver may be gone if the rank has failed meanwhile.
-                    let _ = worker.inbox.send(DriverMsg::Decided { round, verdict });
+                    worker.seat.decide(round, verdict);
                 }
-                // A closed mailbox wakes a rank from any wait.
-                Decision::Abort { why, .. } => {
-                    worker.inbox.close(why);
-                    worker.ring.close(why);
-                }
+                Decision::Abort { why, .. } => worker.seat.close(why),
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::base::rng::Key;
 use crate::base::{BucketId, HostTensor, Position, Round};
-use crate::exec::{Cpu, Moments};
+use crate::exec::{BucketTensor, Cpu, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 use crate::optim::Optimizer;

@@ -14,6 +14,7 @@ use crate::parallel::Placement;
 use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::PlacementRequest;
+use crate::runtime::remote::NO_NODES;
 use crate::runtime::step::Inputs;
 use crate::runtime::timing::Probe;
 use crate::train::error::TrainError;
@@ -58,6 +59,7 @@ pub(super) fn open(
     };
     let notes = RefCell::new(Vec::new());
     let request = PlacementRequest {
+        nodes: &NO_NODES,
         selector: &options.devices,
         parallel: &options.parallel(),
         batch: options.batch as u32,

@@ -65,6 +65,7 @@ pub fn plan(blocks: u32, lengths: &[usize], leftover: bool) -> Plan {
         held: vec![true; lengths.len()],
         held_blocks: vec![true; blocks as usize],
         buckets: lengths.iter().map(bucket).collect(),
+        part: None,
     }
 }
 

@@ -25,6 +25,7 @@ use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{
     ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
 };
+use crate::runtime::remote::NO_NODES;
 use crate::runtime::timing::Probe;
 use crate::runtime::{RuntimeError, memory};
 
@@ -104,6 +105,7 @@ impl Asked {
         });
         let device_memory_mib = self.device_memory_mib;
         test(&PlacementRequest {
+            nodes: &NO_NODES,
             selector: self.selector,
             parallel: &self.parallel,
             batch: BATCH,

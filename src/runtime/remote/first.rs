@@ -1,0 +1,388 @@
+//! First node's side of another node: sends orders and calls, and hands on what comes back.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use super::wire::{Assembly, CallReply, DeviceCall, OpenFailure, OpenOrder, Opened, StepOrder};
+use super::wire::{SlotActivity, ToFirst, ToNode};
+use crate::autotune::TuneProgress;
+use crate::base::{Rank, Round};
+use crate::comm::{Carrier, Closed, Mailbox};
+use crate::device::{DeviceError, Heartbeat};
+use crate::parallel::coordinator::RankActivity;
+use crate::parallel::{Program, Verdict};
+use crate::runtime::RuntimeError;
+use crate::runtime::addresses::ArrivingFrames;
+use crate::runtime::messages::CoordinatorMsg;
+use crate::runtime::step::StepInput;
+use crate::runtime::workers::seat::RemoteSeat;
+
+/// Connection to another node, as `net` provides it.
+pub trait NodeConnection: Send + Sync {
+    /// Sends a message of any length; never blocks. Messages arrive in order.
+    ///
+    /// # Errors
+    /// Returns the reason with which the connection is closed.
+    fn send(&self, message: Vec<u8>) -> Result<(), Closed>;
+
+    /// Returns the connection as one for values of ranks.
+    fn carrier(&self) -> Arc<dyn Carrier>;
+}
+
+/// Receivers of frames that come from other nodes, replaced with each group of ranks.
+pub type FrameReceiver = Arc<Mutex<Option<Arc<ArrivingFrames>>>>;
+
+/// Another node, as the first one sees it.
+pub struct RemoteNode {
+    /// Number of the node, from 1.
+    pub number: u32,
+    /// Name of its host.
+    pub host: String,
+    connection: Arc<dyn NodeConnection>,
+    /// Where frames for the ranks of this process arrive, from whichever node.
+    frames: FrameReceiver,
+    next_slot: AtomicU64,
+    next_call: AtomicU64,
+    state: Mutex<NodeState>,
+}
+
+#[derive(Default)]
+struct NodeState {
+    lost: Option<String>,
+    /// Callers that wait for a reply.
+    replies: HashMap<u64, mpsc::Sender<Result<CallReply, DeviceError>>>,
+    opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
+    assembling: Option<mpsc::Sender<Result<(), String>>>,
+    slots: HashMap<u32, Arc<SlotState>>,
+    group: Option<GroupSeats>,
+}
+
+/// Ranks of the node in the present group, and the mailbox of its coordinator.
+struct GroupSeats {
+    ranks: Vec<(Rank, u32)>,
+    coordinator: Mailbox<CoordinatorMsg>,
+}
+
+/// Event while a device is opened.
+enum OpenEvent {
+    Progress(TuneProgress),
+    Ended(Result<Opened, OpenFailure>),
+}
+
+/// Signs of life of a device.
+#[derive(Default)]
+pub struct SlotState {
+    pub heartbeat: Heartbeat,
+    is_waiting: AtomicBool,
+    received: AtomicU64,
+    /// Heartbeats of the device that were reported.
+    reported: AtomicU64,
+}
+
+/// Device of another node, by the number under which it was opened.
+#[derive(Clone)]
+pub struct RemoteSlot {
+    pub node: Arc<RemoteNode>,
+    pub slot: u32,
+}
+
+impl RemoteNode {
+    /// Creates the first node's side of a connection.
+    pub fn new(
+        number: u32,
+        host: &str,
+        connection: Arc<dyn NodeConnection>,
+        frames: FrameReceiver,
+    ) -> Self {
+        let (next_slot, next_call, state) = Default::default();
+        Self { number, host: host.into(), connection, frames, next_slot, next_call, state }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, NodeState> {
+        // Only maps are changed under the lock, so a panic cannot leave them inconsistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the connection for values of ranks.
+    pub fn carrier(&self) -> Arc<dyn Carrier> {
+        self.connection.carrier()
+    }
+
+    /// Returns the error of a device of this node after the node was lost.
+    pub fn error(&self, adapter: &str, why: &str) -> DeviceError {
+        let (adapter, node) = (adapter.to_string(), format!("{} ({})", self.number, self.host));
+        DeviceError::NodeLost { adapter, node, why: why.to_string() }
+    }
+
+    fn send(&self, adapter: &str, message: &ToNode) -> Result<(), DeviceError> {
+        let bytes = postcard::to_allocvec(message).map_err(|why| DeviceError::Refused {
+            adapter: adapter.into(),
+            what: "a message".into(),
+            why: why.to_string(),
+        })?;
+        self.connection.send(bytes).map_err(|Closed(why)| self.error(adapter, &why))
+    }
+
+    /// Opens one of the node's devices. `report` receives the progress of autotuning.
+    ///
+    /// # Errors
+    /// Returns the error with which the device cannot be opened, or that the node is lost.
+    pub fn open(
+        self: &Arc<Self>,
+        order: OpenOrder,
+        report: &mut dyn FnMut(TuneProgress),
+    ) -> Result<(RemoteSlot, Opened), RuntimeError> {
+        let slot = self.next_slot.fetch_add(1, Ordering::Relaxed) as u32;
+        let (sender, events) = mpsc::channel();
+        let name = order.name.clone();
+        let mut state = self.lock();
+        if let Some(why) = &state.lost {
+            return Err(self.error(&name, why).into());
+        }
+        state.opening.insert(slot, sender);
+        state.slots.insert(slot, Arc::default());
+        drop(state);
+        self.send(&name, &ToNode::Open { slot, order })?;
+        loop {
+            // The sender is dropped if the node is lost.
+            match events.recv() {
+                Ok(OpenEvent::Progress(progress)) => report(progress),
+                Ok(OpenEvent::Ended(Ok(opened))) => {
+                    return Ok((RemoteSlot { node: Arc::clone(self), slot }, opened));
+                }
+                Ok(OpenEvent::Ended(Err(failure))) => return Err(failure.into_error()),
+                Err(mpsc::RecvError) => return Err(self.lost_error(&name).into()),
+            }
+        }
+    }
+
+    fn lost_error(&self, adapter: &str) -> DeviceError {
+        let why = self.lock().lost.clone();
+        self.error(adapter, why.as_deref().unwrap_or("its connection ended"))
+    }
+
+    /// Seats devices of the node as ranks of a group.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the node refuses them or is lost.
+    pub fn assemble(
+        &self,
+        assembly: Assembly,
+        coordinator: Mailbox<CoordinatorMsg>,
+    ) -> Result<(), RuntimeError> {
+        let (sender, answer) = mpsc::channel();
+        let mut state = self.lock();
+        state.assembling = Some(sender);
+        state.group = Some(GroupSeats { ranks: assembly.seats.clone(), coordinator });
+        drop(state);
+        self.send("its devices", &ToNode::Assemble(Box::new(assembly)))?;
+        match answer.recv() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(why)) => Err(RuntimeError::InvalidRequest(why)),
+            Err(mpsc::RecvError) => Err(self.lost_error("its devices").into()),
+        }
+    }
+
+    /// Sets where frames for the ranks of this process arrive.
+    pub fn receive_frames(&self, frames: Arc<ArrivingFrames>) {
+        *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
+    }
+
+    /// Processes a message of the node.
+    ///
+    /// # Errors
+    /// Returns what is wrong with the message; the connection is then to be closed.
+    pub fn receive(&self, message: &[u8]) -> Result<(), String> {
+        let message: ToFirst = postcard::from_bytes(message).map_err(|why| why.to_string())?;
+        let mut state = self.lock();
+        match message {
+            ToFirst::Opened { slot, opened } => {
+                let waiting = state.opening.remove(&slot);
+                let waiting = waiting.ok_or("a device was opened that was not to be")?;
+                // The caller may be gone.
+                let _ = waiting.send(OpenEvent::Ended(opened));
+            }
+            ToFirst::Tuning { slot, done, total, elapsed_ms } => {
+                let elapsed = Duration::from_millis(elapsed_ms);
+                if let Some(waiting) = state.opening.get(&slot) {
+                    let _ =
+                        waiting.send(OpenEvent::Progress(TuneProgress { done, total, elapsed }));
+                }
+            }
+            ToFirst::Reply { id, reply } => {
+                let waiting = state.replies.remove(&id).ok_or("a reply to no call")?;
+                let _ = waiting.send(reply);
+            }
+            ToFirst::Assembled(answer) => {
+                let waiting = state.assembling.take().ok_or("an answer to no assembly")?;
+                let _ = waiting.send(answer);
+            }
+            ToFirst::Vote(vote) => {
+                let coordinator = state.coordinator_of(vote.rank)?;
+                let _ = coordinator.send(CoordinatorMsg::Vote(vote));
+            }
+            ToFirst::Finished { rank, result } => {
+                let coordinator = state.coordinator_of(rank)?;
+                let _ = coordinator.send(CoordinatorMsg::Finished(rank, result));
+            }
+            ToFirst::Activity(slots) => slots.iter().for_each(|one| state.observe(one)),
+        }
+        Ok(())
+    }
+
+    /// Ends everything that waits for the node, which is lost.
+    pub fn lose(&self, why: &str) {
+        let mut state = self.lock();
+        state.lost.get_or_insert_with(|| why.into());
+        // Dropping the senders wakes those that wait.
+        state.replies.clear();
+        state.opening.clear();
+        state.assembling = None;
+        let group = state.group.take();
+        drop(state);
+        let Some(GroupSeats { ranks, coordinator }) = group else { return };
+        for (rank, _) in ranks {
+            let lost = Err(self.error(&format!("{rank}"), why));
+            let _ = coordinator.send(CoordinatorMsg::Finished(rank, lost));
+        }
+    }
+}
+
+impl NodeState {
+    fn coordinator_of(&self, rank: Rank) -> Result<&Mailbox<CoordinatorMsg>, String> {
+        let group = self.group.as_ref().ok_or("a rank reports without a group")?;
+        let is_known = group.ranks.iter().any(|(known, _)| *known == rank);
+        is_known.then_some(&group.coordinator).ok_or(format!("{rank} is on another node"))
+    }
+
+    fn observe(&self, activity: &SlotActivity) {
+        let Some(slot) = self.slots.get(&activity.slot) else { return };
+        slot.is_waiting.store(activity.is_waiting, Ordering::Relaxed);
+        slot.received.store(activity.received, Ordering::Relaxed);
+        if slot.reported.swap(activity.heartbeats, Ordering::Relaxed) != activity.heartbeats {
+            slot.heartbeat.tick();
+        }
+    }
+}
+
+impl OpenFailure {
+    /// Returns the failure as the error of a device.
+    fn into_error(self) -> RuntimeError {
+        match self {
+            Self::Device(error) => error.into(),
+            Self::NoRoom { adapter, what, needed } => {
+                RuntimeError::NoRoom { adapter, what, needed }
+            }
+            Self::Other(why) => RuntimeError::InvalidRequest(why),
+        }
+    }
+}
+
+impl From<RuntimeError> for OpenFailure {
+    fn from(error: RuntimeError) -> Self {
+        match error {
+            RuntimeError::Device(error) | RuntimeError::Rank { error, .. } => Self::Device(error),
+            RuntimeError::NoRoom { adapter, what, needed } => {
+                Self::NoRoom { adapter, what, needed }
+            }
+            RuntimeError::DeviceMemory { adapter, needed, has, .. } => {
+                Self::NoRoom { adapter, what: format!("the run, having {has}"), needed }
+            }
+            RuntimeError::Memory { needed, available } => {
+                let (adapter, what) = ("its host".into(), format!("the run, having {available}"));
+                Self::NoRoom { adapter, what, needed }
+            }
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+impl RemoteSlot {
+    /// Returns the signs of life of the device.
+    pub fn state(&self) -> Arc<SlotState> {
+        self.node.lock().slots.get(&self.slot).cloned().unwrap_or_default()
+    }
+
+    /// Sends a call without waiting for its end.
+    ///
+    /// # Errors
+    /// Returns `DeviceError` if the node is lost.
+    pub fn post(&self, adapter: &str, call: DeviceCall) -> Result<(), DeviceError> {
+        self.node.send(adapter, &ToNode::Call { slot: self.slot, id: None, call })
+    }
+
+    /// Closes the device.
+    pub fn close(&self) {
+        self.node.lock().slots.remove(&self.slot);
+        // A node that is lost has closed its devices.
+        let _ = self.node.send("a device", &ToNode::Close { slot: self.slot });
+    }
+
+    /// Performs a call and waits for its reply.
+    ///
+    /// # Errors
+    /// Returns the error of the device, also that of an earlier call without a reply, or that the
+    /// node is lost.
+    pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
+        let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
+        let (sender, reply) = mpsc::channel();
+        let mut state = self.node.lock();
+        if let Some(why) = &state.lost {
+            return Err(self.node.error(adapter, why));
+        }
+        state.replies.insert(id, sender);
+        drop(state);
+        self.node.send(adapter, &ToNode::Call { slot: self.slot, id: Some(id), call })?;
+        reply.recv().unwrap_or_else(|mpsc::RecvError| Err(self.node.lost_error(adapter)))
+    }
+}
+
+/// Rank on another node.
+pub struct SeatOnNode {
+    pub slot: RemoteSlot,
+    pub rank: Rank,
+    pub device: String,
+    pub signs: Arc<SlotState>,
+    /// Program of the last step, which the node has.
+    pub sent: Mutex<Option<Arc<Program>>>,
+}
+
+impl RemoteSeat for SeatOnNode {
+    fn submit(&self, input: &StepInput) -> Result<(), DeviceError> {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = sent.as_ref().is_none_or(|sent| !Arc::ptr_eq(sent, &input.program));
+        let order = StepOrder {
+            round: input.round,
+            program: is_new.then(|| Program::clone(&input.program)),
+            micro_batches: input.micro_batches.iter().cloned().map(Into::into).collect(),
+            run_key: input.run_key,
+            is_training: input.is_training,
+            update: input.update,
+            clip: input.clip,
+        };
+        self.slot.node.send(&self.device, &ToNode::Step { rank: self.rank, order })?;
+        *sent = Some(Arc::clone(&input.program));
+        Ok(())
+    }
+
+    fn decide(&self, round: Round, verdict: &Verdict) {
+        let (rank, verdict) = (self.rank, verdict.clone());
+        // A node that is lost has ended the steps of its ranks.
+        let _ = self.slot.node.send(&self.device, &ToNode::Decided { rank, round, verdict });
+    }
+
+    fn abort(&self, why: &str) {
+        let (rank, why) = (self.rank, why.into());
+        let _ = self.slot.node.send(&self.device, &ToNode::Abort { rank, why });
+    }
+
+    fn activity(&self, heartbeats: u64) -> RankActivity {
+        RankActivity {
+            heartbeats,
+            received: self.signs.received.load(Ordering::Relaxed),
+            is_waiting: self.signs.is_waiting.load(Ordering::Relaxed),
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Node that is not the first one: opens its devices, performs calls on them and runs the steps of
+//! their ranks, as the first node orders.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::first::{FrameReceiver, NodeConnection};
+use super::perform::{perform_call, plan_hash as hash_of};
+use super::wire::{
+    Assembly, CallReply, DeviceCall, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
+    ToFirst, ToNode,
+};
+use crate::autotune::TuneOptions;
+use crate::base::Rank;
+use crate::comm::{Closed, Mailbox, RecvError};
+use crate::device::{DeviceError, Selection};
+use crate::faults::Faults;
+use crate::graph::Graph;
+use crate::parallel::Program;
+use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
+use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::messages::CoordinatorMsg;
+use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
+use crate::runtime::step::StepInput;
+use crate::runtime::workers::WorkerGroupOptions;
+use crate::runtime::workers::seat::{GroupLayout, LocalSeat};
+use crate::runtime::{RuntimeError, memory};
+
+/// Calls that wait for a device; the first node sends fewer before it waits for one.
+const CALLS_MAX: usize = 256;
+
+/// Time between two reports of signs of life.
+const ACTIVITY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a node has to offer.
+pub struct NodeOffer {
+    /// Training graph of the run's model.
+    pub graph: Graph,
+    pub selections: Vec<Selection>,
+    pub opening: OpenOptions,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+}
+
+/// Node that serves the first one.
+pub struct NodeServer {
+    number: u32,
+    offer: NodeOffer,
+    first: Arc<dyn NodeConnection>,
+    /// Connections to all nodes, by number; the own one is never used.
+    nodes: Vec<Arc<dyn NodeConnection>>,
+    frames: FrameReceiver,
+    slots: BTreeMap<u32, Slot>,
+    /// Slots whose signs of life are reported, with their ranks.
+    watched: Watched,
+    group: Option<Group>,
+}
+
+/// Device that is open.
+struct Slot {
+    driver: Arc<DeviceThread>,
+    calls: mpsc::SyncSender<(Option<u64>, DeviceCall)>,
+}
+
+/// Ranks of this node in a group.
+struct Group {
+    coordinator: Mailbox<CoordinatorMsg>,
+    seats: BTreeMap<Rank, SeatHere>,
+}
+
+struct SeatHere {
+    seat: Arc<LocalSeat>,
+    driver: Arc<DeviceThread>,
+    program: Option<Arc<Program>>,
+}
+
+/// Devices by slot, and the seats of those that are ranks.
+type Watched = Arc<Mutex<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>>)>>>;
+
+impl NodeServer {
+    /// Creates the server of the node with this number. `nodes` are the connections to all nodes,
+    /// the first one's first; frames for the ranks of this node arrive in `frames`.
+    pub fn new(
+        number: u32,
+        offer: NodeOffer,
+        nodes: Vec<Arc<dyn NodeConnection>>,
+        frames: FrameReceiver,
+    ) -> Self {
+        let (slots, watched, group) = Default::default();
+        let first = nodes[0].clone();
+        Self { number, offer, first, nodes, frames, slots, watched, group }
+    }
+
+    /// Processes the messages of the first node until its mailbox is closed; returns the reason.
+    ///
+    /// # Errors
+    /// Returns what is wrong with a message that cannot be processed.
+    pub fn run(&mut self, inbox: &Mailbox<Vec<u8>>) -> Result<Closed, String> {
+        let stop = Mailbox::<()>::new(1);
+        let (first, watched, stopped) = (self.first.clone(), self.watched.clone(), stop.clone());
+        let watch = move || report_activity(&*first, &watched, &stopped);
+        let started = thread::Builder::new().name("signs of life".into()).spawn(watch);
+        let watching =
+            started.map_err(|why| format!("the system starts no more threads: {why}"))?;
+        let ended = loop {
+            match inbox.recv(None) {
+                Ok(message) => {
+                    if let Err(why) = self.receive(&message) {
+                        break Err(why);
+                    }
+                }
+                Err(RecvError::Closed(closed)) => break Ok(closed),
+                Err(RecvError::TimedOut) => {}
+            }
+        };
+        self.disband("the run is over");
+        stop.close("the run is over");
+        // The thread waits only at its mailbox.
+        let _ = watching.join();
+        ended
+    }
+
+    fn receive(&mut self, message: &[u8]) -> Result<(), String> {
+        match postcard::from_bytes(message).map_err(|why| why.to_string())? {
+            ToNode::Open { slot, order } => {
+                let opened = self.open(slot, order).map_err(OpenFailure::from);
+                self.reply(&ToFirst::Opened { slot, opened });
+            }
+            ToNode::Close { slot } => {
+                self.slots.remove(&slot);
+                lock(&self.watched).remove(&slot);
+            }
+            ToNode::Call { slot, id, call } => {
+                let found = self.slots.get(&slot).ok_or(format!("there is no device {slot}"))?;
+                let sent = found.calls.try_send((id, call));
+                sent.map_err(|_| format!("device {slot} has too many calls"))?;
+            }
+            ToNode::Assemble(assembly) => {
+                let answer = self.assemble(*assembly).map_err(|error| error.to_string());
+                self.reply(&ToFirst::Assembled(answer));
+            }
+            ToNode::Step { rank, order } => self.step(rank, order)?,
+            ToNode::Decided { rank, round, verdict } => {
+                self.seat(rank)?.seat.decide(round, &verdict);
+            }
+            ToNode::Abort { rank, why } => {
+                if let Ok(found) = self.seat(rank) {
+                    found.seat.close(&why);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message to the first node. If that is lost, its mailbox is closed as well.
+    fn reply(&self, message: &ToFirst) {
+        send(&*self.first, message);
+    }
+
+    fn seat(&mut self, rank: Rank) -> Result<&mut SeatHere, String> {
+        let group = self.group.as_mut().ok_or("there is no group of ranks")?;
+        group.seats.get_mut(&rank).ok_or(format!("{rank} is not on node {}", self.number))
+    }
+
+    // ---- Devices ----
+
+    fn open(&mut self, slot: u32, order: OpenOrder) -> Result<Opened, RuntimeError> {
+        let one = self.open_device(slot, order)?;
+        let OpenDevice { driver, notes, identity, is_cpu, choices, .. } = one;
+        let readback_elements_max =
+            driver.run("its limits", |device| Ok(device.readback_elements_max()))?;
+        let driver = Arc::new(driver);
+        let (calls, queue) = mpsc::sync_channel(CALLS_MAX);
+        let (first, device) = (self.first.clone(), Arc::clone(&driver));
+        let perform = move || perform_all(&device, &queue, &*first);
+        let why = |why| format!("the system starts no more threads: {why}; raise its limit");
+        let named = thread::Builder::new().name(format!("calls of device {slot}"));
+        named.spawn(perform).map_err(|error| RuntimeError::InvalidRequest(why(error)))?;
+        lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
+        self.slots.insert(slot, Slot { driver, calls });
+        Ok(Opened { notes, identity, is_cpu, choices, readback_elements_max })
+    }
+
+    fn open_device(&self, slot: u32, order: OpenOrder) -> Result<OpenDevice, RuntimeError> {
+        let OpenOrder { device, name, recipe, plan_hash, moments, tuning, kept_identity } = order;
+        let unknown = || RuntimeError::InvalidRequest(format!("this node has no device {device}"));
+        let selection = self.offer.selections.get(device as usize).ok_or_else(unknown)?.clone();
+        let plan = recipe.plan(self.offer.graph.clone()).map_err(RuntimeError::InvalidRequest)?;
+        if hash_of(&plan) != plan_hash {
+            let why = "the model of this node is not that of the first one; start both with the \
+                       same potluck";
+            return Err(RuntimeError::InvalidRequest(why.into()));
+        }
+        memory::require_of_host(&selection, &plan, &moments)?;
+        let tuning = |identity: &str| {
+            let is_kept = kept_identity.as_deref() == Some(identity);
+            let saved = if is_kept { tuning.saved.clone() } else { Default::default() };
+            TuneOptions { saved, ..tuning }
+        };
+        let first = self.first.clone();
+        let mut report = |_: &str, progress: crate::autotune::TuneProgress| {
+            let elapsed_ms = progress.elapsed.as_millis() as u64;
+            let (done, total) = (progress.done, progress.total);
+            send(&*first, &ToFirst::Tuning { slot, done, total, elapsed_ms });
+        };
+        let options = &self.offer.opening;
+        open_selected(selection, &name, plan, moments, options, tuning, &mut report)
+    }
+
+    // ---- Ranks ----
+
+    fn assemble(&mut self, assembly: Assembly) -> Result<(), RuntimeError> {
+        self.disband("another group begins");
+        let Assembly { layout, groups, edges, reduce_site, is_chained, nodes, seats } = assembly;
+        let options = WorkerGroupOptions { reduce_site, is_chained, edges, ..Default::default() };
+        let layout = GroupLayout { shards: Arc::new(layout), groups, options };
+        let address = |(rank, node): (u32, &u32)| match self.nodes.get(*node as usize) {
+            _ if *node == self.number => Ok(layout.mailboxes(Rank(rank))),
+            Some(connection) => Ok(RankAddress::Remote(connection.carrier())),
+            None => Err(RuntimeError::InvalidRequest(format!("there is no node {node}"))),
+        };
+        let addresses: RankAddresses = (0..).zip(&nodes).map(address).collect::<Result<_, _>>()?;
+        let arriving = ArrivingFrames::new(&layout, addresses.clone());
+        let coordinator = Mailbox::new(2 * seats.len() + 2);
+        let mut group = Group { coordinator: coordinator.clone(), seats: BTreeMap::new() };
+        for (rank, slot) in seats {
+            let found = self.slots.get(&slot);
+            let unknown = || RuntimeError::InvalidRequest(format!("there is no device {slot}"));
+            let driver = Arc::clone(&found.ok_or_else(unknown)?.driver);
+            let name = driver.name().to_string();
+            let seat = LocalSeat::start(rank, &name, &layout, &addresses, &coordinator)?;
+            let seat = Arc::new(seat);
+            lock(&self.watched).insert(slot, (Arc::clone(&driver), Some(Arc::clone(&seat))));
+            group.seats.insert(rank, SeatHere { seat, driver, program: None });
+        }
+        let first = self.first.clone();
+        let why = |why| format!("the system starts no more threads: {why}; raise its limit");
+        let reports = thread::Builder::new().name("votes and ends".into());
+        reports
+            .spawn(move || forward_reports(&coordinator, &*first))
+            .map_err(|error| RuntimeError::InvalidRequest(why(error)))?;
+        *lock(&self.frames) = Some(Arc::new(arriving));
+        self.group = Some(group);
+        Ok(())
+    }
+
+    fn step(&mut self, rank: Rank, order: StepOrder) -> Result<(), String> {
+        let faults = self.offer.faults.clone();
+        let group = self.group.as_mut().ok_or("there is no group of ranks")?;
+        let here = group.seats.get_mut(&rank).ok_or(format!("{rank} is on another node"))?;
+        if let Some(program) = order.program {
+            here.program = Some(Arc::new(program));
+        }
+        let input = Arc::new(StepInput {
+            round: order.round,
+            rank,
+            program: here.program.clone().ok_or("a step without a program")?,
+            micro_batches: order.micro_batches.into_iter().map(Into::into).collect(),
+            run_key: order.run_key,
+            is_training: order.is_training,
+            update: order.update,
+            clip: order.clip,
+            faults,
+        });
+        here.seat.restart(order.round);
+        if let Err(error) = here.seat.submit(&here.driver, &input, &group.coordinator) {
+            self.reply(&ToFirst::Finished { rank, result: Err(error) });
+        }
+        Ok(())
+    }
+
+    /// Ends the ranks of this node; their devices stay open.
+    fn disband(&mut self, why: &str) {
+        *lock(&self.frames) = None;
+        for (_, seat) in lock(&self.watched).values_mut() {
+            *seat = None;
+        }
+        let Some(Group { coordinator, seats }) = self.group.take() else { return };
+        for SeatHere { seat, .. } in seats.values() {
+            seat.close(why);
+        }
+        coordinator.close(why);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Only whole values are replaced under these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send(first: &dyn NodeConnection, message: &ToFirst) {
+    // Encoding to memory fails only for types that postcard does not know. A closed connection
+    // ends the server at its mailbox.
+    if let Ok(bytes) = postcard::to_allocvec(message) {
+        let _ = first.send(bytes);
+    }
+}
+
+/// Performs the calls of a device, in order. The error of a call without a reply is that of the
+/// next one with a reply.
+fn perform_all(
+    driver: &DeviceThread,
+    calls: &mpsc::Receiver<(Option<u64>, DeviceCall)>,
+    first: &dyn NodeConnection,
+) {
+    let mut failed: Option<DeviceError> = None;
+    for (id, call) in calls {
+        let performed: Result<CallReply, DeviceError> = match failed.take() {
+            Some(error) => Err(error),
+            None => driver.run("a call", move |device| perform_call(device, call)),
+        };
+        match (id, performed) {
+            (Some(id), reply) => send(first, &ToFirst::Reply { id, reply }),
+            (None, Err(error)) => failed = Some(error),
+            (None, Ok(_)) => {}
+        }
+    }
+}
+
+/// Sends the votes and the ends of steps to the first node until the group ends.
+fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, first: &dyn NodeConnection) {
+    while let Ok(message) = coordinator.recv(None) {
+        let message = match message {
+            CoordinatorMsg::Vote(vote) => ToFirst::Vote(vote),
+            CoordinatorMsg::Finished(rank, result) => ToFirst::Finished { rank, result },
+        };
+        send(first, &message);
+    }
+}
+
+/// Reports the signs of life of all devices until the mailbox is closed.
+fn report_activity(first: &dyn NodeConnection, watched: &Watched, stop: &Mailbox<()>) {
+    while let Err(RecvError::TimedOut) = stop.recv(Some(Instant::now() + ACTIVITY_INTERVAL)) {
+        let activity = |(slot, (driver, seat)): (&u32, &(Arc<DeviceThread>, Option<_>))| {
+            let of_rank = |seat: &Arc<LocalSeat>| seat.activity(driver.heartbeats());
+            let found = seat.as_ref().map(of_rank).unwrap_or_default();
+            SlotActivity {
+                slot: *slot,
+                heartbeats: driver.heartbeats(),
+                is_waiting: found.is_waiting,
+                received: found.received,
+            }
+        };
+        let slots = lock(watched).iter().map(activity).collect();
+        send(first, &ToFirst::Activity(slots));
+    }
+}

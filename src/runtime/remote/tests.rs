@@ -1,0 +1,345 @@
+//! Tests of devices of other nodes, which are threads of this process: connections hand bytes over.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, JoinHandle};
+
+use super::first::{FrameReceiver, NodeConnection, RemoteNode};
+use super::node::{NodeOffer, NodeServer};
+use super::{NO_NODES, RemoteNodes};
+use crate::autotune::TuneOptions;
+use crate::base::rng::Key;
+use crate::base::{BucketId, DType, HostTensor, Rank, TensorId};
+use crate::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
+use crate::device::{OfferedDevice, Selection};
+use crate::exec::{BucketTensor, Executor};
+use crate::faults::Faults;
+use crate::graph::{Graph, Unary, differentiate, fuse};
+use crate::model::gpt::{GptConfig, gpt};
+use crate::optim::Optimizer;
+use crate::runtime::RuntimeError;
+use crate::runtime::open::OpenOptions;
+use crate::runtime::placement::assemble::{assemble, identity};
+use crate::runtime::placement::plans::Plans;
+use crate::runtime::placement::types::{
+    ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
+};
+use crate::runtime::replica_check::compare;
+use crate::runtime::step::{Inputs, StepInput, StepReport};
+use crate::runtime::tasks::{Initialize, perform};
+use crate::runtime::timing::Probe;
+
+const BATCH: u32 = 12;
+const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
+
+/// Node of the test.
+#[derive(Default)]
+struct NodeEnd {
+    number: usize,
+    frames: FrameReceiver,
+    /// Of a node that is not the first.
+    inbox: OnceLock<Mailbox<Vec<u8>>>,
+    is_cut: AtomicBool,
+}
+
+/// Connection from one node to another.
+struct Wire {
+    from: Arc<NodeEnd>,
+    to: Arc<NodeEnd>,
+    /// The first node's side of the other end, if one of the two is the first node.
+    first: Arc<OnceLock<Arc<RemoteNode>>>,
+}
+
+impl Wire {
+    fn is_cut(&self) -> bool {
+        [&self.from, &self.to].iter().any(|end| end.is_cut.load(Ordering::SeqCst))
+    }
+}
+
+impl NodeConnection for Wire {
+    fn send(&self, message: Vec<u8>) -> Result<(), Closed> {
+        if self.is_cut() {
+            return Err(Closed("the wire is cut".into()));
+        }
+        match self.to.number {
+            0 => self.first.get().unwrap().receive(&message).map_err(Closed),
+            _ => Ok(self.to.inbox.get().unwrap().send(message)?),
+        }
+    }
+
+    fn carrier(&self) -> Arc<dyn Carrier> {
+        let Self { from, to, first } = self;
+        Arc::new(Self { from: from.clone(), to: to.clone(), first: first.clone() })
+    }
+}
+
+impl Carrier for Wire {
+    fn send(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
+        if self.is_cut() {
+            return Err(Closed("the wire is cut".into()));
+        }
+        let header = FrameHeader::decode(&header.encode()).unwrap();
+        let bytes: &[u8] = values.as_ref();
+        let frames = self.to.frames.lock().unwrap().clone().expect("frames are expected");
+        let mut buffer = frames.buffer(&header, bytes.len()).map_err(Closed)?;
+        bytemuck::cast_slice_mut(&mut buffer).copy_from_slice(bytes);
+        frames.deliver(header, buffer);
+        Ok(())
+    }
+}
+
+/// Nodes besides the first one, each with so many CPU devices.
+struct Nodes {
+    remote: RemoteNodes,
+    ends: Vec<Arc<NodeEnd>>,
+    servers: Vec<JoinHandle<Result<Closed, String>>>,
+}
+
+impl Nodes {
+    fn start(graph: &Graph, devices: &[usize], faults: &str) -> Self {
+        let end = |number| {
+            let frames = Arc::new(Mutex::new(None));
+            let end = NodeEnd { number, frames, ..NodeEnd::default() };
+            end.inbox.set(Mailbox::new(1 << 16)).unwrap();
+            Arc::new(end)
+        };
+        let ends: Vec<_> = (0..=devices.len()).map(end).collect();
+        let firsts: Vec<Arc<OnceLock<Arc<RemoteNode>>>> =
+            ends.iter().map(|_| Arc::default()).collect();
+        let wire = |from: usize, to: usize| -> Arc<dyn NodeConnection> {
+            let first = firsts[from.max(to)].clone();
+            Arc::new(Wire { from: ends[from].clone(), to: ends[to].clone(), first })
+        };
+        let (mut remote, mut servers) = (RemoteNodes::default(), Vec::new());
+        for (number, &count) in (1..).zip(devices) {
+            let to = wire(0, number);
+            let node = RemoteNode::new(number as u32, "b", to, ends[0].frames.clone());
+            let node = Arc::new(node);
+            firsts[number].set(node.clone()).ok().unwrap();
+            remote.nodes.push(node);
+            let selection = Selection::Cpu { reason: None };
+            remote.devices.extend((0..count as u32).map(|index| OfferedDevice {
+                node: number as u32,
+                index,
+                name: "b cpu".into(),
+                identity: identity(&selection),
+                is_cpu: true,
+            }));
+            let offer = NodeOffer {
+                graph: graph.clone(),
+                selections: vec![selection; count],
+                opening: OpenOptions::default(),
+                faults: faults.parse().unwrap(),
+            };
+            let others = (0..ends.len()).map(|to| wire(number, to)).collect();
+            let frames = ends[number].frames.clone();
+            let mut server = NodeServer::new(number as u32, offer, others, frames);
+            let inbox = ends[number].inbox.get().unwrap().clone();
+            servers.push(thread::spawn(move || server.run(&inbox)));
+        }
+        Self { remote, ends, servers }
+    }
+
+    /// Cuts all connections of a node.
+    fn cut(&self, number: usize) {
+        self.ends[number].is_cut.store(true, Ordering::SeqCst);
+        self.remote.nodes[number - 1].lose("the wire is cut");
+    }
+
+    fn end(self) {
+        self.ends.iter().for_each(|end| end.inbox.get().unwrap().close("the test is over"));
+        for server in self.servers {
+            assert_eq!(server.join().unwrap(), Ok(Closed("the test is over".into())));
+        }
+    }
+}
+
+fn graph(tie: bool) -> Graph {
+    let config = GptConfig {
+        vocabulary: 11,
+        context: 8,
+        layers: 2,
+        heads: 2,
+        width: 16,
+        bias: false,
+        dropout: 0.1,
+        tie,
+        activation: Unary::Gelu,
+    };
+    fuse(differentiate(gpt(&config).unwrap()).unwrap())
+}
+
+fn inputs(graph: &Graph, first: u32, rows: usize) -> Inputs {
+    let values = |(name, id): &(String, TensorId)| {
+        let tensor = graph.tensor(*id);
+        let count = tensor.shape.elements(rows);
+        assert_eq!(tensor.dtype, DType::U32);
+        let value = |at: usize| match name.as_str() {
+            "samples" => first + at as u32,
+            _ => (7 * first + 3 * at as u32) % 11,
+        };
+        (*id, HostTensor::Int((0..count).map(value).collect()))
+    };
+    graph.inputs.iter().map(values).collect()
+}
+
+/// Calls `test` with a request for the selected devices and those of other nodes.
+fn with_request<R>(
+    graph: &Graph,
+    (selector, nodes): (&str, &RemoteNodes),
+    parallel: &ParallelOptions,
+    test: impl FnOnce(&PlacementRequest) -> R,
+) -> R {
+    let (plans, probed) = (Plans::new(graph.clone()), graph.clone());
+    let probe: Probe = Arc::new(move |rows| inputs(&probed, 0, rows));
+    test(&PlacementRequest {
+        selector,
+        nodes,
+        parallel,
+        batch: BATCH,
+        micro_batch: 3,
+        optimizer: &ADAMW,
+        plans: &plans,
+        probe: Some(probe),
+        seed: 1,
+        opening: OpenOptions::default(),
+        tuning: &TuneOptions::default(),
+        saved: None,
+        retune: false,
+        notify: &|_| {},
+        trace: None,
+        faults: Faults::none(),
+    })
+}
+
+fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, RuntimeError> {
+    let round = placed.group.round().next(step);
+    let graph = placed.plan.graph.clone();
+    let input = |(rank, program): (u32, &Arc<crate::parallel::Program>)| {
+        let of = |part: &crate::parallel::MicroBatch| {
+            inputs(&graph, part.first + 100 * step as u32, part.rows as usize)
+        };
+        Arc::new(StepInput {
+            round,
+            rank: Rank(rank),
+            micro_batches: program.micro_batches.iter().map(of).collect(),
+            program: program.clone(),
+            run_key: Key::new(1),
+            is_training: true,
+            update: ADAMW.update(0.01, step),
+            clip: 1.0,
+            faults: Faults::none(),
+        })
+    };
+    let inputs: Vec<_> = (0..).zip(&placed.programs).map(input).collect();
+    placed.group.step(&inputs)
+}
+
+/// Losses of 6 steps, the parameters at their end, and the names of the devices.
+type Trained = (Vec<f64>, Vec<Vec<u32>>, Vec<String>);
+
+fn train(request: &PlacementRequest) -> Trained {
+    let mut placed = assemble(request, &mut |_, _| {}).unwrap();
+    let initialize = |_: Rank, device: &mut dyn Executor| perform(device, Initialize { seed: 5 });
+    placed.group.run_on_all("initialization", initialize).unwrap();
+    let mut losses = Vec::new();
+    for number in 1..=6 {
+        losses.push(step(&mut placed, number).unwrap()[0].verdict.totals().loss);
+    }
+    assert_eq!(compare(&placed.group, &placed.plan, false).unwrap(), []);
+    let buckets = (0..placed.plan.buckets.len() as u32).map(BucketId);
+    let read = |bucket: BucketId| {
+        let rank = placed.group.groups().of(bucket).iter().last().unwrap().1;
+        let read =
+            move |device: &mut dyn Executor| device.read_bank(BucketTensor::Parameters, bucket);
+        let values = placed.group.run_on(rank, "reading", read).unwrap();
+        values.into_iter().map(f32::to_bits).collect()
+    };
+    let bits = buckets.map(read).collect();
+    let name = |rank| placed.group.name(Rank(rank)).to_string();
+    (losses, bits, (0..placed.group.world() as u32).map(name).collect())
+}
+
+fn fixed(shares: &[u64]) -> ParallelOptions {
+    ParallelOptions { shares: Some(shares.into()), chunk_bytes: 1024, ..Default::default() }
+}
+
+#[test]
+fn ranks_on_several_nodes_have_the_bits_of_one_process() {
+    let (graph, shares) = (graph(true), fixed(&[4, 2, 3, 3]));
+    let expected = with_request(&graph, ("cpu*4", &NO_NODES), &shares, train);
+    for (selector, devices) in [("cpu*2", &[2][..]), ("cpu", &[3]), ("cpu", &[1, 1, 1])] {
+        let nodes = Nodes::start(&graph, devices, "");
+        let (losses, bits, names) = with_request(&graph, (selector, &nodes.remote), &shares, train);
+        assert_eq!((&losses, &bits), (&expected.0, &expected.1), "{selector} {devices:?}");
+        assert!(names[3].starts_with("b cpu"), "{names:?}");
+        nodes.end();
+    }
+}
+
+#[test]
+fn pipelines_over_nodes_have_the_bits_of_one_process() {
+    for (tie, stages, shares) in [(false, 4, &[12][..]), (true, 2, &[5, 7])] {
+        let graph = graph(tie);
+        let blocks = if stages == 4 { vec![1; 4] } else { vec![1, 3] };
+        let pipeline = PipelineOptions { stages, blocks, ..PipelineOptions::default() };
+        let parallel = ParallelOptions { pipeline, ..fixed(shares) };
+        let expected = with_request(&graph, ("cpu*4", &NO_NODES), &parallel, train);
+        for (selector, devices) in [("cpu*2", &[2][..]), ("cpu", &[1, 2])] {
+            let nodes = Nodes::start(&graph, devices, "");
+            let found = with_request(&graph, (selector, &nodes.remote), &parallel, train);
+            assert_eq!((&found.0, &found.1), (&expected.0, &expected.1), "{stages} {devices:?}");
+            nodes.end();
+        }
+    }
+}
+
+#[test]
+fn devices_of_other_nodes_are_measured_there() {
+    let graph = graph(false);
+    for stages in [1, 2] {
+        let pipeline = PipelineOptions { stages, ..PipelineOptions::default() };
+        let parallel = ParallelOptions { pipeline, ..ParallelOptions::default() };
+        let nodes = Nodes::start(&graph, &[1], "");
+        let (losses, ..) = with_request(&graph, ("cpu", &nodes.remote), &parallel, train);
+        assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+        nodes.end();
+    }
+}
+
+#[test]
+fn a_fault_on_another_node_ends_the_step_for_all_and_names_the_device() {
+    let (graph, shares) = (graph(true), fixed(&[4, 4, 4]));
+    for point in ["forward", "reduce", "verdict", "gather"] {
+        let nodes = Nodes::start(&graph, &[1, 1], &format!("lost@{point}:2/2"));
+        with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+            let mut placed = assemble(request, &mut |_, _| {}).unwrap();
+            step(&mut placed, 1).unwrap();
+            let error = step(&mut placed, 2).unwrap_err().to_string();
+            assert!(error.starts_with("rank 2: b cpu 2"), "{point}: {error}");
+            assert!(error.contains("the device was lost"), "{point}: {error}");
+        });
+        nodes.end();
+    }
+}
+
+#[test]
+fn a_node_that_is_lost_ends_the_step_and_every_call() {
+    let (graph, shares) = (graph(true), fixed(&[4, 4, 4]));
+    let nodes = Nodes::start(&graph, &[1, 1], "");
+    with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+        let mut placed = assemble(request, &mut |_, _| {}).unwrap();
+        step(&mut placed, 1).unwrap();
+        nodes.cut(2);
+        let error = step(&mut placed, 2).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("node 2 (b) is lost: the wire is cut"), "{text}");
+        assert_eq!(error.exit_code(), 75);
+        let left = placed.group.readable().unwrap();
+        assert_eq!(left, [Rank(0), Rank(1)]);
+        let read = |device: &mut dyn Executor| device.loss();
+        assert!(placed.group.read_on(Rank(1), "reading", read).is_ok());
+        assert!(placed.group.read_on(Rank(2), "reading", read).is_err());
+    });
+    nodes.end();
+}

@@ -1,0 +1,220 @@
+//! Messages between the first node of a run and the others, about the devices of the others.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::values::{RawInputs, RawTensor, RawValues};
+use crate::autotune::TuneOptions;
+use crate::base::rng::Key;
+use crate::base::{BucketId, Rank, Round, SegmentId, TensorId};
+use crate::collective::{BucketGroups, ShardLayout};
+use crate::device::{DeviceError, InjectedFault};
+use crate::exec::{BucketTensor, Moments, PassContext, StepSums};
+use crate::graph::{Place, PlanOptions, Update, UpdateRange, VariantChoices};
+use crate::parallel::{EdgeLayout, Program, ReduceSite, Verdict, Vote};
+use crate::runtime::step::StepReport;
+
+/// Message from the first node to another one.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToNode {
+    /// Opens a device under a number; [`ToFirst::Opened`] answers.
+    Open { slot: u32, order: OpenOrder },
+    /// Closes a device.
+    Close { slot: u32 },
+    /// Performs a call on a device; [`ToFirst::Reply`] answers if it has an id.
+    Call { slot: u32, id: Option<u64>, call: DeviceCall },
+    /// Seats devices as ranks of a group; [`ToFirst::Assembled`] answers.
+    Assemble(Box<Assembly>),
+    /// Begins the step of a rank; its vote and its end are sent back.
+    Step { rank: Rank, order: StepOrder },
+    /// The verdict on a round.
+    Decided { rank: Rank, round: Round, verdict: Verdict },
+    /// Ends the steps of a rank and its group.
+    Abort { rank: Rank, why: String },
+}
+
+/// Message to the first node from another one.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToFirst {
+    Opened {
+        slot: u32,
+        opened: Result<Opened, OpenFailure>,
+    },
+    /// Progress of the certification and timing of kernels, before a device is open.
+    Tuning {
+        slot: u32,
+        done: usize,
+        total: usize,
+        elapsed_ms: u64,
+    },
+    Reply {
+        id: u64,
+        reply: Result<CallReply, DeviceError>,
+    },
+    Assembled(Result<(), String>),
+    Vote(Vote),
+    Finished {
+        rank: Rank,
+        result: Result<StepReport, DeviceError>,
+    },
+    Activity(Vec<SlotActivity>),
+}
+
+/// Order to open one of a node's devices.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct OpenOrder {
+    /// Index of the device among those that the node offers.
+    pub device: u32,
+    /// Display name.
+    pub name: String,
+    pub recipe: PlanRecipe,
+    /// Hash of the plan that the recipe must give.
+    pub plan_hash: [u8; 32],
+    pub moments: Moments,
+    /// Options of kernel selection. The choices to keep apply if the device has this identity.
+    pub tuning: TuneOptions,
+    pub kept_identity: Option<String>,
+}
+
+/// What a plan is made from, besides the graph of the model, which every node has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanRecipe {
+    pub options: PlanOptions,
+    /// Blocks that are held and the segments that run, of a plan of a part.
+    pub part: Option<(Vec<bool>, Vec<(SegmentId, usize)>)>,
+}
+
+/// Device that was opened.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Opened {
+    pub notes: Vec<String>,
+    pub identity: String,
+    pub is_cpu: bool,
+    pub choices: VariantChoices,
+    pub readback_elements_max: usize,
+}
+
+/// Reason for which a device was not opened.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum OpenFailure {
+    Device(DeviceError),
+    /// Too little memory on the device or the host: what it is, and what is needed.
+    NoRoom {
+        adapter: String,
+        what: String,
+        needed: String,
+    },
+    Other(String),
+}
+
+/// Call of a device, as of [`crate::exec::Executor`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum DeviceCall {
+    /// A [`crate::runtime::tasks::DeviceTask`], by its name.
+    Task {
+        name: String,
+        task: RawValues<u8>,
+    },
+    InjectFault(InjectedFault),
+    SetInput {
+        tensor: TensorId,
+        micro_batch: usize,
+        values: RawTensor,
+    },
+    BeginStep,
+    Run {
+        nodes: Range<usize>,
+        pass: PassContext,
+    },
+    FinishStep {
+        norms: Vec<BucketId>,
+    },
+    Loss,
+    Update {
+        bucket: BucketId,
+        update: Update,
+        range: UpdateRange,
+    },
+    Flush,
+    Read {
+        tensor: TensorId,
+        pass: PassContext,
+    },
+    ReadBank {
+        bank: BucketTensor,
+        bucket: BucketId,
+    },
+    Hash {
+        bank: BucketTensor,
+        bucket: BucketId,
+    },
+    WriteBank {
+        bank: BucketTensor,
+        bucket: BucketId,
+        values: RawValues<f32>,
+    },
+    SetMoments(Moments),
+    ReadPlace(Place),
+    WritePlace {
+        place: Place,
+        values: RawValues<f32>,
+    },
+    PrepareAdd {
+        lengths: Vec<usize>,
+    },
+    Add {
+        bucket: BucketId,
+        start: usize,
+        partial: RawValues<f32>,
+    },
+}
+
+/// Reply to a call.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub enum CallReply {
+    Done,
+    Task(RawValues<u8>),
+    Sums(StepSums),
+    Loss(f64, f64),
+    Hash(u64),
+    Values(RawValues<f32>),
+}
+
+/// Order to seat devices of a node as ranks of a group.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Assembly {
+    pub layout: ShardLayout,
+    pub groups: BucketGroups,
+    pub edges: EdgeLayout,
+    /// By rank.
+    pub reduce_site: Vec<ReduceSite>,
+    pub is_chained: bool,
+    /// By rank: its node.
+    pub nodes: Vec<u32>,
+    /// Ranks of this node, with the numbers of their devices.
+    pub seats: Vec<(Rank, u32)>,
+}
+
+/// Order of a step to a rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct StepOrder {
+    pub round: Round,
+    /// `None`: the program of the rank's last step.
+    pub program: Option<Program>,
+    /// Inputs per micro-batch of the program.
+    pub micro_batches: Vec<RawInputs>,
+    pub run_key: Key,
+    pub is_training: bool,
+    pub update: Update,
+    pub clip: f64,
+}
+
+/// Signs of life of a device, and of its rank if it is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotActivity {
+    pub slot: u32,
+    pub heartbeats: u64,
+    pub is_waiting: bool,
+    pub received: u64,
+}
