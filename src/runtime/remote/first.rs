@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use super::wire::{Assembly, CallReply, DeviceCall, OpenFailure, OpenOrder, Opened, StepOrder};
-use super::wire::{SlotActivity, ToFirst, ToNode};
+use super::values::RawValues;
+use super::wire::{
+    Assembly, CallReply, DeviceCall, OfferedHere, OpenFailure, OpenOrder, Opened, SlotActivity,
+    StepOrder, ToFirst, ToNode,
+};
 use crate::autotune::TuneProgress;
 use crate::base::{Rank, Round};
 use crate::comm::{Carrier, Closed, Mailbox};
-use crate::device::{DeviceError, Heartbeat};
+use crate::device::{DeviceError, Heartbeat, OfferedDevice};
 use crate::parallel::coordinator::RankActivity;
 use crate::parallel::{Program, Verdict};
 use crate::runtime::RuntimeError;
@@ -45,6 +48,8 @@ pub struct RemoteNode {
     frames: FrameReceiver,
     next_slot: AtomicU64,
     next_call: AtomicU64,
+    /// Is called with the signal by which the node was asked to end.
+    on_signal: Box<dyn Fn(u8) + Send + Sync>,
     state: Mutex<NodeState>,
 }
 
@@ -55,6 +60,7 @@ struct NodeState {
     replies: HashMap<u64, mpsc::Sender<Result<CallReply, DeviceError>>>,
     opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
     assembling: Option<mpsc::Sender<Result<(), String>>>,
+    beginning: Option<mpsc::Sender<Result<Vec<OfferedHere>, String>>>,
     slots: HashMap<u32, Arc<SlotState>>,
     group: Option<GroupSeats>,
 }
@@ -95,9 +101,11 @@ impl RemoteNode {
         host: &str,
         connection: Arc<dyn NodeConnection>,
         frames: FrameReceiver,
+        on_signal: Box<dyn Fn(u8) + Send + Sync>,
     ) -> Self {
         let (next_slot, next_call, state) = Default::default();
-        Self { number, host: host.into(), connection, frames, next_slot, next_call, state }
+        let host = host.into();
+        Self { number, host, connection, frames, next_slot, next_call, on_signal, state }
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeState> {
@@ -123,6 +131,39 @@ impl RemoteNode {
             why: why.to_string(),
         })?;
         self.connection.send(bytes).map_err(|Closed(why)| self.error(adapter, &why))
+    }
+
+    /// Tells the node what it needs to know of the run; returns the devices that it offers.
+    ///
+    /// # Errors
+    /// Returns why the node cannot take part, or that it is lost.
+    pub fn begin(&self, run: Vec<u8>) -> Result<Vec<OfferedDevice>, RuntimeError> {
+        let (sender, answer) = mpsc::channel();
+        self.lock().beginning = Some(sender);
+        self.send("its devices", &ToNode::Begin(RawValues(run)))?;
+        let offered = match answer.recv() {
+            Ok(Ok(offered)) => offered,
+            Ok(Err(why)) => {
+                let why = format!("{} cannot take part: {why}", self.host);
+                return Err(RuntimeError::InvalidRequest(why));
+            }
+            Err(mpsc::RecvError) => return Err(self.lost_error("its devices").into()),
+        };
+        let device = |(index, OfferedHere { name, identity, is_cpu })| {
+            let name = format!("{} {name}", self.host);
+            OfferedDevice { node: self.number, index, name, identity, is_cpu }
+        };
+        Ok((0..).zip(offered).map(device).collect())
+    }
+
+    /// Sends news of the run; a node that is lost gets none.
+    pub fn show(&self, news: Vec<u8>) {
+        let _ = self.send("its user", &ToNode::Show(RawValues(news)));
+    }
+
+    /// Ends the node, because the run is over.
+    pub fn end(&self, why: Vec<u8>) {
+        let _ = self.send("its user", &ToNode::End(RawValues(why)));
     }
 
     /// Opens one of the node's devices. `report` receives the progress of autotuning.
@@ -198,6 +239,11 @@ impl RemoteNode {
         let message: ToFirst = postcard::from_bytes(message).map_err(|why| why.to_string())?;
         let mut state = self.lock();
         match message {
+            ToFirst::Offer(offered) => {
+                let waiting = state.beginning.take().ok_or("an offer that was not asked for")?;
+                let _ = waiting.send(offered);
+            }
+            ToFirst::Signal(signal) => (self.on_signal)(signal),
             ToFirst::Opened { slot, opened } => {
                 let waiting = state.opening.remove(&slot);
                 let waiting = waiting.ok_or("a device was opened that was not to be")?;
@@ -239,7 +285,7 @@ impl RemoteNode {
         // Dropping the senders wakes those that wait.
         state.replies.clear();
         state.opening.clear();
-        state.assembling = None;
+        (state.assembling, state.beginning) = (None, None);
         let group = state.group.take();
         drop(state);
         let Some(GroupSeats { ranks, coordinator }) = group else { return };

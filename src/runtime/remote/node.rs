@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::first::{FrameReceiver, NodeConnection};
 use super::perform::{perform_call, plan_hash as hash_of};
 use super::wire::{
-    Assembly, CallReply, DeviceCall, OpenFailure, OpenOrder, Opened, SlotActivity, StepOrder,
-    ToFirst, ToNode,
+    Assembly, CallReply, DeviceCall, OfferedHere, OpenFailure, OpenOrder, Opened, SlotActivity,
+    StepOrder, ToFirst, ToNode,
 };
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
@@ -23,6 +23,8 @@ use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
 use crate::runtime::device_thread::DeviceThread;
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
+use crate::runtime::placement::assemble::identity;
+use crate::runtime::placement::names::display_names;
 use crate::runtime::step::StepInput;
 use crate::runtime::workers::WorkerGroupOptions;
 use crate::runtime::workers::seat::{GroupLayout, LocalSeat};
@@ -44,10 +46,32 @@ pub struct NodeOffer {
     pub faults: Faults,
 }
 
+/// What the layer above does on a node.
+pub trait NodeHost {
+    /// Prepares the node for a run, of which the first node sends this description.
+    ///
+    /// # Errors
+    /// Returns a sentence on why the node cannot take part.
+    fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String>;
+
+    /// Shows news of the run.
+    fn show(&mut self, news: &[u8]);
+}
+
+/// Way in which the service of a node ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeEnd {
+    /// The first node ended the run, with this message for the layer above.
+    Over(Vec<u8>),
+    /// The mailbox was closed.
+    Closed(Closed),
+}
+
 /// Node that serves the first one.
-pub struct NodeServer {
+pub struct NodeServer<'h> {
     number: u32,
-    offer: NodeOffer,
+    host: &'h mut dyn NodeHost,
+    offer: Option<NodeOffer>,
     first: Arc<dyn NodeConnection>,
     /// Connections to all nodes, by number; the own one is never used.
     nodes: Vec<Arc<dyn NodeConnection>>,
@@ -79,25 +103,36 @@ struct SeatHere {
 /// Devices by slot, and the seats of those that are ranks.
 type Watched = Arc<Mutex<BTreeMap<u32, (Arc<DeviceThread>, Option<Arc<LocalSeat>>)>>>;
 
-impl NodeServer {
+impl NodeOffer {
+    fn devices(&self) -> Vec<OfferedHere> {
+        let device = |(selection, name): (&Selection, String)| OfferedHere {
+            name,
+            identity: identity(selection),
+            is_cpu: matches!(selection, Selection::Cpu { .. }),
+        };
+        self.selections.iter().zip(display_names(&self.selections)).map(device).collect()
+    }
+}
+
+impl<'h> NodeServer<'h> {
     /// Creates the server of the node with this number. `nodes` are the connections to all nodes,
     /// the first one's first; frames for the ranks of this node arrive in `frames`.
     pub fn new(
         number: u32,
-        offer: NodeOffer,
+        host: &'h mut dyn NodeHost,
         nodes: Vec<Arc<dyn NodeConnection>>,
         frames: FrameReceiver,
     ) -> Self {
         let (slots, watched, group) = Default::default();
         let first = nodes[0].clone();
-        Self { number, offer, first, nodes, frames, slots, watched, group }
+        Self { number, host, offer: None, first, nodes, frames, slots, watched, group }
     }
 
-    /// Processes the messages of the first node until its mailbox is closed; returns the reason.
+    /// Processes the messages of the first node until it ends the run, or the mailbox is closed.
     ///
     /// # Errors
     /// Returns what is wrong with a message that cannot be processed.
-    pub fn run(&mut self, inbox: &Mailbox<Vec<u8>>) -> Result<Closed, String> {
+    pub fn run(&mut self, inbox: &Mailbox<Vec<u8>>) -> Result<NodeEnd, String> {
         let stop = Mailbox::<()>::new(1);
         let (first, watched, stopped) = (self.first.clone(), self.watched.clone(), stop.clone());
         let watch = move || report_activity(&*first, &watched, &stopped);
@@ -106,12 +141,12 @@ impl NodeServer {
             started.map_err(|why| format!("the system starts no more threads: {why}"))?;
         let ended = loop {
             match inbox.recv(None) {
-                Ok(message) => {
-                    if let Err(why) = self.receive(&message) {
-                        break Err(why);
-                    }
-                }
-                Err(RecvError::Closed(closed)) => break Ok(closed),
+                Ok(message) => match self.receive(&message) {
+                    Ok(None) => {}
+                    Ok(Some(why)) => break Ok(NodeEnd::Over(why)),
+                    Err(why) => break Err(why),
+                },
+                Err(RecvError::Closed(closed)) => break Ok(NodeEnd::Closed(closed)),
                 Err(RecvError::TimedOut) => {}
             }
         };
@@ -122,8 +157,16 @@ impl NodeServer {
         ended
     }
 
-    fn receive(&mut self, message: &[u8]) -> Result<(), String> {
+    /// Processes a message; returns the reason if the run is over.
+    fn receive(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, String> {
         match postcard::from_bytes(message).map_err(|why| why.to_string())? {
+            ToNode::Begin(run) => {
+                let offer = self.host.begin(&run.0);
+                let offered = offer.map(|offer| self.offer.insert(offer).devices());
+                self.reply(&ToFirst::Offer(offered));
+            }
+            ToNode::Show(news) => self.host.show(&news.0),
+            ToNode::End(why) => return Ok(Some(why.0)),
             ToNode::Open { slot, order } => {
                 let opened = self.open(slot, order).map_err(OpenFailure::from);
                 self.reply(&ToFirst::Opened { slot, opened });
@@ -151,7 +194,7 @@ impl NodeServer {
                 }
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Sends a message to the first node. If that is lost, its mailbox is closed as well.
@@ -186,8 +229,10 @@ impl NodeServer {
     fn open_device(&self, slot: u32, order: OpenOrder) -> Result<OpenDevice, RuntimeError> {
         let OpenOrder { device, name, recipe, plan_hash, moments, tuning, kept_identity } = order;
         let unknown = || RuntimeError::InvalidRequest(format!("this node has no device {device}"));
-        let selection = self.offer.selections.get(device as usize).ok_or_else(unknown)?.clone();
-        let plan = recipe.plan(self.offer.graph.clone()).map_err(RuntimeError::InvalidRequest)?;
+        let none = || RuntimeError::InvalidRequest("the run has not begun".into());
+        let offer = self.offer.as_ref().ok_or_else(none)?;
+        let selection = offer.selections.get(device as usize).ok_or_else(unknown)?.clone();
+        let plan = recipe.plan(offer.graph.clone()).map_err(RuntimeError::InvalidRequest)?;
         if hash_of(&plan) != plan_hash {
             let why = "the model of this node is not that of the first one; start both with the \
                        same potluck";
@@ -205,7 +250,7 @@ impl NodeServer {
             let (done, total) = (progress.done, progress.total);
             send(&*first, &ToFirst::Tuning { slot, done, total, elapsed_ms });
         };
-        let options = &self.offer.opening;
+        let options = &offer.opening;
         open_selected(selection, &name, plan, moments, options, tuning, &mut report)
     }
 
@@ -247,7 +292,7 @@ impl NodeServer {
     }
 
     fn step(&mut self, rank: Rank, order: StepOrder) -> Result<(), String> {
-        let faults = self.offer.faults.clone();
+        let faults = self.offer.as_ref().map(|offer| offer.faults.clone()).unwrap_or_default();
         let group = self.group.as_mut().ok_or("there is no group of ranks")?;
         let here = group.seats.get_mut(&rank).ok_or(format!("{rank} is on another node"))?;
         if let Some(program) = order.program {

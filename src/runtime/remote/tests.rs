@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use super::first::{FrameReceiver, NodeConnection, RemoteNode};
-use super::node::{NodeOffer, NodeServer};
+use super::node::{NodeEnd, NodeHost, NodeOffer, NodeServer};
 use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::{BucketId, DType, HostTensor, Rank, TensorId};
 use crate::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
-use crate::device::{OfferedDevice, Selection};
+use crate::device::Selection;
 use crate::exec::{BucketTensor, Executor};
 use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
@@ -19,7 +19,7 @@ use crate::model::gpt::{GptConfig, gpt};
 use crate::optim::Optimizer;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
-use crate::runtime::placement::assemble::{assemble, identity};
+use crate::runtime::placement::assemble::assemble;
 use crate::runtime::placement::plans::Plans;
 use crate::runtime::placement::types::{
     ParallelOptions, PipelineOptions, PlacedWorkers, PlacementRequest,
@@ -32,9 +32,30 @@ use crate::runtime::timing::Probe;
 const BATCH: u32 = 12;
 const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
 
+/// Layer above the server of a node.
+struct TestHost {
+    graph: Graph,
+    selections: Vec<Selection>,
+    faults: Faults,
+}
+
+impl NodeHost for TestHost {
+    fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
+        assert_eq!(run, b"the run");
+        Ok(NodeOffer {
+            graph: self.graph.clone(),
+            selections: self.selections.clone(),
+            opening: OpenOptions::default(),
+            faults: self.faults.clone(),
+        })
+    }
+
+    fn show(&mut self, _: &[u8]) {}
+}
+
 /// Node of the test.
 #[derive(Default)]
-struct NodeEnd {
+struct TestNode {
     number: usize,
     frames: FrameReceiver,
     /// Of a node that is not the first.
@@ -44,8 +65,8 @@ struct NodeEnd {
 
 /// Connection from one node to another.
 struct Wire {
-    from: Arc<NodeEnd>,
-    to: Arc<NodeEnd>,
+    from: Arc<TestNode>,
+    to: Arc<TestNode>,
     /// The first node's side of the other end, if one of the two is the first node.
     first: Arc<OnceLock<Arc<RemoteNode>>>,
 }
@@ -91,15 +112,15 @@ impl Carrier for Wire {
 /// Nodes besides the first one, each with so many CPU devices.
 struct Nodes {
     remote: RemoteNodes,
-    ends: Vec<Arc<NodeEnd>>,
-    servers: Vec<JoinHandle<Result<Closed, String>>>,
+    ends: Vec<Arc<TestNode>>,
+    servers: Vec<JoinHandle<Result<NodeEnd, String>>>,
 }
 
 impl Nodes {
     fn start(graph: &Graph, devices: &[usize], faults: &str) -> Self {
         let end = |number| {
             let frames = Arc::new(Mutex::new(None));
-            let end = NodeEnd { number, frames, ..NodeEnd::default() };
+            let end = TestNode { number, frames, ..TestNode::default() };
             end.inbox.set(Mailbox::new(1 << 16)).unwrap();
             Arc::new(end)
         };
@@ -113,29 +134,25 @@ impl Nodes {
         let (mut remote, mut servers) = (RemoteNodes::default(), Vec::new());
         for (number, &count) in (1..).zip(devices) {
             let to = wire(0, number);
-            let node = RemoteNode::new(number as u32, "b", to, ends[0].frames.clone());
+            let frames = ends[0].frames.clone();
+            let node = RemoteNode::new(number as u32, "b", to, frames, Box::new(|_| {}));
             let node = Arc::new(node);
             firsts[number].set(node.clone()).ok().unwrap();
             remote.nodes.push(node);
-            let selection = Selection::Cpu { reason: None };
-            remote.devices.extend((0..count as u32).map(|index| OfferedDevice {
-                node: number as u32,
-                index,
-                name: "b cpu".into(),
-                identity: identity(&selection),
-                is_cpu: true,
-            }));
-            let offer = NodeOffer {
+            let mut host = TestHost {
                 graph: graph.clone(),
-                selections: vec![selection; count],
-                opening: OpenOptions::default(),
+                selections: vec![Selection::Cpu { reason: None }; count],
                 faults: faults.parse().unwrap(),
             };
-            let others = (0..ends.len()).map(|to| wire(number, to)).collect();
+            let others: Vec<_> = (0..ends.len()).map(|to| wire(number, to)).collect();
             let frames = ends[number].frames.clone();
-            let mut server = NodeServer::new(number as u32, offer, others, frames);
             let inbox = ends[number].inbox.get().unwrap().clone();
-            servers.push(thread::spawn(move || server.run(&inbox)));
+            servers.push(thread::spawn(move || {
+                NodeServer::new(number as u32, &mut host, others, frames).run(&inbox)
+            }));
+        }
+        for node in &remote.nodes {
+            remote.devices.extend(node.begin(b"the run".into()).unwrap());
         }
         Self { remote, ends, servers }
     }
@@ -149,7 +166,8 @@ impl Nodes {
     fn end(self) {
         self.ends.iter().for_each(|end| end.inbox.get().unwrap().close("the test is over"));
         for server in self.servers {
-            assert_eq!(server.join().unwrap(), Ok(Closed("the test is over".into())));
+            let end = NodeEnd::Closed(Closed("the test is over".into()));
+            assert_eq!(server.join().unwrap(), Ok(end));
         }
     }
 }

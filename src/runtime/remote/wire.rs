@@ -18,6 +18,12 @@ use crate::runtime::step::StepReport;
 /// Message from the first node to another one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToNode {
+    /// What the node needs to know of the run, for the layer above; [`ToFirst::Offer`] answers.
+    Begin(RawValues<u8>),
+    /// News of the run, for the layer above.
+    Show(RawValues<u8>),
+    /// The run is over, for the layer above.
+    End(RawValues<u8>),
     /// Opens a device under a number; [`ToFirst::Opened`] answers.
     Open { slot: u32, order: OpenOrder },
     /// Closes a device.
@@ -37,6 +43,9 @@ pub enum ToNode {
 /// Message to the first node from another one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToFirst {
+    Offer(Result<Vec<OfferedHere>, String>),
+    /// The node was asked to end, by a signal with this number in the list of the layer above.
+    Signal(u8),
     Opened {
         slot: u32,
         opened: Result<Opened, OpenFailure>,
@@ -59,6 +68,15 @@ pub enum ToFirst {
         result: Result<StepReport, DeviceError>,
     },
     Activity(Vec<SlotActivity>),
+}
+
+/// Device that a node offers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedHere {
+    pub name: String,
+    /// Identity that decides the bits of its results.
+    pub identity: String,
+    pub is_cpu: bool,
 }
 
 /// Order to open one of a node's devices.

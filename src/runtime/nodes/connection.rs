@@ -1,0 +1,268 @@
+//! Connection to another node: messages of any length, and frames of values, over one link.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::cluster::{ClusterMsg, ConnectionId};
+use crate::comm::{Carrier, Closed, FrameHeader, FrameValues, PooledBuffer};
+use crate::net::{CONTROL_MAX, CloseReason, Landing, Link, PAYLOAD_MAX, Payload, Receiver};
+use crate::net::{Pending, TAG_BYTES};
+use crate::runtime::addresses::ArrivingFrames;
+use crate::runtime::remote::first::{FrameReceiver, NodeConnection};
+
+/// First byte of a control message: a message of `cluster`, a message of the layer above, or one
+/// that is in blobs.
+const CLUSTER: u8 = 0;
+const WHOLE: u8 = 1;
+const IN_BLOBS: u8 = 2;
+
+/// Most bytes of a message, over all of its blobs.
+const MESSAGE_MAX: usize = 16 << 30;
+/// Most blobs of messages that have not been announced yet, and most messages that wait.
+const BLOBS_MAX: usize = 1024;
+const WAITING_MAX: usize = 4096;
+
+/// What the cluster's thread learns of a link.
+pub enum LinkEvent {
+    Message(ConnectionId, ClusterMsg),
+    Closed(ConnectionId, String),
+}
+
+/// Receiver of the messages of a peer; an error closes the link.
+pub type MessageReceiver = Arc<dyn Fn(Vec<u8>) -> Result<(), String> + Send + Sync>;
+
+/// Link to another node.
+pub struct NodeLink {
+    link: Link,
+    incoming: Arc<Incoming>,
+    /// Number of the next blob; held while a message is queued, so that messages keep their order.
+    next_blob: Mutex<u64>,
+}
+
+/// Receiving side of a link.
+struct Incoming {
+    connection: ConnectionId,
+    events: Box<dyn Fn(LinkEvent) + Send + Sync>,
+    frames: FrameReceiver,
+    messages: Mutex<Messages>,
+    /// Set when the link is given to the layer above.
+    receiver: OnceLock<MessageReceiver>,
+}
+
+#[derive(Default)]
+struct Messages {
+    /// Messages that wait for their blobs, for those before them, or for the receiver.
+    waiting: VecDeque<WaitingMessage>,
+    blobs: HashMap<u64, Vec<u8>>,
+}
+
+/// Message whose bytes may not all be here.
+enum WaitingMessage {
+    Whole(Vec<u8>),
+    InBlobs { first: u64, count: u64 },
+}
+
+impl NodeLink {
+    /// Accepts a peer. What `events` is called with comes from threads of the network.
+    pub fn open(
+        pending: Pending,
+        connection: ConnectionId,
+        frames: FrameReceiver,
+        events: Box<dyn Fn(LinkEvent) + Send + Sync>,
+    ) -> Self {
+        let (messages, receiver) = Default::default();
+        let incoming = Arc::new(Incoming { connection, events, frames, messages, receiver });
+        Self { link: pending.open(incoming.clone()), incoming, next_blob: Mutex::new(0) }
+    }
+
+    /// Sets the receiver of messages, which first gets those that have come before.
+    ///
+    /// # Errors
+    /// Returns the error of the receiver.
+    pub fn receive_with(&self, receiver: MessageReceiver) -> Result<(), String> {
+        // Set once, by the thread that starts the run.
+        let _ = self.incoming.receiver.set(receiver);
+        self.incoming.deliver(&mut self.incoming.lock())
+    }
+
+    /// Sends a message of the cluster.
+    ///
+    /// # Errors
+    /// Returns the reason with which the link is closed.
+    pub fn send_cluster(&self, message: &ClusterMsg) -> Result<(), Closed> {
+        let encoded = message.encode().map_err(|why| Closed(why.to_string()))?;
+        self.link.send_control(tagged(CLUSTER, &encoded))
+    }
+
+    /// Closes the link; what was queued is sent before.
+    pub fn close(&self, why: &str) {
+        self.link.close(why);
+    }
+}
+
+impl NodeConnection for NodeLink {
+    fn send(&self, message: Vec<u8>) -> Result<(), Closed> {
+        let mut next = self.next_blob.lock().unwrap_or_else(PoisonError::into_inner);
+        if message.len() < CONTROL_MAX {
+            return self.link.send_control(tagged(WHOLE, &message));
+        }
+        let (first, count) = (*next, message.len().div_ceil(PAYLOAD_MAX) as u64);
+        *next += count;
+        let head = [first.to_le_bytes(), count.to_le_bytes()].concat();
+        self.link.send_control(tagged(IN_BLOBS, &head))?;
+        if count == 1 {
+            return self.link.send_blob(first, Payload::from(message));
+        }
+        for (id, part) in (first..).zip(message.chunks(PAYLOAD_MAX)) {
+            self.link.send_blob(id, Payload::from(part.to_vec()))?;
+        }
+        Ok(())
+    }
+
+    fn carrier(&self) -> Arc<dyn Carrier> {
+        Arc::new(LinkCarrier(self.link.clone()))
+    }
+}
+
+fn tagged(tag: u8, message: &[u8]) -> Vec<u8> {
+    let mut tagged = Vec::with_capacity(message.len() + 1);
+    tagged.push(tag);
+    tagged.extend_from_slice(message);
+    tagged
+}
+
+/// Link as a connection for values of ranks.
+struct LinkCarrier(Link);
+
+impl Carrier for LinkCarrier {
+    fn send(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
+        self.0.send_data(header.encode(), Payload::new(values))
+    }
+}
+
+impl Incoming {
+    fn lock(&self) -> MutexGuard<'_, Messages> {
+        // Only whole items are moved under the lock.
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the receiver all messages at the front that are complete.
+    fn deliver(&self, messages: &mut Messages) -> Result<(), String> {
+        let Some(receiver) = self.receiver.get() else { return Ok(()) };
+        while let Some(front) = messages.waiting.pop_front() {
+            match front {
+                WaitingMessage::Whole(message) => receiver(message)?,
+                WaitingMessage::InBlobs { first, count } => {
+                    let mut ids = first..first + count;
+                    if !ids.all(|id| messages.blobs.contains_key(&id)) {
+                        messages.waiting.push_front(WaitingMessage::InBlobs { first, count });
+                        return Ok(());
+                    }
+                    let mut parts = (first..first + count).filter_map(|id| messages.blobs.remove(&id));
+                    let mut message = parts.next().unwrap_or_default();
+                    parts.for_each(|part| message.extend_from_slice(&part));
+                    receiver(message)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, message: WaitingMessage) -> Result<(), String> {
+        let mut messages = self.lock();
+        if messages.waiting.len() >= WAITING_MAX {
+            return Err(format!("more than {WAITING_MAX} messages wait"));
+        }
+        messages.waiting.push_back(message);
+        self.deliver(&mut messages)
+    }
+}
+
+impl Receiver for Incoming {
+    fn control(&self, message: Vec<u8>) -> Result<(), String> {
+        match message.split_first() {
+            Some((&CLUSTER, rest)) => {
+                let message = ClusterMsg::decode(rest).map_err(|why| why.to_string())?;
+                (self.events)(LinkEvent::Message(self.connection, message));
+                Ok(())
+            }
+            Some((&WHOLE, rest)) => self.wait(WaitingMessage::Whole(rest.to_vec())),
+            Some((&IN_BLOBS, rest)) => {
+                let words: Option<(&[u8; 8], &[u8; 8])> = rest
+                    .split_first_chunk()
+                    .and_then(|(first, rest)| Some((first, rest.try_into().ok()?)));
+                let (first, count) = words.ok_or("an announcement of blobs of another length")?;
+                let (first, count) = (u64::from_le_bytes(*first), u64::from_le_bytes(*count));
+                let most = (MESSAGE_MAX / PAYLOAD_MAX) as u64;
+                if count == 0 || count > most || first.checked_add(count).is_none() {
+                    return Err(format!("a message of {count} blobs from {first} on"));
+                }
+                self.wait(WaitingMessage::InBlobs { first, count })
+            }
+            _ => Err("a control message of no kind".into()),
+        }
+    }
+
+    fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String> {
+        let messages = self.lock();
+        if messages.blobs.len() >= BLOBS_MAX || messages.blobs.contains_key(&id) {
+            return Err(format!("blob {id} of {bytes} bytes is not due"));
+        }
+        Ok(())
+    }
+
+    fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String> {
+        let mut messages = self.lock();
+        messages.blobs.insert(id, bytes);
+        self.deliver(&mut messages)
+    }
+
+    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        let header = FrameHeader::decode(tag).ok_or("a frame without a header")?;
+        let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(match frames {
+            Some(frames) => {
+                let buffer = frames.buffer(&header, bytes)?;
+                Box::new(FrameLanding { header, buffer, frames })
+            }
+            // Values of a group of ranks that is over.
+            None => Box::new(LateFrame(vec![0; bytes])),
+        })
+    }
+
+    fn closed(&self, why: &CloseReason) {
+        (self.events)(LinkEvent::Closed(self.connection, why.to_string()));
+    }
+}
+
+/// Place of the values of a frame.
+struct FrameLanding {
+    header: FrameHeader,
+    buffer: PooledBuffer,
+    frames: Arc<ArrivingFrames>,
+}
+
+impl Landing for FrameLanding {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.buffer)
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        let Self { header, buffer, frames } = *self;
+        frames.deliver(header, buffer);
+        Ok(())
+    }
+}
+
+/// Place of values that nobody awaits any more.
+struct LateFrame(Vec<u8>);
+
+impl Landing for LateFrame {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        Ok(())
+    }
+}

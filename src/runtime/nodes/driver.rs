@@ -1,0 +1,339 @@
+//! Thread that drives a node's machine: it performs the machine's actions on the endpoint, and
+//! reports to it what happens there.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::connection::{LinkEvent, NodeLink};
+use crate::base::{Nanos, NodeRank};
+use crate::cluster::{
+    Action, ClusterEnd, ClusterError, ConnectionId, DialId, Event, FirstNode, FirstNodeOptions,
+    JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
+};
+use crate::comm::{Mailbox, RecvError};
+use crate::net::{Endpoint, EndpointOptions, NetError, Pending, Secret};
+use crate::runtime::RuntimeError;
+use crate::runtime::remote::first::FrameReceiver;
+
+/// Most events that wait for the thread.
+const EVENTS_MAX: usize = 1 << 16;
+/// Most news that wait for the run.
+const NEWS_MAX: usize = 1 << 12;
+/// Longest wait without an event, after which refusals of the endpoint are looked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// News of the cluster, for the run and its user.
+pub enum ClusterNews {
+    /// Who is here, before the start.
+    Present(Presence),
+    /// A peer was refused.
+    TurnedAway { address: SocketAddr, why: String },
+    /// A node went before the start.
+    Departed { host: String, why: String },
+    /// All nodes are connected; the links are those to all others.
+    Started { roster: Roster, you: NodeRank, links: Vec<(NodeRank, Arc<NodeLink>)> },
+    /// A node went in order after the start.
+    Left { node: NodeRank, why: String },
+    /// The cluster is over; nothing follows.
+    Ended(ClusterEnd),
+}
+
+/// Options of a node that meets others.
+pub struct MeetingOptions {
+    pub listen: SocketAddr,
+    pub secret: Secret,
+    /// Longest silence of a node.
+    pub node_timeout: Duration,
+    /// Receiver of frames from all nodes.
+    pub frames: FrameReceiver,
+}
+
+/// Node that meets others, and then stays in touch with them.
+pub struct Meeting {
+    pub news: Mailbox<ClusterNews>,
+    /// Address at which this node listens, with its port.
+    pub address: SocketAddr,
+    events: Mailbox<DriverEvent>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+/// Event for the thread.
+enum DriverEvent {
+    Accepted(Pending),
+    Dialed(DialId, Result<Pending, String>),
+    Link(LinkEvent),
+    Leave(String),
+}
+
+/// Machine of either kind.
+enum Machine {
+    First(Box<FirstNode>),
+    Joining(Box<JoiningNode>),
+}
+
+impl From<NetError> for RuntimeError {
+    fn from(error: NetError) -> Self {
+        Self::InvalidRequest(error.to_string())
+    }
+}
+
+impl From<ClusterError> for RuntimeError {
+    fn from(error: ClusterError) -> Self {
+        Self::InvalidRequest(error.to_string())
+    }
+}
+
+impl Meeting {
+    /// Begins to wait for the other nodes of a run. `machine` is made with the port at which this
+    /// node listens.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the address is taken, or for values beyond their bounds.
+    pub fn host(
+        options: MeetingOptions,
+        machine: impl FnOnce(u16) -> FirstNodeOptions,
+    ) -> Result<Self, RuntimeError> {
+        let endpoint = bind(&options)?;
+        let machine = FirstNode::new(machine(endpoint.local_addr().port()))?;
+        Self::start(endpoint, options.frames, Machine::First(Box::new(machine)))
+    }
+
+    /// Begins to join a run.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`Meeting::host`].
+    pub fn join(
+        options: MeetingOptions,
+        machine: impl FnOnce(u16) -> JoiningNodeOptions,
+    ) -> Result<Self, RuntimeError> {
+        let endpoint = bind(&options)?;
+        let machine = JoiningNode::new(machine(endpoint.local_addr().port()), 0)?;
+        Self::start(endpoint, options.frames, Machine::Joining(Box::new(machine)))
+    }
+
+    fn start(
+        endpoint: Endpoint,
+        frames: FrameReceiver,
+        machine: Machine,
+    ) -> Result<Self, RuntimeError> {
+        let (events, news) = (Mailbox::new(EVENTS_MAX), Mailbox::new(NEWS_MAX));
+        let (endpoint, address) = (Arc::new(endpoint), endpoint.local_addr());
+        let (accepting, accepted) = (events.clone(), endpoint.accepted().clone());
+        spawn("peers", move || {
+            while let Ok(pending) = accepted.recv(None) {
+                let _ = accepting.send(DriverEvent::Accepted(pending));
+            }
+        })?;
+        let driver = Driver {
+            machine,
+            endpoint,
+            frames,
+            events: events.clone(),
+            news: news.clone(),
+            links: HashMap::new(),
+            next: 0,
+            started: Instant::now(),
+        };
+        let thread = Some(spawn("cluster", move || driver.run())?);
+        Ok(Self { news, address, events, thread })
+    }
+
+    /// Leaves the cluster in order, and waits until that is done.
+    pub fn leave(&mut self, why: &str) {
+        let _ = self.events.send(DriverEvent::Leave(why.into()));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Meeting {
+    fn drop(&mut self) {
+        self.leave("the node ended");
+    }
+}
+
+fn bind(options: &MeetingOptions) -> Result<Endpoint, RuntimeError> {
+    let mut endpoint = EndpointOptions::new(options.listen);
+    // A link that is silent for longer than the cluster allows a node to be is closed anyway.
+    endpoint.idle_timeout = options.node_timeout;
+    Ok(Endpoint::bind(endpoint, &options.secret, b"")?)
+}
+
+fn spawn(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>, RuntimeError> {
+    thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
+        let why = format!("the system starts no more threads: {error}; raise its limit");
+        RuntimeError::InvalidRequest(why)
+    })
+}
+
+struct Driver {
+    machine: Machine,
+    endpoint: Arc<Endpoint>,
+    frames: FrameReceiver,
+    events: Mailbox<DriverEvent>,
+    news: Mailbox<ClusterNews>,
+    links: HashMap<ConnectionId, Arc<NodeLink>>,
+    next: u64,
+    started: Instant,
+}
+
+impl Driver {
+    fn now(&self) -> Nanos {
+        super::super::device_thread::nanos(self.started.elapsed())
+    }
+
+    fn run(mut self) {
+        while !self.perform_all() {
+            let due = match &self.machine {
+                Machine::First(machine) => machine.poll_timeout(),
+                Machine::Joining(machine) => machine.poll_timeout(),
+            };
+            let due = due.map(|at| self.started + Duration::from_nanos(at));
+            let poll = Instant::now() + POLL_INTERVAL;
+            let event = self.events.recv(Some(due.map_or(poll, |due| due.min(poll))));
+            match event {
+                Ok(event) => self.handle(event),
+                Err(RecvError::Closed(_)) => break,
+                Err(RecvError::TimedOut) => {}
+            }
+            let now = self.now();
+            match &mut self.machine {
+                Machine::First(machine) => machine.handle_timeout(now),
+                Machine::Joining(machine) => machine.handle_timeout(now),
+            }
+            for refusal in self.endpoint.refusals() {
+                let (address, why) = (refusal.address, refusal.why);
+                let _ = self.news.send(ClusterNews::TurnedAway { address, why });
+            }
+        }
+        self.links.values().for_each(|link| link.close("the cluster is over"));
+        self.events.close("the cluster is over");
+        // Sends what the links have queued.
+        self.endpoint.close("the cluster is over");
+    }
+
+    fn handle(&mut self, event: DriverEvent) {
+        let event = match event {
+            DriverEvent::Accepted(pending) => {
+                let address = pending.address();
+                Event::Accepted { connection: self.open(pending), address }
+            }
+            DriverEvent::Dialed(dial, Ok(pending)) => {
+                let address = pending.address();
+                Event::Dialed { dial, connection: self.open(pending), address }
+            }
+            DriverEvent::Dialed(dial, Err(why)) => Event::DialFailed { dial, why },
+            DriverEvent::Link(LinkEvent::Message(connection, message)) => {
+                Event::Received { connection, message }
+            }
+            DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
+                self.links.remove(&connection);
+                Event::Closed { connection, why }
+            }
+            DriverEvent::Leave(why) => {
+                match &mut self.machine {
+                    Machine::First(machine) => machine.leave(&why),
+                    Machine::Joining(machine) => machine.leave(&why),
+                }
+                return;
+            }
+        };
+        let now = self.now();
+        // An event that a peer is to blame for has closed its connection; others are late ones.
+        let _ = match &mut self.machine {
+            Machine::First(machine) => machine.handle(now, event),
+            Machine::Joining(machine) => machine.handle(now, event),
+        };
+    }
+
+    fn open(&mut self, pending: Pending) -> ConnectionId {
+        let (connection, events) = (ConnectionId(self.next), self.events.clone());
+        self.next += 1;
+        let report = Box::new(move |event| {
+            // The thread has ended if the mailbox is closed.
+            let _ = events.send(DriverEvent::Link(event));
+        });
+        let link = NodeLink::open(pending, connection, self.frames.clone(), report);
+        self.links.insert(connection, Arc::new(link));
+        connection
+    }
+
+    /// Performs all actions that are due; returns true if the machine is over.
+    fn perform_all(&mut self) -> bool {
+        loop {
+            let action = match &mut self.machine {
+                Machine::First(machine) => machine.poll_action(),
+                Machine::Joining(machine) => machine.poll_action(),
+            };
+            let Some(action) = action else { return false };
+            if self.perform(action) {
+                return true;
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> bool {
+        let news = match action {
+            Action::Send { connection, message } => {
+                if let Some(link) = self.links.get(&connection) {
+                    // A closed link is reported as an event.
+                    let _ = link.send_cluster(&message);
+                }
+                return false;
+            }
+            Action::Close { connection, why } => {
+                if let Some(link) = self.links.remove(&connection) {
+                    link.close(&why);
+                }
+                return false;
+            }
+            Action::Dial { dial, addresses, .. } => {
+                self.dial(dial, addresses);
+                return false;
+            }
+            Action::Activity { .. } => return false,
+            Action::Show(presence) => ClusterNews::Present(presence),
+            Action::TurnedAway { address, why } => ClusterNews::TurnedAway { address, why },
+            Action::Departed { host, why } => ClusterNews::Departed { host, why },
+            Action::Started { roster, you, links } => {
+                let link = |(node, connection)| Some((node, self.links.get(&connection)?.clone()));
+                let links = links.into_iter().filter_map(link).collect();
+                ClusterNews::Started { roster, you, links }
+            }
+            Action::Left { node, why } => ClusterNews::Left { node, why },
+            // `Ended` follows with the same sentence.
+            Action::Lost { .. } => return false,
+            Action::Ended(end) => ClusterNews::Ended(end),
+        };
+        let is_over = matches!(news, ClusterNews::Ended(_));
+        let _ = self.news.send(news);
+        is_over
+    }
+
+    /// Tries the addresses one after the other, in a thread of its own.
+    fn dial(&self, dial: DialId, addresses: Vec<SocketAddr>) {
+        let (endpoint, events) = (Arc::clone(&self.endpoint), self.events.clone());
+        let each = Duration::from_nanos(REPLY_TIMEOUT) / addresses.len().max(1) as u32;
+        let work = move || {
+            let mut ended = Err("there is no address".to_string());
+            for address in addresses {
+                ended = endpoint.dial(address, each).map_err(|why| why.to_string());
+                if ended.is_ok() {
+                    break;
+                }
+            }
+            let _ = events.send(DriverEvent::Dialed(dial, ended));
+        };
+        if let Err(error) = spawn("dial", work) {
+            let why = error.to_string();
+            let _ = self.events.send(DriverEvent::Dialed(dial, Err(why)));
+        }
+    }
+}
