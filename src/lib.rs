@@ -11,7 +11,7 @@
 //! | 0 | [`base`], [`files`] |
 //! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
 //! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`comm`], [`faults`], [`ui`] |
-//! | 3 | [`checkpoint`], [`config`], [`autotune`], [`sim`] |
+//! | 3 | [`checkpoint`], [`config`], [`autotune`], [`net`], [`sim`] |
 //! | 4 | [`exec`], [`planner`] |
 //! | 5 | [`runtime`] |
 //! | 6 | [`train`] |
@@ -41,6 +41,7 @@ pub mod graph;
 pub mod kernels;
 pub mod metrics;
 pub mod model;
+pub mod net;
 pub mod optim;
 pub mod parallel;
 pub mod planner;

@@ -8,6 +8,7 @@ mod custom_ops;
 mod fusion;
 mod gradients;
 mod loom_mailbox;
+mod net;
 mod parts;
 mod shaders;
 mod shape_rules;

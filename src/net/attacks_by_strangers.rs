@@ -1,0 +1,271 @@
+//! Attacks by those who do not know the secret, and faults that look like them.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use quinn::ConnectionError;
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, SignatureScheme};
+
+use super::identity::{Authority, Identity, NODE_NAME};
+use super::test_peer::{PATIENCE, Peer, Sink, node, secret, wait};
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn identity(secret: &Secret) -> Arc<Identity> {
+    Arc::new(Identity::new(secret).unwrap())
+}
+
+/// Returns the TLS of a node but for its certificate.
+fn with_certificate(secret: &Secret, certificate: CertifiedKey) -> ClientConfig {
+    let mut tls = identity(secret).client().unwrap();
+    tls.client_auth_cert_resolver = Arc::new(SingleCertAndKey::from(certificate));
+    tls
+}
+
+/// Tries to connect with TLS of its own, and returns why the node refused it.
+fn refusal(secret: &Secret, tls: ClientConfig) -> String {
+    let (node, peer) = (node(secret), Peer::new());
+    // The side that dials completes TLS before the other one has checked its certificate.
+    if let Ok(connection) = peer.connect(node.local_addr(), tls) {
+        peer.close_of(&connection);
+    }
+    wait("a refusal", || node.refused_count() == 1);
+    assert!(node.accepted().try_recv().unwrap().is_none(), "it was accepted");
+    node.refusals().remove(0).why
+}
+
+/// No certificate to show.
+#[derive(Debug)]
+struct Nothing;
+
+impl ResolvesClientCert for Nothing {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn clients_without_a_certificate_of_the_run_are_refused() {
+    let (secret, other) = (secret(), secret());
+    let mut without = identity(&secret).client().unwrap();
+    without.client_auth_cert_resolver = Arc::new(Nothing);
+    assert_eq!(refusal(&secret, without), "it has not the code of this run");
+    let span = |authority: &Authority| {
+        let now = SystemTime::now();
+        authority.issue(NODE_NAME, now - HOUR, now + HOUR).unwrap()
+    };
+    let of_another = span(&Authority::of(&other));
+    let tls = with_certificate(&secret, of_another);
+    assert_eq!(refusal(&secret, tls), "it has not the code of this run");
+    // An authority with another key and the name of the right one.
+    let of_impostor = span(&Authority::impostor(&other, &secret));
+    let tls = with_certificate(&secret, of_impostor);
+    assert_eq!(refusal(&secret, tls), "it has not the code of this run");
+    let tls = with_certificate(&secret, identity::self_signed());
+    assert_eq!(refusal(&secret, tls), "it has not the code of this run");
+    // The same is accepted with the right certificate.
+    let tls = with_certificate(&secret, span(&Authority::of(&secret)));
+    let (node, peer) = (node(&secret), Peer::new());
+    assert!(peer.connect(node.local_addr(), tls).is_ok());
+}
+
+#[test]
+fn certificates_are_valid_in_their_time_and_role_only() {
+    let secret = secret();
+    let now = SystemTime::now();
+    let issue = |role: &str, from, until| Authority::of(&secret).issue(role, from, until).unwrap();
+    let expired = issue(NODE_NAME, now - 2 * DAY, now - HOUR);
+    let why = "its clock differs from this one by more than a day";
+    assert_eq!(refusal(&secret, with_certificate(&secret, expired)), why);
+    let early = issue(NODE_NAME, now + HOUR, now + DAY);
+    assert_eq!(refusal(&secret, with_certificate(&secret, early)), why);
+    let observer = issue("observer.potluck.internal", now - HOUR, now + HOUR);
+    let why = "its certificate is not that of a node";
+    assert_eq!(refusal(&secret, with_certificate(&secret, observer)), why);
+}
+
+/// Dials a server with this certificate.
+fn dial_server(secret: &Secret, change: impl FnOnce(&mut rustls::ServerConfig)) -> NetError {
+    let mut tls = identity(secret).server().unwrap();
+    change(&mut tls);
+    let server = Peer::serving(tls);
+    let accepting = server.endpoint.clone();
+    server.runtime.spawn(async move {
+        while let Some(incoming) = accepting.accept().await {
+            let _ = incoming.await;
+        }
+    });
+    let address = server.endpoint.local_addr().unwrap();
+    node(secret).dial(address, PATIENCE).unwrap_err()
+}
+
+#[test]
+fn a_server_must_have_the_certificate_of_a_node_and_the_protocol() {
+    let secret = secret();
+    let now = SystemTime::now();
+    let issue = |role: &str, from, until| Authority::of(&secret).issue(role, from, until).unwrap();
+    let dial = |certificate: CertifiedKey| {
+        let resolver = Arc::new(SingleCertAndKey::from(certificate));
+        dial_server(&secret, |tls| tls.cert_resolver = resolver)
+    };
+    let expired = dial(issue(NODE_NAME, now - 2 * DAY, now - HOUR));
+    assert!(matches!(expired, NetError::Clocks { .. }), "{expired}");
+    let early = dial(issue(NODE_NAME, now + HOUR, now + DAY));
+    assert!(matches!(early, NetError::Clocks { .. }), "{early}");
+    let observer = dial(issue("observer.potluck.internal", now - HOUR, now + HOUR));
+    assert!(matches!(observer, NetError::WrongCode { .. }), "{observer}");
+    let impostor = Authority::impostor(&super::test_peer::secret(), &secret);
+    let impostor = dial(impostor.issue(NODE_NAME, now - HOUR, now + HOUR).unwrap());
+    assert!(matches!(impostor, NetError::WrongCode { .. }), "{impostor}");
+    let self_signed = dial(identity::self_signed());
+    assert!(matches!(self_signed, NetError::WrongCode { .. }), "{self_signed}");
+    let other = dial_server(&secret, |tls| tls.alpn_protocols = vec![b"h3".to_vec()]);
+    assert!(matches!(other, NetError::OtherProtocol { .. }), "{other}");
+}
+
+#[test]
+fn another_protocol_is_refused() {
+    let secret = secret();
+    let mut tls = identity(&secret).client().unwrap();
+    tls.alpn_protocols = vec![b"potluck/2".to_vec()];
+    assert_eq!(refusal(&secret, tls), "it does not speak the protocol of this version");
+}
+
+#[test]
+fn no_connection_is_resumed_and_none_sends_early_data() {
+    let secret = secret();
+    let (node, peer) = (node(&secret), Peer::new());
+    let mut tls = identity(&secret).client().unwrap();
+    tls.enable_early_data = true;
+    tls.resumption = Resumption::in_memory_sessions(8);
+    let first = peer.connect(node.local_addr(), tls.clone()).unwrap();
+    // Time for tickets to come, if there were any.
+    peer.runtime.block_on(async {
+        let (mut send, mut receive) = first.open_bi().await.unwrap();
+        send.write_all(&wire::greeting(b"peer")).await.unwrap();
+        receive.read_exact(&mut [0; 4]).await.unwrap();
+    });
+    let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+    let config = quinn::ClientConfig::new(Arc::new(tls));
+    let _guard = peer.runtime.enter();
+    let again = peer.endpoint.connect_with(config, node.local_addr(), NODE_NAME).unwrap();
+    assert!(again.into_0rtt().is_err(), "a ticket was kept");
+}
+
+/// Returns the address of a relay that lets only the first datagrams to the node through, and
+/// nothing back.
+fn one_way(node: &Endpoint, source: &str) -> (std::net::SocketAddr, Arc<UdpSocket>) {
+    let front = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let back = Arc::new(UdpSocket::bind(source).unwrap());
+    let (address, target) = (front.local_addr().unwrap(), node.local_addr());
+    let out = back.clone();
+    front.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    std::thread::spawn(move || {
+        let mut datagram = [0; 2048];
+        while let Ok(bytes) = front.recv(&mut datagram) {
+            let _ = out.send_to(&datagram[..bytes], target);
+        }
+    });
+    (address, back)
+}
+
+#[test]
+fn handshakes_that_are_never_finished_are_given_up() {
+    let secret = secret();
+    let (node, peer) = (node(&secret), Peer::new());
+    let (relay, _back) = one_way(&node, "127.0.0.1:0");
+    let tls = identity(&secret).client().unwrap();
+    let dialing = std::thread::spawn(move || {
+        let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+        let config = quinn::ClientConfig::new(Arc::new(tls));
+        let _guard = peer.runtime.enter();
+        let connecting = peer.endpoint.connect_with(config, relay, NODE_NAME).unwrap();
+        let limit = Duration::from_millis(500);
+        let _ = peer.runtime.block_on(async { tokio::time::timeout(limit, connecting).await });
+    });
+    wait("a handshake begins", || node.crowd() == 1);
+    wait("it is given up", || node.crowd() == 0);
+    assert_eq!(node.refusals()[0].why, "its handshake took over 0.3 s");
+    dialing.join().unwrap();
+}
+
+/// Many clients that never answer, from an address that is not theirs, do not keep a node from
+/// coming in.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_flood_of_first_packets_is_bounded_and_nodes_still_come_in() {
+    let secret = secret();
+    let (first, peer) = (node(&secret), Peer::new());
+    let (relay, _back) = one_way(&first, "127.0.0.2:0");
+    let tls = identity(&secret).client().unwrap();
+    let tls = Arc::new(quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap());
+    for _ in 0..300 {
+        let config = quinn::ClientConfig::new(tls.clone());
+        let endpoint = peer.endpoint.clone();
+        peer.runtime.spawn(async move {
+            if let Ok(connecting) = endpoint.connect_with(config, relay, NODE_NAME) {
+                let _ = connecting.await;
+            }
+        });
+    }
+    wait("a crowd", || first.crowd() >= 16);
+    let second = node(&secret);
+    let (mut dialed, mut most) = (0, 0);
+    let ended = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < ended {
+        most = most.max(first.crowd());
+        let peer = second.dial(first.local_addr(), PATIENCE).unwrap();
+        drop(first.accepted().recv(Some(Instant::now() + PATIENCE)).unwrap());
+        peer.refuse("enough");
+        dialed += 1;
+    }
+    assert!(most <= 17 && dialed > 0, "{most} handshakes at a time, {dialed} dials");
+}
+
+#[test]
+fn junk_at_the_port_does_not_disturb_a_link() {
+    let secret = secret();
+    let (a, b) = (node(&secret), node(&secret));
+    let dialed = a.dial(b.local_addr(), PATIENCE).unwrap();
+    let accepted = b.accepted().recv(Some(Instant::now() + PATIENCE)).unwrap();
+    let sink = Arc::new(Sink::default());
+    let (link, _kept) = (dialed.open(Arc::new(Sink::default())), accepted.open(sink.clone()));
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let word = |i: u32, j: u32| crate::base::rng::threefry2x32([i, 3], [j, 0])[0];
+    for i in 0..10_000u32 {
+        let length = (word(i, 0) % 1400) as usize;
+        let mut junk: Vec<u8> = (0..length as u32).map(|j| word(i, j + 1) as u8).collect();
+        if i % 2 == 0 && junk.len() > 6 {
+            // A first packet of QUIC version 1, of a client.
+            junk.resize(1200, i as u8);
+            junk[..6].copy_from_slice(&[0xC3, 0, 0, 0, 1, 8]);
+        }
+        let _ = socket.send_to(&junk, b.local_addr());
+        if i % 100 == 0 {
+            link.send_control(vec![1; 100]).unwrap();
+        }
+    }
+    wait("all messages", || sink.count() == 100);
+    assert!(b.accepted().try_recv().unwrap().is_none());
+}
+
+#[test]
+fn a_stranger_learns_nothing_from_the_sentences() {
+    let secret = secret();
+    let (node, peer) = (node(&secret), Peer::new());
+    let tls = identity(&super::test_peer::secret()).client().unwrap();
+    let error = peer.connect(node.local_addr(), tls).unwrap_err();
+    let ConnectionError::TransportError(error) = error else { panic!("{error}") };
+    let code = secret.code().unwrap();
+    let told = format!("{error:?}");
+    assert!(code.split('-').all(|group| !told.contains(group)), "{told}");
+}

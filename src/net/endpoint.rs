@@ -1,0 +1,425 @@
+//! The endpoint of a process: one UDP socket, with which it accepts and dials, and the threads
+//! that serve it.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use quinn::{Connection, ConnectionError, Incoming, RecvStream, VarInt};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{timeout, timeout_at};
+
+use super::error::{Denial, NetError, sentence};
+use super::gate::{Entrance, Gate, Refusal, Refusals, Ticket};
+use super::identity::{self, Identity, NODE_NAME};
+use super::link::{Control, Link, LinkParts, Receiver, Shared};
+use super::reading::{Stop, read_full};
+use super::secret::Secret;
+use super::transport::{self, Transport};
+use super::wire::{self, CloseCode, GREETING_BYTES, HELLO_MAX};
+use crate::comm::Mailbox;
+
+/// Priority of the control stream; all others have 0.
+const CONTROL_PRIORITY: i32 = 1;
+/// Time for the last packets of an endpoint that closes.
+const CLOSE_MARGIN: Duration = Duration::from_millis(200);
+
+/// Settings of an [`Endpoint`].
+#[derive(Clone, Debug)]
+pub struct EndpointOptions {
+    /// Address of the socket; port 0 is any that is free.
+    pub listen: SocketAddr,
+    /// Most links at a time, with peers that are not accepted yet.
+    pub links_max: usize,
+    /// Time without any packet of the peer after which a link ends; the shorter one of both sides
+    /// counts. Packets that keep it alive are sent by themselves.
+    pub idle_timeout: Duration,
+    /// Time for a handshake, and then for the greeting.
+    pub handshake_timeout: Duration,
+    /// Most time for which a closed link sends what was queued.
+    pub flush_timeout: Duration,
+    /// Most bytes per link that were received and not taken, and most that were sent and not
+    /// acknowledged.
+    pub window_bytes: u64,
+    /// Most bytes of payloads in a link's queue, beyond which a sender waits; blobs have as much.
+    pub queue_bytes: usize,
+    /// Threads.
+    pub threads: usize,
+}
+
+impl EndpointOptions {
+    /// Returns the usual settings.
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            links_max: 64,
+            idle_timeout: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(5),
+            flush_timeout: Duration::from_secs(2),
+            window_bytes: 16 << 20,
+            queue_bytes: 64 << 20,
+            threads: 2,
+        }
+    }
+}
+
+/// Socket of a process with its threads. Dropped, it closes all links.
+pub struct Endpoint {
+    inner: Arc<EndpointCore>,
+    /// None only while it is dropped.
+    runtime: Option<Runtime>,
+}
+
+/// Part of an endpoint that its tasks hold.
+struct EndpointCore {
+    endpoint: quinn::Endpoint,
+    client: quinn::ClientConfig,
+    options: EndpointOptions,
+    greeting: Vec<u8>,
+    handle: Handle,
+    places: Arc<Semaphore>,
+    gate: Arc<Gate>,
+    refusals: Refusals,
+    accepted: Mailbox<PendingPeer>,
+    links: Mutex<Vec<Weak<Shared>>>,
+}
+
+impl Endpoint {
+    /// Opens the socket and starts the threads. Peers get the `hello` right after authentication.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the hello is too long, the port is taken, or the certificate or the
+    /// threads cannot be made.
+    pub fn bind(options: EndpointOptions, secret: &Secret, hello: &[u8]) -> Result<Self, NetError> {
+        if hello.len() > HELLO_MAX {
+            return Err(NetError::HelloTooLong { bytes: hello.len() });
+        }
+        let identity = Arc::new(Identity::new(secret)?);
+        let Transport { endpoint, server, client } = Transport::new(&options, &identity)?;
+        let socket = transport::open_socket(options.listen)?;
+        let threads = |error: std::io::Error| NetError::Threads(error.to_string());
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(options.threads.max(1))
+            .thread_name("potluck-net")
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(threads)?;
+        let guard = runtime.enter();
+        let adapter = Arc::new(quinn::TokioRuntime);
+        let endpoint =
+            quinn::Endpoint::new(endpoint, Some(server), socket, adapter).map_err(threads)?;
+        drop(guard);
+        let inner = Arc::new(EndpointCore {
+            endpoint,
+            client,
+            greeting: wire::greeting(hello),
+            handle: runtime.handle().clone(),
+            places: Arc::new(Semaphore::new(options.links_max)),
+            gate: Arc::new(Gate::default()),
+            refusals: Refusals::default(),
+            // Each has one of the places, so this is never full.
+            accepted: Mailbox::new(options.links_max),
+            links: Mutex::new(Vec::new()),
+            options,
+        });
+        runtime.spawn(inner.clone().accept());
+        Ok(Self { inner, runtime: Some(runtime) })
+    }
+
+    /// Returns the address of the socket, with its port.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.endpoint.local_addr().unwrap_or(self.inner.options.listen)
+    }
+
+    /// Connects to a node and exchanges greetings; blocks for at most the timeout.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the address: nothing answers, the code is another one, it is no
+    /// node of this version, it refuses, or all links of this node are in use.
+    pub fn dial(&self, address: SocketAddr, timeout: Duration) -> Result<PendingPeer, NetError> {
+        if Handle::try_current().is_ok() {
+            return Err(NetError::NetThread);
+        }
+        self.inner.handle.block_on(self.inner.clone().dial(address, timeout))
+    }
+
+    /// Returns the peers that have dialed, are authenticated, and have sent their greeting.
+    pub fn accepted(&self) -> &Mailbox<PendingPeer> {
+        &self.inner.accepted
+    }
+
+    /// Returns who was refused since the last call, at most one line per address in some seconds.
+    pub fn refusals(&self) -> Vec<Refusal> {
+        self.inner.refusals.take()
+    }
+
+    /// Returns the number of all attempts that were refused.
+    pub fn refused_count(&self) -> u64 {
+        self.inner.refusals.count()
+    }
+
+    /// Returns the number of handshakes in progress.
+    #[cfg(test)]
+    pub fn crowd(&self) -> usize {
+        self.inner.gate.crowd()
+    }
+
+    /// Closes all links, as [`Link::close`] does, and waits until they have sent what was queued,
+    /// for a bounded time.
+    pub fn close(&self, why: &str) {
+        self.inner.accepted.close(why);
+        if Handle::try_current().is_err() {
+            self.inner.handle.block_on(self.inner.shut(why));
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.close("the program ended its links");
+        if let Some(runtime) = self.runtime.take() {
+            match Handle::try_current() {
+                // The socket is closed when this returns.
+                Err(_) => runtime.shutdown_timeout(CLOSE_MARGIN),
+                Ok(_) => runtime.shutdown_background(),
+            }
+        }
+    }
+}
+
+impl EndpointCore {
+    /// Admits clients until the endpoint is closed.
+    async fn accept(self: Arc<Self>) {
+        while let Some(incoming) = self.endpoint.accept().await {
+            let address = canonical(incoming.remote_address());
+            let is_proven = incoming.remote_address_validated();
+            match self.gate.enter(address.ip(), is_proven) {
+                Entrance::Admit(ticket) => {
+                    tokio::spawn(self.clone().admit(incoming, address, ticket));
+                }
+                Entrance::Prove => {
+                    // Fails only for addresses that are proven.
+                    let _ = incoming.retry();
+                }
+                Entrance::Ignore => incoming.ignore(),
+            }
+        }
+    }
+
+    async fn admit(self: Arc<Self>, incoming: Incoming, address: SocketAddr, _ticket: Ticket) {
+        if let Err(why) = self.clone().welcome(incoming, address).await {
+            self.refusals.note(Instant::now(), address, why);
+        }
+    }
+
+    /// Takes a client from its first packet to the accepted ones.
+    async fn welcome(
+        self: Arc<Self>,
+        incoming: Incoming,
+        address: SocketAddr,
+    ) -> Result<(), String> {
+        let limit = self.options.handshake_timeout;
+        let connecting = incoming.accept().map_err(|error| refusal(&error))?;
+        let connection = timeout(limit, connecting)
+            .await
+            .map_err(|_| format!("its handshake took over {} s", limit.as_secs_f32()))?
+            .map_err(|error| refusal(&error))?;
+        let refuse = |why: &str| {
+            close(&connection, CloseCode::Refused, why);
+            Err(why.to_owned())
+        };
+        if !identity::is_node(&connection) {
+            return refuse("its certificate is not that of a node");
+        }
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            let max = self.options.links_max;
+            return refuse(&format!("all {max} links of this node are in use"));
+        };
+        match timeout(limit, self.greet_client(&connection)).await {
+            Err(_) => refuse(&format!("it sent no greeting within {} s", limit.as_secs_f32())),
+            Ok(Err(Stop::Violation(why))) => refuse(&why),
+            Ok(Err(Stop::Ended)) => Err("its connection ended before its greeting".into()),
+            Ok(Ok((hello, control))) => {
+                let pending = self.pending(connection, address, control, hello, place);
+                // Closed only while the endpoint closes.
+                self.accepted.send(pending).map_err(|closed| closed.to_string())
+            }
+        }
+    }
+
+    async fn greet_client(&self, connection: &Connection) -> Result<(Vec<u8>, Control), Stop> {
+        let (mut send, mut receive) = connection.accept_bi().await.map_err(|_| Stop::Ended)?;
+        let hello = read_hello(&mut receive).await?;
+        send.write_all(&self.greeting).await.map_err(|_| Stop::Ended)?;
+        Ok((hello, (send, receive)))
+    }
+
+    async fn greet_server(&self, connection: &Connection) -> Result<(Vec<u8>, Control), Stop> {
+        let (mut send, mut receive) = connection.open_bi().await.map_err(|_| Stop::Ended)?;
+        send.write_all(&self.greeting).await.map_err(|_| Stop::Ended)?;
+        let hello = read_hello(&mut receive).await?;
+        Ok((hello, (send, receive)))
+    }
+
+    async fn dial(
+        self: Arc<Self>,
+        address: SocketAddr,
+        limit: Duration,
+    ) -> Result<PendingPeer, NetError> {
+        let full = NetError::LinksFull { max: self.options.links_max };
+        let place = self.places.clone().try_acquire_owned().map_err(|_| full)?;
+        let deadline = tokio::time::Instant::now() + limit;
+        let connecting = self
+            .endpoint
+            .connect_with(self.client.clone(), address, NODE_NAME)
+            .map_err(|error| NetError::of_dial(address, &error))?;
+        let failed = |error: &_| NetError::of_handshake(address, limit, error);
+        let connection = timeout_at(deadline, connecting)
+            .await
+            .map_err(|_| NetError::NoAnswer { address, after: limit })?
+            .map_err(|error| failed(&error))?;
+        let greeted = timeout_at(deadline, self.greet_server(&connection))
+            .await
+            .map_err(|_| NetError::NoHello { address, after: limit })?;
+        match greeted {
+            Ok((hello, control)) => Ok(self.pending(connection, address, control, hello, place)),
+            Err(Stop::Violation(why)) => {
+                close(&connection, CloseCode::Violation, &why);
+                Err(NetError::OtherProtocol { address, why })
+            }
+            Err(Stop::Ended) => Err(failed(&connection.closed().await)),
+        }
+    }
+
+    fn pending(
+        self: &Arc<Self>,
+        connection: Connection,
+        address: SocketAddr,
+        control: Control,
+        hello: Vec<u8>,
+        place: OwnedSemaphorePermit,
+    ) -> PendingPeer {
+        // A stream that is still open has a priority, so this cannot fail here.
+        let _ = control.0.set_priority(CONTROL_PRIORITY);
+        let parts = LinkParts {
+            connection,
+            address,
+            control,
+            place,
+            options: self.options.clone(),
+            handle: self.handle.clone(),
+        };
+        PendingPeer { hello, address, parts: Some(parts), inner: Arc::downgrade(self) }
+    }
+
+    fn remember(&self, link: Weak<Shared>) {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.retain(|link| link.strong_count() > 0);
+        links.push(link);
+    }
+
+    /// Closes all links and the socket.
+    async fn shut(&self, why: &str) {
+        let links = std::mem::take(&mut *self.links.lock().unwrap_or_else(PoisonError::into_inner));
+        for link in links.iter().filter_map(Weak::upgrade) {
+            link.end(why);
+        }
+        // All places are free when all links have ended. Whoever still has a pending peer is not
+        // waited for.
+        let all = u32::try_from(self.options.links_max).unwrap_or(u32::MAX);
+        let all = self.places.acquire_many(all);
+        let limit = self.options.flush_timeout + CLOSE_MARGIN;
+        let _ = timeout(limit, all).await;
+        self.endpoint.close(VarInt::from_u32(CloseCode::End as u32), wire::reason_bytes(why));
+        // So that the last packet of each connection is sent.
+        let _ = timeout(CLOSE_MARGIN, self.endpoint.wait_idle()).await;
+    }
+}
+
+/// Closes a connection with a sentence for the peer.
+pub fn close(connection: &Connection, code: CloseCode, why: &str) {
+    connection.close(VarInt::from_u32(code as u32), wire::reason_bytes(why));
+}
+
+async fn read_hello(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
+    let mut head = [0; GREETING_BYTES];
+    read_full(receive, &mut head, None).await?;
+    let mut hello = vec![0; wire::greeting_length(&head).map_err(Stop::Violation)?];
+    read_full(receive, &mut hello, None).await?;
+    Ok(hello)
+}
+
+/// Returns the reason for which a handshake ended, for the side that accepts.
+fn refusal(end: &ConnectionError) -> String {
+    match Denial::of(end) {
+        Some(Denial::Code) => "it has not the code of this run".into(),
+        Some(Denial::Clocks) => "its clock differs from this one by more than a day".into(),
+        Some(Denial::Protocol) => "it does not speak the protocol of this version".into(),
+        None => sentence(end),
+    }
+}
+
+/// Returns an IPv4 address as such where a socket for both kinds gives it as one of IPv6.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Authenticated peer whose hello is known, and that is not accepted yet. Dropped, it is refused.
+pub struct PendingPeer {
+    hello: Vec<u8>,
+    address: SocketAddr,
+    /// None once it was refused or opened.
+    parts: Option<LinkParts>,
+    inner: Weak<EndpointCore>,
+}
+
+impl std::fmt::Debug for PendingPeer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PendingPeer({})", self.address)
+    }
+}
+
+impl PendingPeer {
+    /// Returns what the peer gave to [`Endpoint::bind`].
+    pub fn hello(&self) -> &[u8] {
+        &self.hello
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes the connection; the peer gets the sentence as [`CloseReason::Refused`], or as the
+    /// error of its dial.
+    ///
+    /// [`CloseReason::Refused`]: super::CloseReason::Refused
+    pub fn refuse(mut self, why: &str) {
+        self.turn_away(why);
+    }
+
+    fn turn_away(&mut self, why: &str) {
+        if let Some(parts) = self.parts.take() {
+            close(&parts.connection, CloseCode::Refused, why);
+        }
+    }
+
+    /// Accepts the peer: from now on the receiver is called.
+    pub fn open(mut self, receiver: Arc<dyn Receiver>) -> Link {
+        let parts = self.parts.take().expect("only refuse and open take it, and they consume self");
+        let link = Link::open(parts, receiver);
+        if let Some(inner) = self.inner.upgrade() {
+            inner.remember(link.shared());
+        }
+        link
+    }
+}
+
+impl Drop for PendingPeer {
+    fn drop(&mut self) {
+        self.turn_away("the node did not take the connection up");
+    }
+}

@@ -1,0 +1,351 @@
+//! A link to an accepted peer: what is sent is queued, what arrives is handed to a [`Receiver`].
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use quinn::{Connection, RecvStream, SendStream};
+use tokio::runtime::Handle;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::endpoint::{EndpointOptions, close};
+use super::error::CloseReason;
+use super::outbox::{Outbox, Overflow};
+use super::wire::{BlobHead, CONTROL_MAX, DataHead, PAYLOAD_MAX, TAG_BYTES};
+use super::{reading, writing};
+use crate::comm::Closed;
+
+/// Most control messages in a link's queue, and most of their bytes.
+const CONTROLS_MAX: usize = 1024;
+const CONTROLS_BYTES_MAX: usize = 8 << 20;
+/// Most payloads, and most blobs, in a link's queue.
+const PAYLOADS_MAX: usize = 1024;
+
+/// Both directions of the control stream.
+pub type Control = (SendStream, RecvStream);
+
+/// Bytes to send, which are not copied: the owner is dropped when the peer has them.
+#[derive(Clone, Debug, Default)]
+pub struct Payload(pub(super) Bytes);
+
+impl Payload {
+    /// Wraps the owner of bytes: a vector, or a buffer that goes back to its pool when dropped.
+    pub fn new<T: AsRef<[u8]> + Send + 'static>(owner: T) -> Self {
+        Self(Bytes::from_owner(owner))
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Bytes::from(bytes))
+    }
+}
+
+/// Takes what arrives on a link. Called on the threads of the network, which must not wait for
+/// long. An error closes the link with its sentence, which the peer gets.
+pub trait Receiver: Send + Sync {
+    /// Takes a control message; they come in the order in which they were sent.
+    fn control(&self, message: Vec<u8>) -> Result<(), String>;
+
+    /// Agrees to a blob, before anything is allocated for it.
+    fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String>;
+
+    /// Takes a blob whose hash was checked. Blobs overtake each other.
+    fn blob(&self, id: u64, bytes: Vec<u8>) -> Result<(), String>;
+
+    /// Gives the place of a payload, which must have exactly this length; payloads come in the
+    /// order in which they were sent.
+    fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
+
+    /// Takes the end of the link: called once, after everything else.
+    fn closed(&self, why: &CloseReason);
+}
+
+/// Place of a payload that arrives.
+pub trait Landing: Send {
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Takes the complete payload.
+    fn arrived(self: Box<Self>) -> Result<(), String>;
+}
+
+/// Parts of which a link is made.
+pub struct LinkParts {
+    pub connection: Connection,
+    pub address: SocketAddr,
+    pub control: Control,
+    pub place: OwnedSemaphorePermit,
+    pub options: EndpointOptions,
+    pub handle: Handle,
+}
+
+/// Part of a link that its tasks hold.
+pub struct Shared {
+    pub connection: Connection,
+    pub address: SocketAddr,
+    pub controls: Outbox<Bytes>,
+    pub payloads: Outbox<(DataHead, Bytes)>,
+    pub blobs: Outbox<(BlobHead, Bytes)>,
+    /// Set once the data stream of the peer is known; there is one.
+    pub has_data_stream: AtomicBool,
+    /// Time without progress after which something that has begun to arrive is given up.
+    pub stall: Duration,
+    /// Set once nothing is to be handed to the receiver any more.
+    is_broken: AtomicBool,
+    reason: Mutex<Option<CloseReason>>,
+    /// Sentence of a close that still sends what was queued.
+    ending: OnceLock<String>,
+    options: EndpointOptions,
+    handle: Handle,
+}
+
+impl Shared {
+    /// Closes the connection at once, with the first reason.
+    pub fn stop(&self, why: CloseReason) {
+        let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        if reason.is_none() {
+            let breaks = matches!(why, CloseReason::Violation(_) | CloseReason::Defect(_));
+            self.is_broken.store(breaks, Ordering::SeqCst);
+            let (code, text) = why.code();
+            close(&self.connection, code, text);
+            *reason = Some(why);
+        }
+    }
+
+    /// Returns true once nothing more is handed to the receiver.
+    pub fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::SeqCst)
+    }
+
+    /// Closes the link when all that was queued has arrived, or after the time for that.
+    pub fn end(&self, why: &str) {
+        if self.ending.set(why.to_owned()).is_err() {
+            return;
+        }
+        self.controls.end(why);
+        self.payloads.end(why);
+        self.blobs.end(why);
+        let (connection, limit) = (self.connection.clone(), self.options.flush_timeout);
+        let (code, text) = (super::wire::CloseCode::End, why.to_owned());
+        self.handle.spawn(async move {
+            if timeout(limit, connection.closed()).await.is_err() {
+                close(&connection, code, &text);
+            }
+        });
+    }
+
+    fn close_queues(&self, why: &str) {
+        self.controls.close(why);
+        self.payloads.close(why);
+        self.blobs.close(why);
+    }
+}
+
+/// Closes the link when its task panics, in the code of the receiver for example.
+pub struct PanicGuard(pub Arc<Shared>);
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop(CloseReason::Defect("a thread of the network panicked".into()));
+        }
+    }
+}
+
+/// Authenticated connection to an accepted peer; clones are handles of the same link. When the last
+/// one is dropped, the link is closed.
+#[derive(Clone)]
+pub struct Link(Arc<LinkHandle>);
+
+struct LinkHandle(Arc<Shared>);
+
+impl Drop for LinkHandle {
+    fn drop(&mut self) {
+        self.0.end("the node gave the link up");
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Link({})", self.address())
+    }
+}
+
+impl Link {
+    pub(super) fn open(parts: LinkParts, receiver: Arc<dyn Receiver>) -> Self {
+        let LinkParts { connection, address, control, place, options, handle } = parts;
+        let shared = Arc::new(Shared {
+            connection,
+            address,
+            controls: Outbox::new(CONTROLS_MAX, CONTROLS_BYTES_MAX),
+            payloads: Outbox::new(PAYLOADS_MAX, options.queue_bytes),
+            blobs: Outbox::new(PAYLOADS_MAX, options.queue_bytes),
+            has_data_stream: AtomicBool::new(false),
+            stall: options.idle_timeout,
+            is_broken: AtomicBool::new(false),
+            reason: Mutex::new(None),
+            ending: OnceLock::new(),
+            options,
+            handle: handle.clone(),
+        });
+        handle.spawn(serve(shared.clone(), receiver, control, place));
+        Self(Arc::new(LinkHandle(shared)))
+    }
+
+    pub(super) fn shared(&self) -> Weak<Shared> {
+        Arc::downgrade(&self.0.0)
+    }
+
+    /// Queues a message of at most 64 KiB, before all payloads and blobs; never waits.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason of a closed link. A message that is too long, or one more than the queue
+    /// holds, closes it.
+    pub fn send_control(&self, message: Vec<u8>) -> Result<(), Closed> {
+        let (shared, bytes) = (&self.0.0, message.len());
+        if bytes > CONTROL_MAX {
+            return self.defect(format!("a control message of {bytes} bytes, over {CONTROL_MAX}"));
+        }
+        let pushed = shared.controls.push(Bytes::from(message), bytes, false);
+        self.result(pushed, "control messages")
+    }
+
+    /// Queues bytes, at most 64 MiB, for a stream of their own; their hash is computed here. Waits
+    /// while the queue is full, except on a thread of the network, where that closes the link.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason of a closed link.
+    pub fn send_blob(&self, id: u64, payload: Payload) -> Result<(), Closed> {
+        let bytes = payload.len();
+        if bytes > PAYLOAD_MAX {
+            return self.defect(format!("a blob of {bytes} bytes, over {PAYLOAD_MAX}"));
+        }
+        let head = BlobHead { id, bytes, hash: blake3::hash(&payload.0).into() };
+        let pushed = self.0.0.blobs.push((head, payload.0), bytes, waits());
+        self.result(pushed, "blobs")
+    }
+
+    /// Queues a payload of at most 64 MiB behind those before. Waits while the queue is full,
+    /// except on a thread of the network, where that closes the link.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason of a closed link.
+    pub fn send_data(&self, tag: [u8; TAG_BYTES], payload: Payload) -> Result<(), Closed> {
+        let bytes = payload.len();
+        if bytes > PAYLOAD_MAX {
+            return self.defect(format!("a payload of {bytes} bytes, over {PAYLOAD_MAX}"));
+        }
+        let pushed = self.0.0.payloads.push((DataHead { tag, bytes }, payload.0), bytes, waits());
+        self.result(pushed, "payloads")
+    }
+
+    fn result(&self, pushed: Result<(), Overflow>, what: &str) -> Result<(), Closed> {
+        match pushed {
+            Ok(()) => Ok(()),
+            Err(Overflow::Closed(closed)) => Err(closed),
+            Err(Overflow::Full) => {
+                self.defect(format!("more {what} than the queue of a link holds"))
+            }
+        }
+    }
+
+    /// Closes the link because of a mistake of this side.
+    fn defect(&self, what: String) -> Result<(), Closed> {
+        let why = CloseReason::Defect(what);
+        let closed = Closed(why.to_string());
+        self.0.0.stop(why);
+        Err(closed)
+    }
+
+    /// Closes the link: what was queued is sent first, for a bounded time, then the peer gets the
+    /// sentence. Returns at once. The first close counts.
+    pub fn close(&self, why: &str) {
+        self.0.0.end(why);
+    }
+
+    /// Returns the smoothed round trip time.
+    pub fn round_trip(&self) -> Duration {
+        self.0.0.connection.rtt()
+    }
+
+    /// Returns the address of the peer.
+    pub fn address(&self) -> SocketAddr {
+        self.0.0.address
+    }
+
+    /// Returns the bytes of all datagrams that were sent.
+    pub fn bytes_sent(&self) -> u64 {
+        self.0.0.connection.stats().udp_tx.bytes
+    }
+
+    /// Returns the bytes of all datagrams that were received.
+    pub fn bytes_received(&self) -> u64 {
+        self.0.0.connection.stats().udp_rx.bytes
+    }
+}
+
+/// Returns true if the calling thread may wait for room: those of the network make the room.
+fn waits() -> bool {
+    Handle::try_current().is_err()
+}
+
+/// Serves a link until it ends.
+async fn serve(
+    shared: Arc<Shared>,
+    receiver: Arc<dyn Receiver>,
+    (send, receive): Control,
+    place: OwnedSemaphorePermit,
+) {
+    let mut writers = JoinSet::new();
+    writers.spawn(writing::write_controls(shared.clone(), send));
+    writers.spawn(writing::write_payloads(shared.clone()));
+    writers.spawn(writing::write_blobs(shared.clone()));
+    let mut readers = JoinSet::new();
+    readers.spawn(reading::read_controls(shared.clone(), receiver.clone(), receive));
+    readers.spawn(reading::read_streams(shared.clone(), receiver.clone()));
+    let written = tokio::spawn(close_when_written(shared.clone(), writers));
+    let end = shared.connection.closed().await;
+    let reason = {
+        let mut reason = shared.reason.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended_here = || shared.ending.get().map(|why| CloseReason::Here(why.clone()));
+        let of_end = || match end {
+            quinn::ConnectionError::LocallyClosed => ended_here(),
+            _ => None,
+        };
+        reason
+            .get_or_insert_with(|| {
+                of_end().unwrap_or_else(|| CloseReason::of(&end, shared.options.idle_timeout))
+            })
+            .clone()
+    };
+    shared.close_queues(&reason.to_string());
+    // What has arrived before the end is still handed over.
+    while readers.join_next().await.is_some() {}
+    // A task that panicked has closed the connection, which is what is done about it.
+    let _ = written.await;
+    receiver.closed(&reason);
+    drop(place);
+}
+
+/// Closes the connection after the last byte of a link that ends was acknowledged.
+async fn close_when_written(shared: Arc<Shared>, mut writers: JoinSet<()>) {
+    while writers.join_next().await.is_some() {}
+    if let Some(why) = shared.ending.get() {
+        shared.stop(CloseReason::Here(why.clone()));
+    }
+}

@@ -1,0 +1,170 @@
+//! Queue of a link between any threads and the task that writes: bounded in items and bytes.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::comm::Closed;
+
+/// Refusal of an item, which is dropped.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Overflow {
+    Closed(Closed),
+    /// The queue is full, and the caller does not wait.
+    Full,
+}
+
+#[derive(Debug)]
+struct Lane<T> {
+    items: VecDeque<(T, usize)>,
+    bytes: usize,
+    /// Set once no more items are taken; those that are here are still written.
+    ended: Option<Closed>,
+}
+
+/// Queue with many senders and one task that takes the items.
+#[derive(Debug)]
+pub struct Outbox<T> {
+    lane: Mutex<Lane<T>>,
+    /// Notified when an item was taken, or the queue ended.
+    room: Condvar,
+    /// Notified when an item came, or the queue ended.
+    filled: Notify,
+    items_max: usize,
+    bytes_max: usize,
+}
+
+impl<T> Outbox<T> {
+    /// Creates an empty queue. An item of more than `bytes_max` bytes passes alone.
+    pub fn new(items_max: usize, bytes_max: usize) -> Self {
+        let lane = Lane { items: VecDeque::new(), bytes: 0, ended: None };
+        let (room, filled) = (Condvar::new(), Notify::new());
+        Self { lane: Mutex::new(lane), room, filled, items_max, bytes_max }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lane<T>> {
+        // No foreign code runs under the lock, so a panic cannot leave the queue inconsistent.
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an item of a number of bytes; where `waits`, blocks until there is room.
+    pub fn push(&self, item: T, bytes: usize, waits: bool) -> Result<(), Overflow> {
+        let mut lane = self.lock();
+        loop {
+            if let Some(closed) = &lane.ended {
+                return Err(Overflow::Closed(closed.clone()));
+            }
+            let is_full = lane.items.len() >= self.items_max || lane.bytes + bytes > self.bytes_max;
+            if !is_full || lane.items.is_empty() {
+                break;
+            }
+            if !waits {
+                return Err(Overflow::Full);
+            }
+            lane = self.room.wait(lane).unwrap_or_else(PoisonError::into_inner);
+        }
+        lane.bytes += bytes;
+        lane.items.push_back((item, bytes));
+        drop(lane);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Waits for the next item; returns none after the last one of a queue that ended.
+    pub async fn take(&self) -> Option<T> {
+        loop {
+            {
+                let mut lane = self.lock();
+                if let Some((item, bytes)) = lane.items.pop_front() {
+                    lane.bytes -= bytes;
+                    self.room.notify_all();
+                    return Some(item);
+                }
+                if lane.ended.is_some() {
+                    return None;
+                }
+            }
+            self.filled.notified().await;
+        }
+    }
+
+    /// Ends the queue: no more items are accepted, and those that are here are still taken.
+    pub fn end(&self, why: &str) {
+        self.lock().ended.get_or_insert_with(|| Closed(why.into()));
+        self.room.notify_all();
+        self.filled.notify_one();
+    }
+
+    /// Ends the queue and drops its items. The reason replaces that of [`Outbox::end`].
+    pub fn close(&self, why: &str) {
+        let mut lane = self.lock();
+        lane.ended = Some(Closed(why.into()));
+        lane.bytes = 0;
+        let lost = std::mem::take(&mut lane.items);
+        drop(lane);
+        self.room.notify_all();
+        self.filled.notify_one();
+        // Outside the lock: dropping an item may run arbitrary code.
+        drop(lost);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn items_come_in_order_until_the_end() {
+        let outbox = Outbox::new(8, 100);
+        (0..3).for_each(|i| outbox.push(i, 10, false).unwrap());
+        outbox.end("over");
+        assert_eq!(outbox.push(9, 1, true), Err(Overflow::Closed(Closed("over".into()))));
+        let taken = block_on(async {
+            let mut taken = Vec::new();
+            while let Some(item) = outbox.take().await {
+                taken.push(item);
+            }
+            taken
+        });
+        assert_eq!(taken, [0, 1, 2]);
+    }
+
+    #[test]
+    fn items_and_bytes_are_bounded_and_a_large_item_passes_alone() {
+        let items = Outbox::new(2, 100);
+        assert_eq!(
+            (0..3).map(|i| items.push(i, 1, false).is_ok()).collect::<Vec<_>>(),
+            [true, true, false]
+        );
+        let bytes = Outbox::new(9, 100);
+        assert!(bytes.push(0, 500, false).is_ok());
+        assert_eq!(bytes.push(1, 1, false), Err(Overflow::Full));
+        assert_eq!(block_on(bytes.take()), Some(0));
+        assert!(bytes.push(1, 1, false).is_ok());
+    }
+
+    #[test]
+    fn a_sender_that_waits_goes_on_with_room_and_at_a_close() {
+        let outbox = Arc::new(Outbox::new(1, 100));
+        outbox.push(0, 1, false).unwrap();
+        let waiting = outbox.clone();
+        let sender = std::thread::spawn(move || [1, 2].map(|i| waiting.push(i, 1, true)));
+        assert_eq!(block_on(outbox.take()), Some(0));
+        while outbox.lock().items.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        outbox.close("lost");
+        let [first, second] = sender.join().unwrap();
+        assert_eq!(first, Ok(()));
+        assert_eq!(second, Err(Overflow::Closed(Closed("lost".into()))));
+        assert_eq!(block_on(outbox.take()), None);
+    }
+}

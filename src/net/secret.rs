@@ -1,0 +1,245 @@
+//! The secret that the nodes of a run share: whoever knows it is a node, and nobody else is.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use ring::rand::{SecureRandom, SystemRandom};
+use ring::{hkdf, pbkdf2};
+use zeroize::Zeroizing;
+
+use super::code::{self, CODE_LETTERS, KEY_BYTES};
+
+const TEXT_CHARACTERS: std::ops::RangeInclusive<usize> = 26..=128;
+/// Bytes of a file that are read; a text has up to four per character, and its end of line.
+const FILE_BYTES_MAX: u64 = 1024;
+/// Rounds of PBKDF2 for texts: about 0.1 s, which makes guessing of chosen texts slow.
+const ROUNDS: u32 = 200_000;
+const TEXT_SALT: &[u8] = b"potluck/1 text";
+
+/// Failure to make or read a secret. No variant holds a part of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SecretError {
+    #[error(
+        "character {position} of the code is not one of a code (digits and letters without I, L, \
+         O and U): there is a typing error in the code"
+    )]
+    Character { position: usize },
+    #[error("the code has {found} letters and digits, and codes have {CODE_LETTERS}")]
+    Letters { found: usize },
+    #[error(
+        "the letters of the code do not match its last two: there is a typing error in the code"
+    )]
+    Check,
+    #[error("{}: cannot read the file of the code: {why}", path.display())]
+    Read { path: PathBuf, why: String },
+    #[error(
+        "{0}: other users may read the file of the code (mode {mode:03o}): run `chmod 600 {0}`",
+        path.display()
+    )]
+    Mode { path: PathBuf, mode: u32 },
+    #[error(
+        "{}: the text has {found} characters, and {} to {} are needed",
+        path.display(), TEXT_CHARACTERS.start(), TEXT_CHARACTERS.end()
+    )]
+    Length { path: PathBuf, found: usize },
+    #[error("{}: {error}", path.display())]
+    Code { path: PathBuf, error: Box<SecretError> },
+    #[error("the operating system gave no random numbers for a code")]
+    Random,
+}
+
+/// Key material of a run, 16 bytes or, made of a text, 32. Its memory is zeroed on drop, and
+/// nothing prints it but [`Secret::code`].
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Zeroizing<Vec<u8>>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl Secret {
+    /// Creates a secret of 128 random bits from the operating system.
+    pub fn generate() -> Result<Self, SecretError> {
+        let mut key = Zeroizing::new([0; KEY_BYTES]);
+        SystemRandom::new().fill(&mut key[..]).map_err(|_| SecretError::Random)?;
+        Ok(Self(Zeroizing::new(key.to_vec())))
+    }
+
+    /// Reads a code as [`Secret::code`] gives it, with or without hyphens, spaces and capitals.
+    ///
+    /// # Errors
+    ///
+    /// Names a character that is in no code, a wrong number of letters, or a typing error: any one
+    /// or two wrong letters are found.
+    pub fn parse(code: &str) -> Result<Self, SecretError> {
+        Ok(Self(Zeroizing::new(code::decode(code)?.to_vec())))
+    }
+
+    /// Reads a file of one line: a code, or a text of 26 to 128 characters, of which the key is
+    /// derived. A text of about the length of a code, in its letters, is taken for a code, so that
+    /// a typing error in it is found.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read, if on Unix other users may read or write it, if
+    /// its length is another one, or if it holds a code with a typing error.
+    pub fn read_file(path: &Path) -> Result<Self, SecretError> {
+        let unreadable = |why: String| SecretError::Read { path: path.to_owned(), why };
+        let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
+        refuse_open_mode(&file, path)?;
+        // All the room at once, so that no copy is left behind by a vector that grows.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize));
+        let mut file = file.take(FILE_BYTES_MAX);
+        file.read_to_end(&mut bytes).map_err(|error| unreadable(error.to_string()))?;
+        let text = std::str::from_utf8(&bytes)
+            .map_err(|_| unreadable("it is not a text in UTF-8".into()))?;
+        let text = text.trim_end_matches(['\r', '\n']);
+        if code::resembles(text) {
+            let in_file =
+                |error| SecretError::Code { path: path.to_owned(), error: Box::new(error) };
+            return Self::parse(text).map_err(in_file);
+        }
+        let found = text.chars().count();
+        if !TEXT_CHARACTERS.contains(&found) {
+            return Err(SecretError::Length { path: path.to_owned(), found });
+        }
+        Ok(Self::of_text(text))
+    }
+
+    /// Returns the secret that is derived of a text, by PBKDF2-HMAC-SHA256 (RFC 8018).
+    fn of_text(text: &str) -> Self {
+        let mut key = Zeroizing::new(vec![0; 32]);
+        let rounds = NonZeroU32::new(ROUNDS).unwrap_or(NonZeroU32::MIN);
+        pbkdf2::derive(pbkdf2::PBKDF2_HMAC_SHA256, rounds, TEXT_SALT, text.as_bytes(), &mut key);
+        Self(key)
+    }
+
+    /// Returns the code to show to the user, or nothing for a secret made of a text.
+    pub fn code(&self) -> Option<String> {
+        let key = <&[u8; KEY_BYTES]>::try_from(self.0.as_slice()).ok()?;
+        Some(code::encode(key))
+    }
+
+    /// Returns 32 bytes for one purpose: HKDF-SHA256 (RFC 5869) with the purpose as its info.
+    pub(super) fn derive(&self, purpose: &[u8]) -> Zeroizing<[u8; 32]> {
+        let mut key = Zeroizing::new([0; 32]);
+        let extracted = hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&self.0);
+        extracted
+            .expand(&[purpose], hkdf::HKDF_SHA256)
+            .and_then(|expanded| expanded.fill(&mut key[..]))
+            .expect("one block of the hash is within the limit of HKDF");
+        key
+    }
+}
+
+/// Returns an error if others than the file's owner may read or write it. The open file is asked,
+/// so that no other one can take its place in between.
+#[cfg(unix)]
+fn refuse_open_mode(file: &File, path: &Path) -> Result<(), SecretError> {
+    use std::os::unix::fs::PermissionsExt;
+    let found = file
+        .metadata()
+        .map_err(|error| SecretError::Read { path: path.to_owned(), why: error.to_string() })?;
+    let mode = found.permissions().mode() & 0o777;
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    Err(SecretError::Mode { path: path.to_owned(), mode })
+}
+
+#[cfg(not(unix))]
+fn refuse_open_mode(_: &File, _: &Path) -> Result<(), SecretError> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn file(text: &str, mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("code");
+        fs::write(&path, text).unwrap();
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        (directory, path)
+    }
+
+    #[test]
+    fn generated_secrets_differ_and_pass_through_their_codes() {
+        let [a, b] = [Secret::generate().unwrap(), Secret::generate().unwrap()];
+        assert!(a != b);
+        assert_eq!(Secret::parse(&a.code().unwrap()).unwrap(), a);
+        assert_eq!(a.derive(b"x"), a.derive(b"x"));
+        assert_ne!(a.derive(b"x"), a.derive(b"y"));
+        assert_ne!(a.derive(b"x"), b.derive(b"x"));
+    }
+
+    #[test]
+    fn files_hold_codes_or_texts() {
+        let secret = Secret::generate().unwrap();
+        let (_kept, path) = file(&format!("{}\n", secret.code().unwrap()), 0o600);
+        assert_eq!(Secret::read_file(&path).unwrap(), secret);
+        let text = "a text that somebody has chosen";
+        let (_kept, path) = file(&format!("{text}\r\n"), 0o400);
+        let of_text = Secret::read_file(&path).unwrap();
+        assert_eq!((of_text.clone(), of_text.code()), (Secret::of_text(text), None));
+    }
+
+    #[test]
+    fn files_that_cannot_be_right_are_refused() {
+        let code = Secret::generate().unwrap().code().unwrap();
+        let long = "x!".repeat(65);
+        let cases = [
+            ("short", "5 characters, and 26 to 128"),
+            (&long[..129], "129 characters"),
+            (&code[1..], "27 letters and digits, and codes have 28"),
+            ("", "0 characters"),
+        ];
+        for (text, words) in cases {
+            let (_kept, path) = file(text, 0o600);
+            let error = Secret::read_file(&path).unwrap_err().to_string();
+            let path = path.display().to_string();
+            assert!(error.contains(words) && error.contains(&path), "{error}");
+            assert!(text.len() < 6 || !error.contains(text), "{error}");
+        }
+        let missing = Secret::read_file(Path::new("no such file")).unwrap_err().to_string();
+        assert!(missing.starts_with("no such file: cannot read"), "{missing}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn files_that_others_may_read_or_write_are_refused_with_the_command_to_type() {
+        let code = Secret::generate().unwrap().code().unwrap();
+        for mode in [0o640, 0o604, 0o620, 0o666] {
+            let (_kept, path) = file(&code, mode);
+            let error = Secret::read_file(&path).unwrap_err().to_string();
+            let command = format!("chmod 600 {}", path.display());
+            assert!(error.contains(&command) && error.contains(&format!("{mode:o}")), "{error}");
+            assert!(!error.contains(&code));
+        }
+    }
+
+    #[test]
+    fn nothing_prints_a_secret() {
+        let secret = Secret::generate().unwrap();
+        let printed = format!("{secret:?} {secret:#?}");
+        assert_eq!(printed, "Secret(..) Secret(..)");
+        let code = secret.code().unwrap();
+        let mut typed = code.clone();
+        typed.replace_range(0..1, if code.starts_with('0') { "1" } else { "0" });
+        let error = Secret::parse(&typed).unwrap_err();
+        let printed = format!("{error} {error:?}");
+        assert!(code.split('-').all(|group| !printed.contains(group)), "{printed}");
+    }
+}

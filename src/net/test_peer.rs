@@ -1,0 +1,185 @@
+//! Peers that are not endpoints of this crate: they speak QUIC with any TLS and send any bytes.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::{Connection, ConnectionError};
+use tokio::runtime::Runtime;
+
+use super::identity::{Identity, NODE_NAME};
+use super::link::Control;
+use super::*;
+
+/// Longest wait for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+pub fn any_port() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+pub fn secret() -> Secret {
+    Secret::generate().unwrap()
+}
+
+/// Returns an endpoint with short times.
+pub fn node(secret: &Secret) -> Endpoint {
+    let options = EndpointOptions {
+        handshake_timeout: Duration::from_millis(300),
+        idle_timeout: Duration::from_millis(600),
+        flush_timeout: Duration::from_millis(300),
+        ..EndpointOptions::new(any_port())
+    };
+    Endpoint::bind(options, secret, b"node").unwrap()
+}
+
+/// Waits until something holds.
+pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "after {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// QUIC endpoint with its own threads.
+pub struct Peer {
+    pub runtime: Runtime,
+    pub endpoint: quinn::Endpoint,
+}
+
+impl Peer {
+    pub fn new() -> Self {
+        Self::at(any_port(), None)
+    }
+
+    /// Returns a peer that accepts connections with this TLS.
+    pub fn serving(tls: rustls::ServerConfig) -> Self {
+        let tls = QuicServerConfig::try_from(tls).unwrap();
+        Self::at(any_port(), Some(quinn::ServerConfig::with_crypto(Arc::new(tls))))
+    }
+
+    pub fn at(address: SocketAddr, server: Option<quinn::ServerConfig>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let endpoint = runtime.block_on(async {
+            let socket = std::net::UdpSocket::bind(address).unwrap();
+            let adapter = Arc::new(quinn::TokioRuntime);
+            quinn::Endpoint::new(quinn::EndpointConfig::default(), server, socket, adapter)
+        });
+        Self { runtime, endpoint: endpoint.unwrap() }
+    }
+
+    pub fn connect(
+        &self,
+        address: SocketAddr,
+        tls: rustls::ClientConfig,
+    ) -> Result<Connection, ConnectionError> {
+        let tls = QuicClientConfig::try_from(tls).unwrap();
+        let config = quinn::ClientConfig::new(Arc::new(tls));
+        let _guard = self.runtime.enter();
+        let connecting = self.endpoint.connect_with(config, address, NODE_NAME).unwrap();
+        self.runtime.block_on(connecting)
+    }
+
+    /// Connects as a node of the run.
+    pub fn connect_as_node(&self, node: &Endpoint, secret: &Secret) -> Connection {
+        let tls = Arc::new(Identity::new(secret).unwrap()).client().unwrap();
+        self.connect(node.local_addr(), tls).unwrap()
+    }
+
+    /// Connects as a node and exchanges greetings.
+    pub fn join(&self, node: &Endpoint, secret: &Secret) -> (Connection, Control, PendingPeer) {
+        let connection = self.connect_as_node(node, secret);
+        let control = self.runtime.block_on(async {
+            let (mut send, mut receive) = connection.open_bi().await.unwrap();
+            send.write_all(&wire::greeting(b"peer")).await.unwrap();
+            let mut greeting = [0; wire::GREETING_BYTES + 4];
+            receive.read_exact(&mut greeting).await.unwrap();
+            assert_eq!(greeting[wire::GREETING_BYTES..], *b"node");
+            (send, receive)
+        });
+        let deadline = Some(Instant::now() + PATIENCE);
+        (connection, control, node.accepted().recv(deadline).unwrap())
+    }
+
+    /// Returns the sentence with which the other side closed a connection.
+    pub fn close_of(&self, connection: &Connection) -> String {
+        let closed = connection.closed();
+        let closed = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, closed).await });
+        error::sentence(&closed.expect("it closes"))
+    }
+}
+
+/// Receiver that takes all, and expects payloads of 10 bytes and blobs of at most 1000.
+#[derive(Default)]
+pub struct Sink {
+    state: Mutex<SinkState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct SinkState {
+    count: usize,
+    end: Option<CloseReason>,
+}
+
+impl Sink {
+    fn add(&self) -> Result<(), String> {
+        self.state.lock().unwrap().count += 1;
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Returns the number of things that have arrived completely.
+    pub fn count(&self) -> usize {
+        self.state.lock().unwrap().count
+    }
+
+    pub fn closed(&self) -> CloseReason {
+        let state = self.state.lock().unwrap();
+        let is_open = |state: &mut SinkState| state.end.is_none();
+        let (state, _) = self.changed.wait_timeout_while(state, PATIENCE, is_open).unwrap();
+        state.end.clone().expect("the link ends")
+    }
+}
+
+struct Ten([u8; 10]);
+
+impl Landing for Ten {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl Receiver for Sink {
+    fn control(&self, _: Vec<u8>) -> Result<(), String> {
+        self.add()
+    }
+
+    fn blob_begins(&self, _: u64, bytes: usize) -> Result<(), String> {
+        if bytes <= 1000 { Ok(()) } else { Err(format!("a blob of {bytes} bytes is not due")) }
+    }
+
+    fn blob(&self, _: u64, _: Vec<u8>) -> Result<(), String> {
+        self.add()
+    }
+
+    fn data(&self, _: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn Landing>, String> {
+        self.add()?;
+        Ok(Box::new(Ten([0; 10])))
+    }
+
+    fn closed(&self, why: &CloseReason) {
+        self.state.lock().unwrap().end = Some(why.clone());
+        self.changed.notify_all();
+    }
+}

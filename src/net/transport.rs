@@ -1,0 +1,105 @@
+//! Settings of UDP and QUIC.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::congestion::CubicConfig;
+use quinn::{
+    ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
+    VarInt,
+};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::endpoint::EndpointOptions;
+use super::error::NetError;
+use super::gate::HANDSHAKES_MAX;
+use super::identity::{self, Identity};
+
+/// Blobs that are on their way at a time, per direction.
+pub const BLOBS_MAX: usize = 4;
+/// Buffers of the socket that are asked for; the system may give less.
+const SOCKET_BYTES: usize = 4 << 20;
+/// Largest datagram that is tried. quinn hands up to ten to the system at once, which together
+/// must not exceed 65,507 bytes.
+const DATAGRAM_MAX: u16 = 6500;
+/// Round trip that is assumed before one was measured: the packets of a dial are repeated after
+/// three times as long.
+const ROUND_TRIP_GUESS: Duration = Duration::from_millis(100);
+/// First congestion window: a node talks to another one in a data center or a home, and not to a
+/// phone.
+const WINDOW_START: u64 = 256 << 10;
+/// Bytes that are kept of a client that was not admitted yet.
+const INCOMING_BYTES: u64 = 16 << 10;
+
+/// Settings of both sides of connections, and of their endpoint.
+pub struct Transport {
+    pub endpoint: EndpointConfig,
+    pub server: ServerConfig,
+    pub client: ClientConfig,
+}
+
+impl Transport {
+    pub fn new(options: &EndpointOptions, identity: &Arc<Identity>) -> Result<Self, NetError> {
+        let (tls_server, tls_client) = identity::quic(identity.server()?, identity.client()?)?;
+        let mut endpoint = EndpointConfig::default();
+        endpoint.max_udp_payload_size(DATAGRAM_MAX).map_err(NetError::identity)?;
+        let mut server = ServerConfig::with_crypto(tls_server);
+        server
+            .transport_config(Arc::new(settings(options, false)))
+            .migration(false)
+            .max_incoming(HANDSHAKES_MAX)
+            .incoming_buffer_size(INCOMING_BYTES)
+            .incoming_buffer_size_total(INCOMING_BYTES * HANDSHAKES_MAX as u64);
+        let mut client = ClientConfig::new(tls_client);
+        client.transport_config(Arc::new(settings(options, true)));
+        Ok(Self { endpoint, server, client })
+    }
+}
+
+/// Returns the settings of a connection. Only the side that dials opens a stream of two
+/// directions, one.
+fn settings(options: &EndpointOptions, is_client: bool) -> TransportConfig {
+    let idle = options.idle_timeout.max(Duration::from_millis(1));
+    let window = VarInt::from_u64(options.window_bytes).unwrap_or(VarInt::MAX);
+    let mut mtu = MtuDiscoveryConfig::default();
+    mtu.upper_bound(DATAGRAM_MAX);
+    let mut cubic = CubicConfig::default();
+    cubic.initial_window(WINDOW_START);
+    let mut settings = TransportConfig::default();
+    settings
+        .max_concurrent_bidi_streams(u32::from(!is_client).into())
+        .max_concurrent_uni_streams((1 + BLOBS_MAX as u32).into())
+        .max_idle_timeout(IdleTimeout::try_from(idle).ok())
+        .keep_alive_interval(Some((idle / 4).min(Duration::from_secs(5))))
+        .stream_receive_window(window)
+        .receive_window(window)
+        .send_window(options.window_bytes)
+        .datagram_receive_buffer_size(None)
+        .initial_rtt(ROUND_TRIP_GUESS)
+        .mtu_discovery_config(Some(mtu))
+        .congestion_controller_factory(Arc::new(cubic));
+    settings
+}
+
+/// Opens the socket of a process.
+pub fn open_socket(address: SocketAddr) -> Result<UdpSocket, NetError> {
+    bind(address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => NetError::PortTaken(address),
+        _ => NetError::Bind { address, why: error.to_string() },
+    })
+}
+
+fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        // Takes IPv4 too where the system can; where it cannot, IPv6 alone is what was asked for.
+        let _ = socket.set_only_v6(false);
+    }
+    // Smaller buffers cost speed and nothing else.
+    let _ = socket.set_recv_buffer_size(SOCKET_BYTES);
+    let _ = socket.set_send_buffer_size(SOCKET_BYTES);
+    socket.bind(&address.into())?;
+    Ok(socket.into())
+}

@@ -1,0 +1,288 @@
+//! Bytes on the wire. Every number is big-endian; every length is checked against its limit here,
+//! before anything is allocated.
+//!
+//! ```text
+//! the dialing side opens one bidirectional stream; each side sends on it
+//!   greeting   magic (4)  bytes (2)  hello
+//!   control    bytes (4)  message                           any number of times
+//! each side opens unidirectional streams
+//!   data       1  then, any number of times,  version (1)  tag (40)  bytes (4)  payload
+//!   blob       2  version (1)  id (8)  bytes (4)  BLAKE3 (32)  payload, and the end of the stream
+//! ```
+
+/// Bytes of the tag of a payload, which mean something to the layer above only.
+pub const TAG_BYTES: usize = 40;
+/// Most bytes of a node's greeting.
+pub const HELLO_MAX: usize = 4 << 10;
+/// Most bytes of a control message.
+pub const CONTROL_MAX: usize = 64 << 10;
+/// Most bytes of a blob, and of a payload.
+pub const PAYLOAD_MAX: usize = 64 << 20;
+/// Most characters of a peer's reason that are shown.
+const REASON_CHARACTERS: usize = 300;
+/// Most bytes of a reason that are sent: it must fit into one packet of the smallest size.
+const REASON_BYTES: usize = 900;
+
+pub const GREETING_BYTES: usize = 6;
+pub const CONTROL_HEAD_BYTES: usize = 4;
+pub const DATA_HEAD_BYTES: usize = 1 + TAG_BYTES + 4;
+pub const BLOB_HEAD_BYTES: usize = 1 + 8 + 4 + 32;
+const MAGIC: [u8; 4] = *b"PTL1";
+const VERSION: u8 = 1;
+
+/// Code with which an application closes a QUIC connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseCode {
+    End = 0,
+    Refused = 1,
+    Violation = 2,
+    Defect = 3,
+}
+
+impl CloseCode {
+    pub fn of(code: u64) -> Option<Self> {
+        [Self::End, Self::Refused, Self::Violation, Self::Defect]
+            .into_iter()
+            .find(|known| *known as u64 == code)
+    }
+}
+
+/// Kind of a unidirectional stream: its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamKind {
+    Data = 1,
+    Blob = 2,
+}
+
+impl StreamKind {
+    pub fn decode(byte: u8) -> Result<Self, String> {
+        match byte {
+            1 => Ok(Self::Data),
+            2 => Ok(Self::Blob),
+            other => Err(format!("a stream is of the unknown kind {other}")),
+        }
+    }
+}
+
+/// Returns a greeting; its length was checked when the endpoint was made.
+pub fn greeting(hello: &[u8]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((hello.len() as u16).to_be_bytes());
+    bytes.extend(hello);
+    bytes
+}
+
+/// Returns the number of bytes of the hello behind this head.
+pub fn greeting_length(head: &[u8; GREETING_BYTES]) -> Result<usize, String> {
+    if head[..4] != MAGIC {
+        return Err("a greeting does not begin as one".into());
+    }
+    let bytes = usize::from(u16::from_be_bytes([head[4], head[5]]));
+    within("a greeting", bytes, HELLO_MAX)
+}
+
+pub fn control_head(bytes: usize) -> [u8; CONTROL_HEAD_BYTES] {
+    (bytes as u32).to_be_bytes()
+}
+
+pub fn control_length(head: &[u8; CONTROL_HEAD_BYTES]) -> Result<usize, String> {
+    within("a control message", length(head), CONTROL_MAX)
+}
+
+/// Head of a payload on the data stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataHead {
+    pub tag: [u8; TAG_BYTES],
+    pub bytes: usize,
+}
+
+impl DataHead {
+    pub fn encode(&self) -> [u8; DATA_HEAD_BYTES] {
+        let mut head = [0; DATA_HEAD_BYTES];
+        head[0] = VERSION;
+        head[1..=TAG_BYTES].copy_from_slice(&self.tag);
+        head[1 + TAG_BYTES..].copy_from_slice(&(self.bytes as u32).to_be_bytes());
+        head
+    }
+
+    pub fn decode(head: &[u8; DATA_HEAD_BYTES]) -> Result<Self, String> {
+        version("a payload", head[0])?;
+        let (tag, bytes) = head[1..].split_at(TAG_BYTES);
+        let bytes = within("a payload", length(bytes), PAYLOAD_MAX)?;
+        let mut copied = [0; TAG_BYTES];
+        copied.copy_from_slice(tag);
+        Ok(Self { tag: copied, bytes })
+    }
+}
+
+/// Head of a blob, behind the kind of its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlobHead {
+    pub id: u64,
+    pub bytes: usize,
+    pub hash: [u8; 32],
+}
+
+impl BlobHead {
+    pub fn encode(&self) -> [u8; BLOB_HEAD_BYTES] {
+        let mut head = [0; BLOB_HEAD_BYTES];
+        head[0] = VERSION;
+        head[1..9].copy_from_slice(&self.id.to_be_bytes());
+        head[9..13].copy_from_slice(&(self.bytes as u32).to_be_bytes());
+        head[13..].copy_from_slice(&self.hash);
+        head
+    }
+
+    pub fn decode(head: &[u8; BLOB_HEAD_BYTES]) -> Result<Self, String> {
+        version("a blob", head[0])?;
+        let bytes = within("a blob", length(&head[9..13]), PAYLOAD_MAX)?;
+        let id = head[1..9].iter().fold(0, |id, byte| id << 8 | u64::from(*byte));
+        let mut hash = [0; 32];
+        hash.copy_from_slice(&head[13..]);
+        Ok(Self { id, bytes, hash })
+    }
+}
+
+fn length(bytes: &[u8]) -> usize {
+    bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte))
+}
+
+fn version(what: &str, found: u8) -> Result<(), String> {
+    if found == VERSION {
+        return Ok(());
+    }
+    Err(format!("{what} is of version {found} of the protocol, and {VERSION} is known"))
+}
+
+fn within(what: &str, bytes: usize, max: usize) -> Result<usize, String> {
+    if bytes <= max {
+        return Ok(bytes);
+    }
+    Err(format!("{what} has {bytes} bytes, and at most {max} are allowed"))
+}
+
+/// Returns a reason as it is sent.
+pub fn reason_bytes(why: &str) -> &[u8] {
+    let mut end = why.len().min(REASON_BYTES);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    &why.as_bytes()[..end]
+}
+
+/// Returns a peer's reason as it is shown: one line, without anything that controls a terminal,
+/// and not longer than a message.
+pub fn reason_text(bytes: &[u8]) -> String {
+    // A character has at most four bytes.
+    let bytes = &bytes[..bytes.len().min(4 * REASON_CHARACTERS)];
+    let text = String::from_utf8_lossy(bytes);
+    // Marks that turn the direction of text around would disguise it.
+    let turns = |c| {
+        matches!(c, '\u{200E}'..='\u{200F}' | '\u{2028}'..='\u{202E}')
+            || matches!(c, '\u{2066}'..='\u{2069}')
+    };
+    let is_harmful = |c: char| c.is_control() || turns(c);
+    let text: String = text
+        .chars()
+        .map(|c| if is_harmful(c) { '\u{FFFD}' } else { c })
+        .take(REASON_CHARACTERS)
+        .collect();
+    if text.is_empty() { "no reason was given".into() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::rng::threefry2x32;
+
+    /// Mutates encoded bytes: a byte is replaced, a bit is turned, all is noise, a length is at a
+    /// border.
+    fn mutated<const N: usize>(valid: &[u8; N], seed: u32) -> [u8; N] {
+        let word = |i: u32| threefry2x32([seed, 7], [i, 0])[0];
+        let mut bytes = *valid;
+        for change in 0..=word(0) % 3 {
+            let at = word(10 + change) as usize % N;
+            match word(20 + change) % 4 {
+                0 => bytes[at] = word(30 + change) as u8,
+                1 => bytes[at] ^= 1 << (word(30 + change) % 8),
+                2 => bytes.iter_mut().zip(40..).for_each(|(byte, i)| *byte = word(i) as u8),
+                _ => {
+                    let near = PAYLOAD_MAX as u32 - 1 + word(30 + change) % 3;
+                    let end = (at + 4).min(N);
+                    bytes[at..end].copy_from_slice(&near.to_be_bytes()[..end - at]);
+                }
+            }
+        }
+        bytes
+    }
+
+    const MUTATIONS: u32 = 100_000;
+
+    #[test]
+    fn heads_pass_through_their_encoding() {
+        let data =
+            DataHead { tag: std::array::from_fn(|i| i as u8), bytes: 0x0123_4567 & 0x3FF_FFFF };
+        assert_eq!(DataHead::decode(&data.encode()), Ok(data));
+        let blob = BlobHead { id: u64::MAX - 5, bytes: PAYLOAD_MAX, hash: [7; 32] };
+        assert_eq!(BlobHead::decode(&blob.encode()), Ok(blob));
+        assert_eq!(control_length(&control_head(CONTROL_MAX)), Ok(CONTROL_MAX));
+        let greeted = greeting(b"hello");
+        assert_eq!(greeting_length(greeted[..GREETING_BYTES].try_into().unwrap()), Ok(5));
+        for kind in [StreamKind::Data, StreamKind::Blob] {
+            assert_eq!(StreamKind::decode(kind as u8), Ok(kind));
+        }
+    }
+
+    #[test]
+    fn mutated_heads_are_refused_or_are_within_the_limits() {
+        let data = DataHead { tag: [3; TAG_BYTES], bytes: 1000 }.encode();
+        let blob = BlobHead { id: 3, bytes: 1000, hash: [3; 32] }.encode();
+        let greeted = greeting(&[0; 100])[..GREETING_BYTES].try_into().unwrap();
+        let mut refused = [0; 4];
+        for seed in 0..MUTATIONS {
+            let lengths = [
+                DataHead::decode(&mutated(&data, seed)).map(|head| (head.bytes, PAYLOAD_MAX)),
+                BlobHead::decode(&mutated(&blob, seed)).map(|head| (head.bytes, PAYLOAD_MAX)),
+                greeting_length(&mutated(&greeted, seed)).map(|bytes| (bytes, HELLO_MAX)),
+                control_length(&mutated(&control_head(9), seed)).map(|bytes| (bytes, CONTROL_MAX)),
+            ];
+            for (refused, length) in refused.iter_mut().zip(lengths) {
+                match length {
+                    Ok((bytes, max)) => assert!(bytes <= max, "seed {seed}: {bytes}"),
+                    Err(why) => {
+                        assert!(why.len() < 100, "{why}");
+                        *refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused.iter().all(|count| (1000..MUTATIONS).contains(count)), "{refused:?}");
+    }
+
+    #[test]
+    fn unknown_versions_kinds_and_lengths_are_named() {
+        let mut data = DataHead { tag: [0; TAG_BYTES], bytes: 0 }.encode();
+        data[0] = 2;
+        assert!(DataHead::decode(&data).unwrap_err().contains("version 2"));
+        let blob = BlobHead { id: 0, bytes: PAYLOAD_MAX + 1, hash: [0; 32] }.encode();
+        assert!(BlobHead::decode(&blob).unwrap_err().contains("67108865 bytes"));
+        assert!(StreamKind::decode(0).unwrap_err().contains("kind 0"));
+        assert!(control_length(&[255; 4]).unwrap_err().contains("at most 65536"));
+        assert!(greeting_length(b"HTTP/1").unwrap_err().contains("begin"));
+    }
+
+    #[test]
+    fn reasons_are_made_harmless() {
+        assert_eq!(reason_text(b"a\x1b[31m\nb\xff"), "a\u{FFFD}[31m\u{FFFD}b\u{FFFD}");
+        assert_eq!(reason_text("\u{202E}x".as_bytes()), "\u{FFFD}x");
+        assert_eq!(reason_text(b""), "no reason was given");
+        let long = "ä".repeat(5000);
+        assert!(reason_text(long.as_bytes()).chars().count() <= REASON_CHARACTERS + 1);
+        assert_eq!(reason_bytes(&long).len(), REASON_BYTES);
+        assert_eq!(reason_bytes("aä").len(), 3);
+        for seed in 0..MUTATIONS / 10 {
+            let shown = reason_text(&mutated(&[b'a'; 64], seed));
+            assert!(!shown.chars().any(char::is_control));
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Ends of links: who learns what.
+
+use potluck::net::{CONTROL_MAX, PAYLOAD_MAX, Payload};
+
+use super::*;
+
+#[test]
+fn what_was_queued_before_a_close_arrives_and_then_the_sentence() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, here), (_other, there)] = linked(&a, &b);
+    for i in 0..20u8 {
+        link.send_data([i; TAG_BYTES], Payload::from(vec![i; 100_000])).unwrap();
+        link.send_control(vec![i]).unwrap();
+    }
+    link.send_blob(1, Payload::from(vec![5; 1_000_000])).unwrap();
+    link.close("the run has ended");
+    link.close("a second reason");
+    assert_eq!(link.send_control(vec![]).unwrap_err().0, "the run has ended");
+    assert_eq!(there.closed(), CloseReason::Peer("the run has ended".into()));
+    let all = there.all();
+    assert_eq!(all.len(), 20 + 20 + 2 + 1);
+    assert!(all.contains(&Arrival::Data([19; TAG_BYTES], vec![19; 100_000])));
+    assert_eq!(here.closed(), CloseReason::Here("the run has ended".into()));
+}
+
+#[test]
+fn both_sides_may_close_at_once() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, here), (other, there)] = linked(&a, &b);
+    link.close("one");
+    other.close("two");
+    let expected =
+        |own: &str, peer: &str| [CloseReason::Here(own.into()), CloseReason::Peer(peer.into())];
+    assert!(expected("one", "two").contains(&here.closed()));
+    assert!(expected("two", "one").contains(&there.closed()));
+}
+
+#[test]
+fn a_dropped_link_and_a_dropped_endpoint_close() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, _), (_kept, there)] = linked(&a, &b);
+    drop(link.clone());
+    link.send_control(b"still open".to_vec()).unwrap();
+    drop(link);
+    assert_eq!(there.closed(), CloseReason::Peer("the node gave the link up".into()));
+    assert_eq!(there.all()[0], Arrival::Control(b"still open".to_vec()));
+    let [(link, here), (_kept, there)] = linked(&a, &b);
+    link.send_control(b"the last words".to_vec()).unwrap();
+    drop(a);
+    assert_eq!(there.closed(), CloseReason::Peer("the program ended its links".into()));
+    assert_eq!(there.all()[0], Arrival::Control(b"the last words".to_vec()));
+    here.closed();
+    assert!(link.send_control(vec![]).is_err());
+}
+
+#[test]
+fn a_closed_endpoint_tells_its_reason_and_dials_no_more() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(_link, _), (_kept, there)] = linked(&a, &b);
+    a.close("the run was stopped");
+    assert_eq!(there.closed(), CloseReason::Peer("the run was stopped".into()));
+    assert!(a.dial(b.local_addr(), PATIENCE).is_err());
+    assert_eq!(a.accepted().try_recv().unwrap_err().0, "the run was stopped");
+}
+
+/// Receiver that takes nothing, for one reason, and panics at blobs.
+struct Reluctant(Log);
+
+impl Receiver for Reluctant {
+    fn control(&self, _: Vec<u8>) -> Result<(), String> {
+        Err("a message of an older generation".into())
+    }
+
+    fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String> {
+        match bytes {
+            0 => panic!("on purpose, in a test"),
+            _ => Err(format!("blob {id} was not asked for")),
+        }
+    }
+
+    fn blob(&self, _: u64, _: Vec<u8>) -> Result<(), String> {
+        unreachable!("none begins")
+    }
+
+    fn data(&self, tag: &[u8; TAG_BYTES], _: usize) -> Result<Box<dyn Landing>, String> {
+        self.0.data(tag, 10)
+    }
+
+    fn closed(&self, why: &CloseReason) {
+        self.0.closed_with(why);
+    }
+}
+
+impl Log {
+    fn closed_with(&self, why: &CloseReason) {
+        Receiver::closed(self, why);
+    }
+}
+
+/// Returns how a link ends on the sending side and on a reluctant one.
+fn ends(send: impl FnOnce(&Link)) -> [CloseReason; 2] {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let (dialed, accepted) = meet(&a, &b);
+    let (here, there) = (Arc::new(Log::default()), Arc::new(Reluctant(Log::default())));
+    let (link, _kept) = (dialed.open(here.clone()), accepted.open(there.clone()));
+    send(&link);
+    [here.closed(), there.0.closed()]
+}
+
+#[test]
+fn an_error_of_the_receiver_closes_the_link_with_its_sentence() {
+    let both = |why: &str| [CloseReason::Accused(why.into()), CloseReason::Violation(why.into())];
+    let control = ends(|link| link.send_control(vec![1]).unwrap());
+    assert_eq!(control, both("a message of an older generation"));
+    let blob = ends(|link| link.send_blob(9, Payload::from(vec![1])).unwrap());
+    assert_eq!(blob, both("blob 9 was not asked for"));
+    let data = ends(|link| link.send_data([0; TAG_BYTES], Payload::from(vec![1; 11])).unwrap());
+    assert_eq!(data, both("a payload has 11 bytes, and 10 are due"));
+}
+
+#[test]
+fn a_panic_of_the_receiver_closes_the_link_and_nothing_else() {
+    let [here, there] = ends(|link| link.send_blob(1, Payload::from(vec![])).unwrap());
+    assert!(matches!(here, CloseReason::Lost(_)), "{here}");
+    assert!(matches!(there, CloseReason::Defect(_)), "{there}");
+}
+
+#[test]
+fn what_is_too_long_to_be_sent_is_a_defect_of_this_side() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, here), (_other, there)] = linked(&a, &b);
+    let error = link.send_control(vec![0; CONTROL_MAX + 1]).unwrap_err();
+    assert!(error.0.contains("65537 bytes"), "{error}");
+    assert!(matches!(here.closed(), CloseReason::Defect(_)));
+    assert!(matches!(there.closed(), CloseReason::Lost(_)));
+    let [(link, _), _kept] = linked(&a, &b);
+    let huge = Payload::from(vec![0; PAYLOAD_MAX + 1]);
+    assert!(link.send_data([0; TAG_BYTES], huge.clone()).is_err());
+    let [(link, _), _kept] = linked(&a, &b);
+    assert!(link.send_blob(0, huge).is_err());
+}
+
+#[test]
+fn a_sender_waits_while_the_peer_takes_nothing_and_wakes_at_the_end() {
+    /// Receiver whose payloads wait until a sender is gone.
+    struct Slow(Log, Mutex<Option<std::sync::mpsc::Receiver<()>>>);
+    impl Receiver for Slow {
+        fn control(&self, _: Vec<u8>) -> Result<(), String> {
+            Ok(())
+        }
+        fn blob_begins(&self, _: u64, _: usize) -> Result<(), String> {
+            Ok(())
+        }
+        fn blob(&self, _: u64, _: Vec<u8>) -> Result<(), String> {
+            Ok(())
+        }
+        fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+            if let Some(wait) = self.1.lock().unwrap().take() {
+                let _ = wait.recv_timeout(PATIENCE);
+            }
+            self.0.data(tag, bytes)
+        }
+        fn closed(&self, why: &CloseReason) {
+            self.0.closed_with(why);
+        }
+    }
+    let secret = secret();
+    let small = EndpointOptions { queue_bytes: 1 << 20, window_bytes: 1 << 20, ..options() };
+    let [a, b] = [(); 2].map(|()| Endpoint::bind(small.clone(), &secret, b"").unwrap());
+    let (dialed, accepted) = meet(&a, &b);
+    let (release, wait) = std::sync::mpsc::channel();
+    let slow = Arc::new(Slow(Log::default(), Mutex::new(Some(wait))));
+    let (link, _kept) = (dialed.open(Arc::new(Log::default())), accepted.open(slow.clone()));
+    let payload = || Payload::from(vec![0; 256 << 10]);
+    let sending = link.clone();
+    let sender = std::thread::spawn(move || {
+        let mut sent = 0;
+        while sent < 200 && sending.send_data([0; TAG_BYTES], payload()).is_ok() {
+            sent += 1;
+        }
+        sent
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!sender.is_finished(), "nothing bounds what is queued");
+    link.close("enough");
+    let sent = sender.join().unwrap();
+    release.send(()).unwrap();
+    // The queue, the window, and what is about to be written.
+    assert!((4..=16).contains(&sent), "{sent}");
+    assert_eq!(slow.0.closed(), CloseReason::Peer("enough".into()));
+    assert_eq!(slow.0.all().len(), sent + 1);
+}

@@ -1,0 +1,155 @@
+//! Messages, payloads and blobs on a link that works.
+
+use potluck::net::{CONTROL_MAX, Payload};
+
+use super::*;
+
+/// Bytes that differ from place to place.
+fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|i| (i.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
+}
+
+fn controls(all: &[Arrival]) -> Vec<&[u8]> {
+    let mut messages = Vec::new();
+    for arrival in all {
+        if let Arrival::Control(message) = arrival {
+            messages.push(&message[..]);
+        }
+    }
+    messages
+}
+
+#[test]
+fn control_messages_of_any_length_come_in_order_in_both_directions() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let sides = linked(&a, &b);
+    let lengths = [0, 1, 3, 4, 5, 1000, CONTROL_MAX - 1, CONTROL_MAX];
+    let sent: Vec<_> = (0..200).map(|i| pattern(lengths[i % 8].min(20_000 + i), i as u8)).collect();
+    for (link, _) in &sides {
+        sent.iter().for_each(|message| link.send_control(message.clone()).unwrap());
+    }
+    for (_, log) in &sides {
+        let all = log.wait(|all| all.len() == sent.len());
+        assert_eq!(controls(&all), sent);
+    }
+}
+
+#[test]
+fn payloads_come_in_order_with_their_tags_and_blobs_beside_them() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, _), (_kept, log)] = linked(&a, &b);
+    let sizes = [0usize, 1, 44, 45, 46, 65_536, 300_000];
+    let payloads: Vec<_> = (0u8..40)
+        .map(|i| ([i; TAG_BYTES], pattern(sizes[usize::from(i) % sizes.len()], i)))
+        .collect();
+    let blobs: Vec<_> = (0..10).map(|id| (id, pattern(100_000 * id as usize, id as u8))).collect();
+    let sending = link.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (id, bytes) in &blobs {
+                sending.send_blob(*id, Payload::from(bytes.clone())).unwrap();
+                sending.send_control(vec![*id as u8]).unwrap();
+            }
+        });
+        for (tag, bytes) in &payloads {
+            link.send_data(*tag, Payload::new(bytes.clone())).unwrap();
+        }
+    });
+    let all = log.wait(|all| all.len() == payloads.len() + 3 * blobs.len());
+    let data: Vec<_> = all
+        .iter()
+        .filter_map(|arrival| match arrival {
+            Arrival::Data(tag, bytes) => Some((*tag, bytes.clone())),
+            _ => None,
+        })
+        .collect();
+    assert!(data == payloads);
+    let mut arrived: Vec<_> = all
+        .iter()
+        .filter_map(|arrival| match arrival {
+            Arrival::Blob(id, bytes) => Some((*id, bytes.clone())),
+            _ => None,
+        })
+        .collect();
+    arrived.sort();
+    assert!(arrived == blobs);
+    for (id, bytes) in &blobs {
+        let at = |wanted: &Arrival| all.iter().position(|arrival| arrival == wanted).unwrap();
+        let begins = at(&Arrival::BlobBegins(*id, bytes.len()));
+        assert!(begins < at(&Arrival::Blob(*id, bytes.clone())));
+    }
+    assert_eq!(controls(&all), (0u8..10).map(|id| vec![id]).collect::<Vec<_>>());
+}
+
+#[test]
+fn control_messages_overtake_payloads() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, _), (_kept, log)] = linked(&a, &b);
+    for i in 0..32u8 {
+        link.send_data([i; TAG_BYTES], Payload::from(vec![i; 1 << 20])).unwrap();
+    }
+    link.send_control(b"urgent".to_vec()).unwrap();
+    let all = log.wait(|all| all.len() == 33);
+    let at = all.iter().position(|arrival| *arrival == Arrival::Control(b"urgent".to_vec()));
+    assert!(at.unwrap() < 32, "{at:?}");
+}
+
+#[test]
+fn the_owner_of_a_payload_is_dropped_when_the_peer_has_it() {
+    struct Owner(Arc<Mutex<usize>>, Vec<u8>);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.1
+        }
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            *self.0.lock().unwrap() += 1;
+        }
+    }
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, _), (_kept, log)] = linked(&a, &b);
+    let dropped = Arc::new(Mutex::new(0));
+    for _ in 0..10 {
+        let payload = Payload::new(Owner(dropped.clone(), vec![1; 100_000]));
+        assert_eq!((payload.len(), payload.is_empty()), (100_000, false));
+        link.send_data([0; TAG_BYTES], payload).unwrap();
+    }
+    log.wait(|all| all.len() == 10);
+    let deadline = Instant::now() + PATIENCE;
+    while *dropped.lock().unwrap() < 10 {
+        assert!(Instant::now() < deadline, "{} dropped", dropped.lock().unwrap());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_link_knows_its_peer_and_its_traffic() {
+    let secret = secret();
+    let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
+    let [(link, _), (other, log)] = linked(&a, &b);
+    link.send_data([0; TAG_BYTES], Payload::from(vec![0; 500_000])).unwrap();
+    log.wait(|all| all.len() == 1);
+    assert_eq!((link.address(), other.address()), (b.local_addr(), a.local_addr()));
+    assert!(link.bytes_sent() > 500_000 && other.bytes_received() > 500_000);
+    assert!(other.bytes_sent() < 400_000, "{}", other.bytes_sent());
+    assert!(link.round_trip() > Duration::ZERO && link.round_trip() < Duration::from_secs(1));
+}
+
+#[test]
+fn many_nodes_meet_at_one_endpoint() {
+    let secret = secret();
+    let first = endpoint(&secret, b"first");
+    let others: Vec<_> = (0..8u8).map(|i| endpoint(&secret, &[i])).collect();
+    let links: Vec<_> = others.iter().map(|other| linked(other, &first)).collect();
+    for (i, [(link, _), _]) in links.iter().enumerate() {
+        link.send_control(vec![i as u8; 10]).unwrap();
+    }
+    for (i, [_, (_, log)]) in links.iter().enumerate() {
+        assert_eq!(log.wait(|all| all.len() == 1), [Arrival::Control(vec![i as u8; 10])]);
+    }
+}
