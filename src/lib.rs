@@ -9,7 +9,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | 0 | [`base`], [`files`] |
-//! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`data`] |
+//! | 1 | [`metrics`], [`device`], [`graph`], [`collective`], [`cluster`], [`data`] |
 //! | 2 | [`kernels`], [`model`], [`optim`], [`parallel`], [`comm`], [`faults`], [`ui`] |
 //! | 3 | [`checkpoint`], [`config`], [`autotune`], [`net`], [`sim`] |
 //! | 4 | [`exec`], [`planner`] |
@@ -29,6 +29,7 @@ pub mod bench;
 pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
+pub mod cluster;
 pub mod collective;
 pub mod comm;
 pub mod config;

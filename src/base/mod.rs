@@ -12,8 +12,8 @@ pub mod shape;
 pub use edge_piece::EdgePiece;
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{
-    BucketId, ChunkId, EdgeId, NodeId, ParamId, Position, Rank, SegmentId, Site, SlotId, StepId,
-    TensorId,
+    BucketId, ChunkId, EdgeId, Generation, NodeId, NodeRank, ParamId, Position, Rank, SegmentId,
+    Site, SlotId, StepId, TensorId,
 };
 pub use round::{Nanos, Round};
 pub use shape::{DType, Shape};

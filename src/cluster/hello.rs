@@ -1,0 +1,179 @@
+//! Greeting of a node: what it is and which devices it brings.
+
+use serde::{Deserialize, Serialize};
+
+use super::refusal::Refusal;
+use super::text::{TextError, check_name, check_text};
+
+/// Version of the messages between nodes.
+pub const PROTOCOL: u32 = 1;
+/// Longest host name (RFC 1035, section 2.3.4), in bytes.
+pub const HOST_BYTES_MAX: usize = 255;
+/// Most devices of a node.
+pub const DEVICES_MAX: usize = 64;
+/// Longest name and kind of a device, in bytes each.
+pub const DEVICE_BYTES_MAX: usize = 256;
+/// Longest version, hash of a build and name of a run, in bytes each.
+pub const VERSION_BYTES_MAX: usize = 128;
+
+/// Device of a node, as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeDevice {
+    pub name: String,
+    /// Kind and API, such as `discrete GPU, Vulkan`; may be empty.
+    pub kind: String,
+}
+
+/// Greeting, the first message of a node that joins. It begins with the protocol, and its layout
+/// is that of all protocols, so that nodes of different ones can name the difference.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub protocol: u32,
+    /// Version of the program.
+    pub version: String,
+    /// Hash of the build, as text.
+    pub build: String,
+    /// Run that the node belongs to, if it comes back to one; `None` joins whatever runs there.
+    pub run: Option<String>,
+    pub host: String,
+    /// UDP port at which the node listens.
+    pub port: u16,
+    /// Devices in the order of their ranks, at least one.
+    pub devices: Vec<NodeDevice>,
+}
+
+/// Error of a greeting's content.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    #[error("{0}")]
+    Text(#[from] TextError),
+    #[error("it has no device")]
+    NoDevice,
+    #[error("it has {devices} devices, of at most {DEVICES_MAX}")]
+    TooManyDevices { devices: usize },
+    #[error("it listens at port 0, which is none")]
+    NoPort,
+}
+
+impl Hello {
+    /// Checks the bounds of all values.
+    ///
+    /// # Errors
+    /// Returns [`HelloError`] for an empty or too long text, one with control characters, no port,
+    /// and no or too many devices.
+    pub fn check(&self) -> Result<(), HelloError> {
+        check_name("version", &self.version, VERSION_BYTES_MAX)?;
+        check_name("build", &self.build, VERSION_BYTES_MAX)?;
+        if let Some(run) = &self.run {
+            check_name("run", run, VERSION_BYTES_MAX)?;
+        }
+        if self.port == 0 {
+            return Err(HelloError::NoPort);
+        }
+        check_host_and_devices(&self.host, &self.devices)
+    }
+
+    /// Compares the greeting of a joining node with that of the first one.
+    ///
+    /// # Errors
+    /// Returns [`Refusal`] for another protocol, version, build or run.
+    pub fn accept(&self, run: &str, theirs: &Self) -> Result<(), Refusal> {
+        let hosts = || (theirs.host.clone(), self.host.clone());
+        let pair = |theirs: &str, own: &str| (theirs.to_owned(), own.to_owned());
+        if theirs.protocol != self.protocol {
+            let (theirs, own) = (theirs.protocol, self.protocol);
+            return Err(Refusal::Protocol { hosts: hosts(), theirs, own });
+        }
+        if theirs.version != self.version {
+            let values = pair(&theirs.version, &self.version);
+            return Err(Refusal::Version { hosts: hosts(), values });
+        }
+        if theirs.build != self.build {
+            let values = pair(&theirs.build, &self.build);
+            return Err(Refusal::Build { hosts: hosts(), values });
+        }
+        match &theirs.run {
+            Some(wanted) if wanted != run => {
+                Err(Refusal::Run { hosts: hosts(), values: pair(wanted, run) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks the host name of a node and its devices.
+pub fn check_host_and_devices(host: &str, devices: &[NodeDevice]) -> Result<(), HelloError> {
+    check_name("host name", host, HOST_BYTES_MAX)?;
+    match devices.len() {
+        0 => return Err(HelloError::NoDevice),
+        devices if devices > DEVICES_MAX => return Err(HelloError::TooManyDevices { devices }),
+        _ => {}
+    }
+    for device in devices {
+        check_name("device name", &device.name, DEVICE_BYTES_MAX)?;
+        check_text("kind of device", &device.kind, DEVICE_BYTES_MAX)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::testing::hello;
+
+    #[test]
+    fn greetings_are_bounded() {
+        assert_eq!(hello("beta").check(), Ok(()));
+        let wrong = |change: fn(&mut Hello)| {
+            let mut hello = hello("beta");
+            change(&mut hello);
+            hello.check().unwrap_err().to_string()
+        };
+        let long = "its host name has 256 bytes, of at most 255";
+        assert_eq!(wrong(|hello| hello.host = "h".repeat(256)), long);
+        assert_eq!(wrong(|hello| hello.devices.clear()), "it has no device");
+        let many = "it has 65 devices, of at most 64";
+        assert_eq!(wrong(|hello| hello.devices = vec![hello.devices[0].clone(); 65]), many);
+        let name = "its device name has 257 bytes, of at most 256";
+        assert_eq!(wrong(|hello| hello.devices[0].name = "d".repeat(257)), name);
+        let kind = "its kind of device has a character that is not shown, \\u{7}";
+        assert_eq!(wrong(|hello| hello.devices[0].kind = "\u{7}".into()), kind);
+        assert_eq!(wrong(|hello| hello.port = 0), "it listens at port 0, which is none");
+        assert_eq!(wrong(|hello| hello.version.clear()), "its version is empty");
+        assert_eq!(wrong(|hello| hello.build.clear()), "its build is empty");
+        assert_eq!(wrong(|hello| hello.run = Some(String::new())), "its run is empty");
+    }
+
+    #[test]
+    fn nodes_that_do_not_match_learn_the_values_of_both_sides() {
+        let own = hello("alpha");
+        let refusal = |change: fn(&mut Hello)| {
+            let mut theirs = hello("beta");
+            change(&mut theirs);
+            own.accept("run-7", &theirs).unwrap_err().to_string()
+        };
+        assert_eq!(own.accept("run-7", &hello("beta")), Ok(()));
+        assert_eq!(
+            refusal(|hello| hello.protocol = 2),
+            "beta speaks protocol 2 of potluck and alpha protocol 1: install the same version on \
+             both"
+        );
+        assert_eq!(
+            refusal(|hello| hello.version = "0.2.0".into()),
+            "beta has potluck 0.2.0 and alpha potluck 0.1.0: install the same version on both"
+        );
+        assert_eq!(
+            refusal(|hello| hello.build = "beef".into()),
+            "beta has the build beef of potluck and alpha the build cafe: install the same build \
+             on both"
+        );
+        assert_eq!(
+            refusal(|hello| hello.run = Some("run-6".into())),
+            "beta asks for the run run-6, and the run of alpha is run-7: join the node that \
+             started run-6"
+        );
+        let mut same = hello("beta");
+        same.run = Some("run-7".into());
+        assert_eq!(own.accept("run-7", &same), Ok(()));
+    }
+}
