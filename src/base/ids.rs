@@ -52,8 +52,8 @@ ids! {
     Rank(u32) "rank ";
     /// An index in a group of ranks; in a group of all ranks, positions equal ranks.
     Position(u32) "position ";
-    /// A process with its devices in a run over several machines; node 0 is the first one. (torchrun
-    /// calls it node rank; [`NodeId`] is a node of a graph.)
+    /// A process with its devices in a run over several machines; node 0 is the first one.
+    /// (torchrun calls it node rank; [`NodeId`] is a node of a graph.)
     NodeRank(u32) "node ";
     /// One set of nodes that begin to work together, counted from 1. Another set, or the same one
     /// after a loss, is a later generation.

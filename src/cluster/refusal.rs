@@ -1,6 +1,6 @@
 //! Reasons for which a node is not taken in.
 
-use std::net::SocketAddr;
+use core::net::SocketAddr;
 
 use super::hello::HelloError;
 use super::message::MESSAGE_BYTES_MAX;
