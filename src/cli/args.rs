@@ -49,6 +49,10 @@ pub enum Command {
     },
     /// Train a model; without arguments a small GPT on the built-in corpus
     Train(TrainArgs),
+    /// Take part in a run that another machine started with `potluck train --nodes N`
+    Join(JoinArgs),
+    /// Print a new code for --secret-file of train and join
+    Secret,
     /// Print the loss of a checkpoint on a data set
     Eval(EvalArgs),
     /// Generate text with a checkpoint
@@ -104,6 +108,17 @@ pub struct TrainArgs {
     /// parallel.chunks) or zero-bubble (parallel.schedule)
     #[arg(long, value_name = "S")]
     pub schedule: Option<String>,
+    /// Machines of the run, this one included: it waits until the others have typed the line that
+    /// it prints, `potluck join ADDR`
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "explain")]
+    pub nodes: Option<u32>,
+    /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// With --nodes: file with the code of the run; without it and POTLUCK_SECRET_FILE, a new code
+    /// is printed
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
     /// Directory of the run [default: the next free runs/NNNN]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -142,6 +157,30 @@ pub struct TrainArgs {
     /// key); may be repeated, the last value counts
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+}
+
+/// Arguments of `join`.
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// Host and UDP port of the first node [default port: 7717]
+    #[arg(value_name = "HOST[:PORT]")]
+    pub address: String,
+    /// Devices of this machine that take part, as for `potluck train` [default: auto]
+    #[arg(long, value_name = "SELECTOR,..")]
+    pub devices: Option<String>,
+    /// Address and UDP port at which this node listens for the others [default: any free port]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// File with the code of the run; without it and POTLUCK_SECRET_FILE, the code is asked for
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Set a key of this node alone: train.device_memory_mib, train.device_timeout_s,
+    /// train.log_every or train.tune_s; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Print only warnings and errors
+    #[arg(long)]
+    pub quiet: bool,
 }
 
 /// Output of `train --explain`.

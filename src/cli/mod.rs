@@ -5,6 +5,7 @@ pub mod bench;
 pub mod devices;
 pub mod explain;
 pub mod model;
+pub mod nodes;
 pub mod predict;
 pub mod resume;
 pub mod runs;
@@ -43,6 +44,8 @@ pub fn main() -> i32 {
             devices::run(*json, certify).map(|()| 0)
         }
         Command::Train(args) => train::run(args),
+        Command::Join(args) => nodes::join(args),
+        Command::Secret => nodes::secret().map(|()| 0),
         Command::Eval(args) => model::eval(args).map(|()| 0),
         Command::Generate(args) => model::generate(args).map(|()| 0),
         Command::Predict(args) => predict::predict(args).map(|()| 0),

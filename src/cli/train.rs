@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::args::{CheckpointArgs, Explain, TrainArgs};
 use super::explain::{ResumedParts, explanation};
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
-use super::{UsageError, writable};
+use super::{UsageError, exit_code, nodes, writable};
 use crate::autotune::catalog;
 use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
@@ -16,6 +16,7 @@ use crate::config::schema::{DataKind, Model, Parallel};
 use crate::faults::Faults;
 use crate::metrics::{Sink, Sinks};
 use crate::train::error::TrainError;
+use crate::train::nodes::{NodeOutcome, NodesSink};
 use crate::train::run::{Run, RunOptions, RunOutcome, train};
 use crate::train::run_data::SavedData;
 use crate::train::spec::RunSpec;
@@ -69,9 +70,22 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
         }
     }
     let (trace, retune) = (args.trace.clone(), args.retune);
-    let options = RunOptions { out, continued, unsaved, trace, retune, faults };
+    let spec = RunSpec::resolved(&resolved);
+    let nodes = nodes::meet(args, &spec)?;
+    let options =
+        RunOptions { out, continued, unsaved, trace, retune, faults, nodes: nodes.clone() };
     let checkpoint = point.map(|point| point.checkpoint);
-    execute(RunSpec::resolved(&resolved), options, checkpoint, args.quiet)
+    let ended = execute(spec, options, checkpoint, args.quiet);
+    if let Some(nodes) = nodes {
+        nodes.end(&match &ended {
+            Ok((RunOutcome::Done { .. }, _)) => NodeOutcome::Done,
+            Ok((RunOutcome::Interrupted(signal), _)) => NodeOutcome::Interrupted(signal.number()),
+            Err(error) => {
+                NodeOutcome::Failed { why: format!("{error:#}"), exit_code: exit_code(error) }
+            }
+        });
+    }
+    ended.map(|(_, code)| code)
 }
 
 /// Refuses a directory of a run among directories of pictures: it would be taken for a class.
@@ -148,16 +162,20 @@ fn execute(
     options: RunOptions,
     checkpoint: Option<Checkpoint>,
     quiet: bool,
-) -> anyhow::Result<i32> {
+) -> anyhow::Result<(RunOutcome, i32)> {
     let out = options.out.clone();
-    let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, spec.every.progress));
+    let shown: Box<dyn Sink> = Box::new(Terminal::new(quiet, spec.every.progress));
+    let terminal: Box<dyn Sink> = match options.nodes.clone() {
+        Some(nodes) => Box::new(NodesSink { nodes, shown }),
+        None => shown,
+    };
     let mut shown = Sinks::from(terminal);
     shown.set_chart(CurveDrawing::new(&out));
     let mut run = Run::start(spec, options, checkpoint, Box::new(shown))?;
     run.emit_summary()?;
     let ending = train(&mut run)?;
     let resume = format!("continue it with: {}", run.resume_command());
-    match ending {
+    let code = match &ending {
         RunOutcome::Done { sentences, .. } => {
             let text = run.sample()?;
             if !text.is_empty() {
@@ -167,13 +185,14 @@ fn execute(
                 sentences.iter().for_each(|measure| print_line(&format!("\n{measure}")));
                 print_line(&format!("done; the model is in {}", out.display()));
             }
-            Ok(0)
+            0
         }
         RunOutcome::Interrupted(signal) => {
             print_line(&format!("{signal}; the run is saved: {resume}"));
-            Ok(signal.exit_code())
+            signal.exit_code()
         }
-    }
+    };
+    Ok((ending, code))
 }
 
 /// Resolves the configuration: the checkpoint's, the file's, the flags', later ones on top.

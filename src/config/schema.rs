@@ -349,6 +349,8 @@ sections! {
         on_mismatch: OnMismatch = OnMismatch::Stop, Constraint::OneOf(OnMismatch::WORDS);
         /// Reaction to a device that fails: stop, or continue on those that are left.
         on_loss: OnLoss = OnLoss::Stop, Constraint::OneOf(OnLoss::WORDS);
+        /// Seconds of silence after which a node of a run over several machines is lost.
+        node_timeout_s: f64 = 30.0, Constraint::Real(Included(0.1), Included(3600.0));
     }
     /// The optimizer.
     optim: Optim {

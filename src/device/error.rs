@@ -35,8 +35,9 @@ pub enum DeviceError {
         "{adapter}: the device was lost ({why}); start again, with another device if that fails too"
     )]
     Lost { adapter: String, why: String },
-    #[error("{adapter}: node {node} is lost: {why}")]
-    NodeLost { adapter: String, node: String, why: String },
+    /// The node of the device is lost; `why` is a sentence that names it.
+    #[error("{why}")]
+    NodeLost { adapter: String, why: String },
     #[error(
         "{adapter}: {what} did not finish within {seconds} s, so the device counts as hung; start \
          again with another device, a smaller micro-batch or a larger train.device_timeout_s"

@@ -8,6 +8,7 @@ pub mod device_thread;
 pub mod error;
 pub mod memory;
 pub mod messages;
+pub mod nodes;
 pub mod open;
 pub mod peers;
 pub mod pipelines;

@@ -92,6 +92,9 @@ pub enum TrainError {
     /// the program names keys and flags.
     #[error("{0}")]
     Library(LibraryError),
+    /// The run of which this node was a part is over, because it lost the other nodes.
+    #[error("{why}")]
+    NodesLost { why: String },
     #[error("{0}; this is a defect of potluck, please report it")]
     Defect(String),
 }
@@ -139,6 +142,7 @@ impl TrainError {
             // The disk is full or gone, but the run itself is sound.
             Self::Checkpoint(CheckpointError::Write { .. }) => EXIT_RESTART,
             Self::ReplicaMismatch { .. } | Self::Metrics(_) | Self::Io { .. } => EXIT_RESTART,
+            Self::NodesLost { .. } => EXIT_RESTART,
             Self::Defect(_) => EXIT_DEFECT,
             _ => EXIT_CONFIGURATION,
         }

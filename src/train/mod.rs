@@ -10,6 +10,7 @@ pub mod evaluate;
 pub mod generate;
 mod left_devices;
 pub mod loader;
+pub mod nodes;
 pub mod nonfinite;
 pub mod outputs;
 mod predict;

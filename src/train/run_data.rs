@@ -49,7 +49,7 @@ impl SavedData {
 }
 
 /// Sizes of the data, to which the inputs and outputs of a model must be built.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum DataShape {
     Tokens {
         vocabulary: usize,

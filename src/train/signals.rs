@@ -37,6 +37,14 @@ pub enum Interruption {
 }
 
 impl Interruption {
+    /// All signals that are caught.
+    pub const ALL: [Self; 4] = [Self::Interrupt, Self::Terminate, Self::Hangup, Self::TimeLimit];
+
+    /// Returns the number of the signal among [`Interruption::ALL`].
+    pub fn number(self) -> u8 {
+        Self::ALL.iter().position(|one| *one == self).unwrap_or_default() as u8
+    }
+
     /// Returns the exit code of a run that the signal ended.
     pub fn exit_code(self) -> i32 {
         match self {
@@ -62,7 +70,22 @@ impl fmt::Display for Interruption {
 #[derive(Clone, Debug, Default)]
 pub struct SignalFlags(Vec<(Interruption, Arc<AtomicBool>)>);
 
+/// Function that raises a signal, by its number among [`Interruption::ALL`].
+pub type RaiseSignal = Arc<dyn Fn(u8) + Send + Sync>;
+
 impl SignalFlags {
+    /// Returns flags of all signals, and a function that sets one of them.
+    pub fn raised() -> (Self, RaiseSignal) {
+        let flags = Self(Interruption::ALL.map(|signal| (signal, Arc::default())).into());
+        let raised = flags.clone();
+        let raise = move |number: u8| {
+            if let Some((_, flag)) = raised.0.get(usize::from(number)) {
+                flag.store(true, Ordering::Relaxed);
+            }
+        };
+        (flags, Arc::new(raise))
+    }
+
     /// Returns the signal that arrived, if any; of several, Ctrl-C first.
     pub fn pending(&self) -> Option<Interruption> {
         self.0.iter().find(|(_, flag)| flag.load(Ordering::Relaxed)).map(|(signal, _)| *signal)
@@ -90,6 +113,12 @@ impl Signals {
     pub fn install() -> io::Result<Self> {
         let mut flags = SignalFlags::default();
         Ok(Self { _handlers: handlers::install(&mut flags)?, flags })
+    }
+
+    /// Adds flags that are set elsewhere, such as on other nodes.
+    pub fn with(mut self, flags: SignalFlags) -> Self {
+        self.flags.0.extend(flags.0);
+        self
     }
 
     /// Returns the signal that arrived, if any.

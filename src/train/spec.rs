@@ -1,7 +1,7 @@
 //! `RunSpec`: the meaning of a configuration in the types of the rooms below. Built once; no other
 //! code of the trainer reads a key.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +54,8 @@ pub struct RunSpec {
     /// True to go on from the last checkpoint if a device fails and others are left; false to end
     /// the run.
     pub continues_after_loss: bool,
+    /// Longest silence of another node.
+    pub node_timeout: Duration,
     /// Tokens of the sample text at the end.
     pub sample_tokens: u64,
     /// True to write event files for TensorBoard.
@@ -178,6 +180,7 @@ impl RunSpec {
             skipped_steps_max: train.skipped_steps_max,
             repairs_replicas: parallel.on_mismatch == OnMismatch::Repair,
             continues_after_loss: parallel.on_loss == OnLoss::Continue,
+            node_timeout: Duration::from_secs_f64(parallel.node_timeout_s),
             sample_tokens: train.sample_tokens as u64,
             tensorboard: config.metrics.tensorboard,
             devices: parallel.devices.clone(),
@@ -199,6 +202,16 @@ impl RunSpec {
             typed: Vec::new(),
             model_toml: config.section_toml("model"),
         }
+    }
+
+    /// Derives the specification of a node from the resolved configuration of the run that it joins,
+    /// with the keys of the node on top.
+    ///
+    /// # Errors
+    /// Returns [`ConfigError`] if the configuration cannot be read, or cannot have these values.
+    pub fn of_node(config: &str, overrides: &[Override]) -> Result<Self, ConfigError> {
+        let file = (Path::new("the configuration of the first node"), config);
+        Ok(Self::resolved(&read(None, Some(file), overrides)?))
     }
 
     /// Returns the specification of the run on other devices and, if `stages` are given, with

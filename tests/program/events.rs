@@ -57,6 +57,7 @@ fn a_run_sends_its_events_to_the_sink_in_order() {
         unsaved: Vec::new(),
         trace: None,
         retune: false,
+        nodes: None,
         faults: Faults::none(),
     };
     let words = Rc::new(RefCell::new(Vec::new()));

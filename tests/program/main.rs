@@ -12,6 +12,7 @@ mod first_run;
 mod guide;
 mod interruptions;
 mod library;
+mod nodes;
 mod pipeline_bits;
 mod pipeline_charts;
 mod pipeline_faults;

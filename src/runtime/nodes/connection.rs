@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::comm::{Carrier, Closed, FrameHeader, FrameValues, PooledBuffer};
 use crate::net::{CONTROL_MAX, CloseReason, Landing, Link, PAYLOAD_MAX, Payload, Receiver};
-use crate::net::{Pending, TAG_BYTES};
+use crate::net::{PendingPeer, TAG_BYTES};
 use crate::runtime::addresses::ArrivingFrames;
 use crate::runtime::remote::first::{FrameReceiver, NodeConnection};
 
@@ -65,7 +65,7 @@ enum WaitingMessage {
 impl NodeLink {
     /// Accepts a peer. What `events` is called with comes from threads of the network.
     pub fn open(
-        pending: Pending,
+        pending: PendingPeer,
         connection: ConnectionId,
         frames: FrameReceiver,
         events: Box<dyn Fn(LinkEvent) + Send + Sync>,
@@ -158,7 +158,8 @@ impl Incoming {
                         messages.waiting.push_front(WaitingMessage::InBlobs { first, count });
                         return Ok(());
                     }
-                    let mut parts = (first..first + count).filter_map(|id| messages.blobs.remove(&id));
+                    let mut parts =
+                        (first..first + count).filter_map(|id| messages.blobs.remove(&id));
                     let mut message = parts.next().unwrap_or_default();
                     parts.for_each(|part| message.extend_from_slice(&part));
                     receiver(message)?;

@@ -14,7 +14,7 @@ use crate::cluster::{
     JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
 };
 use crate::comm::{Mailbox, RecvError};
-use crate::net::{Endpoint, EndpointOptions, NetError, Pending, Secret};
+use crate::net::{Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use crate::runtime::RuntimeError;
 use crate::runtime::remote::first::FrameReceiver;
 
@@ -62,8 +62,8 @@ pub struct Meeting {
 
 /// Event for the thread.
 enum DriverEvent {
-    Accepted(Pending),
-    Dialed(DialId, Result<Pending, String>),
+    Accepted(PendingPeer),
+    Dialed(DialId, Result<PendingPeer, String>),
     Link(LinkEvent),
     Leave(String),
 }
@@ -120,7 +120,7 @@ impl Meeting {
         machine: Machine,
     ) -> Result<Self, RuntimeError> {
         let (events, news) = (Mailbox::new(EVENTS_MAX), Mailbox::new(NEWS_MAX));
-        let (endpoint, address) = (Arc::new(endpoint), endpoint.local_addr());
+        let (address, endpoint) = (endpoint.local_addr(), Arc::new(endpoint));
         let (accepting, accepted) = (events.clone(), endpoint.accepted().clone());
         spawn("peers", move || {
             while let Ok(pending) = accepted.recv(None) {
@@ -253,7 +253,7 @@ impl Driver {
         };
     }
 
-    fn open(&mut self, pending: Pending) -> ConnectionId {
+    fn open(&mut self, pending: PendingPeer) -> ConnectionId {
         let (connection, events) = (ConnectionId(self.next), self.events.clone());
         self.next += 1;
         let report = Box::new(move |event| {

@@ -34,6 +34,9 @@ pub trait NodeConnection: Send + Sync {
     fn carrier(&self) -> Arc<dyn Carrier>;
 }
 
+/// Reason of a call whose answer will not come.
+const GONE: &str = "its connection ended";
+
 /// Receivers of frames that come from other nodes, replaced with each group of ranks.
 pub type FrameReceiver = Arc<Mutex<Option<Arc<ArrivingFrames>>>>;
 
@@ -118,10 +121,12 @@ impl RemoteNode {
         self.connection.carrier()
     }
 
-    /// Returns the error of a device of this node after the node was lost.
-    pub fn error(&self, adapter: &str, why: &str) -> DeviceError {
-        let (adapter, node) = (adapter.to_string(), format!("{} ({})", self.number, self.host));
-        DeviceError::NodeLost { adapter, node, why: why.to_string() }
+    /// Returns the error of a device of this node: the reason for which the node is lost or, if it
+    /// is not known to be, that for which a call failed.
+    fn lost_error(&self, adapter: &str, why: &str) -> DeviceError {
+        let known = self.lock().lost.clone();
+        let why = known.unwrap_or_else(|| format!("node {} ({}): {why}", self.number, self.host));
+        DeviceError::NodeLost { adapter: adapter.into(), why }
     }
 
     fn send(&self, adapter: &str, message: &ToNode) -> Result<(), DeviceError> {
@@ -130,7 +135,7 @@ impl RemoteNode {
             what: "a message".into(),
             why: why.to_string(),
         })?;
-        self.connection.send(bytes).map_err(|Closed(why)| self.error(adapter, &why))
+        self.connection.send(bytes).map_err(|Closed(why)| self.lost_error(adapter, &why))
     }
 
     /// Tells the node what it needs to know of the run; returns the devices that it offers.
@@ -147,7 +152,7 @@ impl RemoteNode {
                 let why = format!("{} cannot take part: {why}", self.host);
                 return Err(RuntimeError::InvalidRequest(why));
             }
-            Err(mpsc::RecvError) => return Err(self.lost_error("its devices").into()),
+            Err(mpsc::RecvError) => return Err(self.lost_error("its devices", GONE).into()),
         };
         let device = |(index, OfferedHere { name, identity, is_cpu })| {
             let name = format!("{} {name}", self.host);
@@ -179,8 +184,9 @@ impl RemoteNode {
         let (sender, events) = mpsc::channel();
         let name = order.name.clone();
         let mut state = self.lock();
-        if let Some(why) = &state.lost {
-            return Err(self.error(&name, why).into());
+        if state.lost.is_some() {
+            drop(state);
+            return Err(self.lost_error(&name, GONE).into());
         }
         state.opening.insert(slot, sender);
         state.slots.insert(slot, Arc::default());
@@ -194,14 +200,9 @@ impl RemoteNode {
                     return Ok((RemoteSlot { node: Arc::clone(self), slot }, opened));
                 }
                 Ok(OpenEvent::Ended(Err(failure))) => return Err(failure.into_error()),
-                Err(mpsc::RecvError) => return Err(self.lost_error(&name).into()),
+                Err(mpsc::RecvError) => return Err(self.lost_error(&name, GONE).into()),
             }
         }
-    }
-
-    fn lost_error(&self, adapter: &str) -> DeviceError {
-        let why = self.lock().lost.clone();
-        self.error(adapter, why.as_deref().unwrap_or("its connection ended"))
     }
 
     /// Seats devices of the node as ranks of a group.
@@ -222,7 +223,7 @@ impl RemoteNode {
         match answer.recv() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => Err(RuntimeError::InvalidRequest(why)),
-            Err(mpsc::RecvError) => Err(self.lost_error("its devices").into()),
+            Err(mpsc::RecvError) => Err(self.lost_error("its devices", GONE).into()),
         }
     }
 
@@ -278,7 +279,7 @@ impl RemoteNode {
         Ok(())
     }
 
-    /// Ends everything that waits for the node, which is lost.
+    /// Ends everything that waits for the node, which is lost: `why` is a sentence that names it.
     pub fn lose(&self, why: &str) {
         let mut state = self.lock();
         state.lost.get_or_insert_with(|| why.into());
@@ -290,7 +291,7 @@ impl RemoteNode {
         drop(state);
         let Some(GroupSeats { ranks, coordinator }) = group else { return };
         for (rank, _) in ranks {
-            let lost = Err(self.error(&format!("{rank}"), why));
+            let lost = Err(self.lost_error(&format!("{rank}"), why));
             let _ = coordinator.send(CoordinatorMsg::Finished(rank, lost));
         }
     }
@@ -375,13 +376,14 @@ impl RemoteSlot {
         let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = mpsc::channel();
         let mut state = self.node.lock();
-        if let Some(why) = &state.lost {
-            return Err(self.node.error(adapter, why));
+        if state.lost.is_some() {
+            drop(state);
+            return Err(self.node.lost_error(adapter, GONE));
         }
         state.replies.insert(id, sender);
         drop(state);
         self.node.send(adapter, &ToNode::Call { slot: self.slot, id: Some(id), call })?;
-        reply.recv().unwrap_or_else(|mpsc::RecvError| Err(self.node.lost_error(adapter)))
+        reply.recv().unwrap_or_else(|mpsc::RecvError| Err(self.node.lost_error(adapter, GONE)))
     }
 }
 

@@ -14,7 +14,7 @@ use super::wire::{
 };
 use crate::autotune::TuneOptions;
 use crate::base::Rank;
-use crate::comm::{Closed, Mailbox, RecvError};
+use crate::comm::{Mailbox, RecvError};
 use crate::device::{DeviceError, Selection};
 use crate::faults::Faults;
 use crate::graph::Graph;
@@ -58,13 +58,22 @@ pub trait NodeHost {
     fn show(&mut self, news: &[u8]);
 }
 
+/// Input of a node's server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeInput {
+    /// Message of the first node.
+    Message(Vec<u8>),
+    /// The cluster is over; messages that came before are processed first.
+    Ended(String),
+}
+
 /// Way in which the service of a node ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeEnd {
     /// The first node ended the run, with this message for the layer above.
     Over(Vec<u8>),
-    /// The mailbox was closed.
-    Closed(Closed),
+    /// The cluster is over, for this reason.
+    Lost(String),
 }
 
 /// Node that serves the first one.
@@ -128,11 +137,11 @@ impl<'h> NodeServer<'h> {
         Self { number, host, offer: None, first, nodes, frames, slots, watched, group }
     }
 
-    /// Processes the messages of the first node until it ends the run, or the mailbox is closed.
+    /// Processes the messages of the first node until it ends the run, or the cluster is over.
     ///
     /// # Errors
     /// Returns what is wrong with a message that cannot be processed.
-    pub fn run(&mut self, inbox: &Mailbox<Vec<u8>>) -> Result<NodeEnd, String> {
+    pub fn run(&mut self, inbox: &Mailbox<NodeInput>) -> Result<NodeEnd, String> {
         let stop = Mailbox::<()>::new(1);
         let (first, watched, stopped) = (self.first.clone(), self.watched.clone(), stop.clone());
         let watch = move || report_activity(&*first, &watched, &stopped);
@@ -141,12 +150,13 @@ impl<'h> NodeServer<'h> {
             started.map_err(|why| format!("the system starts no more threads: {why}"))?;
         let ended = loop {
             match inbox.recv(None) {
-                Ok(message) => match self.receive(&message) {
+                Ok(NodeInput::Ended(why)) => break Ok(NodeEnd::Lost(why)),
+                Ok(NodeInput::Message(message)) => match self.receive(&message) {
                     Ok(None) => {}
                     Ok(Some(why)) => break Ok(NodeEnd::Over(why)),
                     Err(why) => break Err(why),
                 },
-                Err(RecvError::Closed(closed)) => break Ok(NodeEnd::Closed(closed)),
+                Err(RecvError::Closed(closed)) => break Ok(NodeEnd::Lost(closed.0)),
                 Err(RecvError::TimedOut) => {}
             }
         };

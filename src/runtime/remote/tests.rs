@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 
 use super::first::{FrameReceiver, NodeConnection, RemoteNode};
-use super::node::{NodeEnd, NodeHost, NodeOffer, NodeServer};
+use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
@@ -59,7 +59,7 @@ struct TestNode {
     number: usize,
     frames: FrameReceiver,
     /// Of a node that is not the first.
-    inbox: OnceLock<Mailbox<Vec<u8>>>,
+    inbox: OnceLock<Mailbox<NodeInput>>,
     is_cut: AtomicBool,
 }
 
@@ -84,7 +84,7 @@ impl NodeConnection for Wire {
         }
         match self.to.number {
             0 => self.first.get().unwrap().receive(&message).map_err(Closed),
-            _ => Ok(self.to.inbox.get().unwrap().send(message)?),
+            _ => Ok(self.to.inbox.get().unwrap().send(NodeInput::Message(message))?),
         }
     }
 
@@ -160,13 +160,14 @@ impl Nodes {
     /// Cuts all connections of a node.
     fn cut(&self, number: usize) {
         self.ends[number].is_cut.store(true, Ordering::SeqCst);
-        self.remote.nodes[number - 1].lose("the wire is cut");
+        self.remote.nodes[number - 1].lose("node 2 (b) is lost: the wire is cut");
     }
 
     fn end(self) {
-        self.ends.iter().for_each(|end| end.inbox.get().unwrap().close("the test is over"));
+        let over = NodeInput::Ended("the test is over".into());
+        self.ends.iter().for_each(|end| end.inbox.get().unwrap().send(over.clone()).unwrap());
         for server in self.servers {
-            let end = NodeEnd::Closed(Closed("the test is over".into()));
+            let end = NodeEnd::Lost("the test is over".into());
             assert_eq!(server.join().unwrap(), Ok(end));
         }
     }

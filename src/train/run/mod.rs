@@ -25,6 +25,7 @@ use crate::runtime::placement::plans::Plans;
 use crate::runtime::step::{StepInput, StepReport};
 use crate::train::error::TrainError;
 use crate::train::loader::{self, BatchSource, Loader};
+use crate::train::nodes::RunNodes;
 use crate::train::run_data::{RunData, SavedData};
 use crate::train::session::{Session, StepTiming};
 use crate::train::signals::{Interruption, Signals};
@@ -52,6 +53,8 @@ pub struct RunOptions {
     pub retune: bool,
     /// Faults to inject, for tests.
     pub faults: Faults,
+    /// Other nodes that take part.
+    pub nodes: Option<Arc<RunNodes>>,
 }
 
 /// Result of a run that ended without an error.
@@ -170,6 +173,7 @@ impl Run {
         let source = spec.batch_source(&training, &data, done)?;
         let task = data.task(&training)?;
         let plans = Plans::new(training);
+        options.nodes.as_ref().map_or(Ok(()), |nodes| nodes.begin(&spec, &data.shape))?;
         check(&spec, (&plans, source.data.row_bytes()), resumed.as_ref())?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.
@@ -181,6 +185,10 @@ impl Run {
         sinks.event(&Event::Started { done, steps: spec.steps, device })?;
         let signals = Signals::install()
             .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
+        let signals = match &options.nodes {
+            Some(nodes) => signals.with(nodes.signals()),
+            None => signals,
+        };
         let mut run = Self {
             signals,
             session,

@@ -197,6 +197,11 @@ impl Run {
         let Some(step) = self.last_saved().filter(|_| cause.can_go_on()) else { return cause };
         let failed = cause.failed_rank().filter(|_| self.session.placement.ranks.len() > 1);
         let position = failed.map(|rank| self.session.placement.ranks[rank.index()].position);
+        let nodes = self.options.nodes.as_ref();
+        let offered = nodes.map_or(0, |nodes| nodes.remote().devices.len());
+        // A device of another node is none of those that the command could leave out.
+        let own = self.session.placement.candidates.len() - offered;
+        let position = position.filter(|position| *position < own);
         let (checkpoint, command) = (self.store.path(step), self.resume_command());
         with_command(cause, checkpoint, command, &self.spec, position)
     }

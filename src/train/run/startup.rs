@@ -43,7 +43,9 @@ fn assembled(
         }
     };
     let note = |text: &str| emit(Event::Note(text.into()));
+    let remote = options.nodes.as_ref().map(|nodes| nodes.remote()).unwrap_or_default();
     let request = PlacementRequest {
+        nodes: &remote,
         probe: Some(probe),
         saved: resumed.map(|checkpoint| &checkpoint.meta.placement),
         retune: options.retune,
@@ -132,6 +134,7 @@ mod tests {
                 trace: None,
                 retune: false,
                 faults: Faults::none(),
+                nodes: None,
             };
             open_store(&options).map(drop)
         };

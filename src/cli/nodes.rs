@@ -1,0 +1,322 @@
+//! Runs over several machines: `potluck train --nodes`, `potluck join` and `potluck secret`.
+
+use std::io::IsTerminal;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::args::{JoinArgs, TrainArgs};
+use super::{UsageError, print};
+use crate::autotune::catalog;
+use crate::base::{Generation, NodeRank};
+use crate::cluster::{
+    ClusterEnd, FirstNodeOptions, Hello, JoiningNodeOptions, NodeDevice, PROTOCOL, Presence, Roster,
+};
+use crate::config::read::Override;
+use crate::device::Selection;
+use crate::faults::Faults;
+use crate::metrics::Sink;
+use crate::net::Secret;
+use crate::runtime::RuntimeError;
+use crate::runtime::device_thread::nanos;
+use crate::runtime::nodes::{ClusterNews, Meeting, MeetingOptions, NodeLink};
+use crate::runtime::placement::assemble::selections;
+use crate::runtime::placement::names::display_names;
+use crate::runtime::remote::first::FrameReceiver;
+use crate::train::error::TrainError;
+use crate::train::nodes::{JoinedNode, NodeOutcome, RunNodes, serve};
+use crate::train::signals::Interruption;
+use crate::train::spec::RunSpec;
+use crate::ui::terminal::{Terminal, print_line};
+
+/// File of the secret, if the flag does not name one.
+const SECRET_VARIABLE: &str = "POTLUCK_SECRET_FILE";
+/// UDP port of the first node, unless another one is given.
+pub const PORT: u16 = 7717;
+/// Longest silence of a node on the way into a run; the first node says what counts then.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Keys that a node may set for itself.
+const NODE_KEYS: &[&str] =
+    &["train.device_memory_mib", "train.device_timeout_s", "train.log_every", "train.tune_s"];
+
+/// Prints a new code.
+///
+/// # Errors
+/// Returns an error if the system has no random numbers.
+pub fn secret() -> anyhow::Result<()> {
+    print(&format!("{}\n", code_of(&Secret::generate()?)));
+    Ok(())
+}
+
+fn code_of(secret: &Secret) -> String {
+    // A generated secret has a code.
+    secret.code().unwrap_or_default()
+}
+
+/// Returns the secret of the file that a flag or the environment names, if one does.
+fn secret_of_file(flag: Option<&Path>) -> anyhow::Result<Option<Secret>> {
+    let variable = std::env::var_os(SECRET_VARIABLE).map(PathBuf::from);
+    let file = flag.map(Path::to_path_buf).or(variable);
+    Ok(file.map(|file| Secret::read_file(&file)).transpose().map_err(usage)?)
+}
+
+fn usage(error: impl std::fmt::Display) -> UsageError {
+    UsageError(error.to_string())
+}
+
+fn hello(port: u16, selections: &[Selection]) -> Hello {
+    let kind = |selection: &Selection| match selection {
+        Selection::Adapter(adapter) => adapter.api.to_string(),
+        Selection::Cpu { .. } | Selection::Offered(_) => String::new(),
+    };
+    let names = display_names(selections);
+    let device = |(name, selection)| NodeDevice { name, kind: kind(selection) };
+    Hello {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        build: env!("POTLUCK_BUILD").into(),
+        run: None,
+        host: host_name(),
+        port,
+        devices: names.into_iter().zip(selections).map(device).collect(),
+    }
+}
+
+fn host_name() -> String {
+    let name = gethostname::gethostname().to_string_lossy().into_owned();
+    if name.is_empty() { "unnamed".into() } else { name }
+}
+
+/// Returns a name that no other run has.
+fn run_name() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let text = format!("{} {} {}", host_name(), std::process::id(), now.as_nanos());
+    blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
+}
+
+// ---- The first node ----
+
+/// Waits for the other nodes of a run; returns `None` if it is a run of one node.
+///
+/// # Errors
+/// Returns an error for flags without a meaning, a secret that cannot be read, an address that is
+/// taken, and if the nodes cannot connect.
+pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNodes>>> {
+    let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
+        if args.listen.is_some() || args.secret_file.is_some() {
+            let why = "--listen and --secret-file need --nodes N of 2 or more";
+            return Err(UsageError(why.into()).into());
+        }
+        return Ok(None);
+    };
+    let (secret, is_new) = match secret_of_file(args.secret_file.as_deref())? {
+        Some(secret) => (secret, false),
+        None => (Secret::generate()?, true),
+    };
+    let code = is_new.then(|| code_of(&secret));
+    let selections = selections(&spec.devices)?;
+    let frames = FrameReceiver::default();
+    let options = MeetingOptions {
+        listen: args.listen.unwrap_or_else(|| SocketAddr::from(([0; 16], PORT))),
+        secret,
+        node_timeout: spec.node_timeout,
+        frames: frames.clone(),
+    };
+    let meeting = Meeting::host(options, |port| FirstNodeOptions {
+        run: run_name(),
+        nodes,
+        hello: hello(port, &selections),
+        addresses: Vec::new(),
+        node_timeout: nanos(spec.node_timeout),
+        generation: Generation(0),
+    })?;
+    print_line(&invitation(nodes, meeting.address, code.as_deref()));
+    let (roster, _, links) = wait(&meeting, &mut print_line)?;
+    print_line(&roster.to_string());
+    Ok(Some(RunNodes::start(meeting, &frames, &roster, links)?))
+}
+
+/// Returns what to type on the other machines.
+fn invitation(nodes: u32, listening: SocketAddr, code: Option<&str>) -> String {
+    let others =
+        if nodes == 2 { "the other machine".into() } else { format!("{} others", nodes - 1) };
+    let mut text = format!("a run of {nodes} nodes; on {others}, type");
+    for address in addresses(listening) {
+        text += &format!("\n  potluck join {address}");
+    }
+    match code {
+        Some(code) => text + &format!("\nand there the code  {code}"),
+        None => text + " --secret-file FILE, with the same secret in it",
+    }
+}
+
+/// Returns the addresses under which others may reach this machine; its own if there are none.
+fn addresses(listening: SocketAddr) -> Vec<SocketAddr> {
+    if !listening.ip().is_unspecified() {
+        return vec![listening];
+    }
+    let all = if_addrs::get_if_addrs().unwrap_or_default();
+    let is_reachable = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local(),
+        // Addresses of a link need a zone, which is another one on each machine.
+        IpAddr::V6(ip) => listening.is_ipv6() && !ip.is_loopback() && !ip.is_unicast_link_local(),
+    };
+    let found = all.iter().map(if_addrs::Interface::ip).filter(is_reachable);
+    let mut found: Vec<SocketAddr> =
+        found.map(|ip| SocketAddr::new(ip, listening.port())).collect();
+    found.sort_by_key(|address| (address.is_ipv6(), *address));
+    if found.is_empty() {
+        vec![SocketAddr::from(([127, 0, 0, 1], listening.port()))]
+    } else {
+        found
+    }
+}
+
+type Started = (Roster, NodeRank, Vec<(NodeRank, Arc<NodeLink>)>);
+
+/// Shows who comes and goes until all are here.
+fn wait(meeting: &Meeting, show: &mut dyn FnMut(&str)) -> Result<Started, TrainError> {
+    loop {
+        match meeting.news.recv(None) {
+            Ok(ClusterNews::Present(presence)) => show(&present(&presence)),
+            Ok(ClusterNews::TurnedAway { address, why }) => {
+                show(&format!("{address} was turned away: {why}"));
+            }
+            Ok(ClusterNews::Departed { host, why }) => show(&format!("{host} left: {why}")),
+            Ok(ClusterNews::Started { roster, you, links }) => return Ok((roster, you, links)),
+            Ok(ClusterNews::Left { .. }) => {}
+            Ok(ClusterNews::Ended(end)) => return Err(ended(&end)),
+            Err(_) => return Err(TrainError::Defect("the cluster ended without a reason".into())),
+        }
+    }
+}
+
+fn ended(end: &ClusterEnd) -> TrainError {
+    match end {
+        ClusterEnd::Lost { why, .. } => TrainError::NodesLost { why: why.clone() },
+        other => RuntimeError::InvalidRequest(other.to_string()).into(),
+    }
+}
+
+fn present(presence: &Presence) -> String {
+    let node = |node: &crate::cluster::PresentNode| {
+        let devices: Vec<&str> = node.devices.iter().map(|device| device.name.as_str()).collect();
+        format!("{} ({})", node.host, devices.join(", "))
+    };
+    let here: Vec<String> = presence.here.iter().map(node).collect();
+    let missing = match presence.missing() {
+        0 => "all are here, connecting".into(),
+        missing => format!("waiting for {missing}"),
+    };
+    let (count, of) = (here.len(), presence.expected);
+    format!("{count} of {of} nodes here: {}; {missing}", here.join(", "))
+}
+
+// ---- The other nodes ----
+
+/// Runs `potluck join` and returns the process's exit code.
+///
+/// # Errors
+/// Returns an error if the address, the code or the keys cannot be used, if the first node refuses
+/// this one, or if a node is lost.
+pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
+    let faults = Faults::from_environment().map_err(TrainError::from)?;
+    faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
+    let first = resolve(&args.address)?;
+    let overrides = args.sets.iter().map(|typed| Override::set(typed));
+    let overrides: Vec<Override> = overrides.collect::<Result<_, _>>()?;
+    for typed in &overrides {
+        if !NODE_KEYS.contains(&typed.key.as_str()) {
+            let why = format!(
+                "{}: the first node sets the keys of the run; a node sets only {}",
+                typed.flag,
+                NODE_KEYS.join(", ")
+            );
+            return Err(UsageError(why).into());
+        }
+    }
+    let secret = match secret_of_file(args.secret_file.as_deref())? {
+        Some(secret) => secret,
+        None => typed_code()?,
+    };
+    let devices = args.devices.clone().unwrap_or_else(|| "auto".into());
+    let offered = selections(&devices)?;
+    let frames = FrameReceiver::default();
+    let any = if first.iter().all(SocketAddr::is_ipv4) { [0; 4].into() } else { [0; 16].into() };
+    let options = MeetingOptions {
+        listen: args.listen.unwrap_or_else(|| SocketAddr::new(any, 0)),
+        secret,
+        node_timeout: JOIN_TIMEOUT,
+        frames: frames.clone(),
+    };
+    let meeting =
+        Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port, &offered), first })?;
+    let quiet = args.quiet;
+    let mut show = |text: &str| {
+        if !quiet {
+            print_line(text)
+        }
+    };
+    let (roster, you, links) = wait(&meeting, &mut show)?;
+    show(&roster.to_string());
+    let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
+    let configure =
+        move |config: &str| RunSpec::of_node(config, &overrides).map_err(|error| error.to_string());
+    let mut node = JoinedNode { devices, configure: Box::new(configure), faults, sink: terminal };
+    let outcome = serve(meeting, frames, (you, links), &mut node)?;
+    Ok(report(&outcome, quiet))
+}
+
+/// Prints the end of the run and returns the exit code.
+fn report(outcome: &NodeOutcome, quiet: bool) -> i32 {
+    match outcome {
+        NodeOutcome::Done => {
+            if !quiet {
+                print_line("done; the model is on the first node");
+            }
+            0
+        }
+        NodeOutcome::Interrupted(number) => {
+            let signal = Interruption::ALL.get(usize::from(*number));
+            let signal = signal.copied().unwrap_or(Interruption::Terminate);
+            print_line(&format!("{signal}; the run is saved on the first node"));
+            signal.exit_code()
+        }
+        NodeOutcome::Failed { why, exit_code } => {
+            print_line(&format!("error: the run ended on the first node: {why}"));
+            *exit_code
+        }
+    }
+}
+
+/// Returns the addresses of a host and a port, which may be left out.
+fn resolve(text: &str) -> Result<Vec<SocketAddr>, UsageError> {
+    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, PORT)]);
+    }
+    let with_port = if text.contains(':') { text.to_string() } else { format!("{text}:{PORT}") };
+    let found = with_port.to_socket_addrs().map_err(|why| {
+        UsageError(format!("{text}: expects the host and the port of the first node ({why})"))
+    })?;
+    Ok(found.collect())
+}
+
+/// Asks for the code on the terminal, without showing it, until it has no typing error.
+fn typed_code() -> anyhow::Result<Secret> {
+    if !std::io::stdin().is_terminal() {
+        let why = format!(
+            "there is no terminal to ask for the code; name a file with it by --secret-file or \
+             {SECRET_VARIABLE}"
+        );
+        return Err(UsageError(why).into());
+    }
+    loop {
+        let typed = rpassword::prompt_password("code of the run (not shown): ")
+            .map_err(|why| UsageError(format!("the code cannot be read: {why}")))?;
+        match Secret::parse(&typed) {
+            Ok(secret) => return Ok(secret),
+            Err(error) => print_line(&format!("{error}; again")),
+        }
+    }
+}

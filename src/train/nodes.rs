@@ -1,0 +1,372 @@
+//! Runs over several machines: what the first node tells the others of a run, and how another node
+//! takes part in it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::TrainError;
+use super::run_data::DataShape;
+use super::signals::{SignalFlags, Signals};
+use super::spec::RunSpec;
+use crate::base::NodeRank;
+use crate::cluster::{ClusterEnd, Loss, Roster};
+use crate::comm::Mailbox;
+use crate::faults::Faults;
+use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord, Unit};
+use crate::runtime::RuntimeError;
+use crate::runtime::nodes::{ClusterNews, Meeting, NodeLink};
+use crate::runtime::placement::assemble::selections;
+use crate::runtime::remote::RemoteNodes;
+use crate::runtime::remote::first::{FrameReceiver, NodeConnection, RemoteNode};
+use crate::runtime::remote::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
+use crate::runtime::remote::wire::ToFirst;
+
+/// Most messages of the first node that wait.
+const INBOX_MAX: usize = 1 << 16;
+/// Time between two looks for a signal.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What the other nodes need to know of a run.
+#[derive(Debug, Serialize, Deserialize)]
+struct RunBrief {
+    /// The resolved configuration, as TOML.
+    config: String,
+    shape: DataShape,
+}
+
+/// News of a run for the users of other nodes.
+#[derive(Debug, Serialize, Deserialize)]
+enum RunNews {
+    Note(String),
+    Warning(String),
+    Started { done: u64, steps: u64, device: String },
+    Step(StepNews),
+    Evaluation { step: u64, val_loss: f64, samples: u64, targets: u64, is_best: bool },
+    Checkpoint(u64),
+    Ended,
+}
+
+/// News of a step.
+#[derive(Debug, Serialize, Deserialize)]
+struct StepNews {
+    step: u64,
+    loss: f64,
+    lr: f64,
+    grad_norm: f64,
+    is_tokens: bool,
+    count: u64,
+    ms: f64,
+    per_s: f64,
+}
+
+/// End of a run, for the users of other nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeOutcome {
+    Done,
+    /// A signal ended the run, by its number among `Interruption::ALL`; its state is saved.
+    Interrupted(u8),
+    /// The run failed with this exit code.
+    Failed {
+        why: String,
+        exit_code: i32,
+    },
+}
+
+// ---- The first node ----
+
+/// The other nodes of a run, as its first node has them.
+pub struct RunNodes {
+    nodes: Vec<Arc<RemoteNode>>,
+    remote: Mutex<RemoteNodes>,
+    /// Set by signals on other nodes.
+    signals: SignalFlags,
+    meeting: Mutex<Meeting>,
+}
+
+impl fmt::Debug for RunNodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} other nodes", self.nodes.len())
+    }
+}
+
+impl RunNodes {
+    /// Takes over the links of a cluster that has started, at its first node.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if a node has sent what it should not have, or if a thread cannot be
+    /// started.
+    pub fn start(
+        meeting: Meeting,
+        frames: &FrameReceiver,
+        roster: &Roster,
+        links: Vec<(NodeRank, Arc<NodeLink>)>,
+    ) -> Result<Arc<Self>, RuntimeError> {
+        let (signals, raise) = SignalFlags::raised();
+        let mut nodes = Vec::new();
+        for (number, link) in links {
+            let host = roster.node(number).map(|node| node.host.clone()).unwrap_or_default();
+            let connection: Arc<dyn NodeConnection> = link.clone();
+            let raise = raise.clone();
+            let on_signal = Box::new(move |signal| raise(signal));
+            let node = RemoteNode::new(number.0, &host, connection, frames.clone(), on_signal);
+            let node = Arc::new(node);
+            let receiving = Arc::downgrade(&node);
+            let receive = move |message: Vec<u8>| match receiving.upgrade() {
+                Some(node) => node.receive(&message),
+                None => Ok(()),
+            };
+            link.receive_with(Arc::new(receive)).map_err(RuntimeError::InvalidRequest)?;
+            nodes.push(node);
+        }
+        let (news, watched) = (meeting.news.clone(), nodes.clone());
+        thread::Builder::new()
+            .name("news of nodes".into())
+            .spawn(move || watch(&news, &watched))
+            .map_err(|why| RuntimeError::InvalidRequest(format!("no more threads: {why}")))?;
+        let remote = Mutex::new(RemoteNodes { nodes: nodes.clone(), devices: Vec::new() });
+        Ok(Arc::new(Self { nodes, remote, signals, meeting: Mutex::new(meeting) }))
+    }
+
+    /// Tells all nodes of the run, and asks them for their devices.
+    ///
+    /// # Errors
+    /// Returns `TrainError` if a node cannot take part or is lost.
+    pub fn begin(&self, spec: &RunSpec, shape: &DataShape) -> Result<(), TrainError> {
+        let brief = RunBrief { config: spec.saved_toml.clone(), shape: shape.clone() };
+        let bytes = encode(&brief);
+        let mut devices = Vec::new();
+        for node in &self.nodes {
+            devices.extend(node.begin(bytes.clone())?);
+        }
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices = devices;
+        Ok(())
+    }
+
+    /// Returns the nodes with the devices that they offer.
+    pub fn remote(&self) -> RemoteNodes {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the signals that arrived on other nodes.
+    pub fn signals(&self) -> SignalFlags {
+        self.signals.clone()
+    }
+
+    /// Ends all nodes with the outcome of the run.
+    pub fn end(&self, outcome: &NodeOutcome) {
+        self.nodes.iter().for_each(|node| node.end(encode(outcome)));
+        self.meeting.lock().unwrap_or_else(PoisonError::into_inner).leave("the run is over");
+    }
+
+    fn show(&self, news: &RunNews) {
+        let bytes = encode(news);
+        self.nodes.iter().for_each(|node| node.show(bytes.clone()));
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    // Encoding to memory fails only for types that postcard does not know.
+    postcard::to_allocvec(value).unwrap_or_default()
+}
+
+/// Loses nodes as the cluster does, until it is over.
+fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>]) {
+    while let Ok(news) = news.recv(None) {
+        match news {
+            ClusterNews::Left { node, why } => {
+                nodes.iter().filter(|one| one.number == node.0).for_each(|one| one.lose(&why));
+            }
+            ClusterNews::Ended(end) => {
+                let why = end.to_string();
+                let lost = match &end {
+                    ClusterEnd::Lost { loss: Loss::Node { node, .. }, .. } => Some(node.0),
+                    _ => None,
+                };
+                // The one that is to blame first, because the first failure is the run's error.
+                let is_lost = |node: &&Arc<RemoteNode>| Some(node.number) == lost;
+                nodes.iter().filter(is_lost).for_each(|node| node.lose(&why));
+                nodes.iter().for_each(|node| node.lose(&why));
+                return;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Sink that sends events to the users of other nodes, besides the one that it wraps.
+pub struct NodesSink {
+    pub nodes: Arc<RunNodes>,
+    pub shown: Box<dyn Sink>,
+}
+
+impl Sink for NodesSink {
+    fn event(&mut self, event: &Event) -> Result<(), MetricsError> {
+        if let Some(news) = RunNews::of(event) {
+            self.nodes.show(&news);
+        }
+        self.shown.event(event)
+    }
+}
+
+impl RunNews {
+    fn of(event: &Event) -> Option<Self> {
+        Some(match event {
+            Event::Note(text) => Self::Note(text.clone()),
+            Event::Warning(text) => Self::Warning(text.clone()),
+            Event::Started { done, steps, device } => {
+                Self::Started { done: *done, steps: *steps, device: device.clone() }
+            }
+            Event::Step(record) => {
+                let StepRecord { step, loss, lr, grad_norm, unit, count, ms, per_s, .. } = *record;
+                let is_tokens = unit == Unit::Tokens;
+                Self::Step(StepNews { step, loss, lr, grad_norm, is_tokens, count, ms, per_s })
+            }
+            Event::Evaluation(record) => {
+                let EvalRecord { step, val_loss, samples, targets, is_best, .. } = *record;
+                Self::Evaluation { step, val_loss, samples, targets, is_best }
+            }
+            Event::Checkpoint { step } => Self::Checkpoint(*step),
+            Event::Ended => Self::Ended,
+            Event::Tuning { .. } | Event::Evaluating { .. } | Event::Sentences(_) => return None,
+        })
+    }
+
+    fn into_event(self) -> Event {
+        match self {
+            Self::Note(text) => Event::Note(text),
+            Self::Warning(text) => Event::Warning(text),
+            Self::Started { done, steps, device } => Event::Started { done, steps, device },
+            Self::Step(StepNews { step, loss, lr, grad_norm, is_tokens, count, ms, per_s }) => {
+                let unit = if is_tokens { Unit::Tokens } else { Unit::Samples };
+                let ranks = Vec::new();
+                let (busy, skipped) = (None, None);
+                let record = StepRecord {
+                    step,
+                    loss,
+                    lr,
+                    grad_norm,
+                    unit,
+                    count,
+                    ms,
+                    per_s,
+                    busy,
+                    ranks,
+                    skipped,
+                };
+                Event::Step(record)
+            }
+            Self::Evaluation { step, val_loss, samples, targets, is_best } => {
+                let metrics = Vec::new();
+                Event::Evaluation(EvalRecord { step, val_loss, metrics, samples, targets, is_best })
+            }
+            Self::Checkpoint(step) => Event::Checkpoint { step },
+            Self::Ended => Event::Ended,
+        }
+    }
+}
+
+// ---- The other nodes ----
+
+/// Node that takes part in the run of another one.
+pub struct JoinedNode {
+    /// Device selector, as `--devices` takes it.
+    pub devices: String,
+    /// Changes the configuration of the run by the keys of this node.
+    pub configure: Box<dyn Fn(&str) -> Result<RunSpec, String>>,
+    pub faults: Faults,
+    /// Shows the news of the run.
+    pub sink: Box<dyn Sink>,
+}
+
+impl NodeHost for JoinedNode {
+    fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
+        let RunBrief { config, shape } = postcard::from_bytes(run).map_err(|e| e.to_string())?;
+        let spec = (self.configure)(&config)?;
+        let (graph, _) = spec.training_graph(&shape).map_err(|error| error.to_string())?;
+        let selections = selections(&self.devices).map_err(|error| error.to_string())?;
+        Ok(NodeOffer { graph, selections, opening: spec.opening, faults: self.faults.clone() })
+    }
+
+    fn show(&mut self, news: &[u8]) {
+        if let Ok(news) = postcard::from_bytes::<RunNews>(news) {
+            // A terminal never fails.
+            let _ = self.sink.event(&news.into_event());
+        }
+    }
+}
+
+/// Takes part in a run whose cluster has started, until it ends.
+///
+/// # Errors
+/// Returns `TrainError` if the first node is lost or sends what it should not, if the cluster ends,
+/// or if signals cannot be caught.
+pub fn serve(
+    meeting: Meeting,
+    frames: FrameReceiver,
+    (you, links): (NodeRank, Vec<(NodeRank, Arc<NodeLink>)>),
+    node: &mut JoinedNode,
+) -> Result<NodeOutcome, TrainError> {
+    let inbox = Mailbox::new(INBOX_MAX);
+    let mut connections: Vec<(NodeRank, Arc<dyn NodeConnection>)> = Vec::new();
+    for (number, link) in &links {
+        if *number == NodeRank(0) {
+            let inbox = inbox.clone();
+            let deliver = move |message| {
+                inbox.send(NodeInput::Message(message)).map_err(|why| why.to_string())
+            };
+            link.receive_with(Arc::new(deliver)).map_err(RuntimeError::InvalidRequest)?;
+        }
+        connections.push((*number, link.clone()));
+    }
+    let Some((_, first)) = connections.iter().find(|(number, _)| *number == NodeRank(0)) else {
+        return Err(TrainError::Defect("the cluster started without its first node".into()));
+    };
+    let first = first.clone();
+    // The own place is never used, and filled by the connection to the first node.
+    connections.push((you, first.clone()));
+    connections.sort_by_key(|(number, _)| *number);
+    let connections = connections.into_iter().map(|(_, connection)| connection).collect();
+    let signals = Signals::install()
+        .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (news, closing) = (meeting.news.clone(), inbox.clone());
+    let started = thread::Builder::new().name("news of nodes".into()).spawn(move || {
+        let end = loop {
+            match news.recv(None) {
+                Ok(ClusterNews::Ended(end)) => break end.to_string(),
+                Ok(_) => {}
+                Err(_) => break "the cluster is over".into(),
+            }
+        };
+        // The server has ended if its mailbox is closed.
+        let _ = closing.send(NodeInput::Ended(end));
+    });
+    started.map_err(|why| TrainError::System { what: "a thread", why })?;
+    let (flags, over) = (signals.flags(), is_over.clone());
+    let watching = thread::Builder::new().name("signals".into()).spawn(move || {
+        while !over.load(Ordering::Relaxed) {
+            if let Some(signal) = flags.pending() {
+                let _ = first.send(encode(&ToFirst::Signal(signal.number())));
+                return;
+            }
+            thread::sleep(SIGNAL_INTERVAL);
+        }
+    });
+    let watching = watching.map_err(|why| TrainError::System { what: "a thread", why })?;
+    let ended = NodeServer::new(you.0, node, connections, frames).run(&inbox);
+    is_over.store(true, Ordering::Relaxed);
+    let _ = watching.join();
+    let mut meeting = meeting;
+    meeting.leave("the node has ended");
+    match ended {
+        Ok(NodeEnd::Over(outcome)) => postcard::from_bytes(&outcome)
+            .map_err(|why| TrainError::Defect(format!("the run ended with no outcome: {why}"))),
+        Ok(NodeEnd::Lost(why)) => Err(TrainError::NodesLost { why }),
+        Err(why) => Err(TrainError::NodesLost { why: format!("the first node sent {why}") }),
+    }
+}

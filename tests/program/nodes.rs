@@ -1,0 +1,279 @@
+//! Runs over several machines, as their users see them; here the machines are processes.
+
+use std::io::{BufRead, BufReader};
+use std::process::Child;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use crate::process::{Desk, Ran, finish, send_signal};
+
+/// Longest silence of a node, in seconds.
+const SILENCE_S: f64 = 1.5;
+
+const LINE: &str = "train tiny.toml --data text.txt --set train.sample_tokens=0 \
+     --set data.held_out=0 --set train.checkpoint_every=0 --set schedule.decay_steps=12 \
+     --steps 6";
+
+/// First node of a run, which has printed the line for the others.
+struct Host {
+    child: Child,
+    address: String,
+    lines: Arc<Mutex<String>>,
+    reader: thread::JoinHandle<()>,
+}
+
+fn desk() -> Desk {
+    let desk = Desk::new();
+    let code = desk.run("secret").ok().out;
+    write_secret(&desk, "code", &code);
+    desk
+}
+
+fn write_secret(desk: &Desk, name: &str, code: &str) {
+    desk.write(name, code);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(desk.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+}
+
+fn host_with(desk: &Desk, nodes: usize, faults: &str, line: &str) -> Host {
+    let line = format!("{line} --nodes {nodes} --listen 127.0.0.1:0 --secret-file code");
+    let mut child = desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
+    let (lines, stderr) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
+    let read = lines.clone();
+    let reader = thread::spawn(move || {
+        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            read.lock().unwrap().push_str(&(line + "\n"));
+        }
+    });
+    let mut host = Host { child, address: String::new(), lines, reader };
+    host.wait_for("potluck join ");
+    let text = host.lines.lock().unwrap().clone();
+    let (_, rest) = text.split_once("potluck join ").unwrap();
+    host.address = rest.split_whitespace().next().unwrap().into();
+    host
+}
+
+impl Host {
+    /// Waits until it has printed this.
+    fn wait_for(&mut self, text: &str) {
+        let started = Instant::now();
+        while !self.lines.lock().unwrap().contains(text) {
+            let printed = self.lines.lock().unwrap().clone();
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the first node ended without '{text}':\n{printed}");
+            assert!(started.elapsed() < Duration::from_secs(60), "no '{text}' in:\n{printed}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn finish(self) -> Ran {
+        let ran = finish(self.child, "the first node");
+        self.reader.join().unwrap();
+        let err = self.lines.lock().unwrap().clone();
+        Ran { err, ..ran }
+    }
+}
+
+fn join(desk: &Desk, host: &Host, faults: &str, more: &str) -> Child {
+    let line = format!("join {} --secret-file code {more}", host.address);
+    desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap()
+}
+
+/// Trains on nodes with these devices; returns what the first node printed, and then the others.
+fn train(desk: &Desk, line: &str, devices: &[&str]) -> (Ran, Vec<Ran>) {
+    let line = format!("{LINE} {line} --devices {}", devices[0]);
+    let mut host = host_with(desk, devices.len(), "", &line);
+    let mut others = Vec::new();
+    for (number, devices) in devices.iter().enumerate().skip(1) {
+        host.wait_for(&format!("{number} of "));
+        others.push(join(desk, &host, "", &format!("--devices {devices}")));
+    }
+    let ran = host.finish();
+    (ran, others.into_iter().map(|child| finish(child, "a node that joined")).collect())
+}
+
+fn state(desk: &Desk, run: &str, step: u64) -> [Vec<u8>; 2] {
+    ["parameters.safetensors", "moments.safetensors"].map(|file| desk.checkpoint(run, step, file))
+}
+
+#[test]
+fn runs_over_nodes_have_the_bits_of_one_process() {
+    let desk = desk();
+    for (name, more) in [
+        ("ring", "--set parallel.shares=1,1,1,1"),
+        ("star", "--set parallel.shares=1,1,1,1 --set parallel.collective=star"),
+        ("stages", "--pipeline 2 --set parallel.stages=1,2 --set parallel.shares=3,1"),
+    ] {
+        desk.run(&format!("{LINE} {more} --devices cpu*4 --out {name}")).ok();
+        let over: [&[&str]; 3] =
+            [&["cpu*2", "cpu*2"], &["cpu", "cpu*3"], &["cpu", "cpu", "cpu", "cpu"]];
+        // One way is enough besides the ring, which has them all.
+        let over = if name == "ring" { &over[..] } else { &over[1..2] };
+        for devices in over {
+            let out = format!("{name}-{}", devices.len());
+            let (first, others) = train(&desk, &format!("{more} --out {out}"), devices);
+            first.ok();
+            for other in others {
+                let other = other.ok();
+                assert_eq!(other.lines("done; the model is on the first node").len(), 1);
+                assert_eq!(other.lines("step 6/6  loss").len(), 1, "{}", other.err);
+            }
+            assert!(state(&desk, &out, 6) == state(&desk, name, 6), "{name} on {devices:?}");
+            assert_eq!(desk.losses(&out), desk.losses(name), "{name} on {devices:?}");
+            fs::remove_dir_all(desk.path(&out)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn devices_of_all_nodes_are_measured_checked_and_evaluated() {
+    let desk = desk();
+    let line = "--out run --set parallel.hash_every=2 --set data.held_out=0.2 \
+                --set train.eval_every=3";
+    let (first, _) = train(&desk, line, &["cpu", "cpu"]);
+    let first = first.ok();
+    assert!(first.err.contains("measuring 2 devices, alone and together"), "{}", first.err);
+    assert_eq!(first.lines("step 6  val_loss").len(), 1, "{}", first.err);
+    // The run goes on without the other node.
+    desk.run("train --resume run --steps 8 --quiet").ok();
+    assert_eq!(desk.losses("run").len(), 8);
+}
+
+/// Runs two nodes of one device each, does something to them in the middle of the run, and returns
+/// how both end, with the seconds until then.
+fn disturbed(desk: &Desk, faults: [&str; 2], act: impl Fn(u32, u32)) -> ([Ran; 2], f64) {
+    let line = format!(
+        "{LINE} --devices cpu --out run --steps 100000 --set train.checkpoint_every=2 \
+         --set parallel.shares=2,2 --set parallel.node_timeout_s={SILENCE_S} --log-every 1"
+    );
+    let mut host = host_with(desk, 2, faults[0], &line);
+    let other = join(desk, &host, faults[1], "--devices cpu");
+    if faults == ["", ""] {
+        host.wait_for("step 5/100000");
+    }
+    let started = Instant::now();
+    act(host.child.id(), other.id());
+    let first = host.finish();
+    let ended = started.elapsed();
+    // One that was stopped ends once it goes on.
+    let _ = std::process::Command::new("kill").args(["-CONT", &other.id().to_string()]).output();
+    let other = finish(other, "the other node");
+    ([first, other], ended.as_secs_f64())
+}
+
+/// Resumes on one machine, and checks the bits of what comes of it.
+fn goes_on(desk: &Desk, first: &Ran) {
+    let error = first.line("error:");
+    assert!(error.contains("with: potluck train --resume run"), "{error}");
+    let saved = error.split("step-").nth(1).unwrap()[..8].parse::<u64>().unwrap();
+    assert!(saved >= 2, "{error}");
+    let line = "--steps 12 --devices cpu*2 --set parallel.shares=2,2 --quiet";
+    if saved <= 12 {
+        desk.run(&format!("train --resume run {line}")).ok();
+        desk.run(&format!("{LINE} {line} --out whole --set train.checkpoint_every=2")).ok();
+        assert!(state(desk, "run", 12) == state(desk, "whole", 12), "other bits after a fault");
+    }
+}
+
+#[test]
+fn a_node_that_is_killed_or_stopped_ends_the_run_and_is_named() {
+    for signal in ["KILL", "STOP"] {
+        let desk = desk();
+        let ([first, other], seconds) =
+            disturbed(&desk, ["", ""], |_, other| send_signal(other, signal));
+        let first = first.ended(75);
+        let error = first.line("error:");
+        assert!(error.contains("rank 1: node 1 ("), "{error}");
+        assert!(error.contains(") is lost: it has been silent for 1.5 seconds"), "{error}");
+        assert!(seconds < 3.0 * SILENCE_S, "{signal}: {seconds} s");
+        assert_ne!(other.code(), Some(0));
+    }
+}
+
+#[test]
+fn without_the_first_node_the_others_end() {
+    let desk = desk();
+    let ([_, other], _) = disturbed(&desk, ["", ""], |first, _| send_signal(first, "KILL"));
+    let error = other.ended(75);
+    let error = error.line("error:");
+    assert!(error.contains("node 0 (") && error.contains("silent for 1.5 seconds"), "{error}");
+}
+
+#[test]
+fn a_signal_on_any_node_saves_and_ends_all() {
+    for on_first in [true, false] {
+        let desk = desk();
+        let act = |first, other| send_signal(if on_first { first } else { other }, "INT");
+        let ([first, other], _) = disturbed(&desk, ["", ""], act);
+        let first = first.ended(130);
+        assert!(first.err.contains("interrupted; the run is saved: "), "{}", first.err);
+        let other = other.ended(130);
+        other.line("interrupted; the run is saved on the first node");
+        desk.run("train --resume run --steps 3 --quiet --devices cpu").ended(78);
+    }
+}
+
+#[test]
+fn a_fault_on_a_node_is_the_error_of_all_and_the_run_goes_on_in_the_same_bits() {
+    for (faults, named) in [
+        (["", "lost@reduce:5/1"], "rank 1: "),
+        (["lost@update:5/0", ""], "rank 0: "),
+        (["", "kill@verdict:5/1"], "rank 1: node 1 ("),
+        (["", "kill@gather:5/1"], "rank 1: node 1 ("),
+    ] {
+        let desk = desk();
+        let ([first, other], _) = disturbed(&desk, faults, |_, _| {});
+        let first = first.ended(75);
+        assert!(first.line("error:").contains(named), "{}", first.err);
+        if !faults[1].starts_with("kill") {
+            let other = other.ended(75);
+            assert!(other.line("error:").contains(named), "{}", other.err);
+        }
+        goes_on(&desk, &first);
+    }
+}
+
+#[test]
+fn nodes_that_may_not_join_are_refused_and_the_run_is_unharmed() {
+    let desk = desk();
+    let other = desk.run("secret").ok().out;
+    write_secret(&desk, "other", &other);
+    let mut host = host_with(&desk, 2, "", &format!("{LINE} --devices cpu --out run"));
+    let address = host.address.clone();
+    let refused = |line: &str, part: &str| {
+        let ran = desk.run(line).ended(78);
+        assert!(ran.line("error:").contains(part), "'{part}' is missing in: {}", ran.err);
+    };
+    refused(&format!("join {address} --secret-file other --devices cpu"), "code");
+    refused(&format!("train tiny.toml --nodes 2 --listen {address} --secret-file code"), "taken");
+    let key = "--set optim.lr=1: the first node sets the keys of the run";
+    refused(&format!("join {address} --secret-file code --set optim.lr=1"), key);
+    refused("join 127.0.0.1:9 --secret-file code --devices cpu", "UDP");
+    refused(&format!("join {address} --secret-file nothing"), "nothing");
+    refused(&format!("join {address}"), "--secret-file");
+    write_secret(&desk, "typo", &other.replacen('0', "1", 1).replacen('A', "B", 1));
+    refused("train tiny.toml --listen 127.0.0.1:0", "--nodes");
+    let joined = join(&desk, &host, "", "--devices cpu");
+    host.wait_for("2 of 2 nodes here");
+    let late = desk.run(&format!("join {address} --secret-file code --devices cpu"));
+    // It may also come when the run is over.
+    assert_eq!(late.code(), Some(78), "{}", late.err);
+    host.finish().ok();
+    finish(joined, "the node that may").ok();
+}
+
+#[cfg(unix)]
+#[test]
+fn a_secret_that_others_can_read_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let desk = desk();
+    fs::set_permissions(desk.path("code"), fs::Permissions::from_mode(0o644)).unwrap();
+    let ran = desk.run("join 127.0.0.1:9 --secret-file code").ended(78);
+    assert!(ran.line("error:").contains("chmod 600"), "{}", ran.err);
+    let code = fs::read_to_string(desk.path("code")).unwrap();
+    assert!(!ran.err.contains(code.trim()), "{}", ran.err);
+}
