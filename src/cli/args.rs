@@ -110,7 +110,8 @@ pub struct TrainArgs {
     pub schedule: Option<String>,
     /// Machines of the run, this one included: it waits until the others have typed the line that
     /// it prints, `potluck join ADDR`
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "explain")]
+    #[arg(long, value_name = "N", conflicts_with = "explain")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub nodes: Option<u32>,
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
     #[arg(long, value_name = "ADDR:PORT")]

@@ -30,7 +30,7 @@ pub use passes::gradients::{OpGradients, differentiate, op_gradients};
 
 pub use op::{Binary, EpilogueOp, IGNORE_INDEX, LossCount, Op, Unary};
 
-pub use part::PlanPart;
+pub use part::{PlanPart, PlannedPart};
 pub use place::Place;
 pub use plan::{Bucket, Plan, PlanOptions, Segment, Slot, SlotKind, TensorLocation};
 pub use replay::replay;

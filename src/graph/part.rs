@@ -20,6 +20,15 @@ pub struct PlanPart<'a> {
     pub runs: &'a [(SegmentId, usize)],
 }
 
+/// Blocks and runs of a plan of a part, as it keeps them.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct PlannedPart {
+    /// By block: true if the rank holds it.
+    pub blocks: Vec<bool>,
+    /// Segments of the rank's program, each with its micro-batch, in the order in which they run.
+    pub runs: Vec<(SegmentId, usize)>,
+}
+
 impl Plan {
     /// Plans a part of a forward or a training graph: the same segments, buckets and ids as
     /// [`Plan::new`], and places only for what the held blocks touch.
@@ -59,7 +68,7 @@ impl Plan {
         let in_flight = slots.iter().map(|slot| slot.copies).max().unwrap_or(1);
         let options = PlanOptions { in_flight, ..options };
         let held_blocks = part.blocks.to_vec();
-        let part = Some((held_blocks.clone(), part.runs.to_vec()));
+        let part = Some(PlannedPart { blocks: held_blocks.clone(), runs: part.runs.to_vec() });
         Self { graph, options, segments, slots, places, buckets, held, held_blocks, part }
     }
 }

@@ -112,8 +112,8 @@ pub struct Plan {
     pub held: Vec<bool>,
     /// By block: true if a device that runs this plan runs its segments.
     pub held_blocks: Vec<bool>,
-    /// Blocks that are held and the segments that run, if this is a plan of a part.
-    pub part: Option<(Vec<bool>, Vec<(SegmentId, usize)>)>,
+    /// Part that this is a plan of; `None` for a whole graph.
+    pub part: Option<super::PlannedPart>,
 }
 
 impl Plan {

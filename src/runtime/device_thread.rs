@@ -39,7 +39,7 @@ pub struct DeviceThread {
     /// again.
     hung: AtomicBool,
     deadline: Duration,
-    /// Where the device is, if it is on another node.
+    /// Place of the device, if it is on another node.
     remote: Option<RemoteSlot>,
 }
 

@@ -31,7 +31,7 @@ const INBOX_MAX: usize = 1 << 16;
 /// Time between two looks for a signal.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the other nodes need to know of a run.
+/// Description of a run for the other nodes.
 #[derive(Debug, Serialize, Deserialize)]
 struct RunBrief {
     /// The resolved configuration, as TOML.
@@ -272,12 +272,15 @@ impl RunNews {
 
 // ---- The other nodes ----
 
+/// Function that returns the specification of a run from its configuration in TOML.
+pub type Configure = Box<dyn Fn(&str) -> Result<RunSpec, String>>;
+
 /// Node that takes part in the run of another one.
 pub struct JoinedNode {
     /// Device selector, as `--devices` takes it.
     pub devices: String,
     /// Changes the configuration of the run by the keys of this node.
-    pub configure: Box<dyn Fn(&str) -> Result<RunSpec, String>>,
+    pub configure: Configure,
     pub faults: Faults,
     /// Shows the news of the run.
     pub sink: Box<dyn Sink>,

@@ -204,8 +204,8 @@ impl RunSpec {
         }
     }
 
-    /// Derives the specification of a node from the resolved configuration of the run that it joins,
-    /// with the keys of the node on top.
+    /// Derives the specification of a node from the resolved configuration of the run that it
+    /// joins, with the keys of the node on top.
     ///
     /// # Errors
     /// Returns [`ConfigError`] if the configuration cannot be read, or cannot have these values.

@@ -103,6 +103,7 @@ pub const CLI_ONLY: &str = "sim ui";
 pub const CONFIGURATION: &[(&str, &str)] = &[
     ("src/train/spec.rs", "derives what it means"),
     ("src/cli/train.rs", "reads it, prints it, and compares it with that of a checkpoint"),
+    ("src/cli/nodes.rs", "reads the keys of one node"),
     ("src/cli/mod.rs", "gives its errors their exit code"),
 ];
 

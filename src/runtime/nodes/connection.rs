@@ -22,7 +22,7 @@ const MESSAGE_MAX: usize = 16 << 30;
 const BLOBS_MAX: usize = 1024;
 const WAITING_MAX: usize = 4096;
 
-/// What the cluster's thread learns of a link.
+/// Event of a link, for the thread of the cluster.
 pub enum LinkEvent {
     Message(ConnectionId, ClusterMsg),
     Closed(ConnectionId, String),

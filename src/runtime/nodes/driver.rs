@@ -16,6 +16,7 @@ use crate::cluster::{
 use crate::comm::{Mailbox, RecvError};
 use crate::net::{Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use crate::runtime::RuntimeError;
+use crate::runtime::device_thread::nanos;
 use crate::runtime::remote::first::FrameReceiver;
 
 /// Most events that wait for the thread.
@@ -27,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// News of the cluster, for the run and its user.
 pub enum ClusterNews {
-    /// Who is here, before the start.
+    /// Nodes that are here, before the start.
     Present(Presence),
     /// A peer was refused.
     TurnedAway { address: SocketAddr, why: String },
@@ -186,7 +187,7 @@ struct Driver {
 
 impl Driver {
     fn now(&self) -> Nanos {
-        super::super::device_thread::nanos(self.started.elapsed())
+        nanos(self.started.elapsed())
     }
 
     fn run(mut self) {

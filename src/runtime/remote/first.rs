@@ -47,7 +47,7 @@ pub struct RemoteNode {
     /// Name of its host.
     pub host: String,
     connection: Arc<dyn NodeConnection>,
-    /// Where frames for the ranks of this process arrive, from whichever node.
+    /// Receiver of the frames for the ranks of this process, from whichever node.
     frames: FrameReceiver,
     next_slot: AtomicU64,
     next_call: AtomicU64,

@@ -36,7 +36,7 @@ const CALLS_MAX: usize = 256;
 /// Time between two reports of signs of life.
 const ACTIVITY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a node has to offer.
+/// Devices that a node offers to a run, and the graph for them.
 pub struct NodeOffer {
     /// Training graph of the run's model.
     pub graph: Graph,
@@ -46,7 +46,7 @@ pub struct NodeOffer {
     pub faults: Faults,
 }
 
-/// What the layer above does on a node.
+/// Layer above the server of a node.
 pub trait NodeHost {
     /// Prepares the node for a run, of which the first node sends this description.
     ///

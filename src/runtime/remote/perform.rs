@@ -5,7 +5,7 @@ use super::wire::{CallReply, DeviceCall, PlanRecipe};
 use crate::base::HostTensor;
 use crate::device::DeviceError;
 use crate::exec::Executor;
-use crate::graph::{Graph, Plan, PlanPart};
+use crate::graph::{Graph, Plan, PlanPart, PlannedPart};
 use crate::runtime::tasks::perform_named;
 
 /// Performs a call on a device.
@@ -68,7 +68,7 @@ impl PlanRecipe {
         if options.rows == 0 || options.in_flight == 0 {
             return Err("a plan has rows and a copy of each slot".into());
         }
-        let Some((blocks, runs)) = part else { return Ok(Plan::new(graph, options)) };
+        let Some(PlannedPart { blocks, runs }) = part else { return Ok(Plan::new(graph, options)) };
         if blocks.len() != graph.blocks.len() {
             let (given, has) = (blocks.len(), graph.blocks.len());
             return Err(format!("a part of {given} blocks of a model that has {has}"));

@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 use super::values::{RawInputs, RawTensor, RawValues};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
-use crate::base::{BucketId, Rank, Round, SegmentId, TensorId};
+use crate::base::{BucketId, Rank, Round, TensorId};
 use crate::collective::{BucketGroups, ShardLayout};
 use crate::device::{DeviceError, InjectedFault};
 use crate::exec::{BucketTensor, Moments, PassContext, StepSums};
-use crate::graph::{Place, PlanOptions, Update, UpdateRange, VariantChoices};
+use crate::graph::{Place, PlanOptions, PlannedPart, Update, UpdateRange, VariantChoices};
 use crate::parallel::{EdgeLayout, Program, ReduceSite, Verdict, Vote};
 use crate::runtime::step::StepReport;
 
 /// Message from the first node to another one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToNode {
-    /// What the node needs to know of the run, for the layer above; [`ToFirst::Offer`] answers.
+    /// Description of the run for the layer above; [`ToFirst::Offer`] answers.
     Begin(RawValues<u8>),
     /// News of the run, for the layer above.
     Show(RawValues<u8>),
@@ -95,12 +95,12 @@ pub struct OpenOrder {
     pub kept_identity: Option<String>,
 }
 
-/// What a plan is made from, besides the graph of the model, which every node has.
+/// Recipe of a plan: all that it is made from besides the graph of the model, which every node has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanRecipe {
     pub options: PlanOptions,
-    /// Blocks that are held and the segments that run, of a plan of a part.
-    pub part: Option<(Vec<bool>, Vec<(SegmentId, usize)>)>,
+    /// Part that it is a plan of; `None` for a whole graph.
+    pub part: Option<PlannedPart>,
 }
 
 /// Device that was opened.
