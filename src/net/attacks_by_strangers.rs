@@ -132,6 +132,33 @@ fn a_server_must_have_the_certificate_of_a_node_and_the_protocol() {
     assert!(matches!(other, NetError::OtherProtocol { .. }), "{other}");
 }
 
+/// Dials a server with the right certificate that answers a greeting with these bytes.
+fn dial_answering(bytes: &'static [u8]) -> NetError {
+    let secret = secret();
+    let server = Peer::serving(identity(&secret).server().unwrap());
+    let accepting = server.endpoint.clone();
+    server.runtime.spawn(async move {
+        let connection = accepting.accept().await.unwrap().await.unwrap();
+        let (mut send, _receive) = connection.accept_bi().await.unwrap();
+        send.write_all(bytes).await.unwrap();
+        connection.closed().await;
+    });
+    let address = server.endpoint.local_addr().unwrap();
+    node(&secret).dial(address, Duration::from_millis(300)).unwrap_err()
+}
+
+#[test]
+fn a_server_must_send_a_greeting() {
+    let silent = dial_answering(b"");
+    assert!(matches!(silent, NetError::NoHello { .. }), "{silent}");
+    let half = dial_answering(&[b'P', b'T', b'L', b'1', 0, 9, 1]);
+    assert!(matches!(half, NetError::NoHello { .. }), "{half}");
+    let long = dial_answering(&[b'P', b'T', b'L', b'1', 0x10, 1]);
+    assert!(long.to_string().contains("4097 bytes, and at most 4096"), "{long}");
+    let other = dial_answering(b"SSH-2.0");
+    assert!(matches!(other, NetError::OtherProtocol { .. }), "{other}");
+}
+
 #[test]
 fn another_protocol_is_refused() {
     let secret = secret();
@@ -240,10 +267,11 @@ fn junk_at_the_port_does_not_disturb_a_link() {
     let sink = Arc::new(Sink::default());
     let (link, _kept) = (dialed.open(Arc::new(Sink::default())), accepted.open(sink.clone()));
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let word = |i: u32, j: u32| crate::base::rng::threefry2x32([i, 3], [j, 0])[0];
+    let word = |i: u32| crate::base::rng::threefry2x32([i, 3], [0, 0])[0];
+    let noise: Vec<u8> = (0..1000).flat_map(|i| word(i).to_le_bytes()).collect();
     for i in 0..10_000u32 {
-        let length = (word(i, 0) % 1400) as usize;
-        let mut junk: Vec<u8> = (0..length as u32).map(|j| word(i, j + 1) as u8).collect();
+        let (start, length) = (word(i) as usize % 2500, word(i + 1) as usize % 1400);
+        let mut junk = noise[start..start + length].to_vec();
         if i % 2 == 0 && junk.len() > 6 {
             // A first packet of QUIC version 1, of a client.
             junk.resize(1200, i as u8);

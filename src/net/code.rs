@@ -161,6 +161,34 @@ mod tests {
     }
 
     #[test]
+    fn mutated_codes_are_refused_or_are_codes() {
+        let valid: Vec<char> = encode(&KEY).chars().collect();
+        let word = |seed: u32, i: u32| crate::base::rng::threefry2x32([seed, 5], [i, 0])[0];
+        let mut accepted = 0;
+        for seed in 0..100_000u32 {
+            let mut typed = valid.clone();
+            for change in 0..1 + word(seed, 0) % 4 {
+                let at = word(seed, 3 * change + 1) as usize % typed.len();
+                let letter = char::from(LETTERS[word(seed, 3 * change + 2) as usize % 32]);
+                match word(seed, 3 * change + 3) % 8 {
+                    0 => typed.insert(at, letter),
+                    1 => drop(typed.remove(at)),
+                    2 => typed[at] = char::from_u32(word(seed, 99) % 0x3000).unwrap_or('-'),
+                    _ => typed[at] = letter,
+                }
+            }
+            let typed: String = typed.into_iter().collect();
+            if let Ok(key) = decode(&typed) {
+                accepted += 1;
+                let letters = |text: &str| text.replace(is_separator, "").to_uppercase();
+                assert_eq!(letters(&encode(&key)), letters(&typed), "seed {seed}");
+            }
+        }
+        // Those in which only hyphens changed, and one in a thousand of those with three changes.
+        assert!(accepted < 15_000, "{accepted}");
+    }
+
+    #[test]
     fn what_is_wrong_with_a_code_is_named() {
         let code = encode(&KEY);
         let error = |text: &str| decode(text).err().map(|error| error.to_string());

@@ -1,7 +1,7 @@
 //! The endpoint of a process: one UDP socket, with which it accepts and dials, and the threads
 //! that serve it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ use crate::comm::Mailbox;
 
 /// Priority of the control stream; all others have 0.
 const CONTROL_PRIORITY: i32 = 1;
+/// Bound of the most links that are asked for.
+const LINKS_LIMIT: usize = 1 << 16;
 /// Time for the last packets of an endpoint that closes.
 const CLOSE_MARGIN: Duration = Duration::from_millis(200);
 
@@ -39,12 +41,13 @@ pub struct EndpointOptions {
     pub handshake_timeout: Duration,
     /// Most time for which a closed link sends what was queued.
     pub flush_timeout: Duration,
-    /// Most bytes per link that were received and not taken, and most that were sent and not
-    /// acknowledged.
+    /// Most bytes of a stream that were received and not taken. A link has one stream of payloads
+    /// and up to four blobs.
     pub window_bytes: u64,
     /// Most bytes of payloads in a link's queue, beyond which a sender waits; blobs have as much.
     pub queue_bytes: usize,
-    /// Threads.
+    /// Threads. Two let one connection decrypt while the socket is read; between two processes on
+    /// two cores, one thread each is as fast.
     pub threads: usize,
 }
 
@@ -57,7 +60,7 @@ impl EndpointOptions {
             idle_timeout: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(5),
             flush_timeout: Duration::from_secs(2),
-            window_bytes: 16 << 20,
+            window_bytes: 8 << 20,
             queue_bytes: 64 << 20,
             threads: 2,
         }
@@ -66,7 +69,7 @@ impl EndpointOptions {
 
 /// Socket of a process with its threads. Dropped, it closes all links.
 pub struct Endpoint {
-    inner: Arc<EndpointCore>,
+    core: Arc<EndpointCore>,
     /// None only while it is dropped.
     runtime: Option<Runtime>,
 }
@@ -112,12 +115,12 @@ impl Endpoint {
         let endpoint =
             quinn::Endpoint::new(endpoint, Some(server), socket, adapter).map_err(threads)?;
         drop(guard);
-        let inner = Arc::new(EndpointCore {
+        let core = Arc::new(EndpointCore {
             endpoint,
             client,
             greeting: wire::greeting(hello),
             handle: runtime.handle().clone(),
-            places: Arc::new(Semaphore::new(options.links_max)),
+            places: Arc::new(Semaphore::new(options.links_max.min(LINKS_LIMIT))),
             gate: Arc::new(Gate::default()),
             refusals: Refusals::default(),
             // Each has one of the places, so this is never full.
@@ -125,13 +128,13 @@ impl Endpoint {
             links: Mutex::new(Vec::new()),
             options,
         });
-        runtime.spawn(inner.clone().accept());
-        Ok(Self { inner, runtime: Some(runtime) })
+        runtime.spawn(core.clone().accept());
+        Ok(Self { core, runtime: Some(runtime) })
     }
 
     /// Returns the address of the socket, with its port.
     pub fn local_addr(&self) -> SocketAddr {
-        self.inner.endpoint.local_addr().unwrap_or(self.inner.options.listen)
+        self.core.endpoint.local_addr().unwrap_or(self.core.options.listen)
     }
 
     /// Connects to a node and exchanges greetings; blocks for at most the timeout.
@@ -144,36 +147,36 @@ impl Endpoint {
         if Handle::try_current().is_ok() {
             return Err(NetError::NetThread);
         }
-        self.inner.handle.block_on(self.inner.clone().dial(address, timeout))
+        self.core.handle.block_on(self.core.clone().dial(address, timeout))
     }
 
     /// Returns the peers that have dialed, are authenticated, and have sent their greeting.
     pub fn accepted(&self) -> &Mailbox<PendingPeer> {
-        &self.inner.accepted
+        &self.core.accepted
     }
 
     /// Returns who was refused since the last call, at most one line per address in some seconds.
     pub fn refusals(&self) -> Vec<Refusal> {
-        self.inner.refusals.take()
+        self.core.refusals.take()
     }
 
     /// Returns the number of all attempts that were refused.
     pub fn refused_count(&self) -> u64 {
-        self.inner.refusals.count()
+        self.core.refusals.count()
     }
 
     /// Returns the number of handshakes in progress.
     #[cfg(test)]
     pub fn crowd(&self) -> usize {
-        self.inner.gate.crowd()
+        self.core.gate.crowd()
     }
 
     /// Closes all links, as [`Link::close`] does, and waits until they have sent what was queued,
     /// for a bounded time.
     pub fn close(&self, why: &str) {
-        self.inner.accepted.close(why);
+        self.core.accepted.close(why);
         if Handle::try_current().is_err() {
-            self.inner.handle.block_on(self.inner.shut(why));
+            self.core.handle.block_on(self.core.shut(why));
         }
     }
 }
@@ -313,7 +316,7 @@ impl EndpointCore {
             options: self.options.clone(),
             handle: self.handle.clone(),
         };
-        PendingPeer { hello, address, parts: Some(parts), inner: Arc::downgrade(self) }
+        PendingPeer { hello, address, parts: Some(parts), core: Arc::downgrade(self) }
     }
 
     fn remember(&self, link: Weak<Shared>) {
@@ -330,7 +333,7 @@ impl EndpointCore {
         }
         // All places are free when all links have ended. Whoever still has a pending peer is not
         // waited for.
-        let all = u32::try_from(self.options.links_max).unwrap_or(u32::MAX);
+        let all = self.options.links_max.min(LINKS_LIMIT) as u32;
         let all = self.places.acquire_many(all);
         let limit = self.options.flush_timeout + CLOSE_MARGIN;
         let _ = timeout(limit, all).await;
@@ -365,7 +368,11 @@ fn refusal(end: &ConnectionError) -> String {
 
 /// Returns an IPv4 address as such where a socket for both kinds gives it as one of IPv6.
 fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, address.port()).into(),
+        // As it is: it may have a scope.
+        IpAddr::V6(_) => address,
+    }
 }
 
 /// Authenticated peer whose hello is known, and that is not accepted yet. Dropped, it is refused.
@@ -374,7 +381,7 @@ pub struct PendingPeer {
     address: SocketAddr,
     /// None once it was refused or opened.
     parts: Option<LinkParts>,
-    inner: Weak<EndpointCore>,
+    core: Weak<EndpointCore>,
 }
 
 impl std::fmt::Debug for PendingPeer {
@@ -411,8 +418,9 @@ impl PendingPeer {
     pub fn open(mut self, receiver: Arc<dyn Receiver>) -> Link {
         let parts = self.parts.take().expect("only refuse and open take it, and they consume self");
         let link = Link::open(parts, receiver);
-        if let Some(inner) = self.inner.upgrade() {
-            inner.remember(link.shared());
+        match self.core.upgrade() {
+            Some(core) => core.remember(link.shared()),
+            None => link.close("the endpoint is closed"),
         }
         link
     }

@@ -53,8 +53,9 @@ impl From<Vec<u8>> for Payload {
     }
 }
 
-/// Takes what arrives on a link. Called on the threads of the network, which must not wait for
-/// long. An error closes the link with its sentence, which the peer gets.
+/// Takes what arrives on a link. Called on the threads of the network, which must not wait: other
+/// links, and the packets that keep this one alive, wait with them. An error closes the link with
+/// its sentence, which the peer gets.
 pub trait Receiver: Send + Sync {
     /// Takes a control message; they come in the order in which they were sent.
     fn control(&self, message: Vec<u8>) -> Result<(), String>;
@@ -73,7 +74,7 @@ pub trait Receiver: Send + Sync {
     fn closed(&self, why: &CloseReason);
 }
 
-/// Place of a payload that arrives.
+/// Place of a payload that arrives. It is dropped if the link ends before all of it is there.
 pub trait Landing: Send {
     fn bytes_mut(&mut self) -> &mut [u8];
 

@@ -10,6 +10,8 @@
 mod attacks_by_nodes;
 #[cfg(test)]
 mod attacks_by_strangers;
+#[doc(hidden)]
+pub mod bench;
 mod code;
 mod endpoint;
 mod error;

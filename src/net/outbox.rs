@@ -96,10 +96,10 @@ impl<T> Outbox<T> {
         self.filled.notify_one();
     }
 
-    /// Ends the queue and drops its items. The reason replaces that of [`Outbox::end`].
+    /// Ends the queue and drops its items. The first reason counts.
     pub fn close(&self, why: &str) {
         let mut lane = self.lock();
-        lane.ended = Some(Closed(why.into()));
+        lane.ended.get_or_insert_with(|| Closed(why.into()));
         lane.bytes = 0;
         let lost = std::mem::take(&mut lane.items);
         drop(lane);

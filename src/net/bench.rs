@@ -1,0 +1,38 @@
+//! For the benchmark of links alone: settings of quinn with which a bare stream can be measured
+//! beside a link.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::endpoint::EndpointOptions;
+use super::error::NetError;
+use super::identity::{self, Identity};
+use super::secret::Secret;
+use super::transport::{self, Transport};
+
+/// Creates an endpoint of quinn with the TLS of links, in the context of a tokio runtime: with
+/// quinn's own settings of everything else, or with those of links.
+pub fn bare_endpoint(
+    secret: &Secret,
+    listen: SocketAddr,
+    is_tuned: bool,
+) -> Result<quinn::Endpoint, NetError> {
+    let options = EndpointOptions::new(listen);
+    let identity = Arc::new(Identity::new(secret)?);
+    let Transport { mut endpoint, mut server, mut client } = Transport::new(&options, &identity)?;
+    if !is_tuned {
+        let (tls_server, tls_client) = identity::quic(identity.server()?, identity.client()?)?;
+        endpoint = quinn::EndpointConfig::default();
+        server = quinn::ServerConfig::with_crypto(tls_server);
+        client = quinn::ClientConfig::new(tls_client);
+    }
+    let socket = transport::open_socket(listen)?;
+    let adapter = Arc::new(quinn::TokioRuntime);
+    let bare = quinn::Endpoint::new(endpoint, Some(server), socket, adapter);
+    let mut bare = bare.map_err(|error| NetError::Threads(error.to_string()))?;
+    bare.set_default_client_config(client);
+    Ok(bare)
+}
+
+/// Name of a node in its certificate, which a client gives to [`quinn::Endpoint::connect`].
+pub const NODE_NAME: &str = identity::NODE_NAME;
