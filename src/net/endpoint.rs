@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{timeout, timeout_at};
 
 use super::error::{Denial, NetError, sentence};
-use super::gate::{Entrance, Gate, Refusal, Refusals, Ticket};
+use super::gate::{Entrance, Gate, Refusals, RefusedPeer, Ticket};
 use super::identity::{self, Identity, NODE_NAME};
 use super::link::{Control, Link, LinkParts, Receiver, Shared};
 use super::reading::{Stop, read_full};
@@ -156,7 +156,7 @@ impl Endpoint {
     }
 
     /// Returns who was refused since the last call, at most one line per address in some seconds.
-    pub fn refusals(&self) -> Vec<Refusal> {
+    pub fn refusals(&self) -> Vec<RefusedPeer> {
         self.core.refusals.take()
     }
 

@@ -88,7 +88,7 @@ impl Drop for Ticket {
 
 /// Line about somebody who tried to connect and was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct RefusedPeer {
     pub address: SocketAddr,
     pub why: String,
 }
@@ -101,7 +101,7 @@ const ADDRESSES_MAX: usize = 256;
 #[derive(Debug, Default)]
 struct Ledger {
     count: u64,
-    lines: VecDeque<Refusal>,
+    lines: VecDeque<RefusedPeer>,
     recent: HashMap<IpAddr, Instant>,
 }
 
@@ -124,7 +124,7 @@ impl Refusals {
             return;
         }
         ledger.recent.insert(address.ip(), now);
-        ledger.lines.push_back(Refusal { address, why: why.into() });
+        ledger.lines.push_back(RefusedPeer { address, why: why.into() });
     }
 
     pub fn count(&self) -> u64 {
@@ -132,7 +132,7 @@ impl Refusals {
     }
 
     /// Returns the lines since the last call.
-    pub fn take(&self) -> Vec<Refusal> {
+    pub fn take(&self) -> Vec<RefusedPeer> {
         self.lock().lines.drain(..).collect()
     }
 }

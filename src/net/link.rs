@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::endpoint::{EndpointOptions, close};
 use super::error::CloseReason;
-use super::outbox::{Outbox, Overflow};
+use super::send_queue::{Overflow, SendQueue};
 use super::wire::{BlobHead, CONTROL_MAX, DataHead, PAYLOAD_MAX, TAG_BYTES};
 use super::{reading, writing};
 use crate::comm::Closed;
@@ -96,9 +96,9 @@ pub struct LinkParts {
 pub struct Shared {
     pub connection: Connection,
     pub address: SocketAddr,
-    pub controls: Outbox<Bytes>,
-    pub payloads: Outbox<(DataHead, Bytes)>,
-    pub blobs: Outbox<(BlobHead, Bytes)>,
+    pub controls: SendQueue<Bytes>,
+    pub payloads: SendQueue<(DataHead, Bytes)>,
+    pub blobs: SendQueue<(BlobHead, Bytes)>,
     /// Set once the data stream of the peer is known; there is one.
     pub has_data_stream: AtomicBool,
     /// Time without progress after which something that has begun to arrive is given up.
@@ -190,9 +190,9 @@ impl Link {
         let shared = Arc::new(Shared {
             connection,
             address,
-            controls: Outbox::new(CONTROLS_MAX, CONTROLS_BYTES_MAX),
-            payloads: Outbox::new(PAYLOADS_MAX, options.queue_bytes),
-            blobs: Outbox::new(PAYLOADS_MAX, options.queue_bytes),
+            controls: SendQueue::new(CONTROLS_MAX, CONTROLS_BYTES_MAX),
+            payloads: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
+            blobs: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             has_data_stream: AtomicBool::new(false),
             stall: options.idle_timeout,
             is_broken: AtomicBool::new(false),

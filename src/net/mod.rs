@@ -18,9 +18,9 @@ mod error;
 mod gate;
 mod identity;
 mod link;
-mod outbox;
 mod reading;
 mod secret;
+mod send_queue;
 #[cfg(test)]
 mod test_peer;
 mod transport;
@@ -29,7 +29,7 @@ mod writing;
 
 pub use endpoint::{Endpoint, EndpointOptions, PendingPeer};
 pub use error::{CloseReason, NetError};
-pub use gate::Refusal;
+pub use gate::RefusedPeer;
 pub use link::{Landing, Link, Payload, Receiver};
 pub use secret::{Secret, SecretError};
 pub use wire::{CONTROL_MAX, HELLO_MAX, PAYLOAD_MAX, TAG_BYTES};

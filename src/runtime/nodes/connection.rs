@@ -34,13 +34,13 @@ pub type MessageReceiver = Arc<dyn Fn(Vec<u8>) -> Result<(), String> + Send + Sy
 /// Link to another node.
 pub struct NodeLink {
     link: Link,
-    incoming: Arc<Incoming>,
+    incoming: Arc<LinkReceiver>,
     /// Number of the next blob; held while a message is queued, so that messages keep their order.
     next_blob: Mutex<u64>,
 }
 
 /// Receiving side of a link.
-struct Incoming {
+struct LinkReceiver {
     connection: ConnectionId,
     events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     frames: FrameReceiver,
@@ -71,7 +71,7 @@ impl NodeLink {
         events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     ) -> Self {
         let (messages, receiver) = Default::default();
-        let incoming = Arc::new(Incoming { connection, events, frames, messages, receiver });
+        let incoming = Arc::new(LinkReceiver { connection, events, frames, messages, receiver });
         Self { link: pending.open(incoming.clone()), incoming, next_blob: Mutex::new(0) }
     }
 
@@ -140,7 +140,7 @@ impl Carrier for LinkCarrier {
     }
 }
 
-impl Incoming {
+impl LinkReceiver {
     fn lock(&self) -> MutexGuard<'_, Messages> {
         // Only whole items are moved under the lock.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
@@ -179,7 +179,7 @@ impl Incoming {
     }
 }
 
-impl Receiver for Incoming {
+impl Receiver for LinkReceiver {
     fn control(&self, message: Vec<u8>) -> Result<(), String> {
         match message.split_first() {
             Some((&CLUSTER, rest)) => {

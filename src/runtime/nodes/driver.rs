@@ -128,7 +128,7 @@ impl Meeting {
                 let _ = accepting.send(DriverEvent::Accepted(pending));
             }
         })?;
-        let driver = Driver {
+        let driver = ClusterDriver {
             machine,
             endpoint,
             frames,
@@ -174,7 +174,7 @@ fn spawn(
     })
 }
 
-struct Driver {
+struct ClusterDriver {
     machine: Machine,
     endpoint: Arc<Endpoint>,
     frames: FrameReceiver,
@@ -185,7 +185,7 @@ struct Driver {
     started: Instant,
 }
 
-impl Driver {
+impl ClusterDriver {
     fn now(&self) -> Nanos {
         nanos(self.started.elapsed())
     }

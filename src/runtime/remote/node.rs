@@ -85,14 +85,14 @@ pub struct NodeServer<'h> {
     /// Connections to all nodes, by number; the own one is never used.
     nodes: Vec<Arc<dyn NodeConnection>>,
     frames: FrameReceiver,
-    slots: BTreeMap<u32, Slot>,
+    slots: BTreeMap<u32, OpenSlot>,
     /// Slots whose signs of life are reported, with their ranks.
     watched: Watched,
     group: Option<Group>,
 }
 
 /// Device that is open.
-struct Slot {
+struct OpenSlot {
     driver: Arc<DeviceThread>,
     calls: mpsc::SyncSender<(Option<u64>, DeviceCall)>,
 }
@@ -232,7 +232,7 @@ impl<'h> NodeServer<'h> {
         let named = thread::Builder::new().name(format!("calls of device {slot}"));
         named.spawn(perform).map_err(|error| RuntimeError::InvalidRequest(why(error)))?;
         lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
-        self.slots.insert(slot, Slot { driver, calls });
+        self.slots.insert(slot, OpenSlot { driver, calls });
         Ok(Opened { notes, identity, is_cpu, choices, readback_elements_max })
     }
 

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use crate::comm::Closed;
 
-/// Refusal of an item, which is dropped.
+/// RefusedPeer of an item, which is dropped.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Overflow {
     Closed(Closed),
@@ -25,7 +25,7 @@ struct Lane<T> {
 
 /// Queue with many senders and one task that takes the items.
 #[derive(Debug)]
-pub struct Outbox<T> {
+pub struct SendQueue<T> {
     lane: Mutex<Lane<T>>,
     /// Notified when an item was taken, or the queue ended.
     room: Condvar,
@@ -35,7 +35,7 @@ pub struct Outbox<T> {
     bytes_max: usize,
 }
 
-impl<T> Outbox<T> {
+impl<T> SendQueue<T> {
     /// Creates an empty queue. An item of more than `bytes_max` bytes passes alone.
     pub fn new(items_max: usize, bytes_max: usize) -> Self {
         let lane = Lane { items: VecDeque::new(), bytes: 0, ended: None };
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn items_come_in_order_until_the_end() {
-        let outbox = Outbox::new(8, 100);
+        let outbox = SendQueue::new(8, 100);
         (0..3).for_each(|i| outbox.push(i, 10, false).unwrap());
         outbox.end("over");
         assert_eq!(outbox.push(9, 1, true), Err(Overflow::Closed(Closed("over".into()))));
@@ -139,12 +139,12 @@ mod tests {
 
     #[test]
     fn items_and_bytes_are_bounded_and_a_large_item_passes_alone() {
-        let items = Outbox::new(2, 100);
+        let items = SendQueue::new(2, 100);
         assert_eq!(
             (0..3).map(|i| items.push(i, 1, false).is_ok()).collect::<Vec<_>>(),
             [true, true, false]
         );
-        let bytes = Outbox::new(9, 100);
+        let bytes = SendQueue::new(9, 100);
         assert!(bytes.push(0, 500, false).is_ok());
         assert_eq!(bytes.push(1, 1, false), Err(Overflow::Full));
         assert_eq!(block_on(bytes.take()), Some(0));
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_sender_that_waits_goes_on_with_room_and_at_a_close() {
-        let outbox = Arc::new(Outbox::new(1, 100));
+        let outbox = Arc::new(SendQueue::new(1, 100));
         outbox.push(0, 1, false).unwrap();
         let waiting = outbox.clone();
         let sender = std::thread::spawn(move || [1, 2].map(|i| waiting.push(i, 1, true)));
