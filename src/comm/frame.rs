@@ -102,7 +102,8 @@ impl AsRef<[u8]> for FrameValues {
 
 /// Connection to the ranks of another node.
 pub trait Carrier: Send + Sync {
-    /// Sends a frame; never blocks. Frames arrive in the order in which they are sent.
+    /// Sends a frame; waits while the queue of the connection is full, which empties whatever the
+    /// ranks wait for. Frames arrive in the order in which they are sent.
     ///
     /// # Errors
     /// Returns the reason with which the connection is closed.

@@ -75,8 +75,19 @@ impl Trace {
         let failed = |why| MetricsError::Trace { path: path.into(), why };
         let mut file = File::create(path).map_err(failed)?;
         file.write_all(b"[").map_err(failed)?;
+        Ok(Self::of(path, Instant::now(), TraceTarget::File(file), events_max))
+    }
+
+    /// Creates a trace whose events are sent to that of another process, in pieces of whole lines
+    /// for [`Trace::append_lines`]. Its timestamps are counted from `epoch`, which is the time at
+    /// which the other trace was created.
+    pub fn sent(epoch: Instant, send: impl FnMut(Vec<u8>) + Send + 'static) -> Self {
+        Self::of(Path::new(""), epoch, TraceTarget::Sent(Box::new(send)), EVENTS_MAX)
+    }
+
+    fn of(path: &Path, epoch: Instant, target: TraceTarget, events_max: u64) -> Self {
         let sink = Mutex::new(TraceWriter {
-            file: Some(file),
+            target: Some(target),
             failed: None,
             buffer: Vec::new(),
             written: Instant::now(),
@@ -86,7 +97,29 @@ impl Trace {
             tracks: Vec::new(),
         });
         let (path, is_open) = (path.into(), AtomicBool::new(true));
-        Ok(Self { shared: Arc::new(SharedFile { path, epoch: Instant::now(), is_open, sink }) })
+        Self { shared: Arc::new(SharedFile { path, epoch, is_open, sink }) }
+    }
+
+    /// Returns the origin of the timestamps.
+    pub fn epoch(&self) -> Instant {
+        self.shared.epoch
+    }
+
+    /// Writes events that another process has sent, see [`Trace::sent`].
+    pub fn append_lines(&self, lines: &str) {
+        let mut sink = self.shared.sink();
+        let events = lines.lines().map(|line| line.trim_end_matches(','));
+        events.filter(|event| !event.is_empty()).for_each(|event| sink.event(event));
+    }
+
+    /// Writes a label behind the name of a rank, whose tracks are created before.
+    pub fn label(&self, rank: u32, label: &str) {
+        self.shared.sink().describe("process_labels", rank, 0, json!({ "labels": label }));
+    }
+
+    /// Writes or sends the buffered events.
+    pub fn flush(&self) {
+        self.shared.sink().flush();
     }
 
     /// Returns the track `name` of rank `rank`, whose device is called `device`; the same track
@@ -232,11 +265,27 @@ impl std::fmt::Display for Micros {
     }
 }
 
+/// Destination of a trace.
+enum TraceTarget {
+    File(File),
+    /// The trace of another process.
+    Sent(Box<dyn FnMut(Vec<u8>) + Send>),
+}
+
+impl std::fmt::Debug for TraceTarget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::File(_) => "a file",
+            Self::Sent(_) => "another process",
+        })
+    }
+}
+
 /// Trace file with its buffer. Events are written whole.
 #[derive(Debug)]
 struct TraceWriter {
     /// `None` after the JSON array was closed.
-    file: Option<File>,
+    target: Option<TraceTarget>,
     /// First write error, after which nothing is written any more.
     failed: Option<io::Error>,
     buffer: Vec<u8>,
@@ -266,7 +315,7 @@ impl TraceWriter {
     }
 
     fn append(&mut self, event: &str) {
-        if self.file.is_none() || self.failed.is_some() {
+        if self.target.is_none() || self.failed.is_some() {
             return;
         }
         self.buffer.extend_from_slice(self.separator.as_bytes());
@@ -278,18 +327,22 @@ impl TraceWriter {
     }
 
     fn flush(&mut self) {
-        if let Some(file) = self.file.as_mut().filter(|_| self.failed.is_none()) {
-            self.failed = file.write_all(&self.buffer).err();
+        match self.target.as_mut().filter(|_| self.failed.is_none()) {
+            Some(TraceTarget::File(file)) => self.failed = file.write_all(&self.buffer).err(),
+            Some(TraceTarget::Sent(send)) => send(std::mem::take(&mut self.buffer)),
+            None => {}
         }
         self.buffer.clear();
         self.written = Instant::now();
     }
 
     fn close(&mut self) {
-        if self.file.is_some() {
+        if let Some(TraceTarget::File(_)) = self.target {
             self.buffer.extend_from_slice(b"\n]\n");
+        }
+        if self.target.is_some() {
             self.flush();
-            self.file = None;
+            self.target = None;
         }
     }
 }
@@ -451,7 +504,8 @@ mod tests {
         let (directory, path) = file();
         let trace = Trace::create(&path).unwrap();
         let track = trace.track(0, "cpu", "driver");
-        trace.shared.sink().file = Some(File::options().write(true).open(full).unwrap());
+        let target = TraceTarget::File(File::options().write(true).open(full).unwrap());
+        trace.shared.sink().target = Some(target);
         (0..2000).for_each(|_| track.mark(|| "x".repeat(50)));
         assert!(!track.is_on(), "nothing is made for a file that takes nothing");
         for _ in 0..2 {

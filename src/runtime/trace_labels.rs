@@ -7,7 +7,7 @@ use crate::graph::{Graph, PassKind};
 use crate::parallel::{Edge, EdgeLayout, Operation, PipelineStages, Token};
 
 /// Names of stages and edges; empty without pipelines.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct TraceLabels {
     /// By rank: `stage 1`, or `stage 1 of pipeline 0` if there are several.
     stages: Arc<[String]>,

@@ -157,6 +157,11 @@ impl RunNodes {
         self.signals.clone()
     }
 
+    /// Waits until all nodes have sent the rest of their traces.
+    pub fn flush_traces(&self) {
+        self.nodes.iter().for_each(|node| node.flush_trace());
+    }
+
     /// Ends all nodes with the outcome of the run.
     pub fn end(&self, outcome: &NodeOutcome) {
         self.nodes.iter().for_each(|node| node.end(encode(outcome)));

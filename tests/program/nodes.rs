@@ -143,6 +143,32 @@ fn devices_of_all_nodes_are_measured_checked_and_evaluated() {
     assert_eq!(desk.losses("run").len(), 8);
 }
 
+#[test]
+fn a_trace_has_the_tracks_of_all_nodes_in_one_time() {
+    let desk = desk();
+    let (first, _) = train(
+        &desk,
+        "--out run --trace trace.json --pipeline 2 --set parallel.stages=1,2 --micro-batch 1",
+        &["cpu", "cpu"],
+    );
+    first.ok();
+    let text = fs::read_to_string(desk.path("trace.json")).unwrap();
+    let events: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let label = events.iter().find(|event| event["name"] == "process_labels").unwrap();
+    let label = label["args"]["labels"].as_str().unwrap();
+    assert!(label.starts_with("clock of node 1 within "), "{label}");
+    let spans = |rank: u64, begins: &str| -> Vec<f64> {
+        let of = events.iter().filter(|event| event["pid"] == rank && event["ph"] == "X");
+        let named = of.filter(|event| event["name"].as_str().unwrap().starts_with(begins));
+        named.map(|event| event["ts"].as_f64().unwrap()).collect()
+    };
+    // What the second stage computes forward follows what the first one sends.
+    let (sent, received) = (spans(0, "send edge"), spans(1, "receive edge"));
+    assert!(sent.len() >= 24 && received.len() >= 24, "{} {}", sent.len(), received.len());
+    let (first, last) = (sent[0], spans(0, "update").pop().unwrap());
+    assert!(received.iter().all(|at| (first - 5e3..last + 1e6).contains(at)), "{received:?}");
+}
+
 /// Runs two nodes of one device each, does something to them in the middle of the run, and returns
 /// how both end, with the seconds until then.
 fn disturbed(desk: &Desk, faults: [&str; 2], act: impl Fn(u32, u32)) -> ([Ran; 2], f64) {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::values::RawValues;
 use super::wire::{
@@ -14,10 +14,12 @@ use crate::autotune::TuneProgress;
 use crate::base::{Rank, Round};
 use crate::comm::{Carrier, Closed, Mailbox};
 use crate::device::{DeviceError, Heartbeat, OfferedDevice};
+use crate::metrics::Trace;
 use crate::parallel::coordinator::RankActivity;
 use crate::parallel::{Program, Verdict};
 use crate::runtime::RuntimeError;
 use crate::runtime::addresses::ArrivingFrames;
+use crate::runtime::device_thread::nanos;
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::step::StepInput;
 use crate::runtime::workers::seat::RemoteSeat;
@@ -33,6 +35,11 @@ pub trait NodeConnection: Send + Sync {
     /// Returns the connection as one for values of ranks.
     fn carrier(&self) -> Arc<dyn Carrier>;
 }
+
+/// Times at which a clock is read; the one with the shortest round trip counts.
+const CLOCK_ROUNDS: usize = 8;
+/// Longest wait for the rest of a trace.
+const FLUSH_MAX: Duration = Duration::from_secs(5);
 
 /// Reason of a call whose answer will not come.
 const GONE: &str = "its connection ended";
@@ -64,6 +71,9 @@ struct NodeState {
     opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
     assembling: Option<mpsc::Sender<Result<(), String>>>,
     beginning: Option<mpsc::Sender<Result<Vec<OfferedHere>, String>>>,
+    clock: Option<mpsc::Sender<u64>>,
+    flushing: Option<mpsc::Sender<()>>,
+    trace: Option<Trace>,
     slots: HashMap<u32, Arc<SlotState>>,
     group: Option<GroupSeats>,
 }
@@ -227,6 +237,48 @@ impl RemoteNode {
         }
     }
 
+    /// Returns the time of the node at which a trace begins, and sends the node's part of it there
+    /// from now on: the time in nanoseconds since the node's server was created, and half of the
+    /// shortest round trip, which is the most by which it may be wrong.
+    ///
+    /// # Errors
+    /// Returns `RuntimeError` if the node is lost.
+    pub fn align(&self, trace: &Trace) -> Result<(i64, Duration), RuntimeError> {
+        let mut best: Option<(i64, Duration)> = None;
+        for _ in 0..CLOCK_ROUNDS {
+            let (sender, answer) = mpsc::channel();
+            self.lock().clock = Some(sender);
+            let asked = Instant::now();
+            self.send("its clock", &ToNode::Clock)?;
+            let Ok(there) = answer.recv() else {
+                return Err(self.lost_error("its clock", GONE).into());
+            };
+            let round_trip = asked.elapsed();
+            let here = nanos(asked.duration_since(trace.epoch()) + round_trip / 2);
+            let begun = there as i64 - here as i64;
+            if best.is_none_or(|(_, error)| round_trip / 2 < error) {
+                best = Some((begun, round_trip / 2));
+            }
+        }
+        self.lock().trace = Some(trace.clone());
+        Ok(best.unwrap_or_default())
+    }
+
+    /// Waits until the node has sent the rest of its trace, for a bounded time.
+    pub fn flush_trace(&self) {
+        let (sender, flushed) = mpsc::channel::<()>();
+        let mut state = self.lock();
+        if state.trace.is_none() || state.lost.is_some() {
+            return;
+        }
+        state.flushing = Some(sender);
+        drop(state);
+        if self.send("its trace", &ToNode::FlushTrace).is_ok() {
+            // The sender is dropped when the rest is here, or the node is lost.
+            let _ = flushed.recv_timeout(FLUSH_MAX);
+        }
+    }
+
     /// Sets where frames for the ranks of this process arrive.
     pub fn receive_frames(&self, frames: Arc<ArrivingFrames>) {
         *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
@@ -274,6 +326,17 @@ impl RemoteNode {
                 let coordinator = state.coordinator_of(rank)?;
                 let _ = coordinator.send(CoordinatorMsg::Finished(rank, result));
             }
+            ToFirst::Clock(time) => {
+                let waiting = state.clock.take().ok_or("a time that was not asked for")?;
+                let _ = waiting.send(time);
+            }
+            ToFirst::Trace(lines) => {
+                let trace = state.trace.clone();
+                drop(state);
+                let lines = String::from_utf8(lines.0).map_err(|why| why.to_string())?;
+                trace.iter().for_each(|trace| trace.append_lines(&lines));
+            }
+            ToFirst::Flushed => drop(state.flushing.take()),
             ToFirst::Activity(slots) => slots.iter().for_each(|one| state.observe(one)),
         }
         Ok(())
@@ -287,6 +350,7 @@ impl RemoteNode {
         state.replies.clear();
         state.opening.clear();
         (state.assembling, state.beginning) = (None, None);
+        (state.clock, state.flushing) = (None, None);
         let group = state.group.take();
         drop(state);
         let Some(GroupSeats { ranks, coordinator }) = group else { return };

@@ -124,8 +124,15 @@ pub fn assemble(
         }
         assembled.push(number);
         slot.node.receive_frames(Arc::new(ArrivingFrames::new(layout, addresses.clone())));
+        let trace = layout.options.trace.as_ref();
+        let aligned = trace.map(|trace| slot.node.align(trace)).transpose()?;
         let own = (0..).map(Rank).zip(&slots).filter_map(|(rank, slot)| Some((rank, (*slot)?)));
         let own = own.filter(|(_, slot)| slot.node.number == number);
+        let own: Vec<(Rank, u32)> = own.map(|(rank, slot)| (rank, slot.slot)).collect();
+        if let Some((trace, (_, error))) = trace.zip(aligned) {
+            let label = format!("clock of node {number} within {} us", error.as_micros());
+            own.iter().for_each(|(rank, _)| trace.label(rank.0, &label));
+        }
         let assembly = Assembly {
             layout: layout.shards.as_ref().clone(),
             groups: layout.groups.clone(),
@@ -133,7 +140,9 @@ pub fn assemble(
             reduce_site: layout.options.reduce_site.clone(),
             is_chained: layout.options.is_chained,
             nodes: nodes.clone(),
-            seats: own.map(|(rank, slot)| (rank, slot.slot)).collect(),
+            seats: own,
+            trace_epoch: aligned.map(|(epoch, _)| epoch),
+            labels: layout.options.labels.clone(),
         };
         slot.node.assemble(assembly, coordinator.clone())?;
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::first::{FrameReceiver, NodeConnection};
 use super::perform::{perform_call, plan_hash as hash_of};
+use super::values::RawValues;
 use super::wire::{
     Assembly, CallReply, DeviceCall, OfferedHere, OpenFailure, OpenOrder, Opened, SlotActivity,
     StepOrder, ToFirst, ToNode,
@@ -18,9 +19,10 @@ use crate::comm::{Mailbox, RecvError};
 use crate::device::{DeviceError, Selection};
 use crate::faults::Faults;
 use crate::graph::Graph;
+use crate::metrics::Trace;
 use crate::parallel::Program;
 use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
-use crate::runtime::device_thread::DeviceThread;
+use crate::runtime::device_thread::{DeviceThread, nanos};
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
 use crate::runtime::placement::assemble::identity;
@@ -89,6 +91,9 @@ pub struct NodeServer<'h> {
     /// Slots whose signs of life are reported, with their ranks.
     watched: Watched,
     group: Option<Group>,
+    /// Origin of the node's time.
+    started: Instant,
+    trace: Option<Trace>,
 }
 
 /// Device that is open.
@@ -133,8 +138,9 @@ impl<'h> NodeServer<'h> {
         frames: FrameReceiver,
     ) -> Self {
         let (slots, watched, group) = Default::default();
-        let first = nodes[0].clone();
-        Self { number, host, offer: None, first, nodes, frames, slots, watched, group }
+        let (first, offer) = (nodes[0].clone(), None);
+        let (started, trace) = (Instant::now(), None);
+        Self { number, host, offer, first, nodes, frames, slots, watched, group, started, trace }
     }
 
     /// Processes the messages of the first node until it ends the run, or the cluster is over.
@@ -193,6 +199,14 @@ impl<'h> NodeServer<'h> {
             ToNode::Assemble(assembly) => {
                 let answer = self.assemble(*assembly).map_err(|error| error.to_string());
                 self.reply(&ToFirst::Assembled(answer));
+            }
+            ToNode::Clock => {
+                let since = nanos(self.started.elapsed());
+                self.reply(&ToFirst::Clock(since));
+            }
+            ToNode::FlushTrace => {
+                self.trace.iter().for_each(Trace::flush);
+                self.reply(&ToFirst::Flushed);
             }
             ToNode::Step { rank, order } => self.step(rank, order)?,
             ToNode::Decided { rank, round, verdict } => {
@@ -268,8 +282,11 @@ impl<'h> NodeServer<'h> {
 
     fn assemble(&mut self, assembly: Assembly) -> Result<(), RuntimeError> {
         self.disband("another group begins");
-        let Assembly { layout, groups, edges, reduce_site, is_chained, nodes, seats } = assembly;
-        let options = WorkerGroupOptions { reduce_site, is_chained, edges, ..Default::default() };
+        let Assembly { layout, groups, edges, reduce_site, is_chained, labels, .. } = assembly;
+        let (nodes, seats) = (assembly.nodes, assembly.seats);
+        self.trace = assembly.trace_epoch.and_then(|epoch| self.trace_from(epoch));
+        let trace = self.trace.clone();
+        let options = WorkerGroupOptions { reduce_site, is_chained, edges, trace, labels };
         let layout = GroupLayout { shards: Arc::new(layout), groups, options };
         let address = |(rank, node): (u32, &u32)| match self.nodes.get(*node as usize) {
             _ if *node == self.number => Ok(layout.mailboxes(Rank(rank))),
@@ -299,6 +316,19 @@ impl<'h> NodeServer<'h> {
         *lock(&self.frames) = Some(Arc::new(arriving));
         self.group = Some(group);
         Ok(())
+    }
+
+    /// Returns a trace that begins at a time of this node, and is sent to the first one; `None` if
+    /// the time is one that this system's clock does not reach.
+    fn trace_from(&self, epoch: i64) -> Option<Trace> {
+        let distance = Duration::from_nanos(epoch.unsigned_abs());
+        let epoch = match epoch < 0 {
+            true => self.started.checked_sub(distance),
+            false => self.started.checked_add(distance),
+        };
+        let first = self.first.clone();
+        let send_lines = move |lines| send(&*first, &ToFirst::Trace(RawValues(lines)));
+        Some(Trace::sent(epoch?, send_lines))
     }
 
     fn step(&mut self, rank: Rank, order: StepOrder) -> Result<(), String> {

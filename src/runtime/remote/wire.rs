@@ -14,6 +14,7 @@ use crate::exec::{BucketTensor, Moments, PassContext, StepSums};
 use crate::graph::{Place, PlanOptions, PlannedPart, Update, UpdateRange, VariantChoices};
 use crate::parallel::{EdgeLayout, Program, ReduceSite, Verdict, Vote};
 use crate::runtime::step::StepReport;
+use crate::runtime::trace_labels::TraceLabels;
 
 /// Message from the first node to another one.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,6 +39,10 @@ pub enum ToNode {
     Decided { rank: Rank, round: Round, verdict: Verdict },
     /// Ends the steps of a rank and its group.
     Abort { rank: Rank, why: String },
+    /// Asks for the time of the node; [`ToFirst::Clock`] answers.
+    Clock,
+    /// Asks for the rest of the trace, behind which [`ToFirst::Flushed`] comes.
+    FlushTrace,
 }
 
 /// Message to the first node from another one.
@@ -68,6 +73,11 @@ pub enum ToFirst {
         result: Result<StepReport, DeviceError>,
     },
     Activity(Vec<SlotActivity>),
+    /// Nanoseconds since the node's server was created.
+    Clock(u64),
+    /// Lines of the trace.
+    Trace(RawValues<u8>),
+    Flushed,
 }
 
 /// Device that a node offers.
@@ -212,6 +222,10 @@ pub struct Assembly {
     pub nodes: Vec<u32>,
     /// Ranks of this node, with the numbers of their devices.
     pub seats: Vec<(Rank, u32)>,
+    /// Time of the node, in nanoseconds since its server was created, at which the trace begins; may
+    /// be negative. `None` without a trace.
+    pub trace_epoch: Option<i64>,
+    pub labels: TraceLabels,
 }
 
 /// Order of a step to a rank.

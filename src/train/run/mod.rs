@@ -270,6 +270,9 @@ impl Run {
     }
 
     fn finish_trace(&self) -> Result<(), TrainError> {
+        if let Some(nodes) = &self.options.nodes {
+            nodes.flush_traces();
+        }
         self.trace.as_ref().map_or(Ok(()), |trace| Ok(trace.finish()?))
     }
 
