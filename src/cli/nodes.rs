@@ -1,7 +1,7 @@
 //! Runs over several machines: `potluck train --nodes`, `potluck join` and `potluck secret`.
 
 use std::io::IsTerminal;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -118,7 +118,7 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
     let selections = selections(&spec.devices)?;
     let frames = FrameReceiver::default();
     let options = MeetingOptions {
-        listen: args.listen.unwrap_or_else(|| SocketAddr::from(([0; 16], PORT))),
+        listen: args.listen.unwrap_or_else(all_addresses),
         secret,
         node_timeout: spec.node_timeout,
         frames: frames.clone(),
@@ -135,6 +135,13 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
     let (roster, _, links) = wait(&meeting, &mut print_line)?;
     print_line(&roster.to_string());
     Ok(Some(RunNodes::start(meeting, &frames, &roster, links)?))
+}
+
+/// Returns the address that stands for all of this machine, of both versions if there are two.
+fn all_addresses() -> SocketAddr {
+    let both = SocketAddr::from(([0; 16], PORT));
+    let has_both = UdpSocket::bind(SocketAddr::new(both.ip(), 0)).is_ok();
+    if has_both { both } else { SocketAddr::from(([0; 4], PORT)) }
 }
 
 /// Returns what to type on the other machines.

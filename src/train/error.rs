@@ -160,15 +160,21 @@ impl TrainError {
     /// Returns the rank of the device that was lost, hangs or has no memory left, if the error is
     /// that of one of several devices.
     pub fn lost_rank(&self) -> Option<Rank> {
-        use DeviceError::{Lost, OutOfMemory, Timeout};
+        use DeviceError::{Lost, NodeLost, OutOfMemory, Timeout};
         match self {
             Self::Runtime(RuntimeError::Rank {
                 rank,
-                error: Lost { .. } | OutOfMemory { .. } | Timeout { .. },
+                error: Lost { .. } | NodeLost { .. } | OutOfMemory { .. } | Timeout { .. },
             }) => Some(*rank),
             Self::Library(error) => error.cause.lost_rank(),
             _ => None,
         }
+    }
+
+    /// Returns true if the error is the loss of another node.
+    pub fn is_of_node(&self) -> bool {
+        use DeviceError::NodeLost;
+        matches!(self, Self::Runtime(RuntimeError::Rank { error: NodeLost { .. }, .. }))
     }
 
     /// Returns the rank whose device failed, if the error is that of one of several devices.

@@ -14,6 +14,8 @@ pub struct LeftDevices {
     pub stages: Option<usize>,
     /// Number of devices that are left over.
     pub spare: usize,
+    /// True if the selector is that of the run: what was lost is on other nodes.
+    pub are_as_typed: bool,
 }
 
 impl LeftDevices {
@@ -28,7 +30,7 @@ impl LeftDevices {
     pub fn of(devices: String, pipelines: &PipelineOptions) -> Self {
         let count = selections(&devices).map_or(1, |left| left.len());
         let Some((used, stages)) = pipelines_on(count, pipelines) else {
-            return Self { devices, stages: None, spare: 0 };
+            return Self { devices, stages: None, spare: 0, are_as_typed: false };
         };
         let positions: Vec<usize> = (0..used).collect();
         let fewer = match used < count {
@@ -36,10 +38,14 @@ impl LeftDevices {
             false => None,
         };
         match fewer {
-            Some(devices) => Self { devices, stages: Some(stages), spare: count - used },
+            Some(devices) => {
+                Self { devices, stages: Some(stages), spare: count - used, are_as_typed: false }
+            }
             // Devices that cannot be named are all used.
-            None if used < count => Self { devices, stages: Some(1), spare: 0 },
-            None => Self { devices, stages: Some(stages), spare: 0 },
+            None if used < count => {
+                Self { devices, stages: Some(1), spare: 0, are_as_typed: false }
+            }
+            None => Self { devices, stages: Some(stages), spare: 0, are_as_typed: false },
         }
     }
 }

@@ -152,6 +152,24 @@ impl RunNodes {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the number of devices that the nodes offer.
+    pub fn offered(&self) -> usize {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices.len()
+    }
+
+    /// Leaves out one of the devices that the nodes offer.
+    pub fn leave_out(&self, index: usize) {
+        let mut remote = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        if index < remote.devices.len() {
+            remote.devices.remove(index);
+        }
+    }
+
+    /// Leaves out all devices of other nodes.
+    pub fn leave_all_out(&self) {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices.clear();
+    }
+
     /// Returns the signals that arrived on other nodes.
     pub fn signals(&self) -> SignalFlags {
         self.signals.clone()

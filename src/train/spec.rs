@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::TrainError;
+use super::left_devices::LeftDevices;
 use super::loader::BatchSource;
 use super::run_data::{DataShape, RunData};
 use super::session::SessionOptions;
@@ -214,18 +215,23 @@ impl RunSpec {
         Ok(Self::resolved(&read(None, Some(file), overrides)?))
     }
 
-    /// Returns the specification of the run on other devices and, if `stages` are given, with
-    /// pipelines of so many stages: that of a resume by hand.
+    /// Returns the specification of the run on the devices that are left and, if they make other
+    /// pipelines, with those: that of a resume by hand.
     ///
     /// # Errors
     /// Returns `TrainError::InvalidRequest` if the configuration cannot have these values.
-    pub fn on_devices(&self, devices: &str, stages: Option<usize>) -> Result<Self, TrainError> {
+    pub fn on_devices(&self, left: &LeftDevices) -> Result<Self, TrainError> {
+        let LeftDevices { devices, stages, are_as_typed, .. } = left;
         let invalid = |error: ConfigError| TrainError::InvalidRequest(error.to_string());
         let saved = Resolved::saved(&self.saved_toml, &self.typed).map_err(invalid)?;
         let pipeline =
             stages.map(|stages| Override::named("--pipeline", "parallel.pipeline", stages));
+        // Shares go with other devices on this node, and are those of all nodes.
+        let has_shares = self.parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty());
+        let measured = (*are_as_typed && has_shares)
+            .then(|| Override::named("--set", "parallel.balance", "measured"));
         let overrides: Vec<Override> =
-            [Override::devices(devices)].into_iter().chain(pipeline).collect();
+            [Override::devices(devices)].into_iter().chain(pipeline).chain(measured).collect();
         Ok(Self::resolved(&read(Some(&saved), None, &overrides).map_err(invalid)?))
     }
 

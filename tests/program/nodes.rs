@@ -264,6 +264,35 @@ fn a_fault_on_a_node_is_the_error_of_all_and_the_run_goes_on_in_the_same_bits() 
 }
 
 #[test]
+fn a_run_goes_on_by_itself_without_what_was_lost_of_other_nodes() {
+    for (fault, named, shares) in [
+        ("lost@reduce:4/2", "rank 2: ", "parallel.shares=2,1,1"),
+        ("kill@verdict:4/2", "node 2 (", "parallel.balance=fixed"),
+    ] {
+        let desk = desk();
+        let line = format!(
+            "{LINE} --devices cpu --out run --set parallel.on_loss=continue \
+             --set train.checkpoint_every=2 --set parallel.node_timeout_s={SILENCE_S} \
+             --set {shares}"
+        );
+        let mut host = host_with(&desk, 3, "", &line);
+        let mut others = Vec::new();
+        for (number, fault) in [(1, ""), (2, fault)] {
+            host.wait_for(&format!("{number} of 3"));
+            others.push(join(&desk, &host, fault, "--devices cpu"));
+        }
+        let first = host.finish().ok();
+        let goes_on = first.line("warning: the run goes on from step 2");
+        assert!(goes_on.contains(named), "{goes_on}");
+        assert_eq!(desk.losses("run").len(), 6, "{}", first.err);
+        let ended: Vec<_> = others.into_iter().map(|one| finish(one, "a node").code()).collect();
+        // After the loss of a node the cluster is over, and the run goes on alone.
+        let expected = if fault.starts_with("lost") { Some(0) } else { Some(75) };
+        assert_eq!(ended[0], expected, "{fault}");
+    }
+}
+
+#[test]
 fn nodes_that_may_not_join_are_refused_and_the_run_is_unharmed() {
     let desk = desk();
     let other = desk.run("secret").ok().out;

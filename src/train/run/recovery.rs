@@ -25,7 +25,7 @@ impl Run {
         let lost = cause.lost_rank().filter(|_| !is_over);
         let lost = lost.and_then(|rank| self.session.placement.ranks.get(rank.index()));
         let (Some(lost), Some(step)) = (lost, self.last_saved()) else { return Err(cause) };
-        let Some(left) = devices_without(&self.spec, lost.position) else { return Err(cause) };
+        let Some(left) = self.devices_left(&cause, lost.position) else { return Err(cause) };
         match self.reopen(&cause, left, step) {
             Ok(checkpoint) => Ok(checkpoint),
             Err(why) => {
@@ -33,6 +33,33 @@ impl Run {
                 Err(cause)
             }
         }
+    }
+
+    /// Returns the devices of this node with which the run goes on, and leaves out what was lost of
+    /// other nodes: a device, or, because the cluster is over with the loss of a node, all of them.
+    /// A run of pipelines over several nodes does not go on by itself.
+    fn devices_left(&self, cause: &TrainError, position: usize) -> Option<LeftDevices> {
+        let own = self.own_devices();
+        let Some(nodes) = self.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0) else {
+            return devices_without(&self.spec, position);
+        };
+        if self.session.pipelines.is_some() {
+            return None;
+        }
+        let devices = self.spec.devices.clone();
+        match position.checked_sub(own) {
+            _ if cause.is_of_node() => nodes.leave_all_out(),
+            Some(offered) => nodes.leave_out(offered),
+            None => return devices_without(&self.spec, position),
+        }
+        Some(LeftDevices { devices, stages: None, spare: 0, are_as_typed: true })
+    }
+
+    /// Returns the number of requested devices that are on this node.
+    pub(super) fn own_devices(&self) -> usize {
+        let nodes = self.options.nodes.as_ref();
+        let offered = nodes.map_or(0, |nodes| nodes.offered());
+        self.session.placement.candidates.len().saturating_sub(offered)
     }
 
     /// Goes on from the checkpoint that [`Run::recover`] returned.
@@ -65,7 +92,7 @@ impl Run {
                 "the run goes on from step {step} on {}, without a device that failed: {why}",
                 left.devices
             ))?;
-            let spec = self.spec.on_devices(&left.devices, left.stages)?;
+            let spec = self.spec.on_devices(&left)?;
             match self.open_on(&spec, &checkpoint) {
                 Ok(()) => return Ok(checkpoint),
                 Err(error) => {

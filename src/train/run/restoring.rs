@@ -10,6 +10,7 @@ use crate::metrics::{Recorder, TensorBoard, aside};
 use crate::parallel::{Placement, PlacementChange};
 use crate::train::continuation::ResumeCommand;
 use crate::train::error::TrainError;
+use crate::train::left_devices::LeftDevices;
 
 impl Run {
     /// Brings the first state onto the devices: that of a checkpoint, or a new one, which is
@@ -188,7 +189,23 @@ impl Run {
     /// Returns the command that continues the run from its last checkpoint.
     pub fn resume_command(&self) -> ResumeCommand {
         let settings = self.options.unsaved.clone();
-        ResumeCommand { settings, ..ResumeCommand::of_run(&self.options.out) }
+        let command = ResumeCommand { settings, ..ResumeCommand::of_run(&self.options.out) };
+        match self.options.nodes {
+            Some(_) => self.on_this_node(command),
+            None => command,
+        }
+    }
+
+    /// Returns a command that continues a run over several nodes on the devices of this one.
+    fn on_this_node(&self, mut command: ResumeCommand) -> ResumeCommand {
+        let (devices, parallel) = (&self.spec.devices, &self.spec.parallel);
+        let left = LeftDevices::of(devices.clone(), &parallel.pipeline);
+        command.pipeline = left.stages;
+        command.devices = Some(left.devices).filter(|left| left != devices);
+        if parallel.shares.as_ref().is_some_and(|shares| !shares.is_empty()) {
+            command.settings.push(("parallel.balance", "measured".into()));
+        }
+        command
     }
 
     /// Adds the last checkpoint and the command that continues the run to an error after which
@@ -197,11 +214,8 @@ impl Run {
         let Some(step) = self.last_saved().filter(|_| cause.can_go_on()) else { return cause };
         let failed = cause.failed_rank().filter(|_| self.session.placement.ranks.len() > 1);
         let position = failed.map(|rank| self.session.placement.ranks[rank.index()].position);
-        let nodes = self.options.nodes.as_ref();
-        let offered = nodes.map_or(0, |nodes| nodes.remote().devices.len());
         // A device of another node is none of those that the command could leave out.
-        let own = self.session.placement.candidates.len() - offered;
-        let position = position.filter(|position| *position < own);
+        let position = position.filter(|position| *position < self.own_devices());
         let (checkpoint, command) = (self.store.path(step), self.resume_command());
         with_command(cause, checkpoint, command, &self.spec, position)
     }
