@@ -77,6 +77,35 @@ fn cut(units: usize, parts: usize, part: usize) -> Range<usize> {
     start(part)..start(part + 1)
 }
 
+/// Returns the number of elements of a chunk in the layout of one bucket of `length` elements in a
+/// ring of `size` ranks, without alignment, as [`ShardLayout::new`] cuts it; `None` if there is no
+/// such chunk. Nothing is allocated, so that the numbers may come from a peer.
+pub fn ring_chunk_length(
+    size: u32,
+    length: usize,
+    chunk_max: usize,
+    chunk: ChunkId,
+) -> Option<usize> {
+    let (size, chunk) = (size as usize, chunk.index());
+    if size == 0 || chunk_max == 0 {
+        return None;
+    }
+    // The longer shards come first, each one element longer than the others.
+    let (shard, longer) = (length / size, length % size);
+    let [of_longer, of_others] = [shard + 1, shard].map(|length| length.div_ceil(chunk_max));
+    let in_longer = longer.checked_mul(of_longer)?;
+    let (shard, parts, part) = if chunk < in_longer {
+        (shard + 1, of_longer, chunk % of_longer)
+    } else {
+        let behind = chunk - in_longer;
+        if of_others == 0 || behind / of_others >= size - longer {
+            return None;
+        }
+        (shard, of_others, behind % of_others)
+    };
+    Some(cut(shard, parts, part).len())
+}
+
 impl ShardLayout {
     /// Cuts buckets of these lengths (in elements), which one group of `size` ranks holds. Bounds
     /// of shards and chunks are multiples of `align` elements except for the end of a bucket; a
@@ -272,6 +301,23 @@ mod tests {
         assert_eq!(shards(&ring(2, 0)), [0..0, 0..0]);
         let star = ShardLayout::new(Topology::Star, 3, &[100], 64, 64);
         assert_eq!(shards(&star), [0..100, 100..100, 100..100]);
+    }
+
+    #[test]
+    fn the_length_of_a_chunk_is_known_without_a_layout() {
+        for (size, length) in (1..=5).flat_map(|size| (0..60).map(move |length| (size, length))) {
+            for chunk_max in [1, 3, 7, 100] {
+                let layout = ShardLayout::new(Topology::Ring, size, &[length], 1, chunk_max);
+                let found = |chunk| ring_chunk_length(size, length, chunk_max, ChunkId(chunk));
+                let count = layout.chunks.len() as u32;
+                for (chunk, expected) in (0..).zip(&layout.chunks) {
+                    assert_eq!(found(chunk), Some(expected.range.len()), "{size} {length}");
+                }
+                assert_eq!([count, count + 1, u32::MAX].map(found), [None; 3], "{size} {length}");
+            }
+        }
+        assert_eq!(ring_chunk_length(3, usize::MAX, usize::MAX, ChunkId(1)), Some(usize::MAX / 3));
+        assert_eq!(ring_chunk_length(0, 1, 1, ChunkId(0)), None);
     }
 
     /// Returns true if a reduce-scatter completes in which each rank has memory for one of its

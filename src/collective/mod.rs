@@ -15,5 +15,5 @@ pub use cost::CommCost;
 pub use error::ExchangeError;
 pub use exchange::{Action, Collective, CollectiveKind, Event, Exchange};
 pub use group::{Member, RankGroup, RankGroupError};
-pub use layout::{Chunk, LaidOutBucket, ShardLayout, Topology};
+pub use layout::{Chunk, LaidOutBucket, ShardLayout, Topology, ring_chunk_length};
 pub use rooted::RootedStep;
