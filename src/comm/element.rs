@@ -9,7 +9,7 @@ mod sealed {
 
 /// A number that collectives work on: `f32`, `f64`, `i32`, `u32`, `i64` or `u64`.
 pub trait Element:
-    sealed::Sealed + Copy + Default + PartialOrd + fmt::Debug + Send + Sync + 'static
+    sealed::Sealed + bytemuck::Pod + Default + PartialOrd + fmt::Debug + Send + Sync
 {
     /// Name of the type as written in Rust, such as `f32`.
     const NAME: &'static str;

@@ -1,8 +1,11 @@
-//! Collectives between the threads of a process: values are sent from rank to rank in owned
-//! buffers.
+//! Collectives between ranks, which are threads of one process or of several: values are sent from
+//! rank to rank in owned buffers, and as bytes to another process.
 //!
-//! [`init`] and [`ProcessGroup`] are the complete interface for values in slices; a trainer with
-//! values on devices uses [`ExchangeDriver`] directly.
+//! [`ProcessGroup`] is the complete interface for values in slices. [`init`] creates the handles
+//! of threads of one process. For several processes, on one machine or on several, it is
+//! [`crate::connect`], which is not in this room because it needs the network: here,
+//! [`init_over`] takes links of any kind ([`PacketLink`]), and [`PacketReceiver`] checks what they
+//! bring. A trainer with values on devices uses [`ExchangeDriver`] directly.
 
 pub mod add;
 mod element;
@@ -21,6 +24,11 @@ pub use pool::{BufferPool, PooledBuffer, SharedBuffer};
 pub use process_group::error::GroupError;
 pub use process_group::packet::Transferable;
 pub use process_group::reduce_op::ReduceOp;
+pub use process_group::remote::{
+    ArrivingPacket, PacketLink, PacketReceiver, PacketValues, RemoteProcess, init_over,
+    process_name,
+};
+pub use process_group::wire::PACKET_HEADER_BYTES;
 pub use process_group::{ProcessGroup, init};
 pub use ring::{HostWork, RingMsg, RingOutput, RingWorker, ring_inbox_max, ring_pool_bytes_max};
 

@@ -1,13 +1,16 @@
 //! Connections of one rank to all peers of a group: sends and receives packets with credit-based
 //! flow control, and detects timeouts, mismatched calls and peers that left.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::{GroupError, aborted, left_reason};
 use super::packet::{CallKind, CollectiveCall, Packet, PacketKind, Payload, Pools};
-use super::registry::{Birth, GroupContext, GroupRegistry, packets_max};
+use super::registry::{Birth, GroupContext, GroupRegistry, MemberAddress, packets_max};
+use super::remote::RemoteProcess;
 use crate::base::{Position, Rank};
 use crate::collective::{Member, RankGroup};
 use crate::comm::{Mailbox, RecvError, SendError};
@@ -62,8 +65,13 @@ impl Credits {
 
 /// Endpoint of one rank: its mailbox and the channels to its peers.
 pub struct PeerChannels {
+    /// Owner of the links to other processes, dropped with the last handle: before the registry,
+    /// of which it may ask how it has ended.
+    keep: Option<Arc<dyn Any + Send + Sync>>,
     registry: Arc<GroupRegistry>,
     context: Arc<GroupContext>,
+    /// This rank's mailbox in the group.
+    mailbox: Mailbox<Packet>,
     position: Position,
     pub pools: Pools,
     /// By position.
@@ -84,19 +92,36 @@ impl PeerChannels {
     /// Creates the endpoints of a first group, by position.
     pub fn all(members: &RankGroup, timeout: Duration) -> Vec<Self> {
         let registry = Arc::new(GroupRegistry::default());
-        let context = registry.create(members);
-        let endpoint = |position| Self::new(&registry, context.clone(), position, timeout);
-        members.iter().map(|(position, _)| endpoint(position)).collect()
+        Self::first(&registry, members, 0..members.size(), timeout, None).collect()
     }
 
+    /// Creates the endpoints of a first group for some of its ranks, those of this process.
+    pub fn first(
+        registry: &Arc<GroupRegistry>,
+        members: &RankGroup,
+        here: Range<u32>,
+        timeout: Duration,
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> impl Iterator<Item = Self> {
+        let (registry, context) = (registry.clone(), registry.create(members));
+        here.filter_map(move |rank| {
+            let position = context.members.position(Rank(rank))?;
+            Self::new(&registry, context.clone(), position, timeout, keep.clone())
+        })
+    }
+
+    /// Creates the endpoint of a member of this process.
     fn new(
         registry: &Arc<GroupRegistry>,
         context: Arc<GroupContext>,
         position: Position,
         timeout: Duration,
-    ) -> Self {
-        Self {
+        keep: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Option<Self> {
+        Some(Self {
+            keep,
             registry: registry.clone(),
+            mailbox: context.mailbox(position)?.clone(),
             position,
             pools: Pools::default(),
             peers: context.members.iter().map(|_| Peer::default()).collect(),
@@ -107,7 +132,7 @@ impl PeerChannels {
             began: Instant::now(),
             is_late: false,
             context,
-        }
+        })
     }
 
     /// Creates this rank's endpoint in a group of members of this one, all of which do the same
@@ -116,7 +141,12 @@ impl PeerChannels {
         let position = members.position(self.rank())?;
         let birth: Birth = (self.context.id, self.number, members.rank(Position(0)));
         let context = self.registry.join(birth, members);
-        Some(Self::new(&self.registry, context, position, self.timeout))
+        Self::new(&self.registry, context, position, self.timeout, self.keep.clone())
+    }
+
+    /// Returns true if there are ranks in other processes.
+    pub fn spans_processes(&self) -> bool {
+        self.registry.spans_processes()
     }
 
     /// Returns the ranks of the group.
@@ -158,14 +188,19 @@ impl PeerChannels {
                 self.calls.pop_front();
             }
         }
-        // Packets that arrived in the meantime; a close takes precedence.
-        while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
-            self.dispatch(packet)?;
-        }
+        self.dispatch_arrived()?;
         for (from, peer) in (0..).map(Position).zip(&self.peers) {
             if let Some((number, call, ..)) = peer.collective.front() {
                 self.compare(from, *number, *call)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Processes the packets that have arrived; a close takes precedence.
+    fn dispatch_arrived(&mut self) -> Result<(), GroupError> {
+        while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
+            self.dispatch(packet)?;
         }
         Ok(())
     }
@@ -175,7 +210,7 @@ impl PeerChannels {
     }
 
     fn mailbox(&self) -> &Mailbox<Packet> {
-        &self.context.mailboxes[self.position.index()]
+        &self.mailbox
     }
 
     /// Aborts all groups of this rank: the calls of their members fail from now on, with this
@@ -200,8 +235,14 @@ impl PeerChannels {
     // ---- Sending ----
 
     fn post(&mut self, to: Position, kind: PacketKind) -> Result<(), GroupError> {
-        let packet = Packet { from: self.position, kind };
-        let closed = match self.context.mailboxes[to.index()].send(packet) {
+        let mailbox = match &self.context.addresses[to.index()] {
+            MemberAddress::Here(mailbox) => mailbox,
+            MemberAddress::There(process) => {
+                let process = process.clone();
+                return self.post_over(&process, to, kind);
+            }
+        };
+        let closed = match mailbox.send(Packet { from: self.position, kind }) {
             Ok(()) => return Ok(()),
             Err(SendError::Closed(closed)) => closed,
             Err(full @ SendError::Full { .. }) => {
@@ -213,11 +254,31 @@ impl PeerChannels {
             return Err(aborted(&closed.0));
         }
         // The peer sent `Left` to every rank before it closed its mailbox.
-        while let Some(packet) = self.mailbox().try_recv().map_err(|closed| aborted(&closed.0))? {
-            self.dispatch(packet)?;
-        }
+        self.dispatch_arrived()?;
         let panicked = self.peers[to.index()].left.unwrap_or(false);
         Err(self.peer_left(to, panicked))
+    }
+
+    /// Sends a packet to a member of another process.
+    fn post_over(
+        &mut self,
+        process: &RemoteProcess,
+        to: Position,
+        kind: PacketKind,
+    ) -> Result<(), GroupError> {
+        // A packet to a handle that is gone would be lost without a word.
+        if let Some(panicked) = self.peers[to.index()].left {
+            return Err(self.peer_left(to, panicked));
+        }
+        let Err(closed) = process.send(self.context.id, [self.position, to], kind) else {
+            return Ok(());
+        };
+        // A process that has ended in order said so before.
+        self.dispatch_arrived()?;
+        match self.peers[to.index()].left {
+            Some(panicked) => Err(self.peer_left(to, panicked)),
+            None => Err(aborted(&format!("{process} cannot be reached: {closed}"))),
+        }
     }
 
     /// Sends a packet without a credit, for collectives in which no receiver can fall behind.
@@ -274,9 +335,17 @@ impl PeerChannels {
     }
 
     fn send_control(&self, to: Position, kind: PacketKind) {
-        let packet = Packet { from: self.position, kind };
-        // A closed mailbox needs no control packets: its rank has left, or the group was aborted.
-        if let Err(full @ SendError::Full { .. }) = self.context.mailboxes[to.index()].send(packet)
+        // A closed mailbox needs no control packets: its rank has left, or the group was aborted;
+        // nor does a closed link, because its process is gone.
+        let mailbox = match &self.context.addresses[to.index()] {
+            MemberAddress::Here(mailbox) => mailbox,
+            MemberAddress::There(process) => {
+                let _ = process.send(self.context.id, [self.position, to], kind);
+                return;
+            }
+        };
+        if let Err(full @ SendError::Full { .. }) =
+            mailbox.send(Packet { from: self.position, kind })
         {
             self.abort(&format!("{} found that {full}", self.member()));
         }
@@ -335,6 +404,12 @@ impl PeerChannels {
         GroupError::PeerLeft { call: self.call.to_string(), member, panicked }
     }
 
+    /// Returns the error of values of another form, type or length than those of the call.
+    pub fn unexpected(&self, from: Position) -> GroupError {
+        let member = self.members().member(from);
+        GroupError::Unexpected { call: self.call.to_string(), member }
+    }
+
     fn timed_out(&self, whom: Position) -> GroupError {
         let is_absent = |peer: Position| {
             peer != self.position
@@ -387,7 +462,13 @@ impl PeerChannels {
                 Ok(())
             }
             PacketKind::Credit { is_direct } => {
-                *peer.credits.of(is_direct) += 1;
+                let credits = peer.credits.of(is_direct);
+                *credits += 1;
+                if *credits > CREDITS {
+                    let from = self.members().member(from);
+                    let why = format!("{from} returned more credits than it was sent");
+                    return Err(GroupError::Defect { call: self.call.to_string(), why });
+                }
                 Ok(())
             }
             PacketKind::Left { panicked } => {

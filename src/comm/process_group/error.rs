@@ -23,6 +23,12 @@ pub enum GroupError {
     /// Another rank failed or aborted the group.
     #[error("{0}")]
     Aborted(String),
+    /// The processes of a group do not find together.
+    #[error("{0}")]
+    Connect(String),
+    /// A rank made the same call and sent something else, which no rank of this library does.
+    #[error("{call}: {member} sent values of another form, type or length")]
+    Unexpected { call: String, member: Member },
     /// A state that only a bug of the library explains.
     #[error("{call}: {why}")]
     Defect { call: String, why: String },

@@ -24,8 +24,10 @@ pub(super) mod packet;
 mod perform;
 pub(super) mod reduce_op;
 mod registry;
+pub(super) mod remote;
 mod slices;
 mod subgroup;
+pub(super) mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,12 @@
-//! Packets between the threads of a process group: values with the call to which they belong, and
+//! Packets between the ranks of a process group: values with the call to which they belong, and
 //! control packets.
 
 use std::fmt;
 
-use crate::base::{Position, Rank};
+use super::wire::PayloadForm;
+use crate::base::{Position, Rank, Round};
+use crate::collective::CollectiveKind;
+use crate::comm::exchange_driver::MessageValues;
 use crate::comm::{BufferPool, Element, Message, PooledBuffer, SharedBuffer};
 
 /// Maximum number of free buffers that a rank keeps per element type.
@@ -96,6 +99,43 @@ pub enum TypedPayload<T: Element> {
     Shared(SharedBuffer<T>),
 }
 
+impl<T: Element> TypedPayload<T> {
+    fn values(&self) -> &[T] {
+        match self {
+            Self::Message(message) => match &message.payload {
+                MessageValues::Partial(values) => values,
+                MessageValues::Final(values) => values,
+            },
+            Self::Owned(values) => values,
+            Self::Shared(values) => values,
+        }
+    }
+
+    fn form(&self) -> PayloadForm {
+        match self {
+            Self::Message(message) => PayloadForm::Chunk(message.kind, message.chunk),
+            Self::Owned(_) => PayloadForm::Owned,
+            Self::Shared(_) => PayloadForm::Shared,
+        }
+    }
+
+    /// Turns values that arrived from a position into what was sent.
+    fn into_form(self, form: PayloadForm, from: Position) -> Self {
+        let Self::Owned(values) = self else { return self };
+        match form {
+            PayloadForm::Nothing | PayloadForm::Owned => Self::Owned(values),
+            PayloadForm::Shared => Self::Shared(values.share()),
+            PayloadForm::Chunk(kind, chunk) => {
+                let payload = match kind {
+                    CollectiveKind::ReduceScatter => MessageValues::Partial(values),
+                    CollectiveKind::AllGather => MessageValues::Final(values.share()),
+                };
+                Self::Message(Message { kind, chunk, from, round: Round::default(), payload })
+            }
+        }
+    }
+}
+
 /// Element type that packets carry and pools keep; every element type is one.
 pub trait Transferable: Element {
     fn wrap(payload: TypedPayload<Self>) -> Payload;
@@ -125,6 +165,55 @@ macro_rules! for_each_type {
         impl Default for Pools {
             fn default() -> Self {
                 Self { $($type: BufferPool::new(FREE_MAX),)* }
+            }
+        }
+
+        impl Payload {
+            /// Returns how the values are held, which says what they are for.
+            pub fn form(&self) -> PayloadForm {
+                match self {
+                    Self::Nothing => PayloadForm::Nothing,
+                    $(Self::$variant(values) => values.form(),)*
+                }
+            }
+
+            /// Returns a place for as many elements of the type of this name; `None` if no type
+            /// has it.
+            pub fn place(element: &str, elements: usize, pools: &Pools) -> Option<Self> {
+                match element {
+                    $(<$type>::NAME => {
+                        Some(Self::$variant(TypedPayload::Owned(pools.$type.take(elements))))
+                    })*
+                    _ => None,
+                }
+            }
+
+            /// Returns the bytes of a place.
+            pub fn place_bytes(&mut self) -> &mut [u8] {
+                match self {
+                    $(Self::$variant(TypedPayload::Owned(values)) => {
+                        bytemuck::cast_slice_mut(values)
+                    })*
+                    _ => &mut [],
+                }
+            }
+
+            /// Turns a place that was filled with what a position sent into that.
+            pub fn into_form(self, form: PayloadForm, from: Position) -> Self {
+                match self {
+                    Self::Nothing => Self::Nothing,
+                    $(Self::$variant(values) => Self::$variant(values.into_form(form, from)),)*
+                }
+            }
+        }
+
+        /// Bytes of the values as they are sent: little-endian.
+        impl AsRef<[u8]> for Payload {
+            fn as_ref(&self) -> &[u8] {
+                match self {
+                    Self::Nothing => &[],
+                    $(Self::$variant(values) => bytemuck::cast_slice(values.values()),)*
+                }
             }
         }
 
@@ -169,7 +258,7 @@ pub enum PacketKind {
     Left { panicked: bool },
 }
 
-/// Packet from one thread of the group to another.
+/// Packet from one rank of the group to another.
 #[derive(Debug)]
 pub struct Packet {
     /// Position of the sender.

@@ -8,6 +8,7 @@ use super::connection::WINDOW;
 use super::packet::{CallKind, CollectiveCall, Payload, TypedPayload};
 use super::reduce_op::Reducer;
 use super::slices::{LocalSlices, SliceIo};
+use super::wire::WEIGHTS;
 use crate::base::{BucketId, ChunkId, Position, Rank};
 use crate::collective::{CollectiveKind, RootedStep, ShardLayout, Topology, rooted};
 use crate::comm::{
@@ -16,10 +17,7 @@ use crate::comm::{
 
 /// Maximum size of a message in bytes: small enough to stay in a core's cache, large enough to
 /// amortize waking a thread.
-const CHUNK_BYTES: usize = 256 << 10;
-/// Panic message for a payload of another type, which ranks that made the same call cannot send.
-const OTHER: &str = "ranks that made the same call send the same kind of values";
-
+pub(super) const CHUNK_BYTES: usize = 256 << 10;
 /// Returns the ranges of `length` elements that are sent in one message each: at least one, so
 /// that ranks exchange a message even without values.
 pub(super) fn chunks<T>(length: usize) -> impl Iterator<Item = Range<usize>> {
@@ -50,10 +48,8 @@ impl ProcessGroup {
     pub(super) fn weights<T: Transferable>(&mut self, op: &ReduceOp<T>) -> Result<f64, GroupError> {
         let ReduceOp::Mean { weight } = op else { return Ok(0.0) };
         let mut weights = [*weight];
-        let call = CollectiveCall {
-            op: "weights of a mean",
-            ..CollectiveCall::new::<f64>(CallKind::AllReduce, 1)
-        };
+        let call =
+            CollectiveCall { op: WEIGHTS, ..CollectiveCall::new::<f64>(CallKind::AllReduce, 1) };
         let reducer = Reducer { op: &ReduceOp::Sum, weights: 0.0 };
         self.call(call, |group| {
             if !T::IS_FLOAT {
@@ -77,7 +73,9 @@ impl ProcessGroup {
             match step {
                 RootedStep::Send { to, .. } => self.channels.send(to, Payload::Nothing)?,
                 RootedStep::Receive { from, .. } | RootedStep::Accumulate { from, .. } => {
-                    self.channels.recv(from)?;
+                    let Payload::Nothing = self.channels.recv(from)? else {
+                        return Err(self.channels.unexpected(from));
+                    };
                 }
             }
         }
@@ -121,9 +119,10 @@ impl ProcessGroup {
                 driver.on_local_ready(CollectiveKind::AllGather, chunk, &mut io)?;
                 continue;
             }
-            let payload = io.channels.recv(layout.previous(BucketId(0), position))?;
+            let from = layout.previous(BucketId(0), position);
+            let payload = io.channels.recv(from)?;
             let Some(TypedPayload::Message(message)) = T::unwrap(payload) else {
-                unreachable!("{OTHER}")
+                return Err(io.channels.unexpected(from));
             };
             driver.on_message(message, &mut io)?;
         }
@@ -176,9 +175,7 @@ impl ProcessGroup {
         for step in steps {
             match *step {
                 RootedStep::Accumulate { from, .. } | RootedStep::Receive { from, .. } => {
-                    let TypedPayload::Owned(mut came) = self.recv_chunk(from)? else {
-                        unreachable!("{OTHER}")
-                    };
+                    let mut came = self.recv_owned(from, own.len())?;
                     match &mut held {
                         Some(held) => reducer.add(held, &came),
                         nothing => {
@@ -216,10 +213,13 @@ impl ProcessGroup {
         for step in steps {
             match *step {
                 RootedStep::Receive { from, .. } | RootedStep::Accumulate { from, .. } => {
-                    let TypedPayload::Shared(came) = self.recv_chunk(from)? else {
-                        unreachable!("{OTHER}")
-                    };
-                    held = Some(came);
+                    let payload = self.channels.recv(from)?;
+                    match T::unwrap(payload) {
+                        Some(TypedPayload::Shared(came)) if came.len() == values.len() => {
+                            held = Some(came);
+                        }
+                        _ => return Err(self.channels.unexpected(from)),
+                    }
                 }
                 RootedStep::Send { to, .. } => {
                     let shared = held.get_or_insert_with(|| {
@@ -254,18 +254,22 @@ impl ProcessGroup {
         from: Position,
     ) -> Done {
         for range in chunks::<T>(values.len()) {
-            let TypedPayload::Owned(came) = self.recv_chunk(from)? else { unreachable!("{OTHER}") };
+            let came = self.recv_owned(from, range.len())?;
             values[range].copy_from_slice(&came);
         }
         Ok(())
     }
 
-    fn recv_chunk<T: Transferable>(
+    /// Receives a buffer with as many values.
+    fn recv_owned<T: Transferable>(
         &mut self,
         from: Position,
-    ) -> Result<TypedPayload<T>, GroupError> {
-        let payload = self.channels.recv(from)?;
-        Ok(T::unwrap(payload).expect(OTHER))
+        length: usize,
+    ) -> Result<PooledBuffer<T>, GroupError> {
+        match T::unwrap(self.channels.recv(from)?) {
+            Some(TypedPayload::Owned(came)) if came.len() == length => Ok(came),
+            _ => Err(self.channels.unexpected(from)),
+        }
     }
 
     // ---- Argument checks ----

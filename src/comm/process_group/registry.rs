@@ -5,24 +5,50 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::connection::{CREDITS, WINDOW};
-use super::packet::Packet;
-use crate::base::Rank;
+use super::packet::{Packet, Pools};
+use super::remote::RemoteProcess;
+use crate::base::rng::threefry2x32;
+use crate::base::{Position, Rank};
 use crate::collective::RankGroup;
 use crate::comm::Mailbox;
 
-/// Mailboxes of one group, which no other group uses: so packets of different groups never meet.
+/// Address of a member.
+#[derive(Clone)]
+pub enum MemberAddress {
+    /// Mailbox of a rank of this process.
+    Here(Mailbox<Packet>),
+    There(Arc<RemoteProcess>),
+}
+
+/// Addresses of one group, whose mailboxes no other group uses: so packets of different groups
+/// never meet.
 pub struct GroupContext {
-    /// Number of the group in its registry.
+    /// Number of the group, equal in all processes.
     pub id: u64,
     pub members: RankGroup,
     /// By position.
-    pub mailboxes: Vec<Mailbox<Packet>>,
+    pub addresses: Vec<MemberAddress>,
 }
 
 impl GroupContext {
-    /// Closes all mailboxes: the calls of all members fail with this reason.
+    /// Closes all mailboxes: the calls of all members of this process fail with this reason.
     pub fn close(&self, why: &str) {
-        self.mailboxes.iter().for_each(|mailbox| mailbox.close(why));
+        self.mailboxes().for_each(|mailbox| mailbox.close(why));
+    }
+
+    fn mailboxes(&self) -> impl Iterator<Item = &Mailbox<Packet>> {
+        self.addresses.iter().filter_map(|address| match address {
+            MemberAddress::Here(mailbox) => Some(mailbox),
+            MemberAddress::There(_) => None,
+        })
+    }
+
+    /// Returns the mailbox of a member; `None` for one of another process.
+    pub fn mailbox(&self, position: Position) -> Option<&Mailbox<Packet>> {
+        match &self.addresses[position.index()] {
+            MemberAddress::Here(mailbox) => Some(mailbox),
+            MemberAddress::There(_) => None,
+        }
     }
 }
 
@@ -30,20 +56,35 @@ impl GroupContext {
 /// id, the number of the parent's collective that creates it, and its first member.
 pub type Birth = (u64, u64, Rank);
 
+/// Returns the number of a group, which every process computes for itself: 64 mixed bits, so that
+/// two groups practically never have the same.
+fn id_of((parent, number, first): Birth) -> u64 {
+    let halves = |value: u64| [value as u32, (value >> 32) as u32];
+    let mixed = threefry2x32(threefry2x32(halves(parent), halves(number)), [first.0, 1]);
+    u64::from(mixed[0]) | u64::from(mixed[1]) << 32
+}
+
 /// Groups of a registry, and what is known of their ranks.
 #[derive(Default)]
 struct GroupTable {
-    created: u64,
     groups: Vec<Weak<GroupContext>>,
     /// Groups that some members have not joined yet, with the number of these members.
     pending: HashMap<Birth, (Arc<GroupContext>, u32)>,
     /// Ranks that have failed, with the reason.
     failed: Vec<(Rank, String)>,
+    /// Set once all groups are over, with the reason.
+    ended: Option<String>,
 }
 
-/// Groups of the ranks of one [`super::init`].
+/// Groups of the ranks of one [`super::init`], or of those of this process.
 #[derive(Default)]
-pub struct GroupRegistry(Mutex<GroupTable>);
+pub struct GroupRegistry {
+    table: Mutex<GroupTable>,
+    /// Other processes of the groups.
+    others: Vec<Arc<RemoteProcess>>,
+    /// Buffers of values that arrive from them.
+    pools: Pools,
+}
 
 /// Returns the maximum number of packets from one member that may wait for another, in a group of
 /// this size: of collectives, and of sends.
@@ -53,14 +94,35 @@ pub fn packets_max(size: usize) -> [usize; 2] {
 }
 
 impl GroupRegistry {
-    fn lock(&self) -> MutexGuard<'_, GroupTable> {
-        // No foreign code runs under the lock, so a panic cannot leave the table inconsistent.
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// Creates the registry of a process beside others.
+    pub fn over(others: Vec<Arc<RemoteProcess>>) -> Self {
+        Self { others, ..Self::default() }
     }
 
-    /// Creates a group that all of its members know.
+    fn lock(&self) -> MutexGuard<'_, GroupTable> {
+        // No foreign code runs under the lock, so a panic cannot leave the table inconsistent.
+        self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Returns true if there are ranks in other processes.
+    pub fn spans_processes(&self) -> bool {
+        !self.others.is_empty()
+    }
+
+    /// Returns the buffers of values that arrive.
+    pub fn pools(&self) -> &Pools {
+        &self.pools
+    }
+
+    /// Creates the group of all ranks.
     pub fn create(&self, members: &RankGroup) -> Arc<GroupContext> {
-        self.lock().create(members)
+        self.lock().create(0, members, &self.others)
+    }
+
+    /// Returns the group of this number, if a rank of this process has a handle on it.
+    pub fn find(&self, id: u64) -> Option<Arc<GroupContext>> {
+        let table = self.lock();
+        table.groups.iter().filter_map(Weak::upgrade).find(|context| context.id == id)
     }
 
     /// Returns the context of a new group, created by the first member that joins.
@@ -68,7 +130,11 @@ impl GroupRegistry {
         let mut table = self.lock();
         let (context, absent) = match table.pending.remove(&birth) {
             Some(pending) => pending,
-            None => (table.create(members), members.size()),
+            None => {
+                let context = table.create(id_of(birth), members, &self.others);
+                let here = context.mailboxes().count() as u32;
+                (context, here)
+            }
         };
         if absent > 1 {
             table.pending.insert(birth, (context.clone(), absent - 1));
@@ -76,10 +142,19 @@ impl GroupRegistry {
         context
     }
 
-    /// Ends all groups to which a rank belongs, and those that it is yet to join.
+    /// Ends all groups to which a rank of this process belongs, and those that it is yet to join,
+    /// in all processes.
     pub fn fail(&self, rank: Rank, why: &str) {
+        if self.fail_here(rank, why) {
+            self.others.iter().for_each(|other| other.send_abort(rank, why));
+        }
+    }
+
+    /// Ends all groups of this process with a rank as member; returns false if that is known.
+    pub fn fail_here(&self, rank: Rank, why: &str) -> bool {
         let mut table = self.lock();
-        if table.failed.iter().all(|(failed, _)| *failed != rank) {
+        let is_new = table.failed.iter().all(|(failed, _)| *failed != rank);
+        if is_new {
             table.failed.push((rank, why.into()));
         }
         table.pending.retain(|_, (context, _)| context.members.position(rank).is_none());
@@ -87,22 +162,48 @@ impl GroupRegistry {
         groups
             .filter(|context| context.members.position(rank).is_some())
             .for_each(|context| context.close(why));
+        is_new
+    }
+
+    /// Ends all groups of this process, also those that begin later.
+    pub fn end(&self, why: &str) {
+        let mut table = self.lock();
+        table.ended.get_or_insert_with(|| why.into());
+        table.pending.clear();
+        let groups = table.groups.iter().filter_map(Weak::upgrade);
+        groups.for_each(|context| context.close(why));
+    }
+
+    /// Returns true if a rank has failed, or if all groups were ended.
+    pub fn has_failed(&self) -> bool {
+        let table = self.lock();
+        table.ended.is_some() || !table.failed.is_empty()
     }
 }
 
 impl GroupTable {
-    fn create(&mut self, members: &RankGroup) -> Arc<GroupContext> {
+    fn create(
+        &mut self,
+        id: u64,
+        members: &RankGroup,
+        others: &[Arc<RemoteProcess>],
+    ) -> Arc<GroupContext> {
         let size = members.size() as usize;
         // Per sender: its packets of both kinds, the credits that it returns, and control packets:
         // a waiting notice, an acknowledgement and a leave.
         let [collective, direct] = packets_max(size);
         let items_max = size * (collective + direct + 2 * CREDITS as usize + 3);
-        let mailboxes = (0..size).map(|_| Mailbox::new(items_max)).collect();
-        let context =
-            Arc::new(GroupContext { id: self.created, members: members.clone(), mailboxes });
-        self.created += 1;
+        let address = |(_, rank): (Position, Rank)| match others
+            .iter()
+            .find(|other| other.ranks.contains(&rank.0))
+        {
+            Some(other) => MemberAddress::There(other.clone()),
+            None => MemberAddress::Here(Mailbox::new(items_max)),
+        };
+        let addresses = members.iter().map(address).collect();
+        let context = Arc::new(GroupContext { id, members: members.clone(), addresses });
         let failed = self.failed.iter().find(|(rank, _)| members.position(*rank).is_some());
-        if let Some((_, why)) = failed {
+        if let Some(why) = self.ended.as_ref().or(failed.map(|(_, why)| why)) {
             context.close(why);
         }
         self.groups.retain(|group| group.strong_count() > 0);
@@ -129,10 +230,12 @@ mod tests {
             registry.join((parent.id, number, members.rank(Position(0))), members)
         };
         let ids = [join(1, &one), join(1, &two), join(1, &one), join(2, &one), join(1, &two)];
-        assert_eq!(ids.map(|context| context.id), [1, 2, 1, 3, 2]);
+        let [a, b, c] = [0, 1, 3].map(|at: usize| ids[at].id);
+        assert_eq!(ids.map(|context| context.id), [a, b, a, c, b]);
+        assert!(a != b && b != c && a != c && a != parent.id);
         // Rank 1 has not joined the last group of rank 4 yet: it finds it there.
         assert_eq!(registry.lock().pending.len(), 1);
-        assert_eq!(join(2, &one).id, 3);
+        assert_eq!(join(2, &one).id, c);
         assert!(registry.lock().pending.is_empty());
     }
 
@@ -142,7 +245,8 @@ mod tests {
         let [with, without] = [registry.create(&members(&[0, 1])), registry.create(&members(&[2]))];
         registry.fail(Rank(1), "why");
         let later = registry.join((0, 1, Rank(1)), &members(&[1, 2]));
-        let is_closed = |context: &GroupContext| context.mailboxes[0].closed().is_some();
+        let is_closed =
+            |context: &GroupContext| context.mailboxes().all(|of| of.closed().is_some());
         assert!(is_closed(&with) && is_closed(&later) && !is_closed(&without));
         // A group that nobody uses any more is forgotten with the next one.
         drop(without);

@@ -55,10 +55,12 @@ impl ProcessGroup {
         }
         members.sort();
         let ranks = members.iter().map(|(_, position)| self.members().rank(*position));
-        match color {
-            Some(_) => self.subgroup(&ranks.collect::<Vec<_>>()),
-            None => Ok(None),
-        }
+        let group = match color {
+            Some(_) => self.subgroup(&ranks.collect::<Vec<_>>())?,
+            None => None,
+        };
+        self.wait_for_groups()?;
+        Ok(group)
     }
 
     /// Creates a group of these ranks, in this order: the first has position 0. Every rank of this
@@ -104,7 +106,18 @@ impl ProcessGroup {
             };
             return Err(GroupError::Mismatch(format!("{}, and {}", side(0), side(other))));
         }
-        self.subgroup(ranks)
+        let group = self.subgroup(ranks)?;
+        self.wait_for_groups()?;
+        Ok(group)
+    }
+
+    /// Waits until all processes have the new groups, so that no packet of a group arrives in a
+    /// process that is yet to create it.
+    fn wait_for_groups(&mut self) -> Result<(), GroupError> {
+        match self.channels.spans_processes() {
+            true => self.barrier(),
+            false => Ok(()),
+        }
     }
 
     /// Gathers the words of all ranks, in order of positions, which must be equally many.
