@@ -51,6 +51,8 @@ pub mod sim;
 pub mod train;
 pub mod ui;
 
+pub use runtime::nodes::{ClusterOptions, ConnectNews, First, connect};
+
 /// The program in the guide, compiled and run as a documentation test.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/guide.md")]

@@ -4,7 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::cluster::{ClusterMsg, ConnectionId};
-use crate::comm::{Carrier, Closed, FrameHeader, FrameValues, PooledBuffer};
+use crate::comm::{
+    Carrier, Closed, FrameHeader, FrameValues, PacketLink, PacketValues, PooledBuffer,
+};
 use crate::net::{CONTROL_MAX, CloseReason, Landing, Link, PAYLOAD_MAX, Payload, Receiver};
 use crate::net::{PendingPeer, TAG_BYTES};
 use crate::runtime::addresses::ArrivingFrames;
@@ -31,6 +33,19 @@ pub enum LinkEvent {
 /// Receiver of the messages of a peer; an error closes the link.
 pub type MessageReceiver = Arc<dyn Fn(Vec<u8>) -> Result<(), String> + Send + Sync>;
 
+/// Receiver of values that come from a peer. Called on the threads of the network, which must not
+/// wait for long.
+pub trait ValueReceiver: Send + Sync {
+    /// Gives the place of values; an error closes the link.
+    ///
+    /// # Errors
+    /// Returns what is wrong with them.
+    fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String>;
+
+    /// Takes the end of the link: called once, after everything else.
+    fn closed(&self);
+}
+
 /// Link to another node.
 pub struct NodeLink {
     link: Link,
@@ -47,6 +62,8 @@ struct LinkReceiver {
     messages: Mutex<Messages>,
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
+    /// Takes all values in place of `frames`, once it is set.
+    values: OnceLock<Arc<dyn ValueReceiver>>,
 }
 
 #[derive(Default)]
@@ -70,8 +87,9 @@ impl NodeLink {
         frames: FrameReceiver,
         events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     ) -> Self {
-        let (messages, receiver) = Default::default();
-        let incoming = Arc::new(LinkReceiver { connection, events, frames, messages, receiver });
+        let (messages, receiver, values) = Default::default();
+        let incoming =
+            Arc::new(LinkReceiver { connection, events, frames, messages, receiver, values });
         Self { link: pending.open(incoming.clone()), incoming, next_blob: Mutex::new(0) }
     }
 
@@ -83,6 +101,17 @@ impl NodeLink {
         // Set once, by the thread that starts the run.
         let _ = self.incoming.receiver.set(receiver);
         self.incoming.deliver(&mut self.incoming.lock())
+    }
+
+    /// Sets the receiver of all values that come from now on.
+    pub fn receive_values_with(&self, receiver: Arc<dyn ValueReceiver>) {
+        // Set once, by the thread that starts the group.
+        let _ = self.incoming.values.set(receiver);
+    }
+
+    /// Returns the link as one for the packets of a process group.
+    pub fn packets(&self) -> Arc<dyn PacketLink> {
+        Arc::new(LinkCarrier(self.link.clone()))
     }
 
     /// Sends a message of the cluster.
@@ -137,6 +166,12 @@ struct LinkCarrier(Link);
 impl Carrier for LinkCarrier {
     fn send(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
         self.0.send_data(header.encode(), Payload::new(values))
+    }
+}
+
+impl PacketLink for LinkCarrier {
+    fn send(&self, header: [u8; TAG_BYTES], values: PacketValues) -> Result<(), Closed> {
+        self.0.send_data(header, Payload::new(values))
     }
 }
 
@@ -219,6 +254,9 @@ impl Receiver for LinkReceiver {
     }
 
     fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        if let Some(values) = self.values.get() {
+            return values.landing(tag, bytes);
+        }
         let header = FrameHeader::decode(tag).ok_or("a frame without a header")?;
         let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(match frames {
@@ -232,6 +270,9 @@ impl Receiver for LinkReceiver {
     }
 
     fn closed(&self, why: &CloseReason) {
+        if let Some(values) = self.values.get() {
+            values.closed();
+        }
         (self.events)(LinkEvent::Closed(self.connection, why.to_string()));
     }
 }

@@ -1,8 +1,10 @@
 //! Nodes of a run over several machines: the thread that drives the machines of `cluster` with the
-//! links of `net`, and the connections between nodes that come of it.
+//! links of `net`, the connections between nodes that come of it, and process groups over them.
 
 mod connection;
 mod driver;
+mod group;
 
-pub use connection::NodeLink;
+pub use connection::{NodeLink, ValueReceiver};
 pub use driver::{ClusterNews, Meeting, MeetingOptions};
+pub use group::{ClusterOptions, ConnectNews, First, connect};

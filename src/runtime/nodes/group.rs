@@ -1,0 +1,514 @@
+//! Process groups whose ranks are in several processes: [`connect`].
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::connection::{NodeLink, ValueReceiver};
+use super::driver::{ClusterNews, Meeting, MeetingOptions};
+use crate::base::format::counted;
+use crate::base::{Generation, NodeRank};
+use crate::cluster::{
+    ClusterEnd, DEVICES_MAX, FirstNodeOptions, Hello, JoiningNodeOptions, Loss, NodeDevice,
+    PROTOCOL, Presence, Roster,
+};
+use crate::comm::{
+    ArrivingPacket, GroupError, Mailbox, PacketReceiver, ProcessGroup, RecvError, RemoteProcess,
+    init_over, process_name,
+};
+use crate::net::{Landing, Secret, TAG_BYTES};
+use crate::runtime::RuntimeError;
+use crate::runtime::device_thread::nanos;
+use crate::runtime::remote::first::{FrameReceiver, NodeConnection};
+
+/// Version with which processes of groups greet, so that they and the nodes of training runs refuse
+/// each other.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (process group)");
+/// Default of [`ClusterOptions::timeout`].
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Default of [`ClusterOptions::deadline`], that of [`crate::comm::init`].
+const DEADLINE: Duration = Duration::from_secs(300);
+/// Longest time for which packets of a first process that has left may still arrive.
+const LINGER: Duration = Duration::from_secs(5);
+/// Message by which a process says that it takes packets.
+const READY: &[u8] = b"ready";
+
+/// Place at which the processes of a group meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum First {
+    /// This process is the first one: it waits at a UDP address until `nodes` processes are here,
+    /// itself included (2 to 64). Port 0 is any free one; [`ConnectNews::Listening`] says which.
+    Host { listen: SocketAddr, nodes: u32 },
+    /// The first process is at this address, a host and its port as in `alpha:7717`.
+    Join { address: String },
+}
+
+/// Options of [`connect`].
+pub struct ClusterOptions {
+    pub first: First,
+    /// Secret of the group: whoever knows it is let in, and all that is sent is encrypted by keys
+    /// that it authenticates.
+    pub secret: Secret,
+    /// Number of ranks of this process, 1 to 64; 1 by default.
+    pub ranks: u32,
+    /// Longest silence of a process, after which it is lost: 100 ms to 1 h, 10 s by default. That
+    /// of the first process counts. Also the longest time for which the first process waits at its
+    /// end for the ends of the others.
+    pub timeout: Duration,
+    /// Maximum duration of a call, as in [`ProcessGroup::set_deadline`]; 5 minutes by default.
+    pub deadline: Duration,
+    /// Longest wait until all processes are here; without an end by default.
+    pub patience: Option<Duration>,
+    /// Is called with the news until all processes are connected; ignores them by default.
+    pub on_news: Box<dyn FnMut(&ConnectNews) + Send>,
+}
+
+impl ClusterOptions {
+    /// Returns the options of a process with one rank.
+    pub fn new(first: First, secret: Secret) -> Self {
+        Self {
+            first,
+            secret,
+            ranks: 1,
+            timeout: TIMEOUT,
+            deadline: DEADLINE,
+            patience: None,
+            on_news: Box::new(|_| {}),
+        }
+    }
+
+    /// Returns the options of the first of `nodes` processes, which listens at a UDP address.
+    pub fn host(listen: SocketAddr, nodes: u32, secret: Secret) -> Self {
+        Self::new(First::Host { listen, nodes }, secret)
+    }
+
+    /// Returns the options of a process that joins the first one, at its host and port.
+    pub fn join(address: impl Into<String>, secret: Secret) -> Self {
+        Self::new(First::Join { address: address.into() }, secret)
+    }
+}
+
+impl fmt::Debug for ClusterOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first, ranks, timeout, deadline, patience, .. } = self;
+        write!(f, "ClusterOptions({first:?}, {ranks}, {timeout:?}, {deadline:?}, {patience:?})")
+    }
+}
+
+/// News while processes find together; each displays as a sentence for the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectNews {
+    /// This process takes connections at this address; the first one, that is where to join.
+    Listening(SocketAddr),
+    /// The hosts of the processes that are here, and how many there are to be.
+    Present { hosts: Vec<String>, expected: u32 },
+    /// The first process refused a peer.
+    TurnedAway { address: SocketAddr, why: String },
+    /// A process went before all were here.
+    Departed { host: String, why: String },
+}
+
+impl fmt::Display for ConnectNews {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listening(address) => write!(f, "listening at {address}"),
+            Self::Present { hosts, expected } => {
+                write!(f, "{} of {expected} processes are here: {}", hosts.len(), hosts.join(", "))
+            }
+            Self::TurnedAway { address, why } => write!(f, "{address} was turned away: {why}"),
+            Self::Departed { host, why } => write!(f, "{host} left: {why}"),
+        }
+    }
+}
+
+/// Connects this process with others to one group, and returns its handles, in order of ranks. One
+/// process is the first one ([`First::Host`]), which all others join; then all are connected with
+/// each other. Ranks are numbered over the processes without a gap: those of the first one come
+/// first, then those of the others in the order in which they joined.
+///
+/// The handles are those of [`crate::comm::init`], with the same methods and the same bits for the
+/// same ranks. A rank sends to one of another process over QUIC (RFC 9000), authenticated by the
+/// secret. All processes must run the same build of the library.
+///
+/// **Failures.** A process that is lost, because it was killed, is silent for
+/// [`ClusterOptions::timeout`], or cannot be reached by one of the others, ends every call of every
+/// process, with an error that names its ranks and its host. A process leaves in order when its
+/// last handle is dropped; that waits until what was sent has arrived, and in the first process,
+/// on which the others depend, until they have left, for at most the timeout.
+///
+/// ```
+/// use std::sync::mpsc;
+/// use potluck::comm::ReduceOp;
+/// use potluck::net::Secret;
+/// use potluck::{ClusterOptions, ConnectNews, connect};
+///
+/// let code = Secret::generate()?.code().expect("a new secret has a code");
+/// let (tell, told) = mpsc::channel();
+/// // Two threads here; two processes are the same, on one machine or two.
+/// let add = |options: ClusterOptions| {
+///     let mut group = connect(options)?.remove(0);
+///     let mut values = [group.rank().0, 1];
+///     group.all_reduce(&mut values, ReduceOp::Sum)?;
+///     Ok::<_, potluck::comm::GroupError>(values)
+/// };
+/// let mut first = ClusterOptions::host("127.0.0.1:0".parse()?, 2, Secret::parse(&code)?);
+/// first.on_news = Box::new(move |news| {
+///     if let ConnectNews::Listening(address) = news {
+///         tell.send(address.to_string()).expect("somebody listens");
+///     }
+/// });
+/// let first = std::thread::spawn(move || add(first));
+/// let other = add(ClusterOptions::join(told.recv()?, Secret::parse(&code)?))?;
+/// assert_eq!((first.join().expect("no panic")?, other), ([0 + 1, 2], [1, 2]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// Returns [`GroupError::Connect`] for options beyond their bounds, an address that is taken or not
+/// found, a first process that cannot be reached or refuses this one, and if the patience ends.
+pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupError> {
+    if !(1..=DEVICES_MAX as u32).contains(&options.ranks) {
+        let ranks = counted(options.ranks as usize, "rank", "ranks");
+        return Err(failed(format!("a process has 1 to {DEVICES_MAX} ranks, and not {ranks}")));
+    }
+    // A duration that no clock reaches is no deadline.
+    let until = options.patience.and_then(|patience| Instant::now().checked_add(patience));
+    let (timeout, deadline) = (options.timeout, options.deadline);
+    let mut on_news = std::mem::replace(&mut options.on_news, Box::new(|_| {}));
+    let meeting = meet(options)?;
+    on_news(&ConnectNews::Listening(meeting.address));
+    let started = wait_for_all(&meeting, until, &mut on_news)?;
+    Session::open(meeting, started, [timeout, deadline], until)
+}
+
+fn failed(why: impl fmt::Display) -> GroupError {
+    GroupError::Connect(why.to_string())
+}
+
+// ---- Meeting ----
+
+fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
+    let ClusterOptions { first, secret, ranks, timeout, .. } = options;
+    let meeting = |listen| MeetingOptions {
+        listen,
+        secret,
+        node_timeout: timeout,
+        frames: FrameReceiver::default(),
+    };
+    let met = match first {
+        First::Host { listen, nodes } => Meeting::host(meeting(listen), |port| FirstNodeOptions {
+            run: "process group".into(),
+            nodes,
+            hello: hello(port, ranks),
+            addresses: Vec::new(),
+            node_timeout: nanos(timeout),
+            generation: Generation(0),
+        }),
+        First::Join { address } => {
+            let found = address.to_socket_addrs().map_err(|why| {
+                failed(format!("{address}: expects the host and port of the first process ({why})"))
+            })?;
+            let first: Vec<SocketAddr> = found.collect();
+            let v4 = first.iter().all(SocketAddr::is_ipv4);
+            let any = if v4 { [0; 4].into() } else { [0; 16].into() };
+            Meeting::join(meeting(SocketAddr::new(any, 0)), |port| JoiningNodeOptions {
+                hello: hello(port, ranks),
+                first,
+            })
+        }
+    };
+    met.map_err(|error: RuntimeError| failed(error))
+}
+
+fn hello(port: u16, ranks: u32) -> Hello {
+    let name = gethostname::gethostname().to_string_lossy().into_owned();
+    let host = if name.is_empty() { "unnamed".into() } else { name };
+    let device = NodeDevice { name: "rank of a process group".into(), kind: String::new() };
+    Hello {
+        protocol: PROTOCOL,
+        version: VERSION.into(),
+        build: env!("POTLUCK_BUILD").into(),
+        run: None,
+        host,
+        port,
+        devices: vec![device; ranks as usize],
+    }
+}
+
+/// Cluster that has started.
+struct StartedCluster {
+    roster: Roster,
+    you: NodeRank,
+    links: Vec<(NodeRank, Arc<NodeLink>)>,
+}
+
+fn wait_for_all(
+    meeting: &Meeting,
+    until: Option<Instant>,
+    on_news: &mut dyn FnMut(&ConnectNews),
+) -> Result<StartedCluster, GroupError> {
+    let mut here: Option<Presence> = None;
+    loop {
+        let news = match meeting.news.recv(until) {
+            Ok(news) => news,
+            Err(RecvError::TimedOut) => return Err(failed(out_of_patience(here.as_ref()))),
+            Err(RecvError::Closed(why)) => return Err(failed(why)),
+        };
+        on_news(&match news {
+            ClusterNews::Present(presence) => {
+                let hosts = presence.here.iter().map(|node| node.host.clone()).collect();
+                let expected = presence.expected;
+                here = Some(presence);
+                ConnectNews::Present { hosts, expected }
+            }
+            ClusterNews::TurnedAway { address, why } => ConnectNews::TurnedAway { address, why },
+            ClusterNews::Departed { host, why } => ConnectNews::Departed { host, why },
+            ClusterNews::Started { roster, you, links } => {
+                return Ok(StartedCluster { roster, you, links });
+            }
+            ClusterNews::Left { .. } => continue,
+            ClusterNews::Ended(end) => return Err(failed(end)),
+        });
+    }
+}
+
+fn out_of_patience(here: Option<&Presence>) -> String {
+    match here {
+        Some(presence) => {
+            let hosts: Vec<&str> = presence.here.iter().map(|node| node.host.as_str()).collect();
+            let (count, of) = (hosts.len(), presence.expected);
+            format!("only {count} of {of} processes came in time: {}", hosts.join(", "))
+        }
+        None => "the first process did not answer in time".into(),
+    }
+}
+
+// ---- A group that has started ----
+
+/// Connections of this process, which the handles on its groups keep.
+struct Session {
+    meeting: Mutex<Meeting>,
+    /// Set once the handles are made.
+    packets: OnceLock<PacketReceiver>,
+    is_first: bool,
+    timeout: Duration,
+    /// Closed once the cluster is over.
+    over: Mailbox<()>,
+}
+
+impl Session {
+    fn open(
+        meeting: Meeting,
+        started: StartedCluster,
+        [timeout, deadline]: [Duration; 2],
+        until: Option<Instant>,
+    ) -> Result<Vec<ProcessGroup>, GroupError> {
+        let StartedCluster { roster, you, links } = started;
+        if links.len() + 1 != roster.nodes.len() {
+            return Err(failed("a process left while the group started"));
+        }
+        let others = links.iter().map(|(number, link)| RemoteProcess {
+            ranks: roster.ranks(*number),
+            host: name_of(&roster, *number),
+            link: link.packets(),
+        });
+        let (news, over, first_closed) = (meeting.news.clone(), Mailbox::new(1), Mailbox::new(1));
+        let session = Arc::new(Self {
+            meeting: Mutex::new(meeting),
+            packets: OnceLock::new(),
+            is_first: you == NodeRank(0),
+            timeout,
+            over: over.clone(),
+        });
+        let (own, others) = (roster.ranks(you), others.collect());
+        let (groups, packets) = init_over(own, others, deadline, session.clone());
+        // Set once, here.
+        let _ = session.packets.set(packets.clone());
+        // The handles keep it from now on.
+        drop(session);
+        let ready = Mailbox::new(links.len());
+        let receivers = Receivers { roster: &roster, packets: &packets, ready: &ready };
+        for (number, link) in &links {
+            let closed = if number.0 == 0 { first_closed.clone() } else { Mailbox::new(1) };
+            receivers.set(*number, link, closed)?;
+        }
+        let watch = Watch { news, packets, roster, you, over, ready: ready.clone(), first_closed };
+        let packets = watch.packets.clone();
+        let thread = thread::Builder::new().name("news of processes".into());
+        thread.spawn(move || watch.run()).map_err(failed)?;
+        let met = meet_ready(&links, &ready, until);
+        if let Err(error) = &met {
+            // Without this, the first process would wait for the others to leave.
+            packets.end(&error.to_string());
+        }
+        met.map(|()| groups)
+    }
+}
+
+/// Tells all processes that this one takes packets, and waits until they do.
+fn meet_ready(
+    links: &[(NodeRank, Arc<NodeLink>)],
+    ready: &Mailbox<()>,
+    until: Option<Instant>,
+) -> Result<(), GroupError> {
+    for (_, link) in links {
+        link.send(READY.to_vec()).map_err(failed)?;
+    }
+    for _ in links {
+        // A loss closes the mailbox with its sentence.
+        ready.recv(until).map_err(|error| match error {
+            RecvError::Closed(why) => failed(why),
+            RecvError::TimedOut => failed("not all processes got ready in time"),
+        })?;
+    }
+    Ok(())
+}
+
+/// Receivers of what comes over the links.
+struct Receivers<'a> {
+    roster: &'a Roster,
+    packets: &'a PacketReceiver,
+    ready: &'a Mailbox<()>,
+}
+
+impl Receivers<'_> {
+    fn set(
+        &self,
+        number: NodeRank,
+        link: &NodeLink,
+        closed: Mailbox<()>,
+    ) -> Result<(), GroupError> {
+        let (ranks, host) = (self.roster.ranks(number), name_of(self.roster, number));
+        let packets = self.packets.clone();
+        link.receive_values_with(Arc::new(GroupValues { packets, ranks, host, closed }));
+        let ready = self.ready.clone();
+        let receive = move |message: Vec<u8>| match message == READY {
+            true => ready.send(()).map_err(|why| why.to_string()),
+            false => Err("a message that no process of a group sends".into()),
+        };
+        link.receive_with(Arc::new(receive)).map_err(failed)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let has_failed = self.packets.get().is_some_and(PacketReceiver::has_failed);
+        if self.is_first && !has_failed && !thread::panicking() {
+            // The others cannot go on without the first process.
+            let _ = self.over.recv(Instant::now().checked_add(self.timeout));
+        }
+        let meeting = self.meeting.get_mut().unwrap_or_else(PoisonError::into_inner);
+        meeting.leave("its process ended");
+    }
+}
+
+fn name_of(roster: &Roster, node: NodeRank) -> String {
+    roster.node(node).map(|of| of.host.clone()).unwrap_or_default()
+}
+
+/// Receiver of the packets of one process.
+struct GroupValues {
+    packets: PacketReceiver,
+    ranks: Range<u32>,
+    host: String,
+    /// Closed with the link.
+    closed: Mailbox<()>,
+}
+
+impl GroupValues {
+    /// Ends the groups of this process because of what another one sent.
+    fn refuse(&self, why: String) -> String {
+        let process = process_name(&self.ranks, &self.host);
+        self.packets.end(&format!("{process} sent {why}"));
+        why
+    }
+}
+
+impl ValueReceiver for GroupValues {
+    fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        let place = self.packets.place(&self.ranks, tag, bytes);
+        Ok(Box::new(PacketPlace(place.map_err(|why| self.refuse(why))?)))
+    }
+
+    fn closed(&self) {
+        self.closed.close("closed");
+    }
+}
+
+/// Place of the values of a packet.
+struct PacketPlace(ArrivingPacket);
+
+impl Landing for PacketPlace {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        self.0.arrived()
+    }
+}
+
+/// Thread that ends all groups of this process when the cluster loses another one.
+struct Watch {
+    news: Mailbox<ClusterNews>,
+    packets: PacketReceiver,
+    roster: Roster,
+    you: NodeRank,
+    over: Mailbox<()>,
+    ready: Mailbox<()>,
+    first_closed: Mailbox<()>,
+}
+
+impl Watch {
+    fn run(self) {
+        let end = loop {
+            match self.news.recv(None) {
+                Ok(ClusterNews::Ended(end)) => break Some(end),
+                // Its ranks have said so, behind what they sent before.
+                Ok(_) => {}
+                Err(_) => break None,
+            }
+        };
+        let is_first = self.you == NodeRank(0);
+        let why = match &end {
+            Some(ClusterEnd::Lost { loss, .. }) => Some(self.loss(loss)),
+            Some(ClusterEnd::Left { .. }) if is_first => None,
+            Some(ClusterEnd::Left { why }) => {
+                // What the first process sent before its end is still taken.
+                let limit = LINGER;
+                let _ = self.first_closed.recv(Instant::now().checked_add(limit));
+                Some(format!("{} left all groups: {why}", self.name(NodeRank(0))))
+            }
+            Some(other) => Some(other.to_string()),
+            None => None,
+        };
+        if let Some(why) = &why {
+            self.packets.end(why);
+        }
+        self.ready.close(why.as_deref().unwrap_or("the group is over"));
+        self.over.close("the group is over");
+    }
+
+    /// Returns a process with its ranks.
+    fn name(&self, node: NodeRank) -> String {
+        process_name(&self.roster.ranks(node), &name_of(&self.roster, node))
+    }
+
+    /// Returns the sentence of a loss, with the ranks.
+    fn loss(&self, loss: &Loss) -> String {
+        match loss {
+            Loss::Node { node, why } => {
+                let verb = if self.roster.ranks(*node).len() == 1 { "is" } else { "are" };
+                format!("{} {verb} lost: {why}", self.name(*node))
+            }
+            Loss::Link { between: (one, other), why } => {
+                let (one, other) = (self.name(*one), self.name(*other));
+                format!("{one} and {other} cannot reach each other: {why}")
+            }
+        }
+    }
+}
