@@ -4,7 +4,7 @@
 //! what to type on the other side: `.. join ADDRESS [MEGABYTES [ROUNDS]]`, which asks for the code.
 
 use std::error::Error;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use potluck::base::Rank;
 use potluck::comm::{ProcessGroup, ReduceOp};
@@ -87,6 +87,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if megabytes == 0 || rounds == 0 {
         return Err("expects one megabyte and one round at least".into());
     }
+    // A process that is silent for so long is lost; half a second is enough on one machine.
+    let options = ClusterOptions { timeout: Duration::from_secs(3), ..options };
     // One rank per process, unless the options say more.
     connect(options)?.into_iter().try_for_each(|group| add(group, megabytes, rounds))
 }

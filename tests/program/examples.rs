@@ -2,10 +2,12 @@
 //! read.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use crate::process::Desk;
+use crate::process::{Desk, send_signal};
 
 /// Devices that the examples run on.
 const DEVICES: [&str; 2] = ["cpu", "cpu*2"];
@@ -87,6 +89,63 @@ fn threads_average_their_gradients_and_agree_to_the_bit() {
         let bits = |line: &str| line.split_once("slope").map(|(_, rest)| rest.to_owned());
         assert!(out.lines().all(|line| bits(line) == bits(out.lines().next().unwrap())), "{out}");
     }
+}
+
+/// Starts both processes of the example, each to add `megabytes` some times; returns them with what
+/// the first one prints from then on.
+fn two_processes(megabytes: &str, rounds: &str) -> ([Child; 2], BufReader<ChildStdout>) {
+    let start = |args: &[&str]| {
+        let mut command = Command::new(program("two_processes"));
+        command.args(args).args([megabytes, rounds]).stdin(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut host = start(&["host", "127.0.0.1:0"]);
+    let mut lines = BufReader::new(host.stdout.take().unwrap());
+    let mut after = |word: &str| loop {
+        let mut line = String::new();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "no '{word}'");
+        if let Some((_, rest)) = line.split_once(word) {
+            return rest.trim().to_string();
+        }
+    };
+    let (address, code) = (after(" join "), after("the code "));
+    let mut join = start(&["join", &address]);
+    writeln!(join.stdin.take().unwrap(), "{code}").unwrap();
+    ([host, join], lines)
+}
+
+#[test]
+fn two_processes_add_a_vector_and_agree_to_the_bit() {
+    let ([host, join], mut lines) = two_processes("1", "3");
+    let mut first = String::new();
+    lines.read_to_string(&mut first).unwrap();
+    let (host, join) = (host.wait_with_output().unwrap(), join.wait_with_output().unwrap());
+    let other = String::from_utf8(join.stdout).unwrap();
+    assert!(host.status.success() && join.status.success(), "{first}{other}");
+    for (rank, out) in [("rank 0", &first), ("rank 1", &other)] {
+        let sums = format!("{rank} sum of the first values 1, of the last 1999");
+        assert!(out.contains(&sums) && out.contains("2 of 2 processes are here"), "{out}");
+        assert!(out.ends_with(&format!("{rank} equal to the bit\n")), "{out}");
+        assert!(numbers(out, "ms:")[0] > 0.0, "{out}");
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_ends_the_other_one_which_names_it() {
+    let ([host, mut join], mut lines) = two_processes("1", "1000000");
+    let mut line = String::new();
+    while !line.contains("rank 0 of 2 begins") {
+        line.clear();
+        assert!(lines.read_line(&mut line).unwrap() > 0);
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let killed = Instant::now();
+    send_signal(join.id(), "KILL");
+    join.wait().unwrap();
+    let output = host.wait_with_output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && killed.elapsed() < Duration::from_secs(6), "{err}");
+    assert!(err.contains("rank 1 (") && err.contains(") is lost: "), "{err}");
 }
 
 #[test]

@@ -258,3 +258,6 @@ fn arrive_abort(
     registry.fail_here(rank, &why);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -512,3 +512,72 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::base::{ChunkId, Position, Rank, Round};
+    use crate::collective::CollectiveKind;
+    use crate::comm::{FrameContent, FrameHeader, FrameValues};
+
+    fn any_port() -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], 0))
+    }
+
+    /// Connects a process that keeps to the rules with one that greets as such a process does, and
+    /// then does what it likes with its link.
+    fn beside(act: impl FnOnce(&NodeLink)) -> Result<(), GroupError> {
+        let code = Secret::generate().unwrap().code().unwrap();
+        let secret = || Secret::parse(&code).unwrap();
+        let (tell, told) = mpsc::channel();
+        let mut options = ClusterOptions::host(any_port(), 2, secret());
+        options.on_news = Box::new(move |news| {
+            if let ConnectNews::Listening(address) = news {
+                tell.send(address.to_string()).unwrap();
+            }
+        });
+        let first = thread::spawn(move || connect(options)?.remove(0).barrier());
+        let options = ClusterOptions::join(told.recv().unwrap(), secret());
+        let mut meeting = meet(options).unwrap();
+        let started = wait_for_all(&meeting, None, &mut |_| {}).unwrap();
+        act(&started.links[0].1);
+        let ended = first.join().unwrap();
+        meeting.leave("it is over");
+        ended
+    }
+
+    #[test]
+    fn a_process_that_sends_what_is_no_packet_is_named_and_ends_the_group() {
+        let error = beside(|link| {
+            link.send(READY.to_vec()).unwrap();
+            let (kind, chunk, from) = (CollectiveKind::AllGather, ChunkId(1), Position(1));
+            let content = FrameContent::Chunk { kind, chunk, from };
+            let header = FrameHeader { to: Rank(0), round: Round::default(), content };
+            let values = FrameValues::Shared(vec![1.0; 10].into());
+            link.carrier().send(header, values).unwrap();
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("rank 1 (") && error.ends_with("a packet without a header"));
+    }
+
+    #[test]
+    fn a_process_that_gets_ready_never_or_in_another_way_does_not_let_a_group_begin() {
+        let error = beside(|link| link.send(b"redy".to_vec()).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("a message that no process of a group sends"), "{error}");
+        let error = beside(|link| link.close("no more")).unwrap_err();
+        assert!(matches!(&error, GroupError::Connect(why) if why.contains("rank 1 (")), "{error}");
+    }
+
+    #[test]
+    fn processes_of_groups_and_nodes_of_runs_refuse_each_other() {
+        let (group, mut run) = (hello(7, 2), hello(8, 1));
+        run.version = env!("CARGO_PKG_VERSION").into();
+        assert_eq!((group.check(), group.devices.len()), (Ok(()), 2));
+        for (one, other) in [(&group, &run), (&run, &group)] {
+            let refusal = one.accept("any", other).unwrap_err().to_string();
+            assert!(refusal.contains("(process group)"), "{refusal}");
+        }
+    }
+}

@@ -143,7 +143,7 @@ fn a_list_that_differs_or_is_no_group_is_refused_on_every_rank() {
 
 /// Calls every collective, with the values of the rank's position, and compares the results with
 /// sequential references.
-fn call_everything(group: &mut ProcessGroup, length: usize, seed: u32) {
+pub fn call_everything(group: &mut ProcessGroup, length: usize, seed: u32) {
     let (size, position) = (group.world_size(), group.position().index());
     let all = values(size as u32, length, seed);
     let own = &all[position];
