@@ -12,7 +12,10 @@ mod first_run;
 mod guide;
 mod interruptions;
 mod library;
+#[path = "../common/node_processes.rs"]
+mod node_processes;
 mod nodes;
+mod nodes_network;
 mod pipeline_bits;
 mod pipeline_charts;
 mod pipeline_faults;
@@ -28,3 +31,5 @@ mod sample_runs;
 #[path = "../common/samples.rs"]
 mod samples;
 mod shakespeare;
+#[path = "../common/udp_proxy.rs"]
+mod udp_proxy;

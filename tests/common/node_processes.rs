@@ -1,0 +1,109 @@
+//! Nodes of a run as processes: the first one, which prints the line to type elsewhere, and those
+//! that join.
+#![allow(dead_code, reason = "each test binary uses a part of this file")]
+
+use std::io::{BufRead, BufReader};
+use std::process::Child;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use crate::process::{Desk, Ran, finish};
+
+/// Longest silence of a node, in seconds.
+pub const SILENCE_S: f64 = 1.5;
+
+pub const LINE: &str = "train tiny.toml --data text.txt --set train.sample_tokens=0 \
+     --set data.held_out=0 --set train.checkpoint_every=0 --set schedule.decay_steps=12 \
+     --steps 6";
+
+/// First node of a run, which has printed the line for the others.
+pub struct Host {
+    pub child: Child,
+    pub address: String,
+    pub lines: Arc<Mutex<String>>,
+    reader: thread::JoinHandle<()>,
+}
+
+pub fn desk() -> Desk {
+    let desk = Desk::new();
+    let code = desk.run("secret").ok().out;
+    write_secret(&desk, "code", &code);
+    desk
+}
+
+pub fn write_secret(desk: &Desk, name: &str, code: &str) {
+    desk.write(name, code);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(desk.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+    }
+}
+
+pub fn host_with(desk: &Desk, nodes: usize, faults: &str, line: &str) -> Host {
+    let line = format!("{line} --nodes {nodes} --listen 127.0.0.1:0 --secret-file code");
+    let mut child = desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
+    let (lines, stderr) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
+    let read = lines.clone();
+    let reader = thread::spawn(move || {
+        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+            read.lock().unwrap().push_str(&(line + "\n"));
+        }
+    });
+    let mut host = Host { child, address: String::new(), lines, reader };
+    host.wait_for("potluck join ");
+    let text = host.lines.lock().unwrap().clone();
+    let (_, rest) = text.split_once("potluck join ").unwrap();
+    host.address = rest.split_whitespace().next().unwrap().into();
+    host
+}
+
+impl Host {
+    /// Waits until it has printed this.
+    pub fn wait_for(&mut self, text: &str) {
+        let started = Instant::now();
+        while !self.lines.lock().unwrap().contains(text) {
+            let printed = self.lines.lock().unwrap().clone();
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the first node ended without '{text}':\n{printed}");
+            assert!(started.elapsed() < Duration::from_secs(60), "no '{text}' in:\n{printed}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn finish(self) -> Ran {
+        let ran = finish(self.child, "the first node");
+        self.reader.join().unwrap();
+        let err = self.lines.lock().unwrap().clone();
+        Ran { err, ..ran }
+    }
+}
+
+pub fn join(desk: &Desk, host: &Host, faults: &str, more: &str) -> Child {
+    join_at(desk, &host.address, faults, more)
+}
+
+/// Joins at another address than the one that was printed.
+pub fn join_at(desk: &Desk, address: &str, faults: &str, more: &str) -> Child {
+    let line = format!("join {address} --secret-file code {more}");
+    desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap()
+}
+
+pub fn state(desk: &Desk, run: &str, step: u64) -> [Vec<u8>; 2] {
+    ["parameters.safetensors", "moments.safetensors"].map(|file| desk.checkpoint(run, step, file))
+}
+
+/// Resumes on one machine, and checks the bits of what comes of it.
+pub fn goes_on(desk: &Desk, first: &Ran) {
+    let error = first.line("error:");
+    assert!(error.contains("with: potluck train --resume run"), "{error}");
+    let saved = error.split("step-").nth(1).unwrap()[..8].parse::<u64>().unwrap();
+    assert!(saved >= 2, "{error}");
+    let line = "--steps 12 --devices cpu*2 --set parallel.shares=2,2 --quiet";
+    if saved <= 12 {
+        desk.run(&format!("train --resume run {line}")).ok();
+        desk.run(&format!("{LINE} {line} --out whole --set train.checkpoint_every=2")).ok();
+        assert!(state(desk, "run", 12) == state(desk, "whole", 12), "other bits after a fault");
+    }
+}

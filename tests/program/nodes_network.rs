@@ -1,0 +1,113 @@
+//! Runs over nodes whose network is bad, or is cut: the same bits, or an end that names who is
+//! missing.
+
+use std::net::UdpSocket;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::node_processes::{Host, LINE, SILENCE_S, desk, goes_on, host_with, join_at, state};
+use crate::process::{Desk, Ran, finish};
+use crate::udp_proxy::{UdpProxy, Way, Weather};
+
+/// Longest time from a cut to the end of both processes: the silence, and what they then wait for
+/// the last packets of links.
+const END_S: f64 = SILENCE_S + 4.0;
+
+/// Line of a run that is long enough to be disturbed.
+fn long_line() -> String {
+    format!(
+        "{LINE} --out run --steps 100000 --set train.checkpoint_every=2 \
+         --set parallel.node_timeout_s={SILENCE_S} --log-every 1"
+    )
+}
+
+fn before(host: &Host, weather: Weather) -> UdpProxy {
+    UdpProxy::start(host.address.parse().unwrap(), weather)
+}
+
+#[test]
+fn a_network_that_delays_loses_doubles_and_reorders_changes_no_bit() {
+    let desk = desk();
+    let line = format!("{LINE} --steps 10 --set parallel.shares=2,2");
+    desk.run(&format!("{line} --devices cpu*2 --out one")).ok();
+    let host = host_with(&desk, 2, "", &format!("{line} --devices cpu --out run"));
+    let weather = Weather {
+        seed: 7,
+        delay: Duration::from_millis(8),
+        jitter: Duration::from_millis(4),
+        lost: 10,
+        doubled: 20,
+        bytes_per_s: 2 << 20,
+    };
+    let proxy = before(&host, weather);
+    let other = join_at(&desk, &proxy.address.to_string(), "", "--devices cpu");
+    host.finish().ok();
+    finish(other, "the other node").ok();
+    assert!(state(&desk, "run", 10) == state(&desk, "one", 10), "other bits by a bad network");
+    assert_eq!(desk.losses("run"), desk.losses("one"));
+    let counts = proxy.counts();
+    assert!(counts.sent > 100 && counts.lost > 0, "{counts:?}");
+    assert!(counts.doubled > 0 && counts.overtaking > 0, "{counts:?}");
+}
+
+/// Cuts directions in the middle of a run of two nodes; returns how both ended, and the seconds
+/// until then.
+fn cut(desk: &Desk, ways: &[Way]) -> ([Ran; 2], f64) {
+    let line = format!("{} --devices cpu --set parallel.shares=2,2", long_line());
+    let mut host = host_with(desk, 2, "", &line);
+    // So slow that the cut comes before the step at which the bits are compared.
+    let weather = Weather { delay: Duration::from_millis(10), ..Weather::default() };
+    let proxy = before(&host, weather);
+    let other = join_at(desk, &proxy.address.to_string(), "", "--devices cpu");
+    host.wait_for("step 5/100000");
+    let started = Instant::now();
+    proxy.cut(ways, true);
+    let first = thread::spawn(move || host.finish());
+    let other = finish(other, "the other node");
+    let ended = [first.join().unwrap(), other];
+    (ended, started.elapsed().as_secs_f64())
+}
+
+#[test]
+fn a_cut_of_either_or_both_directions_ends_both_nodes_which_name_each_other() {
+    let cuts = [(&[Way::There, Way::Back][..]), &[Way::There], &[Way::Back]];
+    thread::scope(|scope| {
+        for ways in cuts {
+            scope.spawn(move || {
+                let desk = desk();
+                let ([first, other], seconds) = cut(&desk, ways);
+                let first = first.ended(75);
+                let error = first.line("error:");
+                assert!(error.contains("rank 1: node 1 ("), "{ways:?}: {error}");
+                let other = other.ended(75);
+                let error = other.line("error:");
+                // Where the first node still reaches the other one, it tells it of its loss.
+                let named = if ways == [Way::There] { "node 1 (" } else { "node 0 (" };
+                assert!(error.contains(named), "{ways:?}: {error}");
+                assert!(error.contains("silent for 1.5 s"), "{ways:?}: {error}");
+                assert!(seconds < END_S, "{ways:?}: {seconds:.1} s");
+                goes_on(&desk, &first);
+            });
+        }
+    });
+}
+
+/// A network that comes back before the longest silence has passed disturbs nothing.
+#[test]
+fn a_short_cut_is_survived() {
+    let desk = desk();
+    let line = format!("{LINE} --set parallel.shares=2,2 --steps 12 --log-every 1");
+    desk.run(&format!("{line} --devices cpu*2 --out one")).ok();
+    let timeout = "--set parallel.node_timeout_s=5";
+    let mut host = host_with(&desk, 2, "", &format!("{line} --devices cpu --out run {timeout}"));
+    let weather = Weather { delay: Duration::from_millis(5), ..Weather::default() };
+    let proxy = before(&host, weather);
+    let other = join_at(&desk, &proxy.address.to_string(), "", "--devices cpu");
+    host.wait_for("step 2/12");
+    proxy.cut(&[Way::There, Way::Back], true);
+    thread::sleep(Duration::from_millis(700));
+    proxy.cut(&[Way::There, Way::Back], false);
+    host.finish().ok();
+    finish(other, "the other node").ok();
+    assert!(state(&desk, "run", 12) == state(&desk, "one", 12), "other bits after a short cut");
+}
