@@ -194,6 +194,11 @@ impl JoiningNode {
         matches!(self.phase, JoinPhase::Over)
     }
 
+    /// Returns the longest silence of a node, from the welcome on.
+    pub fn node_timeout(&self) -> Option<Nanos> {
+        self.welcome().map(|welcome| welcome.node_timeout)
+    }
+
     fn dialed(&mut self, now: Nanos, dial: DialId, connection: ConnectionId, address: SocketAddr) {
         if dial == DialId(0) && matches!(self.phase, JoinPhase::Dialing { .. }) {
             let pulse = Pulse::new(REPLY_TIMEOUT, now);

@@ -144,10 +144,27 @@ impl Endpoint {
     /// Returns an error that names the address: nothing answers, the code is another one, it is no
     /// node of this version, it refuses, or all links of this node are in use.
     pub fn dial(&self, address: SocketAddr, timeout: Duration) -> Result<PendingPeer, NetError> {
+        self.dial_with(address, timeout, None)
+    }
+
+    /// Connects to a node as [`Endpoint::dial`] does, for a link with an idle timeout of its own if
+    /// one is given.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Endpoint::dial`].
+    pub fn dial_with(
+        &self,
+        address: SocketAddr,
+        timeout: Duration,
+        idle_timeout: Option<Duration>,
+    ) -> Result<PendingPeer, NetError> {
         if Handle::try_current().is_ok() {
             return Err(NetError::NetThread);
         }
-        self.core.handle.block_on(self.core.clone().dial(address, timeout))
+        let idle_timeout = idle_timeout.unwrap_or(self.core.options.idle_timeout);
+        let options = EndpointOptions { idle_timeout, ..self.core.options.clone() };
+        self.core.handle.block_on(self.core.clone().dial(address, timeout, options))
     }
 
     /// Returns the peers that have dialed, are authenticated, and have sent their greeting.
@@ -247,7 +264,8 @@ impl EndpointCore {
             Ok(Err(Stop::Violation(why))) => refuse(&why),
             Ok(Err(Stop::Ended)) => Err("its connection ended before its greeting".into()),
             Ok(Ok((hello, control))) => {
-                let pending = self.pending(connection, address, control, hello, place);
+                let options = self.options.clone();
+                let pending = self.pending((connection, address), control, hello, place, options);
                 // Closed only while the endpoint closes.
                 self.accepted.send(pending).map_err(|closed| closed.to_string())
             }
@@ -272,13 +290,16 @@ impl EndpointCore {
         self: Arc<Self>,
         address: SocketAddr,
         limit: Duration,
+        options: EndpointOptions,
     ) -> Result<PendingPeer, NetError> {
         let full = NetError::LinksFull { max: self.options.links_max };
         let place = self.places.clone().try_acquire_owned().map_err(|_| full)?;
         let deadline = tokio::time::Instant::now() + limit;
+        let mut client = self.client.clone();
+        transport::set_up_dial(&mut client, &options);
         let connecting = self
             .endpoint
-            .connect_with(self.client.clone(), address, NODE_NAME)
+            .connect_with(client, address, NODE_NAME)
             .map_err(|error| NetError::of_dial(address, &error))?;
         let failed = |error: &_| NetError::of_handshake(address, limit, error);
         let connection = timeout_at(deadline, connecting)
@@ -289,7 +310,9 @@ impl EndpointCore {
             .await
             .map_err(|_| NetError::NoHello { address, after: limit })?;
         match greeted {
-            Ok((hello, control)) => Ok(self.pending(connection, address, control, hello, place)),
+            Ok((hello, control)) => {
+                Ok(self.pending((connection, address), control, hello, place, options))
+            }
             Err(Stop::Violation(why)) => {
                 close(&connection, CloseCode::Violation, &why);
                 Err(NetError::OtherProtocol { address, why })
@@ -300,22 +323,16 @@ impl EndpointCore {
 
     fn pending(
         self: &Arc<Self>,
-        connection: Connection,
-        address: SocketAddr,
+        (connection, address): (Connection, SocketAddr),
         control: Control,
         hello: Vec<u8>,
         place: OwnedSemaphorePermit,
+        options: EndpointOptions,
     ) -> PendingPeer {
         // A stream that is still open has a priority, so this cannot fail here.
         let _ = control.0.set_priority(CONTROL_PRIORITY);
-        let parts = LinkParts {
-            connection,
-            address,
-            control,
-            place,
-            options: self.options.clone(),
-            handle: self.handle.clone(),
-        };
+        let handle = self.handle.clone();
+        let parts = LinkParts { connection, address, control, place, options, handle };
         PendingPeer { hello, address, parts: Some(parts), core: Arc::downgrade(self) }
     }
 
@@ -412,6 +429,14 @@ impl PendingPeer {
         if let Some(parts) = self.parts.take() {
             close(&parts.connection, CloseCode::Refused, why);
         }
+    }
+
+    /// Sets the idle timeout that was agreed on, where the peer is known to have a shorter one.
+    pub fn with_idle_timeout(mut self, idle_timeout: Duration) -> Self {
+        if let Some(parts) = &mut self.parts {
+            parts.options.idle_timeout = parts.options.idle_timeout.min(idle_timeout);
+        }
+        self
     }
 
     /// Accepts the peer: from now on the receiver is called.

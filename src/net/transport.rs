@@ -60,9 +60,14 @@ impl Transport {
             .incoming_buffer_size(INCOMING_BYTES)
             .incoming_buffer_size_total(INCOMING_BYTES * HANDSHAKES_MAX as u64);
         let mut client = ClientConfig::new(tls_client);
-        client.transport_config(Arc::new(settings(options, true)));
+        set_up_dial(&mut client, options);
         Ok(Self { endpoint, server, client })
     }
+}
+
+/// Sets the side that dials up for connections with these options.
+pub fn set_up_dial(client: &mut ClientConfig, options: &EndpointOptions) {
+    client.transport_config(Arc::new(settings(options, true)));
 }
 
 /// Returns the settings of a connection. Only the side that dials opens a stream of two

@@ -111,3 +111,37 @@ fn a_short_cut_is_survived() {
     finish(other, "the other node").ok();
     assert!(state(&desk, "run", 12) == state(&desk, "one", 12), "other bits after a short cut");
 }
+
+/// The second of the nodes that join is seen at an address of its own, where a proxy is: what is
+/// cut there is its link to the other one that joined, and not the one to the first node.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_cut_between_two_joined_nodes_is_named_by_the_first_one_as_the_link_of_both() {
+    let desk = desk();
+    let line = format!("{} --devices cpu --set parallel.shares=2,1,1", long_line());
+    let mut host = host_with(&desk, 3, "", &line);
+    let one = join_at(&desk, &host.address, "", "--devices cpu");
+    host.wait_for("2 of 3 nodes here");
+    let front = UdpSocket::bind("127.0.0.3:0").unwrap();
+    let at = format!("127.0.0.2:{}", front.local_addr().unwrap().port());
+    let between = UdpProxy::between(front, "127.0.0.3", at.parse().unwrap(), Weather::default());
+    let to_first = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let first = host.address.parse().unwrap();
+    let to_first = UdpProxy::between(to_first, "127.0.0.3", first, Weather::default());
+    let line = format!("--devices cpu --listen {at}");
+    let two = join_at(&desk, &to_first.address.to_string(), "", &line);
+    host.wait_for("step 5/100000");
+    assert!(between.counts().sent > 20, "the link is not between the proxies");
+    let started = Instant::now();
+    between.cut(&[Way::There, Way::Back], true);
+    let first = host.finish().ended(75);
+    let seconds = started.elapsed().as_secs_f64();
+    for error in [&first, &finish(one, "node 1").ended(75), &finish(two, "node 2").ended(75)] {
+        let error = error.line("error:");
+        for part in ["the link between node ", "node 1 (", "node 2 (", "silent for 1.5 s"] {
+            assert!(error.contains(part), "no '{part}': {error}");
+        }
+        assert!(error.contains("is cut, and both are alive"), "{error}");
+    }
+    assert!(seconds < END_S, "{seconds:.1} s");
+}

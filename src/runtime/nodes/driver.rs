@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use super::connection::{LinkEvent, NodeLink};
 use crate::base::{Nanos, NodeRank};
 use crate::cluster::{
-    Action, ClusterEnd, ClusterError, ConnectionId, DialId, Event, FirstNode, FirstNodeOptions,
-    JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
+    Action, ClusterEnd, ClusterError, ConnectionId, DialId, Event, FirstNode,
+    FirstNodeOptions, JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
 };
 use crate::comm::{Mailbox, RecvError};
 use crate::net::{Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
@@ -261,9 +261,22 @@ impl ClusterDriver {
             // The thread has ended if the mailbox is closed.
             let _ = events.send(DriverEvent::Link(event));
         });
+        let pending = match self.silence() {
+            Some(silence) => pending.with_idle_timeout(silence),
+            None => pending,
+        };
         let link = NodeLink::open(pending, connection, self.frames.clone(), report);
         self.links.insert(connection, Arc::new(link));
         connection
+    }
+
+    /// Returns the longest silence on a link between joined nodes, which no heartbeats watch: that
+    /// of the run.
+    fn silence(&self) -> Option<Duration> {
+        match &self.machine {
+            Machine::First(_) => None,
+            Machine::Joining(machine) => machine.node_timeout().map(Duration::from_nanos),
+        }
     }
 
     /// Performs all actions that are due; returns true if the machine is over.
@@ -321,11 +334,12 @@ impl ClusterDriver {
     /// Tries the addresses one after the other, in a thread of its own.
     fn dial(&self, dial: DialId, addresses: Vec<SocketAddr>) {
         let (endpoint, events) = (Arc::clone(&self.endpoint), self.events.clone());
+        let silence = self.silence();
         let each = Duration::from_nanos(REPLY_TIMEOUT) / addresses.len().max(1) as u32;
         let work = move || {
             let mut ended = Err("there is no address".to_string());
             for address in addresses {
-                ended = endpoint.dial(address, each).map_err(|why| why.to_string());
+                ended = endpoint.dial_with(address, each, silence).map_err(|why| why.to_string());
                 if ended.is_ok() {
                     break;
                 }
