@@ -1,5 +1,7 @@
 //! Tests of devices of other nodes, which are threads of this process: connections hand bytes over.
 
+mod mutations;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -61,7 +63,12 @@ struct TestNode {
     /// Of a node that is not the first.
     inbox: OnceLock<Mailbox<NodeInput>>,
     is_cut: AtomicBool,
+    /// First messages that came, without long ones.
+    heard: Mutex<Vec<Vec<u8>>>,
 }
+
+/// Most messages that a node keeps, and most bytes of one.
+const HEARD_MAX: usize = 2000;
 
 /// Connection from one node to another.
 struct Wire {
@@ -82,6 +89,11 @@ impl NodeConnection for Wire {
         if self.is_cut() {
             return Err(Closed("the wire is cut".into()));
         }
+        let mut heard = self.to.heard.lock().unwrap();
+        if heard.len() < HEARD_MAX && message.len() < HEARD_MAX {
+            heard.push(message.clone());
+        }
+        drop(heard);
         match self.to.number {
             0 => self.first.get().unwrap().receive(&message).map_err(Closed),
             _ => Ok(self.to.inbox.get().unwrap().send(NodeInput::Message(message))?),
