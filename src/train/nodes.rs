@@ -98,8 +98,7 @@ impl RunNodes {
     /// Takes over the links of a cluster that has started, at its first node.
     ///
     /// # Errors
-    /// Returns `RuntimeError` if a node has sent what it should not have, or if a thread cannot be
-    /// started.
+    /// Returns `RuntimeError` if a thread cannot be started.
     pub fn start(
         meeting: Meeting,
         frames: &FrameReceiver,
@@ -120,7 +119,7 @@ impl RunNodes {
                 Some(node) => node.receive(&message),
                 None => Ok(()),
             };
-            link.receive_with(Arc::new(receive)).map_err(RuntimeError::InvalidRequest)?;
+            link.receive_with(Arc::new(receive));
             nodes.push(node);
         }
         let (news, watched) = (meeting.news.clone(), nodes.clone());
@@ -345,7 +344,7 @@ pub fn serve(
             let deliver = move |message| {
                 inbox.send(NodeInput::Message(message)).map_err(|why| why.to_string())
             };
-            link.receive_with(Arc::new(deliver)).map_err(RuntimeError::InvalidRequest)?;
+            link.receive_with(Arc::new(deliver));
         }
         connections.push((*number, link.clone()));
     }

@@ -12,9 +12,12 @@ mod first_run;
 mod guide;
 mod interruptions;
 mod library;
+#[path = "../common/node_peers.rs"]
+mod node_peers;
 #[path = "../common/node_processes.rs"]
 mod node_processes;
 mod nodes;
+mod nodes_attacks;
 mod nodes_network;
 mod pipeline_bits;
 mod pipeline_charts;

@@ -1,6 +1,7 @@
 //! Connection to another node: messages of any length, and frames of values, over one link.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::cluster::{ClusterMsg, ConnectionId};
@@ -23,11 +24,31 @@ const MESSAGE_MAX: usize = 16 << 30;
 /// Most blobs of messages that have not been announced yet, and most messages that wait.
 const BLOBS_MAX: usize = 1024;
 const WAITING_MAX: usize = 4096;
+/// Most messages of the cluster that wait for its thread, per link: all links together cannot fill
+/// its mailbox.
+const CLUSTER_WAITING_MAX: usize = 512;
 
 /// Event of a link, for the thread of the cluster.
 pub enum LinkEvent {
-    Message(ConnectionId, ClusterMsg),
+    Message(ConnectionId, ClusterMsg, WaitingPlace),
     Closed(ConnectionId, String),
+}
+
+/// Place of a message that waits for the cluster's thread; dropped, it is free.
+pub struct WaitingPlace(Arc<AtomicUsize>);
+
+impl WaitingPlace {
+    /// Takes a place, if there is one.
+    fn take(taken: &Arc<AtomicUsize>) -> Option<Self> {
+        let place = Self(taken.clone());
+        (taken.fetch_add(1, Ordering::Relaxed) < CLUSTER_WAITING_MAX).then_some(place)
+    }
+}
+
+impl Drop for WaitingPlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Receiver of the messages of a peer; an error closes the link.
@@ -59,6 +80,11 @@ struct LinkReceiver {
     connection: ConnectionId,
     events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     frames: FrameReceiver,
+    /// True once the peer is a node of the run. Before, only messages of the cluster are taken:
+    /// whoever knows the code can open a link.
+    is_of_run: AtomicBool,
+    /// Messages that wait for the cluster's thread.
+    cluster_waiting: Arc<AtomicUsize>,
     messages: Mutex<Messages>,
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
@@ -87,20 +113,24 @@ impl NodeLink {
         frames: FrameReceiver,
         events: Box<dyn Fn(LinkEvent) + Send + Sync>,
     ) -> Self {
-        let (messages, receiver, values) = Default::default();
-        let incoming =
-            Arc::new(LinkReceiver { connection, events, frames, messages, receiver, values });
+        let incoming = Arc::new(LinkReceiver::new(connection, frames, events));
         Self { link: pending.open(incoming.clone()), incoming, next_blob: Mutex::new(0) }
     }
 
-    /// Sets the receiver of messages, which first gets those that have come before.
-    ///
-    /// # Errors
-    /// Returns the error of the receiver.
-    pub fn receive_with(&self, receiver: MessageReceiver) -> Result<(), String> {
+    /// Takes messages and values of the run from now on.
+    pub fn admit(&self) {
+        self.incoming.is_of_run.store(true, Ordering::SeqCst);
+    }
+
+    /// Sets the receiver of messages, which first gets those that have come before. If it refuses
+    /// one of them, the link is closed, as for one that comes later.
+    pub fn receive_with(&self, receiver: MessageReceiver) {
         // Set once, by the thread that starts the run.
         let _ = self.incoming.receiver.set(receiver);
-        self.incoming.deliver(&mut self.incoming.lock())
+        let delivered = self.incoming.deliver(&mut self.incoming.lock());
+        if let Err(why) = delivered {
+            self.link.close(&why);
+        }
     }
 
     /// Sets the receiver of all values that come from now on.
@@ -165,7 +195,10 @@ struct LinkCarrier(Link);
 
 impl Carrier for LinkCarrier {
     fn send(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
-        self.0.send_data(header.encode(), Payload::new(values))
+        // The end of a link is reported to the cluster, which names the node that is lost to all.
+        // A rank that failed here would often be first, and named in its place.
+        let _ = self.0.send_data(header.encode(), Payload::new(values));
+        Ok(())
     }
 }
 
@@ -176,6 +209,24 @@ impl PacketLink for LinkCarrier {
 }
 
 impl LinkReceiver {
+    fn new(
+        connection: ConnectionId,
+        frames: FrameReceiver,
+        events: Box<dyn Fn(LinkEvent) + Send + Sync>,
+    ) -> Self {
+        let (is_of_run, cluster_waiting, messages) = Default::default();
+        let (receiver, values) = Default::default();
+        Self { connection, events, frames, is_of_run, cluster_waiting, messages, receiver, values }
+    }
+
+    /// Returns an error if the peer is no node of the run.
+    fn check_is_of_run(&self, what: &str) -> Result<(), String> {
+        match self.is_of_run.load(Ordering::SeqCst) {
+            true => Ok(()),
+            false => Err(format!("{what} of a peer that is no node of the run")),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Messages> {
         // Only whole items are moved under the lock.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
@@ -205,6 +256,7 @@ impl LinkReceiver {
     }
 
     fn wait(&self, message: WaitingMessage) -> Result<(), String> {
+        self.check_is_of_run("a message")?;
         let mut messages = self.lock();
         if messages.waiting.len() >= WAITING_MAX {
             return Err(format!("more than {WAITING_MAX} messages wait"));
@@ -219,7 +271,9 @@ impl Receiver for LinkReceiver {
         match message.split_first() {
             Some((&CLUSTER, rest)) => {
                 let message = ClusterMsg::decode(rest).map_err(|why| why.to_string())?;
-                (self.events)(LinkEvent::Message(self.connection, message));
+                let place = WaitingPlace::take(&self.cluster_waiting)
+                    .ok_or("more messages of the cluster than its thread can process")?;
+                (self.events)(LinkEvent::Message(self.connection, message, place));
                 Ok(())
             }
             Some((&WHOLE, rest)) => self.wait(WaitingMessage::Whole(rest.to_vec())),
@@ -240,6 +294,7 @@ impl Receiver for LinkReceiver {
     }
 
     fn blob_begins(&self, id: u64, bytes: usize) -> Result<(), String> {
+        self.check_is_of_run("a blob")?;
         let messages = self.lock();
         if messages.blobs.len() >= BLOBS_MAX || messages.blobs.contains_key(&id) {
             return Err(format!("blob {id} of {bytes} bytes is not due"));
@@ -254,6 +309,7 @@ impl Receiver for LinkReceiver {
     }
 
     fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        self.check_is_of_run("a frame")?;
         if let Some(values) = self.values.get() {
             return values.landing(tag, bytes);
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::connection::{LinkEvent, NodeLink};
 use crate::base::{Nanos, NodeRank};
 use crate::cluster::{
-    Action, ClusterEnd, ClusterError, ConnectionId, DialId, Event, FirstNode,
+    Action, ClusterEnd, ClusterError, ClusterMsg, ConnectionId, DialId, Event, FirstNode,
     FirstNodeOptions, JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
 };
 use crate::comm::{Mailbox, RecvError};
@@ -227,11 +227,13 @@ impl ClusterDriver {
                 Event::Accepted { connection: self.open(pending), address }
             }
             DriverEvent::Dialed(dial, Ok(pending)) => {
-                let address = pending.address();
-                Event::Dialed { dial, connection: self.open(pending), address }
+                let (address, connection) = (pending.address(), self.open(pending));
+                // The first node may begin the run before this thread has read of its start.
+                self.admit(connection);
+                Event::Dialed { dial, connection, address }
             }
             DriverEvent::Dialed(dial, Err(why)) => Event::DialFailed { dial, why },
-            DriverEvent::Link(LinkEvent::Message(connection, message)) => {
+            DriverEvent::Link(LinkEvent::Message(connection, message, _place)) => {
                 Event::Received { connection, message }
             }
             DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
@@ -279,6 +281,13 @@ impl ClusterDriver {
         }
     }
 
+    /// Takes messages and values of the run on a link, whose peer is one of its nodes.
+    fn admit(&self, connection: ConnectionId) {
+        if let Some(link) = self.links.get(&connection) {
+            link.admit();
+        }
+    }
+
     /// Performs all actions that are due; returns true if the machine is over.
     fn perform_all(&mut self) -> bool {
         loop {
@@ -296,6 +305,9 @@ impl ClusterDriver {
     fn perform(&mut self, action: Action) -> bool {
         let news = match action {
             Action::Send { connection, message } => {
+                if let ClusterMsg::Start { .. } = message {
+                    self.admit(connection);
+                }
                 if let Some(link) = self.links.get(&connection) {
                     // A closed link is reported as an event.
                     let _ = link.send_cluster(&message);
@@ -317,6 +329,7 @@ impl ClusterDriver {
             Action::TurnedAway { address, why } => ClusterNews::TurnedAway { address, why },
             Action::Departed { host, why } => ClusterNews::Departed { host, why },
             Action::Started { roster, you, links } => {
+                links.iter().for_each(|(_, connection)| self.admit(*connection));
                 let link = |(node, connection)| Some((node, self.links.get(&connection)?.clone()));
                 let links = links.into_iter().filter_map(link).collect();
                 ClusterNews::Started { roster, you, links }

@@ -334,7 +334,7 @@ impl Session {
         let receivers = Receivers { roster: &roster, packets: &packets, ready: &ready };
         for (number, link) in &links {
             let closed = if number.0 == 0 { first_closed.clone() } else { Mailbox::new(1) };
-            receivers.set(*number, link, closed)?;
+            receivers.set(*number, link, closed);
         }
         let watch = Watch { news, packets, roster, you, over, ready: ready.clone(), first_closed };
         let packets = watch.packets.clone();
@@ -376,12 +376,7 @@ struct Receivers<'a> {
 }
 
 impl Receivers<'_> {
-    fn set(
-        &self,
-        number: NodeRank,
-        link: &NodeLink,
-        closed: Mailbox<()>,
-    ) -> Result<(), GroupError> {
+    fn set(&self, number: NodeRank, link: &NodeLink, closed: Mailbox<()>) {
         let (ranks, host) = (self.roster.ranks(number), name_of(self.roster, number));
         let packets = self.packets.clone();
         link.receive_values_with(Arc::new(GroupValues { packets, ranks, host, closed }));
@@ -390,7 +385,7 @@ impl Receivers<'_> {
             true => ready.send(()).map_err(|why| why.to_string()),
             false => Err("a message that no process of a group sends".into()),
         };
-        link.receive_with(Arc::new(receive)).map_err(failed)
+        link.receive_with(Arc::new(receive));
     }
 }
 

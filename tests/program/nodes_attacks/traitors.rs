@@ -1,0 +1,241 @@
+//! Attacks by a node of the run: the run ends with the exit code of a loss, and names it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use potluck::base::{ChunkId, Generation, NodeRank, Position, Rank, Round};
+use potluck::cluster::ClusterMsg;
+use potluck::comm::{BufferPool, FrameContent, FrameHeader, FrameValues};
+use potluck::net::Payload;
+use potluck::parallel::Vote;
+use potluck::runtime::remote::wire::{CallReply, ToFirst};
+
+use crate::node_peers::{Talk, Treason, betray, cluster, endpoint, hello, whole};
+use crate::node_processes::{LINE, desk, host_with};
+use crate::process::Ran;
+
+/// Returns what is wrong with the end of a run that its other node has attacked: it names the rank
+/// or the node, and is that of a loss, or that of a defect where only one could do the same. No
+/// process panics.
+fn complaint(what: &str, ran: Ran, names: [&str; 2]) -> Option<String> {
+    let error = ran.lines("error:").first().map(|line| line.to_string()).unwrap_or_default();
+    let code = if error.contains("is a defect of potluck") { 70 } else { 75 };
+    let is_right = ran.code() == Some(code)
+        && names.iter().any(|name| error.contains(name))
+        && !ran.err.contains("panicked");
+    (!is_right).then(|| format!("{what}: {}\n{}", ran.status, ran.err))
+}
+
+/// Tries cases in some threads, and fails with all that is wrong.
+fn try_all<T: Sync>(cases: &[T], attack: impl Fn(&T) -> Option<String> + Sync) {
+    const THREADS: usize = 4;
+    let attack = &attack;
+    let complaints: Vec<String> = thread::scope(|scope| {
+        let parts = cases.chunks(cases.len().div_ceil(THREADS));
+        let parts: Vec<_> = parts
+            .map(|cases| scope.spawn(move || cases.iter().filter_map(attack).collect::<Vec<_>>()))
+            .collect();
+        parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
+    });
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+/// How a run names its traitor.
+const NAMES: [&str; 2] = ["rank 1", "(traitor)"];
+
+fn encoded(message: &ToFirst) -> Vec<u8> {
+    postcard::to_allocvec(message).unwrap()
+}
+
+fn vote(rank: u32, step: u64) -> ToFirst {
+    let round = Round { generation: 1, step };
+    ToFirst::Vote(Vote { round, rank: Rank(rank), loss: 1.0, count: 1.0, gradients: Vec::new() })
+}
+
+#[test]
+fn a_node_that_speaks_out_of_turn_is_lost() {
+    let beat = |generation, sequence| {
+        let generation = Generation(generation);
+        cluster(&ClusterMsg::Heartbeat { generation, sequence, activity: Vec::new() })
+    };
+    let connected = |peer| {
+        let (generation, peer) = (Generation(1), NodeRank(peer));
+        cluster(&ClusterMsg::PairConnected { generation, peer })
+    };
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("a second hello", cluster(&ClusterMsg::Hello(hello("attacker", 9)))),
+        ("no first byte", vec![]),
+        ("an unknown first byte", vec![3, 1, 2]),
+        ("no message of the cluster", vec![0, 99, 1]),
+        ("a heartbeat out of order", beat(1, 7)),
+        ("a heartbeat of a later generation", beat(9, 1)),
+        ("a pair that is not its own", connected(7)),
+        ("no message", whole(&[200; 10])),
+        ("an empty message", whole(b"")),
+        (
+            "a reply to no call",
+            whole(&encoded(&ToFirst::Reply { id: 7, reply: Ok(CallReply::Done) })),
+        ),
+        ("a vote without a group", whole(&encoded(&vote(1, 1)))),
+        ("an assembly that was not asked for", whole(&encoded(&ToFirst::Assembled(Ok(()))))),
+        ("blobs without a number", vec![2, 1, 2, 3]),
+    ];
+    try_all(&cases, |(what, bytes)| {
+        let desk = desk();
+        let host = host_with(&desk, 2, "", &format!("{LINE} --devices cpu --out run"));
+        let endpoint = endpoint(&desk.path("code"));
+        let talk = Talk::begin(&endpoint, host.address.parse().unwrap());
+        talk.join(hello("attacker", 9));
+        talk.say(bytes.clone());
+        complaint(what, host.finish(), ["node 1 (attacker)"; 2])
+    });
+}
+
+#[test]
+fn a_node_that_sends_values_without_a_header_or_blobs_twice_is_lost() {
+    try_all(&["values", "blobs"], |what| {
+        let desk = desk();
+        let host = host_with(&desk, 2, "", &format!("{LINE} --devices cpu --out run"));
+        let endpoint = endpoint(&desk.path("code"));
+        let talk = Talk::begin(&endpoint, host.address.parse().unwrap());
+        talk.join(hello("attacker", 9));
+        match *what {
+            "values" => talk.link.send_data([255; 40], Payload::from(vec![0; 64])).unwrap(),
+            _ => (0..2).for_each(|_| talk.link.send_blob(7, Payload::from(vec![0; 64])).unwrap()),
+        }
+        complaint(what, host.finish(), ["node 1 (attacker)"; 2])
+    });
+}
+
+/// Changes one kind of message, once a number of messages of that kind have passed.
+struct Messages {
+    change: fn(ToFirst) -> Result<Vec<ToFirst>, ToFirst>,
+    after: u64,
+    seen: AtomicU64,
+}
+
+impl Treason for Messages {
+    fn message(&self, message: ToFirst) -> Vec<Vec<u8>> {
+        let whole = encoded(&message);
+        match (self.change)(message) {
+            Ok(changed) if self.seen.fetch_add(1, Ordering::SeqCst) >= self.after => {
+                changed.iter().map(encoded).collect()
+            }
+            _ => vec![whole],
+        }
+    }
+}
+
+type Change = fn(ToFirst) -> Result<Vec<ToFirst>, ToFirst>;
+
+/// Runs two nodes of which the one that joined is a traitor; returns the end of the other.
+fn betrayed(treason: impl Treason) -> Ran {
+    let desk = desk();
+    let more = "--devices cpu --out run --set parallel.shares=2,2 --steps 30 \
+                --set train.device_timeout_s=2 --set parallel.hash_every=2";
+    let host = host_with(&desk, 2, "", &format!("{LINE} {more}"));
+    let (address, code) = (host.address.clone(), desk.path("code"));
+    let traitor = thread::spawn(move || betray(&code, &address, treason));
+    let ran = host.finish();
+    traitor.join().unwrap();
+    ran
+}
+
+#[test]
+fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
+    let cases: [(&str, u64, Change); 10] = [
+        ("a vote of another rank", 2, |of| match of {
+            ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(0), ..vote })]),
+            other => Err(other),
+        }),
+        ("a vote of no rank", 2, |of| match of {
+            ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(9), ..vote })]),
+            other => Err(other),
+        }),
+        ("two votes", 2, |of| match of {
+            ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(vote.clone()), ToFirst::Vote(vote)]),
+            other => Err(other),
+        }),
+        ("a vote of a later round", 2, |of| match of {
+            ToFirst::Vote(mut vote) => {
+                vote.round.step += 5;
+                Ok(vec![ToFirst::Vote(vote)])
+            }
+            other => Err(other),
+        }),
+        ("no vote", 2, |of| match of {
+            ToFirst::Vote(_) => Ok(vec![]),
+            other => Err(other),
+        }),
+        ("the end of a step of another rank", 2, |of| match of {
+            ToFirst::Finished { result, .. } => {
+                Ok(vec![ToFirst::Finished { rank: Rank(0), result }])
+            }
+            other => Err(other),
+        }),
+        ("replies to other calls", 0, |of| match of {
+            ToFirst::Reply { id, reply } => Ok(vec![ToFirst::Reply { id: id + 1000, reply }]),
+            other => Err(other),
+        }),
+        ("replies of another kind", 0, |of| match of {
+            ToFirst::Reply { id, .. } => {
+                Ok(vec![ToFirst::Reply { id, reply: Ok(CallReply::Hash(3)) }])
+            }
+            other => Err(other),
+        }),
+        ("too few values", 0, |of| match of {
+            ToFirst::Reply { id, reply: Ok(CallReply::Values(mut values)) } => {
+                values.0.pop();
+                Ok(vec![ToFirst::Reply { id, reply: Ok(CallReply::Values(values)) }])
+            }
+            other => Err(other),
+        }),
+        ("a device that was not to be opened", 0, |of| match of {
+            ToFirst::Opened { slot, opened } => {
+                Ok(vec![ToFirst::Opened { slot: slot + 1, opened }])
+            }
+            other => Err(other),
+        }),
+    ];
+    try_all(&cases, |(what, after, change)| {
+        let (seen, change, after) = (AtomicU64::new(0), *change, *after);
+        complaint(what, betrayed(Messages { change, after, seen }), NAMES)
+    });
+}
+
+/// Changes the frames of a step.
+struct Frames(fn(&mut FrameHeader, &mut Vec<f32>));
+
+impl Treason for Frames {
+    fn frame(&self, mut header: FrameHeader, values: FrameValues) -> (FrameHeader, FrameValues) {
+        if header.round.step < 3 {
+            return (header, values);
+        }
+        let mut changed = AsRef::<[f32]>::as_ref(&values).to_vec();
+        (self.0)(&mut header, &mut changed);
+        let mut sent = BufferPool::new(1).take(changed.len());
+        sent.copy_from_slice(&changed);
+        (header, FrameValues::Owned(sent))
+    }
+}
+
+#[test]
+fn a_node_whose_values_are_not_those_that_are_due_is_found_out() {
+    let cases: [(&str, fn(&mut FrameHeader, &mut Vec<f32>)); 6] = [
+        ("values for a rank of its own", |header, _| header.to = Rank(1)),
+        ("values for no rank", |header, _| header.to = Rank(u32::MAX)),
+        ("too few values", |_, values| values.truncate(values.len() - 1)),
+        ("too many values", |_, values| values.push(0.0)),
+        ("no chunk", |header, _| {
+            if let FrameContent::Chunk { chunk, .. } = &mut header.content {
+                *chunk = ChunkId(u32::MAX);
+            }
+        }),
+        ("no position", |header, _| {
+            if let FrameContent::Chunk { from, .. } = &mut header.content {
+                *from = Position(9);
+            }
+        }),
+    ];
+    try_all(&cases, |(what, change)| complaint(what, betrayed(Frames(*change)), NAMES));
+}
