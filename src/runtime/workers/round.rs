@@ -7,7 +7,9 @@ use super::{StepFailure, Worker, WorkerGroup};
 use crate::base::{Nanos, Rank, Round};
 use crate::comm::{Mailbox, RecvError};
 use crate::device::DeviceError;
-use crate::parallel::{Announcement, Coordinator, Decision, Expiry, Outcome, StepError, Verdict};
+use crate::parallel::{
+    Announcement, Coordinator, Decision, Expiry, Outcome, StepError, Verdict, Vote,
+};
 use crate::runtime::device_thread::nanos;
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::step::{StepInput, StepReport};
@@ -90,10 +92,7 @@ impl<'t> StepRound<'t> {
             let check_at = self.coordinator.poll_timeout(self.now());
             let check_at = check_at.map(|at| self.started + Duration::from_nanos(at));
             match self.group.inbox.recv(check_at) {
-                Ok(CoordinatorMsg::Vote(vote)) => {
-                    let announced = self.coordinator.vote(self.now(), vote);
-                    self.announce(announced);
-                }
+                Ok(CoordinatorMsg::Vote(vote)) => self.vote(vote),
                 Ok(CoordinatorMsg::Finished(rank, result)) => self.end(rank, result),
                 Err(RecvError::TimedOut) => {}
                 Err(RecvError::Closed(closed)) => self.end_all(&closed.0),
@@ -142,6 +141,18 @@ impl<'t> StepRound<'t> {
     }
 
     // ---- Ends ----
+
+    /// Takes a vote; one that is not due is the failure of its rank.
+    fn vote(&mut self, vote: Vote) {
+        let rank = vote.rank;
+        match self.coordinator.vote(self.now(), vote) {
+            Err(error) if rank.index() < self.reports.len() => {
+                let (adapter, why) = (self.group.name(rank).to_string(), defect(&error));
+                self.end(rank, Err(DeviceError::Refused { adapter, what: "a step".into(), why }));
+            }
+            announced => self.announce(announced),
+        }
+    }
 
     /// Ends the step of every rank that has not ended, for a reason that concerns all.
     fn end_all(&mut self, why: &str) {
