@@ -364,3 +364,101 @@ impl Landing for LateFrame {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::rng::Key;
+    use crate::base::{ChunkId, Generation, Position, Rank, Round};
+    use crate::collective::CollectiveKind;
+    use crate::comm::FrameContent;
+
+    type Kept = Arc<Mutex<Vec<LinkEvent>>>;
+
+    /// Returns the receiving side of a link, with the events that it has reported.
+    fn incoming() -> (Incoming, Kept) {
+        let kept = Kept::default();
+        let keeping = kept.clone();
+        let events = move |event| keeping.lock().unwrap().push(event);
+        (Incoming::new(ConnectionId(3), FrameReceiver::default(), Box::new(events)), kept)
+    }
+
+    fn start() -> Vec<u8> {
+        tagged(CLUSTER, &ClusterMsg::Start { generation: Generation(1) }.encode().unwrap())
+    }
+
+    fn in_blobs(first: u64, count: u64) -> Vec<u8> {
+        tagged(IN_BLOBS, &[first.to_le_bytes(), count.to_le_bytes()].concat())
+    }
+
+    #[test]
+    fn only_a_node_of_the_run_sends_messages_and_values() {
+        let (incoming, events) = incoming();
+        let (kind, chunk, from) = (CollectiveKind::AllGather, ChunkId(0), Position(1));
+        let content = FrameContent::Chunk { kind, chunk, from };
+        let round = Round { generation: 1, step: 1 };
+        let tag = FrameHeader { to: Rank(0), round, content }.encode();
+        let tries = |incoming: &Incoming| {
+            [
+                incoming.control(tagged(WHOLE, b"hello")),
+                incoming.control(in_blobs(0, 1)),
+                incoming.blob_begins(0, 100),
+                incoming.data(&tag, 64).map(|_| ()),
+            ]
+        };
+        for (what, refused) in ["message", "message", "blob", "frame"].iter().zip(tries(&incoming))
+        {
+            let why = format!("a {what} of a peer that is no node of the run");
+            assert_eq!(refused, Err(why));
+        }
+        assert_eq!(incoming.control(start()), Ok(()));
+        assert_eq!(events.lock().unwrap().len(), 1);
+        incoming.is_of_run.store(true, Ordering::SeqCst);
+        assert_eq!(tries(&incoming), [const { Ok(()) }; 4]);
+    }
+
+    #[test]
+    fn messages_of_the_cluster_that_wait_are_bounded() {
+        let (incoming, events) = incoming();
+        for _ in 0..CLUSTER_WAITING_MAX {
+            assert_eq!(incoming.control(start()), Ok(()));
+        }
+        let why = incoming.control(start()).unwrap_err();
+        assert!(why.contains("more messages of the cluster"), "{why}");
+        drop(events.lock().unwrap().pop());
+        assert_eq!(incoming.control(start()), Ok(()));
+        assert!(incoming.control(start()).is_err());
+    }
+
+    /// Random control messages, half of them like announcements of blobs.
+    #[test]
+    fn random_control_messages_are_refused_or_wait_within_their_bounds() {
+        let (mut received, mut refused) = (incoming(), 0);
+        for round in 0..100_000u32 {
+            let word = |counter: u32| Key::new(9).words([round, counter])[0];
+            let mut message = match word(0) % 4 {
+                0 | 1 => in_blobs(u64::from(word(1)) << (word(2) % 33), u64::from(word(3) % 300)),
+                2 => start(),
+                _ => tagged(WHOLE, &word(1).to_le_bytes()),
+            };
+            let at = word(4) as usize % message.len();
+            match word(5) % 4 {
+                0 => message[at] = word(6) as u8,
+                1 => message.truncate(at),
+                2 => message.insert(at, word(6) as u8),
+                _ => {}
+            }
+            received.0.is_of_run.store(true, Ordering::SeqCst);
+            received.1.lock().unwrap().clear();
+            if received.0.control(message).is_err() {
+                refused += 1;
+            }
+            let waiting = received.0.lock().waiting.len();
+            assert!(waiting <= WAITING_MAX, "{waiting}");
+            if waiting == WAITING_MAX {
+                received = incoming();
+            }
+        }
+        assert!((10_000..90_000).contains(&refused), "{refused} are refused");
+    }
+}
