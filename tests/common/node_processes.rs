@@ -43,23 +43,27 @@ pub fn write_secret(desk: &Desk, name: &str, code: &str) {
 
 pub fn host_with(desk: &Desk, nodes: usize, faults: &str, line: &str) -> Host {
     let line = format!("{line} --nodes {nodes} --listen 127.0.0.1:0 --secret-file code");
-    let mut child = desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap();
-    let (lines, stderr) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
-    let read = lines.clone();
-    let reader = thread::spawn(move || {
-        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            read.lock().unwrap().push_str(&(line + "\n"));
-        }
-    });
-    let mut host = Host { child, address: String::new(), lines, reader };
-    host.wait_for("potluck join ");
-    let text = host.lines.lock().unwrap().clone();
-    let (_, rest) = text.split_once("potluck join ").unwrap();
-    host.address = rest.split_whitespace().next().unwrap().into();
-    host
+    Host::of(desk.command(&line).env("POTLUCK_FAULT", faults).spawn().unwrap())
 }
 
 impl Host {
+    /// Waits until a first node has printed the line for the others.
+    pub fn of(mut child: Child) -> Self {
+        let (lines, stderr) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
+        let read = lines.clone();
+        let reader = thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                read.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        let mut host = Host { child, address: String::new(), lines, reader };
+        host.wait_for("potluck join ");
+        let text = host.lines.lock().unwrap().clone();
+        let (_, rest) = text.split_once("potluck join ").unwrap();
+        host.address = rest.split_whitespace().next().unwrap().into();
+        host
+    }
+
     /// Waits until it has printed this.
     pub fn wait_for(&mut self, text: &str) {
         let started = Instant::now();

@@ -18,6 +18,8 @@ mod node_peers;
 mod node_processes;
 mod nodes;
 mod nodes_attacks;
+#[cfg(target_os = "linux")]
+mod nodes_namespaces;
 mod nodes_network;
 mod pipeline_bits;
 mod pipeline_charts;

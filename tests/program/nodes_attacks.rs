@@ -19,7 +19,7 @@ use potluck::net::Payload;
 
 use crate::node_peers::{Talk, cluster, endpoint, hello, whole};
 use crate::node_processes::{Host, LINE, desk, host_with, join_at, state, write_secret};
-use crate::process::{Desk, finish};
+use crate::process::{Desk, finish, send_signal};
 use crate::udp_proxy::{UdpProxy, Way, Weather};
 
 const STEPS: &str = "--steps 40 --set parallel.shares=2,2 --set schedule.decay_steps=40";
@@ -240,4 +240,30 @@ fn another_secret_is_refused_in_the_middle_of_a_run() {
         }
     }
     run.is_unharmed();
+}
+
+/// The first node shows the code that it has made, to its user, once. Nothing else has it: no
+/// argument or variable of a process, and no file.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_code_that_the_first_node_makes_is_shown_once_and_is_nowhere_else() {
+    let desk = Desk::new();
+    let line = format!("{LINE} --steps 100000 --log-every 1 --devices cpu --out run --nodes 2");
+    let mut host = Host::of(desk.command(&format!("{line} --listen 127.0.0.1:0")).spawn().unwrap());
+    host.wait_for("and there the code  ");
+    let text = host.lines.lock().unwrap().clone();
+    let code = text.split_once("and there the code  ").unwrap().1.lines().next().unwrap();
+    write_secret(&desk, "code", code);
+    let other = join_at(&desk, &host.address, "", "--devices cpu");
+    host.wait_for("step 3/100000");
+    for process in [host.child.id(), other.id()] {
+        for place in ["cmdline", "environ"] {
+            let bytes = fs::read(format!("/proc/{process}/{place}")).unwrap();
+            assert!(!String::from_utf8_lossy(&bytes).contains(code), "the code is in {place}");
+        }
+    }
+    send_signal(host.child.id(), "INT");
+    let (first, other) = (host.finish(), finish(other, "the other node"));
+    assert_eq!(first.err.matches(code).count(), 1, "{}", first.err);
+    has_no_code(&desk, &[&first.out, &other.err, &other.out, &first.err.replacen(code, "", 1)]);
 }
