@@ -12,6 +12,7 @@ use super::wire::{
 };
 use crate::autotune::TuneProgress;
 use crate::base::{Rank, Round};
+use crate::cluster::{DEVICE_BYTES_MAX, WHY_BYTES_MAX, shown_text};
 use crate::comm::{Carrier, Closed, Mailbox};
 use crate::device::{DeviceError, Heartbeat, OfferedDevice};
 use crate::metrics::Trace;
@@ -159,13 +160,14 @@ impl RemoteNode {
         let offered = match answer.recv() {
             Ok(Ok(offered)) => offered,
             Ok(Err(why)) => {
+                let why = shown_text(&why, WHY_BYTES_MAX);
                 let why = format!("{} cannot take part: {why}", self.host);
                 return Err(RuntimeError::InvalidRequest(why));
             }
             Err(mpsc::RecvError) => return Err(self.lost_error("its devices", GONE).into()),
         };
         let device = |(index, OfferedHere { name, identity, is_cpu })| {
-            let name = format!("{} {name}", self.host);
+            let name = format!("{} {}", self.host, shown_text(&name, DEVICE_BYTES_MAX));
             OfferedDevice { node: self.number, index, name, identity, is_cpu }
         };
         Ok((0..).zip(offered).map(device).collect())

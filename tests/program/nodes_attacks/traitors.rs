@@ -239,3 +239,24 @@ fn a_node_whose_values_are_not_those_that_are_due_is_found_out() {
     ];
     try_all(&cases, |(what, change)| complaint(what, betrayed(Frames(*change)), NAMES));
 }
+
+/// Names and sentences of another node do not steer the terminal of the first one.
+#[test]
+fn texts_of_a_node_are_shown_without_control_characters() {
+    let named: Change = |of| match of {
+        ToFirst::Offer(Ok(mut offered)) => {
+            offered[0].name = "\u{1b}[2Jcpu".into();
+            Ok(vec![ToFirst::Offer(Ok(offered))])
+        }
+        other => Err(other),
+    };
+    let refused: Change = |of| match of {
+        ToFirst::Offer(_) => Ok(vec![ToFirst::Offer(Err("\u{1b}[2Jno\n".repeat(1000)))]),
+        other => Err(other),
+    };
+    for (change, shown) in [(named, "traitor  [2Jcpu"), (refused, "cannot take part:  [2Jno")] {
+        let ran = betrayed(Messages { change, after: 0, seen: AtomicU64::new(0) });
+        assert!(!ran.err.contains('\u{1b}') && ran.err.len() < 5000, "{:?}", ran.err);
+        assert!(ran.err.contains(shown), "{}", ran.err);
+    }
+}
