@@ -3,9 +3,9 @@
 //! `cargo run --release --example two_processes -- host [ADDRESS [MEGABYTES [ROUNDS]]]` prints
 //! what to type on the other side: `.. join ADDRESS [MEGABYTES [ROUNDS]]`, which asks for the code.
 
-use std::error::Error;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use potluck::base::Rank;
 use potluck::comm::{ProcessGroup, ReduceOp};
 use potluck::net::Secret;
@@ -15,7 +15,7 @@ use potluck::{ClusterOptions, ConnectNews, connect};
 const ANY: &str = "0.0.0.0:0";
 
 /// Options of the first process, which prints what to type on the other side.
-fn host(listen: &str) -> Result<ClusterOptions, Box<dyn Error>> {
+fn host(listen: &str) -> anyhow::Result<ClusterOptions> {
     let secret = Secret::generate()?;
     let code = secret.code().unwrap_or_default();
     let mut options = ClusterOptions::host(listen.parse()?, 2, secret);
@@ -34,7 +34,7 @@ fn host(listen: &str) -> Result<ClusterOptions, Box<dyn Error>> {
 }
 
 /// Options of the other process, which asks for the code.
-fn join(address: &str) -> Result<ClusterOptions, Box<dyn Error>> {
+fn join(address: &str) -> anyhow::Result<ClusterOptions> {
     println!("code: ");
     let mut typed = String::new();
     std::io::stdin().read_line(&mut typed)?;
@@ -44,7 +44,7 @@ fn join(address: &str) -> Result<ClusterOptions, Box<dyn Error>> {
 }
 
 /// Adds a vector over both processes, several times.
-fn add(mut group: ProcessGroup, megabytes: usize, rounds: u32) -> Result<(), Box<dyn Error>> {
+fn add(mut group: ProcessGroup, megabytes: usize, rounds: u32) -> anyhow::Result<()> {
     let (rank, world) = (group.rank(), group.world_size());
     let own: Vec<f32> =
         (0..megabytes * 250_000).map(|i| (i % 1000 + rank.index()) as f32).collect();
@@ -74,21 +74,21 @@ fn add(mut group: ProcessGroup, megabytes: usize, rounds: u32) -> Result<(), Box
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> anyhow::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let text = |at: usize| args.get(at).map(String::as_str);
     let options = match (text(0), text(1)) {
         (Some("host"), address) => host(address.unwrap_or(ANY))?,
         (Some("join"), Some(address)) => join(address)?,
-        _ => return Err("expects host [ADDRESS] or join ADDRESS".into()),
+        _ => bail!("expects host [ADDRESS] or join ADDRESS"),
     };
     let megabytes = text(2).map_or(Ok(16), str::parse)?;
     let rounds = text(3).map_or(Ok(20), str::parse)?;
     if megabytes == 0 || rounds == 0 {
-        return Err("expects one megabyte and one round at least".into());
+        bail!("expects one megabyte and one round at least");
     }
-    // A process that is silent for so long is lost; half a second is enough on one machine.
-    let options = ClusterOptions { timeout: Duration::from_secs(3), ..options };
+    // A process that is silent for so long is lost; 10 s if it is not said.
+    let options = ClusterOptions { timeout: Duration::from_secs(2), ..options };
     // One rank per process, unless the options say more.
     connect(options)?.into_iter().try_for_each(|group| add(group, megabytes, rounds))
 }

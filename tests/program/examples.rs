@@ -130,9 +130,9 @@ fn two_processes_add_a_vector_and_agree_to_the_bit() {
     }
 }
 
-#[test]
-fn a_process_that_is_killed_ends_the_other_one_which_names_it() {
-    let ([host, mut join], mut lines) = two_processes("1", "1000000");
+/// Kills a process of two while they add; returns what the other one prints as its error.
+fn killed(victim: usize) -> String {
+    let (processes, mut lines) = two_processes("1", "1000000");
     let mut line = String::new();
     while !line.contains("rank 0 of 2 begins") {
         line.clear();
@@ -140,12 +140,25 @@ fn a_process_that_is_killed_ends_the_other_one_which_names_it() {
     }
     std::thread::sleep(Duration::from_millis(100));
     let killed = Instant::now();
-    send_signal(join.id(), "KILL");
-    join.wait().unwrap();
-    let output = host.wait_with_output().unwrap();
-    let err = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && killed.elapsed() < Duration::from_secs(6), "{err}");
-    assert!(err.contains("rank 1 (") && err.contains(") is lost: "), "{err}");
+    send_signal(processes[victim].id(), "KILL");
+    let ended = processes.map(|process| process.wait_with_output().unwrap());
+    assert!(killed.elapsed() < Duration::from_secs(6), "{:?}", killed.elapsed());
+    let other = &ended[1 - victim];
+    assert_eq!(other.status.code(), Some(1));
+    String::from_utf8(other.stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_process_that_is_killed_ends_the_other_one_which_names_it() {
+    std::thread::scope(|scope| {
+        for victim in 0..2 {
+            scope.spawn(move || {
+                let error = killed(victim);
+                let name = format!("Error: rank {victim} (");
+                assert!(error.starts_with(&name) && error.contains(") is lost: "), "{error}");
+            });
+        }
+    });
 }
 
 #[test]

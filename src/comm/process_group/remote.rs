@@ -157,7 +157,11 @@ impl PacketReceiver {
             if bytes > REASON_BYTES_MAX {
                 return wrong("an abort with more than the longest reason");
             }
-            return Ok(ArrivingPacket { header, place: Place::Bytes(vec![0; bytes]), registry });
+            return Ok(ArrivingPacket {
+                header,
+                place: ValuesPlace::Bytes(vec![0; bytes]),
+                registry,
+            });
         }
         let found = registry.and_then(|registry| Some((registry.find(header.group)?, registry)));
         let Some((context, registry)) = found else {
@@ -165,7 +169,7 @@ impl PacketReceiver {
             if bytes > CHUNK_BYTES {
                 return wrong("a packet that is longer than any");
             }
-            let place = Place::Bytes(vec![0; bytes]);
+            let place = ValuesPlace::Bytes(vec![0; bytes]);
             return Ok(ArrivingPacket { header, place, registry: None });
         };
         let size = context.members.size();
@@ -184,7 +188,7 @@ impl PacketReceiver {
             false => Some(Payload::Nothing),
         };
         let Some(payload) = payload else { return wrong("a packet of no type") };
-        Ok(ArrivingPacket { header, place: Place::Values(payload), registry: Some(registry) })
+        Ok(ArrivingPacket { header, place: ValuesPlace::Values(payload), registry: Some(registry) })
     }
 
     /// Ends all groups of this process, with the reason.
@@ -203,12 +207,12 @@ impl PacketReceiver {
 /// Packet whose values arrive.
 pub struct ArrivingPacket {
     header: PacketHeader,
-    place: Place,
+    place: ValuesPlace,
     /// `None` if nobody awaits the packet any more.
     registry: Option<Arc<GroupRegistry>>,
 }
 
-enum Place {
+enum ValuesPlace {
     Values(Payload),
     /// Bytes of a reason, or of values that nobody awaits.
     Bytes(Vec<u8>),
@@ -218,8 +222,8 @@ impl ArrivingPacket {
     /// Returns the bytes of the values, which are to be filled.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.place {
-            Place::Values(payload) => payload.place_bytes(),
-            Place::Bytes(bytes) => bytes,
+            ValuesPlace::Values(payload) => payload.place_bytes(),
+            ValuesPlace::Bytes(bytes) => bytes,
         }
     }
 
@@ -232,8 +236,8 @@ impl ArrivingPacket {
         let Self { header, place, registry } = self;
         let Some(registry) = registry else { return Ok(()) };
         let (PacketHeader { group, from, to, content }, payload) = match place {
-            Place::Values(payload) => (header, payload),
-            Place::Bytes(bytes) => return arrive_abort(&registry, header.content, bytes),
+            ValuesPlace::Values(payload) => (header, payload),
+            ValuesPlace::Bytes(bytes) => return arrive_abort(&registry, header.content, bytes),
         };
         let mailbox = registry.find(group).and_then(|context| context.mailbox(to).cloned());
         if let (Some(mailbox), Some(kind)) = (mailbox, content.join(payload, from)) {

@@ -182,7 +182,7 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
     let meeting = meet(options)?;
     on_news(&ConnectNews::Listening(meeting.address));
     let started = wait_for_all(&meeting, until, &mut on_news)?;
-    Session::open(meeting, started, [timeout, deadline], until)
+    GroupSession::open(meeting, started, [timeout, deadline], until)
 }
 
 fn failed(why: impl fmt::Display) -> GroupError {
@@ -290,7 +290,7 @@ fn out_of_patience(here: Option<&Presence>) -> String {
 // ---- A group that has started ----
 
 /// Connections of this process, which the handles on its groups keep.
-struct Session {
+struct GroupSession {
     meeting: Mutex<Meeting>,
     /// Set once the handles are made.
     packets: OnceLock<PacketReceiver>,
@@ -300,7 +300,7 @@ struct Session {
     over: Mailbox<()>,
 }
 
-impl Session {
+impl GroupSession {
     fn open(
         meeting: Meeting,
         started: StartedCluster,
@@ -331,16 +331,24 @@ impl Session {
         // The handles keep it from now on.
         drop(session);
         let ready = Mailbox::new(links.len());
+        let watch = Watch {
+            news,
+            packets: packets.clone(),
+            roster: roster.clone(),
+            you,
+            over,
+            ready: ready.clone(),
+            first_closed: first_closed.clone(),
+        };
         let receivers = Receivers { roster: &roster, packets: &packets, ready: &ready };
-        for (number, link) in &links {
+        let set = |(number, link): &(NodeRank, Arc<NodeLink>)| {
             let closed = if number.0 == 0 { first_closed.clone() } else { Mailbox::new(1) };
             receivers.set(*number, link, closed);
-        }
-        let watch = Watch { news, packets, roster, you, over, ready: ready.clone(), first_closed };
-        let packets = watch.packets.clone();
-        let thread = thread::Builder::new().name("news of processes".into());
-        thread.spawn(move || watch.run()).map_err(failed)?;
-        let met = meet_ready(&links, &ready, until);
+        };
+        let met = watch.start().and_then(|()| {
+            links.iter().for_each(set);
+            meet_ready(&links, &ready, until)
+        });
         if let Err(error) = &met {
             // Without this, the first process would wait for the others to leave.
             packets.end(&error.to_string());
@@ -389,7 +397,7 @@ impl Receivers<'_> {
     }
 }
 
-impl Drop for Session {
+impl Drop for GroupSession {
     fn drop(&mut self) {
         let has_failed = self.packets.get().is_some_and(PacketReceiver::has_failed);
         if self.is_first && !has_failed && !thread::panicking() {
@@ -459,6 +467,11 @@ struct Watch {
 }
 
 impl Watch {
+    fn start(self) -> Result<(), GroupError> {
+        let thread = thread::Builder::new().name("news of processes".into());
+        thread.spawn(move || self.run()).map(drop).map_err(failed)
+    }
+
     fn run(self) {
         let end = loop {
             match self.news.recv(None) {
@@ -521,31 +534,53 @@ mod tests {
         SocketAddr::from(([127, 0, 0, 1], 0))
     }
 
-    /// Connects a process that keeps to the rules with one that greets as such a process does, and
-    /// then does what it likes with its link.
-    fn beside(act: impl FnOnce(&NodeLink)) -> Result<(), GroupError> {
+    /// Connects some processes that keep to the rules with one that greets as such a process does
+    /// and then does what it likes with its links; returns how a barrier of the others ends.
+    fn beside(others: u32, act: impl Fn(&NodeLink)) -> Vec<Result<(), GroupError>> {
         let code = Secret::generate().unwrap().code().unwrap();
         let secret = || Secret::parse(&code).unwrap();
         let (tell, told) = mpsc::channel();
-        let mut options = ClusterOptions::host(any_port(), 2, secret());
-        options.on_news = Box::new(move |news| {
-            if let ConnectNews::Listening(address) = news {
-                tell.send(address.to_string()).unwrap();
-            }
+        let mut options = ClusterOptions::host(any_port(), others + 1, secret());
+        options.on_news = Box::new(move |news| match news {
+            ConnectNews::Listening(address) => tell.send(address.to_string()).unwrap(),
+            ConnectNews::Present { hosts, .. } => tell.send(hosts.len().to_string()).unwrap(),
+            other => panic!("{other}"),
         });
-        let first = thread::spawn(move || connect(options)?.remove(0).barrier());
-        let options = ClusterOptions::join(told.recv().unwrap(), secret());
-        let mut meeting = meet(options).unwrap();
+        let barrier = |options| thread::spawn(move || connect(options)?.remove(0).barrier());
+        let mut threads = vec![barrier(options)];
+        let address = told.recv().unwrap();
+        let joins = || ClusterOptions::join(&*address, secret());
+        threads.extend((1..others).map(|_| barrier(joins())));
+        // The last one to come has the last rank.
+        while told.recv().unwrap() != others.to_string() {}
+        let mut meeting = meet(joins()).unwrap();
         let started = wait_for_all(&meeting, None, &mut |_| {}).unwrap();
-        act(&started.links[0].1);
-        let ended = first.join().unwrap();
+        started.links.iter().for_each(|(_, link)| act(link));
+        let ended = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         meeting.leave("it is over");
         ended
     }
 
+    /// Returns the error of the only other process.
+    fn beside_one(act: impl Fn(&NodeLink)) -> GroupError {
+        beside(1, act).remove(0).unwrap_err()
+    }
+
+    #[test]
+    fn a_process_that_is_lost_is_named_in_all_others() {
+        let ended = beside(2, |link| {
+            link.send(READY.to_vec()).unwrap();
+            link.close("gone");
+        });
+        for end in ended {
+            let error = end.unwrap_err().to_string();
+            assert!(error.starts_with("rank 2 (") && error.contains(") is lost: "), "{error}");
+        }
+    }
+
     #[test]
     fn a_process_that_sends_what_is_no_packet_is_named_and_ends_the_group() {
-        let error = beside(|link| {
+        let error = beside_one(|link| {
             link.send(READY.to_vec()).unwrap();
             let (kind, chunk, from) = (CollectiveKind::AllGather, ChunkId(1), Position(1));
             let content = FrameContent::Chunk { kind, chunk, from };
@@ -553,15 +588,15 @@ mod tests {
             let values = FrameValues::Shared(vec![1.0; 10].into());
             link.carrier().send(header, values).unwrap();
         });
-        let error = error.unwrap_err().to_string();
+        let error = error.to_string();
         assert!(error.starts_with("rank 1 (") && error.ends_with("a packet without a header"));
     }
 
     #[test]
     fn a_process_that_gets_ready_never_or_in_another_way_does_not_let_a_group_begin() {
-        let error = beside(|link| link.send(b"redy".to_vec()).unwrap()).unwrap_err().to_string();
+        let error = beside_one(|link| link.send(b"redy".to_vec()).unwrap()).to_string();
         assert!(error.contains("a message that no process of a group sends"), "{error}");
-        let error = beside(|link| link.close("no more")).unwrap_err();
+        let error = beside_one(|link| link.close("no more"));
         assert!(matches!(&error, GroupError::Connect(why) if why.contains("rank 1 (")), "{error}");
     }
 
