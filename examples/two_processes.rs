@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release --example two_processes -- host [ADDRESS [MEGABYTES [ROUNDS]]]` prints
 //! what to type on the other side: `.. join ADDRESS [MEGABYTES [ROUNDS]]`, which asks for the code.
+//! Megabytes and rounds are to be equal on both.
 
 use std::time::{Duration, Instant};
 
