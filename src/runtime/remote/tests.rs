@@ -12,7 +12,8 @@ use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
 use crate::base::{BucketId, DType, HostTensor, Rank, TensorId};
-use crate::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
+use crate::collective::CollectiveKind;
+use crate::comm::{Carrier, Closed, FrameContent, FrameHeader, FrameValues, Mailbox};
 use crate::device::Selection;
 use crate::exec::{BucketTensor, Executor};
 use crate::faults::Faults;
@@ -63,6 +64,8 @@ struct TestNode {
     /// Of a node that is not the first.
     inbox: OnceLock<Mailbox<NodeInput>>,
     is_cut: AtomicBool,
+    /// True if the final values that it sends are lost on their way.
+    loses_values: AtomicBool,
     /// First messages that came, without long ones.
     heard: Mutex<Vec<Vec<u8>>>,
 }
@@ -112,6 +115,18 @@ impl Carrier for Wire {
             return Err(Closed("the wire is cut".into()));
         }
         let header = FrameHeader::decode(&header.encode()).unwrap();
+        let FrameContent::Chunk { kind, .. } = header.content else {
+            return self.deliver(header, values);
+        };
+        if kind == CollectiveKind::AllGather && self.from.loses_values.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.deliver(header, values)
+    }
+}
+
+impl Wire {
+    fn deliver(&self, header: FrameHeader, values: FrameValues) -> Result<(), Closed> {
         let bytes: &[u8] = values.as_ref();
         let frames = self.to.frames.lock().unwrap().clone().expect("frames are expected");
         let mut buffer = frames.buffer(&header, bytes.len()).map_err(Closed)?;
@@ -371,6 +386,30 @@ fn a_node_that_is_lost_ends_the_step_and_every_call() {
         let read = |device: &mut dyn Executor| device.loss();
         assert!(placed.group.read_on(Rank(1), "reading", read).is_ok());
         assert!(placed.group.read_on(Rank(2), "reading", read).is_err());
+    });
+    nodes.end();
+}
+
+/// The rank on the other node has ended the step, and the values that it sent have not arrived when
+/// its node is lost.
+#[test]
+fn a_node_that_is_lost_after_the_end_of_its_rank_ends_the_step_for_the_others() {
+    let (graph, shares) = (graph(true), fixed(&[4, 8]));
+    let nodes = Nodes::start(&graph, &[1], "");
+    with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+        let mut placed = assemble(request, &mut |_, _| {}).unwrap();
+        step(&mut placed, 1).unwrap();
+        nodes.ends[1].loses_values.store(true, Ordering::SeqCst);
+        let node = nodes.remote.nodes[0].clone();
+        let losing = thread::spawn(move || {
+            thread::sleep(std::time::Duration::from_millis(300));
+            node.lose("node 1 (b) is lost: the wire is cut");
+        });
+        let error = step(&mut placed, 2).unwrap_err();
+        assert_eq!(error.exit_code(), 75, "{error}");
+        let text = error.to_string();
+        assert!(text.contains("rank 1: node 1 (b) is lost: the wire is cut"), "{text}");
+        losing.join().unwrap();
     });
     nodes.end();
 }

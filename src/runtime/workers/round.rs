@@ -166,9 +166,12 @@ impl<'t> StepRound<'t> {
     }
 
     fn end(&mut self, rank: Rank, result: Result<StepReport, DeviceError>) {
-        // A rank that was abandoned may still report its end.
-        if self.reports[rank.index()].is_some() {
-            return;
+        match (&self.reports[rank.index()], &result) {
+            (None, _) => {}
+            // A node that is lost after the end of its rank takes values with it which others await.
+            (Some(Ok(_)), Err(DeviceError::NodeLost { .. })) => {}
+            // A rank that was abandoned may still report its end.
+            (Some(_), _) => return,
         }
         let result = match result {
             // Only a failure discards a step; without one, a thread ended that should not have.
