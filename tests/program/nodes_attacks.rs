@@ -51,7 +51,7 @@ impl Attacked {
     }
 
     /// Checks that the run is still under way, and that it ends in the bits of an undisturbed one.
-    fn is_unharmed(self) {
+    fn check_unharmed(self) {
         let Self { desk, host, other, .. } = self;
         let printed = host.lines.lock().unwrap().clone();
         assert!(!printed.contains("step 40/40"), "the run was over before the attacks were");
@@ -173,7 +173,7 @@ fn peers_that_have_the_code_and_are_no_node_of_the_run_lose_their_connection_onl
         let why = talk.closed();
         assert!(why.contains(part), "'{part}' is missing in: {why}");
     }
-    run.is_unharmed();
+    run.check_unharmed();
 }
 
 /// More messages at once than the thread of the cluster takes do not fill its mailbox.
@@ -196,7 +196,7 @@ fn floods_of_messages_close_their_connection_only() {
             });
         }
     });
-    run.is_unharmed();
+    run.check_unharmed();
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn random_bytes_and_handshakes_that_are_never_finished_disturb_nothing() {
         for number in 0..10_000u32 {
             let word = |counter: u32| Key::new(5).words([number, counter]);
             let length = word(0)[0] as usize % 1400;
-            let words = (1..).flat_map(|counter| word(counter)).flat_map(u32::to_le_bytes);
+            let words = (1..).flat_map(word).flat_map(u32::to_le_bytes);
             let mut datagram: Vec<u8> = words.take(length).collect();
             // Half of them look like first packets of QUIC: a long header of version 1.
             if number % 2 == 0 && length > 5 {
@@ -224,7 +224,7 @@ fn random_bytes_and_handshakes_that_are_never_finished_disturb_nothing() {
             let _ = socket.send_to(&datagram, node);
         }
     });
-    run.is_unharmed();
+    run.check_unharmed();
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn another_secret_is_refused_in_the_middle_of_a_run() {
             assert!(error.contains("the code is not that of the run"), "{error}");
         }
     }
-    run.is_unharmed();
+    run.check_unharmed();
 }
 
 /// The first node shows the code that it has made, to its user, once. Nothing else has it: no

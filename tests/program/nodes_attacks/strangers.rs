@@ -133,5 +133,5 @@ fn strangers_without_a_certificate_of_the_run_are_refused_in_the_middle_of_it() 
         let why = stranger.end_of(node, other);
         assert!(why.contains("error 120"), "{why}");
     }
-    run.is_unharmed();
+    run.check_unharmed();
 }

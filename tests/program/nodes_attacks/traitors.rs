@@ -107,9 +107,12 @@ fn a_node_that_sends_values_without_a_header_or_blobs_twice_is_lost() {
     });
 }
 
+/// Messages to send instead of one that is to be changed; others come back.
+type Change = fn(ToFirst) -> Result<Vec<ToFirst>, Box<ToFirst>>;
+
 /// Changes one kind of message, once a number of messages of that kind have passed.
 struct Messages {
-    change: fn(ToFirst) -> Result<Vec<ToFirst>, ToFirst>,
+    change: Change,
     after: u64,
     seen: AtomicU64,
 }
@@ -125,8 +128,6 @@ impl Treason for Messages {
         }
     }
 }
-
-type Change = fn(ToFirst) -> Result<Vec<ToFirst>, ToFirst>;
 
 /// Runs two nodes of which the one that joined is a traitor; returns the end of the other.
 fn betrayed(treason: impl Treason) -> Ran {
@@ -146,55 +147,55 @@ fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
     let cases: [(&str, u64, Change); 10] = [
         ("a vote of another rank", 2, |of| match of {
             ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(0), ..vote })]),
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("a vote of no rank", 2, |of| match of {
             ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(9), ..vote })]),
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("two votes", 2, |of| match of {
             ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(vote.clone()), ToFirst::Vote(vote)]),
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("a vote of a later round", 2, |of| match of {
             ToFirst::Vote(mut vote) => {
                 vote.round.step += 5;
                 Ok(vec![ToFirst::Vote(vote)])
             }
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("no vote", 2, |of| match of {
             ToFirst::Vote(_) => Ok(vec![]),
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("the end of a step of another rank", 2, |of| match of {
             ToFirst::Finished { result, .. } => {
                 Ok(vec![ToFirst::Finished { rank: Rank(0), result }])
             }
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("replies to other calls", 0, |of| match of {
             ToFirst::Reply { id, reply } => Ok(vec![ToFirst::Reply { id: id + 1000, reply }]),
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("replies of another kind", 0, |of| match of {
             ToFirst::Reply { id, .. } => {
                 Ok(vec![ToFirst::Reply { id, reply: Ok(CallReply::Hash(3)) }])
             }
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("too few values", 0, |of| match of {
             ToFirst::Reply { id, reply: Ok(CallReply::Values(mut values)) } => {
                 values.0.pop();
                 Ok(vec![ToFirst::Reply { id, reply: Ok(CallReply::Values(values)) }])
             }
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
         ("a device that was not to be opened", 0, |of| match of {
             ToFirst::Opened { slot, opened } => {
                 Ok(vec![ToFirst::Opened { slot: slot + 1, opened }])
             }
-            other => Err(other),
+            other => Err(Box::new(other)),
         }),
     ];
     try_all(&cases, |(what, after, change)| {
@@ -248,11 +249,11 @@ fn texts_of_a_node_are_shown_without_control_characters() {
             offered[0].name = "\u{1b}[2Jcpu".into();
             Ok(vec![ToFirst::Offer(Ok(offered))])
         }
-        other => Err(other),
+        other => Err(Box::new(other)),
     };
     let refused: Change = |of| match of {
         ToFirst::Offer(_) => Ok(vec![ToFirst::Offer(Err("\u{1b}[2Jno\n".repeat(1000)))]),
-        other => Err(other),
+        other => Err(Box::new(other)),
     };
     for (change, shown) in [(named, "traitor  [2Jcpu"), (refused, "cannot take part:  [2Jno")] {
         let ran = betrayed(Messages { change, after: 0, seen: AtomicU64::new(0) });
