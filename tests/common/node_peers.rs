@@ -1,5 +1,6 @@
 //! Peers of a live run, made of the library: one that knows the code and sends any bytes, and a
 //! node of the run whose messages and values are changed on their way.
+#![allow(dead_code, reason = "each test binary uses a part of this file")]
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -169,6 +170,9 @@ pub trait Treason: Send + Sync + 'static {
     fn frame(&self, header: FrameHeader, values: FrameValues) -> (FrameHeader, FrameValues) {
         (header, values)
     }
+
+    /// Takes note of a message of the first node.
+    fn hears(&self, _: &[u8]) {}
 }
 
 /// Connection to the first node on which a traitor speaks.
@@ -221,16 +225,19 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
         }
     };
     let inbox = Mailbox::new(1 << 16);
-    let deliver = inbox.clone();
-    let deliver =
-        move |message| deliver.send(NodeInput::Message(message)).map_err(|why| why.to_string());
+    let (delivering, treason) = (inbox.clone(), Arc::new(treason));
+    let hearing = treason.clone();
+    let deliver = move |message: Vec<u8>| {
+        hearing.hears(&message);
+        delivering.send(NodeInput::Message(message)).map_err(|why| why.to_string())
+    };
     link.receive_with(Arc::new(deliver));
     let (news, ending) = (meeting.news.clone(), inbox.clone());
     let watching = thread::spawn(move || {
         while !matches!(news.recv(None), Ok(ClusterNews::Ended(_)) | Err(_)) {}
         let _ = ending.send(NodeInput::Ended("the cluster is over".into()));
     });
-    let link: Arc<dyn NodeConnection> = Arc::new(TreasonLink(link, Arc::new(treason)));
+    let link: Arc<dyn NodeConnection> = Arc::new(TreasonLink(link, treason));
     let configure = |config: &str| RunSpec::of_node(config, &[]).map_err(|why| why.to_string());
     let mut node = JoinedNode {
         devices: "cpu".into(),

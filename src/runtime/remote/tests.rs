@@ -1,5 +1,6 @@
 //! Tests of devices of other nodes, which are threads of this process: connections hand bytes over.
 
+#[cfg(test)]
 mod mutations;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -168,7 +168,7 @@ impl<'t> StepRound<'t> {
     fn end(&mut self, rank: Rank, result: Result<StepReport, DeviceError>) {
         match (&self.reports[rank.index()], &result) {
             (None, _) => {}
-            // A node that is lost after the end of its rank takes values with it which others await.
+            // A node that is lost after the end of its rank takes values with it that others await.
             (Some(Ok(_)), Err(DeviceError::NodeLost { .. })) => {}
             // A rank that was abandoned may still report its end.
             (Some(_), _) => return,

@@ -40,7 +40,7 @@ fn try_all<T: Sync>(cases: &[T], attack: impl Fn(&T) -> Option<String> + Sync) {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
-/// How a run names its traitor.
+/// Names of a traitor in the error of its run.
 const NAMES: [&str; 2] = ["rank 1", "(traitor)"];
 
 fn encoded(message: &ToFirst) -> Vec<u8> {

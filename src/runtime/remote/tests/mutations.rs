@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::*;
+use crate::runtime::remote::values::RawValues;
 use crate::runtime::remote::wire::{ToFirst, ToNode};
 
 /// Mutations of the messages of each direction. `POTLUCK_MUTATIONS` sets another number.
@@ -112,7 +113,7 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
     let [to_node, to_first] = recorded();
     let names =
         ["begin", "show", "", "open", "close", "call", "assemble", "step", "decided", "abort"];
-    let end = ToNode::End(super::super::values::RawValues(b"over".into()));
+    let end = ToNode::End(RawValues(b"over".into()));
     let to_node = [to_node, vec![postcard::to_allocvec(&end).unwrap()]].concat();
     survive::<ToNode>(&to_node, &names);
     let more =
