@@ -100,7 +100,7 @@ fn a_run_that_is_disturbed_20_times_ends_in_the_same_bits() {
     let setting =
         "--set parallel.shares=2,2 --set train.checkpoint_every=2 --set schedule.decay_steps=500";
     let line = format!("{MODEL} {setting} --set parallel.node_timeout_s={SILENCE_S} --out run");
-    eprintln!("seed {seed}");
+    eprintln!("seed {seed}: fault, seconds to the end of both, exit codes, step saved");
     let mut saved = 0;
     for round in 0..ROUNDS {
         let [which, when] = Key::new(seed).words([round, 0]);
@@ -120,15 +120,10 @@ fn a_run_that_is_disturbed_20_times_ends_in_the_same_bits() {
         }
         check_end(fault, &first, &other);
         saved = last_saved(&desk);
-        let codes =
-            [first, other].map(|ran| ran.code().map_or("-".into(), |code| code.to_string()));
-        eprintln!(
-            "{round:>2}  {:<22} after {:>4} ms  {seconds:>5.1} s  exit codes {:>3} {:>3}  step {saved}",
-            format!("{fault:?}"),
-            wait.as_millis(),
-            codes[0],
-            codes[1]
-        );
+        let code = |ran: &Ran| ran.code().map_or("-".into(), |code| code.to_string());
+        let (what, wait, codes) = (format!("{fault:?}"), wait.as_millis(), [&first, &other]);
+        let codes = codes.map(code).join(" and ");
+        eprintln!("{round:>2}  {what:<20} after {wait:>4} ms: {seconds:>4.1} s, {codes}, {saved}");
         assert!(seconds < 3.0 * SILENCE_S + 3.0, "{seconds}");
     }
     assert!(saved > 0 && saved < STEPS, "the run is at step {saved}");
