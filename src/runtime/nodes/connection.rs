@@ -376,11 +376,11 @@ mod tests {
     type Kept = Arc<Mutex<Vec<LinkEvent>>>;
 
     /// Returns the receiving side of a link, with the events that it has reported.
-    fn incoming() -> (Incoming, Kept) {
+    fn incoming() -> (LinkReceiver, Kept) {
         let kept = Kept::default();
         let keeping = kept.clone();
         let events = move |event| keeping.lock().unwrap().push(event);
-        (Incoming::new(ConnectionId(3), FrameReceiver::default(), Box::new(events)), kept)
+        (LinkReceiver::new(ConnectionId(3), FrameReceiver::default(), Box::new(events)), kept)
     }
 
     fn start() -> Vec<u8> {
@@ -398,7 +398,7 @@ mod tests {
         let content = FrameContent::Chunk { kind, chunk, from };
         let round = Round { generation: 1, step: 1 };
         let tag = FrameHeader { to: Rank(0), round, content }.encode();
-        let tries = |incoming: &Incoming| {
+        let tries = |incoming: &LinkReceiver| {
             [
                 incoming.control(tagged(WHOLE, b"hello")),
                 incoming.control(in_blobs(0, 1)),

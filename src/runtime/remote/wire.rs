@@ -222,8 +222,8 @@ pub struct Assembly {
     pub nodes: Vec<u32>,
     /// Ranks of this node, with the numbers of their devices.
     pub seats: Vec<(Rank, u32)>,
-    /// Time of the node, in nanoseconds since its server was created, at which the trace begins; may
-    /// be negative. `None` without a trace.
+    /// Time of the node at which the trace begins, in nanoseconds since its server was created;
+    /// may be negative. `None` without a trace.
     pub trace_epoch: Option<i64>,
     pub labels: TraceLabels,
 }

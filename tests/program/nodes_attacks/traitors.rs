@@ -222,7 +222,8 @@ impl Treason for Frames {
 
 #[test]
 fn a_node_whose_values_are_not_those_that_are_due_is_found_out() {
-    let cases: [(&str, fn(&mut FrameHeader, &mut Vec<f32>)); 6] = [
+    type Alter = fn(&mut FrameHeader, &mut Vec<f32>);
+    let cases: [(&str, Alter); 6] = [
         ("values for a rank of its own", |header, _| header.to = Rank(1)),
         ("values for no rank", |header, _| header.to = Rank(u32::MAX)),
         ("too few values", |_, values| values.truncate(values.len() - 1)),
