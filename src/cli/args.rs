@@ -175,8 +175,7 @@ pub struct JoinArgs {
     /// File with the code of the run; without it and POTLUCK_SECRET_FILE, the code is asked for
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
-    /// Set a key of this node alone: train.device_memory_mib, train.device_timeout_s,
-    /// train.log_every or train.tune_s; may be repeated
+    /// Set a key of this node alone: train.device_memory_mib or train.tune_s; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
     /// Print only warnings and errors

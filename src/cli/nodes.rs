@@ -11,7 +11,8 @@ use super::{UsageError, print};
 use crate::autotune::catalog;
 use crate::base::{Generation, NodeRank};
 use crate::cluster::{
-    ClusterEnd, FirstNodeOptions, Hello, JoiningNodeOptions, NodeDevice, PROTOCOL, Presence, Roster,
+    ClusterEnd, FirstNodeOptions, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, NodeDevice,
+    PROTOCOL, Presence, Roster,
 };
 use crate::config::read::Override;
 use crate::device::Selection;
@@ -34,11 +35,10 @@ use crate::ui::terminal::{Terminal, print_line};
 const SECRET_VARIABLE: &str = "POTLUCK_SECRET_FILE";
 /// UDP port of the first node, unless another one is given.
 pub const PORT: u16 = 7717;
-/// Longest silence of a node on the way into a run; the first node says what counts then.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest silence that the link of a joining node allows: the first node says what counts.
+const JOIN_TIMEOUT: Duration = Duration::from_nanos(NODE_TIMEOUT_MAX);
 /// Keys that a node may set for itself.
-const NODE_KEYS: &[&str] =
-    &["train.device_memory_mib", "train.device_timeout_s", "train.log_every", "train.tune_s"];
+const NODE_KEYS: &[&str] = &["train.device_memory_mib", "train.tune_s"];
 
 /// Prints a new code.
 ///
@@ -149,12 +149,13 @@ fn invitation(nodes: u32, listening: SocketAddr, code: Option<&str>) -> String {
     let others =
         if nodes == 2 { "the other machine".into() } else { format!("{} others", nodes - 1) };
     let mut text = format!("a run of {nodes} nodes; on {others}, type");
+    let file = if code.is_some() { "" } else { " --secret-file FILE" };
     for address in addresses(listening) {
-        text += &format!("\n  potluck join {address}");
+        text += &format!("\n  potluck join {address}{file}");
     }
     match code {
         Some(code) => text + &format!("\nand there the code  {code}"),
-        None => text + " --secret-file FILE, with the same secret in it",
+        None => text + "\nwith the same secret in FILE",
     }
 }
 

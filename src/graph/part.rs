@@ -264,10 +264,15 @@ pub(super) mod tests {
     fn a_part_of_everything_is_the_whole() {
         let canonical = "F0 F1 F2 F3 B3 W3 B2 W2 B1 W1 B0 W0";
         let whole = Plan::new(chain(), PlanOptions::new(4));
-        assert_eq!(part([true; 4], canonical, 3), whole);
-        assert_eq!(part([true; 4], canonical, 1), whole);
         let nothing_runs = PlanPart { blocks: &[true; 4], runs: &[] };
-        assert_eq!(Plan::part(chain(), PlanOptions::new(4), &nothing_runs), whole);
+        for plan in [
+            part([true; 4], canonical, 3),
+            part([true; 4], canonical, 1),
+            Plan::part(chain(), PlanOptions::new(4), &nothing_runs),
+        ] {
+            assert_eq!(plan.part.as_ref().unwrap().blocks, [true; 4]);
+            assert_eq!(Plan { part: None, ..plan }, whole);
+        }
     }
 
     /// Buckets: w3, w2, w1 and bias, w0, shared.

@@ -73,6 +73,7 @@ pub struct ArrivingFrames {
     groups: BucketGroups,
     edges: EdgeLayout,
     addresses: RankAddresses,
+    generation: u64,
     pool: BufferPool<f32>,
 }
 
@@ -80,8 +81,13 @@ impl ArrivingFrames {
     /// Creates the receiver for the ranks whose addresses are local.
     pub fn new(layout: &GroupLayout, addresses: RankAddresses) -> Self {
         let pool = BufferPool::new(ARRIVING_FREE_MAX);
-        let GroupLayout { shards, groups, options } = layout.clone();
-        Self { layout: shards, groups, edges: options.edges, addresses, pool }
+        let GroupLayout { shards, groups, options, generation } = layout.clone();
+        Self { layout: shards, groups, edges: options.edges, addresses, generation, pool }
+    }
+
+    /// Returns true for a frame of an earlier group, which nobody awaits any more.
+    pub fn is_late(&self, header: &FrameHeader) -> bool {
+        header.round.generation < self.generation
     }
 
     /// Returns a buffer for the values of a frame, which has `bytes` bytes of them.

@@ -102,11 +102,14 @@ impl WorkerGroup {
         // Per rank its vote and its end.
         let inbox = Mailbox::new(2 * drivers.len() + 2);
         let (shards, options) = (Arc::new(layout), options.clone());
-        let layout = GroupLayout { shards, groups, options };
+        // In one process, the rounds of another group never meet those of this one.
+        let is_spread = drivers.iter().any(|driver| driver.remote().is_some());
+        let generation = if is_spread { remote::next_generation() } else { 0 };
+        let layout = GroupLayout { shards, groups, options, generation };
         let seats = seats(&drivers, &layout, &inbox)?;
         let worker = |(driver, seat)| Worker { driver, seat };
         let workers = drivers.into_iter().zip(seats).map(worker).collect();
-        Ok(Self { workers, inbox, layout, ended: None, round: Round::default() })
+        Ok(Self { workers, inbox, layout, ended: None, round: Round { generation, step: 0 } })
     }
 
     /// Starts a worker group of one device, for work that needs no step.

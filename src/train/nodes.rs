@@ -201,7 +201,9 @@ fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>]) {
     while let Ok(news) = news.recv(None) {
         match news {
             ClusterNews::Left { node, why } => {
-                nodes.iter().filter(|one| one.number == node.0).for_each(|one| one.lose(&why));
+                for one in nodes.iter().filter(|one| one.number == node.0) {
+                    one.lose(&format!("{node} ({}) left: {why}", one.host));
+                }
             }
             ClusterNews::Ended(end) => {
                 let why = end.to_string();
@@ -218,6 +220,8 @@ fn watch(news: &Mailbox<ClusterNews>, nodes: &[Arc<RemoteNode>]) {
             _ => {}
         }
     }
+    // The thread of the cluster has ended without a reason.
+    nodes.iter().for_each(|node| node.lose("the connection to the other nodes ended"));
 }
 
 /// Sink that sends events to the users of other nodes, besides the one that it wraps.

@@ -316,12 +316,12 @@ impl Receiver for LinkReceiver {
         let header = FrameHeader::decode(tag).ok_or("a frame without a header")?;
         let frames = self.frames.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok(match frames {
-            Some(frames) => {
+            Some(frames) if !frames.is_late(&header) => {
                 let buffer = frames.buffer(&header, bytes)?;
                 Box::new(FrameLanding { header, buffer, frames })
             }
             // Values of a group of ranks that is over.
-            None => Box::new(LateFrame(vec![0; bytes])),
+            _ => Box::new(LateFrame(vec![0; bytes])),
         })
     }
 

@@ -81,6 +81,7 @@ struct NodeState {
 
 /// Ranks of the node in the present group, and the mailbox of its coordinator.
 struct GroupSeats {
+    generation: u64,
     ranks: Vec<(Rank, u32)>,
     coordinator: Mailbox<CoordinatorMsg>,
 }
@@ -140,6 +141,22 @@ impl RemoteNode {
         DeviceError::NodeLost { adapter: adapter.into(), why }
     }
 
+    /// Registers somebody who waits for an answer, unless the node is lost: then nobody would wake
+    /// them.
+    fn register(
+        &self,
+        adapter: &str,
+        register: impl FnOnce(&mut NodeState),
+    ) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        if state.lost.is_some() {
+            drop(state);
+            return Err(self.lost_error(adapter, GONE));
+        }
+        register(&mut state);
+        Ok(())
+    }
+
     fn send(&self, adapter: &str, message: &ToNode) -> Result<(), DeviceError> {
         let bytes = postcard::to_allocvec(message).map_err(|why| DeviceError::Refused {
             adapter: adapter.into(),
@@ -155,7 +172,7 @@ impl RemoteNode {
     /// Returns why the node cannot take part, or that it is lost.
     pub fn begin(&self, run: Vec<u8>) -> Result<Vec<OfferedDevice>, RuntimeError> {
         let (sender, answer) = mpsc::channel();
-        self.lock().beginning = Some(sender);
+        self.register("its devices", |state| state.beginning = Some(sender))?;
         self.send("its devices", &ToNode::Begin(RawValues(run)))?;
         let offered = match answer.recv() {
             Ok(Ok(offered)) => offered,
@@ -195,14 +212,10 @@ impl RemoteNode {
         let slot = self.next_slot.fetch_add(1, Ordering::Relaxed) as u32;
         let (sender, events) = mpsc::channel();
         let name = order.name.clone();
-        let mut state = self.lock();
-        if state.lost.is_some() {
-            drop(state);
-            return Err(self.lost_error(&name, GONE).into());
-        }
-        state.opening.insert(slot, sender);
-        state.slots.insert(slot, Arc::default());
-        drop(state);
+        self.register(&name, |state| {
+            state.opening.insert(slot, sender);
+            state.slots.insert(slot, Arc::default());
+        })?;
         self.send(&name, &ToNode::Open { slot, order })?;
         loop {
             // The sender is dropped if the node is lost.
@@ -227,10 +240,11 @@ impl RemoteNode {
         coordinator: Mailbox<CoordinatorMsg>,
     ) -> Result<(), RuntimeError> {
         let (sender, answer) = mpsc::channel();
-        let mut state = self.lock();
-        state.assembling = Some(sender);
-        state.group = Some(GroupSeats { ranks: assembly.seats.clone(), coordinator });
-        drop(state);
+        let (generation, ranks) = (assembly.generation, assembly.seats.clone());
+        self.register("its devices", |state| {
+            state.assembling = Some(sender);
+            state.group = Some(GroupSeats { generation, ranks, coordinator });
+        })?;
         self.send("its devices", &ToNode::Assemble(Box::new(assembly)))?;
         match answer.recv() {
             Ok(Ok(())) => Ok(()),
@@ -249,7 +263,7 @@ impl RemoteNode {
         let mut best: Option<(i64, Duration)> = None;
         for _ in 0..CLOCK_ROUNDS {
             let (sender, answer) = mpsc::channel();
-            self.lock().clock = Some(sender);
+            self.register("its clock", |state| state.clock = Some(sender))?;
             let asked = Instant::now();
             self.send("its clock", &ToNode::Clock)?;
             let Ok(there) = answer.recv() else {
@@ -321,12 +335,14 @@ impl RemoteNode {
                 let _ = waiting.send(answer);
             }
             ToFirst::Vote(vote) => {
-                let coordinator = state.coordinator_of(vote.rank)?;
-                let _ = coordinator.send(CoordinatorMsg::Vote(vote));
+                if let Some(coordinator) = state.coordinator_of(vote.rank, vote.round.generation)? {
+                    let _ = coordinator.send(CoordinatorMsg::Vote(vote));
+                }
             }
-            ToFirst::Finished { rank, result } => {
-                let coordinator = state.coordinator_of(rank)?;
-                let _ = coordinator.send(CoordinatorMsg::Finished(rank, result));
+            ToFirst::Finished { rank, group, result } => {
+                if let Some(coordinator) = state.coordinator_of(rank, group)? {
+                    let _ = coordinator.send(CoordinatorMsg::Finished(rank, result));
+                }
             }
             ToFirst::Clock(time) => {
                 let waiting = state.clock.take().ok_or("a time that was not asked for")?;
@@ -355,7 +371,7 @@ impl RemoteNode {
         (state.clock, state.flushing) = (None, None);
         let group = state.group.take();
         drop(state);
-        let Some(GroupSeats { ranks, coordinator }) = group else { return };
+        let Some(GroupSeats { ranks, coordinator, .. }) = group else { return };
         for (rank, _) in ranks {
             let lost = Err(self.lost_error(&format!("{rank}"), why));
             let _ = coordinator.send(CoordinatorMsg::Finished(rank, lost));
@@ -364,10 +380,18 @@ impl RemoteNode {
 }
 
 impl NodeState {
-    fn coordinator_of(&self, rank: Rank) -> Result<&Mailbox<CoordinatorMsg>, String> {
+    /// Returns the mailbox of the coordinator of a rank; `None` for a report of an earlier group.
+    fn coordinator_of(
+        &self,
+        rank: Rank,
+        generation: u64,
+    ) -> Result<Option<&Mailbox<CoordinatorMsg>>, String> {
         let group = self.group.as_ref().ok_or("a rank reports without a group")?;
+        if generation < group.generation {
+            return Ok(None);
+        }
         let is_known = group.ranks.iter().any(|(known, _)| *known == rank);
-        is_known.then_some(&group.coordinator).ok_or(format!("{rank} is on another node"))
+        is_known.then_some(Some(&group.coordinator)).ok_or(format!("{rank} is on another node"))
     }
 
     fn observe(&self, activity: &SlotActivity) {
@@ -441,13 +465,7 @@ impl RemoteSlot {
     pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
         let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = mpsc::channel();
-        let mut state = self.node.lock();
-        if state.lost.is_some() {
-            drop(state);
-            return Err(self.node.lost_error(adapter, GONE));
-        }
-        state.replies.insert(id, sender);
-        drop(state);
+        self.node.register(adapter, |state| drop(state.replies.insert(id, sender)))?;
         self.node.send(adapter, &ToNode::Call { slot: self.slot, id: Some(id), call })?;
         reply.recv().unwrap_or_else(|mpsc::RecvError| Err(self.node.lost_error(adapter, GONE)))
     }

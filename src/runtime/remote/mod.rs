@@ -13,6 +13,7 @@ pub mod wire;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::RuntimeError;
@@ -31,6 +32,15 @@ use executor::RemoteExecutor;
 use first::{RemoteNode, RemoteSlot, SeatOnNode};
 use perform::plan_hash;
 use wire::{Assembly, OpenOrder, Opened, PlanRecipe};
+
+/// Rounds of one group of ranks: far more than a run has.
+const ROUNDS_OF_GROUP: u64 = 1 << 32;
+
+/// Returns the generation of the first round of a new group.
+pub fn next_generation() -> u64 {
+    static GROUPS: AtomicU64 = AtomicU64::new(1);
+    GROUPS.fetch_add(1, Ordering::Relaxed) * ROUNDS_OF_GROUP
+}
 
 /// Number of the first node.
 pub const FIRST_NODE: u32 = 0;
@@ -139,6 +149,7 @@ pub fn assemble(
             edges: layout.options.edges.clone(),
             reduce_site: layout.options.reduce_site.clone(),
             is_chained: layout.options.is_chained,
+            generation: layout.generation,
             nodes: nodes.clone(),
             seats: own,
             trace_epoch: aligned.map(|(epoch, _)| epoch),

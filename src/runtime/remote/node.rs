@@ -32,6 +32,9 @@ use crate::runtime::workers::WorkerGroupOptions;
 use crate::runtime::workers::seat::{GroupLayout, LocalSeat};
 use crate::runtime::{RuntimeError, memory};
 
+/// Longest wait for a device that closes.
+const CLOSING_DEADLINE: Duration = Duration::from_secs(6);
+
 /// Calls that wait for a device; the first node sends fewer before it waits for one.
 const CALLS_MAX: usize = 256;
 
@@ -100,6 +103,8 @@ pub struct NodeServer<'h> {
 struct OpenSlot {
     driver: Arc<DeviceThread>,
     calls: mpsc::SyncSender<(Option<u64>, DeviceCall)>,
+    /// Disconnects when the device is closed.
+    closed: mpsc::Receiver<()>,
 }
 
 /// Ranks of this node in a group.
@@ -109,6 +114,7 @@ struct Group {
 }
 
 struct SeatHere {
+    slot: u32,
     seat: Arc<LocalSeat>,
     driver: Arc<DeviceThread>,
     program: Option<Arc<Program>>,
@@ -167,6 +173,12 @@ impl<'h> NodeServer<'h> {
             }
         };
         self.disband("the run is over");
+        self.slots
+            .keys()
+            .copied()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|slot| self.close(slot));
         stop.close("the run is over");
         // The thread waits only at its mailbox.
         let _ = watching.join();
@@ -187,10 +199,7 @@ impl<'h> NodeServer<'h> {
                 let opened = self.open(slot, order).map_err(OpenFailure::from);
                 self.reply(&ToFirst::Opened { slot, opened });
             }
-            ToNode::Close { slot } => {
-                self.slots.remove(&slot);
-                lock(&self.watched).remove(&slot);
-            }
+            ToNode::Close { slot } => self.close(slot),
             ToNode::Call { slot, id, call } => {
                 let found = self.slots.get(&slot).ok_or(format!("there is no device {slot}"))?;
                 let sent = found.calls.try_send((id, call));
@@ -241,13 +250,36 @@ impl<'h> NodeServer<'h> {
         let driver = Arc::new(driver);
         let (calls, queue) = mpsc::sync_channel(CALLS_MAX);
         let (first, device) = (self.first.clone(), Arc::clone(&driver));
-        let perform = move || perform_all(&device, &queue, &*first);
+        let (closing, closed) = mpsc::sync_channel(1);
+        let perform = move || {
+            perform_all(&device, &queue, &*first);
+            drop(device);
+            drop(closing);
+        };
         let why = |why| format!("the system starts no more threads: {why}; raise its limit");
         let named = thread::Builder::new().name(format!("calls of device {slot}"));
         named.spawn(perform).map_err(|error| RuntimeError::InvalidRequest(why(error)))?;
         lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
-        self.slots.insert(slot, OpenSlot { driver, calls });
+        self.slots.insert(slot, OpenSlot { driver, calls, closed });
         Ok(Opened { notes, identity, is_cpu, choices, readback_elements_max })
+    }
+
+    /// Closes a device and waits for that, for a bounded time, so that its memory is free for the
+    /// next one. A rank that it is ends before.
+    fn close(&mut self, slot: u32) {
+        lock(&self.watched).remove(&slot);
+        if let Some(group) = &mut self.group {
+            group.seats.retain(|_, here| {
+                if here.slot == slot {
+                    here.seat.close("its device is closed");
+                }
+                here.slot != slot
+            });
+        }
+        let Some(OpenSlot { driver, calls, closed }) = self.slots.remove(&slot) else { return };
+        drop((driver, calls));
+        // The expected result is a disconnect; a device that hangs is left behind.
+        let _ = closed.recv_timeout(CLOSING_DEADLINE);
     }
 
     fn open_device(&self, slot: u32, order: OpenOrder) -> Result<OpenDevice, RuntimeError> {
@@ -287,7 +319,8 @@ impl<'h> NodeServer<'h> {
         self.trace = assembly.trace_epoch.and_then(|epoch| self.trace_from(epoch));
         let trace = self.trace.clone();
         let options = WorkerGroupOptions { reduce_site, is_chained, edges, trace, labels };
-        let layout = GroupLayout { shards: Arc::new(layout), groups, options };
+        let generation = assembly.generation;
+        let layout = GroupLayout { shards: Arc::new(layout), groups, options, generation };
         let address = |(rank, node): (u32, &u32)| match self.nodes.get(*node as usize) {
             _ if *node == self.number => Ok(layout.mailboxes(Rank(rank))),
             Some(connection) => Ok(RankAddress::Remote(connection.carrier())),
@@ -305,13 +338,13 @@ impl<'h> NodeServer<'h> {
             let seat = LocalSeat::start(rank, &name, &layout, &addresses, &coordinator)?;
             let seat = Arc::new(seat);
             lock(&self.watched).insert(slot, (Arc::clone(&driver), Some(Arc::clone(&seat))));
-            group.seats.insert(rank, SeatHere { seat, driver, program: None });
+            group.seats.insert(rank, SeatHere { slot, seat, driver, program: None });
         }
         let first = self.first.clone();
         let why = |why| format!("the system starts no more threads: {why}; raise its limit");
         let reports = thread::Builder::new().name("votes and ends".into());
         reports
-            .spawn(move || forward_reports(&coordinator, &*first))
+            .spawn(move || forward_reports(&coordinator, generation, &*first))
             .map_err(|error| RuntimeError::InvalidRequest(why(error)))?;
         *lock(&self.frames) = Some(Arc::new(arriving));
         self.group = Some(group);
@@ -351,7 +384,8 @@ impl<'h> NodeServer<'h> {
         });
         here.seat.restart(order.round);
         if let Err(error) = here.seat.submit(&here.driver, &input, &group.coordinator) {
-            self.reply(&ToFirst::Finished { rank, result: Err(error) });
+            let group = order.round.generation;
+            self.reply(&ToFirst::Finished { rank, group, result: Err(error) });
         }
         Ok(())
     }
@@ -405,11 +439,11 @@ fn perform_all(
 }
 
 /// Sends the votes and the ends of steps to the first node until the group ends.
-fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, first: &dyn NodeConnection) {
+fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, group: u64, first: &dyn NodeConnection) {
     while let Ok(message) = coordinator.recv(None) {
         let message = match message {
             CoordinatorMsg::Vote(vote) => ToFirst::Vote(vote),
-            CoordinatorMsg::Finished(rank, result) => ToFirst::Finished { rank, result },
+            CoordinatorMsg::Finished(rank, result) => ToFirst::Finished { rank, group, result },
         };
         send(first, &message);
     }
@@ -417,6 +451,7 @@ fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, first: &dyn NodeConnec
 
 /// Reports the signs of life of all devices until the mailbox is closed.
 fn report_activity(first: &dyn NodeConnection, watched: &Watched, stop: &Mailbox<()>) {
+    let mut reported = Vec::new();
     while let Err(RecvError::TimedOut) = stop.recv(Some(Instant::now() + ACTIVITY_INTERVAL)) {
         let activity = |(slot, (driver, seat)): (&u32, &(Arc<DeviceThread>, Option<_>))| {
             let of_rank = |seat: &Arc<LocalSeat>| seat.activity(driver.heartbeats());
@@ -428,7 +463,11 @@ fn report_activity(first: &dyn NodeConnection, watched: &Watched, stop: &Mailbox
                 received: found.received,
             }
         };
-        let slots = lock(watched).iter().map(activity).collect();
-        send(first, &ToFirst::Activity(slots));
+        let slots: Vec<SlotActivity> = lock(watched).iter().map(activity).collect();
+        // What does not change fills no queue while the network stands still.
+        if slots != reported {
+            send(first, &ToFirst::Activity(slots.clone()));
+            reported = slots;
+        }
     }
 }

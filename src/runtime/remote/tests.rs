@@ -370,6 +370,37 @@ fn a_fault_on_another_node_ends_the_step_for_all_and_names_the_device() {
     }
 }
 
+/// Groups follow each other on the same nodes: what was on its way in the one before is not taken
+/// for values of the next, although steps have the same numbers.
+#[test]
+fn another_group_has_other_rounds_and_opens_the_devices_again() {
+    let (graph, shares) = (graph(true), fixed(&[4, 4, 4]));
+    let nodes = Nodes::start(&graph, &[2], "");
+    let mut ended = Vec::new();
+    for _ in 0..2 {
+        let (found, before) = with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+            let mut placed = assemble(request, &mut |_, _| {}).unwrap();
+            let before = placed.group.round();
+            step(&mut placed, 1).unwrap();
+            (placed.group.round(), before)
+        });
+        assert_eq!((found.step, before.step), (1, 0));
+        ended.push(found);
+    }
+    assert!(ended[0].generation < ended[1].generation, "{ended:?}");
+    let frames = nodes.ends[1].frames.lock().unwrap().clone().unwrap();
+    let late = |round| {
+        let content = crate::comm::FrameContent::Piece {
+            edge: crate::base::EdgeId(0),
+            micro_batch: 0,
+            start: 0,
+        };
+        frames.is_late(&FrameHeader { to: Rank(1), round, content })
+    };
+    assert!(late(ended[0]) && !late(ended[1]));
+    nodes.end();
+}
+
 #[test]
 fn a_node_that_is_lost_ends_the_step_and_every_call() {
     let (graph, shares) = (graph(true), fixed(&[4, 4, 4]));

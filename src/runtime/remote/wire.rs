@@ -70,6 +70,8 @@ pub enum ToFirst {
     Vote(Vote),
     Finished {
         rank: Rank,
+        /// Generation of the first round of its group.
+        group: u64,
         result: Result<StepReport, DeviceError>,
     },
     Activity(Vec<SlotActivity>),
@@ -218,6 +220,8 @@ pub struct Assembly {
     /// By rank.
     pub reduce_site: Vec<ReduceSite>,
     pub is_chained: bool,
+    /// Generation of the group's first round.
+    pub generation: u64,
     /// By rank: its node.
     pub nodes: Vec<u32>,
     /// Ranks of this node, with the numbers of their devices.

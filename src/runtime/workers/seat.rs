@@ -30,12 +30,15 @@ pub struct GroupLayout {
     /// Ranks that hold each bucket.
     pub groups: BucketGroups,
     pub options: WorkerGroupOptions,
+    /// Generation of the first round; those of another group over the same nodes are lower or
+    /// higher throughout.
+    pub generation: u64,
 }
 
 impl GroupLayout {
     /// Returns the mailboxes of a rank of this process.
     pub fn mailboxes(&self, rank: Rank) -> RankAddress {
-        let Self { shards, groups, options } = self;
+        let Self { shards, groups, options, .. } = self;
         let messages = ring_inbox_max(shards, groups.positions(rank));
         let ring = Mailbox::new(messages + options.edges.messages_from(rank));
         let driver = Mailbox::new(device_inbox_max(shards, &options.edges, rank));
@@ -95,7 +98,7 @@ impl LocalSeat {
         addresses: &RankAddresses,
         coordinator: &Mailbox<CoordinatorMsg>,
     ) -> Result<Self, RuntimeError> {
-        let GroupLayout { shards, groups, options } = layout;
+        let GroupLayout { shards, groups, options, .. } = layout;
         let tracks = TraceTracks::of(options, rank, device, addresses.len() > 1);
         let RankAddress::Local { ring, driver: inbox } = addresses[rank.index()].clone() else {
             return Err(RuntimeError::Defect(format!("{rank} is on another node")));

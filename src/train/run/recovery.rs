@@ -9,6 +9,7 @@ use crate::base::Rank;
 use crate::checkpoint::Checkpoint;
 use crate::files;
 use crate::metrics::Event;
+use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::plans::Plans;
 use crate::train::error::TrainError;
 use crate::train::left_devices::LeftDevices;
@@ -57,9 +58,10 @@ impl Run {
 
     /// Returns the number of requested devices that are on this node.
     pub(super) fn own_devices(&self) -> usize {
-        let nodes = self.options.nodes.as_ref();
-        let offered = nodes.map_or(0, |nodes| nodes.offered());
-        self.session.placement.candidates.len().saturating_sub(offered)
+        match self.options.nodes {
+            Some(_) => selections(&self.spec.devices).map_or(0, |own| own.len()),
+            None => self.session.placement.candidates.len(),
+        }
     }
 
     /// Goes on from the checkpoint that [`Run::recover`] returned.
@@ -88,8 +90,12 @@ impl Run {
         self.finish_trace()?;
         let mut why = cause.to_string();
         loop {
+            let others = match self.options.nodes.as_ref().map_or(0, |nodes| nodes.offered()) {
+                0 => String::new(),
+                count => format!(" and {count} of other nodes"),
+            };
             self.warn(format!(
-                "the run goes on from step {step} on {}, without a device that failed: {why}",
+                "the run goes on from step {step} on {}{others}, without a device that failed: {why}",
                 left.devices
             ))?;
             let spec = self.spec.on_devices(&left)?;

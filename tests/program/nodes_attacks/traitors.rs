@@ -169,8 +169,8 @@ fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
             other => Err(Box::new(other)),
         }),
         ("the end of a step of another rank", 2, |of| match of {
-            ToFirst::Finished { result, .. } => {
-                Ok(vec![ToFirst::Finished { rank: Rank(0), result }])
+            ToFirst::Finished { group, result, .. } => {
+                Ok(vec![ToFirst::Finished { rank: Rank(0), group, result }])
             }
             other => Err(Box::new(other)),
         }),

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::*;
 use crate::runtime::remote::values::RawValues;
-use crate::runtime::remote::wire::{ToFirst, ToNode};
+use crate::runtime::remote::wire::{SlotActivity, ToFirst, ToNode};
 
 /// Mutations of the messages of each direction. `POTLUCK_MUTATIONS` sets another number.
 const MUTATIONS: u32 = 100_000;
@@ -111,13 +111,34 @@ fn survive<T: Serialize + DeserializeOwned>(messages: &[Vec<u8>], names: &[&str]
 #[test]
 fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes() {
     let [to_node, to_first] = recorded();
-    let names =
-        ["begin", "show", "", "open", "close", "call", "assemble", "step", "decided", "abort"];
-    let end = ToNode::End(RawValues(b"over".into()));
-    let to_node = [to_node, vec![postcard::to_allocvec(&end).unwrap()]].concat();
+    let names = [
+        "begin",
+        "show",
+        "end",
+        "open",
+        "close",
+        "call",
+        "assemble",
+        "step",
+        "decided",
+        "abort",
+        "clock",
+        "flush the trace",
+    ];
+    let more = [ToNode::End(RawValues(b"over".into())), ToNode::Clock, ToNode::FlushTrace];
+    let more = more.iter().map(|message| postcard::to_allocvec(message).unwrap());
+    let to_node = [to_node, more.collect()].concat();
     survive::<ToNode>(&to_node, &names);
-    let more =
-        [ToFirst::Signal(1), ToFirst::Tuning { slot: 1, done: 3, total: 300, elapsed_ms: 70_000 }];
+    let activity = |slot| SlotActivity { slot, heartbeats: 900, is_waiting: true, received: 70 };
+    let more = [
+        ToFirst::Signal(1),
+        ToFirst::Tuning { slot: 1, done: 3, total: 300, elapsed_ms: 70_000 },
+        // A run may be over before the first report.
+        ToFirst::Activity(vec![activity(0), activity(1)]),
+        ToFirst::Clock(1 << 40),
+        ToFirst::Trace(RawValues(b"{}".into())),
+        ToFirst::Flushed,
+    ];
     let more = more.iter().map(|message| postcard::to_allocvec(message).unwrap());
     let to_first = [to_first, more.collect()].concat();
     let names = [
@@ -130,6 +151,9 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         "vote",
         "finished",
         "activity",
+        "clock",
+        "trace",
+        "flushed",
     ];
     survive::<ToFirst>(&to_first, &names);
 }
