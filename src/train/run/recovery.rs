@@ -90,13 +90,12 @@ impl Run {
         self.finish_trace()?;
         let mut why = cause.to_string();
         loop {
-            let others = match self.options.nodes.as_ref().map_or(0, |nodes| nodes.offered()) {
-                0 => String::new(),
-                count => format!(" and {count} of other nodes"),
+            let devices = match self.options.nodes.as_ref().map_or(0, |nodes| nodes.offered()) {
+                0 => left.devices.clone(),
+                count => format!("{} and {count} of other nodes", left.devices),
             };
             self.warn(format!(
-                "the run goes on from step {step} on {}{others}, without a device that failed: {why}",
-                left.devices
+                "the run goes on from step {step} on {devices}, without a device that failed: {why}"
             ))?;
             let spec = self.spec.on_devices(&left)?;
             match self.open_on(&spec, &checkpoint) {
