@@ -55,6 +55,12 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
+    /// Returns the error of a thread that cannot be started.
+    pub fn no_thread(error: std::io::Error) -> Self {
+        let why = format!("the system starts no more threads: {error}; raise its limit");
+        Self::InvalidRequest(why)
+    }
+
     /// Returns true if a smaller micro-batch may help.
     pub fn is_capacity_error(&self) -> bool {
         use DeviceError::{LoopTooLong, OutOfMemory, TooLarge};

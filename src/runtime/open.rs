@@ -158,10 +158,8 @@ pub fn open_selected(
             return Err(RuntimeError::Defect(why));
         }
     };
-    let driver = DeviceThread::start(executor, options.deadline).map_err(|error| {
-        let why = format!("the system starts no more threads: {error}; raise its limit");
-        RuntimeError::InvalidRequest(why)
-    })?;
+    let driver =
+        DeviceThread::start(executor, options.deadline).map_err(RuntimeError::no_thread)?;
     Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
 }
 

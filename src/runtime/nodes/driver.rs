@@ -168,10 +168,7 @@ fn spawn(
     name: &str,
     work: impl FnOnce() + Send + 'static,
 ) -> Result<thread::JoinHandle<()>, RuntimeError> {
-    thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
-        let why = format!("the system starts no more threads: {error}; raise its limit");
-        RuntimeError::InvalidRequest(why)
-    })
+    thread::Builder::new().name(name.into()).spawn(work).map_err(RuntimeError::no_thread)
 }
 
 struct ClusterDriver {

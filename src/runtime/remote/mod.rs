@@ -104,10 +104,8 @@ impl RemoteNodes {
         let rows = plan.options.rows as u32;
         let executor =
             RemoteExecutor::new(slot.clone(), name, plan, &moments, readback_elements_max);
-        let driver = DeviceThread::start_remote(executor, slot, deadline).map_err(|error| {
-            let why = format!("the system starts no more threads: {error}; raise its limit");
-            RuntimeError::InvalidRequest(why)
-        })?;
+        let driver = DeviceThread::start_remote(executor, slot, deadline)
+            .map_err(RuntimeError::no_thread)?;
         Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
     }
 }

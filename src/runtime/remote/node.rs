@@ -256,9 +256,8 @@ impl<'h> NodeServer<'h> {
             drop(device);
             drop(closing);
         };
-        let why = |why| format!("the system starts no more threads: {why}; raise its limit");
         let named = thread::Builder::new().name(format!("calls of device {slot}"));
-        named.spawn(perform).map_err(|error| RuntimeError::InvalidRequest(why(error)))?;
+        named.spawn(perform).map_err(RuntimeError::no_thread)?;
         lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
         self.slots.insert(slot, OpenSlot { driver, calls, closed });
         Ok(Opened { notes, identity, is_cpu, choices, readback_elements_max })
@@ -341,11 +340,10 @@ impl<'h> NodeServer<'h> {
             group.seats.insert(rank, SeatHere { slot, seat, driver, program: None });
         }
         let first = self.first.clone();
-        let why = |why| format!("the system starts no more threads: {why}; raise its limit");
         let reports = thread::Builder::new().name("votes and ends".into());
         reports
             .spawn(move || forward_reports(&coordinator, generation, &*first))
-            .map_err(|error| RuntimeError::InvalidRequest(why(error)))?;
+            .map_err(RuntimeError::no_thread)?;
         *lock(&self.frames) = Some(Arc::new(arriving));
         self.group = Some(group);
         Ok(())

@@ -121,11 +121,8 @@ impl LocalSeat {
             adding_since: None,
             is_chained: options.is_chained,
         };
-        let why = |error| {
-            let reason = format!("the system starts no more threads: {error}; raise its limit");
-            RuntimeError::InvalidRequest(reason)
-        };
-        let (thread, pool) = crate::runtime::ring::start(channels).map_err(why)?;
+        let (thread, pool) =
+            crate::runtime::ring::start(channels).map_err(RuntimeError::no_thread)?;
         let reduce_site =
             options.reduce_site.get(rank.index()).copied().unwrap_or(ReduceSite::Host);
         let waiting: Arc<WaitStatus> = Arc::default();
