@@ -158,7 +158,8 @@ fn inputs(
 ) -> Result<Vec<Arc<StepInput>>, TrainError> {
     let count = WARM_UP + STEPS as u64;
     let ended = || TrainError::Defect("the loader ended before the last step".into());
-    let ranks = LoadedRanks { programs: vec![program.clone()], inputs: vec![wanted] };
+    let ranks =
+        LoadedRanks { programs: vec![program.clone()], inputs: vec![wanted], are_read: vec![true] };
     let loader = Loader::start(source, ranks, 1, count);
     let loader = loader.map_err(|why| TrainError::Defect(format!("no thread: {why}")))?;
     let input = |step| {

@@ -175,7 +175,12 @@ pub struct JoinArgs {
     /// File with the code of the run; without it and POTLUCK_SECRET_FILE, the code is asked for
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
-    /// Set a key of this node alone: train.device_memory_mib or train.tune_s; may be repeated
+    /// This machine's copy of the run's data: its samples are read here, and not sent by the first
+    /// node; its hash must be that of the first node's data
+    #[arg(long, value_name = "PATH")]
+    pub data: Option<PathBuf>,
+    /// Set a key of this node alone: train.device_memory_mib, train.tune_s, or with --data
+    /// data.val_path; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
     /// Print only warnings and errors

@@ -38,7 +38,7 @@ pub const PORT: u16 = 7717;
 /// Longest silence that the link of a joining node allows: the first node says what counts.
 const JOIN_TIMEOUT: Duration = Duration::from_nanos(NODE_TIMEOUT_MAX);
 /// Keys that a node may set for itself.
-const NODE_KEYS: &[&str] = &["train.device_memory_mib", "train.tune_s"];
+const NODE_KEYS: &[&str] = &["train.device_memory_mib", "train.tune_s", "data.val_path"];
 
 /// Prints a new code.
 ///
@@ -233,7 +233,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     faults.check_kernels(&catalog::names()).map_err(TrainError::from)?;
     let first = resolve(&args.address)?;
     let overrides = args.sets.iter().map(|typed| Override::set(typed));
-    let overrides: Vec<Override> = overrides.collect::<Result<_, _>>()?;
+    let mut overrides: Vec<Override> = overrides.collect::<Result<_, _>>()?;
     for typed in &overrides {
         if !NODE_KEYS.contains(&typed.key.as_str()) {
             let why = format!(
@@ -244,6 +244,8 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
             return Err(UsageError(why).into());
         }
     }
+    let data = args.data.clone();
+    overrides.extend(data.as_deref().map(Override::data).transpose()?.into_iter().flatten());
     let secret = match secret_of_file(args.secret_file.as_deref())? {
         Some(secret) => secret,
         None => typed_code()?,
@@ -271,7 +273,8 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
     let configure =
         move |config: &str| RunSpec::of_node(config, &overrides).map_err(|error| error.to_string());
-    let mut node = JoinedNode { devices, configure: Box::new(configure), faults, sink: terminal };
+    let configure = Box::new(configure);
+    let mut node = JoinedNode { devices, configure, data, faults, sink: terminal };
     let outcome = serve(meeting, frames, (you, links), &mut node)?;
     Ok(report(&outcome, quiet))
 }

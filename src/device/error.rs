@@ -61,6 +61,9 @@ pub enum DeviceError {
     CustomKernel { adapter: String, op: String, why: String },
     #[error("{adapter}: {what} was refused by the driver or by validation: {why}")]
     Refused { adapter: String, what: String, why: String },
+    /// Sample that the node of the device cannot read from its own copy of the data.
+    #[error("{adapter}: the samples of step {step} cannot be read on its node: {why}")]
+    Input { adapter: String, step: u64, why: String },
     #[error(
         "{adapter}: {what} did not end: its thread panicked{}, which is a defect of potluck; \
          please report it",

@@ -111,7 +111,8 @@ impl RuntimeError {
                 | DeviceError::TooLarge { .. }
                 | DeviceError::LoopTooLong { .. }
                 | DeviceError::Uncertified { .. }
-                | DeviceError::CustomKernel { .. } => EXIT_CONFIGURATION,
+                | DeviceError::CustomKernel { .. }
+                | DeviceError::Input { .. } => EXIT_CONFIGURATION,
                 DeviceError::Refused { .. } | DeviceError::Panicked { .. } => EXIT_DEFECT,
                 DeviceError::OutOfMemory { .. }
                 | DeviceError::Lost { .. }

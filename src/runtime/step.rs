@@ -28,7 +28,8 @@ pub struct StepInput {
     pub round: Round,
     pub rank: Rank,
     pub program: Arc<Program>,
-    /// Inputs per micro-batch of the program.
+    /// Inputs per micro-batch of the program; none if the rank's node reads them from its own copy
+    /// of the data.
     pub micro_batches: Vec<Inputs>,
     /// Random key of the run; the step's key is derived from it.
     pub run_key: Key,

@@ -141,6 +141,11 @@ impl WorkerGroup {
         self.workers[rank.index()].seat.local().map_or(0, LocalSeat::pool_bytes_peak)
     }
 
+    /// Returns true if a rank's node reads the inputs of its steps from its own copy of the data.
+    pub fn reads_inputs(&self, rank: Rank) -> bool {
+        self.workers[rank.index()].driver.remote().is_some_and(|slot| slot.node.has_data())
+    }
+
     /// Returns the device thread of a rank.
     ///
     /// # Errors

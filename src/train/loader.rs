@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::base::{DType, HostTensor, TensorId};
+use crate::base::{DType, HostTensor, Rank, TensorId};
 use crate::data::{Augmentation, DataError, Dataset, DatasetInput, Sampler, Split};
 use crate::graph::{Graph, Plan};
 use crate::parallel::pipeline::used_inputs;
@@ -159,21 +159,38 @@ pub struct LoadedRanks {
     pub programs: Vec<Arc<Program>>,
     /// By rank: the input tensors of its plan.
     pub inputs: Vec<Vec<TensorId>>,
+    /// By rank: false if its node reads its inputs from its own copy of the data.
+    pub are_read: Vec<bool>,
 }
 
 impl LoadedRanks {
     /// Returns the ranks with these programs, which read the inputs of these plans.
     pub fn of(programs: &[Arc<Program>], plans: &[Arc<Plan>]) -> Self {
         let inputs = plans.iter().map(|plan| used_inputs(plan)).collect();
-        Self { programs: programs.to_vec(), inputs }
+        Self { programs: programs.to_vec(), inputs, are_read: vec![true; programs.len()] }
     }
 
-    /// Returns the inputs of a step per rank and micro-batch. Ranks with equal micro-batches, the
+    /// Leaves the inputs of some ranks to their nodes.
+    pub fn without(mut self, is_left: impl Fn(Rank) -> bool) -> Self {
+        for (rank, is_read) in (0..).map(Rank).zip(&mut self.are_read) {
+            *is_read = !is_left(rank);
+        }
+        self
+    }
+
+    /// Returns the inputs of a step per rank and micro-batch, none of those that are left to their
+    /// nodes. Ranks with equal micro-batches, the
     /// stages of a pipeline, share one reading of the data.
     fn step(&self, source: &BatchSource, step: u64) -> Result<Vec<Vec<Inputs>>, DataError> {
         let mut read: Option<(&[MicroBatch], Vec<Inputs>)> = None;
         let mut ranks = Vec::with_capacity(self.programs.len());
-        for (program, wanted) in self.programs.iter().zip(&self.inputs) {
+        for ((program, wanted), is_read) in
+            self.programs.iter().zip(&self.inputs).zip(&self.are_read)
+        {
+            if !is_read {
+                ranks.push(Vec::new());
+                continue;
+            }
             let micro_batches = &program.micro_batches[..];
             let all = match read.take() {
                 Some((of, inputs)) if of == micro_batches => inputs,

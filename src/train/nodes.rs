@@ -2,6 +2,7 @@
 //! takes part in it.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -10,21 +11,26 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::error::TrainError;
-use super::run_data::DataShape;
+use super::loader::BatchSource;
+use super::run_data::{DataShape, RunData, SavedData};
 use super::signals::{SignalFlags, Signals};
 use super::spec::RunSpec;
-use crate::base::NodeRank;
+use crate::base::{NodeRank, TensorId};
 use crate::cluster::{ClusterEnd, Loss, Roster};
 use crate::comm::Mailbox;
 use crate::faults::Faults;
+use crate::graph::Graph;
 use crate::metrics::{EvalRecord, Event, MetricsError, Sink, StepRecord, Unit};
+use crate::parallel::MicroBatch;
 use crate::runtime::RuntimeError;
 use crate::runtime::nodes::{ClusterNews, Meeting, NodeLink};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::remote::RemoteNodes;
 use crate::runtime::remote::first::{FrameReceiver, NodeConnection, RemoteNode};
 use crate::runtime::remote::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
+use crate::runtime::remote::own_inputs::InputSource;
 use crate::runtime::remote::wire::ToFirst;
+use crate::runtime::step::Inputs;
 
 /// Most messages of the first node that wait.
 const INBOX_MAX: usize = 1 << 16;
@@ -37,6 +43,17 @@ struct RunBrief {
     /// The resolved configuration, as TOML.
     config: String,
     shape: DataShape,
+    data: DataBrief,
+}
+
+/// Data of a run, for nodes that have a copy.
+#[derive(Debug, Serialize, Deserialize)]
+struct DataBrief {
+    fingerprint: String,
+    /// [`SavedData`] by which the first node has prepared them, as JSON.
+    saved: String,
+    /// Steps and samples of the run before it started here.
+    done: (u64, u64),
 }
 
 /// News of a run for the users of other nodes.
@@ -131,12 +148,23 @@ impl RunNodes {
         Ok(Arc::new(Self { nodes, remote, signals, meeting: Mutex::new(meeting) }))
     }
 
-    /// Tells all nodes of the run, and asks them for their devices.
+    /// Tells all nodes of the run, and asks them for their devices. `done` are the steps and the
+    /// samples of the run so far.
     ///
     /// # Errors
     /// Returns `TrainError` if a node cannot take part or is lost.
-    pub fn begin(&self, spec: &RunSpec, shape: &DataShape) -> Result<(), TrainError> {
-        let brief = RunBrief { config: spec.saved_toml.clone(), shape: shape.clone() };
+    pub fn begin(
+        &self,
+        spec: &RunSpec,
+        data: &RunData,
+        done: (u64, u64),
+    ) -> Result<(), TrainError> {
+        // Descriptions are plain data.
+        let saved = serde_json::to_string(&data.saved()).unwrap_or_default();
+        let fingerprint = data.dataset.fingerprint();
+        let data_brief = DataBrief { fingerprint, saved, done };
+        let (config, shape) = (spec.saved_toml.clone(), data.shape.clone());
+        let brief = RunBrief { config, shape, data: data_brief };
         let bytes = encode(&brief);
         let mut devices = Vec::new();
         for node in &self.nodes {
@@ -307,6 +335,8 @@ pub struct JoinedNode {
     pub devices: String,
     /// Changes the configuration of the run by the keys of this node.
     pub configure: Configure,
+    /// This node's copy of the run's data, which `configure` sets as the path of the data.
+    pub data: Option<PathBuf>,
     pub faults: Faults,
     /// Shows the news of the run.
     pub sink: Box<dyn Sink>,
@@ -314,11 +344,21 @@ pub struct JoinedNode {
 
 impl NodeHost for JoinedNode {
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
-        let RunBrief { config, shape } = postcard::from_bytes(run).map_err(|e| e.to_string())?;
+        let RunBrief { config, shape, data } =
+            postcard::from_bytes(run).map_err(|e| e.to_string())?;
         let spec = (self.configure)(&config)?;
         let (graph, _) = spec.training_graph(&shape).map_err(|error| error.to_string())?;
         let selections = selections(&self.devices).map_err(|error| error.to_string())?;
-        Ok(NodeOffer { graph, selections, opening: spec.opening, faults: self.faults.clone() })
+        let open = |path: &PathBuf| OwnData::open(path, &spec, &graph, &data);
+        let data = self.data.as_ref().map(open).transpose()?;
+        if let Some(path) = &self.data {
+            let note = format!("samples are read from {}, the data of the run", path.display());
+            // A terminal never fails.
+            let _ = self.sink.event(&Event::Note(note));
+        }
+        let data = data.map(|data| Arc::new(data) as Arc<dyn InputSource>);
+        let faults = self.faults.clone();
+        Ok(NodeOffer { graph, selections, opening: spec.opening, data, faults })
     }
 
     fn show(&mut self, news: &[u8]) {
@@ -326,6 +366,45 @@ impl NodeHost for JoinedNode {
             // A terminal never fails.
             let _ = self.sink.event(&news.into_event());
         }
+    }
+}
+
+/// This node's copy of the run's data.
+struct OwnData(BatchSource);
+
+impl OwnData {
+    /// Opens the copy, which a specification names, as the first node has opened the run's data,
+    /// and compares them by their hashes.
+    fn open(
+        path: &Path,
+        spec: &RunSpec,
+        graph: &Graph,
+        of_run: &DataBrief,
+    ) -> Result<Self, String> {
+        let saved: SavedData = serde_json::from_str(&of_run.saved).map_err(|e| e.to_string())?;
+        let data = spec.load_data(&saved).map_err(|error| error.to_string())?;
+        if data.dataset.fingerprint() != of_run.fingerprint {
+            return Err(format!(
+                "{} is not the data of the run, by its hash; give a copy of what the first node \
+                 has, or leave --data out, and the samples are sent",
+                path.display()
+            ));
+        }
+        let source = spec.batch_source(graph, &data, of_run.done);
+        source.map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl InputSource for OwnData {
+    fn micro_batch(
+        &self,
+        step: u64,
+        micro_batch: &MicroBatch,
+        wanted: &[TensorId],
+    ) -> Result<Inputs, String> {
+        let mut inputs = self.0.micro_batch(step, micro_batch).map_err(|why| why.to_string())?;
+        inputs.retain(|(tensor, _)| wanted.contains(tensor));
+        Ok(inputs)
     }
 }
 

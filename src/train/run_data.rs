@@ -16,7 +16,7 @@ use crate::data::{
 use crate::graph::Graph;
 
 /// What a checkpoint knows about the data of its run.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct SavedData {
     /// Tokenizer, of a text.
     pub tokenizer: Option<Tokenizer>,

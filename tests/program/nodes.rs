@@ -63,6 +63,36 @@ fn devices_of_all_nodes_are_measured_checked_and_evaluated() {
 }
 
 #[test]
+fn a_node_with_a_copy_of_the_data_reads_its_samples() {
+    let desk = desk();
+    desk.write("text.txt", "to be or not to be, that is the question\n".repeat(40));
+    let line = "--data text.txt --set parallel.shares=2,2";
+    desk.run(&format!("{LINE} {line} --devices cpu*2 --out one")).ok();
+    let joined = |out: &str, copy: &str| {
+        let line = format!("{LINE} {line} --devices cpu --out {out}");
+        let mut host = host_with(&desk, 2, "", &line);
+        host.wait_for("1 of ");
+        let other = join(&desk, &host, "", &format!("--devices cpu --data {copy}"));
+        (host.finish(), finish(other, "the node that joined"))
+    };
+    fs::create_dir(desk.path("there")).unwrap();
+    fs::copy(desk.path("text.txt"), desk.path("there/text.txt")).unwrap();
+    let (first, other) = joined("two", "there/text.txt");
+    first.ok();
+    let note = "samples are read from there/text.txt, the data of the run";
+    assert_eq!(other.ok().lines(note).len(), 1);
+    assert!(state(&desk, "two", 6) == state(&desk, "one", 6));
+    // One letter differs.
+    desk.write("there/text.txt", "to be or not to bo, that is the question\n".repeat(40));
+    let (first, other) = joined("three", "there/text.txt");
+    let why = "there/text.txt is not the data of the run, by its hash; give a copy of what the \
+               first node has, or leave --data out, and the samples are sent";
+    assert_eq!(first.code(), Some(78), "{}", first.err);
+    assert!(first.err.contains("cannot take part: ") && first.err.contains(why), "{}", first.err);
+    assert!(other.err.contains(why), "{}", other.err);
+}
+
+#[test]
 fn a_trace_has_the_tracks_of_all_nodes_in_one_time() {
     let desk = desk();
     let (first, _) = train(

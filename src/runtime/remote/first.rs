@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::values::RawValues;
 use super::wire::{
-    Assembly, CallReply, DeviceCall, OfferedHere, OpenFailure, OpenOrder, Opened, SlotActivity,
-    StepOrder, ToFirst, ToNode,
+    Assembly, CallReply, DeviceCall, OfferedHere, Offering, OpenFailure, OpenOrder, Opened,
+    SlotActivity, StepOrder, ToFirst, ToNode,
 };
 use crate::autotune::TuneProgress;
 use crate::base::{Rank, Round};
@@ -59,6 +59,8 @@ pub struct RemoteNode {
     frames: FrameReceiver,
     next_slot: AtomicU64,
     next_call: AtomicU64,
+    /// True if it reads the inputs of its ranks from its own copy of the data.
+    has_data: AtomicBool,
     /// Is called with the signal by which the node was asked to end.
     on_signal: Box<dyn Fn(u8) + Send + Sync>,
     state: Mutex<NodeState>,
@@ -71,7 +73,7 @@ struct NodeState {
     replies: HashMap<u64, mpsc::Sender<Result<CallReply, DeviceError>>>,
     opening: HashMap<u32, mpsc::Sender<OpenEvent>>,
     assembling: Option<mpsc::Sender<Result<(), String>>>,
-    beginning: Option<mpsc::Sender<Result<Vec<OfferedHere>, String>>>,
+    beginning: Option<mpsc::Sender<Result<Offering, String>>>,
     clock: Option<mpsc::Sender<u64>>,
     flushing: Option<mpsc::Sender<()>>,
     trace: Option<Trace>,
@@ -118,14 +120,19 @@ impl RemoteNode {
         frames: FrameReceiver,
         on_signal: Box<dyn Fn(u8) + Send + Sync>,
     ) -> Self {
-        let (next_slot, next_call, state) = Default::default();
+        let (next_slot, next_call, has_data, state) = Default::default();
         let host = host.into();
-        Self { number, host, connection, frames, next_slot, next_call, on_signal, state }
+        Self { number, host, connection, frames, next_slot, next_call, has_data, on_signal, state }
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeState> {
         // Only maps are changed under the lock, so a panic cannot leave them inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if the node reads the inputs of its ranks from its own copy of the data.
+    pub fn has_data(&self) -> bool {
+        self.has_data.load(Ordering::Relaxed)
     }
 
     /// Returns the connection for values of ranks.
@@ -175,7 +182,10 @@ impl RemoteNode {
         self.register("its devices", |state| state.beginning = Some(sender))?;
         self.send("its devices", &ToNode::Begin(RawValues(run)))?;
         let offered = match answer.recv() {
-            Ok(Ok(offered)) => offered,
+            Ok(Ok(Offering { devices, has_data })) => {
+                self.has_data.store(has_data, Ordering::Relaxed);
+                devices
+            }
             Ok(Err(why)) => {
                 let why = shown_text(&why, WHY_BYTES_MAX);
                 let why = format!("{} cannot take part: {why}", self.host);

@@ -5,6 +5,7 @@
 pub mod executor;
 pub mod first;
 pub mod node;
+pub mod own_inputs;
 mod perform;
 pub mod values;
 pub mod wire;

@@ -7,27 +7,29 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::first::{FrameReceiver, NodeConnection};
+use super::own_inputs::{InputSource, OwnInputs};
 use super::perform::{perform_call, plan_hash as hash_of};
 use super::values::RawValues;
 use super::wire::{
-    Assembly, CallReply, DeviceCall, OfferedHere, OpenFailure, OpenOrder, Opened, SlotActivity,
-    StepOrder, ToFirst, ToNode,
+    Assembly, CallReply, DeviceCall, OfferedHere, Offering, OpenFailure, OpenOrder, Opened,
+    SlotActivity, StepOrder, ToFirst, ToNode,
 };
 use crate::autotune::TuneOptions;
-use crate::base::Rank;
+use crate::base::{Rank, TensorId};
 use crate::comm::{Mailbox, RecvError};
 use crate::device::{DeviceError, Selection};
 use crate::faults::Faults;
 use crate::graph::Graph;
 use crate::metrics::Trace;
 use crate::parallel::Program;
+use crate::parallel::pipeline::used_inputs;
 use crate::runtime::addresses::{ArrivingFrames, RankAddress, RankAddresses};
 use crate::runtime::device_thread::{DeviceThread, nanos};
 use crate::runtime::messages::CoordinatorMsg;
 use crate::runtime::open::{OpenDevice, OpenOptions, open_selected};
 use crate::runtime::placement::assemble::identity;
 use crate::runtime::placement::names::display_names;
-use crate::runtime::step::StepInput;
+use crate::runtime::step::{Inputs, StepInput};
 use crate::runtime::workers::WorkerGroupOptions;
 use crate::runtime::workers::seat::{GroupLayout, LocalSeat};
 use crate::runtime::{RuntimeError, memory};
@@ -47,6 +49,8 @@ pub struct NodeOffer {
     pub graph: Graph,
     pub selections: Vec<Selection>,
     pub opening: OpenOptions,
+    /// The node's copy of the run's data; without it, the first node sends the inputs of steps.
+    pub data: Option<Arc<dyn InputSource>>,
     /// Faults to inject, for tests.
     pub faults: Faults,
 }
@@ -86,6 +90,7 @@ pub struct NodeServer<'h> {
     number: u32,
     host: &'h mut dyn NodeHost,
     offer: Option<NodeOffer>,
+    own_inputs: Option<OwnInputs>,
     first: Arc<dyn NodeConnection>,
     /// Connections to all nodes, by number; the own one is never used.
     nodes: Vec<Arc<dyn NodeConnection>>,
@@ -102,6 +107,8 @@ pub struct NodeServer<'h> {
 /// Device that is open.
 struct OpenSlot {
     driver: Arc<DeviceThread>,
+    /// Input tensors that its plan uses.
+    inputs: Arc<[TensorId]>,
     calls: mpsc::SyncSender<(Option<u64>, DeviceCall)>,
     /// Disconnects when the device is closed.
     closed: mpsc::Receiver<()>,
@@ -117,6 +124,7 @@ struct SeatHere {
     slot: u32,
     seat: Arc<LocalSeat>,
     driver: Arc<DeviceThread>,
+    inputs: Arc<[TensorId]>,
     program: Option<Arc<Program>>,
 }
 
@@ -144,9 +152,22 @@ impl<'h> NodeServer<'h> {
         frames: FrameReceiver,
     ) -> Self {
         let (slots, watched, group) = Default::default();
-        let (first, offer) = (nodes[0].clone(), None);
+        let (first, offer, own_inputs) = (nodes[0].clone(), None, None);
         let (started, trace) = (Instant::now(), None);
-        Self { number, host, offer, first, nodes, frames, slots, watched, group, started, trace }
+        Self {
+            number,
+            host,
+            offer,
+            own_inputs,
+            first,
+            nodes,
+            frames,
+            slots,
+            watched,
+            group,
+            started,
+            trace,
+        }
     }
 
     /// Processes the messages of the first node until it ends the run, or the cluster is over.
@@ -189,9 +210,8 @@ impl<'h> NodeServer<'h> {
     fn receive(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, String> {
         match postcard::from_bytes(message).map_err(|why| why.to_string())? {
             ToNode::Begin(run) => {
-                let offer = self.host.begin(&run.0);
-                let offered = offer.map(|offer| self.offer.insert(offer).devices());
-                self.reply(&ToFirst::Offer(offered));
+                let offering = self.begin(&run.0);
+                self.reply(&ToFirst::Offer(offering));
             }
             ToNode::Show(news) => self.host.show(&news.0),
             ToNode::End(why) => return Ok(Some(why.0)),
@@ -240,10 +260,19 @@ impl<'h> NodeServer<'h> {
         group.seats.get_mut(&rank).ok_or(format!("{rank} is not on node {}", self.number))
     }
 
+    fn begin(&mut self, run: &[u8]) -> Result<Offering, String> {
+        let offer = self.host.begin(run)?;
+        let own_inputs = offer.data.clone().map(OwnInputs::start).transpose();
+        self.own_inputs =
+            own_inputs.map_err(|why| format!("the system starts no more threads: {why}"))?;
+        let has_data = self.own_inputs.is_some();
+        Ok(Offering { devices: self.offer.insert(offer).devices(), has_data })
+    }
+
     // ---- Devices ----
 
     fn open(&mut self, slot: u32, order: OpenOrder) -> Result<Opened, RuntimeError> {
-        let one = self.open_device(slot, order)?;
+        let (one, inputs) = self.open_device(slot, order)?;
         let OpenDevice { driver, notes, identity, is_cpu, choices, .. } = one;
         let readback_elements_max =
             driver.run("its limits", |device| Ok(device.readback_elements_max()))?;
@@ -259,7 +288,7 @@ impl<'h> NodeServer<'h> {
         let named = thread::Builder::new().name(format!("calls of device {slot}"));
         named.spawn(perform).map_err(RuntimeError::no_thread)?;
         lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
-        self.slots.insert(slot, OpenSlot { driver, calls, closed });
+        self.slots.insert(slot, OpenSlot { driver, inputs, calls, closed });
         Ok(Opened { notes, identity, is_cpu, choices, readback_elements_max })
     }
 
@@ -275,13 +304,18 @@ impl<'h> NodeServer<'h> {
                 here.slot != slot
             });
         }
-        let Some(OpenSlot { driver, calls, closed }) = self.slots.remove(&slot) else { return };
+        let Some(OpenSlot { driver, calls, closed, .. }) = self.slots.remove(&slot) else { return };
         drop((driver, calls));
         // The expected result is a disconnect; a device that hangs is left behind.
         let _ = closed.recv_timeout(CLOSING_DEADLINE);
     }
 
-    fn open_device(&self, slot: u32, order: OpenOrder) -> Result<OpenDevice, RuntimeError> {
+    /// Opens a device; returns it with the input tensors that its plan uses.
+    fn open_device(
+        &self,
+        slot: u32,
+        order: OpenOrder,
+    ) -> Result<(OpenDevice, Arc<[TensorId]>), RuntimeError> {
         let OpenOrder { device, name, recipe, plan_hash, moments, tuning, kept_identity } = order;
         let unknown = || RuntimeError::InvalidRequest(format!("this node has no device {device}"));
         let none = || RuntimeError::InvalidRequest("the run has not begun".into());
@@ -294,6 +328,7 @@ impl<'h> NodeServer<'h> {
             return Err(RuntimeError::InvalidRequest(why.into()));
         }
         memory::require_of_host(&selection, &plan, &moments)?;
+        let inputs = used_inputs(&plan).into();
         let tuning = |identity: &str| {
             let is_kept = kept_identity.as_deref() == Some(identity);
             let saved = if is_kept { tuning.saved.clone() } else { Default::default() };
@@ -306,7 +341,8 @@ impl<'h> NodeServer<'h> {
             send(&*first, &ToFirst::Tuning { slot, done, total, elapsed_ms });
         };
         let options = &offer.opening;
-        open_selected(selection, &name, plan, moments, options, tuning, &mut report)
+        let opened = open_selected(selection, &name, plan, moments, options, tuning, &mut report)?;
+        Ok((opened, inputs))
     }
 
     // ---- Ranks ----
@@ -332,12 +368,13 @@ impl<'h> NodeServer<'h> {
         for (rank, slot) in seats {
             let found = self.slots.get(&slot);
             let unknown = || RuntimeError::InvalidRequest(format!("there is no device {slot}"));
-            let driver = Arc::clone(&found.ok_or_else(unknown)?.driver);
+            let OpenSlot { driver, inputs, .. } = found.ok_or_else(unknown)?;
+            let (driver, inputs) = (Arc::clone(driver), Arc::clone(inputs));
             let name = driver.name().to_string();
             let seat = LocalSeat::start(rank, &name, &layout, &addresses, &coordinator)?;
             let seat = Arc::new(seat);
             lock(&self.watched).insert(slot, (Arc::clone(&driver), Some(Arc::clone(&seat))));
-            group.seats.insert(rank, SeatHere { slot, seat, driver, program: None });
+            group.seats.insert(rank, SeatHere { slot, seat, driver, inputs, program: None });
         }
         let first = self.first.clone();
         let reports = thread::Builder::new().name("votes and ends".into());
@@ -369,20 +406,42 @@ impl<'h> NodeServer<'h> {
         if let Some(program) = order.program {
             here.program = Some(Arc::new(program));
         }
-        let input = Arc::new(StepInput {
-            round: order.round,
-            rank,
-            program: here.program.clone().ok_or("a step without a program")?,
-            micro_batches: order.micro_batches.into_iter().map(Into::into).collect(),
-            run_key: order.run_key,
-            is_training: order.is_training,
-            update: order.update,
-            clip: order.clip,
-            faults,
-        });
-        here.seat.restart(order.round);
-        if let Err(error) = here.seat.submit(&here.driver, &input, &group.coordinator) {
-            let group = order.round.generation;
+        let program = here.program.clone().ok_or("a step without a program")?;
+        let (round, given) = (order.round, order.micro_batches);
+        let micro_batches: Result<Vec<Inputs>, String> = match &mut self.own_inputs {
+            Some(own) if given.is_empty() => {
+                own.of_step(rank, round.step, (&program, &here.inputs))
+            }
+            _ => Ok(given.into_iter().map(Into::into).collect()),
+        };
+        let submitted = match micro_batches {
+            Ok(inputs) if inputs.len() != program.micro_batches.len() => {
+                let (has, needs) = (inputs.len(), program.micro_batches.len());
+                return Err(format!("{has} inputs for a step of {needs} micro-batches"));
+            }
+            Ok(micro_batches) => {
+                let StepOrder { run_key, is_training, update, clip, .. } = order;
+                let input = Arc::new(StepInput {
+                    round,
+                    rank,
+                    program,
+                    micro_batches,
+                    run_key,
+                    is_training,
+                    update,
+                    clip,
+                    faults,
+                });
+                here.seat.restart(round);
+                here.seat.submit(&here.driver, &input, &group.coordinator)
+            }
+            Err(why) => {
+                let (adapter, step) = (here.driver.name().into(), round.step);
+                Err(DeviceError::Input { adapter, step, why })
+            }
+        };
+        if let Err(error) = submitted {
+            let group = round.generation;
             self.reply(&ToFirst::Finished { rank, group, result: Err(error) });
         }
         Ok(())

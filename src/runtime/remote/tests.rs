@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use super::first::{FrameReceiver, NodeConnection, RemoteNode};
 use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
+use super::own_inputs::InputSource;
 use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
@@ -21,6 +22,7 @@ use crate::faults::Faults;
 use crate::graph::{Graph, Unary, differentiate, fuse};
 use crate::model::gpt::{GptConfig, gpt};
 use crate::optim::Optimizer;
+use crate::parallel::MicroBatch;
 use crate::runtime::RuntimeError;
 use crate::runtime::open::OpenOptions;
 use crate::runtime::placement::assemble::assemble;
@@ -41,12 +43,14 @@ struct TestHost {
     graph: Graph,
     selections: Vec<Selection>,
     faults: Faults,
+    data: Option<Arc<dyn InputSource>>,
 }
 
 impl NodeHost for TestHost {
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
         assert_eq!(run, b"the run");
         Ok(NodeOffer {
+            data: self.data.clone(),
             graph: self.graph.clone(),
             selections: self.selections.clone(),
             opening: OpenOptions::default(),
@@ -146,6 +150,16 @@ struct Nodes {
 
 impl Nodes {
     fn start(graph: &Graph, devices: &[usize], faults: &str) -> Self {
+        Self::start_with(graph, devices, faults, None)
+    }
+
+    /// Starts nodes that have a copy of the data.
+    fn start_with(
+        graph: &Graph,
+        devices: &[usize],
+        faults: &str,
+        data: Option<Arc<dyn InputSource>>,
+    ) -> Self {
         let end = |number| {
             let frames = Arc::new(Mutex::new(None));
             let end = TestNode { number, frames, ..TestNode::default() };
@@ -171,6 +185,7 @@ impl Nodes {
                 graph: graph.clone(),
                 selections: vec![Selection::Cpu { reason: None }; count],
                 faults: faults.parse().unwrap(),
+                data: data.clone(),
             };
             let others: Vec<_> = (0..ends.len()).map(|to| wire(number, to)).collect();
             let frames = ends[number].frames.clone();
@@ -269,7 +284,10 @@ fn step(placed: &mut PlacedWorkers, step: u64) -> Result<Vec<StepReport>, Runtim
         Arc::new(StepInput {
             round,
             rank: Rank(rank),
-            micro_batches: program.micro_batches.iter().map(of).collect(),
+            micro_batches: match placed.group.reads_inputs(Rank(rank)) {
+                true => Vec::new(),
+                false => program.micro_batches.iter().map(of).collect(),
+            },
             program: program.clone(),
             run_key: Key::new(1),
             is_training: true,
@@ -339,6 +357,82 @@ fn pipelines_over_nodes_have_the_bits_of_one_process() {
             nodes.end();
         }
     }
+}
+
+/// Copy of the data that a node has, to a step at which a sample cannot be read.
+struct Copy {
+    graph: Graph,
+    last: u64,
+    read: Mutex<Vec<(u64, usize)>>,
+}
+
+impl InputSource for Copy {
+    fn micro_batch(
+        &self,
+        step: u64,
+        part: &MicroBatch,
+        wanted: &[TensorId],
+    ) -> Result<Inputs, String> {
+        if step > self.last {
+            return Err(format!("sample {step} is gone"));
+        }
+        self.read.lock().unwrap().push((step, wanted.len()));
+        let mut all = inputs(&self.graph, part.first + 100 * step as u32, part.rows as usize);
+        all.retain(|(tensor, _)| wanted.contains(tensor));
+        Ok(all)
+    }
+}
+
+impl Copy {
+    fn new(graph: &Graph, last: u64) -> Arc<Self> {
+        Arc::new(Self { graph: graph.clone(), last, read: Mutex::default() })
+    }
+}
+
+#[test]
+fn nodes_with_the_data_read_their_inputs_and_have_the_same_bits() {
+    let (graph, shares) = (graph(true), fixed(&[4, 2, 3, 3]));
+    let expected = with_request(&graph, ("cpu*4", &NO_NODES), &shares, train);
+    let copy = Copy::new(&graph, 7);
+    let nodes = Nodes::start_with(&graph, &[2], "", Some(copy.clone()));
+    let found = with_request(&graph, ("cpu*2", &nodes.remote), &shares, train);
+    assert_eq!((&found.0, &found.1), (&expected.0, &expected.1));
+    nodes.end();
+    // Two ranks, each of one micro-batch in each of 6 steps, and what is read ahead of the next.
+    let read = copy.read.lock().unwrap();
+    assert_eq!(read.iter().filter(|(step, inputs)| *step <= 6 && *inputs == 3).count(), 12);
+}
+
+#[test]
+fn stages_read_only_the_inputs_that_they_use() {
+    let graph = graph(false);
+    let pipeline = PipelineOptions { stages: 2, blocks: vec![2, 2], ..PipelineOptions::default() };
+    let parallel = ParallelOptions { pipeline, ..fixed(&[12]) };
+    let expected = with_request(&graph, ("cpu*2", &NO_NODES), &parallel, train);
+    let copy = Copy::new(&graph, 7);
+    let nodes = Nodes::start_with(&graph, &[1], "", Some(copy.clone()));
+    let found = with_request(&graph, ("cpu", &nodes.remote), &parallel, train);
+    assert_eq!((&found.0, &found.1), (&expected.0, &expected.1));
+    nodes.end();
+    // The second stage has no embedding: targets, and the samples' ids for dropout.
+    let read = copy.read.lock().unwrap();
+    assert!(read.iter().all(|(_, inputs)| *inputs == 2), "{read:?}");
+}
+
+#[test]
+fn a_sample_that_a_node_cannot_read_ends_the_step_and_is_named() {
+    let (graph, shares) = (graph(true), fixed(&[6, 6]));
+    let nodes = Nodes::start_with(&graph, &[1], "", Some(Copy::new(&graph, 1)));
+    with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+        let mut placed = assemble(request, &mut |_, _| {}).unwrap();
+        step(&mut placed, 1).unwrap();
+        let error = step(&mut placed, 2).unwrap_err();
+        let text = error.to_string();
+        let expected = "the samples of step 2 cannot be read on its node: sample 2 is gone";
+        assert!(text.starts_with("rank 1: b cpu") && text.ends_with(expected), "{text}");
+        assert!(!error.can_go_on(), "the file will not come back");
+    });
+    nodes.end();
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub enum ToNode {
 /// Message to the first node from another one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToFirst {
-    Offer(Result<Vec<OfferedHere>, String>),
+    Offer(Result<Offering, String>),
     /// The node was asked to end, by a signal with this number in the list of the layer above.
     Signal(u8),
     Opened {
@@ -80,6 +80,14 @@ pub enum ToFirst {
     /// Lines of the trace.
     Trace(RawValues<u8>),
     Flushed,
+}
+
+/// What a node offers to a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offering {
+    pub devices: Vec<OfferedHere>,
+    /// True if the node has the data: it reads the inputs of its ranks.
+    pub has_data: bool,
 }
 
 /// Device that a node offers.
@@ -238,7 +246,7 @@ pub struct StepOrder {
     pub round: Round,
     /// `None`: the program of the rank's last step.
     pub program: Option<Program>,
-    /// Inputs per micro-batch of the program.
+    /// Inputs per micro-batch of the program; none if the node reads them.
     pub micro_batches: Vec<RawInputs>,
     pub run_key: Key,
     pub is_training: bool,

@@ -173,7 +173,7 @@ impl Run {
         let source = spec.batch_source(&training, &data, done)?;
         let task = data.task(&training)?;
         let plans = Plans::new(training);
-        options.nodes.as_ref().map_or(Ok(()), |nodes| nodes.begin(&spec, &data.shape))?;
+        options.nodes.as_ref().map_or(Ok(()), |nodes| nodes.begin(&spec, &data, done))?;
         check(&spec, (&plans, source.data.row_bytes()), resumed.as_ref())?;
         Store::open_to_read(&options.out).wait_until_free()?;
         // Devices are opened first: if that fails, nothing is written.

@@ -52,10 +52,10 @@ impl Run {
     /// Runs a skipped step again on all devices. Returns the first non-finite tensor in the order
     /// of a step, and of equal ones that of the lowest rank; names the device if there are several.
     fn diagnose(&self, inputs: &[Arc<StepInput>]) -> Result<String, TrainError> {
+        let inputs = self.with_inputs(inputs)?;
         if let Some(pipelines) = &self.session.pipelines {
-            return self.diagnose_pipelines(pipelines, inputs);
+            return self.diagnose_pipelines(pipelines, &inputs);
         }
-        let inputs = inputs.to_vec();
         let began = self.session.group.run_on_all("a diagnosis", move |rank, device| {
             first_not_finite(device, &inputs[rank.index()])
         })?;
@@ -69,6 +69,22 @@ impl Run {
             }
             None => OVERFLOW_CAUSE.into(),
         })
+    }
+
+    /// Returns the input of all ranks, also of those whose nodes have read theirs: a diagnosis
+    /// computes on their devices from here.
+    fn with_inputs(&self, inputs: &[Arc<StepInput>]) -> Result<Vec<Arc<StepInput>>, TrainError> {
+        let read = |input: &Arc<StepInput>| {
+            let parts = &input.program.micro_batches;
+            if input.micro_batches.len() == parts.len() {
+                return Ok(Arc::clone(input));
+            }
+            let step = input.round.step;
+            let read = parts.iter().map(|part| self.source.micro_batch(step, part));
+            let micro_batches = read.collect::<Result<_, _>>()?;
+            Ok(Arc::new(StepInput { micro_batches, ..(**input).clone() }))
+        };
+        inputs.iter().map(read).collect()
     }
 
     /// Runs a skipped step again on pipelines, micro-batch by micro-batch through the stages.

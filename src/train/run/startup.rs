@@ -102,7 +102,8 @@ pub(super) fn open(
     let (notes, trace) = (mem::take(&mut placed.notes), placed.trace.take());
     let mut session = Session::new(placed, spec.session_options(&options.faults));
     session.taken = taken(resumed);
-    let ranks = LoadedRanks::of(&session.programs, &session.rank_plans);
+    let ranks = LoadedRanks::of(&session.programs, &session.rank_plans)
+        .without(|rank| session.group.reads_inputs(rank));
     let loader = Loader::start(source.clone(), ranks, session.taken.steps + 1, spec.steps)
         .map_err(|why| TrainError::System { what: "the loader's thread", why })?;
     Ok(OpenedRun { session, source, loader, notes, trace })

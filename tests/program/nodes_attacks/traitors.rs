@@ -247,7 +247,7 @@ fn a_node_whose_values_are_not_those_that_are_due_is_found_out() {
 fn texts_of_a_node_are_shown_without_control_characters() {
     let named: Change = |of| match of {
         ToFirst::Offer(Ok(mut offered)) => {
-            offered[0].name = "\u{1b}[2Jcpu".into();
+            offered.devices[0].name = "\u{1b}[2Jcpu".into();
             Ok(vec![ToFirst::Offer(Ok(offered))])
         }
         other => Err(Box::new(other)),
