@@ -4,6 +4,9 @@
 mod common;
 mod faults;
 mod kernels;
+#[path = "../common/node_processes.rs"]
+mod node_processes;
+mod nodes;
 mod pipelines;
 #[path = "../common/process.rs"]
 mod process;
