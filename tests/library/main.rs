@@ -11,6 +11,8 @@ mod gradients;
 mod loom_mailbox;
 mod net;
 mod parts;
+#[path = "../common/shader_modules.rs"]
+mod shader_modules;
 mod shaders;
 mod shape_rules;
 mod sim;

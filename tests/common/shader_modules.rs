@@ -1,0 +1,193 @@
+//! Every shader with every constant set in use, which tests translate and compile.
+#![allow(dead_code, reason = "each test binary uses a part of this file")]
+
+use naga::back::{self, spv};
+use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
+use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::{EntryPoint, Module};
+use potluck::base::Site;
+use potluck::base::rng::Key;
+use potluck::graph::{Binary, EpilogueOp, Op, Unary};
+use potluck::kernels::ops::matmul::{shared, tile, vector};
+use potluck::kernels::source::{FILES, snippet, text};
+use potluck::kernels::{OpCall, RandomContext, Shader, twin};
+
+/// What the portable core may use: parameters as immediates, and nothing else that is optional.
+pub const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
+
+/// Shaders whose text is emitted, with every shape in use: `(name, text)`.
+fn emitted() -> Vec<(String, String)> {
+    let mut texts = Vec::new();
+    for tile in tile::TILES.into_iter().chain(tile::NARROW) {
+        for transposed in 0..4 {
+            let (a, b) = (transposed & 1 != 0, transposed & 2 != 0);
+            let name = format!("{} {a} {b}", tile.name);
+            texts.push((name, tile::text(tile, a, b, snippet("store"))));
+        }
+    }
+    texts
+}
+
+/// Chains and products with every kind of step, with repeating and whole operands.
+fn fused() -> Vec<(String, String)> {
+    let (add, mul) = (EpilogueOp::Binary(Binary::Add), EpilogueOp::Binary(Binary::Mul));
+    let mut chains = vec![
+        vec![add, EpilogueOp::Store, mul],
+        vec![mul, mul, EpilogueOp::Store, EpilogueOp::Store],
+    ];
+    for f in [Unary::Relu, Unary::Gelu, Unary::GeluTanh, Unary::Scale(-1e-7)] {
+        chains.push(vec![EpilogueOp::Unary(f)]);
+        chains.push(vec![
+            add,
+            EpilogueOp::Store,
+            EpilogueOp::Unary(f),
+            mul,
+            EpilogueOp::UnaryGrad(f),
+        ]);
+    }
+    let product = |a, b| Op::MatMul { transpose_a: a, transpose_b: b };
+    let mut firsts = vec![Op::Unary(Unary::Gelu), Op::UnaryGrad(Unary::Relu)];
+    firsts.extend([Op::Binary(Binary::Add), product(false, false), product(true, true)]);
+    let mut texts = Vec::new();
+    for root in firsts {
+        for epilogue in &chains {
+            let op = Op::Fused { root: Box::new(root.clone()), epilogue: epilogue.clone() };
+            for variant in (twin(&op).unwrap().variants)(&fused_call(&op, epilogue)) {
+                let shader = &variant.dispatches[0].shader;
+                texts.push((format!("{op} by {}", variant.name), text(shader)));
+            }
+        }
+    }
+    texts
+}
+
+fn fused_call<'a>(op: &'a Op, epilogue: &[EpilogueOp]) -> OpCall<'a> {
+    let own = if matches!(op.root_op(), Op::Unary(_)) { 1 } else { 2 };
+    let mut inputs = vec![vec![32, 32]; own];
+    for step in epilogue.iter().filter(|step| step.has_operand()) {
+        let repeats = *step == EpilogueOp::Binary(Binary::Add);
+        inputs.push(if repeats { vec![32] } else { vec![32, 32] });
+    }
+    let kept = epilogue.iter().filter(|step| **step == EpilogueOp::Store).count();
+    let random = RandomContext { step_key: Key::new(1), training: true };
+    OpCall { op, inputs, outputs: vec![vec![32, 32]; 1 + kept], accumulate: false, random }
+}
+
+/// The text of a file that needs something in front, as its dispatches put it there, for head
+/// widths of every kind: odd, of one slab and of several, with and without dropout.
+fn attention() -> Vec<(String, String)> {
+    let mut texts = Vec::new();
+    for d in [5, 16, 32, 64, 128, 256] {
+        for dropout in [0.0, 0.1] {
+            let op = Op::Attention { heads: 2, dropout, site: Site(1) };
+            let call = OpCall {
+                op: &op,
+                inputs: vec![vec![3, 7, 6 * d], vec![3]],
+                outputs: vec![vec![3, 7, 2 * d], vec![3, 2, 7]],
+                accumulate: false,
+                random: RandomContext { step_key: Key::new(1), training: true },
+            };
+            let shader = &(twin(&op).unwrap().dispatch)(&call)[0].shader;
+            assert_eq!(shader.file, "attention");
+            texts.push((format!("attention {d} {dropout}"), text(shader)));
+        }
+    }
+    texts
+}
+
+/// The files of matrix products as their dispatches complete them, in every combination.
+fn products() -> Vec<(String, String)> {
+    let store = snippet("store");
+    let naive = Shader::new("matmul", "naive").with_text(store);
+    let mut texts = vec![("matmul".to_string(), text(&naive))];
+    for tile in shared::TILES {
+        for bits in 0..16 {
+            let [a, b] = [0, 2].map(|shift| shared::Layout {
+                transposed: bits >> shift & 1 == 1,
+                vectors: bits >> shift & 2 == 2,
+            });
+            let shader = shared::shader(tile, a, b, store);
+            let name = |of: shared::Layout| {
+                let order = if of.transposed { "t" } else { "n" };
+                format!("{order}{}", if of.vectors { "4" } else { "" })
+            };
+            texts.push((format!("{} {} {}", tile.name, name(a), name(b)), text(&shader)));
+        }
+    }
+    for along in [false, true] {
+        let shader = vector::shader(along, store);
+        texts.push((format!("matmul_vector {along}"), text(&shader)));
+    }
+    texts
+}
+
+/// The same of the layer normalization by workgroups, for the widest rows of each size.
+fn layer_norm_group() -> Vec<(String, String)> {
+    let text = |group, c| {
+        let shader = Shader::new("layer_norm_group", "").with_const("GROUP", group);
+        (format!("layer_norm_group {group} {c}"), text(&shader.with_const("C", c)))
+    };
+    vec![text(64, 1), text(64, 1984), text(256, 1792)]
+}
+
+/// Every module: `(name, text)`.
+pub fn modules() -> Vec<(String, String)> {
+    let mut modules = emitted();
+    modules.extend(attention());
+    modules.extend(products());
+    modules.extend(fused());
+    modules.extend(layer_norm_group());
+    let completed =
+        ["attention", "fused", "layer_norm_group", "matmul", "matmul_shared", "matmul_vector"];
+    let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
+    modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));
+    modules
+}
+
+/// Parses and validates the text of a shader.
+pub fn parse(text: &str) -> Result<(Module, ModuleInfo), String> {
+    let mut options = naga::front::wgsl::Options::new();
+    options.capabilities = CAPABILITIES;
+    let parsed = naga::front::wgsl::Frontend::new_with_options(options).parse(text);
+    let module = parsed.map_err(|error| error.emit_to_string(text))?;
+    let validated = Validator::new(ValidationFlags::all(), CAPABILITIES).validate(&module);
+    let info = validated.map_err(|error| error.emit_to_string(text))?;
+    Ok((module, info))
+}
+
+/// Puts all overrides of an entry point in, which sizes may depend on.
+pub fn resolved(
+    (module, info): (&Module, &ModuleInfo),
+    entry: &EntryPoint,
+) -> Result<(Module, ModuleInfo), String> {
+    let stage = Some((entry.stage, entry.name.as_str()));
+    let constants = back::PipelineConstants::default();
+    let resolved = back::pipeline_constants::process_overrides(module, info, stage, &constants);
+    let (module, info) = resolved.map_err(|error| error.to_string())?;
+    Ok((module.into_owned(), info.into_owned()))
+}
+
+pub fn policies(checked: bool) -> BoundsCheckPolicies {
+    let policy = if checked { BoundsCheckPolicy::Restrict } else { BoundsCheckPolicy::Unchecked };
+    BoundsCheckPolicies { index: policy, buffer: policy, image_load: policy, binding_array: policy }
+}
+
+/// Returns an entry point in SPIR-V as wgpu makes it, of a trusted module or with checks.
+pub fn spirv(
+    (module, info): (&Module, &ModuleInfo),
+    entry: &EntryPoint,
+    checked: bool,
+) -> Result<Vec<u32>, String> {
+    let options = spv::Options {
+        lang_version: (1, 3),
+        bounds_check_policies: policies(checked),
+        force_loop_bounding: checked,
+        zero_initialize_workgroup_memory: match checked {
+            true => spv::ZeroInitializeWorkgroupMemoryMode::Polyfill,
+            false => spv::ZeroInitializeWorkgroupMemoryMode::None,
+        },
+        ..Default::default()
+    };
+    let entry = spv::PipelineOptions { shader_stage: entry.stage, entry_point: entry.name.clone() };
+    spv::write_vec(module, info, &options, Some(&entry)).map_err(|error| error.to_string())
+}

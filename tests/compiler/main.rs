@@ -1,0 +1,256 @@
+//! Kernels as AMD's compiler makes them for graphics cards that are not there: registers, scratch
+//! memory, waves, and the share of multiply-adds in hot loops. Software adapters prove that a
+//! kernel is right; what its compiler makes of it shows how it runs on hardware.
+
+#![cfg(target_os = "linux")]
+
+mod assembly;
+mod radv;
+#[path = "../common/shader_modules.rs"]
+mod shader_modules;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use assembly::HotLoop;
+use radv::{Compiler, Report};
+use serde::{Deserialize, Serialize};
+use shader_modules::{modules, parse, resolved, spirv};
+
+/// Families of GPUs, by the names that versions of the driver know: RDNA 3 and RDNA 2.
+const FAMILIES: [(&str, &[&str]); 2] =
+    [("RDNA 3", &["gfx1100", "navi31"]), ("RDNA 2", &["navi21", "gfx1030"])];
+
+/// Kernels that are made for adapters that compute on a processor, by parts of their names.
+const OF_SOFTWARE: [&str; 3] = ["matmul_tile_16x16", "matmul_tile_16x8", "attention "];
+
+/// Waves that a SIMD must hold at a time, to hide the latency of memory, and those that are enough
+/// for products of large tiles, which hide it by what they compute.
+const WAVES_MIN: u64 = 8;
+const WAVES_OF_TILES_MIN: u64 = 4;
+/// Products of tiles of 64x64 and more.
+const LARGE_TILES: [&str; 3] = ["64x64", "128x64", "128x128"];
+
+/// Kernels that may lack waves, by the beginning of `name entry point`, with the reason.
+const EXCEPTIONS: [(&str, &str); 1] = [(
+    "layer_norm_group 64 1984 grad",
+    "its row of 1984 values and their products are in workgroup memory, 16 KiB for 64 invocations",
+)];
+
+/// Variable with the directory of a process that compiles.
+const DIRECTORY: &str = "POTLUCK_COMPILER_DIRECTORY";
+/// Variable with the file that the table is written to.
+const TABLE: &str = "POTLUCK_COMPILER_TABLE";
+
+/// A kernel in SPIR-V.
+#[derive(Serialize, Deserialize)]
+struct Kernel {
+    name: String,
+    entry_point: String,
+    words: Vec<u32>,
+}
+
+/// What became of a kernel.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Compiled {
+    name: String,
+    entry_point: String,
+    figures: BTreeMap<String, u64>,
+    /// Instructions of the hot loop, multiply-adds, and accesses of workgroup memory, memory and
+    /// scratch memory.
+    hot_loop: [usize; 5],
+}
+
+impl Compiled {
+    fn figure(&self, name: &str) -> u64 {
+        // Other drivers have other names; a figure that is missing must not pass for a good one.
+        *self.figures.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.figures))
+    }
+
+    fn is_of_software(&self) -> bool {
+        OF_SOFTWARE.iter().any(|part| self.name.contains(part))
+    }
+
+    /// Returns what is wrong with the kernel for hardware.
+    fn violations(&self) -> Vec<String> {
+        let title = format!("{} {}", self.name, self.entry_point);
+        let mut found = Vec::new();
+        for what in ["spilled vgprs", "scratch size"] {
+            let figure = self.figure(what);
+            if figure > 0 {
+                found.push(format!("{title}: {what} {figure}"));
+            }
+        }
+        let is_large = LARGE_TILES.iter().any(|tile| title.contains(tile));
+        let least = if is_large { WAVES_OF_TILES_MIN } else { WAVES_MIN };
+        let waves = self.figure("subgroups per simd");
+        let is_excepted = EXCEPTIONS.iter().any(|(begins, _)| title.starts_with(begins));
+        if waves < least && !is_excepted {
+            found.push(format!("{title}: {waves} waves per SIMD, and it needs {least}"));
+        }
+        found
+    }
+}
+
+/// Translates every entry point of these modules as wgpu does.
+fn kernels(modules: Vec<(String, String)>) -> Vec<Kernel> {
+    let mut kernels = Vec::new();
+    for (name, text) in modules {
+        let (module, info) = parse(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        for entry in &module.entry_points {
+            let (module, info) = resolved((&module, &info), entry).unwrap();
+            let words = spirv((&module, &info), entry, false).unwrap();
+            let (name, entry_point) = (name.clone(), entry.name.clone());
+            kernels.push(Kernel { name, entry_point, words });
+        }
+    }
+    kernels
+}
+
+fn driver_manifest() -> Option<PathBuf> {
+    let places = ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d"];
+    let files = places.iter().flat_map(fs::read_dir).flatten().flatten().map(|file| file.path());
+    let is_driver = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with("radeon_icd") && name.ends_with(".json") && !name.contains("i686")
+    };
+    files.into_iter().find(is_driver)
+}
+
+/// Compiles kernels for a family, in a process of its own, as the driver reads the family from the
+/// environment when it is loaded. The error says why that cannot be done on this machine.
+fn compiled(family: &str, kernels: &[Kernel]) -> Result<Vec<Compiled>, String> {
+    let manifest = driver_manifest().ok_or("AMD's Vulkan driver (radeon_icd) is not installed")?;
+    let directory = tempfile::tempdir().unwrap();
+    let of_kernels = serde_json::to_vec(kernels).unwrap();
+    fs::write(directory.path().join("kernels.json"), of_kernels).unwrap();
+    let ran = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "a_kernel_with_scratch_memory_is_found", "--nocapture"])
+        .env(DIRECTORY, directory.path())
+        .env("RADV_FORCE_FAMILY", family)
+        .env("VK_DRIVER_FILES", manifest)
+        .env("MESA_SHADER_CACHE_DISABLE", "true")
+        .env("XDG_RUNTIME_DIR", directory.path())
+        .env_remove("VK_ICD_FILENAMES")
+        .output()
+        .unwrap();
+    let report = fs::read(directory.path().join("compiled.json"));
+    let report = report.map_err(|_| String::from_utf8_lossy(&ran.stderr).into_owned())?;
+    serde_json::from_slice::<Result<_, String>>(&report).unwrap()
+}
+
+/// Compiles for the first name of a family that the driver knows.
+fn compiled_for(names: &[&str], kernels: &[Kernel]) -> Result<Vec<Compiled>, String> {
+    let mut why = String::new();
+    for name in names {
+        match compiled(name, kernels) {
+            Ok(compiled) => return Ok(compiled),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+/// Compiles the kernels of a directory; the work of the process that [`compiled`] starts.
+fn compile_all(directory: &Path) {
+    let write = |report: &Result<Vec<Compiled>, String>| {
+        fs::write(directory.join("compiled.json"), serde_json::to_vec(report).unwrap()).unwrap();
+    };
+    let compiler = match Compiler::open() {
+        Ok(compiler) if compiler.name.contains("RADV") => compiler,
+        Ok(other) => return write(&Err(format!("{} is another driver", other.name))),
+        Err(why) => return write(&Err(why)),
+    };
+    let kernels = fs::read(directory.join("kernels.json")).unwrap();
+    let kernels: Vec<Kernel> = serde_json::from_slice(&kernels).unwrap();
+    let compile = |Kernel { name, entry_point, words }: Kernel| {
+        let report = compiler.compile(&words, &entry_point);
+        let Report { figures, assembly } = report.unwrap_or_else(|why| panic!("{name}: {why}"));
+        let HotLoop { instructions, multiply_adds, workgroup, memory, scratch } =
+            HotLoop::of(&assembly);
+        let hot_loop = [instructions, multiply_adds, workgroup, memory, scratch];
+        Compiled { name, entry_point, figures, hot_loop }
+    };
+    write(&Ok(kernels.into_iter().map(compile).collect()));
+}
+
+/// Returns a table of kernels in Markdown.
+fn table(title: &str, compiled: &[Compiled]) -> String {
+    let mut text = format!(
+        "## {title}\n\n| kernel | registers | spilled | scratch | workgroup bytes | waves | \
+         instructions | hot loop | multiply-adds |\n|---|---|---|---|---|---|---|---|---|\n"
+    );
+    // A fused product differs from its tile by what follows the loop.
+    for one in compiled.iter().filter(|one| !one.name.contains(" by ")) {
+        let [hot, products, ..] = one.hot_loop;
+        let share =
+            if products > 0 { format!("{} %", 100 * products / hot) } else { String::new() };
+        let figure = |name| one.figure(name);
+        let _ = writeln!(
+            text,
+            "| {} {} | {} | {} | {} | {} | {} | {} | {hot} | {share} |",
+            one.name,
+            one.entry_point,
+            figure("vgprs"),
+            figure("spilled vgprs"),
+            figure("scratch size"),
+            figure("lds size"),
+            figure("subgroups per simd"),
+            figure("instructions"),
+        );
+    }
+    text
+}
+
+#[test]
+fn kernels_for_hardware_use_no_scratch_and_leave_waves() {
+    let kernels = kernels(modules());
+    assert!(kernels.len() > 100, "{} kernels", kernels.len());
+    let (mut tables, mut violations) = (Vec::new(), Vec::new());
+    for (title, names) in FAMILIES {
+        match compiled_for(names, &kernels) {
+            Ok(compiled) => {
+                assert_eq!(compiled.len(), kernels.len());
+                let of_hardware = compiled.iter().filter(|one| !one.is_of_software());
+                let found = of_hardware.flat_map(Compiled::violations);
+                violations.extend(found.map(|why| format!("{title}: {why}")));
+                tables.push(table(title, &compiled));
+            }
+            Err(why) => println!("skipped: no compiler for {title}: {}", why.trim()),
+        }
+    }
+    if let Some(path) = env::var_os(TABLE) {
+        fs::write(Path::new(&path), tables.join("\n")).unwrap();
+    }
+    assert!(violations.is_empty(), "{} violations:\n{}", violations.len(), violations.join("\n"));
+}
+
+/// A kernel that indexes private memory by what it reads, which no register can hold.
+#[test]
+fn a_kernel_with_scratch_memory_is_found() {
+    // The process that compiles is this one with this test alone.
+    if let Some(directory) = env::var_os(DIRECTORY) {
+        return compile_all(Path::new(&directory));
+    }
+    let text = "@group(0) @binding(0) var<storage, read_write> y: array<u32>;\n\
+        @compute @workgroup_size(64)\n\
+        fn main(@builtin(global_invocation_id) at: vec3u) {\n\
+            var own: array<u32, 512>;\n\
+            for (var i = 0u; i < 512u; i += 1u) { own[y[i] & 511u] += i; }\n\
+            for (var i = 0u; i < 512u; i += 1u) { y[at.x + i] = own[y[i] & 511u]; }\n\
+        }\n";
+    let kernels = kernels(vec![("planted".into(), text.into())]);
+    for (title, names) in FAMILIES {
+        match compiled_for(names, &kernels) {
+            Ok(compiled) => {
+                let found = compiled[0].violations();
+                let scratch = found.iter().find(|why| why.contains("scratch size"));
+                assert!(scratch.is_some(), "{title}: {compiled:?}");
+            }
+            Err(why) => println!("skipped: no compiler for {title}: {}", why.trim()),
+        }
+    }
+}
