@@ -132,9 +132,54 @@ fn add_slices(local: u32, own: mat4x4f) -> mat4x4f {
     return sums;
 }
 
+// Sums of an invocation: its rows y and, if it has 8, those half a tile below; columns x alike.
+struct Sums {
+    upper_left: mat4x4f,
+    upper_right: mat4x4f,
+    lower_left: mat4x4f,
+    lower_right: mat4x4f,
+}
+
+// Places of an invocation's quads in the tiles, for one term.
+struct Places {
+    upper: u32,
+    lower: u32,
+    left: u32,
+    right: u32,
+}
+
 // Every row of the result is a's element of that row times the row b.
 fn outer(a: vec4f, b: vec4f) -> mat4x4f {
     return mat4x4f(a.x * b, a.y * b, a.z * b, a.w * b);
+}
+
+// Adds the products of a term, `next` after that of the places.
+fn add_term(sums: ptr<function, Sums>, at: Places, next: u32) {
+    let a0 = a_tile[at.upper + next * A_QUADS];
+    let b0 = b_tile[at.left + next * B_QUADS];
+    // Not read if there are no such rows or columns.
+    let a1 = a_tile[select(at.upper, at.lower, ROWS == 8u) + next * A_QUADS];
+    let b1 = b_tile[select(at.left, at.right, COLUMNS == 8u) + next * B_QUADS];
+    (*sums).upper_left += outer(a0, b0);
+    if (COLUMNS == 8u) { (*sums).upper_right += outer(a0, b1); }
+    if (ROWS == 8u) { (*sums).lower_left += outer(a1, b0); }
+    if (ROWS == 8u && COLUMNS == 8u) { (*sums).lower_right += outer(a1, b1); }
+}
+
+// Adds four terms from `s` on, a multiple of 4. They have one swizzle, so that the places of the
+// last three are constants away.
+fn add_terms(sums: ptr<function, Sums>, y: u32, x: u32, s: u32) {
+    let swap = swizzle(s);
+    let at = Places(
+        s * A_QUADS + (y ^ swap),
+        s * A_QUADS + ((y + A_QUADS / 2u) ^ swap),
+        s * B_QUADS + (x ^ swap),
+        s * B_QUADS + ((x + ACROSS) ^ swap),
+    );
+    add_term(sums, at, 0u);
+    add_term(sums, at, 1u);
+    add_term(sums, at, 2u);
+    add_term(sums, at, 3u);
 }
 
 fn store_four(z: u32, i: u32, j: u32, totals: vec4f) {
@@ -148,19 +193,11 @@ fn store_four(z: u32, i: u32, j: u32, totals: vec4f) {
 
 // Stores an invocation's sums. Only one row has a store, and the other rows move up to it:
 // compilers are slow on long texts.
-fn store_all(
-    z: u32,
-    first: u32,
-    j: u32,
-    upper_left: mat4x4f,
-    upper_right: mat4x4f,
-    lower_left: mat4x4f,
-    lower_right: mat4x4f,
-) {
-    var ul = upper_left;
-    var ur = upper_right;
-    var ll = lower_left;
-    var lr = lower_right;
+fn store_all(z: u32, first: u32, j: u32, sums: Sums) {
+    var ul = sums.upper_left;
+    var ur = sums.upper_right;
+    var ll = sums.lower_left;
+    var lr = sums.lower_right;
     for (var r = 0u; r < ROWS; r++) {
         let i = first + r % 4u + r / 4u * (BM / 2u);
         store_four(z, i, j, ul[0]);
@@ -195,14 +232,11 @@ fn shared_tile(
     if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, a_block.y); }
     if (reversed < B_BLOCKS) { b_next = load_b(z, b_block.y, column + b_block.x); }
 
-    // This invocation's quads: rows y and, if it has 8, those half a tile below; columns x alike.
     let y = local % SLICE / ACROSS;
     let x = local % ACROSS;
-    let first = local / SLICE * (BK / SPLIT);
-    var upper_left = mat4x4f();
-    var upper_right = mat4x4f();
-    var lower_left = mat4x4f();
-    var lower_right = mat4x4f();
+    // The same for all invocations, for compilers to see, unless they share outputs.
+    let first = select(local / SLICE * (BK / SPLIT), 0u, SPLIT == 1u);
+    var sums = Sums();
     for (var q = 0u; q < p.k; q += BK) {
         workgroupBarrier();
         if (local < A_BLOCKS) { put_a(a_put, a_next); }
@@ -211,27 +245,13 @@ fn shared_tile(
         let next = q + BK;
         if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, next + a_block.y); }
         if (reversed < B_BLOCKS) { b_next = load_b(z, next + b_block.y, column + b_block.x); }
-        for (var s = first; s < first + BK / SPLIT; s++) {
-            let swap = swizzle(s);
-            let a0 = a_tile[s * A_QUADS + (y ^ swap)];
-            let b0 = b_tile[s * B_QUADS + (x ^ swap)];
-            upper_left += outer(a0, b0);
-            if (COLUMNS == 8u) {
-                upper_right += outer(a0, b_tile[s * B_QUADS + ((x + ACROSS) ^ swap)]);
-            }
-            if (ROWS == 8u) {
-                let a1 = a_tile[s * A_QUADS + ((y + A_QUADS / 2u) ^ swap)];
-                lower_left += outer(a1, b0);
-                if (COLUMNS == 8u) {
-                    lower_right += outer(a1, b_tile[s * B_QUADS + ((x + ACROSS) ^ swap)]);
-                }
-            }
+        for (var s = first; s < first + BK / SPLIT; s += 8u) {
+            add_terms(&sums, y, x, s);
+            add_terms(&sums, y, x, s + 4u);
         }
     }
 
-    upper_left = add_slices(local, upper_left);
+    sums.upper_left = add_slices(local, sums.upper_left);
     if (local >= SLICE) { return; }
-    let i = row + 4u * y;
-    let j = column + 4u * x;
-    store_all(z, i, j, upper_left, upper_right, lower_left, lower_right);
+    store_all(z, row + 4u * y, column + 4u * x, sums);
 }
