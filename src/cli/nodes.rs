@@ -134,7 +134,7 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
     print_line(&invitation(nodes, meeting.address, code.as_deref()));
     let (roster, _, links) = wait(&meeting, &mut print_line)?;
     print_line(&roster.to_string());
-    Ok(Some(RunNodes::start(meeting, &frames, &roster, links)?))
+    Ok(Some(RunNodes::start(meeting, &frames, (&roster, spec.node_timeout), links)?))
 }
 
 /// Returns the address that stands for all of this machine, of both versions if there are two.

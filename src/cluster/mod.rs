@@ -40,7 +40,7 @@ mod roster;
 mod testing;
 mod text;
 
-pub use error::ClusterError;
+pub use error::{ClusterError, seconds};
 pub use event::{Action, ClusterEnd, ConnectionId, DialId, Event};
 pub use first_node::{FirstNode, FirstNodeOptions};
 pub use guests::GUESTS_MAX;

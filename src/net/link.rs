@@ -1,7 +1,7 @@
 //! A link to an accepted peer: what is sent is queued, what arrives is handed to a [`Receiver`].
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -103,6 +103,8 @@ pub struct Shared {
     pub has_data_stream: AtomicBool,
     /// Time without progress after which something that has begun to arrive is given up.
     pub stall: Duration,
+    /// Bytes of blobs that have arrived.
+    pub blob_bytes: AtomicU64,
     /// Set once nothing is to be handed to the receiver any more.
     is_broken: AtomicBool,
     reason: Mutex<Option<CloseReason>>,
@@ -195,6 +197,7 @@ impl Link {
             blobs: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             has_data_stream: AtomicBool::new(false),
             stall: options.idle_timeout,
+            blob_bytes: AtomicU64::new(0),
             is_broken: AtomicBool::new(false),
             reason: Mutex::new(None),
             ending: OnceLock::new(),
@@ -287,6 +290,11 @@ impl Link {
     /// Returns the address of the peer.
     pub fn address(&self) -> SocketAddr {
         self.0.0.address
+    }
+
+    /// Returns the bytes of blobs that have arrived, also of those that are not complete.
+    pub fn blob_bytes_received(&self) -> u64 {
+        self.0.0.blob_bytes.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of all datagrams that were sent.

@@ -167,6 +167,7 @@ async fn blob(
     // In parts, so that the hash is computed while the rest arrives.
     for part in blob.chunks_mut(HASHED_BYTES) {
         read_full(stream, part, Some(shared.stall)).await?;
+        shared.blob_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
         hasher.update(part);
     }
     if stream.read(&mut [0]).await?.is_some() {

@@ -29,6 +29,7 @@ use crate::runtime::remote::RemoteNodes;
 use crate::runtime::remote::first::{FrameReceiver, NodeConnection, RemoteNode};
 use crate::runtime::remote::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use crate::runtime::remote::own_inputs::InputSource;
+use crate::runtime::remote::waiting::{NodeWatch, PATIENCE_MIN};
 use crate::runtime::remote::wire::ToFirst;
 use crate::runtime::step::Inputs;
 
@@ -112,24 +113,31 @@ impl fmt::Debug for RunNodes {
 }
 
 impl RunNodes {
-    /// Takes over the links of a cluster that has started, at its first node.
+    /// Takes over the links of a cluster that has started, at its first node. A node that answers
+    /// nothing and shows no progress for `node_timeout` is lost.
     ///
     /// # Errors
     /// Returns `RuntimeError` if a thread cannot be started.
     pub fn start(
         meeting: Meeting,
         frames: &FrameReceiver,
-        roster: &Roster,
+        (roster, node_timeout): (&Roster, Duration),
         links: Vec<(NodeRank, Arc<NodeLink>)>,
     ) -> Result<Arc<Self>, RuntimeError> {
         let (signals, raise) = SignalFlags::raised();
+        let give_up = Arc::new(meeting.giving_up());
+        let patience = node_timeout.max(PATIENCE_MIN);
         let mut nodes = Vec::new();
         for (number, link) in links {
             let host = roster.node(number).map(|node| node.host.clone()).unwrap_or_default();
             let connection: Arc<dyn NodeConnection> = link.clone();
-            let raise = raise.clone();
-            let on_signal = Box::new(move |signal| raise(signal));
-            let node = RemoteNode::new(number.0, &host, connection, frames.clone(), on_signal);
+            let (raise, give_up) = (raise.clone(), give_up.clone());
+            let watch = NodeWatch {
+                patience,
+                on_signal: Box::new(move |signal| raise(signal)),
+                give_up: Box::new(move |why| give_up(number, why)),
+            };
+            let node = RemoteNode::new(number.0, &host, connection, frames.clone(), watch);
             let node = Arc::new(node);
             let receiving = Arc::downgrade(&node);
             let receive = move |message: Vec<u8>| match receiving.upgrade() {
@@ -357,8 +365,9 @@ impl NodeHost for JoinedNode {
             let _ = self.sink.event(&Event::Note(note));
         }
         let data = data.map(|data| Arc::new(data) as Arc<dyn InputSource>);
+        let (opening, node_timeout) = (spec.opening, spec.node_timeout);
         let faults = self.faults.clone();
-        Ok(NodeOffer { graph, selections, opening: spec.opening, data, faults })
+        Ok(NodeOffer { graph, selections, opening, node_timeout, data, faults })
     }
 
     fn show(&mut self, news: &[u8]) {

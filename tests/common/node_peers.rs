@@ -187,6 +187,10 @@ impl<T: Treason> NodeConnection for TreasonLink<T> {
     fn carrier(&self) -> Arc<dyn Carrier> {
         Arc::new(TreasonCarrier(self.0.carrier(), self.1.clone()))
     }
+
+    fn arrived(&self) -> u64 {
+        self.0.arrived()
+    }
 }
 
 struct TreasonCarrier<T>(Arc<dyn Carrier>, Arc<T>);

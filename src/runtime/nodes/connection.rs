@@ -181,6 +181,10 @@ impl NodeConnection for NodeLink {
     fn carrier(&self) -> Arc<dyn Carrier> {
         Arc::new(LinkCarrier(self.link.clone()))
     }
+
+    fn arrived(&self) -> u64 {
+        self.link.blob_bytes_received()
+    }
 }
 
 fn tagged(tag: u8, message: &[u8]) -> Vec<u8> {

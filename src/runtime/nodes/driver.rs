@@ -66,6 +66,7 @@ enum DriverEvent {
     Accepted(PendingPeer),
     Dialed(DialId, Result<PendingPeer, String>),
     Link(LinkEvent),
+    GiveUp(NodeRank, String),
     Leave(String),
 }
 
@@ -140,6 +141,16 @@ impl Meeting {
         };
         let thread = Some(spawn("cluster", move || driver.run())?);
         Ok(Self { news, address, events, thread })
+    }
+
+    /// Returns a function that ends the cluster, at its first node, by the loss of a node that the
+    /// layer above gives up.
+    pub fn giving_up(&self) -> impl Fn(NodeRank, &str) + Send + Sync + 'static {
+        let events = self.events.clone();
+        move |node, why| {
+            // The thread has ended if the mailbox is closed.
+            let _ = events.send(DriverEvent::GiveUp(node, why.into()));
+        }
     }
 
     /// Leaves the cluster in order, and waits until that is done.
@@ -236,6 +247,13 @@ impl ClusterDriver {
             DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
                 self.links.remove(&connection);
                 Event::Closed { connection, why }
+            }
+            DriverEvent::GiveUp(node, why) => {
+                if let Machine::First(machine) = &mut self.machine {
+                    // A cluster that is over has named another loss.
+                    let _ = machine.give_up_node(node, &why);
+                }
+                return;
             }
             DriverEvent::Leave(why) => {
                 match &mut self.machine {

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use super::values::RawValues;
+use super::waiting::{NoAnswer, NodeWatch, wait_for};
 use super::wire::{
     Assembly, CallReply, DeviceCall, OfferedHere, Offering, OpenFailure, OpenOrder, Opened,
     SlotActivity, StepOrder, ToFirst, ToNode,
 };
 use crate::autotune::TuneProgress;
 use crate::base::{Rank, Round};
-use crate::cluster::{DEVICE_BYTES_MAX, WHY_BYTES_MAX, shown_text};
+use crate::cluster::{DEVICE_BYTES_MAX, WHY_BYTES_MAX, seconds, shown_text};
 use crate::comm::{Carrier, Closed, Mailbox};
 use crate::device::{DeviceError, Heartbeat, OfferedDevice};
 use crate::metrics::Trace;
@@ -35,6 +36,9 @@ pub trait NodeConnection: Send + Sync {
 
     /// Returns the connection as one for values of ranks.
     fn carrier(&self) -> Arc<dyn Carrier>;
+
+    /// Returns the bytes that have arrived of long messages, also of those that are not complete.
+    fn arrived(&self) -> u64;
 }
 
 /// Times at which a clock is read; the one with the shortest round trip counts.
@@ -61,8 +65,9 @@ pub struct RemoteNode {
     next_call: AtomicU64,
     /// True if it reads the inputs of its ranks from its own copy of the data.
     has_data: AtomicBool,
-    /// Is called with the signal by which the node was asked to end.
-    on_signal: Box<dyn Fn(u8) + Send + Sync>,
+    watch: NodeWatch,
+    /// Messages that show that the node works.
+    progress: AtomicU64,
     state: Mutex<NodeState>,
 }
 
@@ -118,11 +123,22 @@ impl RemoteNode {
         host: &str,
         connection: Arc<dyn NodeConnection>,
         frames: FrameReceiver,
-        on_signal: Box<dyn Fn(u8) + Send + Sync>,
+        watch: NodeWatch,
     ) -> Self {
-        let (next_slot, next_call, has_data, state) = Default::default();
+        let (next_slot, next_call, progress, has_data, state) = Default::default();
         let host = host.into();
-        Self { number, host, connection, frames, next_slot, next_call, has_data, on_signal, state }
+        Self {
+            number,
+            host,
+            connection,
+            frames,
+            next_slot,
+            next_call,
+            has_data,
+            watch,
+            progress,
+            state,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeState> {
@@ -173,6 +189,35 @@ impl RemoteNode {
         self.connection.send(bytes).map_err(|Closed(why)| self.lost_error(adapter, &why))
     }
 
+    /// Waits for the answer to what was asked, on behalf of a device. A node that shows no progress
+    /// for the patience is given up.
+    fn answer<T>(
+        &self,
+        adapter: &str,
+        asked: &str,
+        answer: &mpsc::Receiver<T>,
+    ) -> Result<T, DeviceError> {
+        let progress =
+            || self.progress.load(Ordering::Relaxed).wrapping_add(self.connection.arrived());
+        wait_for(answer, self.watch.patience, progress).map_err(|error| {
+            if error == NoAnswer::Silent {
+                let seconds = seconds(nanos(self.watch.patience));
+                self.give_up(&format!(
+                    "it is connected, but it has neither answered {asked} nor shown any progress \
+                     for {seconds}"
+                ));
+            }
+            self.lost_error(adapter, GONE)
+        })
+    }
+
+    /// Gives the node up for all others too, for a reason that follows on its name.
+    pub fn give_up(&self, why: &str) {
+        let why = shown_text(why, WHY_BYTES_MAX);
+        self.lose(&format!("node {} ({}) is lost: {why}", self.number, self.host));
+        (self.watch.give_up)(&why);
+    }
+
     /// Tells the node what it needs to know of the run; returns the devices that it offers.
     ///
     /// # Errors
@@ -181,18 +226,12 @@ impl RemoteNode {
         let (sender, answer) = mpsc::channel();
         self.register("its devices", |state| state.beginning = Some(sender))?;
         self.send("its devices", &ToNode::Begin(RawValues(run)))?;
-        let offered = match answer.recv() {
-            Ok(Ok(Offering { devices, has_data })) => {
-                self.has_data.store(has_data, Ordering::Relaxed);
-                devices
-            }
-            Ok(Err(why)) => {
-                let why = shown_text(&why, WHY_BYTES_MAX);
-                let why = format!("{} cannot take part: {why}", self.host);
-                return Err(RuntimeError::InvalidRequest(why));
-            }
-            Err(mpsc::RecvError) => return Err(self.lost_error("its devices", GONE).into()),
-        };
+        let offered = self.answer("its devices", "the description of the run", &answer)?;
+        let Offering { devices: offered, has_data } = offered.map_err(|why| {
+            let why = shown_text(&why, WHY_BYTES_MAX);
+            RuntimeError::InvalidRequest(format!("{} cannot take part: {why}", self.host))
+        })?;
+        self.has_data.store(has_data, Ordering::Relaxed);
         let device = |(index, OfferedHere { name, identity, is_cpu })| {
             let name = format!("{} {}", self.host, shown_text(&name, DEVICE_BYTES_MAX));
             OfferedDevice { node: self.number, index, name, identity, is_cpu }
@@ -227,15 +266,14 @@ impl RemoteNode {
             state.slots.insert(slot, Arc::default());
         })?;
         self.send(&name, &ToNode::Open { slot, order })?;
+        let asked = format!("the order to open {name}");
         loop {
-            // The sender is dropped if the node is lost.
-            match events.recv() {
-                Ok(OpenEvent::Progress(progress)) => report(progress),
-                Ok(OpenEvent::Ended(Ok(opened))) => {
+            match self.answer(&name, &asked, &events)? {
+                OpenEvent::Progress(progress) => report(progress),
+                OpenEvent::Ended(Ok(opened)) => {
                     return Ok((RemoteSlot { node: Arc::clone(self), slot }, opened));
                 }
-                Ok(OpenEvent::Ended(Err(failure))) => return Err(failure.into_error()),
-                Err(mpsc::RecvError) => return Err(self.lost_error(&name, GONE).into()),
+                OpenEvent::Ended(Err(failure)) => return Err(failure.into_error()),
             }
         }
     }
@@ -256,11 +294,8 @@ impl RemoteNode {
             state.group = Some(GroupSeats { generation, ranks, coordinator });
         })?;
         self.send("its devices", &ToNode::Assemble(Box::new(assembly)))?;
-        match answer.recv() {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(why)) => Err(RuntimeError::InvalidRequest(why)),
-            Err(mpsc::RecvError) => Err(self.lost_error("its devices", GONE).into()),
-        }
+        let assembled = self.answer("its devices", "the order to seat its ranks", &answer)?;
+        assembled.map_err(RuntimeError::InvalidRequest)
     }
 
     /// Returns the time of the node at which a trace begins, and sends the node's part of it there
@@ -276,9 +311,7 @@ impl RemoteNode {
             self.register("its clock", |state| state.clock = Some(sender))?;
             let asked = Instant::now();
             self.send("its clock", &ToNode::Clock)?;
-            let Ok(there) = answer.recv() else {
-                return Err(self.lost_error("its clock", GONE).into());
-            };
+            let there = self.answer("its clock", "the question for its time", &answer)?;
             let round_trip = asked.elapsed();
             let here = nanos(asked.duration_since(trace.epoch()) + round_trip / 2);
             let begun = there as i64 - here as i64;
@@ -316,13 +349,16 @@ impl RemoteNode {
     /// Returns what is wrong with the message; the connection is then to be closed.
     pub fn receive(&self, message: &[u8]) -> Result<(), String> {
         let message: ToFirst = postcard::from_bytes(message).map_err(|why| why.to_string())?;
+        if !matches!(message, ToFirst::Signal(_) | ToFirst::Activity(_)) {
+            self.progress.fetch_add(1, Ordering::Relaxed);
+        }
         let mut state = self.lock();
         match message {
             ToFirst::Offer(offered) => {
                 let waiting = state.beginning.take().ok_or("an offer that was not asked for")?;
                 let _ = waiting.send(offered);
             }
-            ToFirst::Signal(signal) => (self.on_signal)(signal),
+            ToFirst::Signal(signal) => (self.watch.on_signal)(signal),
             ToFirst::Opened { slot, opened } => {
                 let waiting = state.opening.remove(&slot);
                 let waiting = waiting.ok_or("a device was opened that was not to be")?;
@@ -365,7 +401,12 @@ impl RemoteNode {
                 trace.iter().for_each(|trace| trace.append_lines(&lines));
             }
             ToFirst::Flushed => drop(state.flushing.take()),
-            ToFirst::Activity(slots) => slots.iter().for_each(|one| state.observe(one)),
+            ToFirst::Activity(slots) => {
+                let worked = slots.iter().filter(|one| state.observe(one)).count();
+                self.progress.fetch_add(worked as u64, Ordering::Relaxed);
+            }
+            // That it came is all that it says.
+            ToFirst::Working => {}
         }
         Ok(())
     }
@@ -404,13 +445,16 @@ impl NodeState {
         is_known.then_some(Some(&group.coordinator)).ok_or(format!("{rank} is on another node"))
     }
 
-    fn observe(&self, activity: &SlotActivity) {
-        let Some(slot) = self.slots.get(&activity.slot) else { return };
+    /// Takes the signs of life of a device; returns true if it has worked since the last ones.
+    fn observe(&self, activity: &SlotActivity) -> bool {
+        let Some(slot) = self.slots.get(&activity.slot) else { return false };
         slot.is_waiting.store(activity.is_waiting, Ordering::Relaxed);
         slot.received.store(activity.received, Ordering::Relaxed);
-        if slot.reported.swap(activity.heartbeats, Ordering::Relaxed) != activity.heartbeats {
+        let before = slot.reported.swap(activity.heartbeats, Ordering::Relaxed);
+        if before != activity.heartbeats {
             slot.heartbeat.tick();
         }
+        before != activity.heartbeats
     }
 }
 
@@ -474,10 +518,11 @@ impl RemoteSlot {
     /// node is lost.
     pub fn call(&self, adapter: &str, call: DeviceCall) -> Result<CallReply, DeviceError> {
         let id = self.node.next_call.fetch_add(1, Ordering::Relaxed);
+        let asked = format!("a call of {adapter} ({})", call.name());
         let (sender, reply) = mpsc::channel();
         self.node.register(adapter, |state| drop(state.replies.insert(id, sender)))?;
         self.node.send(adapter, &ToNode::Call { slot: self.slot, id: Some(id), call })?;
-        reply.recv().unwrap_or_else(|mpsc::RecvError| Err(self.node.lost_error(adapter, GONE)))
+        self.node.answer(adapter, &asked, &reply)?
     }
 }
 

@@ -2,12 +2,14 @@
 //! of another node, which sends every call; the others serve them ([`node::NodeServer`]). A step
 //! is an order to the node, whose ranks exchange values with those of all nodes directly.
 
+mod duties;
 pub mod executor;
 pub mod first;
 pub mod node;
 pub mod own_inputs;
 mod perform;
 pub mod values;
+pub mod waiting;
 pub mod wire;
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::duties::{Duties, Duty};
 use super::first::{FrameReceiver, NodeConnection};
 use super::own_inputs::{InputSource, OwnInputs};
 use super::perform::{perform_call, plan_hash as hash_of};
@@ -49,6 +50,8 @@ pub struct NodeOffer {
     pub graph: Graph,
     pub selections: Vec<Selection>,
     pub opening: OpenOptions,
+    /// Longest silence of a node.
+    pub node_timeout: Duration,
     /// The node's copy of the run's data; without it, the first node sends the inputs of steps.
     pub data: Option<Arc<dyn InputSource>>,
     /// Faults to inject, for tests.
@@ -98,6 +101,8 @@ pub struct NodeServer<'h> {
     slots: BTreeMap<u32, OpenSlot>,
     /// Slots whose signs of life are reported, with their ranks.
     watched: Watched,
+    /// What the node works on.
+    duties: Arc<Duties>,
     group: Option<Group>,
     /// Origin of the node's time.
     started: Instant,
@@ -153,7 +158,7 @@ impl<'h> NodeServer<'h> {
     ) -> Self {
         let (slots, watched, group) = Default::default();
         let (first, offer, own_inputs) = (nodes[0].clone(), None, None);
-        let (started, trace) = (Instant::now(), None);
+        let (started, trace, duties) = (Instant::now(), None, Duties::new());
         Self {
             number,
             host,
@@ -164,6 +169,7 @@ impl<'h> NodeServer<'h> {
             frames,
             slots,
             watched,
+            duties,
             group,
             started,
             trace,
@@ -177,18 +183,22 @@ impl<'h> NodeServer<'h> {
     pub fn run(&mut self, inbox: &Mailbox<NodeInput>) -> Result<NodeEnd, String> {
         let stop = Mailbox::<()>::new(1);
         let (first, watched, stopped) = (self.first.clone(), self.watched.clone(), stop.clone());
-        let watch = move || report_activity(&*first, &watched, &stopped);
+        let duties = self.duties.clone();
+        let watch = move || report_activity(&*first, &watched, &duties, &stopped);
         let started = thread::Builder::new().name("signs of life".into()).spawn(watch);
         let watching =
             started.map_err(|why| format!("the system starts no more threads: {why}"))?;
         let ended = loop {
             match inbox.recv(None) {
                 Ok(NodeInput::Ended(why)) => break Ok(NodeEnd::Lost(why)),
-                Ok(NodeInput::Message(message)) => match self.receive(&message) {
-                    Ok(None) => {}
-                    Ok(Some(why)) => break Ok(NodeEnd::Over(why)),
-                    Err(why) => break Err(why),
-                },
+                Ok(NodeInput::Message(message)) => {
+                    let duty = self.duties.begin(self.stuck_after());
+                    match self.receive(&message, &duty) {
+                        Ok(None) => {}
+                        Ok(Some(why)) => break Ok(NodeEnd::Over(why)),
+                        Err(why) => break Err(why),
+                    }
+                }
                 Err(RecvError::Closed(closed)) => break Ok(NodeEnd::Lost(closed.0)),
                 Err(RecvError::TimedOut) => {}
             }
@@ -206,8 +216,15 @@ impl<'h> NodeServer<'h> {
         ended
     }
 
+    /// Returns the time without progress after which work counts as stuck: drivers of devices may
+    /// take as long for one call.
+    fn stuck_after(&self) -> Duration {
+        let opening = self.offer.as_ref().map(|offer| offer.opening);
+        opening.unwrap_or_default().deadline
+    }
+
     /// Processes a message; returns the reason if the run is over.
-    fn receive(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, String> {
+    fn receive(&mut self, message: &[u8], duty: &Duty) -> Result<Option<Vec<u8>>, String> {
         match postcard::from_bytes(message).map_err(|why| why.to_string())? {
             ToNode::Begin(run) => {
                 let offering = self.begin(&run.0);
@@ -216,7 +233,7 @@ impl<'h> NodeServer<'h> {
             ToNode::Show(news) => self.host.show(&news.0),
             ToNode::End(why) => return Ok(Some(why.0)),
             ToNode::Open { slot, order } => {
-                let opened = self.open(slot, order).map_err(OpenFailure::from);
+                let opened = self.open(slot, order, duty).map_err(OpenFailure::from);
                 self.reply(&ToFirst::Opened { slot, opened });
             }
             ToNode::Close { slot } => self.close(slot),
@@ -262,6 +279,7 @@ impl<'h> NodeServer<'h> {
 
     fn begin(&mut self, run: &[u8]) -> Result<Offering, String> {
         let offer = self.host.begin(run)?;
+        self.duties.set_node_timeout(offer.node_timeout);
         let own_inputs = offer.data.clone().map(OwnInputs::start).transpose();
         self.own_inputs =
             own_inputs.map_err(|why| format!("the system starts no more threads: {why}"))?;
@@ -271,8 +289,8 @@ impl<'h> NodeServer<'h> {
 
     // ---- Devices ----
 
-    fn open(&mut self, slot: u32, order: OpenOrder) -> Result<Opened, RuntimeError> {
-        let (one, inputs) = self.open_device(slot, order)?;
+    fn open(&mut self, slot: u32, order: OpenOrder, duty: &Duty) -> Result<Opened, RuntimeError> {
+        let (one, inputs) = self.open_device(slot, order, duty)?;
         let OpenDevice { driver, notes, identity, is_cpu, choices, .. } = one;
         let readback_elements_max =
             driver.run("its limits", |device| Ok(device.readback_elements_max()))?;
@@ -280,8 +298,9 @@ impl<'h> NodeServer<'h> {
         let (calls, queue) = mpsc::sync_channel(CALLS_MAX);
         let (first, device) = (self.first.clone(), Arc::clone(&driver));
         let (closing, closed) = mpsc::sync_channel(1);
+        let duties = self.duties.clone();
         let perform = move || {
-            perform_all(&device, &queue, &*first);
+            perform_all(&device, &queue, &duties, &*first);
             drop(device);
             drop(closing);
         };
@@ -315,6 +334,7 @@ impl<'h> NodeServer<'h> {
         &self,
         slot: u32,
         order: OpenOrder,
+        duty: &Duty,
     ) -> Result<(OpenDevice, Arc<[TensorId]>), RuntimeError> {
         let OpenOrder { device, name, recipe, plan_hash, moments, tuning, kept_identity } = order;
         let unknown = || RuntimeError::InvalidRequest(format!("this node has no device {device}"));
@@ -338,6 +358,7 @@ impl<'h> NodeServer<'h> {
         let mut report = |_: &str, progress: crate::autotune::TuneProgress| {
             let elapsed_ms = progress.elapsed.as_millis() as u64;
             let (done, total) = (progress.done, progress.total);
+            duty.progress();
             send(&*first, &ToFirst::Tuning { slot, done, total, elapsed_ms });
         };
         let options = &offer.opening;
@@ -479,10 +500,13 @@ fn send(first: &dyn NodeConnection, message: &ToFirst) {
 fn perform_all(
     driver: &DeviceThread,
     calls: &mpsc::Receiver<(Option<u64>, DeviceCall)>,
+    duties: &Arc<Duties>,
     first: &dyn NodeConnection,
 ) {
     let mut failed: Option<DeviceError> = None;
     for (id, call) in calls {
+        // The watchdog of the device ends a call that is stuck.
+        let _duty = duties.begin(Duration::MAX);
         let performed: Result<CallReply, DeviceError> = match failed.take() {
             Some(error) => Err(error),
             None => driver.run("a call", move |device| perform_call(device, call)),
@@ -506,8 +530,13 @@ fn forward_reports(coordinator: &Mailbox<CoordinatorMsg>, group: u64, first: &dy
     }
 }
 
-/// Reports the signs of life of all devices until the mailbox is closed.
-fn report_activity(first: &dyn NodeConnection, watched: &Watched, stop: &Mailbox<()>) {
+/// Reports the signs of life of all devices, and that the node works, until the mailbox is closed.
+fn report_activity(
+    first: &dyn NodeConnection,
+    watched: &Watched,
+    duties: &Duties,
+    stop: &Mailbox<()>,
+) {
     let mut reported = Vec::new();
     while let Err(RecvError::TimedOut) = stop.recv(Some(Instant::now() + ACTIVITY_INTERVAL)) {
         let activity = |(slot, (driver, seat)): (&u32, &(Arc<DeviceThread>, Option<_>))| {
@@ -525,6 +554,9 @@ fn report_activity(first: &dyn NodeConnection, watched: &Watched, stop: &Mailbox
         if slots != reported {
             send(first, &ToFirst::Activity(slots.clone()));
             reported = slots;
+        }
+        if duties.is_to_be_told(first.arrived()) {
+            send(first, &ToFirst::Working);
         }
     }
 }

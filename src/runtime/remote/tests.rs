@@ -6,10 +6,13 @@ mod mutations;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use super::first::{FrameReceiver, NodeConnection, RemoteNode};
 use super::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use super::own_inputs::InputSource;
+use super::waiting::NodeWatch;
+use super::wire::{DeviceCall, ToNode};
 use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
@@ -36,6 +39,8 @@ use crate::runtime::tasks::{Initialize, perform};
 use crate::runtime::timing::Probe;
 
 const BATCH: u32 = 12;
+/// Longest time for which a node may show no progress.
+const PATIENCE: Duration = Duration::from_millis(500);
 const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
 
 /// Layer above the server of a node.
@@ -48,12 +53,17 @@ struct TestHost {
 
 impl NodeHost for TestHost {
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
-        assert_eq!(run, b"the run");
+        match run {
+            b"the run" => {}
+            b"a long one" => thread::sleep(2 * PATIENCE),
+            other => panic!("{other:?}"),
+        }
         Ok(NodeOffer {
             data: self.data.clone(),
             graph: self.graph.clone(),
             selections: self.selections.clone(),
             opening: OpenOptions::default(),
+            node_timeout: Duration::from_secs(1),
             faults: self.faults.clone(),
         })
     }
@@ -71,6 +81,10 @@ struct TestNode {
     is_cut: AtomicBool,
     /// True if the final values that it sends are lost on their way.
     loses_values: AtomicBool,
+    /// Messages to this node that it never sees.
+    is_deaf_to: Mutex<Option<fn(&ToNode) -> bool>>,
+    /// Reasons for which this node was given up.
+    given_up: Mutex<Vec<String>>,
     /// First messages that came, without long ones.
     heard: Mutex<Vec<Vec<u8>>>,
 }
@@ -102,6 +116,12 @@ impl NodeConnection for Wire {
             heard.push(message.clone());
         }
         drop(heard);
+        let is_deaf = |is_deaf: fn(&ToNode) -> bool| {
+            self.to.number > 0 && is_deaf(&postcard::from_bytes(&message).unwrap())
+        };
+        if self.to.is_deaf_to.lock().unwrap().is_some_and(is_deaf) {
+            return Ok(());
+        }
         match self.to.number {
             0 => self.first.get().unwrap().receive(&message).map_err(Closed),
             _ => Ok(self.to.inbox.get().unwrap().send(NodeInput::Message(message))?),
@@ -111,6 +131,10 @@ impl NodeConnection for Wire {
     fn carrier(&self) -> Arc<dyn Carrier> {
         let Self { from, to, first } = self;
         Arc::new(Self { from: from.clone(), to: to.clone(), first: first.clone() })
+    }
+
+    fn arrived(&self) -> u64 {
+        0
     }
 }
 
@@ -177,7 +201,13 @@ impl Nodes {
         for (number, &count) in (1..).zip(devices) {
             let to = wire(0, number);
             let frames = ends[0].frames.clone();
-            let node = RemoteNode::new(number as u32, "b", to, frames, Box::new(|_| {}));
+            let end = ends[number].clone();
+            let watch = NodeWatch {
+                patience: PATIENCE,
+                on_signal: Box::new(|_| {}),
+                give_up: Box::new(move |why| end.given_up.lock().unwrap().push(why.into())),
+            };
+            let node = RemoteNode::new(number as u32, "b", to, frames, watch);
             let node = Arc::new(node);
             firsts[number].set(node.clone()).ok().unwrap();
             remote.nodes.push(node);
@@ -528,7 +558,7 @@ fn a_node_that_is_lost_after_the_end_of_its_rank_ends_the_step_for_the_others() 
         nodes.ends[1].loses_values.store(true, Ordering::SeqCst);
         let node = nodes.remote.nodes[0].clone();
         let losing = thread::spawn(move || {
-            thread::sleep(std::time::Duration::from_millis(300));
+            thread::sleep(Duration::from_millis(300));
             node.lose("node 1 (b) is lost: the wire is cut");
         });
         let error = step(&mut placed, 2).unwrap_err();
@@ -537,5 +567,50 @@ fn a_node_that_is_lost_after_the_end_of_its_rank_ends_the_step_for_the_others() 
         assert!(text.contains("rank 1: node 1 (b) is lost: the wire is cut"), "{text}");
         losing.join().unwrap();
     });
+    nodes.end();
+}
+
+/// The node is connected, and its cluster has no reason to lose it.
+#[test]
+fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
+    let (graph, shares) = (graph(true), fixed(&[4, 8]));
+    let cases: [(&str, fn(&ToNode) -> bool); 4] = [
+        ("the order to open b cpu", |of| matches!(of, ToNode::Open { .. })),
+        ("the order to seat its ranks", |of| matches!(of, ToNode::Assemble(_))),
+        ("the question for its time", |of| matches!(of, ToNode::Clock)),
+        ("a call of b cpu", |of| matches!(of, ToNode::Call { call: DeviceCall::Loss, .. })),
+    ];
+    let check = |(what, deaf): &(&str, fn(&ToNode) -> bool)| {
+        let directory = tempfile::tempdir().unwrap();
+        let nodes = Nodes::start(&graph, &[1], "");
+        *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(*deaf);
+        let error = with_request(&graph, ("cpu", &nodes.remote), &shares, |request| {
+            let trace = Some(directory.path().join("trace"));
+            let request = PlacementRequest { trace, ..request.clone() };
+            let placed = assemble(&request, &mut |_, _| {})?;
+            placed.group.run_on(Rank(1), "reading", |device| device.loss())
+        });
+        let error = error.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("node 1 (b) is lost: it is connected, but"), "{text}");
+        assert!(text.contains(&format!("neither answered {what}")), "{text}");
+        assert!(text.ends_with("for 0.5 seconds"), "{text}");
+        assert_eq!(error.exit_code(), 75);
+        assert_eq!(nodes.ends[1].given_up.lock().unwrap().len(), 1);
+        nodes.end();
+    };
+    thread::scope(|scope| cases.iter().for_each(|case| drop(scope.spawn(|| check(case)))));
+    let nodes = Nodes::start(&graph, &[1], "");
+    *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(|of| matches!(of, ToNode::Begin(_)));
+    let text = nodes.remote.nodes[0].begin(b"the run".into()).unwrap_err().to_string();
+    assert!(text.contains("neither answered the description of the run nor"), "{text}");
+    nodes.end();
+}
+
+#[test]
+fn a_node_that_works_for_long_is_waited_for() {
+    let nodes = Nodes::start(&graph(true), &[1], "");
+    let offered = nodes.remote.nodes[0].begin(b"a long one".into()).unwrap();
+    assert_eq!(offered.len(), 1);
     nodes.end();
 }

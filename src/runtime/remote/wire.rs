@@ -75,6 +75,8 @@ pub enum ToFirst {
         result: Result<StepReport, DeviceError>,
     },
     Activity(Vec<SlotActivity>),
+    /// The node works on what was asked for, or receives it.
+    Working,
     /// Nanoseconds since the node's server was created.
     Clock(u64),
     /// Lines of the trace.
@@ -206,6 +208,28 @@ pub enum DeviceCall {
         start: usize,
         partial: RawValues<f32>,
     },
+}
+
+impl DeviceCall {
+    /// Returns what the call is about, for messages to people.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Task { name, .. } => name,
+            Self::InjectFault(_) => "inject a fault",
+            Self::SetInput { .. } => "set an input",
+            Self::BeginStep => "begin a step",
+            Self::Run { .. } => "run a pass",
+            Self::FinishStep { .. } => "end a step",
+            Self::Loss => "read the loss",
+            Self::Update { .. } => "update parameters",
+            Self::Flush => "submit what is queued",
+            Self::Read { .. } | Self::ReadBank { .. } | Self::ReadPlace(_) => "read values",
+            Self::Hash { .. } => "hash values",
+            Self::WriteBank { .. } | Self::WritePlace { .. } => "write values",
+            Self::SetMoments(_) => "set the moments",
+            Self::PrepareAdd { .. } | Self::Add { .. } => "add values",
+        }
+    }
 }
 
 /// Reply to a call.

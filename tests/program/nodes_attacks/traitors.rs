@@ -17,7 +17,7 @@ use crate::process::Ran;
 /// Returns what is wrong with the end of a run that its other node has attacked: it names the rank
 /// or the node, and is that of a loss, or that of a defect where only one could do the same. No
 /// process panics.
-fn complaint(what: &str, ran: Ran, names: [&str; 2]) -> Option<String> {
+fn complaint(what: &str, ran: &Ran, names: [&str; 2]) -> Option<String> {
     let error = ran.lines("error:").first().map(|line| line.to_string()).unwrap_or_default();
     let code = if error.contains("is a defect of potluck") { 70 } else { 75 };
     let is_right = ran.code() == Some(code)
@@ -87,7 +87,7 @@ fn a_node_that_speaks_out_of_turn_is_lost() {
         let talk = Talk::begin(&endpoint, host.address.parse().unwrap());
         talk.join(hello("attacker", 9));
         talk.say(bytes.clone());
-        complaint(what, host.finish(), ["node 1 (attacker)"; 2])
+        complaint(what, &host.finish(), ["node 1 (attacker)"; 2])
     });
 }
 
@@ -103,7 +103,7 @@ fn a_node_that_sends_values_without_a_header_or_blobs_twice_is_lost() {
             "values" => talk.link.send_data([255; 40], Payload::from(vec![0; 64])).unwrap(),
             _ => (0..2).for_each(|_| talk.link.send_blob(7, Payload::from(vec![0; 64])).unwrap()),
         }
-        complaint(what, host.finish(), ["node 1 (attacker)"; 2])
+        complaint(what, &host.finish(), ["node 1 (attacker)"; 2])
     });
 }
 
@@ -133,7 +133,8 @@ impl Treason for Messages {
 fn betrayed(treason: impl Treason) -> Ran {
     let desk = desk();
     let more = "--devices cpu --out run --set parallel.shares=2,2 --steps 30 \
-                --set train.device_timeout_s=2 --set parallel.hash_every=2";
+                --set train.device_timeout_s=2 --set parallel.hash_every=2 \
+                --set parallel.node_timeout_s=1.5";
     let host = host_with(&desk, 2, "", &format!("{LINE} {more}"));
     let (address, code) = (host.address.clone(), desk.path("code"));
     let traitor = thread::spawn(move || betray(&code, &address, treason));
@@ -200,7 +201,42 @@ fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
     ];
     try_all(&cases, |(what, after, change)| {
         let (seen, change, after) = (AtomicU64::new(0), *change, *after);
-        complaint(what, betrayed(Messages { change, after, seen }), NAMES)
+        complaint(what, &betrayed(Messages { change, after, seen }), NAMES)
+    });
+}
+
+/// What such a node swallows, it has done all the same: its heartbeats go on, and its server has no
+/// work.
+#[test]
+fn a_node_that_answers_nothing_is_lost_and_what_it_did_not_answer_is_named() {
+    let cases: [(&str, u64, Change); 5] = [
+        ("the description of the run", 0, |of| match of {
+            ToFirst::Offer(_) => Ok(vec![]),
+            other => Err(Box::new(other)),
+        }),
+        ("the order to open traitor cpu", 0, |of| match of {
+            ToFirst::Opened { .. } => Ok(vec![]),
+            other => Err(Box::new(other)),
+        }),
+        ("the order to seat its ranks", 0, |of| match of {
+            ToFirst::Assembled(_) => Ok(vec![]),
+            other => Err(Box::new(other)),
+        }),
+        ("a call of traitor cpu", 0, |of| match of {
+            ToFirst::Reply { .. } => Ok(vec![]),
+            other => Err(Box::new(other)),
+        }),
+        ("a call of traitor cpu", 9, |of| match of {
+            ToFirst::Reply { .. } => Ok(vec![]),
+            other => Err(Box::new(other)),
+        }),
+    ];
+    try_all(&cases, |(what, after, change)| {
+        let (seen, change, after) = (AtomicU64::new(0), *change, *after);
+        let ran = betrayed(Messages { change, after, seen });
+        let named = ["node 1 (traitor) is lost: it is connected, but it has neither answered "; 2];
+        let is_named = ran.line("error:").contains(what) && ran.code() == Some(75);
+        complaint(what, &ran, named).or((!is_named).then(|| format!("{what}: {}", ran.err)))
     });
 }
 
@@ -239,7 +275,7 @@ fn a_node_whose_values_are_not_those_that_are_due_is_found_out() {
             }
         }),
     ];
-    try_all(&cases, |(what, change)| complaint(what, betrayed(Frames(*change)), NAMES));
+    try_all(&cases, |(what, change)| complaint(what, &betrayed(Frames(*change)), NAMES));
 }
 
 /// Names and sentences of another node do not steer the terminal of the first one.

@@ -138,6 +138,7 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         ToFirst::Clock(1 << 40),
         ToFirst::Trace(RawValues(b"{}".into())),
         ToFirst::Flushed,
+        ToFirst::Working,
     ];
     let more = more.iter().map(|message| postcard::to_allocvec(message).unwrap());
     let to_first = [to_first, more.collect()].concat();
@@ -154,6 +155,7 @@ fn mutated_messages_between_nodes_are_refused_or_hold_no_more_than_their_bytes()
         "clock",
         "trace",
         "flushed",
+        "working",
     ];
     survive::<ToFirst>(&to_first, &names);
 }

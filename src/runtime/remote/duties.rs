@@ -1,0 +1,139 @@
+//! Work of a node on what the first one asks for. The first node is told as long as it goes on, so
+//! that it waits for an answer which takes long, and not for one which will never come.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Messages per longest silence of a node that say that it works, and bounds of the time between
+/// two. Those that wait while the network stands still must not fill a queue.
+const TOLD_PER_SILENCE: u32 = 8;
+const TOLD_MIN: Duration = Duration::from_millis(100);
+const TOLD_MAX: Duration = Duration::from_secs(1);
+/// Time between two before the longest silence is known.
+const TOLD_AT_FIRST: Duration = Duration::from_millis(250);
+
+/// All that a node works on at a time.
+#[derive(Debug)]
+pub struct Duties(Mutex<DutyState>);
+
+#[derive(Debug)]
+struct DutyState {
+    works: HashMap<u64, DutyProgress>,
+    next: u64,
+    interval: Duration,
+    told_at: Instant,
+    /// Bytes of messages that had arrived when the first node was told last.
+    arrived: u64,
+}
+
+#[derive(Debug)]
+struct DutyProgress {
+    /// Longest time without progress, after which the first node is told no more.
+    limit: Duration,
+    progress_at: Instant,
+}
+
+/// Work in progress; dropped, it is done.
+#[derive(Debug)]
+pub struct Duty {
+    duties: Arc<Duties>,
+    number: u64,
+}
+
+impl Duties {
+    /// Creates the duties of a node that has none yet.
+    pub fn new() -> Arc<Self> {
+        let (works, next, arrived) = Default::default();
+        let (interval, told_at) = (TOLD_AT_FIRST, Instant::now());
+        Arc::new(Self(Mutex::new(DutyState { works, next, interval, told_at, arrived })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DutyState> {
+        // Only whole values are changed under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the longest silence of a node, by which the first one loses its patience.
+    pub fn set_node_timeout(&self, node_timeout: Duration) {
+        self.lock().interval = (node_timeout / TOLD_PER_SILENCE).clamp(TOLD_MIN, TOLD_MAX);
+    }
+
+    /// Begins work that counts as stuck after this time without progress.
+    pub fn begin(self: &Arc<Self>, limit: Duration) -> Duty {
+        let mut state = self.lock();
+        let number = state.next;
+        state.next += 1;
+        state.works.insert(number, DutyProgress { limit, progress_at: Instant::now() });
+        drop(state);
+        Duty { duties: Arc::clone(self), number }
+    }
+
+    /// Returns true if the first node is to be told now that this one works, or that so many bytes
+    /// of its messages have arrived, which are more than before.
+    pub fn is_to_be_told(&self, arrived: u64) -> bool {
+        let mut state = self.lock();
+        if state.told_at.elapsed() < state.interval {
+            return false;
+        }
+        let goes_on = state.works.values().any(|work| work.progress_at.elapsed() < work.limit);
+        let is_to_be_told = goes_on || arrived != state.arrived;
+        if is_to_be_told {
+            (state.told_at, state.arrived) = (Instant::now(), arrived);
+        }
+        is_to_be_told
+    }
+}
+
+impl Duty {
+    /// Records progress of the work.
+    pub fn progress(&self) {
+        if let Some(work) = self.duties.lock().works.get_mut(&self.number) {
+            work.progress_at = Instant::now();
+        }
+    }
+}
+
+impl Drop for Duty {
+    fn drop(&mut self) {
+        self.duties.lock().works.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+
+    use super::*;
+
+    #[test]
+    fn work_is_told_until_it_is_done_or_stuck() {
+        let duties = Duties::new();
+        duties.lock().interval = Duration::ZERO;
+        assert!(!duties.is_to_be_told(0));
+        let limit = Duration::from_millis(100);
+        let (stuck, done) = (duties.begin(limit), duties.begin(Duration::MAX));
+        assert!(duties.is_to_be_told(0));
+        sleep(limit);
+        assert!(duties.is_to_be_told(0));
+        drop(done);
+        assert!(!duties.is_to_be_told(0));
+        stuck.progress();
+        assert!(duties.is_to_be_told(0));
+        drop(stuck);
+        assert!(!duties.is_to_be_told(0));
+        assert!(duties.is_to_be_told(1) && !duties.is_to_be_told(1), "bytes arrive");
+    }
+
+    #[test]
+    fn the_first_node_is_told_some_times_per_silence() {
+        let duties = Duties::new();
+        let _work = duties.begin(Duration::MAX);
+        for (seconds, interval) in [(0.1, 0.1), (2.0, 0.25), (30.0, 1.0), (3600.0, 1.0)] {
+            duties.set_node_timeout(Duration::from_secs_f64(seconds));
+            assert_eq!(duties.lock().interval, Duration::from_secs_f64(interval));
+        }
+        duties.lock().told_at = Instant::now();
+        assert!(!duties.is_to_be_told(0));
+    }
+}
