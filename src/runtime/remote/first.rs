@@ -1,6 +1,6 @@
 //! First node's side of another node: sends orders and calls, and hands on what comes back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::comm::{Carrier, Closed, Mailbox};
 use crate::device::{DeviceError, Heartbeat, OfferedDevice};
 use crate::metrics::Trace;
 use crate::parallel::coordinator::RankActivity;
-use crate::parallel::{Program, Verdict};
+use crate::parallel::{Program, Verdict, Vote};
 use crate::runtime::RuntimeError;
 use crate::runtime::addresses::ArrivingFrames;
 use crate::runtime::device_thread::nanos;
@@ -89,8 +89,16 @@ struct NodeState {
 /// Ranks of the node in the present group, and the mailbox of its coordinator.
 struct GroupSeats {
     generation: u64,
-    ranks: Vec<(Rank, u32)>,
+    ranks: BTreeMap<Rank, VoteState>,
     coordinator: Mailbox<CoordinatorMsg>,
+}
+
+/// Vote of a rank that is due.
+#[derive(Default)]
+struct VoteState {
+    /// Round of the last step that the rank was ordered to take.
+    round: Option<Round>,
+    has_voted: bool,
 }
 
 /// Event while a device is opened.
@@ -288,7 +296,8 @@ impl RemoteNode {
         coordinator: Mailbox<CoordinatorMsg>,
     ) -> Result<(), RuntimeError> {
         let (sender, answer) = mpsc::channel();
-        let (generation, ranks) = (assembly.generation, assembly.seats.clone());
+        let generation = assembly.generation;
+        let ranks = assembly.seats.iter().map(|(rank, _)| (*rank, VoteState::default())).collect();
         self.register("its devices", |state| {
             state.assembling = Some(sender);
             state.group = Some(GroupSeats { generation, ranks, coordinator });
@@ -343,12 +352,17 @@ impl RemoteNode {
         *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = Some(frames);
     }
 
-    /// Processes a message of the node.
+    /// Processes a message of the node. One that is not due is the loss of the node.
     ///
     /// # Errors
     /// Returns what is wrong with the message; the connection is then to be closed.
     pub fn receive(&self, message: &[u8]) -> Result<(), String> {
-        let message: ToFirst = postcard::from_bytes(message).map_err(|why| why.to_string())?;
+        self.process(message).inspect_err(|what| self.give_up(&format!("it sent {what}")))
+    }
+
+    fn process(&self, message: &[u8]) -> Result<(), String> {
+        let message: ToFirst = postcard::from_bytes(message)
+            .map_err(|why| format!("bytes that are no message ({why})"))?;
         if !matches!(message, ToFirst::Signal(_) | ToFirst::Activity(_)) {
             self.progress.fetch_add(1, Ordering::Relaxed);
         }
@@ -361,7 +375,7 @@ impl RemoteNode {
             ToFirst::Signal(signal) => (self.watch.on_signal)(signal),
             ToFirst::Opened { slot, opened } => {
                 let waiting = state.opening.remove(&slot);
-                let waiting = waiting.ok_or("a device was opened that was not to be")?;
+                let waiting = waiting.ok_or("a device that was not to be opened")?;
                 // The caller may be gone.
                 let _ = waiting.send(OpenEvent::Ended(opened));
             }
@@ -381,7 +395,7 @@ impl RemoteNode {
                 let _ = waiting.send(answer);
             }
             ToFirst::Vote(vote) => {
-                if let Some(coordinator) = state.coordinator_of(vote.rank, vote.round.generation)? {
+                if let Some(coordinator) = state.coordinator_of_vote(&vote)? {
                     let _ = coordinator.send(CoordinatorMsg::Vote(vote));
                 }
             }
@@ -397,7 +411,7 @@ impl RemoteNode {
             ToFirst::Trace(lines) => {
                 let trace = state.trace.clone();
                 drop(state);
-                let lines = String::from_utf8(lines.0).map_err(|why| why.to_string())?;
+                let lines = String::from_utf8(lines.0).map_err(|_| "a trace that is no text")?;
                 trace.iter().for_each(|trace| trace.append_lines(&lines));
             }
             ToFirst::Flushed => drop(state.flushing.take()),
@@ -423,7 +437,7 @@ impl RemoteNode {
         let group = state.group.take();
         drop(state);
         let Some(GroupSeats { ranks, coordinator, .. }) = group else { return };
-        for (rank, _) in ranks {
+        for rank in ranks.into_keys() {
             let lost = Err(self.lost_error(&format!("{rank}"), why));
             let _ = coordinator.send(CoordinatorMsg::Finished(rank, lost));
         }
@@ -437,12 +451,36 @@ impl NodeState {
         rank: Rank,
         generation: u64,
     ) -> Result<Option<&Mailbox<CoordinatorMsg>>, String> {
-        let group = self.group.as_ref().ok_or("a rank reports without a group")?;
+        let group = self.group.as_ref().ok_or("a report of a rank without a group")?;
         if generation < group.generation {
             return Ok(None);
         }
-        let is_known = group.ranks.iter().any(|(known, _)| *known == rank);
-        is_known.then_some(Some(&group.coordinator)).ok_or(format!("{rank} is on another node"))
+        let is_known = group.ranks.contains_key(&rank);
+        let foreign = || format!("a report of {rank}, which is not its own");
+        is_known.then_some(Some(&group.coordinator)).ok_or_else(foreign)
+    }
+
+    /// Returns the mailbox for a vote, which is due once for the step that its rank takes; `None`
+    /// for one of an earlier group.
+    fn coordinator_of_vote(
+        &mut self,
+        vote: &Vote,
+    ) -> Result<Option<&Mailbox<CoordinatorMsg>>, String> {
+        let (rank, round) = (vote.rank, vote.round);
+        if self.coordinator_of(rank, round.generation)?.is_none() {
+            return Ok(None);
+        }
+        let Some(group) = self.group.as_mut() else { return Ok(None) };
+        let due = group.ranks.entry(rank).or_default();
+        match due.round {
+            None => return Err(format!("a vote of {rank} before its first step")),
+            Some(of) if of != round => {
+                return Err(format!("a vote of another round: {rank} voted for {round} in {of}"));
+            }
+            Some(_) if due.has_voted => return Err(format!("two votes of {rank} for {round}")),
+            Some(_) => due.has_voted = true,
+        }
+        Ok(Some(&group.coordinator))
     }
 
     /// Takes the signs of life of a device; returns true if it has worked since the last ones.
@@ -549,6 +587,11 @@ impl RemoteSeat for SeatOnNode {
             update: input.update,
             clip: input.clip,
         };
+        // Before the order is sent: the vote may come at once.
+        if let Some(group) = &mut self.slot.node.lock().group {
+            let due = VoteState { round: Some(input.round), has_voted: false };
+            group.ranks.insert(self.rank, due);
+        }
         self.slot.node.send(&self.device, &ToNode::Step { rank: self.rank, order })?;
         *sent = Some(Arc::clone(&input.program));
         Ok(())

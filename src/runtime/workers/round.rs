@@ -127,16 +127,32 @@ impl<'t> StepRound<'t> {
                     let error = self.group.workers[rank.index()].driver.abandon("a step");
                     self.end(rank, Err(error));
                 }
-                Expiry::Deadlock { unvoted } => {
-                    let unvoted = unvoted.iter().map(Rank::to_string).collect::<Vec<_>>();
-                    let seconds = Duration::from_nanos(self.group.deadline()).as_secs_f64();
-                    self.end_all(&format!(
-                        "all devices have waited for each other for {seconds} s, without a vote \
-                         of {}, which is a defect of potluck; please report it",
-                        unvoted.join(", ")
-                    ));
-                }
+                Expiry::Deadlock { unvoted } => self.end_deadlock(&unvoted),
             }
+        }
+    }
+
+    /// Ends the step because all ranks wait. If only the votes of other nodes are missing, those
+    /// nodes have not sent them.
+    fn end_deadlock(&mut self, unvoted: &[Rank]) {
+        let seconds = Duration::from_nanos(self.group.deadline()).as_secs_f64();
+        let node_of = |rank: &Rank| self.group.workers[rank.index()].driver.remote();
+        let nodes: Option<Vec<_>> = unvoted.iter().map(node_of).collect();
+        let Some(nodes) = nodes.filter(|nodes| !nodes.is_empty()) else {
+            let unvoted = unvoted.iter().map(Rank::to_string).collect::<Vec<_>>();
+            return self.end_all(&format!(
+                "all devices have waited for each other for {seconds} s, without a vote of {}, \
+                 which is a defect of potluck; please report it",
+                unvoted.join(", ")
+            ));
+        };
+        let round = self.coordinator.round();
+        for (rank, slot) in unvoted.iter().zip(nodes) {
+            // Its ranks report that it is lost.
+            slot.node.give_up(&format!(
+                "it has sent no vote of {rank} for {round}, although all ranks have waited for \
+                 {seconds} s and those of the other nodes have voted"
+            ));
         }
     }
 

@@ -144,31 +144,54 @@ fn betrayed(treason: impl Treason) -> Ran {
 }
 
 #[test]
-fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
-    let cases: [(&str, u64, Change); 10] = [
-        ("a vote of another rank", 2, |of| match of {
+fn a_node_whose_votes_are_not_those_that_are_due_is_lost() {
+    let cases: [(&str, u64, Change); 7] = [
+        ("it sent a report of rank 0, which is not its own", 2, |of| match of {
             ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(0), ..vote })]),
             other => Err(Box::new(other)),
         }),
-        ("a vote of no rank", 2, |of| match of {
+        ("it sent a report of rank 9, which is not its own", 2, |of| match of {
             ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(Vote { rank: Rank(9), ..vote })]),
             other => Err(Box::new(other)),
         }),
-        ("two votes", 2, |of| match of {
+        ("it sent two votes of rank 1 for step 3", 2, |of| match of {
             ToFirst::Vote(vote) => Ok(vec![ToFirst::Vote(vote.clone()), ToFirst::Vote(vote)]),
             other => Err(Box::new(other)),
         }),
-        ("a vote of a later round", 2, |of| match of {
+        ("it sent a vote of another round: rank 1 voted for step 8", 2, |of| match of {
             ToFirst::Vote(mut vote) => {
                 vote.round.step += 5;
                 Ok(vec![ToFirst::Vote(vote)])
             }
             other => Err(Box::new(other)),
         }),
-        ("no vote", 2, |of| match of {
+        ("it has sent no vote of rank 1 for step 3", 2, |of| match of {
             ToFirst::Vote(_) => Ok(vec![]),
             other => Err(Box::new(other)),
         }),
+        ("it sent a vote of another round: rank 1 voted for step 2", 2, |of| match of {
+            ToFirst::Vote(mut vote) => {
+                vote.round.step -= 1;
+                Ok(vec![ToFirst::Vote(vote)])
+            }
+            other => Err(Box::new(other)),
+        }),
+        ("it sent two votes of rank 1 for step 3", 2, |of| match of {
+            ToFirst::Vote(vote) => Ok((0..100).map(|_| ToFirst::Vote(vote.clone())).collect()),
+            other => Err(Box::new(other)),
+        }),
+    ];
+    try_all(&cases, |(what, after, change)| {
+        let (seen, change, after) = (AtomicU64::new(0), *change, *after);
+        let ran = betrayed(Messages { change, after, seen });
+        let named = format!("node 1 (traitor) is lost: {what}");
+        complaint(what, &ran, [&named, &named]).or((ran.code() != Some(75)).then(|| ran.err))
+    });
+}
+
+#[test]
+fn a_node_whose_messages_are_not_those_of_a_rank_is_found_out() {
+    let cases: [(&str, u64, Change); 5] = [
         ("the end of a step of another rank", 2, |of| match of {
             ToFirst::Finished { group, result, .. } => {
                 Ok(vec![ToFirst::Finished { rank: Rank(0), group, result }])
