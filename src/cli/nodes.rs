@@ -122,6 +122,7 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
         secret,
         node_timeout: spec.node_timeout,
         frames: frames.clone(),
+        faults: Faults::none(),
     };
     let meeting = Meeting::host(options, |port| FirstNodeOptions {
         run: run_name(),
@@ -191,7 +192,9 @@ fn wait(meeting: &Meeting, show: &mut dyn FnMut(&str)) -> Result<Started, TrainE
             Ok(ClusterNews::TurnedAway { address, why }) => {
                 show(&format!("{address} was turned away: {why}"));
             }
-            Ok(ClusterNews::Departed { host, why }) => show(&format!("{host} left: {why}")),
+            Ok(ClusterNews::Departed { host, why }) => {
+                show(&format!("{host} left: {why}; its place is free again"));
+            }
             Ok(ClusterNews::Started { roster, you, links }) => return Ok((roster, you, links)),
             Ok(ClusterNews::Left { .. }) => {}
             Ok(ClusterNews::Ended(end)) => return Err(ended(&end)),
@@ -201,9 +204,9 @@ fn wait(meeting: &Meeting, show: &mut dyn FnMut(&str)) -> Result<Started, TrainE
 }
 
 fn ended(end: &ClusterEnd) -> TrainError {
-    match end {
-        ClusterEnd::Lost { why, .. } => TrainError::NodesLost { why: why.clone() },
-        other => RuntimeError::InvalidRequest(other.to_string()).into(),
+    match end.is_loss() {
+        true => TrainError::NodesLost { why: end.to_string() },
+        false => RuntimeError::InvalidRequest(end.to_string()).into(),
     }
 }
 
@@ -259,6 +262,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         secret,
         node_timeout: JOIN_TIMEOUT,
         frames: frames.clone(),
+        faults: faults.clone(),
     };
     let meeting =
         Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port, &offered), first })?;

@@ -62,7 +62,7 @@ pub enum ClusterError {
     NoFirstNode { tried: Vec<SocketAddr>, why: String },
     #[error("the node at {address} does not answer the hello within {}", seconds(*.timeout))]
     NoWelcome { address: SocketAddr, timeout: Nanos },
-    #[error("the first node {who} is lost before the start: {why}")]
+    #[error("the first node, {who}, is lost before the start: {why}")]
     FirstNodeLost { who: String, why: String },
     #[error(
         "{who} has neither started the run nor given it up within {} of its roster",

@@ -133,6 +133,18 @@ pub enum ClusterEnd {
     Failed(ClusterError),
 }
 
+impl ClusterEnd {
+    /// Returns true if other nodes or the ways to them failed, so that the same may go well later.
+    pub fn is_loss(&self) -> bool {
+        use ClusterError::{FirstNodeLost, NoStart};
+        match self {
+            Self::Lost { .. } => true,
+            Self::Failed(error) => matches!(error, FirstNodeLost { .. } | NoStart { .. }),
+            Self::Left { .. } | Self::Refused { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for ClusterEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

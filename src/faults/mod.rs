@@ -9,7 +9,7 @@ mod signal;
 /// and so does an abort.
 #[cfg(not(feature = "cli"))]
 mod signal {
-    pub use std::process::{abort as interrupt, abort as kill, abort as terminate};
+    pub use std::process::{abort as interrupt, abort as kill, abort as stop, abort as terminate};
 }
 
 use std::str::FromStr;
@@ -32,6 +32,8 @@ const WRONG_KERNEL: &str = "wrong@kernel:";
 pub enum Fault {
     /// The process ends at once, as by SIGKILL.
     Kill,
+    /// The process is stopped, as by SIGSTOP, and goes on after SIGCONT.
+    Stop,
     /// The process receives SIGTERM, as from a job manager.
     Sigterm,
     /// The process receives SIGINT, as from Ctrl-C.
@@ -56,6 +58,12 @@ pub enum Fault {
 /// Point of a step at which a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
+    /// In a node that joins a run, at step 0: after the first node has taken it in, before it knows
+    /// of the others.
+    Join,
+    /// In a node that joins a run, at step 0: after all nodes are known, before it is connected
+    /// with them.
+    Roster,
     /// Before devices are timed, at step 0; the rank is the index of the device in `--devices`.
     Timing,
     /// Before the moments of a device are allocated once the shares are measured, as `Timing`.
@@ -91,8 +99,9 @@ pub enum Point {
     CheckpointPrune,
 }
 
-const FAULTS: [(Fault, &str); 10] = [
+const FAULTS: [(Fault, &str); 11] = [
     (Fault::Kill, "kill"),
+    (Fault::Stop, "stop"),
     (Fault::Sigterm, "sigterm"),
     (Fault::Sigint, "sigint"),
     (Fault::Nan, "nan"),
@@ -104,7 +113,9 @@ const FAULTS: [(Fault, &str); 10] = [
     (Fault::Panic, "panic"),
 ];
 
-const POINTS: [(Point, &str); 18] = [
+const POINTS: [(Point, &str); 20] = [
+    (Point::Join, "join"),
+    (Point::Roster, "roster"),
     (Point::Timing, "timing"),
     (Point::Moments, "moments"),
     (Point::ReduceSite, "reduce-site"),
@@ -200,7 +211,8 @@ impl Faults {
     }
 
     /// Injects and returns the fault planned for a point of the process, which are those that
-    /// write metrics and checkpoints. [`Fault::Kill`] and [`Fault::Panic`] do not return;
+    /// write metrics and checkpoints, and those of a node that joins. [`Fault::Kill`] and
+    /// [`Fault::Panic`] do not return; [`Fault::Stop`] returns once the process goes on, and
     /// [`Fault::Sigterm`] and [`Fault::Sigint`] return after the signal was handled. On
     /// [`Fault::Full`] the caller must fail with [`full`].
     pub fn at(&self, point: Point, step: u64) -> Option<Fault> {
@@ -218,6 +230,7 @@ impl Faults {
         })?;
         match planned.fault {
             Fault::Kill => signal::kill(),
+            Fault::Stop => signal::stop(),
             Fault::Sigterm => signal::terminate(),
             Fault::Sigint => signal::interrupt(),
             Fault::Panic => panic!("injected"),
@@ -288,9 +301,9 @@ impl PlannedFault {
 impl Fault {
     fn may_happen_at(self, point: Point) -> bool {
         match self {
-            Self::Kill | Self::Sigterm | Self::Sigint => true,
+            Self::Kill | Self::Stop | Self::Sigterm | Self::Sigint => true,
             Self::Nan => matches!(point, Point::Forward | Point::Backward),
-            Self::Full => !point.is_of_rank(),
+            Self::Full => point.writes(),
             Self::Flip => point == Point::Gather,
             Self::Lost | Self::OutOfMemory | Self::Hang | Self::Panic => point.is_of_rank(),
         }
@@ -303,6 +316,7 @@ impl Fault {
             Self::OutOfMemory => Some(InjectedFault::OutOfMemory),
             Self::Hang => Some(InjectedFault::Hang),
             Self::Kill
+            | Self::Stop
             | Self::Sigterm
             | Self::Sigint
             | Self::Nan
@@ -314,8 +328,13 @@ impl Fault {
 }
 
 impl Point {
+    /// Returns true if the process writes files at this point.
+    fn writes(self) -> bool {
+        !self.is_of_rank() && !matches!(self, Self::Join | Self::Roster)
+    }
+
     /// Returns true if every device passes this point; the other points are passed once per
-    /// process, and write files.
+    /// process.
     fn is_of_rank(self) -> bool {
         match self {
             Self::Timing
@@ -330,7 +349,9 @@ impl Point {
             | Self::Verdict
             | Self::Update
             | Self::Gather => true,
-            Self::Metrics
+            Self::Join
+            | Self::Roster
+            | Self::Metrics
             | Self::CheckpointBegin
             | Self::CheckpointTensors
             | Self::CheckpointManifest
@@ -440,11 +461,12 @@ mod tests {
         assert!(message("kill@verdict").contains("FAULT@POINT:STEP"));
         assert!(
             message("slay@verdict:1")
-                .contains("there are: kill, sigterm, sigint, nan, full, lost, out-of-memory")
+                .contains("there are: kill, stop, sigterm, sigint, nan, full, lost, out-of-memory")
         );
         assert!(
-            message("kill@lunch:1")
-                .contains("there are: timing, moments, reduce-site, restore, forward")
+            message("kill@lunch:1").contains(
+                "there are: join, roster, timing, moments, reduce-site, restore, forward"
+            )
         );
         assert!(message("kill@verdict:-1").contains("'-1' is not a step"));
         assert!(message("nan@metrics:1").ends_with("use forward, backward"));
@@ -457,6 +479,9 @@ mod tests {
         assert!(message("lost@forward:1/").contains("'' is not a rank"));
         assert!(message("lost@forward:/1").contains("'' is not a step"));
         assert!(message("kill@metrics:1/1").contains("'metrics' is a point of the process"));
+        assert!(message("stop@join:0/1").contains("'join' is a point of the process"));
+        assert!(message("lost@roster:0").contains("'lost' cannot happen at 'roster'"));
+        assert!(message("full@join:0").ends_with("checkpoint-rename, checkpoint-prune"));
         assert!(message("full@update:1").contains("'full' cannot happen at 'update'"));
         assert!("kill@verdict:1,x".parse::<Faults>().is_err());
     }

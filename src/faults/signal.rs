@@ -11,6 +11,15 @@ pub fn kill() -> ! {
     std::process::abort()
 }
 
+/// Stops the process, as SIGSTOP does, until it is told to go on.
+pub fn stop() {
+    #[cfg(unix)]
+    raise(signal_hook::consts::SIGSTOP);
+    // Where there is no such signal, a process that ends is silent as well.
+    #[cfg(not(unix))]
+    std::process::abort()
+}
+
 /// Sends SIGTERM.
 pub fn terminate() {
     raise(SIGTERM);

@@ -103,6 +103,9 @@ pub struct Shared {
     pub has_data_stream: AtomicBool,
     /// Time without progress after which something that has begun to arrive is given up.
     pub stall: Duration,
+    /// Idle timeout of the connection, which is the shorter one of both sides, as far as it is
+    /// known.
+    idle_timeout: Mutex<Duration>,
     /// Bytes of blobs that have arrived.
     pub blob_bytes: AtomicU64,
     /// Set once nothing is to be handed to the receiver any more.
@@ -125,6 +128,10 @@ impl Shared {
             close(&self.connection, code, text);
             *reason = Some(why);
         }
+    }
+
+    fn idle_timeout(&self) -> Duration {
+        *self.idle_timeout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true once nothing more is handed to the receiver.
@@ -197,6 +204,7 @@ impl Link {
             blobs: SendQueue::new(PAYLOADS_MAX, options.queue_bytes),
             has_data_stream: AtomicBool::new(false),
             stall: options.idle_timeout,
+            idle_timeout: Mutex::new(options.idle_timeout),
             blob_bytes: AtomicU64::new(0),
             is_broken: AtomicBool::new(false),
             reason: Mutex::new(None),
@@ -292,6 +300,14 @@ impl Link {
         self.0.0.address
     }
 
+    /// Tells the idle timeout of the peer: QUIC closes the connection after the shorter one of both
+    /// (RFC 9000, section 10.1), which a reason then names.
+    pub fn peer_idle_timeout(&self, theirs: Duration) {
+        let shared = &self.0.0;
+        let mut idle = shared.idle_timeout.lock().unwrap_or_else(PoisonError::into_inner);
+        *idle = theirs.min(*idle);
+    }
+
     /// Returns the bytes of blobs that have arrived, also of those that are not complete.
     pub fn blob_bytes_received(&self) -> u64 {
         self.0.0.blob_bytes.load(Ordering::Relaxed)
@@ -338,7 +354,7 @@ async fn serve(
         };
         reason
             .get_or_insert_with(|| {
-                of_end().unwrap_or_else(|| CloseReason::of(&end, shared.options.idle_timeout))
+                of_end().unwrap_or_else(|| CloseReason::of(&end, shared.idle_timeout()))
             })
             .clone()
     };

@@ -218,6 +218,7 @@ pub fn betray(secret: &Path, first: &str, treason: impl Treason) {
         secret: Secret::read_file(secret).unwrap(),
         node_timeout: PATIENCE,
         frames: frames.clone(),
+        faults: Faults::default(),
     };
     let first = vec![first.parse().unwrap()];
     let hello = |port| JoiningNodeOptions { hello: hello("traitor", port), first };

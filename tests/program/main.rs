@@ -18,6 +18,7 @@ mod node_peers;
 mod node_processes;
 mod nodes;
 mod nodes_attacks;
+mod nodes_faults;
 #[cfg(target_os = "linux")]
 mod nodes_namespaces;
 mod nodes_network;

@@ -379,7 +379,7 @@ fn a_first_node_that_is_silent_or_gone_ends_the_node_by_its_name() {
     assert_eq!(bench.end(), ClusterEnd::Lost { loss, why: sentence });
     let mut bench = Bench::waiting();
     bench.close(LINK);
-    let expected = "the first node alpha (10.0.0.0:7000) is lost before the start: its link \
+    let expected = "the first node, alpha (10.0.0.0:7000), is lost before the start: its link \
                     closed: reset";
     assert_eq!(bench.end().to_string(), expected);
 }

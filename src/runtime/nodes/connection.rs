@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use crate::cluster::{ClusterMsg, ConnectionId};
 use crate::comm::{
@@ -142,6 +143,11 @@ impl NodeLink {
     /// Returns the link as one for the packets of a process group.
     pub fn packets(&self) -> Arc<dyn PacketLink> {
         Arc::new(LinkCarrier(self.link.clone()))
+    }
+
+    /// Tells the longest silence that the peer allows.
+    pub fn peer_silence(&self, silence: Duration) {
+        self.link.peer_idle_timeout(silence);
     }
 
     /// Sends a message of the cluster.

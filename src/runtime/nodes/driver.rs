@@ -14,6 +14,7 @@ use crate::cluster::{
     FirstNodeOptions, JoiningNode, JoiningNodeOptions, Presence, REPLY_TIMEOUT, Roster,
 };
 use crate::comm::{Mailbox, RecvError};
+use crate::faults::{Faults, Point};
 use crate::net::{Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
@@ -50,6 +51,8 @@ pub struct MeetingOptions {
     pub node_timeout: Duration,
     /// Receiver of frames from all nodes.
     pub frames: FrameReceiver,
+    /// Faults to inject into a node that joins, for tests.
+    pub faults: Faults,
 }
 
 /// Node that meets others, and then stays in touch with them.
@@ -100,7 +103,7 @@ impl Meeting {
     ) -> Result<Self, RuntimeError> {
         let endpoint = bind(&options)?;
         let machine = FirstNode::new(machine(endpoint.local_addr().port()))?;
-        Self::start(endpoint, options.frames, Machine::First(Box::new(machine)))
+        Self::start(endpoint, options, Machine::First(Box::new(machine)))
     }
 
     /// Begins to join a run.
@@ -113,12 +116,12 @@ impl Meeting {
     ) -> Result<Self, RuntimeError> {
         let endpoint = bind(&options)?;
         let machine = JoiningNode::new(machine(endpoint.local_addr().port()), 0)?;
-        Self::start(endpoint, options.frames, Machine::Joining(Box::new(machine)))
+        Self::start(endpoint, options, Machine::Joining(Box::new(machine)))
     }
 
     fn start(
         endpoint: Endpoint,
-        frames: FrameReceiver,
+        options: MeetingOptions,
         machine: Machine,
     ) -> Result<Self, RuntimeError> {
         let (events, news) = (Mailbox::new(EVENTS_MAX), Mailbox::new(NEWS_MAX));
@@ -129,10 +132,12 @@ impl Meeting {
                 let _ = accepting.send(DriverEvent::Accepted(pending));
             }
         })?;
+        let MeetingOptions { frames, faults, .. } = options;
         let driver = ClusterDriver {
             machine,
             endpoint,
             frames,
+            faults,
             events: events.clone(),
             news: news.clone(),
             links: HashMap::new(),
@@ -186,6 +191,7 @@ struct ClusterDriver {
     machine: Machine,
     endpoint: Arc<Endpoint>,
     frames: FrameReceiver,
+    faults: Faults,
     events: Mailbox<DriverEvent>,
     news: Mailbox<ClusterNews>,
     links: HashMap<ConnectionId, Arc<NodeLink>>,
@@ -242,6 +248,12 @@ impl ClusterDriver {
             }
             DriverEvent::Dialed(dial, Err(why)) => Event::DialFailed { dial, why },
             DriverEvent::Link(LinkEvent::Message(connection, message, _place)) => {
+                self.inject(&message);
+                if let (ClusterMsg::Welcome(welcome), Some(link)) =
+                    (&message, self.links.get(&connection))
+                {
+                    link.peer_silence(Duration::from_nanos(welcome.node_timeout));
+                }
                 Event::Received { connection, message }
             }
             DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
@@ -269,6 +281,17 @@ impl ClusterDriver {
             Machine::First(machine) => machine.handle(now, event),
             Machine::Joining(machine) => machine.handle(now, event),
         };
+    }
+
+    /// Injects the fault that is planned for the time before this message is taken.
+    fn inject(&self, message: &ClusterMsg) {
+        let point = match message {
+            ClusterMsg::Welcome(_) => Point::Join,
+            ClusterMsg::Roster { .. } => Point::Roster,
+            _ => return,
+        };
+        // Those of the process are all that there are here, and are done when this returns.
+        let _ = self.faults.at(point, 0);
     }
 
     fn open(&mut self, pending: PendingPeer) -> ConnectionId {

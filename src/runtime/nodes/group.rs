@@ -19,6 +19,7 @@ use crate::comm::{
     ArrivingPacket, GroupError, Mailbox, PacketReceiver, ProcessGroup, RecvError, RemoteProcess,
     init_over, process_name,
 };
+use crate::faults::Faults;
 use crate::net::{Landing, Secret, TAG_BYTES};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
@@ -201,6 +202,7 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
         secret,
         node_timeout: timeout,
         frames: FrameReceiver::default(),
+        faults: Faults::none(),
     };
     let met = match first {
         First::Host { listen, nodes } => Meeting::host(meeting(listen), |port| FirstNodeOptions {

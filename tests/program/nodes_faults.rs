@@ -1,0 +1,82 @@
+//! Nodes that end or stop between their greeting and the start of the run. A place that is free again
+//! before the start is waited for: the run begins once somebody else has taken it.
+
+use std::process::Child;
+
+use crate::node_processes::{Host, LINE, SILENCE_S, desk, host_with, join, state};
+use crate::process::{Desk, finish, send_signal};
+
+/// Starts the first of some nodes, each with one CPU device.
+fn first(desk: &Desk, nodes: usize) -> Host {
+    let shares = vec!["1"; nodes].join(",");
+    let line = format!(
+        "{LINE} --devices cpu --out run --set parallel.shares={shares} --batch {nodes} \
+         --set parallel.node_timeout_s={SILENCE_S}"
+    );
+    desk.run(&format!("{line} --devices cpu*{nodes} --out one")).ok();
+    host_with(desk, nodes, "", &line)
+}
+
+fn joiner(desk: &Desk, host: &Host, faults: &str) -> Child {
+    join(desk, host, faults, "--devices cpu")
+}
+
+/// Lets a node that was stopped go on, and takes its end.
+fn end_of(one: Child, fault: &str) {
+    if fault.starts_with("kill") {
+        assert_eq!(finish(one, "a node that was killed").code(), None);
+        return;
+    }
+    send_signal(one.id(), "CONT");
+    let ended = finish(one, "a node that was stopped").ended(75);
+    let error = ended.line("error:");
+    assert!(
+        error.contains("the first node, ") && error.contains("lost before the start"),
+        "{error}"
+    );
+    assert!(error.contains("silent for 1.5 s"), "{error}");
+}
+
+#[test]
+fn a_place_that_is_free_again_before_the_start_is_taken_by_another_node() {
+    std::thread::scope(|scope| {
+        for fault in ["kill@join:0", "stop@join:0", "kill@roster:0", "stop@roster:0"] {
+            scope.spawn(move || {
+                let desk = desk();
+                let mut host = first(&desk, 3);
+                let stays = joiner(&desk, &host, "");
+                host.wait_for("2 of 3 nodes here");
+                let goes = joiner(&desk, &host, fault);
+                host.wait_for(" left: ");
+                host.wait_for("waiting for 1\n");
+                let comes = joiner(&desk, &host, "");
+                let ran = host.finish().ok();
+                let left = ran.err.lines().find(|line| line.contains(" left: ")).unwrap();
+                assert!(left.contains("silent for 1.5 s"), "{fault}: {left}");
+                assert!(left.ends_with("; its place is free again"), "{fault}: {left}");
+                for one in [stays, comes] {
+                    finish(one, "a node that lives").ok();
+                }
+                end_of(goes, fault);
+                assert!(state(&desk, "run", 6) == state(&desk, "one", 6), "{fault}: other bits");
+            });
+        }
+    });
+}
+
+#[test]
+fn those_who_wait_end_with_a_first_node_that_is_lost() {
+    for signal in ["KILL", "STOP"] {
+        let desk = desk();
+        let mut host = first(&desk, 3);
+        let waits = joiner(&desk, &host, "");
+        host.wait_for("2 of 3 nodes here");
+        send_signal(host.child.id(), signal);
+        let ended = finish(waits, "a node that waits").ended(75);
+        let error = ended.line("error:");
+        assert!(error.contains("is lost before the start: "), "{error}");
+        assert!(error.contains("silent for 1.5 s"), "{error}");
+        send_signal(host.child.id(), "KILL");
+        let _ = host.finish();
+    }
+}
