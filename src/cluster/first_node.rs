@@ -14,7 +14,8 @@ use super::event::{Action, ClusterEnd, ConnectionId, Event, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
 use super::message::{
-    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, Welcome,
+    ACTIVITY_BYTES_MAX, ClusterMsg, Loss, MESSAGE_BYTES_MAX, Presence, PresentNode, SILENT_FOR,
+    Welcome,
 };
 use super::pulse::Pulse;
 use super::refusal::Refusal;
@@ -524,7 +525,7 @@ impl FirstNode {
         let is_silent = |joiner: &Joiner| !joiner.has_left && joiner.pulse.is_silent(now);
         while let Some(index) = self.joiners.iter().position(is_silent) {
             let timeout = seconds(self.options.node_timeout);
-            let why = format!("it has been silent for {timeout}");
+            let why = format!("{SILENT_FOR} {timeout}");
             if !matches!(self.phase, FirstPhase::Running) {
                 self.outbox.close(self.joiners[index].connection, &why);
             }

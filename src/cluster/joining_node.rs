@@ -11,7 +11,7 @@ use super::error::{ClusterError, seconds};
 use super::event::{Action, ClusterEnd, ConnectionId, DialId, Event, Outbox};
 use super::guests::Guests;
 use super::hello::Hello;
-use super::message::{ACTIVITY_BYTES_MAX, ClusterMsg, Loss, Welcome};
+use super::message::{ACTIVITY_BYTES_MAX, ClusterMsg, Loss, SILENT_FOR, Welcome};
 use super::pairs::{PairLink, PairState};
 use super::pulse::Pulse;
 use super::roster::{Roster, can_be_dialed};
@@ -404,11 +404,11 @@ impl JoiningNode {
             Loss::Node { node, .. } => (*node, *node),
             Loss::Link { between, .. } => *between,
         };
-        let Some((_, roster)) = &self.roster else { return Ok(()) };
+        let Some((you, roster)) = &self.roster else { return Ok(()) };
         if let Some(node) = [node, other].into_iter().find(|&node| roster.node(node).is_none()) {
             return Err(ClusterError::UnknownNode { who: self.name(FIRST), node });
         }
-        let why = loss.sentence(roster);
+        let why = loss.sentence_to(*you, roster);
         self.outbox.push(Action::Lost { loss: loss.clone(), why: why.clone() });
         self.end(ClusterEnd::Lost { loss, why });
         Ok(())
@@ -498,7 +498,7 @@ impl JoiningNode {
         let Some(first) = self.first.as_mut() else { return };
         let Some(welcome) = &first.welcome else { return };
         if first.pulse.is_silent(now) {
-            let why = format!("it has been silent for {}", seconds(welcome.node_timeout));
+            let why = format!("{SILENT_FOR} {}", seconds(welcome.node_timeout));
             return self.lose_first(&why);
         }
         if let Some(sequence) = first.pulse.beat(now) {

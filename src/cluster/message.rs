@@ -14,6 +14,9 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Longest activity in a heartbeat, in bytes.
 pub const ACTIVITY_BYTES_MAX: usize = 4096;
 
+/// Beginning of the reason of a loss by silence, which is followed by the time.
+pub const SILENT_FOR: &str = "it has been silent for";
+
 /// Node that is here before the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresentNode {
@@ -74,6 +77,28 @@ impl Loss {
                 let (one, other) = (roster.name(*one), roster.name(*other));
                 format!("the link between {one} and {other} is cut, and both are alive: {why}")
             }
+        }
+    }
+
+    /// Returns the loss as a sentence for the node that is lost, which has got it from the first
+    /// node: so what that one sends arrives.
+    pub fn sentence_to(&self, you: NodeRank, roster: &Roster) -> String {
+        match self {
+            Self::Node { node, why } if *node == you => {
+                let (first, you) = (roster.name(NodeRank(0)), roster.name(you));
+                match why.starts_with(SILENT_FOR) {
+                    true => format!(
+                        "the first node, {first}, no longer hears this one, {you}: {why}; what it \
+                         sends arrives here, so that the connection works in one direction only: \
+                         check that UDP passes in both directions between the two (firewall, \
+                         router, VPN), and that this machine was not asleep"
+                    ),
+                    false => {
+                        format!("the first node, {first}, has given this one up, {you}: {why}")
+                    }
+                }
+            }
+            _ => self.sentence(roster),
         }
     }
 

@@ -85,6 +85,8 @@ fn a_cut_of_either_or_both_directions_ends_both_nodes_which_name_each_other() {
                 let named = if ways == [Way::There] { "node 1 (" } else { "node 0 (" };
                 assert!(error.contains(named), "{ways:?}: {error}");
                 assert!(error.contains("silent for 1.5 s"), "{ways:?}: {error}");
+                let is_told = error.contains("works in one direction only: check that UDP passes");
+                assert_eq!(is_told, ways == [Way::There], "{ways:?}: {error}");
                 assert!(seconds < END_S, "{ways:?}: {seconds:.1} s");
                 goes_on(&desk, &first);
             });

@@ -411,6 +411,24 @@ fn losses_and_leaves_after_the_start_are_handed_on() {
     assert_eq!(error, "node 0 (alpha) names node 9, which is none of the others in the roster");
 }
 
+/// What tells a node of its own loss has arrived, so that it is not the whole network that failed.
+#[test]
+fn a_node_that_the_first_one_gives_up_hears_why_and_what_to_check() {
+    let own = |why: &str| {
+        let mut bench = Bench::running();
+        let loss = Loss::Node { node: NodeRank(2), why: why.into() };
+        bench.first(ClusterMsg::Lost { generation: NEXT, loss }).unwrap();
+        bench.end().to_string()
+    };
+    let silent = own("it has been silent for 6 seconds");
+    let beginning = "the first node, node 0 (alpha), no longer hears this one, node 2 (beta): it \
+                     has been silent for 6 seconds; what it sends arrives here";
+    assert!(silent.starts_with(beginning), "{silent}");
+    assert!(silent.contains("in one direction only: check that UDP passes in both"), "{silent}");
+    let expected = "the first node, node 0 (alpha), has given this one up, node 2 (beta): it hangs";
+    assert_eq!(own("it hangs"), expected);
+}
+
 #[test]
 fn a_node_leaves_in_order_and_ends_with_the_first_one() {
     let mut bench = Bench::running();
