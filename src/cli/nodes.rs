@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::args::{JoinArgs, TrainArgs};
 use super::{UsageError, print};
@@ -14,6 +14,7 @@ use crate::cluster::{
     ClusterEnd, FirstNodeOptions, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, NodeDevice,
     PROTOCOL, Presence, Roster,
 };
+use crate::comm::RecvError;
 use crate::config::read::Override;
 use crate::device::Selection;
 use crate::faults::Faults;
@@ -27,7 +28,7 @@ use crate::runtime::placement::names::display_names;
 use crate::runtime::remote::first::FrameReceiver;
 use crate::train::error::TrainError;
 use crate::train::nodes::{JoinedNode, NodeOutcome, RunNodes, serve};
-use crate::train::signals::Interruption;
+use crate::train::signals::{Interruption, Signals};
 use crate::train::spec::RunSpec;
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -37,6 +38,8 @@ const SECRET_VARIABLE: &str = "POTLUCK_SECRET_FILE";
 pub const PORT: u16 = 7717;
 /// Longest silence that the link of a joining node allows: the first node says what counts.
 const JOIN_TIMEOUT: Duration = Duration::from_nanos(NODE_TIMEOUT_MAX);
+/// Time between two looks for a signal while others are awaited.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Keys that a node may set for itself.
 const NODE_KEYS: &[&str] = &["train.device_memory_mib", "train.tune_s", "data.val_path"];
 
@@ -97,18 +100,27 @@ fn run_name() -> String {
 
 // ---- The first node ----
 
-/// Waits for the other nodes of a run; returns `None` if it is a run of one node.
+/// Nodes of a run besides the first one.
+pub enum MetNodes {
+    /// It is a run of one node.
+    None,
+    All(Arc<RunNodes>),
+    /// A signal ended the wait for them.
+    Interrupted(Interruption),
+}
+
+/// Waits for the other nodes of a run.
 ///
 /// # Errors
 /// Returns an error for flags without a meaning, a secret that cannot be read, an address that is
 /// taken, and if the nodes cannot connect.
-pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNodes>>> {
+pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<MetNodes> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
         if args.listen.is_some() || args.secret_file.is_some() {
             let why = "--listen and --secret-file need --nodes N of 2 or more";
             return Err(UsageError(why.into()).into());
         }
-        return Ok(None);
+        return Ok(MetNodes::None);
     };
     let (secret, is_new) = match secret_of_file(args.secret_file.as_deref())? {
         Some(secret) => (secret, false),
@@ -124,7 +136,8 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
         frames: frames.clone(),
         faults: Faults::none(),
     };
-    let meeting = Meeting::host(options, |port| FirstNodeOptions {
+    let signals = catch_signals()?;
+    let mut meeting = Meeting::host(options, |port| FirstNodeOptions {
         run: run_name(),
         nodes,
         hello: hello(port, &selections),
@@ -133,9 +146,13 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
         generation: Generation(0),
     })?;
     print_line(&invitation(nodes, meeting.address, code.as_deref()));
-    let (roster, _, links) = wait(&meeting, &mut print_line)?;
+    let (roster, _, links) = match wait(&mut meeting, &signals, &mut print_line)? {
+        Waited::Started(started) => started,
+        Waited::Interrupted(signal) => return Ok(MetNodes::Interrupted(signal)),
+    };
     print_line(&roster.to_string());
-    Ok(Some(RunNodes::start(meeting, &frames, (&roster, spec.node_timeout), links)?))
+    let nodes = RunNodes::start(meeting, &frames, (&roster, spec.node_timeout), links)?;
+    Ok(MetNodes::All(nodes))
 }
 
 /// Returns the address that stands for all of this machine, of both versions if there are two.
@@ -184,10 +201,29 @@ fn addresses(listening: SocketAddr) -> Vec<SocketAddr> {
 
 type Started = (Roster, NodeRank, Vec<(NodeRank, Arc<NodeLink>)>);
 
-/// Shows who comes and goes until all are here.
-fn wait(meeting: &Meeting, show: &mut dyn FnMut(&str)) -> Result<Started, TrainError> {
+/// End of the wait for other nodes.
+enum Waited {
+    Started(Started),
+    Interrupted(Interruption),
+}
+
+fn catch_signals() -> Result<Signals, TrainError> {
+    Signals::install().map_err(|why| TrainError::System { what: "the handling of signals", why })
+}
+
+/// Shows who comes and goes until all are here. A signal leaves the others in order, so that they
+/// know at once, and the caller cleans up.
+fn wait(
+    meeting: &mut Meeting,
+    signals: &Signals,
+    show: &mut dyn FnMut(&str),
+) -> Result<Waited, TrainError> {
     loop {
-        match meeting.news.recv(None) {
+        if let Some(signal) = signals.pending() {
+            meeting.leave(&format!("it was {signal}"));
+            return Ok(Waited::Interrupted(signal));
+        }
+        match meeting.news.recv(Some(Instant::now() + SIGNAL_INTERVAL)) {
             Ok(ClusterNews::Present(presence)) => show(&present(&presence)),
             Ok(ClusterNews::TurnedAway { address, why }) => {
                 show(&format!("{address} was turned away: {why}"));
@@ -195,18 +231,26 @@ fn wait(meeting: &Meeting, show: &mut dyn FnMut(&str)) -> Result<Started, TrainE
             Ok(ClusterNews::Departed { host, why }) => {
                 show(&format!("{host} left: {why}; its place is free again"));
             }
-            Ok(ClusterNews::Started { roster, you, links }) => return Ok((roster, you, links)),
-            Ok(ClusterNews::Left { .. }) => {}
+            Ok(ClusterNews::Started { roster, you, links }) => {
+                return Ok(Waited::Started((roster, you, links)));
+            }
+            Ok(ClusterNews::Left { .. }) | Err(RecvError::TimedOut) => {}
             Ok(ClusterNews::Ended(end)) => return Err(ended(&end)),
-            Err(_) => return Err(TrainError::Defect("the cluster ended without a reason".into())),
+            Err(RecvError::Closed(_)) => {
+                return Err(TrainError::Defect("the cluster ended without a reason".into()));
+            }
         }
     }
 }
 
 fn ended(end: &ClusterEnd) -> TrainError {
-    match end.is_loss() {
-        true => TrainError::NodesLost { why: end.to_string() },
-        false => RuntimeError::InvalidRequest(end.to_string()).into(),
+    match end {
+        ClusterEnd::Left { why } => {
+            let why = format!("the first node ended the run before it began: {why}");
+            TrainError::NodesLost { why }
+        }
+        end if end.is_loss() => TrainError::NodesLost { why: end.to_string() },
+        end => RuntimeError::InvalidRequest(end.to_string()).into(),
     }
 }
 
@@ -264,7 +308,8 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         frames: frames.clone(),
         faults: faults.clone(),
     };
-    let meeting =
+    let signals = catch_signals()?;
+    let mut meeting =
         Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port, &offered), first })?;
     let quiet = args.quiet;
     let mut show = |text: &str| {
@@ -272,7 +317,10 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
             print_line(text)
         }
     };
-    let (roster, you, links) = wait(&meeting, &mut show)?;
+    let (roster, you, links) = match wait(&mut meeting, &signals, &mut show)? {
+        Waited::Started(started) => started,
+        Waited::Interrupted(signal) => return Ok(interrupted(signal)),
+    };
     show(&roster.to_string());
     let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
     let configure =
@@ -281,6 +329,12 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     let mut node = JoinedNode { devices, configure, data, faults, sink: terminal };
     let outcome = serve(meeting, frames, (you, links), &mut node)?;
     Ok(report(&outcome, quiet))
+}
+
+/// Says that a signal came before the run began, and returns the exit code.
+pub fn interrupted(signal: Interruption) -> i32 {
+    print_line(&format!("{signal} before the run began; nothing was saved"));
+    signal.exit_code()
 }
 
 /// Prints the end of the run and returns the exit code.

@@ -66,8 +66,13 @@ impl Host {
 
     /// Waits until it has printed this.
     pub fn wait_for(&mut self, text: &str) {
+        self.wait_for_times(text, 1);
+    }
+
+    /// Waits until it has printed this so many times.
+    pub fn wait_for_times(&mut self, text: &str, times: usize) {
         let started = Instant::now();
-        while !self.lines.lock().unwrap().contains(text) {
+        while self.lines.lock().unwrap().matches(text).count() < times {
             let printed = self.lines.lock().unwrap().clone();
             let ended = self.child.try_wait().unwrap();
             assert!(ended.is_none(), "the first node ended without '{text}':\n{printed}");

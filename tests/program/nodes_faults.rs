@@ -48,7 +48,6 @@ fn a_place_that_is_free_again_before_the_start_is_taken_by_another_node() {
                 host.wait_for("2 of 3 nodes here");
                 let goes = joiner(&desk, &host, fault);
                 host.wait_for(" left: ");
-                host.wait_for("waiting for 1\n");
                 let comes = joiner(&desk, &host, "");
                 let ran = host.finish().ok();
                 let left = ran.err.lines().find(|line| line.contains(" left: ")).unwrap();
@@ -79,4 +78,41 @@ fn those_who_wait_end_with_a_first_node_that_is_lost() {
         send_signal(host.child.id(), "KILL");
         let _ = host.finish();
     }
+}
+
+/// Nothing of a run that has not begun stays, and the others know at once that nobody comes.
+#[test]
+fn a_signal_before_the_start_leaves_no_directory_and_ends_those_who_wait() {
+    for (signal, code, said) in [("INT", 130, "interrupted"), ("TERM", 75, "terminated (SIGTERM)")]
+    {
+        let desk = desk();
+        let mut host = host_with(&desk, 3, "", &format!("{LINE} --devices cpu"));
+        assert!(desk.path("runs/0001").is_dir());
+        let goes = joiner(&desk, &host, "");
+        host.wait_for("2 of 3 nodes here");
+        send_signal(goes.id(), signal);
+        let ended = finish(goes, "a node that waits").ended(code);
+        ended.line(&format!("{said} before the run began"));
+        host.wait_for(&format!(" left: it left: it was {said}; its place is free again"));
+        let waits = joiner(&desk, &host, "");
+        host.wait_for_times("waiting for 1\n", 2);
+        send_signal(host.child.id(), signal);
+        let ended = host.finish().ended(code);
+        assert_eq!(ended.lines("error:").len(), 0, "{}", ended.err);
+        ended.line(&format!("{said} before the run began; nothing was saved"));
+        assert!(!desk.path("runs").exists(), "{:?}", desk.files());
+        let error = finish(waits, "another node that waits").ended(75);
+        let expected =
+            format!("error: the first node ended the run before it began: it was {said}");
+        assert_eq!(error.line("error:"), expected);
+    }
+}
+
+#[test]
+fn a_start_that_fails_while_others_are_awaited_leaves_no_directory() {
+    let desk = desk();
+    let line = format!("{LINE} --devices cpu --nodes 2 --secret-file code --listen");
+    // No address of this machine (RFC 5737).
+    desk.run(&format!("{line} 192.0.2.1:7717")).ended(78);
+    assert!(!desk.path("runs").exists(), "{:?}", desk.files());
 }
