@@ -56,7 +56,7 @@ pub use message::{
 pub use pulse::heartbeat_interval;
 pub use refusal::Refusal;
 pub use roster::{ADDRESSES_MAX, Roster, RosterError, RosterNode};
-pub use text::{TextError, WHY_BYTES_MAX, shown_text};
+pub use text::{SENTENCE_BYTES_MAX, TextError, WHY_BYTES_MAX, shown_text};
 
 use crate::base::Nanos;
 

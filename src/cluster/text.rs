@@ -3,6 +3,9 @@
 
 /// Longest text in which a node says why, in bytes.
 pub const WHY_BYTES_MAX: usize = 1024;
+/// Longest sentence of another node about its part of a run, such as the error of a device, in
+/// bytes.
+pub const SENTENCE_BYTES_MAX: usize = 4096;
 
 /// Error of a text that comes from another node or goes to one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

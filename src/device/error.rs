@@ -77,6 +77,33 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// Returns all of its texts, to be made harmless if they come from elsewhere.
+    pub fn texts_mut(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::NoAdapter { hint } => vec![hint],
+            Self::NoMatch { selector, found } => vec![selector, found],
+            Self::BadSelector { selector, why } => vec![selector, why],
+            Self::Repeated { names, times, count: _ } => names.iter_mut().chain([times]).collect(),
+            Self::Open { adapter, why }
+            | Self::Input { adapter, step: _, why }
+            | Self::Lost { adapter, why }
+            | Self::NodeLost { adapter, why } => vec![adapter, why],
+            Self::TooLarge { adapter, bytes: _, limit: _ } => vec![adapter],
+            Self::LoopTooLong { adapter, what, iterations: _, limit: _ }
+            | Self::OutOfMemory { adapter, what }
+            | Self::Timeout { adapter, what, seconds: _ }
+            | Self::ReadBack { adapter, what } => vec![adapter, what],
+            Self::Uncertified { adapter, kernel, why } => vec![adapter, kernel, why],
+            Self::CustomKernel { adapter, op, why } => vec![adapter, op, why],
+            Self::Refused { adapter, what, why } => vec![adapter, what, why],
+            Self::Panicked { adapter, what, text } => {
+                [adapter, what].into_iter().chain(text).collect()
+            }
+        }
+    }
+}
+
 /// Returns the hint on drivers: the package that installs a software adapter on Debian and Ubuntu,
 /// and the driver that hardware needs.
 pub fn driver_hint() -> String {

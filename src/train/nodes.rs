@@ -16,7 +16,7 @@ use super::run_data::{DataShape, RunData, SavedData};
 use super::signals::{SignalFlags, Signals};
 use super::spec::RunSpec;
 use crate::base::{NodeRank, TensorId};
-use crate::cluster::{ClusterEnd, Loss, Roster};
+use crate::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
 use crate::comm::Mailbox;
 use crate::faults::Faults;
 use crate::graph::Graph;
@@ -93,6 +93,16 @@ pub enum NodeOutcome {
         why: String,
         exit_code: i32,
     },
+}
+
+impl NodeOutcome {
+    fn decode(bytes: &[u8]) -> Result<Self, TrainError> {
+        let no_outcome = |why| TrainError::Defect(format!("the run ended with no outcome: {why}"));
+        Ok(match postcard::from_bytes(bytes).map_err(no_outcome)? {
+            Self::Failed { why, exit_code } => Self::Failed { why: shown(&why), exit_code },
+            other => other,
+        })
+    }
 }
 
 // ---- The first node ----
@@ -298,11 +308,14 @@ impl RunNews {
         })
     }
 
+    /// Returns the news as an event to be shown, with texts that are harmless.
     fn into_event(self) -> Event {
         match self {
-            Self::Note(text) => Event::Note(text),
-            Self::Warning(text) => Event::Warning(text),
-            Self::Started { done, steps, device } => Event::Started { done, steps, device },
+            Self::Note(text) => Event::Note(shown(&text)),
+            Self::Warning(text) => Event::Warning(shown(&text)),
+            Self::Started { done, steps, device } => {
+                Event::Started { done, steps, device: shown(&device) }
+            }
             Self::Step(StepNews { step, loss, lr, grad_norm, is_tokens, count, ms, per_s }) => {
                 let unit = if is_tokens { Unit::Tokens } else { Unit::Samples };
                 let ranks = Vec::new();
@@ -330,6 +343,11 @@ impl RunNews {
             Self::Ended => Event::Ended,
         }
     }
+}
+
+/// Returns a text of another node as it may be shown.
+fn shown(text: &str) -> String {
+    shown_text(text, SENTENCE_BYTES_MAX)
 }
 
 // ---- The other nodes ----
@@ -481,9 +499,38 @@ pub fn serve(
     let mut meeting = meeting;
     meeting.leave("the node has ended");
     match ended {
-        Ok(NodeEnd::Over(outcome)) => postcard::from_bytes(&outcome)
-            .map_err(|why| TrainError::Defect(format!("the run ended with no outcome: {why}"))),
+        Ok(NodeEnd::Over(outcome)) => NodeOutcome::decode(&outcome),
         Ok(NodeEnd::Lost(why)) => Err(TrainError::NodesLost { why }),
         Err(why) => Err(TrainError::NodesLost { why: format!("the first node sent {why}") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_the_first_node_are_shown_without_control_characters() {
+        let bad = || String::from("\u{1b}[2Jno\n") + &"x".repeat(2 * SENTENCE_BYTES_MAX);
+        let news = [
+            RunNews::Note(bad()),
+            RunNews::Warning(bad()),
+            RunNews::Started { done: 0, steps: 1, device: bad() },
+        ];
+        for news in news {
+            let event = news.into_event();
+            let (Event::Note(text) | Event::Warning(text) | Event::Started { device: text, .. }) =
+                &event
+            else {
+                panic!("{event:?}");
+            };
+            assert!(text.starts_with(" [2Jno x"), "{text}");
+            assert_eq!(text.len(), SENTENCE_BYTES_MAX);
+        }
+        let failed = NodeOutcome::Failed { why: bad(), exit_code: 75 };
+        let Ok(NodeOutcome::Failed { why, .. }) = NodeOutcome::decode(&encode(&failed)) else {
+            panic!("it failed");
+        };
+        assert!(why.starts_with(" [2Jno x") && why.len() == SENTENCE_BYTES_MAX, "{why}");
     }
 }

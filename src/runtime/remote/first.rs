@@ -236,7 +236,6 @@ impl RemoteNode {
         self.send("its devices", &ToNode::Begin(RawValues(run)))?;
         let offered = self.answer("its devices", "the description of the run", &answer)?;
         let Offering { devices: offered, has_data } = offered.map_err(|why| {
-            let why = shown_text(&why, WHY_BYTES_MAX);
             RuntimeError::InvalidRequest(format!("{} cannot take part: {why}", self.host))
         })?;
         self.has_data.store(has_data, Ordering::Relaxed);
@@ -361,8 +360,7 @@ impl RemoteNode {
     }
 
     fn process(&self, message: &[u8]) -> Result<(), String> {
-        let message: ToFirst = postcard::from_bytes(message)
-            .map_err(|why| format!("bytes that are no message ({why})"))?;
+        let message = ToFirst::decode(message)?;
         if !matches!(message, ToFirst::Signal(_) | ToFirst::Activity(_)) {
             self.progress.fetch_add(1, Ordering::Relaxed);
         }

@@ -8,6 +8,7 @@ pub mod first;
 pub mod node;
 pub mod own_inputs;
 mod perform;
+mod texts;
 pub mod values;
 pub mod waiting;
 pub mod wire;

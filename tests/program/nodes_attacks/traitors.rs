@@ -6,6 +6,7 @@ use std::thread;
 use potluck::base::{ChunkId, Generation, NodeRank, Position, Rank, Round};
 use potluck::cluster::ClusterMsg;
 use potluck::comm::{BufferPool, FrameContent, FrameHeader, FrameValues};
+use potluck::device::DeviceError;
 use potluck::net::Payload;
 use potluck::parallel::Vote;
 use potluck::runtime::remote::wire::{CallReply, ToFirst};
@@ -315,9 +316,25 @@ fn texts_of_a_node_are_shown_without_control_characters() {
         ToFirst::Offer(_) => Ok(vec![ToFirst::Offer(Err("\u{1b}[2Jno\n".repeat(1000)))]),
         other => Err(Box::new(other)),
     };
-    for (change, shown) in [(named, "traitor  [2Jcpu"), (refused, "cannot take part:  [2Jno")] {
+    let lost: Change = |of| match of {
+        ToFirst::Finished { rank, group, .. } => {
+            let (adapter, why) = ("\u{1b}]0;cpu\u{7}".into(), "\u{9b}2Jgone".into());
+            let result = Err(DeviceError::Lost { adapter, why });
+            Ok(vec![ToFirst::Finished { rank, group, result }])
+        }
+        other => Err(Box::new(other)),
+    };
+    for (change, shown) in [
+        (named, "traitor  [2Jcpu"),
+        (refused, "cannot take part:  [2Jno"),
+        (lost, " ]0;cpu : the device was lost ( 2Jgone)"),
+    ] {
         let ran = betrayed(Messages { change, after: 0, seen: AtomicU64::new(0) });
-        assert!(!ran.err.contains('\u{1b}') && ran.err.len() < 5000, "{:?}", ran.err);
+        assert!(
+            !ran.err.contains(['\u{1b}', '\u{7}', '\u{9b}']) && ran.err.len() < 5000,
+            "{:?}",
+            ran.err
+        );
         assert!(ran.err.contains(shown), "{}", ran.err);
     }
 }
