@@ -1,4 +1,5 @@
-//! Runs over several machines: `potluck train --nodes`, `potluck join` and `potluck secret`.
+//! Runs over several machines: `potluck train --nodes`, `potluck join` and `potluck secret`; and
+//! how nodes of runs and of benchmarks find together.
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -9,10 +10,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::args::{JoinArgs, TrainArgs};
 use super::{UsageError, print};
 use crate::autotune::catalog;
-use crate::base::{Generation, NodeRank};
+use crate::base::Generation;
 use crate::cluster::{
-    ClusterEnd, FirstNodeOptions, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, NodeDevice,
-    PROTOCOL, Presence, Roster,
+    ClusterEnd, FirstNodeOptions, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, NodeDevice, Presence,
 };
 use crate::comm::RecvError;
 use crate::config::read::Override;
@@ -22,7 +22,9 @@ use crate::metrics::Sink;
 use crate::net::Secret;
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
-use crate::runtime::nodes::{ClusterNews, Meeting, MeetingOptions, NodeLink};
+use crate::runtime::nodes::{
+    ClusterNews, Meeting, MeetingOptions, StartedCluster, greeting, host_name,
+};
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::names::display_names;
 use crate::runtime::remote::first::FrameReceiver;
@@ -68,27 +70,15 @@ fn usage(error: impl std::fmt::Display) -> UsageError {
     UsageError(error.to_string())
 }
 
-fn hello(port: u16, selections: &[Selection]) -> Hello {
+/// Returns the devices of this machine as the others see them.
+fn shown_devices(selections: &[Selection]) -> Vec<NodeDevice> {
     let kind = |selection: &Selection| match selection {
         Selection::Adapter(adapter) => adapter.api.to_string(),
         Selection::Cpu { .. } | Selection::Offered(_) => String::new(),
     };
     let names = display_names(selections);
     let device = |(name, selection)| NodeDevice { name, kind: kind(selection) };
-    Hello {
-        protocol: PROTOCOL,
-        version: env!("CARGO_PKG_VERSION").into(),
-        build: env!("POTLUCK_BUILD").into(),
-        run: None,
-        host: host_name(),
-        port,
-        devices: names.into_iter().zip(selections).map(device).collect(),
-    }
-}
-
-fn host_name() -> String {
-    let name = gethostname::gethostname().to_string_lossy().into_owned();
-    if name.is_empty() { "unnamed".into() } else { name }
+    names.into_iter().zip(selections).map(device).collect()
 }
 
 /// Returns a name that no other run has.
@@ -100,6 +90,21 @@ fn run_name() -> String {
 
 // ---- The first node ----
 
+/// Node that has met the others.
+pub struct MetNode {
+    pub meeting: Meeting,
+    pub signals: Signals,
+    pub frames: FrameReceiver,
+    pub started: StartedCluster,
+}
+
+/// End of a wait for other nodes.
+pub enum Met {
+    All(Box<MetNode>),
+    /// A signal ended it; the others know.
+    Interrupted(Interruption),
+}
+
 /// Nodes of a run besides the first one.
 pub enum MetNodes {
     /// It is a run of one node.
@@ -107,6 +112,72 @@ pub enum MetNodes {
     All(Arc<RunNodes>),
     /// A signal ended the wait for them.
     Interrupted(Interruption),
+}
+
+/// Gathering of nodes, for its first one.
+pub struct Gathering<'a> {
+    /// Subject of the prompt: `a run`.
+    pub what: &'static str,
+    /// Command of the others, and what follows its address.
+    pub command: &'static str,
+    pub flags: String,
+    pub nodes: u32,
+    pub listen: Option<SocketAddr>,
+    pub secret_file: Option<&'a Path>,
+    pub node_timeout: Duration,
+}
+
+impl Gathering<'_> {
+    /// Prints what to type on the other machines and waits until all nodes are here. `hello` gets
+    /// the port of this node.
+    ///
+    /// # Errors
+    /// Returns an error for a secret that cannot be read, an address that is taken, and if the
+    /// nodes cannot connect.
+    pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<Met> {
+        let (secret, is_new) = match secret_of_file(self.secret_file)? {
+            Some(secret) => (secret, false),
+            None => (Secret::generate()?, true),
+        };
+        let code = is_new.then(|| code_of(&secret));
+        let frames = FrameReceiver::default();
+        let options = MeetingOptions {
+            listen: self.listen.unwrap_or_else(all_addresses),
+            secret,
+            node_timeout: self.node_timeout,
+            frames: frames.clone(),
+            faults: Faults::none(),
+        };
+        let signals = catch_signals()?;
+        let meeting = Meeting::host(options, |port| FirstNodeOptions {
+            run: run_name(),
+            nodes: self.nodes,
+            hello: hello(port),
+            addresses: Vec::new(),
+            node_timeout: nanos(self.node_timeout),
+            generation: Generation(0),
+        })?;
+        print_line(&self.invitation(meeting.address, code.as_deref()));
+        Ok(wait((meeting, frames), signals, &mut print_line)?)
+    }
+
+    /// Returns what to type on the other machines.
+    fn invitation(&self, listening: SocketAddr, code: Option<&str>) -> String {
+        let Self { what, command, flags, nodes, .. } = self;
+        let others = match nodes {
+            2 => "the other machine".into(),
+            nodes => format!("{} others", nodes - 1),
+        };
+        let mut text = format!("{what} of {nodes} nodes; on {others}, type");
+        let file = if code.is_some() { "" } else { " --secret-file FILE" };
+        for address in addresses(listening) {
+            text += &format!("\n  {command} {address}{flags}{file}");
+        }
+        match code {
+            Some(code) => text + &format!("\nand there the code  {code}"),
+            None => text + "\nwith the same secret in FILE",
+        }
+    }
 }
 
 /// Waits for the other nodes of a run.
@@ -122,36 +193,23 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<MetNodes> {
         }
         return Ok(MetNodes::None);
     };
-    let (secret, is_new) = match secret_of_file(args.secret_file.as_deref())? {
-        Some(secret) => (secret, false),
-        None => (Secret::generate()?, true),
-    };
-    let code = is_new.then(|| code_of(&secret));
     let selections = selections(&spec.devices)?;
-    let frames = FrameReceiver::default();
-    let options = MeetingOptions {
-        listen: args.listen.unwrap_or_else(all_addresses),
-        secret,
-        node_timeout: spec.node_timeout,
-        frames: frames.clone(),
-        faults: Faults::none(),
-    };
-    let signals = catch_signals()?;
-    let mut meeting = Meeting::host(options, |port| FirstNodeOptions {
-        run: run_name(),
+    let gathering = Gathering {
+        what: "a run",
+        command: "potluck join",
+        flags: String::new(),
         nodes,
-        hello: hello(port, &selections),
-        addresses: Vec::new(),
-        node_timeout: nanos(spec.node_timeout),
-        generation: Generation(0),
-    })?;
-    print_line(&invitation(nodes, meeting.address, code.as_deref()));
-    let (roster, _, links) = match wait(&mut meeting, &signals, &mut print_line)? {
-        Waited::Started(started) => started,
-        Waited::Interrupted(signal) => return Ok(MetNodes::Interrupted(signal)),
+        listen: args.listen,
+        secret_file: args.secret_file.as_deref(),
+        node_timeout: spec.node_timeout,
     };
+    let met = match gathering.host(|port| greeting(port, None, shown_devices(&selections)))? {
+        Met::All(met) => met,
+        Met::Interrupted(signal) => return Ok(MetNodes::Interrupted(signal)),
+    };
+    let StartedCluster { roster, links, .. } = met.started;
     print_line(&roster.to_string());
-    let nodes = RunNodes::start(meeting, &frames, (&roster, spec.node_timeout), links)?;
+    let nodes = RunNodes::start(met.meeting, &met.frames, (&roster, spec.node_timeout), links)?;
     Ok(MetNodes::All(nodes))
 }
 
@@ -160,21 +218,6 @@ fn all_addresses() -> SocketAddr {
     let both = SocketAddr::from(([0; 16], PORT));
     let has_both = UdpSocket::bind(SocketAddr::new(both.ip(), 0)).is_ok();
     if has_both { both } else { SocketAddr::from(([0; 4], PORT)) }
-}
-
-/// Returns what to type on the other machines.
-fn invitation(nodes: u32, listening: SocketAddr, code: Option<&str>) -> String {
-    let others =
-        if nodes == 2 { "the other machine".into() } else { format!("{} others", nodes - 1) };
-    let mut text = format!("a run of {nodes} nodes; on {others}, type");
-    let file = if code.is_some() { "" } else { " --secret-file FILE" };
-    for address in addresses(listening) {
-        text += &format!("\n  potluck join {address}{file}");
-    }
-    match code {
-        Some(code) => text + &format!("\nand there the code  {code}"),
-        None => text + "\nwith the same secret in FILE",
-    }
 }
 
 /// Returns the addresses under which others may reach this machine; its own if there are none.
@@ -199,14 +242,6 @@ fn addresses(listening: SocketAddr) -> Vec<SocketAddr> {
     }
 }
 
-type Started = (Roster, NodeRank, Vec<(NodeRank, Arc<NodeLink>)>);
-
-/// End of the wait for other nodes.
-enum Waited {
-    Started(Started),
-    Interrupted(Interruption),
-}
-
 fn catch_signals() -> Result<Signals, TrainError> {
     Signals::install().map_err(|why| TrainError::System { what: "the handling of signals", why })
 }
@@ -214,14 +249,14 @@ fn catch_signals() -> Result<Signals, TrainError> {
 /// Shows who comes and goes until all are here. A signal leaves the others in order, so that they
 /// know at once, and the caller cleans up.
 fn wait(
-    meeting: &mut Meeting,
-    signals: &Signals,
+    (mut meeting, frames): (Meeting, FrameReceiver),
+    signals: Signals,
     show: &mut dyn FnMut(&str),
-) -> Result<Waited, TrainError> {
+) -> Result<Met, TrainError> {
     loop {
         if let Some(signal) = signals.pending() {
             meeting.leave(&format!("it was {signal}"));
-            return Ok(Waited::Interrupted(signal));
+            return Ok(Met::Interrupted(signal));
         }
         match meeting.news.recv(Some(Instant::now() + SIGNAL_INTERVAL)) {
             Ok(ClusterNews::Present(presence)) => show(&present(&presence)),
@@ -232,7 +267,8 @@ fn wait(
                 show(&format!("{host} left: {why}; its place is free again"));
             }
             Ok(ClusterNews::Started { roster, you, links }) => {
-                return Ok(Waited::Started((roster, you, links)));
+                let started = StartedCluster { roster, you, links };
+                return Ok(Met::All(Box::new(MetNode { meeting, signals, frames, started })));
             }
             Ok(ClusterNews::Left { .. }) | Err(RecvError::TimedOut) => {}
             Ok(ClusterNews::Ended(end)) => return Err(ended(&end)),
@@ -270,6 +306,54 @@ fn present(presence: &Presence) -> String {
 
 // ---- The other nodes ----
 
+/// What a node needs to join others.
+pub struct Joining {
+    /// Addresses of the first node.
+    pub first: Vec<SocketAddr>,
+    pub listen: Option<SocketAddr>,
+    pub secret: Secret,
+    /// Faults to inject, for tests.
+    pub faults: Faults,
+}
+
+impl Joining {
+    /// Joins the first node at one of its addresses and waits until all nodes are here. `hello`
+    /// gets the port of this node.
+    ///
+    /// # Errors
+    /// Returns an error if the address is taken, the first node cannot be reached or refuses this
+    /// one, and if the nodes cannot connect.
+    pub fn join(
+        self,
+        show: &mut dyn FnMut(&str),
+        hello: impl FnOnce(u16) -> Hello,
+    ) -> Result<Met, TrainError> {
+        let Self { first, listen, secret, faults } = self;
+        let frames = FrameReceiver::default();
+        let is_v4 = first.iter().all(SocketAddr::is_ipv4);
+        let any = if is_v4 { [0; 4].into() } else { [0; 16].into() };
+        let options = MeetingOptions {
+            listen: listen.unwrap_or_else(|| SocketAddr::new(any, 0)),
+            secret,
+            node_timeout: JOIN_TIMEOUT,
+            frames: frames.clone(),
+            faults,
+        };
+        let signals = catch_signals()?;
+        let meeting =
+            Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port), first })?;
+        wait((meeting, frames), signals, show)
+    }
+}
+
+/// Returns the secret of the file that a flag or the environment names, or the code that is typed.
+///
+/// # Errors
+/// Returns an error for a file that cannot be read, and without a terminal.
+pub fn secret_to_join(file: Option<&Path>) -> anyhow::Result<Secret> {
+    secret_of_file(file)?.map_or_else(typed_code, Ok)
+}
+
 /// Runs `potluck join` and returns the process's exit code.
 ///
 /// # Errors
@@ -293,41 +377,29 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     }
     let data = args.data.clone();
     overrides.extend(data.as_deref().map(Override::data).transpose()?.into_iter().flatten());
-    let secret = match secret_of_file(args.secret_file.as_deref())? {
-        Some(secret) => secret,
-        None => typed_code()?,
-    };
+    let secret = secret_to_join(args.secret_file.as_deref())?;
     let devices = args.devices.clone().unwrap_or_else(|| "auto".into());
     let offered = selections(&devices)?;
-    let frames = FrameReceiver::default();
-    let any = if first.iter().all(SocketAddr::is_ipv4) { [0; 4].into() } else { [0; 16].into() };
-    let options = MeetingOptions {
-        listen: args.listen.unwrap_or_else(|| SocketAddr::new(any, 0)),
-        secret,
-        node_timeout: JOIN_TIMEOUT,
-        frames: frames.clone(),
-        faults: faults.clone(),
-    };
-    let signals = catch_signals()?;
-    let mut meeting =
-        Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port, &offered), first })?;
     let quiet = args.quiet;
     let mut show = |text: &str| {
         if !quiet {
             print_line(text)
         }
     };
-    let (roster, you, links) = match wait(&mut meeting, &signals, &mut show)? {
-        Waited::Started(started) => started,
-        Waited::Interrupted(signal) => return Ok(interrupted(signal)),
+    let joining = Joining { first, listen: args.listen, secret, faults: faults.clone() };
+    let met = joining.join(&mut show, |port| greeting(port, None, shown_devices(&offered)))?;
+    let met = match met {
+        Met::All(met) => met,
+        Met::Interrupted(signal) => return Ok(interrupted(signal)),
     };
-    show(&roster.to_string());
+    show(&met.started.roster.to_string());
     let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
     let configure =
         move |config: &str| RunSpec::of_node(config, &overrides).map_err(|error| error.to_string());
     let configure = Box::new(configure);
     let mut node = JoinedNode { devices, configure, data, faults, sink: terminal };
-    let outcome = serve(meeting, frames, (you, links), &mut node)?;
+    let StartedCluster { you, links, .. } = met.started;
+    let outcome = serve(met.meeting, met.frames, (you, links), &mut node)?;
     Ok(report(&outcome, quiet))
 }
 
@@ -360,7 +432,10 @@ fn report(outcome: &NodeOutcome, quiet: bool) -> i32 {
 }
 
 /// Returns the addresses of a host and a port, which may be left out.
-fn resolve(text: &str) -> Result<Vec<SocketAddr>, UsageError> {
+///
+/// # Errors
+/// Returns an error for a host that is not found, and for a text that names none.
+pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, UsageError> {
     if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, PORT)]);
     }

@@ -29,7 +29,7 @@ pub struct NodeDevice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub protocol: u32,
-    /// Version of the program.
+    /// Version of the program; behind a space, what the node is there for, other than a run.
     pub version: String,
     /// Hash of the build, as text.
     pub build: String,
@@ -161,6 +161,11 @@ mod tests {
         assert_eq!(
             refusal(|hello| hello.version = "0.2.0".into()),
             "beta has potluck 0.2.0 and alpha potluck 0.1.0: install the same version on both"
+        );
+        assert_eq!(
+            refusal(|hello| hello.version = "0.1.0 (bench link)".into()),
+            "beta has potluck 0.1.0 (bench link) and alpha potluck 0.1.0: join with the command \
+             that alpha shows"
         );
         assert_eq!(
             refusal(|hello| hello.build = "beef".into()),

@@ -17,8 +17,8 @@ pub enum Refusal {
     )]
     Protocol { hosts: (String, String), theirs: u32, own: u32 },
     #[error(
-        "{} has potluck {} and {} potluck {}: install the same version on both",
-        .hosts.0, .values.0, .hosts.1, .values.1
+        "{} has potluck {} and {} potluck {}: {}",
+        .hosts.0, .values.0, .hosts.1, .values.1, advice(.values, &.hosts.1)
     )]
     Version { hosts: (String, String), values: (String, String) },
     #[error(
@@ -61,6 +61,15 @@ pub enum Refusal {
         found: Generation,
         current: Generation,
     },
+}
+
+/// Returns what to do about other versions, behind which may stand what a node is there for.
+fn advice((theirs, own): &(String, String), first: &str) -> String {
+    let number = |version: &str| version.split(' ').next().map(str::to_owned);
+    match number(theirs) == number(own) {
+        true => format!("join with the command that {first} shows"),
+        false => "install the same version on both".into(),
+    }
 }
 
 fn nodes(hosts: &[String]) -> String {

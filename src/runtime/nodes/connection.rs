@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::cluster::{ClusterMsg, ConnectionId};
@@ -89,8 +89,8 @@ struct LinkReceiver {
     messages: Mutex<Messages>,
     /// Set when the link is given to the layer above.
     receiver: OnceLock<MessageReceiver>,
-    /// Takes all values in place of `frames`, once it is set.
-    values: OnceLock<Arc<dyn ValueReceiver>>,
+    /// Takes all values in place of `frames`, once there is one.
+    values: RwLock<Option<Arc<dyn ValueReceiver>>>,
 }
 
 #[derive(Default)]
@@ -134,10 +134,19 @@ impl NodeLink {
         }
     }
 
-    /// Sets the receiver of all values that come from now on.
+    /// Sets the receiver of all values that come from now on, in place of the one before.
     pub fn receive_values_with(&self, receiver: Arc<dyn ValueReceiver>) {
-        // Set once, by the thread that starts the group.
-        let _ = self.incoming.values.set(receiver);
+        // Only whole receivers are moved under the lock.
+        let mut values = self.incoming.values.write().unwrap_or_else(PoisonError::into_inner);
+        *values = Some(receiver);
+    }
+
+    /// Sends bytes to the peer's receiver of values; waits while the queue of the link is full.
+    ///
+    /// # Errors
+    /// Returns the reason of a closed link.
+    pub fn send_values(&self, tag: [u8; TAG_BYTES], values: Payload) -> Result<(), Closed> {
+        self.link.send_data(tag, values)
     }
 
     /// Returns the link as one for the packets of a process group.
@@ -237,6 +246,10 @@ impl LinkReceiver {
         }
     }
 
+    fn values(&self) -> Option<Arc<dyn ValueReceiver>> {
+        self.values.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Messages> {
         // Only whole items are moved under the lock.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
@@ -320,7 +333,7 @@ impl Receiver for LinkReceiver {
 
     fn data(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
         self.check_is_of_run("a frame")?;
-        if let Some(values) = self.values.get() {
+        if let Some(values) = self.values() {
             return values.landing(tag, bytes);
         }
         let header = FrameHeader::decode(tag).ok_or("a frame without a header")?;
@@ -336,7 +349,7 @@ impl Receiver for LinkReceiver {
     }
 
     fn closed(&self, why: &CloseReason) {
-        if let Some(values) = self.values.get() {
+        if let Some(values) = self.values() {
             values.closed();
         }
         (self.events)(LinkEvent::Closed(self.connection, why.to_string()));

@@ -28,9 +28,9 @@ use crate::runtime::remote::first::{FrameReceiver, NodeConnection};
 /// The process that the others join.
 const FIRST: NodeRank = NodeRank(0);
 
-/// Version with which processes of groups greet, so that they and the nodes of training runs refuse
+/// Purpose with which processes of groups greet, so that they and the nodes of training runs refuse
 /// each other.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (process group)");
+const PURPOSE: &str = "process group";
 /// Default of [`ClusterOptions::timeout`].
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Default of [`ClusterOptions::deadline`], that of [`crate::comm::init`].
@@ -189,6 +189,20 @@ pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupEr
     GroupSession::open(meeting, started, [timeout, deadline], until)
 }
 
+/// Makes a process group of the nodes of a cluster that has started, and returns the handles of
+/// this one, in order of ranks; a device of the roster is a rank. All nodes must do so. `timeout`
+/// is as in [`ClusterOptions::timeout`], and that of the meeting.
+///
+/// # Errors
+/// Returns [`GroupError::Connect`] if a node is lost before all are ready.
+pub fn group_over(
+    meeting: Meeting,
+    started: StartedCluster,
+    timeout: Duration,
+) -> Result<Vec<ProcessGroup>, GroupError> {
+    GroupSession::open(meeting, started, [timeout, DEADLINE], None)
+}
+
 fn failed(why: impl fmt::Display) -> GroupError {
     GroupError::Connect(why.to_string())
 }
@@ -230,25 +244,36 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
 }
 
 fn hello(port: u16, ranks: u32) -> Hello {
-    let name = gethostname::gethostname().to_string_lossy().into_owned();
-    let host = if name.is_empty() { "unnamed".into() } else { name };
     let device = NodeDevice { name: "rank of a process group".into(), kind: String::new() };
+    greeting(port, Some(PURPOSE), vec![device; ranks as usize])
+}
+
+/// Returns the greeting of this process, which listens at `port`. Nodes with another purpose refuse
+/// it; training runs have none.
+pub fn greeting(port: u16, purpose: Option<&str>, devices: Vec<NodeDevice>) -> Hello {
+    let version = env!("CARGO_PKG_VERSION");
     Hello {
         protocol: PROTOCOL,
-        version: VERSION.into(),
+        version: purpose.map_or(version.into(), |purpose| format!("{version} ({purpose})")),
         build: env!("POTLUCK_BUILD").into(),
         run: None,
-        host,
+        host: host_name(),
         port,
-        devices: vec![device; ranks as usize],
+        devices,
     }
 }
 
-/// Cluster that has started.
-struct StartedCluster {
-    roster: Roster,
-    you: NodeRank,
-    links: Vec<(NodeRank, Arc<NodeLink>)>,
+/// Returns the name of this machine, or `unnamed`.
+pub fn host_name() -> String {
+    let name = gethostname::gethostname().to_string_lossy().into_owned();
+    if name.is_empty() { "unnamed".into() } else { name }
+}
+
+/// Cluster that has started: the news [`ClusterNews::Started`].
+pub struct StartedCluster {
+    pub roster: Roster,
+    pub you: NodeRank,
+    pub links: Vec<(NodeRank, Arc<NodeLink>)>,
 }
 
 fn wait_for_all(

@@ -7,4 +7,6 @@ mod group;
 
 pub use connection::{NodeLink, ValueReceiver};
 pub use driver::{ClusterNews, Meeting, MeetingOptions};
-pub use group::{ClusterOptions, ConnectNews, First, connect};
+pub use group::{
+    ClusterOptions, ConnectNews, First, StartedCluster, connect, greeting, group_over, host_name,
+};
