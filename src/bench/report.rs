@@ -30,7 +30,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     pub name: String,
-    /// API of the device: `vulkan`, `metal`, `dx12`, `gl`, or `cpu`.
+    /// API of the device: `vulkan`, `metal`, `dx12`, `gl`, or `cpu`; `quic` between nodes.
     pub api: String,
     pub driver: String,
     /// Kind of the device, such as `discrete GPU` or `software`.

@@ -39,6 +39,8 @@ pub struct SamplingPlan {
 }
 
 impl Effort {
+    pub const ALL: [Self; 3] = [Self::Tiny, Self::Quick, Self::Normal];
+
     /// Returns the name of the effort in reports.
     pub fn name(self) -> &'static str {
         match self {

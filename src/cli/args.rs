@@ -51,7 +51,7 @@ pub enum Command {
     Train(TrainArgs),
     /// Take part in a run that another machine started with `potluck train --nodes N`
     Join(JoinArgs),
-    /// Print a new code for --secret-file of train and join
+    /// Print a new code for --secret-file of train, join and bench
     Secret,
     /// Print the loss of a checkpoint on a data set
     Eval(EvalArgs),
@@ -361,8 +361,10 @@ pub enum BenchCommand {
         b: PathBuf,
     },
     /// Benchmark collectives between ranks: on slices in memory (2 to 8 ranks, 4 KiB to 256 MiB)
-    /// and on the gradients of devices
+    /// and on the gradients of devices; with --nodes on slices in memory of several machines
     Collectives(CollectivesArgs),
+    /// Take part in `potluck bench collectives --nodes N` of another machine
+    Join(BenchJoinArgs),
     /// Benchmark training steps of pipelines: throughput and bubble of every schedule, beside the
     /// prediction by simulation and the formula
     Pipeline(PipelineArgs),
@@ -457,6 +459,23 @@ pub struct CollectivesArgs {
         allow_negative_numbers = true
     )]
     pub ranks: Vec<u32>,
+    /// Machines, this one included: it waits until the others have typed the line that it prints,
+    /// `potluck bench join ADDR`, and measures all of their ranks
+    #[arg(long, value_name = "N", conflicts_with_all = ["devices", "ranks"])]
+    #[arg(value_parser = within::<2, 64>)]
+    pub nodes: Option<u32>,
+    /// With --nodes: ranks of this node, each of them a thread, which are also in the line that it
+    /// prints
+    #[arg(long, value_name = "R", default_value_t = 1, requires = "nodes")]
+    #[arg(value_parser = within::<1, 64>)]
+    pub ranks_per_node: u32,
+    /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
+    #[arg(long, value_name = "ADDR:PORT", requires = "nodes")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// With --nodes: file with the code of the benchmark; without it and POTLUCK_SECRET_FILE, a new
+    /// code is printed
+    #[arg(long, value_name = "FILE", requires = "nodes")]
+    pub secret_file: Option<PathBuf>,
     /// Fewer sizes and samples: some seconds instead of about a minute
     #[arg(long)]
     pub quick: bool,
@@ -472,6 +491,24 @@ pub struct CollectivesArgs {
     /// Write a plot of the bus bandwidth of all-reduce over its size to an SVG file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+}
+
+/// Arguments of `bench join`.
+#[derive(Debug, Args)]
+pub struct BenchJoinArgs {
+    /// Host and UDP port of the first node [default port: 7717]
+    #[arg(value_name = "HOST[:PORT]")]
+    pub address: String,
+    /// Ranks of this node, each of them a thread
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = within::<1, 64>)]
+    pub ranks_per_node: u32,
+    /// Address and UDP port at which this node listens for the others [default: any free port]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+    /// File with the code of the benchmark; without it and POTLUCK_SECRET_FILE, the code is asked
+    /// for
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
 }
 
 /// Part of the benchmark suite.
@@ -539,6 +576,13 @@ mod tests {
         for line in ["train --svg x.svg", "train --explain graph --svg x.svg"] {
             let error = parsed(&format!("potluck {line}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{line}");
+        }
+    }
+
+    #[test]
+    fn flags_of_nodes_need_their_number() {
+        for line in ["--listen 127.0.0.1:0", "--nodes 2 --ranks 3", "--nodes 1"] {
+            assert!(parsed(&format!("potluck bench collectives {line}")).is_err(), "{line}");
         }
     }
 

@@ -1,10 +1,11 @@
-//! `potluck bench`: benchmarks of the devices of this machine, and comparisons of two reports.
+//! `potluck bench`: benchmarks of the devices of this machine, and of several machines, and comparisons
+//! of two reports.
 
 use std::fs;
 use std::path::Path;
 
 use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs, PipelineArgs, PipelineCut};
-use super::{UsageError, write_named};
+use super::{UsageError, bench_nodes, write_named};
 use crate::bench::{self, Effort, Options, Part, Report, collectives, pipeline};
 use crate::parallel::PipelineSchedule;
 use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_RESTART};
@@ -14,8 +15,8 @@ use crate::ui::terminal::print_line;
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the benchmark suite or that of collectives or of pipelines, or compares two reports;
-/// returns the process's exit code.
+/// Runs the benchmark suite or that of collectives or of pipelines, takes part in one of
+/// another machine, or compares two reports; returns the process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
         Some(BenchCommand::Compare { a, b }) => {
@@ -23,6 +24,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
             Ok(0)
         }
         Some(BenchCommand::Collectives(args)) => collectives(args),
+        Some(BenchCommand::Join(args)) => bench_nodes::join(args),
         Some(BenchCommand::Pipeline(args)) => pipelines(args),
         None => {
             writable(args.json.as_deref(), "--json")?;
@@ -41,7 +43,10 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         ranks: args.ranks.iter().map(|ranks| *ranks as usize).collect(),
         full: args.full,
     };
-    let report = collectives::run(&options, &mut |progress| print_line(progress))?;
+    let report = match args.nodes {
+        Some(nodes) => bench_nodes::collectives(nodes, args, &options)?,
+        None => collectives::run(&options, &mut |progress| print_line(progress))?,
+    };
     draw(args.svg.as_deref(), || collectives::svg::draw(&report))?;
     deliver(&report, args.json.as_deref())
 }

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod bench;
+pub mod bench_nodes;
 pub mod devices;
 pub mod explain;
 pub mod model;
@@ -21,6 +22,7 @@ use crate::config::read::ConfigError;
 use crate::files;
 use crate::runtime::error::{EXIT_CONFIGURATION, EXIT_DEFECT, EXIT_RESTART, RuntimeError};
 use crate::train::TrainError;
+use crate::train::signals::Interruption;
 use crate::ui::terminal::print_line;
 use args::{Cli, Command};
 
@@ -53,7 +55,10 @@ pub fn main() -> i32 {
         Command::Bench(args) => bench::run(args),
     };
     let code = result.unwrap_or_else(|error| {
-        print_line(&format!("error: {error:#}"));
+        match error.downcast_ref::<InterruptedError>() {
+            Some(interrupted) => print_line(&interrupted.to_string()),
+            None => print_line(&format!("error: {error:#}")),
+        }
         exit_code(&error)
     });
     match STDOUT_FAILURE.get() {
@@ -81,12 +86,20 @@ fn print(text: &str) -> bool {
     written.is_ok()
 }
 
+/// A signal that came before there was anything to save.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} before the run began; nothing was saved")]
+pub struct InterruptedError(pub Interruption);
+
 fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(error) = error.downcast_ref::<TrainError>() {
         return error.exit_code();
     }
     if let Some(error) = error.downcast_ref::<RuntimeError>() {
         return error.exit_code();
+    }
+    if let Some(InterruptedError(signal)) = error.downcast_ref() {
+        return signal.exit_code();
     }
     let typed = error.is::<ConfigError>() || error.is::<UsageError>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::args::{JoinArgs, TrainArgs};
-use super::{UsageError, print};
+use super::{InterruptedError, UsageError, print};
 use crate::autotune::catalog;
 use crate::base::Generation;
 use crate::cluster::{
@@ -98,22 +98,6 @@ pub struct MetNode {
     pub started: StartedCluster,
 }
 
-/// End of a wait for other nodes.
-pub enum Met {
-    All(Box<MetNode>),
-    /// A signal ended it; the others know.
-    Interrupted(Interruption),
-}
-
-/// Nodes of a run besides the first one.
-pub enum MetNodes {
-    /// It is a run of one node.
-    None,
-    All(Arc<RunNodes>),
-    /// A signal ended the wait for them.
-    Interrupted(Interruption),
-}
-
 /// Gathering of nodes, for its first one.
 pub struct Gathering<'a> {
     /// Subject of the prompt: `a run`.
@@ -134,7 +118,7 @@ impl Gathering<'_> {
     /// # Errors
     /// Returns an error for a secret that cannot be read, an address that is taken, and if the
     /// nodes cannot connect.
-    pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<Met> {
+    pub fn host(&self, hello: impl FnOnce(u16) -> Hello) -> anyhow::Result<MetNode> {
         let (secret, is_new) = match secret_of_file(self.secret_file)? {
             Some(secret) => (secret, false),
             None => (Secret::generate()?, true),
@@ -158,7 +142,7 @@ impl Gathering<'_> {
             generation: Generation(0),
         })?;
         print_line(&self.invitation(meeting.address, code.as_deref()));
-        Ok(wait((meeting, frames), signals, &mut print_line)?)
+        wait((meeting, frames), signals, &mut print_line)
     }
 
     /// Returns what to type on the other machines.
@@ -180,18 +164,18 @@ impl Gathering<'_> {
     }
 }
 
-/// Waits for the other nodes of a run.
+/// Waits for the other nodes of a run; returns `None` if it is a run of one node.
 ///
 /// # Errors
 /// Returns an error for flags without a meaning, a secret that cannot be read, an address that is
 /// taken, and if the nodes cannot connect.
-pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<MetNodes> {
+pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
         if args.listen.is_some() || args.secret_file.is_some() {
             let why = "--listen and --secret-file need --nodes N of 2 or more";
             return Err(UsageError(why.into()).into());
         }
-        return Ok(MetNodes::None);
+        return Ok(None);
     };
     let selections = selections(&spec.devices)?;
     let gathering = Gathering {
@@ -203,14 +187,11 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<MetNodes> {
         secret_file: args.secret_file.as_deref(),
         node_timeout: spec.node_timeout,
     };
-    let met = match gathering.host(|port| greeting(port, None, shown_devices(&selections)))? {
-        Met::All(met) => met,
-        Met::Interrupted(signal) => return Ok(MetNodes::Interrupted(signal)),
-    };
+    let met = gathering.host(|port| greeting(port, None, shown_devices(&selections)))?;
     let StartedCluster { roster, links, .. } = met.started;
     print_line(&roster.to_string());
     let nodes = RunNodes::start(met.meeting, &met.frames, (&roster, spec.node_timeout), links)?;
-    Ok(MetNodes::All(nodes))
+    Ok(Some(nodes))
 }
 
 /// Returns the address that stands for all of this machine, of both versions if there are two.
@@ -252,11 +233,11 @@ fn wait(
     (mut meeting, frames): (Meeting, FrameReceiver),
     signals: Signals,
     show: &mut dyn FnMut(&str),
-) -> Result<Met, TrainError> {
+) -> anyhow::Result<MetNode> {
     loop {
         if let Some(signal) = signals.pending() {
             meeting.leave(&format!("it was {signal}"));
-            return Ok(Met::Interrupted(signal));
+            return Err(InterruptedError(signal).into());
         }
         match meeting.news.recv(Some(Instant::now() + SIGNAL_INTERVAL)) {
             Ok(ClusterNews::Present(presence)) => show(&present(&presence)),
@@ -268,12 +249,12 @@ fn wait(
             }
             Ok(ClusterNews::Started { roster, you, links }) => {
                 let started = StartedCluster { roster, you, links };
-                return Ok(Met::All(Box::new(MetNode { meeting, signals, frames, started })));
+                return Ok(MetNode { meeting, signals, frames, started });
             }
             Ok(ClusterNews::Left { .. }) | Err(RecvError::TimedOut) => {}
-            Ok(ClusterNews::Ended(end)) => return Err(ended(&end)),
+            Ok(ClusterNews::Ended(end)) => return Err(ended(&end).into()),
             Err(RecvError::Closed(_)) => {
-                return Err(TrainError::Defect("the cluster ended without a reason".into()));
+                return Err(TrainError::Defect("the cluster ended without a reason".into()).into());
             }
         }
     }
@@ -327,7 +308,7 @@ impl Joining {
         self,
         show: &mut dyn FnMut(&str),
         hello: impl FnOnce(u16) -> Hello,
-    ) -> Result<Met, TrainError> {
+    ) -> anyhow::Result<MetNode> {
         let Self { first, listen, secret, faults } = self;
         let frames = FrameReceiver::default();
         let is_v4 = first.iter().all(SocketAddr::is_ipv4);
@@ -388,10 +369,6 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     };
     let joining = Joining { first, listen: args.listen, secret, faults: faults.clone() };
     let met = joining.join(&mut show, |port| greeting(port, None, shown_devices(&offered)))?;
-    let met = match met {
-        Met::All(met) => met,
-        Met::Interrupted(signal) => return Ok(interrupted(signal)),
-    };
     show(&met.started.roster.to_string());
     let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
     let configure =
@@ -401,12 +378,6 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     let StartedCluster { you, links, .. } = met.started;
     let outcome = serve(met.meeting, met.frames, (you, links), &mut node)?;
     Ok(report(&outcome, quiet))
-}
-
-/// Says that a signal came before the run began, and returns the exit code.
-pub fn interrupted(signal: Interruption) -> i32 {
-    print_line(&format!("{signal} before the run began; nothing was saved"));
-    signal.exit_code()
 }
 
 /// Prints the end of the run and returns the exit code.

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use super::args::{CheckpointArgs, Explain, TrainArgs};
 use super::explain::{ResumedParts, explanation};
-use super::nodes::MetNodes;
 use super::resume::{RUNS, ResumePoint, RunDirectory, find_data, holds_run};
 use super::{UsageError, exit_code, nodes, writable};
 use crate::autotune::catalog;
@@ -72,12 +71,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     }
     let (trace, retune) = (args.trace.clone(), args.retune);
     let spec = RunSpec::resolved(&resolved);
-    let nodes = match nodes::meet(args, &spec)? {
-        MetNodes::None => None,
-        MetNodes::All(nodes) => Some(nodes),
-        // The directory of the run is dropped here.
-        MetNodes::Interrupted(signal) => return Ok(nodes::interrupted(signal)),
-    };
+    let nodes = nodes::meet(args, &spec)?;
     let options =
         RunOptions { out, continued, unsaved, trace, retune, faults, nodes: nodes.clone() };
     let checkpoint = point.map(|point| point.checkpoint);

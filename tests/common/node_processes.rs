@@ -48,7 +48,12 @@ pub fn host_with(desk: &Desk, nodes: usize, faults: &str, line: &str) -> Host {
 
 impl Host {
     /// Waits until a first node has printed the line for the others.
-    pub fn of(mut child: Child) -> Self {
+    pub fn of(child: Child) -> Self {
+        Self::showing(child, "potluck join ")
+    }
+
+    /// Waits until a first node has printed the line for the others, which begins so.
+    pub fn showing(mut child: Child, command: &str) -> Self {
         let (lines, stderr) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
         let read = lines.clone();
         let reader = thread::spawn(move || {
@@ -57,9 +62,9 @@ impl Host {
             }
         });
         let mut host = Host { child, address: String::new(), lines, reader };
-        host.wait_for("potluck join ");
+        host.wait_for(command);
         let text = host.lines.lock().unwrap().clone();
-        let (_, rest) = text.split_once("potluck join ").unwrap();
+        let (_, rest) = text.split_once(command).unwrap();
         host.address = rest.split_whitespace().next().unwrap().into();
         host
     }

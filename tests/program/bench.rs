@@ -10,7 +10,7 @@ fn measured(desk: &Desk, line: &str) -> Value {
     serde_json::from_str(&ran.out).unwrap()
 }
 
-fn names(device: &Value, list: &str) -> Vec<String> {
+pub fn names(device: &Value, list: &str) -> Vec<String> {
     let entries = device[list].as_array().unwrap().iter();
     entries.map(|entry| entry["name"].as_str().unwrap().to_string()).collect()
 }
@@ -276,7 +276,7 @@ fn collectives_have_all_their_points_and_a_drawing() {
 }
 
 /// The figures of a device's collectives fit together.
-fn check_moved(device: &Value, share: &str) {
+pub fn check_moved(device: &Value, share: &str) {
     assert!(device["error"].is_null(), "{device}");
     for figure in device["figures"].as_array().unwrap() {
         let (moved, bus) = (&figure["moved"], figure["median"].as_f64().unwrap());
@@ -297,7 +297,7 @@ fn check_moved(device: &Value, share: &str) {
 }
 
 /// Every element is closed, in order, and its attributes are quoted.
-fn check_markup(svg: &str) {
+pub fn check_markup(svg: &str) {
     let mut open: Vec<&str> = Vec::new();
     for tag in svg.split('<').skip(1) {
         let (tag, text) = tag.split_once('>').unwrap_or_else(|| panic!("<{tag} has no end"));

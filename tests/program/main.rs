@@ -1,6 +1,7 @@
 //! The program as its users run it, on the CPU device.
 
 mod bench;
+mod bench_nodes;
 mod charts;
 mod cli;
 mod continuation;

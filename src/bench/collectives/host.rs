@@ -27,15 +27,15 @@ impl fmt::Display for GridPoint {
 }
 
 impl GridPoint {
-    /// Returns the bytes of memory that the measurement takes: a buffer per rank and its part,
-    /// which is at most half as long, and a buffer to copy to. A tenth is added for the other
-    /// needs of the process.
-    pub fn needs(&self) -> u64 {
+    /// Returns the bytes of memory that the measurement takes with so many of its ranks in a
+    /// process: a buffer per rank and its part, which is at most half as long, and a buffer to copy
+    /// to. A tenth is added for the other needs of the process.
+    pub fn needs(&self, ranks: usize) -> u64 {
         let parts = match self.kind {
             Kind::AllReduce | Kind::Broadcast => 0,
             Kind::ReduceScatter | Kind::AllGather => 1,
         };
-        let buffers = self.ranks as u64 + parts + 1;
+        let buffers = ranks as u64 + parts + 1;
         buffers * self.bytes / 10 * 11
     }
 }
@@ -54,6 +54,8 @@ pub enum PointError {
     Group(#[from] GroupError),
     #[error("{0} has a wrong result")]
     Wrong(Rank),
+    #[error("{0} asks for a measurement that there is not")]
+    Order(Rank),
 }
 
 /// Runs the ranks of a measurement, each in its own thread.
@@ -62,21 +64,29 @@ pub enum PointError {
 /// Returns `PointError` if a collective fails, or if its results are not right to the bit.
 pub fn measure(point: &GridPoint, sampling_plan: &SamplingPlan) -> Result<TimedCalls, PointError> {
     thread::scope(|scope| {
-        let start = |group| scope.spawn(move || Side::new(group, point).run(sampling_plan));
+        let start = |mut group: ProcessGroup| {
+            scope.spawn(move || Side::new(&mut group, point).run(sampling_plan))
+        };
         let ranks: Vec<_> = init(point.ranks as u32).into_iter().map(start).collect();
         let mut measured = Ok(TimedCalls::default());
         for (rank, thread) in ranks.into_iter().enumerate() {
             let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             measured = match (measured, ended) {
-                // An abort by another rank is not the first cause.
-                (Err(PointError::Group(GroupError::Aborted(_))), Err(error)) => Err(error),
                 (Ok(_), Ok(timed)) if rank == 0 => Ok(timed),
-                (Ok(_), Err(error)) => Err(error),
-                (measured, _) => measured,
+                (measured, Ok(_)) => measured,
+                (measured, Err(error)) => Err(first_cause(measured, error)),
             };
         }
         measured
     })
+}
+
+/// Returns the first cause out of the results of two ranks: an abort by another rank is none.
+pub fn first_cause<T>(one: Result<T, PointError>, other: PointError) -> PointError {
+    match one {
+        Ok(_) | Err(PointError::Group(GroupError::Aborted(_))) => other,
+        Err(error) => error,
+    }
 }
 
 /// Period of the values of a rank: a prime, so that a chunk in a wrong place is detected.
@@ -105,8 +115,8 @@ pub fn is_filled(values: &[f32], start: usize, value: impl Fn(usize) -> f32) -> 
 }
 
 /// Rank of a measurement, with its buffers.
-struct Side {
-    group: ProcessGroup,
+pub struct Side<'a> {
+    group: &'a mut ProcessGroup,
     kind: Kind,
     /// Buffer of the measured size, in whole parts.
     values: Vec<f32>,
@@ -116,8 +126,9 @@ struct Side {
     copy: Vec<f32>,
 }
 
-impl Side {
-    fn new(group: ProcessGroup, point: &GridPoint) -> Self {
+impl<'a> Side<'a> {
+    /// Creates the rank of a group.
+    pub fn new(group: &'a mut ProcessGroup, point: &GridPoint) -> Self {
         let parts = match point.kind {
             Kind::AllReduce | Kind::Broadcast => 1,
             Kind::ReduceScatter | Kind::AllGather => point.ranks,
@@ -131,7 +142,12 @@ impl Side {
         Self { group, kind: point.kind, values, part, copy }
     }
 
-    fn run(mut self, sampling_plan: &SamplingPlan) -> Result<TimedCalls, PointError> {
+    /// Checks the result of a call, and then measures; all ranks of the group do so at a time, and
+    /// get the same seconds.
+    ///
+    /// # Errors
+    /// Returns the errors of [`measure`].
+    pub fn run(mut self, sampling_plan: &SamplingPlan) -> Result<TimedCalls, PointError> {
         self.put_in();
         self.call()?;
         if !self.is_right() {
@@ -252,6 +268,6 @@ mod tests {
             }
         }
         let all = GridPoint { kind: Kind::AllReduce, ranks: 8, bytes: 256 << 20 };
-        assert_eq!(all.needs(), 9 * (256 << 20) / 10 * 11);
+        assert_eq!(all.needs(8), 9 * (256 << 20) / 10 * 11);
     }
 }

@@ -1,5 +1,6 @@
 //! Benchmark of communication between ranks: the collectives of [`crate::comm`] on slices in
-//! memory, and an all-reduce of gradients between devices.
+//! memory, of threads of one process or of the nodes of a cluster, and an all-reduce of gradients
+//! between devices.
 //!
 //! Rates follow the rule of nccl-tests. The *algorithm bandwidth* is bytes per second of a call,
 //! where the bytes are those of the longest buffer of a rank; the *bus bandwidth* is the rate on
@@ -9,14 +10,16 @@
 
 pub mod devices;
 pub mod host;
+pub mod nodes;
 pub mod svg;
 
 use crate::bench::report::{CollectiveFigure, DeviceReport, Figure, FigureRecorder, Report};
 use crate::bench::sample::{Effort, median};
 use crate::bench::units::{number, size};
+use crate::comm::ProcessGroup;
 use crate::device::host::available_memory;
 use crate::train::TrainError;
-use host::{GridPoint, TimedCalls};
+use host::{GridPoint, PointError, TimedCalls};
 
 /// Unit of the bandwidths.
 pub const GIBS: &str = "GiB/s";
@@ -139,18 +142,40 @@ fn sizes(kind: Kind, options: &CollectiveOptions) -> Vec<u64> {
 
 fn measure(options: &CollectiveOptions, recorder: &mut FigureRecorder) -> Result<(), String> {
     let sampling_plan = options.effort.sampling_plan();
-    let mut copies: Vec<(u64, Vec<f64>)> = Vec::new();
-    for point in points(options) {
-        if let Some(available) = available_memory().filter(|memory| *memory < point.needs()) {
-            let mib = [point.needs(), available].map(|bytes| number((bytes / MIB) as f64));
+    measure_points(&points(options), recorder, |point| {
+        let needs = point.needs(point.ranks);
+        if let Some(available) = available_memory().filter(|memory| *memory < needs) {
+            let mib = [needs, available].map(|bytes| number((bytes / MIB) as f64));
             let why = format!("needs {} MiB of memory and {} MiB are free", mib[0], mib[1]);
-            recorder.skip(&name(&point), why);
-            continue;
+            return Ok(PointOutcome::Skipped(why));
         }
+        host::measure(point, &sampling_plan).map(PointOutcome::Timed)
+    })
+}
+
+/// Outcome of a measurement: its samples, or why there are none.
+pub enum PointOutcome {
+    Timed(TimedCalls),
+    Skipped(String),
+}
+
+/// Records the figures of measurements, and then those of the copies that alternated with them.
+fn measure_points(
+    points: &[GridPoint],
+    recorder: &mut FigureRecorder,
+    mut measure: impl FnMut(&GridPoint) -> Result<PointOutcome, PointError>,
+) -> Result<(), String> {
+    let mut copies: Vec<(u64, Vec<f64>)> = Vec::new();
+    for point in points {
         recorder.progress(&point.to_string());
-        let timed =
-            host::measure(&point, &sampling_plan).map_err(|error| format!("{point}: {error}"))?;
-        recorder.add(figure(&point, &timed));
+        let timed = match measure(point).map_err(|error| format!("{point}: {error}"))? {
+            PointOutcome::Timed(timed) => timed,
+            PointOutcome::Skipped(why) => {
+                recorder.skip(&name(point), why);
+                continue;
+            }
+        };
+        recorder.add(figure(point, &timed));
         match copies.iter_mut().find(|(bytes, _)| *bytes == point.bytes) {
             Some((_, seconds)) => seconds.extend(timed.copies),
             None => copies.push((point.bytes, timed.copies)),
@@ -159,6 +184,32 @@ fn measure(options: &CollectiveOptions, recorder: &mut FigureRecorder) -> Result
     copies.sort_by_key(|(bytes, _)| *bytes);
     copies.iter().for_each(|(bytes, seconds)| recorder.add(copy_figure(*bytes, seconds)));
     Ok(())
+}
+
+/// API of devices that are connections between nodes.
+pub const QUIC: &str = "quic";
+
+/// Measures the ranks of all nodes, of which this one is the first: `groups` are the handles of its
+/// ranks, and the other nodes call [`nodes::follow`]. All ranks take part in each measurement.
+pub fn over_nodes(
+    groups: Vec<ProcessGroup>,
+    hosts: &[String],
+    options: &CollectiveOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Report {
+    let ranks = groups.first().map_or(0, ProcessGroup::world_size);
+    let options = CollectiveOptions { ranks: vec![ranks], ..options.clone() };
+    let mut recorder = FigureRecorder::new(progress);
+    let measured = nodes::lead(groups, |leader| {
+        let measure = |point: &GridPoint| leader.measure(point, options.effort);
+        Ok(measure_points(&points(&options), &mut recorder, measure))
+    });
+    let error = measured.map_err(|error| error.to_string()).and_then(|measured| measured).err();
+    let (figures, skipped) = recorder.finish();
+    let (name, kind) = (hosts.join(" + "), format!("{ranks} ranks of {} nodes", hosts.len()));
+    let (api, driver) = (QUIC.into(), String::new());
+    let nodes = DeviceReport { name, api, driver, kind, figures, skipped, error };
+    Report::new(options.effort, vec![nodes])
 }
 
 /// Returns the name of a figure, which begins with the name of its collective.

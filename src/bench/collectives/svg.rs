@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{COPY, GIBS, Kind, SLICES};
+use super::{COPY, GIBS, Kind, QUIC, SLICES};
 use crate::base::format::svg_text;
-use crate::bench::report::{CollectiveFigure, Report};
+use crate::bench::report::{CollectiveFigure, DeviceReport, Report};
 use crate::bench::units::size;
 
 /// Size of the drawing in pixels.
@@ -78,7 +78,8 @@ pub fn draw(report: &Report) -> String {
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let system = &report.system;
-    let title = format!("All-reduce between threads: {}, {} cores", system.cpu, system.cores);
+    let ranks = if report.devices.iter().any(|one| one.api == QUIC) { "nodes" } else { "threads" };
+    let title = format!("All-reduce between {ranks}: {}, {} cores", system.cpu, system.cores);
     svg += &svg_text("title", LEFT, TOP - 30.0, &title);
     svg += &axes(&x, &y);
     svg += &curves(&lines, &x, &y);
@@ -88,7 +89,8 @@ pub fn draw(report: &Report) -> String {
 /// Returns the lines by number of ranks; the line of the copy has number 0.
 fn lines(report: &Report) -> BTreeMap<usize, SvgLine> {
     let mut lines: BTreeMap<usize, SvgLine> = BTreeMap::new();
-    let slices = report.devices.iter().filter(|device| device.name == SLICES);
+    let is_of_slices = |device: &&DeviceReport| device.name == SLICES || device.api == QUIC;
+    let slices = report.devices.iter().filter(is_of_slices);
     for figure in slices.flat_map(|device| &device.figures) {
         let Some(CollectiveFigure { by, ranks, bytes, .. }) = &figure.moved else { continue };
         let line = match by.as_str() {

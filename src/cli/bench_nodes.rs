@@ -1,0 +1,79 @@
+//! Benchmarks over several machines: `potluck bench collectives --nodes` and `potluck bench join`.
+
+use std::time::Duration;
+
+use super::args::{BenchJoinArgs, CollectivesArgs};
+use super::nodes::{Gathering, Joining, MetNode, resolve, secret_to_join};
+use crate::base::Rank;
+use crate::bench::Report;
+use crate::bench::collectives::nodes::follow;
+use crate::bench::collectives::{self, CollectiveOptions};
+use crate::cluster::{Hello, NodeDevice};
+use crate::comm::ProcessGroup;
+use crate::faults::Faults;
+use crate::runtime::nodes::{greeting, group_over};
+use crate::train::TrainError;
+use crate::ui::terminal::print_line;
+
+/// Longest silence of a node.
+const NODE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What a node is there for, as nodes of other commands are told.
+const COLLECTIVES: &str = "bench collectives";
+
+/// Returns the greeting of a node with some ranks.
+fn hello(port: u16, purpose: &str, ranks: u32) -> Hello {
+    let device = NodeDevice { name: "rank".into(), kind: String::new() };
+    greeting(port, Some(purpose), vec![device; ranks as usize])
+}
+
+/// Shows the nodes of a benchmark, and makes a group of their ranks.
+fn group(met: MetNode) -> Result<Vec<ProcessGroup>, TrainError> {
+    print_line(&met.started.roster.to_string());
+    let groups = group_over(met.meeting, met.started, NODE_TIMEOUT);
+    groups.map_err(|why| TrainError::NodesLost { why: why.to_string() })
+}
+
+/// Waits for the other nodes and measures the collectives of the ranks of all.
+///
+/// # Errors
+/// Returns the errors of [`Gathering::host`], and one if a node is lost before the first
+/// measurement.
+pub fn collectives(
+    nodes: u32,
+    args: &CollectivesArgs,
+    options: &CollectiveOptions,
+) -> anyhow::Result<Report> {
+    let ranks = args.ranks_per_node;
+    let gathering = Gathering {
+        what: "a benchmark",
+        command: "potluck bench join",
+        flags: match ranks {
+            1 => String::new(),
+            ranks => format!(" --ranks-per-node {ranks}"),
+        },
+        nodes,
+        listen: args.listen,
+        secret_file: args.secret_file.as_deref(),
+        node_timeout: NODE_TIMEOUT,
+    };
+    let met = gathering.host(|port| hello(port, COLLECTIVES, ranks))?;
+    let hosts: Vec<String> = met.started.roster.nodes.iter().map(|of| of.host.clone()).collect();
+    let groups = group(met)?;
+    Ok(collectives::over_nodes(groups, &hosts, options, &mut |progress| print_line(progress)))
+}
+
+/// Runs `potluck bench join` and returns the process's exit code.
+///
+/// # Errors
+/// Returns the errors of [`Joining::join`], and one if a node is lost.
+pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
+    let first = resolve(&args.address)?;
+    let secret = secret_to_join(args.secret_file.as_deref())?;
+    let hello = |port| hello(port, COLLECTIVES, args.ranks_per_node);
+    let joining = Joining { first, listen: args.listen, secret, faults: Faults::none() };
+    let met = joining.join(&mut print_line, hello)?;
+    let groups = group(met)?;
+    follow(groups, Rank(0), &mut |progress| print_line(progress)).map_err(TrainError::from)?;
+    print_line("done; the report is on the first node");
+    Ok(0)
+}
