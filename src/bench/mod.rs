@@ -4,8 +4,8 @@
 //!
 //! [`run`] measures one device after the other and returns a [`Report`], which is printed as
 //! tables ([`Report`]'s `Display`) or kept as JSON; [`compare()`] compares two reports.
-//! [`collectives::run`] measures the communication between ranks, and [`pipeline::run`] the steps
-//! of pipelines under every schedule.
+//! [`collectives::run`] measures the communication between ranks, [`link::run`] the link between
+//! two nodes, and [`pipeline::run`] the steps of pipelines under every schedule.
 //!
 //! ```
 //! use potluck::bench::{Effort, Options, Part, compare, run};
@@ -25,6 +25,7 @@
 
 pub mod collectives;
 pub mod compare;
+pub mod link;
 pub mod matmul;
 pub mod peaks;
 pub mod pipeline;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::pipeline;
 use super::report::{DeviceReport, Figure, GFLOPS, Report, Skipped, group_of};
 use super::sample::median;
 use super::units::{number, size};
+use super::{link, pipeline};
 
 /// Table of rows under a head, with columns as wide as their widest cell.
 #[derive(Default)]
@@ -100,7 +100,7 @@ impl fmt::Display for DeviceReport {
             write!(f, ", driver {}", self.driver)?;
         }
         let tables = [peaks(self), products(self), steps(self), moved(self), pipelines(self)];
-        for table in tables.into_iter().chain([skipped(self)]) {
+        for table in tables.into_iter().chain([links(self), skipped(self)]) {
             if !table.is_empty() {
                 write!(f, "\n\n{}", table.to_string().trim_end())?;
             }
@@ -130,7 +130,7 @@ fn unsteady(device: &DeviceReport) -> Option<f64> {
 /// Returns the table of figures of none of the other tables.
 fn peaks(device: &DeviceReport) -> Table {
     let mut table = Table::new(&["<peaks", "median", "<unit", "spread", "<by", "<on"]);
-    let groups = ["matmul", "step", pipeline::GROUP];
+    let groups = ["matmul", "step", pipeline::GROUP, link::GROUP];
     let is_other = |f: &&Figure| !groups.contains(&group_of(&f.name)) && f.moved.is_none();
     for figure in device.figures.iter().filter(is_other) {
         table.row(vec![
@@ -255,6 +255,35 @@ fn pipelines(device: &DeviceReport) -> Table {
             percent(found.bubble),
             percent(found.predicted_bubble),
             percent(found.formula_bubble),
+        ]);
+    }
+    table
+}
+
+/// Note on the steps in the table of a link.
+const STEPS: &str = "step: an all-reduce of the gradients of so many parameters between the two \
+                     nodes, alone; a run overlaps it with the backward pass";
+
+/// Returns the table of a link, with an empty row where the kind of figure changes.
+fn links(device: &DeviceReport) -> Table {
+    let mut table = Table::new(&["<link", "median", "<unit", "spread", "<on"]);
+    let mut last = None;
+    for figure in device.group(link::GROUP) {
+        let what = what(figure);
+        let kind = what.split(' ').next().map(str::to_owned);
+        if kind.as_deref() == Some("step") {
+            table.note = Some(STEPS);
+        }
+        if last.is_some() && last != kind {
+            table.row(Vec::new());
+        }
+        last = kind;
+        table.row(vec![
+            what,
+            number(figure.median),
+            figure.unit.clone(),
+            spread(figure),
+            figure.on.clone().unwrap_or_default(),
         ]);
     }
     table

@@ -365,6 +365,9 @@ pub enum BenchCommand {
     Collectives(CollectivesArgs),
     /// Take part in `potluck bench collectives --nodes N` of another machine
     Join(BenchJoinArgs),
+    /// Benchmark the link to another machine, which waits with `potluck bench link --listen`: round
+    /// trips, bandwidth in one direction and in both, and all-reduces of gradients
+    Link(LinkArgs),
     /// Benchmark training steps of pipelines: throughput and bubble of every schedule, beside the
     /// prediction by simulation and the formula
     Pipeline(PipelineArgs),
@@ -511,6 +514,37 @@ pub struct BenchJoinArgs {
     pub secret_file: Option<PathBuf>,
 }
 
+/// Arguments of `bench link`.
+#[derive(Debug, Args)]
+pub struct LinkArgs {
+    /// Host and UDP port of the machine that waits with --listen [default port: 7717]
+    #[arg(value_name = "HOST[:PORT]", required_unless_present = "listen")]
+    pub address: Option<String>,
+    /// Wait for the other machine, which measures, at an address and UDP port [default: port 7717
+    /// of all addresses]
+    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(conflicts_with_all = ["address", "parameters", "quick", "tiny", "json"])]
+    pub listen: Option<Option<std::net::SocketAddr>>,
+    /// File with the code; without it and POTLUCK_SECRET_FILE, --listen prints a new code, and the
+    /// other machine asks for it
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+    /// Parameters of models, for the time in which the gradients of a step are summed: numbers,
+    /// also in thousands (K), millions (M) and billions (G) [default: 1M,10M,124M, and 10M with
+    /// --quick]
+    #[arg(long, value_name = "P,..", value_delimiter = ',', value_parser = parameters)]
+    pub parameters: Vec<u64>,
+    /// Fewer sizes and samples
+    #[arg(long)]
+    pub quick: bool,
+    /// Smoke test: as little work as possible, to check that everything runs
+    #[arg(long, hide = true, conflicts_with = "quick")]
+    pub tiny: bool,
+    /// Write the report as JSON to a file, or with - to stdout instead of the table
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+}
+
 /// Part of the benchmark suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BenchPart {
@@ -536,6 +570,22 @@ fn stages(typed: &str) -> Result<u64, String> {
 fn within<const LEAST: u32, const MOST: u32>(typed: &str) -> Result<u32, String> {
     let number = typed.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
     number.ok_or_else(|| format!("expects a whole number from {LEAST} to {MOST}"))
+}
+
+/// Most parameters of a model in `bench link`.
+const PARAMETERS_MAX: u64 = 1_000_000_000_000;
+
+/// Reads a number of parameters, such as `10M`.
+fn parameters(typed: &str) -> Result<u64, String> {
+    let units = [('K', 1000), ('M', 1_000_000), ('G', 1_000_000_000), ('B', 1_000_000_000)];
+    let unit = typed.chars().next_back().map(|last| last.to_ascii_uppercase());
+    let factor = units.iter().find(|(name, _)| Some(*name) == unit).map(|(_, factor)| *factor);
+    let digits = if factor.is_some() { &typed[..typed.len() - 1] } else { typed };
+    let number: Option<f64> = digits.parse().ok();
+    let count = number.map(|number| (number * factor.unwrap_or(1) as f64).round());
+    let is_possible = |count: &f64| (1.0..=PARAMETERS_MAX as f64).contains(count);
+    let count = count.filter(is_possible).map(|count| count as u64);
+    count.ok_or_else(|| "expects a number from 1 to 1000G, such as 10M".into())
 }
 
 fn schedule(typed: &str) -> Result<PipelineSchedule, String> {
@@ -576,6 +626,30 @@ mod tests {
         for line in ["train --svg x.svg", "train --explain graph --svg x.svg"] {
             let error = parsed(&format!("potluck {line}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{line}");
+        }
+    }
+
+    #[test]
+    fn parameters_have_units() {
+        let read = ["7", "10M", "1.5k", "124m", "2G", "2b"].map(|typed| parameters(typed).unwrap());
+        assert_eq!(read, [7, 10_000_000, 1500, 124_000_000, 2_000_000_000, 2_000_000_000]);
+        for wrong in ["", "M", "0", "-3", "1e30", "nan", "10Mé", "1001G", "0.1"] {
+            assert!(parameters(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_link_has_one_side_that_waits() {
+        for line in ["--listen", "--listen 127.0.0.1:0", "desk", "desk:7 --parameters 1M,2M"] {
+            let Command::Bench(args) = parsed(&format!("potluck bench link {line}")).unwrap()
+            else {
+                panic!("{line}")
+            };
+            let Some(BenchCommand::Link(args)) = args.command else { panic!("{line}") };
+            assert_eq!(args.listen.is_some(), args.address.is_none(), "{line}");
+        }
+        for line in ["", "--listen 127.0.0.1:0 desk", "--listen 127.0.0.1:0 --quick"] {
+            assert!(parsed(&format!("potluck bench link {line}")).is_err(), "{line}");
         }
     }
 

@@ -1,10 +1,12 @@
-//! `potluck bench`: benchmarks of the devices of this machine, and of several machines, and comparisons
-//! of two reports.
+//! `potluck bench`: benchmarks of the devices of this machine, of several machines and of the link
+//! between two, and comparisons of two reports.
 
 use std::fs;
 use std::path::Path;
 
-use super::args::{BenchArgs, BenchCommand, BenchPart, CollectivesArgs, PipelineArgs, PipelineCut};
+use super::args::{
+    BenchArgs, BenchCommand, BenchPart, CollectivesArgs, LinkArgs, PipelineArgs, PipelineCut,
+};
 use super::{UsageError, bench_nodes, write_named};
 use crate::bench::{self, Effort, Options, Part, Report, collectives, pipeline};
 use crate::parallel::PipelineSchedule;
@@ -15,7 +17,7 @@ use crate::ui::terminal::print_line;
 /// Value of `--json` that selects stdout.
 const STDOUT: &str = "-";
 
-/// Runs the benchmark suite or that of collectives or of pipelines, takes part in one of
+/// Runs the benchmark suite or that of collectives, of a link or of pipelines, takes part in one of
 /// another machine, or compares two reports; returns the process's exit code.
 pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
     match &args.command {
@@ -25,6 +27,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<i32> {
         }
         Some(BenchCommand::Collectives(args)) => collectives(args),
         Some(BenchCommand::Join(args)) => bench_nodes::join(args),
+        Some(BenchCommand::Link(args)) => link(args),
         Some(BenchCommand::Pipeline(args)) => pipelines(args),
         None => {
             writable(args.json.as_deref(), "--json")?;
@@ -48,6 +51,13 @@ fn collectives(args: &CollectivesArgs) -> anyhow::Result<i32> {
         None => collectives::run(&options, &mut |progress| print_line(progress))?,
     };
     draw(args.svg.as_deref(), || collectives::svg::draw(&report))?;
+    deliver(&report, args.json.as_deref())
+}
+
+fn link(args: &LinkArgs) -> anyhow::Result<i32> {
+    let Some(address) = &args.address else { return bench_nodes::answer_link(args) };
+    writable(args.json.as_deref(), "--json")?;
+    let report = bench_nodes::measure_link(args, address, effort(args.tiny, args.quick))?;
     deliver(&report, args.json.as_deref())
 }
 

@@ -1,13 +1,15 @@
-//! Benchmarks over several machines: `potluck bench collectives --nodes` and `potluck bench join`.
+//! Benchmarks over several machines: `potluck bench collectives --nodes`, `potluck bench join` and
+//! `potluck bench link`.
 
 use std::time::Duration;
 
-use super::args::{BenchJoinArgs, CollectivesArgs};
+use super::args::{BenchJoinArgs, CollectivesArgs, LinkArgs};
 use super::nodes::{Gathering, Joining, MetNode, resolve, secret_to_join};
 use crate::base::Rank;
-use crate::bench::Report;
 use crate::bench::collectives::nodes::follow;
 use crate::bench::collectives::{self, CollectiveOptions};
+use crate::bench::link::{self, LinkOptions, LinkedNodes};
+use crate::bench::{Effort, Report};
 use crate::cluster::{Hello, NodeDevice};
 use crate::comm::ProcessGroup;
 use crate::faults::Faults;
@@ -19,6 +21,7 @@ use crate::ui::terminal::print_line;
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a node is there for, as nodes of other commands are told.
 const COLLECTIVES: &str = "bench collectives";
+const LINK: &str = "bench link";
 
 /// Returns the greeting of a node with some ranks.
 fn hello(port: u16, purpose: &str, ranks: u32) -> Hello {
@@ -76,4 +79,42 @@ pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
     follow(groups, Rank(0), &mut |progress| print_line(progress)).map_err(TrainError::from)?;
     print_line("done; the report is on the first node");
     Ok(0)
+}
+
+/// Measures the link to a machine that waits.
+///
+/// # Errors
+/// Returns the errors of [`Joining::join`].
+pub fn measure_link(args: &LinkArgs, address: &str, effort: Effort) -> anyhow::Result<Report> {
+    let first = resolve(address)?;
+    let secret = secret_to_join(args.secret_file.as_deref())?;
+    let joining = Joining { first, listen: None, secret, faults: Faults::none() };
+    let met = joining.join(&mut print_line, |port| hello(port, LINK, 1))?;
+    let options = LinkOptions { effort, parameters: args.parameters.clone() };
+    Ok(link::run(linked(met), &options, &mut |progress| print_line(progress)))
+}
+
+/// Waits for the machine that measures the link, and answers it; returns the process's exit code.
+///
+/// # Errors
+/// Returns the errors of [`Gathering::host`], and one if the other node is lost.
+pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
+    let gathering = Gathering {
+        what: "a benchmark",
+        command: "potluck bench link",
+        flags: String::new(),
+        nodes: 2,
+        listen: args.listen.flatten(),
+        secret_file: args.secret_file.as_deref(),
+        node_timeout: NODE_TIMEOUT,
+    };
+    let met = gathering.host(|port| hello(port, LINK, 1))?;
+    link::answer(linked(met), &mut |progress| print_line(progress))?;
+    print_line("done; the report is on the other node");
+    Ok(0)
+}
+
+fn linked(met: MetNode) -> LinkedNodes {
+    print_line(&met.started.roster.to_string());
+    LinkedNodes { meeting: met.meeting, started: met.started, timeout: NODE_TIMEOUT }
 }

@@ -1,0 +1,330 @@
+//! Frames of a benchmark on a link: one node asks and measures, and the other one answers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::base::rng::Key;
+use crate::comm::{Mailbox, RecvError};
+use crate::net::{Landing, Payload, TAG_BYTES};
+use crate::runtime::nodes::{NodeLink, ValueReceiver};
+
+/// Longest frame: as long as a chunk of gradients in a training run.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+/// Most bytes of a transfer.
+pub const TRANSFER_BYTES_MAX: usize = 64 << 20;
+/// Bytes of the frames whose round trips are measured.
+pub const PING_BYTES: usize = 64;
+/// Most frames that wait: twice those of a transfer, and those without values.
+const WAITING_MAX: usize = 2 * TRANSFER_BYTES_MAX / FRAME_BYTES_MAX + 256;
+/// Longest wait for a frame of a node that is there, because its signs of life come.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Wait for the first answer, after which the question is asked again: the other node drops frames
+/// until it is ready.
+const READY_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Kind of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FrameKind {
+    /// Asks for a pong.
+    Ping,
+    /// Answers a ping, the end of a transfer, or the end.
+    Pong,
+    /// Values of a transfer, of which the last ones follow.
+    Part,
+    /// Last values of a transfer.
+    Last,
+    /// Asks for a transfer.
+    Fetch,
+    /// Ends the benchmark.
+    End,
+}
+
+impl FrameKind {
+    const ALL: [Self; 6] = [Self::Ping, Self::Pong, Self::Part, Self::Last, Self::Fetch, Self::End];
+}
+
+/// Tag of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FrameTag {
+    kind: FrameKind,
+    /// Number of the question.
+    number: u64,
+    /// Bytes of the transfer that is asked for.
+    bytes: u64,
+}
+
+impl FrameTag {
+    /// Returns the bytes of the tag: the kind in the first of eight, number and bytes in eight
+    /// each, little-endian, and zeros.
+    fn encode(&self) -> [u8; TAG_BYTES] {
+        let mut encoded = [0; TAG_BYTES];
+        encoded[0] = self.kind as u8;
+        encoded[8..16].copy_from_slice(&self.number.to_le_bytes());
+        encoded[16..24].copy_from_slice(&self.bytes.to_le_bytes());
+        encoded
+    }
+
+    fn decode(encoded: &[u8; TAG_BYTES]) -> Option<Self> {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&encoded[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let kind = *FrameKind::ALL.get(usize::try_from(word(0)).ok()?)?;
+        Some(Self { kind, number: word(8), bytes: word(16) })
+    }
+}
+
+/// Receiver of frames, which land in buffers that are used again.
+struct FrameSink {
+    came: Mailbox<FrameTag>,
+    free: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl ValueReceiver for FrameSink {
+    fn landing(&self, tag: &[u8; TAG_BYTES], bytes: usize) -> Result<Box<dyn Landing>, String> {
+        let tag = FrameTag::decode(tag).ok_or("a frame of no kind")?;
+        if bytes > FRAME_BYTES_MAX {
+            return Err(format!("a frame of {bytes} bytes, over {FRAME_BYTES_MAX}"));
+        }
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let buffer = free.unwrap_or_else(|| vec![0; FRAME_BYTES_MAX]);
+        let (came, free) = (self.came.clone(), self.free.clone());
+        Ok(Box::new(FramePlace { tag, bytes, buffer, came, free }))
+    }
+
+    fn closed(&self) {
+        self.came.close("the link was closed");
+    }
+}
+
+/// Place of the values of a frame.
+struct FramePlace {
+    tag: FrameTag,
+    bytes: usize,
+    buffer: Vec<u8>,
+    came: Mailbox<FrameTag>,
+    free: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Landing for FramePlace {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[..self.bytes]
+    }
+
+    fn arrived(self: Box<Self>) -> Result<(), String> {
+        let Self { tag, buffer, came, free, .. } = *self;
+        free.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        came.send(tag).map_err(|why| why.to_string())
+    }
+}
+
+/// Values that are sent: noise, so that nothing on the way makes them shorter.
+struct Noise {
+    values: Arc<[u8]>,
+    bytes: usize,
+}
+
+impl AsRef<[u8]> for Noise {
+    fn as_ref(&self) -> &[u8] {
+        &self.values[..self.bytes]
+    }
+}
+
+/// End of a link. Errors are reasons for which the link cannot be measured further.
+pub struct LinkEnd {
+    link: Arc<NodeLink>,
+    came: Mailbox<FrameTag>,
+    noise: Arc<[u8]>,
+    /// Number of the last question.
+    number: u64,
+}
+
+impl LinkEnd {
+    /// Takes all values that come over the link from now on.
+    pub fn open(link: Arc<NodeLink>) -> Self {
+        let came = Mailbox::new(WAITING_MAX);
+        let free = Arc::default();
+        link.receive_values_with(Arc::new(FrameSink { came: came.clone(), free }));
+        let words = (0..FRAME_BYTES_MAX as u32 / 8).flat_map(|at| Key::new(7).words([at, 0]));
+        let noise: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        Self { link, came, noise: noise.into(), number: 0 }
+    }
+
+    // ---- The side that asks ----
+
+    /// Waits until the other side answers.
+    ///
+    /// # Errors
+    /// Returns an error if the link is closed or no answer comes.
+    pub fn meet(&mut self) -> Result<(), String> {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            self.ask(FrameKind::Ping, PING_BYTES)?;
+            match self.came.recv(Some(Instant::now() + READY_INTERVAL)) {
+                Ok(_) => return Ok(()),
+                Err(RecvError::TimedOut) => {}
+                Err(RecvError::Closed(why)) => return Err(why.to_string()),
+            }
+        }
+        Err(silent())
+    }
+
+    /// Returns the seconds until a frame of [`PING_BYTES`] is answered by one of the same length.
+    ///
+    /// # Errors
+    /// Returns an error if the link is closed or no answer comes.
+    pub fn ping(&mut self) -> Result<f64, String> {
+        let started = Instant::now();
+        self.ask(FrameKind::Ping, PING_BYTES)?;
+        self.wait_for(&[FrameKind::Pong])?;
+        Ok(started.elapsed().as_secs_f64())
+    }
+
+    /// Sends bytes, asks for bytes, or both at a time, and returns when all that was asked for is
+    /// here and the other side has said that all that was sent is there.
+    ///
+    /// # Errors
+    /// Returns an error if the link is closed or an answer does not come.
+    pub fn transfer(&mut self, [sends, receives]: [bool; 2], bytes: usize) -> Result<(), String> {
+        self.number += 1;
+        let mut awaited = Vec::new();
+        if receives {
+            self.post(FrameKind::Fetch, self.number, bytes as u64, 0)?;
+            awaited.push(FrameKind::Last);
+        }
+        if sends {
+            self.send_bytes(self.number, bytes)?;
+            awaited.push(FrameKind::Pong);
+        }
+        self.wait_for(&awaited)
+    }
+
+    /// Ends the benchmark on both sides.
+    ///
+    /// # Errors
+    /// Returns an error if the link is closed or no answer comes.
+    pub fn finish(mut self) -> Result<(), String> {
+        self.ask(FrameKind::End, 0)?;
+        self.wait_for(&[FrameKind::Pong])
+    }
+
+    fn ask(&mut self, kind: FrameKind, bytes: usize) -> Result<(), String> {
+        self.number += 1;
+        self.post(kind, self.number, 0, bytes)
+    }
+
+    /// Waits for one frame of each of these kinds that answers the last question. Answers to
+    /// earlier ones, and the parts of a transfer, are passed over.
+    fn wait_for(&self, kinds: &[FrameKind]) -> Result<(), String> {
+        let mut awaited = kinds.to_vec();
+        while !awaited.is_empty() {
+            let tag = self.take()?;
+            awaited.retain(|kind| tag.number != self.number || *kind != tag.kind);
+        }
+        Ok(())
+    }
+
+    // ---- The side that answers ----
+
+    /// Answers until the other side ends the benchmark.
+    ///
+    /// # Errors
+    /// Returns an error if the link is closed, nothing is asked for two minutes, or what is asked
+    /// for is not there.
+    pub fn answer(self) -> Result<(), String> {
+        loop {
+            let FrameTag { kind, number, bytes } = self.take()?;
+            match kind {
+                FrameKind::Ping => self.post(FrameKind::Pong, number, 0, PING_BYTES)?,
+                FrameKind::Part => {}
+                FrameKind::Last => self.post(FrameKind::Pong, number, 0, 0)?,
+                FrameKind::Fetch if bytes <= TRANSFER_BYTES_MAX as u64 => {
+                    self.send_bytes(number, bytes as usize)?;
+                }
+                FrameKind::End => return self.post(FrameKind::Pong, number, 0, 0),
+                FrameKind::Fetch | FrameKind::Pong => {
+                    return Err("the other node asks for what there is not".into());
+                }
+            }
+        }
+    }
+
+    // ---- Both ----
+
+    fn take(&self) -> Result<FrameTag, String> {
+        self.came.recv(Some(Instant::now() + PATIENCE)).map_err(|error| match error {
+            RecvError::TimedOut => silent(),
+            RecvError::Closed(why) => why.to_string(),
+        })
+    }
+
+    fn send_bytes(&self, number: u64, bytes: usize) -> Result<(), String> {
+        let mut left = bytes;
+        while left > FRAME_BYTES_MAX {
+            self.post(FrameKind::Part, number, 0, FRAME_BYTES_MAX)?;
+            left -= FRAME_BYTES_MAX;
+        }
+        self.post(FrameKind::Last, number, 0, left)
+    }
+
+    fn post(&self, kind: FrameKind, number: u64, asked: u64, bytes: usize) -> Result<(), String> {
+        let tag = FrameTag { kind, number, bytes: asked };
+        let payload = Payload::new(Noise { values: self.noise.clone(), bytes });
+        self.link.send_values(tag.encode(), payload).map_err(|why| why.to_string())
+    }
+}
+
+fn silent() -> String {
+    format!("the other node has sent no frame for {} s", PATIENCE.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_read_as_they_were_written() {
+        for kind in FrameKind::ALL {
+            let tag = FrameTag { kind, number: 7 << 40, bytes: 64 << 20 };
+            assert_eq!(FrameTag::decode(&tag.encode()), Some(tag));
+        }
+        let mut encoded = FrameTag { kind: FrameKind::Ping, number: 1, bytes: 0 }.encode();
+        encoded[0] = 6;
+        assert_eq!(FrameTag::decode(&encoded), None);
+        encoded[..2].copy_from_slice(&[0, 1]);
+        assert_eq!(FrameTag::decode(&encoded), None);
+    }
+
+    #[test]
+    fn what_is_asked_for_comes_and_what_there_is_not_ends_the_link() {
+        let nodes = crate::bench::link::testing::pair();
+        let [first, mut other] = [0, 1].map(|at| nodes[at].open().unwrap());
+        let answering = std::thread::spawn(move || first.answer());
+        other.meet().unwrap();
+        assert!(other.ping().unwrap() > 0.0);
+        for ways in [[true, false], [false, true], [true, true]] {
+            for bytes in [1, FRAME_BYTES_MAX, 2 * FRAME_BYTES_MAX + 5] {
+                other.transfer(ways, bytes).unwrap();
+            }
+        }
+        other.post(FrameKind::Fetch, 99, TRANSFER_BYTES_MAX as u64 + 1, 0).unwrap();
+        let why = answering.join().unwrap().unwrap_err();
+        assert_eq!(why, "the other node asks for what there is not");
+    }
+
+    #[test]
+    fn frames_that_are_too_long_or_too_many_are_refused() {
+        let sink = FrameSink { came: Mailbox::new(2), free: Arc::default() };
+        let tag = FrameTag { kind: FrameKind::Part, number: 1, bytes: 0 };
+        let long = sink.landing(&tag.encode(), FRAME_BYTES_MAX + 1).map(drop);
+        assert_eq!(long.unwrap_err(), "a frame of 1048577 bytes, over 1048576");
+        let arrive = |bytes: usize| {
+            let mut place = sink.landing(&tag.encode(), bytes).unwrap();
+            assert_eq!(place.bytes_mut().len(), bytes);
+            place.arrived()
+        };
+        assert_eq!((arrive(0), arrive(FRAME_BYTES_MAX)), (Ok(()), Ok(())));
+        assert!(arrive(5).is_err());
+    }
+}

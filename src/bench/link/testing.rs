@@ -1,0 +1,60 @@
+//! Clusters of two nodes for tests.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use super::LinkedNodes;
+use crate::base::Generation;
+use crate::cluster::{FirstNodeOptions, Hello, JoiningNodeOptions, NodeDevice};
+use crate::faults::Faults;
+use crate::net::Secret;
+use crate::runtime::nodes::{ClusterNews, Meeting, MeetingOptions, StartedCluster, greeting};
+use crate::runtime::remote::first::FrameReceiver;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Returns both sides of a cluster that has started, that of the first node first.
+pub fn pair() -> [LinkedNodes; 2] {
+    let code = Secret::generate().unwrap().code().unwrap();
+    let options = || MeetingOptions {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        secret: Secret::parse(&code).unwrap(),
+        node_timeout: TIMEOUT,
+        faults: Faults::none(),
+        frames: FrameReceiver::default(),
+    };
+    let first = Meeting::host(options(), |port| FirstNodeOptions {
+        run: "a link".into(),
+        nodes: 2,
+        hello: hello(port),
+        addresses: Vec::new(),
+        node_timeout: TIMEOUT.as_nanos() as u64,
+        generation: Generation(0),
+    });
+    let first = first.unwrap();
+    let joins = JoiningNodeOptions { hello: hello(0), first: vec![first.address] };
+    let other = Meeting::join(options(), |port| JoiningNodeOptions { hello: hello(port), ..joins });
+    thread::scope(|scope| {
+        let waiting = [first, other.unwrap()].map(|meeting| scope.spawn(|| started(meeting)));
+        waiting.map(|thread| thread.join().unwrap())
+    })
+}
+
+fn hello(port: u16) -> Hello {
+    let device = NodeDevice { name: "rank".into(), kind: String::new() };
+    greeting(port, Some("test"), vec![device])
+}
+
+fn started(meeting: Meeting) -> LinkedNodes {
+    loop {
+        match meeting.news.recv(None).unwrap() {
+            ClusterNews::Started { roster, you, links } => {
+                let started = StartedCluster { roster, you, links };
+                return LinkedNodes { meeting, started, timeout: TIMEOUT };
+            }
+            ClusterNews::Ended(end) => panic!("{end}"),
+            _ => {}
+        }
+    }
+}
