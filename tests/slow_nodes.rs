@@ -16,6 +16,7 @@ use std::{fs, thread};
 
 use node_peers::{Treason, betray};
 use node_processes::{Host, SILENCE_S, desk, host_with, join_at, state};
+use potluck::base::decode;
 use potluck::base::rng::Key;
 use potluck::comm::FrameHeader;
 use potluck::runtime::remote::wire::{ToFirst, ToNode};
@@ -239,9 +240,11 @@ fn survive<T: Serialize + DeserializeOwned>(messages: &[Vec<u8>], what: &str) {
                 _ => drop(bytes.splice(at..at, vec![255; 9])),
             }
         }
-        if let Ok(message) = postcard::from_bytes::<T>(&bytes) {
+        if let Ok(message) = decode::<T>(&bytes) {
             let again = postcard::to_allocvec(&message).unwrap();
             assert!(again.len() <= bytes.len(), "seed {seed}: {} bytes", again.len());
+            let longer = [&bytes[..], &[seed as u8]].concat();
+            assert!(decode::<T>(&longer).is_err(), "seed {seed}: a byte behind the message");
             taken += 1;
         }
         bytes.resize(FrameHeader::BYTES, 0);

@@ -1,6 +1,7 @@
 //! Types shared by all modules: typed ids, shapes with a leading batch dimension, values in host
 //! memory, rounds, and counter-based random numbers. No IO.
 
+mod decode;
 mod edge_piece;
 pub mod format;
 pub mod host_tensor;
@@ -9,6 +10,7 @@ pub mod rng;
 pub mod round;
 pub mod shape;
 
+pub use decode::{DecodeError, decode};
 pub use edge_piece::EdgePiece;
 pub use host_tensor::{HostTensor, HostTensorView};
 pub use ids::{

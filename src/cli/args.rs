@@ -1,6 +1,7 @@
 //! Command-line arguments, as clap parses and documents them.
 
 use std::ffi::OsString;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
@@ -114,8 +115,8 @@ pub struct TrainArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub nodes: Option<u32>,
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub listen: Option<std::net::SocketAddr>,
+    #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
     /// With --nodes: file with the code of the run; without it and POTLUCK_SECRET_FILE, a new code
     /// is printed
     #[arg(long, value_name = "FILE")]
@@ -170,8 +171,8 @@ pub struct JoinArgs {
     #[arg(long, value_name = "SELECTOR,..")]
     pub devices: Option<String>,
     /// Address and UDP port at which this node listens for the others [default: any free port]
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub listen: Option<std::net::SocketAddr>,
+    #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
     /// File with the code of the run; without it and POTLUCK_SECRET_FILE, the code is asked for
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
@@ -179,6 +180,9 @@ pub struct JoinArgs {
     /// node; its hash must be that of the first node's data
     #[arg(long, value_name = "PATH")]
     pub data: Option<PathBuf>,
+    /// Wait so long for the first node to be there [default: 0, which gives it 5 s to answer]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<u64>)]
+    pub wait: Option<u64>,
     /// Set a key of this node alone: train.device_memory_mib, train.tune_s, or with --data
     /// data.val_path; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -473,8 +477,8 @@ pub struct CollectivesArgs {
     #[arg(value_parser = within::<1, 64>)]
     pub ranks_per_node: u32,
     /// With --nodes: address and UDP port at which to listen [default: port 7717 of all addresses]
-    #[arg(long, value_name = "ADDR:PORT", requires = "nodes")]
-    pub listen: Option<std::net::SocketAddr>,
+    #[arg(long, value_parser = listening, value_name = "ADDR:PORT", requires = "nodes")]
+    pub listen: Option<SocketAddr>,
     /// With --nodes: file with the code of the benchmark; without it and POTLUCK_SECRET_FILE, a new
     /// code is printed
     #[arg(long, value_name = "FILE", requires = "nodes")]
@@ -506,8 +510,8 @@ pub struct BenchJoinArgs {
     #[arg(long, value_name = "R", default_value_t = 1, value_parser = within::<1, 64>)]
     pub ranks_per_node: u32,
     /// Address and UDP port at which this node listens for the others [default: any free port]
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub listen: Option<std::net::SocketAddr>,
+    #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
     /// File with the code of the benchmark; without it and POTLUCK_SECRET_FILE, the code is asked
     /// for
     #[arg(long, value_name = "FILE")]
@@ -522,9 +526,9 @@ pub struct LinkArgs {
     pub address: Option<String>,
     /// Wait for the other machine, which measures, at an address and UDP port [default: port 7717
     /// of all addresses]
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_parser = listening, value_name = "ADDR:PORT")]
     #[arg(conflicts_with_all = ["address", "parameters", "quick", "tiny", "json"])]
-    pub listen: Option<Option<std::net::SocketAddr>>,
+    pub listen: Option<Option<SocketAddr>>,
     /// File with the code; without it and POTLUCK_SECRET_FILE, --listen prints a new code, and the
     /// other machine asks for it
     #[arg(long, value_name = "FILE")]
@@ -558,6 +562,14 @@ pub enum BenchPart {
 
 fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {
     typed.parse().map_err(|_| "expects a non-negative integer".into())
+}
+
+/// Reads an address and a port to listen at; without an address, all of them.
+fn listening(typed: &str) -> Result<SocketAddr, String> {
+    let all = format!("0.0.0.0{typed}");
+    let text = if typed.starts_with(':') { &all } else { typed };
+    let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
+    found.ok_or_else(|| "expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
 }
 
 /// Reads the stages of a pipeline. What is a number, but out of range, is refused with the key of

@@ -8,6 +8,7 @@ pub mod explain;
 pub mod model;
 pub mod nodes;
 pub mod predict;
+pub mod prompt;
 pub mod resume;
 pub mod runs;
 pub mod schedule_chart;
@@ -25,6 +26,7 @@ use crate::train::TrainError;
 use crate::train::signals::Interruption;
 use crate::ui::terminal::print_line;
 use args::{Cli, Command};
+use nodes::NoAnswerError;
 
 /// Exit code of a command line that does not parse, as usual.
 pub const EXIT_USAGE: i32 = 2;
@@ -101,7 +103,8 @@ fn exit_code(error: &anyhow::Error) -> i32 {
     if let Some(InterruptedError(signal)) = error.downcast_ref() {
         return signal.exit_code();
     }
-    let typed = error.is::<ConfigError>() || error.is::<UsageError>();
+    let typed =
+        error.is::<ConfigError>() || error.is::<UsageError>() || error.is::<NoAnswerError>();
     if typed { EXIT_CONFIGURATION } else { EXIT_DEFECT }
 }
 

@@ -1,18 +1,20 @@
 //! Runs over several machines: `potluck train --nodes`, `potluck join` and `potluck secret`; and
 //! how nodes of runs and of benchmarks find together.
 
-use std::io::IsTerminal;
+use std::fs;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::args::{JoinArgs, TrainArgs};
+use super::prompt::typed_code;
 use super::{InterruptedError, UsageError, print};
 use crate::autotune::catalog;
 use crate::base::Generation;
 use crate::cluster::{
-    ClusterEnd, FirstNodeOptions, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX, NodeDevice, Presence,
+    ClusterEnd, ClusterError, FirstNodeOptions, Hello, JoiningNodeOptions, NODE_TIMEOUT_MAX,
+    NodeDevice, Presence,
 };
 use crate::comm::RecvError;
 use crate::config::read::Override;
@@ -30,7 +32,8 @@ use crate::runtime::placement::names::display_names;
 use crate::runtime::remote::first::FrameReceiver;
 use crate::train::error::TrainError;
 use crate::train::nodes::{JoinedNode, NodeOutcome, RunNodes, serve};
-use crate::train::signals::{Interruption, Signals};
+use crate::train::run_data::require_there;
+use crate::train::signals::{Interruption, Signals, leave};
 use crate::train::spec::RunSpec;
 use crate::ui::terminal::{Terminal, print_line};
 
@@ -61,7 +64,8 @@ fn code_of(secret: &Secret) -> String {
 
 /// Returns the secret of the file that a flag or the environment names, if one does.
 fn secret_of_file(flag: Option<&Path>) -> anyhow::Result<Option<Secret>> {
-    let variable = std::env::var_os(SECRET_VARIABLE).map(PathBuf::from);
+    let variable = std::env::var_os(SECRET_VARIABLE).filter(|file| !file.is_empty());
+    let variable = variable.map(PathBuf::from);
     let file = flag.map(Path::to_path_buf).or(variable);
     Ok(file.map(|file| Secret::read_file(&file)).transpose().map_err(usage)?)
 }
@@ -169,7 +173,7 @@ impl Gathering<'_> {
 /// # Errors
 /// Returns an error for flags without a meaning, a secret that cannot be read, an address that is
 /// taken, and if the nodes cannot connect.
-pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNodes>>> {
+pub fn meet(args: &TrainArgs, spec: &RunSpec, out: &Path) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
         if args.listen.is_some() || args.secret_file.is_some() {
             let why = "--listen and --secret-file need --nodes N of 2 or more";
@@ -177,6 +181,8 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
         }
         return Ok(None);
     };
+    // Nobody comes for nothing.
+    spec.data.source.require_there().map_err(TrainError::from)?;
     let selections = selections(&spec.devices)?;
     let gathering = Gathering {
         what: "a run",
@@ -191,7 +197,24 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec) -> anyhow::Result<Option<Arc<RunNo
     let StartedCluster { roster, links, .. } = met.started;
     print_line(&roster.to_string());
     let nodes = RunNodes::start(met.meeting, &met.frames, (&roster, spec.node_timeout), links)?;
+    end_by_signal(nodes.clone(), met.signals, out.into())
+        .map_err(|why| TrainError::System { what: "a thread", why })?;
     Ok(Some(nodes))
+}
+
+/// Ends the nodes and this process if a signal comes while devices are opened and measured; from
+/// the beginning of the run on, signals are the run's.
+fn end_by_signal(nodes: Arc<RunNodes>, signals: Signals, out: PathBuf) -> std::io::Result<()> {
+    let of_run = nodes.clone();
+    let end = move |signal: Interruption| {
+        let why = InterruptedError(signal).to_string();
+        print_line(&why);
+        nodes.end(&NodeOutcome::Failed { why, exit_code: signal.exit_code() });
+        // Removed only if it is empty.
+        let _ = fs::remove_dir(&out);
+        leave(signal.exit_code());
+    };
+    signals.watch(move || of_run.has_begun(), end).map(drop)
 }
 
 /// Returns the address that stands for all of this machine, of both versions if there are two.
@@ -252,6 +275,9 @@ fn wait(
                 return Ok(MetNode { meeting, signals, frames, started });
             }
             Ok(ClusterNews::Left { .. }) | Err(RecvError::TimedOut) => {}
+            Ok(ClusterNews::Ended(ClusterEnd::Failed(error @ ClusterError::NoAnswer { .. }))) => {
+                return Err(NoAnswerError(error).into());
+            }
             Ok(ClusterNews::Ended(end)) => return Err(ended(&end).into()),
             Err(RecvError::Closed(_)) => {
                 return Err(TrainError::Defect("the cluster ended without a reason".into()).into());
@@ -259,6 +285,11 @@ fn wait(
         }
     }
 }
+
+/// Nobody answers where the first node should be: it may not be there yet.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct NoAnswerError(ClusterError);
 
 fn ended(end: &ClusterEnd) -> TrainError {
     match end {
@@ -288,6 +319,7 @@ fn present(presence: &Presence) -> String {
 // ---- The other nodes ----
 
 /// What a node needs to join others.
+#[derive(Clone)]
 pub struct Joining {
     /// Addresses of the first node.
     pub first: Vec<SocketAddr>,
@@ -298,6 +330,30 @@ pub struct Joining {
 }
 
 impl Joining {
+    /// Joins like [`Joining::join`], and tries again for some time if nobody answers.
+    ///
+    /// # Errors
+    /// See [`Joining::join`].
+    pub fn join_within(
+        self,
+        wait: Duration,
+        show: &mut dyn FnMut(&str),
+        hello: impl Fn(u16) -> Hello,
+    ) -> anyhow::Result<MetNode> {
+        let (started, mut is_shown) = (Instant::now(), false);
+        loop {
+            match self.clone().join(show, &hello) {
+                Err(error) if error.is::<NoAnswerError>() && started.elapsed() < wait => {
+                    if !is_shown {
+                        show(&format!("{error}; trying for {} seconds", wait.as_secs()));
+                        is_shown = true;
+                    }
+                }
+                ended => return ended,
+            }
+        }
+    }
+
     /// Joins the first node at one of its addresses and waits until all nodes are here. `hello`
     /// gets the port of this node.
     ///
@@ -332,7 +388,8 @@ impl Joining {
 /// # Errors
 /// Returns an error for a file that cannot be read, and without a terminal.
 pub fn secret_to_join(file: Option<&Path>) -> anyhow::Result<Secret> {
-    secret_of_file(file)?.map_or_else(typed_code, Ok)
+    let elsewhere = format!("name a file with it by --secret-file or {SECRET_VARIABLE}");
+    secret_of_file(file)?.map_or_else(|| typed_code(&elsewhere), Ok)
 }
 
 /// Runs `potluck join` and returns the process's exit code.
@@ -357,6 +414,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         }
     }
     let data = args.data.clone();
+    data.as_deref().map_or(Ok(()), require_there).map_err(TrainError::from)?;
     overrides.extend(data.as_deref().map(Override::data).transpose()?.into_iter().flatten());
     let secret = secret_to_join(args.secret_file.as_deref())?;
     let devices = args.devices.clone().unwrap_or_else(|| "auto".into());
@@ -368,7 +426,9 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         }
     };
     let joining = Joining { first, listen: args.listen, secret, faults: faults.clone() };
-    let met = joining.join(&mut show, |port| greeting(port, None, shown_devices(&offered)))?;
+    let hello = |port| greeting(port, None, shown_devices(&offered));
+    let wait = Duration::from_secs(args.wait.unwrap_or_default());
+    let met = joining.join_within(wait, &mut show, hello)?;
     show(&met.started.roster.to_string());
     let terminal: Box<dyn Sink> = Box::new(Terminal::new(quiet, 10));
     let configure =
@@ -412,26 +472,7 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, UsageError> {
     }
     let with_port = if text.contains(':') { text.to_string() } else { format!("{text}:{PORT}") };
     let found = with_port.to_socket_addrs().map_err(|why| {
-        UsageError(format!("{text}: expects the host and the port of the first node ({why})"))
+        UsageError(format!("{text} is not the host and the UDP port of the first node: {why}"))
     })?;
     Ok(found.collect())
-}
-
-/// Asks for the code on the terminal, without showing it, until it has no typing error.
-fn typed_code() -> anyhow::Result<Secret> {
-    if !std::io::stdin().is_terminal() {
-        let why = format!(
-            "there is no terminal to ask for the code; name a file with it by --secret-file or \
-             {SECRET_VARIABLE}"
-        );
-        return Err(UsageError(why).into());
-    }
-    loop {
-        let typed = rpassword::prompt_password("code of the run (not shown): ")
-            .map_err(|why| UsageError(format!("the code cannot be read: {why}")))?;
-        match Secret::parse(&typed) {
-            Ok(secret) => return Ok(secret),
-            Err(error) => print_line(&format!("{error}; again")),
-        }
-    }
 }

@@ -91,6 +91,7 @@ impl ResumePoint {
             devices: Some("auto".into()),
             // As few devices as auto may choose.
             pipeline: (stages > 1).then_some(1),
+            nodes: None,
             settings,
         });
         Err(TrainError::MissingDevices { devices: devices.into(), missing, command })

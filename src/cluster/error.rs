@@ -58,6 +58,11 @@ pub enum ClusterError {
     Roster { who: String, error: RosterError },
     #[error("{who} runs {found}, and this node belongs to {own}: join the node that started {own}")]
     OtherRun { who: String, found: String, own: String },
+    #[error(
+        "cannot join the run at {}: no answer over UDP within {}; check the address, and that UDP \
+         reaches its port", addresses(.tried), seconds(*.timeout)
+    )]
+    NoAnswer { tried: Vec<SocketAddr>, timeout: Nanos },
     #[error("cannot join the run at {}: {why}", addresses(.tried))]
     NoFirstNode { tried: Vec<SocketAddr>, why: String },
     #[error("the node at {address} does not answer the hello within {}", seconds(*.timeout))]

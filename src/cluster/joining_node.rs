@@ -471,12 +471,9 @@ impl JoiningNode {
         self.close_late_early_pairs(now);
         match self.phase {
             JoinPhase::Dialing { until } if now >= until => {
-                let why = format!(
-                    "no answer over UDP within {}; check the address, and that UDP reaches its \
-                     port",
-                    seconds(REPLY_TIMEOUT)
-                );
-                return self.fail_to_reach_first(&why);
+                let (tried, timeout) = (self.options.first.clone(), REPLY_TIMEOUT);
+                let error = ClusterError::NoAnswer { tried, timeout };
+                return self.end(ClusterEnd::Failed(error));
             }
             JoinPhase::Greeting { until } if now >= until => {
                 let Some(address) = self.first.as_ref().map(|first| first.address) else { return };

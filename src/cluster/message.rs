@@ -299,8 +299,8 @@ impl ClusterMsg {
 
 /// Returns the error of bytes that are no message: a hello of another protocol is named as such.
 fn unreadable(bytes: &[u8], error: &postcard::Error) -> MessageError {
-    match postcard::from_bytes::<(u32, u32)>(bytes) {
-        Ok((0, theirs)) if theirs != super::PROTOCOL => {
+    match postcard::take_from_bytes::<(u32, u32)>(bytes) {
+        Ok(((0, theirs), _)) if theirs != super::PROTOCOL => {
             MessageError::Protocol { theirs, own: super::PROTOCOL }
         }
         _ => MessageError::Malformed(error.to_string()),

@@ -58,20 +58,20 @@ fn clients_without_a_certificate_of_the_run_are_refused() {
     let (secret, other) = (secret(), secret());
     let mut without = identity(&secret).client().unwrap();
     without.client_auth_cert_resolver = Arc::new(Nothing);
-    assert_eq!(refusal(&secret, without), "it has not the code of this run");
+    assert_eq!(refusal(&secret, without), "it does not have the code of this run");
     let span = |authority: &Authority| {
         let now = SystemTime::now();
         authority.issue(NODE_NAME, now - HOUR, now + HOUR).unwrap()
     };
     let of_another = span(&Authority::of(&other));
     let tls = with_certificate(&secret, of_another);
-    assert_eq!(refusal(&secret, tls), "it has not the code of this run");
+    assert_eq!(refusal(&secret, tls), "it does not have the code of this run");
     // An authority with another key and the name of the right one.
     let of_impostor = span(&Authority::impostor(&other, &secret));
     let tls = with_certificate(&secret, of_impostor);
-    assert_eq!(refusal(&secret, tls), "it has not the code of this run");
+    assert_eq!(refusal(&secret, tls), "it does not have the code of this run");
     let tls = with_certificate(&secret, identity::self_signed());
-    assert_eq!(refusal(&secret, tls), "it has not the code of this run");
+    assert_eq!(refusal(&secret, tls), "it does not have the code of this run");
     // The same is accepted with the right certificate.
     let tls = with_certificate(&secret, span(&Authority::of(&secret)));
     let (node, peer) = (node(&secret), Peer::new());

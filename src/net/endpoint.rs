@@ -376,7 +376,7 @@ async fn read_hello(receive: &mut RecvStream) -> Result<Vec<u8>, Stop> {
 /// Returns the reason for which a handshake ended, for the side that accepts.
 fn refusal(end: &ConnectionError) -> String {
     match Denial::of(end) {
-        Some(Denial::Code) => "it has not the code of this run".into(),
+        Some(Denial::Code) => "it does not have the code of this run".into(),
         Some(Denial::Clocks) => "its clock differs from this one by more than a day".into(),
         Some(Denial::Protocol) => "it does not speak the protocol of this version".into(),
         None => sentence(end),

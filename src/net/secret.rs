@@ -91,6 +91,9 @@ impl Secret {
     pub fn read_file(path: &Path) -> Result<Self, SecretError> {
         let unreadable = |why: String| SecretError::Read { path: path.to_owned(), why };
         let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
+        if file.metadata().is_ok_and(|about| about.is_dir()) {
+            return Err(unreadable("it is a directory".into()));
+        }
         refuse_open_mode(&file, path)?;
         // All the room at once, so that no copy is left behind by a vector that grows.
         let mut bytes = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize));

@@ -10,6 +10,7 @@ use super::open::initialize;
 use super::remote::values::RawInputs;
 use super::step::Inputs;
 use super::timing;
+use crate::base::decode;
 use crate::collective::Chunk;
 use crate::device::DeviceError;
 use crate::exec::Executor;
@@ -36,7 +37,7 @@ pub fn perform<T: DeviceTask>(device: &mut dyn Executor, task: T) -> Result<T::R
     let Some(remote) = device.remote() else { return task.perform(device) };
     let task = postcard::to_allocvec(&task).map_err(|why| unknown(T::NAME, &why))?;
     let reply = remote.perform(T::NAME, task)?;
-    postcard::from_bytes(&reply).map_err(|why| unknown(T::NAME, &why))
+    decode(&reply).map_err(|why| unknown(T::NAME, &why))
 }
 
 /// Performs a task that another node has sent.
@@ -49,7 +50,7 @@ pub fn perform_named(
     task: &[u8],
 ) -> Result<Vec<u8>, DeviceError> {
     fn one<T: DeviceTask>(device: &mut dyn Executor, task: &[u8]) -> Result<Vec<u8>, DeviceError> {
-        let task: T = postcard::from_bytes(task).map_err(|why| unknown(T::NAME, &why))?;
+        let task: T = decode(task).map_err(|why| unknown(T::NAME, &why))?;
         let reply = task.perform(device)?;
         postcard::to_allocvec(&reply).map_err(|why| unknown(T::NAME, &why))
     }

@@ -25,6 +25,8 @@ pub struct ResumeCommand {
     pub devices: Option<String>,
     /// Stages of the pipelines on those devices, if the run has pipelines.
     pub pipeline: Option<usize>,
+    /// Nodes of the run, if it is one over several that are all there.
+    pub nodes: Option<usize>,
     /// Keys that the checkpoint does not have as the run does, with their values in TOML.
     pub settings: Vec<(&'static str, String)>,
 }
@@ -32,7 +34,8 @@ pub struct ResumeCommand {
 impl ResumeCommand {
     /// Returns the command that continues the run in a directory as its last checkpoint has it.
     pub fn of_run(run: &Path) -> Self {
-        Self { from: run.into(), out: None, devices: None, pipeline: None, settings: Vec::new() }
+        let (out, devices, pipeline, nodes) = (None, None, None, None);
+        Self { from: run.into(), out, devices, pipeline, nodes, settings: Vec::new() }
     }
 }
 
@@ -47,6 +50,9 @@ impl fmt::Display for ResumeCommand {
         }
         if let Some(stages) = self.pipeline {
             write!(f, " --pipeline {stages}")?;
+        }
+        if let Some(nodes) = self.nodes {
+            write!(f, " --nodes {nodes}")?;
         }
         let replaced = match self.pipeline {
             None => &[][..],

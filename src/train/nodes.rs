@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::error::TrainError;
 use super::loader::BatchSource;
 use super::run_data::{DataShape, RunData, SavedData};
-use super::signals::{SignalFlags, Signals};
+use super::signals::{Interruption, SignalFlags, Signals};
 use super::spec::RunSpec;
-use crate::base::{NodeRank, TensorId};
+use crate::base::{NodeRank, TensorId, decode};
 use crate::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
 use crate::comm::Mailbox;
 use crate::faults::Faults;
@@ -35,8 +35,6 @@ use crate::runtime::step::Inputs;
 
 /// Most messages of the first node that wait.
 const INBOX_MAX: usize = 1 << 16;
-/// Time between two looks for a signal.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Description of a run for the other nodes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -98,7 +96,7 @@ pub enum NodeOutcome {
 impl NodeOutcome {
     fn decode(bytes: &[u8]) -> Result<Self, TrainError> {
         let no_outcome = |why| TrainError::Defect(format!("the run ended with no outcome: {why}"));
-        Ok(match postcard::from_bytes(bytes).map_err(no_outcome)? {
+        Ok(match decode(bytes).map_err(no_outcome)? {
             Self::Failed { why, exit_code } => Self::Failed { why: shown(&why), exit_code },
             other => other,
         })
@@ -113,6 +111,8 @@ pub struct RunNodes {
     remote: Mutex<RemoteNodes>,
     /// Set by signals on other nodes.
     signals: SignalFlags,
+    /// True once the run itself catches signals.
+    has_begun: AtomicBool,
     meeting: Mutex<Meeting>,
 }
 
@@ -163,7 +163,8 @@ impl RunNodes {
             .spawn(move || watch(&news, &watched))
             .map_err(|why| RuntimeError::InvalidRequest(format!("no more threads: {why}")))?;
         let remote = Mutex::new(RemoteNodes { nodes: nodes.clone(), devices: Vec::new() });
-        Ok(Arc::new(Self { nodes, remote, signals, meeting: Mutex::new(meeting) }))
+        let (has_begun, meeting) = (AtomicBool::new(false), Mutex::new(meeting));
+        Ok(Arc::new(Self { nodes, remote, signals, has_begun, meeting }))
     }
 
     /// Tells all nodes of the run, and asks them for their devices. `done` are the steps and the
@@ -197,6 +198,11 @@ impl RunNodes {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Returns the number of nodes, the first one included.
+    pub fn count(&self) -> usize {
+        1 + self.nodes.len()
+    }
+
     /// Returns the number of devices that the nodes offer.
     pub fn offered(&self) -> usize {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices.len()
@@ -215,8 +221,14 @@ impl RunNodes {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner).devices.clear();
     }
 
-    /// Returns the signals that arrived on other nodes.
+    /// Returns true once the run itself catches signals.
+    pub fn has_begun(&self) -> bool {
+        self.has_begun.load(Ordering::SeqCst)
+    }
+
+    /// Returns the signals that arrived on other nodes, for a run that catches its own from now on.
     pub fn signals(&self) -> SignalFlags {
+        self.has_begun.store(true, Ordering::SeqCst);
         self.signals.clone()
     }
 
@@ -370,8 +382,7 @@ pub struct JoinedNode {
 
 impl NodeHost for JoinedNode {
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
-        let RunBrief { config, shape, data } =
-            postcard::from_bytes(run).map_err(|e| e.to_string())?;
+        let RunBrief { config, shape, data } = decode(run).map_err(|error| error.to_string())?;
         let spec = (self.configure)(&config)?;
         let (graph, _) = spec.training_graph(&shape).map_err(|error| error.to_string())?;
         let selections = selections(&self.devices).map_err(|error| error.to_string())?;
@@ -389,7 +400,7 @@ impl NodeHost for JoinedNode {
     }
 
     fn show(&mut self, news: &[u8]) {
-        if let Ok(news) = postcard::from_bytes::<RunNews>(news) {
+        if let Ok(news) = decode::<RunNews>(news) {
             // A terminal never fails.
             let _ = self.sink.event(&news.into_event());
         }
@@ -482,16 +493,12 @@ pub fn serve(
         let _ = closing.send(NodeInput::Ended(end));
     });
     started.map_err(|why| TrainError::System { what: "a thread", why })?;
-    let (flags, over) = (signals.flags(), is_over.clone());
-    let watching = thread::Builder::new().name("signals".into()).spawn(move || {
-        while !over.load(Ordering::Relaxed) {
-            if let Some(signal) = flags.pending() {
-                let _ = first.send(encode(&ToFirst::Signal(signal.number())));
-                return;
-            }
-            thread::sleep(SIGNAL_INTERVAL);
-        }
-    });
+    let over = is_over.clone();
+    let send = move |signal: Interruption| {
+        // A first node that is lost needs to know nothing.
+        let _ = first.send(encode(&ToFirst::Signal(signal.number())));
+    };
+    let watching = signals.watch(move || over.load(Ordering::Relaxed), send);
     let watching = watching.map_err(|why| TrainError::System { what: "a thread", why })?;
     let ended = NodeServer::new(you.0, node, connections, frames).run(&inbox);
     is_over.store(true, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! Data of a run: the data set, and what a model, a task and a checkpoint must know about it.
 
+use std::fs::{self, File};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,8 +11,9 @@ use crate::checkpoint::Meta;
 use crate::data::formats::{self, KnownSamples, ReadOptions};
 use crate::data::tokens::{TokenFile, TokenWindows};
 use crate::data::{
-    Augmentation, DataDescription, Dataset, LoadedSamples, SampleDescription, SampleOptions,
-    SampleSet, TargetNames, TextData, TextWindows, Tokenizer, TokenizerChoice, world,
+    Augmentation, DataDescription, DataError, Dataset, LoadedSamples, SampleDescription,
+    SampleOptions, SampleSet, TargetNames, TextData, TextWindows, Tokenizer, TokenizerChoice,
+    world,
 };
 use crate::graph::Graph;
 
@@ -131,6 +133,28 @@ impl RunData {
             (None, Some(DataDescription::Samples(samples))) => task_of_samples(samples),
             (None, None) => return Err(TrainError::Defect("data of no kind".into())),
         })
+    }
+}
+
+/// Checks that a file or directory of data can be read.
+///
+/// # Errors
+/// Returns `DataError::Read` if it cannot.
+pub fn require_there(path: &Path) -> Result<(), DataError> {
+    let name = || path.display().to_string();
+    let opened =
+        if path.is_dir() { fs::read_dir(path).map(drop) } else { File::open(path).map(drop) };
+    opened.map_err(|why| DataError::Read { name: name(), why })
+}
+
+impl DataSource {
+    /// Checks that the data can be read, without reading them.
+    ///
+    /// # Errors
+    /// Returns `DataError::Read` for a path that cannot be read.
+    pub fn require_there(&self) -> Result<(), DataError> {
+        let mut source = self.clone();
+        source.paths_mut().into_iter().try_for_each(|path| require_there(path))
     }
 }
 

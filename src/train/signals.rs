@@ -14,14 +14,31 @@ mod handlers {
 }
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crate::runtime::error::EXIT_RESTART;
 
 /// Exit code after Ctrl-C, as shells report it.
 pub const EXIT_INTERRUPTED: i32 = 130;
+
+/// Time between two looks for a signal.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Ends the process without running the exit handlers of GPU drivers: those of a hung device wait
+/// for it, and some fail while a thread still runs. No cleanup of potluck is skipped: files are
+/// synced when they are written.
+pub fn leave(code: i32) -> ! {
+    // Fails if the reader of the pipe is gone; there is no other place to report to.
+    let _ = io::stdout().flush();
+    #[cfg(all(unix, feature = "cli"))]
+    signal_hook::low_level::exit(code);
+    #[cfg(not(all(unix, feature = "cli")))]
+    std::process::exit(code)
+}
 
 /// Signal that asked the run to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +141,27 @@ impl Signals {
     /// Returns the signal that arrived, if any.
     pub fn pending(&self) -> Option<Interruption> {
         self.flags.pending()
+    }
+
+    /// Calls a function in a thread when a signal arrives, unless `is_over` is true before. Signals
+    /// are caught until then.
+    ///
+    /// # Errors
+    /// Returns an error if no thread can be started.
+    pub fn watch(
+        self,
+        is_over: impl Fn() -> bool + Send + 'static,
+        on_signal: impl FnOnce(Interruption) + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let watch = move || {
+            while !is_over() {
+                if let Some(signal) = self.pending() {
+                    return on_signal(signal);
+                }
+                thread::sleep(WATCH_INTERVAL);
+            }
+        };
+        thread::Builder::new().name("signals".into()).spawn(watch)
     }
 
     /// Returns the flags, which stay valid (and unset) after `self` is dropped.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use potluck::base::NodeRank;
+use potluck::base::{NodeRank, decode};
 use potluck::cluster::{ClusterMsg, Hello, JoiningNodeOptions, NodeDevice, PROTOCOL};
 use potluck::comm::{Carrier, Closed, FrameHeader, FrameValues, Mailbox};
 use potluck::faults::Faults;
@@ -180,7 +180,7 @@ struct TreasonLink<T>(Arc<NodeLink>, Arc<T>);
 
 impl<T: Treason> NodeConnection for TreasonLink<T> {
     fn send(&self, message: Vec<u8>) -> Result<(), Closed> {
-        let messages = self.1.message(postcard::from_bytes(&message).unwrap());
+        let messages = self.1.message(decode(&message).unwrap());
         messages.into_iter().try_for_each(|message| self.0.send(message))
     }
 

@@ -180,8 +180,10 @@ fn compile_all(directory: &Path) {
 /// Returns a table of kernels in Markdown.
 fn table(title: &str, compiled: &[Compiled]) -> String {
     let mut text = format!(
-        "## {title}\n\n| kernel | registers | spilled | scratch | workgroup bytes | waves | \
-         instructions | hot loop | multiply-adds |\n|---|---|---|---|---|---|---|---|---|\n"
+        "## {title}\n\n\
+         The hot loop is the block with the most multiply-adds: instructions and their share.\n\n\
+         | kernel | registers | spilled | scratch | LDS | waves | code | hot loop | share |\n\
+         |---|---|---|---|---|---|---|---|---|\n"
     );
     // A fused product differs from its tile by what follows the loop.
     for one in compiled.iter().filter(|one| !one.name.contains(" by ")) {

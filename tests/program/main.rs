@@ -38,5 +38,7 @@ mod sample_runs;
 #[path = "../common/samples.rs"]
 mod samples;
 mod shakespeare;
+#[cfg(target_os = "linux")]
+mod terminals;
 #[path = "../common/udp_proxy.rs"]
 mod udp_proxy;

@@ -3,7 +3,9 @@
 use std::fs;
 use std::time::Instant;
 
-use crate::node_processes::{LINE, SILENCE_S, desk, goes_on, host_with, join, state, write_secret};
+use crate::node_processes::{
+    LINE, SILENCE_S, desk, goes_on, host_with, join, join_at, state, write_secret,
+};
 use crate::process::{Desk, Ran, finish, send_signal};
 
 /// Trains on nodes with these devices; returns what the first node printed, and then the others.
@@ -90,6 +92,45 @@ fn a_node_with_a_copy_of_the_data_reads_its_samples() {
     assert_eq!(first.code(), Some(78), "{}", first.err);
     assert!(first.err.contains("cannot take part: ") && first.err.contains(why), "{}", first.err);
     assert!(other.err.contains(why), "{}", other.err);
+}
+
+#[test]
+fn data_that_are_not_there_are_named_before_anybody_is_awaited() {
+    let desk = desk();
+    let more = "--nodes 2 --listen 127.0.0.1:0 --secret-file code --out run";
+    let ran = desk.run(&format!("{LINE} --data nothing {more}")).ended(78);
+    assert!(ran.line("error:").contains("nothing: cannot be read"), "{}", ran.err);
+    assert!(!ran.err.contains("potluck join"), "{}", ran.err);
+    let ran = desk.run("join 127.0.0.1:9 --secret-file code --data nothing").ended(78);
+    assert!(ran.line("error:").contains("nothing: cannot be read"), "{}", ran.err);
+}
+
+#[test]
+fn a_node_waits_for_a_first_one_that_comes_later() {
+    let desk = desk();
+    // A port that was free just now.
+    let port = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let early = join_at(&desk, &format!("127.0.0.1:{port}"), "", "--devices cpu --wait 60");
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    let line = format!("{LINE} --nodes 2 --listen :{port} --secret-file code --devices cpu");
+    desk.run(&format!("{line} --set parallel.shares=2,2")).ok();
+    let ran = finish(early, "the node that waited").ok();
+    assert_eq!(ran.lines("done; the model is on the first node").len(), 1);
+    assert!(ran.err.contains("; trying for 60 seconds"), "{}", ran.err);
+}
+
+#[test]
+fn the_command_after_a_signal_names_the_nodes() {
+    let desk = desk();
+    let line = format!("{LINE} --devices cpu --out run --steps 100000 --log-every 1");
+    let mut host = host_with(&desk, 2, "", &format!("{line} --set parallel.shares=2,2"));
+    let other = join(&desk, &host, "", "--devices cpu");
+    host.wait_for("step 2/100000");
+    send_signal(host.child.id(), "INT");
+    let ran = host.finish().ended(130);
+    let expected = "continue it with: potluck train --resume run --nodes 2";
+    assert!(ran.line("interrupted;").ends_with(expected), "{}", ran.err);
+    finish(other, "the other node").ended(130);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Nodes that end or stop between their greeting and the start of the run. A place that is free again
-//! before the start is waited for: the run begins once somebody else has taken it.
+//! Nodes that end or stop between their greeting and the start of the run. A place that is free
+//! again before the start is waited for: the run begins once somebody else has taken it.
 
 use std::process::Child;
 

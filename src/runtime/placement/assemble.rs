@@ -89,6 +89,10 @@ fn repeated_by(
     }
     let mut flags = Vec::new();
     if ranks.len() < placement.candidates.len() {
+        // No selector names devices of other nodes.
+        if !request.nodes.devices.is_empty() {
+            return None;
+        }
         let taken: Vec<usize> = ranks.iter().map(|rank| rank.position).collect();
         flags.push(format!("--devices '{}'", selector_of(request.selector, &taken, adapters)?));
     }

@@ -236,7 +236,10 @@ impl RemoteNode {
         self.send("its devices", &ToNode::Begin(RawValues(run)))?;
         let offered = self.answer("its devices", "the description of the run", &answer)?;
         let Offering { devices: offered, has_data } = offered.map_err(|why| {
-            RuntimeError::InvalidRequest(format!("{} cannot take part: {why}", self.host))
+            RuntimeError::InvalidRequest(format!(
+                "node {} ({}) cannot take part: {why}",
+                self.number, self.host
+            ))
         })?;
         self.has_data.store(has_data, Ordering::Relaxed);
         let device = |(index, OfferedHere { name, identity, is_cpu })| {

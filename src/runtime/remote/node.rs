@@ -16,7 +16,7 @@ use super::wire::{
     SlotActivity, StepOrder, ToFirst, ToNode,
 };
 use crate::autotune::TuneOptions;
-use crate::base::{Rank, TensorId};
+use crate::base::{Rank, TensorId, decode};
 use crate::comm::{Mailbox, RecvError};
 use crate::device::{DeviceError, Selection};
 use crate::faults::Faults;
@@ -225,7 +225,7 @@ impl<'h> NodeServer<'h> {
 
     /// Processes a message; returns the reason if the run is over.
     fn receive(&mut self, message: &[u8], duty: &Duty) -> Result<Option<Vec<u8>>, String> {
-        match postcard::from_bytes(message).map_err(|why| why.to_string())? {
+        match decode(message).map_err(|why| format!("bytes that are no message: {why}"))? {
             ToNode::Begin(run) => {
                 let offering = self.begin(&run.0);
                 self.reply(&ToFirst::Offer(offering));
@@ -394,7 +394,6 @@ impl<'h> NodeServer<'h> {
             let name = driver.name().to_string();
             let seat = LocalSeat::start(rank, &name, &layout, &addresses, &coordinator)?;
             let seat = Arc::new(seat);
-            lock(&self.watched).insert(slot, (Arc::clone(&driver), Some(Arc::clone(&seat))));
             group.seats.insert(rank, SeatHere { slot, seat, driver, inputs, program: None });
         }
         let first = self.first.clone();
@@ -402,6 +401,11 @@ impl<'h> NodeServer<'h> {
         reports
             .spawn(move || forward_reports(&coordinator, generation, &*first))
             .map_err(RuntimeError::no_thread)?;
+        // Only now: seats of a group that fails on its way are held by nobody else, and end.
+        for SeatHere { slot, seat, driver, .. } in group.seats.values() {
+            let watched = (Arc::clone(driver), Some(Arc::clone(seat)));
+            lock(&self.watched).insert(*slot, watched);
+        }
         *lock(&self.frames) = Some(Arc::new(arriving));
         self.group = Some(group);
         Ok(())

@@ -16,7 +16,7 @@ use super::wire::{DeviceCall, ToNode};
 use super::{NO_NODES, RemoteNodes};
 use crate::autotune::TuneOptions;
 use crate::base::rng::Key;
-use crate::base::{BucketId, DType, HostTensor, Rank, TensorId};
+use crate::base::{BucketId, DType, HostTensor, Rank, TensorId, decode};
 use crate::collective::CollectiveKind;
 use crate::comm::{Carrier, Closed, FrameContent, FrameHeader, FrameValues, Mailbox};
 use crate::device::Selection;
@@ -71,6 +71,9 @@ impl NodeHost for TestHost {
     fn show(&mut self, _: &[u8]) {}
 }
 
+/// Returns true for messages that a node never sees.
+type Deafness = fn(&ToNode) -> bool;
+
 /// Node of the test.
 #[derive(Default)]
 struct TestNode {
@@ -82,7 +85,7 @@ struct TestNode {
     /// True if the final values that it sends are lost on their way.
     loses_values: AtomicBool,
     /// Messages to this node that it never sees.
-    is_deaf_to: Mutex<Option<fn(&ToNode) -> bool>>,
+    is_deaf_to: Mutex<Option<Deafness>>,
     /// Reasons for which this node was given up.
     given_up: Mutex<Vec<String>>,
     /// First messages that came, without long ones.
@@ -116,9 +119,7 @@ impl NodeConnection for Wire {
             heard.push(message.clone());
         }
         drop(heard);
-        let is_deaf = |is_deaf: fn(&ToNode) -> bool| {
-            self.to.number > 0 && is_deaf(&postcard::from_bytes(&message).unwrap())
-        };
+        let is_deaf = |is_deaf: Deafness| self.to.number > 0 && is_deaf(&decode(&message).unwrap());
         if self.to.is_deaf_to.lock().unwrap().is_some_and(is_deaf) {
             return Ok(());
         }
@@ -574,13 +575,13 @@ fn a_node_that_is_lost_after_the_end_of_its_rank_ends_the_step_for_the_others() 
 #[test]
 fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
     let (graph, shares) = (graph(true), fixed(&[4, 8]));
-    let cases: [(&str, fn(&ToNode) -> bool); 4] = [
+    let cases: [(&str, Deafness); 4] = [
         ("the order to open b cpu", |of| matches!(of, ToNode::Open { .. })),
         ("the order to seat its ranks", |of| matches!(of, ToNode::Assemble(_))),
         ("the question for its time", |of| matches!(of, ToNode::Clock)),
         ("a call of b cpu", |of| matches!(of, ToNode::Call { call: DeviceCall::Loss, .. })),
     ];
-    let check = |(what, deaf): &(&str, fn(&ToNode) -> bool)| {
+    let check = |(what, deaf): &(&str, Deafness)| {
         let directory = tempfile::tempdir().unwrap();
         let nodes = Nodes::start(&graph, &[1], "");
         *nodes.ends[1].is_deaf_to.lock().unwrap() = Some(*deaf);

@@ -2,6 +2,7 @@
 //! message is decoded, so that nothing behind it has to think of them.
 
 use super::wire::{OfferedHere, OpenFailure, Opened, ToFirst};
+use crate::base::decode;
 use crate::cluster::{SENTENCE_BYTES_MAX, shown_text};
 use crate::parallel::Outcome;
 
@@ -15,8 +16,8 @@ impl ToFirst {
     /// # Errors
     /// Returns what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let mut message: Self = postcard::from_bytes(bytes)
-            .map_err(|why| format!("bytes that are no message ({why})"))?;
+        let mut message: Self =
+            decode(bytes).map_err(|why| format!("bytes that are no message: {why}"))?;
         if let Self::Opened { opened: Ok(Opened { notes, .. }), .. } = &mut message {
             notes.truncate(NOTES_MAX);
         }
@@ -66,10 +67,10 @@ impl ToFirst {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::Offering;
     use super::*;
     use crate::base::Rank;
     use crate::device::DeviceError;
+    use crate::runtime::remote::wire::Offering;
 
     const BAD: &str = "\u{1b}[2Jno\n\u{202e}";
 

@@ -82,6 +82,7 @@ impl From<RawInputs> for Inputs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::decode;
 
     #[test]
     fn values_come_back_to_the_bit_and_cut_ones_are_refused() {
@@ -92,12 +93,12 @@ mod tests {
         ];
         let bytes = postcard::to_allocvec(&RawInputs::from(inputs)).unwrap();
         assert!(bytes.len() < 4 * 7 + 10, "{}", bytes.len());
-        let back: Inputs = postcard::from_bytes::<RawInputs>(&bytes).unwrap().into();
+        let back: Inputs = decode::<RawInputs>(&bytes).unwrap().into();
         let HostTensor::Float(found) = &back[0].1 else { panic!("{back:?}") };
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!((back[0].0, bits(found)), (TensorId(3), bits(&floats)));
         assert_eq!(back[1], (TensorId(9), HostTensor::Int(vec![7, u32::MAX])));
         let cut = postcard::to_allocvec(&RawValues(vec![1u8, 2, 3])).unwrap();
-        assert!(postcard::from_bytes::<RawValues<f32>>(&cut).is_err());
+        assert!(decode::<RawValues<f32>>(&cut).is_err());
     }
 }

@@ -214,6 +214,13 @@ impl LocalSeat {
     }
 }
 
+impl Drop for LocalSeat {
+    /// Ends the ring thread, without waiting for that: it may be sending to another node.
+    fn drop(&mut self) {
+        self.close("its seat is gone");
+    }
+}
+
 impl Seat {
     /// Returns the seat if it is in this process.
     pub fn local(&self) -> Option<&LocalSeat> {

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::base::rng::Key;
 use crate::base::{BucketId, HostTensor, Position, Round};
+#[cfg(target_os = "linux")]
+use crate::comm::{Carrier, Closed, FrameHeader, FrameValues};
 use crate::exec::{BucketTensor, Cpu, Moments};
 use crate::faults::Faults;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
@@ -117,6 +119,30 @@ fn no_thread_is_left_behind_whatever_fails_where() {
             }
         }
     }
+}
+
+/// A group of which the second rank is on no node that is known.
+#[test]
+#[cfg(target_os = "linux")]
+fn no_thread_is_left_behind_by_a_group_that_fails_on_its_way() {
+    struct Nowhere;
+    impl Carrier for Nowhere {
+        fn send(&self, _: FrameHeader, _: FrameValues) -> Result<(), Closed> {
+            Err(Closed("nowhere".into()))
+        }
+    }
+    let _turn = turn();
+    let shards = Arc::new(layout(&plan(), Topology::Ring, 2, 1024));
+    let (groups, options) = (BucketGroups::all(2, 1), WorkerGroupOptions::default());
+    let layout = GroupLayout { shards, groups, options, generation: 0 };
+    let nowhere = RankAddress::Remote(Arc::new(Nowhere));
+    let addresses: RankAddresses = [layout.mailboxes(Rank(0)), nowhere].into();
+    let inbox = Mailbox::new(6);
+    let start = |rank| LocalSeat::start(Rank(rank), "a device", &layout, &addresses, &inbox);
+    let started: Result<Vec<LocalSeat>, RuntimeError> = (0..2).map(start).collect();
+    let Err(error) = started else { panic!("a rank of nowhere") };
+    assert!(error.to_string().contains("rank 1 is on another node"), "{error}");
+    await_no_thread("half of a group");
 }
 
 /// Reads the parameters of a rank.

@@ -94,8 +94,12 @@ impl Run {
                 0 => left.devices.clone(),
                 count => format!("{} and {count} of other nodes", left.devices),
             };
+            let without = match cause.is_of_node() {
+                true => "the other nodes, which end with the one that is lost",
+                false => "a device that failed",
+            };
             self.warn(format!(
-                "the run goes on from step {step} on {devices}, without a device that failed: {why}"
+                "the run goes on from step {step} on {devices}, without {without}: {why}"
             ))?;
             let spec = self.spec.on_devices(&left)?;
             match self.open_on(&spec, &checkpoint) {

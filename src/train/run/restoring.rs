@@ -186,14 +186,12 @@ impl Run {
         self.note(format!("{what}: its bits {verb} differ from those of an uninterrupted run"))
     }
 
-    /// Returns the command that continues the run from its last checkpoint.
+    /// Returns the command that continues the run from its last checkpoint, on all of its nodes.
     pub fn resume_command(&self) -> ResumeCommand {
         let settings = self.options.unsaved.clone();
-        let command = ResumeCommand { settings, ..ResumeCommand::of_run(&self.options.out) };
-        match self.options.nodes {
-            Some(_) => self.on_this_node(command),
-            None => command,
-        }
+        let nodes = self.options.nodes.as_ref().filter(|nodes| nodes.offered() > 0);
+        let nodes = nodes.map(|nodes| nodes.count());
+        ResumeCommand { settings, nodes, ..ResumeCommand::of_run(&self.options.out) }
     }
 
     /// Returns a command that continues a run over several nodes on the devices of this one.
@@ -216,7 +214,11 @@ impl Run {
         let position = failed.map(|rank| self.session.placement.ranks[rank.index()].position);
         // A device of another node is none of those that the command could leave out.
         let position = position.filter(|position| *position < self.own_devices());
-        let (checkpoint, command) = (self.store.path(step), self.resume_command());
+        let (checkpoint, mut command) = (self.store.path(step), self.resume_command());
+        let command = match command.nodes.take() {
+            Some(_) => self.on_this_node(command),
+            None => command,
+        };
         with_command(cause, checkpoint, command, &self.spec, position)
     }
 }

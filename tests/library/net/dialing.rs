@@ -28,7 +28,7 @@ fn another_code_is_told_to_the_dialing_side_and_counted_by_the_other() {
     let refusals = b.refusals();
     assert_eq!((b.refused_count(), refusals.len()), (3, 1), "{refusals:?}");
     assert_eq!(refusals[0].address, a.local_addr());
-    assert_eq!(refusals[0].why, "it has not the code of this run");
+    assert_eq!(refusals[0].why, "it does not have the code of this run");
     assert!(b.accepted().try_recv().unwrap().is_none());
 }
 

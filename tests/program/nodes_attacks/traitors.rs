@@ -73,6 +73,7 @@ fn a_node_that_speaks_out_of_turn_is_lost() {
         ("a pair that is not its own", connected(7)),
         ("no message", whole(&[200; 10])),
         ("an empty message", whole(b"")),
+        ("a byte behind a message", whole(&[encoded(&ToFirst::Working), vec![0]].concat())),
         (
             "a reply to no call",
             whole(&encoded(&ToFirst::Reply { id: 7, reply: Ok(CallReply::Done) })),
@@ -186,7 +187,7 @@ fn a_node_whose_votes_are_not_those_that_are_due_is_lost() {
         let (seen, change, after) = (AtomicU64::new(0), *change, *after);
         let ran = betrayed(Messages { change, after, seen });
         let named = format!("node 1 (traitor) is lost: {what}");
-        complaint(what, &ran, [&named, &named]).or((ran.code() != Some(75)).then(|| ran.err))
+        complaint(what, &ran, [&named; 2]).or((ran.code() != Some(75)).then_some(ran.err))
     });
 }
 

@@ -1,0 +1,87 @@
+//! Question for the code of a run on the terminal, which does not show what is typed.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{InterruptedError, UsageError};
+use crate::net::Secret;
+use crate::train::error::TrainError;
+use crate::train::signals::{Interruption, Signals, leave};
+use crate::ui::terminal::print_line;
+
+/// Asks for the code on the terminal until it has no typing error. A signal ends the process, with
+/// the terminal as it was.
+///
+/// # Errors
+/// Returns an error without a terminal, if it cannot be read, and if signals cannot be caught;
+/// `elsewhere` says where the code can be given instead.
+pub fn typed_code(elsewhere: &str) -> anyhow::Result<Secret> {
+    if !std::io::stdin().is_terminal() {
+        let why = format!("there is no terminal to ask for the code; {elsewhere}");
+        return Err(UsageError(why).into());
+    }
+    let _restored = RestoredTerminal::watch()
+        .map_err(|why| TrainError::System { what: "the terminal", why })?;
+    loop {
+        let typed = rpassword::prompt_password("code of the run (not shown): ")
+            .map_err(|why| UsageError(format!("the code cannot be read: {why}")))?;
+        if typed.trim().is_empty() {
+            print_line("type the code that the first node shows, or Ctrl-C to leave");
+            continue;
+        }
+        match Secret::parse(&typed) {
+            Ok(secret) => return Ok(secret),
+            Err(error) => print_line(&format!("{error}; again")),
+        }
+    }
+}
+
+/// Terminal whose settings a signal restores, until it is dropped.
+struct RestoredTerminal {
+    is_over: Arc<AtomicBool>,
+}
+
+impl RestoredTerminal {
+    /// Starts to watch for signals.
+    ///
+    /// # Errors
+    /// Returns an error if the settings of the terminal cannot be read, if signals cannot be
+    /// caught, or if no thread can be started.
+    fn watch() -> std::io::Result<Self> {
+        let restore = restoring()?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = is_over.clone();
+        let end = move |signal: Interruption| {
+            restore();
+            print_line(&format!("\n{}", InterruptedError(signal)));
+            leave(signal.exit_code());
+        };
+        Signals::install()?.watch(move || over.load(Ordering::SeqCst), end)?;
+        Ok(Self { is_over })
+    }
+}
+
+impl Drop for RestoredTerminal {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Returns a function that gives the terminal the settings that it has now.
+#[cfg(unix)]
+fn restoring() -> std::io::Result<impl Fn() + Send + 'static> {
+    use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
+    let terminal = std::fs::File::open("/dev/tty")?;
+    let before = tcgetattr(&terminal)?;
+    // A terminal that is gone needs no settings.
+    Ok(move || {
+        let _ = tcsetattr(&terminal, OptionalActions::Now, &before);
+    })
+}
+
+/// The console of Windows restores itself.
+#[cfg(not(unix))]
+fn restoring() -> std::io::Result<impl Fn() + Send + 'static> {
+    Ok(|| ())
+}

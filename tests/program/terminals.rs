@@ -1,0 +1,57 @@
+//! The question for the code of a run on a terminal, which a pseudo-terminal stands for.
+
+use std::fs::File;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
+
+use crate::process::{Desk, send_signal};
+
+/// Waits until a terminal shows what is typed, or does not.
+fn wait_for_echo(terminal: &File, shows: bool) {
+    let started = Instant::now();
+    while tcgetattr(terminal).unwrap().local_modes.contains(LocalModes::ECHO) != shows {
+        assert!(started.elapsed() < Duration::from_secs(20), "echo stays {}", !shows);
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_signal_at_the_question_for_the_code_leaves_the_terminal_as_it_was() {
+    let desk = Desk::new();
+    for (signal, code) in [("INT", 130), ("TERM", 75)] {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let terminal = File::options().read(true).write(true).open(name).unwrap();
+        let before = tcgetattr(&terminal).unwrap();
+        assert!(before.local_modes.contains(LocalModes::ECHO));
+        let line = desk.command("join 127.0.0.1:9");
+        // The terminal is the process's own, as in a shell.
+        let mut child = Command::new("setsid")
+            .args(["--ctty", "--"])
+            .arg(line.get_program())
+            .args(line.get_args())
+            .stdin(terminal.try_clone().unwrap())
+            .stdout(Stdio::null())
+            .stderr(terminal.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        wait_for_echo(&terminal, false);
+        send_signal(child.id(), signal);
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        wait_for_echo(&terminal, true);
+        assert_eq!(tcgetattr(&terminal).unwrap().local_modes, before.local_modes);
+        drop(terminal);
+        let mut shown = vec![0; 4096];
+        let bytes = File::from(master).read(&mut shown).unwrap();
+        let shown = String::from_utf8_lossy(&shown[..bytes]).into_owned();
+        assert!(shown.contains("code of the run (not shown): "), "{shown}");
+        assert!(shown.contains("before the run began; nothing was saved"), "{shown}");
+    }
+}
