@@ -17,7 +17,7 @@ use potluck::graph::{Binary, Op, Unary, Update, UpdateRange, shapes};
 use potluck::kernels::harness::{self, InputFill};
 use potluck::kernels::ops::{hash, norm};
 use potluck::kernels::{
-    BoundDispatch, OpCall, Pipelines, RandomContext, Variant, twin, update_twin,
+    BoundDispatch, Caps, OpCall, Pipelines, RandomContext, Variant, twin, update_twin,
 };
 
 /// Target duration of one timed submission, in seconds.
@@ -93,7 +93,9 @@ fn main() -> Result<(), DeviceError> {
         let copied = bench.copy()?;
         println!("\n{} ({}): a copy moves {copied:.2} GB/s", bench.gpu.name, bench.gpu.api);
         println!("{:<34}{:<22}{:>10}{:>9}{:>9}", "", "", "ms", "GB/s", "of copy");
-        for case in cases().into_iter().filter(|case| case.name.contains(&only)) {
+        for case in
+            cases(&Caps::of(&bench.gpu)).into_iter().filter(|case| case.name.contains(&only))
+        {
             bench.report(&case, copied)?;
         }
     }
@@ -122,8 +124,15 @@ fn arguments() -> Arguments {
 }
 
 /// Returns the case of an op on inputs of these shapes, of `rows` rows where they are batched;
-/// integers are below `bound`.
-fn op_case(name: String, op: &Op, rows: usize, inputs: &[(Shape, DType)], bound: usize) -> Case {
+/// integers are below `bound`. It has the variants of a device with these capabilities.
+fn op_case(
+    name: String,
+    op: &Op,
+    rows: usize,
+    inputs: &[(Shape, DType)],
+    bound: usize,
+    caps: &Caps,
+) -> Case {
     let outputs = shapes::outputs(op, inputs).unwrap_or_else(|error| panic!("{name}: {error}"));
     let dims = |typed: &[(Shape, DType)]| typed.iter().map(|(s, _)| s.resolve(rows)).collect();
     let call = OpCall {
@@ -134,7 +143,7 @@ fn op_case(name: String, op: &Op, rows: usize, inputs: &[(Shape, DType)], bound:
         random: RandomContext { step_key: Key::new(3), training: true },
     };
     let twin = twin(op).unwrap_or_else(|| panic!("{name}: {op} has a kernel"));
-    let mut ways = (twin.variants)(&call);
+    let mut ways = (twin.variants)(&call, caps);
     let choice = (twin.dispatch)(&call);
     let chosen = ways.iter().position(|way| way.dispatches == choice).unwrap_or_else(|| {
         ways.push(Variant::new("the static choice", choice));
@@ -154,12 +163,12 @@ fn op_case(name: String, op: &Op, rows: usize, inputs: &[(Shape, DType)], bound:
     }
 }
 
-fn cases() -> Vec<Case> {
-    let all = |sizes| op_cases(sizes).into_iter().chain(bucket_cases(sizes));
+fn cases(caps: &Caps) -> Vec<Case> {
+    let all = |sizes| op_cases(sizes, caps).into_iter().chain(bucket_cases(sizes));
     [&SMALL, &GPT2].into_iter().flat_map(all).collect()
 }
 
-fn op_cases(sizes: &Sizes) -> Vec<Case> {
+fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
     let Sizes { tokens, width: c, logits, vocabulary: v, .. } = *sizes;
     let rows = |dims: &[usize]| (Shape::batched(&[&[1], dims].concat()), DType::F32);
     let fixed = |dims: &[usize]| (Shape::fixed(dims), DType::F32);
@@ -189,7 +198,7 @@ fn op_cases(sizes: &Sizes) -> Vec<Case> {
         (Op::CrossEntropyGrad, "cross_entropy_grad", vec![rows(&[v]), ids(), rows(&[])]),
     ];
     let case = |(op, what, inputs): (Op, &str, Vec<(Shape, DType)>), rows| {
-        op_case(format!("{} {what}", sizes.name), &op, rows, &inputs, v)
+        op_case(format!("{} {what}", sizes.name), &op, rows, &inputs, v, caps)
     };
     let by_width = by_width.into_iter().map(|each| case(each, tokens));
     by_width.chain(by_classes.into_iter().map(|each| case(each, logits))).collect()
@@ -246,7 +255,8 @@ impl Bench {
     /// Returns the GB/s of a copy of 4 Mi elements.
     fn copy(&mut self) -> Result<f64, DeviceError> {
         let op = Op::Permute { axes: vec![0] };
-        let case = op_case("copy".into(), &op, 1, &[(Shape::fixed(&[4 << 20]), DType::F32)], 0);
+        let (shape, caps) = (Shape::fixed(&[4 << 20]), Caps::of(&self.gpu));
+        let case = op_case("copy".into(), &op, 1, &[(shape, DType::F32)], 0, &caps);
         Ok(case.bytes / self.seconds(&case)?[case.chosen] / 1e9)
     }
 

@@ -12,7 +12,7 @@ use potluck::base::rng::Key;
 use potluck::device::{Adapter, Gpu, ShaderChecks, list_adapters};
 use potluck::graph::Op;
 use potluck::kernels::ops::matmul;
-use potluck::kernels::{BoundDispatch, Dispatch, OpCall, Pipelines, RandomContext, Variant};
+use potluck::kernels::{BoundDispatch, Caps, Dispatch, OpCall, Pipelines, RandomContext, Variant};
 
 /// Shortest duration that is timed at once, in seconds: far more than the overhead of a
 /// submission.
@@ -159,7 +159,9 @@ fn rates(
     let inputs = [filled(gpu, m * k)?, filled(gpu, k * n)?];
     let output = gpu.storage("c", 4 * (m * n) as u64)?;
     let mut timed = Vec::new();
-    for variant in matmul::variants(&call).into_iter().filter(|variant| options.times(variant)) {
+    for variant in
+        matmul::variants(&call, &Caps::of(gpu)).into_iter().filter(|variant| options.times(variant))
+    {
         let mut run =
             |repeats| seconds(gpu, pipelines, &variant.dispatches, &inputs, &output, repeats);
         run(1)?;

@@ -2,7 +2,7 @@
 
 use crate::base::rng::Key;
 use crate::graph::{Update, UpdateRange};
-use crate::kernels::{CallShape, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
+use crate::kernels::{CallShape, Caps, OwnedCall, RandomContext, TWINS, UPDATE_TWINS, twin};
 
 /// Returns the calls that the twins list, in the order of [`TWINS`]: per op, large enough for all
 /// variants.
@@ -38,7 +38,8 @@ pub fn names() -> Vec<String> {
     names.extend(UPDATE_TWINS.iter().map(|twin| twin.name.to_string()));
     for owned_call in catalog_calls() {
         let call = owned_call.call();
-        let variants = twin(call.op).map(|twin| (twin.variants)(&call)).unwrap_or_default();
+        let variants =
+            twin(call.op).map(|twin| (twin.variants)(&call, &Caps::EVERY)).unwrap_or_default();
         names.extend(variants.into_iter().map(|variant| variant.name));
     }
     names.sort();
@@ -71,7 +72,7 @@ mod tests {
         used.extend(dispatches.map(|dispatch| dispatch.shader.file.into_owned()));
         for owned_call in catalog_calls() {
             let call = owned_call.call();
-            for variant in (twin(call.op).unwrap().variants)(&call) {
+            for variant in (twin(call.op).unwrap().variants)(&call, &Caps::EVERY) {
                 used.extend(variant.dispatches.into_iter().map(|one| one.shader.file.into()));
             }
         }

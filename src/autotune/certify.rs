@@ -6,7 +6,7 @@ use crate::device::{DeviceError, Gpu, ShaderChecks};
 use crate::kernels::dispatch;
 use crate::kernels::harness::{self, HarnessError, NMSE_MAX};
 use crate::kernels::{
-    BucketProbe, Dispatch, OpCall, Operand, OwnedCall, Pipelines, Variant, source, twin,
+    BucketProbe, Caps, Dispatch, OpCall, Operand, OwnedCall, Pipelines, Variant, source, twin,
 };
 
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
@@ -98,7 +98,7 @@ fn same_kernel(
     let small = probe.call();
     let is_same =
         |one: &Variant| one.name == variant.name && variant_hash(checks, &small, one) == hash;
-    (twin(small.op)?.variants)(&small).into_iter().find(is_same)
+    (twin(small.op)?.variants)(&small, &Caps::EVERY).into_iter().find(is_same)
 }
 
 /// Certifier of the kernels of one device.
@@ -267,7 +267,8 @@ mod tests {
             };
             for owned_call in catalog_calls() {
                 let call = owned_call.call();
-                for variant in (twin(call.op).unwrap().variants)(&call) {
+                let caps = Caps::of(gpu).with_all_that_run();
+                for variant in (twin(call.op).unwrap().variants)(&call, &caps) {
                     let what = format!("{} of {}", variant.name, call.op);
                     check(&what, certifier.variant(&call, &variant).unwrap());
                 }
@@ -289,7 +290,7 @@ mod tests {
         for owned_call in catalog_calls() {
             let call = owned_call.call();
             let twin = twin(call.op).unwrap();
-            for variant in (twin.variants)(&call) {
+            for variant in (twin.variants)(&call, &Caps::EVERY) {
                 let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
                 let runs = |small: &OwnedCall| {
                     same_kernel(ShaderChecks::Disabled, small, &variant, &hash).is_some()
@@ -308,7 +309,7 @@ mod tests {
         for owned_call in catalog_calls() {
             let call = owned_call.call();
             let twin = twin(call.op).unwrap();
-            for variant in (twin.variants)(&call) {
+            for variant in (twin.variants)(&call, &Caps::EVERY) {
                 let hash = variant_hash(ShaderChecks::Disabled, &call, &variant);
                 let folds = |small: &OwnedCall| {
                     same_kernel(ShaderChecks::Disabled, small, &variant, &hash)
@@ -341,7 +342,7 @@ mod tests {
             let mut certifier = Certifier { gpu, pipelines, reference_cache, corrupted_kernels };
             for owned_call in catalog_calls() {
                 let call = owned_call.call();
-                let variant = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
+                let variant = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
                 let result = certifier.variant(&call, &variant).unwrap();
                 assert!(!result.is_certified(), "{} of {}", variant.name, call.op);
             }
@@ -366,7 +367,7 @@ mod tests {
             let reference_cache = &mut ReferenceCache::default();
             let mut certifier =
                 Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
-            let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
+            let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
             let result = certifier.variant(&call, &plain).unwrap();
             assert!(result.is_certified(), "{result:?} on {}", gpu.name);
         });
@@ -378,7 +379,7 @@ mod tests {
         use crate::kernels::Shader;
         let owned_call = catalog_calls().into_iter().find(|p| p.op.to_string() == "relu").unwrap();
         let call = owned_call.call();
-        let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
+        let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
         let shader = plain.dispatches[0].shader.clone();
         let text = source::text(&shader);
         let result = |from: &str, to: &str| {

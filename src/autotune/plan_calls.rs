@@ -7,7 +7,7 @@ use crate::base::TensorId;
 use crate::base::rng::Key;
 use crate::device::Gpu;
 use crate::graph::Plan;
-use crate::kernels::{OpCall, OwnedCall, RandomContext, Variant, twin};
+use crate::kernels::{Caps, OpCall, OwnedCall, RandomContext, Variant, twin};
 
 /// Returns the key of a call: a text such as `matmul a b^T (768, 128) (384, 128)`.
 pub fn call_key(call: &OpCall) -> String {
@@ -34,8 +34,9 @@ pub struct PlanCall {
     pub weight: f64,
 }
 
-/// Returns the distinct calls of a plan at full capacity.
-pub fn distinct_calls(plan: &Plan) -> Vec<PlanCall> {
+/// Returns the distinct calls of a plan at full capacity, with their variants on a device with
+/// these capabilities.
+pub fn distinct_calls(plan: &Plan, caps: Caps) -> Vec<PlanCall> {
     let random = RandomContext { step_key: Key::new(1), training: plan.graph.is_trained() };
     let dims = |ids: &[TensorId]| -> Vec<Vec<usize>> {
         ids.iter().map(|id| plan.graph.tensor(*id).shape.resolve(plan.options.rows)).collect()
@@ -52,7 +53,7 @@ pub fn distinct_calls(plan: &Plan) -> Vec<PlanCall> {
         match calls.iter_mut().find(|planned| planned.call_key == call_key) {
             Some(planned) => planned.weight += weight,
             None => {
-                let variants = (twin.variants)(&call);
+                let variants = (twin.variants)(&call, &caps);
                 calls.push(PlanCall { owned_call, call_key, variants, weight });
             }
         }

@@ -13,7 +13,7 @@ use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{BucketProbe, Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
+use crate::kernels::{BucketProbe, Caps, Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
 
 /// Options of autotuning.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -134,7 +134,7 @@ impl KernelSelector {
         tuning: &TuneOptions,
         report: &'a mut dyn FnMut(TuneProgress),
     ) -> Result<(Vec<PlanCall>, ProgressMeter<'a>), DeviceError> {
-        let calls = distinct_calls(plan);
+        let calls = distinct_calls(plan, Caps::of(gpu));
         let mut meter = ProgressMeter::new(gpu, &calls, report);
         if let Some(update) = &tuning.update {
             for range in catalog::RANGES {
@@ -311,7 +311,7 @@ impl KernelSelector {
         full: &OpCall,
     ) -> Result<Variant, DeviceError> {
         let mut variants = match twin(call.op) {
-            Some(twin) => (twin.variants)(call),
+            Some(twin) => (twin.variants)(call, &Caps::of(gpu)),
             None => return Ok(Variant::new("none", Vec::new())),
         };
         let chosen = self.choices.get(&call_key(full)).map(str::to_string);
@@ -439,8 +439,8 @@ impl KernelSelector {
     fn try_all(&mut self, gpu: &Gpu) -> Result<(), DeviceError> {
         for owned_call in catalog::catalog_calls() {
             let call = owned_call.call();
-            let variants = twin(call.op).map(|twin| (twin.variants)(&call)).unwrap_or_default();
-            for variant in variants {
+            let variants = twin(call.op).map(|twin| (twin.variants)(&call, &Caps::of(gpu)));
+            for variant in variants.unwrap_or_default() {
                 self.is_certified(gpu, &call, &variant)?;
             }
         }

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crate::autotune::catalog::catalog_calls;
     use crate::kernels::testing::for_each_gpu;
-    use crate::kernels::twin;
+    use crate::kernels::{Caps, twin};
 
     fn product() -> OwnedCall {
         catalog_calls().into_iter().find(|p| p.op.to_string() == "matmul a b^T").unwrap()
@@ -170,7 +170,7 @@ mod tests {
     fn the_likeliest_variants_come_first_and_the_plain_one_last() {
         let owned_call = product();
         let call = owned_call.call();
-        let variants = (twin(call.op).unwrap().variants)(&call);
+        let variants = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY);
         let chosen = default_variant(&call, &variants);
         assert!(chosen > 0, "the call is large enough for a tile");
         let last = variants.len() - 1;
@@ -194,7 +194,7 @@ mod tests {
         for_each_gpu(|gpu, pipelines| {
             let mut time = |owned_call: &OwnedCall| {
                 let call = owned_call.call();
-                let plain = (twin(call.op).unwrap().variants)(&call).swap_remove(0);
+                let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
                 let mut timer = VariantTimer::new(gpu, owned_call).unwrap();
                 let until = Instant::now() + Duration::from_secs(60);
                 timer.time(pipelines, &plain, None, until).unwrap()

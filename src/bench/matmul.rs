@@ -12,7 +12,7 @@ use crate::base::rng::Key;
 use crate::device::DeviceError;
 use crate::graph::Op;
 use crate::kernels::bench::device::{BenchDevice, DeviceBuffer};
-use crate::kernels::{OpCall, RandomContext, Twin, Variant, twin};
+use crate::kernels::{Caps, OpCall, RandomContext, Twin, Variant, twin};
 
 /// The sides of square products.
 const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
@@ -178,8 +178,10 @@ fn fastest_variant(
         let rate = rates.get(&variant.name);
         rate.is_none_or(|rate| flops / rate <= sampling_plan.product_seconds_max)
     };
-    let variants: Vec<Variant> =
-        (product.twin().variants)(&call).into_iter().filter(in_time).collect();
+    let variants: Vec<Variant> = (product.twin().variants)(&call, &Caps::of(&device.gpu))
+        .into_iter()
+        .filter(in_time)
+        .collect();
     let mut ready = Vec::with_capacity(variants.len());
     for variant in &variants {
         ready.push(device.prepare(&variant.dispatches, &[&a, &b], &[&c])?);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::time::{Duration, Instant};
 
 use super::Heartbeat;
+use super::adapter_kind::AdapterKind;
 use super::adapters::Adapter;
 use super::error::DeviceError;
 use super::features::{self, Features};
@@ -32,6 +33,7 @@ pub enum ShaderChecks {
 pub struct Gpu {
     pub name: String,
     pub api: &'static str,
+    pub kind: AdapterKind,
     pub checks: ShaderChecks,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
@@ -89,6 +91,7 @@ impl Gpu {
             timestamp_period_ns: features.timestamps.then(|| queue.get_timestamp_period()),
             name,
             api: adapter.api,
+            kind: adapter.kind,
             checks,
             device,
             queue,

@@ -14,7 +14,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use super::dispatch::folded;
 use super::{
-    CpuKernel, Dispatch, Float, OpCall, Pipelines, RandomContext, Twin, Variant, harness, twin,
+    Caps, CpuKernel, Dispatch, Float, OpCall, Pipelines, RandomContext, Twin, Variant, harness,
+    twin,
 };
 use crate::base::rng::Key;
 use crate::base::{HostTensor, Shape};
@@ -87,7 +88,7 @@ fn run_all(op: &Op, inputs: &[(Shape, HostTensor<f64>)], rows: usize, accumulate
     same("the reference in f32", host(&call, inputs, start, twin.reference_f32));
     same("the fast version", host(&call, inputs, start, twin.fast));
     for_each_gpu(|gpu, pipelines| {
-        for Variant { name, dispatches } in every_way(twin, &call) {
+        for Variant { name, dispatches } in every_way(twin, &call, gpu) {
             let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
             same(&who, on_gpu(gpu, pipelines, &call, &dispatches, inputs, start));
             if let Some(folded) = folded(&dispatches).filter(|_| is_unchecked(gpu)) {
@@ -116,16 +117,20 @@ pub fn for_each_result(
     body("the reference in f32", &host(&call, inputs, start, twin.reference_f32));
     body("the fast version", &host(&call, inputs, start, twin.fast));
     for_each_gpu(|gpu, pipelines| {
-        for Variant { name, dispatches } in every_way(twin, &call) {
+        for Variant { name, dispatches } in every_way(twin, &call, gpu) {
             let who = format!("{}:{} ({:?}) with {name}", gpu.api, gpu.name, gpu.checks);
             body(&who, &on_gpu(gpu, pipelines, &call, &dispatches, inputs, start));
         }
     });
 }
 
-/// Returns the kernel variants of a call, and its static choice if that is none of them.
-fn every_way(twin: &Twin, call: &OpCall) -> Vec<Variant> {
-    let mut ways = (twin.variants)(call);
+/// Returns the kernel variants of a call, and its static choice if that is none of them. Variants
+/// that are no candidates on the device are compiled without checks only, because that takes long;
+/// with checks, the tests of certification run them.
+fn every_way(twin: &Twin, call: &OpCall, gpu: &Gpu) -> Vec<Variant> {
+    let own = Caps::of(gpu);
+    let caps = if is_unchecked(gpu) { own.with_all_that_run() } else { own };
+    let mut ways = (twin.variants)(call, &caps);
     let chosen = (twin.dispatch)(call);
     let names: BTreeSet<&String> = ways.iter().map(|way| &way.name).collect();
     assert_eq!(names.len(), ways.len(), "{}: the names of variants differ", twin.name);

@@ -2,7 +2,7 @@
 //! those of an update rule, with everything that certification, timing and benchmarks ask for.
 
 use super::harness::InputFill;
-use super::{Cost, Dispatch, OpCall, Variant};
+use super::{Caps, Cost, Dispatch, OpCall, Variant};
 use crate::base::HostTensorView;
 use crate::graph::{Op, Update, UpdateRange};
 
@@ -25,9 +25,9 @@ pub struct Twin {
     pub fast: CpuKernel<f32>,
     /// Returns the static choice of GPU dispatches, used for calls without timings.
     pub dispatch: fn(&OpCall) -> Vec<Dispatch>,
-    /// Returns all GPU kernel variants of a call. The first is the baseline, which fits every
-    /// call.
-    pub variants: fn(&OpCall) -> Vec<Variant>,
+    /// Returns the GPU kernel variants of a call that may win on a device with these capabilities.
+    /// The first is the baseline, which fits every call and every device.
+    pub variants: fn(&OpCall, &Caps) -> Vec<Variant>,
     pub cost: fn(&OpCall) -> Cost,
     /// True if its FLOPs count in the FLOP rate of a training step.
     pub counts_as_model_flops: bool,

@@ -10,7 +10,7 @@ use potluck::base::rng::Key;
 use potluck::graph::{Binary, EpilogueOp, Op, Unary};
 use potluck::kernels::ops::matmul::{shared, tile, vector};
 use potluck::kernels::source::{FILES, snippet, text};
-use potluck::kernels::{OpCall, RandomContext, Shader, twin};
+use potluck::kernels::{Caps, OpCall, RandomContext, Shader, twin};
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 pub const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
@@ -52,7 +52,7 @@ fn fused() -> Vec<(String, String)> {
     for root in firsts {
         for epilogue in &chains {
             let op = Op::Fused { root: Box::new(root.clone()), epilogue: epilogue.clone() };
-            for variant in (twin(&op).unwrap().variants)(&fused_call(&op, epilogue)) {
+            for variant in (twin(&op).unwrap().variants)(&fused_call(&op, epilogue), &Caps::EVERY) {
                 let shader = &variant.dispatches[0].shader;
                 texts.push((format!("{op} by {}", variant.name), text(shader)));
             }

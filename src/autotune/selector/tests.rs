@@ -64,8 +64,10 @@ fn refused(gpu: &Gpu, tuning: &TuneOptions) -> String {
 
 /// Returns the number of calls of the plan that have several variants.
 fn several() -> usize {
-    let several =
-        distinct_calls(&plan()).iter().filter(|planned| planned.variants.len() > 1).count();
+    let several = distinct_calls(&plan(), Caps::EVERY)
+        .iter()
+        .filter(|planned| planned.variants.len() > 1)
+        .count();
     assert!(several >= 2, "at least the two products");
     several
 }
@@ -106,7 +108,7 @@ fn everything_is_timed_once_and_remembered() {
         let notes = first.prepare(gpu, &plan(), &enough(), &mut report).unwrap();
         assert_eq!(notes, [""; 0]);
         let product = product(ROWS);
-        let variants = (twin(&product.op).unwrap().variants)(&product.call());
+        let variants = (twin(&product.op).unwrap().variants)(&product.call(), &Caps::of(gpu));
         let choices: Vec<_> = first.choices().iter().collect();
         assert_eq!(choices.len(), several(), "{choices:?}");
         assert!(first.stats().timed >= 2 * 3 && first.stats().certified > variants.len());
@@ -135,7 +137,7 @@ fn recorded_timings_decide_and_those_of_other_candidates_do_not() {
     on_one_gpu(|gpu| {
         let product = product(ROWS);
         let (call, call_key) = (product.call(), call_key(&product.call()));
-        let variants = (twin(&product.op).unwrap().variants)(&call);
+        let variants = (twin(&product.op).unwrap().variants)(&call, &Caps::of(gpu));
         let slowest = variants[0].name.clone();
         let timing = Timing { variant: slowest.clone(), seconds: 1e-9 };
         let measured: BTreeMap<String, Timing> = [("any".to_string(), timing)].into();

@@ -10,7 +10,7 @@ use crate::base::rng::{Key, drop_threshold, kept_factor, threefry2x32};
 use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::simd::{exp, mul_add, sum_of, vectorized};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
+use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant};
 
 /// Twin of [`Op::Attention`] and its gradient.
 pub static TWIN: Twin = Twin {
@@ -509,7 +509,7 @@ fn iterations(call: &OpCall) -> usize {
 }
 
 /// Returns the only GPU kernel of the call.
-fn variants(call: &OpCall) -> Vec<Variant> {
+fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     vec![Variant::new("attention", dispatch(call))]
 }
 

@@ -11,7 +11,7 @@ use crate::kernels::call_shapes::{C, N, calls};
 use crate::kernels::dispatch::grid;
 use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::Binary`].
@@ -124,7 +124,7 @@ fn function(call: &OpCall) -> Binary {
 }
 
 /// Returns the only GPU kernel of the call.
-fn variants(call: &OpCall) -> Vec<Variant> {
+fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     vec![Variant::new("binary", dispatch(call))]
 }
 

@@ -8,7 +8,7 @@ use crate::kernels::call_shapes::{B, C, HEADS, KEPT, T, calls, shrunk, shrunk_ar
 use crate::kernels::dispatch::{Runs, grid};
 use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::Permute`], [`Op::Slice`], [`Op::Pad`] and [`Op::Concat`].
@@ -285,7 +285,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let single = |(input, copy): (usize, Move)| copy.dispatch(input, "strided");
     let plain: Vec<Dispatch> = moves(call).into_iter().enumerate().filter_map(single).collect();
     let vectors = Some(dispatch(call)).filter(|best| *best != plain);

@@ -11,7 +11,7 @@ use crate::kernels::harness::InputFill;
 use crate::kernels::simd::{LANES, exp, sum_of, vectorized};
 use crate::kernels::twin::{Forward, InputSpec, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::CrossEntropy`] and its gradient.
@@ -130,7 +130,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let others = [vectors(call), group(call)].into_iter().flatten();
     let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
     std::iter::once(plain(call)).chain(others).map(named).collect()

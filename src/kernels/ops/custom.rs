@@ -6,7 +6,7 @@ use crate::graph::{CustomCall, CustomInput, Op, SharedCustomOp};
 use crate::kernels::harness::InputFill;
 use crate::kernels::twin::{no_forward, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, InputSpec, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, InputSpec, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::Custom`].
@@ -68,7 +68,7 @@ fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }]
 }
 
-fn variants(call: &OpCall) -> Vec<Variant> {
+fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     vec![Variant::new(first_word(&definition(call.op).name()), dispatch(call))]
 }
 

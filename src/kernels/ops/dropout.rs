@@ -11,7 +11,7 @@ use crate::kernels::dispatch::grid;
 use crate::kernels::harness::InputFill;
 use crate::kernels::twin::{InputSpec, no_forward, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::Dropout`].
@@ -99,7 +99,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let vectors = call.output_len(0).is_multiple_of(4).then_some("dropout4");
     let entries = std::iter::once("dropout").chain(vectors);
     entries.map(|entry| Variant::new(entry, vec![one(call, entry)])).collect()
@@ -226,7 +226,7 @@ mod tests {
         for_each_gpu(|gpu, pipelines| {
             let inputs = [bytemuck::cast_slice(x), bytemuck::cast_slice(samples)];
             let start = [vec![f32::NAN; x.len()]];
-            for Variant { name, dispatches } in variants(call) {
+            for Variant { name, dispatches } in variants(call, &Caps::of(gpu).with_all_that_run()) {
                 let y =
                     testing::run_dispatches(gpu, pipelines, &name, &dispatches, &inputs, &start);
                 assert_eq!(bits(&y[0]), bits(expected), "{name} on {}", gpu.name);

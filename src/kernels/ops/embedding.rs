@@ -12,7 +12,7 @@ use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::harness::InputFill;
 use crate::kernels::twin::{InputSpec, no_forward, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::Embedding`] and its gradient.
@@ -124,7 +124,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let named = |way: Vec<Dispatch>| Variant::new(way[0].shader.entry, way);
     std::iter::once(plain(call)).chain(vectors(call)).map(named).collect()
 }

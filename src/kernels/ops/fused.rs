@@ -14,7 +14,7 @@ use crate::base::{DType, HostTensorView, Shape};
 use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
 use crate::kernels::twin::{no_forward, normal_inputs};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
+use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
 use probes::{catalog, probes};
 
 /// Twin of [`Op::Fused`].
@@ -197,10 +197,10 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns the kernel variants of the root op, with the steps as their epilogue.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     match chain(call) {
         Some(_) => vec![Variant::new("chain", dispatch(call))],
-        None => matmul::variants(&natural(call)),
+        None => matmul::variants(&natural(call), caps),
     }
 }
 
@@ -304,7 +304,8 @@ mod tests {
         };
         let expected = expected(op, &inputs, 1);
         for_each_gpu(|gpu, pipelines| {
-            for Variant { name, dispatches } in variants(&call) {
+            for Variant { name, dispatches } in variants(&call, &Caps::of(gpu).with_all_that_run())
+            {
                 let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, f32::NAN);
                 let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
                 let what = format!("{name} of {op} on {}", gpu.name);

@@ -11,7 +11,7 @@ use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::simd::{mul_add, sum_of, vectorized};
 use crate::kernels::twin::{Forward, normal_inputs};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::LayerNorm`] and its gradients.
@@ -198,7 +198,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 
 /// Returns all GPU kernel variants of the call: one invocation per row, or per column for the
 /// weight gradient; the static choice; and one workgroup per row or per few columns.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, invocations) = match call.op {
         Op::LayerNorm { .. } => ("forward", rows),

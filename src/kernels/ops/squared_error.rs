@@ -9,7 +9,7 @@ use crate::kernels::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::SquaredError`] and its gradient.
@@ -110,7 +110,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let (n, c) = entries(call);
     let chosen = dispatch(call);
     let other = match call.op {

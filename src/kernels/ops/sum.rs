@@ -9,7 +9,7 @@ use crate::kernels::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_aroun
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
 use crate::kernels::{
-    CallShape, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
 };
 
 /// Twin of [`Op::Sum`] and [`Op::Broadcast`].
@@ -165,7 +165,7 @@ fn is_few(view: View) -> bool {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let view = View::of(call);
     let mut ways = vec![plain(call)];
     if let Op::Sum { .. } = call.op {

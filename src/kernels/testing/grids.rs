@@ -5,7 +5,7 @@ use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Binary, EpilogueOp, Op, Unary};
 use crate::kernels::dispatch::GROUPS_MAX;
-use crate::kernels::{CallShape, OwnedCall, RandomContext, TWINS, twin};
+use crate::kernels::{CallShape, Caps, OwnedCall, RandomContext, TWINS, twin};
 
 /// Elements of the largest tensors: a multiple of 4, and below 2^31.
 const HUGE: usize = (1 << 31) - 4;
@@ -122,7 +122,8 @@ fn grids_of_huge_calls_stay_within_the_limits() {
     for owned in huge {
         let call = owned.call();
         let twin = twin(call.op).unwrap();
-        let variants = (twin.variants)(&call).into_iter().map(|v| (v.name, v.dispatches));
+        let variants =
+            (twin.variants)(&call, &Caps::EVERY).into_iter().map(|v| (v.name, v.dispatches));
         let chosen = ("the static choice".to_string(), (twin.dispatch)(&call));
         for (name, dispatches) in variants.chain([chosen]) {
             let mut grids = dispatches.iter().map(|dispatch| dispatch.groups);
@@ -143,7 +144,8 @@ fn static_choices_are_variants() {
         let call = owned.call();
         let twin = twin(call.op).unwrap();
         let chosen = (twin.dispatch)(&call);
-        let is_variant = (twin.variants)(&call).iter().any(|v| v.dispatches == chosen);
+        let is_variant =
+            (twin.variants)(&call, &Caps::EVERY).iter().any(|v| v.dispatches == chosen);
         assert!(is_variant, "{} of {:?}: {}", call.op, call.inputs, chosen[0].shader.entry);
     }
 }

@@ -16,7 +16,7 @@ use crate::graph::Op;
 use crate::kernels::dispatch::grid;
 use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::twin::{no_forward, normal_inputs};
-use crate::kernels::{Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
+use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
 pub use probes::probes_with_columns;
 use probes::{catalog, probes};
 use sizes::{OPERANDS, Sizes};
@@ -175,7 +175,7 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall) -> Vec<Variant> {
+pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
     let sizes = Sizes::of(call);
     let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
     let vector = vector::fits(&sizes)
@@ -287,7 +287,9 @@ mod tests {
             let add = |c: &f64| if accumulate { c + 0.25 } else { *c };
             let sum: Vec<Vec<f64>> = product.iter().map(|c| c.iter().map(add).collect()).collect();
             for_each_gpu(|gpu, pipelines| {
-                let every = variants(&call).into_iter().filter(|one| one.name.contains(part));
+                let caps = Caps::of(gpu).with_all_that_run();
+                let every =
+                    variants(&call, &caps).into_iter().filter(|one| one.name.contains(part));
                 for Variant { name, dispatches } in every {
                     let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, start);
                     let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
@@ -339,7 +341,10 @@ mod tests {
         let op = op((false, false));
         let names = |m, k, n| {
             let call = call(&op, &operands(0, m, k, n, (false, false)), false);
-            variants(&call).into_iter().map(|variant| variant.name).collect::<Vec<_>>()
+            variants(&call, &Caps::EVERY)
+                .into_iter()
+                .map(|variant| variant.name)
+                .collect::<Vec<_>>()
         };
         assert_eq!(names(16, 3, 16).len(), 1 + TILES.len());
         assert_eq!(names(15, 3, 9), ["matmul_naive", "matmul_tile_8x8", "matmul_tile_4x4"]);

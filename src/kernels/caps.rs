@@ -1,0 +1,41 @@
+//! What a device offers to kernels, as far as the choice of variants depends on it.
+
+use crate::device::{AdapterKind, Gpu};
+
+/// Capabilities of a device, by which a twin chooses the variants of a call that may win there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    pub class: DeviceClass,
+    /// Bytes of memory that a workgroup shares.
+    pub workgroup_bytes: u32,
+}
+
+/// Class of a device by what is fast on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceClass {
+    /// A GPU: workgroups share fast memory, and registers bound how many of them run at a time.
+    Hardware,
+    /// A driver that runs kernels on the host's processor: barriers are costly, all memory is
+    /// cache.
+    Software,
+}
+
+impl Caps {
+    /// Capabilities with which every variant is a candidate.
+    pub const EVERY: Self = Self { class: DeviceClass::Hardware, workgroup_bytes: u32::MAX };
+
+    /// Returns the capabilities of an opened device.
+    pub fn of(gpu: &Gpu) -> Self {
+        let class = match gpu.kind {
+            AdapterKind::Software => DeviceClass::Software,
+            _ => DeviceClass::Hardware,
+        };
+        Self { class, workgroup_bytes: gpu.limits.workgroup_bytes }
+    }
+
+    /// Returns the same capabilities with every variant that the device can run as a candidate,
+    /// also those that are slow there; for tests.
+    pub fn with_all_that_run(self) -> Self {
+        Self { class: DeviceClass::Hardware, ..self }
+    }
+}
