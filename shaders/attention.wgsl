@@ -1,4 +1,5 @@
 // Causal attention over packed queries, keys and values, and its gradient.
+// uses lib/attention
 // uses lib/nan
 // uses lib/rng
 //
@@ -20,9 +21,7 @@
 // The gradient runs as delta, grad_kv, grad_q: delta stores delta_i for grad_kv in the first
 // column of dq_i, which grad_q then overwrites.
 //
-// Prepended: the constants D, and DROPOUT, which is 1 if anything is dropped; and the functions
-// qkv_part, dy_part and y_part, which call qkv_vector, dy_vector and y_vector if D is a multiple
-// of 4, else qkv_scalars, dy_scalars and y_scalars.
+// Prepended: what lib/attention needs. Of its vectors of 4 columns, a head has p.parts.
 //
 // An invocation keeps its sums only, and of at most 64 columns; it reads its own rows again each
 // time, and wider heads take several invocations, each of which computes the scores. Loops over
@@ -30,72 +29,9 @@
 // the time to compile (with everything kept and unrolled, minutes in llvmpipe at D = 128) and the
 // registers, at about the same speed.
 
-struct Params {
-    b: u32, heads: u32, t: u32, scale: f32,
-    threshold: u32, factor: f32, key_0: u32, key_1: u32,
-    parts: u32,
-}
-var<immediate> p: Params;
-
-// Rows of D values are taken as vectors of 4, the last one filled up with zeros. There are p.parts
-// of them; an invocation has sums for one slab of them.
+// An invocation has sums for one slab of vectors.
 const SLAB: u32 = min(16u, (D + 3u) / 4u);
 const SLABS: u32 = (D + 4u * SLAB - 1u) / (4u * SLAB);
-const LOWEST: f32 = -3.4e38;
-const LANES: vec4u = vec4u(0u, 1u, 2u, 3u);
-
-// samples are those of the dropout; without it another buffer is bound and not read. Of a tensor
-// that is declared as scalars and as vectors, an entry point uses one of the two.
-@group(0) @binding(0) var<storage, read> qkv: array<f32>;            // (b, t, 3c)
-@group(0) @binding(0) var<storage, read> qkv_vectors: array<vec4f>;  // (b, t, 3c/4)
-@group(0) @binding(1) var<storage, read> samples: array<u32>;        // (b)
-// forward binds qkv, samples, y, lse.
-@group(0) @binding(2) var<storage, read_write> new_y: array<f32>;    // (b, t, c)
-@group(0) @binding(3) var<storage, read_write> new_lse: array<f32>;  // (b, h, t)
-// Gradients bind qkv, samples, lse, dy, dqkv, y.
-@group(0) @binding(2) var<storage, read> lse: array<f32>;            // (b, h, t)
-@group(0) @binding(3) var<storage, read> dy: array<f32>;             // (b, t, c)
-@group(0) @binding(3) var<storage, read> dy_vectors: array<vec4f>;   // (b, t, c/4)
-@group(0) @binding(4) var<storage, read_write> dqkv: array<f32>;     // (b, t, 3c)
-@group(0) @binding(5) var<storage, read> y: array<f32>;              // (b, t, c)
-@group(0) @binding(5) var<storage, read> y_vectors: array<vec4f>;    // (b, t, c/4)
-
-fn qkv_vector(row: u32, part: u32) -> vec4f {
-    return qkv_vectors[row / 4u + part];
-}
-
-fn dy_vector(row: u32, part: u32) -> vec4f {
-    return dy_vectors[row / 4u + part];
-}
-
-fn y_vector(row: u32, part: u32) -> vec4f {
-    return y_vectors[row / 4u + part];
-}
-
-fn qkv_scalars(row: u32, part: u32) -> vec4f {
-    var value = vec4f(0.0);
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        value[lane] = qkv[row + 4u * part + lane];
-    }
-    return value;
-}
-
-fn dy_scalars(row: u32, part: u32) -> vec4f {
-    var value = vec4f(0.0);
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        value[lane] = dy[row + 4u * part + lane];
-    }
-    return value;
-}
-
-fn y_scalars(row: u32, part: u32) -> vec4f {
-    var value = vec4f(0.0);
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        value[lane] = y[row + 4u * part + lane];
-    }
-    return value;
-}
-
 // A column for each of four rows.
 fn qkv_block(rows: vec4u, part: u32) -> mat4x4f {
     return mat4x4f(qkv_part(rows.x, part), qkv_part(rows.y, part),
@@ -105,18 +41,6 @@ fn qkv_block(rows: vec4u, part: u32) -> mat4x4f {
 fn dy_block(rows: vec4u, part: u32) -> mat4x4f {
     return mat4x4f(dy_part(rows.x, part), dy_part(rows.y, part),
         dy_part(rows.z, part), dy_part(rows.w, part));
-}
-
-fn put_y(row: u32, part: u32, value: vec4f) {
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        new_y[row + 4u * part + lane] = value[lane];
-    }
-}
-
-fn put_dqkv(row: u32, part: u32, value: vec4f) {
-    for (var lane = 0u; lane < min(4u, D - 4u * part); lane++) {
-        dqkv[row + 4u * part + lane] = value[lane];
-    }
 }
 
 // Work of one invocation: four positions of a head of a sample, and a slab of its columns.
@@ -154,56 +78,6 @@ fn index_of(id: vec3u, groups: vec3u) -> u32 {
 // Four positions from `first`, those past the end replaced by the last one.
 fn four(first: u32) -> vec4u {
     return min(first + LANES, vec4u(p.t - 1u));
-}
-
-// Each column times one factor.
-fn times(m: mat4x4f, factors: vec4f) -> mat4x4f {
-    return mat4x4f(m[0] * factors.x, m[1] * factors.y, m[2] * factors.z, m[3] * factors.w);
-}
-
-// Element by element.
-fn product(a: mat4x4f, b: mat4x4f) -> mat4x4f {
-    return mat4x4f(a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]);
-}
-
-fn largest(v: vec4f) -> f32 {
-    return max(max(v.x, v.y), max(v.z, v.w));
-}
-
-// The largest bits without the sign, which are NaN's if one of the four is NaN.
-fn largest_magnitude(v: vec4f) -> u32 {
-    let bits = bitcast<vec4u>(v) & vec4u(0x7FFFFFFFu);
-    return max(max(bits.x, bits.y), max(bits.z, bits.w));
-}
-
-// NaN where the largest magnitude of a query's scores is that of a NaN, or where its highest score
-// is infinite: exp and max may have returned numbers.
-fn nan_where_bad(value: vec4f, top: vec4u, highest: vec4f) -> vec4f {
-    let bad = (top > vec4u(NAN_ABOVE)) | (bitcast<vec4u>(highest) == vec4u(NAN_ABOVE))
-        | (highest <= vec4f(LOWEST));
-    return bitcast<vec4f>(select(bitcast<vec4u>(value), vec4u(0x7FC00000u), bad));
-}
-
-// exp(x) where `counts`, else 0; the arguments are far from overflow where it counts.
-fn exp_where(x: vec4f, counts: vec4<bool>) -> vec4f {
-    return select(vec4f(0.0), exp(max(x, vec4f(-80.0))), counts);
-}
-
-// m of four pairs of positions of a head, which has a key of its own.
-fn kept_four(task: Task, i: vec4u, j: vec4u) -> vec4f {
-    let pairs = i * p.t + j;
-    let key = vec2u(p.key_0 + task.head, p.key_1);
-    let sample = samples[task.sample];
-    let words = vec4u(
-        threefry2x32(key, vec2u(sample, pairs.x)).x, threefry2x32(key, vec2u(sample, pairs.y)).x,
-        threefry2x32(key, vec2u(sample, pairs.z)).x, threefry2x32(key, vec2u(sample, pairs.w)).x);
-    return select(vec4f(0.0), vec4f(p.factor), words >= vec4u(p.threshold));
-}
-
-// m with a column for each of four queries.
-fn kept_by_query(task: Task, i: vec4u, j: vec4u) -> mat4x4f {
-    return mat4x4f(kept_four(task, vec4u(i.x), j), kept_four(task, vec4u(i.y), j),
-        kept_four(task, vec4u(i.z), j), kept_four(task, vec4u(i.w), j));
 }
 
 @compute @workgroup_size(32)
@@ -247,7 +121,9 @@ fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
             exp_where(s[0] - higher.x, counts_x), exp_where(s[1] - higher.y, counts_y),
             exp_where(s[2] - higher.z, counts_z), exp_where(s[3] - higher.w, counts_w));
         total = total * shrink + vec4f(1.0) * weights;
-        if (DROPOUT != 0u) { weights = product(weights, kept_by_query(task, i, at)); }
+        if (DROPOUT != 0u) {
+            weights = product(weights, kept_by_query(task.sample, task.head, i, at));
+        }
         for (var part = 0u; part < task.parts; part++) {
             let values = qkv_block(k + c, task.first_part + part);
             sum[part] = times(sum[part], shrink) + values * weights;
@@ -321,13 +197,8 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         s *= p.scale;
         let at = i + LANES;
         let inside = at < vec4u(p.t);
-        let l = task.lse + rows;
-        let own_lse = vec4f(lse[l.x], lse[l.y], lse[l.z], lse[l.w]);
-        // 1, or NaN for queries whose lse is.
-        let one = vec4f(nan_where(magnitude_of(own_lse.x) > NAN_ABOVE, 1.0),
-            nan_where(magnitude_of(own_lse.y) > NAN_ABOVE, 1.0),
-            nan_where(magnitude_of(own_lse.z) > NAN_ABOVE, 1.0),
-            nan_where(magnitude_of(own_lse.w) > NAN_ABOVE, 1.0));
+        let own_lse = lse_of(task.lse + rows);
+        let one = one_or_nan(own_lse);
         let weights = mat4x4f(
             one * exp_where(s[0] - own_lse, inside & (at >= vec4u(j.x))),
             one * exp_where(s[1] - own_lse, inside & (at >= vec4u(j.y))),
@@ -335,8 +206,7 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
             one * exp_where(s[3] - own_lse, inside & (at >= vec4u(j.w))));
         var dropped = weights;
         if (DROPOUT != 0u) {
-            let m = mat4x4f(kept_four(task, rows, vec4u(j.x)), kept_four(task, rows, vec4u(j.y)),
-                kept_four(task, rows, vec4u(j.z)), kept_four(task, rows, vec4u(j.w)));
+            let m = kept_by_key(task.sample, task.head, rows, j);
             dropped = product(weights, m);
             dp = product(dp, m);
         }
@@ -368,8 +238,7 @@ fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gro
     let rows = four(first);
     let own = task.qkv + rows * width;
     let own_y = task.y + rows * c;
-    let l = task.lse + rows;
-    let own_lse = vec4f(lse[l.x], lse[l.y], lse[l.z], lse[l.w]);
+    let own_lse = lse_of(task.lse + rows);
     let deltas = deltas_of(own_y);
     var dq: array<mat4x4f, SLAB>;
     for (var part = 0u; part < task.parts; part++) { dq[part] = mat4x4f(); }
@@ -388,7 +257,7 @@ fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gro
             exp_where(s[1] - own_lse.y, at <= vec4u(i.y)),
             exp_where(s[2] - own_lse.z, at <= vec4u(i.z)),
             exp_where(s[3] - own_lse.w, at <= vec4u(i.w)));
-        if (DROPOUT != 0u) { dp = product(dp, kept_by_query(task, i, at)); }
+        if (DROPOUT != 0u) { dp = product(dp, kept_by_query(task.sample, task.head, i, at)); }
         let ds = p.scale * mat4x4f(
             weights[0] * (dp[0] - deltas.x), weights[1] * (dp[1] - deltas.y),
             weights[2] * (dp[2] - deltas.z), weights[3] * (dp[3] - deltas.w));

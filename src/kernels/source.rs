@@ -9,6 +9,7 @@ pub const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shaders.r
 /// All shared snippets as (name, text); a shader includes one by a line `// uses lib/NAME` in its
 /// head.
 pub const LIBRARY: &[(&str, &str)] = &[
+    ("attention", include_str!("../../shaders/lib/attention.wgsl")),
     ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
     ("nan", include_str!("../../shaders/lib/nan.wgsl")),
     ("index", include_str!("../../shaders/lib/index.wgsl")),
