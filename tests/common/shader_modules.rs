@@ -8,9 +8,13 @@ use naga::{EntryPoint, Module};
 use potluck::base::Site;
 use potluck::base::rng::Key;
 use potluck::graph::{Binary, EpilogueOp, Op, Unary};
+use potluck::kernels::ops::attention::tiles;
 use potluck::kernels::ops::matmul::{shared, tile, vector};
 use potluck::kernels::source::{FILES, snippet, text};
-use potluck::kernels::{Caps, OpCall, RandomContext, Shader, twin};
+use potluck::kernels::{Caps, OpCall, OwnedCall, RandomContext, Shader, twin};
+
+/// Bytes of workgroup memory that every device has.
+pub const WORKGROUP_BYTES: u32 = 16 * 1024;
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 pub const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
@@ -95,6 +99,40 @@ fn attention() -> Vec<(String, String)> {
     texts
 }
 
+/// The same of the tiles of attention of one name, of the forward pass and the gradient, for head
+/// widths of one slice and of several.
+pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
+    let mut texts: Vec<(String, String)> = Vec::new();
+    for d in [5, 20, 32, 64, 80, 256] {
+        for dropout in [0.0, 0.1] {
+            let (b, t, heads, site) = (2, 128, 1, Site(1));
+            let (qkv, y) = (vec![b, t, 3 * d], vec![b, t, d]);
+            let samples = (dropout > 0.0).then(|| vec![b]);
+            let inputs = vec![qkv.clone(), y.clone(), vec![b, heads, t], y];
+            let calls = [
+                (Op::Attention { heads, dropout, site }, vec![qkv]),
+                (Op::AttentionGrad { heads, dropout, site }, inputs),
+            ];
+            for (op, mut inputs) in calls {
+                inputs.extend(samples.clone());
+                let random = RandomContext { step_key: Key::new(1), training: true };
+                let owned_call = OwnedCall::new(op, inputs, random).unwrap();
+                let call = owned_call.call();
+                let variants = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY);
+                let variant = variants.into_iter().find(|variant| variant.name == name).unwrap();
+                for dispatch in variant.dispatches {
+                    assert_eq!(dispatch.shader.file, "attention_tiles");
+                    let (entry, text) = (dispatch.shader.entry, text(&dispatch.shader));
+                    if texts.iter().all(|(_, known)| *known != text) {
+                        texts.push((format!("{name} {d} {dropout} {entry}"), text));
+                    }
+                }
+            }
+        }
+    }
+    texts
+}
+
 /// The files of matrix products as their dispatches complete them, in every combination.
 fn products() -> Vec<(String, String)> {
     let store = snippet("store");
@@ -130,15 +168,35 @@ fn layer_norm_group() -> Vec<(String, String)> {
     vec![text(64, 1), text(64, 1984), text(256, 1792)]
 }
 
-/// Every module: `(name, text)`.
+/// Modules that need more workgroup memory than every device has: `(name, text, bytes)`. Each
+/// variant declares how much, and is a candidate where that much is there.
+pub fn demanding_modules() -> Vec<(String, String, u32)> {
+    let demanding = tiles::TILES.into_iter().filter(|tile| tile.workgroup_bytes > WORKGROUP_BYTES);
+    let texts = |tile: tiles::AttentionTile| {
+        let texts = attention_tiles(tile.name).into_iter();
+        texts.map(move |(name, text)| (name, text, tile.workgroup_bytes))
+    };
+    demanding.flat_map(texts).collect()
+}
+
+/// Every other module: `(name, text)`.
 pub fn modules() -> Vec<(String, String)> {
     let mut modules = emitted();
+    let portable = tiles::TILES.into_iter().filter(|tile| tile.workgroup_bytes <= WORKGROUP_BYTES);
+    modules.extend(portable.flat_map(|tile| attention_tiles(tile.name)));
     modules.extend(attention());
     modules.extend(products());
     modules.extend(fused());
     modules.extend(layer_norm_group());
-    let completed =
-        ["attention", "fused", "layer_norm_group", "matmul", "matmul_shared", "matmul_vector"];
+    let completed = [
+        "attention",
+        "attention_tiles",
+        "fused",
+        "layer_norm_group",
+        "matmul",
+        "matmul_shared",
+        "matmul_vector",
+    ];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));
     modules

@@ -18,7 +18,7 @@ use std::{env, fs};
 use assembly::HotLoop;
 use radv::{Compiler, Report};
 use serde::{Deserialize, Serialize};
-use shader_modules::{modules, parse, resolved, spirv};
+use shader_modules::{demanding_modules, modules, parse, resolved, spirv};
 
 /// Families of GPUs, by the names that versions of the driver know: RDNA 3 and RDNA 2.
 const FAMILIES: [(&str, &[&str]); 2] =
@@ -209,7 +209,8 @@ fn table(title: &str, compiled: &[Compiled]) -> String {
 
 #[test]
 fn kernels_for_hardware_use_no_scratch_and_leave_waves() {
-    let kernels = kernels(modules());
+    let demanding = demanding_modules().into_iter().map(|(name, text, _)| (name, text));
+    let kernels = kernels(modules().into_iter().chain(demanding).collect());
     assert!(kernels.len() > 100, "{} kernels", kernels.len());
     let (mut tables, mut violations) = (Vec::new(), Vec::new());
     for (title, names) in FAMILIES {

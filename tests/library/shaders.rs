@@ -8,19 +8,25 @@ use naga::back::{glsl, hlsl, msl};
 use naga::valid::{FunctionInfo, ModuleInfo};
 use naga::{AddressSpace, EntryPoint, Module};
 
-use crate::shader_modules::{modules, parse, policies, resolved, spirv};
+use potluck::kernels::ops::attention::tiles;
+use potluck::kernels::source::FILES;
+
+use crate::shader_modules::{
+    WORKGROUP_BYTES, attention_tiles, demanding_modules, modules, parse, policies, resolved, spirv,
+};
 
 #[test]
 fn every_shader_is_portable_and_translates() {
-    let modules = modules();
+    let portable = modules().into_iter().map(|(name, text)| (name, text, WORKGROUP_BYTES));
+    let modules: Vec<(String, String, u32)> = portable.chain(demanding_modules()).collect();
     // tests/guard/guard.sh compares the texts of two commits.
     if let Some(path) = std::env::var_os("POTLUCK_WRITE_SHADERS") {
-        let texts = modules.iter().map(|(name, text)| format!("==> {name} <==\n{text}\n"));
+        let texts = modules.iter().map(|(name, text, _)| format!("==> {name} <==\n{text}\n"));
         std::fs::write(path, texts.collect::<String>()).unwrap();
     }
     let mut failures = Vec::new();
-    for (name, text) in modules {
-        match check(&text) {
+    for (name, text, workgroup_bytes) in modules {
+        match check_within(&text, workgroup_bytes) {
             Err(why) => failures.push(format!("{name}: {why}")),
             Ok(0) => failures.push(format!("{name}: no entry point")),
             Ok(_) => {}
@@ -29,26 +35,44 @@ fn every_shader_is_portable_and_translates() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Checks a module; the number of its entry points, or the first thing that is wrong.
+/// Checks a portable module; see [`check_within`].
 fn check(text: &str) -> Result<usize, String> {
+    check_within(text, WORKGROUP_BYTES)
+}
+
+/// Checks a module that may use so many bytes of workgroup memory; the number of its entry points,
+/// or the first thing that is wrong.
+fn check_within(text: &str, workgroup_bytes: u32) -> Result<usize, String> {
     let (module, info) = parse(text)?;
     for entry in &module.entry_points {
-        check_entry(&module, &info, entry).map_err(|why| format!("{}: {why}", entry.name))?;
+        check_entry(&module, &info, entry, workgroup_bytes)
+            .map_err(|why| format!("{}: {why}", entry.name))?;
     }
     Ok(module.entry_points.len())
 }
 
 /// Checks one entry point with all overrides put in, which sizes may depend on.
-fn check_entry(module: &Module, info: &ModuleInfo, entry: &EntryPoint) -> Result<(), String> {
+fn check_entry(
+    module: &Module,
+    info: &ModuleInfo,
+    entry: &EntryPoint,
+    workgroup_bytes: u32,
+) -> Result<(), String> {
     let (module, info) = resolved((module, info), entry)?;
     let index = module.entry_points.iter().position(|known| known.name == entry.name);
     let index = index.ok_or("it vanished with the overrides")?;
-    portable(&module, &module.entry_points[index], info.get_entry_point(index))?;
+    portable(&module, &module.entry_points[index], info.get_entry_point(index), workgroup_bytes)?;
     translate(&module, &info, entry)
 }
 
-/// Holds an entry point to what every device allows.
-fn portable(module: &Module, entry: &EntryPoint, info: &FunctionInfo) -> Result<(), String> {
+/// Holds an entry point to what every device allows, but for its workgroup memory, of which it may
+/// use so many bytes.
+fn portable(
+    module: &Module,
+    entry: &EntryPoint,
+    info: &FunctionInfo,
+    workgroup_bytes_max: u32,
+) -> Result<(), String> {
     let (mut buffers, mut workgroup_bytes, mut immediate_bytes) = (0, 0, 0);
     for (handle, variable) in module.global_variables.iter() {
         if info[handle].is_empty() {
@@ -66,7 +90,7 @@ fn portable(module: &Module, entry: &EntryPoint, info: &FunctionInfo) -> Result<
     let [x, y, z] = entry.workgroup_size;
     let limits = [
         ("storage buffers", buffers, 8),
-        ("bytes of workgroup memory", workgroup_bytes, 16 * 1024),
+        ("bytes of workgroup memory", workgroup_bytes, workgroup_bytes_max),
         ("bytes of immediates", immediate_bytes, 128),
         ("invocations in a workgroup", x, 256),
         ("invocations in y or z", y.max(z), 1),
@@ -206,6 +230,33 @@ fn each_limit_refuses_what_breaks_it() {
     for (text, why) in broken {
         let refused = check(&text).expect_err(&text);
         assert!(refused.contains(why), "{refused}\nshould name {why}");
+    }
+}
+
+/// Returns the bytes of workgroup memory of the entry point of a module that uses the most.
+fn most_workgroup_bytes(text: &str) -> u32 {
+    let (module, info) = parse(text).unwrap();
+    let entries = (0..module.entry_points.len()).map(|index| {
+        let entry = info.get_entry_point(index);
+        let variables = module.global_variables.iter();
+        let used = variables.filter(|(handle, _)| !entry[*handle].is_empty());
+        let shared = used.filter(|(_, variable)| variable.space == AddressSpace::WorkGroup);
+        shared.map(|(_, one)| module.types[one.ty].inner.size(module.to_ctx())).sum()
+    });
+    entries.max().unwrap()
+}
+
+/// Each tile of attention needs, for some width of heads, what it declares and what the head of its
+/// file says, and for none more.
+#[test]
+fn tiles_of_attention_need_the_memory_that_they_declare() {
+    let (_, file) = FILES.iter().find(|(file, _)| *file == "attention_tiles").unwrap();
+    for tile in tiles::TILES {
+        let tiles::AttentionTile { name, invocations, workgroup_bytes } = tile;
+        let head = format!("//   {invocations} invocations: at most {workgroup_bytes} bytes\n");
+        assert!(file.contains(&head), "the head of the file lacks {head}");
+        let needed = attention_tiles(name).iter().map(|(_, text)| most_workgroup_bytes(text)).max();
+        assert_eq!(needed, Some(workgroup_bytes), "{name}");
     }
 }
 

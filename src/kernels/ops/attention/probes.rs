@@ -7,8 +7,9 @@ use crate::kernels::harness::InputFill;
 use crate::kernels::twin::{Forward, InputSpec};
 use crate::kernels::{CallShape, Dims};
 
-/// Token counts of probes: fewer than a tile has, and a little more than one and two tiles have.
-const TOKENS: [usize; 3] = [5, 37, 67];
+/// Token counts of probes: fewer than a tile has, and a little more than one tile of each size
+/// has.
+const TOKENS: [usize; 4] = [5, 37, 67, 131];
 
 /// See [`crate::kernels::Twin::inputs`].
 pub fn inputs(op: &Op, inputs: &[Dims]) -> InputSpec {

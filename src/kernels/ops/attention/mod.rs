@@ -1,7 +1,8 @@
 //! Causal attention over packed queries, keys and values, and its gradient. Twin of
-//! `shaders/attention.wgsl`, which has the formulas.
+//! `shaders/attention.wgsl`, which has the formulas. Faster variants on GPUs: [`tiles`].
 
 mod probes;
+pub mod tiles;
 
 use rayon::prelude::*;
 
@@ -76,6 +77,23 @@ impl AttentionSizes {
             factor: kept_factor(*dropout),
         });
         Self { b, t, c, heads: *heads, d, scale: 1.0 / (d as f64).sqrt(), drop }
+    }
+
+    /// Returns the words of the shaders' `Params`.
+    fn params(&self) -> Vec<u32> {
+        let drop = self.drop.unwrap_or(Dropout { key: Key([0; 2]), threshold: 0, factor: 1.0 });
+        let Key([key_0, key_1]) = drop.key;
+        vec![
+            self.b as u32,
+            self.heads as u32,
+            self.t as u32,
+            (self.scale as f32).to_bits(),
+            drop.threshold,
+            (drop.factor as f32).to_bits(),
+            key_0,
+            key_1,
+            self.d.div_ceil(4) as u32,
+        ]
     }
 
     /// Returns the number of a pair of positions of a head, part of the counter of its random
@@ -446,40 +464,33 @@ impl HeadProduct {
 /// this order (see the shader). An invocation processes 4 positions and up to 64 columns of a
 /// head.
 pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
-    use Operand::{Input, Output};
     let sizes = AttentionSizes::of(call);
-    let drop = sizes.drop.unwrap_or(Dropout { key: Key([0; 2]), threshold: 0, factor: 1.0 });
-    let run = |entry, operands| Dispatch {
-        shader: shader(&sizes, entry),
+    let invocations = sizes.b * sizes.heads * sizes.t.div_ceil(4) * sizes.d.div_ceil(SLAB_COLUMNS);
+    let run = |(entry, operands)| Dispatch {
+        shader: shader("attention", &sizes, entry),
         operands,
-        params: vec![
-            sizes.b as u32,
-            sizes.heads as u32,
-            sizes.t as u32,
-            (sizes.scale as f32).to_bits(),
-            drop.threshold,
-            (drop.factor as f32).to_bits(),
-            drop.key.0[0],
-            drop.key.0[1],
-            sizes.d.div_ceil(4) as u32,
-        ],
-        groups: grid(
-            sizes.b * sizes.heads * sizes.t.div_ceil(4) * sizes.d.div_ceil(SLAB_COLUMNS),
-            32,
-        ),
+        params: sizes.params(),
+        groups: grid(invocations, 32),
     };
+    entries(call, &sizes).into_iter().map(run).collect()
+}
+
+/// Returns the entry points that a call runs, in order, with their operands.
+fn entries(call: &OpCall, sizes: &AttentionSizes) -> Vec<(&'static str, Vec<Operand>)> {
+    use Operand::{Input, Output};
     // Without dropout, the first input is bound in place of the sample ids and not read.
     let samples = Input(if sizes.drop.is_some() { call.inputs.len() - 1 } else { 0 });
     if matches!(call.op, Op::Attention { .. }) {
-        return vec![run("forward", vec![Input(0), samples, Output(0), Output(1)])];
+        return vec![("forward", vec![Input(0), samples, Output(0), Output(1)])];
     }
     let operands = [Input(0), samples, Input(2), Input(3), Output(0), Input(1)];
-    ["delta", "grad_kv", "grad_q"].map(|entry| run(entry, operands.to_vec())).to_vec()
+    ["delta", "grad_kv", "grad_q"].map(|entry| (entry, operands.to_vec())).to_vec()
 }
 
-/// Returns the shader of an entry point with its constants and accessor functions prepended.
-fn shader(sizes: &AttentionSizes, entry: &'static str) -> Shader {
-    let mut shader = Shader::new("attention", entry)
+/// Returns the shader of an entry point of a file, with what `shaders/lib/attention.wgsl` needs
+/// prepended.
+fn shader(file: &'static str, sizes: &AttentionSizes, entry: &'static str) -> Shader {
+    let mut shader = Shader::new(file, entry)
         .with_const("D", sizes.d as u32)
         .with_const("DROPOUT", u32::from(sizes.drop.is_some()));
     // A binding has one type, so its accessor is chosen here and not by a condition in WGSL.
@@ -501,183 +512,20 @@ pub fn cost(call: &OpCall) -> Cost {
 }
 
 /// See [`Twin::iterations`]: keys or queries by fours, with two passes over the parts of a head in
-/// each.
+/// each. The tiles take fewer, but for the narrowest heads.
 fn iterations(call: &OpCall) -> usize {
     let AttentionSizes { t, d, .. } = AttentionSizes::of(call);
     let parts = d.div_ceil(4);
-    t.div_ceil(4) * (2 * parts + 1) + 4 * (parts + 1)
+    t.div_ceil(4) * (2 * parts + 1).max(4) + 4 * (parts + 1)
 }
 
-/// Returns the only GPU kernel of the call.
-fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    vec![Variant::new("attention", dispatch(call))]
+/// Returns the GPU kernel variants of the call: the plain one, and on GPUs the tiles that fit.
+fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    let sizes = AttentionSizes::of(call);
+    let tiles = tiles::TILES.into_iter().filter(|tile| tile.fits(&sizes, caps));
+    let tiled = tiles.map(|tile| Variant::new(tile.name, tiles::dispatches(call, &sizes, tile)));
+    std::iter::once(Variant::new("attention", dispatch(call))).chain(tiled).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::base::{HostTensor, Shape, Site};
-    use crate::kernels::harness::InputFill;
-    use crate::kernels::testing::{self, check_with, for_each_result};
-
-    const SITE: Site = Site(9);
-
-    fn ops(heads: usize, dropout: f32) -> [Op; 2] {
-        [
-            Op::Attention { heads, dropout, site: SITE },
-            Op::AttentionGrad { heads, dropout, site: SITE },
-        ]
-    }
-
-    /// Returns `qkv [, samples]`.
-    fn inputs(
-        t: usize,
-        c: usize,
-        dropout: f32,
-        rows: usize,
-        fill: InputFill,
-    ) -> Vec<(Shape, HostTensor<f64>)> {
-        let qkv = Shape::batched(&[1, t, 3 * c]);
-        let values = testing::generate(fill, qkv.elements(rows), 0);
-        let samples = (Shape::batched(&[1]), testing::generate(InputFill::Samples, rows, 1));
-        let qkv = (qkv, values);
-        if dropout > 0.0 { vec![qkv, samples] } else { vec![qkv] }
-    }
-
-    /// Returns `qkv, y, lse, dy [, samples]` for a random `dy`.
-    fn grad_inputs(
-        op: &Op,
-        forward: &[(Shape, HostTensor<f64>)],
-        rows: usize,
-    ) -> Vec<(Shape, HostTensor<f64>)> {
-        let Op::Attention { heads, .. } = op else { panic!("{op} is not forward") };
-        let [_, t, width] = *forward[0].0.dims() else { panic!("qkv is (b, t, 3c)") };
-        let [y, lse] = testing::reference(op, forward, rows).try_into().expect("two outputs");
-        let y_shape = Shape::batched(&[1, t, width / 3]);
-        let dy = testing::generate(InputFill::Normal, y_shape.elements(rows), 2);
-        let mut inputs = vec![
-            forward[0].clone(),
-            (y_shape.clone(), HostTensor::Float(y)),
-            (Shape::batched(&[1, *heads, t]), HostTensor::Float(lse)),
-            (y_shape, dy),
-        ];
-        inputs.extend_from_slice(&forward[1..]);
-        inputs
-    }
-
-    /// Checks both ops on random input of `rows` samples.
-    fn agree(t: usize, c: usize, heads: usize, dropout: f32, rows: usize, fill: InputFill) {
-        let [forward, grad] = ops(heads, dropout);
-        let inputs = inputs(t, c, dropout, rows, fill);
-        check_with(forward.clone(), &inputs, rows);
-        check_with(grad, &grad_inputs(&forward, &inputs, rows), rows);
-    }
-
-    #[test]
-    fn every_shape_agrees() {
-        for (t, c, heads, rows) in
-            [(1, 1, 1, 2), (5, 12, 2, 3), (33, 6, 1, 2), (67, 30, 3, 2), (64, 32, 4, 2)]
-        {
-            agree(t, c, heads, 0.0, rows, InputFill::Normal);
-        }
-    }
-
-    /// Heads wider than 64 columns, which several invocations of the shader share.
-    #[test]
-    fn wide_heads_agree() {
-        agree(9, 256, 1, 0.0, 1, InputFill::Normal);
-        agree(6, 66, 1, 0.0, 2, InputFill::Normal);
-    }
-
-    #[test]
-    fn every_device_drops_the_same() {
-        for (t, c, heads, rows) in [(7, 10, 2, 3), (37, 16, 4, 2)] {
-            agree(t, c, heads, 0.3, rows, InputFill::Normal);
-        }
-    }
-
-    /// At 65,536 tokens a head has as many pairs as a counter of 32 bits counts.
-    #[test]
-    fn heads_draw_different_masks_at_any_length() {
-        let key = Key::new(3).site(SITE);
-        let drop = Some(Dropout { key, threshold: drop_threshold(0.5), factor: 2.0 });
-        for t in [64, 65_536, 100_000] {
-            let sizes = AttentionSizes { b: 1, t, c: 4, heads: 4, d: 1, scale: 1.0, drop };
-            let mask = |h: usize| -> Vec<bool> {
-                let head = Head { sizes, sample: 0, id: 7, h };
-                (0..64).map(|j| head.kept::<f64>(t - 1, j) > 0.0).collect()
-            };
-            let masks: Vec<Vec<bool>> = (0..4).map(mask).collect();
-            for (h, mask) in masks.iter().enumerate() {
-                assert!(!masks[..h].contains(mask), "head {h} of {t} tokens");
-            }
-        }
-    }
-
-    #[test]
-    fn dropout_of_all_probabilities_gives_zeros() {
-        let [forward, grad] = ops(2, 1.0);
-        let inputs = inputs(7, 8, 1.0, 2, InputFill::Normal);
-        for_each_result(&forward, &inputs, 2, |who, outputs| {
-            assert!(outputs[0].iter().all(|y| *y == 0.0), "y by {who}: {:?}", outputs[0]);
-            assert!(outputs[1].iter().all(|lse| lse.is_finite()), "lse by {who}");
-        });
-        let inputs = grad_inputs(&forward, &inputs, 2);
-        for_each_result(&grad, &inputs, 2, |who, outputs| {
-            assert!(outputs[0].iter().all(|dx| *dx == 0.0), "dqkv by {who}: {:?}", outputs[0]);
-        });
-    }
-
-    #[test]
-    fn sharp_scores_neither_overflow_nor_vanish() {
-        agree(19, 16, 2, 0.0, 2, InputFill::Scaled(12.0, 0.0));
-    }
-
-    #[test]
-    fn nothing_is_dropped_outside_of_training() {
-        let inputs = inputs(6, 8, 0.5, 2, InputFill::Normal);
-        let [(qkv, HostTensor::Float(values)), (_, HostTensor::Int(samples))] = &inputs[..] else {
-            panic!("floats and sample ids")
-        };
-        let run = |dropout: f32, training: bool| {
-            let [op, _] = ops(2, dropout);
-            let random = crate::kernels::RandomContext { step_key: Key::new(1), training };
-            let outputs = vec![vec![2, 6, 8], vec![2, 2, 6]];
-            let dims = vec![qkv.resolve(2), vec![2]];
-            let call = OpCall { op: &op, inputs: dims, outputs, accumulate: false, random };
-            let (mut y, mut lse) = (vec![0.0; 96], vec![0.0; 24]);
-            let args = [HostTensorView::Float(values.as_slice()), HostTensorView::Int(samples)];
-            reference(&call, &args, &mut [&mut y, &mut lse]);
-            let constants = dispatch(&call)[0].shader.header.clone();
-            (y, constants.contains("DROPOUT: u32 = 1u"))
-        };
-        assert_eq!(run(0.5, false), run(0.0, true));
-        assert_ne!(run(0.5, true), run(0.0, true));
-    }
-
-    #[test]
-    fn gradients_are_finite_differences() {
-        for dropout in [0.0, 0.4] {
-            let rows = 2;
-            let [forward, grad] = ops(2, dropout);
-            let inputs = inputs(5, 6, dropout, rows, InputFill::Normal);
-            let given = grad_inputs(&forward, &inputs, rows);
-            let HostTensor::Float(dy) = &given[3].1 else { panic!("dy is of floats") };
-            let dqkv = testing::reference(&grad, &given, rows).remove(0);
-            let scale = dqkv.iter().fold(0.0f64, |a, g| a.max(g.abs()));
-            for (at, exact) in dqkv.iter().enumerate() {
-                let value = |step: f64| {
-                    let mut moved = inputs.clone();
-                    if let HostTensor::Float(values) = &mut moved[0].1 {
-                        values[at] += step;
-                    }
-                    let y = testing::reference(&forward, &moved, rows).remove(0);
-                    y.iter().zip(dy).map(|(y, dy)| y * dy).sum::<f64>()
-                };
-                let slope = (value(1e-6) - value(-1e-6)) / 2e-6;
-                let error = (slope - exact).abs() / scale;
-                assert!(error < 1e-5, "dropout {dropout}, element {at}: {slope} and {exact}");
-            }
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,495 @@
+// Causal attention and its gradient for GPUs with workgroup memory: the functions of
+// attention.wgsl, which has the formulas, by tiles (Dao 2023, FlashAttention-2).
+// uses lib/attention
+// uses lib/nan
+// uses lib/rng
+//
+// A workgroup of X * Y invocations owns R = 4 Y rows of a head (queries in forward and grad_q, keys
+// in grad_kv) and streams W = 4 X rows of the other side past them, a tile of R x W pairs at a
+// time. Invocation (x, y) has the pairs of the own rows y + Y i and the streamed rows x + X j, and
+// the sums of the own rows y + Y i and of the vectors of 4 columns x and, with QUADS = 2, x + X: in
+// both kinds of product it multiplies 4 rows by 4 columns from 8 vectors of workgroup memory. In
+// the products over columns (scores) both operands are staged by up to 4 DEPTH columns; in those
+// over rows (sums) the pairs lie in workgroup memory, and 4 DEPTH streamed rows are staged at a
+// time.
+//
+// A workgroup has sums for 4 X QUADS columns; wider heads take several workgroups, each of which
+// computes the scores. Bytes read per pair of positions, L = min(D, 4 X QUADS), from the cache:
+// forward 4 (D + L) / R + 4 D / W, grad_q 4 (2 D + L) / R + 8 D / W,
+// grad_kv 8 (D + L) / R + 8 D / W.
+//
+// Workgroup memory, for heads of any width:
+//   64 invocations: at most 8192 bytes
+//   128 invocations: at most 16384 bytes
+//   256 invocations: at most 27136 bytes
+//
+// Registers: 32 of sums, 16 or 32 of pairs and 32 of operands per invocation, whether loops are
+// unrolled or not, because loops index workgroup memory only. Loops over stages end at a parameter,
+// so that no driver unrolls them.
+//
+// Prepended: what lib/attention needs, and the constants X, Y and QUADS.
+
+const SIZE = X * Y;
+const R = 4u * Y;
+const W = 4u * X;
+const PARTS = (D + 3u) / 4u;                     // vectors in a row
+const DEPTH = min(8u, SIZE / 16u);               // what is staged, per row and in rows / 4
+const STAGES = (PARTS + DEPTH - 1u) / DEPTH;     // of a product over columns
+const STAGE = (PARTS + STAGES - 1u) / STAGES;    // vectors of a row in a stage
+const STRIDE = STAGE | 1u;                       // odd: neighbouring rows lie in other banks
+const SLICE = X * QUADS;                         // vectors for which a workgroup has sums
+const SLICES = (PARTS + SLICE - 1u) / SLICE;
+const STEP = 4u * DEPTH;                         // streamed rows in a stage of one over rows
+const STEPS = W / STEP;
+const OTHER = R * STRIDE;                        // where staged streamed rows start,
+const SHARED = OTHER + W * STRIDE;               // what invocations of a row share,
+const ROWS = 4u * SIZE;                          // and streamed rows behind the pairs
+const_assert X % DEPTH == 0u && R % DEPTH == 0u && X % 8u == 0u;
+
+// Vectors of rows, or pairs: see above. Pairs of an own row are vectors for x = 0, 1, .., each of
+// them of the streamed rows x + X j.
+var<workgroup> tile: array<vec4f, max(SHARED + SIZE, ROWS + STEP * SLICE)>;
+
+// Work of a workgroup: own rows of a head of a sample, and a slice of the columns of the sums.
+struct Block {
+    sample: u32,
+    head: u32,
+    qkv: u32,         // where the head's row 0 starts in qkv,
+    y: u32,           // in y,
+    lse: u32,         // and in lse
+    first: u32,       // of the rows
+    first_part: u32,  // of the slice
+}
+
+// Sums of an invocation: a vector of 4 columns for each of its own rows, and with QUADS = 2 another
+// one, of the columns 4 X further on.
+struct Sums {
+    left: mat4x4f,
+    right: mat4x4f,
+}
+
+fn block_count() -> u32 {
+    return p.b * p.heads * ((p.t + R - 1u) / R) * SLICES;
+}
+
+// Block `index`. Blocks of few pairs come last in each head: the first rows as keys, the last ones
+// as queries have the most.
+fn block_of(index: u32, of_queries: bool) -> Block {
+    let blocks = (p.t + R - 1u) / R;
+    let of_all = index / (blocks * SLICES);
+    let at = (index / SLICES) % blocks;
+    let first_row = (of_all / p.heads) * p.t * p.heads * D;
+    let column = (of_all % p.heads) * D;
+    return Block(of_all / p.heads, of_all % p.heads, 3u * first_row + column, first_row + column,
+        of_all * p.t, R * select(at, blocks - 1u - at, of_queries), (index % SLICES) * SLICE);
+}
+
+// Vector n + local of what is staged, `parts` from each row, n a multiple of SIZE: its row's place
+// among the staged ones, its number in the row, and where the row starts. Where whole runs of rows
+// lie between an invocation's copies, only the first one takes divisions and a product.
+
+fn is_regular(parts: u32) -> bool {
+    return SIZE % (parts * DEPTH) == 0u;
+}
+
+fn place_of(n: u32, local: u32, parts: u32) -> u32 {
+    if (is_regular(parts)) { return local / parts + n / parts; }
+    return (n + local) / parts;
+}
+
+fn part_of(n: u32, local: u32, parts: u32) -> u32 {
+    if (is_regular(parts)) { return local % parts; }
+    return (n + local) % parts;
+}
+
+fn row_of(n: u32, local: u32, parts: u32, first: u32, apart: u32, width: u32) -> u32 {
+    let last = (p.t - 1u) * width;
+    if (is_regular(parts)) {
+        let place = local / parts;
+        let start = (first + place % DEPTH + place / DEPTH * apart) * width;
+        return min(start + n / (parts * DEPTH) * apart * width, last);
+    }
+    let place = (n + local) / parts;
+    return min((first + place % DEPTH + place / DEPTH * apart) * width, last);
+}
+
+// The part itself, or the last one of a head if there may be some behind it.
+fn within(part: u32, parts: u32) -> u32 {
+    if (PARTS % parts == 0u) { return part; }
+    return min(part, PARTS - 1u);
+}
+
+// Copies `parts` vectors from `part` on of each of `rows` rows of qkv to the tile, rows `stride`
+// apart. Rows come in runs of DEPTH, which start `apart` rows from each other, from row `first` on
+// of those that start at `column` in qkv. In place of rows behind the last one comes the last one,
+// whose scores do not count; vectors behind a head's are zero.
+fn stage_qkv(
+    at: u32, rows: u32, parts: u32, stride: u32,
+    column: u32, first: u32, apart: u32, part: u32, local: u32,
+) {
+    let width = 3u * p.heads * D;
+    for (var n = 0u; n < rows * parts; n += SIZE) {
+        if (rows * parts % SIZE == 0u || n + local < rows * parts) {
+            let place = place_of(n, local, parts);
+            let next = part + part_of(n, local, parts);
+            let row = row_of(n, local, parts, first, apart, width);
+            let value = qkv_part(column + row, within(next, parts));
+            tile[at + place * stride + next - part] =
+                select(vec4f(0.0), value, PARTS % parts == 0u || next < PARTS);
+        }
+    }
+}
+
+// Does the same with rows of dy.
+fn stage_dy(
+    at: u32, rows: u32, parts: u32, stride: u32,
+    column: u32, first: u32, apart: u32, part: u32, local: u32,
+) {
+    let width = p.heads * D;
+    for (var n = 0u; n < rows * parts; n += SIZE) {
+        if (rows * parts % SIZE == 0u || n + local < rows * parts) {
+            let place = place_of(n, local, parts);
+            let next = part + part_of(n, local, parts);
+            let row = row_of(n, local, parts, first, apart, width);
+            let value = dy_part(column + row, within(next, parts));
+            tile[at + place * stride + next - part] =
+                select(vec4f(0.0), value, PARTS % parts == 0u || next < PARTS);
+        }
+    }
+}
+
+// Column i of the result is a's element i times b.
+fn outer(a: vec4f, b: vec4f) -> mat4x4f {
+    return mat4x4f(a.x * b, a.y * b, a.z * b, a.w * b);
+}
+
+fn add_outer(sums: mat4x4f, a: mat4x4f, b: mat4x4f) -> mat4x4f {
+    return sums + outer(a[0], b[0]) + outer(a[1], b[1]) + outer(a[2], b[2]) + outer(a[3], b[3]);
+}
+
+// Adds a stage of the products of an invocation's own rows and streamed rows.
+fn add_stage(sums: mat4x4f, x: u32, y: u32) -> mat4x4f {
+    var s = sums;
+    for (var part = 0u; part < STAGE; part++) {
+        let own = y * STRIDE + part;
+        let other = OTHER + x * STRIDE + part;
+        let a = mat4x4f(tile[own], tile[own + Y * STRIDE],
+            tile[own + 2u * Y * STRIDE], tile[own + 3u * Y * STRIDE]);
+        let b = mat4x4f(tile[other], tile[other + X * STRIDE],
+            tile[other + 2u * X * STRIDE], tile[other + 3u * X * STRIDE]);
+        s = add_outer(s, transpose(a), transpose(b));
+    }
+    return s;
+}
+
+// Products of own and streamed rows of qkv, a column for each of four own rows.
+fn scores(own: u32, first: u32, other: u32, other_first: u32, local: u32) -> mat4x4f {
+    var s = mat4x4f();
+    for (var part = 0u; part < p.parts; part += STAGE) {
+        workgroupBarrier();
+        stage_qkv(0u, R, STAGE, STRIDE, own, first, DEPTH, part, local);
+        stage_qkv(OTHER, W, STAGE, STRIDE, other, other_first, DEPTH, part, local);
+        workgroupBarrier();
+        s = add_stage(s, local % X, local / X);
+    }
+    return s;
+}
+
+// Products of own rows of dy and streamed rows of qkv.
+fn slopes_by_query(
+    own: u32, first: u32, other: u32, other_first: u32, local: u32,
+) -> mat4x4f {
+    var s = mat4x4f();
+    for (var part = 0u; part < p.parts; part += STAGE) {
+        workgroupBarrier();
+        stage_dy(0u, R, STAGE, STRIDE, own, first, DEPTH, part, local);
+        stage_qkv(OTHER, W, STAGE, STRIDE, other, other_first, DEPTH, part, local);
+        workgroupBarrier();
+        s = add_stage(s, local % X, local / X);
+    }
+    return s;
+}
+
+// Products of own rows of qkv and streamed rows of dy.
+fn slopes_by_key(
+    own: u32, first: u32, other: u32, other_first: u32, local: u32,
+) -> mat4x4f {
+    var s = mat4x4f();
+    for (var part = 0u; part < p.parts; part += STAGE) {
+        workgroupBarrier();
+        stage_qkv(0u, R, STAGE, STRIDE, own, first, DEPTH, part, local);
+        stage_dy(OTHER, W, STAGE, STRIDE, other, other_first, DEPTH, part, local);
+        workgroupBarrier();
+        s = add_stage(s, local % X, local / X);
+    }
+    return s;
+}
+
+// Stores an invocation's pairs, a column for each own row.
+fn put_pairs(pairs: mat4x4f, local: u32) {
+    tile[local] = pairs[0];
+    tile[local + SIZE] = pairs[1];
+    tile[local + 2u * SIZE] = pairs[2];
+    tile[local + 3u * SIZE] = pairs[3];
+}
+
+// Adds the staged streamed rows times their pairs with an invocation's own rows.
+fn add_rows(sums: Sums, step: u32, local: u32) -> Sums {
+    var s = sums;
+    for (var n = 0u; n < DEPTH; n++) {
+        let own = local / X * X + DEPTH * step + n;
+        let pairs = transpose(mat4x4f(tile[own], tile[own + SIZE],
+            tile[own + 2u * SIZE], tile[own + 3u * SIZE]));
+        let other = ROWS + n * SLICE + local % X;
+        let left = mat4x4f(tile[other], tile[other + DEPTH * SLICE],
+            tile[other + 2u * DEPTH * SLICE], tile[other + 3u * DEPTH * SLICE]);
+        s.left = add_outer(s.left, pairs, left);
+        if (QUADS == 2u) {
+            let right = mat4x4f(tile[other + X], tile[other + X + DEPTH * SLICE],
+                tile[other + X + 2u * DEPTH * SLICE], tile[other + X + 3u * DEPTH * SLICE]);
+            s.right = add_outer(s.right, pairs, right);
+        }
+    }
+    return s;
+}
+
+// Adds a tile of pairs times streamed rows of qkv.
+fn add_qkv(
+    sums: Sums, pairs: mat4x4f, column: u32, first: u32, part: u32, local: u32,
+) -> Sums {
+    var s = sums;
+    workgroupBarrier();
+    put_pairs(pairs, local);
+    for (var step = 0u; step < STEPS; step++) {
+        if (step > 0u) { workgroupBarrier(); }
+        stage_qkv(ROWS, STEP, SLICE, SLICE, column, first + DEPTH * step, X, part, local);
+        workgroupBarrier();
+        s = add_rows(s, step, local);
+    }
+    return s;
+}
+
+// Does the same with rows of dy.
+fn add_dy(
+    sums: Sums, pairs: mat4x4f, column: u32, first: u32, part: u32, local: u32,
+) -> Sums {
+    var s = sums;
+    workgroupBarrier();
+    put_pairs(pairs, local);
+    for (var step = 0u; step < STEPS; step++) {
+        if (step > 0u) { workgroupBarrier(); }
+        stage_dy(ROWS, STEP, SLICE, SLICE, column, first + DEPTH * step, X, part, local);
+        workgroupBarrier();
+        s = add_rows(s, step, local);
+    }
+    return s;
+}
+
+// The sum over the invocations of the same own rows, in order.
+fn total_of_rows(values: vec4f, local: u32) -> vec4f {
+    tile[SHARED + local] = values;
+    workgroupBarrier();
+    var total = tile[SHARED + local / X * X];
+    for (var n = 1u; n < X; n++) { total += tile[SHARED + local / X * X + n]; }
+    return total;
+}
+
+fn highest_of_rows(values: vec4f, local: u32) -> vec4f {
+    tile[SHARED + local] = values;
+    workgroupBarrier();
+    var highest = tile[SHARED + local / X * X];
+    for (var n = 1u; n < X; n++) { highest = max(highest, tile[SHARED + local / X * X + n]); }
+    return highest;
+}
+
+fn put_row_of_y(block: Block, i: u32, part: u32, left: vec4f, right: vec4f, logarithm: f32) {
+    if (i >= p.t) { return; }
+    if (part == 0u) { new_lse[block.lse + i] = logarithm; }
+    let row = block.y + i * p.heads * D;
+    if (part < PARTS) { put_y(row, part, left); }
+    if (QUADS == 2u && part + X < PARTS) { put_y(row, part + X, right); }
+}
+
+@compute @workgroup_size(SIZE)
+fn forward(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    if (index >= block_count()) { return; }
+    let block = block_of(index, true);
+    let c = p.heads * D;
+    let i = block.first + local / X + Y * LANES;
+    let end = min(block.first + R, p.t);
+
+    var sums = Sums();
+    var highest = vec4f(LOWEST);
+    var total = vec4f(0.0);
+    var top = vec4u(0u);
+    for (var first = 0u; first < end; first += W) {
+        let s = p.scale * scores(block.qkv, block.first, block.qkv + c, first, local);
+        let j = first + local % X + X * LANES;
+        let counts_x = j <= vec4u(i.x);
+        let counts_y = j <= vec4u(i.y);
+        let counts_z = j <= vec4u(i.z);
+        let counts_w = j <= vec4u(i.w);
+        let lowest = vec4f(LOWEST);
+        let seen = mat4x4f(select(lowest, s[0], counts_x), select(lowest, s[1], counts_y),
+            select(lowest, s[2], counts_z), select(lowest, s[3], counts_w));
+        top = max(top, vec4u(largest_magnitude(seen[0]), largest_magnitude(seen[1]),
+            largest_magnitude(seen[2]), largest_magnitude(seen[3])));
+        let own = vec4f(largest(seen[0]), largest(seen[1]), largest(seen[2]), largest(seen[3]));
+        let higher = highest_of_rows(max(highest, own), local);
+        let shrink = exp(max(highest - higher, vec4f(-80.0)));
+        highest = higher;
+        var weights = mat4x4f(
+            exp_where(s[0] - higher.x, counts_x), exp_where(s[1] - higher.y, counts_y),
+            exp_where(s[2] - higher.z, counts_z), exp_where(s[3] - higher.w, counts_w));
+        total = total * shrink + vec4f(1.0) * weights;
+        if (DROPOUT != 0u) {
+            weights = product(weights, kept_by_query(block.sample, block.head, i, j));
+        }
+        sums.left = times(sums.left, shrink);
+        if (QUADS == 2u) { sums.right = times(sums.right, shrink); }
+        sums = add_qkv(sums, weights, block.qkv + 2u * c, first, block.first_part, local);
+    }
+
+    workgroupBarrier();
+    total = total_of_rows(total, local);
+    workgroupBarrier();
+    let bad = select(vec4f(0.0), vec4f(1.0), top > vec4u(NAN_ABOVE));
+    top = select(vec4u(0u), vec4u(0xFFFFFFFFu), total_of_rows(bad, local) > vec4f(0.0));
+    let logarithms = nan_where_bad(highest + log(total), top, highest);
+    total = nan_where_bad(total, top, highest);
+    sums = Sums(times(sums.left, 1.0 / total), times(sums.right, 1.0 / total));
+    let part = block.first_part + local % X;
+    put_row_of_y(block, i.x, part, sums.left[0], sums.right[0], logarithms.x);
+    put_row_of_y(block, i.y, part, sums.left[1], sums.right[1], logarithms.y);
+    put_row_of_y(block, i.z, part, sums.left[2], sums.right[2], logarithms.z);
+    put_row_of_y(block, i.w, part, sums.left[3], sums.right[3], logarithms.w);
+}
+
+// dy . y of an invocation's own rows.
+fn deltas_of(block: Block, i: vec4u, local: u32) -> vec4f {
+    let rows = block.y + min(i, vec4u(p.t - 1u)) * (p.heads * D);
+    var sums = vec4f(0.0);
+    for (var part = local % X; part < PARTS; part += X) {
+        sums += vec4f(
+            dot(dy_part(rows.x, part), y_part(rows.x, part)),
+            dot(dy_part(rows.y, part), y_part(rows.y, part)),
+            dot(dy_part(rows.z, part), y_part(rows.z, part)),
+            dot(dy_part(rows.w, part), y_part(rows.w, part)));
+    }
+    return total_of_rows(sums, local);
+}
+
+@compute @workgroup_size(SIZE)
+fn delta(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    if (index >= block_count() || index % SLICES != 0u) { return; }
+    let block = block_of(index, true);
+    let i = block.first + local / X + Y * LANES;
+    let deltas = deltas_of(block, i, local);
+    if (local % X != 0u) { return; }
+    for (var lane = 0u; lane < 4u; lane++) {
+        if (i[lane] < p.t) { dqkv[block.qkv + i[lane] * (3u * p.heads * D)] = deltas[lane]; }
+    }
+}
+
+fn put_row_of_dqkv(column: u32, i: u32, part: u32, left: vec4f, right: vec4f) {
+    if (i >= p.t) { return; }
+    let row = column + i * (3u * p.heads * D);
+    if (part < PARTS) { put_dqkv(row, part, left); }
+    if (QUADS == 2u && part + X < PARTS) { put_dqkv(row, part + X, right); }
+}
+
+fn put_rows_of_dqkv(column: u32, i: vec4u, part: u32, sums: Sums) {
+    put_row_of_dqkv(column, i.x, part, sums.left[0], sums.right[0]);
+    put_row_of_dqkv(column, i.y, part, sums.left[1], sums.right[1]);
+    put_row_of_dqkv(column, i.z, part, sums.left[2], sums.right[2]);
+    put_row_of_dqkv(column, i.w, part, sums.left[3], sums.right[3]);
+}
+
+@compute @workgroup_size(SIZE)
+fn grad_q(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    if (index >= block_count()) { return; }
+    let block = block_of(index, true);
+    let c = p.heads * D;
+    let i = block.first + local / X + Y * LANES;
+    let end = min(block.first + R, p.t);
+
+    let own_lse = lse_of(block.lse + min(i, vec4u(p.t - 1u)));
+    let deltas = deltas_of(block, i, local);
+    var sums = Sums();
+    for (var first = 0u; first < end; first += W) {
+        let s = p.scale * scores(block.qkv, block.first, block.qkv + c, first, local);
+        var dp = slopes_by_query(block.y, block.first, block.qkv + 2u * c, first, local);
+        let j = first + local % X + X * LANES;
+        let weights = mat4x4f(
+            exp_where(s[0] - own_lse.x, j <= vec4u(i.x)),
+            exp_where(s[1] - own_lse.y, j <= vec4u(i.y)),
+            exp_where(s[2] - own_lse.z, j <= vec4u(i.z)),
+            exp_where(s[3] - own_lse.w, j <= vec4u(i.w)));
+        if (DROPOUT != 0u) { dp = product(dp, kept_by_query(block.sample, block.head, i, j)); }
+        let ds = p.scale * mat4x4f(
+            weights[0] * (dp[0] - deltas.x), weights[1] * (dp[1] - deltas.y),
+            weights[2] * (dp[2] - deltas.z), weights[3] * (dp[3] - deltas.w));
+        sums = add_qkv(sums, ds, block.qkv + c, first, block.first_part, local);
+    }
+
+    put_rows_of_dqkv(block.qkv, i, block.first_part + local % X, sums);
+}
+
+@compute @workgroup_size(SIZE)
+fn grad_kv(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let index = group.x + group.y * groups.x;
+    if (index >= block_count()) { return; }
+    let block = block_of(index, false);
+    let c = p.heads * D;
+    let j = block.first + local / X + Y * LANES;
+
+    var dk = Sums();
+    var dv = Sums();
+    for (var first = block.first; first < p.t; first += W) {
+        let s = p.scale * scores(block.qkv + c, block.first, block.qkv, first, local);
+        var dp = slopes_by_key(block.qkv + 2u * c, block.first, block.y, first, local);
+        let i = first + local % X + X * LANES;
+        let inside = i < vec4u(p.t);
+        let rows = min(i, vec4u(p.t - 1u));
+        let own_lse = lse_of(block.lse + rows);
+        let one = one_or_nan(own_lse);
+        let weights = mat4x4f(
+            one * exp_where(s[0] - own_lse, inside & (i >= vec4u(j.x))),
+            one * exp_where(s[1] - own_lse, inside & (i >= vec4u(j.y))),
+            one * exp_where(s[2] - own_lse, inside & (i >= vec4u(j.z))),
+            one * exp_where(s[3] - own_lse, inside & (i >= vec4u(j.w))));
+        var dropped = weights;
+        if (DROPOUT != 0u) {
+            let m = kept_by_key(block.sample, block.head, i, j);
+            dropped = product(weights, m);
+            dp = product(dp, m);
+        }
+        let q = block.qkv + rows * (3u * c);
+        let deltas = vec4f(dqkv[q.x], dqkv[q.y], dqkv[q.z], dqkv[q.w]);
+        let ds = product(p.scale * weights, dp - mat4x4f(deltas, deltas, deltas, deltas));
+        dv = add_dy(dv, dropped, block.y, first, block.first_part, local);
+        dk = add_qkv(dk, ds, block.qkv, first, block.first_part, local);
+    }
+
+    put_rows_of_dqkv(block.qkv + c, j, block.first_part + local % X, dk);
+    put_rows_of_dqkv(block.qkv + 2u * c, j, block.first_part + local % X, dv);
+}

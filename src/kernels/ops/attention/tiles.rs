@@ -1,0 +1,103 @@
+//! Attention by tiles in workgroup memory: the available tiles, and the constants that are
+//! prepended to `shaders/attention_tiles.wgsl` for each.
+//!
+//! The plain kernel keeps what it reads in registers, which suits processors and spills on GPUs;
+//! its invocations read all operands from memory. Here a whole workgroup reads them once, and an
+//! invocation keeps 16 to 32 sums of each result. Software adapters, where a barrier is costly and
+//! all memory is cache, run it slower, so it is no candidate there.
+
+use super::{AttentionSizes, entries, shader};
+use crate::kernels::dispatch::grid;
+use crate::kernels::{Caps, DeviceClass, Dispatch, OpCall};
+
+/// Size of the workgroups of attention by tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionTile {
+    /// Name of the kernel variant: the number of queries of a workgroup.
+    pub name: &'static str,
+    /// Invocations of a workgroup.
+    pub invocations: u32,
+    /// The most bytes of workgroup memory that an entry point needs, for heads of any width.
+    pub workgroup_bytes: u32,
+}
+
+/// Available tiles, the smallest first, which fits every call. Small ones give short sequences
+/// more workgroups, large ones read less.
+pub const TILES: [AttentionTile; 3] = [
+    tile("attention_tiles_32", 64, 8_192),
+    tile("attention_tiles_64", 128, 16_384),
+    tile("attention_tiles_128", 256, 27_136),
+];
+
+const fn tile(name: &'static str, invocations: u32, workgroup_bytes: u32) -> AttentionTile {
+    AttentionTile { name, invocations, workgroup_bytes }
+}
+
+/// Invocations of a workgroup and the columns of its sums, the constants of the shader.
+struct Arrangement {
+    /// Invocations across, which share own rows.
+    x: u32,
+    /// Invocations down, with four own rows each.
+    y: u32,
+    /// Vectors of 4 columns for which an invocation has sums.
+    quads: u32,
+}
+
+impl AttentionTile {
+    /// Returns true if the tile is a candidate on a device with these capabilities: if it does not
+    /// need too much memory, nor more than twice as many queries as there are.
+    pub(super) fn fits(self, sizes: &AttentionSizes, caps: &Caps) -> bool {
+        let queries = self.arrangement("forward", sizes.d).rows();
+        let is_filled = self == TILES[0] || 2 * sizes.t >= queries;
+        let has_room = self.workgroup_bytes <= caps.workgroup_bytes;
+        caps.class == DeviceClass::Hardware && has_room && is_filled
+    }
+
+    /// Returns the arrangement for an entry point and heads of `d` columns. With more than 32
+    /// columns, two results per invocation would need too many registers unless it has fewer
+    /// columns of each.
+    fn arrangement(self, entry: &str, d: usize) -> Arrangement {
+        let (x, quads) = match (entry, d) {
+            (_, ..=32) => (8, 1),
+            ("grad_kv", _) => (16, 1),
+            _ => (8, 2),
+        };
+        Arrangement { x, y: self.invocations / x, quads }
+    }
+}
+
+impl Arrangement {
+    /// Returns the number of own rows of a workgroup.
+    fn rows(&self) -> usize {
+        4 * self.y as usize
+    }
+
+    /// Returns the number of workgroups for all heads.
+    fn workgroups(&self, sizes: &AttentionSizes) -> usize {
+        let columns = (4 * self.x * self.quads) as usize;
+        let blocks = sizes.t.div_ceil(self.rows()) * sizes.d.div_ceil(columns);
+        sizes.b * sizes.heads * blocks
+    }
+}
+
+/// Returns the dispatches of a call with a tile of any size.
+pub(super) fn dispatches(
+    call: &OpCall,
+    sizes: &AttentionSizes,
+    tile: AttentionTile,
+) -> Vec<Dispatch> {
+    let run = |(entry, operands)| {
+        let arrangement = tile.arrangement(entry, sizes.d);
+        let Arrangement { x, y, quads } = arrangement;
+        Dispatch {
+            shader: shader("attention_tiles", sizes, entry)
+                .with_const("X", x)
+                .with_const("Y", y)
+                .with_const("QUADS", quads),
+            operands,
+            params: sizes.params(),
+            groups: grid(arrangement.workgroups(sizes), 1),
+        }
+    };
+    entries(call, sizes).into_iter().map(run).collect()
+}
