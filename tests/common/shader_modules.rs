@@ -100,7 +100,7 @@ fn attention() -> Vec<(String, String)> {
 }
 
 /// The same of the tiles of attention of one name, of the forward pass and the gradient, for head
-/// widths of one slice and of several.
+/// widths of one slice and of several. The last word of a name lists the entry points that run.
 pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
     let mut texts: Vec<(String, String)> = Vec::new();
     for d in [5, 20, 32, 64, 80, 256] {
@@ -123,8 +123,9 @@ pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
                 for dispatch in variant.dispatches {
                     assert_eq!(dispatch.shader.file, "attention_tiles");
                     let (entry, text) = (dispatch.shader.entry, text(&dispatch.shader));
-                    if texts.iter().all(|(_, known)| *known != text) {
-                        texts.push((format!("{name} {d} {dropout} {entry}"), text));
+                    match texts.iter_mut().find(|(_, known)| *known == text) {
+                        Some((named, _)) => *named += &format!("+{entry}"),
+                        None => texts.push((format!("{name} {d} {dropout} {entry}"), text)),
                     }
                 }
             }
