@@ -36,6 +36,7 @@ const A_BLOCKS = A_QUADS * K_QUADS;
 const B_BLOCKS = B_QUADS * K_QUADS;
 const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
 const_assert A_QUADS % 8u == 0u && B_QUADS % 8u == 0u;
+const_assert (BK / SPLIT) % 8u == 0u;
 const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN && BK % SPLIT == 0u);
 
 // Four rows of a, four columns of b per element; see `swizzle` for their places.

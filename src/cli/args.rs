@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+use super::nodes::all_addresses;
 use super::resume::RUNS;
 use crate::parallel::PipelineSchedule;
 
@@ -566,9 +567,10 @@ fn whole<T: std::str::FromStr>(typed: &str) -> Result<T, String> {
 
 /// Reads an address and a port to listen at; without an address, all of them.
 fn listening(typed: &str) -> Result<SocketAddr, String> {
-    let all = format!("0.0.0.0{typed}");
-    let text = if typed.starts_with(':') { &all } else { typed };
-    let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
+    if let Some(port) = typed.strip_prefix(':').and_then(|port| port.parse().ok()) {
+        return Ok(all_addresses(port));
+    }
+    let found = typed.to_socket_addrs().ok().and_then(|mut found| found.next());
     found.ok_or_else(|| "expects an address and a port, such as 0.0.0.0:7717 or :7717".into())
 }
 

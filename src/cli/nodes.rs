@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::args::{JoinArgs, TrainArgs};
 use super::prompt::typed_code;
+use super::resume::RunDirectory;
 use super::{InterruptedError, UsageError, print};
 use crate::autotune::catalog;
 use crate::base::Generation;
@@ -46,7 +47,9 @@ const JOIN_TIMEOUT: Duration = Duration::from_nanos(NODE_TIMEOUT_MAX);
 /// Time between two looks for a signal while others are awaited.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Keys that a node may set for itself.
-const NODE_KEYS: &[&str] = &["train.device_memory_mib", "train.tune_s", "data.val_path"];
+const NODE_KEYS: &[&str] = &["train.device_memory_mib", "train.tune_s", VAL_PATH];
+/// Key of the held-out data in a copy of the data.
+const VAL_PATH: &str = "data.val_path";
 
 /// Prints a new code.
 ///
@@ -130,7 +133,7 @@ impl Gathering<'_> {
         let code = is_new.then(|| code_of(&secret));
         let frames = FrameReceiver::default();
         let options = MeetingOptions {
-            listen: self.listen.unwrap_or_else(all_addresses),
+            listen: self.listen.unwrap_or_else(|| all_addresses(PORT)),
             secret,
             node_timeout: self.node_timeout,
             frames: frames.clone(),
@@ -173,7 +176,11 @@ impl Gathering<'_> {
 /// # Errors
 /// Returns an error for flags without a meaning, a secret that cannot be read, an address that is
 /// taken, and if the nodes cannot connect.
-pub fn meet(args: &TrainArgs, spec: &RunSpec, out: &Path) -> anyhow::Result<Option<Arc<RunNodes>>> {
+pub fn meet(
+    args: &TrainArgs,
+    spec: &RunSpec,
+    directory: &RunDirectory,
+) -> anyhow::Result<Option<Arc<RunNodes>>> {
     let Some(nodes) = args.nodes.filter(|nodes| *nodes > 1) else {
         if args.listen.is_some() || args.secret_file.is_some() {
             let why = "--listen and --secret-file need --nodes N of 2 or more";
@@ -197,31 +204,38 @@ pub fn meet(args: &TrainArgs, spec: &RunSpec, out: &Path) -> anyhow::Result<Opti
     let StartedCluster { roster, links, .. } = met.started;
     print_line(&roster.to_string());
     let nodes = RunNodes::start(met.meeting, &met.frames, (&roster, spec.node_timeout), links)?;
-    end_by_signal(nodes.clone(), met.signals, out.into())
+    end_by_signal(nodes.clone(), met.signals, directory.created.clone())
         .map_err(|why| TrainError::System { what: "a thread", why })?;
     Ok(Some(nodes))
 }
 
 /// Ends the nodes and this process if a signal comes while devices are opened and measured; from
 /// the beginning of the run on, signals are the run's.
-fn end_by_signal(nodes: Arc<RunNodes>, signals: Signals, out: PathBuf) -> std::io::Result<()> {
+fn end_by_signal(
+    nodes: Arc<RunNodes>,
+    signals: Signals,
+    created: Vec<PathBuf>,
+) -> std::io::Result<()> {
     let of_run = nodes.clone();
     let end = move |signal: Interruption| {
         let why = InterruptedError(signal).to_string();
         print_line(&why);
         nodes.end(&NodeOutcome::Failed { why, exit_code: signal.exit_code() });
-        // Removed only if it is empty.
-        let _ = fs::remove_dir(&out);
+        for directory in &created {
+            // Fails if there is something in it.
+            let _ = fs::remove_dir(directory);
+        }
         leave(signal.exit_code());
     };
+    let signals = signals.with(of_run.signals());
     signals.watch(move || of_run.has_begun(), end).map(drop)
 }
 
 /// Returns the address that stands for all of this machine, of both versions if there are two.
-fn all_addresses() -> SocketAddr {
-    let both = SocketAddr::from(([0; 16], PORT));
+pub fn all_addresses(port: u16) -> SocketAddr {
+    let both = SocketAddr::from(([0; 16], port));
     let has_both = UdpSocket::bind(SocketAddr::new(both.ip(), 0)).is_ok();
-    if has_both { both } else { SocketAddr::from(([0; 4], PORT)) }
+    if has_both { both } else { SocketAddr::from(([0; 4], port)) }
 }
 
 /// Returns the addresses under which others may reach this machine; its own if there are none.
@@ -414,6 +428,10 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
         }
     }
     let data = args.data.clone();
+    if let Some(typed) = overrides.iter().find(|typed| typed.key == VAL_PATH && data.is_none()) {
+        let why = format!("{}: has no effect without --data, this node's copy", typed.flag);
+        return Err(UsageError(why).into());
+    }
     data.as_deref().map_or(Ok(()), require_there).map_err(TrainError::from)?;
     overrides.extend(data.as_deref().map(Override::data).transpose()?.into_iter().flatten());
     let secret = secret_to_join(args.secret_file.as_deref())?;
@@ -436,7 +454,7 @@ pub fn join(args: &JoinArgs) -> anyhow::Result<i32> {
     let configure = Box::new(configure);
     let mut node = JoinedNode { devices, configure, data, faults, sink: terminal };
     let StartedCluster { you, links, .. } = met.started;
-    let outcome = serve(met.meeting, met.frames, (you, links), &mut node)?;
+    let outcome = serve(met.meeting, met.frames, (you, links), met.signals, &mut node)?;
     Ok(report(&outcome, quiet))
 }
 

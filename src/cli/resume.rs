@@ -125,7 +125,7 @@ pub fn find_data(saved: &Path, from: &Path) -> Result<PathBuf, TrainError> {
 pub struct RunDirectory {
     pub path: PathBuf,
     /// Directories that this start created, the inner one first.
-    created: Vec<PathBuf>,
+    pub created: Vec<PathBuf>,
 }
 
 impl RunDirectory {

@@ -71,7 +71,7 @@ pub fn run(args: &TrainArgs) -> anyhow::Result<i32> {
     }
     let (trace, retune) = (args.trace.clone(), args.retune);
     let spec = RunSpec::resolved(&resolved);
-    let nodes = nodes::meet(args, &spec, &out)?;
+    let nodes = nodes::meet(args, &spec, &directory)?;
     let options =
         RunOptions { out, continued, unsaved, trace, retune, faults, nodes: nodes.clone() };
     let checkpoint = point.map(|point| point.checkpoint);

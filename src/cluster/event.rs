@@ -44,6 +44,8 @@ pub enum Event {
     DialFailed {
         dial: DialId,
         why: String,
+        /// True if nobody answered, so that somebody may come later.
+        is_silent: bool,
     },
     Received {
         connection: ConnectionId,

@@ -150,8 +150,8 @@ impl JoiningNode {
                 self.dialed(now, dial, connection, address);
                 Ok(())
             }
-            Event::DialFailed { dial, why } => {
-                self.dial_failed(dial, &why);
+            Event::DialFailed { dial, why, is_silent } => {
+                self.dial_failed(dial, &why, is_silent);
                 Ok(())
             }
             Event::Received { connection, message } => self.receive(now, connection, message),
@@ -219,14 +219,22 @@ impl JoiningNode {
         }
     }
 
-    fn dial_failed(&mut self, dial: DialId, why: &str) {
+    fn dial_failed(&mut self, dial: DialId, why: &str, is_silent: bool) {
         if dial == DialId(0) && matches!(self.phase, JoinPhase::Dialing { .. }) {
-            return self.fail_to_reach_first(why);
+            return match is_silent {
+                true => self.end_without_answer(),
+                false => self.fail_to_reach_first(why),
+            };
         }
         let state = PairState::Dialing(dial);
         if let Some(index) = self.pairs.iter().position(|pair| pair.state == state) {
             self.fail_pair(index, why);
         }
+    }
+
+    fn end_without_answer(&mut self) {
+        let (tried, timeout) = (self.options.first.clone(), REPLY_TIMEOUT);
+        self.end(ClusterEnd::Failed(ClusterError::NoAnswer { tried, timeout }));
     }
 
     fn fail_to_reach_first(&mut self, why: &str) {
@@ -471,9 +479,7 @@ impl JoiningNode {
         self.close_late_early_pairs(now);
         match self.phase {
             JoinPhase::Dialing { until } if now >= until => {
-                let (tried, timeout) = (self.options.first.clone(), REPLY_TIMEOUT);
-                let error = ClusterError::NoAnswer { tried, timeout };
-                return self.end(ClusterEnd::Failed(error));
+                return self.end_without_answer();
             }
             JoinPhase::Greeting { until } if now >= until => {
                 let Some(address) = self.first.as_ref().map(|first| first.address) else { return };

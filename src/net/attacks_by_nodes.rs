@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use quinn::{Connection, SendStream};
 
 use super::link::Control;
-use super::test_peer::{PATIENCE, Peer, Sink, node, secret};
+use super::test_peer::{Peer, Sink, TEST_TIMEOUT, node, secret};
 use super::wire::{BlobHead, DataHead, StreamKind, control_head, greeting};
 use super::*;
 
@@ -41,7 +41,7 @@ async fn send(stream: &mut SendStream, bytes: Vec<u8>, finish: bool) {
     if finish {
         let _ = stream.finish();
     }
-    tokio::time::sleep(PATIENCE).await;
+    tokio::time::sleep(TEST_TIMEOUT).await;
 }
 
 fn data(bytes: usize) -> Vec<u8> {
@@ -106,7 +106,7 @@ fn streams_that_are_not_due_close_the_link() {
         let mut stream = connection.open_uni().await.unwrap();
         stream.write_all(&data(10)).await.unwrap();
         stream.reset(7u32.into()).unwrap();
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(TEST_TIMEOUT).await;
     });
     assert_says(&why, "a stream ended wrongly");
 }

@@ -10,7 +10,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, SignatureScheme};
 
 use super::identity::{Authority, Identity, NODE_NAME};
-use super::test_peer::{PATIENCE, Peer, Sink, node, secret, wait};
+use super::test_peer::{Peer, Sink, TEST_TIMEOUT, node, secret, wait};
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -105,7 +105,7 @@ fn dial_server(secret: &Secret, change: impl FnOnce(&mut rustls::ServerConfig)) 
         }
     });
     let address = server.endpoint.local_addr().unwrap();
-    node(secret).dial(address, PATIENCE).unwrap_err()
+    node(secret).dial(address, TEST_TIMEOUT).unwrap_err()
 }
 
 #[test]
@@ -250,8 +250,8 @@ fn a_flood_of_first_packets_is_bounded_and_nodes_still_come_in() {
     let ended = Instant::now() + Duration::from_millis(500);
     while Instant::now() < ended {
         most = most.max(first.crowd());
-        let peer = second.dial(first.local_addr(), PATIENCE).unwrap();
-        drop(first.accepted().recv(Some(Instant::now() + PATIENCE)).unwrap());
+        let peer = second.dial(first.local_addr(), TEST_TIMEOUT).unwrap();
+        drop(first.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap());
         peer.refuse("enough");
         dialed += 1;
     }
@@ -262,8 +262,8 @@ fn a_flood_of_first_packets_is_bounded_and_nodes_still_come_in() {
 fn junk_at_the_port_does_not_disturb_a_link() {
     let secret = secret();
     let (a, b) = (node(&secret), node(&secret));
-    let dialed = a.dial(b.local_addr(), PATIENCE).unwrap();
-    let accepted = b.accepted().recv(Some(Instant::now() + PATIENCE)).unwrap();
+    let dialed = a.dial(b.local_addr(), TEST_TIMEOUT).unwrap();
+    let accepted = b.accepted().recv(Some(Instant::now() + TEST_TIMEOUT)).unwrap();
     let sink = Arc::new(Sink::default());
     let (link, _kept) = (dialed.open(Arc::new(Sink::default())), accepted.open(sink.clone()));
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -13,7 +13,7 @@ use super::link::Control;
 use super::*;
 
 /// Longest wait for something that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn any_port() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
@@ -36,9 +36,9 @@ pub fn node(secret: &Secret) -> Endpoint {
 
 /// Waits until something holds.
 pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "after {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "after {TEST_TIMEOUT:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -103,14 +103,15 @@ impl Peer {
             assert_eq!(greeting[wire::GREETING_BYTES..], *b"node");
             (send, receive)
         });
-        let deadline = Some(Instant::now() + PATIENCE);
+        let deadline = Some(Instant::now() + TEST_TIMEOUT);
         (connection, control, node.accepted().recv(deadline).unwrap())
     }
 
     /// Returns the sentence with which the other side closed a connection.
     pub fn close_of(&self, connection: &Connection) -> String {
         let closed = connection.closed();
-        let closed = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, closed).await });
+        let closed =
+            self.runtime.block_on(async { tokio::time::timeout(TEST_TIMEOUT, closed).await });
         error::sentence(&closed.expect("it closes"))
     }
 }
@@ -143,7 +144,7 @@ impl Sink {
     pub fn closed(&self) -> CloseReason {
         let state = self.state.lock().unwrap();
         let is_open = |state: &mut SinkState| state.end.is_none();
-        let (state, _) = self.changed.wait_timeout_while(state, PATIENCE, is_open).unwrap();
+        let (state, _) = self.changed.wait_timeout_while(state, TEST_TIMEOUT, is_open).unwrap();
         state.end.clone().expect("the link ends")
     }
 }

@@ -2,18 +2,19 @@
 //! takes part in it.
 
 use std::fmt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::error::TrainError;
 use super::loader::BatchSource;
 use super::run_data::{DataShape, RunData, SavedData};
-use super::signals::{Interruption, SignalFlags, Signals};
+use super::signals::{Interruption, SignalFlags, Signals, leave};
 use super::spec::RunSpec;
 use crate::base::{NodeRank, TensorId, decode};
 use crate::cluster::{ClusterEnd, Loss, Roster, SENTENCE_BYTES_MAX, shown_text};
@@ -29,12 +30,15 @@ use crate::runtime::remote::RemoteNodes;
 use crate::runtime::remote::first::{FrameReceiver, NodeConnection, RemoteNode};
 use crate::runtime::remote::node::{NodeEnd, NodeHost, NodeInput, NodeOffer, NodeServer};
 use crate::runtime::remote::own_inputs::InputSource;
-use crate::runtime::remote::waiting::{NodeWatch, PATIENCE_MIN};
+use crate::runtime::remote::waiting::{ANSWER_TIMEOUT_MIN, NodeWatch};
 use crate::runtime::remote::wire::ToFirst;
 use crate::runtime::step::Inputs;
 
 /// Most messages of the first node that wait.
 const INBOX_MAX: usize = 1 << 16;
+/// Longest work of a node after the end of its cluster: devices close within 6 seconds each.
+const ENDING_MAX: Duration = Duration::from_secs(20);
+const ENDING_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Description of a run for the other nodes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -136,14 +140,14 @@ impl RunNodes {
     ) -> Result<Arc<Self>, RuntimeError> {
         let (signals, raise) = SignalFlags::raised();
         let give_up = Arc::new(meeting.giving_up());
-        let patience = node_timeout.max(PATIENCE_MIN);
+        let answer_timeout = node_timeout.max(ANSWER_TIMEOUT_MIN);
         let mut nodes = Vec::new();
         for (number, link) in links {
             let host = roster.node(number).map(|node| node.host.clone()).unwrap_or_default();
             let connection: Arc<dyn NodeConnection> = link.clone();
             let (raise, give_up) = (raise.clone(), give_up.clone());
             let watch = NodeWatch {
-                patience,
+                answer_timeout,
                 on_signal: Box::new(move |signal| raise(signal)),
                 give_up: Box::new(move |why| give_up(number, why)),
             };
@@ -226,9 +230,13 @@ impl RunNodes {
         self.has_begun.load(Ordering::SeqCst)
     }
 
-    /// Returns the signals that arrived on other nodes, for a run that catches its own from now on.
-    pub fn signals(&self) -> SignalFlags {
+    /// Takes note that the run itself catches signals from now on.
+    pub fn begun(&self) {
         self.has_begun.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns the signals that arrived on other nodes.
+    pub fn signals(&self) -> SignalFlags {
         self.signals.clone()
     }
 
@@ -423,8 +431,8 @@ impl OwnData {
         let data = spec.load_data(&saved).map_err(|error| error.to_string())?;
         if data.dataset.fingerprint() != of_run.fingerprint {
             return Err(format!(
-                "{} is not the data of the run, by its hash; give a copy of what the first node \
-                 has, or leave --data out, and the samples are sent",
+                "{} is not the data of the run, by the hash of names and contents; give a copy of \
+                 what the first node has, or leave --data out, and the samples are sent",
                 path.display()
             ));
         }
@@ -446,15 +454,32 @@ impl InputSource for OwnData {
     }
 }
 
-/// Takes part in a run whose cluster has started, until it ends.
+/// Ends the process if the server does not soon after the cluster: it may certify kernels for
+/// minutes, or wait for a file system that is gone.
+fn leave_late(why: &str, is_over: &AtomicBool) {
+    let ended = Instant::now();
+    while !is_over.load(Ordering::Relaxed) {
+        if ended.elapsed() > ENDING_MAX {
+            let error = TrainError::NodesLost { why: why.into() };
+            // The reader of stderr may be gone.
+            let _ = writeln!(std::io::stderr(), "error: {error}");
+            leave(error.exit_code());
+        }
+        thread::sleep(ENDING_INTERVAL);
+    }
+}
+
+/// Takes part in a run whose cluster has started, until it ends. Signals are sent to the first
+/// node.
 ///
 /// # Errors
-/// Returns `TrainError` if the first node is lost or sends what it should not, if the cluster ends,
-/// or if signals cannot be caught.
+/// Returns `TrainError` if the first node is lost or sends what it should not, or if the cluster
+/// ends.
 pub fn serve(
     meeting: Meeting,
     frames: FrameReceiver,
     (you, links): (NodeRank, Vec<(NodeRank, Arc<NodeLink>)>),
+    signals: Signals,
     node: &mut JoinedNode,
 ) -> Result<NodeOutcome, TrainError> {
     let inbox = Mailbox::new(INBOX_MAX);
@@ -477,10 +502,8 @@ pub fn serve(
     connections.push((you, first.clone()));
     connections.sort_by_key(|(number, _)| *number);
     let connections = connections.into_iter().map(|(_, connection)| connection).collect();
-    let signals = Signals::install()
-        .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
     let is_over = Arc::new(AtomicBool::new(false));
-    let (news, closing) = (meeting.news.clone(), inbox.clone());
+    let (news, closing, served) = (meeting.news.clone(), inbox.clone(), is_over.clone());
     let started = thread::Builder::new().name("news of nodes".into()).spawn(move || {
         let end = loop {
             match news.recv(None) {
@@ -490,7 +513,8 @@ pub fn serve(
             }
         };
         // The server has ended if its mailbox is closed.
-        let _ = closing.send(NodeInput::Ended(end));
+        let _ = closing.send(NodeInput::Ended(end.clone()));
+        leave_late(&end, &served);
     });
     started.map_err(|why| TrainError::System { what: "a thread", why })?;
     let over = is_over.clone();

@@ -53,7 +53,17 @@ impl Host {
     }
 
     /// Waits until a first node has printed the line for the others, which begins so.
-    pub fn showing(mut child: Child, command: &str) -> Self {
+    pub fn showing(child: Child, command: &str) -> Self {
+        let mut host = Self::started(child);
+        host.wait_for(command);
+        let text = host.lines.lock().unwrap().clone();
+        let (_, rest) = text.split_once(command).unwrap();
+        host.address = rest.split_whitespace().next().unwrap().into();
+        host
+    }
+
+    /// Reads what a process prints.
+    pub fn started(mut child: Child) -> Self {
         let (lines, stderr) = (Arc::new(Mutex::new(String::new())), child.stderr.take().unwrap());
         let read = lines.clone();
         let reader = thread::spawn(move || {
@@ -61,12 +71,7 @@ impl Host {
                 read.lock().unwrap().push_str(&(line + "\n"));
             }
         });
-        let mut host = Host { child, address: String::new(), lines, reader };
-        host.wait_for(command);
-        let text = host.lines.lock().unwrap().clone();
-        let (_, rest) = text.split_once(command).unwrap();
-        host.address = rest.split_whitespace().next().unwrap().into();
-        host
+        Host { child, address: String::new(), lines, reader }
     }
 
     /// Waits until it has printed this.

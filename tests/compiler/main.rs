@@ -144,7 +144,10 @@ fn compiled(family: &str, kernels: &[Kernel]) -> Result<Vec<Compiled>, String> {
         .output()
         .unwrap();
     let report = fs::read(directory.path().join("compiled.json"));
-    let report = report.map_err(|_| String::from_utf8_lossy(&ran.stderr).into_owned())?;
+    let report = report.map_err(|_| String::from_utf8_lossy(&ran.stderr).into_owned());
+    // A compiler that ends the process, or refuses a kernel, is no reason to skip.
+    assert!(report.is_ok() || !directory.path().join("begun").exists(), "{}", report.unwrap_err());
+    let report = report?;
     serde_json::from_slice::<Result<_, String>>(&report).unwrap()
 }
 
@@ -165,6 +168,7 @@ fn compile_all(directory: &Path) {
     let write = |report: &Result<Vec<Compiled>, String>| {
         fs::write(directory.join("compiled.json"), serde_json::to_vec(report).unwrap()).unwrap();
     };
+    fs::write(directory.join("begun"), "").unwrap();
     let compiler = match Compiler::open() {
         Ok(compiler) if compiler.name.contains("RADV") => compiler,
         Ok(other) => return write(&Err(format!("{} is another driver", other.name))),

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Instant;
 
 use crate::node_processes::{
-    LINE, SILENCE_S, desk, goes_on, host_with, join, join_at, state, write_secret,
+    Host, LINE, SILENCE_S, desk, goes_on, host_with, join, state, write_secret,
 };
 use crate::process::{Desk, Ran, finish, send_signal};
 
@@ -87,8 +87,8 @@ fn a_node_with_a_copy_of_the_data_reads_its_samples() {
     // One letter differs.
     desk.write("there/text.txt", "to be or not to bo, that is the question\n".repeat(40));
     let (first, other) = joined("three", "there/text.txt");
-    let why = "there/text.txt is not the data of the run, by its hash; give a copy of what the \
-               first node has, or leave --data out, and the samples are sent";
+    let why = "there/text.txt is not the data of the run, by the hash of names and contents; give \
+               a copy of what the first node has, or leave --data out, and the samples are sent";
     assert_eq!(first.code(), Some(78), "{}", first.err);
     assert!(first.err.contains("cannot take part: ") && first.err.contains(why), "{}", first.err);
     assert!(other.err.contains(why), "{}", other.err);
@@ -110,13 +110,13 @@ fn a_node_waits_for_a_first_one_that_comes_later() {
     let desk = desk();
     // A port that was free just now.
     let port = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let early = join_at(&desk, &format!("127.0.0.1:{port}"), "", "--devices cpu --wait 60");
-    std::thread::sleep(std::time::Duration::from_secs(6));
+    let line = format!("join 127.0.0.1:{port} --secret-file code --devices cpu --wait 60");
+    let mut early = Host::started(desk.command(&line).spawn().unwrap());
+    early.wait_for("; trying for 60 seconds");
     let line = format!("{LINE} --nodes 2 --listen :{port} --secret-file code --devices cpu");
     desk.run(&format!("{line} --set parallel.shares=2,2")).ok();
-    let ran = finish(early, "the node that waited").ok();
+    let ran = early.finish().ok();
     assert_eq!(ran.lines("done; the model is on the first node").len(), 1);
-    assert!(ran.err.contains("; trying for 60 seconds"), "{}", ran.err);
 }
 
 #[test]

@@ -200,11 +200,14 @@ pub fn over_nodes(
     let ranks = groups.first().map_or(0, ProcessGroup::world_size);
     let options = CollectiveOptions { ranks: vec![ranks], ..options.clone() };
     let mut recorder = FigureRecorder::new(progress);
+    let mut failed = None;
     let measured = nodes::lead(groups, |leader| {
         let measure = |point: &GridPoint| leader.measure(point, options.effort);
-        Ok(measure_points(&points(&options), &mut recorder, measure))
+        failed = measure_points(&points(&options), &mut recorder, measure).err();
+        Ok(())
     });
-    let error = measured.map_err(|error| error.to_string()).and_then(|measured| measured).err();
+    // The first failure: what follows it only says that the group has ended.
+    let error = failed.or(measured.err().map(|error| error.to_string()));
     let (figures, skipped) = recorder.finish();
     let (name, kind) = (hosts.join(" + "), format!("{ranks} ranks of {} nodes", hosts.len()));
     let (api, driver) = (QUIC.into(), String::new());

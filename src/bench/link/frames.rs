@@ -17,7 +17,7 @@ pub const PING_BYTES: usize = 64;
 /// Most frames that wait: twice those of a transfer, and those without values.
 const WAITING_MAX: usize = 2 * TRANSFER_BYTES_MAX / FRAME_BYTES_MAX + 256;
 /// Longest wait for a frame of a node that is there, because its signs of life come.
-const PATIENCE: Duration = Duration::from_secs(120);
+const FRAME_TIMEOUT: Duration = Duration::from_secs(120);
 /// Wait for the first answer, after which the question is asked again: the other node drops frames
 /// until it is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(20);
@@ -58,7 +58,9 @@ impl FrameTag {
     /// each, little-endian, and zeros.
     fn encode(&self) -> [u8; TAG_BYTES] {
         let mut encoded = [0; TAG_BYTES];
-        encoded[0] = self.kind as u8;
+        // From 1, so that a ping before the other side is ready reads as a frame of a run that is
+        // over: it is dropped, and the link lives.
+        encoded[0] = self.kind as u8 + 1;
         encoded[8..16].copy_from_slice(&self.number.to_le_bytes());
         encoded[16..24].copy_from_slice(&self.bytes.to_le_bytes());
         encoded
@@ -70,7 +72,8 @@ impl FrameTag {
             word.copy_from_slice(&encoded[at..at + 8]);
             u64::from_le_bytes(word)
         };
-        let kind = *FrameKind::ALL.get(usize::try_from(word(0)).ok()?)?;
+        let kind = usize::try_from(word(0)).ok()?.checked_sub(1)?;
+        let kind = *FrameKind::ALL.get(kind)?;
         Some(Self { kind, number: word(8), bytes: word(16) })
     }
 }
@@ -158,7 +161,7 @@ impl LinkEnd {
     /// # Errors
     /// Returns an error if the link is closed or no answer comes.
     pub fn meet(&mut self) -> Result<(), String> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + FRAME_TIMEOUT;
         while Instant::now() < until {
             self.ask(FrameKind::Ping, PING_BYTES)?;
             match self.came.recv(Some(Instant::now() + READY_INTERVAL)) {
@@ -253,7 +256,7 @@ impl LinkEnd {
     // ---- Both ----
 
     fn take(&self) -> Result<FrameTag, String> {
-        self.came.recv(Some(Instant::now() + PATIENCE)).map_err(|error| match error {
+        self.came.recv(Some(Instant::now() + FRAME_TIMEOUT)).map_err(|error| match error {
             RecvError::TimedOut => silent(),
             RecvError::Closed(why) => why.to_string(),
         })
@@ -276,7 +279,7 @@ impl LinkEnd {
 }
 
 fn silent() -> String {
-    format!("the other node has sent no frame for {} s", PATIENCE.as_secs())
+    format!("the other node has sent no frame for {} s", FRAME_TIMEOUT.as_secs())
 }
 
 #[cfg(test)]
@@ -290,8 +293,10 @@ mod tests {
             assert_eq!(FrameTag::decode(&tag.encode()), Some(tag));
         }
         let mut encoded = FrameTag { kind: FrameKind::Ping, number: 1, bytes: 0 }.encode();
-        encoded[0] = 6;
-        assert_eq!(FrameTag::decode(&encoded), None);
+        for kind in [0, 7] {
+            encoded[0] = kind;
+            assert_eq!(FrameTag::decode(&encoded), None);
+        }
         encoded[..2].copy_from_slice(&[0, 1]);
         assert_eq!(FrameTag::decode(&encoded), None);
     }
@@ -311,6 +316,20 @@ mod tests {
         other.post(FrameKind::Fetch, 99, TRANSFER_BYTES_MAX as u64 + 1, 0).unwrap();
         let why = answering.join().unwrap().unwrap_err();
         assert_eq!(why, "the other node asks for what there is not");
+    }
+
+    #[test]
+    fn who_asks_before_the_other_side_is_ready_is_answered_later() {
+        let nodes = crate::bench::link::testing::pair();
+        let mut early = nodes[1].open().unwrap();
+        let asking = std::thread::spawn(move || early.meet().map(|()| early));
+        std::thread::sleep(10 * READY_INTERVAL);
+        let late = nodes[0].open().unwrap();
+        let answering = std::thread::spawn(move || late.answer());
+        let mut early = asking.join().unwrap().unwrap();
+        assert!(early.ping().unwrap() > 0.0);
+        early.post(FrameKind::End, 100, 0, 0).unwrap();
+        answering.join().unwrap().unwrap();
     }
 
     #[test]

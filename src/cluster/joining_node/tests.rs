@@ -161,7 +161,7 @@ fn a_node_greets_waits_connects_to_its_pairs_and_runs() {
 fn nobody_at_the_address_and_nobody_who_answers_are_errors_that_name_it() {
     let mut bench = Bench::new();
     let (dial, why) = (DialId(0), "nothing answers".into());
-    bench.node.handle(1001, Event::DialFailed { dial, why }).unwrap();
+    bench.node.handle(1001, Event::DialFailed { dial, why, is_silent: false }).unwrap();
     assert_eq!(bench.end().to_string(), "cannot join the run at 10.0.0.0:7000: nothing answers");
     let mut bench = Bench::new();
     assert_eq!(bench.node.poll_timeout(), Some(1000 + REPLY_TIMEOUT));

@@ -67,7 +67,8 @@ pub struct Meeting {
 /// Event for the thread.
 enum DriverEvent {
     Accepted(PendingPeer),
-    Dialed(DialId, Result<PendingPeer, String>),
+    /// A dial ended; an error has its sentence, and whether nobody answered.
+    Dialed(DialId, Result<PendingPeer, (String, bool)>),
     Link(LinkEvent),
     GiveUp(NodeRank, String),
     Leave(String),
@@ -246,14 +247,16 @@ impl ClusterDriver {
                 self.admit(connection);
                 Event::Dialed { dial, connection, address }
             }
-            DriverEvent::Dialed(dial, Err(why)) => Event::DialFailed { dial, why },
+            DriverEvent::Dialed(dial, Err((why, is_silent))) => {
+                Event::DialFailed { dial, why, is_silent }
+            }
             DriverEvent::Link(LinkEvent::Message(connection, message, _place)) => {
-                self.inject(&message);
                 if let (ClusterMsg::Welcome(welcome), Some(link)) =
                     (&message, self.links.get(&connection))
                 {
                     link.peer_silence(Duration::from_nanos(welcome.node_timeout));
                 }
+                self.inject(&message);
                 Event::Received { connection, message }
             }
             DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
@@ -388,9 +391,12 @@ impl ClusterDriver {
         let silence = self.silence();
         let each = Duration::from_nanos(REPLY_TIMEOUT) / addresses.len().max(1) as u32;
         let work = move || {
-            let mut ended = Err("there is no address".to_string());
+            let mut ended = Err(("there is no address".to_string(), false));
             for address in addresses {
-                ended = endpoint.dial_with(address, each, silence).map_err(|why| why.to_string());
+                let is_silent = |error: &NetError| matches!(error, NetError::NoAnswer { .. });
+                ended = endpoint
+                    .dial_with(address, each, silence)
+                    .map_err(|error| (error.to_string(), is_silent(&error)));
                 if ended.is_ok() {
                     break;
                 }
@@ -398,7 +404,7 @@ impl ClusterDriver {
             let _ = events.send(DriverEvent::Dialed(dial, ended));
         };
         if let Err(error) = spawn("dial", work) {
-            let why = error.to_string();
+            let why = (error.to_string(), false);
             let _ = self.events.send(DriverEvent::Dialed(dial, Err(why)));
         }
     }

@@ -65,7 +65,7 @@ pub struct ClusterOptions {
     /// Maximum duration of a call, as in [`ProcessGroup::set_deadline`]; 5 minutes by default.
     pub deadline: Duration,
     /// Longest wait until all processes are here; without an end by default.
-    pub patience: Option<Duration>,
+    pub connect_timeout: Option<Duration>,
     /// Is called with the news until all processes are connected; ignores them by default.
     pub on_news: Box<dyn FnMut(&ConnectNews) + Send>,
 }
@@ -79,7 +79,7 @@ impl ClusterOptions {
             ranks: 1,
             timeout: TIMEOUT,
             deadline: DEADLINE,
-            patience: None,
+            connect_timeout: None,
             on_news: Box::new(|_| {}),
         }
     }
@@ -97,8 +97,11 @@ impl ClusterOptions {
 
 impl fmt::Debug for ClusterOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { first, ranks, timeout, deadline, patience, .. } = self;
-        write!(f, "ClusterOptions({first:?}, {ranks}, {timeout:?}, {deadline:?}, {patience:?})")
+        let Self { first, ranks, timeout, deadline, connect_timeout, .. } = self;
+        write!(
+            f,
+            "ClusterOptions({first:?}, {ranks}, {timeout:?}, {deadline:?}, {connect_timeout:?})"
+        )
     }
 }
 
@@ -173,14 +176,17 @@ impl fmt::Display for ConnectNews {
 /// # Errors
 ///
 /// Returns [`GroupError::Connect`] for options beyond their bounds, an address that is taken or not
-/// found, a first process that cannot be reached or refuses this one, and if the patience ends.
+/// found, a first process that cannot be reached or refuses this one, and if the timeout
+/// expires.
 pub fn connect(mut options: ClusterOptions) -> Result<Vec<ProcessGroup>, GroupError> {
     if !(1..=DEVICES_MAX as u32).contains(&options.ranks) {
         let ranks = counted(options.ranks as usize, "rank", "ranks");
         return Err(failed(format!("a process has 1 to {DEVICES_MAX} ranks, and not {ranks}")));
     }
     // A duration that no clock reaches is no deadline.
-    let until = options.patience.and_then(|patience| Instant::now().checked_add(patience));
+    let until = options
+        .connect_timeout
+        .and_then(|connect_timeout| Instant::now().checked_add(connect_timeout));
     let (timeout, deadline) = (options.timeout, options.deadline);
     let mut on_news = std::mem::replace(&mut options.on_news, Box::new(|_| {}));
     let meeting = meet(options)?;
@@ -285,7 +291,7 @@ fn wait_for_all(
     loop {
         let news = match meeting.news.recv(until) {
             Ok(news) => news,
-            Err(RecvError::TimedOut) => return Err(failed(out_of_patience(here.as_ref()))),
+            Err(RecvError::TimedOut) => return Err(failed(connect_timed_out(here.as_ref()))),
             Err(RecvError::Closed(why)) => return Err(failed(why)),
         };
         on_news(&match news {
@@ -306,7 +312,7 @@ fn wait_for_all(
     }
 }
 
-fn out_of_patience(here: Option<&Presence>) -> String {
+fn connect_timed_out(here: Option<&Presence>) -> String {
     match here {
         Some(presence) => {
             let hosts: Vec<&str> = presence.here.iter().map(|node| node.host.as_str()).collect();

@@ -54,7 +54,7 @@ impl Duties {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the longest silence of a node, by which the first one loses its patience.
+    /// Sets the longest silence of a node, after which the first one gives it up.
     pub fn set_node_timeout(&self, node_timeout: Duration) {
         self.lock().interval = (node_timeout / TOLD_PER_SILENCE).clamp(TOLD_MIN, TOLD_MAX);
     }

@@ -99,6 +99,8 @@ struct VoteState {
     /// Round of the last step that the rank was ordered to take.
     round: Option<Round>,
     has_voted: bool,
+    /// True if its end was reported; more reports are dropped, so that they fill no mailbox.
+    has_ended: bool,
 }
 
 /// Event while a device is opened.
@@ -198,7 +200,7 @@ impl RemoteNode {
     }
 
     /// Waits for the answer to what was asked, on behalf of a device. A node that shows no progress
-    /// for the patience is given up.
+    /// for the timeout is given up.
     fn answer<T>(
         &self,
         adapter: &str,
@@ -207,9 +209,9 @@ impl RemoteNode {
     ) -> Result<T, DeviceError> {
         let progress =
             || self.progress.load(Ordering::Relaxed).wrapping_add(self.connection.arrived());
-        wait_for(answer, self.watch.patience, progress).map_err(|error| {
+        wait_for(answer, self.watch.answer_timeout, progress).map_err(|error| {
             if error == NoAnswer::Silent {
-                let seconds = seconds(nanos(self.watch.patience));
+                let seconds = seconds(nanos(self.watch.answer_timeout));
                 self.give_up(&format!(
                     "it is connected, but it has neither answered {asked} nor shown any progress \
                      for {seconds}"
@@ -401,7 +403,9 @@ impl RemoteNode {
                 }
             }
             ToFirst::Finished { rank, group, result } => {
-                if let Some(coordinator) = state.coordinator_of(rank, group)? {
+                if let Some(coordinator) = state.coordinator_of(rank, group)?.cloned()
+                    && state.is_first_end(rank)
+                {
                     let _ = coordinator.send(CoordinatorMsg::Finished(rank, result));
                 }
             }
@@ -446,6 +450,12 @@ impl RemoteNode {
 }
 
 impl NodeState {
+    /// Returns true for the first end of a rank's step.
+    fn is_first_end(&mut self, rank: Rank) -> bool {
+        let of_rank = self.group.as_mut().and_then(|group| group.ranks.get_mut(&rank));
+        of_rank.is_some_and(|state| !std::mem::replace(&mut state.has_ended, true))
+    }
+
     /// Returns the mailbox of the coordinator of a rank; `None` for a report of an earlier group.
     fn coordinator_of(
         &self,
@@ -590,7 +600,7 @@ impl RemoteSeat for SeatOnNode {
         };
         // Before the order is sent: the vote may come at once.
         if let Some(group) = &mut self.slot.node.lock().group {
-            let due = VoteState { round: Some(input.round), has_voted: false };
+            let due = VoteState { round: Some(input.round), has_voted: false, has_ended: false };
             group.ranks.insert(self.rank, due);
         }
         self.slot.node.send(&self.device, &ToNode::Step { rank: self.rank, order })?;

@@ -219,8 +219,8 @@ impl<'h> NodeServer<'h> {
     /// Returns the time without progress after which work counts as stuck: drivers of devices may
     /// take as long for one call.
     fn stuck_after(&self) -> Duration {
-        let opening = self.offer.as_ref().map(|offer| offer.opening);
-        opening.unwrap_or_default().deadline
+        // Before there is an offer, the node reads its copy of the data, however long that takes.
+        self.offer.as_ref().map_or(Duration::MAX, |offer| offer.opening.deadline)
     }
 
     /// Processes a message; returns the reason if the run is over.

@@ -40,7 +40,7 @@ use crate::runtime::timing::Probe;
 
 const BATCH: u32 = 12;
 /// Longest time for which a node may show no progress.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
 
 /// Layer above the server of a node.
@@ -55,7 +55,7 @@ impl NodeHost for TestHost {
     fn begin(&mut self, run: &[u8]) -> Result<NodeOffer, String> {
         match run {
             b"the run" => {}
-            b"a long one" => thread::sleep(2 * PATIENCE),
+            b"a long one" => thread::sleep(2 * ANSWER_TIMEOUT),
             other => panic!("{other:?}"),
         }
         Ok(NodeOffer {
@@ -204,7 +204,7 @@ impl Nodes {
             let frames = ends[0].frames.clone();
             let end = ends[number].clone();
             let watch = NodeWatch {
-                patience: PATIENCE,
+                answer_timeout: ANSWER_TIMEOUT,
                 on_signal: Box::new(|_| {}),
                 give_up: Box::new(move |why| end.given_up.lock().unwrap().push(why.into())),
             };
@@ -595,7 +595,7 @@ fn a_node_that_does_not_answer_is_lost_and_what_it_did_not_answer_is_named() {
         let text = error.to_string();
         assert!(text.contains("node 1 (b) is lost: it is connected, but"), "{text}");
         assert!(text.contains(&format!("neither answered {what}")), "{text}");
-        assert!(text.ends_with("for 0.5 seconds"), "{text}");
+        assert!(text.ends_with("for 1.5 seconds"), "{text}");
         assert_eq!(error.exit_code(), 75);
         assert_eq!(nodes.ends[1].given_up.lock().unwrap().len(), 1);
         nodes.end();

@@ -5,17 +5,18 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// Looks at the progress of a node per longest silence, and bounds of the time between two.
-const LOOKS: u32 = 8;
-const LOOK_MIN: Duration = Duration::from_millis(10);
-const LOOK_MAX: Duration = Duration::from_millis(500);
+const POLLS_PER_TIMEOUT: u32 = 8;
+const POLL_MIN: Duration = Duration::from_millis(10);
+const POLL_MAX: Duration = Duration::from_millis(500);
 
-/// Shortest [`NodeWatch::patience`] of a run: nodes say only some times per second that they work.
-pub const PATIENCE_MIN: Duration = Duration::from_secs(1);
+/// Shortest [`NodeWatch::answer_timeout`] of a run: nodes report only some times per second that
+/// they work.
+pub const ANSWER_TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// Hooks of the layer above for another node, and the patience with it.
+/// Hooks of the layer above for another node, and how long it may take to answer.
 pub struct NodeWatch {
     /// Longest time without an answer and without progress.
-    pub patience: Duration,
+    pub answer_timeout: Duration,
     /// Is called with the signal by which the node was asked to end.
     pub on_signal: Box<dyn Fn(u8) + Send + Sync>,
     /// Is called with the reason for which the node is given up, which follows on its name.
@@ -27,20 +28,20 @@ pub struct NodeWatch {
 pub enum NoAnswer {
     /// Nobody is there any more who would answer.
     Gone,
-    /// There was no progress for the patience.
+    /// There was no progress for as long as the timeout.
     Silent,
 }
 
-/// Waits for an answer as long as `progress` changes within `patience`.
+/// Waits for an answer as long as `progress` changes within `answer_timeout`.
 ///
 /// # Errors
 /// Returns [`NoAnswer`] if it will not come.
 pub fn wait_for<T>(
     answer: &Receiver<T>,
-    patience: Duration,
+    answer_timeout: Duration,
     progress: impl Fn() -> u64,
 ) -> Result<T, NoAnswer> {
-    let look = (patience / LOOKS).clamp(LOOK_MIN, LOOK_MAX);
+    let look = (answer_timeout / POLLS_PER_TIMEOUT).clamp(POLL_MIN, POLL_MAX);
     let (mut seen, mut since) = (progress(), Instant::now());
     loop {
         match answer.recv_timeout(look) {
@@ -51,7 +52,7 @@ pub fn wait_for<T>(
         let now = progress();
         if now != seen {
             (seen, since) = (now, Instant::now());
-        } else if since.elapsed() >= patience {
+        } else if since.elapsed() >= answer_timeout {
             return Err(NoAnswer::Silent);
         }
     }
@@ -66,21 +67,21 @@ mod tests {
 
     #[test]
     fn an_answer_is_waited_for_as_long_as_there_is_progress() {
-        let patience = Duration::from_millis(80);
+        let answer_timeout = Duration::from_millis(80);
         let (sender, answer) = channel();
-        // Ten looks, each of which finds progress, take longer than the patience.
+        // Ten polls, each of which finds progress, take longer than the timeout.
         let looks = Cell::new(0);
         let progress = || {
             looks.set(looks.get() + 1);
             looks.get().min(20)
         };
         let started = Instant::now();
-        assert_eq!(wait_for(&answer, patience, progress), Err(NoAnswer::Silent));
-        assert!(started.elapsed() >= 2 * patience, "{:?}", started.elapsed());
+        assert_eq!(wait_for(&answer, answer_timeout, progress), Err(NoAnswer::Silent));
+        assert!(started.elapsed() >= 2 * answer_timeout, "{:?}", started.elapsed());
         assert!(looks.get() > 20);
         sender.send(3).unwrap();
-        assert_eq!(wait_for(&answer, patience, || 0), Ok(3));
+        assert_eq!(wait_for(&answer, answer_timeout, || 0), Ok(3));
         drop(sender);
-        assert_eq!(wait_for(&answer, patience, || 0), Err(NoAnswer::Gone));
+        assert_eq!(wait_for(&answer, answer_timeout, || 0), Err(NoAnswer::Gone));
     }
 }

@@ -151,7 +151,7 @@ impl<'t> StepRound<'t> {
             // Its ranks report that it is lost.
             slot.node.give_up(&format!(
                 "it has sent no vote of {rank} for {round}, although all ranks have waited for \
-                 {seconds} s and those of the other nodes have voted"
+                 {seconds} s and those of this node have voted"
             ));
         }
     }

@@ -186,7 +186,10 @@ impl Run {
         let signals = Signals::install()
             .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
         let signals = match &options.nodes {
-            Some(nodes) => signals.with(nodes.signals()),
+            Some(nodes) => {
+                nodes.begun();
+                signals.with(nodes.signals())
+            }
             None => signals,
         };
         let mut run = Self {

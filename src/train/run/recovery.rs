@@ -88,13 +88,13 @@ impl Run {
         // What is on the devices is freed before they are opened again.
         self.session.group.close();
         self.finish_trace()?;
-        let mut why = cause.to_string();
+        let (mut why, mut is_first) = (cause.to_string(), true);
         loop {
             let devices = match self.options.nodes.as_ref().map_or(0, |nodes| nodes.offered()) {
                 0 => left.devices.clone(),
                 count => format!("{} and {count} of other nodes", left.devices),
             };
-            let without = match cause.is_of_node() {
+            let without = match is_first && cause.is_of_node() {
                 true => "the other nodes, which end with the one that is lost",
                 false => "a device that failed",
             };
@@ -109,7 +109,7 @@ impl Run {
                     let position = error.failed_rank().map(|rank| rank.index());
                     let others = position.and_then(|position| devices_without(&spec, position));
                     let Some(others) = others else { return Err(error) };
-                    (left, why) = (others, error.to_string());
+                    (left, why, is_first) = (others, error.to_string(), false);
                 }
             }
         }

@@ -394,7 +394,8 @@ impl Network {
         let pair = (from.min(to), from.max(to));
         if self.hosts[to].machine.is_none() || self.blocked.contains(&pair) {
             if self.random.word().is_multiple_of(2) {
-                let event = Event::DialFailed { dial, why: "nothing answers".into() };
+                let event =
+                    Event::DialFailed { dial, why: "nothing answers".into(), is_silent: true };
                 let at = self.now + 3 * SECOND;
                 self.push(at, Due::Deliver(from, Delivery { end: None, event }));
             }

@@ -249,7 +249,7 @@ fn options_that_cannot_work_are_told() {
     assert_eq!(ranks, "a process has 1 to 64 ranks, and not 0 ranks");
     let nodes = refused(|options| options.first = First::Host { listen: any_port(), nodes: 1 });
     assert!(nodes.contains("2 to 64 nodes, and 1 are asked for"), "{nodes}");
-    let alone = refused(|options| options.patience = Some(Duration::from_millis(50)));
+    let alone = refused(|options| options.connect_timeout = Some(Duration::from_millis(50)));
     assert!(alone.starts_with("only 1 of 2 processes came in time: "), "{alone}");
     let nowhere = refused(|options| options.first = First::Join { address: "no port".into() });
     assert!(nowhere.starts_with("no port: expects the host and port of the first"), "{nowhere}");
