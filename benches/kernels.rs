@@ -144,7 +144,7 @@ fn op_case(
     };
     let twin = twin(op).unwrap_or_else(|| panic!("{name}: {op} has a kernel"));
     let mut ways = (twin.variants)(&call, caps);
-    let choice = (twin.dispatch)(&call);
+    let choice = (twin.dispatch)(&call, caps);
     let chosen = ways.iter().position(|way| way.dispatches == choice).unwrap_or_else(|| {
         ways.push(Variant::new("the static choice", choice));
         ways.len() - 1

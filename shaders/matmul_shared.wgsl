@@ -36,7 +36,7 @@ const A_BLOCKS = A_QUADS * K_QUADS;
 const B_BLOCKS = B_QUADS * K_QUADS;
 const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
 const_assert A_QUADS % 8u == 0u && B_QUADS % 8u == 0u;
-const_assert (BK / SPLIT) % 8u == 0u;
+const_assert BK / SPLIT % 4u == 0u;
 const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN && BK % SPLIT == 0u);
 
 // Four rows of a, four columns of b per element; see `swizzle` for their places.
@@ -235,8 +235,7 @@ fn shared_tile(
 
     let y = local % SLICE / ACROSS;
     let x = local % ACROSS;
-    // The same for all invocations, for compilers to see, unless they share outputs.
-    let first = select(local / SLICE * (BK / SPLIT), 0u, SPLIT == 1u);
+    let first = local / SLICE * (BK / SPLIT);
     var sums = Sums();
     for (var q = 0u; q < p.k; q += BK) {
         workgroupBarrier();
@@ -246,9 +245,8 @@ fn shared_tile(
         let next = q + BK;
         if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, next + a_block.y); }
         if (reversed < B_BLOCKS) { b_next = load_b(z, next + b_block.y, column + b_block.x); }
-        for (var s = first; s < first + BK / SPLIT; s += 8u) {
+        for (var s = first; s < first + BK / SPLIT; s += 4u) {
             add_terms(&sums, y, x, s);
-            add_terms(&sums, y, x, s + 4u);
         }
     }
 

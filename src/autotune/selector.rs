@@ -24,8 +24,6 @@ pub struct TuneOptions {
     pub retune: bool,
     /// Choices to keep: those of the run that is resumed.
     pub saved: VariantChoices,
-    /// True if the device runs on the host's processor.
-    pub is_software: bool,
     /// An update of the rule that will run, if there is one.
     pub update: Option<Update>,
     /// Names of kernels whose certification is corrupted by a seeded error, for tests.
@@ -143,7 +141,7 @@ impl KernelSelector {
         }
         for planned in &calls {
             let call = planned.owned_call.call();
-            for index in [0, default_variant(&call, &planned.variants)] {
+            for index in [0, default_variant(&call, &planned.variants, &Caps::of(gpu))] {
                 let right = self.is_certified(gpu, &call, &planned.variants[index])?;
                 if index == 0 && !right {
                     return Err(self.uncertified(gpu, &call, &planned.variants[0]));
@@ -176,7 +174,8 @@ impl KernelSelector {
         if self.work.untimed > 0 {
             notes.push(format!(
                 "the kernels of {} of {} calls were not timed within {} s: they run as chosen \
-                 without measuring; to time all, give --retune and a larger train.tune_s",
+                 without measuring; the next run goes on timing, and a larger train.tune_s times \
+                 more at once",
                 self.work.untimed,
                 calls.len(),
                 tuning.seconds
@@ -217,10 +216,13 @@ impl KernelSelector {
         if tuning.seconds == 0.0 {
             return Ok(None);
         }
-        let measured = self.measure(gpu, planned, tuning.is_software, until, meter)?;
+        let measured = self.measure(gpu, planned, until, meter)?;
         self.work.untimed += usize::from(measured.is_empty());
         let fastest = self.fastest(gpu, &call, variants, &measured);
-        self.cache.insert_timings(call_key.clone(), Timings { candidates, measured });
+        // What was not timed is timed in the next run.
+        if !measured.is_empty() {
+            self.cache.insert_timings(call_key.clone(), Timings { candidates, measured });
+        }
         fastest
     }
 
@@ -250,7 +252,6 @@ impl KernelSelector {
         &mut self,
         gpu: &Gpu,
         planned: &PlanCall,
-        is_software: bool,
         until: Instant,
         meter: &mut ProgressMeter,
     ) -> Result<BTreeMap<String, Timing>, DeviceError> {
@@ -266,7 +267,7 @@ impl KernelSelector {
             timer => timer?,
         };
         let mut best: Option<f64> = None;
-        for index in timing_order(&call, &planned.variants, is_software) {
+        for index in timing_order(&call, &planned.variants, &Caps::of(gpu)) {
             let variant = &planned.variants[index];
             if Instant::now() >= until {
                 break;
@@ -292,7 +293,7 @@ impl KernelSelector {
     /// certified, or else the plain variant, which is.
     fn fallback(&mut self, gpu: &Gpu, planned: &PlanCall) -> Result<String, DeviceError> {
         let call = planned.owned_call.call();
-        let variant = &planned.variants[default_variant(&call, &planned.variants)];
+        let variant = &planned.variants[default_variant(&call, &planned.variants, &Caps::of(gpu))];
         let right = self.is_certified(gpu, &call, variant)?;
         Ok(if right { variant } else { &planned.variants[0] }.name.clone())
     }
@@ -337,7 +338,11 @@ impl KernelSelector {
         chosen: Option<&str>,
     ) -> Result<usize, DeviceError> {
         let fits = |name| variants.iter().position(|variant| variant.name == name);
-        for index in chosen.and_then(fits).into_iter().chain([default_variant(call, variants), 0]) {
+        for index in chosen
+            .and_then(fits)
+            .into_iter()
+            .chain([default_variant(call, variants, &Caps::of(gpu)), 0])
+        {
             if self.is_certified(gpu, call, &variants[index])? {
                 self.cache.save();
                 return Ok(index);

@@ -18,11 +18,13 @@ pub enum DeviceClass {
     /// A driver that runs kernels on the host's processor: barriers are costly, all memory is
     /// cache.
     Software,
+    /// Neither: what suits one of them is a candidate; for tests and catalogs.
+    Any,
 }
 
 impl Caps {
     /// Capabilities with which every variant is a candidate.
-    pub const EVERY: Self = Self { class: DeviceClass::Hardware, workgroup_bytes: u32::MAX };
+    pub const EVERY: Self = Self { class: DeviceClass::Any, workgroup_bytes: u32::MAX };
 
     /// Returns the capabilities of an opened device.
     pub fn of(gpu: &Gpu) -> Self {
@@ -33,9 +35,19 @@ impl Caps {
         Self { class, workgroup_bytes: gpu.limits.workgroup_bytes }
     }
 
+    /// Returns true if variants for GPUs are candidates.
+    pub fn suits_hardware(&self) -> bool {
+        self.class != DeviceClass::Software
+    }
+
+    /// Returns true if variants for drivers that run on the host's processor are candidates.
+    pub fn suits_software(&self) -> bool {
+        self.class != DeviceClass::Hardware
+    }
+
     /// Returns the same capabilities with every variant that the device can run as a candidate,
     /// also those that are slow there; for tests.
     pub fn with_all_that_run(self) -> Self {
-        Self { class: DeviceClass::Hardware, ..self }
+        Self { class: DeviceClass::Any, ..self }
     }
 }

@@ -131,7 +131,7 @@ fn every_way(twin: &Twin, call: &OpCall, gpu: &Gpu) -> Vec<Variant> {
     let own = Caps::of(gpu);
     let caps = if is_unchecked(gpu) { own.with_all_that_run() } else { own };
     let mut ways = (twin.variants)(call, &caps);
-    let chosen = (twin.dispatch)(call);
+    let chosen = (twin.dispatch)(call, &own);
     let names: BTreeSet<&String> = ways.iter().map(|way| &way.name).collect();
     assert_eq!(names.len(), ways.len(), "{}: the names of variants differ", twin.name);
     if ways.iter().all(|way| way.dispatches != chosen) {

@@ -23,8 +23,9 @@ pub struct Twin {
     pub reference_f32: CpuKernel<f32>,
     pub reference_f64: CpuKernel<f64>,
     pub fast: CpuKernel<f32>,
-    /// Returns the static choice of GPU dispatches, used for calls without timings.
-    pub dispatch: fn(&OpCall) -> Vec<Dispatch>,
+    /// Returns the static choice of GPU dispatches on a device with these capabilities, used for
+    /// calls without timings.
+    pub dispatch: fn(&OpCall, &Caps) -> Vec<Dispatch>,
     /// Returns the GPU kernel variants of a call that may win on a device with these capabilities.
     /// The first is the baseline, which fits every call and every device.
     pub variants: fn(&OpCall, &Caps) -> Vec<Variant>,

@@ -308,6 +308,11 @@ impl Link {
         *idle = theirs.min(*idle);
     }
 
+    /// Returns the idle timeout, the shorter one of both sides as far as that of the peer is known.
+    pub fn idle_timeout(&self) -> Duration {
+        self.0.0.idle_timeout()
+    }
+
     /// Returns the bytes of blobs that have arrived, also of those that are not complete.
     pub fn blob_bytes_received(&self) -> u64 {
         self.0.0.blob_bytes.load(Ordering::Relaxed)

@@ -7,9 +7,7 @@ use super::device_thread::DeviceThread;
 use super::{RuntimeError, memory};
 use crate::autotune::{self, KernelCache, KernelSelector, TuneOptions, cache};
 use crate::base::BucketId;
-use crate::device::{
-    AdapterKind, DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select,
-};
+use crate::device::{DeviceError, Gpu, Selection, ShaderChecks, list_adapters, select};
 use crate::exec::cpu::host_name;
 use crate::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::{Plan, VariantChoices};
@@ -134,8 +132,7 @@ pub fn open_selected(
         }
         Selection::Adapter(mut adapter) => {
             let identity = cache::device_key(&adapter);
-            let is_software = adapter.kind == AdapterKind::Software;
-            let tuning = TuneOptions { is_software, ..tuning(&identity) };
+            let tuning = tuning(&identity);
             let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
             // Only now: the cache and the identity are those of the adapter's own name.
             adapter.name = name.into();

@@ -91,7 +91,8 @@ fn attention() -> Vec<(String, String)> {
                 accumulate: false,
                 random: RandomContext { step_key: Key::new(1), training: true },
             };
-            let shader = &(twin(&op).unwrap().dispatch)(&call)[0].shader;
+            let shader =
+                &(twin(&op).unwrap().variants)(&call, &Caps::EVERY)[0].dispatches[0].shader;
             assert_eq!(shader.file, "attention");
             texts.push((format!("attention {d} {dropout}"), text(shader)));
         }

@@ -97,7 +97,7 @@ pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
 }
 
 /// Returns the dispatch: one invocation per 8 elements.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let entry = match function(call) {
         Binary::Add => "add",
         Binary::Mul => "mul",
@@ -124,8 +124,8 @@ fn function(call: &OpCall) -> Binary {
 }
 
 /// Returns the only GPU kernel of the call.
-fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    vec![Variant::new("binary", dispatch(call))]
+fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    vec![Variant::new("binary", dispatch(call, caps))]
 }
 
 /// See [`Twin::probes`]. The second operand equals the first one, or is one row that repeats.

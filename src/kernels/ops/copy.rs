@@ -276,7 +276,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 }
 
 /// Static choice: one dispatch per input, on vectors of 4 where they fit.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let best = |(input, copy): (usize, Move)| match copy.vectors() {
         Some(vectors) => vectors.dispatch(input, "strided4"),
         None => copy.dispatch(input, "strided"),
@@ -285,10 +285,10 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let single = |(input, copy): (usize, Move)| copy.dispatch(input, "strided");
     let plain: Vec<Dispatch> = moves(call).into_iter().enumerate().filter_map(single).collect();
-    let vectors = Some(dispatch(call)).filter(|best| *best != plain);
+    let vectors = Some(dispatch(call, caps)).filter(|best| *best != plain);
     let vectors = vectors.map(|best| Variant::new("copy_vectors", best));
     std::iter::once(Variant::new("copy", plain)).chain(vectors).collect()
 }

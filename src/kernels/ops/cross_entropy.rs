@@ -124,9 +124,9 @@ fn largest(x: &[f32]) -> f32 {
 
 /// Static choice: vectors of 4 for gradients whose number of classes is a multiple of 4, else the
 /// baseline.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
-    let plain = plain(call);
-    vec![vectors(call).unwrap_or(plain)]
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let group = group(call).filter(|_| caps.suits_hardware());
+    vec![group.or_else(|| vectors(call)).unwrap_or_else(|| plain(call))]
 }
 
 /// Returns all GPU kernel variants of the call.

@@ -56,7 +56,7 @@ fn reference<T: Float>(call: &OpCall, inputs: &[HostTensorView<'_, T>], outputs:
     }
 }
 
-fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let op = definition(call.op);
     let kernel = op.kernel(&described(call));
     let inputs = (0..call.inputs.len()).map(Operand::Input);
@@ -68,8 +68,8 @@ fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }]
 }
 
-fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    vec![Variant::new(first_word(&definition(call.op).name()), dispatch(call))]
+fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    vec![Variant::new(first_word(&definition(call.op).name()), dispatch(call, caps))]
 }
 
 fn first_word(name: &str) -> String {
@@ -220,7 +220,7 @@ mod tests {
         };
         for_each_gpu(|gpu, pipelines| {
             let given = std::slice::from_ref(&x);
-            let y = on_gpu(gpu, pipelines, &call, &dispatch(&call), given, f32::NAN);
+            let y = on_gpu(gpu, pipelines, &call, &dispatch(&call, &Caps::EVERY), given, f32::NAN);
             let wide: Vec<f64> = y[0].iter().map(|v| f64::from(*v)).collect();
             assert_eq!(HostTensor::Float(wide), x.1, "{}", gpu.name);
         });

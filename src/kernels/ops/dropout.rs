@@ -93,7 +93,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 }
 
 /// Static choice: vectors of 4 if the number of elements is a multiple of 4.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let whole = call.output_len(0).is_multiple_of(4);
     vec![one(call, if whole { "dropout4" } else { "dropout" })]
 }

@@ -118,7 +118,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
 
 /// Static choice: vectors of 4 if the row width is a multiple of 4 and, for the gradient, large
 /// enough to keep a workgroup busy.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let wide = matches!(call.op, Op::Embedding) || table_size(call).1 >= 4 * 64;
     vectors(call).filter(|_| wide).unwrap_or_else(|| plain(call))
 }

@@ -189,17 +189,17 @@ fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut
 }
 
 /// Static choice: that of the root op, with the steps as its epilogue.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     match chain(call) {
         Some((source, steps)) => vec![elementwise(call, source, &steps)],
-        None => matmul::dispatch(&natural(call)),
+        None => matmul::dispatch(&natural(call), caps),
     }
 }
 
 /// Returns the kernel variants of the root op, with the steps as their epilogue.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     match chain(call) {
-        Some(_) => vec![Variant::new("chain", dispatch(call))],
+        Some(_) => vec![Variant::new("chain", dispatch(call, caps))],
         None => matmul::variants(&natural(call), caps),
     }
 }

@@ -181,7 +181,17 @@ vectorized! {
 /// On two busy cores of an AMD EPYC with (1024, 768), the vector kernels took 0.6 (llvmpipe 0.4)
 /// of the time of the scalar kernels in the forward pass, 0.85 (0.3) for the gradient and 0.65
 /// (1.2) for the weight gradient.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    if !caps.suits_hardware() {
+        return by_rows(call);
+    }
+    let mut ways = variants(call, caps);
+    // The last way is that of workgroups, if they fit.
+    ways.pop().map(|way| way.dispatches).unwrap_or_else(|| by_rows(call))
+}
+
+/// Returns the kernels with one invocation per row or column, or per tile of columns.
+fn by_rows(call: &OpCall) -> Vec<Dispatch> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, groups) = match (call.op, c.is_multiple_of(4)) {
         (Op::LayerNorm { .. }, true) => ("forward4", grid(rows, 64)),
@@ -213,7 +223,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
         _ => one(call, entry, grid(invocations, 64)),
     };
     let mut ways = vec![plain.clone()];
-    ways.extend(dispatch(call).into_iter().filter(|chosen| *chosen != plain));
+    ways.extend(by_rows(call).into_iter().filter(|chosen| *chosen != plain));
     if let Op::LayerNormWeightGrad = call.op {
         let (entry, across) =
             if c.is_multiple_of(4) { ("weight_tall4", 32) } else { ("weight_tall", 16) };

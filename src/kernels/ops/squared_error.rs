@@ -9,7 +9,8 @@ use crate::kernels::call_shapes::{C, KEPT, N, PROBE_ROWS, calls};
 use crate::kernels::dispatch::{ITERATIONS_MAX, grid};
 use crate::kernels::twin::{no_forward, normal_inputs, short_loops};
 use crate::kernels::{
-    CallShape, Caps, Cost, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant,
+    CallShape, Caps, Cost, DeviceClass, Dims, Dispatch, Float, OpCall, Operand, Shader, Twin,
+    Variant,
 };
 
 /// Twin of [`Op::SquaredError`] and its gradient.
@@ -99,10 +100,11 @@ fn sum_of_squares(x: &[f32], target: &[f32]) -> f32 {
 
 /// Static choice: one invocation per entry, or one workgroup if an invocation would exceed the
 /// iteration limit; for the gradient, one invocation per 8 elements, or per 4 vectors of 4.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let (n, c) = entries(call);
+    let by_groups = c > ITERATIONS_MAX || (c >= GROUP && caps.suits_hardware());
     vec![match call.op {
-        Op::SquaredError if c > ITERATIONS_MAX => one(call, "squared_error_group", grid(n, 1)),
+        Op::SquaredError if by_groups => one(call, "squared_error_group", grid(n, 1)),
         Op::SquaredError => one(call, "squared_error", grid(n, 64)),
         _ if (n * c).is_multiple_of(4) => one(call, "squared_error_grad4", grid(n * c, 1024)),
         _ => one(call, "squared_error_grad", grid(n * c, 512)),
@@ -110,9 +112,9 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let (n, c) = entries(call);
-    let chosen = dispatch(call);
+    let chosen = dispatch(call, &Caps { class: DeviceClass::Software, ..*caps });
     let other = match call.op {
         Op::SquaredError if (GROUP..=ITERATIONS_MAX).contains(&c) => {
             Some(one(call, "squared_error_group", grid(n, 1)))

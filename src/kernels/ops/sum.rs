@@ -148,8 +148,12 @@ fn add(y: &mut [f32], x: &[f32]) {
 /// invocation per output would leave a device idle (see `is_few`); tiles of vectors for narrow
 /// rows; else one invocation per output, which on (1024, 3072) took 0.4 of a tile's time on
 /// llvmpipe and 1.4 on SwiftShader.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let view = View::of(call);
+    let tall = tall(view).filter(|_| caps.suits_hardware() && !is_few(view));
+    if let (Op::Sum { .. }, Some((entry, groups))) = (call.op, tall) {
+        return vec![one(call, entry, groups)];
+    }
     let is_sum = matches!(call.op, Op::Sum { .. });
     let narrow = is_sum && !is_few(view) && view.inner < WIDE;
     vec![match tile(view, 64, 4).filter(|_| narrow) {
@@ -174,15 +178,19 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
         let fits = (is_narrow || is_few(view)) && !is_baseline;
         let tree = fits.then(|| ("tree", grid(call.output_len(0), 1)));
         let tile4 = tile(view, 64, 4).map(|groups| ("tile4", groups));
-        let tall = match tile(view, 32, 4) {
-            Some(groups) => Some(("tall4", groups)),
-            None => tile(view, 16, 1).map(|groups| ("tall", groups)),
-        };
-        let others = [tree, tile4, tall].into_iter().flatten();
+        let others = [tree, tile4, tall(view)].into_iter().flatten();
         ways.extend(others.map(|(entry, groups)| one(call, entry, groups)));
     }
     let named = |way: Dispatch| Variant::new(format!("sum_{}", way.shader.entry), vec![way]);
     ways.into_iter().map(named).collect()
+}
+
+/// Returns the kernel whose workgroups share the rows of few columns, with its grid.
+fn tall(view: View) -> Option<(&'static str, [u32; 3])> {
+    match tile(view, 32, 4) {
+        Some(groups) => Some(("tall4", groups)),
+        None => tile(view, 16, 1).map(|groups| ("tall", groups)),
+    }
 }
 
 /// Returns the grid of tiles of `across` columns of vectors of `lanes`; `None` if they do not fit

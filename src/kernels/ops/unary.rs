@@ -243,7 +243,7 @@ vectorized! {
 /// Static choice: vectors of 4 if the number of elements is a multiple of 4. With them, scaling
 /// took a fifth of the time of one invocation per element on SwiftShader, and half of it on
 /// llvmpipe.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
     let whole = call.output_len(0).is_multiple_of(4);
     vec![if whole { vectors(call) } else { plain(call) }]
 }

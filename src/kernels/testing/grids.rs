@@ -5,7 +5,13 @@ use crate::base::Site;
 use crate::base::rng::Key;
 use crate::graph::{Binary, EpilogueOp, Op, Unary};
 use crate::kernels::dispatch::GROUPS_MAX;
-use crate::kernels::{CallShape, Caps, OwnedCall, RandomContext, TWINS, twin};
+use crate::kernels::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWINS, twin};
+
+/// A GPU and a driver that runs on a processor.
+const CLASSES: [Caps; 2] = [
+    Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 << 10 },
+    Caps { class: DeviceClass::Software, workgroup_bytes: 32 << 10 },
+];
 
 /// Elements of the largest tensors: a multiple of 4, and below 2^31.
 const HUGE: usize = (1 << 31) - 4;
@@ -124,8 +130,9 @@ fn grids_of_huge_calls_stay_within_the_limits() {
         let twin = twin(call.op).unwrap();
         let variants =
             (twin.variants)(&call, &Caps::EVERY).into_iter().map(|v| (v.name, v.dispatches));
-        let chosen = ("the static choice".to_string(), (twin.dispatch)(&call));
-        for (name, dispatches) in variants.chain([chosen]) {
+        let choices =
+            CLASSES.map(|caps| ("a static choice".to_string(), (twin.dispatch)(&call, &caps)));
+        for (name, dispatches) in variants.chain(choices) {
             let mut grids = dispatches.iter().map(|dispatch| dispatch.groups);
             if let Some(grid) = grids.find(|grid| grid.iter().any(|n| *n > GROUPS_MAX)) {
                 wrong.push(format!("{grid:?}: {name} of {} of {:?}", call.op, call.inputs));
@@ -143,9 +150,10 @@ fn static_choices_are_variants() {
     for owned in huge().into_iter().chain(catalog()).chain(sums) {
         let call = owned.call();
         let twin = twin(call.op).unwrap();
-        let chosen = (twin.dispatch)(&call);
-        let is_variant =
-            (twin.variants)(&call, &Caps::EVERY).iter().any(|v| v.dispatches == chosen);
-        assert!(is_variant, "{} of {:?}: {}", call.op, call.inputs, chosen[0].shader.entry);
+        for caps in CLASSES {
+            let chosen = (twin.dispatch)(&call, &caps);
+            let is_variant = (twin.variants)(&call, &caps).iter().any(|v| v.dispatches == chosen);
+            assert!(is_variant, "{} of {:?}: {}", call.op, call.inputs, chosen[0].shader.entry);
+        }
     }
 }

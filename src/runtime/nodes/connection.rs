@@ -32,7 +32,7 @@ const CLUSTER_WAITING_MAX: usize = 512;
 /// Event of a link, for the thread of the cluster.
 pub enum LinkEvent {
     Message(ConnectionId, ClusterMsg, WaitingPlace),
-    Closed(ConnectionId, String),
+    Closed(ConnectionId, CloseReason),
 }
 
 /// Place of a message that waits for the cluster's thread; dropped, it is free.
@@ -154,9 +154,14 @@ impl NodeLink {
         Arc::new(LinkCarrier(self.link.clone()))
     }
 
-    /// Tells the longest silence that the peer allows.
-    pub fn peer_silence(&self, silence: Duration) {
-        self.link.peer_idle_timeout(silence);
+    /// Sets the idle timeout of the peer, which it has announced.
+    pub fn set_peer_idle_timeout(&self, timeout: Duration) {
+        self.link.peer_idle_timeout(timeout);
+    }
+
+    /// Returns the idle timeout of the link, the shorter one of both sides as far as it is known.
+    pub fn idle_timeout(&self) -> Duration {
+        self.link.idle_timeout()
     }
 
     /// Sends a message of the cluster.
@@ -352,7 +357,7 @@ impl Receiver for LinkReceiver {
         if let Some(values) = self.values() {
             values.closed();
         }
-        (self.events)(LinkEvent::Closed(self.connection, why.to_string()));
+        (self.events)(LinkEvent::Closed(self.connection, why.clone()));
     }
 }
 

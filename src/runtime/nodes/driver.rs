@@ -15,7 +15,7 @@ use crate::cluster::{
 };
 use crate::comm::{Mailbox, RecvError};
 use crate::faults::{Faults, Point};
-use crate::net::{Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
+use crate::net::{CloseReason, Endpoint, EndpointOptions, NetError, PendingPeer, Secret};
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
 use crate::runtime::remote::first::FrameReceiver;
@@ -254,14 +254,21 @@ impl ClusterDriver {
                 if let (ClusterMsg::Welcome(welcome), Some(link)) =
                     (&message, self.links.get(&connection))
                 {
-                    link.peer_silence(Duration::from_nanos(welcome.node_timeout));
+                    link.set_peer_idle_timeout(Duration::from_nanos(welcome.node_timeout));
                 }
                 self.inject(&message);
                 Event::Received { connection, message }
             }
             DriverEvent::Link(LinkEvent::Closed(connection, why)) => {
-                self.links.remove(&connection);
-                Event::Closed { connection, why }
+                // Its end may have been noticed before a message that came earlier was processed,
+                // with which the peer announced its idle timeout.
+                let why = match (why, self.links.remove(&connection)) {
+                    (CloseReason::TimedOut(_), Some(link)) => {
+                        CloseReason::TimedOut(link.idle_timeout())
+                    }
+                    (why, _) => why,
+                };
+                Event::Closed { connection, why: why.to_string() }
             }
             DriverEvent::GiveUp(node, why) => {
                 if let Machine::First(machine) = &mut self.machine {

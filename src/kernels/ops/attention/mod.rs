@@ -460,10 +460,19 @@ impl HeadProduct {
     }
 }
 
+/// Returns the static choice: tiles on GPUs, and elsewhere the plain kernel.
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let sizes = AttentionSizes::of(call);
+    match tiles::chosen(&sizes, caps) {
+        Some(tile) => tiles::dispatches(call, &sizes, tile),
+        None => plain(call),
+    }
+}
+
 /// Returns one dispatch for the forward pass, or the three of the gradient, which must run in
 /// this order (see the shader). An invocation processes 4 positions and up to 64 columns of a
 /// head.
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+fn plain(call: &OpCall) -> Vec<Dispatch> {
     let sizes = AttentionSizes::of(call);
     let invocations = sizes.b * sizes.heads * sizes.t.div_ceil(4) * sizes.d.div_ceil(SLAB_COLUMNS);
     let run = |(entry, operands)| Dispatch {
@@ -524,7 +533,7 @@ fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let sizes = AttentionSizes::of(call);
     let tiles = tiles::TILES.into_iter().filter(|tile| tile.fits(&sizes, caps));
     let tiled = tiles.map(|tile| Variant::new(tile.name, tiles::dispatches(call, &sizes, tile)));
-    std::iter::once(Variant::new("attention", dispatch(call))).chain(tiled).collect()
+    std::iter::once(Variant::new("attention", plain(call))).chain(tiled).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use super::{AttentionSizes, entries, shader};
 use crate::kernels::dispatch::grid;
-use crate::kernels::{Caps, DeviceClass, Dispatch, OpCall};
+use crate::kernels::{Caps, Dispatch, OpCall};
 
 /// Size of the workgroups of attention by tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,9 @@ const fn tile(name: &'static str, invocations: u32, workgroup_bytes: u32) -> Att
     AttentionTile { name, invocations, workgroup_bytes }
 }
 
+/// Workgroups that keep a large GPU busy.
+const WORKGROUPS_MIN: usize = 64;
+
 /// Invocations of a workgroup and the columns of its sums, the constants of the shader.
 struct Arrangement {
     /// Invocations across, which share own rows.
@@ -50,7 +53,7 @@ impl AttentionTile {
         let queries = self.arrangement("forward", sizes.d).rows();
         let is_filled = self == TILES[0] || 2 * sizes.t >= queries;
         let has_room = self.workgroup_bytes <= caps.workgroup_bytes;
-        caps.class == DeviceClass::Hardware && has_room && is_filled
+        caps.suits_hardware() && has_room && is_filled
     }
 
     /// Returns the arrangement for an entry point and heads of `d` columns. With more than 32
@@ -78,6 +81,17 @@ impl Arrangement {
         let blocks = sizes.t.div_ceil(self.rows()) * sizes.d.div_ceil(columns);
         sizes.b * sizes.heads * blocks
     }
+}
+
+/// Returns the tile that is chosen without measuring: the largest portable one with a workgroup for
+/// each core of a large GPU, or else the smallest; `None` if none is a candidate.
+pub(super) fn chosen(sizes: &AttentionSizes, caps: &Caps) -> Option<AttentionTile> {
+    let is_busy = |tile: &AttentionTile| {
+        tile.arrangement("forward", sizes.d).workgroups(sizes) >= WORKGROUPS_MIN
+    };
+    let portable = TILES[..2].iter().rev().filter(|tile| tile.fits(sizes, caps));
+    let smallest = TILES[0].fits(sizes, caps).then_some(TILES[0]);
+    portable.copied().find(is_busy).or(smallest)
 }
 
 /// Returns the dispatches of a call with a tile of any size.

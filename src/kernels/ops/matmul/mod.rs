@@ -43,6 +43,12 @@ pub static TWIN: Twin = Twin {
 /// idle.
 const INVOCATIONS: usize = 128;
 
+/// The most sums of an invocation in the registers of a GPU, beside its operands.
+const REGISTER_SUMS_MAX: usize = 64;
+
+/// Tiles that keep a large GPU busy: a workgroup for each of its cores.
+const WORKGROUPS_MIN: usize = 64;
+
 impl Sizes {
     /// Returns the number of tiles down and across one product.
     fn tiles(&self, tile: RegisterTile) -> (usize, usize) {
@@ -53,11 +59,14 @@ impl Sizes {
         self.m >= tile.m && self.n >= tile.n
     }
 
-    /// Returns the register tiles that are candidates for these sizes.
-    fn register_tiles(&self) -> impl Iterator<Item = RegisterTile> {
+    /// Returns the register tiles that are candidates for these sizes. The large ones have more
+    /// sums per invocation than a GPU has registers.
+    fn register_tiles(&self, caps: &Caps) -> impl Iterator<Item = RegisterTile> {
         let narrow = self.m.min(self.n) < tile::NARROW_MAX;
         let tiles: &[RegisterTile] = if narrow { &tile::NARROW } else { &TILES };
-        tiles.iter().copied().filter(|tile| self.fits(*tile))
+        let sums_max = if caps.suits_software() { usize::MAX } else { REGISTER_SUMS_MAX };
+        let fits = move |tile: &RegisterTile| self.fits(*tile) && tile.m * tile.n <= sums_max;
+        tiles.iter().copied().filter(fits)
     }
 }
 
@@ -146,8 +155,8 @@ fn product(
     }
 }
 
-/// Static choice: the largest tile with enough invocations, or else one invocation per output;
-/// the same choice on every device.
+/// Static choice: on adapters that run on a processor the largest register tile with enough
+/// invocations, or else one invocation per output; on GPUs see [`on_hardware`].
 ///
 /// GFLOP/s in trusted modules on two cores of an AMD EPYC, llvmpipe / SwiftShader:
 ///
@@ -162,8 +171,11 @@ fn product(
 /// | (768, 512)^T (768, 128)      | 1.7 / 1.3 | 9.3 / 4.3 | 16.0 / 5.5 | 20.4 / 5.8 | 27.4 / 5.6 |
 /// | (768, 65)^T (768, 128)       | 1.8 / 1.3 | 8.7 / 3.9 | 13.3 / 4.4 | 13.7 / 4.0 | 14.1 / 2.8 |
 /// | (512, 512) (512, 512)        | 1.9 / 1.3 | 9.3 / 3.7 | 15.9 / 5.3 | 17.3 / 7.0 | 25.0 / 5.5 |
-pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = Sizes::of(call);
+    if caps.suits_hardware() {
+        return vec![on_hardware(call, sizes)];
+    }
     let enough = |tile: RegisterTile| {
         let (down, across) = sizes.tiles(tile);
         sizes.fits(tile) && sizes.batch * down * across >= INVOCATIONS
@@ -174,14 +186,31 @@ pub fn dispatch(call: &OpCall) -> Vec<Dispatch> {
     }
 }
 
-/// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+/// Static choice on GPUs: for few rows or columns the kernel that reads the other matrix once, or
+/// else the largest tile in workgroup memory of which there are enough to keep the device busy.
+fn on_hardware(call: &OpCall, sizes: Sizes) -> Dispatch {
+    if vector::fits(&sizes) {
+        return vector::dispatch(call, &sizes);
+    }
+    let tiles: Vec<_> = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes)).collect();
+    let is_busy = |tile: &&shared::WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
+    // The last ones are the smallest: that with split sums, if there are few and long ones.
+    if let Some(tile) = tiles.iter().find(is_busy).or(tiles.last()) {
+        return shared::dispatch(call, &sizes, *tile);
+    }
+    let small = TILES.into_iter().rev().find(|tile| sizes.fits(*tile));
+    small.map_or_else(|| naive(call, sizes), |tile| tiled(call, sizes, tile))
+}
+
+/// Returns the GPU kernel variants of the call.
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let sizes = Sizes::of(call);
     let naive = Variant::new("matmul_naive", vec![naive(call, sizes)]);
     let vector = vector::fits(&sizes)
         .then(|| Variant::new("matmul_vector", vec![vector::dispatch(call, &sizes)]));
-    let tiled =
-        sizes.register_tiles().map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
+    let tiled = sizes
+        .register_tiles(caps)
+        .map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
     let tiles = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes));
     let shared =
         tiles.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, &sizes, tile)]));
@@ -238,9 +267,9 @@ mod tests {
     use crate::base::rng::Key;
     use crate::base::{DType, HostTensor, Shape};
     use crate::graph::shapes;
-    use crate::kernels::RandomContext;
     use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
+    use crate::kernels::{DeviceClass, OwnedCall, RandomContext};
 
     const TRANSPOSES: [(bool, bool); 4] =
         [(false, false), (false, true), (true, false), (true, true)];
@@ -334,6 +363,32 @@ mod tests {
             check_variants("matmul", [3, 2, 40, 11], transposes);
             check_variants("matmul", [2, 45, 9, 1], transposes);
         }
+    }
+
+    /// On GPUs no call runs a kernel that was shaped by drivers on a processor, timed or not.
+    #[test]
+    fn static_choices_on_gpus_use_workgroup_memory() {
+        let gpu = Caps { class: DeviceClass::Hardware, workgroup_bytes: 16 << 10 };
+        let op = op((false, true));
+        let named = |m: usize, k: usize, n: usize| {
+            let inputs = vec![vec![m, k], vec![n, k]];
+            let random = RandomContext { step_key: Key::new(1), training: true };
+            let owned = OwnedCall::new(op.clone(), inputs, random).unwrap();
+            let call = owned.call();
+            let chosen = dispatch(&call, &gpu);
+            let variants = variants(&call, &gpu);
+            let spills = |name: &str| name.contains("16x16") || name.contains("16x8");
+            assert!(variants.iter().all(|variant| !spills(&variant.name)), "{m} {k} {n}");
+            variants.into_iter().find(|variant| variant.dispatches == chosen).unwrap().name
+        };
+        // The products of a GPT-2 step, and of one token.
+        assert_eq!(named(8192, 768, 2304), "matmul_shared_128x128");
+        assert_eq!(named(8192, 768, 50257), "matmul_shared_128x128");
+        assert_eq!(named(768, 8192, 768), "matmul_shared_128x64");
+        assert_eq!(named(1, 768, 2304), "matmul_vector");
+        // Too few tiles of any size, and long sums.
+        assert_eq!(named(64, 4096, 64), "matmul_shared_32x32_split");
+        assert_eq!(named(12, 3, 12), "matmul_tile_4x4");
     }
 
     #[test]

@@ -79,6 +79,12 @@ impl WorkgroupTile {
         filled && (self.split == 1 || (few && long))
     }
 
+    /// Returns the number of tiles of all products.
+    pub fn count(self, sizes: &Sizes) -> usize {
+        let (down, across) = self.tiles(sizes);
+        sizes.batch * down * across
+    }
+
     /// Returns the number of tiles down and across one product.
     fn tiles(self, sizes: &Sizes) -> (usize, usize) {
         (sizes.m.div_ceil(self.m as usize), sizes.n.div_ceil(self.n as usize))
