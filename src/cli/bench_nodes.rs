@@ -10,10 +10,9 @@ use crate::bench::collectives::nodes::follow;
 use crate::bench::collectives::{self, CollectiveOptions};
 use crate::bench::link::{self, LinkOptions, LinkedNodes};
 use crate::bench::{Effort, Report};
-use crate::cluster::{Hello, NodeDevice};
 use crate::comm::ProcessGroup;
 use crate::faults::Faults;
-use crate::runtime::nodes::{greeting, group_over};
+use crate::runtime::nodes::{group_over, rank_greeting};
 use crate::train::TrainError;
 use crate::ui::terminal::print_line;
 
@@ -22,12 +21,6 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a node is there for, as nodes of other commands are told.
 const COLLECTIVES: &str = "bench collectives";
 const LINK: &str = "bench link";
-
-/// Returns the greeting of a node with some ranks.
-fn hello(port: u16, purpose: &str, ranks: u32) -> Hello {
-    let device = NodeDevice { name: "rank".into(), kind: String::new() };
-    greeting(port, Some(purpose), vec![device; ranks as usize])
-}
 
 /// Shows the nodes of a benchmark, and makes a group of their ranks.
 fn group(met: MetNode) -> Result<Vec<ProcessGroup>, TrainError> {
@@ -59,7 +52,7 @@ pub fn collectives(
         secret_file: args.secret_file.as_deref(),
         node_timeout: NODE_TIMEOUT,
     };
-    let met = gathering.host(|port| hello(port, COLLECTIVES, ranks))?;
+    let met = gathering.host(|port| rank_greeting(port, COLLECTIVES, ranks))?;
     let hosts: Vec<String> = met.started.roster.nodes.iter().map(|of| of.host.clone()).collect();
     let groups = group(met)?;
     Ok(collectives::over_nodes(groups, &hosts, options, &mut |progress| print_line(progress)))
@@ -72,7 +65,7 @@ pub fn collectives(
 pub fn join(args: &BenchJoinArgs) -> anyhow::Result<i32> {
     let first = resolve(&args.address)?;
     let secret = secret_to_join(args.secret_file.as_deref())?;
-    let hello = |port| hello(port, COLLECTIVES, args.ranks_per_node);
+    let hello = |port| rank_greeting(port, COLLECTIVES, args.ranks_per_node);
     let joining = Joining { first, listen: args.listen, secret, faults: Faults::none() };
     let met = joining.join(&mut print_line, hello)?;
     let groups = group(met)?;
@@ -89,7 +82,7 @@ pub fn measure_link(args: &LinkArgs, address: &str, effort: Effort) -> anyhow::R
     let first = resolve(address)?;
     let secret = secret_to_join(args.secret_file.as_deref())?;
     let joining = Joining { first, listen: None, secret, faults: Faults::none() };
-    let met = joining.join(&mut print_line, |port| hello(port, LINK, 1))?;
+    let met = joining.join(&mut print_line, |port| rank_greeting(port, LINK, 1))?;
     let options = LinkOptions { effort, parameters: args.parameters.clone() };
     Ok(link::run(linked(met), &options, &mut |progress| print_line(progress)))
 }
@@ -108,7 +101,7 @@ pub fn answer_link(args: &LinkArgs) -> anyhow::Result<i32> {
         secret_file: args.secret_file.as_deref(),
         node_timeout: NODE_TIMEOUT,
     };
-    let met = gathering.host(|port| hello(port, LINK, 1))?;
+    let met = gathering.host(|port| rank_greeting(port, LINK, 1))?;
     link::answer(linked(met), &mut |progress| print_line(progress))?;
     print_line("done; the report is on the other node");
     Ok(0)

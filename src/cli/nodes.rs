@@ -26,7 +26,7 @@ use crate::net::Secret;
 use crate::runtime::RuntimeError;
 use crate::runtime::device_thread::nanos;
 use crate::runtime::nodes::{
-    ClusterNews, Meeting, MeetingOptions, StartedCluster, greeting, host_name,
+    ClusterNews, Meeting, MeetingOptions, StartedCluster, any_port_towards, greeting, host_name,
 };
 use crate::runtime::placement::assemble::selections;
 use crate::runtime::placement::names::display_names;
@@ -139,7 +139,7 @@ impl Gathering<'_> {
             frames: frames.clone(),
             faults: Faults::none(),
         };
-        let signals = catch_signals()?;
+        let signals = Signals::caught()?;
         let meeting = Meeting::host(options, |port| FirstNodeOptions {
             run: run_name(),
             nodes: self.nodes,
@@ -260,10 +260,6 @@ fn addresses(listening: SocketAddr) -> Vec<SocketAddr> {
     }
 }
 
-fn catch_signals() -> Result<Signals, TrainError> {
-    Signals::install().map_err(|why| TrainError::System { what: "the handling of signals", why })
-}
-
 /// Shows who comes and goes until all are here. A signal leaves the others in order, so that they
 /// know at once, and the caller cleans up.
 fn wait(
@@ -381,16 +377,14 @@ impl Joining {
     ) -> anyhow::Result<MetNode> {
         let Self { first, listen, secret, faults } = self;
         let frames = FrameReceiver::default();
-        let is_v4 = first.iter().all(SocketAddr::is_ipv4);
-        let any = if is_v4 { [0; 4].into() } else { [0; 16].into() };
         let options = MeetingOptions {
-            listen: listen.unwrap_or_else(|| SocketAddr::new(any, 0)),
+            listen: listen.unwrap_or_else(|| any_port_towards(&first)),
             secret,
             node_timeout: JOIN_TIMEOUT,
             frames: frames.clone(),
             faults,
         };
-        let signals = catch_signals()?;
+        let signals = Signals::caught()?;
         let meeting =
             Meeting::join(options, |port| JoiningNodeOptions { hello: hello(port), first })?;
         wait((meeting, frames), signals, show)

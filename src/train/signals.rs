@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::error::TrainError;
 use crate::runtime::error::EXIT_RESTART;
 
 /// Exit code after Ctrl-C, as shells report it.
@@ -130,6 +131,14 @@ impl Signals {
     pub fn install() -> io::Result<Self> {
         let mut flags = SignalFlags::default();
         Ok(Self { _handlers: handlers::install(&mut flags)?, flags })
+    }
+
+    /// Catches signals like [`Signals::install`].
+    ///
+    /// # Errors
+    /// Returns `TrainError::System` if the system refuses a handler.
+    pub fn caught() -> Result<Self, TrainError> {
+        Self::install().map_err(|why| TrainError::System { what: "the handling of signals", why })
     }
 
     /// Adds flags that are set elsewhere, such as on other nodes.

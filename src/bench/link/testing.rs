@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::LinkedNodes;
 use crate::base::Generation;
-use crate::cluster::{FirstNodeOptions, Hello, JoiningNodeOptions, NodeDevice};
+use crate::cluster::{FirstNodeOptions, JoiningNodeOptions};
 use crate::faults::Faults;
 use crate::net::Secret;
-use crate::runtime::nodes::{ClusterNews, Meeting, MeetingOptions, StartedCluster, greeting};
+use crate::runtime::nodes::{ClusterNews, Meeting, MeetingOptions, StartedCluster, rank_greeting};
 use crate::runtime::remote::first::FrameReceiver;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,23 +27,22 @@ pub fn pair() -> [LinkedNodes; 2] {
     let first = Meeting::host(options(), |port| FirstNodeOptions {
         run: "a link".into(),
         nodes: 2,
-        hello: hello(port),
+        hello: rank_greeting(port, "test", 1),
         addresses: Vec::new(),
         node_timeout: TIMEOUT.as_nanos() as u64,
         generation: Generation(0),
     });
     let first = first.unwrap();
-    let joins = JoiningNodeOptions { hello: hello(0), first: vec![first.address] };
-    let other = Meeting::join(options(), |port| JoiningNodeOptions { hello: hello(port), ..joins });
+    let joins =
+        JoiningNodeOptions { hello: rank_greeting(0, "test", 1), first: vec![first.address] };
+    let other = Meeting::join(options(), |port| JoiningNodeOptions {
+        hello: rank_greeting(port, "test", 1),
+        ..joins
+    });
     thread::scope(|scope| {
         let waiting = [first, other.unwrap()].map(|meeting| scope.spawn(|| started(meeting)));
         waiting.map(|thread| thread.join().unwrap())
     })
-}
-
-fn hello(port: u16) -> Hello {
-    let device = NodeDevice { name: "rank".into(), kind: String::new() };
-    greeting(port, Some("test"), vec![device])
 }
 
 fn started(meeting: Meeting) -> LinkedNodes {

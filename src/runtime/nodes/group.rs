@@ -228,7 +228,7 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
         First::Host { listen, nodes } => Meeting::host(meeting(listen), |port| FirstNodeOptions {
             run: "process group".into(),
             nodes,
-            hello: hello(port, ranks),
+            hello: rank_greeting(port, PURPOSE, ranks),
             addresses: Vec::new(),
             node_timeout: nanos(timeout),
             generation: Generation(0),
@@ -238,10 +238,8 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
                 failed(format!("{address}: expects the host and port of the first process ({why})"))
             })?;
             let first: Vec<SocketAddr> = found.collect();
-            let v4 = first.iter().all(SocketAddr::is_ipv4);
-            let any = if v4 { [0; 4].into() } else { [0; 16].into() };
-            Meeting::join(meeting(SocketAddr::new(any, 0)), |port| JoiningNodeOptions {
-                hello: hello(port, ranks),
+            Meeting::join(meeting(any_port_towards(&first)), |port| JoiningNodeOptions {
+                hello: rank_greeting(port, PURPOSE, ranks),
                 first,
             })
         }
@@ -249,9 +247,16 @@ fn meet(options: ClusterOptions) -> Result<Meeting, GroupError> {
     met.map_err(|error: RuntimeError| failed(error))
 }
 
-fn hello(port: u16, ranks: u32) -> Hello {
-    let device = NodeDevice { name: "rank of a process group".into(), kind: String::new() };
-    greeting(port, Some(PURPOSE), vec![device; ranks as usize])
+/// Returns the greeting of this process with some ranks of a group; see [`greeting`].
+pub fn rank_greeting(port: u16, purpose: &str, ranks: u32) -> Hello {
+    let device = NodeDevice { name: "rank".into(), kind: String::new() };
+    greeting(port, Some(purpose), vec![device; ranks as usize])
+}
+
+/// Returns any free port of the addresses from which these can be reached.
+pub fn any_port_towards(peers: &[SocketAddr]) -> SocketAddr {
+    let is_v4 = peers.iter().all(SocketAddr::is_ipv4);
+    SocketAddr::new(if is_v4 { [0; 4].into() } else { [0; 16].into() }, 0)
 }
 
 /// Returns the greeting of this process, which listens at `port`. Nodes with another purpose refuse
@@ -659,7 +664,7 @@ mod tests {
 
     #[test]
     fn processes_of_groups_and_nodes_of_runs_refuse_each_other() {
-        let (group, mut run) = (hello(7, 2), hello(8, 1));
+        let (group, mut run) = (rank_greeting(7, PURPOSE, 2), rank_greeting(8, PURPOSE, 1));
         run.version = env!("CARGO_PKG_VERSION").into();
         assert_eq!((group.check(), group.devices.len()), (Ok(()), 2));
         for (one, other) in [(&group, &run), (&run, &group)] {

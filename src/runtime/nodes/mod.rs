@@ -8,5 +8,6 @@ mod group;
 pub use connection::{NodeLink, ValueReceiver};
 pub use driver::{ClusterNews, Meeting, MeetingOptions};
 pub use group::{
-    ClusterOptions, ConnectNews, First, StartedCluster, connect, greeting, group_over, host_name,
+    ClusterOptions, ConnectNews, First, StartedCluster, any_port_towards, connect, greeting,
+    group_over, host_name, rank_greeting,
 };

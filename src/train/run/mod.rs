@@ -183,8 +183,7 @@ impl Run {
         let store = startup::open_store(&options)?;
         let (done, device) = (session.taken.steps, session.group.name(Rank(0)).to_string());
         sinks.event(&Event::Started { done, steps: spec.steps, device })?;
-        let signals = Signals::install()
-            .map_err(|why| TrainError::System { what: "the handling of signals", why })?;
+        let signals = Signals::caught()?;
         let signals = match &options.nodes {
             Some(nodes) => {
                 nodes.begun();
