@@ -27,6 +27,28 @@ const PRUNE_RATIOS: [f64; 3] = [3.0, 1.5, 1.1];
 /// take longer than measuring.
 const PATTERN: usize = 4099;
 
+/// Words of the block with which large inputs are filled: whole patterns, about 4 MiB.
+const BLOCK: usize = 256 * PATTERN;
+
+/// Returns a buffer of so many words that repeats a pattern, which is as long as [`PATTERN`] or as
+/// the buffer. A large one is filled by the device: the host holds one block, and sends no more.
+fn filled(gpu: &Gpu, pattern: &[u32], words: usize) -> Result<wgpu::Buffer, DeviceError> {
+    let repeated = pattern.iter().copied().cycle().take(words.min(BLOCK));
+    let block: Vec<u32> = repeated.collect();
+    let source = upload_new(gpu, bytemuck::cast_slice(&block))?;
+    if words <= BLOCK {
+        return Ok(source);
+    }
+    let buffer = gpu.storage("tuning", 4 * words as u64)?;
+    let mut encoder = gpu.device.create_command_encoder(&Default::default());
+    for first in (0..words).step_by(BLOCK) {
+        let (at, bytes) = (4 * first as u64, 4 * BLOCK.min(words - first) as u64);
+        encoder.copy_buffer_to_buffer(&source, 0, &buffer, at, bytes);
+    }
+    gpu.submit_and_wait(encoder)?;
+    Ok(buffer)
+}
+
 /// Buffers of a call at its real shape, on which its variants are timed.
 pub struct VariantTimer<'a> {
     gpu: &'a Gpu,
@@ -48,8 +70,7 @@ impl<'a> VariantTimer<'a> {
         let input = |(index, dims): (usize, &Vec<usize>)| {
             let pattern = generate(fills[index], PATTERN.min(count(dims)), index).map(|v| v as f32);
             let pattern: Vec<u32> = bytemuck::pod_collect_to_vec(pattern.as_view().bytes());
-            let words: Vec<u32> = pattern.iter().copied().cycle().take(count(dims)).collect();
-            upload_new(gpu, bytemuck::cast_slice(&words))
+            filled(gpu, &pattern, count(dims))
         };
         let output = |dims: &Vec<usize>| gpu.storage("tuning", 4 * count(dims) as u64);
         Ok(Self {
@@ -193,6 +214,19 @@ mod tests {
                 rest.iter().map(|at| shares(&variants[*at]) == is_software).collect();
             assert!(shared.is_sorted() && shared.contains(&true) && shared.contains(&false));
         }
+    }
+
+    #[test]
+    fn large_inputs_repeat_the_pattern_across_blocks() {
+        let pattern: Vec<u32> = (0..PATTERN as u32).collect();
+        let words = 2 * BLOCK + 5;
+        for_each_gpu(|gpu, _| {
+            let buffer = filled(gpu, &pattern, words).unwrap();
+            let staging = gpu.readback(4 * words as u64).unwrap();
+            let bytes = gpu.read(&staging, &[(&buffer, 0, 4 * words as u64)]).unwrap();
+            let read: Vec<u32> = bytemuck::pod_collect_to_vec(&bytes);
+            assert!(read.iter().eq(pattern.iter().cycle().take(words)), "{}", gpu.name);
+        });
     }
 
     #[test]

@@ -83,8 +83,9 @@ fn payloads_come_in_order_with_their_tags_and_blobs_beside_them() {
     assert_eq!(controls(&all), (0u8..10).map(|id| vec![id]).collect::<Vec<_>>());
 }
 
-#[test]
-fn control_messages_overtake_payloads() {
+/// Sends 48 payloads of 1 MiB and a control message behind them. Returns how many had arrived when
+/// it was sent, and how many before it.
+fn overtaken() -> (usize, usize) {
     let secret = secret();
     let (a, b) = (endpoint(&secret, b""), endpoint(&secret, b""));
     let [(link, _), (_kept, log)] = linked(&a, &b);
@@ -92,9 +93,19 @@ fn control_messages_overtake_payloads() {
         link.send_data([i; TAG_BYTES], Payload::from(vec![i; 1 << 20])).unwrap();
     }
     link.send_control(b"urgent".to_vec()).unwrap();
+    let sent = log.wait(|_| true).len();
     let all = log.wait(|all| all.len() == 49);
-    let at = all.iter().position(|arrival| *arrival == Arrival::Control(b"urgent".to_vec()));
-    assert!(at.unwrap() < 36, "{at:?}");
+    let urgent = Arrival::Control(b"urgent".to_vec());
+    (sent, all.iter().position(|arrival| *arrival == urgent).unwrap())
+}
+
+/// What is on its way already comes first, and that is much less than what waits.
+#[test]
+fn control_messages_overtake_payloads() {
+    // On a busy machine nearly all may have arrived before the message is sent.
+    let tries: Vec<(usize, usize)> = (0..10).map(|_| overtaken()).collect();
+    let telling: Vec<_> = tries.iter().filter(|(sent, _)| *sent < 28).collect();
+    assert!(!telling.is_empty() && telling.iter().all(|(sent, at)| at < &(sent + 19)), "{tries:?}");
 }
 
 #[test]

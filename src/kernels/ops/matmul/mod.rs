@@ -156,7 +156,7 @@ fn product(
 }
 
 /// Static choice: on adapters that run on a processor the largest register tile with enough
-/// invocations, or else one invocation per output; on GPUs see [`on_hardware`].
+/// invocations, or else one invocation per output; on GPUs that of `on_hardware`.
 ///
 /// GFLOP/s in trusted modules on two cores of an AMD EPYC, llvmpipe / SwiftShader:
 ///
