@@ -36,7 +36,10 @@ fn main() -> ExitCode {
         Some(part) => adapter.name.to_lowercase().contains(part),
         None => adapter.kind != AdapterKind::Software && adapter.merged_into.is_none(),
     };
-    let adapters: Vec<Adapter> = list_adapters().iter().filter(is_wanted).cloned().collect();
+    let listed = list_adapters();
+    // Indices are selectors; a name may have a comma, which separates devices.
+    let wanted = listed.iter().enumerate().filter(|(_, adapter)| is_wanted(adapter));
+    let adapters: Vec<(usize, Adapter)> = wanted.map(|(at, one)| (at, one.clone())).collect();
     if adapters.is_empty() {
         eprintln!("no graphics card was found; potluck devices lists what there is");
         return ExitCode::FAILURE;
@@ -53,10 +56,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn report(out: &Path, adapters: &[Adapter]) -> std::io::Result<String> {
+fn report(out: &Path, adapters: &[(usize, Adapter)]) -> std::io::Result<String> {
     fs::create_dir_all(out)?;
     let out = &fs::canonicalize(out)?;
-    let cpu = train(out, "cpu", "cpu")?;
+    let cache = &out.join("cache");
+    let cpu = train((out, cache), "cpu", "cpu")?;
     let mut page = format!(
         "# potluck {} on {} {}\n\nThe training curves are of {STEPS} steps of the default model; \
          a difference is that of a loss from the CPU device's at the same step.\n",
@@ -64,22 +68,24 @@ fn report(out: &Path, adapters: &[Adapter]) -> std::io::Result<String> {
         std::env::consts::OS,
         std::env::consts::ARCH
     );
-    for (number, adapter) in adapters.iter().enumerate() {
-        let selector = format!("{}:{}", adapter.api, adapter.name);
+    for (number, adapter) in adapters {
+        let (selector, Adapter { name, api, kind, driver, .. }) = (number.to_string(), adapter);
         let part = out.join(format!("adapter-{number}"));
         fs::create_dir_all(&part)?;
-        let _ = writeln!(page, "\n## {selector}\n\n{}, {}\n", adapter.kind, adapter.driver);
+        let _ = writeln!(page, "\n## {name} on {api}\n\n{kind}, {driver}\n");
+        let begins = name.split(',').next().unwrap_or_default();
         for (what, words) in tests() {
-            let command = cargo_tests(&selector, &words);
+            let command = cargo_tests(&format!("{api}:{begins}"), &words);
             let line = tested(&logged(command, &part.join(format!("{what}.log")))?);
             let _ = writeln!(page, "- tests of {what}: {line}");
         }
         let certify = ["devices", "--certify", &selector].map(String::from);
-        let ended = logged(program(out, &certify), &part.join("certify.log"))?;
+        let ended = logged(program((&part, cache), &certify), &part.join("certify.log"))?;
         let last = ended.text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let _ = writeln!(page, "- certification: {}", last.trim());
-        let _ = writeln!(page, "- training: {}", compared(&train(&part, &selector, "gpu")?, &cpu));
-        page += &benchmarks(out, &part, &selector)?;
+        let losses = train((&part, cache), &selector, "run")?;
+        let _ = writeln!(page, "- training: {}", compared(&losses, &cpu));
+        page += &benchmarks((&part, cache), &selector)?;
     }
     fs::write(out.join("SUMMARY.md"), &page)?;
     Ok(page)
@@ -100,10 +106,11 @@ fn cargo_tests(selector: &str, words: &[&str]) -> Command {
     command
 }
 
-fn program(out: &Path, words: &[String]) -> Command {
+/// Returns a command of the program in a directory. What other runs found out about the adapters is
+/// not this report's, so it has a cache of its own.
+fn program((directory, cache): (&Path, &Path), words: &[String]) -> Command {
     let mut command = Command::new(PROGRAM);
-    // What other runs found out about the adapters is not this report's.
-    command.current_dir(out).env("POTLUCK_CACHE", out.join("cache")).args(words);
+    command.current_dir(directory).env("POTLUCK_CACHE", cache).args(words);
     command
 }
 
@@ -132,14 +139,15 @@ fn tested(ended: &Ended) -> String {
 }
 
 /// Trains the default model on a device; returns its losses.
-fn train(out: &Path, device: &str, run: &str) -> std::io::Result<Vec<f64>> {
+fn train(places: (&Path, &Path), device: &str, run: &str) -> std::io::Result<Vec<f64>> {
+    let out = places.0;
     let line = format!(
         "train --steps {STEPS} --seed 1 --quiet --set train.sample_tokens=0 --out {run} --devices"
     );
     let mut words: Vec<String> = line.split(' ').map(String::from).collect();
     words.push(device.into());
     let _ = fs::remove_dir_all(out.join(run));
-    logged(program(out, &words), &out.join(format!("{run}.log")))?;
+    logged(program(places, &words), &out.join(format!("{run}.log")))?;
     let record = fs::read_to_string(out.join(run).join("metrics.jsonl")).unwrap_or_default();
     let steps = record.lines().filter_map(|line| serde_json::from_str(line).ok());
     let loss = |event: serde_json::Value| event.get("loss").and_then(serde_json::Value::as_f64);
@@ -157,11 +165,11 @@ fn compared(losses: &[f64], cpu: &[f64]) -> String {
 }
 
 /// Runs the benchmark suite; returns the figures for the summary.
-fn benchmarks(out: &Path, part: &Path, selector: &str) -> std::io::Result<String> {
-    let json = part.join("bench.json");
+fn benchmarks(places: (&Path, &Path), selector: &str) -> std::io::Result<String> {
+    let json = places.0.join("bench.json");
     let words = ["bench", "--full", "--devices", selector, "--json"].map(String::from);
     let words: Vec<String> = words.into_iter().chain([json.display().to_string()]).collect();
-    let ended = logged(program(out, &words), &part.join("bench.log"))?;
+    let ended = logged(program(places, &words), &places.0.join("bench.log"))?;
     let report = fs::read_to_string(&json).ok().and_then(|text| Report::from_json(&text).ok());
     let Some(report) = report.filter(|_| ended.is_right) else {
         return Ok("- benchmarks: failed; see bench.log\n".into());
