@@ -142,8 +142,13 @@ impl GroupRegistry {
         context
     }
 
-    /// Ends all groups to which a rank of this process belongs, and those that it is yet to join,
-    /// in all processes.
+    /// Returns true if a rank belongs to another process.
+    pub fn is_elsewhere(&self, rank: Rank) -> bool {
+        self.others.iter().any(|other| other.ranks.contains(&rank.0))
+    }
+
+    /// Ends all groups to which a rank belongs, and those that it is yet to join, in all processes;
+    /// once for each rank.
     pub fn fail(&self, rank: Rank, why: &str) {
         if self.fail_here(rank, why) {
             self.others.iter().for_each(|other| other.send_abort(rank, why));

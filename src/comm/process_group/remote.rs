@@ -151,8 +151,9 @@ impl PacketReceiver {
         let wrong = |what: &str| Err(format!("{what}: {bytes} bytes with {header:?}"));
         let registry = self.0.upgrade();
         if let PacketContent::Abort { rank } = header.content {
-            if !from.contains(&rank.0) {
-                return wrong("an abort of a rank of another process");
+            // A process passes on what it learns of a third one.
+            if registry.as_ref().is_some_and(|registry| !registry.is_elsewhere(rank)) {
+                return wrong("an abort of a rank that is not elsewhere");
             }
             if bytes > REASON_BYTES_MAX {
                 return wrong("an abort with more than the longest reason");
@@ -259,7 +260,9 @@ fn arrive_abort(
     if why.is_empty() || why.contains(char::is_control) {
         return Err("an abort whose reason is not to be shown".into());
     }
-    registry.fail_here(rank, &why);
+    // Passed on: who reports it may end, and close its links, before the message of the rank's own
+    // process arrives everywhere.
+    registry.fail(rank, &why);
     Ok(())
 }
 
