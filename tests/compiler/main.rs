@@ -70,6 +70,12 @@ impl Compiled {
         *self.figures.get(name).unwrap_or_else(|| panic!("no {name} in {:?}", self.figures))
     }
 
+    /// Returns the name without the list of entry points that run.
+    fn shown_name(&self) -> &str {
+        let is_listed = self.name.starts_with("attention_tiles");
+        self.name.rsplit_once(' ').filter(|_| is_listed).map_or(&self.name, |(name, _)| name)
+    }
+
     fn is_of_software(&self) -> bool {
         OF_SOFTWARE.iter().any(|part| self.name.contains(part))
     }
@@ -204,7 +210,7 @@ fn table(title: &str, compiled: &[Compiled]) -> String {
         let _ = writeln!(
             text,
             "| {} {} | {} | {} | {} | {} | {} | {} | {hot} | {share} |",
-            one.name,
+            one.shown_name(),
             one.entry_point,
             figure("vgprs"),
             figure("spilled vgprs"),
