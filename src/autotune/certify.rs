@@ -75,10 +75,7 @@ pub fn kernel_hash(checks: ShaderChecks, op: &str, dispatches: &[Dispatch]) -> S
 }
 
 fn access(operand: &Operand) -> char {
-    match operand {
-        Operand::Input(_) => 'r',
-        Operand::Output(_) => 'w',
-    }
+    if operand.is_writable() { 'w' } else { 'r' }
 }
 
 /// Returns the hash of a variant of a call. Of an op from outside the crate, the whole name counts.

@@ -12,6 +12,7 @@ use super::timing::{VariantTimer, default_variant, timing_order};
 use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
+use crate::kernels::dispatch::WORKSPACE_BYTES_MAX;
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{BucketProbe, Caps, Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
 
@@ -64,6 +65,8 @@ pub struct KernelSelector {
     foreign: HashMap<String, CertificationResult>,
     /// Certified kernels on buckets (update rules, norm, hash), by name and entry point.
     certified_buckets: Vec<(&'static str, &'static str)>,
+    /// Bytes of workspace of the executor; variants that need more are not selected.
+    workspace_bytes: usize,
     work: TuneStats,
 }
 
@@ -80,6 +83,7 @@ impl KernelSelector {
             selected: HashMap::new(),
             foreign: HashMap::new(),
             certified_buckets: Vec::new(),
+            workspace_bytes: WORKSPACE_BYTES_MAX,
             work: TuneStats::default(),
         }
     }
@@ -90,6 +94,12 @@ impl KernelSelector {
 
     pub fn cache(&self) -> &KernelCache {
         &self.cache
+    }
+
+    /// Sets the bytes of workspace that the selected variants may use: a call of fewer rows
+    /// than the plan's capacity may need more than any at full capacity.
+    pub fn set_workspace_bytes(&mut self, bytes: usize) {
+        self.workspace_bytes = bytes;
     }
 
     /// Returns the counters of the work so far.
@@ -315,6 +325,7 @@ impl KernelSelector {
             Some(twin) => (twin.variants)(call, &Caps::of(gpu)),
             None => return Ok(Variant::new("none", Vec::new())),
         };
+        variants.retain(|variant| variant.workspace_bytes() <= self.workspace_bytes);
         let chosen = self.choices.get(&call_key(full)).map(str::to_string);
         let key = (call_key(call), chosen.clone().unwrap_or_default());
         let index = match self.selected.get(&key) {

@@ -182,9 +182,11 @@ fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> Str
     let pools = host_memory::pools(&spec.parallel, &plans[0], world);
     let mut host = host_memory::shared(&spec.parallel, &plans[0], world, moments);
     let (mut limits, mut staging, mut owned) = (Vec::new(), Vec::new(), Vec::new());
+    let mut workspaces = Vec::new();
     for (rank, (selection, plan)) in devices_of_run.selections.iter().zip(&plans).enumerate() {
         let moments = rank_moments(&spec.optimizer, &layout, rank);
         host = host.saturating_add(host_memory::of_device(selection, plan, &moments, world));
+        workspaces.push(runtime::memory::workspace(selection, plan));
         limits.push(limit_line(spec, selection, plan, &moments));
         staging.push(host_memory::staging(selection, plan, world));
         owned.push(owned_elements(&moments));
@@ -192,12 +194,13 @@ fn memory(spec: &RunSpec, devices_of_run: &PlannedDevices, plans: &Plans) -> Str
     let available = available_memory().map(|bytes| (bytes, "which are available"));
     let host = format!("memory of the host: {}\n", comparison(host, available));
     if let [plan] = &plans[..] {
-        return memory_table(plan, moments, &limits[0]) + &host;
+        return memory_table(plan, moments, workspaces[0], &limits[0]) + &host;
     }
     let ranks = (0..world).map(|rank| RankMemoryUsage {
         name: &devices_of_run.names[rank],
         plan: &plans[rank],
         owned: owned[rank],
+        workspace: workspaces[rank],
         staging: Some(staging[rank]),
         pool: Some(pools[rank]),
         edges: None,

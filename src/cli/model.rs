@@ -10,7 +10,7 @@ use super::train::saved_spec;
 use crate::checkpoint::{Checkpoint, CheckpointError, Store, is_checkpoint};
 use crate::collective::{BucketGroups, Topology};
 use crate::data::{DataDescription, Split};
-use crate::device::Selection;
+use crate::device::{AdapterKind, Selection};
 use crate::graph::Plan;
 use crate::metrics::{Event, SentenceRecord, Sink, Unit};
 use crate::runtime::open::{OpenOptions, open_alone, open_named};
@@ -161,7 +161,7 @@ pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     // A prompt that cannot be continued is refused before any of it is printed.
     tokenizer.encode(&prompt).map_err(TrainError::from)?;
     let shape = DataShape::Tokens { vocabulary: tokenizer.vocabulary() };
-    let plan = spec.forward_plan(&shape, 1)?;
+    let plan = spec.generation_plan(&shape)?;
     let model = language_model(&plan.graph)?;
     let devices = &args.checkpoint.devices;
     let EvalDevices { group, pipelines, .. } = match spec.parallel.pipeline.stages {
@@ -265,7 +265,8 @@ pub(super) fn open_for_eval(
     let selections = selections(devices)?;
     let names = display_names(&selections);
     for (selection, name) in selections.into_iter().zip(&names) {
-        opened.push(open_named(selection, name, plan.clone(), 0, &options(spec))?);
+        let options = options(spec, std::slice::from_ref(&selection));
+        opened.push(open_named(selection, name, plan.clone(), 0, &options)?);
     }
     let identities: Vec<&str> = opened.iter().map(|one| &*one.identity).collect();
     let recorded = &checkpoint.meta.placement.ranks;
@@ -297,7 +298,8 @@ fn open_pipelines(
     checkpoint: Checkpoint,
     plan: Plan,
 ) -> anyhow::Result<EvalDevices> {
-    let opened = open_forward_pipelines(devices, &spec.parallel, &options(spec), plan)?;
+    let options = options(spec, &devices);
+    let opened = open_forward_pipelines(devices, &spec.parallel, &options, plan)?;
     opened.notes.iter().for_each(|note| print_line(note));
     let ForwardPipelines { group, pipelines, .. } = opened;
     state::restore(&group, checkpoint.parameters, &[], 0)?;
@@ -329,9 +331,19 @@ fn first_devices(devices: &str, wanted: usize) -> anyhow::Result<Vec<Selection>>
     Ok(chosen)
 }
 
-/// Options of devices that make only a few passes: timing kernels would take longer than it saves.
-fn options(spec: &RunSpec) -> OpenOptions {
-    OpenOptions { tune_s: 0.0, ..spec.opening }
+/// The most seconds in which a command that makes only a few passes times kernels on a GPU.
+const TUNE_S_MAX: f64 = 1.0;
+
+/// Options of devices that make only a few passes. They run what earlier runs measured; on a GPU,
+/// where the shapes of a few rows are measured quickly, they also measure what is missing. On the
+/// host's processor that would take longer than it saves.
+fn options(spec: &RunSpec, devices: &[Selection]) -> OpenOptions {
+    let is_gpu = |device: &Selection| match device {
+        Selection::Adapter(adapter) => adapter.kind != AdapterKind::Software,
+        Selection::Cpu { .. } | Selection::Offered(_) => false,
+    };
+    let most = if devices.iter().any(is_gpu) { TUNE_S_MAX } else { 0.0 };
+    OpenOptions { tune_s: spec.opening.tune_s.min(most), ..spec.opening }
 }
 
 /// Opens one device with the checkpoint's parameters on it.
@@ -341,7 +353,8 @@ fn open_model(
     checkpoint: Checkpoint,
     plan: Plan,
 ) -> anyhow::Result<WorkerGroup> {
-    let opened = open_alone(selection, plan, 0, &options(spec))?;
+    let options = options(spec, std::slice::from_ref(&selection));
+    let opened = open_alone(selection, plan, 0, &options)?;
     opened.notes.iter().for_each(|note| print_line(note));
     let group = WorkerGroup::single(opened.driver)?;
     state::restore(&group, checkpoint.parameters, &[], 0)?;

@@ -372,8 +372,15 @@ impl<T: Float> Executor for Cpu<T> {
         Ok(())
     }
 
-    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
-        Ok(narrow(self.arg(tensor, pass).floats()))
+    fn read_parts(
+        &mut self,
+        tensor: TensorId,
+        parts: &[Range<usize>],
+        pass: &PassContext,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let arg = self.arg(tensor, pass);
+        let values = arg.floats();
+        Ok(parts.iter().flat_map(|part| narrow(&values[part.clone()])).collect())
     }
 
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {

@@ -226,7 +226,22 @@ pub trait Executor: Send {
     }
 
     /// Returns the float values of an activation as the last node left them. Waits for the device.
-    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError>;
+    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
+        let count = self.plan().graph.tensor(tensor).shape.elements(pass.rows);
+        self.read_parts(tensor, std::slice::from_ref(&(0..count)), pass)
+    }
+
+    /// Returns parts of an activation, ranges of its elements, one after the other; see
+    /// [`Executor::read`]. Only these elements are copied from the device.
+    ///
+    /// # Panics
+    /// If a range ends behind the elements of the pass.
+    fn read_parts(
+        &mut self,
+        tensor: TensorId,
+        parts: &[Range<usize>],
+        pass: &PassContext,
+    ) -> Result<Vec<f32>, DeviceError>;
 
     /// Returns a whole bucket; of moments, the elements that the device [owns](Executor::owned).
     /// Waits for the device.

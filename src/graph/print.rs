@@ -112,6 +112,8 @@ pub struct MemoryUsage {
     /// Activations kept from forward to backward, in all copies.
     pub stash: usize,
     pub scratch: usize,
+    /// What kernels hand on within one call; 0 unless the caller sets it.
+    pub workspace: usize,
 }
 
 impl MemoryUsage {
@@ -128,6 +130,7 @@ impl MemoryUsage {
             moments: parameters * moments,
             stash: of_kind(SlotKind::Stash),
             scratch: of_kind(SlotKind::Scratch),
+            workspace: 0,
         }
     }
 
@@ -140,7 +143,8 @@ impl MemoryUsage {
 
     /// Returns the peak, which is the sum, because everything is allocated before the first step.
     pub fn peak(&self) -> usize {
-        sum([self.parameters, self.gradients, self.moments, self.stash, self.scratch])
+        let tensors = [self.parameters, self.gradients, self.moments, self.stash, self.scratch];
+        sum(tensors).saturating_add(self.workspace)
     }
 }
 
@@ -167,6 +171,8 @@ pub struct RankMemoryUsage<'a> {
     pub plan: &'a Plan,
     /// Number of parameters that the rank updates.
     pub owned: usize,
+    /// Bytes of the device that kernels use within one call.
+    pub workspace: usize,
     /// Bytes of host memory that the rank's transfers are staged in, where that is known, and of
     /// the buffers of its messages.
     pub staging: Option<usize>,
@@ -179,12 +185,13 @@ pub struct RankMemoryUsage<'a> {
     pub limit: &'a str,
 }
 
-/// Formats the memory of a plan as a table, with a sentence about the memory that the device has,
-/// then its buckets.
-pub fn memory_table(plan: &Plan, moments: usize, limit: &str) -> String {
+/// Formats the memory of a plan as a table, with `workspace` bytes for kernels, with a sentence
+/// about the memory that the device has, then its buckets.
+pub fn memory_table(plan: &Plan, moments: usize, workspace: usize, limit: &str) -> String {
     let mut text = format!("memory for micro-batches of up to {} rows\n", plan.options.rows);
     let note = format!("{moments} per parameter");
-    text += &memory_rows(plan, &MemoryUsage::of(plan, moments), &note, &[]);
+    let memory = MemoryUsage { workspace, ..MemoryUsage::of(plan, moments) };
+    text += &memory_rows(plan, &memory, &note, &[]);
     let _ = writeln!(text, "  {limit}");
     text + &bucket_rows(plan)
 }
@@ -195,12 +202,13 @@ pub fn memory_tables(ranks: &[RankMemoryUsage], moments: usize) -> String {
     let mut text = String::new();
     let alike = ranks.windows(2).all(|pair| pair[0].plan.held == pair[1].plan.held);
     for (rank, usage) in ranks.iter().enumerate() {
-        let RankMemoryUsage { name, plan, owned, staging, pool, edges, stashes, limit } = usage;
+        let RankMemoryUsage { name, plan, owned, staging, pool, edges, stashes, limit, .. } = usage;
         let rows = plan.options.rows;
         let _ = writeln!(text, "rank {rank}: {name}, micro-batches of up to {rows} rows");
         let all = held_elements(plan);
         let note = format!("{moments} per parameter that it updates, {owned} of {all}");
         let memory = MemoryUsage::of_shard(plan, moments, *owned);
+        let memory = MemoryUsage { workspace: usage.workspace, ..memory };
         let staging = staging.map(|bytes| ("staging", bytes, "of the host, for what travels"));
         let pool = pool.map(|bytes| ("pool", bytes, "of the host, for messages of the rank"));
         let edges = edges.map(|bytes| ("edges", bytes, "of the host, for tensors on their way"));
@@ -238,8 +246,10 @@ fn memory_rows(
         ("moments", memory.moments, moments.into()),
         ("stash", memory.stash, format!("{stash} kept between segments, {copies}")),
         ("scratch", memory.scratch, format!("{scratch} within a segment")),
+        ("workspace", memory.workspace, "of kernels, within one call".into()),
         ("peak", memory.peak(), "all of it allocated before the first step".into()),
     ];
+    rows.retain(|(name, bytes, _)| *name != "workspace" || *bytes > 0);
     rows.extend(host.iter().map(|(name, bytes, note)| (*name, *bytes, (*note).into())));
     let mut text = String::new();
     for (name, bytes, note) in rows {
@@ -342,8 +352,17 @@ mod tests {
         // x, target, y, dy and parts of the loss, in slots of 4 * 64 floats and less.
         assert!(memory.stash >= 2 * 4 * 64 * 4, "{memory:?}");
         assert_eq!(memory.peak(), 4 * memory.parameters + memory.stash + memory.scratch);
-        let text = memory_table(&plan, 2, "fits: all of it");
+        let text = memory_table(&plan, 2, 0, "fits: all of it");
         assert!(text.contains("16.00 KiB") && text.contains("\n  fits: all of it\n"), "{text}");
+        assert!(!text.contains("workspace"), "{text}");
+
+        let peak = size_text(MemoryUsage::of(&plan, 2).peak() + (3 << 20));
+        let text = memory_table(&plan, 2, 3 << 20, "fits");
+        assert!(
+            text.contains("\n  workspace      3.00 MiB  of kernels, within one call\n"),
+            "{text}"
+        );
+        assert!(text.contains(&format!("{peak}  all of it allocated")), "{text}");
     }
 
     #[test]
@@ -359,7 +378,9 @@ mod tests {
         let rank = |name, owned, staging: Option<usize>| {
             let (pool, limit) = (staging.map(|bytes| bytes / 2), "fits");
             let (edges, stashes) = (staging.map(|bytes| bytes / 4), None);
-            RankMemoryUsage { name, plan: &plan, owned, staging, pool, edges, stashes, limit }
+            let plan = &plan;
+            let workspace = 0;
+            RankMemoryUsage { name, plan, owned, workspace, staging, pool, edges, stashes, limit }
         };
         let stashes = "stashes in flight: 3 of 4 micro-batches (1f1b)";
         let cpu = rank("cpu", 64, Some(3 << 20));
@@ -426,6 +447,7 @@ mod tests {
             name,
             plan,
             owned: 64,
+            workspace: 0,
             staging: None,
             pool: None,
             edges: None,
@@ -445,7 +467,7 @@ mod tests {
             assert_eq!(text.matches(&format!("{line}\n")).count(), 1, "{line} in:\n{text}");
         }
         assert!(text.find("bucket 1").unwrap() < text.find("rank 1").unwrap(), "{text}");
-        assert!(memory_table(&whole, 1, "fits").contains("kept between segments, times 1\n"));
+        assert!(memory_table(&whole, 1, 0, "fits").contains("kept between segments, times 1\n"));
         assert_eq!(two.tensor_bytes_max(), 32 * 64 * 4);
     }
 }

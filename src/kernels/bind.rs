@@ -5,6 +5,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::dispatch::workspace_bytes;
 use super::pipeline::Pipeline;
 use super::{Dispatch, Operand, Pipelines};
 use crate::device::{DeviceError, Gpu};
@@ -50,15 +51,16 @@ impl BindGroups {
         operands: &[Operand],
         binding: &dyn Fn(Operand) -> Binding,
     ) -> wgpu::BindGroup {
+        let bound: Vec<Operand> = operands.iter().map(|one| one.unsized_operand()).collect();
         let known = self
             .made
             .iter()
-            .find(|(known, bound, _)| Arc::ptr_eq(known, pipeline) && bound.as_slice() == operands);
+            .find(|(known, same, _)| Arc::ptr_eq(known, pipeline) && *same == bound);
         if let Some((.., group)) = known {
             return group.clone();
         }
         let group = bind_group(gpu, pipeline, operands, binding);
-        self.made.push((pipeline.clone(), operands.to_vec(), group.clone()));
+        self.made.push((pipeline.clone(), bound, group.clone()));
         group
     }
 }
@@ -131,11 +133,12 @@ impl BoundDispatch {
         Ok(Self { pipeline, group, params, groups })
     }
 
-    /// Binds whole buffers, the operands of each dispatch by their index; see
-    /// [`BoundDispatch::new`].
+    /// Binds whole buffers, the operands of each dispatch by their index, and a buffer of its own
+    /// as workspace; see [`BoundDispatch::new`].
     ///
     /// # Errors
-    /// Returns [`DeviceError`] if the driver or the validation rejects a shader.
+    /// Returns [`DeviceError`] if the driver or the validation rejects a shader, or if there is too
+    /// little memory.
     pub fn of_buffers(
         gpu: &Gpu,
         pipelines: &mut Pipelines,
@@ -143,9 +146,26 @@ impl BoundDispatch {
         inputs: &[wgpu::Buffer],
         outputs: &[wgpu::Buffer],
     ) -> Result<Vec<Self>, DeviceError> {
+        let workspace = gpu.storage("workspace", workspace_bytes(dispatches).max(4) as u64)?;
+        Self::with_workspace(gpu, pipelines, dispatches, [inputs, outputs], &workspace)
+    }
+
+    /// Does the same as [`BoundDispatch::of_buffers`], inputs and outputs, with the given
+    /// workspace.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if the driver or the validation rejects a shader.
+    pub fn with_workspace(
+        gpu: &Gpu,
+        pipelines: &mut Pipelines,
+        dispatches: &[Dispatch],
+        [inputs, outputs]: [&[wgpu::Buffer]; 2],
+        workspace: &wgpu::Buffer,
+    ) -> Result<Vec<Self>, DeviceError> {
         let binding = |operand| match operand {
             Operand::Input(index) => Binding::whole(&inputs[index]),
             Operand::Output(index) => Binding::whole(&outputs[index]),
+            Operand::Workspace { .. } => Binding::whole(workspace),
         };
         dispatches.iter().map(|dispatch| Self::new(gpu, pipelines, dispatch, &binding)).collect()
     }

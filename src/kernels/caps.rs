@@ -1,6 +1,6 @@
 //! What a device offers to kernels, as far as the choice of variants depends on it.
 
-use crate::device::{AdapterKind, Gpu};
+use crate::device::{Adapter, AdapterKind, Gpu};
 
 /// Capabilities of a device, by which a twin chooses the variants of a call that may win there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,11 +28,12 @@ impl Caps {
 
     /// Returns the capabilities of an opened device.
     pub fn of(gpu: &Gpu) -> Self {
-        let class = match gpu.kind {
-            AdapterKind::Software => DeviceClass::Software,
-            _ => DeviceClass::Hardware,
-        };
-        Self { class, workgroup_bytes: gpu.limits.workgroup_bytes }
+        Self { class: class(gpu.kind), workgroup_bytes: gpu.limits.workgroup_bytes }
+    }
+
+    /// Returns the capabilities that an adapter will have when it is opened.
+    pub fn of_adapter(adapter: &Adapter) -> Self {
+        Self { class: class(adapter.kind), workgroup_bytes: adapter.limits().workgroup_bytes }
     }
 
     /// Returns true if variants for GPUs are candidates.
@@ -49,5 +50,12 @@ impl Caps {
     /// also those that are slow there; for tests.
     pub fn with_all_that_run(self) -> Self {
         Self { class: DeviceClass::Any, ..self }
+    }
+}
+
+fn class(kind: AdapterKind) -> DeviceClass {
+    match kind {
+        AdapterKind::Software => DeviceClass::Software,
+        _ => DeviceClass::Hardware,
     }
 }

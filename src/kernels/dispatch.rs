@@ -51,11 +51,44 @@ impl Shader {
     }
 }
 
-/// Tensor of the call that is bound. Inputs are bound read-only, outputs read-write.
+/// Memory that is bound: a tensor of the call, or workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
+    /// Input tensor, bound read-only.
     Input(usize),
+    /// Output tensor, bound read-write.
     Output(usize),
+    /// Memory for what one dispatch of a call hands to the next, bound read-write. All calls of a
+    /// device share it, so a call finds anything in it, and must write before it reads.
+    Workspace { bytes: usize },
+}
+
+impl Operand {
+    /// Returns true if kernels may write to what is bound.
+    pub fn is_writable(&self) -> bool {
+        !matches!(self, Self::Input(_))
+    }
+
+    /// Returns the operand without sizes: operands that are equal then are bound alike.
+    pub fn unsized_operand(self) -> Self {
+        match self {
+            Self::Workspace { .. } => Self::Workspace { bytes: 0 },
+            tensor => tensor,
+        }
+    }
+}
+
+/// The most bytes of workspace of a call; variants that would need more are no candidates.
+pub const WORKSPACE_BYTES_MAX: usize = 64 << 20;
+
+/// Returns the bytes of workspace that the dispatches of a call need.
+pub fn workspace_bytes(dispatches: &[Dispatch]) -> usize {
+    let operands = dispatches.iter().flat_map(|dispatch| &dispatch.operands);
+    let bytes = operands.map(|operand| match operand {
+        Operand::Workspace { bytes } => *bytes,
+        Operand::Input(_) | Operand::Output(_) => 0,
+    });
+    bytes.max().unwrap_or(0)
 }
 
 /// One compute dispatch: shader, bound tensors, parameters and grid.

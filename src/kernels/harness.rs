@@ -1,6 +1,7 @@
 //! Harness of certification and of the kernel tests: runs dispatches on host data, with sentinels
 //! after every output that reveal out-of-bounds writes.
 
+use super::dispatch::workspace_bytes;
 use super::{BoundDispatch, CpuKernel, Dispatch, Float, OpCall, Pipelines};
 use crate::base::rng::Key;
 use crate::base::{DType, HostTensor, HostTensorView, Site};
@@ -20,6 +21,8 @@ const SENTINELS: usize = 64;
 pub enum HarnessError {
     #[error("output {0} was written out of bounds")]
     OutOfBounds(usize),
+    #[error("workspace was written out of bounds")]
+    WorkspaceOutOfBounds,
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -113,11 +116,12 @@ pub fn run_call(
 }
 
 /// Runs arbitrary dispatches on the bytes of each input and returns the resulting outputs. Each
-/// output is initialized to its values in `starts`, followed by sentinels.
+/// output is initialized to its values in `starts`, followed by sentinels; workspace to NaN,
+/// which a kernel that reads before it writes carries into its results.
 ///
 /// # Errors
-/// Returns `HarnessError::OutOfBounds` if a sentinel was overwritten, and `HarnessError::Device`
-/// if a shader does not compile or the device fails.
+/// Returns `HarnessError::OutOfBounds` or `HarnessError::WorkspaceOutOfBounds` if a sentinel was
+/// overwritten, and `HarnessError::Device` if a shader does not compile or the device fails.
 pub fn run(
     gpu: &Gpu,
     pipelines: &mut Pipelines,
@@ -133,7 +137,11 @@ pub fn run(
         let initial = [start, &[SENTINEL; SENTINELS][..]].concat();
         outputs.push(upload_new(gpu, bytemuck::cast_slice(&initial))?);
     }
-    let bound = BoundDispatch::of_buffers(gpu, pipelines, dispatches, &inputs, &outputs)?;
+    let words = workspace_bytes(dispatches).div_ceil(4);
+    let nan = [vec![f32::NAN; words], vec![SENTINEL; SENTINELS]].concat();
+    let workspace = upload_new(gpu, bytemuck::cast_slice(&nan))?;
+    let buffers = [&inputs[..], &outputs[..]];
+    let bound = BoundDispatch::with_workspace(gpu, pipelines, dispatches, buffers, &workspace)?;
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());
@@ -142,9 +150,11 @@ pub fn run(
         }
     }
     gpu.queue.submit([encoder.finish()]);
-    let staging = gpu.readback(starts.iter().map(bytes).sum())?;
+    let behind_workspace = (4 * SENTINELS) as u64;
+    let staging = gpu.readback(starts.iter().map(bytes).sum::<u64>() + behind_workspace)?;
+    let outputs = outputs.iter().zip(starts).map(|(o, start)| (o, 0, bytes(start)));
     let ranges: Vec<_> =
-        outputs.iter().zip(starts).map(|(o, start)| (o, 0, bytes(start))).collect();
+        outputs.chain([(&workspace, 4 * words as u64, behind_workspace)]).collect();
     let read: Vec<f32> = bytemuck::pod_collect_to_vec(&gpu.read(&staging, &ranges)?);
     let mut rest = &read[..];
     let mut results = Vec::with_capacity(starts.len());
@@ -156,6 +166,9 @@ pub fn run(
         }
         results.push(values.to_vec());
         rest = others;
+    }
+    if rest.iter().any(|v| *v != SENTINEL) {
+        return Err(HarnessError::WorkspaceOutOfBounds);
     }
     Ok(results)
 }
@@ -173,4 +186,59 @@ pub fn nmse(got: impl Iterator<Item = f64>, expected: &[f64]) -> f64 {
     let error: f64 = got.zip(expected).map(|(g, e)| (g - e).powi(2)).sum();
     let scale: f64 = expected.iter().map(|e| e * e).sum();
     if error == 0.0 { 0.0 } else { error / scale.max(1e-30) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::for_each_gpu;
+    use crate::kernels::{Operand, Shader};
+
+    /// Doubles eight values into the workspace, then adds 1 to each on the way to the output.
+    const DOUBLES_AND_ADDS: &str = "
+        @group(0) @binding(0) var<storage, read> source: array<f32>;
+        @group(0) @binding(1) var<storage, read_write> sink: array<f32>;
+        @compute @workgroup_size(8)
+        fn twice(@builtin(global_invocation_id) id: vec3u) { sink[id.x] = 2.0 * source[id.x]; }
+        @compute @workgroup_size(8)
+        fn add(@builtin(global_invocation_id) id: vec3u) { sink[id.x] = 1.0 + source[id.x]; }";
+
+    /// Writes behind a workspace of eight values.
+    const BEHIND: &str = "
+        @group(0) @binding(0) var<storage, read_write> words: array<f32>;
+        @compute @workgroup_size(1) fn behind() { words[8] = 0.0; }";
+
+    fn dispatch(entry: &'static str, text: &str, operands: &[Operand]) -> Dispatch {
+        let shader = Shader::emitted("handing_on", entry, text.into());
+        Dispatch { shader, operands: operands.into(), params: Vec::new(), groups: [1, 1, 1] }
+    }
+
+    #[test]
+    fn dispatches_hand_results_on_in_the_workspace() {
+        let workspace = Operand::Workspace { bytes: 32 };
+        let add = DOUBLES_AND_ADDS.replace("read> source", "read_write> source");
+        let dispatches = [
+            dispatch("twice", DOUBLES_AND_ADDS, &[Operand::Input(0), workspace]),
+            dispatch("add", &add, &[workspace, Operand::Output(0)]),
+        ];
+        let input: Vec<f32> = (0..8).map(|i| i as f32).collect();
+        let expected: Vec<f32> = input.iter().map(|x| 2.0 * x + 1.0).collect();
+        for_each_gpu(|gpu, pipelines| {
+            let (inputs, starts) = ([bytemuck::cast_slice(&input)], [vec![0.0; 8]]);
+            let got = run(gpu, pipelines, &dispatches, &inputs, &starts).unwrap();
+            assert_eq!(got[0], expected, "{}", gpu.name);
+            // What was not written is NaN.
+            let got = run(gpu, pipelines, &dispatches[1..], &inputs, &starts).unwrap();
+            assert!(got[0].iter().all(|x| x.is_nan()), "{}", gpu.name);
+        });
+    }
+
+    #[test]
+    fn writes_behind_the_workspace_are_found() {
+        let dispatches = [dispatch("behind", BEHIND, &[Operand::Workspace { bytes: 32 }])];
+        for_each_gpu(|gpu, pipelines| {
+            let result = run(gpu, pipelines, &dispatches, &[], &[]);
+            assert!(matches!(result, Err(HarnessError::WorkspaceOutOfBounds)), "{}", gpu.name);
+        });
+    }
 }

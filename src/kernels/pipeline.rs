@@ -27,8 +27,7 @@ pub struct Pipelines {
 impl Pipelines {
     /// Returns the pipeline of a dispatch, which is compiled at first use.
     pub fn get(&mut self, gpu: &Gpu, dispatch: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
-        let writable = |operand: &Operand| matches!(operand, Operand::Output(_));
-        let access: Vec<bool> = dispatch.operands.iter().map(writable).collect();
+        let access: Vec<bool> = dispatch.operands.iter().map(Operand::is_writable).collect();
         let key = (dispatch.shader.clone(), access);
         if let Some(pipeline) = self.made.get(&key) {
             return Ok(pipeline.clone());

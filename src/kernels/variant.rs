@@ -1,6 +1,7 @@
 //! GPU kernel variants of an op call.
 
 use super::Dispatch;
+use super::dispatch::workspace_bytes;
 
 /// One GPU implementation of an op call. All variants of a call compute the same function; they
 /// may differ in rounding.
@@ -14,6 +15,11 @@ pub struct Variant {
 impl Variant {
     pub fn new(name: impl Into<String>, dispatches: Vec<Dispatch>) -> Self {
         Self { name: name.into(), dispatches }
+    }
+
+    /// Returns the bytes of workspace that the dispatches need.
+    pub fn workspace_bytes(&self) -> usize {
+        workspace_bytes(&self.dispatches)
     }
 
     /// Returns true if a shader's text comes from outside the crate.

@@ -32,11 +32,48 @@ pub struct GptConfig {
 /// # Errors
 /// Returns a `ShapeError` if `width` is not a multiple of `heads`.
 pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
-    let (t, c) = (config.context, config.width);
+    let t = config.context;
     let mut b = Builder::new();
     b.block("embed");
     let tokens = b.input_ids("tokens", &[1, t]);
     let targets = b.input_ids("targets", &[1, t]);
+    let (x, wte) = transformer(&mut b, config, tokens)?;
+    b.block("head");
+    let logits = head(&mut b, config, x, wte)?;
+    b.output("logits", logits);
+    b.cross_entropy_loss(logits, targets)?;
+    Ok(b.finish())
+}
+
+/// Builds the forward graph of the same GPT that generation runs: `logits` (b, 1, v) of one
+/// position per sample, with the inputs `tokens` (b, t) and `position` (b, 1, t), which is 1 at the
+/// position and 0 elsewhere. The head, the largest matrix of a small model, is computed for one
+/// row, and one row is read.
+///
+/// # Errors
+/// Returns a `ShapeError` if `width` is not a multiple of `heads`.
+pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
+    let t = config.context;
+    let mut b = Builder::new();
+    b.block("embed");
+    let tokens = b.input_ids("tokens", &[1, t]);
+    let (x, wte) = transformer(&mut b, config, tokens)?;
+    b.block("head");
+    let position = b.input("position", &[1, 1, t]);
+    // A product with a one-hot row is a gather: all other terms are 0.
+    let x = b.matmul(position, x, false, false)?;
+    let logits = head(&mut b, config, x, wte)?;
+    b.output("logits", logits);
+    Ok(b.finish())
+}
+
+/// Residual stream (b, t, c) behind the last layer, and the token embedding.
+fn transformer(
+    b: &mut Builder,
+    config: &GptConfig,
+    tokens: TensorId,
+) -> Result<(TensorId, TensorId), ShapeError> {
+    let (t, c) = (config.context, config.width);
     let normal = Init::Normal { std: 0.02 };
     let wte = b.parameter("wte.weight", &[config.vocabulary, c], normal);
     let wpe = b.parameter("wpe.weight", &[t, c], normal);
@@ -47,20 +84,21 @@ pub fn gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     for layer in 0..config.layers {
         let name = format!("h.{layer}");
         b.block(&name);
-        x = attention(&mut b, config, &name, x)?;
-        x = feed_forward(&mut b, config, &name, x)?;
+        x = attention(b, config, &name, x)?;
+        x = feed_forward(b, config, &name, x)?;
     }
+    Ok((x, wte))
+}
 
-    b.block("head");
-    let x = layer_norm(&mut b, config, "ln_f", x)?;
+/// Logits of the residual stream `x`: the last layer norm, then the head.
+fn head(b: &mut Builder, config: &GptConfig, x: TensorId, wte: TensorId) -> BuildResult {
+    let x = layer_norm(b, config, "ln_f", x)?;
+    let shape = [config.vocabulary, config.width];
     let head = match config.tie {
         true => wte,
-        false => b.parameter("lm_head.weight", &[config.vocabulary, c], normal),
+        false => b.parameter("lm_head.weight", &shape, Init::Normal { std: 0.02 }),
     };
-    let logits = b.linear(x, head, None)?;
-    b.output("logits", logits);
-    b.cross_entropy_loss(logits, targets)?;
-    Ok(b.finish())
+    b.linear(x, head, None)
 }
 
 /// Attention sublayer: `x + proj(attention(qkv(norm(x))))`

@@ -7,21 +7,25 @@ use crate::graph::Graph;
 #[derive(Clone, Copy, Debug)]
 pub struct LanguageModel {
     pub tokens: TensorId,
-    pub targets: TensorId,
+    /// Targets of the loss; `None` if the graph has none.
+    pub targets: Option<TensorId>,
+    /// One-hot selection of the position whose logits are computed; `None` if all are.
+    pub position: Option<TensorId>,
     pub logits: TensorId,
     pub context: usize,
     pub vocabulary: usize,
 }
 
 impl LanguageModel {
-    /// Finds the tensors in a plan's graph by the names that [`gpt`](crate::model::gpt()) gives;
-    /// returns `None` if one is missing.
+    /// Finds the tensors in a plan's graph by the names that [`gpt`](crate::model::gpt()) and
+    /// [`next_token_gpt`](crate::model::gpt::next_token_gpt) give; returns `None` if one is missing.
     pub fn of(graph: &Graph) -> Option<Self> {
         let logits = graph.output("logits")?;
         let tokens = graph.input("tokens")?;
         Some(Self {
             tokens,
-            targets: graph.input("targets")?,
+            targets: graph.input("targets"),
+            position: graph.input("position"),
             logits,
             context: graph.tensor(tokens).shape.last(),
             vocabulary: graph.tensor(logits).shape.last(),

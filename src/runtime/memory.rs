@@ -6,8 +6,10 @@ use crate::device::Selection;
 use crate::device::host::available_memory;
 use crate::exec::Moments;
 use crate::exec::cpu::host_extra_bytes;
+use crate::exec::gpu::workspace_bytes;
 use crate::graph::Plan;
 use crate::graph::print::MemoryUsage;
+use crate::kernels::Caps;
 use crate::parallel::Instruction;
 
 /// Checks that the host has `bytes` of memory available; passes where the available amount is
@@ -56,9 +58,18 @@ pub fn uses_host_memory(selection: &Selection) -> bool {
 pub fn needed(selection: &Selection, plan: &Plan, moments: &Moments) -> usize {
     let apart = match selection {
         Selection::Cpu { .. } => host_extra_bytes(plan),
-        Selection::Adapter(_) | Selection::Offered(_) => 0,
+        Selection::Adapter(_) | Selection::Offered(_) => workspace(selection, plan),
     };
     memory(plan, moments).peak().saturating_add(apart)
+}
+
+/// Returns the bytes of an adapter's memory that the kernels of a plan use within one call; 0 for
+/// other devices.
+pub fn workspace(selection: &Selection, plan: &Plan) -> usize {
+    match selection {
+        Selection::Adapter(adapter) => workspace_bytes(plan, &Caps::of_adapter(adapter)),
+        Selection::Cpu { .. } | Selection::Offered(_) => 0,
+    }
 }
 
 /// Checks that a device has memory for a plan. `setting` is `train.device_memory_mib`, which

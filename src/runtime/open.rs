@@ -123,6 +123,7 @@ pub fn open_selected(
     let is_cpu = matches!(selection, Selection::Cpu { .. });
     let rows = plan.options.rows as u32;
     let setting = options.device_memory_mib;
+    let needed = memory::needed(&selection, &plan, &moments);
     let mut notes = Vec::from_iter(memory::require_on(&selection, name, setting, &plan, &moments)?);
     let (executor, identity, choices): (Box<dyn Executor>, _, _) = match selection {
         Selection::Cpu { reason } => {
@@ -136,7 +137,6 @@ pub fn open_selected(
             let mut kernels = KernelSelector::new(KernelCache::of(&adapter));
             // Only now: the cache and the identity are those of the adapter's own name.
             adapter.name = name.into();
-            let needed = memory::memory(&plan, &moments).peak();
             let mut report = |progress| report(name, progress);
             // Running out of memory here is an error of the configuration, unlike in the middle
             // of a run.

@@ -149,6 +149,22 @@ impl ModelPipelines {
         (rows, inputs): (usize, &Inputs),
         output: TensorId,
     ) -> Result<Vec<f32>, RuntimeError> {
+        let all = 0..self.whole.graph.tensor(output).shape.elements(rows);
+        self.output_parts(group, pipeline, (rows, inputs), (output, vec![all]))
+    }
+
+    /// Does the same as [`ModelPipelines::output`], and returns parts of the output, ranges of its
+    /// elements.
+    ///
+    /// # Errors
+    /// Returns the `RuntimeError` of a device that fails.
+    pub fn output_parts(
+        &self,
+        group: &WorkerGroup,
+        pipeline: usize,
+        (rows, inputs): (usize, &Inputs),
+        (output, parts): (TensorId, Vec<Range<usize>>),
+    ) -> Result<Vec<f32>, RuntimeError> {
         let random = RandomContext { step_key: Key::new(0), training: false };
         let pass = PassContext { micro_batch: 0, rows, random };
         let segments: Vec<SegmentId> = self.whole.phase(PassKind::Forward).collect();
@@ -160,7 +176,7 @@ impl ModelPipelines {
             let why = format!("no stage computes {output}");
             return Err(RuntimeError::Defect(why));
         };
-        let read = move |device: &mut dyn Executor| device.read(output, &pass);
+        let read = move |device: &mut dyn Executor| device.read_parts(output, &parts, &pass);
         group.run_on(rank, "reading an output", read)
     }
 

@@ -1,5 +1,7 @@
 //! Sampling of the next tokens of texts from a model, several texts in one forward pass.
 
+use std::ops::Range;
+
 use super::error::TrainError;
 use crate::base::{HostTensor, Rank};
 use crate::device::DeviceError;
@@ -34,6 +36,11 @@ impl Continuation {
     pub fn new(tokens: &[u32], context: usize, uniform: f64) -> Self {
         Self { window: tokens[tokens.len().saturating_sub(context)..].to_vec(), uniform }
     }
+
+    /// Returns the position of the last token.
+    fn last(&self) -> usize {
+        self.window.len() - 1
+    }
 }
 
 /// Returns the next token of each row; there are at most as many rows as the plan holds.
@@ -51,7 +58,8 @@ pub fn next_tokens(
     }
     load(device, &inputs(model, rows), 0)?;
     let pass = forward(device, rows.len())?;
-    Ok(draw_rows(&device.read(model.logits, &pass)?, model, rows, sampling))
+    let logits = device.read_parts(model.logits, &logits_of(model, rows), &pass)?;
+    Ok(draw_rows(&logits, model, rows, sampling))
 }
 
 /// Returns the next token of each row from one unit of a worker group: a device that holds the
@@ -75,7 +83,8 @@ pub fn next_tokens_of(
         return Ok(units.group.run_on(rank, "a token", job)?);
     };
     let micro_batch = (rows.len(), &inputs(model, rows));
-    let logits = pipelines.output(units.group, unit, micro_batch, model.logits)?;
+    let output = (model.logits, logits_of(model, rows));
+    let logits = pipelines.output_parts(units.group, unit, micro_batch, output)?;
     Ok(draw_rows(&logits, model, rows, sampling))
 }
 
@@ -86,23 +95,40 @@ fn inputs(model: &LanguageModel, rows: &[Continuation]) -> Inputs {
         // The last token does not see the padding after it: attention is causal.
         padded[..row.window.len()].copy_from_slice(&row.window);
     }
-    let targets = vec![IGNORE_INDEX; tokens.len()];
-    vec![(model.tokens, HostTensor::Int(tokens)), (model.targets, HostTensor::Int(targets))]
+    let targets = model.targets.map(|id| (id, HostTensor::Int(vec![IGNORE_INDEX; tokens.len()])));
+    let position = model.position.map(|id| (id, HostTensor::Float(one_hot(model, rows))));
+    let tokens = (model.tokens, HostTensor::Int(tokens));
+    [tokens].into_iter().chain(targets).chain(position).collect()
 }
 
-/// Draws the next token of each text from the logits of a forward pass.
+/// Returns `(rows, 1, context)` values: 1 at the last token of each text, 0 elsewhere.
+fn one_hot(model: &LanguageModel, rows: &[Continuation]) -> Vec<f32> {
+    let mut values = vec![0.0; rows.len() * model.context];
+    for (row, values) in rows.iter().zip(values.chunks_mut(model.context)) {
+        values[row.last()] = 1.0;
+    }
+    values
+}
+
+/// Returns the elements of the logits that follow the last token of each text.
+fn logits_of(model: &LanguageModel, rows: &[Continuation]) -> Vec<Range<usize>> {
+    let row = |(index, row): (usize, &Continuation)| match model.position {
+        Some(_) => index,
+        None => index * model.context + row.last(),
+    };
+    let part = |row: usize| row * model.vocabulary..(row + 1) * model.vocabulary;
+    rows.iter().enumerate().map(row).map(part).collect()
+}
+
+/// Draws the next token of each text from its logits.
 fn draw_rows(
     logits: &[f32],
     model: &LanguageModel,
     rows: &[Continuation],
     sampling: &Sampling,
 ) -> Vec<u32> {
-    let token = |(index, row): (usize, &Continuation)| {
-        let last = index * model.context + row.window.len() - 1;
-        let logits = &logits[last * model.vocabulary..(last + 1) * model.vocabulary];
-        draw(logits, sampling, row.uniform)
-    };
-    rows.iter().enumerate().map(token).collect()
+    let of_rows = rows.iter().zip(logits.chunks(model.vocabulary));
+    of_rows.map(|(row, logits)| draw(logits, sampling, row.uniform)).collect()
 }
 
 /// Draws a token from the softmax of `logits` with a number uniform in `[0, 1)`.
@@ -134,6 +160,43 @@ fn draw(logits: &[f32], sampling: &Sampling, uniform: f64) -> u32 {
 mod tests {
     use super::*;
     use crate::base::rng::Key;
+    use crate::exec::cpu::Cpu;
+    use crate::graph::{Graph, Plan, PlanOptions, Unary};
+    use crate::model::gpt::next_token_gpt;
+    use crate::model::{GptConfig, gpt};
+    use crate::runtime::open::initialize;
+
+    /// Returns the tokens that a graph with initial parameters gives for texts of several lengths.
+    fn next_of(graph: Graph, rows: &[Continuation]) -> Vec<u32> {
+        let model = LanguageModel::of(&graph).unwrap();
+        let mut device = Cpu::fast(Plan::new(graph, PlanOptions::new(rows.len())), 0);
+        initialize(&mut device, 3).unwrap();
+        next_tokens(&mut device, &model, rows, &sampling(0.0, 0)).unwrap()
+    }
+
+    #[test]
+    fn a_head_of_one_row_gives_the_same_tokens_as_one_of_all_rows() {
+        let config = GptConfig {
+            vocabulary: 97,
+            context: 8,
+            layers: 2,
+            heads: 2,
+            width: 16,
+            bias: true,
+            dropout: 0.0,
+            tie: false,
+            activation: Unary::Gelu,
+        };
+        let text: Vec<u32> = (0..40).map(|i| i * i % 97).collect();
+        let row = |length: usize| Continuation::new(&text[..length], config.context, 0.5);
+        let rows: Vec<Continuation> = [1, 2, 5, 8, 9, 40].map(row).into();
+        let of_one = next_token_gpt(&config).unwrap();
+        let logits = LanguageModel::of(&of_one).unwrap().logits;
+        assert_eq!(of_one.tensor(logits).shape.per_row(), 97);
+        let next = next_of(of_one, &rows);
+        assert_eq!(next, next_of(gpt(&config).unwrap(), &rows));
+        assert!(next.iter().any(|token| *token != next[0]), "{next:?}");
+    }
 
     const LOGITS: [f32; 4] = [0.0, 3.0, 2.0, -1.0];
 

@@ -18,6 +18,7 @@ use crate::data::{ReadOptions, SampleFormat, Sampler, Split, TokenizerKind};
 use crate::faults::Faults;
 use crate::graph::passes::fuse::{Fusion, fuse_listed};
 use crate::graph::{Graph, Plan, PlanOptions, differentiate, fuse};
+use crate::model::gpt::next_token_gpt;
 use crate::model::{GptConfig, LanguageModel, MlpConfig, MlpLoss, gpt, mlp};
 use crate::optim::{Optimizer, Schedule};
 use crate::runtime::open::OpenOptions;
@@ -87,6 +88,9 @@ pub struct ModelSpec {
     pub summary: String,
     /// Builds the forward graph with its loss for data of these sizes.
     graph: Arc<ModelBuilder>,
+    /// Builds the graph that generation runs, with the logits of one position; `None` of models
+    /// that generate no text.
+    next_token: Option<Arc<ModelBuilder>>,
 }
 
 /// Data of a run.
@@ -291,6 +295,18 @@ impl RunSpec {
         Ok(Plan::new(forward, PlanOptions::new(rows as usize)))
     }
 
+    /// Builds the plan that generates text, one text at a time.
+    ///
+    /// # Errors
+    /// Returns `TrainError::InvalidRequest` if the model is not one of text, and
+    /// `TrainError::Model` if its sizes contradict each other.
+    pub fn generation_plan(&self, data: &DataShape) -> Result<Plan, TrainError> {
+        let no_text = || TrainError::InvalidRequest("the model generates no text".into());
+        let next_token = self.model.next_token.as_ref().ok_or_else(no_text)?(data)?;
+        let next_token = if self.fuse { fuse(next_token) } else { next_token };
+        Ok(Plan::new(next_token, PlanOptions::new(1)))
+    }
+
     /// Creates the source of the inputs of a graph, which draws a sample for each slot of each
     /// step; `done` are the steps and samples of the run so far.
     ///
@@ -330,7 +346,11 @@ fn model(config: &RunConfig) -> ModelSpec {
                 "{} layers, {} heads, width {}, context {context}",
                 model.layers, model.heads, model.width
             ),
-            graph: Arc::new(move |data| gpt_graph(&model, data)),
+            next_token: Some({
+                let model = model.clone();
+                Arc::new(move |data| Ok(next_token_gpt(&gpt_config(&model, data)?)?))
+            }),
+            graph: Arc::new(move |data| Ok(gpt(&gpt_config(&model, data)?)?)),
         },
         ModelKind::Mlp => {
             let hidden: Vec<String> = model.hidden.iter().map(ToString::to_string).collect();
@@ -339,17 +359,18 @@ fn model(config: &RunConfig) -> ModelSpec {
                 [one] => format!("mlp with a hidden layer of {one}"),
                 several => format!("mlp with hidden layers of {}", several.join(", ")),
             };
-            ModelSpec { context, summary, graph: Arc::new(move |data| mlp_graph(&model, data)) }
+            let graph = Arc::new(move |data: &DataShape| mlp_graph(&model, data));
+            ModelSpec { context, summary, graph, next_token: None }
         }
     }
 }
 
-fn gpt_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {
+fn gpt_config(model: &Model, data: &DataShape) -> Result<GptConfig, TrainError> {
     let DataShape::Tokens { vocabulary } = *data else {
         let why = "a gpt is trained on texts or tokens; set model.kind = \"mlp\" for samples";
         return Err(TrainError::InvalidRequest(why.into()));
     };
-    Ok(gpt(&GptConfig {
+    Ok(GptConfig {
         vocabulary,
         context: model.context,
         layers: model.layers,
@@ -359,7 +380,7 @@ fn gpt_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {
         dropout: model.dropout as f32,
         tie: model.tie,
         activation: model.activation,
-    })?)
+    })
 }
 
 fn mlp_graph(model: &Model, data: &DataShape) -> Result<Graph, TrainError> {

@@ -302,8 +302,13 @@ mod tests {
         ) -> Result<(), DeviceError> {
             self.cpu.update(bucket, update, range)
         }
-        fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
-            self.cpu.read(tensor, pass)
+        fn read_parts(
+            &mut self,
+            tensor: TensorId,
+            parts: &[Range<usize>],
+            pass: &PassContext,
+        ) -> Result<Vec<f32>, DeviceError> {
+            self.cpu.read_parts(tensor, parts, pass)
         }
         fn read_bank(
             &mut self,

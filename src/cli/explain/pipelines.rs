@@ -14,7 +14,7 @@ use crate::parallel::schedule::in_flight;
 use crate::parallel::{PipelineSchedule, PipelineShape, Placement};
 use crate::planner::cut::BlockTimes;
 use crate::runtime::RuntimeError;
-use crate::runtime::memory::comparison;
+use crate::runtime::memory::{comparison, workspace};
 use crate::runtime::placement::assemble::{candidates, selections};
 use crate::runtime::placement::host_memory;
 use crate::runtime::placement::names::display_names;
@@ -236,6 +236,7 @@ fn memory(pipelines: &ExplainedPipelines) -> String {
             name: &titles[rank],
             plan,
             owned: owned_elements(&laid_out.moments(request, rank)),
+            workspace: workspace(selection, plan),
             staging: Some(host_memory::staging(selection, plan, world)),
             pool: Some(ring_pool_bytes_max(&laid_out.layout, positions)),
             edges: Some(written.edges.bytes_from(Rank(rank as u32))),

@@ -43,7 +43,7 @@ impl PartialSumAdder {
         let binding = |operand| match operand {
             Operand::Input(0) => Binding::whole(&partial),
             Operand::Input(_) => Binding::whole(&gradients),
-            Operand::Output(_) => Binding::whole(&sum),
+            Operand::Output(_) | Operand::Workspace { .. } => Binding::whole(&sum),
         };
         let full = call(elements);
         let variant = kernels.variant(gpu, &full, &full)?;

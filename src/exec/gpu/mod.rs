@@ -14,6 +14,7 @@ mod readbacks;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod workspace;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -32,12 +33,13 @@ use crate::exec::{
 };
 use crate::graph::{Node, Place, Plan, TensorLocation, Update, UpdateRange};
 use crate::kernels::ops::{hash, norm};
-use crate::kernels::{BindGroups, Binding, Operand, Variant, twin};
+use crate::kernels::{BindGroups, Binding, Caps, Operand, Variant, twin};
 use add::PartialSumAdder;
 use banks::Banks;
 use prepare::PreparedKernel;
 use readbacks::{ReadbackQueue, ReadbackRequest};
 use stream::{CommandStream, ReadRange};
+pub use workspace::workspace_bytes;
 
 /// Key of a prepared node: its index, the copies of slots that it uses (the micro-batch modulo the
 /// node's period), the rows, and true if the node draws random numbers in this pass.
@@ -67,6 +69,8 @@ pub struct GpuExecutor {
     norms: wgpu::Buffer,
     /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
     hashed: wgpu::Buffer,
+    /// Workspace of all calls, see [`workspace::workspace_bytes`].
+    workspace: wgpu::Buffer,
     /// Per node: the number of micro-batches after which it uses the same copies of slots again.
     periods: Vec<usize>,
     /// Bind groups by node and by micro-batch modulo the node's period. They do not depend on the
@@ -108,6 +112,7 @@ impl GpuExecutor {
             .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
         let banks = Banks::new(&gpu, &plan, &moments)?;
         let parts = banks.shards.lengths().map(norm::partials).max().unwrap_or(1);
+        let workspace_bytes = workspace_bytes(&plan, &Caps::of(&gpu));
         let norms_bytes = (2 * plan.buckets.len() * ELEMENT_BYTES) as u64;
         let mut executor = Self {
             slots,
@@ -117,6 +122,7 @@ impl GpuExecutor {
             norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
+            workspace: gpu.storage("workspace", workspace_bytes.max(ELEMENT_BYTES) as u64)?,
             periods: plan.graph.nodes.iter().map(|node| period(&plan, node)).collect(),
             bind_groups: HashMap::new(),
             prepared: HashMap::new(),
@@ -129,6 +135,7 @@ impl GpuExecutor {
             gpu,
             plan: Arc::new(plan),
         };
+        executor.kernels.set_workspace_bytes(workspace_bytes);
         executor.prepare_norms(parts)?;
         if moments.owned.is_some() {
             executor.stream.readback_queue.make(&executor.gpu)?;
@@ -158,6 +165,7 @@ impl GpuExecutor {
             let binding = |operand| match operand {
                 Operand::Input(_) => Binding::whole(gradients),
                 Operand::Output(i) => Binding::whole(outputs[i]),
+                Operand::Workspace { .. } => Binding::whole(&self.workspace),
             };
             let dispatches = self.kernels.norm(&self.gpu, length, parts, index)?;
             let cost = norm_cost(length);
@@ -239,6 +247,7 @@ impl GpuExecutor {
         let binding = |operand| match operand {
             Operand::Input(i) => inputs[i].clone(),
             Operand::Output(i) => outputs[i].clone(),
+            Operand::Workspace { .. } => Binding::whole(&self.workspace),
         };
         let cost = (twin.cost)(&call);
         let (gpu, pipelines) = (&self.gpu, &mut self.kernels.pipelines);
@@ -269,6 +278,7 @@ impl GpuExecutor {
                 Operand::Output(moment) => {
                     self.banks.owned(BucketTensor::Moment(moment - 1), bucket)
                 }
+                Operand::Workspace { .. } => Binding::whole(&self.workspace),
             };
             let (dispatches, cost) = ([dispatch], update_cost(update, &range));
             let task = PreparedKernel::new(
@@ -475,10 +485,22 @@ impl Executor for GpuExecutor {
         self.stream.submit().map(|_| ())
     }
 
-    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
+    fn read_parts(
+        &mut self,
+        tensor: TensorId,
+        parts: &[Range<usize>],
+        pass: &PassContext,
+    ) -> Result<Vec<f32>, DeviceError> {
         let at = self.binding(tensor, pass.micro_batch);
-        let count = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
-        self.read_range(&at.buffer, at.offset, count)
+        let elements = self.plan.graph.tensor(tensor).shape.elements(pass.rows);
+        assert!(parts.iter().all(|part| part.end <= elements), "{tensor} has {elements} elements");
+        let bytes = |count: usize| (count * ELEMENT_BYTES) as u64;
+        let range =
+            |part: &Range<usize>| (&at.buffer, at.offset + bytes(part.start), bytes(part.len()));
+        let ranges: Vec<ReadRange> = parts.iter().map(range).collect();
+        let mut values = vec![0.0; parts.iter().map(Range::len).sum()];
+        self.stream.read(&ranges, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
     }
 
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {
@@ -499,6 +521,7 @@ impl Executor for GpuExecutor {
         let binding = |operand| match operand {
             Operand::Input(_) => Binding::whole(&words),
             Operand::Output(i) => Binding::whole(outputs[i]),
+            Operand::Workspace { .. } => Binding::whole(&self.workspace),
         };
         let parts = self.norm_parts.size() as usize / (2 * ELEMENT_BYTES);
         let dispatches = self.kernels.hash(&self.gpu, length, parts)?;

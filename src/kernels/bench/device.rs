@@ -6,6 +6,7 @@
 use std::time::Instant;
 
 use crate::device::{Adapter, DeviceError, Gpu, ShaderChecks};
+use crate::kernels::dispatch::workspace_bytes;
 use crate::kernels::{Binding, BoundDispatch, Dispatch, Operand, Pipelines};
 
 /// An opened device with its pipeline cache.
@@ -63,9 +64,11 @@ impl BenchDevice {
         inputs: &[&DeviceBuffer],
         outputs: &[&DeviceBuffer],
     ) -> Result<BoundKernel, DeviceError> {
+        let workspace = self.gpu.storage("workspace", workspace_bytes(dispatches).max(4) as u64)?;
         let binding = |operand| match operand {
             Operand::Input(index) => Binding::whole(&inputs[index].0),
             Operand::Output(index) => Binding::whole(&outputs[index].0),
+            Operand::Workspace { .. } => Binding::whole(&workspace),
         };
         let bind =
             |dispatch| BoundDispatch::new(&self.gpu, &mut self.pipelines, dispatch, &binding);

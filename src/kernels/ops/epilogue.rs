@@ -93,7 +93,7 @@ pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Epilogue
 }
 
 fn binding(number: usize, operand: Operand) -> String {
-    let access = if matches!(operand, Operand::Output(_)) { "read_write" } else { "read" };
+    let access = if operand.is_writable() { "read_write" } else { "read" };
     format!("@group(0) @binding({number}) var<storage, {access}> e{number}: array<f32>;\n")
 }
 

@@ -172,8 +172,13 @@ impl Executor for RemoteExecutor {
         self.post(DeviceCall::Flush)
     }
 
-    fn read(&mut self, tensor: TensorId, pass: &PassContext) -> Result<Vec<f32>, DeviceError> {
-        self.values(DeviceCall::Read { tensor, pass: *pass })
+    fn read_parts(
+        &mut self,
+        tensor: TensorId,
+        parts: &[Range<usize>],
+        pass: &PassContext,
+    ) -> Result<Vec<f32>, DeviceError> {
+        self.values(DeviceCall::Read { tensor, parts: parts.to_vec(), pass: *pass })
     }
 
     fn read_bank(&mut self, bank: BucketTensor, bucket: BucketId) -> Result<Vec<f32>, DeviceError> {

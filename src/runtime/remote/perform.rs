@@ -32,7 +32,9 @@ pub fn perform_call(device: &mut dyn Executor, call: DeviceCall) -> Result<CallR
             device.update(bucket, &update, &range).map(done)
         }
         DeviceCall::Flush => device.flush().map(done),
-        DeviceCall::Read { tensor, pass } => device.read(tensor, &pass).map(values),
+        DeviceCall::Read { tensor, parts, pass } => {
+            device.read_parts(tensor, &parts, &pass).map(values)
+        }
         DeviceCall::ReadBank { bank, bucket } => device.read_bank(bank, bucket).map(values),
         DeviceCall::Hash { bank, bucket } => device.hash(bank, bucket).map(CallReply::Hash),
         DeviceCall::WriteBank { bank, bucket, values } => {

@@ -179,6 +179,7 @@ pub enum DeviceCall {
     Flush,
     Read {
         tensor: TensorId,
+        parts: Vec<Range<usize>>,
         pass: PassContext,
     },
     ReadBank {

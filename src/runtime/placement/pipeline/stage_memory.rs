@@ -11,9 +11,11 @@ use crate::base::{BucketId, Position};
 use crate::collective::{LaidOutBucket, ShardLayout};
 use crate::device::Selection;
 use crate::exec::cpu::host_extra_bytes;
+use crate::exec::gpu::workspace_bytes;
 use crate::graph::plan::ALIGNMENT_BYTES;
 use crate::graph::print::MemoryUsage;
 use crate::graph::{Plan, PlanPart};
+use crate::kernels::Caps;
 use crate::parallel::pipeline::stage_runs;
 use crate::parallel::schedule::in_flight;
 use crate::parallel::{PipelineSchedule, PipelineShape};
@@ -34,6 +36,7 @@ pub struct StageMemory<'a> {
     buckets: Vec<(Vec<u32>, Owned)>,
     /// By block: what it needs alone for one micro-batch.
     alone: OnceCell<Vec<BlockBytes>>,
+    workspace: OnceCell<usize>,
     known: RefCell<HashMap<StageChunks, StageBytes>>,
 }
 
@@ -52,17 +55,25 @@ struct BlockBytes {
     scratch: usize,
 }
 
-/// Bytes that a stage needs: `host_extra` of them only on the CPU device.
+/// Bytes that a stage needs: `host_extra` of them only on the CPU device, `workspace` at
+/// most only on GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageBytes {
     pub peak: usize,
     pub host_extra: usize,
+    pub workspace: usize,
 }
 
 impl StageBytes {
     /// Returns the bytes that the stage needs on a device.
     pub fn on(self, selection: &Selection) -> u64 {
-        let extra = if matches!(selection, Selection::Cpu { .. }) { self.host_extra } else { 0 };
+        let extra = match selection {
+            Selection::Cpu { .. } => self.host_extra,
+            Selection::Adapter(adapter) if Caps::of_adapter(adapter).suits_hardware() => {
+                self.workspace
+            }
+            Selection::Adapter(_) | Selection::Offered(_) => 0,
+        };
         self.peak.saturating_add(extra) as u64
     }
 }
@@ -93,8 +104,9 @@ impl<'a> StageMemory<'a> {
         };
         let buckets = (0..whole.buckets.len() as u32).map(BucketId).map(bucket).collect();
         let shape = PipelineShape { stages, chunks, micro_batches };
-        let (alone, known) = (OnceCell::new(), RefCell::default());
-        Self { request, whole, schedule, shape, buckets, alone, known }
+        let (alone, workspace) = (OnceCell::new(), OnceCell::new());
+        let known = RefCell::default();
+        Self { request, whole, schedule, shape, buckets, alone, workspace, known }
     }
 
     /// Returns true if a device has memory for these model chunks as that stage, or no limit is
@@ -125,7 +137,8 @@ impl<'a> StageMemory<'a> {
         let plan = self.part(blocks, &runs);
         let (moments, owned) = (self.request.optimizer.moments(), self.elements(blocks).1);
         let peak = MemoryUsage::of_shard(&plan, moments, owned).peak();
-        let bytes = StageBytes { peak, host_extra: host_extra_bytes(&plan) };
+        let (host_extra, workspace) = (host_extra_bytes(&plan), self.workspace_bytes());
+        let bytes = StageBytes { peak, host_extra, workspace };
         self.known.borrow_mut().insert(subject, bytes);
         bytes
     }
@@ -144,7 +157,12 @@ impl<'a> StageMemory<'a> {
         let bytes = of_blocks.map(|of| of.stash.saturating_mul(copies).saturating_add(of.scratch));
         let peak = bytes.fold(fixed, usize::saturating_add);
         let host_extra = host_extra_bytes(&self.whole).saturating_mul(copies);
-        (fixed, StageBytes { peak, host_extra })
+        (fixed, StageBytes { peak, host_extra, workspace: self.workspace_bytes() })
+    }
+
+    /// Returns the workspace of the whole model's kernels in bytes, which bounds a stage's.
+    fn workspace_bytes(&self) -> usize {
+        *self.workspace.get_or_init(|| workspace_bytes(&self.whole, &Caps::EVERY))
     }
 
     /// Returns the elements of the buckets that a stage holds, and of those it keeps moments of.
