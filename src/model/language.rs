@@ -18,7 +18,8 @@ pub struct LanguageModel {
 
 impl LanguageModel {
     /// Finds the tensors in a plan's graph by the names that [`gpt`](crate::model::gpt()) and
-    /// [`next_token_gpt`](crate::model::gpt::next_token_gpt) give; returns `None` if one is missing.
+    /// [`next_token_gpt`](crate::model::gpt::next_token_gpt) give; returns `None` if tokens or
+    /// logits are missing.
     pub fn of(graph: &Graph) -> Option<Self> {
         let logits = graph.output("logits")?;
         let tokens = graph.input("tokens")?;
