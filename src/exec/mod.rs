@@ -40,7 +40,7 @@ pub struct PassContext {
 impl PassContext {
     /// Returns the op call of a node of a graph, with its shapes resolved for the rows of this
     /// pass.
-    fn call<'a>(&self, graph: &Graph, node: &'a Node) -> OpCall<'a> {
+    pub fn call<'a>(&self, graph: &Graph, node: &'a Node) -> OpCall<'a> {
         let dims = |ids: &[TensorId]| {
             ids.iter().map(|id| graph.tensor(*id).shape.resolve(self.rows)).collect()
         };

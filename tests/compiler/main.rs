@@ -6,6 +6,7 @@
 
 mod assembly;
 mod radv;
+mod roofline;
 #[path = "../common/shader_modules.rs"]
 mod shader_modules;
 
@@ -44,6 +45,9 @@ const EXCEPTIONS: [(&str, &str); 1] = [(
 const DIRECTORY: &str = "POTLUCK_COMPILER_DIRECTORY";
 /// Variable with the file that the table is written to.
 const TABLE: &str = "POTLUCK_COMPILER_TABLE";
+
+/// Variable with the file that the roofline is written to.
+const ROOFLINE: &str = "POTLUCK_COMPILER_ROOFLINE";
 
 /// A kernel in SPIR-V.
 #[derive(Serialize, Deserialize)]
@@ -245,6 +249,31 @@ fn kernels_for_hardware_use_no_scratch_and_leave_waves() {
         fs::write(Path::new(&path), tables.join("\n")).unwrap();
     }
     assert!(violations.is_empty(), "{} violations:\n{}", violations.len(), violations.join("\n"));
+}
+
+/// The step of GPT-2 as its kernels are chosen for hardware: what is compiled alone above, in the
+/// sizes and with the epilogues of a real model.
+#[test]
+fn the_kernels_of_a_large_model_keep_the_rules_and_fill_a_roofline() {
+    let mut kernels = kernels(roofline::modules());
+    kernels.retain(|one| one.name.ends_with(&format!(" {}", one.entry_point)));
+    let (title, names) = FAMILIES[0];
+    let compiled = match compiled_for(names, &kernels) {
+        Ok(compiled) => compiled,
+        Err(why) => return println!("skipped: no compiler for {title}: {}", why.trim()),
+    };
+    let violations: Vec<String> = compiled.iter().flat_map(Compiled::violations).collect();
+    let share_of = |title: &str, entry: &str| {
+        let name = format!("{title} {entry}");
+        let found = compiled.iter().find(|one| one.name == name && one.entry_point == entry);
+        let [hot, products, ..] = found.unwrap_or_else(|| panic!("{name} was compiled")).hot_loop;
+        products as f64 / hot.max(1) as f64
+    };
+    let table = roofline::table(&share_of);
+    if let Some(path) = env::var_os(ROOFLINE) {
+        fs::write(Path::new(&path), &table).unwrap();
+    }
+    assert!(violations.is_empty(), "{table}\n{}", violations.join("\n"));
 }
 
 /// A kernel that indexes private memory by what it reads, which no register can hold.
