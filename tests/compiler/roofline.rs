@@ -174,10 +174,10 @@ pub fn table(share_of: &dyn Fn(&str, &str) -> f64) -> String {
     let mut text = format!(
         "## Roofline of a step of GPT-2 124M\n\n\
          Batch {SAMPLES}, context 1024, f32, kernels as chosen without measuring. Milliseconds: \
-         the larger one of\nFLOPs at the card's peak times the share of multiply-adds in the hot loop \
-         (RDNA 3), on the cores that\nthe workgroups fill, and of bytes at {} % of the bandwidth; \
-         {} us per dispatch between them. Latencies,\ncaches and conflicts of banks are not \
-         counted: no kernel can be faster, and most are slower.\n\n\
+         the larger one of\nFLOPs at the card's peak times the share of multiply-adds in the hot \
+         loop (RDNA 3), on the cores that\nthe workgroups fill, and of bytes at {} % of the \
+         bandwidth; {} us per dispatch between them. Latencies,\ncaches and conflicts of banks \
+         are not counted: no kernel can be faster, and most are slower.\n\n\
          | kernel | dispatches | GFLOP | MB | share |",
         100.0 * BANDWIDTH_SHARE,
         1e6 * BARRIER_S
