@@ -57,6 +57,8 @@ pub struct KernelSelector {
     reference_cache: ReferenceCache,
     cache: KernelCache,
     choices: VariantChoices,
+    /// Keys of the calls whose variants were chosen without timings, in order of weight.
+    untimed: Vec<String>,
     corrupted_kernels: Vec<String>,
     /// Variant that each (call, choice) runs.
     selected: HashMap<(String, String), String>,
@@ -79,6 +81,7 @@ impl KernelSelector {
             reference_cache: ReferenceCache::default(),
             cache,
             choices: VariantChoices::default(),
+            untimed: Vec::new(),
             corrupted_kernels: Vec::new(),
             selected: HashMap::new(),
             foreign: HashMap::new(),
@@ -90,6 +93,11 @@ impl KernelSelector {
 
     pub fn choices(&self) -> &VariantChoices {
         &self.choices
+    }
+
+    /// Returns the keys of the calls whose variants were chosen without timings.
+    pub fn untimed(&self) -> &[String] {
+        &self.untimed
     }
 
     pub fn cache(&self) -> &KernelCache {
@@ -177,7 +185,10 @@ impl KernelSelector {
         for planned in &calls {
             let name = match self.choose(gpu, planned, tuning, until, meter, notes)? {
                 Some(name) => name,
-                None => self.fallback(gpu, planned)?,
+                None => {
+                    self.untimed.push(planned.call_key.clone());
+                    self.fallback(gpu, planned)?
+                }
             };
             self.choices.insert(planned.call_key.clone(), name);
         }

@@ -82,6 +82,9 @@ pub struct RankPlacement {
     pub reduce_site: ReduceSite,
     /// Selected kernel variant of each call that has several.
     pub kernels: VariantChoices,
+    /// Keys of those of these calls whose variants were chosen without timings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub untimed: Vec<String>,
 }
 
 impl RankPlacement {
@@ -197,6 +200,7 @@ pub(crate) mod tests {
             blocks: Vec::new(),
             reduce_site: ReduceSite::Device,
             kernels: [("matmul (2, 3)".to_string(), "tile".to_string())].into_iter().collect(),
+            untimed: Vec::new(),
         };
         Placement {
             candidates: ["A", "B", "C"].map(|name| format!("{name} identity")).into(),

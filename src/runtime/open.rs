@@ -27,6 +27,8 @@ pub struct OpenDevice {
     pub rows: u32,
     /// Selected kernel variant of each call that has several.
     pub choices: VariantChoices,
+    /// Keys of those of these calls whose variants were chosen without timings.
+    pub untimed: Vec<String>,
 }
 
 /// Options for opening a device, besides its plan.
@@ -125,11 +127,11 @@ pub fn open_selected(
     let setting = options.device_memory_mib;
     let needed = memory::needed(&selection, &plan, &moments);
     let mut notes = Vec::from_iter(memory::require_on(&selection, name, setting, &plan, &moments)?);
-    let (executor, identity, choices): (Box<dyn Executor>, _, _) = match selection {
+    let (executor, identity, (choices, untimed)): (Box<dyn Executor>, _, _) = match selection {
         Selection::Cpu { reason } => {
             notes.extend(reason.map(|why| format!("running on the CPU: {why}")));
             let device = Cpu::fast(plan, moments).named(name);
-            (Box::new(device), host_name(), VariantChoices::default())
+            (Box::new(device), host_name(), Default::default())
         }
         Selection::Adapter(mut adapter) => {
             let identity = cache::device_key(&adapter);
@@ -144,7 +146,7 @@ pub fn open_selected(
                 let mut gpu = Gpu::open(&adapter, ShaderChecks::Disabled)?;
                 gpu.deadline = options.deadline;
                 notes.extend(kernels.prepare(&gpu, &plan, &tuning, &mut report)?);
-                let choices = kernels.choices().clone();
+                let choices = (kernels.choices().clone(), kernels.untimed().to_vec());
                 Ok((GpuExecutor::new(gpu, plan, moments, kernels)?, choices))
             })();
             let (device, choices) = opened.map_err(|error| no_room(error, needed))?;
@@ -157,7 +159,7 @@ pub fn open_selected(
     };
     let driver =
         DeviceThread::start(executor, options.deadline).map_err(RuntimeError::no_thread)?;
-    Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
+    Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices, untimed })
 }
 
 /// Converts the error of a device before the first step: one without memory for a run that needs

@@ -18,10 +18,15 @@ pub fn resolved_toml(
     for (rank, decided) in placement.ranks.iter().enumerate() {
         let is_alone = placement.ranks.len() == 1;
         let table = if is_alone { String::new() } else { format!("rank{rank}") };
-        let kernels = if is_alone { "kernels".into() } else { format!("{table}.kernels") };
+        let table_of = |what| if is_alone { String::from(what) } else { format!("{table}.{what}") };
+        let (kernels, untimed) = (table_of("kernels"), table_of("untimed"));
         tables.entry(table).or_default().extend(rank_entries(placement, decided));
         let choices = decided.kernels.iter().map(|(call, name)| (call, name.to_string()));
         tables.entry(kernels).or_default().extend(choices);
+        let untimed_calls = decided.untimed.iter().filter_map(|call| {
+            decided.kernels.get(call).map(|name| (call.as_str(), name.to_string()))
+        });
+        tables.entry(untimed).or_default().extend(untimed_calls);
     }
     let run = tables.entry(String::new()).or_default();
     run.extend([("data", data.to_string()), ("version", version.to_string())]);
@@ -75,6 +80,9 @@ fn table_text(table: &str, entries: &BTreeMap<&str, String>) -> String {
     if table.ends_with("kernels") {
         text += "\n# The variant of each call that has several.";
     }
+    if table.ends_with("untimed") {
+        text += "\n# Those of them that were chosen without timing any.";
+    }
     if !table.is_empty() {
         text += &format!("\n[{table}]\n");
     }
@@ -107,6 +115,7 @@ mod tests {
             blocks: Vec::new(),
             reduce_site: ReduceSite::Host,
             kernels: [("matmul (2, 3)".to_string(), "tile".to_string())].into_iter().collect(),
+            untimed: Vec::new(),
         }
     }
 
@@ -123,6 +132,11 @@ mod tests {
         let kernels = "\n# The variant of each call that has several.\n[kernels]\n\
                        \"matmul (2, 3)\" = \"tile\"\n";
         assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), format!("{expected}{kernels}"));
+        placement.ranks[0].untimed = vec!["matmul (2, 3)".into()];
+        let untimed = "\n# Those of them that were chosen without timing any.\n[untimed]\n\
+                       \"matmul (2, 3)\" = \"tile\"\n";
+        let all = format!("{expected}{kernels}{untimed}");
+        assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), all);
         placement.ranks[0].kernels = [].into_iter().collect();
         assert_eq!(resolved_toml(&placement, ("abc", &[]), "1"), expected);
         placement.candidates.push("B".into());

@@ -175,6 +175,7 @@ fn start_workers(
             blocks: Vec::new(),
             reduce_site: reduce_sites[rank],
             kernels: one.choices.clone(),
+            untimed: one.untimed.clone(),
         });
     }
     let trace = request.trace.as_deref().map(Trace::create).transpose()?;

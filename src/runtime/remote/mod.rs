@@ -104,13 +104,13 @@ impl RemoteNodes {
         };
         let report = &mut |progress| report(name, progress);
         let (slot, opened) = node.ok_or_else(unknown)?.open(order, report)?;
-        let Opened { notes, identity, is_cpu, choices, readback_elements_max } = opened;
+        let Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max } = opened;
         let rows = plan.options.rows as u32;
         let executor =
             RemoteExecutor::new(slot.clone(), name, plan, &moments, readback_elements_max);
         let driver = DeviceThread::start_remote(executor, slot, deadline)
             .map_err(RuntimeError::no_thread)?;
-        Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices })
+        Ok(OpenDevice { driver, notes, identity, is_cpu, position: 0, rows, choices, untimed })
     }
 }
 

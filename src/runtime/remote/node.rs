@@ -291,7 +291,7 @@ impl<'h> NodeServer<'h> {
 
     fn open(&mut self, slot: u32, order: OpenOrder, duty: &Duty) -> Result<Opened, RuntimeError> {
         let (one, inputs) = self.open_device(slot, order, duty)?;
-        let OpenDevice { driver, notes, identity, is_cpu, choices, .. } = one;
+        let OpenDevice { driver, notes, identity, is_cpu, choices, untimed, .. } = one;
         let readback_elements_max =
             driver.run("its limits", |device| Ok(device.readback_elements_max()))?;
         let driver = Arc::new(driver);
@@ -308,7 +308,7 @@ impl<'h> NodeServer<'h> {
         named.spawn(perform).map_err(RuntimeError::no_thread)?;
         lock(&self.watched).insert(slot, (Arc::clone(&driver), None));
         self.slots.insert(slot, OpenSlot { driver, inputs, calls, closed });
-        Ok(Opened { notes, identity, is_cpu, choices, readback_elements_max })
+        Ok(Opened { notes, identity, is_cpu, choices, untimed, readback_elements_max })
     }
 
     /// Closes a device and waits for that, for a bounded time, so that its memory is free for the

@@ -87,6 +87,7 @@ mod tests {
             identity: BAD.into(),
             is_cpu: true,
             choices: Default::default(),
+            untimed: Vec::new(),
             readback_elements_max: 1,
         };
         let (adapter, what, needed) = (BAD.into(), BAD.into(), BAD.into());

@@ -132,6 +132,7 @@ pub struct Opened {
     pub identity: String,
     pub is_cpu: bool,
     pub choices: VariantChoices,
+    pub untimed: Vec<String>,
     pub readback_elements_max: usize,
 }
 

@@ -168,6 +168,7 @@ fn placement(
             blocks: planned.stages[pipeline].chunks_of(stage),
             reduce_site: reduce_sites[rank],
             kernels: one.choices.clone(),
+            untimed: one.untimed.clone(),
         }
     };
     let record = PipelineRecord {
