@@ -194,6 +194,7 @@ pub fn modules() -> Vec<(String, String)> {
         "attention",
         "attention_tiles",
         "fused",
+        "fused_vectors",
         "layer_norm_group",
         "matmul",
         "matmul_shared",

@@ -10,6 +10,7 @@ pub mod dropout;
 pub mod embedding;
 pub mod epilogue;
 pub mod fused;
+pub mod fused_vectors;
 pub mod hash;
 pub mod layer_norm;
 pub mod layer_norm_group;
