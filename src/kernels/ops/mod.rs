@@ -8,6 +8,7 @@ pub mod cross_entropy;
 pub mod custom;
 pub mod dropout;
 pub mod embedding;
+pub mod embedding_rows;
 pub mod epilogue;
 pub mod fused;
 pub mod fused_vectors;
