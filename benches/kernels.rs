@@ -13,7 +13,7 @@ use std::time::Instant;
 use potluck::base::rng::Key;
 use potluck::base::{DType, HostTensor, Shape, Site};
 use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
-use potluck::graph::{Binary, Op, Unary, Update, UpdateRange, shapes};
+use potluck::graph::{Binary, EpilogueOp, Op, Unary, Update, UpdateRange, shapes};
 use potluck::kernels::harness::{self, InputFill};
 use potluck::kernels::ops::{hash, norm};
 use potluck::kernels::{
@@ -175,6 +175,10 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
     let ids = || (Shape::batched(&[1]), DType::U32);
     let (x, stats, wide, table) = (|| rows(&[c]), || rows(&[2]), || rows(&[4 * c]), fixed(&[v, c]));
     let dropout = Op::Dropout { p: 0.1, site: Site(1) };
+    let chain = Op::Fused {
+        root: Box::new(Op::Unary(Unary::Gelu)),
+        epilogue: vec![EpilogueOp::Binary(Binary::Add)],
+    };
     let by_width = [
         (Op::LayerNorm { eps: 1e-5 }, "layer_norm", vec![x(), fixed(&[c])]),
         (Op::LayerNormGrad, "layer_norm_grad", vec![x(), fixed(&[c]), stats(), x()]),
@@ -185,6 +189,8 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         (Op::UnaryGrad(Unary::Gelu), "gelu_grad", vec![wide(), wide()]),
         (Op::Unary(Unary::Scale(0.5)), "scale", vec![wide()]),
         (Op::Binary(Binary::Add), "add", vec![wide(), wide()]),
+        (Op::Binary(Binary::Add), "add row", vec![wide(), fixed(&[4 * c])]),
+        (chain, "gelu + row", vec![wide(), fixed(&[4 * c])]),
         (Op::Permute { axes: vec![1, 0] }, "transpose", vec![fixed(&[tokens, c])]),
         (Op::Slice { axis: 1, start: c, length: c }, "slice", vec![wide()]),
         (dropout, "dropout", vec![x(), ids()]),

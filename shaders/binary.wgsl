@@ -1,15 +1,19 @@
 // Elementwise functions of two tensors, the second broadcast over the leading dimensions.
+// uses lib/span
 //
 //   add   y[i] = a[i] + b[i mod period]
 //   mul   y[i] = a[i] * b[i mod period]
 //
 // One workgroup of 64 per 512 elements, 8 per invocation, because software adapters pay more for
-// an invocation than for an element; 8 bytes moved per element and 4 per element of b.
+// an invocation than for an element; 8 bytes moved per element and 4 per element of b. Names that
+// end in 4: 4 vectors of 4 per invocation, where count and period are multiples of 4, or b is one
+// value (add_value4, mul_value4).
 
 struct Params {
     count: u32,
     period: u32,
     stride: u32,            // 64 mod period
+    stride4: u32,           // 64 mod (period / 4), for vectors
 }
 var<immediate> p: Params;
 
@@ -59,4 +63,64 @@ fn mul(
         y[i] = a[i] * b[j];
         j = next(j);
     }
+}
+
+@group(0) @binding(0) var<storage, read> a4: array<vec4f>;        // (count / 4)
+@group(0) @binding(1) var<storage, read> b4: array<vec4f>;        // (period / 4)
+@group(0) @binding(2) var<storage, read_write> y4: array<vec4f>;  // (count / 4)
+
+// The index into b4 for the vector that comes 64 after that of index j.
+fn next4(j: u32) -> u32 {
+    let after = j + p.stride4;
+    return select(after, after - p.period / 4u, after >= p.period / 4u);
+}
+
+@compute @workgroup_size(64)
+fn add4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let own = span(group, groups, local, 256u, p.count / 4u);
+    var j = own.x % (p.period / 4u);
+    for (var i = own.x; i < own.y; i += 64u) {
+        y4[i] = a4[i] + b4[j];
+        j = next4(j);
+    }
+}
+
+@compute @workgroup_size(64)
+fn mul4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let own = span(group, groups, local, 256u, p.count / 4u);
+    var j = own.x % (p.period / 4u);
+    for (var i = own.x; i < own.y; i += 64u) {
+        y4[i] = a4[i] * b4[j];
+        j = next4(j);
+    }
+}
+
+@compute @workgroup_size(64)
+fn add_value4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let own = span(group, groups, local, 256u, p.count / 4u);
+    let value = b[0];
+    for (var i = own.x; i < own.y; i += 64u) { y4[i] = a4[i] + value; }
+}
+
+@compute @workgroup_size(64)
+fn mul_value4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let own = span(group, groups, local, 256u, p.count / 4u);
+    let value = b[0];
+    for (var i = own.x; i < own.y; i += 64u) { y4[i] = a4[i] * value; }
 }

@@ -9,6 +9,7 @@ use potluck::base::Site;
 use potluck::base::rng::Key;
 use potluck::graph::{Binary, EpilogueOp, Op, Unary};
 use potluck::kernels::ops::attention::tiles;
+use potluck::kernels::ops::embedding_rows;
 use potluck::kernels::ops::matmul::{shared, tile, vector};
 use potluck::kernels::source::{FILES, snippet, text};
 use potluck::kernels::{Caps, OpCall, OwnedCall, RandomContext, Shader, twin};
@@ -170,6 +171,21 @@ fn layer_norm_group() -> Vec<(String, String)> {
     vec![text(64, 1), text(64, 1984), text(256, 1792)]
 }
 
+/// The gradient of an embedding for tables of few and of many rows, of values and of vectors.
+fn embedding_rows() -> Vec<(String, String)> {
+    let mut texts = Vec::new();
+    for v in [65, 50_257] {
+        for c in [3, 768, 769] {
+            let op = Op::EmbeddingGrad { rows: v };
+            let random = RandomContext { step_key: Key::new(1), training: true };
+            let owned_call = OwnedCall::new(op, vec![vec![7], vec![7, c]], random).unwrap();
+            let shader = &embedding_rows::variant(&owned_call.call(), (v, c)).dispatches[0].shader;
+            texts.push((format!("embedding_rows {v} {c}"), text(shader)));
+        }
+    }
+    texts
+}
+
 /// Modules that need more workgroup memory than every device has: `(name, text, bytes)`. Each
 /// variant declares how much, and is a candidate where that much is there.
 pub fn demanding_modules() -> Vec<(String, String, u32)> {
@@ -190,10 +206,13 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(products());
     modules.extend(fused());
     modules.extend(layer_norm_group());
+    modules.extend(embedding_rows());
     let completed = [
         "attention",
         "attention_tiles",
+        "embedding_rows",
         "fused",
+        "fused_vectors",
         "layer_norm_group",
         "matmul",
         "matmul_shared",

@@ -96,19 +96,52 @@ pub(super) fn combine(function: Binary, y: &mut [f32], a: &[f32], b: &[f32]) {
     }
 }
 
-/// Returns the dispatch: one invocation per 8 elements.
+/// Static choice: vectors of 4 where lengths allow them.
 pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
+    vec![vectors(call).unwrap_or_else(|| plain(call))]
+}
+
+/// Returns all GPU kernel variants of the call.
+fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+    let plain = Variant::new("binary", vec![plain(call)]);
+    let vectors = vectors(call).map(|way| Variant::new("binary4", vec![way]));
+    std::iter::once(plain).chain(vectors).collect()
+}
+
+/// Returns the baseline: one invocation per 8 elements.
+fn plain(call: &OpCall) -> Dispatch {
     let entry = match function(call) {
         Binary::Add => "add",
         Binary::Mul => "mul",
     };
+    one(call, entry, 512)
+}
+
+/// Returns the kernel with one invocation per 4 vectors of 4; `None` if a vector would have
+/// elements of two repetitions of `b`.
+fn vectors(call: &OpCall) -> Option<Dispatch> {
     let (count, period) = (call.output_len(0), call.input_len(1));
-    vec![Dispatch {
+    let entry = match (function(call), period) {
+        (Binary::Add, 1) => "add_value4",
+        (Binary::Mul, 1) => "mul_value4",
+        (Binary::Add, _) => "add4",
+        (Binary::Mul, _) => "mul4",
+    };
+    let fits = count.is_multiple_of(4) && (period == 1 || period.is_multiple_of(4));
+    fits.then(|| one(call, entry, 1024))
+}
+
+/// Returns the dispatch of an entry point whose workgroups process `size` elements each.
+fn one(call: &OpCall, entry: &'static str, size: u32) -> Dispatch {
+    let (count, period) = (call.output_len(0), call.input_len(1));
+    let strides = [64 % period, 64 % (period / 4).max(1)];
+    let params = [count, period, strides[0], strides[1]];
+    Dispatch {
         shader: Shader::new("binary", entry),
         operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-        params: [count, period, 64 % period].map(|word| word as u32).to_vec(),
-        groups: grid(count, 512),
-    }]
+        params: params.map(|word| word as u32).to_vec(),
+        groups: grid(count, size),
+    }
 }
 
 /// Returns the cost: one FLOP per element.
@@ -123,19 +156,17 @@ fn function(call: &OpCall) -> Binary {
     }
 }
 
-/// Returns the only GPU kernel of the call.
-fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
-    vec![Variant::new("binary", dispatch(call, caps))]
-}
-
-/// See [`Twin::probes`]. The second operand equals the first one, or is one row that repeats.
+/// See [`Twin::probes`]. The second operand equals the first one, is one row that repeats, or one
+/// value.
 fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
-    let operands = |rows| {
-        let first = vec![rows, 67];
-        let second = if inputs[0] == inputs[1] { first.clone() } else { vec![67] };
+    let is_value = inputs[1].iter().product::<usize>() == 1;
+    let operands = |[rows, width]: [usize; 2]| {
+        let first = vec![rows, width];
+        let row = || if is_value { Vec::new() } else { vec![width] };
+        let second = if inputs[0] == inputs[1] { first.clone() } else { row() };
         vec![first, second]
     };
-    calls(op, [9, 67].map(operands))
+    calls(op, [[9, 67], [67, 67], [9, 68], [67, 68]].map(operands))
 }
 
 /// See [`Twin::catalog`].
@@ -145,6 +176,7 @@ fn catalog() -> Vec<CallShape> {
     for function in [Binary::Add, Binary::Mul] {
         calls.push((Op::Binary(function), vec![x.clone(); 2]));
         calls.push((Op::Binary(function), vec![x.clone(), vec![C]]));
+        calls.push((Op::Binary(function), vec![x.clone(), vec![]]));
     }
     calls
 }
@@ -180,6 +212,17 @@ mod tests {
             check_both(Shape::batched(&[11, 2]), Shape::fixed(&[2]), rows);
             check_both(Shape::batched(&[37]), Shape::fixed(&[]), rows);
         }
+    }
+
+    /// Rows of fewer, as many and more vectors than a workgroup strides over, and single values.
+    #[test]
+    fn vectors_of_four_agree_everywhere() {
+        for width in [4, 12, 256, 260, 1028] {
+            check_both(Shape::batched(&[5, width]), Shape::fixed(&[width]), 3);
+            check_both(Shape::batched(&[5, width]), Shape::batched(&[5, width]), 3);
+            check_both(Shape::batched(&[5, width]), Shape::fixed(&[]), 3);
+        }
+        check_both(Shape::batched(&[4, 6]), Shape::fixed(&[6]), 3);
     }
 
     #[test]

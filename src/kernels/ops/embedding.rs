@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::embedding_rows;
 use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::call_shapes::{C, N, V, calls};
@@ -116,17 +117,26 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
     });
 }
 
-/// Static choice: vectors of 4 if the row width is a multiple of 4 and, for the gradient, large
-/// enough to keep a workgroup busy.
-pub fn dispatch(call: &OpCall, _: &Caps) -> Vec<Dispatch> {
-    let wide = matches!(call.op, Op::Embedding) || table_size(call).1 >= 4 * 64;
+/// Static choice: on GPUs, sums of the gradient in registers; else vectors of 4 if the row width is
+/// a multiple of 4 and, for the gradient, large enough to keep a workgroup busy.
+pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
+    let is_gradient = !matches!(call.op, Op::Embedding);
+    if is_gradient && caps.suits_hardware() {
+        return embedding_rows::variant(call, table_size(call)).dispatches;
+    }
+    let wide = !is_gradient || table_size(call).1 >= 4 * 64;
     vectors(call).filter(|_| wide).unwrap_or_else(|| plain(call))
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let named = |way: Vec<Dispatch>| Variant::new(way[0].shader.entry, way);
-    std::iter::once(plain(call)).chain(vectors(call)).map(named).collect()
+    let mut ways = vec![named(plain(call))];
+    ways.extend(vectors(call).map(named));
+    if matches!(call.op, Op::EmbeddingGrad { .. }) && caps.suits_hardware() {
+        ways.push(embedding_rows::variant(call, table_size(call)));
+    }
+    ways
 }
 
 fn plain(call: &OpCall) -> Vec<Dispatch> {
@@ -206,8 +216,12 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     match op {
         Op::EmbeddingGrad { rows } => {
             let c = inputs[1].last().copied().unwrap_or(1);
-            let sized = |v: usize| (Op::EmbeddingGrad { rows: v }, vec![vec![67], vec![67, c]]);
-            vec![sized(29.min(*rows)), sized(*rows)]
+            let sized = |v: usize, n: usize| {
+                (Op::EmbeddingGrad { rows: v.min(*rows) }, vec![vec![n], vec![n, c]])
+            };
+            // More rows than there are workgroups for, and more tokens than one notes at a time.
+            let many = GRAD_WORKGROUPS.max(embedding_rows::OWNERS_MAX) + 77;
+            vec![sized(29, 67), sized(many, 67), sized(many, NOTED + 53)]
         }
         _ => {
             let (v, c) = (inputs[1][0], inputs[1][1]);
@@ -250,6 +264,27 @@ mod tests {
             let ids = (Shape::batched(&[2100]), InputFill::Ids(v as u32));
             let dy = (Shape::batched(&[2100, c]), InputFill::Normal);
             check(Op::EmbeddingGrad { rows: v }, &[ids, dy], 2);
+        }
+    }
+
+    /// Frequent ids that are neighbours, and take turns, among rare ones; columns for several
+    /// workgroups, and rows of one and of several per workgroup.
+    #[test]
+    fn frequent_ids_are_added_whole() {
+        for (v, c) in [(65, 260), (65, 35), (2 * embedding_rows::OWNERS_MAX + 7, 260)] {
+            let n = NOTED + 301;
+            let HostTensor::Int(rare) = generate(InputFill::Ids(v as u32), n, 0) else {
+                panic!("ids are integers")
+            };
+            let HostTensor::Int(dice) = generate(InputFill::Ids(8), n, 1) else {
+                panic!("ids are integers")
+            };
+            let frequent = [10, 11, 12, 10 + embedding_rows::OWNERS_MAX as u32, v as u32 - 1];
+            let id = |(die, rare): (&u32, &u32)| *frequent.get(*die as usize).unwrap_or(rare);
+            let ids = dice.iter().zip(&rare).map(id).map(|id| id.min(v as u32 - 1)).collect();
+            let ids = (Shape::batched(&[n]), HostTensor::Int(ids));
+            let dy = (Shape::batched(&[n, c]), generate(InputFill::Normal, n * c, 2));
+            check_with(Op::EmbeddingGrad { rows: v }, &[ids, dy], 1);
         }
     }
 

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue, EpilogueStep};
-use super::{binary, matmul, unary};
+use super::{binary, fused_vectors, matmul, unary};
 use crate::base::{DType, HostTensorView, Shape};
 use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
@@ -188,10 +188,14 @@ fn combine(function: Binary, start: usize, mut x: &[f32], b: &[f32], mut y: &mut
     }
 }
 
-/// Static choice: that of the root op, with the steps as its epilogue.
+/// Static choice: that of the root op, with the steps as its epilogue; for a chain, vectors of 4
+/// where lengths allow them.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     match chain(call) {
-        Some((source, steps)) => vec![elementwise(call, source, &steps)],
+        Some((source, steps)) => {
+            let vectors = elementwise4(call, source, &steps);
+            vec![vectors.unwrap_or_else(|| elementwise(call, source, &steps))]
+        }
         None => matmul::dispatch(&natural(call), caps),
     }
 }
@@ -199,7 +203,12 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// Returns the kernel variants of the root op, with the steps as their epilogue.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     match chain(call) {
-        Some(_) => vec![Variant::new("chain", dispatch(call, caps))],
+        Some((source, steps)) => {
+            let plain = Variant::new("chain", vec![elementwise(call, source, &steps)]);
+            let vectors = elementwise4(call, source, &steps);
+            let vectors = vectors.map(|way| Variant::new("chain4", vec![way]));
+            std::iter::once(plain).chain(vectors).collect()
+        }
         None => matmul::variants(&natural(call), caps),
     }
 }
@@ -214,6 +223,19 @@ fn elementwise(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Dispatch
         params: vec![count as u32],
         groups: grid(count, 512),
     }
+}
+
+/// Returns the kernel of a chain on vectors of 4; `None` if lengths are not multiples of 4.
+fn elementwise4(call: &OpCall, source: usize, steps: &[EpilogueStep]) -> Option<Dispatch> {
+    let own = [Operand::Input(source), Operand::Output(0)];
+    let Epilogue { text: store, operands } = fused_vectors::of_steps(call, steps, own.len())?;
+    let count = call.output_len(0);
+    Some(Dispatch {
+        shader: Shader::new("fused_vectors", "chain4").with_text(&store),
+        operands: [&own[..], &operands].concat(),
+        params: vec![(count / 4) as u32],
+        groups: grid(count, 1024),
+    })
 }
 
 /// Returns the cost: the FLOPs of the root op and of each step; every operand and output is moved
@@ -375,6 +397,43 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Chains on vectors of 4, of fewer and of more vectors than a workgroup has.
+    #[test]
+    fn chains_of_whole_vectors_agree() {
+        for width in [4, 40, 300] {
+            let y = Shape::batched(&[3, width]);
+            let x = (y.clone(), InputFill::Scaled(2.0, 0.1));
+            for (epilogue, whole) in CHAINS {
+                let behind = |root: Op, own: &[(Shape, InputFill)]| {
+                    check(fused(root, epilogue), &[own, &operands(&y, whole)].concat(), 5);
+                };
+                behind(Op::Unary(Unary::Gelu), std::slice::from_ref(&x));
+                behind(Op::UnaryGrad(Unary::GeluTanh), &[x.clone(), x.clone()]);
+                let row = (Shape::fixed(&[width]), InputFill::Normal);
+                behind(Op::Binary(Binary::Add), &[x.clone(), row]);
+                let value = (Shape::fixed(&[]), InputFill::Scaled(1.0, 2.0));
+                behind(Op::Binary(Binary::Mul), &[x.clone(), value]);
+            }
+        }
+    }
+
+    #[test]
+    fn vectors_that_an_operand_would_split_are_not_formed() {
+        let ways = |count: usize, operand: usize| {
+            let op = fused(Op::Unary(Unary::Relu), &[ADD]);
+            let call = OpCall {
+                op: &op,
+                inputs: vec![vec![count], vec![operand]],
+                outputs: vec![vec![count]],
+                accumulate: false,
+                random: RandomContext { step_key: Key::new(0), training: true },
+            };
+            variants(&call, &Caps::EVERY).len()
+        };
+        assert_eq!([ways(24, 24), ways(24, 8), ways(24, 1)], [2; 3]);
+        assert_eq!([ways(24, 6), ways(24, 2), ways(9, 9), ways(9, 1)], [1; 4]);
     }
 
     /// An operand may have any shape with the number of elements of the value, or of its last

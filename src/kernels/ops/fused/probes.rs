@@ -51,7 +51,9 @@ fn roots(root: &Op, own: &[Dims], output: &Dims, period: Option<usize>) -> Vec<C
                 let small = |x: &Dims| if x == output { vec![rows, width] } else { x.clone() };
                 own.iter().map(small).collect()
             };
-            calls(root, [3, 9].map(sized))
+            // Of whole vectors of 4, more than a workgroup processes in one round.
+            let many = 1100_usize.div_ceil(width).next_multiple_of(4);
+            calls(root, [3, 9, many].map(sized))
         }
         Some(period) if output.last() == Some(&period) => {
             matmul::probes_with_columns(root, own, Some(period))

@@ -1,0 +1,46 @@
+//! The gradient of an embedding's table with sums in registers. Twin of
+//! `shaders/embedding_rows.wgsl`, and a variant of [`super::embedding`], which has the reference
+//! and the tests.
+//!
+//! It is meant for GPUs: many workgroups share the columns of a row and the tokens of a frequent
+//! id, at the price of barriers.
+
+use crate::kernels::dispatch::{ITERATIONS_MAX, Operand, grid};
+use crate::kernels::{Dispatch, OpCall, Shader, Variant};
+
+/// Maximum number of workgroups among which the rows of the table are divided: enough to fill a
+/// device, and few enough that it stays cheap for each of them to read all ids. The shader needs
+/// 2^10 or more where the table has more rows.
+pub const OWNERS_MAX: usize = 1024;
+
+/// Tokens that a workgroup lists at a time.
+const NOTED: usize = 2048;
+
+/// Upper bounds of the loop iterations of an invocation per `NOTED` tokens: where all have the
+/// workgroup's one row, which at least 4 invocations share, and where each row differs from the one
+/// before.
+const ITERATIONS: [usize; 2] = [64 + NOTED / 4, 64 + 3 * NOTED];
+
+/// Returns the variant for a gradient with a table of `(v, c)`.
+pub fn variant(call: &OpCall, (v, c): (usize, usize)) -> Variant {
+    let (value, width) = if c.is_multiple_of(4) { ("vec4f", c / 4) } else { ("f32", c) };
+    // Of a table of few rows, rows are divided further, so that there are enough workgroups.
+    let columns = width.next_power_of_two().clamp(4, if v <= OWNERS_MAX { 16 } else { 64 });
+    let shader = Shader::new("embedding_rows", "embedding_rows")
+        .with_text(&format!("alias Value = {value};\n"))
+        .with_const("COLUMNS", columns as u32);
+    let (n, owners) = (call.input_len(0), v.min(OWNERS_MAX));
+    let rounds = ITERATIONS_MAX / ITERATIONS[usize::from(v > OWNERS_MAX)];
+    let tokens = rounds * NOTED;
+    let part = |first: usize| {
+        let accumulate = usize::from(call.accumulate || first > 0);
+        let params = [first, n.min(first + tokens), width, v, owners, accumulate];
+        Dispatch {
+            shader: shader.clone(),
+            operands: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+            params: params.map(|word| word as u32).to_vec(),
+            groups: grid(owners * width.div_ceil(columns), 1),
+        }
+    };
+    Variant::new("embedding_grad_rows", (0..n.max(1)).step_by(tokens).map(part).collect())
+}

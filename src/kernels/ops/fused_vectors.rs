@@ -1,0 +1,115 @@
+//! Elementwise chains on vectors of 4 neighbouring values: the WGSL of
+//! `fn store4(at: u32, total: vec4f)`, which applies the steps to vector `at`. Twin of
+//! `shaders/fused_vectors.wgsl`, and a variant of [`super::fused`], which has the reference and the
+//! tests.
+
+use super::epilogue::{Epilogue, EpilogueStep};
+use crate::graph::{Binary, Unary};
+use crate::kernels::{OpCall, Operand, source};
+
+/// What a step binds: nothing, a tensor of vectors, or a single value.
+#[derive(Clone, Copy, PartialEq)]
+enum Bound {
+    Nothing,
+    Vectors(Operand),
+    Value(Operand),
+}
+
+/// Generates `store4` for these steps, which writes the final vector to `c`, with bindings numbered
+/// from `first`. It moves 16 bytes per vector, operand and stored vector. `None` if the values, or
+/// the period of an operand that is more than one value, are not whole vectors.
+pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Option<Epilogue> {
+    let (mut bindings, mut body, mut operands) = (String::new(), String::new(), Vec::new());
+    for step in steps {
+        let (bound, number) = (bound(call, *step), first + operands.len());
+        if !is_whole(call, bound) {
+            return None;
+        }
+        if let Some((access, ty, operand)) = declaration(bound) {
+            bindings +=
+                &format!("@group(0) @binding({number}) var<storage, {access}> e{number}: {ty};\n");
+            operands.push(operand);
+        }
+        body += &format!("    {}\n", statement(call, *step, bound, number));
+    }
+    let library = source::snippet("elementwise");
+    let store = format!("fn store4(at: u32, total: vec4f) {{\n    var v = total;\n{body}");
+    let text = format!("{library}{bindings}{store}    c[at] = v;\n}}\n");
+    call.output_len(0).is_multiple_of(4).then_some(Epilogue { text, operands })
+}
+
+fn bound(call: &OpCall, step: EpilogueStep) -> Bound {
+    match step {
+        EpilogueStep::Binary(_, input) if call.input_len(input) == 1 => {
+            Bound::Value(Operand::Input(input))
+        }
+        EpilogueStep::Binary(_, input) | EpilogueStep::UnaryGrad(_, input) => {
+            Bound::Vectors(Operand::Input(input))
+        }
+        EpilogueStep::Store(output) => Bound::Vectors(Operand::Output(output)),
+        EpilogueStep::Unary(_) => Bound::Nothing,
+    }
+}
+
+/// Returns true if no vector of the tensor has elements of two of its repetitions.
+fn is_whole(call: &OpCall, bound: Bound) -> bool {
+    match bound {
+        Bound::Vectors(Operand::Input(input)) => call.input_len(input).is_multiple_of(4),
+        _ => true,
+    }
+}
+
+/// Returns the access, the WGSL type and the operand of a binding.
+fn declaration(bound: Bound) -> Option<(&'static str, &'static str, Operand)> {
+    match bound {
+        Bound::Nothing => None,
+        Bound::Value(operand) => Some(("read", "array<f32>", operand)),
+        Bound::Vectors(operand @ Operand::Input(_)) => Some(("read", "array<vec4f>", operand)),
+        Bound::Vectors(operand) => Some(("read_write", "array<vec4f>", operand)),
+    }
+}
+
+/// Returns the WGSL of one step on the vector `v`, whose operand is binding `number`.
+fn statement(call: &OpCall, step: EpilogueStep, bound: Bound, number: usize) -> String {
+    match step {
+        EpilogueStep::Binary(function, input) => {
+            let sign = match function {
+                Binary::Add => "+",
+                Binary::Mul => "*",
+            };
+            let index = match call.input_len(input) {
+                _ if matches!(bound, Bound::Value(_)) => "0u".to_string(),
+                length if length == call.output_len(0) => "at".to_string(),
+                // The period is a constant, so that compilers need no division instruction.
+                period => format!("at % {}u", period / 4),
+            };
+            format!("v = v {sign} e{number}[{index}];")
+        }
+        EpilogueStep::Unary(Unary::Scale(factor))
+        | EpilogueStep::UnaryGrad(Unary::Scale(factor), _) => {
+            format!("v = {factor:?}f * v;")
+        }
+        EpilogueStep::Unary(function) => {
+            let word = word(function);
+            let each = ["x", "y", "z", "w"].map(|lane| format!("{word}_of(v.{lane})"));
+            format!("v = vec4f({});", each.join(", "))
+        }
+        EpilogueStep::UnaryGrad(function, _) => {
+            let (word, from) = (word(function), format!("from{number}"));
+            let each =
+                ["x", "y", "z", "w"].map(|lane| format!("{word}_grad_of({from}.{lane}, v.{lane})"));
+            format!("let {from} = e{number}[at]; v = vec4f({});", each.join(", "))
+        }
+        EpilogueStep::Store(_) => format!("e{number}[at] = v;"),
+    }
+}
+
+/// Returns the name of a function in `shaders/lib/elementwise.wgsl`.
+fn word(function: Unary) -> &'static str {
+    match function {
+        Unary::Relu => "relu",
+        Unary::Gelu => "gelu",
+        Unary::GeluTanh => "gelutanh",
+        Unary::Scale(_) => panic!("a scale is written out"),
+    }
+}
