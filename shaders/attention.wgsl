@@ -72,7 +72,7 @@ fn task_of(index: u32) -> Task {
 }
 
 fn index_of(id: vec3u, groups: vec3u) -> u32 {
-    return id.x + id.y * (groups.x * 32u);
+    return invocation_of(id, groups, 32u);
 }
 
 // Four positions from `first`, those past the end replaced by the last one.

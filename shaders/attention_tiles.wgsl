@@ -316,7 +316,7 @@ fn forward(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     if (index >= block_count()) { return; }
     let block = block_of(index, true);
     let c = p.heads * D;
@@ -390,7 +390,7 @@ fn delta(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     if (index >= block_count() || index % SLICES != 0u) { return; }
     let block = block_of(index, true);
     let i = block.first + local / X + Y * LANES;
@@ -421,7 +421,7 @@ fn grad_q(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     if (index >= block_count()) { return; }
     let block = block_of(index, true);
     let c = p.heads * D;
@@ -456,7 +456,7 @@ fn grad_kv(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     if (index >= block_count()) { return; }
     let block = block_of(index, false);
     let c = p.heads * D;

@@ -24,7 +24,7 @@ var<immediate> p: Params;
 // The elements of an invocation are first, first + 64, .. below end, so that neighbouring
 // invocations touch neighbouring elements.
 fn first(group: vec3u, groups: vec3u, local: u32) -> u32 {
-    return (group.x + group.y * groups.x) * 512u + local;
+    return workgroup_of(group, groups) * 512u + local;
 }
 
 fn end(first: u32) -> u32 {

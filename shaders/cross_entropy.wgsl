@@ -78,7 +78,7 @@ fn cross_entropy_group(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let row = group.x + group.y * groups.x;
+    let row = workgroup_of(group, groups);
     if (row >= p.n) { return; }
     let first = row * p.v;
     var m = x[first + local];

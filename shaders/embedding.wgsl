@@ -97,7 +97,7 @@ fn embedding_grad(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let begin = (group.x + group.y * groups.x) * p.share;
+    let begin = workgroup_of(group, groups) * p.share;
     if (begin >= p.v) { return; }
     let end = min(begin + p.share, p.v);
     if (p.accumulate == 0u) {
@@ -129,7 +129,7 @@ fn embedding_grad4(
     @builtin(local_invocation_index) local: u32,
 ) {
     let width = p.c / 4u;
-    let begin = (group.x + group.y * groups.x) * p.share;
+    let begin = workgroup_of(group, groups) * p.share;
     if (begin >= p.v) { return; }
     let end = min(begin + p.share, p.v);
     if (p.accumulate == 0u) {

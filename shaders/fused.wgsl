@@ -19,7 +19,7 @@ fn chain(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let start = (group.x + group.y * groups.x) * 512u + local;
+    let start = workgroup_of(group, groups) * 512u + local;
     let end = min(start + 512u, p.count);
     for (var i = start; i < end; i += 64u) {
         store(i, x[i]);

@@ -196,7 +196,7 @@ fn weight_tile4(
     @builtin(local_invocation_index) local: u32,
 ) {
     let width = p.c / 4u;
-    let column = (group.x + group.y * groups.x) * 16u + local % 16u;
+    let column = workgroup_of(group, groups) * 16u + local % 16u;
     var part = vec4f(0.0);
     if (column < width) {
         for (var row = local / 16u; row < p.rows; row += 4u) {
@@ -221,7 +221,7 @@ fn weight_tall4(
     @builtin(local_invocation_index) local: u32,
 ) {
     let width = p.c / 4u;
-    let column = (group.x + group.y * groups.x) * 8u + local % 8u;
+    let column = workgroup_of(group, groups) * 8u + local % 8u;
     var part = vec4f(0.0);
     if (column < width) {
         for (var row = local / 8u; row < p.rows; row += 32u) {
@@ -245,7 +245,7 @@ fn weight_tall(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let column = (group.x + group.y * groups.x) * 16u + local % 16u;
+    let column = workgroup_of(group, groups) * 16u + local % 16u;
     var part = 0.0;
     if (column < p.c) {
         for (var row = local / 16u; row < p.rows; row += 16u) {

@@ -47,7 +47,7 @@ fn forward(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let row = group.x + group.y * groups.x;
+    let row = workgroup_of(group, groups);
     if (row >= p.rows) { return; }
     let start = row * C;
 
@@ -83,7 +83,7 @@ fn grad(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let row = group.x + group.y * groups.x;
+    let row = workgroup_of(group, groups);
     if (row >= p.rows) { return; }
     let start = row * C;
     let mean = stats[2u * row];

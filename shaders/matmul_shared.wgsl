@@ -216,7 +216,7 @@ fn shared_tile(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     if (index >= p.tiles) { return; }
     let z = index / p.tiles_each;
     let row = index % p.tiles_each / p.tiles_across * BM;

@@ -41,7 +41,7 @@ fn vector(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     if (index >= p.workgroups) { return; }
     let row = index / p.workgroups_across;
     let z = row / p.rows;

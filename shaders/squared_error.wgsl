@@ -43,7 +43,7 @@ fn squared_error_group(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let row = group.x + group.y * groups.x;
+    let row = workgroup_of(group, groups);
     if (row >= p.n) { return; }
     var sum = 0.0;
     for (var j = local; j < p.c; j += 256u) {

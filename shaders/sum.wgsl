@@ -44,7 +44,7 @@ fn tree(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) j: u32,
 ) {
-    let at = group.x + group.y * groups.x;
+    let at = workgroup_of(group, groups);
     var total = 0.0;
     if (at < p.count) {
         let start = (at / p.inner) * p.middle * p.inner + at % p.inner;
@@ -76,7 +76,7 @@ fn store4(at: u32, total: vec4f) {
 // Place of a workgroup: the o whose columns it sums, and the number of its first one, where it has
 // `across` of the `width` columns of an o.
 fn tile_of(group: vec3u, groups: vec3u, width: u32, across: u32) -> vec2u {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     let tiles = (width + across - 1u) / across;
     return vec2u(index / tiles, index % tiles * across);
 }

@@ -109,8 +109,8 @@ pub struct Certifier<'a> {
 
 impl Certifier<'_> {
     /// Certifies a variant of a call on a few probes that run the same kernel, on one of them also
-    /// in a folded grid, as calls have that are too large for one row of workgroups; on the call
-    /// itself if there is none. Parameters and grid of the call itself must be within the limits.
+    /// in a folded grid in parts, as calls have that are too large for one row of workgroups or
+    /// take too long for one submission; on the call itself if there is none. Parameters and grid of the call itself must be within the limits.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails; a shader that does not compile is a result.
@@ -298,6 +298,68 @@ mod tests {
             }
         }
         assert!(without.is_empty(), "no probe runs\n{}", without.join("\n"));
+    }
+
+    /// Parts are in folded grids, and each kernel has a probe that folds (see the next test).
+    #[test]
+    fn every_kernel_has_the_same_bits_in_parts() {
+        let (mut reference_cache, mut differ) = (ReferenceCache::default(), Vec::new());
+        for_each_gpu(|gpu, pipelines| {
+            if gpu.checks == ShaderChecks::Enabled {
+                return;
+            }
+            let caps = Caps::of(gpu).with_all_that_run();
+            for owned_call in catalog_calls() {
+                let call = owned_call.call();
+                for variant in (twin(call.op).unwrap().variants)(&call, &caps) {
+                    let hash = variant_hash(gpu.checks, &call, &variant);
+                    let folds = |small: OwnedCall| {
+                        let same = same_kernel(gpu.checks, &small, &variant, &hash)?;
+                        Some((dispatch::folded(&same.dispatches)?, small, same.dispatches))
+                    };
+                    let Some((folded, small, whole)) = probes(&call).into_iter().find_map(folds)
+                    else {
+                        continue;
+                    };
+                    let solved = reference_cache.solve(&small);
+                    let inputs: Vec<_> = solved.inputs.iter().collect();
+                    let mut bits = |dispatches: &[Dispatch]| {
+                        let (call, start) = (small.call(), 0.25);
+                        let run = harness::run_call;
+                        let outputs = run(gpu, pipelines, &call, dispatches, &inputs, start);
+                        let bits = |out: Vec<f32>| out.into_iter().map(f32::to_bits).collect();
+                        outputs.unwrap().into_iter().map(bits).collect::<Vec<Vec<u32>>>()
+                    };
+                    if bits(&whole) != bits(&folded) {
+                        differ.push(format!("{} of {} on {}", variant.name, call.op, gpu.name));
+                    }
+                }
+            }
+        });
+        assert!(differ.is_empty(), "other bits in parts:\n{}", differ.join("\n"));
+    }
+
+    /// A kernel that does not add the first workgroup of its part.
+    #[test]
+    fn a_kernel_that_cannot_run_in_parts_is_found() {
+        use crate::kernels::Shader;
+        let owned_call = catalog_calls().into_iter().find(|p| p.op.to_string() == "relu").unwrap();
+        let probe = probes(&owned_call.call()).pop().unwrap();
+        let call = probe.call();
+        let plain = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY).swap_remove(0);
+        let mut dispatches = dispatch::folded(&plain.dispatches).unwrap();
+        let text = source::text(&dispatches[0].shader);
+        let wrong = text.replace("p.first_workgroup + ", "");
+        assert!(wrong != text, "{text}");
+        dispatches[0].shader = Shader::emitted("wrong", plain.dispatches[0].shader.entry, wrong);
+        for_each_gpu(|gpu, pipelines| {
+            let reference_cache = &mut ReferenceCache::default();
+            let mut certifier =
+                Certifier { gpu, pipelines, reference_cache, corrupted_kernels: &[] };
+            let variant = Variant::new("wrong", dispatches.clone());
+            let result = certifier.check(&probe, &variant).unwrap();
+            assert!(!result.is_certified(), "{result:?} on {}", gpu.name);
+        });
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::dispatch::workspace_bytes;
-use super::pipeline::Pipeline;
+use super::dispatch::{self, workspace_bytes};
+use super::pipeline::{IMMEDIATE_BYTES_MAX, Pipeline};
 use super::{Dispatch, Operand, Pipelines};
 use crate::device::{DeviceError, Gpu};
 
@@ -98,6 +98,7 @@ pub struct BoundDispatch {
     group: wgpu::BindGroup,
     params: Vec<u32>,
     groups: [u32; 3],
+    can_split: bool,
 }
 
 impl BoundDispatch {
@@ -130,7 +131,7 @@ impl BoundDispatch {
         let pipeline = pipelines.get(gpu, dispatch)?;
         let group = made.get(gpu, &pipeline, &dispatch.operands, binding);
         let (params, groups) = (dispatch.params.clone(), dispatch.groups);
-        Ok(Self { pipeline, group, params, groups })
+        Ok(Self { pipeline, group, params, groups, can_split: dispatch.can_split() })
     }
 
     /// Binds whole buffers, the operands of each dispatch by their index, and a buffer of its own
@@ -175,16 +176,45 @@ impl BoundDispatch {
         (self.params, self.groups) = (dispatch.params, dispatch.groups);
     }
 
-    /// Records the dispatch into a pass.
-    pub fn record(&self, pass: &mut wgpu::ComputePass) {
-        self.record_grid(pass, self.groups);
+    /// Returns the number of workgroups.
+    pub fn workgroups(&self) -> u32 {
+        dispatch::workgroups(self.groups)
     }
 
-    /// Records the dispatch with another grid.
-    pub fn record_grid(&self, pass: &mut wgpu::ComputePass, [x, y, z]: [u32; 3]) {
+    /// Returns true if the dispatch can be recorded in parts.
+    pub fn can_split(&self) -> bool {
+        self.can_split
+    }
+
+    /// Returns the part that begins at workgroup `first` and has at most `most` workgroups, at
+    /// least one.
+    pub fn part(&self, first: u32, most: u32) -> Range<u32> {
+        first..dispatch::part_end(self.groups, first, most)
+    }
+
+    /// Records the dispatch into a pass.
+    pub fn record(&self, pass: &mut wgpu::ComputePass) {
+        self.record_grid(pass, 0, self.groups);
+    }
+
+    /// Records a part of the dispatch (see [`BoundDispatch::part`]). All parts in any order are
+    /// the dispatch, which must be one that can be split.
+    pub fn record_part(&self, pass: &mut wgpu::ComputePass, part: &Range<u32>) {
+        assert!(self.can_split, "a shader from outside the crate is recorded whole");
+        self.record_grid(pass, part.start, dispatch::part_grid(self.groups, part));
+    }
+
+    fn record_grid(&self, pass: &mut wgpu::ComputePass, first: u32, [x, y, z]: [u32; 3]) {
+        // All words that a pipeline may have, on the stack.
+        let mut words = [0; IMMEDIATE_BYTES_MAX as usize / 4];
+        words[..self.params.len()].copy_from_slice(&self.params);
+        if self.can_split {
+            words[self.params.len()] = first;
+        }
+        let bytes = self.pipeline.immediate_bytes as usize;
         pass.set_pipeline(&self.pipeline.pipeline);
         pass.set_bind_group(0, &self.group, &[]);
-        pass.set_immediates(0, bytemuck::cast_slice(&self.params));
+        pass.set_immediates(0, &bytemuck::cast_slice(&words)[..bytes]);
         pass.dispatch_workgroups(x, y, z);
     }
 }

@@ -2,6 +2,7 @@
 //! grid.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use crate::device::Limits;
 
@@ -97,7 +98,8 @@ pub struct Dispatch {
     pub shader: Shader,
     /// Bound tensors in the order of `@binding`, all in group 0.
     pub operands: Vec<Operand>,
-    /// Words of the shader's `Params`, which the shader reads as immediates; at most 32.
+    /// Words of the shader's `Params`, which the shader reads as immediates; at most 31, and 32 of
+    /// shaders from outside the crate.
     pub params: Vec<u32>,
     pub groups: [u32; 3],
 }
@@ -108,7 +110,7 @@ impl Dispatch {
     /// # Errors
     /// Returns what is beyond the limits.
     pub fn check(&self, limits: &Limits) -> Result<(), String> {
-        let words_max = limits.immediate_bytes as usize / 4;
+        let words_max = limits.immediate_bytes as usize / 4 - self.own_words();
         if self.params.len() > words_max {
             let words = self.params.len();
             return Err(format!("it has {words} words of parameters, and may have {words_max}"));
@@ -122,6 +124,24 @@ impl Dispatch {
             )),
             None => Ok(()),
         }
+    }
+
+    /// Returns true if the dispatch can be recorded in parts: all but shaders from outside the crate,
+    /// which do not know the first workgroup of a part.
+    pub fn can_split(&self) -> bool {
+        !self.shader.is_foreign
+    }
+
+    /// Returns the number of words that follow `params`: the first workgroup of the part.
+    fn own_words(&self) -> usize {
+        usize::from(self.can_split())
+    }
+
+    /// Returns the bytes of the immediates: whole vectors of four words, because the size of a
+    /// struct is a multiple of that of its vectors.
+    pub fn immediate_bytes(&self) -> u32 {
+        let words = (self.params.len() + self.own_words()) as u32;
+        4 * if self.can_split() { words.next_multiple_of(4) } else { words }
     }
 
     /// Returns the same dispatch with its workgroups in rows of at most `width`, as those of a very
@@ -144,6 +164,24 @@ pub fn folded(dispatches: &[Dispatch]) -> Option<Vec<Dispatch>> {
     let fold = |dispatch: &Dispatch| dispatch.folded(FOLDED_WIDTH);
     let all = || dispatches.iter().map(|one| fold(one).unwrap_or_else(|| one.clone())).collect();
     is_foldable.then(all)
+}
+
+/// Returns the end of the part of a grid that begins at workgroup `first` and has at most `most`
+/// workgroups, at least one. It has whole rows, or less than one, so that a grid has exactly these.
+pub fn part_end(groups: [u32; 3], first: u32, most: u32) -> u32 {
+    let left = workgroups(groups).saturating_sub(first);
+    let (count, row) = (most.clamp(1, left.max(1)), groups[0]);
+    first + if count > row { count - count % row } else { count }
+}
+
+/// Returns the grid of a part that [`part_end`] has cut.
+pub fn part_grid(groups: [u32; 3], part: &Range<u32>) -> [u32; 3] {
+    fold(part.end - part.start, groups[0])
+}
+
+/// Returns the number of workgroups of a grid.
+pub fn workgroups(groups: [u32; 3]) -> u32 {
+    groups.into_iter().fold(1, u32::saturating_mul)
 }
 
 /// Maximum number of workgroups per dimension, which every device allows. Longer grids are folded
@@ -247,6 +285,28 @@ mod tests {
             let [x, y, z] = grid(invocations, 1);
             assert!(x <= GROUPS_MAX && y <= GROUPS_MAX && z == 1, "{invocations}");
             assert!(u64::from(x) * u64::from(y) >= invocations as u64, "{invocations}");
+        }
+    }
+
+    #[test]
+    fn parts_have_every_workgroup_once() {
+        for groups in [[1, 1, 1], [7, 1, 1], [4, 5, 1], [GROUPS_MAX, 3, 1], [3, 2, 2]] {
+            for most in [1, 2, 3, 4, 9, 70_000, u32::MAX] {
+                let (mut first, mut parts) = (0, 0);
+                while first < workgroups(groups) {
+                    let part = first..part_end(groups, first, most);
+                    let grid = part_grid(groups, &part);
+                    let count = part.end - part.start;
+                    assert!(count > 0 && count <= most, "{groups:?} {part:?}");
+                    assert!(grid[0] <= GROUPS_MAX && workgroups(grid) == count, "{grid:?}");
+                    (first, parts) = (part.end, parts + 1);
+                }
+                assert_eq!(first, workgroups(groups));
+                assert!(most < u32::MAX || parts == 1, "{groups:?} in {parts}");
+            }
+            if groups[0] == GROUPS_MAX {
+                assert_eq!(part_end(groups, 5, GROUPS_MAX + 1), GROUPS_MAX + 5);
+            }
         }
     }
 

@@ -117,7 +117,8 @@ pub fn run_call(
 
 /// Runs arbitrary dispatches on the bytes of each input and returns the resulting outputs. Each
 /// output is initialized to its values in `starts`, followed by sentinels; workspace to NaN,
-/// which a kernel that reads before it writes carries into its results.
+/// which a kernel that reads before it writes carries into its results. Folded grids run in parts,
+/// as those of long dispatches do.
 ///
 /// # Errors
 /// Returns `HarnessError::OutOfBounds` or `HarnessError::WorkspaceOutOfBounds` if a sentinel was
@@ -145,8 +146,8 @@ pub fn run(
     let mut encoder = gpu.device.create_command_encoder(&Default::default());
     {
         let mut pass = encoder.begin_compute_pass(&Default::default());
-        for dispatch in &bound {
-            dispatch.record(&mut pass);
+        for (dispatch, bound) in dispatches.iter().zip(&bound) {
+            record(dispatch, bound, &mut pass);
         }
     }
     gpu.queue.submit([encoder.finish()]);
@@ -171,6 +172,20 @@ pub fn run(
         return Err(HarnessError::WorkspaceOutOfBounds);
     }
     Ok(results)
+}
+
+/// Records a dispatch, a folded one in two parts or more.
+fn record(dispatch: &Dispatch, bound: &BoundDispatch, pass: &mut wgpu::ComputePass) {
+    let workgroups = bound.workgroups();
+    if dispatch.groups[1] == 1 || !bound.can_split() {
+        return bound.record(pass);
+    }
+    let mut first = 0;
+    while first < workgroups {
+        let part = bound.part(first, workgroups / 2);
+        bound.record_part(pass, &part);
+        first = part.end;
+    }
 }
 
 /// Creates a storage buffer of these bytes, with no more padding than its alignment needs.

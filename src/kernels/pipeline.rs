@@ -14,6 +14,8 @@ pub const IMMEDIATE_BYTES_MAX: u32 = 128;
 pub struct Pipeline {
     pub pipeline: wgpu::ComputePipeline,
     pub bindings: wgpu::BindGroupLayout,
+    /// Bytes of immediates that a dispatch sets.
+    pub immediate_bytes: u32,
 }
 
 type PipelineKey = (Shader, Vec<bool>);
@@ -40,7 +42,7 @@ impl Pipelines {
 
 /// Returns the number of bytes of immediates that the dispatch sets.
 fn immediate_bytes(dispatch: &Dispatch) -> u32 {
-    let bytes = 4 * dispatch.params.len() as u32;
+    let bytes = dispatch.immediate_bytes();
     assert!(bytes <= IMMEDIATE_BYTES_MAX, "{}: too many parameters", dispatch.shader.file);
     bytes
 }
@@ -95,7 +97,7 @@ fn compile(
     gpu.heartbeat.tick();
     match refused {
         Some(error) => Err(gpu.refused(&format!("shader {label}"), error.to_string())),
-        None => Ok(Pipeline { pipeline, bindings }),
+        None => Ok(Pipeline { pipeline, bindings, immediate_bytes: immediates }),
     }
 }
 

@@ -10,6 +10,7 @@ pub const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shaders.r
 /// head.
 pub const LIBRARY: &[(&str, &str)] = &[
     ("attention", include_str!("../../shaders/lib/attention.wgsl")),
+    ("grid", include_str!("../../shaders/lib/grid.wgsl")),
     ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
     ("nan", include_str!("../../shaders/lib/nan.wgsl")),
     ("index", include_str!("../../shaders/lib/index.wgsl")),
@@ -25,11 +26,24 @@ pub fn snippet(name: &str) -> &'static str {
     found.unwrap_or_else(|| panic!("no shared snippet is called {name}")).1
 }
 
-/// Returns the WGSL of a shader: its prepended header, the snippets that it uses, and its file.
+/// Name of the snippet that every shader of this crate includes.
+const GRID: &str = "grid";
+
+/// Last parameter of every shader of this crate: the first workgroup of the part of the grid that
+/// is dispatched.
+const FIRST_WORKGROUP: &str = "first_workgroup";
+
+/// Returns the WGSL of a shader: its prepended header, the snippets that it uses, and its file,
+/// with the first workgroup among the parameters unless the text comes from outside the crate.
 pub fn text(shader: &Shader) -> String {
-    if let Some(text) = &shader.text {
-        return text.clone();
+    match &shader.text {
+        Some(text) if shader.is_foreign => text.clone(),
+        Some(text) => with_first_workgroup(text),
+        None => with_first_workgroup(&text_of_file(shader)),
     }
+}
+
+fn text_of_file(shader: &Shader) -> String {
     let file = FILES.iter().find(|(name, _)| *name == shader.file);
     let (_, body) = file.unwrap_or_else(|| panic!("no shader file is called {}", shader.file));
     let mut text = shader.header.clone();
@@ -40,4 +54,39 @@ pub fn text(shader: &Shader) -> String {
     }
     text.push_str(body);
     text
+}
+
+/// Adds the first workgroup to `struct Params`, and the functions that read it; once.
+fn with_first_workgroup(text: &str) -> String {
+    let parts = text.split_once("struct Params {").and_then(|(before, rest)| {
+        let (fields, after) = rest.split_once('}')?;
+        (!fields.contains(FIRST_WORKGROUP)).then_some((before, fields, after))
+    });
+    let Some((before, fields, after)) = parts else { return text.to_string() };
+    // A list of fields in one line ends without a comma.
+    let comma = if fields.ends_with('\n') { "" } else { "," };
+    let (fields, grid) = (fields.trim_end_matches(' '), snippet(GRID));
+    format!("{grid}{before}struct Params {{{fields}{comma} {FIRST_WORKGROUP}: u32 }}{after}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_has_the_first_workgroup_as_its_last_parameter_once() {
+        for (file, _) in FILES {
+            let text = text(&Shader::new(file, ""));
+            let (_, params) = text.split_once("struct Params {").unwrap();
+            let (fields, _) = params.split_once('}').unwrap();
+            assert!(fields.ends_with(" first_workgroup: u32 "), "{file}: {fields}");
+            let again = Shader::emitted("again", "", text.clone());
+            assert_eq!(super::text(&again), text, "{file}");
+            let own = text.replace(snippet(GRID), "");
+            let others = own.matches("group.x +").count() + own.matches("id.x +").count();
+            assert_eq!(others, 0, "{file} finds its place without shaders/lib/grid.wgsl");
+        }
+        let foreign = Shader::foreign("own".into(), "", "struct Params { n: u32 }".into());
+        assert_eq!(super::text(&foreign), "struct Params { n: u32 }");
+    }
 }

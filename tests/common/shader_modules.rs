@@ -27,7 +27,8 @@ fn emitted() -> Vec<(String, String)> {
         for transposed in 0..4 {
             let (a, b) = (transposed & 1 != 0, transposed & 2 != 0);
             let name = format!("{} {a} {b}", tile.name);
-            texts.push((name, tile::text(tile, a, b, snippet("store"))));
+            let emitted = tile::text(tile, a, b, snippet("store"));
+            texts.push((name, text(&Shader::emitted("tile", "tile", emitted))));
         }
     }
     texts

@@ -43,7 +43,7 @@ impl Spin {
         let mut encoder = gpu.device.create_command_encoder(&Default::default());
         {
             let mut pass = encoder.begin_compute_pass(&Default::default());
-            self.bound.record_grid(&mut pass, [groups.min(GROUPS_MAX), 1, 1]);
+            self.bound.record_part(&mut pass, &self.bound.part(0, groups));
         }
         gpu.queue.submit([encoder.finish()])
     }

@@ -205,8 +205,7 @@ impl Move {
         let Runs { across, step } = Runs::new(self.last);
         let lists = [self.outer, self.x_outer_strides, self.y_outer_strides];
         let scalars = [count, across, self.last, self.x_stride, self.x_base, self.y_base];
-        // Padding: the size of the struct is a multiple of that of its vectors.
-        let rest = [self.begin, self.end, step, 0, 0, 0];
+        let rest = [self.begin, self.end, step];
         let words = lists.into_iter().flatten().chain(scalars).chain(rest);
         words.map(|word| word as u32).collect()
     }

@@ -84,7 +84,7 @@ pub fn text(tile: RegisterTile, transpose_a: bool, transpose_b: bool, store: &st
         "{HEAD}{store}
 @compute @workgroup_size({WORKGROUP})
 fn tile(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {{
-    let index = id.x + id.y * (groups.x * {WORKGROUP}u);
+    let index = invocation_of(id, groups, {WORKGROUP}u);
     if (index >= p.tiles) {{ return; }}
     let z = index / p.tiles_each;
     let within = index % p.tiles_each;

@@ -1,0 +1,121 @@
+//! Pace of long dispatches: how many of their workgroups fit a submission. Windows resets a device
+//! whose submission takes two seconds, and a screen that the device also draws freezes meanwhile,
+//! so a long dispatch is submitted in parts of its grid.
+
+use std::ops::Range;
+
+use super::Cost;
+
+/// The longest time that a submission should take.
+pub const SUBMISSION_SECONDS: f64 = 0.2;
+
+/// Target time of a part at a known pace: less than [`SUBMISSION_SECONDS`], because workgroups
+/// need not be equal. Those of the last rows of causal attention take twice the average.
+pub const PART_SECONDS: f64 = 0.1;
+
+/// Target time of a part at a pace that is being found out. Parts grow to four times the last one,
+/// and with the rows of causal attention the work of each of these workgroups to six times.
+const TRIAL_SECONDS: f64 = 0.04;
+const GROWTH: u32 = 4;
+
+/// Two parts of different lengths whose paces are within this factor of each other keep the whole
+/// device busy, so that the pace is also that of longer parts.
+const AGREEMENT: f64 = 1.5;
+
+/// Nominal rates, below those of any device that trains. They bound the time of a dispatch that
+/// has not run yet.
+const NOMINAL_FLOPS: f64 = 2e9;
+const NOMINAL_BYTES: f64 = 2e9;
+
+/// Returns the seconds of a call at the nominal rates.
+pub fn nominal_seconds(cost: Cost) -> f64 {
+    cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES
+}
+
+/// Returns the number of workgroups, at least 1, that take [`PART_SECONDS`] at a pace in seconds
+/// per workgroup.
+pub fn workgroups_per_part(pace: f64) -> u32 {
+    fitting(PART_SECONDS, pace)
+}
+
+/// Returns the number of workgroups, at least 1, that take so many seconds at a pace.
+fn fitting(seconds: f64, pace: f64) -> u32 {
+    // The conversion saturates, also at a pace of 0.
+    (seconds / pace).max(1.0) as u32
+}
+
+/// Trial of a dispatch whose pace is not known: it is run in parts that grow, each timed by itself,
+/// until it has run as a whole.
+#[derive(Clone, Debug)]
+pub struct PaceTrial {
+    workgroups: u32,
+    /// Workgroups that have run.
+    done: u32,
+    /// Most workgroups of the next part.
+    next: u32,
+    /// Workgroups and seconds of the first part, which may contain the end of the compilation, and
+    /// of the others.
+    first: (u32, f64),
+    others: (u32, f64),
+    /// Workgroups of the last part, and its pace.
+    last: Option<(u32, f64)>,
+    is_settled: bool,
+}
+
+impl PaceTrial {
+    /// Begins the trial of a dispatch of so many workgroups that takes at most `seconds_max` as a
+    /// whole on the slowest device.
+    pub fn new(workgroups: u32, seconds_max: f64) -> Self {
+        let pace = seconds_max / f64::from(workgroups.max(1));
+        Self {
+            workgroups,
+            done: 0,
+            next: fitting(TRIAL_SECONDS, pace),
+            first: (0, 0.0),
+            others: (0, 0.0),
+            last: None,
+            is_settled: false,
+        }
+    }
+
+    /// Returns the first workgroup of the next part and the most workgroups that it may have;
+    /// `None` at the end.
+    pub fn next_part(&self) -> Option<(u32, u32)> {
+        (self.done < self.workgroups).then_some((self.done, self.next))
+    }
+
+    /// Notes that a part, the next one, took so many seconds.
+    pub fn note(&mut self, part: &Range<u32>, seconds: f64) {
+        let count = part.end - part.start;
+        let sum = if self.last.is_none() { &mut self.first } else { &mut self.others };
+        *sum = (sum.0 + count, sum.1 + seconds);
+        let pace = seconds / f64::from(count);
+        if let Some((before, known)) = self.last {
+            let agree = pace.max(known) <= AGREEMENT * pace.min(known);
+            self.is_settled |= agree && count >= before.saturating_mul(2);
+        }
+        self.last = Some((count, pace));
+        self.done = part.end;
+        // A few workgroups may take as long as one, so a short part is doubled at any pace.
+        let doubled = if seconds <= PART_SECONDS / 2.0 { count.saturating_mul(2) } else { 1 };
+        self.next = fitting(TRIAL_SECONDS, pace).max(doubled).min(count.saturating_mul(GROWTH));
+    }
+
+    /// Returns the seconds of all parts so far.
+    pub fn seconds(&self) -> f64 {
+        self.first.1 + self.others.1
+    }
+
+    /// Returns the pace in seconds per workgroup, if a part has run.
+    pub fn pace(&self) -> Option<f64> {
+        let (count, seconds) = if self.others.0 > 0 { self.others } else { self.first };
+        (count > 0).then(|| seconds / f64::from(count))
+    }
+
+    /// Returns the predicted seconds of the whole dispatch, if the parts so far allow a
+    /// prediction.
+    pub fn predicted(&self) -> Option<f64> {
+        let pace = self.pace().filter(|_| self.is_settled)?;
+        Some(self.seconds() + pace * f64::from(self.workgroups - self.done))
+    }
+}
