@@ -106,7 +106,7 @@ fn embedding_rows(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     let slices = (p.width + COLUMNS - 1u) / COLUMNS;
     let owner = index / slices;
     if (owner >= p.owners) { return; }
