@@ -196,14 +196,7 @@ fn grad_kv(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gr
         }
         s *= p.scale;
         let at = i + LANES;
-        let inside = at < vec4u(p.t);
-        let own_lse = lse_of(task.lse + rows);
-        let one = one_or_nan(own_lse);
-        let weights = mat4x4f(
-            one * exp_where(s[0] - own_lse, inside & (at >= vec4u(j.x))),
-            one * exp_where(s[1] - own_lse, inside & (at >= vec4u(j.y))),
-            one * exp_where(s[2] - own_lse, inside & (at >= vec4u(j.z))),
-            one * exp_where(s[3] - own_lse, inside & (at >= vec4u(j.w))));
+        let weights = weights_by_key(s, lse_of(task.lse + rows), at, j);
         var dropped = weights;
         if (DROPOUT != 0u) {
             let m = kept_by_key(task.sample, task.head, rows, j);
@@ -252,15 +245,9 @@ fn grad_q(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) gro
         }
         s *= p.scale;
         let at = j + LANES;
-        let weights = mat4x4f(
-            exp_where(s[0] - own_lse.x, at <= vec4u(i.x)),
-            exp_where(s[1] - own_lse.y, at <= vec4u(i.y)),
-            exp_where(s[2] - own_lse.z, at <= vec4u(i.z)),
-            exp_where(s[3] - own_lse.w, at <= vec4u(i.w)));
+        let weights = weights_by_query(s, own_lse, i, at);
         if (DROPOUT != 0u) { dp = product(dp, kept_by_query(task.sample, task.head, i, at)); }
-        let ds = p.scale * mat4x4f(
-            weights[0] * (dp[0] - deltas.x), weights[1] * (dp[1] - deltas.y),
-            weights[2] * (dp[2] - deltas.z), weights[3] * (dp[3] - deltas.w));
+        let ds = score_slopes_by_query(weights, dp, deltas);
         for (var part = 0u; part < task.parts; part++) {
             dq[part] += qkv_block(k, task.first_part + part) * ds;
         }

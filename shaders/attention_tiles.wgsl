@@ -435,15 +435,9 @@ fn grad_q(
         let s = p.scale * scores(block.qkv, block.first, block.qkv + c, first, local);
         var dp = slopes_by_query(block.y, block.first, block.qkv + 2u * c, first, local);
         let j = first + local % X + X * LANES;
-        let weights = mat4x4f(
-            exp_where(s[0] - own_lse.x, j <= vec4u(i.x)),
-            exp_where(s[1] - own_lse.y, j <= vec4u(i.y)),
-            exp_where(s[2] - own_lse.z, j <= vec4u(i.z)),
-            exp_where(s[3] - own_lse.w, j <= vec4u(i.w)));
+        let weights = weights_by_query(s, own_lse, i, j);
         if (DROPOUT != 0u) { dp = product(dp, kept_by_query(block.sample, block.head, i, j)); }
-        let ds = p.scale * mat4x4f(
-            weights[0] * (dp[0] - deltas.x), weights[1] * (dp[1] - deltas.y),
-            weights[2] * (dp[2] - deltas.z), weights[3] * (dp[3] - deltas.w));
+        let ds = score_slopes_by_query(weights, dp, deltas);
         sums = add_qkv(sums, ds, block.qkv + c, first, block.first_part, local);
     }
 
@@ -468,15 +462,8 @@ fn grad_kv(
         let s = p.scale * scores(block.qkv + c, block.first, block.qkv, first, local);
         var dp = slopes_by_key(block.qkv + 2u * c, block.first, block.y, first, local);
         let i = first + local % X + X * LANES;
-        let inside = i < vec4u(p.t);
         let rows = min(i, vec4u(p.t - 1u));
-        let own_lse = lse_of(block.lse + rows);
-        let one = one_or_nan(own_lse);
-        let weights = mat4x4f(
-            one * exp_where(s[0] - own_lse, inside & (i >= vec4u(j.x))),
-            one * exp_where(s[1] - own_lse, inside & (i >= vec4u(j.y))),
-            one * exp_where(s[2] - own_lse, inside & (i >= vec4u(j.z))),
-            one * exp_where(s[3] - own_lse, inside & (i >= vec4u(j.w))));
+        let weights = weights_by_key(s, lse_of(block.lse + rows), i, j);
         var dropped = weights;
         if (DROPOUT != 0u) {
             let m = kept_by_key(block.sample, block.head, i, j);

@@ -128,6 +128,32 @@ fn one_or_nan(v: vec4f) -> vec4f {
         nan_where(magnitude_of(v.w) > NAN_ABOVE, 1.0));
 }
 
+// Weights of scores with a column of four keys for each of four queries, whose lse it takes.
+fn weights_by_query(s: mat4x4f, logs: vec4f, i: vec4u, j: vec4u) -> mat4x4f {
+    return mat4x4f(
+        exp_where(s[0] - logs.x, j <= vec4u(i.x)), exp_where(s[1] - logs.y, j <= vec4u(i.y)),
+        exp_where(s[2] - logs.z, j <= vec4u(i.z)), exp_where(s[3] - logs.w, j <= vec4u(i.w)));
+}
+
+// Weights of scores with a column of four queries for each of four keys: none of queries behind the
+// last one, NaN where a query's lse is.
+fn weights_by_key(s: mat4x4f, logs: vec4f, i: vec4u, j: vec4u) -> mat4x4f {
+    let inside = i < vec4u(p.t);
+    let one = one_or_nan(logs);
+    return mat4x4f(
+        one * exp_where(s[0] - logs, inside & (i >= vec4u(j.x))),
+        one * exp_where(s[1] - logs, inside & (i >= vec4u(j.y))),
+        one * exp_where(s[2] - logs, inside & (i >= vec4u(j.z))),
+        one * exp_where(s[3] - logs, inside & (i >= vec4u(j.w))));
+}
+
+// Slopes of scores with a column for each of four queries, from those of the weights.
+fn score_slopes_by_query(weights: mat4x4f, dp: mat4x4f, deltas: vec4f) -> mat4x4f {
+    return p.scale * mat4x4f(
+        weights[0] * (dp[0] - deltas.x), weights[1] * (dp[1] - deltas.y),
+        weights[2] * (dp[2] - deltas.z), weights[3] * (dp[3] - deltas.w));
+}
+
 // m of four pairs of positions of a head of a sample; each head has a key of its own.
 fn kept_four(sample: u32, head: u32, i: vec4u, j: vec4u) -> vec4f {
     let pairs = i * p.t + j;

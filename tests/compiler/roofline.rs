@@ -203,11 +203,11 @@ pub fn table(share_of: &dyn Fn(&str, &str) -> f64) -> String {
     let _ = line(&mut text, "all", (dispatches, total), "", &sums);
     let tokens = (SAMPLES * 1024) as f64;
     let rates = CARDS.iter().zip(sums).map(|(card, s)| format!("{} {:.0}", card.name, tokens / s));
-    let _ = write!(text, "\nTokens/s: {}.\n", rates.collect::<Vec<_>>().join(", "));
+    let _ = writeln!(text, "\nTokens/s: {}.", rates.collect::<Vec<_>>().join(", "));
     let of_peak = CARDS.iter().zip(sums);
     let of_peak = of_peak
         .map(|(card, s)| format!("{} {:.0} %", card.name, 100.0 * total.flops / (s * card.flops)));
-    let _ = write!(text, "Share of the peak: {}.\n", of_peak.collect::<Vec<_>>().join(", "));
+    let _ = writeln!(text, "Share of the peak: {}.", of_peak.collect::<Vec<_>>().join(", "));
     let _ = writeln!(text, "Submissions per step, if none takes too long: {}.", submissions(&plan));
     text
 }
