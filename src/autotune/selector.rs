@@ -182,8 +182,9 @@ impl KernelSelector {
         calls.retain(|planned| planned.variants.len() > 1);
         calls.sort_by(|a, b| b.weight.total_cmp(&a.weight));
         let until = Instant::now() + Duration::from_secs_f64(tuning.seconds);
+        let mut session = TimingSession { gpu, timer: None, until, meter, notes };
         for planned in &calls {
-            let name = match self.choose(gpu, planned, tuning, until, meter, notes)? {
+            let name = match self.choose(gpu, planned, tuning, &mut session)? {
                 Some(name) => name,
                 None => {
                     self.untimed.push(planned.call_key.clone());
@@ -193,7 +194,7 @@ impl KernelSelector {
             self.choices.insert(planned.call_key.clone(), name);
         }
         if self.work.untimed > 0 {
-            notes.push(format!(
+            session.notes.push(format!(
                 "the kernels of {} of {} calls were not timed within {} s: they run as chosen \
                  without measuring; the next run goes on timing, and a larger train.tune_s times \
                  more at once",
@@ -212,9 +213,7 @@ impl KernelSelector {
         gpu: &Gpu,
         planned: &PlanCall,
         tuning: &TuneOptions,
-        until: Instant,
-        meter: &mut ProgressMeter,
-        notes: &mut Vec<String>,
+        session: &mut TimingSession,
     ) -> Result<Option<String>, DeviceError> {
         let PlanCall { owned_call, call_key, variants, .. } = planned;
         let call = owned_call.call();
@@ -226,7 +225,7 @@ impl KernelSelector {
                 return Ok(Some(name.to_string()));
             }
             let why = if saved.is_some() { "is switched off here" } else { "is not known" };
-            notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));
+            session.notes.push(format!("{name}, which ran {call_key}, {why}: chosen again"));
         }
         let candidates = variant_set_hash(gpu, &call, variants);
         let known = self.cache.timings(call_key, &candidates).filter(|_| !tuning.retune);
@@ -237,7 +236,7 @@ impl KernelSelector {
         if tuning.seconds == 0.0 {
             return Ok(None);
         }
-        let measured = self.measure(gpu, planned, until, meter)?;
+        let measured = self.measure(planned, session)?;
         self.work.untimed += usize::from(measured.is_empty());
         let fastest = self.fastest(gpu, &call, variants, &measured);
         // What was not timed is timed in the next run.
@@ -268,25 +267,19 @@ impl KernelSelector {
         Ok(None)
     }
 
-    /// Times the certified variants, as far as the time budget reaches.
+    /// Times the certified variants, as far as the time budget reaches. A variant on which the
+    /// device fails without being lost is left out.
     fn measure(
         &mut self,
-        gpu: &Gpu,
         planned: &PlanCall,
-        until: Instant,
-        meter: &mut ProgressMeter,
+        session: &mut TimingSession,
     ) -> Result<BTreeMap<String, Timing>, DeviceError> {
+        let (gpu, until) = (session.gpu, session.until);
         let (call, mut measured) = (planned.owned_call.call(), BTreeMap::new());
-        if Instant::now() >= until {
+        // The plan, which has one such tensor at a time, may still fit.
+        if Instant::now() >= until || session.begin(planned)?.is_none() {
             return Ok(measured);
         }
-        let mut timer = match VariantTimer::new(gpu, &planned.owned_call) {
-            // The plan, which has one such tensor at a time, may still fit.
-            Err(DeviceError::OutOfMemory { .. } | DeviceError::TooLarge { .. }) => {
-                return Ok(measured);
-            }
-            timer => timer?,
-        };
         let mut best: Option<f64> = None;
         for index in timing_order(&call, &planned.variants, &Caps::of(gpu)) {
             let variant = &planned.variants[index];
@@ -294,20 +287,40 @@ impl KernelSelector {
                 break;
             }
             let hash = variant_hash(gpu.checks, &call, variant);
-            if self.is_certified(gpu, &call, variant)? {
-                let seconds = timer.time(&mut self.pipelines, variant, best, until)?;
+            let timed = self.time(&call, variant, best, session);
+            let what = format!("{} of {}", variant.name, planned.call_key);
+            if let Some(seconds) = session.unless_lost(&what, timed)?.flatten() {
                 self.work.timed += 1;
                 best = Some(best.map_or(seconds, |best| best.min(seconds)));
                 let timing = Timing { variant: variant.name.clone(), seconds };
                 measured.insert(hash.clone(), timing);
             }
-            meter.passed(hash);
+            session.meter.passed(hash);
         }
         // A single timing allows no comparison, and would look like a choice.
         if measured.len() < 2 && planned.variants.len() > 1 && Instant::now() >= until {
             measured.clear();
         }
         Ok(measured)
+    }
+
+    /// Returns the seconds of a variant; `None` if it is not certified, or if the time budget was
+    /// over before it had run.
+    fn time(
+        &mut self,
+        call: &OpCall,
+        variant: &Variant,
+        best: Option<f64>,
+        session: &mut TimingSession,
+    ) -> Result<Option<f64>, DeviceError> {
+        let (gpu, until) = (session.gpu, session.until);
+        if !self.is_certified(gpu, call, variant)? {
+            return Ok(None);
+        }
+        match &mut session.timer {
+            Some(timer) => timer.time(&mut self.pipelines, variant, best, until),
+            None => Ok(None),
+        }
     }
 
     /// Returns the variant that runs without measurements: the twin's own choice if it is
@@ -584,6 +597,52 @@ impl KernelSelector {
             _ => "it was never tried".into(),
         };
         DeviceError::Uncertified { adapter: gpu.name.clone(), kernel, why }
+    }
+}
+
+/// Timing of the calls of a plan.
+struct TimingSession<'a, 'b> {
+    gpu: &'a Gpu,
+    /// Timer with its buffers, made at first use.
+    timer: Option<VariantTimer<'a>>,
+    until: Instant,
+    meter: &'a mut ProgressMeter<'b>,
+    notes: &'a mut Vec<String>,
+}
+
+impl TimingSession<'_, '_> {
+    /// Prepares the timer for a call; `None`, with a note, if there is too little memory for it.
+    fn begin(&mut self, planned: &PlanCall) -> Result<Option<()>, DeviceError> {
+        let mut begun = || {
+            if self.timer.is_none() {
+                self.timer = Some(VariantTimer::new(self.gpu)?);
+            }
+            match &mut self.timer {
+                Some(timer) => timer.begin(&planned.owned_call),
+                None => Ok(()),
+            }
+        };
+        let begun = begun();
+        self.unless_lost(&planned.call_key, begun)
+    }
+
+    /// Returns a result; `None`, with a note, if it is an error that the device survived.
+    fn unless_lost<T>(
+        &mut self,
+        what: &str,
+        result: Result<T, DeviceError>,
+    ) -> Result<Option<T>, DeviceError> {
+        match result {
+            Err(
+                error @ (DeviceError::OutOfMemory { .. }
+                | DeviceError::TooLarge { .. }
+                | DeviceError::Refused { .. }),
+            ) if !self.gpu.is_lost() => {
+                self.notes.push(format!("{what} was not timed, and is not chosen: {error}"));
+                Ok(None)
+            }
+            result => result.map(Some),
+        }
     }
 }
 

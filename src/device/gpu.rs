@@ -118,6 +118,17 @@ impl Gpu {
         self.first_fault().map_or(Ok(()), Err)
     }
 
+    /// Returns true if the device has reported that it is lost.
+    pub fn is_lost(&self) -> bool {
+        self.faults.is_lost()
+    }
+
+    /// Reports a fault as the driver does, for tests.
+    #[cfg(test)]
+    pub fn report_fault(&self, fault: DeviceError) {
+        self.faults.lock().first = Some(fault);
+    }
+
     fn first_fault(&self) -> Option<DeviceError> {
         if self.faults.is_refusal() {
             self.learn_of_loss();

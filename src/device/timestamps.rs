@@ -16,6 +16,8 @@ pub struct Timestamps {
     /// Passes begun since the last reading; `overflowed` is set if there were more than fit.
     passes: u32,
     overflowed: bool,
+    /// Number of passes begun by the end of each submission that has passes.
+    submissions: Vec<u32>,
 }
 
 impl Timestamps {
@@ -32,8 +34,15 @@ impl Timestamps {
             count: 2 * passes_max,
         });
         let resolved = gpu.query_results(u64::from(2 * passes_max) * TICK_BYTES)?;
-        let period_ns = f64::from(period_ns);
-        Ok(Some(Self { period_ns, passes_max, queries, resolved, passes: 0, overflowed: false }))
+        Ok(Some(Self {
+            period_ns: f64::from(period_ns),
+            passes_max,
+            queries,
+            resolved,
+            passes: 0,
+            overflowed: false,
+            submissions: Vec::new(),
+        }))
     }
 
     /// Returns the queries that the next pass writes its timestamps to; `None` if all are used.
@@ -54,6 +63,14 @@ impl Timestamps {
     /// Discards the passes so far. The recorded passes must have been submitted.
     pub fn forget(&mut self) {
         (self.passes, self.overflowed) = (0, false);
+        self.submissions.clear();
+    }
+
+    /// Notes that the passes so far are submitted.
+    pub fn end_submission(&mut self) {
+        if self.submissions.last().copied().unwrap_or(0) < self.passes {
+            self.submissions.push(self.passes);
+        }
     }
 
     /// Resolves the passes so far; returns the buffer to read then and its bytes, if there is a
@@ -75,6 +92,24 @@ impl Timestamps {
         let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(ticks);
         busy_ticks(&ticks).map(|ticks| ticks as f64 * self.period_ns * 1e-9)
     }
+
+    /// Returns the longest time from the beginning of the first pass of a submission to the end of
+    /// its last one, from the resolved ticks; `None` if no pass was timed.
+    pub fn longest_submission_seconds(&self, ticks: &[u8]) -> Option<f64> {
+        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(ticks);
+        longest_ticks(&ticks, &self.submissions).map(|ticks| ticks as f64 * self.period_ns * 1e-9)
+    }
+}
+
+/// Returns the most ticks from the beginning of the first interval to the end of the last one in a
+/// group; `ends` has the number of intervals by the end of each group.
+fn longest_ticks(ticks: &[u64], ends: &[u32]) -> Option<u64> {
+    let starts = [0].into_iter().chain(ends.iter().copied());
+    let spans = starts.zip(ends).filter_map(|(start, end)| {
+        let (first, last) = (2 * start as usize, 2 * *end as usize - 1);
+        ticks.get(last)?.checked_sub(*ticks.get(first)?)
+    });
+    spans.max()
 }
 
 /// Returns the ticks covered by intervals `begin, end, begin, end, ..` in order of submission,
@@ -105,5 +140,15 @@ mod tests {
         assert_eq!(busy_ticks(&[20, 10]), None);
         assert_eq!(busy_ticks(&[30, 40, 10, 20]), None);
         assert_eq!(busy_ticks(&[0, 0]), None);
+    }
+
+    #[test]
+    fn a_submission_lasts_from_its_first_pass_to_its_last() {
+        let ticks = [10, 20, 30, 45, 50, 80];
+        assert_eq!(longest_ticks(&ticks, &[2, 3]), Some(35));
+        assert_eq!(longest_ticks(&ticks, &[1, 2, 3]), Some(30));
+        // Passes of a submission that is not over yet.
+        assert_eq!(longest_ticks(&ticks, &[1]), Some(10));
+        assert_eq!(longest_ticks(&[], &[]), None);
     }
 }

@@ -200,6 +200,9 @@ impl BoundDispatch {
     /// Records a part of the dispatch (see [`BoundDispatch::part`]). All parts in any order are
     /// the dispatch, which must be one that can be split.
     pub fn record_part(&self, pass: &mut wgpu::ComputePass, part: &Range<u32>) {
+        if *part == self.part(0, u32::MAX) {
+            return self.record(pass);
+        }
         assert!(self.can_split, "a shader from outside the crate is recorded whole");
         self.record_grid(pass, part.start, dispatch::part_grid(self.groups, part));
     }

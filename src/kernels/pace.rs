@@ -119,3 +119,6 @@ impl PaceTrial {
         Some(self.seconds() + pace * f64::from(self.workgroups - self.done))
     }
 }
+
+#[cfg(test)]
+mod tests;

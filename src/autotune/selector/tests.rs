@@ -441,3 +441,47 @@ fn a_custom_kernel_beyond_the_limits_is_refused_and_one_with_probes_is_certified
         assert_eq!(outcome(&probed, 65), "runs");
     });
 }
+
+/// Returns the number of reports until the first variant was timed: two per call for certification
+/// and one more.
+fn reports_until_timing(gpu: &Gpu) -> usize {
+    2 * distinct_calls(&plan(), Caps::of(gpu)).len() + 1
+}
+
+/// A device that was lost fails the run; every other fault costs a candidate.
+#[test]
+fn a_fault_while_timing_drops_a_candidate_with_a_note() {
+    let fault = |adapter: &str| DeviceError::OutOfMemory {
+        adapter: adapter.into(),
+        what: "a submission".into(),
+    };
+    on_one_gpu(|gpu| {
+        let mut kernels = KernelSelector::new(KernelCache::in_memory());
+        let mut reports = 0;
+        let prepared = kernels.prepare(gpu, &plan(), &enough(), &mut |_| {
+            reports += 1;
+            if reports == reports_until_timing(gpu) {
+                gpu.report_fault(fault(&gpu.name));
+            }
+        });
+        let notes = prepared.unwrap();
+        let told = |note: &&String| note.contains("was not timed") && note.contains("memory");
+        assert_eq!(notes.iter().filter(told).count(), 1, "{notes:?}");
+        assert!(kernels.stats().timed > several(), "{:?}", kernels.stats());
+    });
+}
+
+#[test]
+fn a_lost_device_ends_timing() {
+    let adapter = crate::kernels::testing::adapters().into_iter().next().unwrap();
+    let gpu = Gpu::open_portable(&adapter, crate::device::ShaderChecks::Disabled).unwrap();
+    let mut kernels = KernelSelector::new(KernelCache::in_memory());
+    let mut reports = 0;
+    let error = kernels.prepare(&gpu, &plan(), &enough(), &mut |_| {
+        reports += 1;
+        if reports == reports_until_timing(&gpu) {
+            gpu.destroy();
+        }
+    });
+    assert!(matches!(error, Err(DeviceError::Lost { .. })), "{error:?}");
+}

@@ -6,6 +6,8 @@ mod add;
 mod banks;
 mod limits;
 #[cfg(test)]
+mod pace_tests;
+#[cfg(test)]
 mod place_tests;
 mod prepare;
 #[cfg(test)]

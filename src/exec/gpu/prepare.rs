@@ -1,13 +1,11 @@
 //! Prepared kernels: the bound dispatches of a node, an update or a norm, with the time that they
 //! may take.
 
-use crate::device::{DeviceError, Gpu};
-use crate::kernels::{BindGroups, Binding, BoundDispatch, Cost, Dispatch, Operand, Pipelines};
+use std::cell::Cell;
 
-/// Nominal rates, from which the time of the first step is estimated; below those of any device
-/// that trains. The measured time of a step replaces the estimate.
-const NOMINAL_FLOPS: f64 = 2e9;
-const NOMINAL_BYTES: f64 = 2e9;
+use crate::device::{DeviceError, Gpu};
+use crate::kernels::pace::nominal_seconds;
+use crate::kernels::{BindGroups, Binding, BoundDispatch, Cost, Dispatch, Operand, Pipelines};
 
 /// Prepared dispatches of a node, an update or a norm.
 pub struct PreparedKernel {
@@ -16,6 +14,9 @@ pub struct PreparedKernel {
     pub variant: String,
     /// Estimated seconds at the nominal rates.
     pub seconds: f64,
+    /// Measured seconds per workgroup of each dispatch that is long at the nominal rates; `None`
+    /// until it has run.
+    pub paces: Vec<Cell<Option<f64>>>,
 }
 
 impl PreparedKernel {
@@ -47,10 +48,10 @@ impl PreparedKernel {
         cost: Cost,
     ) -> Result<Self, DeviceError> {
         let bind = |dispatch| BoundDispatch::sharing(gpu, pipelines, made, dispatch, binding);
-        let seconds = cost.flops / NOMINAL_FLOPS + cost.bytes / NOMINAL_BYTES;
+        let (seconds, paces) = (nominal_seconds(cost), vec![Cell::new(None); dispatches.len()]);
         let variant = variant(dispatches);
         let dispatches = dispatches.iter().map(bind).collect::<Result<_, DeviceError>>()?;
-        Ok(Self { dispatches, variant, seconds })
+        Ok(Self { dispatches, variant, seconds, paces })
     }
 
     /// Replaces the values that may change from step to step: parameters and grids.
@@ -58,11 +59,6 @@ impl PreparedKernel {
         for (bound, dispatch) in self.dispatches.iter_mut().zip(dispatches) {
             bound.refresh(dispatch);
         }
-    }
-
-    /// Records the dispatches into a pass.
-    pub fn record(&self, pass: &mut wgpu::ComputePass) {
-        self.dispatches.iter().for_each(|bound| bound.record(pass));
     }
 }
 

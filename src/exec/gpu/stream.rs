@@ -1,6 +1,7 @@
 //! Command stream of one device: records copies, clears and dispatches in call order into one open
 //! encoder with long passes, and submits them in batches of bounded duration: neither so short
-//! that submitting costs more than computing, nor so long that a watchdog of the driver fires.
+//! that submitting costs more than computing, nor so long that a watchdog of the driver fires. A
+//! dispatch that would take longer is submitted in parts.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,14 +13,12 @@ use super::readbacks::{ReadbackQueue, ReadbackRequest};
 use crate::device::{DeviceError, Gpu, ReadbackRing, Timestamps, UploadRing};
 use crate::exec::Readback;
 use crate::exec::staging::{READBACK_SLOTS, SLOT_BYTES, UPLOAD_SLOTS};
+use crate::kernels::pace::{PART_SECONDS, SUBMISSION_SECONDS, workgroups_per_part};
+use crate::kernels::{BoundDispatch, PaceTrial};
 
 /// Backpressure: submissions that may be in flight. Without a bound, a step of many micro-batches
 /// would be queued as a whole, and the wait at its end would pass the deadline on a slow device.
 const QUEUED_MAX: usize = 8;
-
-/// The longest time that a submission should take: watchdogs of drivers fire after two seconds or
-/// more, and a screen that the device also draws freezes until the submission ends.
-const SUBMISSION_SECONDS: f64 = 0.2;
 
 /// Dispatches after which the recorded nodes are submitted, so that the device has work while the
 /// next ones are recorded.
@@ -32,11 +31,14 @@ const TIMED_PASSES_MAX: u32 = 1024;
 pub type ReadRange<'a> = (&'a wgpu::Buffer, u64, u64);
 
 /// Counters of submissions and of bytes uploaded and read back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     pub submissions: u64,
     pub bytes_up: u64,
     pub bytes_back: u64,
+    /// Longest time from the beginning of the first pass of a submission to the end of its last
+    /// one, in the steps reported so far, by the device's clock; 0 without one.
+    pub longest_submission_s: f64,
 }
 
 /// Command stream of one device, with its transfers.
@@ -113,17 +115,79 @@ impl CommandStream {
     }
 
     /// Records a prepared kernel; submits the commands recorded before it first, if together with
-    /// it they could take too long.
+    /// it they could take too long. What would take too long by itself is submitted in parts.
     pub fn run(&mut self, task: &PreparedKernel) -> Result<(), DeviceError> {
-        let seconds = task.seconds * self.cost_ratio;
+        for (bound, pace) in task.dispatches.iter().zip(&task.paces) {
+            // A dispatch of several may have almost all of the cost.
+            let seconds_max = task.seconds * self.cost_ratio.max(1.0);
+            match pace.get() {
+                Some(pace) => self.run_at_pace(bound, pace)?,
+                None if bound.can_split() && seconds_max > PART_SECONDS => {
+                    pace.set(self.try_pace(bound, seconds_max)?);
+                }
+                None => {
+                    let each = task.seconds * self.cost_ratio / task.dispatches.len() as f64;
+                    self.make_room(each)?;
+                    self.record(bound, &bound.part(0, u32::MAX), each);
+                }
+            }
+        }
+        self.nominal += task.seconds;
+        Ok(())
+    }
+
+    /// Submits the recorded dispatches, if with so many seconds more they could take too long.
+    fn make_room(&mut self, seconds: f64) -> Result<(), DeviceError> {
         if self.dispatches > 0 && self.seconds + seconds > SUBMISSION_SECONDS {
             self.submit()?;
         }
-        task.record(self.pass());
-        self.dispatches += task.dispatches.len();
-        self.seconds += seconds;
-        self.nominal += task.seconds;
         Ok(())
+    }
+
+    /// Records a part of a dispatch that takes so many seconds.
+    fn record(&mut self, bound: &BoundDispatch, part: &Range<u32>, seconds: f64) {
+        bound.record_part(self.pass(), part);
+        self.dispatches += 1;
+        self.seconds += seconds;
+    }
+
+    /// Records a dispatch at a known pace; a long one in parts, each in a submission of its own.
+    fn run_at_pace(&mut self, bound: &BoundDispatch, pace: f64) -> Result<(), DeviceError> {
+        let (most, workgroups) = (workgroups_per_part(pace), bound.workgroups());
+        let seconds = |part: &Range<u32>| pace * f64::from(part.end - part.start);
+        if workgroups <= most {
+            let whole = bound.part(0, most);
+            self.make_room(seconds(&whole))?;
+            self.record(bound, &whole, seconds(&whole));
+            return Ok(());
+        }
+        self.submit()?;
+        let mut first = 0;
+        while first < workgroups {
+            let part = bound.part(first, most);
+            self.record(bound, &part, seconds(&part));
+            self.submit()?;
+            first = part.end;
+        }
+        Ok(())
+    }
+
+    /// Runs a dispatch that takes at most `seconds_max` on the slowest device in parts that grow,
+    /// and waits for each; returns the pace.
+    fn try_pace(
+        &mut self,
+        bound: &BoundDispatch,
+        seconds_max: f64,
+    ) -> Result<Option<f64>, DeviceError> {
+        self.finish()?;
+        let mut trial = PaceTrial::new(bound.workgroups(), seconds_max);
+        while let Some((first, most)) = trial.next_part() {
+            let (part, started) = (bound.part(first, most), Instant::now());
+            self.record(bound, &part, 0.0);
+            self.finish()?;
+            trial.note(&part, started.elapsed().as_secs_f64());
+        }
+        Ok(trial.pace())
     }
 
     /// Submits the recorded commands if there are enough of them.
@@ -219,6 +283,9 @@ impl CommandStream {
         self.pass = None;
         let Some(encoder) = self.encoder.take() else { return Ok(None) };
         self.uploads.seal();
+        if let Some(clock) = &mut self.clock {
+            clock.end_submission();
+        }
         let submission = self.gpu.queue.submit([encoder.finish()]);
         self.uploads.sent(&submission);
         self.readback_queue.sent(&submission);
@@ -326,8 +393,10 @@ impl CommandStream {
     /// the busy fraction.
     fn close_step(&mut self, ticks: &[u8]) -> Option<f64> {
         let now = Instant::now();
+        let longest = &mut self.traffic.longest_submission_s;
         let busy = self.clock.as_mut().and_then(|clock| {
             let busy = clock.busy_seconds(ticks);
+            *longest = longest.max(clock.longest_submission_seconds(ticks).unwrap_or(0.0));
             clock.forget();
             busy
         });
@@ -380,7 +449,7 @@ impl CommandStream {
         let started = Instant::now();
         self.encoder();
         for _ in 0..repeats {
-            task.record(self.pass());
+            self.run(task)?;
         }
         self.finish()?;
         Ok(started.elapsed().as_secs_f64())
