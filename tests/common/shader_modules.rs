@@ -187,6 +187,25 @@ fn embedding_rows() -> Vec<(String, String)> {
     texts
 }
 
+/// The sums over rows in two stages, of each kind of terms.
+fn row_blocks() -> Vec<(String, String)> {
+    let mut texts = Vec::new();
+    for c in [768, 65] {
+        let (x, stats) = (vec![1000, c], vec![1000, 2]);
+        let sums = (Op::Sum { first: 0, last: 0 }, vec![x.clone()]);
+        for (op, inputs) in [sums, (Op::LayerNormWeightGrad, vec![x.clone(), stats, x])] {
+            let name = format!("{op} of {c}");
+            let random = RandomContext { step_key: Key::new(1), training: true };
+            let owned_call = OwnedCall::new(op, inputs, random).unwrap();
+            let call = owned_call.call();
+            let chosen = (twin(call.op).unwrap().dispatch)(&call, &Caps::EVERY);
+            assert_eq!(chosen[0].shader.file, "row_blocks", "{name}");
+            texts.push((format!("row_blocks {name}"), text(&chosen[0].shader)));
+        }
+    }
+    texts
+}
+
 /// Modules that need more workgroup memory than every device has: `(name, text, bytes)`. Each
 /// variant declares how much, and is a candidate where that much is there.
 pub fn demanding_modules() -> Vec<(String, String, u32)> {
@@ -208,6 +227,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(fused());
     modules.extend(layer_norm_group());
     modules.extend(embedding_rows());
+    modules.extend(row_blocks());
     let completed = [
         "attention",
         "attention_tiles",
@@ -218,6 +238,7 @@ pub fn modules() -> Vec<(String, String)> {
         "matmul",
         "matmul_shared",
         "matmul_vector",
+        "row_blocks",
     ];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));

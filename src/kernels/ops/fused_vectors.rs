@@ -7,7 +7,7 @@ use super::epilogue::{Epilogue, EpilogueStep};
 use crate::graph::{Binary, Unary};
 use crate::kernels::{OpCall, Operand, source};
 
-/// What a step binds: nothing, a tensor of vectors, or a single value.
+/// Operand of a step: none, a tensor of vectors, or a single value.
 #[derive(Clone, Copy, PartialEq)]
 enum Bound {
     Nothing,

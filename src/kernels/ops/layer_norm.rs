@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use super::layer_norm_group;
+use super::row_blocks::{self, RowTerms};
 use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::call_shapes::{C, N, PROBE_ROWS, calls};
@@ -30,6 +31,17 @@ pub static TWIN: Twin = Twin {
     probes,
     catalog,
 };
+
+/// Terms of the weight gradient for `shaders/row_blocks.wgsl`: x, stats and dy are bound.
+const WEIGHT_TERMS: &str = "
+@group(0) @binding(0) var<storage, read> x: array<Value>;
+@group(0) @binding(1) var<storage, read> stats: array<vec2f>;
+@group(0) @binding(2) var<storage, read> dy: array<Value>;
+fn term(row: u32, at: u32) -> Value {
+    let of_row = stats[row];
+    return dy[at] * (x[at] - of_row.x) * of_row.y;
+}
+";
 
 /// Elements per rayon task of `fast`: enough to outweigh the scheduling overhead.
 const TASK: usize = 16 * 1024;
@@ -180,14 +192,11 @@ vectorized! {
 ///
 /// On two busy cores of an AMD EPYC with (1024, 768), the vector kernels took 0.6 (llvmpipe 0.4)
 /// of the time of the scalar kernels in the forward pass, 0.85 (0.3) for the gradient and 0.65
-/// (1.2) for the weight gradient.
+/// (1.2) for the weight gradient. On GPUs, workgroups that share rows.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
-    if !caps.suits_hardware() {
-        return by_rows(call);
-    }
-    let mut ways = variants(call, caps);
-    // The last way is that of workgroups, if they fit.
-    ways.pop().map(|way| way.dispatches).unwrap_or_else(|| by_rows(call))
+    let workgroups = caps.suits_hardware().then(|| by_workgroups(call));
+    let workgroups = workgroups.and_then(|mut ways| ways.pop()).map(|way| way.dispatches);
+    workgroups.unwrap_or_else(|| by_rows(call))
 }
 
 /// Returns the kernels with one invocation per row or column, or per tile of columns.
@@ -207,8 +216,8 @@ fn by_rows(call: &OpCall) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call: one invocation per row, or per column for the
-/// weight gradient; the static choice; and one workgroup per row or per few columns.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+/// weight gradient; the static choice for software adapters; and those of workgroups.
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let (entry, invocations) = match call.op {
         Op::LayerNorm { .. } => ("forward", rows),
@@ -222,19 +231,39 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
         }
         _ => one(call, entry, grid(invocations, 64)),
     };
-    let mut ways = vec![plain.clone()];
-    ways.extend(by_rows(call).into_iter().filter(|chosen| *chosen != plain));
-    if let Op::LayerNormWeightGrad = call.op {
-        let (entry, across) =
-            if c.is_multiple_of(4) { ("weight_tall4", 32) } else { ("weight_tall", 16) };
-        let tall = one(call, entry, grid(c, across));
-        if !ways.contains(&tall) {
-            ways.push(tall);
+    let mut ways = vec![named(plain)];
+    let others = by_rows(call).into_iter().map(named);
+    let is_blocks = |way: &Variant| way.workspace_bytes() > 0;
+    let shared = by_workgroups(call).into_iter();
+    let shared = shared.filter(|way| caps.suits_hardware() || !is_blocks(way));
+    for way in others.chain(shared) {
+        if ways.iter().all(|known| known.name != way.name) {
+            ways.push(way);
         }
     }
-    let named = |way: Dispatch| Variant::new(format!("layer_norm_{}", way.shader.entry), vec![way]);
-    let ways = ways.into_iter().map(named);
-    ways.chain(layer_norm_group::variant(call, plain.operands, plain.params)).collect()
+    ways
+}
+
+/// Returns the variants whose workgroups share rows or columns, the best for GPUs at the end; none
+/// if a row does not fit in workgroup memory.
+fn by_workgroups(call: &OpCall) -> Vec<Variant> {
+    let (rows, c) = call.rows_and_last(0);
+    let Op::LayerNormWeightGrad = call.op else {
+        let Dispatch { operands, params, .. } = one(call, "", [1; 3]);
+        return layer_norm_group::variant(call, operands, params).into_iter().collect();
+    };
+    let (entry, across) =
+        if c.is_multiple_of(4) { ("weight_tall4", 32) } else { ("weight_tall", 16) };
+    let tall = named(one(call, entry, grid(c, across)));
+    let operands = vec![Operand::Input(0), Operand::Input(1), Operand::Input(2)];
+    let terms = RowTerms { outer: 1, middle: rows, inner: c, operands, text: WEIGHT_TERMS };
+    let blocks = row_blocks::variant("layer_norm_weight_blocks", &terms, call.accumulate);
+    std::iter::once(tall).chain(blocks).collect()
+}
+
+/// Returns the variant of a dispatch, with a name made of that of its entry point.
+fn named(way: Dispatch) -> Variant {
+    Variant::new(format!("layer_norm_{}", way.shader.entry), vec![way])
 }
 
 /// Returns the dispatch of an entry point.
@@ -301,7 +330,9 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
         Op::LayerNormWeightGrad => vec![vec![rows, c], vec![rows, 2], vec![rows, c]],
         _ => [vec![vec![rows, c]], vec![vec![c]; inputs.len() - 1]].concat(),
     };
-    calls(op, PROBE_ROWS.map(sized))
+    // The weight gradient is also of several blocks of rows.
+    let rows = PROBE_ROWS.into_iter().chain(matches!(op, Op::LayerNormWeightGrad).then_some(259));
+    calls(op, rows.map(sized))
 }
 
 /// See [`Twin::catalog`].

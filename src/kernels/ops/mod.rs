@@ -17,6 +17,7 @@ pub mod layer_norm;
 pub mod layer_norm_group;
 pub mod matmul;
 pub mod norm;
+pub mod row_blocks;
 pub mod sgd;
 pub mod squared_error;
 pub mod sum;

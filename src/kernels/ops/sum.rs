@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::row_blocks::{self, RowTerms};
 use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
@@ -40,6 +41,12 @@ const TREE: usize = 256;
 
 /// Minimum row width at which one invocation per column is enough for a software adapter.
 const WIDE: usize = 512;
+
+/// Terms of a sum for `shaders/row_blocks.wgsl`: the elements of x.
+const TERMS: &str = "
+@group(0) @binding(0) var<storage, read> x: array<Value>;
+fn term(row: u32, at: u32) -> Value { return x[at]; }
+";
 
 /// The larger tensor of a sum or a broadcast, viewed as (outer, middle, inner).
 #[derive(Clone, Copy)]
@@ -145,16 +152,19 @@ fn add(y: &mut [f32], x: &[f32]) {
 }
 
 /// Static choice: one workgroup per output if few outputs sum so many elements that one
-/// invocation per output would leave a device idle (see `is_few`); tiles of vectors for narrow
-/// rows; else one invocation per output, which on (1024, 3072) took 0.4 of a tile's time on
-/// llvmpipe and 1.4 on SwiftShader.
+/// invocation per output would leave a device idle (see `is_few`); on GPUs, two stages, or tiles
+/// where there are columns enough for one; tiles of vectors for narrow rows; else one invocation
+/// per output, which on (1024, 3072) took 0.4 of a tile's time on llvmpipe and 1.4 on SwiftShader.
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let view = View::of(call);
-    let tall = tall(view).filter(|_| caps.suits_hardware() && !is_few(view));
-    if let (Op::Sum { .. }, Some((entry, groups))) = (call.op, tall) {
-        return vec![one(call, entry, groups)];
-    }
     let is_sum = matches!(call.op, Op::Sum { .. });
+    if is_sum && caps.suits_hardware() && !is_few(view) {
+        let tall = || tall(view).map(|(entry, groups)| vec![one(call, entry, groups)]);
+        let blocks = blocks(call).map(|way| way.dispatches);
+        if let Some(way) = blocks.or_else(tall) {
+            return way;
+        }
+    }
     let narrow = is_sum && !is_few(view) && view.inner < WIDE;
     vec![match tile(view, 64, 4).filter(|_| narrow) {
         Some(groups) => one(call, "tile4", groups),
@@ -169,7 +179,7 @@ fn is_few(view: View) -> bool {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let view = View::of(call);
     let mut ways = vec![plain(call)];
     if let Op::Sum { .. } = call.op {
@@ -182,7 +192,16 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
         ways.extend(others.map(|(entry, groups)| one(call, entry, groups)));
     }
     let named = |way: Dispatch| Variant::new(format!("sum_{}", way.shader.entry), vec![way]);
-    ways.into_iter().map(named).collect()
+    let blocks = blocks(call).filter(|_| caps.suits_hardware());
+    ways.into_iter().map(named).chain(blocks).collect()
+}
+
+/// Returns the variant of two stages, if there are rows enough.
+fn blocks(call: &OpCall) -> Option<Variant> {
+    let View { outer, middle, inner } = View::of(call);
+    let terms = RowTerms { outer, middle, inner, operands: vec![Operand::Input(0)], text: TERMS };
+    let is_wide = matches!(call.op, Op::Sum { .. }) && inner >= 16;
+    is_wide.then(|| row_blocks::variant("sum_blocks", &terms, call.accumulate)).flatten()
 }
 
 /// Returns the kernel whose workgroups share the rows of few columns, with its grid.
@@ -239,10 +258,11 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     let x = &inputs[0];
     match op {
         Op::Sum { first, last } => {
-            // Long enough for tiles that share a sum.
+            // Long enough for tiles that share a sum, and for blocks of rows.
             let mut kept = shrunk_around(x, last + 1..=x.len());
+            let longest = if first == last { 259 } else { 67 };
             for axis in *first..=*last {
-                kept[axis] = x[axis].min(67);
+                kept[axis] = x[axis].min(longest);
             }
             // More outputs than a workgroup has.
             let mut wide = shrunk(x);
@@ -274,8 +294,10 @@ fn catalog() -> Vec<CallShape> {
 mod tests {
     use super::*;
     use crate::base::Shape;
+    use crate::base::rng::Key;
     use crate::kernels::harness::InputFill;
     use crate::kernels::testing::check;
+    use crate::kernels::{OwnedCall, RandomContext};
 
     fn check_sum(shape: Shape, first: usize, last: usize, rows: usize) {
         // The offset keeps sums away from zero, where rounding errors would not be small.
@@ -306,6 +328,19 @@ mod tests {
     fn tiles_of_columns() {
         for shape in [[3, 65, 68], [2, 16, 16], [1, 100, 260], [5, 33, 19], [1, 257, 131]] {
             check_sum(Shape::fixed(&shape), 1, 1, 1);
+        }
+    }
+
+    /// Blocks of rows of several outer entries, with columns beyond those of a workgroup.
+    #[test]
+    fn blocks_of_rows() {
+        for shape in [[3, 130, 68], [2, 1031, 16], [1, 700, 260], [5, 133, 19], [1, 257, 131]] {
+            check_sum(Shape::fixed(&shape), 1, 1, 1);
+            let op = Op::Sum { first: 1, last: 1 };
+            let random = RandomContext { step_key: Key::new(0), training: true };
+            let call = OwnedCall::new(op, vec![shape.to_vec()], random).unwrap();
+            let ways = variants(&call.call(), &Caps::EVERY);
+            assert!(ways.iter().any(|way| way.name == "sum_blocks"), "{shape:?}");
         }
     }
 
@@ -341,10 +376,7 @@ mod tests {
             inputs: vec![vec![100_000, 3]],
             outputs: vec![vec![3]],
             accumulate: false,
-            random: crate::kernels::RandomContext {
-                step_key: crate::base::rng::Key::new(0),
-                training: true,
-            },
+            random: RandomContext { step_key: Key::new(0), training: true },
         };
         let run = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

@@ -1,0 +1,66 @@
+//! Sums over rows in two stages: blocks of rows to partial sums in the workspace, and these to the
+//! result. Twin of `shaders/row_blocks.wgsl`, and a variant of [`super::sum`] and of the weight
+//! gradient of [`super::layer_norm`], which have the references and the tests.
+//!
+//! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
+
+use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
+use crate::kernels::{Dispatch, Operand, Shader, Variant};
+
+/// Number of workgroups of the first stage that fills a large device.
+const WORKGROUPS: usize = 1024;
+
+/// Invocations of a workgroup.
+const GROUP: usize = 256;
+
+/// Terms per invocation that are worth a block: as many as one loads at a time.
+const TERMS: usize = 4;
+
+/// Terms of a sum over rows, viewed as (outer, middle, inner), where middle is reduced.
+pub struct RowTerms {
+    pub outer: usize,
+    pub middle: usize,
+    pub inner: usize,
+    pub operands: Vec<Operand>,
+    /// WGSL of the bindings of the operands and of `fn term(row: u32, at: u32) -> Value`, the term
+    /// at index `at` of all in Values, which is in row `row`.
+    pub text: &'static str,
+}
+
+/// Returns the variant that writes the sum to output 0; `None` if there are too few rows for two
+/// blocks, or enough columns for one stage.
+pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant> {
+    let RowTerms { outer, middle, inner, .. } = *terms;
+    let (value, lanes, columns) =
+        if inner.is_multiple_of(4) { ("vec4f", 4, 16) } else { ("f32", 1, 32) };
+    let (width, share) = (inner / lanes, GROUP / columns);
+    let tiles = outer * width.div_ceil(columns);
+    let blocks = (WORKGROUPS / tiles.max(1)).min(middle / (share * TERMS));
+    if blocks < 2 {
+        return None;
+    }
+    let strip = middle.div_ceil(blocks);
+    let blocks = middle.div_ceil(strip);
+    let bytes = 4 * outer * blocks * inner;
+    if strip.div_ceil(share) > ITERATIONS_MAX || bytes > WORKSPACE_BYTES_MAX {
+        return None;
+    }
+    let (workspace, number) = (Operand::Workspace { bytes }, terms.operands.len());
+    let partials =
+        format!("@group(0) @binding({number}) var<storage, read_write> partials: array<Value>;\n");
+    let stage = |entry: &'static str, operands: Vec<Operand>, workgroups: usize| Dispatch {
+        shader: Shader::new("row_blocks", entry)
+            .with_text(&format!("alias Value = {value};\n"))
+            .with_const("COLUMNS", columns as u32)
+            .with_text(terms.text)
+            .with_text(&partials),
+        operands,
+        params: [outer, middle, width, blocks, strip, usize::from(accumulate)]
+            .map(|word| word as u32)
+            .to_vec(),
+        groups: grid(workgroups, 1),
+    };
+    let first = stage("blocks", [&terms.operands[..], &[workspace]].concat(), blocks * tiles);
+    let second = stage("totals", vec![workspace, Operand::Output(0)], tiles);
+    Some(Variant::new(name, vec![first, second]))
+}
