@@ -9,35 +9,44 @@
 // With SPLIT > 1 as many invocations share each output: each sums its slice of the BK terms, and
 // the slices are added in order. 2 k FLOPs per output on 4 k (1 / BM + 1 / BN) bytes.
 //
+// The last tiles down and across begin where a whole one ends at the matrix's edge, and store only
+// what no other tile owns; so nothing is tested where operands are read. EDGES = 1: the matrix is
+// smaller than a tile. EDGE_K = 1: k is no multiple of BK.
+//
 // Prepended (src/kernels/ops/matmul/shared.rs): the constants in capitals, the operands `a` and
-// `b` with `a_four` and `b_four`, which read elements `at`, at + 1, .. at + 3 of one and return
-// zeros for those from the `count`th on, and `store` (src/kernels/ops/epilogue.rs).
+// `b` with `a_four` and `b_four`, which read elements `at` .. `at` + 3 of one, `a_some` and
+// `b_some`, which return zeros for those from the `count`th on, and `store_some`
+// (with src/kernels/ops/epilogue.rs), which stores the elements `begin` .. `end` - 1 of four.
 
 struct Params {
     tiles: u32,             // in all matrices
     tiles_each: u32,        // in one
+    tiles_down: u32,
     tiles_across: u32,      // in one row of tiles
     m: u32,
     n: u32,
     k: u32,
-    accumulate: u32,
 }
 var<immediate> p: Params;
-
-@group(0) @binding(2) var<storage, read_write> c: array<f32>;
 
 const ACROSS = BN / COLUMNS;            // invocations in a row of the tile
 const SLICE = BM / ROWS * ACROSS;       // invocations that each compute other outputs
 const SIZE = SLICE * SPLIT;
+const TERMS = BK / SPLIT;               // staged terms that an invocation adds
 const A_QUADS = BM / 4u;
 const B_QUADS = BN / 4u;
 const K_QUADS = BK / 4u;
 const A_BLOCKS = A_QUADS * K_QUADS;
 const B_BLOCKS = B_QUADS * K_QUADS;
+const ONE_BLOCK = A_BLOCKS + B_BLOCKS <= SIZE;  // an invocation copies a block of one operand only
 const_assert A_BLOCKS <= SIZE && B_BLOCKS <= SIZE;
-const_assert A_QUADS % 8u == 0u && B_QUADS % 8u == 0u;
-const_assert BK / SPLIT % 4u == 0u;
-const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN && BK % SPLIT == 0u);
+const_assert ACROSS % 8u == 0u && A_QUADS % 8u == 0u && (ROWS == 4u || A_QUADS % 16u == 0u);
+const_assert TERMS == 16u && BK % SPLIT == 0u;
+const_assert SPLIT == 1u || (ROWS == 4u && COLUMNS == 4u && BK >= BN);
+
+// Rows of tiles that are walked together, down first: workgroups that run at a time then share
+// rows of a and columns of b in the cache.
+const STRIP = 8u;
 
 // Four rows of a, four columns of b per element; see `swizzle` for their places.
 var<workgroup> a_tile: array<vec4f, BK * A_QUADS>;
@@ -60,41 +69,57 @@ fn block(t: u32, quads: u32, terms_are_neighbours: bool) -> vec2u {
     );
 }
 
-// Elements `at` .. at + 3 of a stored row of a matrix; zeros outside of it.
-fn a_line(z: u32, line: u32, at: u32) -> vec4f {
-    let size = select(vec2u(p.m, p.k), vec2u(p.k, p.m), TRANSPOSE_A == 1u);
-    if (line >= size.x || at >= size.y) { return vec4f(); }
-    return a_four((z * size.x + line) * size.y + at, size.y - at);
+// Row and column of a tile among those of its matrix.
+fn place(tile: u32) -> vec2u {
+    let first = tile / (STRIP * p.tiles_across) * STRIP;
+    let height = min(STRIP, p.tiles_down - first);
+    let within = tile - first * p.tiles_across;
+    return vec2u(first + within % height, within / height);
 }
 
-fn b_line(z: u32, line: u32, at: u32) -> vec4f {
-    let size = select(vec2u(p.k, p.n), vec2u(p.n, p.k), TRANSPOSE_B == 1u);
-    if (line >= size.x || at >= size.y) { return vec4f(); }
-    return b_four((z * size.x + line) * size.y + at, size.y - at);
+// Number of elements from `at` on, of `size`.
+fn left(size: u32, at: u32) -> u32 {
+    return size - min(size, at);
 }
 
-// Rows i .. i + 3 of a for each of the terms q .. q + 3.
-fn load_a(z: u32, i: u32, q: u32) -> mat4x4f {
-    if (TRANSPOSE_A == 1u) {
-        return mat4x4f(
-            a_line(z, q, i), a_line(z, q + 1u, i), a_line(z, q + 2u, i), a_line(z, q + 3u, i),
+// Rows i .. i + 3 of a for each of the terms q .. q + 3; the first element is a[at].
+fn load_a(at: u32, i: u32, q: u32, is_whole: bool) -> mat4x4f {
+    let row = select(p.k, p.m, TRANSPOSE_A == 1u);
+    var lines: mat4x4f;
+    if (is_whole) {
+        lines = mat4x4f(a_four(at), a_four(at + row), a_four(at + 2u * row), a_four(at + 3u * row));
+    } else {
+        let count = select(left(p.k, q), left(p.m, i), TRANSPOSE_A == 1u);
+        let rest = select(left(p.m, i), left(p.k, q), TRANSPOSE_A == 1u);
+        lines = mat4x4f(
+            a_some(at, select(0u, count, rest > 0u)),
+            a_some(at + row, select(0u, count, rest > 1u)),
+            a_some(at + 2u * row, select(0u, count, rest > 2u)),
+            a_some(at + 3u * row, select(0u, count, rest > 3u)),
         );
     }
-    return transpose(mat4x4f(
-        a_line(z, i, q), a_line(z, i + 1u, q), a_line(z, i + 2u, q), a_line(z, i + 3u, q),
-    ));
+    if (TRANSPOSE_A == 1u) { return lines; }
+    return transpose(lines);
 }
 
-// Columns j .. j + 3 of b for each of the terms q .. q + 3.
-fn load_b(z: u32, q: u32, j: u32) -> mat4x4f {
-    if (TRANSPOSE_B == 0u) {
-        return mat4x4f(
-            b_line(z, q, j), b_line(z, q + 1u, j), b_line(z, q + 2u, j), b_line(z, q + 3u, j),
+// Columns j .. j + 3 of b for each of the terms q .. q + 3; the first element is b[at].
+fn load_b(at: u32, q: u32, j: u32, is_whole: bool) -> mat4x4f {
+    let row = select(p.n, p.k, TRANSPOSE_B == 1u);
+    var lines: mat4x4f;
+    if (is_whole) {
+        lines = mat4x4f(b_four(at), b_four(at + row), b_four(at + 2u * row), b_four(at + 3u * row));
+    } else {
+        let count = select(left(p.n, j), left(p.k, q), TRANSPOSE_B == 1u);
+        let rest = select(left(p.k, q), left(p.n, j), TRANSPOSE_B == 1u);
+        lines = mat4x4f(
+            b_some(at, select(0u, count, rest > 0u)),
+            b_some(at + row, select(0u, count, rest > 1u)),
+            b_some(at + 2u * row, select(0u, count, rest > 2u)),
+            b_some(at + 3u * row, select(0u, count, rest > 3u)),
         );
     }
-    return transpose(mat4x4f(
-        b_line(z, j, q), b_line(z, j + 1u, q), b_line(z, j + 2u, q), b_line(z, j + 3u, q),
-    ));
+    if (TRANSPOSE_B == 0u) { return lines; }
+    return transpose(lines);
 }
 
 fn put_a(at: u32, rows: mat4x4f) {
@@ -141,68 +166,54 @@ struct Sums {
     lower_right: mat4x4f,
 }
 
-// Places of an invocation's quads in the tiles, for one term.
-struct Places {
-    upper: u32,
-    lower: u32,
-    left: u32,
-    right: u32,
-}
-
 // Every row of the result is a's element of that row times the row b.
 fn outer(a: vec4f, b: vec4f) -> mat4x4f {
     return mat4x4f(a.x * b, a.y * b, a.z * b, a.w * b);
 }
 
-// Adds the products of a term, `next` after that of the places.
-fn add_term(sums: ptr<function, Sums>, at: Places, next: u32) {
-    let a0 = a_tile[at.upper + next * A_QUADS];
-    let b0 = b_tile[at.left + next * B_QUADS];
-    // Not read if there are no such rows or columns.
-    let a1 = a_tile[select(at.upper, at.lower, ROWS == 8u) + next * A_QUADS];
-    let b1 = b_tile[select(at.left, at.right, COLUMNS == 8u) + next * B_QUADS];
+// Adds the products of a term, whose first quads of the invocation are at these places. Those
+// half a tile further are not read if there are no such rows or columns.
+fn add_term(sums: ptr<function, Sums>, a_at: u32, b_at: u32) {
+    let a0 = a_tile[a_at];
+    let a1 = a_tile[a_at + select(0u, A_QUADS / 2u, ROWS == 8u)];
+    let b0 = b_tile[b_at];
+    let b1 = b_tile[b_at + select(0u, ACROSS, COLUMNS == 8u)];
     (*sums).upper_left += outer(a0, b0);
     if (COLUMNS == 8u) { (*sums).upper_right += outer(a0, b1); }
     if (ROWS == 8u) { (*sums).lower_left += outer(a1, b0); }
     if (ROWS == 8u && COLUMNS == 8u) { (*sums).lower_right += outer(a1, b1); }
 }
 
-// Adds four terms from `s` on, a multiple of 4. They have one swizzle, so that the places of the
-// last three are constants away.
-fn add_terms(sums: ptr<function, Sums>, y: u32, x: u32, s: u32) {
-    let swap = swizzle(s);
-    let at = Places(
-        s * A_QUADS + (y ^ swap),
-        s * A_QUADS + ((y + A_QUADS / 2u) ^ swap),
-        s * B_QUADS + (x ^ swap),
-        s * B_QUADS + ((x + ACROSS) ^ swap),
-    );
-    add_term(sums, at, 0u);
-    add_term(sums, at, 1u);
-    add_term(sums, at, 2u);
-    add_term(sums, at, 3u);
+// Adds the terms `s` .. `s` + 3 of the invocation's slice, a multiple of 4. They have one swizzle,
+// so that the places of the last three are constants away. `a_at` and `b_at` are the places of
+// the slice's first term, `y` and `x` the quads within it with its swizzle.
+fn add_terms(sums: ptr<function, Sums>, a_at: u32, y: u32, b_at: u32, x: u32, s: u32) {
+    let a_first = a_at + (y ^ swizzle(s)) + s * A_QUADS;
+    let b_first = b_at + (x ^ swizzle(s)) + s * B_QUADS;
+    add_term(sums, a_first, b_first);
+    add_term(sums, a_first + A_QUADS, b_first + B_QUADS);
+    add_term(sums, a_first + 2u * A_QUADS, b_first + 2u * B_QUADS);
+    add_term(sums, a_first + 3u * A_QUADS, b_first + 3u * B_QUADS);
 }
 
-fn store_four(z: u32, i: u32, j: u32, totals: vec4f) {
-    if (i >= p.m) { return; }
-    let at = (z * p.m + i) * p.n + j;
-    if (j < p.n) { store(at, totals.x); }
-    if (j + 1u < p.n) { store(at + 1u, totals.y); }
-    if (j + 2u < p.n) { store(at + 2u, totals.z); }
-    if (j + 3u < p.n) { store(at + 3u, totals.w); }
+// Stores four sums of row i, as far as the tile owns them: what lies at `own` or behind it.
+fn store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
+    if (i < own.x || (EDGES == 1u && i >= p.m)) { return; }
+    let end = select(4u, min(4u, left(p.n, j)), EDGES == 1u);
+    store_some((z * p.m + i) * p.n + j, left(own.y, j), end, totals);
 }
 
 // Stores an invocation's sums. Only one row has a store, and the other rows move up to it:
 // compilers are slow on long texts.
-fn store_all(z: u32, first: u32, j: u32, sums: Sums) {
+fn store_all(z: u32, first: u32, j: u32, own: vec2u, sums: Sums) {
     var ul = sums.upper_left;
     var ur = sums.upper_right;
     var ll = sums.lower_left;
     var lr = sums.lower_right;
     for (var r = 0u; r < ROWS; r++) {
         let i = first + r % 4u + r / 4u * (BM / 2u);
-        store_four(z, i, j, ul[0]);
-        if (COLUMNS == 8u) { store_four(z, i, j + BN / 2u, ur[0]); }
+        store_four(z, i, j, own, ul[0]);
+        if (COLUMNS == 8u) { store_four(z, i, j + BN / 2u, own, ur[0]); }
         ul = mat4x4f(ul[1], ul[2], ul[3], ll[0]);
         ur = mat4x4f(ur[1], ur[2], ur[3], lr[0]);
         ll = mat4x4f(ll[1], ll[2], ll[3], ll[3]);
@@ -219,8 +230,9 @@ fn shared_tile(
     let index = workgroup_of(group, groups);
     if (index >= p.tiles) { return; }
     let z = index / p.tiles_each;
-    let row = index % p.tiles_each / p.tiles_across * BM;
-    let column = index % p.tiles_each % p.tiles_across * BN;
+    let own = place(index % p.tiles_each) * vec2u(BM, BN);
+    let row = select(min(own.x, p.m - BM), own.x, EDGES == 1u);
+    let column = select(min(own.y, p.n - BN), own.y, EDGES == 1u);
 
     // The first invocations copy blocks of a, the last ones those of b.
     let reversed = SIZE - 1u - local;
@@ -228,29 +240,46 @@ fn shared_tile(
     let b_block = block(reversed, B_QUADS, TRANSPOSE_B == 1u);
     let a_put = a_block.y * A_QUADS + (a_block.x / 4u ^ swizzle(a_block.y));
     let b_put = b_block.y * B_QUADS + (b_block.x / 4u ^ swizzle(b_block.y));
-    var a_next = mat4x4f();
-    var b_next = mat4x4f();
-    if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, a_block.y); }
-    if (reversed < B_BLOCKS) { b_next = load_b(z, b_block.y, column + b_block.x); }
+    let i = row + a_block.x;
+    let j = column + b_block.x;
+    let copies_a = local < A_BLOCKS;
+    let copies_b = reversed < B_BLOCKS;
+    var a_at = z * p.m * p.k + select(i * p.k + a_block.y, a_block.y * p.m + i, TRANSPOSE_A == 1u);
+    var b_at = z * p.k * p.n + select(b_block.y * p.n + j, j * p.k + b_block.y, TRANSPOSE_B == 1u);
+    var a_next: mat4x4f;
+    var b_next: mat4x4f;
 
-    let y = local % SLICE / ACROSS;
-    let x = local % ACROSS;
-    let first = local / SLICE * (BK / SPLIT);
-    var sums = Sums();
-    for (var q = 0u; q < p.k; q += BK) {
-        workgroupBarrier();
-        if (local < A_BLOCKS) { put_a(a_put, a_next); }
-        if (reversed < B_BLOCKS) { put_b(b_put, b_next); }
-        workgroupBarrier();
-        let next = q + BK;
-        if (local < A_BLOCKS) { a_next = load_a(z, row + a_block.x, next + a_block.y); }
-        if (reversed < B_BLOCKS) { b_next = load_b(z, next + b_block.y, column + b_block.x); }
-        for (var s = first; s < first + BK / SPLIT; s += 4u) {
-            add_terms(&sums, y, x, s);
+    let slice = select(local / SLICE, 0u, SPLIT == 1u) * TERMS;
+    let y = (local % SLICE / ACROSS) ^ swizzle(slice);
+    let x = (local % ACROSS) ^ swizzle(slice);
+    var sums: Sums;
+    // A stage is read from memory while the one before it is added.
+    for (var q = 0u; ; q += BK) {
+        let is_last = q >= p.k;
+        if (!is_last) {
+            let is_whole = EDGES == 0u && (EDGE_K == 0u || q + BK <= p.k);
+            if (copies_a) { a_next = load_a(a_at, i, q + a_block.y, is_whole); }
+            if (copies_b && !ONE_BLOCK) { b_next = load_b(b_at, q + b_block.y, j, is_whole); }
+            if (copies_b && ONE_BLOCK) { a_next = load_b(b_at, q + b_block.y, j, is_whole); }
+            a_at += select(BK, BK * p.m, TRANSPOSE_A == 1u);
+            b_at += select(BK * p.n, BK, TRANSPOSE_B == 1u);
         }
+        if (q > 0u) {
+            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 0u);
+            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 4u);
+            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 8u);
+            add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 12u);
+            workgroupBarrier();
+        }
+        if (is_last) { break; }
+        if (copies_a) { put_a(a_put, a_next); }
+        if (copies_b && !ONE_BLOCK) { put_b(b_put, b_next); }
+        if (copies_b && ONE_BLOCK) { put_b(b_put, a_next); }
+        workgroupBarrier();
     }
 
     sums.upper_left = add_slices(local, sums.upper_left);
     if (local >= SLICE) { return; }
-    store_all(z, row + 4u * y, column + 4u * x, sums);
+    let first = vec2u(row, column) + 4u * vec2u(local / ACROSS, local % ACROSS);
+    store_all(z, first.x, first.y, own, sums);
 }

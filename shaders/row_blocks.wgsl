@@ -42,7 +42,7 @@ fn blocks(
     @builtin(local_invocation_index) local: u32,
 ) {
     let tiles = (p.width + COLUMNS - 1u) / COLUMNS;
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     // o and the block in it.
     let place = index / tiles;
     if (place >= p.outer * p.blocks) { return; }
@@ -75,7 +75,7 @@ fn totals(
     @builtin(local_invocation_index) local: u32,
 ) {
     let tiles = (p.width + COLUMNS - 1u) / COLUMNS;
-    let index = group.x + group.y * groups.x;
+    let index = workgroup_of(group, groups);
     let o = index / tiles;
     if (o >= p.outer) { return; }
     let column = index % tiles * COLUMNS + local % COLUMNS;

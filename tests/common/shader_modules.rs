@@ -10,7 +10,7 @@ use potluck::base::rng::Key;
 use potluck::graph::{Binary, EpilogueOp, Op, Unary};
 use potluck::kernels::ops::attention::tiles;
 use potluck::kernels::ops::embedding_rows;
-use potluck::kernels::ops::matmul::{shared, tile, vector};
+use potluck::kernels::ops::matmul::{shared, tile};
 use potluck::kernels::source::{FILES, snippet, text};
 use potluck::kernels::{Caps, OpCall, OwnedCall, RandomContext, Shader, twin};
 
@@ -19,6 +19,9 @@ pub const WORKGROUP_BYTES: u32 = 16 * 1024;
 
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 pub const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
+
+/// Whether the operands of a product are stored transposed.
+const TRANSPOSES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
 /// Shaders whose text is emitted, with every shape in use: `(name, text)`.
 fn emitted() -> Vec<(String, String)> {
@@ -137,28 +140,50 @@ pub fn attention_tiles(name: &str) -> Vec<(String, String)> {
     texts
 }
 
-/// The files of matrix products as their dispatches complete them, in every combination.
+/// The files of matrix products as their dispatches complete them, for all transposes.
 fn products() -> Vec<(String, String)> {
-    let store = snippet("store");
-    let naive = Shader::new("matmul", "naive").with_text(store);
+    let naive = Shader::new("matmul", "naive").with_text(snippet("store"));
     let mut texts = vec![("matmul".to_string(), text(&naive))];
     for tile in shared::TILES {
-        for bits in 0..16 {
-            let [a, b] = [0, 2].map(|shift| shared::Layout {
-                transposed: bits >> shift & 1 == 1,
-                vectors: bits >> shift & 2 == 2,
-            });
-            let shader = shared::shader(tile, a, b, store);
-            let name = |of: shared::Layout| {
-                let order = if of.transposed { "t" } else { "n" };
-                format!("{order}{}", if of.vectors { "4" } else { "" })
-            };
-            texts.push((format!("{} {} {}", tile.name, name(a), name(b)), text(&shader)));
+        let smaller = |side: u32| side as usize / 4 * 3 + 1;
+        let sizes = [
+            // Whole tiles in vectors; sums that end within a stage; scalars; less than a tile.
+            ("whole", [256, 256, 256]),
+            ("k4", [256, 260, 256]),
+            ("odd", [257, 259, 261]),
+            ("small4", [smaller(tile.m) - 1, 256, smaller(tile.n) - 1]),
+            ("small", [smaller(tile.m), 259, smaller(tile.n)]),
+        ];
+        for (kind, product) in sizes {
+            texts.extend(of_product(tile.name, kind, product));
         }
     }
-    for along in [false, true] {
-        let shader = vector::shader(along, store);
-        texts.push((format!("matmul_vector {along}"), text(&shader)));
+    for (kind, product) in [("row", [1, 256, 256]), ("column", [256, 256, 1])] {
+        texts.extend(of_product("matmul_vector", kind, product));
+    }
+    texts
+}
+
+/// The texts of a variant for products `(m, k, n)` with all transposes; those that transposes do
+/// not change are one.
+fn of_product(variant: &str, kind: &str, [m, k, n]: [usize; 3]) -> Vec<(String, String)> {
+    let mut texts: Vec<(String, String)> = Vec::new();
+    for (transpose_a, transpose_b) in TRANSPOSES {
+        let pair = |first, second, swapped| if swapped { [second, first] } else { [first, second] };
+        let inputs = vec![pair(m, k, transpose_a).to_vec(), pair(k, n, transpose_b).to_vec()];
+        let random = RandomContext { step_key: Key::new(1), training: true };
+        let op = Op::MatMul { transpose_a, transpose_b };
+        let owned_call = OwnedCall::new(op, inputs, random).unwrap();
+        let call = owned_call.call();
+        let variants = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY);
+        let found = variants.into_iter().find(|one| one.name == variant);
+        let found = found.unwrap_or_else(|| panic!("{variant} {kind} is no candidate"));
+        let text = text(&found.dispatches[0].shader);
+        let order = |transposed| if transposed { "t" } else { "n" };
+        let name = format!("{variant} {} {} {kind}", order(transpose_a), order(transpose_b));
+        if texts.iter().all(|(_, known)| *known != text) {
+            texts.push((name, text));
+        }
     }
     texts
 }

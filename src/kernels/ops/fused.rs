@@ -264,10 +264,11 @@ mod tests {
     use super::*;
     use crate::base::HostTensor;
     use crate::base::rng::Key;
+    use crate::device::ShaderChecks;
     use crate::graph::{EpilogueOp, Unary};
-    use crate::kernels::RandomContext;
     use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
+    use crate::kernels::{OwnedCall, RandomContext};
 
     const ADD: EpilogueOp = EpilogueOp::Binary(Binary::Add);
     const MUL: EpilogueOp = EpilogueOp::Binary(Binary::Mul);
@@ -311,29 +312,57 @@ mod tests {
     /// choice.
     fn check_variants(op: &Op, inputs: &[(Shape, InputFill)]) {
         check(op.clone(), inputs, 1);
+        check_named(op, inputs, &|_| true);
+    }
+
+    /// Checks the variants of these names on every adapter without checks, candidates or not.
+    fn check_named(op: &Op, inputs: &[(Shape, InputFill)], is_named: &dyn Fn(&Variant) -> bool) {
         let fill = |(i, (shape, fill)): (usize, &(Shape, InputFill))| {
             (shape.clone(), generate(*fill, shape.elements(1), i))
         };
         let inputs: Vec<(Shape, HostTensor<f64>)> = inputs.iter().enumerate().map(fill).collect();
-        let typed: Vec<_> = inputs.iter().map(|(shape, _)| (shape.clone(), DType::F32)).collect();
-        let outputs = shapes::outputs(op, &typed).unwrap();
-        let call = OpCall {
-            op,
-            inputs: inputs.iter().map(|(shape, _)| shape.resolve(1)).collect(),
-            outputs: outputs.iter().map(|(shape, _)| shape.resolve(1)).collect(),
-            accumulate: false,
-            random: RandomContext { step_key: Key::new(0), training: true },
-        };
+        let dims = inputs.iter().map(|(shape, _)| shape.resolve(1)).collect();
+        let random = RandomContext { step_key: Key::new(0), training: true };
+        let owned_call = OwnedCall::new(op.clone(), dims, random).unwrap();
+        let call = owned_call.call();
         let expected = expected(op, &inputs, 1);
         for_each_gpu(|gpu, pipelines| {
-            for Variant { name, dispatches } in variants(&call, &Caps::of(gpu).with_all_that_run())
-            {
+            if gpu.checks == ShaderChecks::Enabled {
+                return;
+            }
+            let mut every = variants(&call, &Caps::of(gpu).with_all_that_run());
+            every.retain(is_named);
+            assert!(!every.is_empty(), "{op} has no such variant");
+            for Variant { name, dispatches } in every {
                 let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, f32::NAN);
                 let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
                 let what = format!("{name} of {op} on {}", gpu.name);
                 compare(&what, &wide.collect::<Vec<_>>(), &expected);
             }
         });
+    }
+
+    /// Rows of a multiple of four values are stored as vectors, unless an operand repeats within
+    /// four values.
+    #[test]
+    fn every_step_follows_in_vectors() {
+        let stores_vectors = |variant: &Variant| {
+            let text = crate::kernels::source::text(&variant.dispatches[0].shader);
+            text.contains("fn store4(")
+        };
+        let is_tile = |variant: &Variant| variant.name == "matmul_shared_32x32";
+        for ((epilogue, whole), (ta, tb)) in CHAINS.into_iter().zip(TRANSPOSES) {
+            let [m, k, n] = [36, 5, 40];
+            let behind = operands(&Shape::fixed(&[m, n]), whole);
+            let inputs = [factors(&[], [m, k, n], ta, tb), behind].concat();
+            let op = fused(product(ta, tb), epilogue);
+            check_named(&op, &inputs, &|variant| is_tile(variant) && stores_vectors(variant));
+        }
+        let op = fused(product(false, false), &[ADD, MUL]);
+        let positions = (Shape::fixed(&[18, 40]), InputFill::Normal);
+        let mut inputs = factors(&[], [36, 5, 40], false, false);
+        inputs.extend([positions, (Shape::fixed(&[]), InputFill::Normal)]);
+        check_named(&op, &inputs, &|variant| is_tile(variant) && !stores_vectors(variant));
     }
 
     fn product(transpose_a: bool, transpose_b: bool) -> Op {

@@ -212,6 +212,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
         .register_tiles(caps)
         .map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
     let tiles = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes));
+    let tiles = tiles.filter(|_| caps.suits_hardware());
     let shared =
         tiles.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, &sizes, tile)]));
     std::iter::once(naive).chain(vector).chain(tiled).chain(shared).collect()
@@ -266,6 +267,7 @@ mod tests {
     use super::*;
     use crate::base::rng::Key;
     use crate::base::{DType, HostTensor, Shape};
+    use crate::device::ShaderChecks;
     use crate::graph::shapes;
     use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
@@ -303,6 +305,19 @@ mod tests {
     /// Checks every variant whose name contains `part` on every adapter, not only the static
     /// choice, for products `(batch, m, k, n)`.
     fn check_variants(part: &str, product: [usize; 4], transposes: (bool, bool)) {
+        for accumulate in [false, true] {
+            check_named(&|name| name.contains(part), product, transposes, accumulate);
+        }
+    }
+
+    /// Checks the variants of these names on every adapter. Those that are no candidates there are
+    /// compiled without checks only, because that takes long.
+    fn check_named(
+        is_named: &dyn Fn(&str) -> bool,
+        product: [usize; 4],
+        transposes: (bool, bool),
+        accumulate: bool,
+    ) {
         let [batch, m, k, n] = product;
         let op = op(transposes);
         let dims = operands(batch, m, k, n, transposes);
@@ -310,23 +325,22 @@ mod tests {
         let inputs: [(Shape, HostTensor<f64>); 2] =
             [0, 1].map(|i| (Shape::fixed(&dims[i]), fill(i)));
         let product = expected(&op, &inputs, 1);
-        for accumulate in [false, true] {
-            let call = call(&op, &dims, accumulate);
-            let start = if accumulate { 0.25 } else { f32::NAN };
-            let add = |c: &f64| if accumulate { c + 0.25 } else { *c };
-            let sum: Vec<Vec<f64>> = product.iter().map(|c| c.iter().map(add).collect()).collect();
-            for_each_gpu(|gpu, pipelines| {
-                let caps = Caps::of(gpu).with_all_that_run();
-                let every =
-                    variants(&call, &caps).into_iter().filter(|one| one.name.contains(part));
-                for Variant { name, dispatches } in every {
-                    let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, start);
-                    let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
-                    let what = format!("{name} of {dims:?} {transposes:?} on {}", gpu.name);
-                    compare(&what, &wide.collect::<Vec<_>>(), &sum);
-                }
-            });
-        }
+        let call = call(&op, &dims, accumulate);
+        let start = if accumulate { 0.25 } else { f32::NAN };
+        let add = |c: &f64| if accumulate { c + 0.25 } else { *c };
+        let sum: Vec<Vec<f64>> = product.iter().map(|c| c.iter().map(add).collect()).collect();
+        for_each_gpu(|gpu, pipelines| {
+            let is_unchecked = gpu.checks == ShaderChecks::Disabled;
+            let own = Caps::of(gpu);
+            let caps = if is_unchecked { own.with_all_that_run() } else { own };
+            let every = variants(&call, &caps).into_iter().filter(|one| is_named(&one.name));
+            for Variant { name, dispatches } in every {
+                let got = on_gpu(gpu, pipelines, &call, &dispatches, &inputs, start);
+                let wide = got.iter().map(|c| c.iter().map(|c| f64::from(*c)).collect());
+                let what = format!("{name} of {dims:?} {transposes:?} on {}", gpu.name);
+                compare(&what, &wide.collect::<Vec<_>>(), &sum);
+            }
+        });
     }
 
     #[test]
@@ -340,16 +354,31 @@ mod tests {
         }
     }
 
-    /// Sizes that lead to vectors, scalars and one of each, one tile and several, sums that end
-    /// within a stage, and split sums.
+    /// Every tile with every order of its operands, and with sizes of every kind: less than a tile
+    /// and several, which overlap at the edges; vectors, scalars and one of each; sums that end
+    /// with a stage or within it. Tiles differ in the kinds that meet an order, because each text
+    /// takes long to compile.
     #[test]
     fn tiles_in_workgroup_memory_are_right_at_every_edge() {
-        let matrices = [[68, 20, 132], [129, 33, 67], [70, 1, 66], [35, 300, 40]];
-        for transposes in TRANSPOSES {
-            for [m, k, n] in matrices {
-                check_variants("shared", [0, m, k, n], transposes);
+        for (index, tile) in shared::TILES.into_iter().enumerate() {
+            let (m, n, k) = (tile.m as usize, tile.n as usize, 4 * tile.k as usize);
+            let sizes = [
+                [0, 2 * m, k, 2 * n],
+                [0, m + 4, k + 20, n + 36],
+                [0, m + 1, k + 3, 2 * n + 5],
+                [0, m / 2 + 1, k, n - 1],
+                [0, m / 2 + 4, k + 4, 3 * n],
+                [3, m + 2, k, n + 4],
+                [2, m, k + 5, n / 2 + 3],
+                [3, m - 8, k + 16, n + 1],
+            ];
+            for (order, transposes) in TRANSPOSES.into_iter().enumerate() {
+                for at in 0..2 {
+                    let product = sizes[(2 * (order + index) + at) % sizes.len()];
+                    let accumulate = (order + at) % 2 == 1;
+                    check_named(&|name| name == tile.name, product, transposes, accumulate);
+                }
             }
-            check_variants("shared", [3, 36, 257, 20], transposes);
         }
     }
 

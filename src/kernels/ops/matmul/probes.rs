@@ -21,6 +21,10 @@ const PRODUCTS: [[usize; 3]; 8] = [
 /// depend on the number.
 const FEW: usize = 8;
 
+/// Numbers of terms that kernels stage at a time, and of those that they read at a time. A sum of
+/// another number is tested for its end.
+const STAGES: [usize; 3] = [64, 16, 4];
+
 /// See [`crate::kernels::Twin::probes`].
 pub fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
     probes_with_columns(op, inputs, None)
@@ -39,19 +43,27 @@ pub fn probes_with_columns(op: &Op, inputs: &[Dims], columns: Option<usize>) -> 
     };
     let [m, k] = last_two(&inputs[0], transpose_a);
     let [_, n] = last_two(&inputs[1], transpose_b);
-    // Tiles need more room than a small call has; kernels for a few rows or columns do not.
-    let like = |size: usize, of: usize| match of {
-        0..=FEW => of,
-        _ if of.is_multiple_of(4) => size.next_multiple_of(4),
-        _ => size,
-    };
     let operands = |sizes: [usize; 3]| {
-        let [m, k, n] =
-            [like(sizes[0], m), like(sizes[1], k), columns.unwrap_or(like(sizes[2], n))];
+        let [m, k, n] = [
+            like(sizes[0], m, &[4]),
+            like(sizes[1], k, &STAGES),
+            columns.unwrap_or(like(sizes[2], n, &[4])),
+        ];
         let matrices = [pair(m, k, transpose_a), pair(k, n, transpose_b)];
         matrices.map(|matrix| [front, &matrix].concat()).to_vec()
     };
     calls(op, PRODUCTS.map(operands))
+}
+
+/// Returns about `size`, and a multiple of the first of these numbers of which `of` is one, as
+/// kernels then test less; `of` itself if it is a few. Tiles need more room than a small call has;
+/// kernels for a few rows or columns do not.
+fn like(size: usize, of: usize, multiples: &[usize]) -> usize {
+    let multiple = multiples.iter().find(|multiple| of.is_multiple_of(**multiple));
+    match of {
+        0..=FEW => of,
+        _ => size.next_multiple_of(*multiple.unwrap_or(&1)),
+    }
 }
 
 fn pair(first: usize, second: usize, swapped: bool) -> [usize; 2] {
