@@ -158,9 +158,14 @@ fn products() -> Vec<(String, String)> {
             texts.extend(of_product(tile.name, kind, product));
         }
     }
-    for (kind, product) in [("row", [1, 256, 256]), ("column", [256, 256, 1])] {
-        texts.extend(of_product("matmul_vector", kind, product));
-    }
+    let few = [
+        ("row", [1, 256, 256]),
+        ("column", [256, 256, 1]),
+        ("rows", [8, 256, 256]),
+        ("odd", [7, 257, 259]),
+    ];
+    texts
+        .extend(few.into_iter().flat_map(|(kind, sizes)| of_product("matmul_vector", kind, sizes)));
     texts
 }
 

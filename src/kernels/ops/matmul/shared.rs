@@ -134,8 +134,8 @@ fn layouts(sizes: &Sizes) -> [Layout; 2] {
 }
 
 /// Returns the WGSL of the binding of an operand, and of the functions that read four adjacent
-/// elements of it.
-fn operand(name: &str, binding: usize, vectors: bool) -> String {
+/// elements of it: all, or the first `count`, and zeros in place of the others.
+pub fn operand(name: &str, binding: usize, vectors: bool) -> String {
     let declared = |element: &str| {
         format!("@group(0) @binding({binding}) var<storage, read> {name}: array<{element}>;\n")
     };

@@ -1,62 +1,111 @@
 //! Products of a few rows or columns and a matrix. Twin of `shaders/matmul_vector.wgsl`, which
 //! has the formula.
 //!
-//! Such a product reads every element of the matrix once or a few times, so it is bound by memory
-//! bandwidth: adjacent invocations must read adjacent elements, and there must be enough of them.
+//! Such a product reads every element of the matrix once, so it is bound by memory bandwidth:
+//! adjacent invocations must read adjacent vectors, and there must be enough of them. Each has four
+//! vectors of the matrix on their way at a time.
 
+use super::shared::operand;
 use super::sizes::Sizes;
 use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
 
-/// Maximum number of rows or columns that count as few: each of them reads the whole matrix.
+/// Maximum number of rows or columns that count as few.
 pub const FEW: usize = 8;
-/// Invocations per workgroup.
-const SIZE: usize = 64;
 
-/// Invocations that share an output, if adjacent elements of the matrix are terms of the sum.
-const SLICES_OF_TERMS: usize = 16;
-/// Invocations that share an output, if adjacent elements of the matrix are columns.
-const SLICES_OF_COLUMNS: usize = 8;
+/// Partition of a workgroup: quads of columns, and invocations that share each of them.
+#[derive(Clone, Copy, Debug)]
+struct Lanes {
+    quads: usize,
+    slices: usize,
+}
+
+/// If adjacent elements of the matrix are terms of the sum: 512 bytes of a row at a time.
+const ALONG_TERMS: Lanes = Lanes { quads: 2, slices: 32 };
+/// If they are columns: 64 bytes of each of 128 rows at a time, because a matrix may have too few
+/// columns for enough workgroups.
+const ALONG_COLUMNS: Lanes = Lanes { quads: 4, slices: 32 };
 
 /// Returns true if the output has at most `FEW` rows or columns.
 pub fn fits(sizes: &Sizes) -> bool {
     sizes.m.min(sizes.n) <= FEW
 }
 
-/// Returns the shader for a matrix whose adjacent elements are terms of the sum, or else columns;
-/// `store` is that of [`crate::kernels::ops::epilogue`].
-pub fn shader(terms_are_neighbours: bool, store: &str) -> Shader {
-    Shader::new("matmul_vector", "vector")
-        .with_const("SLICES", slices(terms_are_neighbours) as u32)
-        .with_const("TERMS_ARE_NEIGHBOURS", u32::from(terms_are_neighbours))
-        .with_text(store)
+/// The few rows and the matrix of a product: its operands, or if b has fewer columns than a has
+/// rows, their transposes in exchanged places.
+#[derive(Clone, Copy, Debug)]
+struct Roles {
+    exchanged: bool,
+    rows: usize,
+    columns: usize,
+    /// Elements to the next row of the few, and to the next term.
+    few: [usize; 2],
+    terms_are_neighbours: bool,
+    /// Elements to the next row of the output, and to the next column.
+    c: [usize; 2],
 }
 
-fn slices(terms_are_neighbours: bool) -> usize {
-    if terms_are_neighbours { SLICES_OF_TERMS } else { SLICES_OF_COLUMNS }
+impl Roles {
+    fn of(sizes: &Sizes) -> Self {
+        let Sizes { m, n, .. } = *sizes;
+        let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
+        let exchanged = n < m;
+        let (rows, few, columns, step, c) = match exchanged {
+            false => (m, [a_row, a_step], n, b_step, [n, 1]),
+            true => (n, [b_column, b_step], m, a_step, [1, n]),
+        };
+        Self { exchanged, rows, columns, few, terms_are_neighbours: step == 1, c }
+    }
+
+    fn lanes(&self) -> Lanes {
+        if self.terms_are_neighbours { ALONG_TERMS } else { ALONG_COLUMNS }
+    }
+
+    /// Returns the shader; `store` is the epilogue of the call.
+    fn shader(&self, k: usize, store: &str) -> Shader {
+        let Lanes { quads, slices } = self.lanes();
+        let few_vectors = self.few[1] == 1 && k.is_multiple_of(4);
+        let line = if self.terms_are_neighbours { k } else { self.columns };
+        let constants = [
+            ("ROWS", self.rows.next_power_of_two() as u32),
+            ("QUADS", quads as u32),
+            ("SLICES", slices as u32),
+            ("TERMS_ARE_NEIGHBOURS", u32::from(self.terms_are_neighbours)),
+        ];
+        let shader = Shader::new("matmul_vector", "vector");
+        let shader =
+            constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
+        let many = operand("many", 1, line.is_multiple_of(4));
+        shader.with_text(&few(few_vectors)).with_text(&many).with_text(store)
+    }
 }
 
-/// Returns the dispatch of a call. If b has fewer columns than a has rows, it computes the
-/// product of the transposes with the operands exchanged.
-pub fn dispatch(call: &OpCall, sizes: &Sizes) -> Dispatch {
-    let Sizes { batch, m, n, k, .. } = *sizes;
-    let ((a_row, a_step), (b_step, b_column)) = (sizes.a_strides(), sizes.b_strides());
-    let exchanged = n < m;
-    let (rows, few, columns, many, c) = match exchanged {
-        false => (m, [a_row, a_step], n, [b_step, b_column], [n, 1]),
-        true => (n, [b_column, b_step], m, [a_step, a_row], [1, n]),
+/// Returns the WGSL of the few rows, and of the function that reads four terms of one of them.
+fn few(vectors: bool) -> String {
+    let terms = match vectors {
+        true => "few_some(at, count)".to_string(),
+        false => {
+            let one = |i: u32| format!("few_one(at + {i}u * p.few_step, count > {i}u)");
+            format!("vec4f({})", (0..4).map(one).collect::<Vec<_>>().join(", "))
+        }
     };
-    let terms_are_neighbours = many[0] == 1;
-    let across = columns.div_ceil(SIZE / slices(terms_are_neighbours));
-    let workgroups = batch * rows * across;
-    let accumulate = usize::from(call.accumulate);
-    let head = [workgroups, across, rows, columns, k];
-    let params = [&head[..], &few, &many, &c, &[accumulate]].concat();
+    let function =
+        format!("fn few_terms(at: u32, count: u32) -> vec4f {{\n    return {terms};\n}}\n");
+    operand("few", 0, vectors) + &function
+}
+
+/// Returns the dispatch of a call.
+pub fn dispatch(call: &OpCall, sizes: &Sizes) -> Dispatch {
+    let roles = Roles::of(sizes);
+    let Roles { exchanged, rows, columns, few, c, .. } = roles;
+    let across = columns.div_ceil(4 * roles.lanes().quads);
+    let workgroups = sizes.batch * across;
+    let params = [&[workgroups, across, rows, columns, sizes.k][..], &few, &c].concat();
     let inputs = if exchanged { [1, 0] } else { [0, 1] };
     let own = [Operand::Input(inputs[0]), Operand::Input(inputs[1]), Operand::Output(0)];
-    let Epilogue { text: store, operands } = epilogue::of(call, own.len());
+    let Epilogue { text: store, operands } = epilogue::with_output(call, own.len(), false);
     Dispatch {
-        shader: shader(terms_are_neighbours, &store),
+        shader: roles.shader(sizes.k, &store),
         operands: [&own[..], &operands].concat(),
         params: params.into_iter().map(|word| word as u32).collect(),
         groups: dispatch::grid(workgroups, 1),
