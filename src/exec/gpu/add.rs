@@ -74,8 +74,10 @@ impl PartialSumAdder {
     }
 
     /// Returns the variant that adds a part of so many elements: that of the full length, because
-    /// a prepared kernel keeps its pipeline.
+    /// a prepared kernel keeps its pipeline. It adds whole vectors of 4 if the full length has
+    /// them, for which the buffers have room.
     fn variant(&self, kernels: &mut KernelSelector, part: usize) -> Result<Variant, DeviceError> {
+        let part = part.next_multiple_of(4).min(self.elements);
         kernels.variant(&self.gpu, &call(part), &call(self.elements))
     }
 
