@@ -122,7 +122,7 @@ fn group_sums(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let part = group.x + group.y * groups.x;
+    let part = workgroup_of(group, groups);
     if (part >= p.parts) { return; }
     var sum = 0.0;
     var bad = 0u;
@@ -146,7 +146,7 @@ fn group_sums4(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let part = group.x + group.y * groups.x;
+    let part = workgroup_of(group, groups);
     if (part >= p.parts) { return; }
     var sums_4 = vec4f(0.0);
     var bad = vec4u(0u);
@@ -169,7 +169,7 @@ fn total(
     @builtin(num_workgroups) groups: vec3u,
     @builtin(local_invocation_index) local: u32,
 ) {
-    let slot = group.x + group.y * groups.x;
+    let slot = workgroup_of(group, groups);
     if (slot >= p.slots) { return; }
     let base = 2u * slot * p.stride;
     var sum = 0.0;

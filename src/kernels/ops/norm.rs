@@ -151,12 +151,14 @@ pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
         (f64::from(slots[2] * factor) / sum - 1.0).powi(2)
     };
     let places = NormSlots::new([count; 3]);
+    // A slot whose number is 0 has no partial sums.
+    let mut partial_sums = vec![f32::NAN; places.words()];
+    partial_sums.iter_mut().step_by(2 * (places.parts + 1)).for_each(|number| *number = 0.0);
     BucketProbe {
         name: "norm",
         input: gradients.iter().map(|gradient| gradient.to_bits()).collect(),
         dispatches: dispatch(count, caps, places, 1).to_vec(),
-        // Without a number, a slot has no partial sums.
-        starts: vec![vec![f32::NAN; places.words()], vec![0.5; 6]],
+        starts: vec![partial_sums, vec![0.5; 6]],
         error: Box::new(error),
     }
 }
