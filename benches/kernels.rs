@@ -15,6 +15,7 @@ use potluck::base::{DType, HostTensor, Shape, Site};
 use potluck::device::{DeviceError, Gpu, ShaderChecks, list_adapters};
 use potluck::graph::{Binary, EpilogueOp, Op, Unary, Update, UpdateRange, shapes};
 use potluck::kernels::harness::{self, InputFill};
+use potluck::kernels::ops::norm::NormSlots;
 use potluck::kernels::ops::{hash, norm};
 use potluck::kernels::{
     BoundDispatch, Caps, OpCall, Pipelines, RandomContext, Variant, twin, update_twin,
@@ -164,7 +165,7 @@ fn op_case(
 }
 
 fn cases(caps: &Caps) -> Vec<Case> {
-    let all = |sizes| op_cases(sizes, caps).into_iter().chain(bucket_cases(sizes));
+    let all = |sizes| op_cases(sizes, caps).into_iter().chain(bucket_cases(sizes, caps));
     [&SMALL, &GPT2].into_iter().flat_map(all).collect()
 }
 
@@ -211,7 +212,7 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
 }
 
 /// Returns the cases of kernels that work on buckets and belong to no op.
-fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
+fn bucket_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
     let count = sizes.bucket;
     let range = UpdateRange { start: 0, length: count, decay_end: count, gradient_scale: 1.0 };
     let odd = UpdateRange { start: 1, length: count - 1, ..range };
@@ -225,7 +226,8 @@ fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
         correction2: 0.01,
     };
     let momentum = Update::Sgd { lr: 1e-3, momentum: 0.9, weight_decay: 0.1 };
-    let parts = norm::partials(count);
+    let places = NormSlots::new([count]);
+    let of_norm = norm::dispatch(count, caps, places, 0);
     let one = |what: &str, ways: Vec<Variant>, outputs: Vec<usize>, words: usize| Case {
         name: format!("{} {what}", sizes.name),
         ways,
@@ -245,7 +247,7 @@ fn bucket_cases(sizes: &Sizes) -> Vec<Case> {
     vec![
         one("adamw", whole(adam).to_vec(), vec![count; 3], 7),
         one("sgd with momentum", whole(momentum).to_vec(), vec![count; 2], 5),
-        one("norm", only("norm", norm::dispatch(count, parts, 0)), vec![2 * parts, 2], 1),
+        one("norm", only("norm", of_norm.to_vec()), vec![places.words(), 2], 1),
         one("hash", only("hash", hash::dispatch(0..count, hashed)), vec![2 * hashed, 2], 1),
     ]
 }

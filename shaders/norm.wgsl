@@ -3,13 +3,15 @@
 //
 //   partial_sums  partials[64 g + l] = (sum, not finite) over the elements l, l + lanes, ..
 //                 of the strip from g strip to (g + 1) strip
-//   total         results[slot] = (sum, not finite) over partials[0 .. parts]
+//   group_sums    partials[g] = (sum, not finite) over that strip
+//   total         results[slot] = (sum, not finite) over the partials of that slot
 //
-// Elements that are not finite (all exponent bits set) add nothing to the sum. All sums are in a
-// fixed order. partial_sums: one workgroup of 64 per strip, neighbours read neighbours; 4 bytes
-// per element. partial_sums4: on vectors of 4, in which strip is counted then, where count is a
-// multiple of 4. total: one workgroup, each of whose invocations sums a 256th of the partials;
-// then the first one sums these sums.
+// A slot has `stride` pairs: the number of its partials, and these. Elements that are not finite
+// (all exponent bits set) add nothing to the sum. All sums are in a fixed order. partial_sums: one
+// workgroup of 64 per strip, neighbours read neighbours; 4 bytes per element. group_sums is for
+// GPUs: one workgroup of 256 per strip. Names that end in 4: on vectors of 4, in which strip is
+// counted then, where count is a multiple of 4. total: one workgroup per slot, each of whose
+// invocations sums a 256th of the partials; then 16 sum 16 of these sums each, and one the last 16.
 
 struct Params {
     count: u32,
@@ -17,17 +19,57 @@ struct Params {
     strip: u32,
     lanes: u32,             // 64, or all parts if those are fewer
     slot: u32,
+    slots: u32,
+    stride: u32,
 }
 var<immediate> p: Params;
 
 // Read as integers: a driver that takes no float to be a NaN or infinite may drop a test of one.
 @group(0) @binding(0) var<storage, read> gradients: array<u32>;          // (count)
-@group(0) @binding(1) var<storage, read_write> partials: array<f32>;     // (parts, 2)
+@group(0) @binding(1) var<storage, read_write> partials: array<f32>;     // (slots, stride, 2)
 @group(0) @binding(2) var<storage, read_write> results: array<f32>;      // (slots, 2)
 
 const NORM_EXPONENT: u32 = 0x7F800000u;
 var<workgroup> sums: array<f32, 256>;
 var<workgroup> counts: array<u32, 256>;
+var<workgroup> sixteenths: array<f32, 16>;
+var<workgroup> sixteenth_counts: array<u32, 16>;
+
+// Notes partial sum k of the slot and, with the first one, their number.
+fn note(k: u32, sum: f32, bad: u32) {
+    let base = 2u * p.slot * p.stride;
+    if (k == 0u) { partials[base] = f32(p.parts); }
+    partials[base + 2u * (k + 1u)] = sum;
+    partials[base + 2u * (k + 1u) + 1u] = f32(bad);
+}
+
+// The sum of the values of all invocations, for the first of them.
+fn sum_of_all(sum: f32, bad: u32, local: u32) -> f32 {
+    sums[local] = sum;
+    counts[local] = bad;
+    workgroupBarrier();
+    if (local < 16u) {
+        var part = 0.0;
+        var part_bad = 0u;
+        for (var i = 0u; i < 16u; i++) {
+            part += sums[16u * local + i];
+            part_bad += counts[16u * local + i];
+        }
+        sixteenths[local] = part;
+        sixteenth_counts[local] = part_bad;
+    }
+    workgroupBarrier();
+    var total = 0.0;
+    for (var i = 0u; i < 16u; i++) { total += sixteenths[i]; }
+    return total;
+}
+
+// After sum_of_all: the number of values that are not finite.
+fn count_of_all() -> u32 {
+    var total = 0u;
+    for (var i = 0u; i < 16u; i++) { total += sixteenth_counts[i]; }
+    return total;
+}
 
 @compute @workgroup_size(64)
 fn partial_sums(
@@ -48,8 +90,7 @@ fn partial_sums(
             sum += value * value;
         }
     }
-    partials[2u * k] = sum;
-    partials[2u * k + 1u] = f32(bad);
+    note(k, sum, bad);
 }
 
 @group(0) @binding(0) var<storage, read> gradients4: array<vec4u>;       // (count / 4)
@@ -72,26 +113,73 @@ fn partial_sums4(
         let values = bitcast<vec4f>(select(bits, vec4u(0u), is_bad));
         sum += values * values;
     }
-    partials[2u * k] = (sum.x + sum.y) + (sum.z + sum.w);
-    partials[2u * k + 1u] = f32(bad.x + bad.y + bad.z + bad.w);
+    note(k, (sum.x + sum.y) + (sum.z + sum.w), bad.x + bad.y + bad.z + bad.w);
 }
 
 @compute @workgroup_size(256)
-fn total(@builtin(local_invocation_index) local: u32) {
+fn group_sums(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let part = workgroup_of(group, groups);
+    if (part >= p.parts) { return; }
     var sum = 0.0;
     var bad = 0u;
-    for (var k = local; k < p.parts; k += 256u) {
-        sum += partials[2u * k];
-        bad += u32(partials[2u * k + 1u]);
+    let end = min((part + 1u) * p.strip, p.count);
+    for (var i = part * p.strip + local; i < end; i += 256u) {
+        let bits = gradients[i];
+        if ((bits & NORM_EXPONENT) == NORM_EXPONENT) {
+            bad += 1u;
+        } else {
+            let value = bitcast<f32>(bits);
+            sum += value * value;
+        }
     }
-    sums[local] = sum;
-    counts[local] = bad;
-    workgroupBarrier();
+    sum = sum_of_all(sum, bad, local);
+    if (local == 0u) { note(part, sum, count_of_all()); }
+}
+
+@compute @workgroup_size(256)
+fn group_sums4(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let part = workgroup_of(group, groups);
+    if (part >= p.parts) { return; }
+    var sums_4 = vec4f(0.0);
+    var bad = vec4u(0u);
+    let end = min((part + 1u) * p.strip, p.count / 4u);
+    for (var i = part * p.strip + local; i < end; i += 256u) {
+        let bits = gradients4[i];
+        let is_bad = (bits & vec4u(NORM_EXPONENT)) == vec4u(NORM_EXPONENT);
+        bad += select(vec4u(0u), vec4u(1u), is_bad);
+        let values = bitcast<vec4f>(select(bits, vec4u(0u), is_bad));
+        sums_4 += values * values;
+    }
+    let mine = (sums_4.x + sums_4.y) + (sums_4.z + sums_4.w);
+    let sum = sum_of_all(mine, bad.x + bad.y + bad.z + bad.w, local);
+    if (local == 0u) { note(part, sum, count_of_all()); }
+}
+
+@compute @workgroup_size(256)
+fn total(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let slot = workgroup_of(group, groups);
+    if (slot >= p.slots) { return; }
+    let base = 2u * slot * p.stride;
+    var sum = 0.0;
+    var bad = 0u;
+    for (var k = local; k + 1u < p.stride && f32(k) < partials[base]; k += 256u) {
+        sum += partials[base + 2u * (k + 1u)];
+        bad += u32(partials[base + 2u * (k + 1u) + 1u]);
+    }
+    sum = sum_of_all(sum, bad, local);
     if (local > 0u) { return; }
-    for (var other = 1u; other < 256u; other++) {
-        sum += sums[other];
-        bad += counts[other];
-    }
-    results[2u * p.slot] = sum;
-    results[2u * p.slot + 1u] = f32(bad);
+    results[2u * slot] = sum;
+    results[2u * slot + 1u] = f32(count_of_all());
 }

@@ -66,8 +66,9 @@ mod tests {
                 (update_twin(&rule).dispatch)(&rule, &range).shader.file.into()
             }),
         );
-        let on_buckets =
-            COUNTS.into_iter().flat_map(|count| [norm::probe(count), hash::probe(count)]);
+        let on_buckets = COUNTS
+            .into_iter()
+            .flat_map(|count| [norm::probe(count, &Caps::EVERY), hash::probe(count)]);
         let dispatches = on_buckets.flat_map(|probe| probe.dispatches);
         used.extend(dispatches.map(|dispatch| dispatch.shader.file.into_owned()));
         for owned_call in catalog_calls() {

@@ -242,9 +242,15 @@ mod tests {
     use crate::autotune::catalog::{COUNTS, catalog_calls, names, updates as rules};
     use crate::base::rng::Key;
     use crate::graph::Op;
-    use crate::kernels::RandomContext;
     use crate::kernels::ops::{hash, norm};
     use crate::kernels::testing::for_each_gpu;
+    use crate::kernels::{DeviceClass, RandomContext};
+
+    /// A GPU and a driver that runs on a processor.
+    const CLASSES: [Caps; 2] = [
+        Caps { class: DeviceClass::Hardware, ..Caps::EVERY },
+        Caps { class: DeviceClass::Software, ..Caps::EVERY },
+    ];
 
     #[test]
     fn the_release_of_wgpu_is_the_one_in_use() {
@@ -275,7 +281,9 @@ mod tests {
                 check(&format!("{rule:?} {range:?}"), certifier.bucket(&probe).unwrap());
             }
             for count in COUNTS {
-                check("norm", certifier.bucket(&norm::probe(count)).unwrap());
+                for caps in CLASSES {
+                    check("norm", certifier.bucket(&norm::probe(count, &caps)).unwrap());
+                }
                 check("hash", certifier.bucket(&hash::probe(count)).unwrap());
             }
         });
@@ -383,7 +391,9 @@ mod tests {
         let on_ranges = rules().into_iter();
         let mut on_buckets: Vec<BucketProbe> =
             on_ranges.map(|(rule, range)| BucketProbe::of_update(&rule, &range)).collect();
-        on_buckets.extend(COUNTS.into_iter().flat_map(|n| [norm::probe(n), hash::probe(n)]));
+        for (caps, count) in CLASSES.iter().flat_map(|caps| COUNTS.map(|count| (caps, count))) {
+            on_buckets.extend([norm::probe(count, caps), hash::probe(count)]);
+        }
         for probe in on_buckets {
             assert!(dispatch::folded(&probe.dispatches).is_some(), "{} does not fold", probe.name);
         }
@@ -410,7 +420,8 @@ mod tests {
                 assert!(!result.is_certified(), "{rule:?} {range:?}");
             }
             for count in COUNTS {
-                assert!(!certifier.bucket(&norm::probe(count)).unwrap().is_certified());
+                let probe = norm::probe(count, &Caps::of(gpu));
+                assert!(!certifier.bucket(&probe).unwrap().is_certified());
                 assert!(!certifier.bucket(&hash::probe(count)).unwrap().is_certified());
             }
         });

@@ -13,6 +13,7 @@ use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
 use crate::kernels::dispatch::WORKSPACE_BYTES_MAX;
+use crate::kernels::ops::norm::NormSlots;
 use crate::kernels::ops::{hash, norm};
 use crate::kernels::{BucketProbe, Caps, Dispatch, OpCall, Pipelines, Variant, twin, update_twin};
 
@@ -410,7 +411,7 @@ impl KernelSelector {
         Ok(dispatch)
     }
 
-    /// Returns the dispatches of the norm of a bucket, with their kernels certified; see
+    /// Returns the stages of the norm of a bucket, with their kernels certified; see
     /// [`norm::dispatch`].
     ///
     /// # Errors
@@ -419,15 +420,16 @@ impl KernelSelector {
         &mut self,
         gpu: &Gpu,
         count: usize,
-        parts: usize,
+        places: NormSlots,
         slot: usize,
-    ) -> Result<Vec<Dispatch>, DeviceError> {
-        let dispatches = norm::dispatch(count, parts, slot);
+    ) -> Result<[Dispatch; 2], DeviceError> {
+        let caps = Caps::of(gpu);
+        let dispatches = norm::dispatch(count, &caps, places, slot);
         let entry = dispatches[0].shader.entry;
         if !self.certified_buckets.contains(&("norm", entry)) {
             let hash = kernel_hash(gpu.checks, "norm", &dispatches);
             self.require_certified(gpu, "norm", hash, |certifier| {
-                certifier.bucket(&norm::probe(count))
+                certifier.bucket(&norm::probe(count, &caps))
             })?;
             self.certified_buckets.push(("norm", entry));
         }
@@ -493,9 +495,10 @@ impl KernelSelector {
             })?;
         }
         for count in catalog::COUNTS {
-            let key = kernel_hash(gpu.checks, "norm", &norm::dispatch(count, 1, 0));
+            let (caps, places) = (Caps::of(gpu), NormSlots::new([count]));
+            let key = kernel_hash(gpu.checks, "norm", &norm::dispatch(count, &caps, places, 0));
             self.certified(gpu, "norm".into(), key, |certifier| {
-                certifier.bucket(&norm::probe(count))
+                certifier.bucket(&norm::probe(count, &caps))
             })?;
             let key = kernel_hash(gpu.checks, "hash", &hash::dispatch(0..count, 1));
             self.certified(gpu, "hash".into(), key, |certifier| {

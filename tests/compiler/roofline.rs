@@ -144,7 +144,8 @@ fn rows(plan: &Plan) -> Vec<Row> {
     for bucket in &plan.buckets {
         let length = bucket.length;
         let range = UpdateRange { start: 0, length, decay_end: length, gradient_scale: 1.0 };
-        let of_norm = norm::dispatch(length, norm::partials(length), 0);
+        let places = norm::NormSlots::new([length]);
+        let of_norm = norm::dispatch(length, &CAPS, places, 0);
         let bytes = 4.0 * length as f64;
         add("norm".into(), Cost { flops: 2.0 * length as f64, bytes }, &of_norm);
         let twin = update_twin(&update);

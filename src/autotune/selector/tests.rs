@@ -196,7 +196,8 @@ fn without_a_right_plain_variant_nothing_runs() {
 
         let (mut kernels, _) =
             prepared(gpu, KernelCache::in_memory(), &with_corrupted(&["adamw", "norm"]));
-        assert!(kernels.norm(gpu, 10, 1, 0).unwrap_err().to_string().contains("norm"));
+        let places = NormSlots::new([10]);
+        assert!(kernels.norm(gpu, 10, places, 0).unwrap_err().to_string().contains("norm"));
         for (rule, range) in catalog::updates() {
             let is_right = !matches!(rule, Update::AdamW { .. });
             assert_eq!(kernels.update(gpu, &rule, &range).is_ok(), is_right, "{rule:?}");

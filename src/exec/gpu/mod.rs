@@ -34,7 +34,8 @@ use crate::exec::{
     copies, slot_of,
 };
 use crate::graph::{Node, Place, Plan, TensorLocation, Update, UpdateRange};
-use crate::kernels::ops::{hash, norm};
+use crate::kernels::ops::hash;
+use crate::kernels::ops::norm::NormSlots;
 use crate::kernels::{BindGroups, Binding, Caps, Operand, Variant, twin};
 use add::PartialSumAdder;
 use banks::Banks;
@@ -65,8 +66,8 @@ pub struct GpuExecutor {
     banks: Banks,
     loss: wgpu::Buffer,
     loss_counter: LossCounter,
-    /// Pairs (sum of squares, number of values not finite): partial sums of the first stage here,
-    /// and one pair per bucket in `norms`.
+    /// Pairs (sum of squares, number of values not finite): partial sums of the first stage of all
+    /// buckets here, and one pair per bucket in `norms`.
     norm_parts: wgpu::Buffer,
     norms: wgpu::Buffer,
     /// Two words of the last hash of a bucket; its partial sums are in `norm_parts`.
@@ -83,8 +84,11 @@ pub struct GpuExecutor {
     prepared: HashMap<NodeKey, PreparedKernel>,
     recent_rows: VecDeque<usize>,
     updates: HashMap<UpdateKey, PreparedKernel>,
-    /// Prepared norm of each bucket; `None` of those that the plan does not hold.
+    /// Prepared first stage of the norm of each bucket; `None` of those that the plan does not
+    /// hold.
     norm_tasks: Vec<Option<PreparedKernel>>,
+    /// Prepared second stage of all norms; `None` if the plan holds no bucket.
+    norm_total: Option<PreparedKernel>,
     /// Kernel that adds gradients to the partial sums of other ranks; `None` until it is first
     /// needed.
     adder: Option<PartialSumAdder>,
@@ -113,7 +117,7 @@ impl GpuExecutor {
             .map(|slot| (0..slot.copies).map(|_| gpu.storage("slot", slot.bytes as u64)).collect())
             .collect::<Result<Vec<Vec<wgpu::Buffer>>, DeviceError>>()?;
         let banks = Banks::new(&gpu, &plan, &moments)?;
-        let parts = banks.shards.lengths().map(norm::partials).max().unwrap_or(1);
+        let norm_slots = NormSlots::new(banks.shards.lengths());
         let workspace_bytes = workspace_bytes(&plan, &Caps::of(&gpu));
         let norms_bytes = (2 * plan.buckets.len() * ELEMENT_BYTES) as u64;
         let mut executor = Self {
@@ -121,7 +125,7 @@ impl GpuExecutor {
             banks,
             loss: gpu.storage("loss", 8)?,
             loss_counter: LossCounter::new(&plan),
-            norm_parts: gpu.storage("norm parts", (2 * parts * ELEMENT_BYTES) as u64)?,
+            norm_parts: gpu.storage("norm parts", (norm_slots.words() * ELEMENT_BYTES) as u64)?,
             norms: gpu.storage("norms", norms_bytes)?,
             hashed: gpu.storage("hash", 8)?,
             workspace: gpu.storage("workspace", workspace_bytes.max(ELEMENT_BYTES) as u64)?,
@@ -131,6 +135,7 @@ impl GpuExecutor {
             recent_rows: VecDeque::new(),
             updates: HashMap::new(),
             norm_tasks: Vec::new(),
+            norm_total: None,
             adder: None,
             stream: CommandStream::new(gpu.clone(), readback_queue(&plan, READBACK_ELEMENTS_MAX))?,
             kernels,
@@ -138,7 +143,7 @@ impl GpuExecutor {
             plan: Arc::new(plan),
         };
         executor.kernels.set_workspace_bytes(workspace_bytes);
-        executor.prepare_norms(parts)?;
+        executor.prepare_norms(norm_slots)?;
         if moments.owned.is_some() {
             executor.stream.readback_queue.make(&executor.gpu)?;
         }
@@ -156,7 +161,7 @@ impl GpuExecutor {
         self.stream.readback_queue.make(&self.gpu)
     }
 
-    fn prepare_norms(&mut self, parts: usize) -> Result<(), DeviceError> {
+    fn prepare_norms(&mut self, norm_slots: NormSlots) -> Result<(), DeviceError> {
         for (index, gradients) in self.banks.gradients.iter().enumerate() {
             let Some(gradients) = gradients else {
                 self.norm_tasks.push(None);
@@ -169,11 +174,16 @@ impl GpuExecutor {
                 Operand::Output(i) => Binding::whole(outputs[i]),
                 Operand::Workspace { .. } => Binding::whole(&self.workspace),
             };
-            let dispatches = self.kernels.norm(&self.gpu, length, parts, index)?;
+            let [first, total] = self.kernels.norm(&self.gpu, length, norm_slots, index)?;
             let cost = norm_cost(length);
             let pipelines = &mut self.kernels.pipelines;
-            let task = PreparedKernel::new(&self.gpu, pipelines, &dispatches, &binding, cost)?;
+            let task = PreparedKernel::new(&self.gpu, pipelines, &[first], &binding, cost)?;
             self.norm_tasks.push(Some(task));
+            if self.norm_total.is_none() {
+                let (total, cost) = ([total], norm_cost(norm_slots.words()));
+                let task = PreparedKernel::new(&self.gpu, pipelines, &total, &binding, cost)?;
+                self.norm_total = Some(task);
+            }
         }
         Ok(())
     }
@@ -437,6 +447,9 @@ impl Executor for GpuExecutor {
                 panic!("the device does not hold {bucket}")
             };
             self.stream.run(task)?;
+        }
+        if let Some(total) = self.norm_total.as_ref().filter(|_| !norms.is_empty()) {
+            self.stream.run(total)?;
         }
         let mut values = vec![0f32; 2 + 2 * norms.len()];
         let mut ranges: Vec<ReadRange> = vec![(&self.loss, 0, 8)];

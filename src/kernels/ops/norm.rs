@@ -7,17 +7,22 @@ use rayon::prelude::*;
 
 use crate::kernels::bucket_probe::{normals, probe_count};
 use crate::kernels::dispatch::{Strips, grid};
-use crate::kernels::{BucketProbe, Dispatch, Operand, Shader};
+use crate::kernels::{BucketProbe, Caps, Dispatch, Operand, Shader};
 
 /// Elements per rayon task of `fast`; this fixes the order of its sums.
 const TASK: usize = 16 * 1024;
 
-/// Elements per invocation, in buckets that need fewer than `PARTIALS_MAX` invocations.
+/// Elements per partial sum, in buckets that need fewer than `PARTIALS_MAX` of them.
 const RUN: usize = 256;
 
-/// Maximum number of invocations of the first stage: enough to fill large devices, and few enough
-/// partial sums for one workgroup in the second stage.
-const PARTIALS_MAX: usize = 32 * 1024;
+/// Maximum number of partial sums of a bucket: few enough for one workgroup in the second stage,
+/// and enough invocations for a software adapter.
+const PARTIALS_MAX: usize = 4096;
+
+/// The same for GPUs, where a workgroup of 256 makes a partial sum: 4 vectors of 4 for each
+/// invocation, and enough workgroups to fill a large device.
+const GROUP_RUN: usize = 4096;
+const GROUPS: usize = 1024;
 
 /// Exponent bits of an f32: all set in infinities and NaNs, and in no other value.
 const EXPONENT: u32 = 0x7F80_0000;
@@ -70,35 +75,68 @@ fn partial(values: &[f32]) -> (f64, u64) {
     (sums.iter().sum(), bad.iter().sum())
 }
 
-/// Returns the number of partial sums (pairs of floats) that the first stage can use on a bucket
-/// of `count` elements.
-pub fn partials(count: usize) -> usize {
+/// Returns the number of partial sums that the first stage can use on a bucket of `count` elements.
+fn partials(count: usize) -> usize {
     count.div_ceil(RUN).clamp(1, PARTIALS_MAX)
 }
 
-/// Returns the two stages on a bucket of `count` elements. Input 0 is the gradients, output 0 the
-/// partial sums (room for `parts` pairs, of which at most [`partials`] are used), output 1 the
-/// results: (sum of squares, count of non-finite elements) as two floats in slot `slot`.
-pub fn dispatch(count: usize, parts: usize, slot: usize) -> Vec<Dispatch> {
-    assert!(parts > 0, "the norm needs room for one partial sum");
+/// Places of the partial sums of several buckets, which one second stage sums: a slot for each.
+#[derive(Clone, Copy, Debug)]
+pub struct NormSlots {
+    pub slots: usize,
+    /// Room for partial sums in a slot.
+    parts: usize,
+}
+
+impl NormSlots {
+    /// Returns the places for as many buckets as there are `lengths`.
+    pub fn new(lengths: impl IntoIterator<Item = usize>) -> Self {
+        let parts: Vec<usize> = lengths.into_iter().map(partials).collect();
+        Self { slots: parts.len(), parts: parts.into_iter().max().unwrap_or(1) }
+    }
+
+    /// Returns the floats of all slots: pairs, the first of each slot for their number.
+    pub fn words(&self) -> usize {
+        2 * self.slots * (self.parts + 1)
+    }
+}
+
+/// Returns the first stage on a bucket of `count` elements, and the second one, which is that of
+/// all buckets and comes after their first stages. Input 0 is the gradients, output 0 the partial
+/// sums of all slots, output 1 the results: (sum of squares, count of non-finite elements) as two
+/// floats per slot.
+pub fn dispatch(count: usize, caps: &Caps, places: NormSlots, slot: usize) -> [Dispatch; 2] {
+    let NormSlots { slots, parts: room } = places;
     let whole = count.is_multiple_of(4);
-    let strips = Strips::new(if whole { count / 4 } else { count }, partials(count).min(parts));
+    let items = if whole { count / 4 } else { count };
+    let (strips, entry, groups) = if caps.suits_hardware() {
+        let parts = count.div_ceil(GROUP_RUN).clamp(1, GROUPS).min(room);
+        let entry = if whole { "group_sums4" } else { "group_sums" };
+        (Strips { parts, strip: items.div_ceil(parts), lanes: 256 }, entry, grid(parts, 1))
+    } else {
+        let strips = Strips::new(items, partials(count).min(room));
+        let entry = if whole { "partial_sums4" } else { "partial_sums" };
+        (strips, entry, grid(strips.parts, 64))
+    };
     let Strips { parts, strip, lanes } = strips;
     let stage = |entry, groups| Dispatch {
         shader: Shader::new("norm", entry),
         operands: vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
-        params: [count, parts, strip, lanes, slot].map(|word| word as u32).to_vec(),
+        params: [count, parts, strip, lanes, slot, slots, room + 1].map(|word| word as u32).into(),
         groups,
     };
-    let first = if whole { "partial_sums4" } else { "partial_sums" };
-    vec![stage(first, grid(parts, 64)), stage("total", [1, 1, 1])]
+    [stage(entry, groups), stage("total", grid(slots, 1))]
 }
 
 /// Makes a probe for the kernels that a bucket of `like` elements runs: a bucket with some values
-/// that are not finite, and its norm in the middle one of three slots. The error is the squared
-/// relative one, infinite if the count is wrong or another slot changed.
-pub fn probe(like: usize) -> BucketProbe {
-    let count = probe_count(like, |count| dispatch(count, 1, 0).swap_remove(0).shader);
+/// that are not finite, and its norm in the middle one of three slots, the others of which have no
+/// partial sums. The error is the squared relative one, infinite if the count is wrong or another
+/// slot is not empty.
+pub fn probe(like: usize, caps: &Caps) -> BucketProbe {
+    let count = probe_count(like, |count| {
+        let [first, _] = dispatch(count, caps, NormSlots::new([count]), 0);
+        first.shader
+    });
     let mut gradients = normals(count, 51);
     for (i, bad) in NOT_FINITE.into_iter().enumerate() {
         gradients[(i * 7919 + count / 2) % count] = bad;
@@ -107,16 +145,18 @@ pub fn probe(like: usize) -> BucketProbe {
     let error = move |outputs: &[Vec<f32>], factor: f32| {
         let slots = &outputs[1];
         let others = [&slots[..2], &slots[4..]].concat();
-        if slots[3] != bad as f32 || others != [0.5; 4] {
+        if slots[3] != bad as f32 || others != [0.0; 4] {
             return f64::INFINITY;
         }
         (f64::from(slots[2] * factor) / sum - 1.0).powi(2)
     };
+    let places = NormSlots::new([count; 3]);
     BucketProbe {
         name: "norm",
         input: gradients.iter().map(|gradient| gradient.to_bits()).collect(),
-        dispatches: dispatch(count, partials(count), 1),
-        starts: vec![vec![f32::NAN; 2 * partials(count)], vec![0.5; 6]],
+        dispatches: dispatch(count, caps, places, 1).to_vec(),
+        // Without a number, a slot has no partial sums.
+        starts: vec![vec![f32::NAN; places.words()], vec![0.5; 6]],
         error: Box::new(error),
     }
 }
@@ -126,6 +166,7 @@ mod tests {
     use super::*;
     use crate::base::Site;
     use crate::base::rng::Key;
+    use crate::kernels::DeviceClass;
     use crate::kernels::testing::{for_each_gpu, run_dispatches};
 
     #[test]
@@ -153,21 +194,61 @@ mod tests {
         assert!(within && got.1 == expected.1, "{who}: {got:?}, not {expected:?}");
     }
 
-    /// Runs both stages with room for `parts` pairs, in the middle one of three slots.
+    /// Returns the capabilities of a GPU and of an adapter that runs on a processor.
+    fn classes() -> [Caps; 2] {
+        let class = |class| Caps { class, ..Caps::EVERY };
+        [DeviceClass::Hardware, DeviceClass::Software].map(class)
+    }
+
+    /// Runs both stages with room for `parts` partial sums, in the middle one of three slots.
     fn check(values: &[f32], parts: usize) {
         let expected = reference(values);
         // Bound of the rounding errors of that many additions.
         let rounding = values.len() as f64 * f64::EPSILON;
         assert_close("the fast version", fast(values), expected, rounding);
         for_each_gpu(|gpu, pipelines| {
-            let who = format!("{} ({:?}), {} elements", gpu.name, gpu.checks, values.len());
-            let starts = [vec![f32::NAN; 2 * parts], vec![0.5; 6]];
-            let dispatches = dispatch(values.len(), parts, 1);
-            let inputs = [bytemuck::cast_slice(values)];
-            let got = run_dispatches(gpu, pipelines, "norm", &dispatches, &inputs, &starts);
-            let result = (f64::from(got[1][2]), got[1][3] as u64);
-            assert_close(&who, result, expected, 1e-5);
-            assert_eq!([&got[1][..2], &got[1][4..]].concat(), [0.5; 4], "{who}: other slots");
+            for caps in classes() {
+                let who = format!(
+                    "{} ({:?}) as {:?}, {} elements",
+                    gpu.name,
+                    gpu.checks,
+                    caps.class,
+                    values.len()
+                );
+                let places = NormSlots { slots: 3, parts };
+                let starts = [vec![f32::NAN; places.words()], vec![0.5; 6]];
+                let dispatches = dispatch(values.len(), &caps, places, 1);
+                let inputs = [bytemuck::cast_slice(values)];
+                let got = run_dispatches(gpu, pipelines, "norm", &dispatches, &inputs, &starts);
+                let result = (f64::from(got[1][2]), got[1][3] as u64);
+                assert_close(&who, result, expected, 1e-5);
+                assert_eq!([&got[1][..2], &got[1][4..]].concat(), [0.0; 4], "{who}: other slots");
+            }
+        });
+    }
+
+    /// The second stage sums the slots of buckets of very different lengths.
+    #[test]
+    fn one_second_stage_sums_all_slots() {
+        let lengths = [3, 20_000, 0, 70_001];
+        let buckets = lengths.map(|length| values(length, length.min(2)));
+        let places = NormSlots::new(lengths);
+        for_each_gpu(|gpu, pipelines| {
+            for caps in classes() {
+                let mut state = vec![vec![f32::NAN; places.words()], vec![0.5; 8]];
+                for (slot, bucket) in buckets.iter().enumerate() {
+                    let stages = dispatch(bucket.len(), &caps, places, slot);
+                    let last = if slot == 3 { 2 } else { 1 };
+                    let padded = [&bucket[..], &[0.0; 4]].concat();
+                    let inputs = [bytemuck::cast_slice(&padded)];
+                    let stages = &stages[..last];
+                    state = run_dispatches(gpu, pipelines, "norm", stages, &inputs, &state);
+                }
+                for (bucket, got) in buckets.iter().zip(state[1].chunks(2)) {
+                    let got = (f64::from(got[0]), got[1] as u64);
+                    assert_close(&gpu.name, got, reference(bucket), 1e-5);
+                }
+            }
         });
     }
 
