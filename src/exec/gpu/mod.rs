@@ -139,6 +139,7 @@ impl GpuExecutor {
         };
         executor.kernels.set_workspace_bytes(workspace_bytes);
         executor.prepare_norms(parts)?;
+        executor.kernels.save_pipelines();
         if moments.owned.is_some() {
             executor.stream.readback_queue.make(&executor.gpu)?;
         }
