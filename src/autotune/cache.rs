@@ -157,6 +157,18 @@ impl KernelCache {
         cache
     }
 
+    /// Returns the path of the file with the driver's compiled pipelines and the name of the device
+    /// in it; `None` if nothing is kept.
+    pub fn pipelines_file(&self) -> Option<(PathBuf, &str)> {
+        let path = self.path.as_ref()?.with_extension("pipelines");
+        Some((path, &self.content.device))
+    }
+
+    /// Adds a message for the user.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
     /// Returns the certification result of a kernel.
     pub fn certificate(&self, hash: &str) -> Option<&Certificate> {
         self.content.certificates.get(hash)

@@ -10,7 +10,7 @@ use crate::kernels::{
 };
 
 /// Release of wgpu, which translates the shaders: another release may translate them differently.
-const WGPU: &str = "30.0.1";
+pub const WGPU: &str = "30.0.1";
 
 /// The most probes that a kernel runs on in a plain grid, among those that use its shader.
 const PROBES: usize = 4;

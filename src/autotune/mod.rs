@@ -2,12 +2,13 @@
 //! among those of a call the fastest, by timing. Results are cached per adapter and driver.
 //!
 //! Modules in layers: `probes` (small problems with their reference results), `certify`, `timing`
-//! and `catalog`, `plan_calls` and `cache`, `selector`, `kernel_check`.
+//! and `catalog`, `plan_calls` and `cache`, `pipeline_cache`, `selector`, `kernel_check`.
 
 pub mod cache;
 pub mod catalog;
 pub mod certify;
 pub mod kernel_check;
+pub mod pipeline_cache;
 pub mod plan_calls;
 pub mod probes;
 pub mod selector;

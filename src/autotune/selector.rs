@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::cache::{Certificate, Timing, Timings};
 use super::certify::{CertificationResult, Certifier, kernel_hash, variant_hash};
+use super::pipeline_cache::PipelineCacheFile;
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
 use super::timing::{VariantTimer, default_variant, timing_order};
@@ -55,6 +56,8 @@ pub struct TuneStats {
 /// Kernel selector of one device.
 pub struct KernelSelector {
     pub pipelines: Pipelines,
+    /// File of the driver's cache of pipelines, once it is open.
+    pipelines_file: Option<PipelineCacheFile>,
     reference_cache: ReferenceCache,
     cache: KernelCache,
     choices: VariantChoices,
@@ -79,6 +82,7 @@ impl KernelSelector {
     pub fn new(cache: KernelCache) -> Self {
         Self {
             pipelines: Pipelines::default(),
+            pipelines_file: None,
             reference_cache: ReferenceCache::default(),
             cache,
             choices: VariantChoices::default(),
@@ -130,16 +134,39 @@ impl KernelSelector {
         report: &mut dyn FnMut(TuneProgress),
     ) -> Result<Vec<String>, DeviceError> {
         self.corrupted_kernels.clone_from(&tuning.corrupted_kernels);
+        self.open_pipelines_file(gpu);
         let mut notes = Vec::new();
         let prepared =
             self.certify_needed(gpu, plan, tuning, report).and_then(|(calls, mut meter)| {
-                self.choose_all(gpu, calls, tuning, &mut meter, &mut notes)
+                self.choose_all(gpu, &calls, tuning, &mut meter, &mut notes)?;
+                self.compile_chosen(gpu, &calls);
+                Ok(())
             });
         self.reference_cache.clear();
         // Failures are cached too.
         self.cache.save();
+        self.save_pipelines();
         notes.extend(self.cache.take_notes());
         prepared.map(|()| notes)
+    }
+
+    /// Opens the file of the driver's cache of pipelines, unless nothing is kept.
+    fn open_pipelines_file(&mut self, gpu: &Gpu) {
+        if self.pipelines_file.is_none()
+            && let Some((path, device)) = self.cache.pipelines_file()
+        {
+            let pipelines = &mut self.pipelines;
+            self.pipelines_file = PipelineCacheFile::open(gpu, pipelines, &path, device);
+        }
+    }
+
+    /// Writes the driver's cache of pipelines, if there are new ones. A failure becomes a note,
+    /// because a run does not depend on it.
+    pub fn save_pipelines(&mut self) {
+        let saved = self.pipelines_file.as_mut().map(|file| file.save(&self.pipelines));
+        if let Some(Err(why)) = saved {
+            self.cache.note(format!("the compiled kernels are not kept: {why}"));
+        }
     }
 
     /// Certifies the kernels that run without measurements: of each call the plain variant, which
@@ -158,6 +185,7 @@ impl KernelSelector {
                 self.update(gpu, update, &range)?;
             }
         }
+        self.compile_uncertified(gpu, &calls);
         for planned in &calls {
             let call = planned.owned_call.call();
             for index in [0, default_variant(&call, &planned.variants, &Caps::of(gpu))] {
@@ -171,16 +199,40 @@ impl KernelSelector {
         Ok((calls, meter))
     }
 
+    /// Compiles the kernels that [`Self::certify_needed`] certifies, several at a time.
+    fn compile_uncertified(&mut self, gpu: &Gpu, calls: &[PlanCall]) {
+        let cache = &self.cache;
+        let needed = calls.iter().flat_map(|planned| {
+            let call = planned.owned_call.call();
+            let default = default_variant(&call, &planned.variants, &Caps::of(gpu));
+            let both = [0, default].map(|index| &planned.variants[index]);
+            both.into_iter().filter(move |variant| {
+                cache.certificate(&variant_hash(gpu.checks, &call, variant)).is_none()
+            })
+        });
+        self.pipelines.compile_all(gpu, needed.flat_map(|variant| &variant.dispatches));
+    }
+
+    /// Compiles the kernels that a plan runs, several at a time.
+    fn compile_chosen(&mut self, gpu: &Gpu, calls: &[PlanCall]) {
+        let chosen = calls.iter().filter_map(|planned| {
+            let name = self.choices.get(&planned.call_key);
+            planned.variants.iter().find(|variant| name.is_none_or(|name| variant.name == name))
+        });
+        self.pipelines.compile_all(gpu, chosen.flat_map(|variant| &variant.dispatches));
+    }
+
     /// Chooses a variant of each call that has several.
     fn choose_all(
         &mut self,
         gpu: &Gpu,
-        mut calls: Vec<PlanCall>,
+        calls: &[PlanCall],
         tuning: &TuneOptions,
         meter: &mut ProgressMeter,
         notes: &mut Vec<String>,
     ) -> Result<(), DeviceError> {
-        calls.retain(|planned| planned.variants.len() > 1);
+        let mut calls: Vec<&PlanCall> =
+            calls.iter().filter(|planned| planned.variants.len() > 1).collect();
         calls.sort_by(|a, b| b.weight.total_cmp(&a.weight));
         let until = Instant::now() + Duration::from_secs_f64(tuning.seconds);
         let mut session = TimingSession { gpu, timer: None, until, meter, notes };
@@ -472,9 +524,11 @@ impl KernelSelector {
     ) -> Result<(), DeviceError> {
         self.corrupted_kernels = corrupted_kernels.to_vec();
         self.cache.forget_certificates();
+        self.open_pipelines_file(gpu);
         let tried = self.try_all(gpu);
         self.reference_cache.clear();
         self.cache.save();
+        self.save_pipelines();
         tried
     }
 

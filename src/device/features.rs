@@ -36,8 +36,8 @@ pub(super) fn portable(offered: wgpu::Features) -> wgpu::Features {
 }
 
 /// Returns the features that the devices of a run are opened with: the portable ones, and those
-/// that kernel variants may use.
+/// that kernel variants may use, and the driver's cache of pipelines.
 pub(super) fn for_runs(offered: wgpu::Features) -> wgpu::Features {
     let variants = wgpu::Features::SHADER_F16 | wgpu::Features::SUBGROUP;
-    portable(offered) | (offered & variants)
+    portable(offered) | (offered & (variants | wgpu::Features::PIPELINE_CACHE))
 }

@@ -1,7 +1,9 @@
 //! Pipeline cache of one device, with one compiled pipeline per (shader, constants, access).
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{panic, thread};
 
 use super::dispatch::{Dispatch, Operand, Shader};
 use super::source;
@@ -20,24 +22,98 @@ pub struct Pipeline {
 
 type PipelineKey = (Shader, Vec<bool>);
 
-/// Cache of the pipelines compiled so far.
+/// The most threads that compile pipelines at a time. Drivers have locks of their own, and other
+/// devices of the run compile too.
+const THREADS_MAX: usize = 8;
+
+/// Pipelines compiled so far, and the driver's cache of compiled code where it has one.
 #[derive(Default)]
 pub struct Pipelines {
     made: HashMap<PipelineKey, Arc<Pipeline>>,
+    driver_cache: Option<wgpu::PipelineCache>,
 }
 
 impl Pipelines {
+    /// Sets the driver's cache, which pipelines are looked up in and added to from now on.
+    pub fn set_driver_cache(&mut self, cache: wgpu::PipelineCache) {
+        self.driver_cache = Some(cache);
+    }
+
+    /// Returns the driver's cache.
+    pub fn driver_cache(&self) -> Option<&wgpu::PipelineCache> {
+        self.driver_cache.as_ref()
+    }
+
+    /// Returns the number of pipelines compiled so far.
+    pub fn count(&self) -> usize {
+        self.made.len()
+    }
+
     /// Returns the pipeline of a dispatch, which is compiled at first use.
     pub fn get(&mut self, gpu: &Gpu, dispatch: &Dispatch) -> Result<Arc<Pipeline>, DeviceError> {
-        let access: Vec<bool> = dispatch.operands.iter().map(Operand::is_writable).collect();
-        let key = (dispatch.shader.clone(), access);
+        let key = key(dispatch);
         if let Some(pipeline) = self.made.get(&key) {
             return Ok(pipeline.clone());
         }
-        let pipeline = Arc::new(compile(gpu, &key, immediate_bytes(dispatch))?);
+        let cache = self.driver_cache.as_ref();
+        let pipeline = Arc::new(compile(gpu, &key, immediate_bytes(dispatch), cache)?);
         self.made.insert(key, pipeline.clone());
         Ok(pipeline)
     }
+
+    /// Compiles the pipelines of dispatches that are not compiled yet, several at a time. Those
+    /// that do not compile are left out: [`Pipelines::get`] returns the error.
+    pub fn compile_all<'a>(
+        &mut self,
+        gpu: &Gpu,
+        dispatches: impl IntoIterator<Item = &'a Dispatch>,
+    ) {
+        let mut missing: Vec<(PipelineKey, u32)> = Vec::new();
+        for dispatch in dispatches {
+            let key = key(dispatch);
+            if !self.made.contains_key(&key) && missing.iter().all(|(known, _)| *known != key) {
+                missing.push((key, immediate_bytes(dispatch)));
+            }
+        }
+        let threads = threads(gpu).min(missing.len());
+        if threads < 2 {
+            // The caller compiles one by one what it needs.
+            return;
+        }
+        let (next, compiled) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let cache = self.driver_cache.as_ref();
+        // Error scopes belong to the thread that opens them.
+        let work = || {
+            while let Some((key, bytes)) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Ok(pipeline) = compile(gpu, key, *bytes, cache) {
+                    let mut compiled = compiled.lock().unwrap_or_else(PoisonError::into_inner);
+                    compiled.push((key.clone(), Arc::new(pipeline)));
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            work();
+            for other in others {
+                if let Err(panicked) = other.join() {
+                    panic::resume_unwind(panicked);
+                }
+            }
+        });
+        self.made.extend(compiled.into_inner().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Returns the number of threads that may compile at a time for a device: one on GL, whose context
+/// belongs to one thread at a time.
+fn threads(gpu: &Gpu) -> usize {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if gpu.api == "gl" { 1 } else { cores.min(THREADS_MAX) }
+}
+
+fn key(dispatch: &Dispatch) -> PipelineKey {
+    let access = dispatch.operands.iter().map(Operand::is_writable).collect();
+    (dispatch.shader.clone(), access)
 }
 
 /// Returns the number of bytes of immediates that the dispatch sets.
@@ -51,6 +127,7 @@ fn compile(
     gpu: &Gpu,
     (shader, access): &PipelineKey,
     immediates: u32,
+    cache: Option<&wgpu::PipelineCache>,
 ) -> Result<Pipeline, DeviceError> {
     let label = format!("{}.{}", shader.file, shader.entry);
     let checks = checks(gpu, shader);
@@ -90,7 +167,7 @@ fn compile(
             zero_initialize_workgroup_memory: shader.is_foreign,
             ..Default::default()
         },
-        cache: None,
+        cache,
     });
     let refused = pollster::block_on(scope.pop());
     // Heartbeat: compilation may take long, and several pipelines may be compiled in a row.
@@ -125,6 +202,38 @@ fn module(gpu: &Gpu, label: &str, text: String, checks: ShaderChecks) -> wgpu::S
 mod tests {
     use super::*;
     use crate::kernels::testing::for_each_gpu;
+
+    /// Several at a time, of which one does not compile: its error belongs to its own thread.
+    #[test]
+    fn pipelines_are_compiled_several_at_a_time() {
+        let one = |entry: &'static str, text: String| Dispatch {
+            shader: Shader::emitted("copies", entry, text),
+            operands: vec![Operand::Input(0), Operand::Output(0)],
+            params: Vec::new(),
+            groups: [1, 1, 1],
+        };
+        let text = |number: usize| {
+            let kind = if number == 7 { "nonsense" } else { "f32" };
+            format!(
+                "@group(0) @binding(0) var<storage, read> x: array<{kind}>;
+                @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+                @compute @workgroup_size(1) fn copy() {{ y[0] = x[0] + {number}.0; }}"
+            )
+        };
+        let dispatches: Vec<Dispatch> = (0..20).map(|number| one("copy", text(number))).collect();
+        for_each_gpu(|gpu, _| {
+            let mut pipelines = Pipelines::default();
+            pipelines.compile_all(gpu, dispatches.iter().chain(&dispatches));
+            let expected = if threads(gpu) > 1 { dispatches.len() - 1 } else { 0 };
+            assert_eq!(pipelines.count(), expected, "{}", gpu.name);
+            gpu.check().unwrap();
+            for (number, dispatch) in dispatches.iter().enumerate() {
+                let made = pipelines.get(gpu, dispatch);
+                assert_eq!(made.is_ok(), number != 7, "{number} on {}", gpu.name);
+            }
+            assert_eq!(pipelines.count(), dispatches.len() - 1, "{}", gpu.name);
+        });
+    }
 
     #[test]
     fn text_from_outside_is_compiled_with_checks_on_every_device() {

@@ -144,6 +144,7 @@ impl GpuExecutor {
         };
         executor.kernels.set_workspace_bytes(workspace_bytes);
         executor.prepare_norms(norm_slots)?;
+        executor.kernels.save_pipelines();
         if moments.owned.is_some() {
             executor.stream.readback_queue.make(&executor.gpu)?;
         }

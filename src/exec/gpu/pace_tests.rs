@@ -5,14 +5,14 @@ use super::tests::{executors, fill, step};
 use super::*;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 
-/// Returns a plan whose products have 1 GFLOP each, about half a second of a software adapter.
+/// Returns a plan whose products have half a GFLOP each, a tenth of a second or more of a software adapter.
 fn plan() -> Plan {
     const ROWS: usize = 4;
     let mut b = Builder::new();
-    let x = b.input("x", &[512, 512]);
-    let w = b.parameter("w", &[512, 512], Init::Zeros);
+    let x = b.input("x", &[128, 512]);
+    let w = b.parameter("w", &[1024, 512], Init::Zeros);
     let y = b.linear(x, w, None).unwrap();
-    let target = b.input("target", &[512, 512]);
+    let target = b.input("target", &[128, 1024]);
     b.squared_error_loss(y, target).unwrap();
     Plan::new(differentiate(b.finish()).unwrap(), PlanOptions::new(ROWS))
 }
@@ -40,7 +40,7 @@ fn no_submission_of_a_step_is_long() {
         fill(&mut device);
         // The first step does not know the pace, the second does. The calmest of a few, because
         // other processes use the processor too.
-        for (which, numbers) in [("first", 1..2), ("later", 2..5)] {
+        for (which, numbers) in [("first", 1..2), ("later", 2..4)] {
             let mut calmest = f64::INFINITY;
             for number in numbers {
                 device.stream.traffic.longest_submission_s = 0.0;
