@@ -9,8 +9,8 @@ use potluck::base::Site;
 use potluck::base::rng::Key;
 use potluck::graph::{Binary, EpilogueOp, Op, Unary};
 use potluck::kernels::ops::attention::tiles;
-use potluck::kernels::ops::embedding_rows;
 use potluck::kernels::ops::matmul::{shared, tile};
+use potluck::kernels::ops::{embedding_rows, layer_norm_rows};
 use potluck::kernels::source::{FILES, snippet, text};
 use potluck::kernels::{Caps, OpCall, OwnedCall, RandomContext, Shader, twin};
 
@@ -202,6 +202,13 @@ fn layer_norm_group() -> Vec<(String, String)> {
     vec![text(64, 1), text(64, 1984), text(256, 1792)]
 }
 
+/// The same in registers, for widths of every kind.
+fn layer_norm_rows() -> Vec<(String, String)> {
+    let text =
+        |c: usize| (format!("layer_norm_rows {c}"), text(&layer_norm_rows::shader("", c / 4)));
+    [4, 128, 768, 1600, 3072, 8192].map(text).to_vec()
+}
+
 /// The gradient of an embedding for tables of few and of many rows, of values and of vectors.
 fn embedding_rows() -> Vec<(String, String)> {
     let mut texts = Vec::new();
@@ -256,6 +263,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(products());
     modules.extend(fused());
     modules.extend(layer_norm_group());
+    modules.extend(layer_norm_rows());
     modules.extend(embedding_rows());
     modules.extend(row_blocks());
     let completed = [
@@ -265,6 +273,7 @@ pub fn modules() -> Vec<(String, String)> {
         "fused",
         "fused_vectors",
         "layer_norm_group",
+        "layer_norm_rows",
         "matmul",
         "matmul_shared",
         "matmul_vector",

@@ -3,8 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::layer_norm_group;
 use super::row_blocks::{self, RowTerms};
+use super::{layer_norm_group, layer_norm_rows};
 use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::call_shapes::{C, N, PROBE_ROWS, calls};
@@ -233,9 +233,11 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     };
     let mut ways = vec![named(plain)];
     let others = by_rows(call).into_iter().map(named);
-    let is_blocks = |way: &Variant| way.workspace_bytes() > 0;
+    let is_of_hardware = |way: &Variant| {
+        way.workspace_bytes() > 0 || way.dispatches[0].shader.file == "layer_norm_rows"
+    };
     let shared = by_workgroups(call).into_iter();
-    let shared = shared.filter(|way| caps.suits_hardware() || !is_blocks(way));
+    let shared = shared.filter(|way| caps.suits_hardware() || !is_of_hardware(way));
     for way in others.chain(shared) {
         if ways.iter().all(|known| known.name != way.name) {
             ways.push(way);
@@ -245,12 +247,13 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 }
 
 /// Returns the variants whose workgroups share rows or columns, the best for GPUs at the end; none
-/// if a row does not fit in workgroup memory.
+/// if a row fits neither in workgroup memory nor in registers.
 fn by_workgroups(call: &OpCall) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let Op::LayerNormWeightGrad = call.op else {
         let Dispatch { operands, params, .. } = one(call, "", [1; 3]);
-        return layer_norm_group::variant(call, operands, params).into_iter().collect();
+        let group = layer_norm_group::variant(call, operands.clone(), params.clone());
+        return group.into_iter().chain(layer_norm_rows::variant(call, operands, params)).collect();
     };
     let (entry, across) =
         if c.is_multiple_of(4) { ("weight_tall4", 32) } else { ("weight_tall", 16) };
@@ -388,6 +391,22 @@ mod tests {
             let [grad, weight_grad] = gradient_inputs(&forward, rows);
             check_with(Op::LayerNormGrad, &grad, rows);
             check_with(Op::LayerNormWeightGrad, &weight_grad, rows);
+        }
+    }
+
+    /// Rows in registers: of one vector, with idle lanes, of several items per lane, of the most;
+    /// and more rows than fill whole workgroups.
+    #[test]
+    fn rows_of_vectors_agree() {
+        for (per_row, c, rows) in [(1, 4, 37), (3, 36, 7), (5, 768, 3), (3, 1600, 1), (2, 8192, 1)]
+        {
+            let forward = inputs(per_row, c, rows, 0.3);
+            check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
+            check_with(Op::LayerNorm { eps: EPS }, &forward[..2], rows);
+            let [grad, _] = gradient_inputs(&forward, rows);
+            if c > 4 {
+                check_with(Op::LayerNormGrad, &grad, rows);
+            }
         }
     }
 

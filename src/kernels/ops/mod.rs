@@ -15,6 +15,7 @@ pub mod fused_vectors;
 pub mod hash;
 pub mod layer_norm;
 pub mod layer_norm_group;
+pub mod layer_norm_rows;
 pub mod matmul;
 pub mod norm;
 pub mod row_blocks;

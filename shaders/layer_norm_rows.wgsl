@@ -1,0 +1,139 @@
+// Layer normalization on vectors of 4 with rows in registers, for GPUs; the formulas are those of
+// layer_norm.wgsl.
+//
+//   forward  keeps the row, so that mean and variance around it cost one read
+//   grad     keeps g = weight dy and xhat
+//
+// LANES invocations share a row, each with every LANES-th vector of it, at most ITEMS; a workgroup
+// of GROUP has GROUP / LANES rows. 32 bytes per vector moved (48 by grad), each once. A sum over a
+// row is that of INNER invocations at a time and then of these sums, always in the same order, with
+// two barriers.
+//
+// Prepended constants: GROUP; LANES, which divides it; INNER, which divides LANES; ITEMS.
+
+struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
+// `flag`: forward adds a bias.
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<vec4f>;                // (rows, c / 4)
+// forward binds x, weight, bias (weight again if there is none), y, stats.
+@group(0) @binding(1) var<storage, read> weight: array<vec4f>;           // (c / 4)
+@group(0) @binding(2) var<storage, read> bias: array<vec4f>;             // (c / 4)
+@group(0) @binding(3) var<storage, read_write> y: array<vec4f>;          // (rows, c / 4)
+@group(0) @binding(4) var<storage, read_write> new_stats: array<vec2f>;  // (rows): mean, rstd
+// grad binds x, weight, stats, dy, dx.
+@group(0) @binding(2) var<storage, read> stats: array<vec2f>;            // (rows)
+@group(0) @binding(3) var<storage, read> dy: array<vec4f>;               // (rows, c / 4)
+@group(0) @binding(4) var<storage, read_write> dx: array<vec4f>;         // (rows, c / 4)
+
+const OUTER: u32 = LANES / INNER;
+
+var<workgroup> parts: array<vec2f, GROUP>;
+var<workgroup> inner_sums: array<vec2f, GROUP / INNER>;
+
+fn sum4(v: vec4f) -> f32 {
+    return (v.x + v.y) + (v.z + v.w);
+}
+
+// The sum of `mine` over the invocations of a row. The barrier of the next call is behind all that
+// reads here.
+fn sum_of_row(mine: vec2f, local: u32) -> vec2f {
+    parts[local] = mine;
+    workgroupBarrier();
+    if (local < GROUP / INNER) {
+        let first = local / OUTER * LANES + local % OUTER;
+        var part = vec2f(0.0);
+        for (var i = 0u; i < INNER; i++) { part += parts[first + i * OUTER]; }
+        inner_sums[local] = part;
+    }
+    workgroupBarrier();
+    var sum = vec2f(0.0);
+    for (var i = 0u; i < OUTER; i++) { sum += inner_sums[local / LANES * OUTER + i]; }
+    return sum;
+}
+
+// Place of an invocation: the number of its row, and of its first vector in it.
+fn place_of(workgroup: u32, local: u32) -> vec2u {
+    return vec2u(workgroup * (GROUP / LANES) + local / LANES, local % LANES);
+}
+
+// The value, or zeros behind the end of a row. Loads there are of its last vector, so that no load
+// waits for a branch.
+fn within(k: u32, end: u32, value: vec4f) -> vec4f {
+    return select(vec4f(0.0), value, k < end);
+}
+
+@compute @workgroup_size(GROUP)
+fn forward(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let place = place_of(workgroup_of(group, groups), local);
+    // Invocations without a row take part in its barriers.
+    let row = min(place.x, p.rows - 1u);
+    let width = p.c / 4u;
+    let end = select(0u, width, place.x < p.rows);
+    let start = row * width;
+
+    var kept: array<vec4f, ITEMS>;
+    for (var i = 0u; i < ITEMS; i++) {
+        let k = place.y + LANES * i;
+        kept[i] = within(k, end, x[start + min(k, width - 1u)]);
+    }
+    var part = vec4f(0.0);
+    for (var i = 0u; i < ITEMS; i++) { part += kept[i]; }
+    let mean = sum_of_row(vec2f(sum4(part), 0.0), local).x / f32(p.c);
+
+    part = vec4f(0.0);
+    for (var i = 0u; i < ITEMS; i++) {
+        kept[i] = within(place.y + LANES * i, end, kept[i] - mean);
+        part += kept[i] * kept[i];
+    }
+    let variance = sum_of_row(vec2f(sum4(part), 0.0), local).x / f32(p.c);
+    let rstd = 1.0 / sqrt(variance + p.eps);
+
+    for (var i = 0u; i < ITEMS; i++) {
+        let k = place.y + LANES * i;
+        if (k < end) {
+            var value = kept[i] * rstd * weight[k];
+            if (p.flag != 0u) { value += bias[k]; }
+            y[start + k] = value;
+        }
+    }
+    if (place.y == 0u && place.x < p.rows) { new_stats[row] = vec2f(mean, rstd); }
+}
+
+@compute @workgroup_size(GROUP)
+fn grad(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let place = place_of(workgroup_of(group, groups), local);
+    let row = min(place.x, p.rows - 1u);
+    let width = p.c / 4u;
+    let end = select(0u, width, place.x < p.rows);
+    let start = row * width;
+    let of_row = stats[row];
+
+    var xhat: array<vec4f, ITEMS>;
+    var g: array<vec4f, ITEMS>;
+    for (var i = 0u; i < ITEMS; i++) {
+        let k = place.y + LANES * i;
+        let at = min(k, width - 1u);
+        xhat[i] = (x[start + at] - of_row.x) * of_row.y;
+        g[i] = within(k, end, weight[at] * dy[start + at]);
+    }
+    var part = vec4f(0.0);      // of g
+    var product = vec4f(0.0);   // of g xhat
+    for (var i = 0u; i < ITEMS; i++) {
+        part += g[i];
+        product += g[i] * xhat[i];
+    }
+    let means = sum_of_row(vec2f(sum4(part), sum4(product)), local) / f32(p.c);
+    for (var i = 0u; i < ITEMS; i++) {
+        let k = place.y + LANES * i;
+        if (k < end) { dx[start + k] = of_row.y * (g[i] - means.x - xhat[i] * means.y); }
+    }
+}

@@ -1,0 +1,53 @@
+//! Layer normalization and its gradient on vectors of 4 with rows in registers. Twin of
+//! `shaders/layer_norm_rows.wgsl`, and a variant of [`super::layer_norm`], which has the reference
+//! and the tests.
+
+use crate::graph::Op;
+use crate::kernels::dispatch::{Operand, grid};
+use crate::kernels::{Dispatch, OpCall, Shader, Variant};
+
+/// Vectors of a row that an invocation keeps: about `ITEMS`, and more of rows for which workgroups
+/// would be too large otherwise.
+const ITEMS: usize = 4;
+const ITEMS_MAX: usize = 8;
+
+/// Invocations of a workgroup: as many as share a row, but not fewer than the first.
+const GROUP: [usize; 2] = [64, 256];
+
+/// Returns the variant for a call with these operands and parameters; `None` for the weight
+/// gradient, and if the rows are not whole vectors or too long for registers.
+pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
+    let (rows, c) = call.rows_and_last(0);
+    let entry = match call.op {
+        Op::LayerNorm { .. } => "forward",
+        Op::LayerNormGrad => "grad",
+        _ => return None,
+    };
+    let width = c / 4;
+    if !c.is_multiple_of(4) || width > GROUP[1] * ITEMS_MAX {
+        return None;
+    }
+    let shader = shader(entry, width);
+    let [group, lanes] = sizes(width);
+    let groups = grid(rows.div_ceil(group / lanes), 1);
+    let dispatch = Dispatch { shader, operands, params, groups };
+    Some(Variant::new("layer_norm_rows", vec![dispatch]))
+}
+
+/// Returns the invocations of a workgroup, and those that share a row of `width` vectors.
+fn sizes(width: usize) -> [usize; 2] {
+    let lanes = width.div_ceil(ITEMS).next_power_of_two().clamp(8, GROUP[1]);
+    [lanes.max(GROUP[0]), lanes]
+}
+
+/// Returns the shader of an entry point for rows of `width` vectors.
+pub fn shader(entry: &'static str, width: usize) -> Shader {
+    let [group, lanes] = sizes(width);
+    let inner = if lanes < 128 { 8 } else { 16 };
+    let items = width.div_ceil(lanes);
+    Shader::new("layer_norm_rows", entry)
+        .with_const("GROUP", group as u32)
+        .with_const("LANES", lanes as u32)
+        .with_const("INNER", inner)
+        .with_const("ITEMS", items as u32)
+}
