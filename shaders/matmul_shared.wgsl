@@ -11,7 +11,8 @@
 //
 // The last tiles down and across begin where a whole one ends at the matrix's edge, and store only
 // what no other tile owns; so nothing is tested where operands are read. EDGES = 1: the matrix is
-// smaller than a tile. EDGE_K = 1: k is no multiple of BK.
+// smaller than a tile. EDGE_K = 1: k is no multiple of BK. PARTS = 1: each part of the sum has
+// tiles of its own, and c is (parts, batch, m, n); shaders/matmul_parts.wgsl adds them.
 //
 // Prepended (src/kernels/ops/matmul/shared.rs): the constants in capitals, the operands `a` and
 // `b` with `a_four` and `b_four`, which read elements `at` .. `at` + 3 of one, `a_some` and
@@ -19,13 +20,15 @@
 // (with src/kernels/ops/epilogue.rs), which stores the elements `begin` .. `end` - 1 of four.
 
 struct Params {
-    tiles: u32,             // in all matrices
+    tiles: u32,             // in all matrices of c
     tiles_each: u32,        // in one
     tiles_down: u32,
     tiles_across: u32,      // in one row of tiles
     m: u32,
     n: u32,
     k: u32,
+    batch: u32,             // products
+    part: u32,              // terms of a part of the sum, a multiple of BK
 }
 var<immediate> p: Params;
 
@@ -196,7 +199,7 @@ fn add_terms(sums: ptr<function, Sums>, a_at: u32, y: u32, b_at: u32, x: u32, s:
     add_term(sums, a_first + 3u * A_QUADS, b_first + 3u * B_QUADS);
 }
 
-// Stores four sums of row i, as far as the tile owns them: what lies at `own` or behind it.
+// Stores four sums of row i of matrix z of c, as far as the tile owns them: what lies at `own` or behind it.
 fn store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
     if (i < own.x || (EDGES == 1u && i >= p.m)) { return; }
     let end = select(4u, min(4u, left(p.n, j)), EDGES == 1u);
@@ -229,7 +232,10 @@ fn shared_tile(
 ) {
     let index = workgroup_of(group, groups);
     if (index >= p.tiles) { return; }
-    let z = index / p.tiles_each;
+    let matrix = index / p.tiles_each;
+    let z = select(matrix, matrix % p.batch, PARTS == 1u);
+    let begin = select(0u, matrix / p.batch * p.part, PARTS == 1u);
+    let end = select(p.k, min(p.k, begin + p.part), PARTS == 1u);
     let own = place(index % p.tiles_each) * vec2u(BM, BN);
     let row = select(min(own.x, p.m - BM), own.x, EDGES == 1u);
     let column = select(min(own.y, p.n - BN), own.y, EDGES == 1u);
@@ -244,8 +250,10 @@ fn shared_tile(
     let j = column + b_block.x;
     let copies_a = local < A_BLOCKS;
     let copies_b = reversed < B_BLOCKS;
-    var a_at = z * p.m * p.k + select(i * p.k + a_block.y, a_block.y * p.m + i, TRANSPOSE_A == 1u);
-    var b_at = z * p.k * p.n + select(b_block.y * p.n + j, j * p.k + b_block.y, TRANSPOSE_B == 1u);
+    let a_term = begin + a_block.y;
+    let b_term = begin + b_block.y;
+    var a_at = z * p.m * p.k + select(i * p.k + a_term, a_term * p.m + i, TRANSPOSE_A == 1u);
+    var b_at = z * p.k * p.n + select(b_term * p.n + j, j * p.k + b_term, TRANSPOSE_B == 1u);
     var a_next: mat4x4f;
     var b_next: mat4x4f;
 
@@ -254,8 +262,8 @@ fn shared_tile(
     let x = (local % ACROSS) ^ swizzle(slice);
     var sums: Sums;
     // A stage is read from memory while the one before it is added.
-    for (var q = 0u; ; q += BK) {
-        let is_last = q >= p.k;
+    for (var q = begin; ; q += BK) {
+        let is_last = q >= end;
         if (!is_last) {
             let is_whole = EDGES == 0u && (EDGE_K == 0u || q + BK <= p.k);
             if (copies_a) { a_next = load_a(a_at, i, q + a_block.y, is_whole); }
@@ -264,7 +272,7 @@ fn shared_tile(
             a_at += select(BK, BK * p.m, TRANSPOSE_A == 1u);
             b_at += select(BK * p.n, BK, TRANSPOSE_B == 1u);
         }
-        if (q > 0u) {
+        if (q > begin) {
             add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 0u);
             add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 4u);
             add_terms(&sums, slice * A_QUADS, y, slice * B_QUADS, x, 8u);
@@ -281,5 +289,5 @@ fn shared_tile(
     sums.upper_left = add_slices(local, sums.upper_left);
     if (local >= SLICE) { return; }
     let first = vec2u(row, column) + 4u * vec2u(local / ACROSS, local % ACROSS);
-    store_all(z, first.x, first.y, own, sums);
+    store_all(matrix, first.x, first.y, own, sums);
 }

@@ -158,6 +158,10 @@ fn products() -> Vec<(String, String)> {
             texts.extend(of_product(tile.name, kind, product));
         }
     }
+    for name in ["matmul_shared_128x128_parts", "matmul_shared_64x64_parts"] {
+        texts.extend(of_product(name, "whole", [256, 2048, 256]));
+        texts.extend(of_product(name, "odd", [257, 2051, 261]));
+    }
     let few = [
         ("row", [1, 256, 256]),
         ("column", [256, 256, 1]),
@@ -183,11 +187,12 @@ fn of_product(variant: &str, kind: &str, [m, k, n]: [usize; 3]) -> Vec<(String, 
         let variants = (twin(call.op).unwrap().variants)(&call, &Caps::EVERY);
         let found = variants.into_iter().find(|one| one.name == variant);
         let found = found.unwrap_or_else(|| panic!("{variant} {kind} is no candidate"));
-        let text = text(&found.dispatches[0].shader);
         let order = |transposed| if transposed { "t" } else { "n" };
         let name = format!("{variant} {} {} {kind}", order(transpose_a), order(transpose_b));
-        if texts.iter().all(|(_, known)| *known != text) {
-            texts.push((name, text));
+        for text in found.dispatches.iter().map(|dispatch| text(&dispatch.shader)) {
+            if texts.iter().all(|(_, known)| *known != text) {
+                texts.push((name.clone(), text));
+            }
         }
     }
     texts
@@ -275,6 +280,7 @@ pub fn modules() -> Vec<(String, String)> {
         "layer_norm_group",
         "layer_norm_rows",
         "matmul",
+        "matmul_parts",
         "matmul_shared",
         "matmul_vector",
         "row_blocks",

@@ -342,8 +342,7 @@ mod tests {
         });
     }
 
-    /// Rows of a multiple of four values are stored as vectors, unless an operand repeats within
-    /// four values.
+    /// Rows of a multiple of four values are stored as vectors.
     #[test]
     fn every_step_follows_in_vectors() {
         let stores_vectors = |variant: &Variant| {
@@ -358,11 +357,24 @@ mod tests {
             let op = fused(product(ta, tb), epilogue);
             check_named(&op, &inputs, &|variant| is_tile(variant) && stores_vectors(variant));
         }
+        // Of two rows of values, and of a single value.
         let op = fused(product(false, false), &[ADD, MUL]);
         let positions = (Shape::fixed(&[18, 40]), InputFill::Normal);
         let mut inputs = factors(&[], [36, 5, 40], false, false);
         inputs.extend([positions, (Shape::fixed(&[]), InputFill::Normal)]);
-        check_named(&op, &inputs, &|variant| is_tile(variant) && !stores_vectors(variant));
+        check_named(&op, &inputs, &|variant| is_tile(variant) && stores_vectors(variant));
+    }
+
+    /// The dispatch that adds the parts of a long sum applies the steps, on vectors or not.
+    #[test]
+    fn every_step_follows_the_parts_of_a_sum() {
+        for (index, (epilogue, whole)) in CHAINS.into_iter().enumerate() {
+            let [m, k, n] = [64, 1024, 64 + index % 2];
+            let behind = operands(&Shape::fixed(&[m, n]), whole);
+            let inputs = [factors(&[], [m, k, n], false, true), behind].concat();
+            let op = fused(product(false, true), epilogue);
+            check_named(&op, &inputs, &|variant| variant.name == "matmul_shared_64x64_parts");
+        }
     }
 
     fn product(transpose_a: bool, transpose_b: bool) -> Op {

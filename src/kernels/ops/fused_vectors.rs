@@ -1,7 +1,7 @@
 //! Elementwise chains on vectors of 4 neighbouring values: the WGSL of
 //! `fn store4(at: u32, total: vec4f)`, which applies the steps to vector `at`. Twin of
 //! `shaders/fused_vectors.wgsl`, and a variant of [`super::fused`], which has the reference and the
-//! tests.
+//! tests. Matrix products in workgroup memory use the same text.
 
 use super::epilogue::{Epilogue, EpilogueStep};
 use crate::graph::{Binary, Unary};
@@ -15,9 +15,10 @@ enum Bound {
     Value(Operand),
 }
 
-/// Generates `store4` for these steps, which writes the final vector to `c`, with bindings numbered
-/// from `first`. It moves 16 bytes per vector, operand and stored vector. `None` if the values, or
-/// the period of an operand that is more than one value, are not whole vectors.
+/// Generates `store4` for these steps, which writes the final vector to `c`, or adds it if the call
+/// accumulates, with bindings numbered from `first`. It moves 16 bytes per vector, operand and
+/// stored vector. `None` if the values, or the period of an operand that is more than one value,
+/// are not whole vectors.
 pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Option<Epilogue> {
     let (mut bindings, mut body, mut operands) = (String::new(), String::new(), Vec::new());
     for step in steps {
@@ -32,9 +33,12 @@ pub fn of_steps(call: &OpCall, steps: &[EpilogueStep], first: usize) -> Option<E
         }
         body += &format!("    {}\n", statement(call, *step, bound, number));
     }
-    let library = source::snippet("elementwise");
+    let calls =
+        |step: &EpilogueStep| matches!(step, EpilogueStep::Unary(_) | EpilogueStep::UnaryGrad(..));
+    let library = if steps.iter().any(calls) { source::snippet("elementwise") } else { "" };
     let store = format!("fn store4(at: u32, total: vec4f) {{\n    var v = total;\n{body}");
-    let text = format!("{library}{bindings}{store}    c[at] = v;\n}}\n");
+    let assign = if call.accumulate { "+=" } else { "=" };
+    let text = format!("{library}{bindings}{store}    c[at] {assign} v;\n}}\n");
     call.output_len(0).is_multiple_of(4).then_some(Epilogue { text, operands })
 }
 

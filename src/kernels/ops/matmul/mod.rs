@@ -2,6 +2,7 @@
 //! Faster variants: the register tiles that [`tile`] generates, the tiles in workgroup memory of
 //! [`shared`], and [`vector`] for few rows or columns.
 
+pub mod parts;
 mod probes;
 pub mod shared;
 pub mod sizes;
@@ -17,6 +18,7 @@ use crate::kernels::dispatch::grid;
 use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::twin::{no_forward, normal_inputs};
 use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
+use parts::Parts;
 pub use probes::probes_with_columns;
 use probes::{catalog, probes};
 use sizes::{OPERANDS, Sizes};
@@ -174,7 +176,7 @@ fn product(
 pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
     let sizes = Sizes::of(call);
     if caps.suits_hardware() {
-        return vec![on_hardware(call, sizes)];
+        return on_hardware(call, sizes);
     }
     let enough = |tile: RegisterTile| {
         let (down, across) = sizes.tiles(tile);
@@ -187,19 +189,25 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 }
 
 /// Static choice on GPUs: for few rows or columns the kernel that reads the other matrix once, or
-/// else the largest tile in workgroup memory of which there are enough to keep the device busy.
-fn on_hardware(call: &OpCall, sizes: Sizes) -> Dispatch {
+/// else the largest tile in workgroup memory of which there are enough to keep the device busy, or
+/// would be if long sums are split.
+fn on_hardware(call: &OpCall, sizes: Sizes) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
-        return vector::dispatch(call, &sizes);
+        return vec![vector::dispatch(call, &sizes)];
     }
     let tiles: Vec<_> = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes)).collect();
+    let largest = tiles.first().filter(|tile| tile.count(&sizes) >= WORKGROUPS_MIN);
+    let is_filled = |parts: &Parts| parts.workgroups(&sizes) >= WORKGROUPS_MIN;
+    if let Some(parts) = Parts::of(&sizes).find(is_filled).filter(|_| largest.is_none()) {
+        return parts.dispatches(call, &sizes);
+    }
     let is_busy = |tile: &&shared::WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
     // The last ones are the smallest: that with split sums, if there are few and long ones.
     if let Some(tile) = tiles.iter().find(is_busy).or(tiles.last()) {
-        return shared::dispatch(call, &sizes, *tile);
+        return vec![shared::dispatch(call, &sizes, *tile)];
     }
     let small = TILES.into_iter().rev().find(|tile| sizes.fits(*tile));
-    small.map_or_else(|| naive(call, sizes), |tile| tiled(call, sizes, tile))
+    vec![small.map_or_else(|| naive(call, sizes), |tile| tiled(call, sizes, tile))]
 }
 
 /// Returns the GPU kernel variants of the call.
@@ -211,11 +219,22 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let tiled = sizes
         .register_tiles(caps)
         .map(|tile| Variant::new(tile.name, vec![tiled(call, sizes, tile)]));
-    let tiles = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes));
-    let tiles = tiles.filter(|_| caps.suits_hardware());
-    let shared =
-        tiles.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, &sizes, tile)]));
-    std::iter::once(naive).chain(vector).chain(tiled).chain(shared).collect()
+    let every = std::iter::once(naive).chain(vector).chain(tiled);
+    if caps.suits_hardware() {
+        every.chain(in_workgroup_memory(call, &sizes)).collect()
+    } else {
+        every.collect()
+    }
+}
+
+/// Returns the variants for GPUs: tiles in workgroup memory, and those of parts of long sums.
+fn in_workgroup_memory(call: &OpCall, sizes: &Sizes) -> impl Iterator<Item = Variant> {
+    let tiles = shared::TILES.into_iter().filter(|tile| tile.fits(sizes));
+    let whole =
+        tiles.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, sizes, tile)]));
+    let in_parts =
+        Parts::of(sizes).map(|parts| Variant::new(parts.name, parts.dispatches(call, sizes)));
+    whole.chain(in_parts)
 }
 
 fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
@@ -269,6 +288,7 @@ mod tests {
     use crate::base::{DType, HostTensor, Shape};
     use crate::device::ShaderChecks;
     use crate::graph::shapes;
+    use crate::kernels::dispatch::workspace_bytes;
     use crate::kernels::harness::{InputFill, generate};
     use crate::kernels::testing::{check, compare, for_each_gpu, on_gpu, reference as expected};
     use crate::kernels::{DeviceClass, OwnedCall, RandomContext};
@@ -394,6 +414,49 @@ mod tests {
         }
     }
 
+    /// Parts of equal and of unequal lengths, each with whole tiles and with tiles that overlap, and
+    /// with vectors and scalars.
+    #[test]
+    fn parts_of_long_sums_are_added_at_every_edge() {
+        let products = [
+            [0, 64, 1024, 128],
+            [2, 129, 1100, 131],
+            [0, 132, 1028, 68],
+            [0, 66, 1537, 140],
+            [0, 256, 1040, 129],
+            [0, 128, 1600, 136],
+        ];
+        for (index, product) in products.into_iter().enumerate() {
+            let is_parts = |name: &str| name.ends_with("_parts");
+            check_named(&is_parts, product, TRANSPOSES[index % 4], index % 2 == 1);
+        }
+    }
+
+    /// The workspace is bounded, parts are no shorter than what their traffic costs, and no more
+    /// than what fills a device.
+    #[test]
+    fn sums_are_split_where_tiles_are_few() {
+        let split = |m: usize, k: usize, n: usize| {
+            let sizes = Sizes { batch: 1, m, n, k, transpose_a: true, transpose_b: false };
+            let op = op((true, false));
+            let call = call(&op, &operands(0, m, k, n, (true, false)), false);
+            let each = |parts: Parts| {
+                let bytes = workspace_bytes(&parts.dispatches(&call, &sizes));
+                (parts.name.trim_end_matches("_parts"), parts.workgroups(&sizes), bytes)
+            };
+            Parts::of(&sizes).map(each).collect::<Vec<_>>()
+        };
+        let mib = 1 << 20;
+        assert_eq!(split(768, 8192, 768), [("matmul_shared_128x128", 36 * 7, 7 * 9 * mib / 4)]);
+        assert_eq!(
+            split(512, 2048, 512),
+            [("matmul_shared_128x128", 16 * 4, 4 * mib), ("matmul_shared_64x64", 64 * 4, 4 * mib)]
+        );
+        assert_eq!(split(768, 1023, 768), []);
+        assert_eq!(split(8192, 8192, 768), []);
+        assert_eq!(split(63, 8192, 768), []);
+    }
+
     /// On GPUs no call runs a kernel that was shaped by drivers on a processor, timed or not.
     #[test]
     fn static_choices_on_gpus_use_workgroup_memory() {
@@ -413,7 +476,8 @@ mod tests {
         // The products of a GPT-2 step, and of one token.
         assert_eq!(named(8192, 768, 2304), "matmul_shared_128x128");
         assert_eq!(named(8192, 768, 50257), "matmul_shared_128x128");
-        assert_eq!(named(768, 8192, 768), "matmul_shared_128x64");
+        assert_eq!(named(768, 8192, 768), "matmul_shared_128x128_parts");
+        assert_eq!(named(768, 1000, 768), "matmul_shared_128x64");
         assert_eq!(named(1, 768, 2304), "matmul_vector");
         // Too few tiles of any size, and long sums.
         assert_eq!(named(64, 4096, 64), "matmul_shared_32x32_split");

@@ -78,6 +78,9 @@ pub fn catalog() -> Vec<CallShape> {
     };
     let mut calls: Vec<CallShape> =
         [(false, false), (false, true), (true, false), (true, true)].map(product).to_vec();
+    // A long sum, as in the gradient of a weight.
+    let op = Op::MatMul { transpose_a: true, transpose_b: false };
+    calls.push((op, vec![vec![8 * N, C], vec![8 * N, 3 * C]]));
     // A few rows, as in generation; and one output row, or one column.
     for m in [1, 4] {
         let op = |transpose_b| Op::MatMul { transpose_a: false, transpose_b };

@@ -18,8 +18,9 @@
 //! sixteen named vectors, to which drivers lower the matrices, run at the same speed.
 
 use super::sizes::{OPERANDS, Sizes};
-use crate::kernels::ops::epilogue::{self, Epilogue};
-use crate::kernels::{Dispatch, OpCall, Shader, dispatch};
+use crate::kernels::ops::epilogue::{self, Epilogue, EpilogueStep};
+use crate::kernels::ops::fused_vectors;
+use crate::kernels::{Dispatch, OpCall, Operand, Shader, dispatch};
 
 /// Tile of the output that one workgroup computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +99,8 @@ impl WorkgroupTile {
 }
 
 /// Returns the shader of a tile for a product of these sizes, with constants for what its text
-/// need not test; `store` is the epilogue of a call, by fours if `stores_vectors`.
-fn shader(tile: WorkgroupTile, sizes: &Sizes, store: &str, stores_vectors: bool) -> Shader {
+/// need not test.
+fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, in_parts: bool) -> Shader {
     let WorkgroupTile { m, n, k, rows, columns, split, .. } = tile;
     let [a, b] = layouts(sizes);
     let is_smaller = sizes.m < m as usize || sizes.n < n as usize;
@@ -114,12 +115,14 @@ fn shader(tile: WorkgroupTile, sizes: &Sizes, store: &str, stores_vectors: bool)
         ("TRANSPOSE_B", u32::from(b.transposed)),
         ("EDGES", u32::from(is_smaller)),
         ("EDGE_K", u32::from(!sizes.k.is_multiple_of(k as usize))),
+        ("PARTS", u32::from(in_parts)),
     ];
     let shader = Shader::new("matmul_shared", "shared_tile");
     let shader =
         constants.iter().fold(shader, |shader, (name, value)| shader.with_const(name, *value));
     let operands = [operand("a", 0, a.vectors), operand("b", 1, b.vectors)].concat();
-    shader.with_text(&operands).with_text(store).with_text(&store_some(stores_vectors))
+    let store_some = store_some(output.vectors);
+    shader.with_text(&operands).with_text(&output.text).with_text(&store_some)
 }
 
 /// Returns the layouts of both operands. Stored rows are contiguous, and so are the matrices of a
@@ -164,11 +167,35 @@ pub fn operand(name: &str, binding: usize, vectors: bool) -> String {
     )
 }
 
+/// How finished values are stored.
+pub struct Output {
+    /// WGSL of the binding of `c` and those of the steps, and of `store4` or `store`.
+    pub text: String,
+    /// Operands of the bindings of the steps.
+    pub operands: Vec<Operand>,
+    /// True if values are stored as vectors, as they are where rows are multiples of four.
+    pub vectors: bool,
+}
+
+impl Output {
+    /// Returns the output of a call through these steps, `c` as the binding before `first` and the
+    /// operands of the steps from there on.
+    pub fn of(call: &OpCall, steps: &[EpilogueStep], n: usize, first: usize) -> Self {
+        let vectors = || fused_vectors::of_steps(call, steps, first);
+        let (Epilogue { text, operands }, element) = match n.is_multiple_of(4).then(vectors) {
+            Some(Some(epilogue)) => (epilogue, "vec4f"),
+            _ => (epilogue::of_steps(call, steps, first), "f32"),
+        };
+        let text = epilogue::output_binding(first - 1, element) + &text;
+        Self { text, operands, vectors: element == "vec4f" }
+    }
+}
+
 /// Returns the WGSL of the function that stores some of four adjacent values: all or none if they
 /// are vectors.
 fn store_some(vectors: bool) -> String {
     let body: String = match vectors {
-        true => "    if (begin == 0u && end == 4u) { store4(at, totals); }\n".to_string(),
+        true => "    if (begin == 0u && end == 4u) { store4(at / 4u, totals); }\n".to_string(),
         false => (0..4)
             .zip("xyzw".chars())
             .map(|(i, field)| {
@@ -183,16 +210,39 @@ fn store_some(vectors: bool) -> String {
 
 /// Returns the dispatch of a call with a tile of any size.
 pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: WorkgroupTile) -> Dispatch {
-    let (down, across) = tile.tiles(sizes);
-    let tiles = sizes.batch * down * across;
-    let &Sizes { m, n, k, .. } = sizes;
-    let vectors = epilogue::stores_vectors(call, n);
-    let Epilogue { text: store, operands } = epilogue::with_output(call, OPERANDS.len(), vectors);
-    let params = [tiles, down * across, down, across, m, n, k];
+    let output = Output::of(call, &epilogue::steps(call), sizes.n, OPERANDS.len());
     Dispatch {
-        shader: shader(tile, sizes, &store, vectors),
-        operands: [&OPERANDS[..], &operands].concat(),
-        params: params.map(|word| word as u32).to_vec(),
-        groups: dispatch::grid(tiles, 1),
+        shader: shader(tile, sizes, &output, false),
+        operands: [&OPERANDS[..], &output.operands].concat(),
+        params: params(tile, sizes, 1, sizes.k),
+        groups: dispatch::grid(tile.count(sizes), 1),
     }
+}
+
+/// Returns the dispatch that writes the products of so many parts of the sum, of `terms` terms
+/// each, to `partials`: (parts, batch, m, n). The terms must be a multiple of the tile's.
+pub fn dispatch_parts(
+    call: &OpCall,
+    sizes: &Sizes,
+    tile: WorkgroupTile,
+    [parts, terms]: [usize; 2],
+    partials: Operand,
+) -> Dispatch {
+    let partial_call = OpCall { accumulate: false, ..call.clone() };
+    let output = Output::of(&partial_call, &[], sizes.n, OPERANDS.len());
+    let [a, b, _] = OPERANDS;
+    Dispatch {
+        shader: shader(tile, sizes, &output, true),
+        operands: vec![a, b, partials],
+        params: params(tile, sizes, parts, terms),
+        groups: dispatch::grid(parts * tile.count(sizes), 1),
+    }
+}
+
+fn params(tile: WorkgroupTile, sizes: &Sizes, parts: usize, terms: usize) -> Vec<u32> {
+    let (down, across) = tile.tiles(sizes);
+    let &Sizes { batch, m, n, k, .. } = sizes;
+    let tiles = parts * tile.count(sizes);
+    let params = [tiles, down * across, down, across, m, n, k, batch, terms];
+    params.map(|word| word as u32).to_vec()
 }

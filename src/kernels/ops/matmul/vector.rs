@@ -103,7 +103,8 @@ pub fn dispatch(call: &OpCall, sizes: &Sizes) -> Dispatch {
     let params = [&[workgroups, across, rows, columns, sizes.k][..], &few, &c].concat();
     let inputs = if exchanged { [1, 0] } else { [0, 1] };
     let own = [Operand::Input(inputs[0]), Operand::Input(inputs[1]), Operand::Output(0)];
-    let Epilogue { text: store, operands } = epilogue::with_output(call, own.len(), false);
+    let Epilogue { text, operands } = epilogue::of_steps(call, &epilogue::steps(call), own.len());
+    let store = epilogue::output_binding(own.len() - 1, "f32") + &text;
     Dispatch {
         shader: roles.shader(sizes.k, &store),
         operands: [&own[..], &operands].concat(),

@@ -1,0 +1,90 @@
+//! Matrix products whose sums are split between workgroups: each computes a part of the terms of
+//! its tile, and a second dispatch adds the parts in order and applies the epilogue. Twin of
+//! `shaders/matmul_parts.wgsl` behind `shaders/matmul_shared.wgsl`.
+//!
+//! It is meant for GPUs and for long sums of few outputs: the gradient of a weight of (768, 768)
+//! has 36 tiles of 128x128, fewer than a large GPU has cores. The parts cost 8 bytes per output
+//! and part on top, so each has at least [`TERMS_MIN`] terms.
+
+use super::shared::{self, Output, WorkgroupTile};
+use super::sizes::Sizes;
+use crate::kernels::dispatch::{WORKSPACE_BYTES_MAX, grid};
+use crate::kernels::ops::epilogue;
+use crate::kernels::{Dispatch, OpCall, Operand, Shader};
+
+/// Workgroups that fill a large device; products with as many tiles are not split.
+const WORKGROUPS: usize = 256;
+
+/// The fewest terms of a part.
+const TERMS_MIN: usize = 512;
+
+/// Invocations per workgroup that add parts.
+const SIZE: u32 = 64;
+
+/// A tile in workgroup memory, and how its sums are split.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// Name of the kernel variant.
+    pub name: &'static str,
+    tile: WorkgroupTile,
+    count: usize,
+    /// Terms of each part but the last one: whole stages of the tile.
+    terms: usize,
+}
+
+impl Parts {
+    /// Returns the splits that are candidates for these sizes, that of the largest tile first.
+    pub fn of(sizes: &Sizes) -> impl Iterator<Item = Self> {
+        let named = [
+            ("matmul_shared_128x128_parts", "matmul_shared_128x128"),
+            ("matmul_shared_64x64_parts", "matmul_shared_64x64"),
+        ];
+        named.into_iter().filter_map(|(name, tile)| {
+            let tile = shared::TILES.into_iter().find(|known| known.name == tile)?;
+            Self::with_tile(name, tile, sizes)
+        })
+    }
+
+    /// Returns the split of a tile; `None` if there is less than a tile, if the tiles fill a device
+    /// as they are, or if the sums are too short.
+    fn with_tile(name: &'static str, tile: WorkgroupTile, sizes: &Sizes) -> Option<Self> {
+        let is_whole = sizes.m >= tile.m as usize && sizes.n >= tile.n as usize;
+        let tiles = tile.count(sizes).max(1);
+        let bytes = 4 * sizes.batch * sizes.m * sizes.n;
+        let parts =
+            (WORKGROUPS / tiles).min(sizes.k / TERMS_MIN).min(WORKSPACE_BYTES_MAX / bytes.max(1));
+        if !is_whole || parts < 2 {
+            return None;
+        }
+        let terms = sizes.k.div_ceil(parts).next_multiple_of(tile.k as usize);
+        Some(Self { name, tile, count: sizes.k.div_ceil(terms), terms })
+    }
+
+    /// Returns the number of workgroups that compute parts.
+    pub fn workgroups(&self, sizes: &Sizes) -> usize {
+        self.count * self.tile.count(sizes)
+    }
+
+    /// Returns the dispatches of a call: the parts, and their sums.
+    pub fn dispatches(&self, call: &OpCall, sizes: &Sizes) -> Vec<Dispatch> {
+        let values = sizes.batch * sizes.m * sizes.n;
+        let partials = Operand::Workspace { bytes: 4 * self.count * values };
+        let parts = [self.count, self.terms];
+        let first = shared::dispatch_parts(call, sizes, self.tile, parts, partials);
+        let output = Output::of(call, &epilogue::steps(call), sizes.n, 2);
+        let (value, store, lanes) =
+            if output.vectors { ("vec4f", "store4", 4) } else { ("f32", "store", 1) };
+        let put = format!("fn put(at: u32, total: Value) {{ {store}(at, total); }}\n");
+        let count = values / lanes;
+        let second = Dispatch {
+            shader: Shader::new("matmul_parts", "add_parts")
+                .with_text(&format!("alias Value = {value};\n"))
+                .with_text(&output.text)
+                .with_text(&put),
+            operands: [&[partials, Operand::Output(0)][..], &output.operands].concat(),
+            params: vec![count as u32, self.count as u32],
+            groups: grid(count, SIZE),
+        };
+        vec![first, second]
+    }
+}
