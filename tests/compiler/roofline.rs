@@ -141,13 +141,16 @@ fn rows(plan: &Plan) -> Vec<Row> {
         correction1: moments,
         correction2: moments,
     };
-    for bucket in &plan.buckets {
+    for (index, bucket) in plan.buckets.iter().enumerate() {
         let length = bucket.length;
         let range = UpdateRange { start: 0, length, decay_end: length, gradient_scale: 1.0 };
         let places = norm::NormSlots::new([length]);
-        let of_norm = norm::dispatch(length, &CAPS, places, 0);
+        let [sums, total] = norm::dispatch(length, &CAPS, places, 0);
         let bytes = 4.0 * length as f64;
-        add("norm".into(), Cost { flops: 2.0 * length as f64, bytes }, &of_norm);
+        add("norm".into(), Cost { flops: 2.0 * length as f64, bytes }, &[sums]);
+        if index == 0 {
+            add("norm of all buckets".into(), Cost::default(), &[total]);
+        }
         let twin = update_twin(&update);
         let cost = Cost { flops: (twin.flops)(&update) * length as f64, bytes: 7.0 * bytes };
         add("adamw".into(), cost, &[(twin.dispatch)(&update, &range)]);
