@@ -110,7 +110,8 @@ pub struct Certifier<'a> {
 impl Certifier<'_> {
     /// Certifies a variant of a call on a few probes that run the same kernel, on one of them also
     /// in a folded grid in parts, as calls have that are too large for one row of workgroups or
-    /// take too long for one submission; on the call itself if there is none. Parameters and grid of the call itself must be within the limits.
+    /// take too long for one submission; on the call itself if there is none. Parameters
+    /// and grid of the call itself must be within the limits.
     ///
     /// # Errors
     /// Returns [`DeviceError`] if the device fails; a shader that does not compile is a result.

@@ -2,7 +2,8 @@
 //! among those of a call the fastest, by timing. Results are cached per adapter and driver.
 //!
 //! Modules in layers: `probes` (small problems with their reference results), `certify`, `timing`
-//! and `catalog`, `plan_calls` and `cache`, `pipeline_cache`, `selector`, `kernel_check`.
+//! and `catalog`, `plan_calls`, `cache` and `pipeline_cache`, `session`, `selector`,
+//! `kernel_check`.
 
 pub mod cache;
 pub mod catalog;
@@ -12,8 +13,10 @@ pub mod pipeline_cache;
 pub mod plan_calls;
 pub mod probes;
 pub mod selector;
+pub mod session;
 pub mod timing;
 
 pub use cache::KernelCache;
 pub use kernel_check::{KernelCheckError, check_kernel};
-pub use selector::{KernelSelector, TuneOptions, TuneProgress};
+pub use selector::{KernelSelector, TuneOptions};
+pub use session::TuneProgress;

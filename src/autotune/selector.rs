@@ -1,7 +1,7 @@
 //! Kernel selection: only certified kernels run, and among those of a call the variant that was
 //! chosen, by measurements within a time budget, which are cached.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use super::cache::{Certificate, Timing, Timings};
@@ -9,7 +9,8 @@ use super::certify::{CertificationResult, Certifier, kernel_hash, variant_hash};
 use super::pipeline_cache::PipelineCacheFile;
 use super::plan_calls::{PlanCall, call_key, distinct_calls, variant_set_hash};
 use super::probes::ReferenceCache;
-use super::timing::{VariantTimer, default_variant, timing_order};
+use super::session::{ProgressMeter, TimingSession, TuneProgress};
+use super::timing::{default_variant, timing_order};
 use super::{KernelCache, catalog};
 use crate::device::{DeviceError, Gpu};
 use crate::graph::{Plan, Update, UpdateRange, VariantChoices};
@@ -31,15 +32,6 @@ pub struct TuneOptions {
     pub update: Option<Update>,
     /// Names of kernels whose certification is corrupted by a seeded error, for tests.
     pub corrupted_kernels: Vec<String>,
-}
-
-/// Progress of certification and timing.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TuneProgress {
-    /// Kernels of the plan that are done, out of `total`.
-    pub done: usize,
-    pub total: usize,
-    pub elapsed: Duration,
 }
 
 /// Counters of autotuning work; results from the cache do not count.
@@ -333,15 +325,23 @@ impl KernelSelector {
         if Instant::now() >= until || session.begin(planned)?.is_none() {
             return Ok(measured);
         }
+        let order = timing_order(&call, &planned.variants, &Caps::of(gpu));
+        let candidates = order.iter().map(|index| &planned.variants[*index]);
+        let is_usable = |variant: &&Variant| {
+            let known = self.cache.certificate(&variant_hash(gpu.checks, &call, variant));
+            known.is_none_or(|known| known.result.is_certified())
+        };
+        let dispatches = candidates.filter(is_usable).flat_map(|variant| &variant.dispatches);
+        self.pipelines.compile_all(gpu, dispatches);
         let mut best: Option<f64> = None;
-        for index in timing_order(&call, &planned.variants, &Caps::of(gpu)) {
+        for index in order {
             let variant = &planned.variants[index];
             if Instant::now() >= until {
                 break;
             }
             let hash = variant_hash(gpu.checks, &call, variant);
             let timed = self.time(&call, variant, best, session);
-            let what = format!("{} of {}", variant.name, planned.call_key);
+            let what = format!("{} of {} is", variant.name, planned.call_key);
             if let Some(seconds) = session.unless_lost(&what, timed)?.flatten() {
                 self.work.timed += 1;
                 best = Some(best.map_or(seconds, |best| best.min(seconds)));
@@ -657,52 +657,6 @@ impl KernelSelector {
     }
 }
 
-/// Timing of the calls of a plan.
-struct TimingSession<'a, 'b> {
-    gpu: &'a Gpu,
-    /// Timer with its buffers, made at first use.
-    timer: Option<VariantTimer<'a>>,
-    until: Instant,
-    meter: &'a mut ProgressMeter<'b>,
-    notes: &'a mut Vec<String>,
-}
-
-impl TimingSession<'_, '_> {
-    /// Prepares the timer for a call; `None`, with a note, if there is too little memory for it.
-    fn begin(&mut self, planned: &PlanCall) -> Result<Option<()>, DeviceError> {
-        let mut begun = || {
-            if self.timer.is_none() {
-                self.timer = Some(VariantTimer::new(self.gpu)?);
-            }
-            match &mut self.timer {
-                Some(timer) => timer.begin(&planned.owned_call),
-                None => Ok(()),
-            }
-        };
-        let begun = begun();
-        self.unless_lost(&planned.call_key, begun)
-    }
-
-    /// Returns a result; `None`, with a note, if it is an error that the device survived.
-    fn unless_lost<T>(
-        &mut self,
-        what: &str,
-        result: Result<T, DeviceError>,
-    ) -> Result<Option<T>, DeviceError> {
-        match result {
-            Err(
-                error @ (DeviceError::OutOfMemory { .. }
-                | DeviceError::TooLarge { .. }
-                | DeviceError::Refused { .. }),
-            ) if !self.gpu.is_lost() => {
-                self.notes.push(format!("{what} was not timed, and is not chosen: {error}"));
-                Ok(None)
-            }
-            result => result.map(Some),
-        }
-    }
-}
-
 /// Returns the key of a kernel from outside the crate and the call on which it was certified.
 fn foreign_key(call: &OpCall, hash: &str) -> String {
     format!("{hash} {}", call_key(call))
@@ -711,36 +665,6 @@ fn foreign_key(call: &OpCall, hash: &str) -> String {
 /// Returns the display name of a kernel.
 fn label(call: &OpCall, variant: &Variant) -> String {
     format!("{} of {}", variant.name, call.op)
-}
-
-/// Counts the kernels that are done, and reports the progress.
-struct ProgressMeter<'a> {
-    started: Instant,
-    waiting: BTreeSet<String>,
-    total: usize,
-    report: &'a mut dyn FnMut(TuneProgress),
-}
-
-impl<'a> ProgressMeter<'a> {
-    fn new(gpu: &Gpu, calls: &[PlanCall], report: &'a mut dyn FnMut(TuneProgress)) -> Self {
-        let started = Instant::now();
-        let hashes = |planned: &PlanCall| -> Vec<String> {
-            let call = planned.owned_call.call();
-            planned
-                .variants
-                .iter()
-                .map(|variant| variant_hash(gpu.checks, &call, variant))
-                .collect()
-        };
-        let waiting: BTreeSet<String> = calls.iter().flat_map(hashes).collect();
-        Self { started, total: waiting.len(), waiting, report }
-    }
-
-    fn passed(&mut self, hash: String) {
-        self.waiting.remove(&hash);
-        let done = self.total - self.waiting.len();
-        (self.report)(TuneProgress { done, total: self.total, elapsed: self.started.elapsed() });
-    }
 }
 
 #[cfg(test)]

@@ -126,8 +126,8 @@ impl Dispatch {
         }
     }
 
-    /// Returns true if the dispatch can be recorded in parts: all but shaders from outside the crate,
-    /// which do not know the first workgroup of a part.
+    /// Returns true if the dispatch can be recorded in parts: all but shaders from outside the
+    /// crate, which do not know the first workgroup of a part.
     pub fn can_split(&self) -> bool {
         !self.shader.is_foreign
     }

@@ -18,6 +18,10 @@ pub const PART_SECONDS: f64 = 0.1;
 const TRIAL_SECONDS: f64 = 0.04;
 const GROWTH: u32 = 4;
 
+/// Target time of the first part at the nominal rates: a plain kernel on a software adapter is
+/// slower.
+const FIRST_SECONDS: f64 = 0.01;
+
 /// Two parts of different lengths whose paces are within this factor of each other keep the whole
 /// device busy, so that the pace is also that of longer parts.
 const AGREEMENT: f64 = 1.5;
@@ -70,7 +74,7 @@ impl PaceTrial {
         Self {
             workgroups,
             done: 0,
-            next: fitting(TRIAL_SECONDS, pace),
+            next: fitting(FIRST_SECONDS, pace),
             first: (0, 0.0),
             others: (0, 0.0),
             last: None,

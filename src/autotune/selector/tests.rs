@@ -466,7 +466,7 @@ fn a_fault_while_timing_drops_a_candidate_with_a_note() {
             }
         });
         let notes = prepared.unwrap();
-        let told = |note: &&String| note.contains("was not timed") && note.contains("memory");
+        let told = |note: &&String| note.contains(" is not timed: ") && note.contains("memory");
         assert_eq!(notes.iter().filter(told).count(), 1, "{notes:?}");
         assert!(kernels.stats().timed > several(), "{:?}", kernels.stats());
     });

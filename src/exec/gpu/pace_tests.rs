@@ -5,7 +5,8 @@ use super::tests::{executors, fill, step};
 use super::*;
 use crate::graph::{Builder, Init, PlanOptions, differentiate};
 
-/// Returns a plan whose products have half a GFLOP each, a tenth of a second or more of a software adapter.
+/// Returns a plan whose products have half a GFLOP each, which take a software adapter a tenth of a
+/// second or more.
 fn plan() -> Plan {
     const ROWS: usize = 4;
     let mut b = Builder::new();
@@ -33,26 +34,31 @@ fn paced(device: &GpuExecutor) -> usize {
     paces.filter(|pace| pace.get().is_some()).count()
 }
 
+/// The bound of simulated devices (`kernels::pace`) is a quarter of a second. Here other processes
+/// may use the processor, so it is half of what watchdogs allow, in the calmest of three steps.
 #[test]
 fn no_submission_of_a_step_is_long() {
     let plan = plan();
     for mut device in executors(&plan) {
         fill(&mut device);
-        // The first step does not know the pace, the second does. The calmest of a few, because
-        // other processes use the processor too.
-        for (which, numbers) in [("first", 1..2), ("later", 2..4)] {
-            let mut calmest = f64::INFINITY;
-            for number in numbers {
-                device.stream.traffic.longest_submission_s = 0.0;
-                step(&mut device, number);
-                calmest = calmest.min(device.stream.traffic.longest_submission_s);
-            }
-            println!("{}: longest submission of {which} steps {calmest:.3} s", device.name());
-            assert!(paced(&device) >= 2, "{}: both products are long", device.name());
-            if device.gpu.timestamp_period_ns.is_some() {
-                assert!(calmest > 0.0 && calmest <= 0.25, "{calmest} s on {}", device.name());
-            }
+        let mut calmest = f64::INFINITY;
+        // The first step does not know the pace, the others do.
+        for number in 1..4 {
+            let before = device.stream.traffic.submissions;
+            device.stream.traffic.longest_submission_s = 0.0;
+            step(&mut device, number);
+            let made = device.stream.traffic.submissions - before;
+            let longest = device.stream.traffic.longest_submission_s;
+            println!("{}: {longest:.3} s is the longest of {made} submissions", device.name());
+            assert!(paced(&device) >= 2, "{}: products are long", device.name());
+            // The first part of each of two products is a thirtieth, and the next one four times
+            // as long or less.
+            assert!(number > 1 || made >= 8, "{}: {made} submissions", device.name());
+            let has_clock = device.gpu.timestamp_period_ns.is_some();
+            assert_eq!(longest > 0.0, has_clock, "{}", device.name());
+            calmest = calmest.min(longest);
         }
+        assert!(calmest <= 1.0, "{calmest} s on {}", device.name());
     }
 }
 

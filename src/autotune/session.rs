@@ -1,0 +1,98 @@
+//! Session of certification and timing: its progress, and the timer with the faults that it
+//! survives.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::certify::variant_hash;
+use super::plan_calls::PlanCall;
+use super::timing::VariantTimer;
+use crate::device::{DeviceError, Gpu};
+
+/// Progress of certification and timing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TuneProgress {
+    /// Kernels of the plan that are done, out of `total`.
+    pub done: usize,
+    pub total: usize,
+    pub elapsed: Duration,
+}
+
+/// Counts the kernels that are done, and reports the progress.
+pub struct ProgressMeter<'a> {
+    started: Instant,
+    waiting: BTreeSet<String>,
+    total: usize,
+    report: &'a mut dyn FnMut(TuneProgress),
+}
+
+impl<'a> ProgressMeter<'a> {
+    /// Returns a meter of the kernels of these calls, none of which is done.
+    pub fn new(gpu: &Gpu, calls: &[PlanCall], report: &'a mut dyn FnMut(TuneProgress)) -> Self {
+        let started = Instant::now();
+        let hashes = |planned: &PlanCall| -> Vec<String> {
+            let call = planned.owned_call.call();
+            planned
+                .variants
+                .iter()
+                .map(|variant| variant_hash(gpu.checks, &call, variant))
+                .collect()
+        };
+        let waiting: BTreeSet<String> = calls.iter().flat_map(hashes).collect();
+        Self { started, total: waiting.len(), waiting, report }
+    }
+
+    /// Notes that a kernel is done.
+    pub fn passed(&mut self, hash: String) {
+        self.waiting.remove(&hash);
+        let done = self.total - self.waiting.len();
+        (self.report)(TuneProgress { done, total: self.total, elapsed: self.started.elapsed() });
+    }
+}
+
+/// Timing of the calls of a plan.
+pub struct TimingSession<'a, 'b> {
+    pub gpu: &'a Gpu,
+    /// Timer with its buffers, made at first use.
+    pub timer: Option<VariantTimer<'a>>,
+    pub until: Instant,
+    pub meter: &'a mut ProgressMeter<'b>,
+    pub notes: &'a mut Vec<String>,
+}
+
+impl TimingSession<'_, '_> {
+    /// Prepares the timer for a call; `None`, with a note, if there is too little memory for it.
+    pub fn begin(&mut self, planned: &PlanCall) -> Result<Option<()>, DeviceError> {
+        let mut begun = || {
+            if self.timer.is_none() {
+                self.timer = Some(VariantTimer::new(self.gpu)?);
+            }
+            match &mut self.timer {
+                Some(timer) => timer.begin(&planned.owned_call),
+                None => Ok(()),
+            }
+        };
+        let begun = begun();
+        self.unless_lost(&format!("the kernels of {} are", planned.call_key), begun)
+    }
+
+    /// Returns a result; `None`, with a note on `what`, such as `a call is`, if it is an error that
+    /// the device survived.
+    pub fn unless_lost<T>(
+        &mut self,
+        what: &str,
+        result: Result<T, DeviceError>,
+    ) -> Result<Option<T>, DeviceError> {
+        match result {
+            Err(
+                error @ (DeviceError::OutOfMemory { .. }
+                | DeviceError::TooLarge { .. }
+                | DeviceError::Refused { .. }),
+            ) if !self.gpu.is_lost() => {
+                self.notes.push(format!("{what} not timed: {error}"));
+                Ok(None)
+            }
+            result => result.map(Some),
+        }
+    }
+}
