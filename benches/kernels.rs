@@ -180,9 +180,14 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         root: Box::new(Op::Unary(Unary::Gelu)),
         epilogue: vec![EpilogueOp::Binary(Binary::Add)],
     };
+    let with_sum = Op::Fused {
+        root: Box::new(Op::LayerNormGrad),
+        epilogue: vec![EpilogueOp::Binary(Binary::Add)],
+    };
     let by_width = [
         (Op::LayerNorm { eps: 1e-5 }, "layer_norm", vec![x(), fixed(&[c])]),
         (Op::LayerNormGrad, "layer_norm_grad", vec![x(), fixed(&[c]), stats(), x()]),
+        (with_sum, "layer_norm_grad + sum", vec![x(), fixed(&[c]), stats(), x(), x()]),
         (Op::LayerNormWeightGrad, "layer_norm_weight_grad", vec![x(), stats(), x()]),
         (Op::Sum { first: 0, last: 0 }, "sum of rows", vec![wide()]),
         (Op::Sum { first: 1, last: 1 }, "sum of columns", vec![wide()]),
@@ -190,6 +195,7 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         (Op::UnaryGrad(Unary::Gelu), "gelu_grad", vec![wide(), wide()]),
         (Op::Unary(Unary::Scale(0.5)), "scale", vec![wide()]),
         (Op::Binary(Binary::Add), "add", vec![wide(), wide()]),
+        (Op::Binary(Binary::Add), "add narrow", vec![x(), x()]),
         (Op::Binary(Binary::Add), "add row", vec![wide(), fixed(&[4 * c])]),
         (chain, "gelu + row", vec![wide(), fixed(&[4 * c])]),
         (Op::Permute { axes: vec![1, 0] }, "transpose", vec![fixed(&[tokens, c])]),

@@ -3,7 +3,7 @@
 //
 //   forward      y = weight (x - mean) rstd + bias     rstd = 1 / sqrt(variance + eps)
 //   grad         dx = rstd (g - mean(g) - xhat mean(g xhat))
-//                with g = weight dy, xhat = (x - mean) rstd
+//                with g = weight dy, xhat = (x - mean) rstd  (+ residual, if ADDS is not 0)
 //   weight_grad  dweight = sum over rows of dy xhat   (+ dweight, if accumulating)
 //
 // The variance is taken around the mean in a second pass over the row, so that it is right also
@@ -17,6 +17,8 @@
 // weight_tall and weight_tall4 are for hardware, which wants more invocations: 16 to each of 16
 // columns, 32 to each of 8 vectors.
 
+// ADDS is prepended.
+
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias; weight_grad adds to what dweight holds.
 var<immediate> p: Params;
@@ -29,10 +31,11 @@ const BLOCK: u32 = 64u;
 @group(0) @binding(2) var<storage, read> bias: array<f32>;           // (c)
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;        // (rows, c)
 @group(0) @binding(4) var<storage, read_write> new_stats: array<f32>;  // (rows, 2): mean, rstd
-// grad binds x, weight, stats, dy, dx.
+// grad binds x, weight, stats, dy, dx, residual (dy again if there is none).
 @group(0) @binding(2) var<storage, read> stats: array<f32>;          // (rows, 2)
 @group(0) @binding(3) var<storage, read> dy: array<f32>;             // (rows, c)
 @group(0) @binding(4) var<storage, read_write> dx: array<f32>;       // (rows, c)
+@group(0) @binding(5) var<storage, read> residual: array<f32>;       // (rows, c)
 // weight_grad binds x, stats, dy, dweight.
 @group(0) @binding(1) var<storage, read> row_stats: array<f32>;      // (rows, 2)
 @group(0) @binding(2) var<storage, read> dy_in: array<f32>;          // (rows, c)
@@ -94,7 +97,9 @@ fn grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
 
     for (var k = 0u; k < p.c; k++) {
         let xhat = (x[start + k] - mean) * rstd;
-        dx[start + k] = rstd * (weight[k] * dy[start + k] - means.x - xhat * means.y);
+        var value = rstd * (weight[k] * dy[start + k] - means.x - xhat * means.y);
+        if (ADDS != 0u) { value += residual[start + k]; }
+        dx[start + k] = value;
     }
 }
 
@@ -121,6 +126,7 @@ fn weight_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups
 @group(0) @binding(3) var<storage, read_write> y4: array<vec4f>;       // (rows, c / 4)
 @group(0) @binding(3) var<storage, read> dy4: array<vec4f>;            // (rows, c / 4)
 @group(0) @binding(4) var<storage, read_write> dx4: array<vec4f>;      // (rows, c / 4)
+@group(0) @binding(5) var<storage, read> residual4: array<vec4f>;      // (rows, c / 4)
 @group(0) @binding(2) var<storage, read> dy4_in: array<vec4f>;         // (rows, c / 4)
 @group(0) @binding(3) var<storage, read_write> dweight4: array<vec4f>;   // (c / 4)
 
@@ -181,7 +187,9 @@ fn grad4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
 
     for (var k = 0u; k < width; k++) {
         let xhat = (x4[start + k] - mean) * rstd;
-        dx4[start + k] = rstd * (weight4[k] * dy4[start + k] - mean_g - xhat * mean_g_xhat);
+        var value = rstd * (weight4[k] * dy4[start + k] - mean_g - xhat * mean_g_xhat);
+        if (ADDS != 0u) { value += residual4[start + k]; }
+        dx4[start + k] = value;
     }
 }
 

@@ -4,8 +4,8 @@
 //   forward  keeps the row in workgroup memory, so that mean and variance around it cost one read
 //   grad     keeps g = weight dy and xhat
 //
-// 8 bytes per element moved (12 by grad), each once. Prepended constants: GROUP, and the width C,
-// for which a row must fit in workgroup memory. Sums are over every GROUP-th element, then of
+// 8 bytes per element moved (12 by grad), each once. Prepended constants: GROUP; the width C, for
+// which a row must fit in workgroup memory; ADDS, which is not 0 if grad adds a residual. Sums are over every GROUP-th element, then of
 // halves, always in the same order.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
@@ -18,10 +18,11 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> bias: array<f32>;             // (C)
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;          // (rows, C)
 @group(0) @binding(4) var<storage, read_write> new_stats: array<f32>;  // (rows, 2): mean, rstd
-// grad binds x, weight, stats, dy, dx.
+// grad binds x, weight, stats, dy, dx, residual (dy again if there is none).
 @group(0) @binding(2) var<storage, read> stats: array<f32>;            // (rows, 2)
 @group(0) @binding(3) var<storage, read> dy: array<f32>;               // (rows, C)
 @group(0) @binding(4) var<storage, read_write> dx: array<f32>;         // (rows, C)
+@group(0) @binding(5) var<storage, read> residual: array<f32>;         // (rows, C)
 
 var<workgroup> kept: array<f32, C>;
 var<workgroup> kept_g: array<f32, C>;
@@ -99,6 +100,8 @@ fn grad(
     }
     let means = all_of(part, local) / f32(C);
     for (var k = local; k < C; k += GROUP) {
-        dx[start + k] = rstd * (kept_g[k] - means.x - kept[k] * means.y);
+        var value = rstd * (kept_g[k] - means.x - kept[k] * means.y);
+        if (ADDS != 0u) { value += residual[start + k]; }
+        dx[start + k] = value;
     }
 }

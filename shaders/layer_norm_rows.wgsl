@@ -9,7 +9,8 @@
 // row is that of INNER invocations at a time and then of these sums, always in the same order, with
 // two barriers.
 //
-// Prepended constants: GROUP; LANES, which divides it; INNER, which divides LANES; ITEMS.
+// Prepended constants: GROUP; LANES, which divides it; INNER, which divides LANES; ITEMS; ADDS,
+// which is not 0 if grad adds a residual.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias.
@@ -21,10 +22,11 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> bias: array<vec4f>;             // (c / 4)
 @group(0) @binding(3) var<storage, read_write> y: array<vec4f>;          // (rows, c / 4)
 @group(0) @binding(4) var<storage, read_write> new_stats: array<vec2f>;  // (rows): mean, rstd
-// grad binds x, weight, stats, dy, dx.
+// grad binds x, weight, stats, dy, dx, residual (dy again if there is none).
 @group(0) @binding(2) var<storage, read> stats: array<vec2f>;            // (rows)
 @group(0) @binding(3) var<storage, read> dy: array<vec4f>;               // (rows, c / 4)
 @group(0) @binding(4) var<storage, read_write> dx: array<vec4f>;         // (rows, c / 4)
+@group(0) @binding(5) var<storage, read> residual: array<vec4f>;         // (rows, c / 4)
 
 const OUTER: u32 = LANES / INNER;
 
@@ -134,6 +136,10 @@ fn grad(
     let means = sum_of_row(vec2f(sum4(part), sum4(product)), local) / f32(p.c);
     for (var i = 0u; i < ITEMS; i++) {
         let k = place.y + LANES * i;
-        if (k < end) { dx[start + k] = of_row.y * (g[i] - means.x - xhat[i] * means.y); }
+        if (k < end) {
+            var value = of_row.y * (g[i] - means.x - xhat[i] * means.y);
+            if (ADDS != 0u) { value += residual[start + k]; }
+            dx[start + k] = value;
+        }
     }
 }

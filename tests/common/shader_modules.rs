@@ -201,17 +201,25 @@ fn of_product(variant: &str, kind: &str, [m, k, n]: [usize; 3]) -> Vec<(String, 
 /// The same of the layer normalization by workgroups, for the widest rows of each size.
 fn layer_norm_group() -> Vec<(String, String)> {
     let text = |group, c| {
-        let shader = Shader::new("layer_norm_group", "").with_const("GROUP", group);
+        let shader = Shader::new("layer_norm_group", "").with_const("ADDS", 1);
+        let shader = shader.with_const("GROUP", group);
         (format!("layer_norm_group {group} {c}"), text(&shader.with_const("C", c)))
     };
     vec![text(64, 1), text(64, 1984), text(256, 1792)]
 }
 
-/// The same in registers, for widths of every kind.
+/// The same in registers, for widths of every kind, and by invocations that have a row each.
 fn layer_norm_rows() -> Vec<(String, String)> {
-    let text =
-        |c: usize| (format!("layer_norm_rows {c}"), text(&layer_norm_rows::shader("", c / 4)));
-    [4, 128, 768, 1600, 3072, 8192].map(text).to_vec()
+    let mut texts = Vec::new();
+    for (adds, what) in [(0, ""), (1, " + sum")] {
+        for c in [4, 128, 768, 1600, 3072, 8192] {
+            let shader = layer_norm_rows::shader("", c / 4).with_const("ADDS", adds);
+            texts.push((format!("layer_norm_rows {c}{what}"), text(&shader)));
+        }
+        let shader = Shader::new("layer_norm", "").with_const("ADDS", adds);
+        texts.push((format!("layer_norm{what}"), text(&shader)));
+    }
+    texts
 }
 
 /// The gradient of an embedding for tables of few and of many rows, of values and of vectors.
@@ -277,6 +285,7 @@ pub fn modules() -> Vec<(String, String)> {
         "embedding_rows",
         "fused",
         "fused_vectors",
+        "layer_norm",
         "layer_norm_group",
         "layer_norm_rows",
         "matmul",

@@ -50,12 +50,16 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/exec/gpu/add.rs", "Binary", "adds chunks of gradients by the kernel of the op"),
     (
         "src/graph/passes/fuse.rs",
-        "MatMul Unary UnaryGrad Binary Reshape Fused",
+        "MatMul Unary UnaryGrad Binary LayerNormGrad Reshape Fused",
         "the table of fusions",
     ),
     ("src/kernels/ops/epilogue.rs", "Unary UnaryGrad Binary Fused", "the steps of a fused op"),
-    ("src/kernels/ops/fused.rs", "MatMul Unary UnaryGrad Binary", "the roots of a fused op"),
-    ("src/kernels/ops/fused/probes.rs", "MatMul Unary Binary", "the same"),
+    (
+        "src/kernels/ops/fused.rs",
+        "MatMul Unary UnaryGrad Binary LayerNorm LayerNormGrad LayerNormWeightGrad",
+        "the roots of a fused op",
+    ),
+    ("src/kernels/ops/fused/probes.rs", "MatMul Unary Binary LayerNormGrad", "the same"),
 ];
 
 /// Rooms with their layer and what they may import, between spaces.

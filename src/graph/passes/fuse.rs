@@ -10,7 +10,8 @@
 //! last to another segment and is placed apart from those that need not.
 //!
 //! Dropout is not fused: its random numbers depend on the step, and the epilogue of a fused kernel
-//! has only constants. Ops that reduce, such as layer norm, are not fused either.
+//! has only constants. Ops that reduce are not fused either, but for the gradient of layer norm, to
+//! which another gradient may be added.
 
 use crate::base::shape::ELEMENT_BYTES;
 use crate::base::{Shape, TensorId};
@@ -35,6 +36,8 @@ struct Pair<'a> {
     epilogue: EpilogueOp,
     /// True if the operand of `epilogue` is smaller than the value, and repeats.
     repeats: bool,
+    /// True if nothing was fused with `root` before, and the value is not stored.
+    is_bare: bool,
 }
 
 impl Pair<'_> {
@@ -93,6 +96,14 @@ pub const RULES: &[Rule] = &[
         name: "matmul + activation gradient",
         why: "the gradient of an activation is a product that no other node reads",
         applies: |pair| pair.is_product() && matches!(pair.epilogue, EpilogueOp::UnaryGrad(_)),
+    },
+    Rule {
+        name: "layer norm gradient + sum",
+        why: "a residual stream has two gradients, one of them that of its normalization",
+        applies: |pair| {
+            let adds = pair.adds() && !pair.repeats && pair.is_bare;
+            *pair.root == Op::LayerNormGrad && adds
+        },
     },
     Rule {
         name: "elementwise chain",
@@ -219,7 +230,8 @@ impl Fuser {
         }
         let root = producer.op.root_op();
         let repeats = operand.is_some_and(|operand| !self.same_elements(operand, value));
-        let pair = Pair { root, epilogue, repeats };
+        let is_bare = *root == producer.op && !keep;
+        let pair = Pair { root, epilogue, repeats, is_bare };
         let rule = RULES.iter().position(|rule| (rule.applies)(&pair))?;
         let bindings = producer.inputs.len() + producer.outputs.len();
         let more = usize::from(operand.is_some()) + usize::from(keep);

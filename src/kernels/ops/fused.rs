@@ -1,5 +1,6 @@
 //! Fused ops: a root op and epilogue steps on its values in one kernel. The root is a matrix
-//! product, or the first op of an elementwise chain, which is `shaders/fused.wgsl`. [`epilogue`]
+//! product, the gradient of layer norm, to which a sum is all that is fused, or the first op of an
+//! elementwise chain, which is `shaders/fused.wgsl`. [`epilogue`]
 //! generates the WGSL of the steps.
 
 mod probes;
@@ -9,11 +10,11 @@ use std::borrow::Cow;
 use rayon::prelude::*;
 
 use super::epilogue::{self, Epilogue, EpilogueStep};
-use super::{binary, fused_vectors, matmul, unary};
+use super::{binary, fused_vectors, layer_norm, matmul, unary};
 use crate::base::{DType, HostTensorView, Shape};
 use crate::graph::{Binary, Op, shapes};
 use crate::kernels::dispatch::grid;
-use crate::kernels::twin::{no_forward, normal_inputs};
+use crate::kernels::twin::{Forward, normal_inputs};
 use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Operand, Shader, Twin, Variant, twin};
 use probes::{catalog, probes};
 
@@ -29,7 +30,7 @@ pub static TWIN: Twin = Twin {
     counts_as_model_flops: false,
     iterations,
     inputs: normal_inputs,
-    forward: no_forward,
+    forward,
     probes,
     catalog,
 };
@@ -57,6 +58,16 @@ fn root_call<'a>(call: &OpCall<'a>) -> OpCall<'a> {
     OpCall { op, inputs, outputs, accumulate: false, random: call.random }
 }
 
+/// Returns the twin of a root op.
+fn twin_of(root: &OpCall) -> &'static Twin {
+    twin(root.op).unwrap_or_else(|| panic!("{} has a kernel", root.op))
+}
+
+/// See [`Twin::forward`]: that of the root op, whose inputs come first.
+fn forward(op: &Op) -> Option<Forward> {
+    (twin(op.root_op())?.forward)(op.root_op())
+}
+
 /// Returns the call with outputs in the shape of its root op, for kernels that read sizes from
 /// there.
 fn natural<'a>(call: &OpCall<'a>) -> OpCall<'a> {
@@ -81,11 +92,12 @@ pub fn reference<T: Float>(
     let mut values = vec![T::zero(); call.output_len(0)];
     let reference = match root.op {
         Op::MatMul { .. } => matmul::reference::<T>,
+        Op::LayerNormGrad => layer_norm::reference::<T>,
         Op::Unary(_) | Op::UnaryGrad(_) => unary::reference::<T>,
         Op::Binary(_) => binary::reference::<T>,
         other => panic!("nothing is fused behind {other}"),
     };
-    reference(&root, inputs, &mut [values.as_mut_slice()]);
+    reference(&root, &inputs[..root.inputs.len()], &mut [values.as_mut_slice()]);
     for step in epilogue::steps(call) {
         match step {
             EpilogueStep::Unary(function) => {
@@ -106,7 +118,7 @@ pub fn reference<T: Float>(
     outputs[0].copy_from_slice(&values);
 }
 
-/// CPU kernel: a product, and its steps in a second pass over it; a chain in one pass. Tasks of
+/// CPU kernel: a root op, and its steps in a second pass over it; a chain in one pass. Tasks of
 /// `TASK` elements run in parallel, and each step is the loop that computes the op where it is
 /// not fused.
 pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&mut [f32]]) {
@@ -114,7 +126,7 @@ pub fn fast(call: &OpCall, inputs: &[HostTensorView<'_, f32>], outputs: &mut [&m
         Some((source, steps)) => (Some(inputs[source].floats()), steps),
         None => {
             let root = root_call(call);
-            matmul::fast(&root, &inputs[..root.inputs.len()], &mut outputs[..1]);
+            (twin_of(&root).fast)(&root, &inputs[..root.inputs.len()], &mut outputs[..1]);
             (None, epilogue::steps(call))
         }
     };
@@ -196,7 +208,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
             let vectors = elementwise4(call, source, &steps);
             vec![vectors.unwrap_or_else(|| elementwise(call, source, &steps))]
         }
-        None => matmul::dispatch(&natural(call), caps),
+        None => (twin_of(&root_call(call)).dispatch)(&natural(call), caps),
     }
 }
 
@@ -209,7 +221,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
             let vectors = vectors.map(|way| Variant::new("chain4", vec![way]));
             std::iter::once(plain).chain(vectors).collect()
         }
-        None => matmul::variants(&natural(call), caps),
+        None => (twin_of(&root_call(call)).variants)(&natural(call), caps),
     }
 }
 
@@ -254,9 +266,10 @@ pub fn cost(call: &OpCall) -> Cost {
     Cost { flops, bytes: Cost::moved(call) }
 }
 
-/// See [`Twin::iterations`]: those of a product; a chain has no loops.
+/// See [`Twin::iterations`]: those of the root op; a chain has no loops.
 fn iterations(call: &OpCall) -> usize {
-    if chain(call).is_some() { 0 } else { matmul::iterations(call) }
+    let root = root_call(call);
+    if chain(call).is_some() { 0 } else { (twin_of(&root).iterations)(&root) }
 }
 
 #[cfg(test)]

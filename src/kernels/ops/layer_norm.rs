@@ -202,7 +202,7 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 /// Returns the kernels with one invocation per row or column, or per tile of columns.
 fn by_rows(call: &OpCall) -> Vec<Dispatch> {
     let (rows, c) = call.rows_and_last(0);
-    let (entry, groups) = match (call.op, c.is_multiple_of(4)) {
+    let (entry, groups) = match (call.op.root_op(), c.is_multiple_of(4)) {
         (Op::LayerNorm { .. }, true) => ("forward4", grid(rows, 64)),
         (Op::LayerNorm { .. }, false) => ("forward", grid(rows, 64)),
         (Op::LayerNormGrad, true) => ("grad4", grid(rows, 64)),
@@ -219,12 +219,12 @@ fn by_rows(call: &OpCall) -> Vec<Dispatch> {
 /// weight gradient; the static choice for software adapters; and those of workgroups.
 pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
-    let (entry, invocations) = match call.op {
+    let (entry, invocations) = match call.op.root_op() {
         Op::LayerNorm { .. } => ("forward", rows),
         Op::LayerNormGrad => ("grad", rows),
         _ => ("weight_grad", c),
     };
-    let plain = match call.op {
+    let plain = match call.op.root_op() {
         // One invocation would exceed the iteration limit, block loops included.
         Op::LayerNormWeightGrad if rows > ITERATIONS_MAX / 2 => {
             one(call, "weight_tall", grid(c, 16))
@@ -250,7 +250,7 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 /// if a row fits neither in workgroup memory nor in registers.
 fn by_workgroups(call: &OpCall) -> Vec<Variant> {
     let (rows, c) = call.rows_and_last(0);
-    let Op::LayerNormWeightGrad = call.op else {
+    let Op::LayerNormWeightGrad = call.op.root_op() else {
         let Dispatch { operands, params, .. } = one(call, "", [1; 3]);
         let group = layer_norm_group::variant(call, operands.clone(), params.clone());
         return group.into_iter().chain(layer_norm_rows::variant(call, operands, params)).collect();
@@ -273,25 +273,39 @@ fn named(way: Dispatch) -> Variant {
 fn one(call: &OpCall, entry: &'static str, groups: [u32; 3]) -> Dispatch {
     use Operand::{Input, Output};
     let (rows, c) = call.rows_and_last(0);
-    let (operands, eps, flag) = match call.op {
+    let (operands, eps, flag) = match call.op.root_op() {
         Op::LayerNorm { eps } => {
             // Without a bias, the weight is bound in its place and not read.
             let has_bias = call.inputs.len() == 3;
             let bias = Input(if has_bias { 2 } else { 1 });
             (vec![Input(0), Input(1), bias, Output(0), Output(1)], *eps, has_bias)
         }
-        Op::LayerNormGrad => (vec![Input(0), Input(1), Input(2), Input(3), Output(0)], 0.0, false),
+        Op::LayerNormGrad => {
+            let residual = Input(if adds(call) { 4 } else { 3 });
+            let inputs = [0, 1, 2, 3].map(Input);
+            ([&inputs[..], &[Output(0), residual]].concat(), 0.0, false)
+        }
         Op::LayerNormWeightGrad => {
             (vec![Input(0), Input(1), Input(2), Output(0)], 0.0, call.accumulate)
         }
         other => panic!("{other} is not a layer normalization"),
     };
     Dispatch {
-        shader: Shader::new("layer_norm", entry),
+        shader: with_adds(Shader::new("layer_norm", entry), call),
         operands,
         params: vec![rows as u32, c as u32, eps.to_bits(), u32::from(flag)],
         groups,
     }
+}
+
+/// Returns true if the call is a gradient to which a fused sum adds another one, its last input.
+fn adds(call: &OpCall) -> bool {
+    call.op.root_op() != call.op
+}
+
+/// Returns a shader of this op with the constant that says whether a gradient adds a residual.
+pub(super) fn with_adds(shader: Shader, call: &OpCall) -> Shader {
+    shader.with_const("ADDS", u32::from(adds(call)))
 }
 
 /// Returns the cost: a few FLOPs per element of `x`. The kernels are bound by memory bandwidth.
@@ -351,7 +365,8 @@ fn catalog() -> Vec<CallShape> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{HostTensor, Shape};
+    use crate::base::{DType, HostTensor, Shape};
+    use crate::graph::{Binary, EpilogueOp, shapes};
     use crate::kernels::harness::InputFill;
     use crate::kernels::testing::{self, check, check_with};
 
@@ -380,6 +395,34 @@ mod tests {
         [vec![x.clone(), weight, stats.clone(), dy.clone()], vec![x, stats, dy]]
     }
 
+    /// Checks the gradient alone, and with a sum of another tensor.
+    fn check_gradient(grad: &[(Shape, HostTensor<f64>)], rows: usize) {
+        check_with(Op::LayerNormGrad, grad, rows);
+        let x = &grad[0].0;
+        let residual = testing::generate(InputFill::Normal, x.elements(rows), 4);
+        check_with(with_sum(), &[grad, &[(x.clone(), residual)]].concat(), rows);
+    }
+
+    fn with_sum() -> Op {
+        let epilogue = vec![EpilogueOp::Binary(Binary::Add)];
+        Op::Fused { root: Box::new(Op::LayerNormGrad), epilogue }
+    }
+
+    #[test]
+    fn only_a_sum_of_whole_tensors_is_fused_with_the_gradient() {
+        let x = Shape::batched(&[3, 8]);
+        let (c, stats) = (Shape::fixed(&[8]), Shape::batched(&[3, 2]));
+        let refused = |op: &Op, residual: Shape| {
+            let inputs = [&x, &c, &stats, &x, &residual].map(|shape| (shape.clone(), DType::F32));
+            shapes::outputs(op, &inputs).is_err()
+        };
+        assert!(!refused(&with_sum(), x.clone()));
+        assert!(refused(&with_sum(), c.clone()));
+        let epilogue = vec![EpilogueOp::Binary(Binary::Mul)];
+        let product = Op::Fused { root: Box::new(Op::LayerNormGrad), epilogue };
+        assert!(refused(&product, x.clone()));
+    }
+
     #[test]
     fn every_width_agrees_with_and_without_bias() {
         for (per_row, c, rows) in
@@ -389,7 +432,7 @@ mod tests {
             check_with(Op::LayerNorm { eps: EPS }, &forward, rows);
             check_with(Op::LayerNorm { eps: EPS }, &forward[..2], rows);
             let [grad, weight_grad] = gradient_inputs(&forward, rows);
-            check_with(Op::LayerNormGrad, &grad, rows);
+            check_gradient(&grad, rows);
             check_with(Op::LayerNormWeightGrad, &weight_grad, rows);
         }
     }
@@ -405,7 +448,7 @@ mod tests {
             check_with(Op::LayerNorm { eps: EPS }, &forward[..2], rows);
             let [grad, _] = gradient_inputs(&forward, rows);
             if c > 4 {
-                check_with(Op::LayerNormGrad, &grad, rows);
+                check_gradient(&grad, rows);
             }
         }
     }

@@ -5,6 +5,7 @@
 //! This variant is meant for hardware, where adjacent invocations read adjacent values; on a
 //! software adapter the barriers cost more than reading rows again.
 
+use super::layer_norm;
 use crate::graph::Op;
 use crate::kernels::dispatch::{Operand, grid};
 use crate::kernels::{Dispatch, OpCall, Shader, Variant};
@@ -20,7 +21,7 @@ const WIDE: usize = 2048;
 pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
     let (rows, c) = call.rows_and_last(0);
     let group = if c < WIDE { 64 } else { 256 };
-    let (entry, arrays) = match call.op {
+    let (entry, arrays) = match call.op.root_op() {
         Op::LayerNorm { .. } => ("forward", 1),
         Op::LayerNormGrad => ("grad", 2),
         _ => return None,
@@ -30,6 +31,7 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     }
     let shader = Shader::new("layer_norm_group", entry);
     let shader = shader.with_const("GROUP", group as u32).with_const("C", c as u32);
+    let shader = layer_norm::with_adds(shader, call);
     let dispatch = Dispatch { shader, operands, params, groups: grid(rows, 1) };
     Some(Variant::new("layer_norm_group", vec![dispatch]))
 }

@@ -2,6 +2,7 @@
 //! `shaders/layer_norm_rows.wgsl`, and a variant of [`super::layer_norm`], which has the reference
 //! and the tests.
 
+use super::layer_norm;
 use crate::graph::Op;
 use crate::kernels::dispatch::{Operand, grid};
 use crate::kernels::{Dispatch, OpCall, Shader, Variant};
@@ -18,7 +19,7 @@ const GROUP: [usize; 2] = [64, 256];
 /// gradient, and if the rows are not whole vectors or too long for registers.
 pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Option<Variant> {
     let (rows, c) = call.rows_and_last(0);
-    let entry = match call.op {
+    let entry = match call.op.root_op() {
         Op::LayerNorm { .. } => "forward",
         Op::LayerNormGrad => "grad",
         _ => return None,
@@ -27,7 +28,7 @@ pub fn variant(call: &OpCall, operands: Vec<Operand>, params: Vec<u32>) -> Optio
     if !c.is_multiple_of(4) || width > GROUP[1] * ITEMS_MAX {
         return None;
     }
-    let shader = shader(entry, width);
+    let shader = layer_norm::with_adds(shader(entry, width), call);
     let [group, lanes] = sizes(width);
     let groups = grid(rows.div_ceil(group / lanes), 1);
     let dispatch = Dispatch { shader, operands, params, groups };
@@ -40,7 +41,7 @@ fn sizes(width: usize) -> [usize; 2] {
     [lanes.max(GROUP[0]), lanes]
 }
 
-/// Returns the shader of an entry point for rows of `width` vectors.
+/// Returns the shader of an entry point for rows of `width` vectors, without what is added.
 pub fn shader(entry: &'static str, width: usize) -> Shader {
     let [group, lanes] = sizes(width);
     let inner = if lanes < 128 { 8 } else { 16 };

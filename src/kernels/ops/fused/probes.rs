@@ -62,8 +62,8 @@ fn roots(root: &Op, own: &[Dims], output: &Dims, period: Option<usize>) -> Vec<C
     }
 }
 
-/// See [`crate::kernels::Twin::catalog`]: products with the epilogues that they have in a GPT, and
-/// elementwise chains without a product.
+/// See [`crate::kernels::Twin::catalog`]: products with the epilogues that they have in a GPT, the
+/// gradient of layer norm with a sum, and elementwise chains without a product.
 pub fn catalog() -> Vec<CallShape> {
     let gelu = Unary::Gelu;
     let (bias, sum) = (EpilogueOp::Binary(Binary::Add), EpilogueOp::Binary(Binary::Add));
@@ -81,6 +81,11 @@ pub fn catalog() -> Vec<CallShape> {
         product(true, &[sum], &y),
         product(true, &[bias, EpilogueOp::Store, EpilogueOp::Unary(gelu)], &wide),
         product(false, &[EpilogueOp::UnaryGrad(gelu)], &y),
+        fused(
+            Op::LayerNormGrad,
+            &[sum],
+            vec![x.clone(), vec![C], vec![2 * N, 2], x.clone(), x.clone()],
+        ),
         fused(add, &[EpilogueOp::Unary(gelu)], vec![y.clone(), wide.clone()]),
         fused(Op::Unary(gelu), &[bias, sum], vec![y.clone(), wide, y]),
     ]
