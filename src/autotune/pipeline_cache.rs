@@ -40,10 +40,20 @@ impl PipelineCacheFile {
             Some((data, hash)) => (Some(data), Some(hash)),
             None => (None, None),
         };
-        let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
-        // SAFETY: the data comes from `PipelineCache::get_data` for this adapter and driver, as the
-        // hash shows. wgpu compares the driver's own identifier, too.
-        let cache = unsafe { gpu.device.create_pipeline_cache(&descriptor) };
+        let make = |data| {
+            let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
+            // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and
+            // driver, as the hash shows. wgpu compares the ids of vendor and device and the driver's
+            // own identifier, too, and refuses those of another adapter.
+            gpu.scoped("the pipeline cache", || unsafe {
+                gpu.device.create_pipeline_cache(&descriptor)
+            })
+        };
+        let (cache, kept) = match make(data) {
+            Ok(cache) => (cache, kept),
+            // The file of another card of the same name: a new one replaces it.
+            Err(_) => (make(None).ok()?, None),
+        };
         pipelines.set_driver_cache(cache);
         Some(Self { path: path.to_path_buf(), device: device.into(), kept })
     }

@@ -28,6 +28,8 @@ pub struct TuneOptions {
     pub retune: bool,
     /// Choices to keep: those of the run that is resumed.
     pub saved: VariantChoices,
+    /// Keys of the calls of `saved` that were chosen without timings.
+    pub saved_untimed: Vec<String>,
     /// An update of the rule that will run, if there is one.
     pub update: Option<Update>,
     /// Names of kernels whose certification is corrupted by a seeded error, for tests.
@@ -267,6 +269,8 @@ impl KernelSelector {
             if let Some(variant) = saved
                 && self.is_certified(gpu, &call, variant)?
             {
+                self.untimed
+                    .extend(tuning.saved_untimed.iter().find(|key| *key == call_key).cloned());
                 return Ok(Some(name.to_string()));
             }
             let why = if saved.is_some() { "is switched off here" } else { "is not known" };

@@ -320,7 +320,11 @@ fn shares(variant: &Variant) -> bool {
 pub fn default_variant(call: &OpCall, variants: &[Variant], caps: &Caps) -> usize {
     let twin = crate::kernels::twin(call.op);
     let dispatches = twin.map(|twin| (twin.dispatch)(call, caps)).unwrap_or_default();
-    variants.iter().position(|variant| variant.dispatches == dispatches).unwrap_or(0)
+    let chosen = variants.iter().position(|variant| variant.dispatches == dispatches);
+    // A choice that needs more workspace than there is, is not among them. The last variants are
+    // those for GPUs, and the plain one would take a hundred times as long there.
+    let instead = if caps.suits_hardware() { variants.len() - 1 } else { 0 };
+    chosen.unwrap_or(instead)
 }
 
 #[cfg(test)]

@@ -342,7 +342,7 @@ fn options(spec: &RunSpec, devices: &[Selection]) -> OpenOptions {
         Selection::Adapter(adapter) => adapter.kind != AdapterKind::Software,
         Selection::Cpu { .. } | Selection::Offered(_) => false,
     };
-    let most = if devices.iter().any(is_gpu) { TUNE_S_MAX } else { 0.0 };
+    let most = if devices.iter().all(is_gpu) { TUNE_S_MAX } else { 0.0 };
     OpenOptions { tune_s: spec.opening.tune_s.min(most), ..spec.opening }
 }
 

@@ -187,6 +187,31 @@ impl Gpu {
         }
     }
 
+    /// Makes objects of the device. What the driver or the validation reports of them meanwhile, on
+    /// this thread, is the error, and no fault that the next call would find.
+    ///
+    /// # Errors
+    /// Returns [`DeviceError`] if `what` is refused, if there is too little memory, or if the device
+    /// is lost.
+    pub fn scoped<T>(&self, what: &str, make: impl FnOnce() -> T) -> Result<T, DeviceError> {
+        use wgpu::ErrorFilter::{Internal, OutOfMemory, Validation};
+        let scopes = [Internal, OutOfMemory, Validation].map(|of| self.device.push_error_scope(of));
+        let made = make();
+        let errors = scopes.into_iter().rev().map(|scope| pollster::block_on(scope.pop()));
+        // All scopes end, also behind an error.
+        let errors: Vec<wgpu::Error> = errors.flatten().collect();
+        let Some(error) = errors.into_iter().next() else { return Ok(made) };
+        self.learn_of_loss();
+        if self.is_lost() {
+            self.check()?;
+        }
+        let (adapter, what) = (self.name.clone(), what.to_string());
+        Err(match error {
+            wgpu::Error::OutOfMemory { .. } => DeviceError::OutOfMemory { adapter, what },
+            other => DeviceError::Refused { adapter, what, why: other.to_string() },
+        })
+    }
+
     /// Writes bytes at `offset`, both multiples of 4, before everything submitted later.
     pub fn upload(&self, buffer: &wgpu::Buffer, offset: u64, bytes: &[u8]) {
         self.queue.write_buffer(buffer, offset, bytes);

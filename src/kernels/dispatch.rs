@@ -238,8 +238,8 @@ impl Strips {
 }
 
 /// Returns the grid for `invocations` in workgroups of `size`, folded into y where x would be too
-/// long. Shaders compute their index as `id.x + id.y * (groups.x * size)` and return if it is not
-/// below the count.
+/// long. Shaders compute their index by `shaders/lib/grid.wgsl` and return if it is not below the
+/// count.
 pub fn grid(invocations: usize, size: u32) -> [u32; 3] {
     let groups = invocations.div_ceil(size as usize).max(1) as u32;
     fold(groups, GROUPS_MAX)

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::{panic, thread};
+use std::thread;
 
 use super::dispatch::{Dispatch, Operand, Shader};
 use super::source;
+use crate::device::panics::{PanicText, catch_quietly};
 use crate::device::{DeviceError, Gpu, ShaderChecks};
 
 /// Maximum number of bytes of immediates of a pipeline; see [`Dispatch::params`].
@@ -92,13 +93,10 @@ impl Pipelines {
             }
         };
         thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            // What a thread that panicked has not compiled, the caller compiles, or panics with it.
+            let quietly = || catch_quietly(&PanicText::default(), work);
+            (1..threads).for_each(|_| drop(scope.spawn(quietly)));
             work();
-            for other in others {
-                if let Err(panicked) = other.join() {
-                    panic::resume_unwind(panicked);
-                }
-            }
         });
         self.made.extend(compiled.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
@@ -146,36 +144,35 @@ fn compile(
         })
         .collect();
     gpu.count_allocation();
-    let scope = gpu.device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let bindings = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
-        label: Some(&label),
-        entries: &entries,
+    let compiled = gpu.scoped(&format!("shader {label}"), || {
+        let bindings = gpu.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some(&label),
+            entries: &entries,
+        });
+        let layout = gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(&label),
+            bind_group_layouts: &[Some(&bindings)],
+            immediate_size: immediates,
+        });
+        let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(&label),
+            layout: Some(&layout),
+            module: &module(gpu, &label, source::text(shader), checks),
+            entry_point: Some(shader.entry),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                // Kernels of this crate write before they read, and the tests would not find one
+                // that does not if zeros were there. SwiftShader compiles the zeros of 16 KiB for
+                // seconds.
+                zero_initialize_workgroup_memory: shader.is_foreign,
+                ..Default::default()
+            },
+            cache,
+        });
+        Pipeline { pipeline, bindings, immediate_bytes: immediates }
     });
-    let layout = gpu.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-        label: Some(&label),
-        bind_group_layouts: &[Some(&bindings)],
-        immediate_size: immediates,
-    });
-    let pipeline = gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-        label: Some(&label),
-        layout: Some(&layout),
-        module: &module(gpu, &label, source::text(shader), checks),
-        entry_point: Some(shader.entry),
-        compilation_options: wgpu::PipelineCompilationOptions {
-            // Kernels of this crate write before they read, and the tests would not find one that
-            // does not if zeros were there. SwiftShader compiles the zeros of 16 KiB for seconds.
-            zero_initialize_workgroup_memory: shader.is_foreign,
-            ..Default::default()
-        },
-        cache,
-    });
-    let refused = pollster::block_on(scope.pop());
     // Heartbeat: compilation may take long, and several pipelines may be compiled in a row.
     gpu.heartbeat.tick();
-    match refused {
-        Some(error) => Err(gpu.refused(&format!("shader {label}"), error.to_string())),
-        None => Ok(Pipeline { pipeline, bindings, immediate_bytes: immediates }),
-    }
+    compiled
 }
 
 /// Returns the checks that a shader is compiled with: all, if its text is not this crate's.

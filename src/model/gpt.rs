@@ -60,7 +60,8 @@ pub fn next_token_gpt(config: &GptConfig) -> Result<Graph, ShapeError> {
     let (x, wte) = transformer(&mut b, config, tokens)?;
     b.block("head");
     let position = b.input("position", &[1, 1, t]);
-    // A product with a one-hot row is a gather: all other terms are 0.
+    // A product with a one-hot row is a gather: all other terms are 0 (or NaN, where a position
+    // of an overflowed model is not finite).
     let x = b.matmul(position, x, false, false)?;
     let logits = head(&mut b, config, x, wte)?;
     b.output("logits", logits);

@@ -41,7 +41,8 @@ pub fn require_of_host(
     plan: &Plan,
     moments: &Moments,
 ) -> Result<(), RuntimeError> {
-    if uses_host_memory(selection) { require(device_bytes(plan, moments)) } else { Ok(()) }
+    let bytes = || device_bytes(plan, moments).saturating_add(workspace(selection, plan));
+    if uses_host_memory(selection) { require(bytes()) } else { Ok(()) }
 }
 
 /// Returns true if a device uses host memory.

@@ -12,6 +12,7 @@ use crate::exec::cpu::host_name;
 use crate::exec::{BucketTensor, Cpu, Executor, GpuExecutor, Moments};
 use crate::graph::{Plan, VariantChoices};
 use crate::model;
+use crate::parallel::RankPlacement;
 
 /// Opened device on its own thread.
 pub struct OpenDevice {
@@ -96,6 +97,15 @@ pub fn open_named(
     let tuning = TuneOptions { seconds: options.tune_s, ..TuneOptions::default() };
     memory::require_of_host(&selection, &plan, &moments.into())?;
     open_selected(selection, name, plan, moments.into(), options, |_| tuning, &mut |_, _| {})
+}
+
+/// Returns the options of kernel selection on a device that keeps the choices of a record.
+pub fn tuning_of(tuning: &TuneOptions, kept: Option<&RankPlacement>) -> TuneOptions {
+    let mut tuning = tuning.clone();
+    if let Some(kept) = kept {
+        (tuning.saved, tuning.saved_untimed) = (kept.kernels.clone(), kept.untimed.clone());
+    }
+    tuning
 }
 
 /// Returns the name of a device as it is shown to the user.

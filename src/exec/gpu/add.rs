@@ -36,14 +36,16 @@ impl PartialSumAdder {
         kernels: &mut KernelSelector,
         elements: usize,
     ) -> Result<Self, DeviceError> {
-        let elements = elements.clamp(1, ELEMENTS_MAX);
+        // Whole vectors of 4, so that every part runs the variant of the full length.
+        let elements = elements.next_multiple_of(4).clamp(4, ELEMENTS_MAX);
         let bytes = (elements * ELEMENT_BYTES) as u64;
         let scratch = || gpu.storage("sums", bytes);
         let (partial, gradients, sum) = (scratch()?, scratch()?, scratch()?);
         let binding = |operand| match operand {
             Operand::Input(0) => Binding::whole(&partial),
             Operand::Input(_) => Binding::whole(&gradients),
-            Operand::Output(_) | Operand::Workspace { .. } => Binding::whole(&sum),
+            Operand::Output(_) => Binding::whole(&sum),
+            Operand::Workspace { .. } => unreachable!("no kernel that adds has a workspace"),
         };
         let full = call(elements);
         let variant = kernels.variant(gpu, &full, &full)?;

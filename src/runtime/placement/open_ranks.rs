@@ -12,7 +12,7 @@ use crate::device::Selection;
 use crate::exec::Moments;
 use crate::graph::Plan;
 use crate::parallel::{Placement, RankPlacement};
-use crate::runtime::open::{OpenDevice, open_selected};
+use crate::runtime::open::{OpenDevice, open_selected, tuning_of};
 use crate::runtime::remote::RemoteOpening;
 use crate::runtime::{RuntimeError, memory};
 
@@ -50,17 +50,12 @@ pub fn open_one(
     report: &mut dyn FnMut(&str, autotune::TuneProgress),
 ) -> Result<OpenDevice, RuntimeError> {
     if let Selection::Offered(device) = selection {
-        let kept = saved.map(|saved| (saved.identity.as_str(), &saved.kernels));
-        let opening = RemoteOpening { name, tuning: request.tuning, kept, report };
+        let opening = RemoteOpening { name, tuning: request.tuning, kept: saved, report };
         let deadline = request.opening.deadline;
         return request.nodes.open(device, (plan, moments), opening, deadline);
     }
-    let tuning = |identity: &str| TuneOptions {
-        saved: saved
-            .filter(|saved| saved.identity == identity)
-            .map(|saved| saved.kernels.clone())
-            .unwrap_or_default(),
-        ..request.tuning.clone()
+    let tuning = |identity: &str| {
+        tuning_of(request.tuning, saved.filter(|saved| saved.identity == identity))
     };
     let (selection, options) = (selection.clone(), &request.opening);
     open_selected(selection, name, plan, moments, options, tuning, report)

@@ -24,14 +24,15 @@ use super::RuntimeError;
 use super::addresses::{ArrivingFrames, RankAddresses};
 use super::device_thread::DeviceThread;
 use super::messages::CoordinatorMsg;
-use super::open::OpenDevice;
+use super::open::{OpenDevice, tuning_of};
 use super::workers::seat::{GroupLayout, RemoteSeat};
 use crate::autotune::{TuneOptions, TuneProgress};
 use crate::base::Rank;
 use crate::comm::Mailbox;
 use crate::device::{OfferedDevice, Selection};
 use crate::exec::Moments;
-use crate::graph::{Plan, VariantChoices};
+use crate::graph::Plan;
+use crate::parallel::RankPlacement;
 use executor::RemoteExecutor;
 use first::{RemoteNode, RemoteSlot, SeatOnNode};
 use perform::plan_hash;
@@ -65,8 +66,8 @@ pub struct RemoteOpening<'a> {
     /// Name for display.
     pub name: &'a str,
     pub tuning: &'a TuneOptions,
-    /// Identity of the device in the run that is resumed, with its kernel variants.
-    pub kept: Option<(&'a str, &'a VariantChoices)>,
+    /// Record of the device in the run that is resumed, with its kernel variants.
+    pub kept: Option<&'a RankPlacement>,
     /// Receives the device's name and the progress of autotuning.
     pub report: &'a mut dyn FnMut(&str, TuneProgress),
 }
@@ -92,15 +93,14 @@ impl RemoteNodes {
         let RemoteOpening { name, tuning, kept, report } = opening;
         let node = self.nodes.iter().find(|node| node.number == device.node);
         let unknown = || RuntimeError::Defect(format!("there is no node {}", device.node));
-        let saved = kept.map(|(_, kernels)| kernels.clone()).unwrap_or_default();
         let order = OpenOrder {
             device: device.index,
             name: name.into(),
             recipe: PlanRecipe::of(&plan),
             plan_hash: plan_hash(&plan),
             moments: moments.clone(),
-            tuning: TuneOptions { saved, ..tuning.clone() },
-            kept_identity: kept.map(|(identity, _)| identity.to_string()),
+            tuning: tuning_of(tuning, kept),
+            kept_identity: kept.map(|kept| kept.identity.clone()),
         };
         let report = &mut |progress| report(name, progress);
         let (slot, opened) = node.ok_or_else(unknown)?.open(order, report)?;

@@ -351,8 +351,8 @@ impl<'h> NodeServer<'h> {
         let inputs = used_inputs(&plan).into();
         let tuning = |identity: &str| {
             let is_kept = kept_identity.as_deref() == Some(identity);
-            let saved = if is_kept { tuning.saved.clone() } else { Default::default() };
-            TuneOptions { saved, ..tuning }
+            let none = TuneOptions { saved: Default::default(), ..tuning.clone() };
+            if is_kept { tuning } else { none }
         };
         let first = self.first.clone();
         let mut report = |_: &str, progress: crate::autotune::TuneProgress| {

@@ -1,6 +1,7 @@
 //! Matrix products, single or batched. Twin of `shaders/matmul.wgsl`, which has the formula.
 //! Faster variants: the register tiles that [`tile`] generates, the tiles in workgroup memory of
-//! [`shared`], and [`vector`] for few rows or columns.
+//! [`shared`], which [`parts`] splits between workgroups where sums are long and tiles few, and
+//! [`vector`] for few rows or columns.
 
 pub mod parts;
 mod probes;
