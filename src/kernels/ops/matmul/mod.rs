@@ -189,18 +189,17 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 }
 
 /// Static choice on GPUs: for few rows or columns the kernel that reads the other matrix once, or
-/// else the largest tile in workgroup memory of which there are enough to keep the device busy, or
-/// would be if long sums are split.
+/// else tiles in workgroup memory: the largest one with long sums split, if it has too few tiles to
+/// fill the device, or else the largest one of which there are enough to keep it busy.
 fn on_hardware(call: &OpCall, sizes: Sizes) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
         return vec![vector::dispatch(call, &sizes)];
     }
-    let tiles: Vec<_> = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes)).collect();
-    let largest = tiles.first().filter(|tile| tile.count(&sizes) >= WORKGROUPS_MIN);
     let is_filled = |parts: &Parts| parts.workgroups(&sizes) >= WORKGROUPS_MIN;
-    if let Some(parts) = Parts::of(&sizes).find(is_filled).filter(|_| largest.is_none()) {
+    if let Some(parts) = Parts::of(&sizes).find(is_filled) {
         return parts.dispatches(call, &sizes);
     }
+    let tiles: Vec<_> = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes)).collect();
     let is_busy = |tile: &&shared::WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
     // The last ones are the smallest: that with split sums, if there are few and long ones.
     if let Some(tile) = tiles.iter().find(is_busy).or(tiles.last()) {
@@ -414,8 +413,8 @@ mod tests {
         }
     }
 
-    /// Parts of equal and of unequal lengths, each with whole tiles and with tiles that overlap, and
-    /// with vectors and scalars.
+    /// Parts of equal and of unequal lengths, with whole tiles and with tiles that overlap, with
+    /// vectors and with scalars.
     #[test]
     fn parts_of_long_sums_are_added_at_every_edge() {
         let products = [
@@ -447,7 +446,13 @@ mod tests {
             Parts::of(&sizes).map(each).collect::<Vec<_>>()
         };
         let mib = 1 << 20;
-        assert_eq!(split(768, 8192, 768), [("matmul_shared_128x128", 36 * 7, 7 * 9 * mib / 4)]);
+        assert_eq!(
+            split(768, 8192, 768),
+            [
+                ("matmul_shared_128x128", 36 * 8, 8 * 9 * mib / 4),
+                ("matmul_shared_64x64", 144 * 3, 3 * 9 * mib / 4),
+            ]
+        );
         assert_eq!(
             split(512, 2048, 512),
             [("matmul_shared_128x128", 16 * 4, 4 * mib), ("matmul_shared_64x64", 64 * 4, 4 * mib)]

@@ -4,7 +4,7 @@
 //!
 //! It is meant for GPUs and for long sums of few outputs: the gradient of a weight of (768, 768)
 //! has 36 tiles of 128x128, fewer than a large GPU has cores. The parts cost 8 bytes per output
-//! and part on top, so each has at least [`TERMS_MIN`] terms.
+//! and part on top.
 
 use super::shared::{self, Output, WorkgroupTile};
 use super::sizes::Sizes;
@@ -12,11 +12,9 @@ use crate::kernels::dispatch::{WORKSPACE_BYTES_MAX, grid};
 use crate::kernels::ops::epilogue;
 use crate::kernels::{Dispatch, OpCall, Operand, Shader};
 
-/// Workgroups that fill a large device; products with as many tiles are not split.
-const WORKGROUPS: usize = 256;
-
-/// The fewest terms of a part.
-const TERMS_MIN: usize = 512;
+/// Workgroups that fill a large device, each with the fewest terms of a part for so many: about two
+/// per core, and about four, with which the last round of workgroups leaves fewer cores idle.
+const FILLS: [(usize, usize); 2] = [(256, 512), (512, 1024)];
 
 /// Invocations per workgroup that add parts.
 const SIZE: u32 = 64;
@@ -51,8 +49,9 @@ impl Parts {
         let is_whole = sizes.m >= tile.m as usize && sizes.n >= tile.n as usize;
         let tiles = tile.count(sizes).max(1);
         let bytes = 4 * sizes.batch * sizes.m * sizes.n;
-        let parts =
-            (WORKGROUPS / tiles).min(sizes.k / TERMS_MIN).min(WORKSPACE_BYTES_MAX / bytes.max(1));
+        let filling = FILLS.map(|(workgroups, terms)| (workgroups / tiles).min(sizes.k / terms));
+        let most = WORKSPACE_BYTES_MAX / bytes.max(1);
+        let parts = filling[0].max(filling[1]).min(most);
         if !is_whole || parts < 2 {
             return None;
         }
