@@ -5,8 +5,8 @@
 //   grad     keeps g = weight dy and xhat
 //
 // 8 bytes per element moved (12 by grad), each once. Prepended constants: GROUP; the width C, for
-// which a row must fit in workgroup memory; ADDS, which is not 0 if grad adds a residual. Sums are over every GROUP-th element, then of
-// halves, always in the same order.
+// which a row must fit in workgroup memory; ADDS, which is not 0 if grad adds a residual. Sums are
+// over every GROUP-th element, then of halves, always in the same order.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
 // `flag`: forward adds a bias.

@@ -43,8 +43,8 @@ impl PipelineCacheFile {
         let make = |data| {
             let descriptor = wgpu::PipelineCacheDescriptor { label: None, data, fallback: true };
             // SAFETY: the data comes from `PipelineCache::get_data` for an adapter of this name and
-            // driver, as the hash shows. wgpu compares the ids of vendor and device and the driver's
-            // own identifier, too, and refuses those of another adapter.
+            // driver, as the hash shows. wgpu compares the ids of vendor and device and the
+            // driver's own identifier, too, and refuses those of another adapter.
             gpu.scoped("the pipeline cache", || unsafe {
                 gpu.device.create_pipeline_cache(&descriptor)
             })

@@ -191,8 +191,8 @@ impl Gpu {
     /// this thread, is the error, and no fault that the next call would find.
     ///
     /// # Errors
-    /// Returns [`DeviceError`] if `what` is refused, if there is too little memory, or if the device
-    /// is lost.
+    /// Returns [`DeviceError`] if `what` is refused, if there is too little memory, or if the
+    /// device is lost.
     pub fn scoped<T>(&self, what: &str, make: impl FnOnce() -> T) -> Result<T, DeviceError> {
         use wgpu::ErrorFilter::{Internal, OutOfMemory, Validation};
         let scopes = [Internal, OutOfMemory, Validation].map(|of| self.device.push_error_scope(of));

@@ -1,6 +1,6 @@
 //! Epilogues: the steps of an [`Op::Fused`] that a kernel applies to its finished values, and the
-//! WGSL of `fn store(at: u32, total: f32)` that applies them. Matrix products and elementwise chains
-//! call `store` for each finished value, or `store4` for four of them.
+//! WGSL of `fn store(at: u32, total: f32)` that applies them. Matrix products and elementwise
+//! chains call `store` for each finished value, or `store4` for four of them.
 
 use std::fmt::Write;
 

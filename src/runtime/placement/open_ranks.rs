@@ -6,7 +6,7 @@ use super::open_measured::open_measured;
 use super::reduce_sites::reduce_sites;
 use super::shares::{fixed_counts, layout_of, moments};
 use super::types::{OpenedRanks, PlacementRequest};
-use crate::autotune::{self, TuneOptions};
+use crate::autotune;
 use crate::collective::BucketGroups;
 use crate::device::Selection;
 use crate::exec::Moments;
