@@ -199,7 +199,8 @@ fn add_terms(sums: ptr<function, Sums>, a_at: u32, y: u32, b_at: u32, x: u32, s:
     add_term(sums, a_first + 3u * A_QUADS, b_first + 3u * B_QUADS);
 }
 
-// Stores four sums of row i of matrix z of c, as far as the tile owns them: what lies at `own` or behind it.
+// Stores four sums of row i of matrix z of c, as far as the tile owns them: what lies at `own` or
+// behind it.
 fn store_four(z: u32, i: u32, j: u32, own: vec2u, totals: vec4f) {
     if (i < own.x || (EDGES == 1u && i >= p.m)) { return; }
     let end = select(4u, min(4u, left(p.n, j)), EDGES == 1u);
