@@ -11,8 +11,8 @@
 //
 // The last tiles down and across begin where a whole one ends at the matrix's edge, and store only
 // what no other tile owns; so nothing is tested where operands are read. EDGES = 1: the matrix is
-// smaller than a tile. EDGE_K = 1: k is no multiple of BK. PARTS = 1: each part of the sum has
-// tiles of its own, and c is (parts, batch, m, n); shaders/matmul_parts.wgsl adds them.
+// smaller than a tile. EDGE_K = 1: k is no multiple of BK. SPLIT_K = 1: each part of the sum has
+// tiles of its own, and c is (parts, batch, m, n); shaders/matmul_split_k.wgsl adds them.
 //
 // Prepended (src/kernels/ops/matmul/shared.rs): the constants in capitals, the operands `a` and
 // `b` with `a_four` and `b_four`, which read elements `at` .. `at` + 3 of one, `a_some` and
@@ -234,9 +234,9 @@ fn shared_tile(
     let index = workgroup_of(group, groups);
     if (index >= p.tiles) { return; }
     let matrix = index / p.tiles_each;
-    let z = select(matrix, matrix % p.batch, PARTS == 1u);
-    let begin = select(0u, matrix / p.batch * p.part, PARTS == 1u);
-    let end = select(p.k, min(p.k, begin + p.part), PARTS == 1u);
+    let z = select(matrix, matrix % p.batch, SPLIT_K == 1u);
+    let begin = select(0u, matrix / p.batch * p.part, SPLIT_K == 1u);
+    let end = select(p.k, min(p.k, begin + p.part), SPLIT_K == 1u);
     let own = place(index % p.tiles_each) * vec2u(BM, BN);
     let row = select(min(own.x, p.m - BM), own.x, EDGES == 1u);
     let column = select(min(own.y, p.n - BN), own.y, EDGES == 1u);

@@ -129,7 +129,8 @@ impl Dispatch {
     /// Returns true if the dispatch can be recorded in parts: all but shaders from outside the
     /// crate, which do not know the first workgroup of a part.
     pub fn can_split(&self) -> bool {
-        !self.shader.is_foreign
+        let has_params = |text: &String| text.contains("struct Params {");
+        !self.shader.is_foreign && self.shader.text.as_ref().is_none_or(has_params)
     }
 
     /// Returns the number of words that follow `params`: the first workgroup of the part.

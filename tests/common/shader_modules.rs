@@ -158,7 +158,7 @@ fn products() -> Vec<(String, String)> {
             texts.extend(of_product(tile.name, kind, product));
         }
     }
-    for name in ["matmul_shared_128x128_parts", "matmul_shared_64x64_parts"] {
+    for name in ["matmul_shared_128x128_split_k", "matmul_shared_64x64_split_k"] {
         texts.extend(of_product(name, "whole", [256, 2048, 256]));
         texts.extend(of_product(name, "odd", [257, 2051, 261]));
     }
@@ -289,7 +289,7 @@ pub fn modules() -> Vec<(String, String)> {
         "layer_norm_group",
         "layer_norm_rows",
         "matmul",
-        "matmul_parts",
+        "matmul_split_k",
         "matmul_shared",
         "matmul_vector",
         "row_blocks",

@@ -129,7 +129,10 @@ fn rows(plan: &Plan) -> Vec<Row> {
         let of_gradient = matches!(node.op, Op::AttentionGrad { .. });
         let kind = if of_gradient { " gradient" } else { "" };
         let title = format!("{}{kind} by {}", twin.name, chosen.name);
-        add(title, (twin.cost)(&call), &chosen.dispatches);
+        // What is handed on is written and read.
+        let mut cost = (twin.cost)(&call);
+        cost.bytes += 2.0 * chosen.workspace_bytes() as f64;
+        add(title, cost, &chosen.dispatches);
     }
     let (moments, betas) = (1.0, (0.9, 0.95));
     let update = Update::AdamW {

@@ -6,8 +6,7 @@
 use std::time::Instant;
 
 use crate::device::{Adapter, DeviceError, Gpu, ShaderChecks};
-use crate::kernels::dispatch::workspace_bytes;
-use crate::kernels::{Binding, BoundDispatch, Dispatch, Operand, Pipelines};
+use crate::kernels::{BoundDispatch, Dispatch, Pipelines};
 
 /// An opened device with its pipeline cache.
 pub struct BenchDevice {
@@ -64,15 +63,11 @@ impl BenchDevice {
         inputs: &[&DeviceBuffer],
         outputs: &[&DeviceBuffer],
     ) -> Result<BoundKernel, DeviceError> {
-        let workspace = self.gpu.storage("workspace", workspace_bytes(dispatches).max(4) as u64)?;
-        let binding = |operand| match operand {
-            Operand::Input(index) => Binding::whole(&inputs[index].0),
-            Operand::Output(index) => Binding::whole(&outputs[index].0),
-            Operand::Workspace { .. } => Binding::whole(&workspace),
-        };
-        let bind =
-            |dispatch| BoundDispatch::new(&self.gpu, &mut self.pipelines, dispatch, &binding);
-        let ready = dispatches.iter().map(bind).collect::<Result<_, _>>().map(BoundKernel)?;
+        let buffers = |of: &[&DeviceBuffer]| of.iter().map(|one| one.0.clone()).collect::<Vec<_>>();
+        let (inputs, outputs) = (buffers(inputs), buffers(outputs));
+        let pipelines = &mut self.pipelines;
+        let ready = BoundDispatch::of_buffers(&self.gpu, pipelines, dispatches, &inputs, &outputs)?;
+        let ready = BoundKernel(ready);
         self.gpu.check()?;
         Ok(ready)
     }

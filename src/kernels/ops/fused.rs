@@ -386,7 +386,7 @@ mod tests {
             let behind = operands(&Shape::fixed(&[m, n]), whole);
             let inputs = [factors(&[], [m, k, n], false, true), behind].concat();
             let op = fused(product(false, true), epilogue);
-            check_named(&op, &inputs, &|variant| variant.name == "matmul_shared_64x64_parts");
+            check_named(&op, &inputs, &|variant| variant.name == "matmul_shared_64x64_split_k");
         }
     }
 

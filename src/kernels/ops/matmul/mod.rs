@@ -1,12 +1,12 @@
 //! Matrix products, single or batched. Twin of `shaders/matmul.wgsl`, which has the formula.
 //! Faster variants: the register tiles that [`tile`] generates, the tiles in workgroup memory of
-//! [`shared`], which [`parts`] splits between workgroups where sums are long and tiles few, and
+//! [`shared`], which [`split_k`] splits between workgroups where sums are long and tiles few, and
 //! [`vector`] for few rows or columns.
 
-pub mod parts;
 mod probes;
 pub mod shared;
 pub mod sizes;
+pub mod split_k;
 pub mod tile;
 pub mod vector;
 
@@ -19,10 +19,10 @@ use crate::kernels::dispatch::grid;
 use crate::kernels::ops::epilogue::{self, Epilogue};
 use crate::kernels::twin::{no_forward, normal_inputs};
 use crate::kernels::{Caps, Cost, Dispatch, Float, OpCall, Shader, Twin, Variant};
-use parts::Parts;
 pub use probes::probes_with_columns;
 use probes::{catalog, probes};
 use sizes::{OPERANDS, Sizes};
+use split_k::SplitK;
 use tile::{RegisterTile, TILES, WORKGROUP};
 
 /// Twin of [`Op::MatMul`].
@@ -196,9 +196,9 @@ fn on_hardware(call: &OpCall, sizes: Sizes) -> Vec<Dispatch> {
     if vector::fits(&sizes) {
         return vec![vector::dispatch(call, &sizes)];
     }
-    let is_filled = |parts: &Parts| parts.workgroups(&sizes) >= WORKGROUPS_MIN;
-    if let Some(parts) = Parts::of(&sizes).find(is_filled) {
-        return parts.dispatches(call, &sizes);
+    let is_filled = |split: &SplitK| split.workgroups(&sizes) >= WORKGROUPS_MIN;
+    if let Some(split) = SplitK::of(&sizes).find(is_filled) {
+        return split.dispatches(call, &sizes);
     }
     let tiles: Vec<_> = shared::TILES.into_iter().filter(|tile| tile.fits(&sizes)).collect();
     let is_busy = |tile: &&shared::WorkgroupTile| tile.count(&sizes) >= WORKGROUPS_MIN;
@@ -227,14 +227,14 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
     }
 }
 
-/// Returns the variants for GPUs: tiles in workgroup memory, and those of parts of long sums.
+/// Returns the variants for GPUs: tiles in workgroup memory, and those that split long sums.
 fn in_workgroup_memory(call: &OpCall, sizes: &Sizes) -> impl Iterator<Item = Variant> {
     let tiles = shared::TILES.into_iter().filter(|tile| tile.fits(sizes));
     let whole =
         tiles.map(|tile| Variant::new(tile.name, vec![shared::dispatch(call, sizes, tile)]));
-    let in_parts =
-        Parts::of(sizes).map(|parts| Variant::new(parts.name, parts.dispatches(call, sizes)));
-    whole.chain(in_parts)
+    let split =
+        SplitK::of(sizes).map(|split| Variant::new(split.name, split.dispatches(call, sizes)));
+    whole.chain(split)
 }
 
 fn naive(call: &OpCall, sizes: Sizes) -> Dispatch {
@@ -417,7 +417,7 @@ mod tests {
     /// Parts of equal and of unequal lengths, with whole tiles and with tiles that overlap, with
     /// vectors and with scalars.
     #[test]
-    fn parts_of_long_sums_are_added_at_every_edge() {
+    fn partials_of_long_sums_are_added_at_every_edge() {
         let products = [
             [0, 64, 1024, 128],
             [2, 129, 1100, 131],
@@ -427,8 +427,8 @@ mod tests {
             [0, 128, 1600, 136],
         ];
         for (index, product) in products.into_iter().enumerate() {
-            let is_parts = |name: &str| name.ends_with("_parts");
-            check_named(&is_parts, product, TRANSPOSES[index % 4], index % 2 == 1);
+            let is_split = |name: &str| name.ends_with("_split_k");
+            check_named(&is_split, product, TRANSPOSES[index % 4], index % 2 == 1);
         }
     }
 
@@ -440,9 +440,9 @@ mod tests {
             let sizes = Sizes { batch: 1, m, n, k, transpose_a: true, transpose_b: false };
             let op = op((true, false));
             let call = call(&op, &operands(0, m, k, n, (true, false)), false);
-            let each = |parts: Parts| {
-                let bytes = workspace_bytes(&parts.dispatches(&call, &sizes));
-                (parts.name.trim_end_matches("_parts"), parts.workgroups(&sizes), bytes)
+            let each = |split: SplitK| {
+                let bytes = workspace_bytes(&split.dispatches(&call, &sizes));
+                (split.name.trim_end_matches("_split_k"), split.workgroups(&sizes), bytes)
             };
             Parts::of(&sizes).map(each).collect::<Vec<_>>()
         };
@@ -482,7 +482,7 @@ mod tests {
         // The products of a GPT-2 step, and of one token.
         assert_eq!(named(8192, 768, 2304), "matmul_shared_128x128");
         assert_eq!(named(8192, 768, 50257), "matmul_shared_128x128");
-        assert_eq!(named(768, 8192, 768), "matmul_shared_128x128_parts");
+        assert_eq!(named(768, 8192, 768), "matmul_shared_128x128_split_k");
         assert_eq!(named(768, 1000, 768), "matmul_shared_128x64");
         assert_eq!(named(1, 768, 2304), "matmul_vector");
         // Too few tiles of any size, and long sums.

@@ -104,7 +104,7 @@ impl WorkgroupTile {
 
 /// Returns the shader of a tile for a product of these sizes, with constants for what its text
 /// need not test.
-fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, in_parts: bool) -> Shader {
+fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, is_split: bool) -> Shader {
     let WorkgroupTile { m, n, k, rows, columns, split, .. } = tile;
     let [a, b] = layouts(sizes);
     let is_smaller = sizes.m < m as usize || sizes.n < n as usize;
@@ -119,7 +119,7 @@ fn shader(tile: WorkgroupTile, sizes: &Sizes, output: &Output, in_parts: bool) -
         ("TRANSPOSE_B", u32::from(b.transposed)),
         ("EDGES", u32::from(is_smaller)),
         ("EDGE_K", u32::from(!sizes.k.is_multiple_of(k as usize))),
-        ("PARTS", u32::from(in_parts)),
+        ("SPLIT_K", u32::from(is_split)),
     ];
     let shader = Shader::new("matmul_shared", "shared_tile");
     let shader =
@@ -225,7 +225,7 @@ pub fn dispatch(call: &OpCall, sizes: &Sizes, tile: WorkgroupTile) -> Dispatch {
 
 /// Returns the dispatch that writes the products of so many parts of the sum, of `terms` terms
 /// each, to `partials`: (parts, batch, m, n). The terms must be a multiple of the tile's.
-pub fn dispatch_parts(
+pub fn dispatch_split_k(
     call: &OpCall,
     sizes: &Sizes,
     tile: WorkgroupTile,

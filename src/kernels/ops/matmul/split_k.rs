@@ -1,6 +1,6 @@
 //! Matrix products whose sums are split between workgroups: each computes a part of the terms of
 //! its tile, and a second dispatch adds the parts in order and applies the epilogue. Twin of
-//! `shaders/matmul_parts.wgsl` behind `shaders/matmul_shared.wgsl`.
+//! `shaders/matmul_split_k.wgsl` behind `shaders/matmul_shared.wgsl`.
 //!
 //! It is meant for GPUs and for long sums of few outputs: the gradient of a weight of (768, 768)
 //! has 36 tiles of 128x128, fewer than a large GPU has cores. The parts cost 8 bytes per output
@@ -21,7 +21,7 @@ const SIZE: u32 = 64;
 
 /// A tile in workgroup memory, and how its sums are split.
 #[derive(Clone, Copy, Debug)]
-pub struct Parts {
+pub struct SplitK {
     /// Name of the kernel variant.
     pub name: &'static str,
     tile: WorkgroupTile,
@@ -30,12 +30,12 @@ pub struct Parts {
     terms: usize,
 }
 
-impl Parts {
+impl SplitK {
     /// Returns the splits that are candidates for these sizes, that of the largest tile first.
     pub fn of(sizes: &Sizes) -> impl Iterator<Item = Self> {
         let named = [
-            ("matmul_shared_128x128_parts", "matmul_shared_128x128"),
-            ("matmul_shared_64x64_parts", "matmul_shared_64x64"),
+            ("matmul_shared_128x128_split_k", "matmul_shared_128x128"),
+            ("matmul_shared_64x64_split_k", "matmul_shared_64x64"),
         ];
         named.into_iter().filter_map(|(name, tile)| {
             let tile = shared::TILES.into_iter().find(|known| known.name == tile)?;
@@ -69,14 +69,14 @@ impl Parts {
         let values = sizes.batch * sizes.m * sizes.n;
         let partials = Operand::Workspace { bytes: 4 * self.count * values };
         let parts = [self.count, self.terms];
-        let first = shared::dispatch_parts(call, sizes, self.tile, parts, partials);
+        let first = shared::dispatch_split_k(call, sizes, self.tile, parts, partials);
         let output = Output::of(call, &epilogue::steps(call), sizes.n, 2);
         let (value, store, lanes) =
             if output.vectors { ("vec4f", "store4", 4) } else { ("f32", "store", 1) };
         let put = format!("fn put(at: u32, total: Value) {{ {store}(at, total); }}\n");
         let count = values / lanes;
         let second = Dispatch {
-            shader: Shader::new("matmul_parts", "add_parts")
+            shader: Shader::new("matmul_split_k", "add_partials")
                 .with_text(&format!("alias Value = {value};\n"))
                 .with_text(&output.text)
                 .with_text(&put),

@@ -3,7 +3,7 @@
 //   c[i] = sum_part partials[part, i], in the order of the parts  (+ c, if accumulating)
 //
 // One invocation per value, or per vector of 4 neighbouring values; 4 bytes moved per value of
-// every part, and those of the epilogue. Prepended (src/kernels/ops/matmul/parts.rs): Value, which
+// every part, and those of the epilogue. Prepended (src/kernels/ops/matmul/split_k.rs): Value, which
 // is f32 or vec4f, and `put`, which stores a finished one by the epilogue of the call.
 
 struct Params {
@@ -15,7 +15,7 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read_write> partials: array<Value>;   // (parts, count)
 
 @compute @workgroup_size(64)
-fn add_parts(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
+fn add_partials(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
     let at = invocation_of(id, groups, 64u);
     if (at >= p.count) { return; }
     var total = partials[at];
