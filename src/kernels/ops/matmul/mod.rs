@@ -444,7 +444,7 @@ mod tests {
                 let bytes = workspace_bytes(&split.dispatches(&call, &sizes));
                 (split.name.trim_end_matches("_split_k"), split.workgroups(&sizes), bytes)
             };
-            Parts::of(&sizes).map(each).collect::<Vec<_>>()
+            SplitK::of(&sizes).map(each).collect::<Vec<_>>()
         };
         let mib = 1 << 20;
         assert_eq!(
