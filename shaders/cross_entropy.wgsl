@@ -1,5 +1,6 @@
 // Cross-entropy of logits with integer targets, and its gradient.
 // uses lib/index
+// uses lib/loss
 // uses lib/nan
 // uses lib/run
 //
@@ -18,18 +19,6 @@
 // cross_entropy_grad: one invocation per 8 elements of a row, 8 bytes each; cross_entropy_grad4:
 // per 8 vectors of 4.
 
-struct Params {
-    n: u32,
-    v: u32,
-    across: u32,            // invocations per row of gradients
-    step: u32,              // elements from one of an invocation to its next
-}
-var<immediate> p: Params;
-
-@group(0) @binding(0) var<storage, read> x: array<f32>;               // (n, v)
-@group(0) @binding(1) var<storage, read> targets: array<u32>;         // (n)
-@group(0) @binding(2) var<storage, read_write> parts: array<f32>;     // (n, 2)
-@group(0) @binding(3) var<storage, read_write> lse: array<f32>;       // (n)
 // Gradients bind x, targets, lse, dx.
 @group(0) @binding(2) var<storage, read> lse_in: array<f32>;          // (n)
 @group(0) @binding(3) var<storage, read_write> dx: array<f32>;        // (n, v)
@@ -54,21 +43,6 @@ fn cross_entropy(
     store_parts(row, m, log(s), top);
 }
 
-// The parts of a row's loss: NaN if a logit is NaN, by the largest magnitude in the row, or plus
-// infinity.
-fn store_parts(row: u32, m: f32, log_of_sum: f32, top: u32) {
-    let log_s = nan_where(top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE, log_of_sum);
-    lse[row] = m + log_s;
-    let class_of_row = targets[row];
-    if (class_of_row < p.v) {
-        parts[2u * row] = log_s - (x[row * p.v + class_of_row] - m);
-        parts[2u * row + 1u] = 1.0;
-    } else {
-        parts[2u * row] = 0.0;
-        parts[2u * row + 1u] = 0.0;
-    }
-}
-
 var<workgroup> seen: array<vec2f, 256>;     // m, s
 var<workgroup> tops: array<u32, 256>;       // largest magnitudes
 
@@ -81,19 +55,9 @@ fn cross_entropy_group(
     let row = workgroup_of(group, groups);
     if (row >= p.n) { return; }
     let first = row * p.v;
-    var m = x[first + local];
-    var s = 1.0;
-    var top = magnitude_of(m);
-    for (var j = local + 256u; j < p.v; j += 256u) {
-        let value = x[first + j];
-        top = max(top, magnitude_of(value));
-        // Of the two terms the larger is exp(0).
-        let smaller = exp(-abs(value - m));
-        s = select(s + smaller, s * smaller + 1.0, value > m);
-        m = max(m, value);
-    }
-    seen[local] = vec2f(m, s);
-    tops[local] = top;
+    let own = seen_by(local, first);
+    seen[local] = vec2f(own.m, own.s);
+    tops[local] = own.top;
     workgroupBarrier();
     for (var width = 128u; width > 0u; width /= 2u) {
         if (local < width) {

@@ -35,6 +35,12 @@ pub(super) fn portable(offered: wgpu::Features) -> wgpu::Features {
     wgpu::Features::IMMEDIATES | (offered & wgpu::Features::TIMESTAMP_QUERY)
 }
 
+/// Returns the features that the devices of kernel tests are opened with: the portable ones, and
+/// subgroup operations, which their variants ask for. Shaders without them are the same with them.
+pub(super) fn for_kernel_tests(offered: wgpu::Features) -> wgpu::Features {
+    portable(offered) | (offered & wgpu::Features::SUBGROUP)
+}
+
 /// Returns the features that the devices of a run are opened with: the portable ones, and those
 /// that kernel variants may use, and the driver's cache of pipelines.
 pub(super) fn for_runs(offered: wgpu::Features) -> wgpu::Features {

@@ -58,9 +58,9 @@ impl Gpu {
     }
 
     /// Opens `adapter` with exactly the portable limits, which kernel tests use so that a kernel
-    /// that needs more fails there.
+    /// that needs more fails there, and with subgroup operations if it has them.
     pub fn open_portable(adapter: &Adapter, checks: ShaderChecks) -> Result<Self, DeviceError> {
-        let features = features::portable(adapter.wgpu.features());
+        let features = features::for_kernel_tests(adapter.wgpu.features());
         Self::open_with(adapter, checks, features, limits::portable(&adapter.wgpu.limits()))
     }
 

@@ -8,6 +8,8 @@ pub struct Caps {
     pub class: DeviceClass,
     /// Bytes of memory that a workgroup shares.
     pub workgroup_bytes: u32,
+    /// True if shaders may use subgroup operations.
+    pub subgroups: bool,
 }
 
 /// Class of a device by what is fast on it.
@@ -24,16 +26,25 @@ pub enum DeviceClass {
 
 impl Caps {
     /// Capabilities with which every variant is a candidate.
-    pub const EVERY: Self = Self { class: DeviceClass::Any, workgroup_bytes: u32::MAX };
+    pub const EVERY: Self =
+        Self { class: DeviceClass::Any, workgroup_bytes: u32::MAX, subgroups: true };
 
     /// Returns the capabilities of an opened device.
     pub fn of(gpu: &Gpu) -> Self {
-        Self { class: class(gpu.kind), workgroup_bytes: gpu.limits.workgroup_bytes }
+        Self {
+            class: class(gpu.kind),
+            workgroup_bytes: gpu.limits.workgroup_bytes,
+            subgroups: gpu.features.subgroups.is_some(),
+        }
     }
 
     /// Returns the capabilities that an adapter will have when it is opened.
     pub fn of_adapter(adapter: &Adapter) -> Self {
-        Self { class: class(adapter.kind), workgroup_bytes: adapter.limits().workgroup_bytes }
+        Self {
+            class: class(adapter.kind),
+            workgroup_bytes: adapter.limits().workgroup_bytes,
+            subgroups: adapter.features().subgroups.is_some(),
+        }
     }
 
     /// Returns true if variants for GPUs are candidates.

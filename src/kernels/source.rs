@@ -10,6 +10,7 @@ pub const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/shaders.r
 /// head.
 pub const LIBRARY: &[(&str, &str)] = &[
     ("attention", include_str!("../../shaders/lib/attention.wgsl")),
+    ("loss", include_str!("../../shaders/lib/loss.wgsl")),
     ("grid", include_str!("../../shaders/lib/grid.wgsl")),
     ("elementwise", include_str!("../../shaders/lib/elementwise.wgsl")),
     ("nan", include_str!("../../shaders/lib/nan.wgsl")),

@@ -20,6 +20,13 @@ pub const WORKGROUP_BYTES: u32 = 16 * 1024;
 /// What the portable core may use: parameters as immediates, and nothing else that is optional.
 pub const CAPABILITIES: Capabilities = Capabilities::IMMEDIATES;
 
+/// Returns the capabilities that a module may use: files of kernels by subgroup operations, which
+/// run where the device has them, say so in their names.
+pub fn capabilities_of(name: &str) -> Capabilities {
+    let subgroups = name.split(' ').next().is_some_and(|file| file.ends_with("_subgroups"));
+    if subgroups { CAPABILITIES | Capabilities::SUBGROUP } else { CAPABILITIES }
+}
+
 /// Whether the operands of a product are stored transposed.
 const TRANSPOSES: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
@@ -299,13 +306,13 @@ pub fn modules() -> Vec<(String, String)> {
     modules
 }
 
-/// Parses and validates the text of a shader.
-pub fn parse(text: &str) -> Result<(Module, ModuleInfo), String> {
+/// Parses and validates the text of a shader, which may use these capabilities.
+pub fn parse(text: &str, capabilities: Capabilities) -> Result<(Module, ModuleInfo), String> {
     let mut options = naga::front::wgsl::Options::new();
-    options.capabilities = CAPABILITIES;
+    options.capabilities = capabilities;
     let parsed = naga::front::wgsl::Frontend::new_with_options(options).parse(text);
     let module = parsed.map_err(|error| error.emit_to_string(text))?;
-    let validated = Validator::new(ValidationFlags::all(), CAPABILITIES).validate(&module);
+    let validated = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     let info = validated.map_err(|error| error.emit_to_string(text))?;
     Ok((module, info))
 }

@@ -19,7 +19,7 @@ use std::{env, fs};
 use assembly::HotLoop;
 use radv::{Compiler, Report};
 use serde::{Deserialize, Serialize};
-use shader_modules::{demanding_modules, modules, parse, resolved, spirv};
+use shader_modules::{capabilities_of, demanding_modules, modules, parse, resolved, spirv};
 
 /// Families of GPUs, by the names that versions of the driver know: RDNA 3 and RDNA 2.
 const FAMILIES: [(&str, &[&str]); 2] =
@@ -109,7 +109,8 @@ impl Compiled {
 fn kernels(modules: Vec<(String, String)>) -> Vec<Kernel> {
     let mut kernels = Vec::new();
     for (name, text) in modules {
-        let (module, info) = parse(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        let (module, info) =
+            parse(&text, capabilities_of(&name)).unwrap_or_else(|why| panic!("{name}: {why}"));
         // Of the text for a tile of attention, not every entry point runs.
         let runs = |entry: &str| {
             let listed =

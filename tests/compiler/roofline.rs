@@ -35,8 +35,9 @@ const CARDS: [Card; 4] = [
     Card { name: "H200", flops: 66.9e12, bandwidth: 4800e9, cores: 132.0 },
 ];
 
-/// Workgroup memory of all these cards.
-const CAPS: Caps = Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 * 1024 };
+/// What all these cards have.
+const CAPS: Caps =
+    Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 * 1024, subgroups: true };
 
 /// Share of the memory's bandwidth that a kernel of long rows of accesses reaches.
 const BANDWIDTH_SHARE: f64 = 0.85;

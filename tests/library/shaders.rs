@@ -5,14 +5,15 @@
 //! device runs it right is for the kernel tests.
 
 use naga::back::{glsl, hlsl, msl};
-use naga::valid::{FunctionInfo, ModuleInfo};
+use naga::valid::{Capabilities, FunctionInfo, ModuleInfo};
 use naga::{AddressSpace, EntryPoint, Module};
 
 use potluck::kernels::ops::attention::tiles;
 use potluck::kernels::source::FILES;
 
 use crate::shader_modules::{
-    WORKGROUP_BYTES, attention_tiles, demanding_modules, modules, parse, policies, resolved, spirv,
+    CAPABILITIES, WORKGROUP_BYTES, attention_tiles, capabilities_of, demanding_modules, modules,
+    parse, policies, resolved, spirv,
 };
 
 #[test]
@@ -26,7 +27,7 @@ fn every_shader_is_portable_and_translates() {
     }
     let mut failures = Vec::new();
     for (name, text, workgroup_bytes) in modules {
-        match check_within(&text, workgroup_bytes) {
+        match check_within(&text, workgroup_bytes, capabilities_of(&name)) {
             Err(why) => failures.push(format!("{name}: {why}")),
             Ok(0) => failures.push(format!("{name}: no entry point")),
             Ok(_) => {}
@@ -37,13 +38,17 @@ fn every_shader_is_portable_and_translates() {
 
 /// Checks a portable module; see [`check_within`].
 fn check(text: &str) -> Result<usize, String> {
-    check_within(text, WORKGROUP_BYTES)
+    check_within(text, WORKGROUP_BYTES, CAPABILITIES)
 }
 
-/// Checks a module that may use so many bytes of workgroup memory; the number of its entry points,
-/// or the first thing that is wrong.
-fn check_within(text: &str, workgroup_bytes: u32) -> Result<usize, String> {
-    let (module, info) = parse(text)?;
+/// Checks a module that may use so many bytes of workgroup memory, and these capabilities; the
+/// number of its entry points, or the first thing that is wrong.
+fn check_within(
+    text: &str,
+    workgroup_bytes: u32,
+    capabilities: Capabilities,
+) -> Result<usize, String> {
+    let (module, info) = parse(text, capabilities)?;
     for entry in &module.entry_points {
         check_entry(&module, &info, entry, workgroup_bytes)
             .map_err(|why| format!("{}: {why}", entry.name))?;
@@ -225,6 +230,7 @@ fn each_limit_refuses_what_breaks_it() {
         (planted("", "8, 1, 2", ""), "2 invocations in y or z"),
         (planted("@group(0) @binding(0) var<uniform> u: vec4f;", "64", "_ = u;"), "Uniform"),
         (planted("enable f16; var<private> h: f16;", "64", "h = 1.0h;"), "f16"),
+        (planted("", "64", "_ = subgroupAdd(1u);"), "SUBGROUP"),
         (planted("", "64", "_ = 1.0 + 1u;"), "error"),
     ];
     for (text, why) in broken {
@@ -235,7 +241,7 @@ fn each_limit_refuses_what_breaks_it() {
 
 /// Returns the bytes of workgroup memory of the entry point of a module that uses the most.
 fn most_workgroup_bytes(text: &str) -> u32 {
-    let (module, info) = parse(text).unwrap();
+    let (module, info) = parse(text, CAPABILITIES).unwrap();
     let entries = (0..module.entry_points.len()).map(|index| {
         let entry = info.get_entry_point(index);
         let variables = module.global_variables.iter();

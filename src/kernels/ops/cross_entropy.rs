@@ -3,6 +3,7 @@
 
 use rayon::prelude::*;
 
+use super::cross_entropy_subgroups;
 use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::call_shapes::{N, PROBE_ROWS, V, calls};
@@ -130,8 +131,9 @@ pub fn dispatch(call: &OpCall, caps: &Caps) -> Vec<Dispatch> {
 }
 
 /// Returns all GPU kernel variants of the call.
-pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
-    let others = [vectors(call), group(call)].into_iter().flatten();
+pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
+    let subgroups = of_groups(call).and_then(|way| cross_entropy_subgroups::way(way, caps));
+    let others = [vectors(call), group(call), subgroups].into_iter().flatten();
     let named = |way: Dispatch| Variant::new(way.shader.entry, vec![way]);
     std::iter::once(plain(call)).chain(others).map(named).collect()
 }
@@ -141,9 +143,7 @@ pub fn variants(call: &OpCall, _: &Caps) -> Vec<Variant> {
 fn plain(call: &OpCall) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
     match call.op {
-        Op::CrossEntropy if 2 * v > ITERATIONS_MAX => {
-            one(call, "cross_entropy_group", Runs::new(v), grid(n, 1))
-        }
+        Op::CrossEntropy if 2 * v > ITERATIONS_MAX => by_groups(call),
         Op::CrossEntropy => one(call, "cross_entropy", Runs::new(v), grid(n, 64)),
         _ => {
             let runs = Runs::new(v);
@@ -164,9 +164,18 @@ fn vectors(call: &OpCall) -> Option<Dispatch> {
 /// Returns the loss kernel with one workgroup per row, if rows are long enough and it is not the
 /// baseline.
 fn group(call: &OpCall) -> Option<Dispatch> {
+    of_groups(call).filter(|_| 2 * call.rows_and_last(0).1 <= ITERATIONS_MAX)
+}
+
+/// Returns the loss kernel with one workgroup per row, if rows are long enough.
+fn of_groups(call: &OpCall) -> Option<Dispatch> {
+    let fits = call.rows_and_last(0).1 >= GROUP && matches!(call.op, Op::CrossEntropy);
+    fits.then(|| by_groups(call))
+}
+
+fn by_groups(call: &OpCall) -> Dispatch {
     let (n, v) = call.rows_and_last(0);
-    let fits = (GROUP..=ITERATIONS_MAX / 2).contains(&v) && matches!(call.op, Op::CrossEntropy);
-    fits.then(|| one(call, "cross_entropy_group", Runs::new(v), grid(n, 1)))
+    one(call, "cross_entropy_group", Runs::new(v), grid(n, 1))
 }
 
 fn one(call: &OpCall, entry: &'static str, runs: Runs, groups: [u32; 3]) -> Dispatch {
@@ -211,6 +220,8 @@ fn probes(op: &Op, inputs: &[Dims]) -> Vec<CallShape> {
 fn catalog() -> Vec<CallShape> {
     vec![
         (Op::CrossEntropy, vec![vec![N, V], vec![N]]),
+        // Rows that a workgroup shares.
+        (Op::CrossEntropy, vec![vec![N, GROUP + V], vec![N]]),
         (Op::CrossEntropyGrad, vec![vec![N, V], vec![N], vec![N]]),
     ]
 }
@@ -259,6 +270,8 @@ mod tests {
             (3, 7, 2),
             (64, 65, 3),
             (1, 8, 5),
+            (2, 256, 1),
+            (1, 257, 3),
             (3, 300, 7),
             (1, 2500, 2),
             (1, 5003, 2),
@@ -274,12 +287,19 @@ mod tests {
         let logits = InputFill::Scaled(50.0, 1000.0);
         check_both(inputs(5, 33, 3, logits, InputFill::Targets(33)), 3);
         check_both(inputs(5, 33, 3, InputFill::Scaled(50.0, -1000.0), InputFill::Targets(33)), 3);
+        for scale in [1000.0, -1000.0] {
+            let logits = InputFill::Scaled(50.0, scale);
+            check_with(Op::CrossEntropy, &inputs(2, 777, 3, logits, InputFill::Targets(777)), 3);
+        }
     }
 
     #[test]
     fn targets_that_are_no_class_do_not_count() {
         let [logits, _] = inputs(1, 6, 4, InputFill::Normal, InputFill::Ids(6));
         let targets = (Shape::batched(&[1]), HostTensor::Int(vec![IGNORE_INDEX, 6, 1 << 31, 5]));
+        let long = inputs(1, 600, 4, InputFill::Normal, InputFill::Ids(600));
+        let masked = HostTensor::Int(vec![IGNORE_INDEX, 600, 1 << 31, 599]);
+        check_both([long[0].clone(), (Shape::batched(&[1]), masked)], 4);
         let both = [logits, targets];
         check_both(both.clone(), 4);
         let parts = testing::reference(&Op::CrossEntropy, &both, 4).remove(0);

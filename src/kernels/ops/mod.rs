@@ -5,6 +5,7 @@ pub mod attention;
 pub mod binary;
 pub mod copy;
 pub mod cross_entropy;
+pub mod cross_entropy_subgroups;
 pub mod custom;
 pub mod dropout;
 pub mod embedding;

@@ -9,8 +9,8 @@ use crate::kernels::{CallShape, Caps, DeviceClass, OwnedCall, RandomContext, TWI
 
 /// A GPU and a driver that runs on a processor.
 const CLASSES: [Caps; 2] = [
-    Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 << 10 },
-    Caps { class: DeviceClass::Software, workgroup_bytes: 32 << 10 },
+    Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 << 10, subgroups: true },
+    Caps { class: DeviceClass::Software, workgroup_bytes: 32 << 10, subgroups: true },
 ];
 
 /// Elements of the largest tensors: a multiple of 4, and below 2^31.

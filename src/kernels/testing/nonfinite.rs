@@ -146,10 +146,33 @@ fn norms_and_losses_pass_nan_on() {
 /// An infinite logit makes the loss of its row NaN, as `inf - inf` does.
 #[test]
 fn infinite_logits_make_the_loss_nan() {
-    for v in [7, 300] {
+    for v in [7, 300, 700] {
         let x = with(normal(Shape::batched(&[3, v]), 1, 0), &[(v + 2, INF)]);
         let targets = (Shape::batched(&[3]), HostTensor::Int(vec![1, 2, 3]));
         assert_same_nans(&Op::CrossEntropy, &[x, targets], 1);
+    }
+}
+
+/// A logit of minus infinity masks its class: the loss is that without the class.
+#[test]
+fn masked_logits_leave_the_loss_of_the_others() {
+    for v in [7, 300, 1000] {
+        // Pairs that one invocation of a workgroup reads, and all that a subgroup reads.
+        let masked: Vec<(usize, f64)> = (0..3 * v)
+            .filter(|at| at % v % 256 < 130 && at % v != 2)
+            .map(|at| (at, -INF))
+            .collect();
+        let x = with(normal(Shape::batched(&[3, v]), 1, 0), &masked);
+        let targets = (Shape::batched(&[3]), HostTensor::Int(vec![2; 3]));
+        let inputs = [x, targets];
+        let expected = reference(&Op::CrossEntropy, &inputs, 1);
+        assert!(expected.iter().flatten().all(|v| v.is_finite()));
+        for_each_result(&Op::CrossEntropy, &inputs, 1, |who, outputs| {
+            for (got, expected) in outputs.iter().flatten().zip(expected.iter().flatten()) {
+                let error = (f64::from(*got) - expected).abs();
+                assert!(is_finite(*got) && error < 1e-4, "{v} by {who}: {got} for {expected}");
+            }
+        });
     }
 }
 

@@ -466,7 +466,8 @@ mod tests {
     /// On GPUs no call runs a kernel that was shaped by drivers on a processor, timed or not.
     #[test]
     fn static_choices_on_gpus_use_workgroup_memory() {
-        let gpu = Caps { class: DeviceClass::Hardware, workgroup_bytes: 16 << 10 };
+        let class = DeviceClass::Hardware;
+        let gpu = Caps { class, workgroup_bytes: 16 << 10, subgroups: false };
         let op = op((false, true));
         let named = |m: usize, k: usize, n: usize| {
             let inputs = vec![vec![m, k], vec![n, k]];

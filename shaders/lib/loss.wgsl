@@ -1,0 +1,55 @@
+// What the kernels of the cross-entropy share (cross_entropy.wgsl, which has the formulas, and
+// cross_entropy_subgroups.wgsl): parameters, tensors, the logits of an invocation where a workgroup
+// of 256 has a row, and the results of a row. Of a row 4 v bytes are read.
+
+struct Params {
+    n: u32,
+    v: u32,
+    across: u32,            // invocations per row of gradients
+    step: u32,              // elements from one of an invocation to its next
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;               // (n, v)
+@group(0) @binding(1) var<storage, read> targets: array<u32>;         // (n)
+@group(0) @binding(2) var<storage, read_write> parts: array<f32>;     // (n, 2)
+@group(0) @binding(3) var<storage, read_write> lse: array<f32>;       // (n)
+
+// The lowest f32. A maximum begins with it, as the difference of two masked logits, which are minus
+// infinity, would be NaN.
+const LOWEST: f32 = -3.4028234e38;
+
+// m and s of some logits of a row, and their largest magnitude.
+struct Seen { m: f32, s: f32, top: u32 }
+
+// What an invocation has seen of a row from `first` on: every 256th logit, each read once.
+fn seen_by(local: u32, first: u32) -> Seen {
+    let start = x[first + local];
+    var m = max(start, LOWEST);
+    var s = exp(start - m);
+    var top = magnitude_of(start);
+    for (var j = local + 256u; j < p.v; j += 256u) {
+        let value = x[first + j];
+        top = max(top, magnitude_of(value));
+        // Of the two terms the larger is exp(0).
+        let smaller = exp(-abs(value - m));
+        s = select(s + smaller, s * smaller + 1.0, value > m);
+        m = max(m, value);
+    }
+    return Seen(m, s, top);
+}
+
+// The parts of a row's loss: NaN if a logit is NaN, by the largest magnitude in the row, or plus
+// infinity.
+fn store_parts(row: u32, m: f32, log_of_sum: f32, top: u32) {
+    let log_s = nan_where(top > NAN_ABOVE || bitcast<u32>(m) == NAN_ABOVE, log_of_sum);
+    lse[row] = m + log_s;
+    let class_of_row = targets[row];
+    if (class_of_row < p.v) {
+        parts[2u * row] = log_s - (x[row * p.v + class_of_row] - m);
+        parts[2u * row + 1u] = 1.0;
+    } else {
+        parts[2u * row] = 0.0;
+        parts[2u * row + 1u] = 0.0;
+    }
+}
