@@ -3,8 +3,8 @@
 //   c[i] = sum_part partials[part, i], in the order of the parts  (+ c, if accumulating)
 //
 // One invocation per value, or per vector of 4 neighbouring values; 4 bytes moved per value of
-// every part, and those of the epilogue. Prepended (src/kernels/ops/matmul/split_k.rs): Value, which
-// is f32 or vec4f, and `put`, which stores a finished one by the epilogue of the call.
+// every part, and those of the epilogue. Prepended (src/kernels/ops/matmul/split_k.rs): Value,
+// which is f32 or vec4f, and `put`, which stores a finished one by the epilogue of the call.
 
 struct Params {
     count: u32,             // Values of c

@@ -112,7 +112,7 @@ pub struct MemoryUsage {
     /// Activations kept from forward to backward, in all copies.
     pub stash: usize,
     pub scratch: usize,
-    /// What kernels hand on within one call; 0 unless the caller sets it.
+    /// Memory in which kernels hand results on within one call; 0 unless the caller sets it.
     pub workspace: usize,
 }
 

@@ -77,7 +77,8 @@ impl Compiled {
     /// Returns the name without the list of entry points that run.
     fn shown_name(&self) -> &str {
         let is_listed = self.name.starts_with("attention_tiles");
-        self.name.rsplit_once(' ').filter(|_| is_listed).map_or(&self.name, |(name, _)| name)
+        let name = self.name.strip_prefix("matmul_shared_").unwrap_or(&self.name);
+        name.rsplit_once(' ').filter(|_| is_listed).map_or(name, |(name, _)| name)
     }
 
     fn is_of_software(&self) -> bool {

@@ -35,7 +35,7 @@ const CARDS: [Card; 4] = [
     Card { name: "H200", flops: 66.9e12, bandwidth: 4800e9, cores: 132.0 },
 ];
 
-/// What all these cards have.
+/// Capabilities of all these cards.
 const CAPS: Caps =
     Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 * 1024, subgroups: true };
 
@@ -129,7 +129,9 @@ fn rows(plan: &Plan) -> Vec<Row> {
         });
         let of_gradient = matches!(node.op, Op::AttentionGrad { .. });
         let kind = if of_gradient { " gradient" } else { "" };
-        let title = format!("{}{kind} by {}", twin.name, chosen.name);
+        let by_name = chosen.name.starts_with(twin.name) && !of_gradient;
+        let op = if by_name { String::new() } else { format!("{}{kind} by ", twin.name) };
+        let title = format!("{op}{}", chosen.name);
         // What is handed on is written and read.
         let mut cost = (twin.cost)(&call);
         cost.bytes += 2.0 * chosen.workspace_bytes() as f64;
@@ -181,11 +183,11 @@ pub fn table(share_of: &dyn Fn(&str, &str) -> f64) -> String {
     let rows = rows(&plan);
     let mut text = format!(
         "## Roofline of a step of GPT-2 124M\n\n\
-         Batch {SAMPLES}, context 1024, f32, kernels as chosen without measuring. Milliseconds: \
-         the larger one of\nFLOPs at the card's peak times the share of multiply-adds in the hot \
-         loop (RDNA 3), on the cores that\nthe workgroups fill, and of bytes at {} % of the \
-         bandwidth; {} us per dispatch between them. Latencies,\ncaches and conflicts of banks \
-         are not counted: no kernel can be faster, and most are slower.\n\n\
+         Batch {SAMPLES}, context 1024, f32, kernels as chosen without measuring. \
+         Milliseconds: the\nlarger one of FLOPs at the card's peak times the share of \
+         multiply-adds in the hot loop (RDNA 3),\non the cores that the workgroups fill, and of \
+         bytes at {} % of the bandwidth; {} us per\ndispatch between them. Latencies, caches and \
+         conflicts of banks are not counted: no kernel can be\nfaster, and most are slower.\n\n\
          | kernel | dispatches | GFLOP | MB | share |",
         100.0 * BANDWIDTH_SHARE,
         1e6 * BARRIER_S
