@@ -51,6 +51,9 @@ const CORE_BANDWIDTH: f64 = 2.0;
 /// Dispatches after which a segment's work is submitted.
 const DISPATCHES_PER_SUBMISSION: usize = 32;
 
+/// End of the title of the gradient of attention.
+const OF_ATTENTION_GRADIENT: &str = ", gradient";
+
 const SAMPLES: usize = 8;
 
 /// Kernels of a step that run the same variant of the same op.
@@ -107,7 +110,7 @@ fn rows(plan: &Plan) -> Vec<Row> {
             let shaders = dispatches.iter().map(|one| (text(&one.shader), one.shader.entry));
             let (shaders, cost, calls) = (shaders.collect(), Cost::default(), Vec::new());
             // The gradients of queries and of keys each compute the weights and their slopes.
-            let computed = if title.starts_with("attention gradient") { 7.0 / 5.0 } else { 1.0 };
+            let computed = if title.ends_with(OF_ATTENTION_GRADIENT) { 7.0 / 5.0 } else { 1.0 };
             rows.push(Row { title, dispatches: 0, cost, computed, calls, shaders });
             rows.len() - 1
         });
@@ -127,11 +130,11 @@ fn rows(plan: &Plan) -> Vec<Row> {
             let named = variants.into_iter().find(|one| one.dispatches == dispatches);
             named.unwrap_or_else(|| Variant::new(twin.name, dispatches))
         });
+        let by_name = chosen.name.starts_with(twin.name);
+        let op = if by_name { String::new() } else { format!("{} by ", twin.name) };
         let of_gradient = matches!(node.op, Op::AttentionGrad { .. });
-        let kind = if of_gradient { " gradient" } else { "" };
-        let by_name = chosen.name.starts_with(twin.name) && !of_gradient;
-        let op = if by_name { String::new() } else { format!("{}{kind} by ", twin.name) };
-        let title = format!("{op}{}", chosen.name);
+        let kind = if of_gradient { OF_ATTENTION_GRADIENT } else { "" };
+        let title = format!("{op}{}{kind}", chosen.name);
         // What is handed on is written and read.
         let mut cost = (twin.cost)(&call);
         cost.bytes += 2.0 * chosen.workspace_bytes() as f64;
