@@ -71,17 +71,14 @@ fn count_of_all() -> u32 {
     return total;
 }
 
-@compute @workgroup_size(64)
-fn partial_sums(
-    @builtin(global_invocation_id) id: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-) {
-    let k = index(id, groups);
-    if (k >= p.parts) { return; }
+// A sum of squares, and the number of values that are not finite, which it leaves out.
+struct Summed { sum: f32, bad: u32 }
+
+// Those of every `step`th gradient from `first` on.
+fn summed(first: u32, end: u32, step: u32) -> Summed {
     var sum = 0.0;
     var bad = 0u;
-    let end = min((k / 64u + 1u) * p.strip, p.count);
-    for (var i = k / 64u * p.strip + k % 64u; i < end; i += p.lanes) {
+    for (var i = first; i < end; i += step) {
         let bits = gradients[i];
         if ((bits & NORM_EXPONENT) == NORM_EXPONENT) {
             bad += 1u;
@@ -90,10 +87,37 @@ fn partial_sums(
             sum += value * value;
         }
     }
-    note(k, sum, bad);
+    return Summed(sum, bad);
 }
 
 @group(0) @binding(0) var<storage, read> gradients4: array<vec4u>;       // (count / 4)
+
+// Those of every `step`th vector of gradients.
+fn summed4(first: u32, end: u32, step: u32) -> Summed {
+    var sum = vec4f(0.0);
+    var bad = vec4u(0u);
+    for (var i = first; i < end; i += step) {
+        let bits = gradients4[i];
+        let is_bad = (bits & vec4u(NORM_EXPONENT)) == vec4u(NORM_EXPONENT);
+        bad += select(vec4u(0u), vec4u(1u), is_bad);
+        // The integers are replaced before they become floats.
+        let values = bitcast<vec4f>(select(bits, vec4u(0u), is_bad));
+        sum += values * values;
+    }
+    return Summed((sum.x + sum.y) + (sum.z + sum.w), bad.x + bad.y + bad.z + bad.w);
+}
+
+@compute @workgroup_size(64)
+fn partial_sums(
+    @builtin(global_invocation_id) id: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+) {
+    let k = index(id, groups);
+    if (k >= p.parts) { return; }
+    let end = min((k / 64u + 1u) * p.strip, p.count);
+    let own = summed(k / 64u * p.strip + k % 64u, end, p.lanes);
+    note(k, own.sum, own.bad);
+}
 
 @compute @workgroup_size(64)
 fn partial_sums4(
@@ -102,18 +126,9 @@ fn partial_sums4(
 ) {
     let k = index(id, groups);
     if (k >= p.parts) { return; }
-    var sum = vec4f(0.0);
-    var bad = vec4u(0u);
     let end = min((k / 64u + 1u) * p.strip, p.count / 4u);
-    for (var i = k / 64u * p.strip + k % 64u; i < end; i += p.lanes) {
-        let bits = gradients4[i];
-        let is_bad = (bits & vec4u(NORM_EXPONENT)) == vec4u(NORM_EXPONENT);
-        bad += select(vec4u(0u), vec4u(1u), is_bad);
-        // The integers are replaced before they become floats.
-        let values = bitcast<vec4f>(select(bits, vec4u(0u), is_bad));
-        sum += values * values;
-    }
-    note(k, (sum.x + sum.y) + (sum.z + sum.w), bad.x + bad.y + bad.z + bad.w);
+    let own = summed4(k / 64u * p.strip + k % 64u, end, p.lanes);
+    note(k, own.sum, own.bad);
 }
 
 @compute @workgroup_size(256)
@@ -124,19 +139,9 @@ fn group_sums(
 ) {
     let part = workgroup_of(group, groups);
     if (part >= p.parts) { return; }
-    var sum = 0.0;
-    var bad = 0u;
     let end = min((part + 1u) * p.strip, p.count);
-    for (var i = part * p.strip + local; i < end; i += 256u) {
-        let bits = gradients[i];
-        if ((bits & NORM_EXPONENT) == NORM_EXPONENT) {
-            bad += 1u;
-        } else {
-            let value = bitcast<f32>(bits);
-            sum += value * value;
-        }
-    }
-    sum = sum_of_all(sum, bad, local);
+    let own = summed(part * p.strip + local, end, 256u);
+    let sum = sum_of_all(own.sum, own.bad, local);
     if (local == 0u) { note(part, sum, count_of_all()); }
 }
 
@@ -148,18 +153,9 @@ fn group_sums4(
 ) {
     let part = workgroup_of(group, groups);
     if (part >= p.parts) { return; }
-    var sums_4 = vec4f(0.0);
-    var bad = vec4u(0u);
     let end = min((part + 1u) * p.strip, p.count / 4u);
-    for (var i = part * p.strip + local; i < end; i += 256u) {
-        let bits = gradients4[i];
-        let is_bad = (bits & vec4u(NORM_EXPONENT)) == vec4u(NORM_EXPONENT);
-        bad += select(vec4u(0u), vec4u(1u), is_bad);
-        let values = bitcast<vec4f>(select(bits, vec4u(0u), is_bad));
-        sums_4 += values * values;
-    }
-    let mine = (sums_4.x + sums_4.y) + (sums_4.z + sums_4.w);
-    let sum = sum_of_all(mine, bad.x + bad.y + bad.z + bad.w, local);
+    let own = summed4(part * p.strip + local, end, 256u);
+    let sum = sum_of_all(own.sum, own.bad, local);
     if (local == 0u) { note(part, sum, count_of_all()); }
 }
 

@@ -40,7 +40,7 @@ fn small() -> GptConfig {
 }
 
 /// Returns the model of GPT-2 with 124 million parameters.
-fn gpt2() -> GptConfig {
+pub fn gpt2() -> GptConfig {
     GptConfig {
         vocabulary: 50_257,
         context: 1024,

@@ -7,14 +7,15 @@ use std::fmt::Write as _;
 
 use potluck::autotune::plan_calls::call_key;
 use potluck::base::rng::Key;
+use potluck::bench::step::gpt2;
 use potluck::exec::PassContext;
-use potluck::graph::{Op, Plan, PlanOptions, Unary, Update, UpdateRange, differentiate, fuse};
+use potluck::graph::{Op, Plan, PlanOptions, Update, UpdateRange, differentiate, fuse};
 use potluck::kernels::ops::norm;
 use potluck::kernels::source::text;
 use potluck::kernels::{
     Caps, Cost, DeviceClass, Dispatch, RandomContext, Variant, twin, update_twin,
 };
-use potluck::model::{GptConfig, gpt};
+use potluck::model::gpt;
 
 /// A graphics card by its makers' figures.
 struct Card {
@@ -82,20 +83,8 @@ impl Row {
     }
 }
 
-/// GPT-2 with 124 million parameters (Radford et al. 2019).
 fn plan() -> Plan {
-    let config = GptConfig {
-        vocabulary: 50_257,
-        context: 1024,
-        layers: 12,
-        heads: 12,
-        width: 768,
-        bias: true,
-        dropout: 0.0,
-        tie: true,
-        activation: Unary::GeluTanh,
-    };
-    Plan::new(fuse(differentiate(gpt(&config).unwrap()).unwrap()), PlanOptions::new(SAMPLES))
+    Plan::new(fuse(differentiate(gpt(&gpt2()).unwrap()).unwrap()), PlanOptions::new(SAMPLES))
 }
 
 /// Returns the kernels of a step, those of most FLOPs and bytes first.

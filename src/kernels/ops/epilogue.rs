@@ -108,11 +108,7 @@ fn binding(number: usize, operand: Operand) -> String {
 fn statement(call: &OpCall, step: EpilogueStep, name: &str) -> String {
     match step {
         EpilogueStep::Binary(function, input) => {
-            let sign = match function {
-                Binary::Add => "+",
-                Binary::Mul => "*",
-            };
-            format!("v = v {sign} {name}[{}];", index(call, input))
+            format!("v = v {} {name}[{}];", sign(function), index(call, input))
         }
         EpilogueStep::Unary(Unary::Scale(factor))
         | EpilogueStep::UnaryGrad(Unary::Scale(factor), _) => {
@@ -142,7 +138,16 @@ fn named(function: Unary) -> bool {
     !matches!(function, Unary::Scale(_))
 }
 
-fn word(function: Unary) -> &'static str {
+/// Returns the operator of a function of two values.
+pub fn sign(function: Binary) -> &'static str {
+    match function {
+        Binary::Add => "+",
+        Binary::Mul => "*",
+    }
+}
+
+/// Returns the name of a function in `shaders/lib/elementwise.wgsl`.
+pub fn word(function: Unary) -> &'static str {
     match function {
         Unary::Relu => "relu",
         Unary::Gelu => "gelu",

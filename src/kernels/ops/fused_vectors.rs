@@ -3,8 +3,8 @@
 //! `shaders/fused_vectors.wgsl`, and a variant of [`super::fused`], which has the reference and the
 //! tests. Matrix products in workgroup memory use the same text.
 
-use super::epilogue::{Epilogue, EpilogueStep};
-use crate::graph::{Binary, Unary};
+use super::epilogue::{Epilogue, EpilogueStep, sign, word};
+use crate::graph::Unary;
 use crate::kernels::{OpCall, Operand, source};
 
 /// Operand of a step: none, a tensor of vectors, or a single value.
@@ -77,17 +77,13 @@ fn declaration(bound: Bound) -> Option<(&'static str, &'static str, Operand)> {
 fn statement(call: &OpCall, step: EpilogueStep, bound: Bound, number: usize) -> String {
     match step {
         EpilogueStep::Binary(function, input) => {
-            let sign = match function {
-                Binary::Add => "+",
-                Binary::Mul => "*",
-            };
             let index = match call.input_len(input) {
                 _ if matches!(bound, Bound::Value(_)) => "0u".to_string(),
                 length if length == call.output_len(0) => "at".to_string(),
                 // The period is a constant, so that compilers need no division instruction.
                 period => format!("at % {}u", period / 4),
             };
-            format!("v = v {sign} e{number}[{index}];")
+            format!("v = v {} e{number}[{index}];", sign(function))
         }
         EpilogueStep::Unary(Unary::Scale(factor))
         | EpilogueStep::UnaryGrad(Unary::Scale(factor), _) => {
@@ -105,15 +101,5 @@ fn statement(call: &OpCall, step: EpilogueStep, bound: Bound, number: usize) -> 
             format!("let {from} = e{number}[at]; v = vec4f({});", each.join(", "))
         }
         EpilogueStep::Store(_) => format!("e{number}[at] = v;"),
-    }
-}
-
-/// Returns the name of a function in `shaders/lib/elementwise.wgsl`.
-fn word(function: Unary) -> &'static str {
-    match function {
-        Unary::Relu => "relu",
-        Unary::Gelu => "gelu",
-        Unary::GeluTanh => "gelutanh",
-        Unary::Scale(_) => panic!("a scale is written out"),
     }
 }
