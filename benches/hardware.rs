@@ -18,11 +18,13 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_potluck");
 /// Steps of the training curve, on the built-in text.
 const STEPS: u64 = 200;
 /// Figures of the benchmark suite that the summary shows.
-const FIGURES: [&str; 6] = [
+const FIGURES: [&str; 8] = [
     "peak.flops",
     "memory.triad",
     "matmul.square_2048",
     "matmul.gpt2_mlp_up",
+    "matmul.gpt2_head_dx",
+    "matmul.gpt2_head_padded_dx",
     "step.gpt_small_tokens",
     "step.gpt2_tokens",
 ];

@@ -17,9 +17,15 @@ use crate::kernels::{Caps, OpCall, RandomContext, Twin, Variant, twin};
 /// The sides of square products.
 const SQUARES: [usize; 6] = [128, 256, 512, 1024, 2048, 4096];
 
-/// Models whose products are measured: name, tokens in a batch, width, vocabulary.
-const MODELS: [(&str, usize, usize, usize); 2] =
-    [("gpt_small", 12 * 64, 128, 65), ("gpt2", 1024, 768, 50_257)];
+/// Heads of a model: name and vocabulary.
+type Heads = &'static [(&'static str, usize)];
+
+/// Models whose products are measured: name, tokens in a batch, width, heads. The padded head of
+/// GPT-2 shows what its odd vocabulary costs.
+const MODELS: [(&str, usize, usize, Heads); 2] = [
+    ("gpt_small", 12 * 64, 128, &[("head", 65)]),
+    ("gpt2", 1024, 768, &[("head", 50_257), ("head_padded", 50_272)]),
+];
 
 /// Rates of variants on earlier shapes in FLOP/s, which predict the duration of a product.
 type Rates = HashMap<String, f64>;
@@ -74,7 +80,7 @@ impl MatmulShape {
 fn products() -> Vec<MatmulShape> {
     let square = |n: usize| MatmulShape::new(format!("square_{n}"), [n, n, n], false, false);
     let mut products: Vec<MatmulShape> = SQUARES.into_iter().map(square).collect();
-    for (model, t, c, v) in MODELS {
+    for (model, t, c, heads) in MODELS {
         // Linear layers hold their weights as (outputs, inputs).
         let mut add = |name: &str, sizes: [usize; 3], transpose_a: bool, transpose_b: bool| {
             let name = format!("{model}_{name}");
@@ -86,7 +92,11 @@ fn products() -> Vec<MatmulShape> {
         add("mlp_down", [t, 4 * c, c], false, true);
         add("mlp_up_dx", [t, 4 * c, c], false, false);
         add("mlp_up_dw", [4 * c, t, c], true, false);
-        add("head", [t, c, v], false, true);
+        for &(head, v) in heads {
+            add(head, [t, c, v], false, true);
+            add(&format!("{head}_dx"), [t, v, c], false, false);
+            add(&format!("{head}_dw"), [v, t, c], true, false);
+        }
     }
     products
 }
@@ -228,6 +238,8 @@ mod tests {
         assert_eq!(qkv.shape(), "(768, 128) (384, 128)^T");
         assert_eq!(qkv.flops(), 2.0 * 768.0 * 128.0 * 384.0);
         assert_eq!(find("matmul.gpt2_mlp_up_dw").shape(), "(1024, 3072)^T (1024, 768)");
+        assert_eq!(find("matmul.gpt2_head_dx").shape(), "(1024, 50257) (50257, 768)");
+        assert_eq!(find("matmul.gpt2_head_padded_dw").shape(), "(1024, 50272)^T (1024, 768)");
     }
 
     #[test]

@@ -37,7 +37,7 @@ const CARDS: [Card; 4] = [
 ];
 
 /// Capabilities of all these cards.
-const CAPS: Caps =
+pub const CAPS: Caps =
     Caps { class: DeviceClass::Hardware, workgroup_bytes: 32 * 1024, subgroups: true };
 
 /// Share of the memory's bandwidth that a kernel of long rows of accesses reaches.
@@ -55,7 +55,8 @@ const DISPATCHES_PER_SUBMISSION: usize = 32;
 /// End of the title of the gradient of attention.
 const OF_ATTENTION_GRADIENT: &str = ", gradient";
 
-const SAMPLES: usize = 8;
+/// Samples of a batch.
+pub const SAMPLES: usize = 8;
 
 /// Kernels of a step that run the same variant of the same op.
 struct Row {
