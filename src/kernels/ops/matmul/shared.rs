@@ -13,8 +13,8 @@
 //! and 96, 1,042 and 72.
 //!
 //! Rows that are no whole vectors, such as logits of GPT-2's 50,257 tokens, are read and stored by
-//! elements: per invocation and stage 16 loads in place of 4, outside of the hot loop, which is the
-//! same. AMD's compiler estimates the products of a head at 0.99 to 1.03 of the cycles of one with
+//! elements: per invocation and stage 16 loads in place of 4, beside the hot loop, which is the
+//! same. AMD's compiler estimates the arithmetic of a head's products at 0.99 to 1.03 of that with
 //! a vocabulary that is padded to whole stages (128x128; `tests/compiler/heads.rs`), so logits are
 //! not padded.
 //!
