@@ -189,6 +189,8 @@ fn op_cases(sizes: &Sizes, caps: &Caps) -> Vec<Case> {
         (Op::LayerNormGrad, "layer_norm_grad", vec![x(), fixed(&[c]), stats(), x()]),
         (with_sum, "layer_norm_grad + sum", vec![x(), fixed(&[c]), stats(), x(), x()]),
         (Op::LayerNormWeightGrad, "layer_norm_weight_grad", vec![x(), stats(), x()]),
+        (Op::LayerNormAffineGrad, "layer_norm_affine_grad", vec![x(), stats(), x()]),
+        (Op::Sum { first: 0, last: 0 }, "sum of narrow rows", vec![x()]),
         (Op::Sum { first: 0, last: 0 }, "sum of rows", vec![wide()]),
         (Op::Sum { first: 1, last: 1 }, "sum of columns", vec![wide()]),
         (Op::Unary(Unary::Gelu), "gelu", vec![wide()]),

@@ -1,26 +1,23 @@
 // Layer normalization of rows of c values, and its gradients (Ba, Kiros, Hinton 2016).
 // uses lib/index
 //
-//   forward      y = weight (x - mean) rstd + bias     rstd = 1 / sqrt(variance + eps)
-//   grad         dx = rstd (g - mean(g) - xhat mean(g xhat))
-//                with g = weight dy, xhat = (x - mean) rstd  (+ residual, if ADDS is not 0)
-//   weight_grad  dweight = sum over rows of dy xhat   (+ dweight, if accumulating)
+//   forward   y = weight (x - mean) rstd + bias     rstd = 1 / sqrt(variance + eps)
+//   grad      dx = rstd (g - mean(g) - xhat mean(g xhat))
+//             with g = weight dy, xhat = (x - mean) rstd  (+ residual, if ADDS is not 0)
+//
+// The gradients of weight and bias are sums over rows (shaders/row_sums.wgsl).
 //
 // The variance is taken around the mean in a second pass over the row, so that it is right also
 // where the mean is large. Long sums are sums of sums over 64 values, to round less.
 //
-// forward and grad: one invocation per row, 8 bytes per element moved (12 by grad) and as many
-// again from the cache. weight_grad: one invocation per column, 8 bytes per element. forward4,
-// grad4 and weight_tile4 work on vectors of 4 neighbouring values, where c is a multiple of 4,
-// because a vector costs a software adapter little more than a value. weight_tile4 has one
-// workgroup per 16 vectors of columns, 4 invocations to each, which take every 4th row.
-// weight_tall and weight_tall4 are for hardware, which wants more invocations: 16 to each of 16
-// columns, 32 to each of 8 vectors.
+// One invocation per row, 8 bytes per element moved (12 by grad) and as many again from the cache.
+// forward4 and grad4 work on vectors of 4 neighbouring values, where c is a multiple of 4, because
+// a vector costs a software adapter little more than a value.
 
 // ADDS is prepended.
 
 struct Params { rows: u32, c: u32, eps: f32, flag: u32 }
-// `flag`: forward adds a bias; weight_grad adds to what dweight holds.
+// `flag`: forward adds a bias.
 var<immediate> p: Params;
 
 const BLOCK: u32 = 64u;
@@ -36,10 +33,6 @@ const BLOCK: u32 = 64u;
 @group(0) @binding(3) var<storage, read> dy: array<f32>;             // (rows, c)
 @group(0) @binding(4) var<storage, read_write> dx: array<f32>;       // (rows, c)
 @group(0) @binding(5) var<storage, read> residual: array<f32>;       // (rows, c)
-// weight_grad binds x, stats, dy, dweight.
-@group(0) @binding(1) var<storage, read> row_stats: array<f32>;      // (rows, 2)
-@group(0) @binding(2) var<storage, read> dy_in: array<f32>;          // (rows, c)
-@group(0) @binding(3) var<storage, read_write> dweight: array<f32>;    // (c)
 
 @compute @workgroup_size(64)
 fn forward(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
@@ -103,23 +96,6 @@ fn grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
     }
 }
 
-@compute @workgroup_size(64)
-fn weight_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) groups: vec3u) {
-    let column = index(id, groups);
-    if (column >= p.c) { return; }
-    var total = 0.0;
-    for (var block = 0u; block < p.rows; block += BLOCK) {
-        var part = 0.0;
-        for (var row = block; row < min(block + BLOCK, p.rows); row++) {
-            let xhat = (x[row * p.c + column] - row_stats[2u * row]) * row_stats[2u * row + 1u];
-            part += dy_in[row * p.c + column] * xhat;
-        }
-        total += part;
-    }
-    if (p.flag != 0u) { total += dweight[column]; }
-    dweight[column] = total;
-}
-
 @group(0) @binding(0) var<storage, read> x4: array<vec4f>;             // (rows, c / 4)
 @group(0) @binding(1) var<storage, read> weight4: array<vec4f>;          // (c / 4)
 @group(0) @binding(2) var<storage, read> bias4: array<vec4f>;          // (c / 4)
@@ -127,8 +103,6 @@ fn weight_grad(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups
 @group(0) @binding(3) var<storage, read> dy4: array<vec4f>;            // (rows, c / 4)
 @group(0) @binding(4) var<storage, read_write> dx4: array<vec4f>;      // (rows, c / 4)
 @group(0) @binding(5) var<storage, read> residual4: array<vec4f>;      // (rows, c / 4)
-@group(0) @binding(2) var<storage, read> dy4_in: array<vec4f>;         // (rows, c / 4)
-@group(0) @binding(3) var<storage, read_write> dweight4: array<vec4f>;   // (c / 4)
 
 fn sum4(v: vec4f) -> f32 {
     return (v.x + v.y) + (v.z + v.w);
@@ -191,82 +165,4 @@ fn grad4(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) grou
         if (ADDS != 0u) { value += residual4[start + k]; }
         dx4[start + k] = value;
     }
-}
-
-// Partial sums of the invocations of a tile.
-var<workgroup> tile: array<f32, 256>;
-var<workgroup> tile4: array<vec4f, 256>;
-
-@compute @workgroup_size(64)
-fn weight_tile4(
-    @builtin(workgroup_id) group: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let width = p.c / 4u;
-    let column = workgroup_of(group, groups) * 16u + local % 16u;
-    var part = vec4f(0.0);
-    if (column < width) {
-        for (var row = local / 16u; row < p.rows; row += 4u) {
-            let at = row * width + column;
-            part += dy4_in[at] * (x4[at] - row_stats[2u * row]) * row_stats[2u * row + 1u];
-        }
-    }
-    tile4[local] = part;
-    workgroupBarrier();
-    if (local >= 16u || column >= width) { return; }
-    for (var other = local + 16u; other < 64u; other += 16u) {
-        part += tile4[other];
-    }
-    if (p.flag != 0u) { part += dweight4[column]; }
-    dweight4[column] = part;
-}
-
-@compute @workgroup_size(256)
-fn weight_tall4(
-    @builtin(workgroup_id) group: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let width = p.c / 4u;
-    let column = workgroup_of(group, groups) * 8u + local % 8u;
-    var part = vec4f(0.0);
-    if (column < width) {
-        for (var row = local / 8u; row < p.rows; row += 32u) {
-            let at = row * width + column;
-            part += dy4_in[at] * (x4[at] - row_stats[2u * row]) * row_stats[2u * row + 1u];
-        }
-    }
-    tile4[local] = part;
-    workgroupBarrier();
-    if (local >= 8u || column >= width) { return; }
-    for (var other = local + 8u; other < 256u; other += 8u) {
-        part += tile4[other];
-    }
-    if (p.flag != 0u) { part += dweight4[column]; }
-    dweight4[column] = part;
-}
-
-@compute @workgroup_size(256)
-fn weight_tall(
-    @builtin(workgroup_id) group: vec3u,
-    @builtin(num_workgroups) groups: vec3u,
-    @builtin(local_invocation_index) local: u32,
-) {
-    let column = workgroup_of(group, groups) * 16u + local % 16u;
-    var part = 0.0;
-    if (column < p.c) {
-        for (var row = local / 16u; row < p.rows; row += 16u) {
-            let at = row * p.c + column;
-            part += dy_in[at] * (x[at] - row_stats[2u * row]) * row_stats[2u * row + 1u];
-        }
-    }
-    tile[local] = part;
-    workgroupBarrier();
-    if (local >= 16u || column >= p.c) { return; }
-    for (var other = local + 16u; other < 256u; other += 16u) {
-        part += tile[other];
-    }
-    if (p.flag != 0u) { part += dweight[column]; }
-    dweight[column] = part;
 }

@@ -5,27 +5,28 @@
 //             (b + 1) strip
 //   totals    y[o, i] = sum over b of partials[o, b, i]  (+ y, if accumulating)
 //
-// Prepended (src/kernels/ops/row_blocks.rs): Value, which is f32, or vec4f for columns of vectors
-// of 4; COLUMNS, a power of two; and `term(row, at)` with the bindings that it reads, and
-// `partials` behind them. Workgroups of 256 have COLUMNS neighbouring columns of an o, in the first
-// stage of a block. LANES = 256 / COLUMNS invocations share a column: each takes every LANES-th
-// row, 4 at a time, and the first adds their sums. Nothing is added twice or in another order. Each
-// term is read once, and 4 bytes per element of the partial sums written and read.
+// Prepended (src/kernels/ops/row_sums.rs): COLUMNS, a power of two; Value, which is f32, or vec4f
+// for columns of vectors of 4; Sums, which is Value, or a vector or matrix of two of them;
+// `term(row, at) -> Sums` with the bindings that it reads, and `partials` behind them; and
+// `put(at, sums)`, which writes to the outputs, or adds if p.accumulate. Workgroups of 256 have
+// COLUMNS neighbouring columns of an o, in the first stage of a block. LANES = 256 / COLUMNS
+// invocations share a column: each takes every LANES-th row, 4 at a time, and the first adds their
+// sums. Nothing is added twice or in another order. Each term is read once, and 4 bytes per element
+// of the partial sums written and read.
 
 struct Params { outer: u32, middle: u32, width: u32, blocks: u32, strip: u32, accumulate: u32 }
 var<immediate> p: Params;
 
-// totals binds what blocks has written, and y.
-@group(0) @binding(0) var<storage, read_write> finished: array<Value>;   // (outer, blocks, width)
-@group(0) @binding(1) var<storage, read_write> y: array<Value>;          // (outer, width)
+// totals binds what blocks has written, and the outputs (outer, width).
+@group(0) @binding(0) var<storage, read_write> finished: array<Sums>;    // (outer, blocks, width)
 
 // Invocations that share a column.
 const LANES: u32 = 256u / COLUMNS;
 
-var<workgroup> tile: array<Value, 256>;
+var<workgroup> tile: array<Sums, 256>;
 
 // The sum of `mine` over the invocations of a column, for the first of them.
-fn sum_of_lanes(mine: Value, local: u32) -> Value {
+fn sum_of_lanes(mine: Sums, local: u32) -> Sums {
     tile[local] = mine;
     workgroupBarrier();
     var sum = mine;
@@ -50,7 +51,7 @@ fn blocks(
     let first = place / p.blocks * p.middle;
     let begin = place % p.blocks * p.strip;
     let end = first + min(begin + p.strip, p.middle);
-    var sum = Value();
+    var sum = Sums();
     if (column < p.width) {
         var row = first + begin + local / COLUMNS;
         for (; row + 3u * LANES < end; row += 4u * LANES) {
@@ -79,7 +80,7 @@ fn totals(
     let o = index / tiles;
     if (o >= p.outer) { return; }
     let column = index % tiles * COLUMNS + local % COLUMNS;
-    var sum = Value();
+    var sum = Sums();
     if (column < p.width) {
         for (var block = local / COLUMNS; block < p.blocks; block += LANES) {
             sum += finished[(o * p.blocks + block) * p.width + column];
@@ -87,7 +88,5 @@ fn totals(
     }
     sum = sum_of_lanes(sum, local);
     if (local >= COLUMNS || column >= p.width) { return; }
-    let at = o * p.width + column;
-    if (p.accumulate != 0u) { sum += y[at]; }
-    y[at] = sum;
+    put(o * p.width + column, sum);
 }

@@ -193,23 +193,30 @@ impl<T: Float> Cpu<T> {
         let node = &plan.graph.nodes[index];
         let Some(twin) = twin(&node.op) else { return };
         let call = pass.call(&plan.graph, node);
-        // Outputs are taken out of the executor while inputs are borrowed from it; the plan never
-        // puts an output where an input is.
-        let mut taken: Vec<(Vec<T>, usize)> = Vec::with_capacity(node.outputs.len());
-        for &output in &node.outputs {
+        // What holds outputs is taken out of the executor while inputs are borrowed from it; the
+        // plan never puts an output where an input is. Gradients of a node may be in one bucket.
+        let mut taken: Vec<TakenHome<T>> = Vec::with_capacity(node.outputs.len());
+        for (index, &output) in node.outputs.iter().enumerate() {
+            let known = taken.iter().position(|home| is_same_bucket(&plan, home.tensor, output));
             let (home, start) = self.home(output, pass);
-            taken.push((std::mem::take(home), start));
+            let range = start..start + call.output_len(index);
+            match known {
+                Some(known) => taken[known].parts.push((index, range)),
+                None => {
+                    let values = std::mem::take(home);
+                    taken.push(TakenHome { tensor: output, values, parts: vec![(index, range)] });
+                }
+            }
         }
         let args: Vec<HostTensorView<T>> =
             node.inputs.iter().map(|id| self.arg(*id, pass)).collect();
-        let mut outputs: Vec<&mut [T]> = taken
-            .iter_mut()
-            .enumerate()
-            .map(|(i, (values, start))| &mut values[*start..*start + call.output_len(i)])
-            .collect();
+        let mut parts: Vec<(usize, &mut [T])> =
+            taken.iter_mut().flat_map(TakenHome::split).collect();
+        parts.sort_unstable_by_key(|(index, _)| *index);
+        let mut outputs: Vec<&mut [T]> = parts.into_iter().map(|(_, part)| part).collect();
         (self.functions.host)(twin)(&call, &args, &mut outputs);
-        for (&output, (values, _)) in node.outputs.iter().zip(taken) {
-            *self.home(output, pass).0 = values;
+        for home in taken {
+            *self.home(home.tensor, pass).0 = home.values;
         }
     }
 
@@ -254,6 +261,39 @@ impl<T: Float> Cpu<T> {
     pub fn set_element(&mut self, bank: BucketTensor, bucket: BucketId, index: usize, value: T) {
         self.bank(bank, bucket)[index] = value;
     }
+}
+
+/// Values that hold outputs of a node, taken out of the executor.
+struct TakenHome<T> {
+    /// The first output in them.
+    tensor: TensorId,
+    values: Vec<T>,
+    /// By output in them: its index, and where it is.
+    parts: Vec<(usize, Range<usize>)>,
+}
+
+impl<T> TakenHome<T> {
+    /// Returns the outputs, each with its index.
+    fn split(&mut self) -> Vec<(usize, &mut [T])> {
+        self.parts.sort_unstable_by_key(|(_, range)| range.start);
+        let (mut rest, mut at) = (self.values.as_mut_slice(), 0);
+        let part = |(index, range): &(usize, Range<usize>)| {
+            let (_, behind) = std::mem::take(&mut rest).split_at_mut(range.start - at);
+            let (part, behind) = behind.split_at_mut(range.len());
+            (rest, at) = (behind, range.end);
+            (*index, part)
+        };
+        self.parts.iter().map(part).collect()
+    }
+}
+
+/// Returns true if two tensors are gradients in one bucket.
+fn is_same_bucket(plan: &Plan, one: TensorId, other: TensorId) -> bool {
+    let bucket = |tensor| match plan.place(tensor) {
+        TensorLocation::Gradient { bucket, .. } => Some(bucket),
+        _ => None,
+    };
+    bucket(one).is_some() && bucket(one) == bucket(other)
 }
 
 /// Returns the copy of a micro-batch.

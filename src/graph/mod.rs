@@ -99,7 +99,8 @@ pub struct Node {
     pub op: Op,
     pub inputs: Vec<TensorId>,
     pub outputs: Vec<TensorId>,
-    /// True if the node adds to the contents of its output instead of replacing them.
+    /// True if the node adds to the contents of its outputs, of all of them, instead of replacing
+    /// them.
     pub accumulate: bool,
     pub phase: PassKind,
     /// Index into [`Graph::blocks`].

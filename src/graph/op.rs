@@ -92,8 +92,10 @@ pub enum Op {
     LayerNorm { eps: f32 },
     /// `x, weight, stats, dy -> dx`
     LayerNormGrad,
-    /// `x, stats, dy -> dweight (c)`. The bias gradient is a [`Op::Sum`].
+    /// `x, stats, dy -> dweight (c)`
     LayerNormWeightGrad,
+    /// `x, stats, dy -> dweight (c), dbias (c)`, both from one reading of `dy`.
+    LayerNormAffineGrad,
     /// `qkv (b, t, 3c) [, samples (b)] -> y (b, t, c), lse (b, h, t)`: causal attention with
     /// scores scaled by `1/sqrt(c/heads)` and probabilities dropped with probability `dropout`.
     /// `lse` is the logarithm of the sum of exponentials of each row of scores.
@@ -154,7 +156,7 @@ impl Op {
         op
     }
 
-    /// Returns true if the op's kernels can add to the contents of the output. Ops that compute
+    /// Returns true if the op's kernels can add to the contents of all outputs. Ops that compute
     /// the gradient of a parameter can, so that micro-batches accumulate without a further pass.
     pub fn accumulates(&self) -> bool {
         matches!(
@@ -163,6 +165,7 @@ impl Op {
                 | Op::Unary(Unary::Scale(_))
                 | Op::Sum { .. }
                 | Op::LayerNormWeightGrad
+                | Op::LayerNormAffineGrad
                 | Op::EmbeddingGrad { .. }
         )
     }
@@ -209,6 +212,7 @@ impl fmt::Display for Op {
             Op::LayerNorm { .. } => write!(f, "layer_norm"),
             Op::LayerNormGrad => write!(f, "layer_norm_grad"),
             Op::LayerNormWeightGrad => write!(f, "layer_norm_weight_grad"),
+            Op::LayerNormAffineGrad => write!(f, "layer_norm_affine_grad"),
             Op::Attention { heads, .. } => write!(f, "attention {heads} heads"),
             Op::AttentionGrad { heads, .. } => write!(f, "attention_grad {heads} heads"),
             Op::Embedding => write!(f, "embedding"),

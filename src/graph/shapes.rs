@@ -63,7 +63,7 @@ fn arity(op: &Op) -> (usize, usize) {
         Op::Concat { .. } => (1, 7),
         Op::LayerNorm { .. } => (2, 3),
         Op::LayerNormGrad => (4, 4),
-        Op::LayerNormWeightGrad => (3, 3),
+        Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => (3, 3),
         Op::Attention { .. } => (1 + usize::from(op.is_random()), 1 + usize::from(op.is_random())),
         Op::AttentionGrad { .. } => {
             (4 + usize::from(op.is_random()), 4 + usize::from(op.is_random()))
@@ -165,10 +165,11 @@ fn rule(op: &Op, x: &[&Shape]) -> Result<Vec<Shape>, String> {
             require(fits, "x and dy are (.., c), weight (c), stats (.., 2)")?;
             Ok(vec![x[0].clone()])
         }
-        Op::LayerNormWeightGrad => {
+        Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => {
             let (channels, stats) = normalized(x[0])?;
             require(*x[1] == stats && x[2] == x[0], "x and dy are (.., c), stats (.., 2)")?;
-            Ok(vec![channels])
+            let outputs = if *op == Op::LayerNormAffineGrad { 2 } else { 1 };
+            Ok(vec![channels; outputs])
         }
         Op::Attention { heads, dropout, .. } => {
             is_probability(*dropout)?;

@@ -14,7 +14,7 @@ pub struct OpCall<'a> {
     /// Dimensions of each input, with the rows of this run resolved.
     pub inputs: Vec<Vec<usize>>,
     pub outputs: Vec<Vec<usize>>,
-    /// True if the kernel adds its result to the contents of the (only) output.
+    /// True if the kernel adds its results to the contents of the outputs.
     pub accumulate: bool,
     pub random: RandomContext,
 }

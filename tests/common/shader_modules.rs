@@ -244,13 +244,18 @@ fn embedding_rows() -> Vec<(String, String)> {
     texts
 }
 
-/// The sums over rows in two stages, of each kind of terms.
-fn row_blocks() -> Vec<(String, String)> {
+/// The sums over rows in one and in two stages, of each kind of terms.
+fn row_sums() -> Vec<(String, String)> {
     let mut texts = Vec::new();
     for c in [768, 65] {
         let (x, stats) = (vec![1000, c], vec![1000, 2]);
-        let sums = (Op::Sum { first: 0, last: 0 }, vec![x.clone()]);
-        for (op, inputs) in [sums, (Op::LayerNormWeightGrad, vec![x.clone(), stats, x])] {
+        let of_norm = vec![x.clone(), stats, x.clone()];
+        let calls = [
+            (Op::Sum { first: 0, last: 0 }, vec![x]),
+            (Op::LayerNormWeightGrad, of_norm.clone()),
+            (Op::LayerNormAffineGrad, of_norm),
+        ];
+        for (op, inputs) in calls {
             let name = format!("{op} of {c}");
             let random = RandomContext { step_key: Key::new(1), training: true };
             let owned_call = OwnedCall::new(op, inputs, random).unwrap();
@@ -258,6 +263,12 @@ fn row_blocks() -> Vec<(String, String)> {
             let chosen = (twin(call.op).unwrap().dispatch)(&call, &Caps::EVERY);
             assert_eq!(chosen[0].shader.file, "row_blocks", "{name}");
             texts.push((format!("row_blocks {name}"), text(&chosen[0].shader)));
+            for way in (twin(call.op).unwrap().variants)(&call, &Caps::EVERY) {
+                let shader = &way.dispatches[0].shader;
+                if shader.file == "row_sums" {
+                    texts.push((way.name, text(shader)));
+                }
+            }
         }
     }
     texts
@@ -285,7 +296,7 @@ pub fn modules() -> Vec<(String, String)> {
     modules.extend(layer_norm_group());
     modules.extend(layer_norm_rows());
     modules.extend(embedding_rows());
-    modules.extend(row_blocks());
+    modules.extend(row_sums());
     let completed = [
         "attention",
         "attention_tiles",
@@ -300,6 +311,7 @@ pub fn modules() -> Vec<(String, String)> {
         "matmul_shared",
         "matmul_vector",
         "row_blocks",
+        "row_sums",
     ];
     let alone = FILES.iter().filter(|(file, _)| !completed.contains(file));
     modules.extend(alone.map(|(file, _)| (file.to_string(), text(&Shader::new(file, "")))));

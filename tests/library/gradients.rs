@@ -183,6 +183,30 @@ fn layer_norm_with_and_without_bias() {
     }
 }
 
+/// Weight and bias of which one is no parameter, or that are the same one: no kernel adds to both
+/// gradients at once.
+#[test]
+fn layer_norm_with_weights_that_are_computed_or_shared() {
+    for (weight, bias) in [(0, 0), (0, 2), (2, 0), (2, 1), (2, 3)] {
+        check(|b| {
+            let x = source(b, "x", &[1, 2, 5]);
+            let shared = b.parameter("shared", &[5], Init::Zeros);
+            let other = b.parameter("other", &[5], Init::Zeros);
+            let computed = [0.5, -2.0].map(|factor| b.scale(other, factor));
+            let sides = [shared, other, computed[0].clone()?, computed[1].clone()?];
+            b.layer_norm(x, sides[weight], Some(sides[bias]))
+        });
+    }
+    let mut b = Builder::new();
+    let x = source(&mut b, "x", &[1, 2, 5]);
+    let [weight, bias] = ["w", "b"].map(|name| b.parameter(name, &[5], Init::Ones));
+    let y = b.layer_norm(x, weight, Some(bias)).unwrap();
+    b.squared_error_loss(y, x).unwrap();
+    let graph = differentiate(b.finish()).unwrap();
+    let is_affine = |op: &Op| *op == Op::LayerNormAffineGrad;
+    assert_eq!(graph.nodes.iter().filter(|node| is_affine(&node.op)).count(), 1);
+}
+
 #[test]
 fn attention_with_and_without_dropout() {
     for dropout in [0.0, 0.3] {

@@ -75,6 +75,7 @@ fn cases() -> Vec<Case> {
             vec![batched(&[3, 6]), fixed(&[6]), batched(&[3, 2]), batched(&[3, 6])],
         ),
         (Op::LayerNormWeightGrad, vec![batched(&[3, 6]), batched(&[3, 2]), batched(&[3, 6])]),
+        (Op::LayerNormAffineGrad, vec![batched(&[3, 6]), batched(&[3, 2]), batched(&[3, 6])]),
         (attention(0.5), vec![free(qkv.clone(), &[1], false), ids(&[1])]),
         (attention_grad(0.0), vec![qkv.clone(), y.clone(), lse.clone(), y.clone()]),
         (attention_grad(0.5), vec![qkv, y.clone(), lse, y, ids(&[1])]),

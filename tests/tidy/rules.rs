@@ -56,7 +56,8 @@ pub const OP_EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("src/kernels/ops/epilogue.rs", "Unary UnaryGrad Binary Fused", "the steps of a fused op"),
     (
         "src/kernels/ops/fused.rs",
-        "MatMul Unary UnaryGrad Binary LayerNorm LayerNormGrad LayerNormWeightGrad",
+        "MatMul Unary UnaryGrad Binary LayerNorm LayerNormGrad LayerNormWeightGrad \
+         LayerNormAffineGrad",
         "the roots of a fused op",
     ),
     ("src/kernels/ops/fused/probes.rs", "MatMul Unary Binary LayerNormGrad", "the same"),

@@ -182,8 +182,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         Op::LayerNorm { .. } => {
             let stats = node.outputs[1];
             b.accumulate_op(x[0], Op::LayerNormGrad, &[x[0], x[1], stats, dy])?;
-            b.accumulate_op(x[1], Op::LayerNormWeightGrad, &[x[0], stats, dy])?;
-            x.get(2).map_or(Ok(()), |&bias| b.accumulate_reduced(bias, dy))
+            b.affine(x[1], x.get(2).copied(), &[x[0], stats, dy])
         }
         Op::Attention { heads, dropout, site } => {
             let mut inputs = vec![x[0], node.outputs[0], node.outputs[1], dy];
@@ -200,6 +199,7 @@ fn rule(b: &mut Backward, node: NodeId) -> Result<(), ShapeError> {
         Op::UnaryGrad(_)
         | Op::LayerNormGrad
         | Op::LayerNormWeightGrad
+        | Op::LayerNormAffineGrad
         | Op::AttentionGrad { .. }
         | Op::EmbeddingGrad { .. }
         | Op::CrossEntropyGrad
@@ -335,6 +335,26 @@ impl Backward {
             }
         }
         Ok(())
+    }
+
+    /// Adds to the gradients of weight and bias of a normalization, given its `x, stats, dy`: from
+    /// one reading of `dy` if both are parameters, so that the kernel adds to both in place.
+    fn affine(
+        &mut self,
+        weight: TensorId,
+        bias: Option<TensorId>,
+        inputs: &[TensorId; 3],
+    ) -> Result<(), ShapeError> {
+        let gradients = bias.filter(|bias| *bias != weight).and_then(|bias| {
+            Some(vec![self.parameter_gradient(weight)?, self.parameter_gradient(bias)?])
+        });
+        if let Some(gradients) = gradients {
+            let (op, phase) = (Op::LayerNormAffineGrad, PassKind::BackwardWeight);
+            self.graph.push_node(op, inputs, gradients, true, phase);
+            return Ok(());
+        }
+        self.accumulate_op(weight, Op::LayerNormWeightGrad, inputs)?;
+        bias.map_or(Ok(()), |bias| self.accumulate_reduced(bias, inputs[2]))
     }
 
     /// Adds to the gradient of a tensor that was broadcast over leading axes the sum of `dy` over

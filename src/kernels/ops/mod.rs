@@ -20,6 +20,7 @@ pub mod layer_norm_rows;
 pub mod matmul;
 pub mod norm;
 pub mod row_blocks;
+pub mod row_sums;
 pub mod sgd;
 pub mod squared_error;
 pub mod sum;
@@ -53,7 +54,8 @@ table! {
     Op::Permute { .. } | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } => copy::TWIN,
     Op::Sum { .. } | Op::Broadcast { .. } => sum::TWIN,
     Op::Embedding | Op::EmbeddingGrad { .. } => embedding::TWIN,
-    Op::LayerNorm { .. } | Op::LayerNormGrad | Op::LayerNormWeightGrad => layer_norm::TWIN,
+    Op::LayerNorm { .. } | Op::LayerNormGrad => layer_norm::TWIN,
+    Op::LayerNormWeightGrad | Op::LayerNormAffineGrad => layer_norm::TWIN,
     Op::CrossEntropy | Op::CrossEntropyGrad => cross_entropy::TWIN,
     Op::Attention { .. } | Op::AttentionGrad { .. } => attention::TWIN,
     Op::Custom(_) => custom::TWIN,

@@ -1,9 +1,10 @@
 //! Sums over rows in two stages: blocks of rows to partial sums in the workspace, and these to the
-//! result. Twin of `shaders/row_blocks.wgsl`, and a variant of [`super::sum`] and of the weight
-//! gradient of [`super::layer_norm`], which have the references and the tests.
+//! result. Twin of `shaders/row_blocks.wgsl`, and a variant of [`super::sum`] and of gradients such
+//! as those of weight and bias of [`super::layer_norm`], which have the references and the tests.
 //!
 //! It is meant for GPUs: a gradient of a bias of 768 values has too few columns to fill one.
 
+use super::row_sums::RowTerms;
 use crate::kernels::dispatch::{ITERATIONS_MAX, WORKSPACE_BYTES_MAX, grid};
 use crate::kernels::{Dispatch, Operand, Shader, Variant};
 
@@ -16,23 +17,11 @@ const GROUP: usize = 256;
 /// Terms per invocation that are worth a block: as many as one loads at a time.
 const TERMS: usize = 4;
 
-/// Terms of a sum over rows, viewed as (outer, middle, inner), where middle is reduced.
-pub struct RowTerms {
-    pub outer: usize,
-    pub middle: usize,
-    pub inner: usize,
-    pub operands: Vec<Operand>,
-    /// WGSL of the bindings of the operands and of `fn term(row: u32, at: u32) -> Value`, the term
-    /// at index `at` of all in Values, which is in row `row`.
-    pub text: &'static str,
-}
-
-/// Returns the variant that writes the sum to output 0; `None` if there are too few rows for two
-/// blocks, or enough columns for one stage.
+/// Returns the variant that writes the sums to the outputs; `None` if there are too few rows for
+/// two blocks, or enough columns for one stage.
 pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant> {
     let RowTerms { outer, middle, inner, .. } = *terms;
-    let (value, lanes, columns) =
-        if inner.is_multiple_of(4) { ("vec4f", 4, 16) } else { ("f32", 1, 32) };
+    let (lanes, columns) = if inner.is_multiple_of(4) { (4, 16) } else { (1, 32) };
     let (width, share) = (inner / lanes, GROUP / columns);
     let tiles = outer * width.div_ceil(columns);
     let blocks = (WORKGROUPS / tiles.max(1)).min(middle / (share * TERMS));
@@ -41,19 +30,20 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
     }
     let strip = middle.div_ceil(blocks);
     let blocks = middle.div_ceil(strip);
-    let bytes = 4 * outer * blocks * inner;
+    let bytes = 4 * terms.sums * outer * blocks * inner;
     if strip.div_ceil(share) > ITERATIONS_MAX || bytes > WORKSPACE_BYTES_MAX {
         return None;
     }
     let (workspace, number) = (Operand::Workspace { bytes }, terms.operands.len());
     let partials =
-        format!("@group(0) @binding({number}) var<storage, read_write> partials: array<Value>;\n");
+        format!("@group(0) @binding({number}) var<storage, read_write> partials: array<Sums>;\n");
     let stage = |entry: &'static str, operands: Vec<Operand>, workgroups: usize| Dispatch {
         shader: Shader::new("row_blocks", entry)
-            .with_text(&format!("alias Value = {value};\n"))
+            .with_text(&terms.types(lanes))
             .with_const("COLUMNS", columns as u32)
-            .with_text(terms.text)
-            .with_text(&partials),
+            .with_text(&terms.text)
+            .with_text(&partials)
+            .with_text(&terms.put(1)),
         operands,
         params: [outer, middle, width, blocks, strip, usize::from(accumulate)]
             .map(|word| word as u32)
@@ -61,6 +51,6 @@ pub fn variant(name: &str, terms: &RowTerms, accumulate: bool) -> Option<Variant
         groups: grid(workgroups, 1),
     };
     let first = stage("blocks", [&terms.operands[..], &[workspace]].concat(), blocks * tiles);
-    let second = stage("totals", vec![workspace, Operand::Output(0)], tiles);
+    let second = stage("totals", [&[workspace][..], &terms.outputs()].concat(), tiles);
     Some(Variant::new(name, vec![first, second]))
 }

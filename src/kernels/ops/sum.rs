@@ -3,7 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::row_blocks::{self, RowTerms};
+use super::row_blocks;
+use super::row_sums::RowTerms;
 use crate::base::HostTensorView;
 use crate::graph::Op;
 use crate::kernels::call_shapes::{B, C, N, SMALL, T, calls, shrunk, shrunk_around};
@@ -45,7 +46,7 @@ const WIDE: usize = 512;
 /// Terms of a sum for `shaders/row_blocks.wgsl`: the elements of x.
 const TERMS: &str = "
 @group(0) @binding(0) var<storage, read> x: array<Value>;
-fn term(row: u32, at: u32) -> Value { return x[at]; }
+fn term(row: u32, at: u32) -> Sums { return x[at]; }
 ";
 
 /// The larger tensor of a sum or a broadcast, viewed as (outer, middle, inner).
@@ -199,7 +200,8 @@ pub fn variants(call: &OpCall, caps: &Caps) -> Vec<Variant> {
 /// Returns the variant of two stages, if there are rows enough.
 fn blocks(call: &OpCall) -> Option<Variant> {
     let View { outer, middle, inner } = View::of(call);
-    let terms = RowTerms { outer, middle, inner, operands: vec![Operand::Input(0)], text: TERMS };
+    let (operands, text) = (vec![Operand::Input(0)], TERMS.to_string());
+    let terms = RowTerms { outer, middle, inner, operands, sums: 1, text };
     let is_wide = matches!(call.op, Op::Sum { .. }) && inner >= 16;
     is_wide.then(|| row_blocks::variant("sum_blocks", &terms, call.accumulate)).flatten()
 }

@@ -77,7 +77,9 @@ fn norms_and_losses() -> Vec<CallShape> {
         let (x, stats) = (vec![n, c], vec![n, 2]);
         calls.push((norm.clone(), vec![x.clone(), vec![c], vec![c]]));
         calls.push((Op::LayerNormGrad, vec![x.clone(), vec![c], stats.clone(), x.clone()]));
-        calls.push((Op::LayerNormWeightGrad, vec![x.clone(), stats, x.clone()]));
+        let sums = vec![x.clone(), stats, x.clone()];
+        calls.push((Op::LayerNormWeightGrad, sums.clone()));
+        calls.push((Op::LayerNormAffineGrad, sums));
         calls.push((Op::SquaredError, vec![x.clone(); 2]));
         calls.push((Op::SquaredErrorGrad, vec![x.clone(); 2]));
         calls.push((Op::CrossEntropy, vec![x.clone(), vec![n]]));

@@ -1,0 +1,61 @@
+// Sums over rows in one stage: terms are viewed as (middle, width), where middle is reduced.
+//
+//   columns   one invocation per column; long sums are sums of sums over 64 rows, to round less
+//   tile      workgroups of GROUP have COLUMNS neighbouring columns, with LANES = GROUP / COLUMNS
+//             invocations to each, which take every LANES-th row; the first adds their sums
+//
+// Prepended (src/kernels/ops/row_sums.rs): GROUP and COLUMNS; Value, which is f32, or vec4f for
+// columns of vectors of 4, because a vector costs a software adapter little more than a value;
+// Sums, which is Value, or a vector or matrix of two of them; `term(row, at) -> Sums` with the
+// bindings that it reads; and `put(at, sums)`, which writes to the outputs, or adds if
+// p.accumulate. Each term is read once: 8 bytes per element of the gradients of layer norm.
+
+struct Params { middle: u32, width: u32, accumulate: u32 }
+var<immediate> p: Params;
+
+const BLOCK: u32 = 64u;
+const LANES: u32 = GROUP / COLUMNS;
+
+@compute @workgroup_size(GROUP)
+fn columns(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let column = workgroup_of(group, groups) * GROUP + local;
+    if (column >= p.width) { return; }
+    var total = Sums();
+    for (var block = 0u; block < p.middle; block += BLOCK) {
+        var part = Sums();
+        for (var row = block; row < min(block + BLOCK, p.middle); row++) {
+            part += term(row, row * p.width + column);
+        }
+        total += part;
+    }
+    put(column, total);
+}
+
+// Partial sums of the invocations of a tile.
+var<workgroup> partial: array<Sums, GROUP>;
+
+@compute @workgroup_size(GROUP)
+fn tile(
+    @builtin(workgroup_id) group: vec3u,
+    @builtin(num_workgroups) groups: vec3u,
+    @builtin(local_invocation_index) local: u32,
+) {
+    let column = workgroup_of(group, groups) * COLUMNS + local % COLUMNS;
+    var part = Sums();
+    if (column < p.width) {
+        for (var row = local / COLUMNS; row < p.middle; row += LANES) {
+            part += term(row, row * p.width + column);
+        }
+    }
+    partial[local] = part;
+    workgroupBarrier();
+    if (local >= COLUMNS || column >= p.width) { return; }
+    for (var other = local + COLUMNS; other < GROUP; other += COLUMNS) {
+        part += partial[other];
+    }
+    put(column, part);
+}
